@@ -1,0 +1,1 @@
+"""Models in plain single-device JAX, each with its table of signatures; run with `python -m models.gpt`."""

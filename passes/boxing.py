@@ -1,0 +1,170 @@
+"""Boxing: the cheapest sequence of moves from any signature to any other."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from scipy.sparse import csr_matrix
+from scipy.sparse.csgraph import dijkstra
+
+from sbp import compat
+from sbp.hardware import Hardware
+from sbp.layout import is_even, local_shape
+from sbp.passes.moves import Move, can_permute, moves_from, permute_targets, wire_bytes
+from sbp.placement import Placement
+from sbp.signature import B, NdSbp, P, Partial, Signature, Split
+
+Array = np.ndarray[Any, Any]
+_STEP = 1e-12  # seconds; among equal paths the shorter one wins
+
+
+@dataclass(frozen=True)
+class Network:
+    """What collectives cost on a placement.
+
+    Arguments:
+      placement: the devices.
+      hardware: its links.
+    """
+
+    placement: Placement
+    hardware: Hardware
+    _links: dict[tuple[int, ...], tuple[float, float]] = field(default_factory=dict, compare=False, repr=False)
+
+    def link(self, axes: tuple[int, ...]) -> tuple[float, float]:
+        """Latency in seconds and bandwidth in bytes per second of the slowest group along `axes`."""
+        if axes not in self._links:
+            links = [self.hardware.link([int(r) for r in g]) for g in self.placement.groups(axes)]
+            worst = min(links, key=lambda x: x.bytes_per_second)
+            self._links[axes] = worst.latency_seconds, worst.bytes_per_second
+        return self._links[axes]
+
+    def seconds(self, move: Move, shape: tuple[int, ...], itemsize: float) -> float:
+        """The time of one move: latency and wire for a collective, memory traffic for a local step."""
+        hierarchy = self.placement.shape
+        if not move.is_collective:
+            moved = math.prod(local_shape(shape, move.after, hierarchy)) * itemsize
+            return 0.0 if move.kind == "keep" else moved / self.hardware.memory_bytes_per_second
+        axes = tuple(range(len(hierarchy))) if move.kind == "permute" else move.axes
+        latency, rate = self.link(axes)
+        return latency + wire_bytes(move, shape, itemsize, hierarchy) / rate
+
+
+@dataclass(frozen=True)
+class Boxing:
+    """All transitions of one kind of tensor.
+
+    Arguments:
+      shape, dtype: of the logical tensor.
+      network: where it lies.
+      partials: the reductions it may wait for.
+      dims: the dims that may be split.
+    """
+
+    shape: tuple[int, ...]
+    dtype: Any
+    network: Network
+    partials: frozenset[str]
+    dims: tuple[int, ...]
+
+    @cached_property
+    def signatures(self) -> tuple[Signature, ...]:
+        """The 1-D signatures that the tensor can have."""
+        return (B, *(Split(d) for d in self.dims), *(Partial(op) for op in sorted(self.partials)))
+
+    @cached_property
+    def universe(self) -> tuple[NdSbp, ...]:
+        """The N-D signatures."""
+        return tuple(itertools.product(self.signatures, repeat=self.network.placement.ndim))
+
+    @cached_property
+    def index(self) -> Mapping[NdSbp, int]:
+        """The position of each signature in the tables."""
+        return {nd: i for i, nd in enumerate(self.universe)}
+
+    @cached_property
+    def _moves(self) -> dict[tuple[int, int], tuple[float, Move]]:
+        """The cheapest single move between signatures, where there is one."""
+        itemsize = compat.itemsize(self.dtype)
+        out: dict[tuple[int, int], tuple[float, Move]] = {}
+        for i, nd in enumerate(self.universe):
+            for move in itertools.chain(moves_from(nd, self.signatures), self._permutes(nd)):
+                j = self.index[move.after]
+                seconds = self.network.seconds(move, self.shape, itemsize) + _STEP
+                if (i, j) not in out or seconds < out[i, j][0]:
+                    out[i, j] = seconds, move
+        return out
+
+    def _permutes(self, nd: NdSbp) -> Iterable[Move]:
+        hierarchy = self.network.placement.shape
+        if len(nd) < 2 or not is_even(self.shape, nd, hierarchy):
+            return
+        for after in permute_targets(nd):
+            if is_even(self.shape, after, hierarchy) and can_permute(nd, after, hierarchy):
+                yield Move("permute", tuple(range(len(nd))), nd, after, B, B)
+
+    @cached_property
+    def _paths(self) -> tuple[Array, Array]:
+        """Seconds between all pairs, and the predecessors on the cheapest paths."""
+        n = len(self.universe)
+        at = np.array(list(self._moves), dtype=np.int64).reshape(-1, 2)
+        seconds = np.array([s for s, _ in self._moves.values()])
+        graph = csr_matrix((seconds, (at[:, 0], at[:, 1])), shape=(n, n))
+        cost, before = dijkstra(graph, return_predecessors=True)
+        return cost, before
+
+    @property
+    def seconds(self) -> Array:
+        """The time from each signature (row) to each other (column)."""
+        return self._paths[0]
+
+    @cached_property
+    def strict_seconds(self) -> Array:
+        """The same for ops that must not see a sum filled with zeros: such transitions are infinite."""
+        fresh = np.zeros_like(self.seconds, dtype=bool)
+        for axis in range(self.network.placement.ndim):
+            sums = np.array([nd[axis] == P for nd in self.universe])
+            fresh |= sums[None, :] & ~sums[:, None]
+        return np.where(fresh, np.inf, self.seconds)
+
+    def path(self, before: NdSbp, after: NdSbp) -> tuple[Move, ...]:
+        """The cheapest sequence of moves.
+
+        >>> from sbp.hardware import hardware_for
+        >>> from sbp.placement import placement
+        >>> net = Network(placement("cpu", shape=(4,)), hardware_for("cpu"))
+        >>> [m.kind for m in Boxing((8, 8), np.dtype("float32"), net, frozenset(["sum"]), (0, 1)).path((P,), (B,))]
+        ['all_reduce']
+        """
+        i, j = self.index[before], self.index[after]
+        steps: list[Move] = []
+        while j != i:
+            k = int(self._paths[1][i, j])
+            steps.append(self._moves[k, j][1])
+            j = k
+        return tuple(reversed(steps))
+
+
+@dataclass(frozen=True)
+class Boxings:
+    """The transitions of every kind of tensor in a program, made once per kind."""
+
+    network: Network
+    _made: dict[Any, Boxing] = field(default_factory=dict, compare=False, repr=False)
+
+    def of(self, shape: tuple[int, ...], dtype: Any, partials: frozenset[str], dims: tuple[int, ...]) -> Boxing:
+        """The table for tensors of this shape; keys (PRNG) are never split or partial."""
+        if compat.is_key(dtype):
+            partials, dims = frozenset(), ()
+        if dtype == bool:
+            partials = frozenset()
+        key = shape, str(dtype), partials, dims
+        if key not in self._made:
+            self._made[key] = Boxing(shape, dtype, self.network, partials, dims)
+        return self._made[key]

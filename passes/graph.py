@@ -1,0 +1,144 @@
+"""The logical graph: what the user's function computes, as frozen values."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import networkx as nx
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where in the user's program something comes from."""
+
+    file: str = ""
+    line: int = 0
+    scope: str = ""
+
+    def __str__(self) -> str:
+        return f"{os.path.basename(self.file)}:{self.line}" if self.file else "?"
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A logical tensor."""
+
+    id: int
+    shape: tuple[int, ...]
+    dtype: Any
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.dtype}{list(self.shape)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Const:
+    """A scalar that stands in an equation itself."""
+
+    value: Any = field(hash=False, compare=False)
+    dtype: Any
+    shape: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+
+Operand: TypeAlias = int | Const
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One op of the logical graph.
+
+    Arguments:
+      primitive, params: the JAX primitive, with logical shapes.
+      inputs: value ids, or scalars.
+      outputs: value ids.
+      barrier: ops with the same number are ONE optimisation barrier (what is left of `jax.checkpoint`).
+    """
+
+    id: int
+    primitive: Any
+    inputs: tuple[Operand, ...]
+    outputs: tuple[int, ...]
+    params: Mapping[str, Any] = field(hash=False, compare=False)
+    source: Source
+    barrier: int = -1
+
+    @property
+    def op(self) -> str:
+        """The primitive's name."""
+        return str(self.primitive.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """Values and the ops between them, in an order that can be executed.
+
+    Arguments:
+      values: by id.
+      inputs: the arguments' leaves, then the arrays the function closes over.
+      consts: those arrays, in the order of the last inputs.
+      outputs: the results' leaves.
+    """
+
+    values: tuple[Value, ...]
+    inputs: tuple[int, ...]
+    consts: tuple[Any, ...] = field(hash=False, compare=False)
+    nodes: tuple[Node, ...]
+    outputs: tuple[Operand, ...]
+
+    def operand(self, x: Operand) -> Value | Const:
+        """What an operand refers to."""
+        return x if isinstance(x, Const) else self.values[x]
+
+    def producers(self) -> dict[int, Node]:
+        """The node of each value that is not an input."""
+        return {v: node for node in self.nodes for v in node.outputs}
+
+    def consumers(self) -> dict[int, list[tuple[Node, int]]]:
+        """The uses of each value by nodes: (node, operand position)."""
+        out: dict[int, list[tuple[Node, int]]] = {}
+        for node in self.nodes:
+            for i, x in enumerate(node.inputs):
+                if not isinstance(x, Const):
+                    out.setdefault(x, []).append((node, i))
+        return out
+
+    def networkx(self) -> nx.MultiDiGraph:
+        """A view for analyses: nodes `("in", i)`, node ids, `("out", i)`; an edge per use, with its value."""
+        g: nx.MultiDiGraph = nx.MultiDiGraph()
+        made: dict[int, Any] = {}
+        for i, v in enumerate(self.inputs):
+            g.add_node(("in", i), label=str(self.values[v]))
+            made[v] = ("in", i)
+        for node in self.nodes:
+            g.add_node(node.id, label=node.op, source=str(node.source))
+            made.update(dict.fromkeys(node.outputs, node.id))
+        for node in self.nodes:
+            for x in node.inputs:
+                if not isinstance(x, Const):
+                    g.add_edge(made[x], node.id, value=x)
+        for i, x in enumerate(self.outputs):
+            g.add_node(("out", i), label=f"output {i}")
+            if not isinstance(x, Const):
+                g.add_edge(made[x], ("out", i), value=x)
+        return g
+
+    def lines(self) -> Iterator[str]:
+        """The graph as text, a line per op."""
+        yield "inputs  " + ", ".join(str(self.values[v]) for v in self.inputs)
+        for node in self.nodes:
+            outs = ", ".join(str(self.values[v]) for v in node.outputs)
+            ins = ", ".join(str(x) if isinstance(x, Const) else self.values[x].name for x in node.inputs)
+            yield f"{outs} = {node.op}({ins})  # {node.source}"
+        yield "outputs " + ", ".join(
+            str(x) if isinstance(x, Const) else self.values[x].name for x in self.outputs
+        )
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())

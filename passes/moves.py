@@ -1,0 +1,209 @@
+"""The moves of boxing: one collective or local step, over one placement axis or several at once."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+from scipy.sparse import csr_matrix
+from scipy.sparse.csgraph import maximum_bipartite_matching
+
+from sbp.layout import chunk_sizes, local_shape, offset
+from sbp.signature import Broadcast, NdSbp, Partial, Signature, Split, splits_of
+from sbp.view import coordinates
+
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute")
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One step from a signature to another.
+
+    Arguments:
+      kind: a collective ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute") or a local step
+        ("slice", "fill", "embed", "keep").
+      axes: the placement axes that take part, outer to inner.
+      before, after: the N-D signatures.
+      old, new: what changes along each of `axes`.
+    """
+
+    kind: str
+    axes: tuple[int, ...]
+    before: NdSbp
+    after: NdSbp
+    old: Signature
+    new: Signature
+
+    @property
+    def is_collective(self) -> bool:
+        """Whether devices talk."""
+        return self.kind in COLLECTIVES
+
+
+def _kind(old: Signature, new: Signature) -> str | None:
+    """The move along one axis, by the table of DESIGN: from a row's signature to a column's."""
+    match old, new:
+        case Broadcast(), Split():
+            return "slice"
+        case Broadcast(), Partial(op):
+            return "fill" if op == "sum" else "keep"
+        case Split(), Broadcast():
+            return "all_gather"
+        case Split(i), Split(j) if i != j:
+            return "all_to_all"
+        case Split(), Partial():
+            return "embed"
+        case Partial(), Broadcast():
+            return "all_reduce"
+        case Partial(op), Split():
+            return "reduce_scatter" if op == "sum" else "all_to_all"
+    return None
+
+
+def _nested(nd: NdSbp, signature: Signature, axes: Sequence[int]) -> bool:
+    """Whether `signature` along `axes` can be added or removed: what is nested inside it must allow that.
+
+    Only the innermost axes that split a dim can move; a sum of maxima must take its maxima first.
+    """
+    if isinstance(signature, Partial):
+        return not any(isinstance(s, Partial) and s != signature for s in nd[min(axes) :])
+    if not isinstance(signature, Split):
+        return True
+    others = [a for a in splits_of(nd, signature.dim) if a not in axes]
+    return not others or max(others) < min(axes)
+
+
+def moves_from(nd: NdSbp, targets: Sequence[Signature]) -> Iterator[Move]:
+    """Every move away from `nd`, except permutes.
+
+    Arguments:
+      targets: the 1-D signatures that the tensor can have.
+    """
+    k = len(nd)
+    for n in range(1, k + 1):
+        for axes in itertools.combinations(range(k), n):
+            old = nd[axes[0]]
+            if any(nd[a] != old for a in axes) or not _nested(nd, old, axes):
+                continue
+            for new in targets:
+                kind = None if new == old else _kind(old, new)
+                if kind is None or (n > 1 and kind not in COLLECTIVES) or not _nested(nd, new, axes):
+                    continue
+                after = tuple(new if a in axes else s for a, s in enumerate(nd))
+                yield Move(kind, axes, nd, after, old, new)
+
+
+def permute_targets(nd: NdSbp) -> Iterator[NdSbp]:
+    """Signatures that a permute might reach: two axes exchanged, or an outer axis joining an inner split."""
+    for a, b in itertools.combinations(range(len(nd)), 2):
+        if any(isinstance(nd[i], Partial) for i in (a, b)) or nd[a] == nd[b]:
+            continue
+        swapped = list(nd)
+        swapped[a], swapped[b] = nd[b], nd[a]
+        yield tuple(swapped)
+        if isinstance(nd[a], Broadcast):
+            yield tuple(nd[b] if i == a else s for i, s in enumerate(nd))
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Who sends which piece to whom in a permute.
+
+    Arguments:
+      pairs: (source, destination) positions, row-major in the hierarchy.
+      starts: for each source position, where its piece starts in its shard, per dim.
+      shape: the piece's shape.
+    """
+
+    pairs: tuple[tuple[int, int], ...]
+    starts: tuple[tuple[int, ...], ...]
+    shape: tuple[int, ...]
+
+
+def route(shape: Sequence[int], before: NdSbp, after: NdSbp, hierarchy: Sequence[int]) -> Route | None:
+    """How one permute takes an evenly split tensor from `before` to `after`; None if it cannot.
+
+    Every device must find its new shard inside ONE old shard, and every device sends to at most one.
+    """
+    where = coordinates(hierarchy)
+    old_size = np.array(local_shape(shape, before, hierarchy))
+    new_size = np.array(local_shape(shape, after, hierarchy))
+    if (new_size > old_size).any():
+        return None
+
+    def starts(nd: NdSbp) -> np.ndarray[Any, Any]:
+        rows = [[offset(n, splits_of(nd, d), hierarchy, c) for d, n in enumerate(shape)] for c in where]
+        return np.array(rows, dtype=np.int64).reshape(len(where), len(shape))
+
+    old, new = starts(before), starts(after)
+    inside = (old[:, None] <= new[None]) & (new[None] + new_size <= old[:, None] + old_size)
+    fits = inside.all(axis=2)
+    # Axes that stay partial keep their devices apart: only equal coordinates hold the same summand.
+    for axis, s in enumerate(before):
+        if isinstance(s, Partial):
+            c = np.array([x[axis] for x in where])
+            fits &= c[:, None] == c[None]
+    fits_own = fits.diagonal().all()
+    if fits_own:
+        return None  # a local slice
+    source = maximum_bipartite_matching(csr_matrix(fits.T), perm_type="column")
+    if (source < 0).any():
+        return None
+    piece = {int(s): tuple(int(x) for x in new[d] - old[s]) for d, s in enumerate(source)}
+    zeros = (0,) * len(shape)
+    return Route(
+        tuple((int(s), d) for d, s in enumerate(source)),
+        tuple(piece.get(s, zeros) for s in range(len(where))),
+        tuple(int(n) for n in new_size),
+    )
+
+
+@cache
+def can_permute(before: NdSbp, after: NdSbp, hierarchy: tuple[int, ...]) -> bool:
+    """Whether a permute exists for tensors whose dims divide by everything; shapes do not matter then."""
+    dims = 1 + max((s.dim for s in (*before, *after) if isinstance(s, Split)), default=0)
+    shape = (math.prod(hierarchy),) * dims
+    return math.prod(hierarchy) <= 512 and route(shape, before, after, hierarchy) is not None
+
+
+def frame(move: Move, signature: Signature, shape: Sequence[int], hierarchy: Sequence[int]) -> tuple[int, tuple[int, ...]]:
+    """A split dim as the moving axes see it: its size on what the other axes left, and the chunks after each axis."""
+    assert isinstance(signature, Split)
+    rest = [a for a in splits_of(move.before, signature.dim) if a not in move.axes]
+    size = shape[signature.dim]
+    for c in chunk_sizes(size, rest, hierarchy):
+        size = c
+    return size, chunk_sizes(size, move.axes, hierarchy)
+
+
+def wire_bytes(move: Move, shape: Sequence[int], itemsize: float, hierarchy: Sequence[int]) -> float:
+    """What one device sends in a bandwidth-optimal algorithm, bytes, padding included."""
+    if not move.is_collective:
+        return 0.0
+    g = math.prod(hierarchy[a] for a in move.axes)
+    before = math.prod(local_shape(shape, move.before, hierarchy)) * itemsize
+    after = math.prod(local_shape(shape, move.after, hierarchy)) * itemsize
+    share = (g - 1) / g
+    match move.kind:
+        case "permute":
+            return after
+        case "all_reduce":
+            return 2 * share * before
+        case "all_gather":
+            return (g - 1) * before
+        case "all_to_all" if isinstance(move.old, Split):
+            return share * _grown(move, move.new, before, shape, hierarchy)
+        case _:  # reduce_scatter, and the all_to_all of a maximum: each device ends with one of g padded chunks
+            return (g - 1) * after
+
+
+def _grown(move: Move, new: Signature, before: float, shape: Sequence[int], hierarchy: Sequence[int]) -> float:
+    """Bytes of a shard once the dim that is to be split is padded to g chunks."""
+    size, chunks = frame(move, new, shape, hierarchy)
+    g = math.prod(hierarchy[a] for a in move.axes)
+    return before * (g * chunks[-1] / size) if size else 0.0

@@ -1,0 +1,107 @@
+"""Pairwise cost networks: the planner's problem as data, and the answer to it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Table = NDArray[np.float64]
+
+RELATIVE_NOISE = 1e-9
+"""Costs closer than this, relative to their size, count as equal."""
+
+
+class Infeasible(ValueError):
+    """No assignment of the network has a finite cost.
+
+    `nodes` names the nodes where the conflict showed: one node, an edge, or nothing when only the
+    network as a whole is contradictory.
+    """
+
+    def __init__(self, nodes: tuple[int, ...] = ()) -> None:
+        self.nodes = nodes
+        if len(nodes) == 2:
+            where = f"the edge between nodes {nodes[0]} and {nodes[1]} forbids every pair of states left to them"
+        elif nodes:
+            where = f"every state of node {nodes[0]} is forbidden"
+        else:
+            where = "the edges contradict each other around a cycle"
+        super().__init__(
+            f"cost network: no assignment has a finite cost: {where}. A legal network leaves at least one "
+            "choice of states without an infinite entry; drop a fixed choice or add a state to these nodes."
+        )
+
+
+@dataclass(frozen=True)
+class CostNetwork:
+    """Minimise the sum of node costs and edge costs over one state per node.
+
+    `unary[i][a]` is the cost of state `a` at node `i`; an edge `(i, j, table)` adds `table[a, b]`. `inf`
+    forbids. Parallel edges add up; an edge from a node to itself costs its diagonal. Tables that are the
+    same object cost the solver once.
+
+    Raises ValueError for an empty node, a table of the wrong shape, a NaN or a negative infinity.
+
+    >>> pair = CostNetwork((np.array([0.0, 1.0]), np.array([2.0, 0.0])), ((0, 1, np.array([[3.0, 9.0], [3.0, 0.0]])),))
+    >>> pair.cost((1, 1))
+    1.0
+    """
+
+    unary: tuple[Table, ...]
+    edges: tuple[tuple[int, int, Table], ...]
+
+    def __post_init__(self) -> None:
+        checked: set[int] = set()
+        for node, theta in enumerate(self.unary):
+            if theta.ndim != 1 or theta.size == 0:
+                raise ValueError(f"cost network: node {node} has costs of shape {theta.shape}; give one or more numbers in a row")
+            _check_entries(theta, f"node {node}", checked)
+        sizes = [theta.size for theta in self.unary]
+        for i, j, table in self.edges:
+            if not (0 <= i < len(sizes) and 0 <= j < len(sizes)):
+                raise ValueError(f"cost network: edge ({i}, {j}) leaves the {len(sizes)} nodes")
+            if table.shape != (sizes[i], sizes[j]):
+                raise ValueError(
+                    f"cost network: edge ({i}, {j}) has a table of shape {table.shape}; its nodes have "
+                    f"{sizes[i]} and {sizes[j]} states, so it must be {(sizes[i], sizes[j])}"
+                )
+            _check_entries(table, f"edge ({i}, {j})", checked)
+
+    def cost(self, states: Sequence[int]) -> float:
+        """Cost of one state per node, summed without rounding between the terms."""
+        if len(states) != len(self.unary):
+            raise ValueError(f"cost network: {len(states)} states given for {len(self.unary)} nodes")
+        terms = [float(theta[state]) for theta, state in zip(self.unary, states, strict=True)]
+        terms.extend(float(table[states[i], states[j]]) for i, j, table in self.edges)
+        return math.fsum(terms)
+
+
+@dataclass(frozen=True)
+class Solution:
+    """States, their cost, and a lower bound on the cost of any states."""
+
+    states: tuple[int, ...]
+    cost: float
+    bound: float
+
+    @property
+    def gap(self) -> float:
+        """Proven relative distance from the optimum; 0.0 means optimal (up to rounding noise of 1e-9)."""
+        if math.isinf(self.cost):
+            return math.inf
+        difference = self.cost - self.bound
+        if difference <= RELATIVE_NOISE * abs(self.cost):
+            return 0.0
+        return difference / max(abs(self.cost), math.ulp(0.0))
+
+
+def _check_entries(table: Table, where: str, checked: set[int]) -> None:
+    if id(table) in checked:
+        return
+    checked.add(id(table))
+    if not table.min() > -np.inf:  # also true for NaN, which min() passes on
+        raise ValueError(f"cost network: {where} has a NaN or negative infinite cost; give finite costs, or inf to forbid")

@@ -1,0 +1,272 @@
+"""Exact reductions of a cost network, with the way back: what is left is the hard kernel."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sbp.passes.plan.network import CostNetwork, Infeasible, Table
+from sbp.passes.plan.tables import Kept, TableAlgebra
+
+_Labels = NDArray[np.intp]
+
+_PRODUCT_CELLS = 1 << 27
+"""Largest min-plus product (rows x middle x columns) worth its time: 512 states three times."""
+_GROWTH = 4
+"""A node of degree two goes if the new table has at most this many times the cells of the two old ones."""
+_SMALL_TABLE = 4096
+"""... or at most this many cells."""
+_DOMINANCE_CELLS = 1 << 21
+"""Largest comparison (states x states x neighbour states) of all pairs of states of a node."""
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A removed node: given its neighbours' states, its best state is the cheapest of theta plus table columns."""
+
+    node: int
+    labels: _Labels
+    theta: Table
+    neighbours: tuple[tuple[int, _Labels, Table], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """`min(original) = constant + min(kernel)`; `expand` turns kernel states into original ones.
+
+    `nodes[k]` and `labels[k]` are the original node behind kernel node `k` and its original states.
+    """
+
+    kernel: CostNetwork
+    constant: float
+    nodes: tuple[int, ...]
+    labels: tuple[_Labels, ...]
+    size: int
+    steps: tuple[_Step, ...]
+
+    def expand(self, kernel_states: Sequence[int]) -> tuple[int, ...]:
+        """Original states from kernel states, at the same cost (up to the constant)."""
+        states = [0] * self.size
+        for node, labels, state in zip(self.nodes, self.labels, kernel_states, strict=True):
+            states[node] = int(labels[state])
+        for step in reversed(self.steps):
+            score = step.theta
+            for neighbour, labels, table in step.neighbours:
+                score = score + table[:, int(labels.searchsorted(states[neighbour]))]
+            states[step.node] = int(step.labels[int(score.argmin())])
+        return tuple(states)
+
+    def project(self, states: Sequence[int]) -> tuple[int, ...]:
+        """Kernel states nearest to the original ones: the same where they are left, else the cheapest alone."""
+        result = []
+        for node, labels, theta in zip(self.nodes, self.labels, self.kernel.unary, strict=True):
+            at = int(labels.searchsorted(states[node]))
+            kept = at < labels.size and labels[at] == states[node]
+            result.append(at if kept else int(theta.argmin()))
+        return tuple(result)
+
+
+def reduce_network(network: CostNetwork, out_of_time: Callable[[], bool] = lambda: False) -> Reduction:
+    """Remove whatever can be removed exactly.
+
+    Parallel edges and self loops are merged; forbidden and dominated states, nodes with one state,
+    constant and separable edges, nodes of degree up to two, and nodes whose state a neighbour's state
+    determines are removed. Raises Infeasible when a node loses all its states.
+    """
+    return _Reducer(network, out_of_time).run()
+
+
+class _Reducer:
+    """The network being reduced: table numbers in place of tables, both orientations of every edge."""
+
+    def __init__(self, network: CostNetwork, out_of_time: Callable[[], bool]) -> None:
+        self.algebra = TableAlgebra()
+        self.out_of_time = out_of_time
+        self.constant = 0.0
+        self.steps: list[_Step] = []
+        store = self.algebra.store
+        self.theta = [store.put_shared(theta) for theta in network.unary]
+        self.size = [theta.size for theta in network.unary]
+        full = {size: np.arange(size) for size in set(self.size)}
+        self.labels: list[_Labels] = [full[size] for size in self.size]
+        self.alive = [True] * len(self.size)
+        self.edges: list[dict[int, int]] = [{} for _ in self.size]
+        self.worklist = deque(range(len(self.size)))
+        self.waiting = [True] * len(self.size)
+        self.touched = set(self.worklist)
+        for i, j, table in network.edges:
+            if i == j:
+                self.theta[i] = self.algebra.add(self.theta[i], store.put(table.diagonal()))
+            else:
+                self._connect(i, j, store.put_shared(table))
+
+    def run(self) -> Reduction:
+        self._settle()
+        while self.touched and not self.out_of_time():
+            unchecked, self.touched = sorted(self.touched), set()
+            for node in unchecked:
+                if self.alive[node]:
+                    keep = self._undominated(node)
+                    if keep is not None:
+                        self._keep(node, keep)
+            self._settle()
+        return self._result()
+
+    def _result(self) -> Reduction:
+        nodes = tuple(node for node, alive in enumerate(self.alive) if alive)
+        place = {node: kernel for kernel, node in enumerate(nodes)}
+        tables = self.algebra.store.tables
+        kernel = CostNetwork(
+            tuple(tables[self.theta[node]] for node in nodes),
+            tuple(
+                (place[node], place[other], tables[number])
+                for node in nodes
+                for other, number in sorted(self.edges[node].items())
+                if node < other
+            ),
+        )
+        labels = tuple(self.labels[node] for node in nodes)
+        return Reduction(kernel, self.constant, nodes, labels, len(self.alive), tuple(self.steps))
+
+    # When to apply which reduction.
+
+    def _settle(self) -> None:
+        """Apply the cheap reductions until none applies, the cheapest node of degree two first."""
+        degree_two: list[tuple[int, int]] = []
+        while True:
+            while self.worklist:
+                node = self.worklist.popleft()
+                self.waiting[node] = False
+                if self.alive[node]:
+                    cells = self._simplify(node)
+                    if cells:
+                        heapq.heappush(degree_two, (cells, node))
+            if not degree_two or self.out_of_time():
+                return
+            cells, node = heapq.heappop(degree_two)
+            if self.alive[node] and self._product_cells(node) == cells:
+                self._contract(node)
+
+    def _simplify(self, node: int) -> int:
+        """One look at a node. Returns the work to eliminate it if it is a fit node of degree two, else 0."""
+        self._drop_forbidden(node)
+        near = self.edges[node]
+        if self.size[node] == 1 or len(near) <= 1:
+            self._fold(node)
+            return 0
+        for other, number in near.items():
+            if self.size[node] <= 2 * self.size[other] and self.algebra.determines(number):
+                self._absorb(other, node)
+                return 0
+        return self._product_cells(node)
+
+    def _product_cells(self, node: int) -> int:
+        near = self.edges[node]
+        if len(near) != 2:
+            return 0
+        a, b = (self.size[other] for other in near)
+        middle = self.size[node]
+        if a * b > max(_SMALL_TABLE, _GROWTH * middle * (a + b)) or a * b * middle > _PRODUCT_CELLS:
+            return 0
+        return a * b * middle
+
+    # The reductions.
+
+    def _drop_forbidden(self, node: int) -> None:
+        live = self.algebra.live_rows(self.theta[node])
+        if live == ():
+            raise Infeasible((node,))
+        for other, number in self.edges[node].items():
+            rows = self.algebra.live_rows(number)
+            if rows is not None:
+                live = rows if live is None else tuple(sorted({*live} & {*rows}))
+                if not live:
+                    raise Infeasible((min(node, other), max(node, other)))
+        if live is not None:
+            self._keep(node, live)
+
+    def _undominated(self, node: int) -> Kept | None:
+        near = self.edges[node]
+        if self.size[node] ** 2 * max((self.size[other] for other in near), default=0) > _DOMINANCE_CELLS:
+            return None
+        return self.algebra.undominated(self.theta[node], tuple(sorted(near.values())))
+
+    def _keep(self, node: int, keep: Kept) -> None:
+        """Remove all other states of a node."""
+        take = self.algebra.take
+        self.theta[node] = take(self.theta[node], keep)
+        self.labels[node] = self.labels[node][list(keep)]
+        self.size[node] = len(keep)
+        for other, number in list(self.edges[node].items()):
+            del self.edges[node][other], self.edges[other][node]
+            self._connect(node, other, take(number, keep))
+
+    def _fold(self, node: int) -> None:
+        """Remove a node with one state, or with at most one neighbour."""
+        near = self._remove(node, self.edges[node] if self.size[node] > 1 else {})
+        theta = self.theta[node]
+        if not near:
+            self.constant += float(self.algebra.store.tables[theta].min())
+        for share, (other, number) in enumerate(near.items()):
+            self._charge(other, self.algebra.message(theta if share == 0 else None, number))
+
+    def _contract(self, node: int) -> None:
+        """Remove a node of degree two: its neighbours get the min-plus product of the two tables."""
+        (a, to_a), (b, to_b) = sorted(self._remove(node, self.edges[node]).items())
+        self._connect(a, b, self.algebra.product(self.theta[node], to_a, to_b))
+
+    def _absorb(self, node: int, owner: int) -> None:
+        """Remove a node whose state follows from its owner's: its costs and edges move to the owner."""
+        table = self.edges[owner][node]
+        near = self._remove(node, {owner: self.edges[node][owner]})
+        follow = self.algebra.follow(table)
+        self._charge(owner, self.algebra.message(self.theta[node], near.pop(owner)))
+        for other, number in near.items():
+            self._connect(owner, other, self.algebra.take(number, follow))
+
+    # Changes to the network.
+
+    def _remove(self, node: int, deciding: dict[int, int]) -> dict[int, int]:
+        """Take a node out; later its state is the best given the states of the deciding neighbours."""
+        tables = self.algebra.store.tables
+        neighbours = tuple((other, self.labels[other], tables[number]) for other, number in deciding.items())
+        self.steps.append(_Step(node, self.labels[node], tables[self.theta[node]], neighbours))
+        self.alive[node] = False
+        near, self.edges[node] = self.edges[node], {}
+        for other in near:
+            del self.edges[other][node]
+            self._touch(other)
+        return near
+
+    def _charge(self, node: int, number: int) -> None:
+        """Add costs to the states of a node, the cheapest of them to the constant."""
+        self.theta[node], least = self.algebra.normal(self.algebra.add(self.theta[node], number))
+        if least == np.inf:
+            raise Infeasible((node,))
+        self.constant += least
+        self._touch(node)
+
+    def _connect(self, i: int, j: int, number: int) -> None:
+        """Add a table (rows: states of i) to the edge between two nodes, which vanishes if it is separable."""
+        if j in self.edges[i]:
+            number = self.algebra.add(self.edges[i][j], number)
+            del self.edges[i][j], self.edges[j][i]
+        parts = self.algebra.separate(number)
+        if parts is None:
+            self.edges[i][j] = number
+            self.edges[j][i] = self.algebra.transpose(number)
+            self._touch(i)
+            self._touch(j)
+        else:
+            self._charge(i, parts[0])
+            self._charge(j, parts[1])
+
+    def _touch(self, node: int) -> None:
+        self.touched.add(node)
+        if not self.waiting[node]:
+            self.waiting[node] = True
+            self.worklist.append(node)

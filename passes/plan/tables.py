@@ -1,0 +1,185 @@
+"""Cost tables by content: equal tables, as in repeated layers, are stored and worked on once."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import numpy as np
+
+from sbp.passes.plan.network import Table
+
+Kept = tuple[int, ...]
+"""State indices, ascending where they are a choice."""
+
+_ROUNDING = 4e-15
+"""A table is a sum of a row and a column if it is so up to this part of its largest entry."""
+_BLOCK_CELLS = 1 << 14
+"""Cells worked on at a time: they fit the fastest caches."""
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+class TableStore:
+    """Arrays by content: equal arrays get one number, so that work on them is done and kept once."""
+
+    def __init__(self) -> None:
+        self.tables: list[Table] = []
+        self._by_content: dict[tuple[tuple[int, ...], bytes], int] = {}
+        self._by_object: dict[int, tuple[int, Table]] = {}
+
+    def put(self, table: Table) -> int:
+        """Number of this content."""
+        table = np.asarray(table, dtype=np.float64, order="C")
+        key = (table.shape, hashlib.blake2b(table.data, digest_size=16).digest())
+        number = self._by_content.get(key)
+        if number is None:
+            number = self._by_content[key] = len(self.tables)
+            self.tables.append(table)
+        return number
+
+    def put_shared(self, table: Table) -> int:
+        """Like put, for arrays that come again as the same object."""
+        known = self._by_object.get(id(table))
+        if known is None:  # the array is kept alive, or its address could be given to another one
+            known = self._by_object[id(table)] = (self.put(table), table)
+        return known[0]
+
+
+def _once(method: Callable[Concatenate[TableAlgebra, _P], _R]) -> Callable[Concatenate[TableAlgebra, _P], _R]:
+    """Remember the results of a method per algebra."""
+
+    @functools.wraps(method)
+    def remembered(self: TableAlgebra, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        key = (method.__name__, *args)
+        if key not in self.known:
+            self.known[key] = method(self, *args, **kwargs)
+        result: _R = self.known[key]
+        return result
+
+    return remembered
+
+
+class TableAlgebra:
+    """Operations on tables by number. The rows of an edge table are the states of the node in question."""
+
+    def __init__(self) -> None:
+        self.store = TableStore()
+        self.known: dict[tuple[object, ...], Any] = {}
+
+    @_once
+    def add(self, a: int, b: int) -> int:
+        """Sum of two tables."""
+        return self.store.put(self.store.tables[a] + self.store.tables[b])
+
+    @_once
+    def transpose(self, number: int) -> int:
+        """The table seen from the other node."""
+        result = self.store.put(self.store.tables[number].T)
+        self.known["transpose", result] = number
+        return result
+
+    @_once
+    def take(self, number: int, rows: Kept) -> int:
+        """The table with these rows only."""
+        return self.store.put(self.store.tables[number][list(rows)])
+
+    @_once
+    def normal(self, number: int) -> tuple[int, float]:
+        """The table less its smallest entry, and that entry (inf if the table has no finite one)."""
+        table = self.store.tables[number]
+        least = float(table.min())
+        if least == 0.0 or least == np.inf:
+            return number, least
+        return self.store.put(table - least), least
+
+    @_once
+    def live_rows(self, number: int) -> Kept | None:
+        """Rows with a finite entry; None if all have one."""
+        table = self.store.tables[number]
+        if table.max() < np.inf:
+            return None
+        live = (table if table.ndim == 1 else table.min(axis=1)) < np.inf
+        return None if live.all() else tuple(np.flatnonzero(live).tolist())
+
+    @_once
+    def determines(self, number: int) -> bool:
+        """Whether every row has at most one finite entry."""
+        table = self.store.tables[number]
+        return bool(table.max() == np.inf) and bool((np.isfinite(table).sum(axis=1) <= 1).all())
+
+    @_once
+    def follow(self, number: int) -> Kept:
+        """Column of the finite entry of each row."""
+        return tuple(self.store.tables[number].argmin(axis=1).tolist())
+
+    @_once
+    def separate(self, number: int) -> tuple[int, int] | None:
+        """Row costs and column costs that add up to the table, if there are any."""
+        table = self.store.tables[number]
+        if table.max() == np.inf:
+            return None
+        row, column = table[:, 0], table[0] - table[0, 0]
+        if np.abs(table - row[:, None] - column).max() > _ROUNDING * np.abs(table).max():
+            return None
+        return self.store.put(row), self.store.put(column)
+
+    @_once
+    def message(self, theta: int | None, number: int) -> int:
+        """Cheapest of the rows, plus their own costs if given, for each column."""
+        table = self.store.tables[number]
+        return self.store.put((table if theta is None else table + self.store.tables[theta][:, None]).min(axis=0))
+
+    @_once
+    def product(self, theta: int, to_a: int, to_b: int) -> int:
+        """Min-plus product of two tables over their common rows, with costs of these rows."""
+        a = self.store.tables[to_a] + self.store.tables[theta][:, None]
+        b = self.store.tables[to_b]
+        result = np.empty((a.shape[1], b.shape[1]))
+        block = max(1, _BLOCK_CELLS // b.shape[1])
+        for start in range(0, a.shape[1], block):
+            part = np.ascontiguousarray(a[:, start : start + block])[:, :, None]
+            best = result[start : start + block]
+            np.add(part[0], b[0], out=best)
+            scratch = np.empty_like(best)
+            for middle in range(1, len(b)):
+                np.add(part[middle], b[middle], out=scratch)
+                np.minimum(best, scratch, out=best)
+        return self.store.put(result)
+
+    @_once
+    def undominated(self, theta: int, numbers: tuple[int, ...]) -> Kept | None:
+        """States that no other state replaces at no more cost, whatever the neighbours do; None if all.
+
+        Of states that replace each other the lowest stays.
+        """
+        costs = self.store.tables[theta]
+        extra = costs[None, :] - costs[:, None]
+        with np.errstate(invalid="ignore"):
+            for number in numbers:
+                extra = extra + self._replacement(number)
+            replaces = extra <= 0.0
+        np.fill_diagonal(replaces, False)
+        kept = np.ones(len(costs), dtype=bool)
+        for state in np.flatnonzero(replaces.any(axis=1))[::-1].tolist():
+            kept[state] = not replaces[state, kept].any()
+        return None if kept.all() else tuple(np.flatnonzero(kept).tolist())
+
+    @_once
+    def _replacement(self, number: int) -> Table:
+        """Entry (a, b): the most that row b can cost more than row a."""
+        columns = self.store.tables[self.transpose(number)]
+        finite = columns.max() < np.inf
+        result = np.empty((columns.shape[1], columns.shape[1]))
+        with np.errstate(invalid="ignore"):
+            for state in range(columns.shape[1]):
+                more = columns[:, state, None] - columns
+                if finite:
+                    np.maximum.reduce(more, axis=0, out=result[:, state])
+                else:  # inf - inf: where the replaced row is forbidden anything is as good
+                    result[:, state] = np.fmax.reduce(more, axis=0)
+        result[np.isnan(result)] = -np.inf
+        return result

@@ -1,0 +1,212 @@
+"""JAX function -> logical graph: calls are inlined, checkpoints become barriers, each op keeps its line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from sbp import compat
+from sbp.passes.graph import Const, Graph, Node, Operand, Source, Value
+
+# Call-like primitives and the parameter that holds their body.
+CALLS = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "custom_vjp_call_jaxpr": "fun_jaxpr",
+    "remat2": "jaxpr",
+    "checkpoint": "jaxpr",
+}
+REMAT = ("remat2", "checkpoint")
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """The logical graph of one call.
+
+    Arguments:
+      graph: the graph.
+      in_paths: a name per argument leaf, such as `params['w']`.
+      out_tree, out_paths: the results' pytree and a name per leaf.
+      weak: which outputs are weakly typed.
+    """
+
+    graph: Graph
+    in_paths: tuple[str, ...]
+    out_tree: Any
+    out_paths: tuple[str, ...]
+
+
+class _Builder:
+    """Collects values and nodes while equations are walked."""
+
+    def __init__(self) -> None:
+        self.values: list[Value] = []
+        self.nodes: list[Node] = []
+        self.const_ids: list[int] = []
+        self.consts: list[Any] = []
+        self.known: dict[int, int] = {}
+        self.barriers = 0
+
+    def value(self, aval: Any, name: str) -> int:
+        self.values.append(Value(len(self.values), tuple(map(int, aval.shape)), aval.dtype, name))
+        return len(self.values) - 1
+
+    def const(self, array: Any, name: str = "") -> Operand:
+        """A closed-over array: a scalar stays in place, anything else becomes an input, once per object."""
+        if np.ndim(array) == 0 and not compat.is_key(jax.numpy.result_type(array)):
+            return Const(array, jax.numpy.result_type(array))
+        if id(array) not in self.known:
+            held = array if isinstance(array, jax.Array) else jax.numpy.asarray(array)
+            self.known[id(array)] = self.value(held.aval, name or f"const{len(self.consts)}")
+            self.const_ids.append(self.known[id(array)])
+            self.consts.append(held)
+        return self.known[id(array)]
+
+    def inline(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Operand], at: Source) -> list[Operand]:
+        """Walks one jaxpr; `at` is the line and scope of the call that holds it."""
+        env: dict[Any, Operand] = dict(zip(jaxpr.invars, args, strict=True))
+        env.update(zip(jaxpr.constvars, (self.const(c) for c in consts), strict=True))
+
+        def read(atom: Any) -> Operand:
+            if isinstance(atom, compat.Literal):
+                return self.const(atom.val) if np.ndim(atom.val) else Const(atom.val, atom.aval.dtype)
+            return env[atom]
+
+        for eqn in jaxpr.eqns:
+            source = _source(eqn, at)
+            inputs = [read(a) for a in eqn.invars]
+            if eqn.primitive.name in CALLS:
+                outs = self.call(eqn, inputs, source)
+            else:
+                outs = self.node(eqn, inputs, source)
+            env.update(zip(eqn.outvars, outs, strict=True))
+        return [read(a) for a in jaxpr.outvars]
+
+    def call(self, eqn: Any, inputs: list[Operand], source: Source) -> list[Operand]:
+        body, consts = compat.sub_jaxpr(eqn.params, CALLS[eqn.primitive.name])
+        if eqn.primitive.name in REMAT and eqn.params["differentiated"] and eqn.params["prevent_cse"]:
+            inputs = self.barrier(inputs, source)
+        return self.inline(body, consts, inputs, source)
+
+    def barrier(self, inputs: list[Operand], source: Source) -> list[Operand]:
+        """Keeps the recomputation apart from the forward, as JAX's own lowering of a checkpoint does."""
+        self.barriers += 1
+        primitive = compat.barrier_primitive()
+        out: list[Operand] = []
+        for x in inputs:
+            if isinstance(x, Const) or compat.is_key(self.values[x].dtype):
+                out.append(x)
+                continue
+            v = self.value(self.values[x], self.values[x].name)
+            self.nodes.append(Node(len(self.nodes), primitive, (x,), (v,), {}, source, self.barriers))
+            out.append(v)
+        return out
+
+    def node(self, eqn: Any, inputs: list[Operand], source: Source) -> list[Operand]:
+        name = eqn.primitive.name
+        if name == "optimization_barrier":
+            return self.barrier(inputs, source)
+        outs = tuple(self.value(v.aval, name) for v in eqn.outvars)
+        self.nodes.append(Node(len(self.nodes), eqn.primitive, tuple(inputs), outs, eqn.params, source))
+        return list(outs)
+
+
+def _source(eqn: Any, at: Source) -> Source:
+    """The user's line of an equation, else that of the call around it; scopes are joined."""
+    line = compat.user_line(eqn.source_info) or ((at.file, at.line) if at.file else compat.any_line(eqn.source_info))
+    inner = compat.scope_of(eqn.source_info)
+    scope = "/".join(s for s in (at.scope, inner) if s)
+    return Source(*(line or ("", 0)), scope)
+
+
+def trace(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], static: Sequence[int] = ()) -> Traced:
+    """The logical graph of `fn(*args, **kwargs)`.
+
+    Arguments:
+      args, kwargs: arrays, `ShapeDtypeStruct`s or Python scalars in pytrees.
+      static: positions of arguments that are not traced.
+
+    >>> import jax.numpy as jnp
+    >>> print(trace(lambda x: jnp.sin(x) * 2, [jnp.ones(3)], {}).graph.nodes[0].op)
+    sin
+    """
+    closed, shapes = jax.make_jaxpr(fn, static_argnums=tuple(static), return_shape=True)(*args, **kwargs)
+    dynamic = tuple(a for i, a in enumerate(args) if i not in static)
+    in_paths = _paths(fn, dynamic, kwargs, [i for i in range(len(args)) if i not in static])
+    b = _Builder()
+    inputs = [b.value(v.aval, path) for v, path in zip(closed.jaxpr.invars, in_paths, strict=True)]
+    outs = b.inline(closed.jaxpr, closed.consts, inputs, Source())
+    flat, out_tree = jax.tree.flatten(shapes)
+    out_paths = tuple(
+        "result" + jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(shapes)[0]
+    )
+    assert len(flat) == len(outs)
+    graph = Graph(
+        tuple(b.values), tuple(inputs + b.const_ids), tuple(b.consts), tuple(b.nodes), tuple(outs)
+    )
+    return Traced(clone_sources(prune(graph)), in_paths, out_tree, out_paths)
+
+
+def _paths(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], at: Sequence[int]) -> tuple[str, ...]:
+    """A readable name per argument leaf, with the function's own parameter names where it has them."""
+    import inspect
+
+    try:
+        names = list(inspect.signature(fn).parameters)
+    except (TypeError, ValueError):
+        names = []
+    out = []
+    for path, _ in jax.tree_util.tree_flatten_with_path((args, dict(kwargs)))[0]:
+        top, which, *rest = path
+        if top.idx == 0:
+            i = at[which.idx]
+            head = names[i] if i < len(names) else f"args[{i}]"
+        else:
+            head = str(which.key)
+        out.append(head + jax.tree_util.keystr(tuple(rest)))
+    return tuple(out)
+
+
+def prune(graph: Graph) -> Graph:
+    """Drops ops whose results nobody uses and that have no effect."""
+    needed = {x for x in graph.outputs if not isinstance(x, Const)}
+    kept: list[Node] = []
+    for node in reversed(graph.nodes):
+        effects = getattr(node.params.get("jaxpr"), "effects", None) or node.params.get("effect")
+        if effects or node.primitive.name.endswith("callback") or needed.intersection(node.outputs):
+            kept.append(node)
+            needed.update(x for x in node.inputs if not isinstance(x, Const))
+    return replace(graph, nodes=tuple(reversed(kept)))
+
+
+def clone_sources(graph: Graph) -> Graph:
+    """Gives every user its own copy of a tensor that is made from scalars (zeros, iota): each may lie its own way."""
+    values = list(graph.values)
+    sources = {
+        node.outputs[0]: node
+        for node in graph.nodes
+        if len(node.outputs) == 1 and all(isinstance(x, Const) for x in node.inputs)
+    }
+    outputs = {x for x in graph.outputs if not isinstance(x, Const)}
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        if node.outputs[0] in sources and node.outputs[0] not in outputs:
+            continue
+        inputs: list[Operand] = []
+        for x in node.inputs:
+            if not isinstance(x, Const) and x in sources and x not in outputs:
+                values.append(replace(values[x], id=len(values)))
+                nodes.append(replace(sources[x], outputs=(len(values) - 1,)))
+                x = len(values) - 1
+            inputs.append(x)
+        nodes.append(replace(node, inputs=tuple(inputs)))
+    numbered = tuple(replace(n, id=i) for i, n in enumerate(nodes))
+    return replace(graph, values=tuple(values), nodes=numbered)

@@ -1,0 +1,1 @@
+"""Pages, pictures and meters: ways to look at a compiled program."""

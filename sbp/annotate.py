@@ -1,0 +1,134 @@
+"""`annotate` and `on`: what a model says inside itself."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from sbp import compat
+from sbp.errors import Problem, SignatureError
+from sbp.placement import Placement
+from sbp.signature import NdSbp, Signature, Split, format_sbp, is_signature, normalise
+
+SCOPE = "sbp.on:"
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """What one annotation says of its tensor: a signature (None: any) on a placement (None: the program's)."""
+
+    nd: NdSbp | None
+    placement: Placement | None
+    grad: NdSbp | None
+
+
+def _batched(nd: NdSbp | None, at: int) -> NdSbp | None:
+    """The same signature once `vmap` has put a dim at position `at`."""
+    if nd is None:
+        return None
+    return tuple(Split(s.dim + 1) if isinstance(s, Split) and s.dim >= at else s for s in nd)
+
+
+def _batch(args: Sequence[Any], dims: Sequence[int], *, pin: Pin) -> tuple[Any, int]:
+    (x,), (d,) = args, dims
+    return annotate_p.bind(x, pin=Pin(_batched(pin.nd, d), pin.placement, _batched(pin.grad, d))), d
+
+
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, pin: Pin) -> tuple[Any, Any]:
+    (x,), (t,) = primals, tangents
+    out = annotate_p.bind(x, pin=pin)
+    return out, t if type(t) is compat.Zero else cotangent_p.bind(t, pin=pin)
+
+
+def _transpose(ct: Any, x: Any, *, pin: Pin) -> list[Any]:
+    if type(ct) is compat.Zero or pin.grad is None:
+        return [ct]
+    return [annotate_p.bind(ct, pin=Pin(pin.grad, pin.placement, None))]
+
+
+def _tangent_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, pin: Pin) -> tuple[Any, Any]:
+    (x,), (t,) = primals, tangents
+    return cotangent_p.bind(x, pin=pin), t if type(t) is compat.Zero else cotangent_p.bind(t, pin=pin)
+
+
+def _tangent_batch(args: Sequence[Any], dims: Sequence[int], *, pin: Pin) -> tuple[Any, int]:
+    (x,), (d,) = args, dims
+    return cotangent_p.bind(x, pin=Pin(_batched(pin.nd, d), pin.placement, _batched(pin.grad, d))), d
+
+
+annotate_p = compat.make_primitive("sbp_annotate", jvp=_jvp, transpose=None, batch=_batch)
+# The tangent of an annotated tensor: free in forward mode; its transpose pins the cotangent.
+cotangent_p = compat.make_primitive(
+    "sbp_cotangent", jvp=_tangent_jvp, transpose=_transpose, batch=_tangent_batch
+)
+
+
+def annotate(x: Any, signature: Any, *, placement: Placement | None = None, grad: Any = None) -> Any:
+    """Says how a tensor inside a model lies; the identity everywhere else.
+
+    Arguments:
+      x: an array.
+      signature: one `S(dim)`, `B` or `P` per placement axis (a bare one for a 1-D placement).
+      placement: where it lies; the program's placement if None.
+      grad: the signature of its cotangent, likewise; free if None.
+
+    Raises:
+      SignatureError: for something that is not a signature, or a split of a dim that does not exist.
+
+    >>> import jax.numpy as jnp
+    >>> from sbp.signature import B, S
+    >>> annotate(jnp.ones((4, 2)), [S(0), B]).shape
+    (4, 2)
+    """
+    x = jax.numpy.asarray(x)
+    pin = Pin(_read(x, signature, "signature"), placement, None if grad is None else _read(x, grad, "grad"))
+    return annotate_p.bind(x, pin=pin)
+
+
+def _read(x: Any, signature: Any, name: str) -> NdSbp:
+    """The argument as an N-D signature of `x`, checked."""
+    nd: Sequence[Signature] = (signature,) if is_signature(signature) else signature
+    if not isinstance(nd, list | tuple) or not nd or not all(map(is_signature, nd)):
+        hint = " (a PartitionSpec belongs in in_sbp)" if isinstance(signature, jax.sharding.PartitionSpec) else ""
+        raise SignatureError(
+            Problem(
+                "signature",
+                f"annotate(x: {x.dtype}{list(x.shape)}, {name}=...)",
+                repr(signature),
+                "S(dim), B or P, or a list of them, one per placement axis",
+                "an annotation is an N-D signature" + hint,
+                "annotate(x, [S(0), B])",
+            )
+        )
+    out = normalise(nd, x.ndim)
+    for s in out:
+        if isinstance(s, Split) and not 0 <= s.dim < x.ndim:
+            raise SignatureError(
+                Problem(
+                    "signature",
+                    f"annotate(x: {x.dtype}{list(x.shape)}, {name}=...)",
+                    format_sbp(nd),
+                    f"dims {-x.ndim}..{x.ndim - 1}" if x.ndim else "B (a scalar has no dims)",
+                    f"{s} splits a dim that a tensor of {x.ndim} dims does not have",
+                    "count dims from 0",
+                )
+            )
+    return out
+
+
+@contextlib.contextmanager
+def on(placement: Placement) -> Iterator[None]:
+    """Ops traced inside belong to `placement`, and so do their backward ops.
+
+    >>> from sbp.placement import placement as make
+    >>> with on(make("cpu", shape=(2,))):
+    ...     pass
+    """
+    ranks = ",".join(map(str, placement.ranks))
+    shape = "x".join(map(str, placement.shape))
+    with jax.named_scope(f"{SCOPE}{placement.kind}[{ranks}]{shape}"):
+        yield

@@ -1,0 +1,126 @@
+"""Every touch of a JAX internal, and every difference between the supported JAX lines, in one place."""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+from jax._src import source_info_util
+from jax.extend.core import primitives
+from jax.extend.random import threefry_prng_impl
+from jax.interpreters import ad, batching, mlir
+
+ClosedJaxpr = jex.ClosedJaxpr
+Jaxpr = jex.Jaxpr
+JaxprEqn = jex.JaxprEqn
+Literal = jex.Literal
+Primitive = jex.Primitive
+Var = jex.Var
+DropVar = jex.DropVar
+Zero = ad.Zero
+
+_LIBRARIES = tuple(
+    os.path.realpath(p) + os.sep for p in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+)
+_STDLIB = os.path.realpath(sysconfig.get_path("stdlib")) + os.sep
+_PACKAGE = os.path.dirname(os.path.realpath(__file__)) + os.sep
+_OWN = tuple(os.path.join(os.path.dirname(os.path.dirname(_PACKAGE)), d, "") for d in ("sbp", "passes", "runtime"))
+
+
+def frames(source_info: Any) -> Iterator[tuple[str, int, str]]:
+    """The Python frames (file, line, function) of an equation, innermost first, without JAX's own."""
+    for frame in source_info_util.user_frames(source_info.traceback):
+        yield frame.file_name, frame.start_line, frame.function_name
+
+
+def user_line(source_info: Any) -> tuple[str, int] | None:
+    """The innermost frame in a file of the user's: not of an installed library, not of this package."""
+    for file, line, _ in frames(source_info):
+        path = os.path.realpath(file)
+        if not path.startswith((*_LIBRARIES, *_OWN)) and not path.startswith(_STDLIB):
+            return file, line
+    return None
+
+
+def any_line(source_info: Any) -> tuple[str, int] | None:
+    """The innermost frame outside JAX, libraries included."""
+    return next(((file, line) for file, line, _ in frames(source_info)), None)
+
+
+def scope_of(source_info: Any) -> str:
+    """The name stack, such as `jvp(layer0)/attention`."""
+    return str(source_info.name_stack)
+
+
+def set_source(eqn_source: Any) -> Any:
+    """A context in which bound primitives carry `eqn_source`'s traceback and names."""
+    return source_info_util.user_context(eqn_source.traceback, name_stack=eqn_source.name_stack)
+
+
+def sub_jaxpr(params: dict[str, Any], key: str) -> tuple[Any, Sequence[Any]]:
+    """The jaxpr that a call-like equation holds under `key`, and its constants."""
+    inner = params[key]
+    return getattr(inner, "jaxpr", inner), tuple(getattr(inner, "consts", ()))
+
+
+def bind(primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> list[Any]:
+    """Binds a primitive with an equation's parameters; always a list of results."""
+    functions, rest = primitive.get_bind_params(params)
+    out = primitive.bind(*functions, *args, **rest)
+    return list(out) if primitive.multiple_results else [out]
+
+
+def barrier_primitive() -> Any:
+    """The optimisation barrier's primitive."""
+    return jax.make_jaxpr(jax.lax.optimization_barrier)(0.0).eqns[0].primitive
+
+
+def make_primitive(
+    name: str,
+    *,
+    jvp: Callable[..., Any],
+    transpose: Callable[..., Any] | None,
+    batch: Callable[..., Any],
+) -> Any:
+    """An identity primitive of one operand with the given transformation rules."""
+    p = Primitive(name)
+    p.def_impl(lambda x, **_: x)
+    p.def_abstract_eval(lambda x, **_: x)
+    ad.primitive_jvps[p] = jvp
+    if transpose is not None:
+        ad.primitive_transposes[p] = transpose
+    batching.primitive_batchers[p] = batch
+    mlir.register_lowering(p, lambda ctx, x, **_: [x])
+    return p
+
+
+def is_key(dtype: Any) -> bool:
+    """Whether a dtype is that of a typed PRNG key."""
+    return bool(jax.dtypes.issubdtype(dtype, jax.dtypes.extended))
+
+
+def itemsize(dtype: Any) -> float:
+    """Bytes of one element; a typed key counts its words, sub-byte types their share."""
+    if is_key(dtype):
+        impl = getattr(dtype, "_impl", None)
+        return 4.0 * float(impl.key_shape[0]) if impl is not None else 8.0
+    name = str(dtype)
+    if name.endswith(("int4", "int2", "float4_e2m1fn")):
+        return 0.5 if "4" in name else 0.25
+    return float(dtype.itemsize)
+
+
+def is_partitionable_threefry(key_dtype: Any) -> bool:
+    """Whether bits of this key are a function of the key and the logical position alone."""
+    impl = getattr(key_dtype, "_impl", None)
+    return impl is threefry_prng_impl and bool(jax.config.jax_threefry_partitionable)
+
+
+def threefry(k1: Any, k2: Any, hi: Any, lo: Any) -> list[Any]:
+    """The threefry-2x32 block function on arrays of equal shape."""
+    out: list[Any] = primitives.threefry2x32_p.bind(k1, k2, hi, lo)
+    return out

@@ -1,0 +1,99 @@
+"""The exception tree: each message says where, what was given, what is legal, why, and what to try.
+
+    SbpError
+      SignatureError      a signature that cannot be written, or does not fit its tensor or placement
+      PlacementError      ranks, shape, axes or devices that do not fit
+      AnnotationError     annotations that contradict each other or that an op cannot honour
+      ArgumentError       arguments of a call that cannot be taken as they are
+      DonationError       a donated array used again
+      RuleError           a rule that a user registered does not describe its op
+      MismatchError       `sbp.verify` found an op whose distributed result differs
+
+All are `ValueError`s. One exception carries every problem of its call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong.
+
+    Arguments:
+      kind: which exception it belongs to, a key of `KINDS`.
+      where: the user's line, or the path of the argument.
+      got: what was given.
+      legal: what would be legal.
+      why: the reason in one sentence.
+      fix: what to try.
+    """
+
+    kind: str
+    where: str
+    got: str
+    legal: str
+    why: str
+    fix: str
+
+    def __str__(self) -> str:
+        rows = (("got", self.got), ("legal", self.legal), ("why", self.why), ("try", self.fix))
+        return "\n".join([self.where, *(f"  {name:<6} {text}" for name, text in rows if text)])
+
+
+class SbpError(ValueError):
+    """A program that cannot be compiled or run as written; `problems` holds every reason."""
+
+    def __init__(self, *problems: Problem) -> None:
+        self.problems = problems
+        head = "" if len(problems) == 1 else f"{len(problems)} problems\n"
+        super().__init__(head + "\n".join(str(p) for p in problems))
+
+
+class SignatureError(SbpError):
+    """A signature that cannot be written, or that does not fit its tensor or placement."""
+
+
+class PlacementError(SbpError):
+    """Ranks, shape, axes or devices that do not fit."""
+
+
+class AnnotationError(SbpError):
+    """Annotations that contradict each other, or that an op cannot honour."""
+
+
+class ArgumentError(SbpError):
+    """Arguments of a call that cannot be taken as they are."""
+
+
+class DonationError(SbpError):
+    """A donated array was passed again; its buffer is gone."""
+
+
+class RuleError(SbpError):
+    """A registered rule that does not describe its op."""
+
+
+class MismatchError(SbpError):
+    """The distributed program's result differs from one device's."""
+
+
+KINDS: dict[str, type[SbpError]] = {
+    "signature": SignatureError,
+    "placement": PlacementError,
+    "annotation": AnnotationError,
+    "argument": ArgumentError,
+    "donation": DonationError,
+    "rule": RuleError,
+    "mismatch": MismatchError,
+}
+
+
+def raise_all(problems: Iterable[Problem]) -> None:
+    """Raises one exception for all `problems`, of their class if they share one; nothing if there are none."""
+    found: Sequence[Problem] = tuple(dict.fromkeys(problems))
+    if found:
+        kinds = {p.kind for p in found}
+        raise (KINDS[kinds.pop()] if len(kinds) == 1 else SbpError)(*found)

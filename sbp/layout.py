@@ -1,0 +1,143 @@
+"""The arithmetic of a signature: local shapes, offsets and valid lengths, uneven sizes included.
+
+A split cuts a dim of size n over a group of g into chunks of ceil(n / g), outer axis first; the last
+shards may be shorter or empty and are padded to the chunk. What is in the padding is unspecified. The
+valid part of a shard is always a prefix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sbp.signature import NdSbp, Partial, Signature, Split, splits_of
+
+
+def chunk(size: int, group: int) -> int:
+    """The padded size of one shard.
+
+    >>> chunk(257, 8)
+    33
+    """
+    return -(-size // group)
+
+
+def split_shape(shape: Sequence[int], signature: Signature, group: int) -> tuple[int, ...]:
+    """The shape that remains on one device after one axis of size `group`.
+
+    >>> split_shape((10, 4), Split(0), 4)
+    (3, 4)
+    """
+    if not isinstance(signature, Split):
+        return tuple(shape)
+    return tuple(chunk(n, group) if d == signature.dim else n for d, n in enumerate(shape))
+
+
+def local_shape(shape: Sequence[int], nd: Sequence[Signature], hierarchy: Sequence[int]) -> tuple[int, ...]:
+    """The padded shape of one device's shard.
+
+    >>> local_shape((10, 4), (Split(0), Split(0)), (2, 4))
+    (2, 4)
+    """
+    out = tuple(shape)
+    for signature, group in zip(nd, hierarchy, strict=True):
+        out = split_shape(out, signature, group)
+    return out
+
+
+def chunk_sizes(size: int, axes: Sequence[int], hierarchy: Sequence[int]) -> tuple[int, ...]:
+    """The size that remains after each of `axes`, outer to inner.
+
+    >>> chunk_sizes(10, (0, 1), (2, 4))
+    (5, 2)
+    """
+    out = []
+    for axis in axes:
+        size = chunk(size, hierarchy[axis])
+        out.append(size)
+    return tuple(out)
+
+
+def is_even(shape: Sequence[int], nd: Sequence[Signature], hierarchy: Sequence[int]) -> bool:
+    """Whether every split divides, so that no shard has padding and JAX's NamedSharding can hold it."""
+    rest = list(shape)
+    for signature, group in zip(nd, hierarchy, strict=True):
+        if isinstance(signature, Split):
+            if rest[signature.dim] % group:
+                return False
+            rest[signature.dim] //= group
+    return True
+
+
+def at_rest(shape: Sequence[int], nd: Sequence[Signature], hierarchy: Sequence[int]) -> NdSbp:
+    """The nearest signature that a `jax.Array` can have: splits that do not divide, and P, become B.
+
+    >>> at_rest((257, 8), (Split(0), Split(1)), (2, 4))
+    (B, S(1))
+    """
+    from sbp.signature import B
+
+    rest, out = list(shape), list[Signature]()
+    for signature, group in zip(nd, hierarchy, strict=True):
+        keep = isinstance(signature, Split) and rest[signature.dim] % group == 0
+        if keep and isinstance(signature, Split):
+            rest[signature.dim] //= group
+        out.append(signature if keep else B)
+    return tuple(out)
+
+
+def valid_length(size: int, axes: Sequence[int], hierarchy: Sequence[int], coords: Sequence[int]) -> int:
+    """How many rows of a shard are real, on the device at `coords`.
+
+    >>> [valid_length(10, (0,), (4,), (i,)) for i in range(4)]
+    [3, 3, 3, 1]
+    """
+    for axis in axes:
+        c = chunk(size, hierarchy[axis])
+        size = min(max(size - coords[axis] * c, 0), c)
+    return size
+
+
+def offset(size: int, axes: Sequence[int], hierarchy: Sequence[int], coords: Sequence[int]) -> int:
+    """The logical position of the first row of a shard, on the device at `coords`."""
+    sizes = chunk_sizes(size, axes, hierarchy)
+    return sum(coords[axis] * c for axis, c in zip(axes, sizes, strict=True))
+
+
+def is_padded(size: int, axes: Sequence[int], hierarchy: Sequence[int]) -> bool:
+    """Whether some shard of a dim split by `axes` has padding."""
+    for axis in axes:
+        if size % hierarchy[axis]:
+            return True
+        size //= hierarchy[axis]
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A logical shape together with its N-D signature and the hierarchy that it lies on.
+
+    >>> Layout((10, 4), (Split(0), Partial()), (4, 2)).local
+    (3, 4)
+    """
+
+    shape: tuple[int, ...]
+    nd: NdSbp
+    hierarchy: tuple[int, ...]
+
+    @property
+    def local(self) -> tuple[int, ...]:
+        """The padded shape of one shard."""
+        return local_shape(self.shape, self.nd, self.hierarchy)
+
+    def axes(self, dim: int) -> tuple[int, ...]:
+        """The placement axes that split `dim`, outer to inner."""
+        return splits_of(self.nd, dim)
+
+    def padded(self, dim: int) -> bool:
+        """Whether some shard has padding along `dim`."""
+        return is_padded(self.shape[dim], self.axes(dim), self.hierarchy)
+
+    def partial_axes(self, op: str) -> tuple[int, ...]:
+        """The placement axes along which the value is P(op)."""
+        return tuple(a for a, s in enumerate(self.nd) if s == Partial(op))

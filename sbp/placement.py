@@ -1,0 +1,219 @@
+"""Placements: which devices, in which order, in which hierarchy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sbp.errors import PlacementError, Problem
+from sbp.hardware import CATALOGUE, PLATFORMS
+
+if TYPE_CHECKING:
+    import jax
+
+AXIS_NAMES = {1: ("x",), 2: ("data", "model"), 3: ("pod", "data", "model")}
+
+
+def _problem(got: str, legal: str, why: str, fix: str) -> PlacementError:
+    return PlacementError(Problem("placement", "placement(...)", got, legal, why, fix))
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Ordered devices in an N-D hierarchy; make one with `sbp.placement`.
+
+    Arguments:
+      kind: a JAX platform ("cpu", "gpu") or a catalogue name ("h100") for planning without the device.
+      ranks: positions in `jax.devices(kind)`, row-major over `shape`; their order is kept.
+      shape: the hierarchy, outer to inner.
+      axes: one name per level.
+    """
+
+    kind: str
+    ranks: tuple[int, ...]
+    shape: tuple[int, ...]
+    axes: tuple[str, ...]
+
+    @property
+    def ndim(self) -> int:
+        """The number of levels of the hierarchy."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of devices."""
+        return len(self.ranks)
+
+    def groups(self, axes: Sequence[int]) -> np.ndarray[Any, Any]:
+        """The ranks that talk to each other along `axes`: one row per group, row-major over `axes`."""
+        grid = np.asarray(self.ranks).reshape(self.shape)
+        rest = [a for a in range(self.ndim) if a not in axes]
+        group = math.prod(self.shape[a] for a in axes)
+        return grid.transpose(*rest, *axes).reshape(-1, group)
+
+    def split(self, axis: int | str) -> list[Placement]:
+        """The sub-placements along one axis (pipeline stages).
+
+        >>> [p.ranks for p in placement("cpu", shape=(2, 2)).split("data")]
+        [(0, 1), (2, 3)]
+        """
+        a = self.axes.index(axis) if isinstance(axis, str) else axis
+        grid = np.asarray(self.ranks).reshape(self.shape)
+        rest = [i for i in range(self.ndim) if i != a]
+        return [
+            placement(
+                self.kind,
+                np.take(grid, i, axis=a).tolist() if rest else [int(grid[i])],
+                axes=tuple(self.axes[j] for j in rest) or (self.axes[a],),
+            )
+            for i in range(self.shape[a])
+        ]
+
+    @property
+    def platform(self) -> str:
+        """The JAX platform that runs it: catalogue names of chips run on "gpu"."""
+        return self.kind if self.kind not in CATALOGUE or self.kind == "cpu" else "gpu"
+
+    @property
+    def mesh(self) -> jax.sharding.Mesh:
+        """The `jax.sharding.Mesh` of these devices.
+
+        Raises:
+          PlacementError: if JAX does not see as many devices.
+        """
+        import jax
+        from jax.sharding import AxisType, Mesh
+
+        try:
+            devices: Sequence[Any] = jax.devices(self.platform)
+        except RuntimeError:
+            devices = ()
+        if max(self.ranks) >= len(devices):
+            host = "on a CPU: jax.config.update('jax_num_cpu_devices', {}) before any device is used"
+            raise _problem(
+                f"{self}: rank {max(self.ranks)}",
+                f"ranks 0..{len(devices) - 1}: jax.devices({self.platform!r}) has {len(devices)}",
+                "a rank is a position in the list of devices; more ranks than devices cannot run",
+                host.format(max(self.ranks) + 1)
+                if self.platform == "cpu"
+                else "a smaller shape; Program.plan() needs no devices",
+            )
+        grid = np.array([devices[r] for r in self.ranks], dtype=object).reshape(self.shape)
+        return Mesh(grid, self.axes, axis_types=(AxisType.Auto,) * self.ndim)
+
+    @property
+    def abstract_mesh(self) -> jax.sharding.AbstractMesh:
+        """The mesh without devices, for lowering only."""
+        from jax.sharding import AbstractMesh, AxisType
+
+        return AbstractMesh(self.shape, self.axes, axis_types=(AxisType.Auto,) * self.ndim)
+
+    @staticmethod
+    def from_mesh(mesh: jax.sharding.Mesh) -> Placement:
+        """The placement of a `jax.sharding.Mesh`: same devices, same order, same axis names."""
+        import jax
+
+        platform = mesh.devices.flat[0].platform
+        position = {d: i for i, d in enumerate(jax.devices(platform))}
+        ranks = np.vectorize(position.__getitem__, otypes=[int])(mesh.devices)
+        return placement(platform, ranks.tolist(), axes=tuple(map(str, mesh.axis_names)))
+
+    def __str__(self) -> str:
+        order = "" if self.ranks == tuple(range(self.size)) else f", ranks {list(self.ranks)}"
+        levels = " x ".join(f"{a}={n}" for a, n in zip(self.axes, self.shape, strict=True))
+        return f"{self.kind}({levels}{order})"
+
+
+def placement(
+    kind: str,
+    ranks: Any = None,
+    *,
+    shape: Sequence[int] | None = None,
+    axes: Sequence[str] | None = None,
+) -> Placement:
+    """Ordered devices in an N-D hierarchy.
+
+    Arguments:
+      kind: a JAX platform ("cpu", "gpu") or a catalogue name ("a100", "h100", "h200", "b200").
+      ranks: nested lists of positions in `jax.devices(kind)`; the nesting is the hierarchy.
+      shape: the hierarchy instead, with ranks 0, 1, 2, ...
+      axes: a name per level; the default is ("data", "model") in 2-D.
+
+    Raises:
+      PlacementError: for an unknown kind, ragged, negative or repeated ranks, or names that do not fit.
+
+    >>> placement("cpu", shape=(2, 4)).axes
+    ('data', 'model')
+    """
+    known = sorted({*CATALOGUE, *PLATFORMS, "tpu"})
+    if kind not in known:
+        raise _problem(
+            f"kind {kind!r}",
+            ", ".join(known),
+            "the kind is a JAX platform or a catalogue name",
+            "'cpu' or 'gpu' to run, a chip's name to plan for it",
+        )
+    grid = _grid(ranks, shape)
+    names = tuple(axes) if axes is not None else AXIS_NAMES.get(grid.ndim) or tuple(f"x{i}" for i in range(grid.ndim))
+    if len(names) != grid.ndim or len(set(names)) != len(names) or not all(isinstance(n, str) for n in names):
+        raise _problem(
+            f"axes {names!r} for a hierarchy of shape {grid.shape}",
+            f"{grid.ndim} different names",
+            "each level of the hierarchy has one name",
+            f"axes={AXIS_NAMES.get(grid.ndim, tuple(f'x{i}' for i in range(grid.ndim)))!r}",
+        )
+    return Placement(kind, tuple(int(r) for r in grid.flat), tuple(map(int, grid.shape)), names)
+
+
+def _grid(ranks: Any, shape: Sequence[int] | None) -> np.ndarray[Any, Any]:
+    """The ranks as an integer array, checked."""
+    if ranks is None and shape is None:
+        raise _problem("neither ranks nor shape", "one of them", "the devices must be named", "shape=(8,)")
+    if shape is not None and any(n < 1 for n in shape):
+        raise _problem(f"shape={tuple(shape)}", "sizes of at least 1", "a level without devices", "shape=(2, 4)")
+    try:
+        grid = np.arange(math.prod(shape or ())) if ranks is None else np.asarray(ranks)
+    except ValueError:
+        raise _problem(
+            f"ranks={ranks!r}", "rows of equal length", "the hierarchy is a grid", "ranks=[[0, 1], [2, 3]]"
+        ) from None
+    if grid.size == 0 or grid.dtype.kind not in "iu" or grid.min() < 0:
+        raise _problem(
+            f"ranks={ranks!r}", "integers >= 0", "a rank is a position in jax.devices(kind)", "ranks=[[0, 1], [2, 3]]"
+        )
+    values, counts = np.unique(grid, return_counts=True)
+    if (counts > 1).any():
+        raise _problem(
+            f"ranks={grid.tolist()}",
+            "every rank once",
+            f"rank {int(values[counts > 1][0])} is repeated: a device has one place in the hierarchy",
+            "list each rank once",
+        )
+    if shape is not None:
+        if math.prod(shape) != grid.size:
+            raise _problem(
+                f"{grid.size} ranks for shape {tuple(shape)}",
+                f"{math.prod(shape)} ranks",
+                "the shape must hold all ranks",
+                "drop ranks= or shape=",
+            )
+        grid = grid.reshape(tuple(shape))
+    return grid.reshape(1) if grid.ndim == 0 else grid
+
+
+def parse_placement(text: str) -> Placement:
+    """Reads the command line's form, `kind:shape`.
+
+    >>> str(parse_placement("h100:16x8"))
+    'h100(data=16 x model=8)'
+    """
+    kind, _, shape = text.partition(":")
+    try:
+        sizes = tuple(int(n) for n in shape.lower().split("x"))
+    except ValueError:
+        raise _problem(repr(text), "KIND:AxBxC", "the shape is a product of sizes", "cpu:2x4, h100:16x8") from None
+    return placement(kind, shape=sizes)

@@ -1,0 +1,20 @@
+"""What each op does to signatures: one entry per op, by family. Importing this package loads them all."""
+
+from sbp.rules import contract, elementwise, index, random, reduce, shape, structure
+from sbp.rules.registry import REGISTRY, Op, Row, Rule, lookup, register_rule
+
+__all__ = [
+    "REGISTRY",
+    "Op",
+    "Row",
+    "Rule",
+    "contract",
+    "elementwise",
+    "index",
+    "lookup",
+    "random",
+    "reduce",
+    "register_rule",
+    "shape",
+    "structure",
+]

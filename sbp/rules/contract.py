@@ -1,0 +1,105 @@
+"""Contractions: matrix products and convolutions."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from sbp.rules.factors import Letters, factors
+from sbp.rules.local import Local
+from sbp.rules.registry import Op, Row, rule
+from sbp.signature import B, P, Split
+
+
+def _dot_letters(op: Op) -> tuple[list[Letters], list[Letters], dict[str, str]]:
+    """Letters of a `dot_general`: batch b*, contracted k*, free m* and n*."""
+    (lc, rc), (lb, rb) = op.params["dimension_numbers"]
+    sides: list[list[str]] = []
+    for side, shape in enumerate(op.shapes):
+        contract, batch = (lc, lb) if side == 0 else (rc, rb)
+        free = iter(range(len(shape)))
+        names = []
+        for d in range(len(shape)):
+            if d in batch:
+                names.append(f"b{list(batch).index(d)}")
+            elif d in contract:
+                names.append(f"k{list(contract).index(d)}")
+            else:
+                names.append(f"{'mn'[side]}{next(free)}")
+        sides.append(names)
+    out = [f"b{i}" for i in range(len(lb))] + [n for s in sides for n in s if n[0] in "mn"]
+    return [tuple(s) for s in sides], [tuple(out)], {f"k{i}": "sum" for i in range(len(lc))}
+
+
+def _dot_local(ctx: Local, lhs: Any, rhs: Any) -> list[Any]:
+    """Padding of a contracted dim must be zero on BOTH sides: zero times NaN is NaN."""
+    (lc, rc), _ = ctx.params["dimension_numbers"]
+    return ctx.bind(ctx.mask(lhs, ctx.operands[0], lc, 0), ctx.mask(rhs, ctx.operands[1], rc, 0))
+
+
+def _dot_flops(op: Op) -> float:
+    (contract, _), _ = op.params["dimension_numbers"]
+    return 2.0 * math.prod(op.shapes[0][d] for d in contract) * math.prod(op.results[0])
+
+
+@rule("dot_general", local=_dot_local, flops=_dot_flops)
+def dot_general(op: Op) -> list[Row]:
+    """Batch and free dims split; a contracted dim split on both sides leaves a sum; linear in each side."""
+    operands, results, reduced = _dot_letters(op)
+    return factors(op, operands, results, reduced=reduced, linear=(0, 1))
+
+
+def _conv_dims(params: Any) -> tuple[Any, Any, Any]:
+    numbers = params["dimension_numbers"]
+    return numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec
+
+
+def _conv_local(ctx: Local, lhs: Any, rhs: Any) -> list[Any]:
+    """Local group counts; padding of contracted features must be zero on both sides."""
+    ls, rs, os = _conv_dims(ctx.params)
+    groups, batches = ctx.params["feature_group_count"], ctx.params["batch_group_count"]
+    if groups > 1:
+        groups = lhs.shape[ls[1]] // rhs.shape[rs[1]]
+    if batches > 1:
+        batches = lhs.shape[ls[0]] // ctx.results[0].local[os[0]]
+    if groups == 1 and batches == 1:
+        lhs = ctx.mask(lhs, ctx.operands[0], [ls[1]], 0)
+        rhs = ctx.mask(rhs, ctx.operands[1], [rs[1]], 0)
+    return ctx.bind(lhs, rhs, feature_group_count=groups, batch_group_count=batches)
+
+
+def _conv_flops(op: Op) -> float:
+    _, rs, _ = _conv_dims(op.params)
+    taps = math.prod(op.shapes[1][d] for d in rs[1:])
+    return 2.0 * taps * math.prod(op.results[0])
+
+
+@rule("conv_general_dilated", local=_conv_local, flops=_conv_flops, note="spatial dims are whole")
+def conv_general_dilated(op: Op) -> list[Row]:
+    """Batch, input features (a sum), output features, and whole groups of features."""
+    ls, rs, os = _conv_dims(op.params)
+    operands: list[list[str | None]] = [[None] * len(op.shapes[0]), [None] * len(op.shapes[1])]
+    result: list[str | None] = [None] * len(op.results[0])
+    groups, batches = op.params["feature_group_count"], op.params["batch_group_count"]
+    if batches == 1:
+        operands[0][ls[0]] = result[os[0]] = "n"
+    if groups == 1 and batches == 1:
+        operands[0][ls[1]] = operands[1][rs[1]] = "c"
+        operands[1][rs[0]] = result[os[1]] = "o"
+    rows = factors(op, [tuple(o) for o in operands], [tuple(result)], reduced={"c": "sum"}, linear=(0, 1))
+    if groups > 1 and (op.shapes[0][ls[1]] // op.shapes[1][rs[1]]) % op.group == 0:
+        rows.append(Row((Split(ls[1]), Split(rs[0])), (Split(os[1]),)))
+    if batches > 1 and (op.shapes[0][ls[0]] // op.results[0][os[0]]) % op.group == 0:
+        rows.append(Row((Split(ls[0]), Split(rs[0])), (Split(os[1]),)))
+    return rows
+
+
+def _ragged_flops(op: Op) -> float:
+    return 2.0 * math.prod(op.shapes[0]) * op.results[0][-1]
+
+
+@rule("ragged_dot", "ragged_dot_general", flops=_ragged_flops, note="group sizes are whole; linear in each side")
+def ragged_dot(op: Op) -> list[Row]:
+    """The sums pass; splits come with an exchange of rows."""
+    rest = (B,) * (len(op.shapes) - 2)
+    return [Row((P, B, *rest), (P,)), Row((B, P, *rest), (P,))]

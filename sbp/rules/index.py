@@ -1,0 +1,239 @@
+"""Gather and scatter: embeddings, label picking, and their gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.lax import GatherScatterMode
+
+from sbp.layout import Layout
+from sbp.rules.factors import Letters, additive_row, split_rows
+from sbp.rules.local import Local
+from sbp.rules.registry import Op, Row, rule
+from sbp.signature import B, P, Split
+
+FILL, CLIP = GatherScatterMode.FILL_OR_DROP, GatherScatterMode.CLIP
+
+
+def _window_dims(operand: int, removed: Sequence[int]) -> list[int]:
+    """The operand dims that appear as window dims, in order."""
+    return [d for d in range(operand) if d not in removed]
+
+
+def _gather_letters(op: Op) -> tuple[Letters, Letters, Letters]:
+    """Letters of operand, indices and result: w* window dims taken whole, i* index dims, j* batching dims."""
+    dn = op.params["dimension_numbers"]
+    operand: list[str | None] = [None] * len(op.shapes[0])
+    indices: list[str | None] = [None] * len(op.shapes[1])
+    for k, (d, i) in enumerate(zip(dn.operand_batching_dims, dn.start_indices_batching_dims, strict=True)):
+        operand[d] = indices[i] = f"j{k}"
+    for i in range(len(op.shapes[1]) - 1):
+        indices[i] = indices[i] or f"i{i}"
+    result: list[str | None] = [None] * len(op.results[0])
+    window = _window_dims(len(op.shapes[0]), (*dn.collapsed_slice_dims, *dn.operand_batching_dims))
+    for d, at in zip(window, dn.offset_dims, strict=True):
+        if d not in dn.start_index_map and op.shapes[0][d] == op.results[0][at]:
+            operand[d] = result[at] = f"w{d}"
+    batch = iter(indices[:-1])
+    for at in range(len(result)):
+        if at not in dn.offset_dims:
+            result[at] = next(batch)
+    return tuple(operand), tuple(indices), tuple(result)
+
+
+def _lookup_dims(op: Op, dn: Any, index_map: Sequence[int], removed: Sequence[int]) -> list[int]:
+    """Operand dims that are indexed one row at a time: they may be split, each device serving its rows."""
+    return [d for d in index_map if d in removed and op.shapes[0][d] > 1]
+
+
+@rule("gather", local=lambda ctx, x, i: _gather_local(ctx, x, i), flops=lambda op: math.prod(op.results[0]))
+def gather(op: Op) -> list[Row]:
+    """Index dims, whole window dims and batching dims split; a split looked-up dim leaves a sum; linear."""
+    dn = op.params["dimension_numbers"]
+    operand, indices, result = _gather_letters(op)
+    sizes = _sizes([operand, indices, result], [op.shapes[0], op.shapes[1], op.results[0]])
+    rows = list(split_rows([operand, indices], [result], sizes, {}))
+    rows.append(Row((P, B), (P,)))
+    for d in _lookup_dims(op, dn, dn.start_index_map, dn.collapsed_slice_dims):
+        why = f"rows of dim {d} of operand 0 are looked up here, and it is split over {{axes}}"
+        rows.append(Row((Split(d), B), (P,), reason=why))
+    return rows
+
+
+def _sizes(letters: Sequence[Letters], shapes: Sequence[Sequence[int]]) -> dict[str, int]:
+    out: dict[str, int] = {}
+    for names, shape in zip(letters, shapes, strict=True):
+        out.update({n: s for n, s in zip(names, shape, strict=True) if n is not None})
+    return out
+
+
+def _owned(ctx: Local, index: Any, layout: Layout, dims: Sequence[int], index_map: Sequence[int]) -> tuple[Any, Any]:
+    """Indices made local along the split looked-up `dims`, and which of them this device owns."""
+    mine: Any = None
+    columns = [index[..., c] for c in range(len(index_map))]
+    for d in dims:
+        c = index_map.index(d)
+        at = columns[c] - ctx.offset(layout, d).astype(index.dtype)
+        here = (at >= 0) & (at < ctx.length(layout, d).astype(index.dtype))
+        mine = here if mine is None else mine & here
+        columns[c] = at
+    return jnp.stack(columns, axis=-1), mine
+
+
+def _signed(index: Any) -> Any:
+    """Indices in a signed type, so that local positions may be negative."""
+    return index.astype(np.int32) if jnp.issubdtype(index.dtype, jnp.unsignedinteger) else index
+
+
+def _split_lookups(layout: Layout, dn_map: Sequence[int], removed: Sequence[int]) -> list[int]:
+    return [d for d in dn_map if d in removed and layout.axes(d)]
+
+
+def _gather_local(ctx: Local, x: Any, index: Any) -> list[Any]:
+    """Local window sizes; with a split looked-up dim every device gives its rows and zeros for the others'."""
+    dn, layout = ctx.params["dimension_numbers"], ctx.operands[0]
+    sizes = tuple(
+        x.shape[d] if layout.axes(d) and d not in (*dn.collapsed_slice_dims, *dn.operand_batching_dims) else n
+        for d, n in enumerate(ctx.params["slice_sizes"])
+    )
+    dims = _split_lookups(layout, dn.start_index_map, dn.collapsed_slice_dims)
+    if not dims:
+        return ctx.bind(x, index, slice_sizes=sizes)
+    mode, index = GatherScatterMode.from_any(ctx.params["mode"]), _signed(index)
+    legal = _legal(index, layout, dn.start_index_map, ctx.params["slice_sizes"])
+    if mode == CLIP:
+        index = _clamped(index, layout, dn.start_index_map, ctx.params["slice_sizes"])
+    local, mine = _owned(ctx, index, layout, dims, dn.start_index_map)
+    for c, d in enumerate(dn.start_index_map):
+        if d in dims:
+            local = local.at[..., c].set(jnp.clip(local[..., c], 0, x.shape[d] - 1))
+    (rows,) = ctx.bind(x, local, slice_sizes=sizes, mode=CLIP, fill_value=None)
+    zero = jnp.zeros((), rows.dtype)
+    if mode != FILL:
+        return [jnp.where(_beside(mine, rows, dn.offset_dims), rows, zero)]
+    fill = _fill_value(ctx.params["fill_value"], rows.dtype)
+    axes = sorted({a for d in dims for a in layout.axes(d)})
+    missing = jnp.where(ctx.first(axes), fill, zero)
+    chosen = jnp.where(_beside(mine & legal, rows, dn.offset_dims), rows, zero)
+    return [jnp.where(_beside(legal, rows, dn.offset_dims), chosen, missing)]
+
+
+def _fill_value(value: Any, dtype: Any) -> Any:
+    """What `mode="fill"` puts for an index out of bounds (JAX: NaN, or the extreme integer)."""
+    if value is not None:
+        return jnp.asarray(value, dtype)
+    if jnp.issubdtype(dtype, jnp.inexact):
+        return jnp.asarray(np.nan, dtype)
+    if jnp.issubdtype(dtype, jnp.signedinteger):
+        return jnp.asarray(jnp.iinfo(dtype).min, dtype)
+    return jnp.asarray(True if dtype == bool else jnp.iinfo(dtype).max, dtype)
+
+
+def _limits(layout: Layout, index_map: Sequence[int], sizes: Sequence[int], dtype: Any) -> Any:
+    return np.array([layout.shape[d] - sizes[d] for d in index_map], dtype)
+
+
+def _legal(index: Any, layout: Layout, index_map: Sequence[int], sizes: Sequence[int]) -> Any:
+    """Which index vectors are in bounds, logically."""
+    limits = _limits(layout, index_map, sizes, index.dtype)
+    return jnp.all((index >= 0) & (index <= limits), axis=-1)
+
+
+def _clamped(index: Any, layout: Layout, index_map: Sequence[int], sizes: Sequence[int]) -> Any:
+    return jnp.clip(index, 0, _limits(layout, index_map, sizes, index.dtype))
+
+
+def _beside(flag: Any, rows: Any, offset_dims: Sequence[int]) -> Any:
+    """A flag per index vector, shaped to select among `rows`."""
+    batch = [d for d in range(rows.ndim) if d not in offset_dims]
+    return lax.broadcast_in_dim(flag, rows.shape, batch)
+
+
+def _scatter_letters(op: Op) -> tuple[Letters, Letters, Letters]:
+    """Letters of operand, indices and updates."""
+    dn = op.params["dimension_numbers"]
+    operand: list[str | None] = [None] * len(op.shapes[0])
+    indices: list[str | None] = [None] * len(op.shapes[1])
+    for k, (d, i) in enumerate(zip(dn.operand_batching_dims, dn.scatter_indices_batching_dims, strict=True)):
+        operand[d] = indices[i] = f"j{k}"
+    for i in range(len(op.shapes[1]) - 1):
+        indices[i] = indices[i] or f"i{i}"
+    updates: list[str | None] = [None] * len(op.shapes[2])
+    window = _window_dims(len(op.shapes[0]), (*dn.inserted_window_dims, *dn.operand_batching_dims))
+    for d, at in zip(window, dn.update_window_dims, strict=True):
+        if d not in dn.scatter_dims_to_operand_dims and op.shapes[0][d] == op.shapes[2][at]:
+            operand[d] = updates[at] = f"w{d}"
+    batch = iter(indices[:-1])
+    for at in range(len(updates)):
+        if at not in dn.update_window_dims:
+            updates[at] = next(batch)
+    return tuple(operand), tuple(indices), tuple(updates)
+
+
+def _scatter_local(ctx: Local, x: Any, index: Any, updates: Any) -> list[Any]:
+    """Padded updates are dropped; with a split looked-up dim every device keeps the updates of its rows."""
+    dn, layout = ctx.params["dimension_numbers"], ctx.operands[0]
+    dims = _split_lookups(layout, dn.scatter_dims_to_operand_dims, dn.inserted_window_dims)
+    padded = [i for i in range(index.ndim - 1) if ctx.operands[1].padded(i)]
+    if not dims and not padded:
+        return ctx.bind(x, index, updates)
+    index_map = list(dn.scatter_dims_to_operand_dims)
+    mode, index = GatherScatterMode.from_any(ctx.params["mode"]), _signed(index)
+    windows = _update_sizes(ctx)
+    keep = jnp.ones(index.shape[:-1], bool)
+    if mode == CLIP:
+        index = _clamped(index, layout, index_map, windows)
+    for i in padded:
+        keep &= lax.broadcasted_iota(np.int32, keep.shape, i) < ctx.length(ctx.operands[1], i)
+    if dims:
+        keep &= _legal(index, layout, index_map, windows)
+        index, mine = _owned(ctx, index, layout, dims, index_map)
+        keep &= mine
+    index = jnp.where(keep[..., None], index, jnp.iinfo(index.dtype).max)
+    return ctx.bind(x, index, updates, mode=FILL, indices_are_sorted=False)
+
+
+def _update_sizes(ctx: Local) -> list[int]:
+    """The logical window size along every operand dim."""
+    dn = ctx.params["dimension_numbers"]
+    sizes = [1] * len(ctx.operands[0].shape)
+    window = _window_dims(len(sizes), (*dn.inserted_window_dims, *dn.operand_batching_dims))
+    for d, at in zip(window, dn.update_window_dims, strict=True):
+        sizes[d] = ctx.operands[2].shape[at]
+    return sizes
+
+
+def _scatter_rows(op: Op) -> list[Row]:
+    """Splits that hold for every scatter: whole window dims, batching dims, and the looked-up rows."""
+    dn = op.params["dimension_numbers"]
+    operand, indices, updates = _scatter_letters(op)
+    sizes = _sizes([operand, indices, updates], op.shapes)
+    kept = {n: s for n, s in sizes.items() if n in operand}
+    rows = list(split_rows([operand, indices, updates], [operand], kept, {}))
+    for d in _lookup_dims(op, dn, dn.scatter_dims_to_operand_dims, dn.inserted_window_dims):
+        rows.append(Row((Split(d), B, B), (Split(d),)))
+    return rows
+
+
+@rule("scatter-add", "scatter_add", local=_scatter_local, flops=lambda op: 2 * math.prod(op.shapes[2]))
+def scatter_add(op: Op) -> list[Row]:
+    """As every scatter; additive; updates split by index leave a sum."""
+    rows = _scatter_rows(op)
+    rows.append(additive_row(3, 1, (0, 2)))
+    _, indices, updates = _scatter_letters(op)
+    for i, name in enumerate(indices):
+        if name is not None and name[0] == "i" and op.shapes[1][i] > 1:
+            why = f"dim {i} of the indices is added up here and split over {{axes}}"
+            rows.append(Row((P, Split(i), Split(updates.index(name))), (P,), fills=(0,), reason=why))
+    return rows
+
+
+@rule("scatter", "scatter-mul", "scatter-min", "scatter-max", local=_scatter_local)
+def scatter(op: Op) -> list[Row]:
+    """Whole window dims, batching dims, and the looked-up rows."""
+    return _scatter_rows(op)

@@ -1,0 +1,91 @@
+"""`Local`: what the body of an op knows about the shards it runs on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from sbp import compat
+from sbp.layout import Layout, chunk_sizes
+
+
+def identity_of(op: str, dtype: Any) -> Any:
+    """The element that a reduction ignores.
+
+    >>> float(identity_of("max", np.dtype("float32")))
+    -inf
+    """
+    if op == "sum":
+        return np.zeros((), dtype)
+    if op == "prod":
+        return np.ones((), dtype)
+    if op in ("and", "or"):
+        return np.asarray(-1 if op == "and" else 0).astype(dtype) if dtype != bool else np.asarray(op == "and")
+    if dtype == bool:
+        return np.asarray(op == "min")
+    if jnp.issubdtype(dtype, jnp.integer):
+        info = jnp.iinfo(dtype)
+        return np.asarray(info.min if op == "max" else info.max, dtype)
+    finite = jnp.finfo(dtype)
+    extreme = np.asarray(-np.inf if op == "max" else np.inf).astype(dtype)
+    return extreme if np.isinf(extreme) else np.asarray(finite.min if op == "max" else finite.max, dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """One op on one device, with the layouts of its operands and results.
+
+    Arguments:
+      primitive, params: the op, its parameters with logical shapes.
+      operands, results: where each lies.
+      coords: this device's traced position along each placement axis.
+    """
+
+    primitive: Any
+    params: Mapping[str, Any]
+    operands: tuple[Layout, ...]
+    results: tuple[Layout, ...]
+    coords: Sequence[Any]
+
+    def bind(self, *args: Any, **changed: Any) -> list[Any]:
+        """The primitive on local arrays, with some parameters changed."""
+        return compat.bind(self.primitive, args, {**self.params, **changed})
+
+    def offset(self, layout: Layout, dim: int) -> Any:
+        """The logical position of this shard's first row along `dim`, an int32 scalar."""
+        axes = layout.axes(dim)
+        sizes = chunk_sizes(layout.shape[dim], axes, layout.hierarchy)
+        parts = [self.coords[a] * np.int32(c) for a, c in zip(axes, sizes, strict=True)]
+        return sum(parts, start=np.int32(0))
+
+    def length(self, layout: Layout, dim: int) -> Any:
+        """How many rows of this shard are real along `dim`, an int32 scalar."""
+        size: Any = np.int32(layout.shape[dim])
+        axes = layout.axes(dim)
+        for axis, c in zip(axes, chunk_sizes(layout.shape[dim], axes, layout.hierarchy), strict=True):
+            size = jnp.clip(size - self.coords[axis] * np.int32(c), np.int32(0), np.int32(c))
+        return size
+
+    def positions(self, layout: Layout, dim: int) -> Any:
+        """The logical position of every row of this shard along `dim`, int32."""
+        return self.offset(layout, dim) + lax.iota(np.int32, layout.local[dim])
+
+    def mask(self, x: Any, layout: Layout, dims: Sequence[int], fill: Any) -> Any:
+        """`x` with the padding along `dims` replaced by `fill`; `x` itself where there is none."""
+        for dim in dims:
+            if layout.padded(dim):
+                rows = lax.broadcasted_iota(np.int32, x.shape, dim)
+                x = jnp.where(rows < self.length(layout, dim), x, jnp.asarray(fill, x.dtype))
+        return x
+
+    def first(self, axes: Sequence[int]) -> Any:
+        """Whether this device is at position 0 along all of `axes`."""
+        out: Any = np.bool_(True)
+        for axis in axes:
+            out = jnp.logical_and(out, self.coords[axis] == 0)
+        return out

@@ -1,0 +1,207 @@
+"""The registry of rules: what an entry says, and how entries are added and found."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from sbp import compat
+from sbp.errors import Problem, RuleError
+from sbp.rules.local import Local
+from sbp.signature import B, Signature, has_partial
+
+Shape: TypeAlias = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One application of a primitive, as ONE placement axis sees it.
+
+    Arguments:
+      name: the primitive's name.
+      shapes, results: shapes of operands and results, on what the outer axes left.
+      dtypes, result_dtypes: their dtypes.
+      params: the primitive's parameters, with logical shapes.
+      group: the size of the axis.
+    """
+
+    name: str
+    shapes: tuple[Shape, ...]
+    results: tuple[Shape, ...]
+    dtypes: tuple[Any, ...]
+    result_dtypes: tuple[Any, ...]
+    params: Mapping[str, Any] = field(hash=False)
+    group: int
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One valid 1-D signature of an op.
+
+    Arguments:
+      operands, results: a signature each.
+      fills: operands whose P may be made from a whole value by filling the other devices with zeros. Only
+        additive ops may see such zeros: zero times infinity is NaN.
+      reason: why the results are partial, if they become so here.
+    """
+
+    operands: tuple[Signature, ...]
+    results: tuple[Signature, ...]
+    fills: tuple[int, ...] = ()
+    reason: str = ""
+
+
+Rows: TypeAlias = Callable[[Op], Iterable[Row]]
+Body: TypeAlias = Callable[..., Any]
+Flops: TypeAlias = Callable[[Op], float]
+
+
+def element_flops(op: Op) -> float:
+    """One operation per element of the results."""
+    return float(sum(math.prod(s) for s in op.results))
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What one op does to signatures.
+
+    Arguments:
+      name: the primitive's name.
+      rows: the valid 1-D signatures of an application; all B is always valid and need not be listed.
+      local: the body that runs on the shards; None binds the same primitive to them.
+      flops: of an application with local shapes.
+      fused: whether compilers merge it into its neighbours' loops, so that its memory traffic is small.
+      family: the file it stands in, for the table in the docs.
+      note: a remark for the table.
+    """
+
+    name: str
+    rows: Rows
+    local: Body | None = None
+    flops: Flops = element_flops
+    fused: bool = False
+    family: str = ""
+    note: str = ""
+
+
+REGISTRY: dict[str, Rule] = {}
+
+
+def all_broadcast(op: Op) -> Row:
+    """The row that every op has."""
+    return Row((B,) * len(op.shapes), (B,) * len(op.results))
+
+
+def valid_rows(rule: Rule | None, op: Op) -> tuple[Row, ...]:
+    """Every valid 1-D signature of an application: the rule's rows, checked, and all B.
+
+    Raises:
+      RuleError: if a row does not have one signature per operand and result, or makes a boolean or key partial.
+    """
+    rows = [] if rule is None else list(rule.rows(op))
+    for row in rows:
+        if len(row.operands) != len(op.shapes) or len(row.results) != len(op.results):
+            raise _bad_row(op, row, "a row has one signature per operand and per result")
+    legal = [r for r in rows if not _partial_of_unsummable(op, r)]
+    return tuple(dict.fromkeys([*legal, all_broadcast(op)]))
+
+
+def _partial_of_unsummable(op: Op, row: Row) -> bool:
+    dtypes = (*op.dtypes, *op.result_dtypes)
+    return any(
+        has_partial([s]) and (compat.is_key(d) or d == bool)
+        for s, d in zip((*row.operands, *row.results), dtypes, strict=True)
+    )
+
+
+def _bad_row(op: Op, row: Row, why: str) -> RuleError:
+    return RuleError(
+        Problem(
+            "rule",
+            f"the rule of {op.name!r}",
+            f"{row.operands} -> {row.results}",
+            f"{len(op.shapes)} operands -> {len(op.results)} results",
+            why,
+            "see the table of ops for examples",
+        )
+    )
+
+
+def lookup(name: str) -> Rule | None:
+    """The rule of a primitive, if it has one."""
+    return REGISTRY.get(name)
+
+
+def rule(
+    *names: str,
+    local: Body | None = None,
+    flops: Flops = element_flops,
+    fused: bool = False,
+    note: str = "",
+) -> Callable[[Rows], Rows]:
+    """Enters the decorated function as the rule of `names`; the built-in families use it."""
+
+    def enter(rows: Rows) -> Rows:
+        family = rows.__module__.rsplit(".", 1)[-1]
+        for name in names:
+            _add(Rule(name, rows, local, flops, fused, family, note))
+        return rows
+
+    return enter
+
+
+def _add(entry: Rule, replace: bool = False) -> None:
+    if entry.name in REGISTRY and not replace:
+        raise RuleError(
+            Problem(
+                "rule",
+                f"register_rule({entry.name!r})",
+                "a second rule",
+                "one rule per op",
+                f"{entry.name!r} already has a rule in {REGISTRY[entry.name].family!r}",
+                "replace=True, if you mean to replace it",
+            )
+        )
+    REGISTRY[entry.name] = entry
+
+
+def register_rule(
+    primitive: Any,
+    rows: Rows | str,
+    *,
+    reduced: Mapping[str, str] | None = None,
+    linear: Iterable[int] = (),
+    local: Body | None = None,
+    flops: Flops = element_flops,
+    replace: bool = False,
+) -> None:
+    """Teaches the compiler an op of yours.
+
+    Arguments:
+      primitive: the primitive, or its name.
+      rows: a function from `Op` to rows, or factors such as "b k, k n -> b n" (one letter per dim; `_` for a dim
+        that must be whole).
+      reduced: with factors: the letters that a reduction removes, and by what: {"k": "sum"}.
+      linear: with factors: the operands in which the op is linear.
+      local: the body that runs on the shards; None binds the primitive to them.
+      flops: of an application with local shapes.
+      replace: whether an existing rule may be replaced.
+
+    Raises:
+      RuleError: if the op has a rule already.
+
+    >>> register_rule("my_scale", "a b, b -> a b", linear=(0, 1))
+    >>> lookup("my_scale").family
+    'user'
+    >>> del REGISTRY["my_scale"]
+    """
+    from sbp.rules.factors import from_spec
+
+    name = primitive if isinstance(primitive, str) else primitive.name
+    given = from_spec(rows, reduced or {}, tuple(linear)) if isinstance(rows, str) else rows
+    _add(Rule(name, given, local, flops, False, "user"), replace)
+
+
+__all__ = ["REGISTRY", "Local", "Op", "Row", "Rule", "lookup", "register_rule", "rule", "valid_rows"]

@@ -1,0 +1,188 @@
+"""Signatures: how one logical tensor lies along the axes of a placement.
+
+A 1-D signature says what happens along ONE axis of the device hierarchy: `S(dim)` splits a dim, `B`
+copies, `P(op)` means that the shards reduce to the tensor. A list of them, outer axis to inner, is an
+N-D signature (OneFlow: "SBP", Yuan et al., 2021).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from sbp.errors import Problem, SignatureError
+
+PARTIAL_OPS = ("sum", "max", "min")
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """The tensor's dim `dim` is cut into equal chunks along the axis.
+
+    >>> Split(0)
+    S(0)
+    """
+
+    dim: int
+
+    def __post_init__(self) -> None:
+        if isinstance(self.dim, bool) or not isinstance(self.dim, int):
+            raise SignatureError(
+                Problem(
+                    kind="signature",
+                    where="S(...)",
+                    got=f"S({self.dim!r})",
+                    legal="an integer dim: S(0), S(1), S(-1), ...",
+                    why="a split names the dim of the tensor that is cut",
+                    fix="give the position of the dim",
+                )
+            )
+
+    def __repr__(self) -> str:
+        return f"S({self.dim})"
+
+
+@dataclass(frozen=True, slots=True)
+class Broadcast:
+    """Every device along the axis holds the whole tensor.
+
+    >>> Broadcast()
+    B
+    """
+
+    def __repr__(self) -> str:
+        return "B"
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """Every device along the axis holds a tensor of full shape; reducing them by `op` gives the value.
+
+    `P` is `Partial("sum")`; calling it makes the others.
+
+    >>> P, P("max")
+    (P, P(max))
+    """
+
+    op: str = "sum"
+
+    def __post_init__(self) -> None:
+        if self.op not in PARTIAL_OPS:
+            raise SignatureError(
+                Problem(
+                    kind="signature",
+                    where="P(...)",
+                    got=f"P({self.op!r})",
+                    legal='P, P("sum"), P("max"), P("min")',
+                    why="P is the Partial signature: shards that reduce to the tensor",
+                    fix=(
+                        f"did you mean jax.sharding.PartitionSpec({self.op!r})? A PartitionSpec is accepted too"
+                        if isinstance(self.op, str)
+                        else "name the reduction"
+                    ),
+                )
+            )
+
+    def __call__(self, *ops: object) -> Partial:
+        if len(ops) == 1 and isinstance(ops[0], str):
+            return Partial(ops[0])
+        raise SignatureError(
+            Problem(
+                kind="signature",
+                where="P(...)",
+                got=f"P({', '.join(map(repr, ops))})",
+                legal='P, P("sum"), P("max"), P("min")',
+                why="P is the Partial signature: shards that reduce to the tensor",
+                fix="did you mean jax.sharding.PartitionSpec(...)? A PartitionSpec is accepted too",
+            )
+        )
+
+    def __repr__(self) -> str:
+        return "P" if self.op == "sum" else f"P({self.op})"
+
+
+Signature: TypeAlias = Split | Broadcast | Partial
+NdSbp: TypeAlias = tuple[Signature, ...]
+
+S = Split
+B = Broadcast()
+P = Partial("sum")
+
+
+class _Auto:
+    """The signature that the compiler chooses; `sbp.AUTO` is its only instance."""
+
+    def __repr__(self) -> str:
+        return "AUTO"
+
+
+AUTO = _Auto()
+
+_TOKEN = re.compile(r"\s*(?:S\(\s*(-?\d+)\s*\)|S(\d+)|(B)|P\(\s*\"?'?(\w+)'?\"?\s*\)|(P))\s*(?:,|$)")
+
+
+def is_signature(x: object) -> bool:
+    """Whether `x` is one 1-D signature."""
+    return isinstance(x, Split | Broadcast | Partial)
+
+
+def format_sbp(nd: Iterable[Signature]) -> str:
+    """Prints an N-D signature as the user would write it.
+
+    >>> format_sbp((Split(0), B))
+    '[S(0), B]'
+    """
+    return "[" + ", ".join(map(repr, nd)) + "]"
+
+
+def parse_sbp(text: str) -> NdSbp:
+    """Reads what `format_sbp` prints (and the short form `S0,B`).
+
+    >>> parse_sbp("[S(0), P(max)]")
+    (S(0), P(max))
+    """
+    body = text.strip().removeprefix("[").removesuffix("]")
+    out: list[Signature] = []
+    at = 0
+    while at < len(body):
+        m = _TOKEN.match(body, at)
+        if not m:
+            raise SignatureError(
+                Problem(
+                    kind="signature",
+                    where="a signature in text form",
+                    got=repr(text),
+                    legal="S(dim), B, P, P(max), P(min), separated by commas",
+                    why=f"nothing legal starts at {body[at:]!r}",
+                    fix='for example "[S(0), B]"',
+                )
+            )
+        long, short, b, op, _ = m.groups()
+        out.append(Split(int(long or short)) if long or short else B if b else Partial(op or "sum"))
+        at = m.end()
+    return tuple(out)
+
+
+def splits_of(nd: Sequence[Signature], dim: int) -> tuple[int, ...]:
+    """The placement axes that split `dim`, outer to inner.
+
+    >>> splits_of((Split(0), B, Split(0)), 0)
+    (0, 2)
+    """
+    return tuple(axis for axis, s in enumerate(nd) if isinstance(s, Split) and s.dim == dim)
+
+
+def has_partial(nd: Iterable[Signature]) -> bool:
+    """Whether any axis of the signature is Partial."""
+    return any(isinstance(s, Partial) for s in nd)
+
+
+def normalise(nd: Iterable[Signature], ndim: int) -> NdSbp:
+    """Counts negative split dims from the end.
+
+    >>> normalise((Split(-1), B), 3)
+    (S(2), B)
+    """
+    return tuple(Split(s.dim + ndim) if isinstance(s, Split) and -ndim <= s.dim < 0 else s for s in nd)

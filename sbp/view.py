@@ -1,0 +1,135 @@
+"""The meaning of a signature, in NumPy: the oracle of every test.
+
+`split` gives the shards that a tensor has under a signature, `join` the tensor that shards mean.
+Nothing here is fast; everything is evident.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from sbp.layout import local_shape, offset, valid_length
+from sbp.signature import Broadcast, Partial, Signature, Split, splits_of
+
+Array = np.ndarray[Any, Any]
+Shards = dict[tuple[int, ...], Array]
+
+REDUCERS: dict[str, Callable[[Sequence[Array]], Array]] = {
+    "sum": lambda xs: np.sum(np.stack(xs), axis=0, dtype=xs[0].dtype),
+    "max": lambda xs: np.max(np.stack(xs), axis=0),
+    "min": lambda xs: np.min(np.stack(xs), axis=0),
+}
+
+
+def coordinates(hierarchy: Sequence[int]) -> list[tuple[int, ...]]:
+    """All positions in the hierarchy, row-major.
+
+    >>> coordinates((2, 2))
+    [(0, 0), (0, 1), (1, 0), (1, 1)]
+    """
+    return list(itertools.product(*(range(n) for n in hierarchy)))
+
+
+def split(
+    tensor: Array,
+    nd: Sequence[Signature],
+    hierarchy: Sequence[int],
+    *,
+    seed: int = 0,
+    padding: float = np.nan,
+) -> Shards:
+    """The shards of `tensor`, by position in the hierarchy.
+
+    Partial shards are random and sign-varying, never one full copy and zeros. Padding is filled with
+    `padding` (NaN where the dtype has it, else the dtype's largest value).
+    """
+    rng = np.random.default_rng(seed)
+    shards: Shards = {(): tensor}
+    for axis, group in enumerate(hierarchy):
+        signature = nd[axis]
+        grown: Shards = {}
+        for coords, value in shards.items():
+            parts = (
+                _partials(value, signature.op, group, rng) if isinstance(signature, Partial) else [value] * group
+            )
+            grown.update({(*coords, i): part for i, part in enumerate(parts)})
+        shards = grown
+    return {c: _cut(v, nd, hierarchy, c, padding) for c, v in shards.items()}
+
+
+def join(shards: Shards, shape: Sequence[int], nd: Sequence[Signature], hierarchy: Sequence[int]) -> Array:
+    """The tensor that `shards` mean; padding is ignored.
+
+    Raises:
+      ValueError: if copies that must be equal (B) differ.
+    """
+    pieces: dict[tuple[int, ...], Array] = dict(shards)
+    free = dict(pieces)
+    for axis in reversed(range(len(hierarchy))):
+        signature = nd[axis]
+        if isinstance(signature, Split):
+            continue
+        merged: dict[tuple[int, ...], Array] = {}
+        for coords in {c[:axis] + (0,) + c[axis + 1 :] for c in free}:
+            group = [free[coords[:axis] + (i,) + coords[axis + 1 :]] for i in range(hierarchy[axis])]
+            merged[coords] = _merge(group, signature)
+        free = merged
+    out = np.zeros(tuple(shape), next(iter(shards.values())).dtype)
+    for coords, value in free.items():
+        target, source = [], []
+        for d, n in enumerate(shape):
+            axes = splits_of(nd, d)
+            length = valid_length(n, axes, hierarchy, coords)
+            start = offset(n, axes, hierarchy, coords)
+            target.append(slice(start, start + length))
+            source.append(slice(0, length))
+        out[tuple(target)] = value[tuple(source)]
+    return out
+
+
+def _merge(group: Sequence[Array], signature: Signature) -> Array:
+    if isinstance(signature, Broadcast):
+        for other in group[1:]:
+            if not np.array_equal(group[0], other, equal_nan=group[0].dtype.kind in "fc"):
+                raise ValueError("copies of a broadcast tensor differ")
+        return group[0]
+    assert isinstance(signature, Partial)
+    return REDUCERS[signature.op](group)
+
+
+def _partials(value: Array, op: str, group: int, rng: np.random.Generator) -> list[Array]:
+    """`group` arrays that reduce to `value`: integers exactly, floats up to rounding."""
+    if group == 1:
+        return [value]
+    if op == "sum":
+        noise = rng.integers(-9, 10, size=(group - 1, *value.shape)).astype(value.dtype)
+        return [*noise, (value - noise.sum(axis=0, dtype=value.dtype)).astype(value.dtype)]
+    toward = -1 if op == "max" else 1
+    owner = rng.integers(0, group, size=value.shape)
+    worse = value + toward * rng.integers(0, 5, size=(group, *value.shape)).astype(value.dtype)
+    return [np.where(owner == i, value, worse[i]).astype(value.dtype) for i in range(group)]
+
+
+def _cut(
+    value: Array, nd: Sequence[Signature], hierarchy: Sequence[int], coords: Sequence[int], padding: float
+) -> Array:
+    """One device's part of a tensor of full shape, padded."""
+    if value.dtype.kind in "fc" or value.dtype.kind == "V":
+        fill: Any = padding
+    else:
+        fill = True if value.dtype.kind == "b" else np.iinfo(value.dtype).max
+    out = np.full(local_shape(value.shape, nd, hierarchy), fill, value.dtype)
+    source, target = [], []
+    for d, n in enumerate(value.shape):
+        axes = splits_of(nd, d)
+        length = valid_length(n, axes, hierarchy, coords)
+        # A shard whose start lies in the outer axis' padding is empty.
+        start = offset(n, axes, hierarchy, coords) if length else 0
+        source.append(slice(start, start + length))
+        target.append(slice(0, length))
+    out[tuple(target)] = value[tuple(source)]
+    return out

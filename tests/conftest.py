@@ -1,0 +1,41 @@
+"""Eight CPU devices for every test, whatever the machine has; float32 unless a test asks for `x64`.
+
+XLA reads its flags once, when the first backend starts, so they are set here, before anything imports jax.
+(JAX's persistent compilation cache is not used: its files are not written atomically, and the workers of
+`pytest -n 2` would share them.)
+"""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import settings
+
+DEVICES = 8
+
+# Of a flag given twice XLA takes the last, so the user's other flags live on and the count is ours.
+COUNT = f"--xla_force_host_platform_device_count={DEVICES}"
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {COUNT}"
+os.environ["JAX_ENABLE_X64"] = "0"
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax  # noqa: E402  (after the flags, on purpose)
+
+# No deadline: the first example of a test pays for the compilation. Derandomized: a failure repeats.
+settings.register_profile("sbp", deadline=None, derandomize=True)
+settings.load_profile("sbp")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def eight_devices() -> None:
+    """Fail early and plainly where something started a backend before the flags were set."""
+    found = jax.device_count("cpu")
+    if found != DEVICES:
+        pytest.exit(f"{DEVICES} CPU devices wanted, {found} found: jax started before tests/conftest.py", 1)
+
+
+@pytest.fixture
+def x64() -> Iterator[None]:
+    """64-bit types while the test runs: `@pytest.mark.usefixtures("x64")`, or as an argument."""
+    with jax.enable_x64(True):
+        yield

@@ -1,0 +1,192 @@
+"""The planner's solver on the shape it is made for: train steps of deep residual networks.
+
+The ladder below is a caricature with the real thing's structure: a forward and a backward chain, weights
+and saved activations that join them, residual hubs behind share nodes, an optimizer per weight tied to its
+inputs, and the same tables in every layer.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from sbp.passes.plan.network import CostNetwork, Table
+from sbp.passes.plan.solve import solve
+
+BATCH, FEATURE, OTHER, WHOLE, PARTIAL = range(5)
+"""Layouts of a tensor on one mesh axis: split along one of three dims, broadcast, partial sums."""
+
+GROUPS = (8, 8)
+SECONDS_PER_BYTE = (1 / 370e9, 1 / 50e9)
+LATENCY_SECONDS = (5e-6, 10e-6)
+FLOPS = 500e12
+BYTES_PER_SECOND = 3e12
+
+# (layouts of the operands, layout of the result, whether the work is divided)
+ELEMENTWISE = tuple(((x,), x, x <= OTHER) for x in (BATCH, FEATURE, OTHER, WHOLE))
+LINEAR = (*ELEMENTWISE, ((PARTIAL,), PARTIAL, False))
+ADD = tuple(((x, x), x, divided) for (x,), _, divided in LINEAR)
+MULTIPLY = tuple(((x, x), x, divided) for (x,), _, divided in ELEMENTWISE) + (
+    ((PARTIAL, WHOLE), PARTIAL, False), ((WHOLE, PARTIAL), PARTIAL, False))
+MATMUL = (
+    ((BATCH, WHOLE), BATCH, True), ((WHOLE, FEATURE), FEATURE, True), ((FEATURE, BATCH), PARTIAL, True),
+    ((OTHER, WHOLE), OTHER, True), ((WHOLE, WHOLE), WHOLE, False), ((PARTIAL, WHOLE), PARTIAL, False),
+    ((WHOLE, PARTIAL), PARTIAL, False))
+REDUCE = (((BATCH,), BATCH, True), ((OTHER,), OTHER, True), ((FEATURE,), PARTIAL, True), ((WHOLE,), WHOLE, False))
+SOURCE = tuple(((), x, False) for x in (BATCH, FEATURE, OTHER, WHOLE))
+
+
+def reshard_seconds(axis: int, before: int, after: int, local_bytes: float) -> float:
+    """One axis; `local_bytes` are those of the whole tensor along this axis."""
+    group = GROUPS[axis]
+    if before == after or before == WHOLE:
+        return 0.0
+    if after == PARTIAL:
+        return 0.0 if before <= OTHER else np.inf
+    wire = local_bytes * (group - 1) / group
+    if before == PARTIAL:
+        wire *= 2 if after == WHOLE else 1
+    elif after <= OTHER:
+        wire /= group
+    return LATENCY_SECONDS[axis] + wire * SECONDS_PER_BYTE[axis]
+
+
+@dataclass
+class Ladder:
+    """A network under construction; nodes are ops, their states one strategy per mesh axis."""
+
+    axes: int
+    unary: list[Table] = field(default_factory=list)
+    results: list[tuple[tuple[int, ...], ...]] = field(default_factory=list)
+    operands: list[list[tuple[tuple[int, ...], ...]]] = field(default_factory=list)
+    nbytes: list[float] = field(default_factory=list)
+    edges: list[tuple[int, int, Table]] = field(default_factory=list)
+    uses: dict[int, int] = field(default_factory=dict)
+    tables: dict[object, Table] = field(default_factory=dict)
+
+    def op(self, rule: tuple, nbytes: float, *inputs: int, flops: float = 0.0) -> int:
+        node = len(self.unary)
+        strategies = list(itertools.product(rule, repeat=self.axes))
+        seconds = max(flops / FLOPS, (1 + len(inputs)) * nbytes / BYTES_PER_SECOND) if inputs else 0.0
+        divided = [np.prod([GROUPS[axis] if s[2] else 1 for axis, s in enumerate(choice)]) for choice in strategies]
+        self.unary.append(seconds / np.array(divided, dtype=float))
+        self.results.append(tuple(tuple(s[1] for s in choice) for choice in strategies))
+        self.operands.append([tuple(tuple(s[0][k] for s in choice) for choice in strategies) for k in range(len(inputs))])
+        self.nbytes.append(nbytes)
+        for position, source in enumerate(inputs):
+            self.edge(source, node, self.operands[node][position])
+        return node
+
+    def edge(self, source: int, node: int, wanted: tuple[tuple[int, ...], ...]) -> None:
+        key = (self.results[source], wanted, self.nbytes[source])
+        if key not in self.tables:
+            self.tables[key] = np.array([[self.move(b, a, self.nbytes[source]) for a in wanted] for b in self.results[source]])
+        self.edges.append((source, node, self.tables[key]))
+
+    def move(self, before: tuple[int, ...], after: tuple[int, ...], nbytes: float) -> float:
+        key = (before, after, nbytes)
+        if key not in self.tables:
+            best = np.inf
+            for order in itertools.permutations(range(self.axes)):
+                now, total = list(before), 0.0
+                for axis in order:
+                    rest = [GROUPS[other] for other in range(self.axes) if other != axis and now[other] <= OTHER]
+                    total += reshard_seconds(axis, now[axis], after[axis], nbytes / np.prod(rest, initial=1.0))
+                    now[axis] = after[axis]
+                best = min(best, total)
+            self.tables[key] = best
+        return self.tables[key]
+
+    def share(self, node: int) -> int:
+        """An identity node: the value in the layout that its consumers share."""
+        return self.op(LINEAR, self.nbytes[node], node)
+
+    def network(self) -> CostNetwork:
+        return CostNetwork(tuple(self.unary), tuple(self.edges))
+
+
+def ladder(layers: int, axes: int, width: float = 1024.0, tokens: float = 65536.0) -> CostNetwork:
+    """A train step: per layer a normalised two-matmul block and a gated block, each around the residual."""
+    net = Ladder(axes)
+    act, wide, weight = 2 * tokens * width, 8 * tokens * width, 8 * width * width
+    work = 8 * tokens * width * width
+    state: list[tuple[int, int, int]] = []
+    backward = []
+    stream = net.share(net.op(SOURCE, act))
+
+    def parameter() -> int:
+        names = [net.op(SOURCE, weight) for _ in range(3)]
+        state.append((names[0], names[1], names[2]))
+        return net.share(names[0])
+
+    def chain(start: int, length: int, rule: tuple = ELEMENTWISE) -> int:
+        for _ in range(length):
+            start = net.op(rule, net.nbytes[start], start)
+        return start
+
+    def norm(x: int) -> tuple[int, int]:
+        mean = chain(net.op(REDUCE, act, x), 2, ELEMENTWISE)
+        centred = net.share(net.op(ADD, act, x, mean))
+        variance = chain(net.op(REDUCE, act, chain(centred, 1)), 4)
+        return net.share(net.op(MULTIPLY, act, centred, variance)), variance
+
+    def block(x: int, gated: bool) -> int:
+        normed, variance = norm(x)
+        up, down = parameter(), parameter()
+        hidden = net.share(net.op(MATMUL, wide, normed, up, flops=work))
+        active = chain(hidden, 8)
+        gate = parameter() if gated else -1
+        if gated:
+            other = net.share(chain(net.op(MATMUL, wide, normed, gate, flops=work), 4))
+            active = net.op(MULTIPLY, wide, active, other)
+        else:
+            other = -1
+            active = chain(net.op(ADD, wide, active, chain(net.op(REDUCE, wide, active), 4)), 6)
+        active = net.share(active)
+        out = net.op(MATMUL, act, active, down, flops=work)
+        backward.append((x, normed, variance, up, down, gate, hidden, other, active))
+        return net.share(net.op(ADD, act, x, chain(out, 1, LINEAR)))
+
+    for layer in range(2 * layers):
+        stream = block(stream, layer % 2 == 1)
+    gradient = net.share(chain(stream, 3))
+    gradients: list[int] = []
+    for x, normed, variance, up, down, gate, hidden, other, active in reversed(backward):
+        d_active = net.op(MATMUL, wide, gradient, down, flops=work)
+        gradients.append(net.op(MATMUL, weight, active, gradient, flops=work))
+        d_active = net.share(d_active)
+        d_hidden = net.op(MULTIPLY, wide, chain(d_active, 9), chain(hidden, 3))
+        partial = []
+        if gate >= 0:
+            d_hidden = net.op(MULTIPLY, wide, d_hidden, other)
+            d_gate = net.share(net.op(MULTIPLY, wide, d_active, chain(hidden, 2)))
+            gradients.append(net.op(MATMUL, weight, normed, d_gate, flops=work))
+            partial.append(net.op(MATMUL, act, d_gate, gate, flops=work))
+        d_hidden = net.share(d_hidden)
+        gradients.append(net.op(MATMUL, weight, normed, d_hidden, flops=work))
+        partial.append(net.op(MATMUL, act, d_hidden, up, flops=work))
+        d_normed = net.share(partial[0] if len(partial) == 1 else net.op(ADD, act, *partial))
+        d_variance = chain(net.op(REDUCE, act, net.op(MULTIPLY, act, d_normed, chain(x, 1))), 5)
+        d_norm = net.op(ADD, act, net.op(MULTIPLY, act, chain(d_normed, 2), variance), d_variance)
+        gradient = net.share(net.op(ADD, act, gradient, chain(d_norm, 2, LINEAR)))
+    owners = [names for group in reversed(backward) for names in _owners(net, state, group)]
+    for (weights, first, second), grad in zip(owners, gradients, strict=True):
+        grad = net.share(grad)
+        mean = net.share(net.op(ADD, weight, chain(first, 1), chain(grad, 1, LINEAR)))
+        square = net.share(net.op(ADD, weight, chain(second, 1), chain(grad, 2)))
+        step = chain(net.op(MULTIPLY, weight, chain(mean, 1), chain(square, 3)), 2)
+        updated = net.op(ADD, weight, weights, step)
+        for new, old in ((updated, weights), (mean, first), (square, second)):
+            net.edge(new, old, net.results[old])
+    return net.network()
+
+
+def _owners(net: Ladder, state: list, group: tuple) -> list[tuple[int, int, int]]:
+    """Optimizer state of the weights of a block, in the order of their gradients."""
+    up, down, gate = group[3:6]
+    shared = {source: names for names in state for source in (names[0],)}
+    of = {node: shared[source] for source, node, _ in net.edges if source in shared and node in (up, down, gate)}
+    return [of[node] for node in (down, gate, up) if node >= 0]

@@ -1,0 +1,240 @@
+"""The rules that hold the house up: who may import whom, how long a file may be, what a text may refer to."""
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# Folder -> the name its modules are imported by. A layer may import itself and what stands above it here.
+LAYERS = {"sbp": "sbp", "passes": "sbp.passes", "runtime": "sbp.runtime", "models": "models"}
+ORDER = list(LAYERS.values())
+
+# The lazy face and the command line reach every layer; nobody inside the house imports them.
+FACE = ("sbp/__init__.py", "sbp/__main__.py")
+# The one module that touches what JAX keeps for itself.
+COMPAT = "sbp/compat.py"
+MAX_LINES = 400
+
+TEXTS = ("*.md", "*.py", "*.toml", "*.yml", "*.yaml", "*.json", "*.html", "*.svg", "*.dot", "*.txt", "*.sh")
+# What only exists on the machine of whoever wrote it.
+FOREIGN = {
+    "a folder beside the repository": re.compile(r"\.\./shared\b"),
+    "an absolute path of somebody's machine": re.compile(r"(?<![\w./-])/(?:root|home|work|Users)/\w"),
+    "a file that is not in the repository": re.compile(r"\b(?:DESIGN|FACTS)\.md\b|\bstudy/[\w-]+\.md\b"),
+}
+
+LINK = re.compile(r"!?\[[^\]]*\]\(\s*<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\s*\)")
+FENCE = re.compile(r"^(```|~~~).*?^\1", re.DOTALL | re.MULTILINE)
+
+
+def files(folder: str, pattern: str) -> Iterator[Path]:
+    """The files below a top-level folder, not through the two links, no caches and no build products."""
+    for path in sorted((ROOT / folder).rglob(pattern)):
+        parts = path.relative_to(ROOT).parts
+        linked = parts[:2] in (("sbp", "passes"), ("sbp", "runtime"))
+        if path.is_file() and not linked and not any(p.startswith(".") or p == "__pycache__" for p in parts):
+            yield path
+
+
+def name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def text(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+MODULES = [path for folder in LAYERS for path in files(folder, "*.py")]
+DOCUMENTS = sorted(ROOT.glob("*.md"))
+DOCUMENTS += [path for folder in ("docs", "benchmarks", "tests", *LAYERS) for path in files(folder, "*.md")]
+
+each_module = pytest.mark.parametrize("path", MODULES, ids=name)
+
+
+def module_name(path: Path) -> str:
+    """passes/plan/cost.py -> sbp.passes.plan.cost"""
+    folder, *rest = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join([LAYERS[folder], *(part for part in rest if part != "__init__")])
+
+
+def layer(module: str) -> int | None:
+    """The position in ORDER, the longest name first; None for what is not of this house."""
+    found = [i for i, root in enumerate(ORDER) if module == root or module.startswith(root + ".")]
+    return max(found, default=None)
+
+
+NAMES = {module_name(path) for path in MODULES}
+
+
+def imports(path: Path, source: str) -> Iterator[tuple[int, str]]:
+    """(line, module) of every import, also inside functions; `from a import b` is a.b if that is a module."""
+    package = module_name(path).split(".")
+    if path.name != "__init__.py":
+        package.pop()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            origin = ".".join([*base, *([node.module] if node.module else [])])
+            for alias in node.names:
+                inner = f"{origin}.{alias.name}"
+                yield node.lineno, inner if inner in NAMES or inner in ORDER else origin
+
+
+def wrong_imports(path: Path, source: str) -> list[str]:
+    """What a module imports against the direction sbp <- passes <- runtime <- models."""
+    if name(path) in FACE:
+        return []
+    own = layer(module_name(path))
+    assert own is not None
+    wrong = []
+    for line, target in imports(path, source):
+        at = layer(target)
+        if target.split(".")[0] in ("passes", "runtime"):
+            wrong.append(f"{name(path)}:{line} imports {target}: say sbp.{target}")
+        elif at is not None and at > own:
+            wrong.append(f"{name(path)}:{line} imports {target}: {ORDER[own]} may not know {ORDER[at]}")
+        elif target in ("sbp", "sbp.__main__") and ORDER[own] != "models":
+            wrong.append(f"{name(path)}:{line} imports the public face, not the module that has the name")
+    return wrong
+
+
+def jax_internals(source: str) -> list[int]:
+    """The lines that import or reach into `jax._src` or jaxlib."""
+    lines = []
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Import(names=aliases):
+                targets = [alias.name for alias in aliases]
+            case ast.ImportFrom(module=str(origin), names=aliases, level=0):
+                targets = [f"{origin}.{alias.name}" for alias in aliases]
+            case ast.Attribute(value=ast.Name(id="jax"), attr=attribute):
+                targets = [f"jax.{attribute}"]
+            case _:
+                continue
+        if any(target.startswith("jax._src") or target.split(".")[0] == "jaxlib" for target in targets):
+            lines.append(node.lineno)
+    return lines
+
+
+@each_module
+def test_imports_point_one_way(path: Path) -> None:
+    assert not wrong_imports(path, text(path))
+
+
+@pytest.mark.parametrize(
+    ("path", "source", "complaint"),
+    [
+        ("sbp/view.py", "def f():\n    from sbp.passes.graph import Graph", "sbp/view.py:2 imports sbp."),
+        ("sbp/view.py", "from sbp import runtime", "sbp may not know sbp.runtime"),
+        ("sbp/view.py", "from . import passes", "sbp may not know sbp.passes"),
+        ("sbp/rules/a.py", "from ..passes import graph", "sbp may not know sbp.passes"),
+        ("passes/plan/a.py", "import sbp.runtime.lower", "sbp.passes may not know sbp.runtime"),
+        ("passes/a.py", "from passes.graph import Graph", "say sbp.passes.graph"),
+        ("passes/a.py", "import sbp", "imports the public face"),
+        ("runtime/a.py", "import models.gpt", "sbp.runtime may not know models"),
+        ("runtime/a.py", "from sbp.passes.graph import Graph\nfrom . import lower\nimport jax", None),
+        ("models/a.py", "import sbp\nfrom sbp import B", None),
+        ("sbp/__init__.py", "from sbp.runtime.execute import compile", None),
+    ],
+)
+def test_the_import_check_itself(path: str, source: str, complaint: str | None) -> None:
+    found = wrong_imports(ROOT / path, source)
+    assert complaint in found[0] if complaint else found == []
+
+
+def test_no_module_is_imported_twice() -> None:
+    """`passes.x` beside `sbp.passes.x` would be two modules with two of each class."""
+    library = [module for module in sorted(NAMES) if module.startswith("sbp") and module != "sbp.__main__"]
+    code = "\n".join(
+        [
+            "import importlib, sys",
+            f"for module in {library!r}: importlib.import_module(module)",
+            "print([m for m in sys.modules if m.split('.')[0] in ('passes', 'runtime')])",
+        ]
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
+
+
+@each_module
+def test_file_is_short(path: Path) -> None:
+    lines = len(text(path).splitlines())
+    assert lines <= MAX_LINES, f"{name(path)} has {lines} lines: split it by subject"
+
+
+@each_module
+def test_module_says_what_it_is(path: Path) -> None:
+    public = not path.stem.startswith("_") or path.stem in ("__init__", "__main__")
+    assert not public or ast.get_docstring(ast.parse(text(path))), f"{name(path)} has no docstring"
+
+
+@each_module
+def test_jax_internals_only_in_compat(path: Path) -> None:
+    lines = jax_internals(text(path))
+    assert name(path) == COMPAT or not lines, f"{name(path)}, lines {lines}: JAX internals belong in {COMPAT}"
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("import jax._src.core", [1]),
+        ("from jax import _src", [1]),
+        ("import jax\n\njax._src.core.Tracer", [3]),
+        ("from jaxlib import xla_client", [1]),
+        ("import jax\nfrom jax.extend import core\njax.jit", []),
+    ],
+)
+def test_the_internals_check_itself(source: str, found: list[int]) -> None:
+    assert jax_internals(source) == found
+
+
+@pytest.mark.parametrize("folder", ["passes", "runtime"])
+def test_links_are_intact(folder: str) -> None:
+    link = ROOT / "sbp" / folder
+    assert link.is_symlink(), f"sbp/{folder} must be a link (git config core.symlinks true)"
+    assert link.readlink() == Path("..", folder)
+    assert (link / "__init__.py").is_file()
+
+
+def test_every_package_is_importable() -> None:
+    """A folder of modules without `__init__.py` is left out of the wheel."""
+    for path in MODULES:
+        if name(path).split("/")[0] != "models":
+            assert (path.parent / "__init__.py").is_file(), f"{name(path.parent)} has no __init__.py"
+
+
+def test_texts_refer_to_nothing_outside() -> None:
+    folders = ("docs", "tests", "benchmarks", *LAYERS)
+    texts = [path for pattern in TEXTS for folder in folders for path in files(folder, pattern)]
+    texts += [path for pattern in (*TEXTS, ".gitignore", ".ci/*") for path in sorted(ROOT.glob(pattern))]
+    found = [
+        f"{name(path)}:{number}: {what}"
+        for path in texts
+        if path != Path(__file__)
+        for number, line in enumerate(text(path).splitlines(), 1)
+        for what, pattern in FOREIGN.items()
+        if pattern.search(line)
+    ]
+    assert not found
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name)
+def test_links_of_documents_resolve(path: Path) -> None:
+    targets = LINK.findall(FENCE.sub("", text(path)))
+    local = [target.split("#")[0] for target in targets if not re.match(r"#|[a-z]+:", target)]
+    assert not [target for target in local if not (path.parent / target).exists()]
+
+
+@pytest.mark.parametrize("command", ["main_job", "tests"])
+def test_ci_runs_what_the_readme_says(command: str) -> None:
+    found = re.search(rf'^{command}="(.+)"$', text(ROOT / ".ci" / "run"), re.MULTILINE)
+    assert found
+    assert found[1] in text(ROOT / "README.md").splitlines()
