@@ -33,8 +33,8 @@ class Config:
     width: int = 128
     heads: int = 8
     vocabulary: int = 96
-    sequence: int = 64
-    dropout: float = 0.1
+    sequence: int = 32
+    dropout: float = 0.05
 
     def __post_init__(self) -> None:
         if self.width % self.heads:
@@ -83,7 +83,7 @@ def signatures(
 def init(key: jax.Array, config: Config) -> PyTree:
     """Random parameters: normal, of a variance that keeps that of the activations."""
     d, h, e = config.width, config.heads, config.head_width
-    keys = iter(jax.random.split(key, 2 + 4 * config.layers))
+    keys = iter(jax.random.split(key, 1 + 4 * config.layers))
 
     def normal(*shape: int, variance: float) -> jax.Array:
         return variance**0.5 * jax.random.normal(next(keys), shape)
@@ -106,10 +106,17 @@ def init(key: jax.Array, config: Config) -> PyTree:
 
     return {
         "embedding": normal(config.vocabulary, d, variance=1 / d),
-        "position": normal(config.sequence, d, variance=1 / d),
+        "position": (2 / d) ** 0.5 * waves(config.sequence, d),
         "layers": [layer() for _ in range(config.layers)],
         "norm": norm(),
     }
+
+
+def waves(length: int, width: int) -> jax.Array:
+    """Positions as sines and cosines of falling frequency (Vaswani et al., 2017): neighbours look alike."""
+    dim = jnp.arange(width)
+    angle = jnp.arange(length)[:, None] * 100.0 ** -(dim // 2 * 2 / width)
+    return jnp.where(dim % 2 == 0, jnp.sin(angle), jnp.cos(angle))
 
 
 def normalize(x: jax.Array, norm: PyTree) -> jax.Array:
@@ -206,8 +213,8 @@ def parser() -> argparse.ArgumentParser:
         "models.gpt",
         "Train a GPT on text, distributed; see every collective; compare with one device.",
         parallel=("2d", "data", "tensor", "zero", "auto"),
-        steps=200,
-        batch=16,
+        steps=300,
+        batch=32,
         lr=3e-3,
     )
     default = Config()
@@ -232,7 +239,7 @@ def main(argv: Sequence[str] | None = None) -> train.Result:
     args = parser().parse_args(argv)
     placement = train.prepare(args)
     config = Config(args.layers, args.width, args.heads, args.vocab, args.seq, args.dropout)
-    optimizer = optax.adamw(args.lr)
+    optimizer = optax.adamw(args.lr, b2=0.99)
     corpus = text.read(args.text)
     vocabulary = text.Vocabulary.of(corpus, config.vocabulary)
     tokens = vocabulary.encode(corpus)

@@ -109,32 +109,35 @@ class Boxing:
             if is_even(self.shape, after, hierarchy) and can_permute(nd, after, hierarchy):
                 yield Move("permute", tuple(range(len(nd))), nd, after, B, B)
 
-    @cached_property
-    def _paths(self) -> tuple[Array, Array]:
+    def _shortest(self, strict: bool) -> tuple[Array, Array]:
         """Seconds between all pairs, and the predecessors on the cheapest paths."""
         n = len(self.universe)
-        at = np.array(list(self._moves), dtype=np.int64).reshape(-1, 2)
-        seconds = np.array([s for s, _ in self._moves.values()])
-        graph = csr_matrix((seconds, (at[:, 0], at[:, 1])), shape=(n, n))
+        used = [(i, j, s) for (i, j), (s, m) in self._moves.items() if not (strict and makes_sum(m))]
+        at = np.array([(i, j) for i, j, _ in used], dtype=np.int64).reshape(-1, 2)
+        graph = csr_matrix(([s for _, _, s in used], (at[:, 0], at[:, 1])), shape=(n, n))
         cost, before = dijkstra(graph, return_predecessors=True)
         return cost, before
+
+    @cached_property
+    def _loose(self) -> tuple[Array, Array]:
+        return self._shortest(strict=False)
+
+    @cached_property
+    def _strict(self) -> tuple[Array, Array]:
+        return self._shortest(strict=True)
 
     @property
     def seconds(self) -> Array:
         """The time from each signature (row) to each other (column)."""
-        return self._paths[0]
+        return self._loose[0]
 
-    @cached_property
+    @property
     def strict_seconds(self) -> Array:
-        """The same for ops that must not see a sum filled with zeros: such transitions are infinite."""
-        fresh = np.zeros_like(self.seconds, dtype=bool)
-        for axis in range(self.network.placement.ndim):
-            sums = np.array([nd[axis] == P for nd in self.universe])
-            fresh |= sums[None, :] & ~sums[:, None]
-        return np.where(fresh, np.inf, self.seconds)
+        """The same for ops that must not see a sum filled with zeros: infinite where only filling would make it."""
+        return self._strict[0]
 
-    def path(self, before: NdSbp, after: NdSbp) -> tuple[Move, ...]:
-        """The cheapest sequence of moves.
+    def path(self, before: NdSbp, after: NdSbp, *, strict: bool = False) -> tuple[Move, ...]:
+        """The cheapest sequence of moves; a strict one makes no sum by filling.
 
         >>> from sbp.hardware import hardware_for
         >>> from sbp.placement import placement
@@ -143,12 +146,18 @@ class Boxing:
         ['all_reduce']
         """
         i, j = self.index[before], self.index[after]
+        predecessors = (self._strict if strict else self._loose)[1]
         steps: list[Move] = []
         while j != i:
-            k = int(self._paths[1][i, j])
+            k = int(predecessors[i, j])
             steps.append(self._moves[k, j][1])
             j = k
         return tuple(reversed(steps))
+
+
+def makes_sum(move: Move) -> bool:
+    """Whether a move makes a sum by filling with zeros."""
+    return move.kind in ("fill", "embed") and move.new == P
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ class Move:
     """One step from a signature to another.
 
     Arguments:
-      kind: a collective ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute") or a local step
-        ("slice", "fill", "embed", "keep").
+      kind: a collective ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute") or a local
+        step ("slice", "fill", "embed", "keep").
       axes: the placement axes that take part, outer to inner.
       before, after: the N-D signatures.
       old, new: what changes along each of `axes`.
@@ -46,7 +46,7 @@ class Move:
 
 
 def _kind(old: Signature, new: Signature) -> str | None:
-    """The move along one axis, by the table of DESIGN: from a row's signature to a column's."""
+    """The move along one axis, from one signature to another."""
     match old, new:
         case Broadcast(), Split():
             return "slice"
@@ -171,8 +171,10 @@ def can_permute(before: NdSbp, after: NdSbp, hierarchy: tuple[int, ...]) -> bool
     return math.prod(hierarchy) <= 512 and route(shape, before, after, hierarchy) is not None
 
 
-def frame(move: Move, signature: Signature, shape: Sequence[int], hierarchy: Sequence[int]) -> tuple[int, tuple[int, ...]]:
-    """A split dim as the moving axes see it: its size on what the other axes left, and the chunks after each axis."""
+def frame(
+    move: Move, signature: Signature, shape: Sequence[int], hierarchy: Sequence[int]
+) -> tuple[int, tuple[int, ...]]:
+    """A split dim as the moving axes see it: the size that the other axes left, the chunk after each axis."""
     assert isinstance(signature, Split)
     rest = [a for a in splits_of(move.before, signature.dim) if a not in move.axes]
     size = shape[signature.dim]
@@ -198,11 +200,14 @@ def wire_bytes(move: Move, shape: Sequence[int], itemsize: float, hierarchy: Seq
             return (g - 1) * before
         case "all_to_all" if isinstance(move.old, Split):
             return share * _grown(move, move.new, before, shape, hierarchy)
-        case _:  # reduce_scatter, and the all_to_all of a maximum: each device ends with one of g padded chunks
+        case _:
+            # reduce_scatter, and the all_to_all of a maximum: each device ends with one of g padded chunks
             return (g - 1) * after
 
 
-def _grown(move: Move, new: Signature, before: float, shape: Sequence[int], hierarchy: Sequence[int]) -> float:
+def _grown(
+    move: Move, new: Signature, before: float, shape: Sequence[int], hierarchy: Sequence[int]
+) -> float:
     """Bytes of a shard once the dim that is to be split is padded to g chunks."""
     size, chunks = frame(move, new, shape, hierarchy)
     g = math.prod(hierarchy[a] for a in move.axes)

@@ -50,7 +50,9 @@ def implode(x: Any, dim: int, groups: Sequence[int], size: int) -> Any:
     return x
 
 
-def apply_move(x: Any, move: Move, shape: Sequence[int], hierarchy: Sequence[int], axes: Sequence[str], coords: Any) -> Any:
+def apply_move(
+    x: Any, move: Move, shape: Sequence[int], hierarchy: Sequence[int], axes: Sequence[str], coords: Any
+) -> Any:
     """One move on this device's shard.
 
     Arguments:
@@ -78,7 +80,9 @@ def _all_gather(x: Any, move: Move, shape: Any, hierarchy: Any, names: Any, grou
     return implode(whole, move.old.dim, groups, size)
 
 
-def _reduce_scatter(x: Any, move: Move, shape: Any, hierarchy: Any, names: Any, groups: Any, coords: Any) -> Any:
+def _reduce_scatter(
+    x: Any, move: Move, shape: Any, hierarchy: Any, names: Any, groups: Any, coords: Any
+) -> Any:
     assert isinstance(move.new, Split)
     return lax.psum_scatter(
         explode(x, move.new.dim, groups), names, scatter_dimension=move.new.dim, tiled=True

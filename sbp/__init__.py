@@ -1,0 +1,60 @@
+"""sbp: a single-device JAX program, plus placements and N-D SBP signatures, becomes one distributed program."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+# `placement` is also a module's name, so it is bound at once (its import is cheap); all else waits.
+from sbp.placement import Placement, placement
+
+# name -> the module that defines it, imported on first use
+_FACE = {
+    "S": "sbp.signature",
+    "B": "sbp.signature",
+    "P": "sbp.signature",
+    "AUTO": "sbp.signature",
+    "Split": "sbp.signature",
+    "Broadcast": "sbp.signature",
+    "Partial": "sbp.signature",
+    "Hardware": "sbp.hardware",
+    "Link": "sbp.hardware",
+    "annotate": "sbp.annotation",
+    "on": "sbp.annotation",
+    "Options": "sbp.options",
+    "register_rule": "sbp.rules",
+    "SbpError": "sbp.errors",
+    "compile": "sbp.runtime.execute",
+    "Program": "sbp.runtime.execute",
+    "verify": "sbp.runtime.verify",
+    "Plan": "sbp.passes.explain",
+    "Collective": "sbp.passes.explain",
+    "load_plan": "sbp.passes.save",
+}
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from sbp.annotation import annotate, on
+    from sbp.errors import SbpError
+    from sbp.hardware import Hardware, Link
+    from sbp.options import Options
+    from sbp.passes.explain import Collective, Plan
+    from sbp.passes.save import load_plan
+    from sbp.rules import register_rule
+    from sbp.runtime.execute import Program, compile
+    from sbp.runtime.verify import verify
+    from sbp.signature import AUTO, B, Broadcast, P, Partial, S, Split
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _FACE:
+        raise AttributeError(f"module 'sbp' has no attribute {name!r}")
+    return getattr(importlib.import_module(_FACE[name]), name)
+
+
+__all__ = ["Placement", "placement", *_FACE]  # noqa: PLE0604
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_FACE})

@@ -69,8 +69,7 @@ def sub_jaxpr(params: dict[str, Any], key: str) -> tuple[Any, Sequence[Any]]:
 
 def bind(primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> list[Any]:
     """Binds a primitive with an equation's parameters; always a list of results."""
-    functions, rest = primitive.get_bind_params(params)
-    out = primitive.bind(*functions, *args, **rest)
+    out = primitive.bind(*args, **primitive.get_bind_params(params))
     return list(out) if primitive.multiple_results else [out]
 
 

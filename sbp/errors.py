@@ -92,7 +92,7 @@ KINDS: dict[str, type[SbpError]] = {
 
 
 def raise_all(problems: Iterable[Problem]) -> None:
-    """Raises one exception for all `problems`, of their class if they share one; nothing if there are none."""
+    """Raises one exception for all `problems`, of their class if they share one; nothing if there is none."""
     found: Sequence[Problem] = tuple(dict.fromkeys(problems))
     if found:
         kinds = {p.kind for p in found}

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sbp.errors import PlacementError, Problem
+
 
 @dataclass(frozen=True, slots=True)
 class Link:
@@ -68,20 +70,44 @@ CATALOGUE: dict[str, Hardware] = {
     "a100": Hardware(
         "a100", ((2, 312e12), (4, 19.5e12), (8, 9.7e12)), 2.0e12, 80e9, (Link(8, 240e9, 9e-6), _HDR)
     ),
-    "h100": Hardware("h100", ((1, 1979e12), (2, 989e12), (4, 67e12), (8, 34e12)), 3.35e12, 80e9, (_NVLINK4, _NDR)),
-    "h200": Hardware("h200", ((1, 1979e12), (2, 989e12), (4, 67e12), (8, 34e12)), 4.8e12, 141e9, (_NVLINK4, _NDR)),
-    "b200": Hardware("b200", ((1, 4500e12), (2, 2250e12), (4, 80e12), (8, 40e12)), 8.0e12, 180e9, (_NVLINK5, _NDR)),
+    "h100": Hardware(
+        "h100", ((1, 1979e12), (2, 989e12), (4, 67e12), (8, 34e12)), 3.35e12, 80e9, (_NVLINK4, _NDR)
+    ),
+    "h200": Hardware(
+        "h200", ((1, 1979e12), (2, 989e12), (4, 67e12), (8, 34e12)), 4.8e12, 141e9, (_NVLINK4, _NDR)
+    ),
+    "b200": Hardware(
+        "b200", ((1, 4500e12), (2, 2250e12), (4, 80e12), (8, 40e12)), 8.0e12, 180e9, (_NVLINK5, _NDR)
+    ),
     # Forced host devices: they share the cores and copy through memory. Order of magnitude, measured on two
     # cores; it prefers few bytes on the wire, as a real network does.
     "cpu": Hardware("cpu", ((8, 10e9),), 4e9, 4e9, (Link(_ANY, 0.5e9, 20e-6),), 1.0),
 }
-PLATFORMS = {"gpu": "h100", "cuda": "h100"}  # a JAX platform that is not a catalogue name, and what to plan it as
+PLATFORMS = {
+    "gpu": "h100",
+    "cuda": "h100",
+}  # a JAX platform that is not a catalogue name, and what to plan it as
 
 
 def hardware_for(kind: str) -> Hardware:
     """The catalogue entry that a placement of this kind is planned with.
 
+    Raises:
+      PlacementError: for a kind whose rates are not known.
+
     >>> hardware_for("gpu").name
     'h100'
     """
-    return CATALOGUE[PLATFORMS.get(kind, kind)]
+    name = PLATFORMS.get(kind, kind)
+    if name not in CATALOGUE:
+        raise PlacementError(
+            Problem(
+                kind="placement",
+                where=f"planning for {kind!r}",
+                got=f"kind {kind!r}",
+                legal=", ".join(sorted({*CATALOGUE, *PLATFORMS})),
+                why="a plan needs the rates of the device and of its links; the catalogue has none for it",
+                fix="Options(hardware=...) with the rates of the device",
+            )
+        )
+    return CATALOGUE[name]

@@ -91,11 +91,13 @@ def valid_length(size: int, axes: Sequence[int], hierarchy: Sequence[int], coord
 
     >>> [valid_length(10, (0,), (4,), (i,)) for i in range(4)]
     [3, 3, 3, 1]
+    >>> [valid_length(5, (0, 1), (2, 2), c) for c in ((0, 0), (0, 1), (1, 0), (1, 1))]
+    [2, 1, 2, 0]
     """
-    for axis in axes:
-        c = chunk(size, hierarchy[axis])
-        size = min(max(size - coords[axis] * c, 0), c)
-    return size
+    rows = size
+    for axis, c in zip(axes, chunk_sizes(size, axes, hierarchy), strict=True):
+        rows = min(max(rows - coords[axis] * c, 0), c)
+    return rows
 
 
 def offset(size: int, axes: Sequence[int], hierarchy: Sequence[int], coords: Sequence[int]) -> int:

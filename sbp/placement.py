@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 AXIS_NAMES = {1: ("x",), 2: ("data", "model"), 3: ("pod", "data", "model")}
 
 
-def _problem(got: str, legal: str, why: str, fix: str) -> PlacementError:
-    return PlacementError(Problem("placement", "placement(...)", got, legal, why, fix))
+def _problem(got: str, legal: str, why: str, fix: str, where: str = "placement(...)") -> PlacementError:
+    return PlacementError(Problem("placement", where, got, legal, why, fix))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +58,13 @@ class Placement:
     def split(self, axis: int | str) -> list[Placement]:
         """The sub-placements along one axis (pipeline stages).
 
+        Raises:
+          PlacementError: if there is no such axis.
+
         >>> [p.ranks for p in placement("cpu", shape=(2, 2)).split("data")]
         [(0, 1), (2, 3)]
         """
-        a = self.axes.index(axis) if isinstance(axis, str) else axis
+        a = self._position(axis)
         grid = np.asarray(self.ranks).reshape(self.shape)
         rest = [i for i in range(self.ndim) if i != a]
         return [
@@ -72,6 +75,19 @@ class Placement:
             )
             for i in range(self.shape[a])
         ]
+
+    def _position(self, axis: int | str) -> int:
+        if isinstance(axis, str) and axis in self.axes:
+            return self.axes.index(axis)
+        if isinstance(axis, int) and -self.ndim <= axis < self.ndim:
+            return axis % self.ndim
+        raise _problem(
+            f"axis {axis!r}",
+            ", ".join(map(repr, self.axes)) + f", or 0..{self.ndim - 1}",
+            "stages lie along one axis of the placement",
+            f"split({self.axes[0]!r})",
+            where=f"{self}.split(...)",
+        )
 
     @property
     def platform(self) -> str:
@@ -96,7 +112,9 @@ class Placement:
             host = "on a CPU: jax.config.update('jax_num_cpu_devices', {}) before any device is used"
             raise _problem(
                 f"{self}: rank {max(self.ranks)}",
-                f"ranks 0..{len(devices) - 1}: jax.devices({self.platform!r}) has {len(devices)}",
+                f"ranks below {len(devices)}: jax.devices({self.platform!r}) has {len(devices)}"
+                if devices
+                else f"none here: JAX finds no {self.platform!r} device",
                 "a rank is a position in the list of devices; more ranks than devices cannot run",
                 host.format(max(self.ranks) + 1)
                 if self.platform == "cpu"
@@ -158,7 +176,11 @@ def placement(
             "'cpu' or 'gpu' to run, a chip's name to plan for it",
         )
     grid = _grid(ranks, shape)
-    names = tuple(axes) if axes is not None else AXIS_NAMES.get(grid.ndim) or tuple(f"x{i}" for i in range(grid.ndim))
+    names = (
+        tuple(axes)
+        if axes is not None
+        else AXIS_NAMES.get(grid.ndim) or tuple(f"x{i}" for i in range(grid.ndim))
+    )
     if len(names) != grid.ndim or len(set(names)) != len(names) or not all(isinstance(n, str) for n in names):
         raise _problem(
             f"axes {names!r} for a hierarchy of shape {grid.shape}",
@@ -169,12 +191,21 @@ def placement(
     return Placement(kind, tuple(int(r) for r in grid.flat), tuple(map(int, grid.shape)), names)
 
 
+def _is_sizes(shape: object) -> bool:
+    return isinstance(shape, list | tuple) and all(isinstance(n, int | np.integer) and n >= 1 for n in shape)
+
+
 def _grid(ranks: Any, shape: Sequence[int] | None) -> np.ndarray[Any, Any]:
     """The ranks as an integer array, checked."""
     if ranks is None and shape is None:
         raise _problem("neither ranks nor shape", "one of them", "the devices must be named", "shape=(8,)")
-    if shape is not None and any(n < 1 for n in shape):
-        raise _problem(f"shape={tuple(shape)}", "sizes of at least 1", "a level without devices", "shape=(2, 4)")
+    if shape is not None and not _is_sizes(shape):
+        raise _problem(
+            f"shape={shape!r}",
+            "a tuple of sizes of at least 1, outer to inner",
+            "every level of the hierarchy has devices",
+            "shape=(2, 4)",
+        )
     try:
         grid = np.arange(math.prod(shape or ())) if ranks is None else np.asarray(ranks)
     except ValueError:
@@ -183,7 +214,10 @@ def _grid(ranks: Any, shape: Sequence[int] | None) -> np.ndarray[Any, Any]:
         ) from None
     if grid.size == 0 or grid.dtype.kind not in "iu" or grid.min() < 0:
         raise _problem(
-            f"ranks={ranks!r}", "integers >= 0", "a rank is a position in jax.devices(kind)", "ranks=[[0, 1], [2, 3]]"
+            f"ranks={ranks!r}",
+            "integers >= 0",
+            "a rank is a position in jax.devices(kind)",
+            "ranks=[[0, 1], [2, 3]]",
         )
     values, counts = np.unique(grid, return_counts=True)
     if (counts > 1).any():
@@ -215,5 +249,7 @@ def parse_placement(text: str) -> Placement:
     try:
         sizes = tuple(int(n) for n in shape.lower().split("x"))
     except ValueError:
-        raise _problem(repr(text), "KIND:AxBxC", "the shape is a product of sizes", "cpu:2x4, h100:16x8") from None
+        raise _problem(
+            repr(text), "KIND:AxBxC", "the shape is a product of sizes", "cpu:2x4, h100:16x8"
+        ) from None
     return placement(kind, shape=sizes)

@@ -78,7 +78,7 @@ class Partial:
                     legal='P, P("sum"), P("max"), P("min")',
                     why="P is the Partial signature: shards that reduce to the tensor",
                     fix=(
-                        f"did you mean jax.sharding.PartitionSpec({self.op!r})? A PartitionSpec is accepted too"
+                        f"did you mean jax.sharding.PartitionSpec({self.op!r})? It is accepted in in_sbp"
                         if isinstance(self.op, str)
                         else "name the reduction"
                     ),
@@ -88,14 +88,15 @@ class Partial:
     def __call__(self, *ops: object) -> Partial:
         if len(ops) == 1 and isinstance(ops[0], str):
             return Partial(ops[0])
+        given = ", ".join(map(repr, ops))
         raise SignatureError(
             Problem(
                 kind="signature",
                 where="P(...)",
-                got=f"P({', '.join(map(repr, ops))})",
+                got=f"P({given})",
                 legal='P, P("sum"), P("max"), P("min")',
                 why="P is the Partial signature: shards that reduce to the tensor",
-                fix="did you mean jax.sharding.PartitionSpec(...)? A PartitionSpec is accepted too",
+                fix=f"did you mean jax.sharding.PartitionSpec({given})? It is accepted in in_sbp",
             )
         )
 

@@ -53,9 +53,10 @@ def split(
         signature = nd[axis]
         grown: Shards = {}
         for coords, value in shards.items():
-            parts = (
-                _partials(value, signature.op, group, rng) if isinstance(signature, Partial) else [value] * group
-            )
+            parts = [value] * group
+            if isinstance(signature, Partial):
+                with np.errstate(over="ignore"):  # integers wrap around; NumPy says so for scalars only
+                    parts = _partials(value, signature.op, group, rng)
             grown.update({(*coords, i): part for i, part in enumerate(parts)})
         shards = grown
     return {c: _cut(v, nd, hierarchy, c, padding) for c, v in shards.items()}
@@ -65,40 +66,52 @@ def join(shards: Shards, shape: Sequence[int], nd: Sequence[Signature], hierarch
     """The tensor that `shards` mean; padding is ignored.
 
     Raises:
-      ValueError: if copies that must be equal (B) differ.
+      ValueError: if a shard has the wrong shape, or if copies that must be equal (B) differ.
     """
-    pieces: dict[tuple[int, ...], Array] = dict(shards)
-    free = dict(pieces)
+    padded = local_shape(shape, nd, hierarchy)
+    parts: Shards = {}
+    for coords, shard in shards.items():
+        if shard.shape != padded:
+            raise ValueError(f"the shard at {coords} has shape {shard.shape}, not {padded}")
+        parts[coords] = shard[_region(shape, nd, hierarchy, coords)[1]]
     for axis in reversed(range(len(hierarchy))):
         signature = nd[axis]
-        if isinstance(signature, Split):
-            continue
-        merged: dict[tuple[int, ...], Array] = {}
-        for coords in {c[:axis] + (0,) + c[axis + 1 :] for c in free}:
-            group = [free[coords[:axis] + (i,) + coords[axis + 1 :]] for i in range(hierarchy[axis])]
-            merged[coords] = _merge(group, signature)
-        free = merged
+        if not isinstance(signature, Split):
+            parts = {
+                c: _merge([parts[c[:axis] + (i,) + c[axis + 1 :]] for i in range(hierarchy[axis])], signature)
+                for c in parts
+                if c[axis] == 0
+            }
     out = np.zeros(tuple(shape), next(iter(shards.values())).dtype)
-    for coords, value in free.items():
-        target, source = [], []
-        for d, n in enumerate(shape):
-            axes = splits_of(nd, d)
-            length = valid_length(n, axes, hierarchy, coords)
-            start = offset(n, axes, hierarchy, coords)
-            target.append(slice(start, start + length))
-            source.append(slice(0, length))
-        out[tuple(target)] = value[tuple(source)]
+    for coords, value in parts.items():
+        out[_region(shape, nd, hierarchy, coords)[0]] = value
     return out
 
 
+def _region(
+    shape: Sequence[int], nd: Sequence[Signature], hierarchy: Sequence[int], coords: Sequence[int]
+) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
+    """Which part of the tensor a device holds, and where in its shard that part is."""
+    whole, own = [], []
+    for d, n in enumerate(shape):
+        axes = splits_of(nd, d)
+        length = valid_length(n, axes, hierarchy, coords)
+        # A shard whose start lies in the outer axis' padding is empty.
+        start = offset(n, axes, hierarchy, coords) if length else 0
+        whole.append(slice(start, start + length))
+        own.append(slice(0, length))
+    return tuple(whole), tuple(own)
+
+
 def _merge(group: Sequence[Array], signature: Signature) -> Array:
-    if isinstance(signature, Broadcast):
-        for other in group[1:]:
-            if not np.array_equal(group[0], other, equal_nan=group[0].dtype.kind in "fc"):
-                raise ValueError("copies of a broadcast tensor differ")
-        return group[0]
-    assert isinstance(signature, Partial)
-    return REDUCERS[signature.op](group)
+    if isinstance(signature, Partial):
+        return REDUCERS[signature.op](group)
+    assert isinstance(signature, Broadcast)
+    first = group[0]
+    for other in group[1:]:
+        if not np.all((first == other) | ((first != first) & (other != other))):  # NaN equals NaN here
+            raise ValueError("copies of a broadcast tensor differ")
+    return first
 
 
 def _partials(value: Array, op: str, group: int, rng: np.random.Generator) -> list[Array]:
@@ -108,10 +121,20 @@ def _partials(value: Array, op: str, group: int, rng: np.random.Generator) -> li
     if op == "sum":
         noise = rng.integers(-9, 10, size=(group - 1, *value.shape)).astype(value.dtype)
         return [*noise, (value - noise.sum(axis=0, dtype=value.dtype)).astype(value.dtype)]
-    toward = -1 if op == "max" else 1
     owner = rng.integers(0, group, size=value.shape)
-    worse = value + toward * rng.integers(0, 5, size=(group, *value.shape)).astype(value.dtype)
-    return [np.where(owner == i, value, worse[i]).astype(value.dtype) for i in range(group)]
+    noise = rng.integers(0, 5, size=(group, *value.shape)).astype(value.dtype)
+    return [
+        np.where(owner == i, value, _worse(value, op, noise[i])).astype(value.dtype) for i in range(group)
+    ]
+
+
+def _worse(value: Array, op: str, noise: Array) -> Array:
+    """`value` moved by `noise` to the side that the reduction ignores; integers do not wrap around."""
+    if value.dtype.kind == "b":
+        return value & noise if op == "max" else value | noise
+    moved = value - noise if op == "max" else value + noise
+    worse: Array = (np.minimum if op == "max" else np.maximum)(value, moved)
+    return worse
 
 
 def _cut(
@@ -123,13 +146,6 @@ def _cut(
     else:
         fill = True if value.dtype.kind == "b" else np.iinfo(value.dtype).max
     out = np.full(local_shape(value.shape, nd, hierarchy), fill, value.dtype)
-    source, target = [], []
-    for d, n in enumerate(value.shape):
-        axes = splits_of(nd, d)
-        length = valid_length(n, axes, hierarchy, coords)
-        # A shard whose start lies in the outer axis' padding is empty.
-        start = offset(n, axes, hierarchy, coords) if length else 0
-        source.append(slice(start, start + length))
-        target.append(slice(0, length))
-    out[tuple(target)] = value[tuple(source)]
+    whole, own = _region(value.shape, nd, hierarchy, coords)
+    out[own] = value[whole]
     return out

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,122 +12,206 @@ import numpy as np
 from sbp.passes.plan.network import CostNetwork, Infeasible, Table
 from sbp.passes.plan.tables import TableStore
 
-_BROADCAST_CELLS = 1 << 16
-"""Buckets up to this size are summed in one go; larger ones state by state, which needs less memory."""
-
-_Factor = tuple[int, tuple[int, ...]]
-"""Number of a table in the store, and the nodes its axes stand for."""
+_BLOCK_CELLS = 1 << 17
+"""Cells of a bucket worked on at a time: they fit the second level of cache."""
+_DENSE_DEGREE = 40
+"""From this degree on, all pairs of neighbours count as unconnected: counting them would take too long."""
 
 
 @dataclass(frozen=True, slots=True)
-class EliminationOrder:
-    """Nodes in the order to eliminate them; the largest and the summed sizes of the buckets, in cells."""
+class _Bucket:
+    """All factors of the node to eliminate; an axis is a place in `sizes`, the node itself is place 0."""
+
+    factors: tuple[tuple[int, tuple[int, ...]], ...]
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Elimination:
+    """How to eliminate the nodes of a network, and what it takes: the cells of the distinct buckets.
+
+    Factor numbers below `len(tables)` are tables of the network; the others follow, one per distinct bucket.
+    """
 
     nodes: tuple[int, ...]
-    largest_cells: int
-    total_cells: int
+    scopes: tuple[tuple[int, ...], ...]
+    bucket_of: tuple[int, ...]
+    buckets: tuple[_Bucket, ...]
+    tables: tuple[Table, ...]
+    cells: int
+    result_cells: int
+
+    def run(self) -> tuple[int, ...]:
+        """Cheapest states; of ties the lowest state at each node, given those of the nodes after it.
+
+        Raises Infeasible when no assignment is finite.
+        """
+        factors = list(self.tables)
+        for bucket in self.buckets:
+            factors.append(_minimise([(factors[number], axes) for number, axes in bucket.factors], bucket.sizes))
+        states = [0] * len(self.nodes)
+        for node, scope, number in zip(self.nodes[::-1], self.scopes[::-1], self.bucket_of[::-1], strict=True):
+            if len(scope) == 1 and math.isinf(float(factors[len(self.tables) + number])):
+                raise Infeasible()
+            bucket = self.buckets[number]
+            score = np.zeros(bucket.sizes[0])
+            for factor, axes in bucket.factors:
+                index = tuple(slice(None) if axis == 0 else states[scope[axis]] for axis in axes)
+                score = score + factors[factor][index]
+            states[node] = int(score.argmin())
+        return tuple(states)
 
 
-def elimination_order(
-    sizes: Sequence[int], pairs: Iterable[tuple[int, int]], max_cells: float, max_total_cells: float
-) -> EliminationOrder | None:
-    """Greedy order by least bucket, then least degree; None when a bucket or their sum would be too large.
+def plan_elimination(
+    network: CostNetwork, *, max_cells: float, max_result_cells: float = math.inf
+) -> Elimination | None:
+    """The cheaper of two greedy elimination orders.
 
-    `sizes` are the numbers of states, `pairs` the edges.
+    None if its distinct buckets would have more than `max_cells` cells, or their results more than
+    `max_result_cells` (8 bytes each, held until the end).
     """
+    sizes = [theta.size for theta in network.unary]
+    pairs = {(min(i, j), max(i, j)) for i, j, _ in network.edges if i != j}
+    best: Elimination | None = None
+    for weight in (_weighted_fill, _size_and_fill):
+        order = _order(sizes, pairs, weight, max_cells)
+        plan = None if order is None else _plan(network, order, max_cells if best is None else best.cells)
+        if plan is not None and plan.result_cells <= max_result_cells:
+            best = plan
+    return best
+
+
+_Around = Sequence[set[int]]
+_Weight = Callable[[int, Sequence[int], _Around], tuple[float, float]]
+
+
+def _weighted_fill(node: int, sizes: Sequence[int], around: _Around) -> tuple[float, float]:
+    """Cells of the tables that eliminating the node would newly need between its neighbours; size of its bucket."""
+    return _fill(node, sizes, around), sizes[node] * math.prod(sizes[other] for other in around[node])
+
+
+def _size_and_fill(node: int, sizes: Sequence[int], around: _Around) -> tuple[float, float]:
+    """Bits of the bucket's size plus newly connected pairs."""
+    fill = _fill(node, [1] * len(sizes), around)
+    return math.log2(sizes[node]) + sum(math.log2(sizes[other]) for other in around[node]) + fill, fill
+
+
+def _fill(node: int, sizes: Sequence[int], around: _Around) -> float:
+    near = sorted(around[node])
+    if len(near) > _DENSE_DEGREE:
+        return float(sum(sizes[other] for other in near) ** 2)
+    return float(
+        sum(sizes[a] * sizes[b] for k, a in enumerate(near) for b in near[:k] if b not in around[a])
+    )
+
+
+def _order(
+    sizes: Sequence[int], pairs: Iterable[tuple[int, int]], weight: _Weight, max_cells: float
+) -> list[int] | None:
+    """Nodes by least weight at their turn; None when a bucket gets too large."""
     around: list[set[int]] = [set() for _ in sizes]
     for i, j in pairs:
-        if i != j:
-            around[i].add(j)
-            around[j].add(i)
-    cells = [size * math.prod(sizes[other] for other in near) for size, near in zip(sizes, around, strict=True)]
-    heap = [(cells[node], len(around[node]), node) for node in range(len(sizes))]
+        around[i].add(j)
+        around[j].add(i)
+    now = [weight(node, sizes, around) for node in range(len(sizes))]
+    heap = [(now[node], node) for node in range(len(sizes))]
     heapq.heapify(heap)
     order: list[int] = []
     done = [False] * len(sizes)
-    largest = total = 0
     while heap:
-        size, degree, node = heapq.heappop(heap)
-        if done[node] or (size, degree) != (cells[node], len(around[node])):
+        seen, node = heapq.heappop(heap)
+        if done[node] or seen != now[node]:
             continue
-        largest, total = max(largest, size), total + size
-        if size > max_cells or total > max_total_cells:
+        near = around[node]
+        if sizes[node] * math.prod(sizes[other] for other in near) > max_cells:
             return None
         done[node] = True
         order.append(node)
-        near = around[node]
+        affected = set(near)
         for other in near:
-            mine = around[other]
-            for new in near - mine:
-                if new != other:
-                    mine.add(new)
-                    cells[other] *= sizes[new]
-            mine.discard(node)
-            cells[other] //= sizes[node]
-            heapq.heappush(heap, (cells[other], len(mine), other))
-    return EliminationOrder(tuple(order), largest, total)
+            around[other] |= near
+            around[other] -= {node, other}
+            if len(around[other]) <= _DENSE_DEGREE:
+                affected |= around[other]
+        for other in sorted(affected):
+            now[other] = weight(other, sizes, around)
+            heapq.heappush(heap, (now[other], other))
+    return order
 
 
-def eliminate(network: CostNetwork, order: Sequence[int]) -> tuple[int, ...]:
-    """Cheapest states, by eliminating the nodes in this order; of ties the lowest state at each node.
-
-    Raises Infeasible when no assignment is finite.
-    """
+def _plan(network: CostNetwork, order: Sequence[int], max_cells: float) -> Elimination | None:
+    """Follow the order with factor numbers in place of tables: equal buckets get equal numbers."""
     store = TableStore()
-    results: dict[tuple[tuple[int, tuple[int, ...]], ...], int] = {}
     position = {node: place for place, node in enumerate(order)}
-    touching: list[list[_Factor]] = [[(store.put_shared(theta), (node,))] for node, theta in enumerate(network.unary)]
+    touching: list[list[tuple[int, tuple[int, ...]]]] = [
+        [(store.put_shared(theta), (node,))] for node, theta in enumerate(network.unary)
+    ]
     for i, j, table in network.edges:
         if i == j:
             touching[i].append((store.put(table.diagonal()), (i,)))
         else:
-            first = i if position[i] < position[j] else j
-            touching[first].append((store.put_shared(table), (i, j)))
+            touching[min(i, j, key=position.__getitem__)].append((store.put_shared(table), (i, j)))
+    numbers: dict[_Bucket, int] = {}
+    scopes, bucket_of = [], []
+    cells = result_cells = 0
     for node in order:
-        factors = touching[node]
-        scope = sorted({other for _, axes in factors for other in axes}, key=position.__getitem__)
+        scope = tuple(sorted({other for _, nodes in touching[node] for other in nodes}, key=position.__getitem__))
         place = {other: axis for axis, other in enumerate(scope)}
-        key = tuple((number, tuple(place[other] for other in axes)) for number, axes in factors)
-        result = results.get(key)
-        if result is None:
-            sizes = [network.unary[other].size for other in scope]
-            parts = [(store.tables[number], axes) for number, axes in key]
-            result = results[key] = store.put(np.asarray(_bucket(parts, sizes)))
+        bucket = _Bucket(
+            tuple((number, tuple(place[other] for other in nodes)) for number, nodes in touching[node]),
+            tuple(network.unary[other].size for other in scope),
+        )
+        if bucket not in numbers:
+            numbers[bucket] = len(numbers)
+            cells += math.prod(bucket.sizes)
+            result_cells += math.prod(bucket.sizes[1:])
+            if cells > max_cells:
+                return None
+        scopes.append(scope)
+        bucket_of.append(numbers[bucket])
         if len(scope) > 1:
-            touching[scope[1]].append((result, tuple(scope[1:])))
-        elif math.isinf(float(store.tables[result])):
-            raise Infeasible()
-    states = [0] * len(network.unary)
-    for node in reversed(order):
-        score = np.zeros(network.unary[node].size)
-        for number, axes in touching[node]:
-            index = tuple(slice(None) if other == node else states[other] for other in axes)
-            score = score + store.tables[number][index]
-        states[node] = int(score.argmin())
-    return tuple(states)
+            touching[scope[1]].append((len(store.tables) + numbers[bucket], scope[1:]))
+    return Elimination(
+        tuple(order), tuple(scopes), tuple(bucket_of), tuple(numbers), tuple(store.tables), cells, result_cells
+    )
 
 
-def _bucket(parts: Sequence[tuple[Table, tuple[int, ...]]], sizes: Sequence[int]) -> Table:
+def _minimise(parts: Sequence[tuple[Table, tuple[int, ...]]], sizes: Sequence[int]) -> Table:
     """Sum of the parts over the axes 0, 1, ..., minimised over axis 0."""
-    aligned = [_align(table, axes, len(sizes)) for table, axes in sorted(parts, key=lambda part: part[0].size)]
-    if math.prod(sizes) <= _BROADCAST_CELLS:
-        total = aligned[0]
-        for part in aligned[1:]:
+    aligned = _merged([_align(table, axes, len(sizes)) for table, axes in parts], sizes)
+    if len(aligned) == 1:
+        return np.broadcast_to(aligned[0], sizes).min(axis=0)
+    blocked = 1  # the axes 1 .. blocked-1 are walked through, the others worked on at once
+    while blocked < len(sizes) and sizes[0] * math.prod(sizes[blocked:]) > _BLOCK_CELLS:
+        blocked += 1
+    result = np.empty(tuple(sizes[1:]))
+    scratch = np.empty((sizes[0], *sizes[blocked:]))
+    for walked in np.ndindex(*sizes[1:blocked]):
+        block = [
+            part[(slice(None), *(at if part.shape[1 + axis] > 1 else 0 for axis, at in enumerate(walked)))]
+            for part in aligned
+        ]
+        total = block[0]
+        for part in block[1:-1]:
             total = total + part
-        least: Table = np.broadcast_to(total, sizes).min(axis=0)
-        return least
-    best = np.full(sizes[1:], np.inf)
-    scratch = np.empty_like(best)
-    for state in range(sizes[0]):
-        row = aligned[0][state if aligned[0].shape[0] > 1 else 0]
-        for part in aligned[1:-1]:
-            row = row + part[state if part.shape[0] > 1 else 0]
-        if len(aligned) > 1:
-            np.add(row, aligned[-1][state if aligned[-1].shape[0] > 1 else 0], out=scratch)
-            np.minimum(best, scratch, out=best)
+        np.add(total, block[-1], out=scratch)
+        np.minimum.reduce(scratch, axis=0, out=result[(*walked, ...)])
+    return result
+
+
+def _merged(parts: list[Table], sizes: Sequence[int]) -> list[Table]:
+    """The same sum in fewer parts, none of them larger than a block unless it came so; smallest first."""
+    parts = sorted(parts, key=lambda part: part.size)
+    merged: list[Table] = []
+    for part in parts:
+        for k, other in enumerate(merged):
+            shape = [max(a, b) for a, b in zip(part.shape, other.shape, strict=True)]
+            if math.prod(shape) <= max(_BLOCK_CELLS, part.size):
+                merged[k] = part + other
+                break
         else:
-            np.minimum(best, row, out=best)
-    return best
+            merged.append(part)
+    return sorted(merged, key=lambda part: part.size)
 
 
 def _align(table: Table, axes: tuple[int, ...], rank: int) -> Table:

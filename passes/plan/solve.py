@@ -11,21 +11,35 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sbp.passes.plan.dual import Dual
-from sbp.passes.plan.eliminate import eliminate, elimination_order
+from sbp.passes.plan.eliminate import Elimination, plan_elimination
 from sbp.passes.plan.network import CostNetwork, Infeasible, Solution, Table
 from sbp.passes.plan.reduce import reduce_network
 
-_DIRECT_CELLS, _DIRECT_TOTAL_CELLS = 3e6, 3e7
-"""Eliminate at once up to these sizes: about a tenth of a second."""
-_FINAL_CELLS, _FINAL_TOTAL_CELLS = 2e7, 3e8
-"""Eliminate up to these sizes when the bound no longer closes by itself: seconds, and up to 1-2 GB."""
+_DIRECT_CELLS = 1e8
+"""Eliminate at once up to this size: less than half a second."""
+_FINAL_CELLS = 4e9
+"""Eliminate all states left up to this size when the bound does not close by itself: about ten seconds."""
+_PARTIAL_CELLS = 5e8
+"""Eliminate over the best states up to this size: about a second."""
+_RESULT_CELLS = 1.2e8
+"""Never keep more cells than this: 1 GB."""
+_CELLS_PER_SECOND = 2e8
+"""A cautious estimate, to keep a time limit."""
 _SWEEPS = 5
 """Pairs of sweeps between two looks at what can be fixed."""
 _SHRUNK = 0.7
 """Start afresh on the states left when at most this part of them is left."""
+_SHRUNK_STALLED = 0.95
+"""The same when nothing else helps."""
+_PART_NODES = 64
+"""Nodes chosen anew together when improving parts."""
+_PART_CELLS = 2e7
+"""Size of their elimination: under a tenth of a second."""
 _SLOW = 0.1
 """The bound has stalled when a round of sweeps closes less than this part of the gap."""
-_FRACTIONS = (1.0, 0.8, 0.65, 0.5, 0.4, 0.3, 0.2, 0.1)
+_PROGRESS = 0.02
+"""Eliminating over the best states is worth while as long as it closes this part of the gap."""
+_FRACTIONS = (1.0, 0.75, 0.5, 0.35, 0.25, 0.15, 0.1, 0.05)
 """Parts of the open states to try to eliminate over."""
 _NOISE = 1e-10
 """Improvements below this part of the cost are not sought."""
@@ -40,6 +54,11 @@ class _Effort:
 
     def spent(self) -> bool:
         return time.monotonic() >= self.deadline
+
+    def plan(self, network: CostNetwork, max_cells: float) -> Elimination | None:
+        """An elimination of this size that fits into the time left."""
+        in_time = max(0.0, self.deadline - time.monotonic()) * _CELLS_PER_SECOND
+        return plan_elimination(network, max_cells=min(max_cells, in_time), max_result_cells=_RESULT_CELLS)
 
 
 def solve(network: CostNetwork, *, time_limit_seconds: float | None = None) -> Solution:
@@ -86,10 +105,9 @@ def _solve_parts(network: CostNetwork, start: Sequence[int] | None, effort: _Eff
 
 
 def _solve_part(network: CostNetwork, start: Sequence[int] | None, effort: _Effort) -> Solution:
-    sizes, pairs = [theta.size for theta in network.unary], [(i, j) for i, j, _ in network.edges]
-    order = elimination_order(sizes, pairs, _DIRECT_CELLS, _DIRECT_TOTAL_CELLS)
-    if order is not None:
-        states = eliminate(network, order.nodes)
+    elimination = effort.plan(network, _DIRECT_CELLS)
+    if elimination is not None:
+        states = elimination.run()
         cost = network.cost(states)
         return Solution(states, cost, cost)
     return _Search(network, start, effort).run()
@@ -120,13 +138,15 @@ class _Search:
                 break
             kept = self._below(at_least, self.cost - self.effort.noise)
             left = sum(len(keep) for keep in kept) / sum(theta.size for theta in self.network.unary)
-            if left <= _SHRUNK or (stalled and left < 1.0):
+            if left <= (_SHRUNK_STALLED if stalled else _SHRUNK):
                 self._solve_rest(dual, kept)
                 break
             if stalled:
                 break
             if self.lower - before <= _SLOW * (self.cost - self.lower):
                 stalled = not self._eliminate_over_best(at_least)
+                if stalled and not self._finished() and math.isfinite(self.cost):
+                    stalled = not self._improve_parts(at_least)
                 if self._finished():
                     break
         return Solution(tuple(self.states), self.cost, min(self.lower, self.cost))
@@ -193,24 +213,72 @@ class _Search:
 
         The answer is either the optimum or proves that no assignment costs less than the states left out.
         """
-        pairs = [(i, j) for i, j, _ in self.network.edges]
         bounds = np.sort(np.concatenate(at_least))
         bounds = bounds[bounds < self.cost]
         for fraction in _FRACTIONS:
             threshold = self.cost if fraction == 1.0 else float(bounds[int(fraction * (len(bounds) - 1))])
             kept = self._below(at_least, threshold)
-            order = elimination_order([len(keep) for keep in kept], pairs, _FINAL_CELLS, _FINAL_TOTAL_CELLS)
-            if order is None:
+            restricted = _restricted(self.network, kept)
+            elimination = self.effort.plan(restricted, _FINAL_CELLS if fraction == 1.0 else _PARTIAL_CELLS)
+            if elimination is None:
                 continue
-            cost, lower = self.cost, self.lower
+            gap = self.cost - self.lower
             try:
-                states = eliminate(_restricted(self.network, kept), order.nodes)
+                states = elimination.run()
                 self._offer([int(keep[state]) for keep, state in zip(kept, states, strict=True)])
             except Infeasible:
                 pass
             self.lower = max(self.lower, min(self.cost, threshold))
-            return self.cost < cost - self.effort.noise or self.lower > lower + self.effort.noise
+            return self.cost - self.lower < (1.0 - _PROGRESS) * gap
         return False
+
+    def _improve_parts(self, at_least: list[Table]) -> bool:
+        """Choose connected groups of nodes anew, each exactly, given all others. Returns whether that helped."""
+        cost = self.cost
+        seen: set[int] = set()
+        for seed in range(len(self.states)):
+            if seed in seen or self.effort.spent():
+                continue
+            kept = self._below(at_least, self.cost)
+            size = _PART_NODES
+            while size > 1:
+                group = self._around(seed, size)
+                part = self._given_others(group, kept)
+                elimination = self.effort.plan(part, _PART_CELLS)
+                if elimination is not None:
+                    states = list(self.states)
+                    for node, state in zip(group, elimination.run(), strict=True):
+                        states[node] = int(kept[node][state])
+                    self._offer(states)
+                    break
+                size //= 2
+            seen.update(self._around(seed, size // 2))
+        return self.cost < cost - self.effort.noise
+
+    def _around(self, seed: int, size: int) -> list[int]:
+        """The nodes nearest to one, in ascending order."""
+        group = [seed]
+        inside = {seed}
+        for node in group:  # grows while it is read
+            for other, _ in self.neighbours[node]:
+                if other not in inside and len(group) < size:
+                    inside.add(other)
+                    group.append(other)
+        return sorted(group)
+
+    def _given_others(self, group: list[int], kept: list[NDArray[np.intp]]) -> CostNetwork:
+        """The network of a group on the states kept, all other nodes staying as they are."""
+        place = {node: k for k, node in enumerate(group)}
+        unary, edges = [], []
+        for node in group:
+            theta = self.network.unary[node][kept[node]]
+            for other, table in self.neighbours[node]:
+                if other not in place:
+                    theta = theta + table[self.states[other], kept[node]]
+                elif node < other:
+                    edges.append((place[node], place[other], table.T[np.ix_(kept[node], kept[other])]))
+            unary.append(theta)
+        return CostNetwork(tuple(unary), tuple(edges))
 
     def _offer(self, states: Sequence[int]) -> None:
         cost = self.network.cost(states)

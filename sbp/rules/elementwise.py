@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
-from sbp.rules.factors import factors, same_dims
+from sbp.rules.factors import MAX, MIN, factors, same_dims
+from sbp.rules.local import identity_of
 from sbp.rules.registry import Op, Row, element_flops, rule
 
 # What holds for sums, maxima and minima in the operands of each op. An op in none of the tables passes splits only.
 PLAIN = """
-abs acos acosh asin atan2 cos cosh digamma erf_inv exp2 igamma igammac igamma_grad_a
-is_finite lgamma nextafter not or and xor population_count clz polygamma pow regularized_incomplete_beta rem rsqrt
-sin square sinh tan shift_left shift_right_arithmetic shift_right_logical eq ne lt le gt ge eq_to le_to lt_to
-bessel_i0e bessel_i1e complex one_minus_square zeta random_gamma_grad threefry2x32
+abs acos acosh asin atan2 atanh cos cosh digamma erf_inv exp2 igamma igammac igamma_grad_a
+is_finite lgamma nextafter not or and xor population_count clz polygamma polynomial pow regularized_incomplete_beta
+rem rsqrt sin square sinh tan shift_left shift_right_arithmetic shift_right_logical eq ne lt le gt ge eq_to le_to lt_to
+bessel_i0e bessel_i1e one_minus_square zeta threefry2x32
 """.split()
+# Defined on the whole line. (atanh, acosh are not: a part below the maximum may be outside, and give NaN.)
 INCREASING = """
-asinh atan cbrt ceil erf exp expm1 floor log log1p logistic round sign sqrt tanh atanh
+asinh atan cbrt ceil erf exp expm1 floor logistic round sign tanh
 """.split()
+# Defined from some point upwards: where the minimum is inside, every part is.
+INCREASING_ABOVE = "sqrt log log1p log2".split()
 DECREASING = "erfc".split()
-ADDITIVE = "add sub add_any".split()
-ADDITIVE_UNARY = "neg real imag conj stop_gradient copy copy_p sbp_annotate sbp_cotangent optimization_barrier".split()
+# No maxima pass here: infinity plus minus infinity is NaN, and integers wrap around.
+ADDITIVE = "add sub add_any complex".split()
+ADDITIVE_UNARY = "neg real imag conj copy name sbp_annotate sbp_cotangent optimization_barrier".split()
+# Of those, the ones that change nothing.
+IDENTITY = "copy name sbp_annotate sbp_cotangent optimization_barrier".split()
 
 
 def _splits(op: Op) -> list[Row]:
@@ -43,6 +52,13 @@ def increasing(op: Op) -> list[Row]:
     return factors(op, operands, results, increasing=(0,))
 
 
+@rule(*INCREASING_ABOVE, fused=True, flops=_weighted(4))
+def increasing_above(op: Op) -> list[Row]:
+    """Increasing, but NaN below some point: minima pass, maxima do not."""
+    operands, results = same_dims(op)
+    return [*factors(op, operands, results), Row((MIN,), (MIN,))]
+
+
 @rule(*DECREASING, fused=True, flops=_weighted(4))
 def decreasing(op: Op) -> list[Row]:
     """Decreasing functions of one operand: maxima and minima are exchanged."""
@@ -52,26 +68,20 @@ def decreasing(op: Op) -> list[Row]:
 
 @rule(*ADDITIVE, fused=True)
 def additive(op: Op) -> list[Row]:
-    """Sums of two operands: both partial at once, or a maximum plus a whole value."""
+    """Sums of two operands: both partial at once."""
     operands, results = same_dims(op)
-    minus = op.name == "sub"
-    return factors(
-        op,
-        operands,
-        results,
-        additive=(0, 1),
-        increasing=(0,) if minus else (0, 1),
-        decreasing=(1,) if minus else (),
-    )
+    return factors(op, operands, results, additive=(0, 1))
 
 
 @rule(*ADDITIVE_UNARY, fused=True)
 def additive_unary(op: Op) -> list[Row]:
-    """Functions that are additive in their one operand."""
+    """Functions that are additive in their one operand; the least integer has no negative."""
     operands, results = same_dims(op)
-    real = not jnp.issubdtype(op.dtypes[0], jnp.complexfloating)
-    up = (0,) if real and op.name != "neg" else ()
-    return factors(op, operands, results, additive=(0,), increasing=up, decreasing=(0,) if op.name == "neg" else ())
+    turned = op.name == "neg" and jnp.issubdtype(op.dtypes[0], jnp.floating)
+    kept = op.name in IDENTITY
+    return factors(
+        op, operands, results, additive=(0,), increasing=(0,) if kept else (), decreasing=(0,) if turned else ()
+    )
 
 
 @rule("mul", fused=True)
@@ -92,8 +102,6 @@ def div(op: Op) -> list[Row]:
 @rule("max", "min", fused=True)
 def extremum(op: Op) -> list[Row]:
     """Increasing in each operand; also both operands at once under the same reduction."""
-    from sbp.rules.factors import MAX, MIN
-
     operands, results = same_dims(op)
     same = MAX if op.name == "max" else MIN
     rows = factors(op, operands, results, increasing=(0, 1))
@@ -123,21 +131,47 @@ def select_n(op: Op) -> list[Row]:
 
 @rule("convert_element_type", "reduce_precision", fused=True)
 def convert(op: Op) -> list[Row]:
-    """Additive only where no rounding or wrapping happens: to a wider float; always increasing between floats."""
+    """Additive only where nothing is rounded and integers wrap alike; increasing where nothing wraps."""
     operands, results = same_dims(op)
     old, new = op.dtypes[0], op.result_dtypes[0]
-    floats = jnp.issubdtype(old, jnp.floating) and jnp.issubdtype(new, jnp.floating)
-    widening = old == new or (floats and _holds(old, new))
-    exact = widening and op.name == "convert_element_type"
+    rounds = op.name == "reduce_precision"
+    sums = not rounds and (old == new or _sums_pass(old, new))
     return factors(
-        op, operands, results, additive=(0,) if exact else (), increasing=(0,) if floats or old == new else ()
+        op, operands, results, additive=(0,) if sums else (), increasing=(0,) if _rises(old, new) else ()
     )
 
 
-def _holds(old: object, new: object) -> bool:
-    """Whether every value of float type `old` is exact in `new`."""
+def _kind(dtype: Any) -> str:
+    kinds = {"float": jnp.floating, "int": jnp.integer, "complex": jnp.complexfloating}
+    return next((name for name, kind in kinds.items() if jnp.issubdtype(dtype, kind)), "other")
+
+
+def _sums_pass(old: Any, new: Any) -> bool:
+    """Whether the conversion of a sum is the sum of the conversions: wider floats, integers that are not wider."""
+    kinds = _kind(old), _kind(new)
+    if kinds == ("int", "int"):
+        return bool(jnp.iinfo(new).bits <= jnp.iinfo(old).bits)
+    return kinds[0] in ("float", "complex") and kinds[1] in (kinds[0], "complex") and _holds(old, new)
+
+
+def _rises(old: Any, new: Any) -> bool:
+    """Whether larger values stay at least as large: no integer wraps, and what overflows becomes infinite."""
+    kinds = _kind(old), _kind(new)
+    if kinds == ("int", "int"):
+        a, b = jnp.iinfo(old), jnp.iinfo(new)
+        return bool(b.min <= a.min and a.max <= b.max)
+    return kinds[0] in ("float", "int") and kinds[1] == "float" and (old == new or _has_infinity(new))
+
+
+def _has_infinity(dtype: Any) -> bool:
+    return bool(np.isinf(identity_of("min", np.dtype(dtype))))
+
+
+def _holds(old: Any, new: Any) -> bool:
+    """Whether every value of float (or complex) type `old` is exact in `new`."""
     a, b = jnp.finfo(old), jnp.finfo(new)
-    return bool(b.nmant >= a.nmant and float(b.maxexp) >= float(a.maxexp) and b.minexp <= a.minexp)
+    infinite = _kind(old) == "complex" or _has_infinity(new) or not _has_infinity(old)
+    return bool(b.nmant >= a.nmant and float(b.maxexp) >= float(a.maxexp) and b.minexp <= a.minexp) and infinite
 
 
 @rule("bitcast_convert_type", fused=True, note="a change of the element's width adds or removes a last dim")
@@ -149,4 +183,3 @@ def bitcast(op: Op) -> list[Row]:
     operand = names + pad * (len(op.shapes[0]) - n)
     result = names + pad * (len(op.results[0]) - n)
     return factors(op, [operand], [result])
-

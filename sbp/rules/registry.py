@@ -7,10 +7,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+import jax
+import numpy as np
+
 from sbp import compat
 from sbp.errors import Problem, RuleError
 from sbp.rules.local import Local
-from sbp.signature import B, Signature, has_partial
+from sbp.signature import B, Partial, Signature
 
 Shape: TypeAlias = tuple[int, ...]
 
@@ -95,10 +98,10 @@ def all_broadcast(op: Op) -> Row:
 
 
 def valid_rows(rule: Rule | None, op: Op) -> tuple[Row, ...]:
-    """Every valid 1-D signature of an application: the rule's rows, checked, and all B.
+    """Every valid 1-D signature of an application: the rule's rows, less those that no dtype allows, and all B.
 
     Raises:
-      RuleError: if a row does not have one signature per operand and result, or makes a boolean or key partial.
+      RuleError: if a row does not have one signature per operand and result.
     """
     rows = [] if rule is None else list(rule.rows(op))
     for row in rows:
@@ -109,9 +112,11 @@ def valid_rows(rule: Rule | None, op: Op) -> tuple[Row, ...]:
 
 
 def _partial_of_unsummable(op: Op, row: Row) -> bool:
+    """Whether keys or booleans would be partial, or complex numbers, which have no order, a maximum."""
     dtypes = (*op.dtypes, *op.result_dtypes)
     return any(
-        has_partial([s]) and (compat.is_key(d) or d == bool)
+        isinstance(s, Partial)
+        and (compat.is_key(d) or d == bool or (s.op != "sum" and jax.dtypes.issubdtype(d, np.complexfloating)))
         for s, d in zip((*row.operands, *row.results), dtypes, strict=True)
     )
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
 
+from sbp.passes.plan.eliminate import plan_elimination
 from sbp.passes.plan.network import CostNetwork, Table
 from sbp.passes.plan.solve import solve
 
@@ -25,10 +27,11 @@ LATENCY_SECONDS = (5e-6, 10e-6)
 FLOPS = 500e12
 BYTES_PER_SECOND = 3e12
 
+Rule = tuple[tuple[tuple[int, ...], int, bool], ...]
 # (layouts of the operands, layout of the result, whether the work is divided)
-ELEMENTWISE = tuple(((x,), x, x <= OTHER) for x in (BATCH, FEATURE, OTHER, WHOLE))
+ELEMENTWISE: Rule = tuple(((x,), x, x <= OTHER) for x in (BATCH, FEATURE, OTHER, WHOLE))
 LINEAR = (*ELEMENTWISE, ((PARTIAL,), PARTIAL, False))
-ADD = tuple(((x, x), x, divided) for (x,), _, divided in LINEAR)
+ADD: Rule = tuple(((x, x), x, divided) for (x,), _, divided in LINEAR)
 MULTIPLY = tuple(((x, x), x, divided) for (x,), _, divided in ELEMENTWISE) + (
     ((PARTIAL, WHOLE), PARTIAL, False), ((WHOLE, PARTIAL), PARTIAL, False))
 MATMUL = (
@@ -36,7 +39,7 @@ MATMUL = (
     ((OTHER, WHOLE), OTHER, True), ((WHOLE, WHOLE), WHOLE, False), ((PARTIAL, WHOLE), PARTIAL, False),
     ((WHOLE, PARTIAL), PARTIAL, False))
 REDUCE = (((BATCH,), BATCH, True), ((OTHER,), OTHER, True), ((FEATURE,), PARTIAL, True), ((WHOLE,), WHOLE, False))
-SOURCE = tuple(((), x, False) for x in (BATCH, FEATURE, OTHER, WHOLE))
+SOURCE: Rule = tuple(((), x, False) for x in (BATCH, FEATURE, OTHER, WHOLE))
 
 
 def reshard_seconds(axis: int, before: int, after: int, local_bytes: float) -> float:
@@ -64,10 +67,10 @@ class Ladder:
     operands: list[list[tuple[tuple[int, ...], ...]]] = field(default_factory=list)
     nbytes: list[float] = field(default_factory=list)
     edges: list[tuple[int, int, Table]] = field(default_factory=list)
-    uses: dict[int, int] = field(default_factory=dict)
     tables: dict[object, Table] = field(default_factory=dict)
+    moves: dict[object, float] = field(default_factory=dict)
 
-    def op(self, rule: tuple, nbytes: float, *inputs: int, flops: float = 0.0) -> int:
+    def op(self, rule: Rule, nbytes: float, *inputs: int, flops: float = 0.0) -> int:
         node = len(self.unary)
         strategies = list(itertools.product(rule, repeat=self.axes))
         seconds = max(flops / FLOPS, (1 + len(inputs)) * nbytes / BYTES_PER_SECOND) if inputs else 0.0
@@ -88,7 +91,7 @@ class Ladder:
 
     def move(self, before: tuple[int, ...], after: tuple[int, ...], nbytes: float) -> float:
         key = (before, after, nbytes)
-        if key not in self.tables:
+        if key not in self.moves:
             best = np.inf
             for order in itertools.permutations(range(self.axes)):
                 now, total = list(before), 0.0
@@ -97,8 +100,8 @@ class Ladder:
                     total += reshard_seconds(axis, now[axis], after[axis], nbytes / np.prod(rest, initial=1.0))
                     now[axis] = after[axis]
                 best = min(best, total)
-            self.tables[key] = best
-        return self.tables[key]
+            self.moves[key] = best
+        return self.moves[key]
 
     def share(self, node: int) -> int:
         """An identity node: the value in the layout that its consumers share."""
@@ -113,16 +116,15 @@ def ladder(layers: int, axes: int, width: float = 1024.0, tokens: float = 65536.
     net = Ladder(axes)
     act, wide, weight = 2 * tokens * width, 8 * tokens * width, 8 * width * width
     work = 8 * tokens * width * width
-    state: list[tuple[int, int, int]] = []
-    backward = []
+    owners: list[tuple[int, int, int]] = []  # weight and optimizer state of each gradient
+    backward: list[Any] = []
     stream = net.share(net.op(SOURCE, act))
 
-    def parameter() -> int:
-        names = [net.op(SOURCE, weight) for _ in range(3)]
-        state.append((names[0], names[1], names[2]))
-        return net.share(names[0])
+    def parameter() -> tuple[int, tuple[int, int, int]]:
+        names = (net.op(SOURCE, weight), net.op(SOURCE, weight), net.op(SOURCE, weight))
+        return net.share(names[0]), names
 
-    def chain(start: int, length: int, rule: tuple = ELEMENTWISE) -> int:
+    def chain(start: int, length: int, rule: Rule = ELEMENTWISE) -> int:
         for _ in range(length):
             start = net.op(rule, net.nbytes[start], start)
         return start
@@ -135,10 +137,10 @@ def ladder(layers: int, axes: int, width: float = 1024.0, tokens: float = 65536.
 
     def block(x: int, gated: bool) -> int:
         normed, variance = norm(x)
-        up, down = parameter(), parameter()
+        (up, up_state), (down, down_state) = parameter(), parameter()
         hidden = net.share(net.op(MATMUL, wide, normed, up, flops=work))
-        active = chain(hidden, 8)
-        gate = parameter() if gated else -1
+        active = chain(hidden, 14)
+        gate, gate_state = parameter() if gated else (-1, ())
         if gated:
             other = net.share(chain(net.op(MATMUL, wide, normed, gate, flops=work), 4))
             active = net.op(MULTIPLY, wide, active, other)
@@ -147,18 +149,21 @@ def ladder(layers: int, axes: int, width: float = 1024.0, tokens: float = 65536.
             active = chain(net.op(ADD, wide, active, chain(net.op(REDUCE, wide, active), 4)), 6)
         active = net.share(active)
         out = net.op(MATMUL, act, active, down, flops=work)
-        backward.append((x, normed, variance, up, down, gate, hidden, other, active))
+        parameters = (up, up_state), (down, down_state), (gate, gate_state)
+        backward.append((x, normed, variance, *parameters, hidden, other, active))
         return net.share(net.op(ADD, act, x, chain(out, 1, LINEAR)))
 
     for layer in range(2 * layers):
         stream = block(stream, layer % 2 == 1)
     gradient = net.share(chain(stream, 3))
     gradients: list[int] = []
-    for x, normed, variance, up, down, gate, hidden, other, active in reversed(backward):
+    for x, normed, variance, ups, downs, gates, hidden, other, active in reversed(backward):
+        (up, up_state), (down, down_state), (gate, gate_state) = ups, downs, gates
+        owners.extend([down_state, gate_state, up_state] if gate >= 0 else [down_state, up_state])
         d_active = net.op(MATMUL, wide, gradient, down, flops=work)
         gradients.append(net.op(MATMUL, weight, active, gradient, flops=work))
         d_active = net.share(d_active)
-        d_hidden = net.op(MULTIPLY, wide, chain(d_active, 9), chain(hidden, 3))
+        d_hidden = net.op(MULTIPLY, wide, chain(d_active, 14), chain(hidden, 3))
         partial = []
         if gate >= 0:
             d_hidden = net.op(MULTIPLY, wide, d_hidden, other)
@@ -172,21 +177,53 @@ def ladder(layers: int, axes: int, width: float = 1024.0, tokens: float = 65536.
         d_variance = chain(net.op(REDUCE, act, net.op(MULTIPLY, act, d_normed, chain(x, 1))), 5)
         d_norm = net.op(ADD, act, net.op(MULTIPLY, act, chain(d_normed, 2), variance), d_variance)
         gradient = net.share(net.op(ADD, act, gradient, chain(d_norm, 2, LINEAR)))
-    owners = [names for group in reversed(backward) for names in _owners(net, state, group)]
     for (weights, first, second), grad in zip(owners, gradients, strict=True):
         grad = net.share(grad)
         mean = net.share(net.op(ADD, weight, chain(first, 1), chain(grad, 1, LINEAR)))
         square = net.share(net.op(ADD, weight, chain(second, 1), chain(grad, 2)))
-        step = chain(net.op(MULTIPLY, weight, chain(mean, 1), chain(square, 3)), 2)
+        step = chain(net.op(MULTIPLY, weight, chain(mean, 3), chain(square, 7)), 6)
         updated = net.op(ADD, weight, weights, step)
         for new, old in ((updated, weights), (mean, first), (square, second)):
             net.edge(new, old, net.results[old])
     return net.network()
 
 
-def _owners(net: Ladder, state: list, group: tuple) -> list[tuple[int, int, int]]:
-    """Optimizer state of the weights of a block, in the order of their gradients."""
-    up, down, gate = group[3:6]
-    shared = {source: names for names in state for source in (names[0],)}
-    of = {node: shared[source] for source, node, _ in net.edges if source in shared and node in (up, down, gate)}
-    return [of[node] for node in (down, gate, up) if node >= 0]
+
+@pytest.mark.parametrize(("layers", "axes", "width", "tokens"), [
+    (12, 1, 1024.0, 65536.0), (12, 1, 4096.0, 32768.0), (12, 2, 1024.0, 65536.0), (12, 2, 4096.0, 32768.0)])
+def test_twelve_layers_are_solved_to_the_optimum(layers: int, axes: int, width: float, tokens: float) -> None:
+    network = ladder(layers, axes, width, tokens)
+    assert len(network.unary) > 3900
+    assert max(theta.size for theta in network.unary) == 7**axes
+    answer = solve(network)
+    assert answer.gap == 0.0
+    assert network.cost(answer.states) == answer.cost
+
+
+def test_one_axis_agrees_with_plain_elimination() -> None:
+    network = ladder(3, 1)
+    plain = plan_elimination(network, max_cells=1e8)
+    assert plain is not None
+    assert solve(network).cost == pytest.approx(network.cost(plain.run()), rel=1e-12)
+
+
+def test_two_axes_agree_with_plain_elimination() -> None:
+    network = ladder(1, 2, 4096.0, 32768.0)
+    plain = plan_elimination(network, max_cells=2e9, max_result_cells=1e8)
+    assert plain is not None
+    assert solve(network).cost == pytest.approx(network.cost(plain.run()), rel=1e-12)
+
+
+def test_repeated_layers_cost_elimination_little() -> None:
+    few, many = (plan_elimination(ladder(layers, 1), max_cells=1e9) for layers in (4, 16))
+    assert few is not None and many is not None
+    assert len(many.nodes) > 3.5 * len(few.nodes)
+    assert many.cells < 2 * few.cells
+
+
+def test_a_time_limit_returns_an_assignment_and_an_honest_bound() -> None:
+    network = ladder(2, 2, 4096.0, 32768.0)
+    best = solve(network).cost
+    hurried = solve(network, time_limit_seconds=0.0)
+    assert hurried.bound <= best <= hurried.cost == network.cost(hurried.states)
+    assert hurried.gap > 0.0

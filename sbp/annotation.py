@@ -19,7 +19,7 @@ SCOPE = "sbp.on:"
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """What one annotation says of its tensor: a signature (None: any) on a placement (None: the program's)."""
+    """What an annotation says of its tensor: a signature (None: any) on a placement (None: the program's)."""
 
     nd: NdSbp | None
     placement: Placement | None
@@ -93,7 +93,11 @@ def _read(x: Any, signature: Any, name: str) -> NdSbp:
     """The argument as an N-D signature of `x`, checked."""
     nd: Sequence[Signature] = (signature,) if is_signature(signature) else signature
     if not isinstance(nd, list | tuple) or not nd or not all(map(is_signature, nd)):
-        hint = " (a PartitionSpec belongs in in_sbp)" if isinstance(signature, jax.sharding.PartitionSpec) else ""
+        hint = (
+            " (a PartitionSpec belongs in in_sbp)"
+            if isinstance(signature, jax.sharding.PartitionSpec)
+            else ""
+        )
         raise SignatureError(
             Problem(
                 "signature",

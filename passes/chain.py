@@ -1,0 +1,148 @@
+"""THE list of passes: from a JAX function to the physical program and its plan.
+
+Each pass is a function from `State` to `State`; `holds` says what must be true after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from sbp.errors import raise_all
+from sbp.hardware import Hardware
+from sbp.passes import pins, spec
+from sbp.passes.boxing import Boxings, Network
+from sbp.passes.explain import Plan, explain
+from sbp.passes.physical import Physical, insert_boxing
+from sbp.passes.plan.candidates import Candidates, enumerate_candidates
+from sbp.passes.plan.model import Assignment, choose
+from sbp.passes.trace import Traced
+from sbp.placement import Placement
+from sbp.signature import NdSbp
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked of the compiler.
+
+    Arguments:
+      name: the function's name.
+      placement, hardware: where it runs, and what it is planned for.
+      in_sbp, out_sbp: per leaf, the user's signature or None for AUTO.
+      ties: per result leaf, the argument leaf that it comes back as, or None.
+      notes: remarks for the plan.
+      time_limit_seconds: for the search.
+    """
+
+    name: str
+    placement: Placement
+    hardware: Hardware
+    in_sbp: tuple[NdSbp | None, ...]
+    out_sbp: tuple[NdSbp | None, ...]
+    ties: tuple[int | None, ...]
+    notes: tuple[str, ...] = ()
+    time_limit_seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class State:
+    """A program on its way through the passes; each one fills in its field."""
+
+    request: Request
+    traced: Traced
+    boxings: Boxings
+    candidates: Candidates | None = None
+    assignment: Assignment | None = None
+    physical: Physical | None = None
+    plan: Plan | None = None
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One pass: its name, what it does, and what must hold after it."""
+
+    name: str
+    run: Callable[[State], State]
+    holds: Callable[[State], None]
+
+
+def honour_pins(s: State) -> State:
+    """Checks every annotation, and honours uneven signatures of arguments and results inside."""
+    graph, r = s.traced.graph, s.request
+    raise_all(pins.check_annotations(graph, r.placement))
+    graph = pins.pin_inputs(graph, _with_consts(s, r.in_sbp), r.placement)
+    graph = pins.pin_outputs(graph, r.out_sbp, r.placement)
+    return replace(s, traced=replace(s.traced, graph=graph))
+
+
+def list_candidates(s: State) -> State:
+    """Lists every N-D signature of every op."""
+    graph = s.traced.graph
+    pinned = {v: nd for v, nd in zip(graph.inputs, _with_consts(s, s.request.in_sbp), strict=True) if nd is not None}
+    candidates = enumerate_candidates(graph, s.request.placement, pinned)
+    raise_all(pins.check_partials(candidates, s.boxings))
+    return replace(s, candidates=candidates)
+
+
+def choose_signatures(s: State) -> State:
+    """Chooses the signatures with the least estimated time, over the whole graph at once."""
+    assert s.candidates is not None
+    r = s.request
+    asked = pins.boundary(s.traced.graph, _with_consts(s, r.in_sbp), r.out_sbp, r.ties, r.placement)
+    assignment = choose(s.candidates, asked, r.hardware, s.boxings, r.time_limit_seconds)
+    return replace(s, assignment=assignment)
+
+
+def box(s: State) -> State:
+    """Inserts the collectives."""
+    assert s.candidates is not None and s.assignment is not None
+    return replace(s, physical=insert_boxing(s.candidates, s.assignment, s.boxings))
+
+
+def write_plan(s: State) -> State:
+    """Writes down every collective with its reason."""
+    assert s.physical is not None and s.assignment is not None
+    paths = s.traced.in_paths, s.traced.out_paths
+    notes = (*s.request.notes, *pins.uneven_notes(s.request.in_sbp, s.request.out_sbp, s.traced, s.request.placement))
+    plan = explain(s.request.name, s.physical, s.boxings, s.assignment.bound, paths, notes)
+    return replace(s, plan=plan)
+
+
+CHAIN: tuple[Pass, ...] = (
+    Pass("pins", honour_pins, lambda s: spec.check_graph(s.traced.graph)),
+    Pass("candidates", list_candidates, lambda s: spec.check_candidates(s.candidates)),  # type: ignore[arg-type]
+    Pass("choice", choose_signatures, lambda s: spec.check_assignment(s.candidates, s.assignment, s.boxings)),  # type: ignore[arg-type]
+    Pass("boxing", box, lambda s: spec.check_physical(s.physical)),  # type: ignore[arg-type]
+    Pass("plan", write_plan, lambda s: None),
+)
+
+
+def compile_plan(traced: Traced, request: Request, *, check: bool = False) -> Plan:
+    """Runs the chain.
+
+    Arguments:
+      traced: the logical graph.
+      request: what is asked.
+      check: whether the contract of each pass is checked after it.
+
+    Raises:
+      SbpError: for annotations that cannot be honoured, all of them at once.
+      SpecError: with `check`, if a pass broke its contract.
+    """
+    state = State(request, traced, Boxings(Network(request.placement, request.hardware)))
+    if check:
+        spec.check_graph(traced.graph)
+    for p in CHAIN:
+        state = p.run(state)
+        if check:
+            p.holds(state)
+    assert state.plan is not None
+    return state.plan
+
+
+def _with_consts(s: State, signatures: Sequence[NdSbp | None]) -> list[NdSbp | None]:
+    """Signatures of all inputs: the arrays that the function closes over are AUTO."""
+    return [*signatures, *[None] * len(s.traced.graph.consts)]
+
+
+

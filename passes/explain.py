@@ -1,0 +1,217 @@
+"""The plan: every collective of a program, what it costs, and why it is there."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from sbp import compat
+from sbp.hardware import Hardware
+from sbp.passes.boxing import Boxings
+from sbp.passes.graph import Graph
+from sbp.passes.moves import wire_bytes
+from sbp.passes.physical import Box, Compute, Physical, peak_bytes, total_seconds
+from sbp.passes.plan.candidates import rule_of
+from sbp.passes.reasons import Reasons
+from sbp.placement import Placement
+from sbp.signature import NdSbp, format_sbp
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """One inserted collective.
+
+    Arguments:
+      kind: "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute", "ragged_all_to_all" or "send".
+      tensor, shape, dtype: the logical tensor.
+      before, after: its N-D signatures.
+      axes: names of the placement axes that take part.
+      group_size: devices that talk to each other.
+      count: times per step.
+      wire_bytes: what one device sends per step, bytes.
+      seconds: estimated time per step.
+      source: the user's line that caused it, such as "gpt.py:41".
+      reason: one sentence.
+    """
+
+    kind: str
+    tensor: str
+    shape: tuple[int, ...]
+    dtype: str
+    before: NdSbp
+    after: NdSbp
+    axes: tuple[str, ...]
+    group_size: int
+    count: int
+    wire_bytes: float
+    seconds: float
+    source: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a program will do, and why.
+
+    Arguments:
+      name: the function's name.
+      placement, hardware: where it runs and what it is planned for.
+      collectives: all of them, in order of execution.
+      seconds: estimated time of one step.
+      bound: a proven lower bound on the estimate of every plan with these pins, seconds.
+      memory_bytes: peak per device, estimated.
+      in_sbp, out_sbp: signatures at rest of arguments and results, as `jax.Array`s arrive and leave.
+      in_paths, out_paths: their names.
+      notes: remarks: ops without a rule, uneven sizes that are gathered, arguments that are moved.
+      physical: the program itself; None for a plan that was loaded from a file.
+    """
+
+    name: str
+    placement: Placement
+    hardware: Hardware
+    collectives: tuple[Collective, ...]
+    seconds: float
+    bound: float
+    memory_bytes: float
+    in_sbp: tuple[NdSbp, ...]
+    out_sbp: tuple[NdSbp, ...]
+    in_paths: tuple[str, ...]
+    out_paths: tuple[str, ...]
+    notes: tuple[str, ...]
+    physical: Physical | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def wire_bytes(self) -> float:
+        """What one device sends per step, bytes."""
+        return sum(c.wire_bytes for c in self.collectives)
+
+    @property
+    def gap(self) -> float:
+        """How far the estimate can be from the optimum, relative; 0.0 is proven optimal."""
+        if self.seconds <= 0:
+            return 0.0
+        gap = (self.seconds - self.bound) / self.seconds
+        return gap if gap > 1e-6 else 0.0
+
+    def by_kind(self) -> dict[str, tuple[int, float]]:
+        """Per kind of collective: how many are executed, and their bytes."""
+        count: Counter[str] = Counter()
+        wire: dict[str, float] = {}
+        for c in self.collectives:
+            count[c.kind] += c.count
+            wire[c.kind] = wire.get(c.kind, 0.0) + c.wire_bytes
+        return {k: (n, wire[k]) for k, n in count.items()}
+
+    def merged(self) -> tuple[tuple[Collective, int], ...]:
+        """Collectives that differ in nothing a reader cares about as one row, with how many there are."""
+        rows: dict[Any, list[Collective]] = {}
+        for c in self.collectives:
+            key = (c.kind, c.shape, c.dtype, c.before, c.after, c.axes, c.source, c.reason)
+            rows.setdefault(key, []).append(c)
+        return tuple(
+            (
+                replace(
+                    same[0],
+                    count=sum(c.count for c in same),
+                    wire_bytes=sum(c.wire_bytes for c in same),
+                    seconds=sum(c.seconds for c in same),
+                ),
+                len(same),
+            )
+            for same in rows.values()
+        )
+
+    def __str__(self) -> str:
+        from sbp.passes.show import plan_text
+
+        return plan_text(self)
+
+    def _repr_html_(self) -> str:
+        from sbp.passes.show import plan_html
+
+        return plan_html(self)
+
+    def save(self, path: str) -> None:
+        """Writes the plan; the suffix chooses the form: .json, .html, .dot or .svg.
+
+        Raises:
+          ValueError: for another suffix.
+        """
+        from sbp.passes.save import save_plan
+
+        save_plan(self, path)
+
+
+def explain(
+    name: str,
+    physical: Physical,
+    boxings: Boxings,
+    bound: float,
+    paths: tuple[Sequence[str], Sequence[str]],
+    notes: Sequence[str],
+) -> Plan:
+    """The plan of a physical program."""
+    graph, placement, network = physical.graph, physical.placement, boxings.network
+    reasons = Reasons(physical)
+    collectives = tuple(_collective(b, physical, boxings, reasons) for b in physical.boxes() if _talks(b, physical))
+    return Plan(
+        name,
+        placement,
+        network.hardware,
+        collectives,
+        total_seconds(physical, boxings),
+        bound,
+        peak_bytes(physical),
+        physical.inputs[: len(paths[0])],
+        physical.outputs,
+        tuple(paths[0]),
+        tuple(paths[1]),
+        (*notes, *_no_rule(graph, physical)),
+        physical,
+    )
+
+
+def _talks(box: Box, physical: Physical) -> bool:
+    """Whether a move sends anything: not over groups of one, not for empty tensors."""
+    value = physical.graph.values[box.value]
+    itemsize = compat.itemsize(value.dtype)
+    return wire_bytes(box.move, value.shape, itemsize, physical.placement.shape) > 0
+
+
+def _collective(box: Box, physical: Physical, boxings: Boxings, reasons: Reasons) -> Collective:
+    value, placement, move = physical.graph.values[box.value], physical.placement, box.move
+    itemsize = compat.itemsize(value.dtype)
+    group = 1
+    for a in move.axes:
+        group *= placement.shape[a]
+    return Collective(
+        move.kind,
+        value.name,
+        value.shape,
+        str(value.dtype),
+        move.before,
+        move.after,
+        tuple(placement.axes[a] for a in move.axes),
+        group,
+        1,
+        wire_bytes(move, value.shape, itemsize, placement.shape),
+        boxings.network.seconds(move, value.shape, itemsize),
+        str(reasons.source(box)),
+        reasons.reason(box),
+    )
+
+
+def _no_rule(graph: Graph, physical: Physical) -> list[str]:
+    """Ops that ran whole on every device because they have no rule."""
+    found: dict[str, list[str]] = {}
+    for step in physical.steps:
+        if isinstance(step, Compute) and rule_of(step.node) is None:
+            found.setdefault(step.node.op, []).append(str(step.node.source))
+    return [f"no rule for {op}: gathered ({', '.join(dict.fromkeys(at))})" for op, at in found.items()]
+
+
+def describe(paths: Sequence[str], sbps: Sequence[NdSbp]) -> list[str]:
+    """One line per tensor: its name and signature."""
+    return [f"{p}: {format_sbp(s)}" for p, s in zip(paths, sbps, strict=True)]

@@ -1,0 +1,42 @@
+"""Costs: the roofline time of a local op."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from sbp import compat
+from sbp.hardware import Hardware
+from sbp.layout import local_shape
+from sbp.passes.graph import Const, Graph, Node
+from sbp.passes.plan.candidates import Strategy, make_op, rule_of
+from sbp.rules.registry import element_flops
+
+# The share of an element-wise op's memory traffic that is left once compilers have fused it with its neighbours.
+FUSED_TRAFFIC = 0.25
+
+
+def local_bytes(shape: Sequence[int], dtype: Any, nd: Any, hierarchy: Sequence[int]) -> float:
+    """Bytes of one device's shard, padding included."""
+    return math.prod(local_shape(shape, nd, hierarchy)) * compat.itemsize(dtype)
+
+
+def node_seconds(graph: Graph, node: Node, strategy: Strategy, hierarchy: tuple[int, ...], hardware: Hardware) -> float:
+    """The larger of arithmetic time and memory time of one op on one device (Williams et al., roofline, 2009)."""
+    rule = rule_of(node)
+    operands = [graph.operand(x) for x in node.inputs]
+    results = [graph.values[v] for v in node.outputs]
+    ins = [local_shape(v.shape, nd, hierarchy) for v, nd in zip(operands, strategy.operands, strict=True)]
+    outs = [local_shape(v.shape, nd, hierarchy) for v, nd in zip(results, strategy.results, strict=True)]
+    op = make_op(graph, node, ins, outs, 1)
+    flops = rule.flops(op) if rule is not None else element_flops(op)
+    traffic = sum(
+        math.prod(s) * compat.itemsize(v.dtype)
+        for s, v in zip((*ins, *outs), (*operands, *results), strict=True)
+        if not isinstance(v, Const)
+    )
+    if rule is not None and rule.fused:
+        traffic *= FUSED_TRAFFIC
+    size = min((compat.itemsize(v.dtype) for v in results), default=4.0)
+    return max(flops / hardware.flops(max(1, int(size))), traffic / hardware.memory_bytes_per_second)

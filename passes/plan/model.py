@@ -1,0 +1,202 @@
+"""The planning problem of a program as a cost network: variables, costs, and how to read a solution back.
+
+Variables: one per argument (how it arrives), per op (its N-D signature), per output (how it leaves), and one
+*share* variable per value with several uses: what the value is boxed to once, before each use takes it from
+there. An output that is the next step's argument shares that argument's variable, so that state comes back
+as it came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sbp.hardware import Hardware
+from sbp.passes.boxing import Boxing, Boxings, Network
+from sbp.passes.graph import Const, Graph
+from sbp.passes.plan.candidates import Candidates, Strategy, rest_signatures
+from sbp.passes.plan.cost import node_seconds
+from sbp.passes.plan.network import CostNetwork, Table
+from sbp.passes.plan.solve import solve
+from sbp.signature import B, NdSbp, Partial
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """What is asked of arguments and results.
+
+    Arguments:
+      inputs: per graph input, its signature at rest, or None for AUTO.
+      outputs: per output, likewise.
+      ties: per output, the position of the input that it comes back as, or None.
+    """
+
+    inputs: tuple[NdSbp | None, ...]
+    outputs: tuple[NdSbp | None, ...]
+    ties: tuple[int | None, ...]
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """A signature for everything.
+
+    Arguments:
+      inputs, outputs: at rest, per graph input and output.
+      strategies: per node.
+      shares: per value with several uses, what it is boxed to first.
+      seconds, bound: the estimated time, and a proven lower bound on every plan's.
+    """
+
+    inputs: tuple[NdSbp, ...]
+    outputs: tuple[NdSbp, ...]
+    strategies: tuple[Strategy, ...]
+    shares: Mapping[int, NdSbp]
+    seconds: float
+    bound: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    """One variable's demand on (or supply of) a value: the signature in each of its states."""
+
+    variable: int
+    needs: tuple[NdSbp, ...]
+    strict: tuple[bool, ...]
+
+
+class _Model:
+    """Builds the network; lives only while `choose` runs."""
+
+    def __init__(self, candidates: Candidates, boundary: Boundary, hardware: Hardware, boxings: Boxings) -> None:
+        self.c, self.boundary, self.hardware, self.boxings = candidates, boundary, hardware, boxings
+        self.graph: Graph = candidates.graph
+        self.unary: list[Table] = []
+        self.edges: list[tuple[int, int, Table]] = []
+        self.supply: dict[int, _Use] = {}
+        self.demand: dict[int, list[_Use]] = {}
+        self.states: list[Sequence[Any]] = []
+        self.tables: dict[Any, Table] = {}
+        self.costs: dict[Any, Table] = {}
+
+    def variable(self, states: Sequence[Any], cost: Table | None = None) -> int:
+        self.states.append(states)
+        self.unary.append(np.zeros(len(states)) if cost is None else cost)
+        return len(self.states) - 1
+
+    def rest(self, wanted: NdSbp | None, value: Any) -> tuple[NdSbp, ...]:
+        """The states of an argument or result."""
+        return (wanted,) if wanted is not None else rest_signatures(value.shape, value.dtype, self.c.placement)
+
+    def build(self) -> CostNetwork:
+        values = self.graph.values
+        self.inputs = []
+        for v, wanted in zip(self.graph.inputs, self.boundary.inputs, strict=True):
+            states = self.rest(wanted, values[v])
+            self.inputs.append(self.variable(states))
+            self.supply[v] = _Use(self.inputs[-1], states, (False,) * len(states))
+        self.nodes = [self.add_node(i) for i in range(len(self.graph.nodes))]
+        self.outputs = [self.add_output(i) for i in range(len(self.graph.outputs))]
+        self.shares: dict[int, int] = {}
+        for v, uses in self.demand.items():
+            self.connect(v, uses)
+        return CostNetwork(tuple(self.unary), tuple(self.edges))
+
+    def add_node(self, i: int) -> int:
+        node, strategies = self.graph.nodes[i], self.c.strategies[i]
+        key = id(strategies)
+        if key not in self.costs:
+            hierarchy = self.c.placement.shape
+            self.costs[key] = np.array(
+                [node_seconds(self.graph, node, s, hierarchy, self.hardware) for s in strategies]
+            )
+        variable = self.variable(strategies, self.costs[key])
+        for k, v in enumerate(node.outputs):
+            self.supply[v] = _Use(variable, tuple(s.results[k] for s in strategies), ())
+        for k, x in enumerate(node.inputs):
+            if not isinstance(x, Const):
+                needs = tuple(s.operands[k] for s in strategies)
+                strict = tuple(s.strict[k] for s in strategies)
+                self.demand.setdefault(x, []).append(_Use(variable, needs, strict))
+        return variable
+
+    def add_output(self, i: int) -> int | None:
+        x, tie = self.graph.outputs[i], self.boundary.ties[i]
+        if isinstance(x, Const):
+            return None
+        if tie is not None:
+            variable = self.inputs[tie]
+        else:
+            variable = self.variable(self.rest(self.boundary.outputs[i], self.graph.values[x]))
+        states = tuple(self.states[variable])
+        self.demand.setdefault(x, []).append(_Use(variable, states, (False,) * len(states)))
+        return variable
+
+    def boxing(self, v: int) -> Boxing:
+        value = self.graph.values[v]
+        return boxing_of(self.boxings, self.c, value.shape, value.dtype, v)
+
+    def connect(self, v: int, uses: list[_Use]) -> None:
+        """Edges from a value's supplier to its uses, through a share variable if there are several."""
+        supply = self.supply[v]
+        if len(uses) > 1:
+            states = tuple(dict.fromkeys((*supply.needs, *(nd for u in uses for nd in u.needs))))
+            natural = self.c.partials[v]
+            states = tuple(
+                nd for nd in states if all(s.op in natural for s in nd if isinstance(s, Partial))
+            )
+            self.shares[v] = self.variable(states)
+            share = _Use(self.shares[v], states, (True,) * len(states))
+            self.edge(v, supply, share)
+            supply = share
+        for use in uses:
+            self.edge(v, supply, use)
+
+    def edge(self, v: int, supply: _Use, use: _Use) -> None:
+        boxing = self.boxing(v)
+        key = id(boxing), supply.needs, use.needs, use.strict
+        if key not in self.tables:
+            rows = [boxing.index[nd] for nd in supply.needs]
+            columns = [boxing.index[nd] for nd in use.needs]
+            table = boxing.seconds[np.ix_(rows, columns)]
+            if any(use.strict):
+                strict = boxing.strict_seconds[np.ix_(rows, columns)]
+                table = np.where(np.array(use.strict)[None, :], strict, table)
+            self.tables[key] = table
+        self.edges.append((supply.variable, use.variable, self.tables[key]))
+
+
+def boxing_of(boxings: Boxings, c: Candidates, shape: tuple[int, ...], dtype: Any, v: int) -> Boxing:
+    """The transitions of a value. Any op may want it as a sum (filled), so the sum is always among them."""
+    return boxings.of(shape, dtype, c.partials[v] | {"sum"}, c.dims[v])
+
+
+def choose(
+    candidates: Candidates, boundary: Boundary, hardware: Hardware, boxings: Boxings, time_limit_seconds: float | None
+) -> Assignment:
+    """The cheapest assignment that the solver finds, with its proven bound.
+
+    Raises:
+      Infeasible: if the pins exclude each other.
+    """
+    model = _Model(candidates, boundary, hardware, boxings)
+    network = model.build()
+    solution = solve(network, time_limit_seconds=time_limit_seconds)
+
+    def state(variable: int) -> Any:
+        return model.states[variable][solution.states[variable]]
+
+    n = candidates.placement.ndim
+    return Assignment(
+        tuple(state(x) for x in model.inputs),
+        tuple((B,) * n if x is None else state(x) for x in model.outputs),
+        tuple(state(x) for x in model.nodes),
+        {v: state(x) for v, x in model.shares.items()},
+        solution.cost,
+        solution.bound,
+    )
+
+
+__all__ = ["Assignment", "Boundary", "Network", "boxing_of", "choose"]

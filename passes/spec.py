@@ -1,0 +1,105 @@
+"""What must hold between passes; checked in tests, and by `Options(check=True)`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sbp.passes.boxing import Boxings
+from sbp.passes.graph import Const, Graph
+from sbp.passes.physical import Box, Physical, reads, writes
+from sbp.passes.plan.candidates import Candidates
+from sbp.passes.plan.model import Assignment, boxing_of
+from sbp.signature import NdSbp, Split
+
+
+class SpecError(AssertionError):
+    """A pass broke its contract: a bug in the compiler, not in the user's program."""
+
+
+def _demand(problems: Iterator[str], what: str) -> None:
+    found = list(problems)
+    if found:
+        raise SpecError(f"{what}:\n  " + "\n  ".join(found))
+
+
+def check_graph(graph: Graph) -> None:
+    """Every value is made once, before it is used; ids are positions."""
+    _demand(_graph_problems(graph), "the logical graph")
+
+
+def _graph_problems(graph: Graph) -> Iterator[str]:
+    made = set(graph.inputs)
+    for i, value in enumerate(graph.values):
+        if value.id != i:
+            yield f"value {value} stands at position {i} with id {value.id}"
+    for i, node in enumerate(graph.nodes):
+        if node.id != i:
+            yield f"node {node.op} stands at position {i} with id {node.id}"
+        for x in node.inputs:
+            if not isinstance(x, Const) and x not in made:
+                yield f"{node.op} (node {i}) uses {graph.values[x]} before it is made"
+        for v in node.outputs:
+            if v in made:
+                yield f"{node.op} (node {i}) makes {graph.values[v]} a second time"
+            made.add(v)
+    for x in graph.outputs:
+        if not isinstance(x, Const) and x not in made:
+            yield f"result {graph.values[x]} is never made"
+
+
+def check_candidates(candidates: Candidates) -> None:
+    """Every op has a strategy, every signature fits its tensor."""
+    _demand(_candidate_problems(candidates), "the candidates")
+
+
+def _candidate_problems(c: Candidates) -> Iterator[str]:
+    n = c.placement.ndim
+    for node, strategies in zip(c.graph.nodes, c.strategies, strict=True):
+        if not strategies:
+            yield f"{node.op} (node {node.id}) has no strategy"
+        operands = [*(c.graph.operand(x) for x in node.inputs), *(c.graph.values[v] for v in node.outputs)]
+        for s in strategies:
+            for nd, value in zip((*s.operands, *s.results), operands, strict=True):
+                if not _fits(nd, len(value.shape), n):
+                    yield f"{node.op} (node {node.id}): {nd} does not fit {value}"
+
+
+def _fits(nd: NdSbp, ndim: int, n: int) -> bool:
+    return len(nd) == n and all(not isinstance(s, Split) or 0 <= s.dim < ndim for s in nd)
+
+
+def check_assignment(candidates: Candidates, assignment: Assignment, boxings: Boxings) -> None:
+    """Every choice is a candidate, and every value can be brought where it is wanted."""
+    _demand(_assignment_problems(candidates, assignment, boxings), "the assignment")
+
+
+def _assignment_problems(c: Candidates, a: Assignment, boxings: Boxings) -> Iterator[str]:
+    lies: dict[int, NdSbp] = dict(zip(c.graph.inputs, a.inputs, strict=True))
+    for node, strategy, options in zip(c.graph.nodes, a.strategies, c.strategies, strict=True):
+        if strategy not in options:
+            yield f"{node.op} (node {node.id}) was given a strategy that is not its own"
+        for x, nd in zip(node.inputs, strategy.operands, strict=True):
+            if isinstance(x, Const):
+                continue
+            boxing = boxing_of(boxings, c, c.graph.values[x].shape, c.graph.values[x].dtype, x)
+            if nd not in boxing.index or lies[x] not in boxing.index:
+                yield f"{c.graph.values[x]} cannot be boxed from {lies[x]} to {nd}"
+        lies.update(zip(node.outputs, strategy.results, strict=True))
+
+
+def check_physical(physical: Physical) -> None:
+    """Every step reads versions that exist; results exist at rest; no result is partial."""
+    _demand(_physical_problems(physical), "the physical program")
+
+
+def _physical_problems(p: Physical) -> Iterator[str]:
+    have = set(zip(p.graph.inputs, p.inputs, strict=True))
+    for i, step in enumerate(p.steps):
+        for version in reads(step):
+            if version not in have:
+                what = f"box {step.move.kind}" if isinstance(step, Box) else step.node.op
+                yield f"step {i} ({what}) reads {p.graph.values[version[0]]} as {version[1]}, which nobody made"
+        have.update(writes(step))
+    for x, nd in zip(p.graph.outputs, p.outputs, strict=True):
+        if not isinstance(x, Const) and (x, nd) not in have:
+            yield f"result {p.graph.values[x]} is not there as {nd}"

@@ -1,0 +1,27 @@
+"""Options of a compilation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from sbp.hardware import Hardware
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a compilation may be told beyond signatures.
+
+    Arguments:
+      memory_limit: bytes per device that the plan may use; a plan over it is refused with the largest tensors named.
+      time_limit: seconds that the search for a plan may take; the best plan so far is used, with its gap.
+      hardware: what to plan for instead of the placement's kind.
+      plan: a `Plan` (or one that was loaded) whose signatures of arguments and results are taken over.
+      check: whether the contract between passes is checked.
+    """
+
+    memory_limit: float | None = None
+    time_limit: float | None = None
+    hardware: Hardware | None = None
+    plan: Any = None
+    check: bool | None = None

@@ -1,0 +1,70 @@
+"""What the models' commands share."""
+
+import argparse
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from models import train
+from sbp.errors import PlacementError
+
+
+def options(*given: str, **defaults: float) -> argparse.Namespace:
+    parser = train.parser(
+        "models.tiny", "tiny", parallel=("data", "zero"), steps=3, batch=4, lr=0.1, **defaults
+    )
+    return parser.parse_args(given)
+
+
+def test_defaults_are_those_of_the_model() -> None:
+    args = options()
+    assert (args.parallel, args.steps, args.batch, args.lr, args.x64) == ("data", 3, 4, 0.1, False)
+    assert options("--x64", "--no-check").x64
+
+
+def test_placement_of_the_command_line() -> None:
+    placement = train.prepare(options("--placement", "cpu:2x4"))
+    assert (placement.kind, placement.shape) == ("cpu", (2, 4))
+
+
+def test_a_placement_that_cannot_be_read_is_refused() -> None:
+    with pytest.raises(PlacementError, match="cpu:2x4"):
+        train.prepare(options("--placement", "cpu:two"))
+
+
+def test_no_steps_are_refused() -> None:
+    with pytest.raises(ValueError, match="--steps 0: at least one"):
+        train.prepare(options("--steps", "0"))
+
+
+def test_gradient_step_descends() -> None:
+    optimizer = optax.sgd(0.5)
+    step = train.gradient_step(lambda params, batch, key: ((params - batch) ** 2).sum(), optimizer)
+    params, _, loss = step(np.float32(3), optimizer.init(np.float32(3)), np.float32(1), jax.random.key(0))
+    assert (float(params), float(loss)) == (1.0, 4.0)
+
+
+def test_difference_is_the_largest() -> None:
+    one = {"a": np.array([1.0, 2.0]), "b": np.array([[5.0]])}
+    two = {"a": np.array([1.0, 2.5]), "b": np.array([[5.25]])}
+    found = train.compare(two, [4.0, 2.0], one, [4.0, 2.5])
+    assert (found.losses, found.params) == pytest.approx((0.2, 0.5))
+
+
+def test_loss_curve_is_a_picture(tmp_path: Path) -> None:
+    path = tmp_path / "loss.png"
+    train._draw({"eight": [2.0, 1.0], "one device": [2.0, 1.0]}, "title", path)
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_matplotlib_there_is_a_word_and_no_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    train._draw({"eight": [2.0, 1.0]}, "title", tmp_path / "loss.png")
+    assert "matplotlib is missing" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,263 @@
+"""Whether the rows of a rule are true: each is run on small data, shard by shard, and joined with NumPy.
+
+A sample is a small JAX function that produces a primitive. Its equation is taken from the trace, its operands
+are split as a row says (padding is NaN or the largest integer, partial shards are random), the rule's body
+runs once per device, and what comes out must join to the plain result.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from sbp import compat, view
+from sbp.layout import Layout, split_shape
+from sbp.passes.graph import Const, Node
+from sbp.passes.trace import trace
+from sbp.rules import Op, Row, lookup
+from sbp.rules.local import Local, identity_of
+from sbp.rules.registry import valid_rows
+from sbp.signature import B, NdSbp, P, Partial
+
+Array = np.ndarray[Any, Any]
+UNEVEN_AND_EVEN = (2, 3, 4)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A function of arrays that produces the primitive `name`.
+
+    Arguments:
+      close: the relative and absolute difference that rounding may make; 0: bit for bit.
+      groups: the axis sizes to try.
+      pairs: how many compositions of two rows to try on each 2-D hierarchy.
+    """
+
+    name: str
+    fn: Callable[..., Any]
+    args: tuple[Any, ...]
+    close: float = 0.0
+    groups: tuple[int, ...] = UNEVEN_AND_EVEN
+    pairs: int = 2
+    label: str = ""
+
+    def __str__(self) -> str:
+        shapes = "_".join("x".join(map(str, np.shape(a))) or "scalar" for a in jax.tree.leaves(self.args))
+        return f"{self.name}-{self.label or shapes}"
+
+
+def sample(name: str, fn: Callable[..., Any], *args: Any, **options: Any) -> Sample:
+    """A sample, with the options of `Sample`."""
+    return Sample(name, fn, args, **options)
+
+
+def whole(shape: Sequence[int] = (), dtype: Any = np.float32, low: int = -4, high: int = 5, seed: int = 0) -> Array:
+    """Small whole numbers, so that sums and products of floats are exact."""
+    if dtype == bool:
+        low, high = 0, 2
+    rng = np.random.default_rng([seed, *shape])
+    out = rng.integers(low, high, size=tuple(shape)).astype(dtype)
+    if np.dtype(dtype).kind == "c":
+        out = out + 1j * rng.integers(low, high, size=tuple(shape)).astype(dtype)
+    return np.asarray(out, dtype)
+
+
+@dataclass(frozen=True)
+class Application:
+    """One equation with the values of its operands and its plain results."""
+
+    node: Node
+    operands: tuple[Any, ...]
+    results: tuple[Any, ...]
+
+    def op(self, shapes: Sequence[Any], results: Sequence[Any], group: int) -> Op:
+        """The equation as an axis of size `group` sees it, on the given shapes."""
+        return Op(
+            self.node.op,
+            tuple(shapes),
+            tuple(results),
+            tuple(x.dtype for x in self.operands),
+            tuple(x.dtype for x in self.results),
+            self.node.params,
+            group,
+        )
+
+
+def applications(one: Sample) -> list[Application]:
+    """Every equation of the sample that is its primitive."""
+    graph = trace(one.fn, one.args, {}).graph
+    found = [node for node in graph.nodes if node.op == one.name]
+
+    def run(*leaves: Any) -> list[list[Any]]:
+        env = dict(zip(graph.inputs, [*leaves, *graph.consts], strict=True))
+
+        def read(x: Any) -> Any:
+            return jax.numpy.asarray(x.value, x.dtype) if isinstance(x, Const) else env[x]
+
+        for node in graph.nodes:
+            values = compat.bind(node.primitive, [read(x) for x in node.inputs], dict(node.params))
+            env.update(zip(node.outputs, values, strict=True))
+        return [[[read(x) for x in node.inputs], [env[v] for v in node.outputs]] for node in found]
+
+    if not found:
+        return []
+    values = jax.jit(run)(*jax.tree.leaves(one.args))
+    return [Application(node, tuple(ins), tuple(outs)) for node, (ins, outs) in zip(found, values, strict=True)]
+
+
+def to_numpy(x: Any) -> Array:
+    """The array in NumPy; a typed key as its words, in one more dim."""
+    return np.asarray(jax.random.key_data(x) if compat.is_key(x.dtype) else x)
+
+
+def from_numpy(x: Array, like: Any) -> Any:
+    """The opposite of `to_numpy`."""
+    return jax.random.wrap_key_data(x, impl=jax.random.key_impl(like)) if compat.is_key(like.dtype) else x
+
+
+def as_sums(value: Array, group: int, rng: np.random.Generator) -> list[Array]:
+    """Integers that wrap around on the way to their sum."""
+    info = np.iinfo(value.dtype)
+    parts = [rng.integers(info.min, info.max, size=value.shape, dtype=value.dtype) for _ in range(group - 1)]
+    return [*parts, value - np.sum(np.array(parts), axis=0, dtype=value.dtype) if parts else value]
+
+
+def filled(value: Array, op: str, group: int, rng: np.random.Generator) -> list[Array]:
+    """Each element on one device only, what the reduction ignores on the others."""
+    owner = np.zeros(value.shape, int) if op == "sum" else rng.integers(0, group, size=value.shape)
+    return [np.where(owner == i, value, identity_of(op, value.dtype)).astype(value.dtype) for i in range(group)]
+
+
+def variants(values: Sequence[Array], row: Row, group: int) -> Iterator[list[view.Shards]]:
+    """The operands split as `row` says: with random partials, with partials that wrap, and with filled ones."""
+    plain = [view.split(v, (s,), (group,), seed=i) for i, (v, s) in enumerate(zip(values, row.operands, strict=True))]
+    yield plain
+    rng = np.random.default_rng(0)
+    sums = [i for i, s in enumerate(row.operands) if s == P and values[i].dtype.kind in "iu"]
+    empty = [i for i, s in enumerate(row.operands) if isinstance(s, Partial) and (s != P or i in row.fills)]
+    for which, make in ((sums, lambda v, s: as_sums(v, group, rng)), (empty, lambda v, s: filled(v, s.op, group, rng))):
+        if which:
+            changed = list(plain)
+            for i in which:
+                parts = make(values[i], row.operands[i])
+                changed[i] = {(k,): part for k, part in enumerate(parts)}
+            yield changed
+
+
+class Claim:
+    """The body of an equation on the shards of one N-D signature; compiled once, for every device."""
+
+    def __init__(self, app: Application, ins: Sequence[NdSbp], outs: Sequence[NdSbp], hierarchy: tuple[int, ...]):
+        self.app, self.hierarchy = app, hierarchy
+        self.operands = tuple(Layout(x.shape, nd, hierarchy) for x, nd in zip(app.operands, ins, strict=True))
+        self.results = tuple(Layout(x.shape, nd, hierarchy) for x, nd in zip(app.results, outs, strict=True))
+        rule = lookup(app.node.op)
+        custom = rule.local if rule else None
+
+        def body(coords: Sequence[Any], *args: Any) -> list[Any]:
+            ctx = Local(app.node.primitive, app.node.params, self.operands, self.results, coords)
+            return custom(ctx, *args) if custom else ctx.bind(*args)
+
+        # The bare primitive needs no compilation of ours: JAX keeps that of an earlier row.
+        self.body = jax.jit(body) if custom else body
+
+    def run(self, shards: Sequence[view.Shards]) -> list[view.Shards]:
+        """The result shards of every device."""
+        out: list[view.Shards] = [{} for _ in self.results]
+        for coords in view.coordinates(self.hierarchy):
+            args = [from_numpy(s[coords], x) for s, x in zip(shards, self.app.operands, strict=True)]
+            for kept, value in zip(out, self.body(tuple(map(np.int32, coords)), *args), strict=True):
+                kept[coords] = to_numpy(value)
+        return out
+
+    def problem(self, shards: Sequence[view.Shards], close: float) -> str | None:
+        """What is wrong with the results, if anything."""
+        for i, got in enumerate(self.run(shards)):
+            want, layout = to_numpy(self.app.results[i]), self.results[i]
+            words = want.shape[len(layout.shape) :]
+            shapes = {x.shape for x in got.values()}
+            if shapes != {layout.local + words}:
+                return f"result {i}: local shapes {shapes}, not {layout.local + words}"
+            if {x.dtype for x in got.values()} != {want.dtype}:
+                return f"result {i}: dtypes {[x.dtype for x in got.values()]}, not {want.dtype}"
+            try:
+                joined = view.join(got, want.shape, layout.nd, self.hierarchy)
+            except ValueError as e:
+                return f"result {i}: {e}"
+            if not same(joined, want, close):
+                return f"result {i}: got\n{joined}\nwant\n{want}\nfrom\n{got}"
+        return None
+
+
+def same(got: Array, want: Array, close: float) -> bool:
+    """Equal, NaN where NaN is wanted; floats up to `close`."""
+    if want.dtype.kind in "biu" or not want.size:
+        return np.array_equal(got, want)
+    wide = np.complex128 if want.dtype.kind == "c" else np.float64
+    return np.allclose(got.astype(wide), want.astype(wide), rtol=close, atol=close, equal_nan=True)
+
+
+def describe(ins: Sequence[Any], outs: Sequence[Any]) -> str:
+    """A row as text."""
+    return ", ".join(map(str, ins)) + " -> " + ", ".join(map(str, outs))
+
+
+def false_rows(one: Sample) -> list[str]:
+    """The 1-D rows of a sample that are not true."""
+    wrong = []
+    for app in applications(one):
+        values = [to_numpy(x) for x in app.operands]
+        for group in one.groups:
+            op = app.op([x.shape for x in app.operands], [x.shape for x in app.results], group)
+            for row in valid_rows(lookup(one.name), op):
+                wrong += _false_row(app, values, row, group, one.close)
+    return wrong
+
+
+def _false_row(app: Application, values: Sequence[Array], row: Row, group: int, close: float) -> list[str]:
+    where = f"group {group}: {describe(row.operands, row.results)}"
+    try:
+        claim = Claim(app, [(s,) for s in row.operands], [(s,) for s in row.results], (group,))
+        found = (claim.problem(shards, close) for shards in variants(values, row, group))
+        bad = next((f for f in found if f), None)
+    except Exception as e:
+        bad = f"{type(e).__name__}: {e}"
+    return [f"{where}: {bad}"] if bad else []
+
+
+def compositions(app: Application, hierarchy: Sequence[int]) -> list[tuple[Row, ...]]:
+    """Every choice of one row per axis, outer to inner, on the shapes that remain."""
+    start = ([x.shape for x in app.operands], [x.shape for x in app.results])
+    done: list[tuple[tuple[Row, ...], Any]] = [((), start)]
+    for group in hierarchy:
+        grown = []
+        for rows, (ins, outs) in done:
+            for row in valid_rows(lookup(app.node.op), app.op(ins, outs, group)):
+                left = [split_shape(n, s, group) for n, s in zip(ins, row.operands, strict=True)]
+                right = [split_shape(n, s, group) for n, s in zip(outs, row.results, strict=True)]
+                grown.append(((*rows, row), (left, right)))
+        done = grown
+    return [rows for rows, _ in done]
+
+
+def false_compositions(one: Sample, hierarchy: tuple[int, ...]) -> list[str]:
+    """The N-D signatures, among a seeded choice of those that the rows compose to, that are not true."""
+    wrong = []
+    for app in applications(one):
+        values = [to_numpy(x) for x in app.operands]
+        found = [rows for rows in compositions(app, hierarchy) if any(s != B for r in rows for s in r.operands + r.results)]
+        for rows in random.Random(str(one)).sample(found, min(one.pairs, len(found))):
+            ins = list(zip(*(r.operands for r in rows), strict=True))
+            outs = list(zip(*(r.results for r in rows), strict=True))
+            try:
+                shards = [view.split(v, nd, hierarchy, seed=i) for i, (v, nd) in enumerate(zip(values, ins, strict=True))]
+                bad = Claim(app, ins, outs, hierarchy).problem(shards, one.close)
+            except Exception as e:
+                bad = f"{type(e).__name__}: {e}"
+            wrong += [f"{hierarchy}: {describe(ins, outs)}: {bad}"] if bad else []
+    return wrong

@@ -1,0 +1,93 @@
+"""The catalogue, and which link a group of ranks talks through."""
+
+import numpy as np
+import pytest
+
+from sbp.errors import PlacementError
+from sbp.hardware import CATALOGUE, PLATFORMS, Hardware, Link, hardware_for
+from sbp.passes.boxing import Network
+from sbp.placement import Placement, placement
+
+H100 = hardware_for("h100")
+NVLINK, INFINIBAND = H100.links
+
+
+def link_of(p: Placement, axes: tuple[int, ...]) -> tuple[float, float]:
+    return Network(p, H100).link(axes)
+
+
+def as_pair(link: Link) -> tuple[float, float]:
+    return link.latency_seconds, link.bytes_per_second
+
+
+@pytest.mark.parametrize(
+    ("ranks", "link"),
+    [
+        (range(8), NVLINK),
+        ([3], NVLINK),
+        (range(120, 128), NVLINK),
+        ([0, 7], NVLINK),
+        ([7, 8], INFINIBAND),
+        (range(4, 12), INFINIBAND),
+        (range(0, 128, 8), INFINIBAND),
+        (range(128), INFINIBAND),
+    ],
+)
+def test_a_group_talks_through_the_innermost_level_that_holds_it(ranks: range, link: Link) -> None:
+    assert H100.link(ranks) is link
+
+
+def test_sixteen_nodes_of_eight() -> None:
+    p = placement("h100", shape=(16, 8))
+    assert link_of(p, (1,)) == as_pair(NVLINK)
+    assert link_of(p, (0,)) == as_pair(INFINIBAND)
+    assert link_of(p, (0, 1)) == as_pair(INFINIBAND)
+
+
+def test_permuted_ranks_change_the_links() -> None:
+    """The same shape with the nodes inside: now the outer axis is the fast one."""
+    p = placement("h100", ranks=np.arange(128).reshape(16, 8).T.tolist())
+    assert p.shape == (8, 16)
+    assert link_of(p, (0,)) == as_pair(NVLINK)
+    assert link_of(p, (1,)) == as_pair(INFINIBAND)
+    shuffled = np.arange(128).reshape(16, 8)[:, [5, 2, 7, 0, 1, 6, 3, 4]]
+    assert link_of(placement("h100", ranks=shuffled.tolist()), (1,)) == as_pair(NVLINK)
+
+
+def test_one_slow_group_slows_its_axis() -> None:
+    """Two ranks exchanged across nodes: two groups of the inner axis cross the network."""
+    grid = np.arange(32).reshape(4, 8)
+    grid[0, 7], grid[1, 0] = grid[1, 0], grid[0, 7]
+    assert link_of(placement("h100", ranks=grid.tolist()), (1,)) == as_pair(INFINIBAND)
+
+
+def test_an_axis_inside_a_node_of_a_three_level_hierarchy() -> None:
+    p = placement("h100", shape=(4, 2, 4))
+    assert [link_of(p, (a,)) == as_pair(NVLINK) for a in range(3)] == [False, True, True]
+    assert link_of(p, (1, 2)) == as_pair(NVLINK)
+
+
+def test_the_next_larger_item_size_sets_the_rate() -> None:
+    chip = Hardware("chip", ((2, 100.0), (4, 10.0)), 1.0, 1.0, (Link(8, 1.0, 1.0),), 0.5)
+    assert [chip.flops(n) for n in (1, 2, 3, 4, 8)] == [50.0, 50.0, 5.0, 5.0, 5.0]
+
+
+@pytest.mark.parametrize("name", sorted(CATALOGUE))
+def test_the_catalogue_is_consistent(name: str) -> None:
+    chip = hardware_for(name)
+    assert chip.name == name
+    assert 0 < chip.efficiency <= 1
+    rates = [rate for _, rate in sorted(chip.flops_per_second)]
+    assert rates == sorted(rates, reverse=True), "wider items are never faster"
+    bandwidths = [link.bytes_per_second for link in chip.links]
+    assert bandwidths == sorted(bandwidths, reverse=True), "outer levels are never faster"
+    assert [link.devices for link in chip.links] == sorted(link.devices for link in chip.links)
+    assert chip.links[-1].devices > 1 << 40, "the last level has no limit"
+    assert chip.memory_bytes_per_second > chip.links[0].bytes_per_second
+
+
+def test_every_platform_that_can_be_placed_is_planned_for_or_says_why_not() -> None:
+    for kind in (*CATALOGUE, *PLATFORMS):
+        assert hardware_for(placement(kind, shape=(1,)).kind) in CATALOGUE.values()
+    with pytest.raises(PlacementError, match="hardware"):
+        hardware_for(placement("tpu", shape=(1,)).kind)
