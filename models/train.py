@@ -138,7 +138,7 @@ def run(job: Job, placement: Placement, args: argparse.Namespace) -> Result:
     with jax.enable_x64(args.x64):
         step = sbp.compile(job.step, placement, in_sbp=job.in_sbp, donate_argnums=(0, 1))
         plan = step.plan(*_start(job, args), job.batch(0), _key(args, 0))
-        plan.save(out / "plan.html")
+        plan.save(str(out / "plan.html"))
         print(plan, end="\n\n")
 
         began = time.perf_counter()

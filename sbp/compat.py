@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sysconfig
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import jax
@@ -39,11 +40,13 @@ def frames(source_info: Any) -> Iterator[tuple[str, int, str]]:
 
 def user_line(source_info: Any) -> tuple[str, int] | None:
     """The innermost frame in a file of the user's: not of an installed library, not of this package."""
-    for file, line, _ in frames(source_info):
-        path = os.path.realpath(file)
-        if not path.startswith((*_LIBRARIES, *_OWN)) and not path.startswith(_STDLIB):
-            return file, line
-    return None
+    return next(((file, line) for file, line, _ in frames(source_info) if _is_user_file(file)), None)
+
+
+@cache
+def _is_user_file(file: str) -> bool:
+    path = os.path.realpath(file)
+    return not path.startswith((*_LIBRARIES, *_OWN, _STDLIB))
 
 
 def any_line(source_info: Any) -> tuple[str, int] | None:

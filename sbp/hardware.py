@@ -33,6 +33,7 @@ class Hardware:
 
     Arguments:
       flops_per_second: dense rate by item size in bytes; the nearest larger item size is used.
+      vector_flops_per_second: of element-wise arithmetic, float32, outside the matrix units.
       memory_bytes_per_second, memory_bytes: of one device.
       links: levels from the innermost out; the last one has no size limit.
       efficiency: the share of the peak rate that large matrix products reach.
@@ -40,6 +41,7 @@ class Hardware:
 
     name: str
     flops_per_second: tuple[tuple[int, float], ...]
+    vector_flops_per_second: float
     memory_bytes_per_second: float
     memory_bytes: float
     links: tuple[Link, ...]
@@ -68,20 +70,20 @@ _HDR = Link(_ANY, 25e9, 14e-6)  # InfiniBand HDR, 200 Gb/s per GPU
 
 CATALOGUE: dict[str, Hardware] = {
     "a100": Hardware(
-        "a100", ((2, 312e12), (4, 19.5e12), (8, 9.7e12)), 2.0e12, 80e9, (Link(8, 240e9, 9e-6), _HDR)
+        "a100", ((2, 312e12), (4, 19.5e12), (8, 9.7e12)), 19.5e12, 2.0e12, 80e9, (Link(8, 240e9, 9e-6), _HDR)
     ),
     "h100": Hardware(
-        "h100", ((1, 1979e12), (2, 989e12), (4, 67e12), (8, 34e12)), 3.35e12, 80e9, (_NVLINK4, _NDR)
+        "h100", ((1, 1979e12), (2, 989e12), (4, 67e12), (8, 34e12)), 67e12, 3.35e12, 80e9, (_NVLINK4, _NDR)
     ),
     "h200": Hardware(
-        "h200", ((1, 1979e12), (2, 989e12), (4, 67e12), (8, 34e12)), 4.8e12, 141e9, (_NVLINK4, _NDR)
+        "h200", ((1, 1979e12), (2, 989e12), (4, 67e12), (8, 34e12)), 67e12, 4.8e12, 141e9, (_NVLINK4, _NDR)
     ),
     "b200": Hardware(
-        "b200", ((1, 4500e12), (2, 2250e12), (4, 80e12), (8, 40e12)), 8.0e12, 180e9, (_NVLINK5, _NDR)
+        "b200", ((1, 4500e12), (2, 2250e12), (4, 80e12), (8, 40e12)), 80e12, 8.0e12, 180e9, (_NVLINK5, _NDR)
     ),
-    # Forced host devices: they share the cores and copy through memory. Order of magnitude, measured on two
-    # cores; it prefers few bytes on the wire, as a real network does.
-    "cpu": Hardware("cpu", ((8, 10e9),), 4e9, 4e9, (Link(_ANY, 0.5e9, 20e-6),), 1.0),
+    # Forced host devices on two cores. Latency is what benchmarks/cpu_links.py measures (a rendezvous of threads);
+    # the link is set below what it measures, so that plans prefer few bytes on the wire, as on a real network.
+    "cpu": Hardware("cpu", ((8, 25e9),), 2e9, 4e9, 4e9, (Link(_ANY, 0.5e9, 100e-6),), 1.0),
 }
 PLATFORMS = {
     "gpu": "h100",

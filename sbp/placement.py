@@ -76,6 +76,21 @@ class Placement:
             for i in range(self.shape[a])
         ]
 
+    def _too_few(self, devices: int) -> PlacementError:
+        if self.platform == "cpu":
+            fix = f"jax.config.update('jax_num_cpu_devices', {max(self.ranks) + 1}) before any device is used"
+        elif devices:
+            fix = "a smaller shape, or Program.plan(), which needs no devices"
+        else:
+            fix = "placement('cpu', ...) to run here; Program.plan() needs no devices"
+        return _problem(
+            f"rank {max(self.ranks)}",
+            f"ranks below {devices}" if devices else f"none here: JAX finds no {self.platform!r} device",
+            f"a rank is a position in jax.devices({self.platform!r}), which has {devices}",
+            fix,
+            where=f"{self}.mesh",
+        )
+
     def _position(self, axis: int | str) -> int:
         if isinstance(axis, str) and axis in self.axes:
             return self.axes.index(axis)
@@ -109,17 +124,7 @@ class Placement:
         except RuntimeError:
             devices = ()
         if max(self.ranks) >= len(devices):
-            host = "on a CPU: jax.config.update('jax_num_cpu_devices', {}) before any device is used"
-            raise _problem(
-                f"{self}: rank {max(self.ranks)}",
-                f"ranks below {len(devices)}: jax.devices({self.platform!r}) has {len(devices)}"
-                if devices
-                else f"none here: JAX finds no {self.platform!r} device",
-                "a rank is a position in the list of devices; more ranks than devices cannot run",
-                host.format(max(self.ranks) + 1)
-                if self.platform == "cpu"
-                else "a smaller shape; Program.plan() needs no devices",
-            )
+            raise self._too_few(len(devices))
         grid = np.array([devices[r] for r in self.ranks], dtype=object).reshape(self.shape)
         return Mesh(grid, self.axes, axis_types=(AxisType.Auto,) * self.ndim)
 
@@ -176,17 +181,14 @@ def placement(
             "'cpu' or 'gpu' to run, a chip's name to plan for it",
         )
     grid = _grid(ranks, shape)
-    names = (
-        tuple(axes)
-        if axes is not None
-        else AXIS_NAMES.get(grid.ndim) or tuple(f"x{i}" for i in range(grid.ndim))
-    )
+    default = AXIS_NAMES.get(grid.ndim) or tuple(f"x{i}" for i in range(grid.ndim))
+    names = default if axes is None else (axes,) if isinstance(axes, str) else tuple(axes)
     if len(names) != grid.ndim or len(set(names)) != len(names) or not all(isinstance(n, str) for n in names):
         raise _problem(
             f"axes {names!r} for a hierarchy of shape {grid.shape}",
-            f"{grid.ndim} different names",
+            f"a tuple of {grid.ndim} different names" if grid.ndim > 1 else "a tuple of 1 name",
             "each level of the hierarchy has one name",
-            f"axes={AXIS_NAMES.get(grid.ndim, tuple(f'x{i}' for i in range(grid.ndim)))!r}",
+            f"axes={default!r}",
         )
     return Placement(kind, tuple(int(r) for r in grid.flat), tuple(map(int, grid.shape)), names)
 
@@ -250,6 +252,10 @@ def parse_placement(text: str) -> Placement:
         sizes = tuple(int(n) for n in shape.lower().split("x"))
     except ValueError:
         raise _problem(
-            repr(text), "KIND:AxBxC", "the shape is a product of sizes", "cpu:2x4, h100:16x8"
+            repr(text),
+            "KIND:AxBxC",
+            "the shape is a product of sizes",
+            "cpu:2x4, h100:16x8",
+            where="a placement in text form",
         ) from None
     return placement(kind, shape=sizes)

@@ -39,4 +39,6 @@ def node_seconds(graph: Graph, node: Node, strategy: Strategy, hierarchy: tuple[
     if rule is not None and rule.fused:
         traffic *= FUSED_TRAFFIC
     size = min((compat.itemsize(v.dtype) for v in results), default=4.0)
-    return max(flops / hardware.flops(max(1, int(size))), traffic / hardware.memory_bytes_per_second)
+    matrix = rule is not None and rule.family == "contract"
+    rate = hardware.flops(max(1, int(size))) if matrix else hardware.vector_flops_per_second
+    return max(flops / rate, traffic / hardware.memory_bytes_per_second)

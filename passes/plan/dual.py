@@ -41,6 +41,17 @@ class _Visit:
     rest: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Edge:
+    """An edge between nodes low < high: finite costs with the states of `low`, or of `high`, as rows."""
+
+    low: int
+    high: int
+    rows: Table
+    columns: Table
+    forbidden: NDArray[np.bool_] | None
+
+
 class Dual:
     """A network without parallel edges or self loops, with its costs moved about to raise the bound.
 
@@ -50,48 +61,52 @@ class Dual:
 
     def __init__(self, network: CostNetwork, ceiling: float) -> None:
         self.theta = [_finite(theta, ceiling).copy() for theta in network.unary]
-        tables: dict[int, Table] = {}
-        flipped: dict[int, Table] = {}
+        finite: dict[int, tuple[Table, Table]] = {}  # each distinct table and its transpose
         for _, _, table in network.edges:
-            if id(table) not in tables:
-                tables[id(table)] = _finite(table, ceiling)
-                flipped[id(table)] = np.ascontiguousarray(tables[id(table)].T)
-        self.edges = [(i, j, tables[id(t)]) if i < j else (j, i, flipped[id(t)]) for i, j, t in network.edges]
-        self._forbidden = [_forbidden(table if i < j else table.T) for i, j, table in network.edges]
-        transposed = [flipped[id(t)] if i < j else tables[id(t)] for i, j, t in network.edges]
-        earlier: list[list[int]] = [[] for _ in self.theta]
-        later: list[list[int]] = [[] for _ in self.theta]
-        for edge, (i, j, _) in enumerate(self.edges):
-            later[i].append(edge)
-            earlier[j].append(edge)
-        self._at_low: list[Table] = [np.empty(0)] * len(self.edges)
-        self._at_high: list[Table] = [np.empty(0)] * len(self.edges)
-        put_later = [np.zeros((len(mine), theta.size)) for mine, theta in zip(later, self.theta, strict=True)]
-        put_earlier = [np.zeros((len(mine), theta.size)) for mine, theta in zip(earlier, self.theta, strict=True)]
-        for node, (mine_later, mine_earlier) in enumerate(zip(later, earlier, strict=True)):
-            for row, edge in enumerate(mine_later):
-                self._at_low[edge] = put_later[node][row]
-            for row, edge in enumerate(mine_earlier):
-                self._at_high[edge] = put_earlier[node][row]
-        room: dict[tuple[int, ...], Table] = {}
-        forward, backward = [], []
-        for node, theta in enumerate(self.theta):
-            least_e, least_l = np.empty_like(put_earlier[node]), np.empty_like(put_later[node])
-            share = 1.0 / max(len(earlier[node]), len(later[node]), 1)
-            from_earlier = tuple(
-                _Incoming(self.edges[e][0], table, self._at_low[e][:, None], _room(room, table), least_e[row])
-                for row, e in enumerate(earlier[node])
-                for table in (self.edges[e][2],)
-            )
-            from_later = tuple(
-                _Incoming(self.edges[e][1], table, self._at_high[e][:, None], _room(room, table), least_l[row])
-                for row, e in enumerate(later[node])
-                for table in (transposed[e],)
-            )
-            ahead, back = put_later[node], put_earlier[node]
-            forward.append(_Visit(node, theta, from_earlier, least_e, back, ahead, share, 1 - share * len(ahead)))
-            backward.append(_Visit(node, theta, from_later, least_l, ahead, back, share, 1 - share * len(back)))
-        self._forward, self._backward = tuple(forward), tuple(backward[::-1])
+            if id(table) not in finite:
+                filled = _finite(table, ceiling)
+                finite[id(table)] = filled, np.ascontiguousarray(filled.T)
+        self._edges: list[_Edge] = []
+        ends: tuple[list[list[int]], list[list[int]]] = [[] for _ in self.theta], [[] for _ in self.theta]
+        for edge, (i, j, table) in enumerate(network.edges):
+            low, high = min(i, j), max(i, j)
+            rows, columns = finite[id(table)] if i == low else finite[id(table)][::-1]
+            forbidden = np.isinf(table if i == low else table.T) if table.max() == np.inf else None
+            self._edges.append(_Edge(low, high, rows, columns, forbidden))
+            ends[0][low].append(edge)
+            ends[1][high].append(edge)
+        # What a node has put on its edges to later (0) and earlier (1) nodes: a row for each edge.
+        self._put = tuple(
+            [np.zeros((len(mine), theta.size)) for mine, theta in zip(side, self.theta, strict=True)]
+            for side in ends
+        )
+        self._put_on = tuple(
+            {edge: put[row] for mine, put in zip(side, puts, strict=True) for row, edge in enumerate(mine)}
+            for side, puts in zip(ends, self._put, strict=True)
+        )
+        self._forward = self._visits(ends[1], later=0)
+        self._backward = self._visits(ends[0], later=1)[::-1]
+
+    def _visits(self, incoming: list[list[int]], later: int) -> tuple[_Visit, ...]:
+        """The visits of a sweep; `later` is the side (0 or 1) of the edges that lead on."""
+        scratch: dict[tuple[int, ...], Table] = {}
+        visits = []
+        for node, (theta, back, ahead) in enumerate(
+            zip(self.theta, self._put[1 - later], self._put[later], strict=True)
+        ):
+            least = np.empty_like(back)
+            arriving = []
+            for row, number in enumerate(incoming[node]):
+                edge = self._edges[number]
+                source, table = (edge.low, edge.rows) if later == 0 else (edge.high, edge.columns)
+                room = scratch.setdefault(table.shape, np.empty_like(table))
+                arriving.append(
+                    _Incoming(source, table, self._put_on[later][number][:, None], room, least[row])
+                )
+            share = 1.0 / max(len(back), len(ahead), 1)
+            rest = 1.0 - share * len(ahead)
+            visits.append(_Visit(node, theta, tuple(arriving), least, back, ahead, share, rest))
+        return tuple(visits)
 
     def sweep(self, forward: bool, excess: list[Table] | None = None) -> float:
         """One sweep; returns the bound after it (up to rounding).
@@ -106,7 +121,7 @@ class Dual:
             if visit.incoming:
                 for edge in visit.incoming:
                     add(edge.table, edge.put, edge.scratch)
-                    minimum(edge.scratch, 0, None, edge.least)
+                    minimum(edge.scratch, axis=0, out=edge.least)
                 put_back += visit.least
                 theta += total(put_back, 0)
                 np.negative(visit.least, put_back)
@@ -121,7 +136,7 @@ class Dual:
     def bound(self) -> float:
         """A lower bound, safe from rounding: the sum of all minima, less what rounding may have added."""
         node_minima = [float(theta.min()) for theta in self.theta]
-        edge_minima = [float(self._moved(edge).min()) for edge in range(len(self.edges))]
+        edge_minima = [float(self._moved(edge).min()) for edge in range(len(self._edges))]
         size = sum(map(abs, node_minima)) + sum(map(abs, edge_minima))
         return float(sum(node_minima) + sum(edge_minima) - 1e-12 * size)
 
@@ -139,29 +154,19 @@ class Dual:
         """The network with its costs as they are now, on these states."""
         unary = tuple(theta[keep] for theta, keep in zip(self.theta, kept, strict=True))
         edges = []
-        for edge, (i, j, _) in enumerate(self.edges):
-            chosen = np.ix_(kept[i], kept[j])
-            table = self._moved(edge)[chosen]
-            forbidden = self._forbidden[edge]
-            if forbidden is not None:
-                table[forbidden[chosen]] = np.inf
-            edges.append((i, j, table))
+        for number, edge in enumerate(self._edges):
+            chosen = np.ix_(kept[edge.low], kept[edge.high])
+            table = self._moved(number)[chosen]
+            if edge.forbidden is not None:
+                table[edge.forbidden[chosen]] = np.inf
+            edges.append((edge.low, edge.high, table))
         return CostNetwork(unary, tuple(edges))
 
-    def _moved(self, edge: int) -> Table:
-        table: Table = self.edges[edge][2] + self._at_low[edge][:, None] + self._at_high[edge]
+    def _moved(self, number: int) -> Table:
+        low, high = (put[number] for put in self._put_on)
+        table: Table = self._edges[number].rows + low[:, None] + high
         return table
 
 
 def _finite(table: Table, ceiling: float) -> Table:
     return np.where(np.isinf(table), table.min() + ceiling, table) if table.max() == np.inf else table
-
-
-def _forbidden(table: Table) -> NDArray[np.bool_] | None:
-    return np.isinf(table) if table.max() == np.inf else None
-
-
-def _room(room: dict[tuple[int, ...], Table], table: Table) -> Table:
-    if table.shape not in room:
-        room[table.shape] = np.empty_like(table)
-    return room[table.shape]

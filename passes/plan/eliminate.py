@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,8 @@ from sbp.passes.plan.tables import TableStore
 
 _BLOCK_CELLS = 1 << 17
 """Cells of a bucket worked on at a time: they fit the second level of cache."""
+_HOPELESS = 64
+"""When the quick order needs a bucket this many times too large, no careful order is tried."""
 _DENSE_DEGREE = 40
 """From this degree on, all pairs of neighbours count as unconnected: counting them would take too long."""
 
@@ -48,9 +51,13 @@ class Elimination:
         """
         factors = list(self.tables)
         for bucket in self.buckets:
-            factors.append(_minimise([(factors[number], axes) for number, axes in bucket.factors], bucket.sizes))
+            factors.append(
+                _minimise([(factors[number], axes) for number, axes in bucket.factors], bucket.sizes)
+            )
         states = [0] * len(self.nodes)
-        for node, scope, number in zip(self.nodes[::-1], self.scopes[::-1], self.bucket_of[::-1], strict=True):
+        for node, scope, number in zip(
+            self.nodes[::-1], self.scopes[::-1], self.bucket_of[::-1], strict=True
+        ):
             if len(scope) == 1 and math.isinf(float(factors[len(self.tables) + number])):
                 raise Infeasible()
             bucket = self.buckets[number]
@@ -65,7 +72,7 @@ class Elimination:
 def plan_elimination(
     network: CostNetwork, *, max_cells: float, max_result_cells: float = math.inf
 ) -> Elimination | None:
-    """The cheaper of two greedy elimination orders.
+    """The cheapest of three greedy elimination orders.
 
     None if its distinct buckets would have more than `max_cells` cells, or their results more than
     `max_result_cells` (8 bytes each, held until the end).
@@ -73,7 +80,9 @@ def plan_elimination(
     sizes = [theta.size for theta in network.unary]
     pairs = {(min(i, j), max(i, j)) for i, j, _ in network.edges if i != j}
     best: Elimination | None = None
-    for weight in (_weighted_fill, _size_and_fill):
+    if _order(sizes, pairs, _size, _HOPELESS * max_cells) is None:
+        return None
+    for weight in (_size, _weighted_fill, _size_and_fill):
         order = _order(sizes, pairs, weight, max_cells)
         plan = None if order is None else _plan(network, order, max_cells if best is None else best.cells)
         if plan is not None and plan.result_cells <= max_result_cells:
@@ -85,8 +94,13 @@ _Around = Sequence[set[int]]
 _Weight = Callable[[int, Sequence[int], _Around], tuple[float, float]]
 
 
+def _size(node: int, sizes: Sequence[int], around: _Around) -> tuple[float, float]:
+    """Size of the bucket; neighbours."""
+    return sizes[node] * math.prod(sizes[other] for other in around[node]), len(around[node])
+
+
 def _weighted_fill(node: int, sizes: Sequence[int], around: _Around) -> tuple[float, float]:
-    """Cells of the tables that eliminating the node would newly need between its neighbours; size of its bucket."""
+    """Cells of the pair tables that eliminating the node would newly fill; size of its bucket."""
     return _fill(node, sizes, around), sizes[node] * math.prod(sizes[other] for other in around[node])
 
 
@@ -100,9 +114,7 @@ def _fill(node: int, sizes: Sequence[int], around: _Around) -> float:
     near = sorted(around[node])
     if len(near) > _DENSE_DEGREE:
         return float(sum(sizes[other] for other in near) ** 2)
-    return float(
-        sum(sizes[a] * sizes[b] for k, a in enumerate(near) for b in near[:k] if b not in around[a])
-    )
+    return float(sum(sizes[a] * sizes[b] for k, a in enumerate(near) for b in near[:k] if b not in around[a]))
 
 
 def _order(
@@ -127,12 +139,14 @@ def _order(
             return None
         done[node] = True
         order.append(node)
-        affected = set(near)
+        joined = any(not near <= around[other] | {other} for other in near)
         for other in near:
             around[other] |= near
             around[other] -= {node, other}
-            if len(around[other]) <= _DENSE_DEGREE:
-                affected |= around[other]
+        affected = set(near)
+        if joined and weight is not _size:  # pairs among `near` count in the fill of whoever is next to both
+            beside = Counter(third for other in near for third in around[other])
+            affected.update(third for third, times in beside.items() if times > 1)
         for other in sorted(affected):
             now[other] = weight(other, sizes, around)
             heapq.heappush(heap, (now[other], other))
@@ -155,7 +169,9 @@ def _plan(network: CostNetwork, order: Sequence[int], max_cells: float) -> Elimi
     scopes, bucket_of = [], []
     cells = result_cells = 0
     for node in order:
-        scope = tuple(sorted({other for _, nodes in touching[node] for other in nodes}, key=position.__getitem__))
+        scope = tuple(
+            sorted({other for _, nodes in touching[node] for other in nodes}, key=position.__getitem__)
+        )
         place = {other: axis for axis, other in enumerate(scope)}
         bucket = _Bucket(
             tuple((number, tuple(place[other] for other in nodes)) for number, nodes in touching[node]),
@@ -172,7 +188,13 @@ def _plan(network: CostNetwork, order: Sequence[int], max_cells: float) -> Elimi
         if len(scope) > 1:
             touching[scope[1]].append((len(store.tables) + numbers[bucket], scope[1:]))
     return Elimination(
-        tuple(order), tuple(scopes), tuple(bucket_of), tuple(numbers), tuple(store.tables), cells, result_cells
+        tuple(order),
+        tuple(scopes),
+        tuple(bucket_of),
+        tuple(numbers),
+        tuple(store.tables),
+        cells,
+        result_cells,
     )
 
 
@@ -180,7 +202,8 @@ def _minimise(parts: Sequence[tuple[Table, tuple[int, ...]]], sizes: Sequence[in
     """Sum of the parts over the axes 0, 1, ..., minimised over axis 0."""
     aligned = _merged([_align(table, axes, len(sizes)) for table, axes in parts], sizes)
     if len(aligned) == 1:
-        return np.broadcast_to(aligned[0], sizes).min(axis=0)
+        least: Table = np.broadcast_to(aligned[0], sizes).min(axis=0)
+        return least
     blocked = 1  # the axes 1 .. blocked-1 are walked through, the others worked on at once
     while blocked < len(sizes) and sizes[0] * math.prod(sizes[blocked:]) > _BLOCK_CELLS:
         blocked += 1

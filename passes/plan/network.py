@@ -25,7 +25,7 @@ class Infeasible(ValueError):
     def __init__(self, nodes: tuple[int, ...] = ()) -> None:
         self.nodes = nodes
         if len(nodes) == 2:
-            where = f"the edge between nodes {nodes[0]} and {nodes[1]} forbids every pair of states left to them"
+            where = f"the edge between nodes {nodes[0]} and {nodes[1]} forbids every pair of states left"
         elif nodes:
             where = f"every state of node {nodes[0]} is forbidden"
         else:
@@ -46,8 +46,8 @@ class CostNetwork:
 
     Raises ValueError for an empty node, a table of the wrong shape, a NaN or a negative infinity.
 
-    >>> pair = CostNetwork((np.array([0.0, 1.0]), np.array([2.0, 0.0])), ((0, 1, np.array([[3.0, 9.0], [3.0, 0.0]])),))
-    >>> pair.cost((1, 1))
+    >>> table = np.array([[3.0, 9.0], [3.0, 0.0]])
+    >>> CostNetwork((np.array([0.0, 1.0]), np.array([2.0, 0.0])), ((0, 1, table),)).cost((1, 1))
     1.0
     """
 
@@ -58,7 +58,10 @@ class CostNetwork:
         checked: set[int] = set()
         for node, theta in enumerate(self.unary):
             if theta.ndim != 1 or theta.size == 0:
-                raise ValueError(f"cost network: node {node} has costs of shape {theta.shape}; give one or more numbers in a row")
+                raise ValueError(
+                    f"cost network: node {node} has costs of shape {theta.shape}; it needs one axis with a "
+                    "cost for each of at least one state"
+                )
             _check_entries(theta, f"node {node}", checked)
         sizes = [theta.size for theta in self.unary]
         for i, j, table in self.edges:
@@ -104,4 +107,6 @@ def _check_entries(table: Table, where: str, checked: set[int]) -> None:
         return
     checked.add(id(table))
     if not table.min() > -np.inf:  # also true for NaN, which min() passes on
-        raise ValueError(f"cost network: {where} has a NaN or negative infinite cost; give finite costs, or inf to forbid")
+        raise ValueError(
+            f"cost network: {where} has a NaN or negative infinite cost; give finite costs, or inf to forbid"
+        )

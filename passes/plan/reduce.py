@@ -24,9 +24,10 @@ _SMALL_TABLE = 4096
 _DOMINANCE_CELLS = 1 << 21
 """Largest comparison (states x states x neighbour states) of all pairs of states of a node."""
 
+
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A removed node: given its neighbours' states, its best state is the cheapest of theta plus table columns."""
+    """A removed node: its best state is the cheapest of theta plus the columns of its neighbours' states."""
 
     node: int
     labels: _Labels
@@ -61,7 +62,7 @@ class Reduction:
         return tuple(states)
 
     def project(self, states: Sequence[int]) -> tuple[int, ...]:
-        """Kernel states nearest to the original ones: the same where they are left, else the cheapest alone."""
+        """Kernel states nearest to the original ones: the same where left, else the cheapest alone."""
         result = []
         for node, labels, theta in zip(self.nodes, self.labels, self.kernel.unary, strict=True):
             at = int(labels.searchsorted(states[node]))
@@ -251,7 +252,7 @@ class _Reducer:
         self._touch(node)
 
     def _connect(self, i: int, j: int, number: int) -> None:
-        """Add a table (rows: states of i) to the edge between two nodes, which vanishes if it is separable."""
+        """Add a table (rows: states of i) to the edge of two nodes, which vanishes if it is separable."""
         if j in self.edges[i]:
             number = self.algebra.add(self.edges[i][j], number)
             del self.edges[i][j], self.edges[j][i]

@@ -182,7 +182,7 @@ class _Search:
         return [base + more for more in excess]
 
     def _below(self, at_least: list[Table], threshold: float) -> list[NDArray[np.intp]]:
-        """For each node its state now, and the states that may be part of an assignment below the threshold."""
+        """For each node its state now, and all states that may occur in an assignment below the threshold."""
         kept = []
         for bounds, state in zip(at_least, self.states, strict=True):
             wanted = bounds < threshold
@@ -191,7 +191,7 @@ class _Search:
         return kept
 
     def _solve_rest(self, dual: Dual, kept: list[NDArray[np.intp]]) -> None:
-        """The states not kept cannot improve on the cost: solve what is left, with the costs as moved so far."""
+        """Solve for the states kept, with the costs as moved so far: no other can improve on the cost."""
         excluded = self.cost
         rest = dual.moved(kept)
         try:
@@ -233,7 +233,7 @@ class _Search:
         return False
 
     def _improve_parts(self, at_least: list[Table]) -> bool:
-        """Choose connected groups of nodes anew, each exactly, given all others. Returns whether that helped."""
+        """Choose groups of near nodes anew, each exactly, given all others. Returns whether that helped."""
         cost = self.cost
         seen: set[int] = set()
         for seed in range(len(self.states)):
@@ -322,7 +322,9 @@ def _restricted(network: CostNetwork, kept: Sequence[NDArray[np.intp]]) -> CostN
         if key not in known:
             known[key] = table[np.ix_(kept[i], kept[j])]
         edges.append((i, j, known[key]))
-    return CostNetwork(tuple(theta[keep] for theta, keep in zip(network.unary, kept, strict=True)), tuple(edges))
+    return CostNetwork(
+        tuple(theta[keep] for theta, keep in zip(network.unary, kept, strict=True)), tuple(edges)
+    )
 
 
 def _parts(network: CostNetwork) -> list[list[int]]:

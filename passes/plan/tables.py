@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import numpy as np
 
@@ -50,7 +50,7 @@ class TableStore:
 
 
 def _once(method: Callable[Concatenate[TableAlgebra, _P], _R]) -> Callable[Concatenate[TableAlgebra, _P], _R]:
-    """Remember the results of a method per algebra."""
+    """Work out a method of the algebra once per distinct operands."""
 
     @functools.wraps(method)
     def remembered(self: TableAlgebra, *args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -60,7 +60,7 @@ def _once(method: Callable[Concatenate[TableAlgebra, _P], _R]) -> Callable[Conca
         result: _R = self.known[key]
         return result
 
-    return remembered
+    return cast("Callable[Concatenate[TableAlgebra, _P], _R]", remembered)
 
 
 class TableAlgebra:
@@ -131,7 +131,9 @@ class TableAlgebra:
     def message(self, theta: int | None, number: int) -> int:
         """Cheapest of the rows, plus their own costs if given, for each column."""
         table = self.store.tables[number]
-        return self.store.put((table if theta is None else table + self.store.tables[theta][:, None]).min(axis=0))
+        return self.store.put(
+            (table if theta is None else table + self.store.tables[theta][:, None]).min(axis=0)
+        )
 
     @_once
     def product(self, theta: int, to_a: int, to_b: int) -> int:

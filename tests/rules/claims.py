@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import jax
@@ -26,9 +27,11 @@ from sbp.signature import B, NdSbp, P, Partial
 
 Array = np.ndarray[Any, Any]
 UNEVEN_AND_EVEN = (2, 3, 4)
+# Nearly all the time goes into compiling hundreds of tiny programs: the compiler need not try hard.
+HASTY: dict[str, Any] = {}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Sample:
     """A function of arrays that produces the primitive `name`.
 
@@ -74,6 +77,7 @@ class Application:
     node: Node
     operands: tuple[Any, ...]
     results: tuple[Any, ...]
+    bare: Callable[..., list[Any]]
 
     def op(self, shapes: Sequence[Any], results: Sequence[Any], group: int) -> Op:
         """The equation as an axis of size `group` sees it, on the given shapes."""
@@ -88,6 +92,7 @@ class Application:
         )
 
 
+@cache
 def applications(one: Sample) -> list[Application]:
     """Every equation of the sample that is its primitive."""
     graph = trace(one.fn, one.args, {}).graph
@@ -99,15 +104,25 @@ def applications(one: Sample) -> list[Application]:
         def read(x: Any) -> Any:
             return jax.numpy.asarray(x.value, x.dtype) if isinstance(x, Const) else env[x]
 
-        for node in graph.nodes:
+        for node in graph.nodes[: max(node.id for node in found)]:
             values = compat.bind(node.primitive, [read(x) for x in node.inputs], dict(node.params))
             env.update(zip(node.outputs, values, strict=True))
-        return [[[read(x) for x in node.inputs], [env[v] for v in node.outputs]] for node in found]
+        return [[read(x) for x in node.inputs] for node in found]
 
     if not found:
         return []
-    values = jax.jit(run)(*jax.tree.leaves(one.args))
-    return [Application(node, tuple(ins), tuple(outs)) for node, (ins, outs) in zip(found, values, strict=True)]
+    # What stands alone needs no program of its own.
+    before = jax.jit(run, compiler_options=HASTY) if found[-1].id else run
+    out = []
+    for node, operands in zip(found, before(*jax.tree.leaves(one.args)), strict=True):
+        body = bare(node)
+        out.append(Application(node, tuple(operands), tuple(body(*operands)), body))
+    return out
+
+
+def bare(node: Node) -> Callable[..., list[Any]]:
+    """The primitive on any shapes, compiled once for each."""
+    return jax.jit(lambda *args: compat.bind(node.primitive, args, dict(node.params)), compiler_options=HASTY)
 
 
 def to_numpy(x: Any) -> Array:
@@ -161,10 +176,9 @@ class Claim:
 
         def body(coords: Sequence[Any], *args: Any) -> list[Any]:
             ctx = Local(app.node.primitive, app.node.params, self.operands, self.results, coords)
-            return custom(ctx, *args) if custom else ctx.bind(*args)
+            return custom(ctx, *args) if custom else app.bare(*args)
 
-        # The bare primitive needs no compilation of ours: JAX keeps that of an earlier row.
-        self.body = jax.jit(body) if custom else body
+        self.body = jax.jit(body, compiler_options=HASTY) if custom else body
 
     def run(self, shards: Sequence[view.Shards]) -> list[view.Shards]:
         """The result shards of every device."""

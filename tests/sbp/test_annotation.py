@@ -96,7 +96,9 @@ def test_the_pinned_cotangent_is_the_right_value() -> None:
         return jnp.sum(annotate(2 * x, [B], grad=[S(0)]) ** 2)
 
     jaxpr = jax.make_jaxpr(jax.grad(loss))(X).jaxpr
-    (at,) = [i for i, e in enumerate(jaxpr.eqns) if e.primitive is annotate_p and e.params["pin"].nd == (S(0),)]
+    (at,) = [
+        i for i, e in enumerate(jaxpr.eqns) if e.primitive is annotate_p and e.params["pin"].nd == (S(0),)
+    ]
     cut = jaxpr.replace(eqns=jaxpr.eqns[: at + 1], outvars=jaxpr.eqns[at].outvars)
     (value,) = jax.core.eval_jaxpr(cut, (), X)
     np.testing.assert_allclose(value, 2 * (2 * X))
@@ -147,7 +149,9 @@ def test_vmap_of_vmap_and_of_grad() -> None:
 
 def test_scan_keeps_the_pins_of_its_body() -> None:
     def loop(x: Any) -> Any:
-        return jax.lax.scan(lambda c, _: (annotate(jnp.sin(c), [S(0)], grad=[S(1)]), None), x, None, length=3)[0]
+        return jax.lax.scan(
+            lambda c, _: (annotate(jnp.sin(c), [S(0)], grad=[S(1)]), None), x, None, length=3
+        )[0]
 
     assert [pin.nd for _, pin in pins(loop, X)] == [(S(0),)]
     backward = [pin.nd for _, pin in pins(jax.grad(lambda x: loop(x).sum()), X)]
@@ -165,7 +169,9 @@ def test_other_dtypes() -> None:
     assert annotate(3.0, B).shape == ()
     key = jax.random.key(0)
     assert jax.random.key_data(annotate(key, B)).tolist() == jax.random.key_data(key).tolist()
-    value, tangent = jax.jvp(lambda i, x: annotate(i, [B]) * x, (2, 3.0), (np.zeros((), jax.dtypes.float0), 1.0))
+    value, tangent = jax.jvp(
+        lambda i, x: annotate(i, [B]) * x, (2, 3.0), (np.zeros((), jax.dtypes.float0), 1.0)
+    )
     assert (value, tangent) == (6.0, 2.0)
 
 

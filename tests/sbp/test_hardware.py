@@ -1,10 +1,12 @@
 """The catalogue, and which link a group of ranks talks through."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from sbp.errors import PlacementError
-from sbp.hardware import CATALOGUE, PLATFORMS, Hardware, Link, hardware_for
+from sbp.hardware import CATALOGUE, PLATFORMS, Link, hardware_for
 from sbp.passes.boxing import Network
 from sbp.placement import Placement, placement
 
@@ -68,7 +70,7 @@ def test_an_axis_inside_a_node_of_a_three_level_hierarchy() -> None:
 
 
 def test_the_next_larger_item_size_sets_the_rate() -> None:
-    chip = Hardware("chip", ((2, 100.0), (4, 10.0)), 1.0, 1.0, (Link(8, 1.0, 1.0),), 0.5)
+    chip = replace(H100, flops_per_second=((2, 100.0), (4, 10.0)), efficiency=0.5)
     assert [chip.flops(n) for n in (1, 2, 3, 4, 8)] == [50.0, 50.0, 5.0, 5.0, 5.0]
 
 

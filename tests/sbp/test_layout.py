@@ -24,7 +24,20 @@ from sbp.signature import B, NdSbp, P, S, Signature, Split, splits_of
 from sbp.view import coordinates
 from tests.sbp.slicer import HOLE, rows_of
 
-HIERARCHIES = [(1,), (4,), (7,), (8,), (2, 2), (2, 3), (3, 2), (4, 2), (1, 3), (2, 1, 3), (2, 2, 2), (3, 2, 2)]
+HIERARCHIES = [
+    (1,),
+    (4,),
+    (7,),
+    (8,),
+    (2, 2),
+    (2, 3),
+    (3, 2),
+    (4, 2),
+    (1, 3),
+    (2, 1, 3),
+    (2, 2, 2),
+    (3, 2, 2),
+]
 
 
 def nested(hierarchy: tuple[int, ...]) -> list[NdSbp]:

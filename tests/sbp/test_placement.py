@@ -26,7 +26,9 @@ def test_shape_counts_ranks_from_zero() -> None:
     p = placement("cpu", shape=(2, 4))
     assert (p.ranks, p.shape, p.axes) == (tuple(range(8)), (2, 4), ("data", "model"))
     assert (p.ndim, p.size) == (2, 8)
-    assert p == placement("cpu", ranks=[[0, 1, 2, 3], [4, 5, 6, 7]]) == placement("cpu", range(8), shape=(2, 4))
+    assert (
+        p == placement("cpu", ranks=[[0, 1, 2, 3], [4, 5, 6, 7]]) == placement("cpu", range(8), shape=(2, 4))
+    )
     assert hash(p) == hash(placement("cpu", shape=[2, 4]))
 
 

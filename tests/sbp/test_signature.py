@@ -22,9 +22,7 @@ from sbp.signature import (
     splits_of,
 )
 
-ONE = st.one_of(
-    st.integers(-12, 12).map(Split), st.just(B), st.sampled_from(PARTIAL_OPS).map(Partial)
-)
+ONE = st.one_of(st.integers(-12, 12).map(Split), st.just(B), st.sampled_from(PARTIAL_OPS).map(Partial))
 MANY = st.lists(ONE, min_size=1, max_size=5).map(tuple)
 
 
@@ -51,7 +49,9 @@ def test_printed_forms() -> None:
     assert repr(AUTO) == "AUTO"
 
 
-@pytest.mark.parametrize("text", ["S", "S()", "S(0", "S(x)", "Q", "S(0) B", "B,,B", "[S(0)], B", "BB", "S(1.5)"])
+@pytest.mark.parametrize(
+    "text", ["S", "S()", "S(0", "S(x)", "Q", "S(0) B", "B,,B", "[S(0)], B", "BB", "S(1.5)"]
+)
 def test_what_is_no_signature_is_refused(text: str) -> None:
     with pytest.raises(SignatureError):
         parse_sbp(text)
@@ -61,7 +61,7 @@ def test_p_makes_the_other_partials() -> None:
     assert P == P("sum") == Partial("sum") == Partial()
     assert P("max") == Partial("max") != P("min")
     assert len({P, P("sum"), P("max"), P("min")}) == 3
-    assert B == Broadcast() and S is Split
+    assert Broadcast() == B and S is Split
 
 
 def test_is_signature() -> None:

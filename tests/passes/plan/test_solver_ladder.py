@@ -33,19 +33,31 @@ ELEMENTWISE: Rule = tuple(((x,), x, x <= OTHER) for x in (BATCH, FEATURE, OTHER,
 LINEAR = (*ELEMENTWISE, ((PARTIAL,), PARTIAL, False))
 ADD: Rule = tuple(((x, x), x, divided) for (x,), _, divided in LINEAR)
 MULTIPLY = tuple(((x, x), x, divided) for (x,), _, divided in ELEMENTWISE) + (
-    ((PARTIAL, WHOLE), PARTIAL, False), ((WHOLE, PARTIAL), PARTIAL, False))
+    ((PARTIAL, WHOLE), PARTIAL, False),
+    ((WHOLE, PARTIAL), PARTIAL, False),
+)
 MATMUL = (
-    ((BATCH, WHOLE), BATCH, True), ((WHOLE, FEATURE), FEATURE, True), ((FEATURE, BATCH), PARTIAL, True),
-    ((OTHER, WHOLE), OTHER, True), ((WHOLE, WHOLE), WHOLE, False), ((PARTIAL, WHOLE), PARTIAL, False),
-    ((WHOLE, PARTIAL), PARTIAL, False))
-REDUCE = (((BATCH,), BATCH, True), ((OTHER,), OTHER, True), ((FEATURE,), PARTIAL, True), ((WHOLE,), WHOLE, False))
+    ((BATCH, WHOLE), BATCH, True),
+    ((WHOLE, FEATURE), FEATURE, True),
+    ((FEATURE, BATCH), PARTIAL, True),
+    ((OTHER, WHOLE), OTHER, True),
+    ((WHOLE, WHOLE), WHOLE, False),
+    ((PARTIAL, WHOLE), PARTIAL, False),
+    ((WHOLE, PARTIAL), PARTIAL, False),
+)
+REDUCE = (
+    ((BATCH,), BATCH, True),
+    ((OTHER,), OTHER, True),
+    ((FEATURE,), PARTIAL, True),
+    ((WHOLE,), WHOLE, False),
+)
 SOURCE: Rule = tuple(((), x, False) for x in (BATCH, FEATURE, OTHER, WHOLE))
 
 
 def reshard_seconds(axis: int, before: int, after: int, local_bytes: float) -> float:
     """One axis; `local_bytes` are those of the whole tensor along this axis."""
     group = GROUPS[axis]
-    if before == after or before == WHOLE:
+    if before in (after, WHOLE):
         return 0.0
     if after == PARTIAL:
         return 0.0 if before <= OTHER else np.inf
@@ -74,10 +86,14 @@ class Ladder:
         node = len(self.unary)
         strategies = list(itertools.product(rule, repeat=self.axes))
         seconds = max(flops / FLOPS, (1 + len(inputs)) * nbytes / BYTES_PER_SECOND) if inputs else 0.0
-        divided = [np.prod([GROUPS[axis] if s[2] else 1 for axis, s in enumerate(choice)]) for choice in strategies]
+        divided = [
+            np.prod([GROUPS[axis] if s[2] else 1 for axis, s in enumerate(choice)]) for choice in strategies
+        ]
         self.unary.append(seconds / np.array(divided, dtype=float))
         self.results.append(tuple(tuple(s[1] for s in choice) for choice in strategies))
-        self.operands.append([tuple(tuple(s[0][k] for s in choice) for choice in strategies) for k in range(len(inputs))])
+        self.operands.append(
+            [tuple(tuple(s[0][k] for s in choice) for choice in strategies) for k in range(len(inputs))]
+        )
         self.nbytes.append(nbytes)
         for position, source in enumerate(inputs):
             self.edge(source, node, self.operands[node][position])
@@ -86,7 +102,9 @@ class Ladder:
     def edge(self, source: int, node: int, wanted: tuple[tuple[int, ...], ...]) -> None:
         key = (self.results[source], wanted, self.nbytes[source])
         if key not in self.tables:
-            self.tables[key] = np.array([[self.move(b, a, self.nbytes[source]) for a in wanted] for b in self.results[source]])
+            self.tables[key] = np.array(
+                [[self.move(b, a, self.nbytes[source]) for a in wanted] for b in self.results[source]]
+            )
         self.edges.append((source, node, self.tables[key]))
 
     def move(self, before: tuple[int, ...], after: tuple[int, ...], nbytes: float) -> float:
@@ -96,8 +114,12 @@ class Ladder:
             for order in itertools.permutations(range(self.axes)):
                 now, total = list(before), 0.0
                 for axis in order:
-                    rest = [GROUPS[other] for other in range(self.axes) if other != axis and now[other] <= OTHER]
-                    total += reshard_seconds(axis, now[axis], after[axis], nbytes / np.prod(rest, initial=1.0))
+                    rest = [
+                        GROUPS[other] for other in range(self.axes) if other != axis and now[other] <= OTHER
+                    ]
+                    total += reshard_seconds(
+                        axis, now[axis], after[axis], nbytes / np.prod(rest, initial=1.0)
+                    )
                     now[axis] = after[axis]
                 best = min(best, total)
             self.moves[key] = best
@@ -188,9 +210,10 @@ def ladder(layers: int, axes: int, width: float = 1024.0, tokens: float = 65536.
     return net.network()
 
 
-
-@pytest.mark.parametrize(("layers", "axes", "width", "tokens"), [
-    (12, 1, 1024.0, 65536.0), (12, 1, 4096.0, 32768.0), (12, 2, 1024.0, 65536.0), (12, 2, 4096.0, 32768.0)])
+@pytest.mark.parametrize(
+    ("layers", "axes", "width", "tokens"),
+    [(12, 1, 1024.0, 65536.0), (12, 1, 4096.0, 32768.0), (12, 2, 1024.0, 65536.0), (12, 2, 4096.0, 32768.0)],
+)
 def test_twelve_layers_are_solved_to_the_optimum(layers: int, axes: int, width: float, tokens: float) -> None:
     network = ladder(layers, axes, width, tokens)
     assert len(network.unary) > 3900

@@ -1,0 +1,374 @@
+"""Every message of the language, whole: where, what was given, what is legal, why, and what to try."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+from jax.sharding import PartitionSpec
+
+from sbp.annotation import annotate
+from sbp.errors import (
+    KINDS,
+    AnnotationError,
+    ArgumentError,
+    PlacementError,
+    Problem,
+    SbpError,
+    SignatureError,
+    raise_all,
+)
+from sbp.hardware import hardware_for
+from sbp.placement import parse_placement, placement
+from sbp.signature import B, P, Partial, S, parse_sbp
+
+X = jnp.ones((3, 4))
+GRID = {"shape": (2, 2)}
+PARTIAL = (
+    "P(...)",
+    'P, P("sum"), P("max"), P("min")',
+    "P is the Partial signature: shards that reduce to the tensor",
+)
+SPEC = "did you mean jax.sharding.PartitionSpec({})? It is accepted in in_sbp"
+KIND_NAMES = "a100, b200, cpu, cuda, gpu, h100, h200"
+ANNOTATION = "S(dim), B or P, or a list of them, one per placement axis"
+MATRIX = "annotate(x: float32[3, 4], {}=...)"
+
+Call = Callable[[], Any]
+# name -> (the call, its error, where, got, legal, why, try)
+MESSAGES: dict[str, tuple[Call, type[SbpError], str, str, str, str, str]] = {
+    "a split of no integer": (
+        lambda: S("batch"),  # type: ignore[arg-type]
+        SignatureError,
+        "S(...)",
+        "S('batch')",
+        "an integer dim: S(0), S(1), S(-1), ...",
+        "a split names the dim of the tensor that is cut",
+        "give the position of the dim",
+    ),
+    "a split of a truth value": (
+        lambda: S(True),
+        SignatureError,
+        "S(...)",
+        "S(True)",
+        "an integer dim: S(0), S(1), S(-1), ...",
+        "a split names the dim of the tensor that is cut",
+        "give the position of the dim",
+    ),
+    "P taken for a PartitionSpec": (
+        lambda: P("data"),
+        SignatureError,
+        PARTIAL[0],
+        "P('data')",
+        *PARTIAL[1:],
+        SPEC.format("'data'"),
+    ),
+    "P taken for a PartitionSpec of two axes": (
+        lambda: P(None, "model"),
+        SignatureError,
+        PARTIAL[0],
+        "P(None, 'model')",
+        *PARTIAL[1:],
+        SPEC.format("None, 'model'"),
+    ),
+    "P called with nothing": (
+        lambda: P(),
+        SignatureError,
+        PARTIAL[0],
+        "P()",
+        *PARTIAL[1:],
+        SPEC.format(""),
+    ),
+    "a partial of no name": (
+        lambda: Partial(3),  # type: ignore[arg-type]
+        SignatureError,
+        PARTIAL[0],
+        "P(3)",
+        *PARTIAL[1:],
+        "name the reduction",
+    ),
+    "a text that is no signature": (
+        lambda: parse_sbp("[S(0), Q]"),
+        SignatureError,
+        "a signature in text form",
+        "'[S(0), Q]'",
+        "S(dim), B, P, P(max), P(min), separated by commas",
+        "nothing legal starts at ' Q'",
+        'for example "[S(0), B]"',
+    ),
+    "an unknown kind": (
+        lambda: placement("cuda:0", shape=(2,)),
+        PlacementError,
+        "placement(...)",
+        "kind 'cuda:0'",
+        KIND_NAMES + ", tpu",
+        "the kind is a JAX platform or a catalogue name",
+        "'cpu' or 'gpu' to run, a chip's name to plan for it",
+    ),
+    "too few names": (
+        lambda: placement("cpu", **GRID, axes=("a",)),
+        PlacementError,
+        "placement(...)",
+        "axes ('a',) for a hierarchy of shape (2, 2)",
+        "a tuple of 2 different names",
+        "each level of the hierarchy has one name",
+        "axes=('data', 'model')",
+    ),
+    "a name twice": (
+        lambda: placement("cpu", **GRID, axes=("a", "a")),
+        PlacementError,
+        "placement(...)",
+        "axes ('a', 'a') for a hierarchy of shape (2, 2)",
+        "a tuple of 2 different names",
+        "each level of the hierarchy has one name",
+        "axes=('data', 'model')",
+    ),
+    "a name that is no string": (
+        lambda: placement("cpu", shape=(2,), axes=(0,)),  # type: ignore[arg-type]
+        PlacementError,
+        "placement(...)",
+        "axes (0,) for a hierarchy of shape (2,)",
+        "a tuple of 1 name",
+        "each level of the hierarchy has one name",
+        "axes=('x',)",
+    ),
+    "no devices named": (
+        lambda: placement("cpu"),
+        PlacementError,
+        "placement(...)",
+        "neither ranks nor shape",
+        "one of them",
+        "the devices must be named",
+        "shape=(8,)",
+    ),
+    "a level of no devices": (
+        lambda: placement("cpu", shape=(2, 0)),
+        PlacementError,
+        "placement(...)",
+        "shape=(2, 0)",
+        "a tuple of sizes of at least 1, outer to inner",
+        "every level of the hierarchy has devices",
+        "shape=(2, 4)",
+    ),
+    "a shape that is no tuple": (
+        lambda: placement("cpu", shape=8),  # type: ignore[arg-type]
+        PlacementError,
+        "placement(...)",
+        "shape=8",
+        "a tuple of sizes of at least 1, outer to inner",
+        "every level of the hierarchy has devices",
+        "shape=(2, 4)",
+    ),
+    "ragged ranks": (
+        lambda: placement("cpu", [[0, 1], [2]]),
+        PlacementError,
+        "placement(...)",
+        "ranks=[[0, 1], [2]]",
+        "rows of equal length",
+        "the hierarchy is a grid",
+        "ranks=[[0, 1], [2, 3]]",
+    ),
+    "a negative rank": (
+        lambda: placement("cpu", [0, -1]),
+        PlacementError,
+        "placement(...)",
+        "ranks=[0, -1]",
+        "integers >= 0",
+        "a rank is a position in jax.devices(kind)",
+        "ranks=[[0, 1], [2, 3]]",
+    ),
+    "no ranks": (
+        lambda: placement("cpu", []),
+        PlacementError,
+        "placement(...)",
+        "ranks=[]",
+        "integers >= 0",
+        "a rank is a position in jax.devices(kind)",
+        "ranks=[[0, 1], [2, 3]]",
+    ),
+    "a rank that is no integer": (
+        lambda: placement("cpu", [0.5, 1.0]),
+        PlacementError,
+        "placement(...)",
+        "ranks=[0.5, 1.0]",
+        "integers >= 0",
+        "a rank is a position in jax.devices(kind)",
+        "ranks=[[0, 1], [2, 3]]",
+    ),
+    "a rank twice": (
+        lambda: placement("cpu", [[0, 1], [1, 2]]),
+        PlacementError,
+        "placement(...)",
+        "ranks=[[0, 1], [1, 2]]",
+        "every rank once",
+        "rank 1 is repeated: a device has one place in the hierarchy",
+        "list each rank once",
+    ),
+    "ranks that do not fill the shape": (
+        lambda: placement("cpu", [0, 1, 2], shape=(2, 2)),
+        PlacementError,
+        "placement(...)",
+        "3 ranks for shape (2, 2)",
+        "4 ranks",
+        "the shape must hold all ranks",
+        "drop ranks= or shape=",
+    ),
+    "a placement's text": (
+        lambda: parse_placement("cpu:2by4"),
+        PlacementError,
+        "a placement in text form",
+        "'cpu:2by4'",
+        "KIND:AxBxC",
+        "the shape is a product of sizes",
+        "cpu:2x4, h100:16x8",
+    ),
+    "stages along no axis": (
+        lambda: placement("cpu", **GRID).split("pipe"),
+        PlacementError,
+        "cpu(data=2 x model=2).split(...)",
+        "axis 'pipe'",
+        "'data', 'model', or 0..1",
+        "stages lie along one axis of the placement",
+        "split('data')",
+    ),
+    "more ranks than devices": (
+        lambda: placement("cpu", shape=(3, 3)).mesh,
+        PlacementError,
+        "cpu(data=3 x model=3).mesh",
+        "rank 8",
+        "ranks below 8",
+        "a rank is a position in jax.devices('cpu'), which has 8",
+        "jax.config.update('jax_num_cpu_devices', 9) before any device is used",
+    ),
+    "no rates for a kind": (
+        lambda: hardware_for("tpu"),
+        PlacementError,
+        "planning for 'tpu'",
+        "kind 'tpu'",
+        KIND_NAMES,
+        "a plan needs the rates of the device and of its links; the catalogue has none for it",
+        "Options(hardware=...) with the rates of the device",
+    ),
+    "an annotation that is no signature": (
+        lambda: annotate(X, "S(0)"),
+        SignatureError,
+        MATRIX.format("signature"),
+        "'S(0)'",
+        ANNOTATION,
+        "an annotation is an N-D signature",
+        "annotate(x, [S(0), B])",
+    ),
+    "an annotation with a hole": (
+        lambda: annotate(X, B, grad=[S(0), None]),
+        SignatureError,
+        MATRIX.format("grad"),
+        "[S(0), None]",
+        ANNOTATION,
+        "an annotation is an N-D signature",
+        "annotate(x, [S(0), B])",
+    ),
+    "a PartitionSpec as annotation": (
+        lambda: annotate(X, PartitionSpec("data")),
+        SignatureError,
+        MATRIX.format("signature"),
+        repr(PartitionSpec("data")),
+        ANNOTATION,
+        "an annotation is an N-D signature (a PartitionSpec belongs in in_sbp)",
+        "annotate(x, [S(0), B])",
+    ),
+    "a split of a dim that is not there": (
+        lambda: annotate(X, [S(0), S(2)]),
+        SignatureError,
+        MATRIX.format("signature"),
+        "[S(0), S(2)]",
+        "dims -2..1",
+        "S(2) splits a dim that a tensor of 2 dims does not have",
+        "count dims from 0",
+    ),
+    "a split of a dim before the first": (
+        lambda: annotate(X, B, grad=S(-3)),
+        SignatureError,
+        MATRIX.format("grad"),
+        "[S(-3)]",
+        "dims -2..1",
+        "S(-3) splits a dim that a tensor of 2 dims does not have",
+        "count dims from 0",
+    ),
+    "a split of a scalar": (
+        lambda: annotate(jnp.float32(1), S(0)),
+        SignatureError,
+        "annotate(x: float32[], signature=...)",
+        "[S(0)]",
+        "B (a scalar has no dims)",
+        "S(0) splits a dim that a tensor of 0 dims does not have",
+        "count dims from 0",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_the_whole_message(name: str) -> None:
+    call, error, where, got, legal, why, fix = MESSAGES[name]
+    with pytest.raises(SbpError) as caught:
+        call()
+    assert type(caught.value) is error
+    assert str(caught.value).splitlines() == [
+        where,
+        f"  got    {got}",
+        f"  legal  {legal}",
+        f"  why    {why}",
+        f"  try    {fix}",
+    ]
+    (problem,) = caught.value.problems
+    assert KINDS[problem.kind] is error
+
+
+def test_a_missing_platform_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(platform: str) -> list[Any]:
+        raise RuntimeError(f"Unknown backend {platform}")
+
+    monkeypatch.setattr("jax.devices", none)
+    with pytest.raises(PlacementError) as caught:
+        _ = placement("h100", shape=(2,)).mesh
+    assert str(caught.value).splitlines() == [
+        "h100(x=2).mesh",
+        "  got    rank 1",
+        "  legal  none here: JAX finds no 'gpu' device",
+        "  why    a rank is a position in jax.devices('gpu'), which has 0",
+        "  try    placement('cpu', ...) to run here; Program.plan() needs no devices",
+    ]
+    monkeypatch.setattr("jax.devices", lambda platform: ["one device"])
+    with pytest.raises(PlacementError, match=r"a smaller shape, or Program\.plan") as caught:
+        _ = placement("h100", shape=(2,)).mesh
+    assert "  legal  ranks below 1\n" in str(caught.value)
+
+
+def problem(kind: str, where: str = "here") -> Problem:
+    return Problem(kind, where, "a", "b", "c", "d")
+
+
+def test_empty_lines_are_left_out() -> None:
+    short = Problem("argument", "f(x)", "3", "", "no reason", "")
+    assert str(short).splitlines() == ["f(x)", "  got    3", "  why    no reason"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_exception_carries_every_problem(kind: str) -> None:
+    first, second = problem(kind, "here"), problem(kind, "there")
+    with pytest.raises(KINDS[kind]) as caught:
+        raise_all([first, second, first])
+    assert caught.value.problems == (first, second)
+    assert str(caught.value) == f"2 problems\n{first}\n{second}"
+    assert isinstance(caught.value, ValueError)
+
+
+def test_problems_of_several_kinds_raise_the_common_class() -> None:
+    with pytest.raises(SbpError) as caught:
+        raise_all([problem("signature"), problem("argument")])
+    assert type(caught.value) is SbpError
+    raise_all([])
+
+
+def test_every_class_has_a_kind() -> None:
+    assert set(KINDS.values()) == set(SbpError.__subclasses__())
+    assert {AnnotationError, ArgumentError} < set(KINDS.values())
