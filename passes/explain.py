@@ -12,11 +12,12 @@ from sbp.hardware import Hardware
 from sbp.passes.boxing import Boxings
 from sbp.passes.graph import Graph
 from sbp.passes.moves import wire_bytes
+from sbp.passes.names import Names, common, without_indices
 from sbp.passes.physical import Box, Compute, Physical, peak_bytes, total_seconds
 from sbp.passes.plan.candidates import rule_of
 from sbp.passes.reasons import Reasons
 from sbp.placement import Placement
-from sbp.signature import NdSbp, format_sbp
+from sbp.signature import NdSbp
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,8 @@ class Collective:
 
     Arguments:
       kind: "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute", "ragged_all_to_all" or "send".
-      tensor, shape, dtype: the logical tensor.
+      tensor, shape, dtype: the logical tensor; one that is neither an argument nor a result, nor a gradient of
+        an argument, is called by the op that makes it.
       before, after: its N-D signatures.
       axes: names of the placement axes that take part.
       group_size: devices that talk to each other.
@@ -105,15 +107,21 @@ class Plan:
         return {k: (n, wire[k]) for k, n in count.items()}
 
     def merged(self) -> tuple[tuple[Collective, int], ...]:
-        """Collectives that differ in nothing a reader cares about as one row, with how many there are."""
+        """Collectives that differ in nothing a reader cares about as one row, with how many there are.
+
+        Names that differ in an index only, as those of layers do, are one name with `[*]`.
+        """
         rows: dict[Any, list[Collective]] = {}
         for c in self.collectives:
-            key = (c.kind, c.shape, c.dtype, c.before, c.after, c.axes, c.source, c.reason)
+            why = without_indices(c.reason)
+            key = (c.kind, c.shape, c.dtype, c.before, c.after, c.axes, c.source, why)
             rows.setdefault(key, []).append(c)
         return tuple(
             (
                 replace(
                     same[0],
+                    tensor=common(c.tensor for c in same),
+                    reason=common(c.reason for c in same),
                     count=sum(c.count for c in same),
                     wire_bytes=sum(c.wire_bytes for c in same),
                     seconds=sum(c.seconds for c in same),
@@ -154,8 +162,8 @@ def explain(
 ) -> Plan:
     """The plan of a physical program."""
     graph, placement, network = physical.graph, physical.placement, boxings.network
-    reasons = Reasons(physical)
-    collectives = tuple(_collective(b, physical, boxings, reasons) for b in physical.boxes() if _talks(b, physical))
+    reasons = Reasons(physical, Names(graph, *paths))
+    collectives = tuple(_collective(b, physical, boxings, reasons) for b in talking_boxes(physical))
     return Plan(
         name,
         placement,
@@ -173,8 +181,12 @@ def explain(
     )
 
 
+def talking_boxes(physical: Physical) -> list[Box]:
+    """The moves that send something (not over groups of one, not of empty tensors): one per `Plan.collectives`."""
+    return [b for b in physical.boxes() if _talks(b, physical)]
+
+
 def _talks(box: Box, physical: Physical) -> bool:
-    """Whether a move sends anything: not over groups of one, not for empty tensors."""
     value = physical.graph.values[box.value]
     itemsize = compat.itemsize(value.dtype)
     return wire_bytes(box.move, value.shape, itemsize, physical.placement.shape) > 0
@@ -188,7 +200,7 @@ def _collective(box: Box, physical: Physical, boxings: Boxings, reasons: Reasons
         group *= placement.shape[a]
     return Collective(
         move.kind,
-        value.name,
+        reasons.names.of(box.value),
         value.shape,
         str(value.dtype),
         move.before,
@@ -210,8 +222,3 @@ def _no_rule(graph: Graph, physical: Physical) -> list[str]:
         if isinstance(step, Compute) and rule_of(step.node) is None:
             found.setdefault(step.node.op, []).append(str(step.node.source))
     return [f"no rule for {op}: gathered ({', '.join(dict.fromkeys(at))})" for op, at in found.items()]
-
-
-def describe(paths: Sequence[str], sbps: Sequence[NdSbp]) -> list[str]:
-    """One line per tensor: its name and signature."""
-    return [f"{p}: {format_sbp(s)}" for p, s in zip(paths, sbps, strict=True)]

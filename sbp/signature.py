@@ -46,7 +46,7 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Broadcast:
-    """Every device along the axis holds the whole tensor.
+    """All devices along the axis hold the same: the whole tensor, or equal shards of it.
 
     >>> Broadcast()
     B

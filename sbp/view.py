@@ -52,11 +52,15 @@ def split(
     for axis, group in enumerate(hierarchy):
         signature = nd[axis]
         grown: Shards = {}
+        drawn: dict[tuple[int, ...], list[Array]] = {}
         for coords, value in shards.items():
             parts = [value] * group
             if isinstance(signature, Partial):
-                with np.errstate(over="ignore"):  # integers wrap around; NumPy says so for scalars only
-                    parts = _partials(value, signature.op, group, rng)
+                # Copies hold equal summands, so each is drawn once.
+                key = tuple(i for i, s in zip(coords, nd, strict=False) if not isinstance(s, Broadcast))
+                if key not in drawn:
+                    drawn[key] = _partials(value, signature.op, group, rng)
+                parts = drawn[key]
             grown.update({(*coords, i): part for i, part in enumerate(parts)})
         shards = grown
     return {c: _cut(v, nd, hierarchy, c, padding) for c, v in shards.items()}
@@ -74,7 +78,8 @@ def join(shards: Shards, shape: Sequence[int], nd: Sequence[Signature], hierarch
         if shard.shape != padded:
             raise ValueError(f"the shard at {coords} has shape {shard.shape}, not {padded}")
         parts[coords] = shard[_region(shape, nd, hierarchy, coords)[1]]
-    for axis in reversed(range(len(hierarchy))):
+    # Copies are equal summands too, so they are compared before anything is reduced; then inner axes first.
+    for axis in sorted(range(len(hierarchy)), key=lambda a: (isinstance(nd[a], Partial), -a)):
         signature = nd[axis]
         if not isinstance(signature, Split):
             parts = {
@@ -120,7 +125,8 @@ def _partials(value: Array, op: str, group: int, rng: np.random.Generator) -> li
         return [value]
     if op == "sum":
         noise = rng.integers(-9, 10, size=(group - 1, *value.shape)).astype(value.dtype)
-        return [*noise, (value - noise.sum(axis=0, dtype=value.dtype)).astype(value.dtype)]
+        with np.errstate(over="ignore"):  # integers wrap around; NumPy says so for scalars only
+            return [*noise, (value - noise.sum(axis=0, dtype=value.dtype)).astype(value.dtype)]
     owner = rng.integers(0, group, size=value.shape)
     noise = rng.integers(0, 5, size=(group, *value.shape)).astype(value.dtype)
     return [
@@ -132,7 +138,8 @@ def _worse(value: Array, op: str, noise: Array) -> Array:
     """`value` moved by `noise` to the side that the reduction ignores; integers do not wrap around."""
     if value.dtype.kind == "b":
         return value & noise if op == "max" else value | noise
-    moved = value - noise if op == "max" else value + noise
+    with np.errstate(over="ignore"):
+        moved = value - noise if op == "max" else value + noise
     worse: Array = (np.minimum if op == "max" else np.maximum)(value, moved)
     return worse
 

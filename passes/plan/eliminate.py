@@ -17,6 +17,8 @@ _BLOCK_CELLS = 1 << 17
 """Cells of a bucket worked on at a time: they fit the second level of cache."""
 _HOPELESS = 64
 """When the quick order needs a bucket this many times too large, no careful order is tried."""
+_CHEAP_CELLS = 1e7
+"""An elimination this cheap needs no better order."""
 _DENSE_DEGREE = 40
 """From this degree on, all pairs of neighbours count as unconnected: counting them would take too long."""
 
@@ -70,51 +72,57 @@ class Elimination:
 
 
 def plan_elimination(
-    network: CostNetwork, *, max_cells: float, max_result_cells: float = math.inf
+    network: CostNetwork, *, max_cells: float, max_result_cells: float = math.inf, careful: bool = True
 ) -> Elimination | None:
-    """The cheapest of three greedy elimination orders.
+    """The cheapest of a quick and, if careful and not hopeless, two slower greedy elimination orders.
 
     None if its distinct buckets would have more than `max_cells` cells, or their results more than
     `max_result_cells` (8 bytes each, held until the end).
     """
     sizes = [theta.size for theta in network.unary]
-    pairs = {(min(i, j), max(i, j)) for i, j, _ in network.edges if i != j}
-    best: Elimination | None = None
-    if _order(sizes, pairs, _size, _HOPELESS * max_cells) is None:
+    pairs = {(min(i, j), max(i, j)) for i, j, _ in network.edges if i != j and 1 not in (sizes[i], sizes[j])}
+    quick = _order(sizes, pairs, _size, max_cells * (_HOPELESS if careful else 1))
+    if quick is None:
         return None
-    for weight in (_size, _weighted_fill, _size_and_fill):
-        order = _order(sizes, pairs, weight, max_cells)
-        plan = None if order is None else _plan(network, order, max_cells if best is None else best.cells)
-        if plan is not None and plan.result_cells <= max_result_cells:
-            best = plan
+    best = _plan(network, quick, max_cells, max_result_cells)
+    if careful and (best is None or best.cells > _CHEAP_CELLS):
+        for weight in (_weighted_fill, _size_and_fill):
+            order = _order(sizes, pairs, weight, max_cells)
+            if order is not None:
+                best = _plan(network, order, best.cells if best else max_cells, max_result_cells) or best
     return best
 
 
 _Around = Sequence[set[int]]
-_Weight = Callable[[int, Sequence[int], _Around], tuple[float, float]]
+_Weight = Callable[[int, int, Sequence[int], _Around], tuple[float, float]]
 
 
-def _size(node: int, sizes: Sequence[int], around: _Around) -> tuple[float, float]:
+def _size(cells: int, node: int, sizes: Sequence[int], around: _Around) -> tuple[float, float]:
     """Size of the bucket; neighbours."""
-    return sizes[node] * math.prod(sizes[other] for other in around[node]), len(around[node])
+    return cells, len(around[node])
 
 
-def _weighted_fill(node: int, sizes: Sequence[int], around: _Around) -> tuple[float, float]:
+def _weighted_fill(cells: int, node: int, sizes: Sequence[int], around: _Around) -> tuple[float, float]:
     """Cells of the pair tables that eliminating the node would newly fill; size of its bucket."""
-    return _fill(node, sizes, around), sizes[node] * math.prod(sizes[other] for other in around[node])
+    return _fill(node, sizes, around), cells
 
 
-def _size_and_fill(node: int, sizes: Sequence[int], around: _Around) -> tuple[float, float]:
+def _size_and_fill(cells: int, node: int, sizes: Sequence[int], around: _Around) -> tuple[float, float]:
     """Bits of the bucket's size plus newly connected pairs."""
-    fill = _fill(node, [1] * len(sizes), around)
-    return math.log2(sizes[node]) + sum(math.log2(sizes[other]) for other in around[node]) + fill, fill
+    fill = _fill(node, None, around)
+    return math.log2(cells) + fill, fill
 
 
-def _fill(node: int, sizes: Sequence[int], around: _Around) -> float:
+def _fill(node: int, sizes: Sequence[int] | None, around: _Around) -> float:
+    """Pairs of neighbours not connected yet, each counted with the size of its table if sizes are given."""
     near = sorted(around[node])
     if len(near) > _DENSE_DEGREE:
-        return float(sum(sizes[other] for other in near) ** 2)
-    return float(sum(sizes[a] * sizes[b] for k, a in enumerate(near) for b in near[:k] if b not in around[a]))
+        return float(len(near) if sizes is None else sum(sizes[other] for other in near)) ** 2
+    fill = 0
+    for k, a in enumerate(near):
+        missing = [b for b in near[:k] if b not in around[a]]
+        fill += len(missing) if sizes is None else sizes[a] * sum(sizes[b] for b in missing)
+    return float(fill)
 
 
 def _order(
@@ -125,7 +133,12 @@ def _order(
     for i, j in pairs:
         around[i].add(j)
         around[j].add(i)
-    now = [weight(node, sizes, around) for node in range(len(sizes))]
+
+    def judge(node: int) -> tuple[float, float]:
+        cells = sizes[node] * math.prod(sizes[other] for other in around[node])
+        return (math.inf, math.inf) if cells > max_cells else weight(cells, node, sizes, around)
+
+    now = [judge(node) for node in range(len(sizes))]
     heap = [(now[node], node) for node in range(len(sizes))]
     heapq.heapify(heap)
     order: list[int] = []
@@ -135,7 +148,7 @@ def _order(
         if done[node] or seen != now[node]:
             continue
         near = around[node]
-        if sizes[node] * math.prod(sizes[other] for other in near) > max_cells:
+        if seen[0] == math.inf:
             return None
         done[node] = True
         order.append(node)
@@ -148,12 +161,14 @@ def _order(
             beside = Counter(third for other in near for third in around[other])
             affected.update(third for third, times in beside.items() if times > 1)
         for other in sorted(affected):
-            now[other] = weight(other, sizes, around)
+            now[other] = judge(other)
             heapq.heappush(heap, (now[other], other))
     return order
 
 
-def _plan(network: CostNetwork, order: Sequence[int], max_cells: float) -> Elimination | None:
+def _plan(
+    network: CostNetwork, order: Sequence[int], max_cells: float, max_result_cells: float
+) -> Elimination | None:
     """Follow the order with factor numbers in place of tables: equal buckets get equal numbers."""
     store = TableStore()
     position = {node: place for place, node in enumerate(order)}
@@ -163,6 +178,9 @@ def _plan(network: CostNetwork, order: Sequence[int], max_cells: float) -> Elimi
     for i, j, table in network.edges:
         if i == j:
             touching[i].append((store.put(table.diagonal()), (i,)))
+        elif 1 in table.shape:  # a node without a choice is no axis: arrays have at most 64
+            chooser = i if table.shape[1] == 1 else j
+            touching[chooser].append((store.put(table.reshape(-1)), (chooser,)))
         else:
             touching[min(i, j, key=position.__getitem__)].append((store.put_shared(table), (i, j)))
     numbers: dict[_Bucket, int] = {}
@@ -181,7 +199,7 @@ def _plan(network: CostNetwork, order: Sequence[int], max_cells: float) -> Elimi
             numbers[bucket] = len(numbers)
             cells += math.prod(bucket.sizes)
             result_cells += math.prod(bucket.sizes[1:])
-            if cells > max_cells:
+            if cells > max_cells or result_cells > max_result_cells:
                 return None
         scopes.append(scope)
         bucket_of.append(numbers[bucket])

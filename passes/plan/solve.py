@@ -38,7 +38,7 @@ _PART_CELLS = 2e7
 _SLOW = 0.1
 """The bound has stalled when a round of sweeps closes less than this part of the gap."""
 _PROGRESS = 0.02
-"""Eliminating over the best states is worth while as long as it closes this part of the gap."""
+"""Going on is worth while as long as a step closes this part of the gap."""
 _FRACTIONS = (1.0, 0.75, 0.5, 0.35, 0.25, 0.15, 0.1, 0.05)
 """Parts of the open states to try to eliminate over."""
 _NOISE = 1e-10
@@ -55,10 +55,12 @@ class _Effort:
     def spent(self) -> bool:
         return time.monotonic() >= self.deadline
 
-    def plan(self, network: CostNetwork, max_cells: float) -> Elimination | None:
+    def plan(self, network: CostNetwork, max_cells: float, *, careful: bool = True) -> Elimination | None:
         """An elimination of this size that fits into the time left."""
         in_time = max(0.0, self.deadline - time.monotonic()) * _CELLS_PER_SECOND
-        return plan_elimination(network, max_cells=min(max_cells, in_time), max_result_cells=_RESULT_CELLS)
+        return plan_elimination(
+            network, max_cells=min(max_cells, in_time), max_result_cells=_RESULT_CELLS, careful=careful
+        )
 
 
 def solve(network: CostNetwork, *, time_limit_seconds: float | None = None) -> Solution:
@@ -141,9 +143,11 @@ class _Search:
             if left <= (_SHRUNK_STALLED if stalled else _SHRUNK):
                 self._solve_rest(dual, kept)
                 break
+            closed = self.lower - before
             if stalled:
-                break
-            if self.lower - before <= _SLOW * (self.cost - self.lower):
+                if closed < _PROGRESS * (self.cost - self.lower):
+                    break
+            elif closed <= _SLOW * (self.cost - self.lower):
                 stalled = not self._eliminate_over_best(at_least)
                 if stalled and not self._finished() and math.isfinite(self.cost):
                     stalled = not self._improve_parts(at_least)
@@ -216,10 +220,12 @@ class _Search:
         bounds = np.sort(np.concatenate(at_least))
         bounds = bounds[bounds < self.cost]
         for fraction in _FRACTIONS:
-            threshold = self.cost if fraction == 1.0 else float(bounds[int(fraction * (len(bounds) - 1))])
+            whole = fraction == 1.0
+            threshold = self.cost if whole else float(bounds[int(fraction * (len(bounds) - 1))])
             kept = self._below(at_least, threshold)
             restricted = _restricted(self.network, kept)
-            elimination = self.effort.plan(restricted, _FINAL_CELLS if fraction == 1.0 else _PARTIAL_CELLS)
+            cells = _FINAL_CELLS if whole else _PARTIAL_CELLS
+            elimination = self.effort.plan(restricted, cells, careful=whole)
             if elimination is None:
                 continue
             gap = self.cost - self.lower

@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import jax.numpy as jnp
+
+from sbp.rules.elementwise import sums_pass
 from sbp.rules.factors import Letters, factors
 from sbp.rules.local import Local
 from sbp.rules.registry import Op, Row, rule
@@ -31,6 +34,12 @@ def _dot_letters(op: Op) -> tuple[list[Letters], list[Letters], dict[str, str]]:
     return [tuple(s) for s in sides], [tuple(out)], {f"k{i}": "sum" for i in range(len(lc))}
 
 
+def _linear(op: Op) -> tuple[int, ...]:
+    """The sides in which a product is linear: integers that are added up in a wider type wrap around too early."""
+    out = op.result_dtypes[0]
+    return tuple(i for i in (0, 1) if not jnp.issubdtype(out, jnp.integer) or sums_pass(op.dtypes[i], out))
+
+
 def _dot_local(ctx: Local, lhs: Any, rhs: Any) -> list[Any]:
     """Padding of a contracted dim must be zero on BOTH sides: zero times NaN is NaN."""
     (lc, rc), _ = ctx.params["dimension_numbers"]
@@ -46,7 +55,7 @@ def _dot_flops(op: Op) -> float:
 def dot_general(op: Op) -> list[Row]:
     """Batch and free dims split; a contracted dim split on both sides leaves a sum; linear in each side."""
     operands, results, reduced = _dot_letters(op)
-    return factors(op, operands, results, reduced=reduced, linear=(0, 1))
+    return factors(op, operands, results, reduced=reduced, linear=_linear(op))
 
 
 def _conv_dims(params: Any) -> tuple[Any, Any, Any]:
@@ -86,7 +95,7 @@ def conv_general_dilated(op: Op) -> list[Row]:
     if groups == 1 and batches == 1:
         operands[0][ls[1]] = operands[1][rs[1]] = "c"
         operands[1][rs[0]] = result[os[1]] = "o"
-    rows = factors(op, [tuple(o) for o in operands], [tuple(result)], reduced={"c": "sum"}, linear=(0, 1))
+    rows = factors(op, [tuple(o) for o in operands], [tuple(result)], reduced={"c": "sum"}, linear=_linear(op))
     if groups > 1 and (op.shapes[0][ls[1]] // op.shapes[1][rs[1]]) % op.group == 0:
         rows.append(Row((Split(ls[1]), Split(rs[0])), (Split(os[1]),)))
     if batches > 1 and (op.shapes[0][ls[0]] // op.results[0][os[0]]) % op.group == 0:

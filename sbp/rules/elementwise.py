@@ -135,7 +135,7 @@ def convert(op: Op) -> list[Row]:
     operands, results = same_dims(op)
     old, new = op.dtypes[0], op.result_dtypes[0]
     rounds = op.name == "reduce_precision"
-    sums = not rounds and (old == new or _sums_pass(old, new))
+    sums = not rounds and (old == new or sums_pass(old, new))
     return factors(
         op, operands, results, additive=(0,) if sums else (), increasing=(0,) if _rises(old, new) else ()
     )
@@ -146,7 +146,7 @@ def _kind(dtype: Any) -> str:
     return next((name for name, kind in kinds.items() if jnp.issubdtype(dtype, kind)), "other")
 
 
-def _sums_pass(old: Any, new: Any) -> bool:
+def sums_pass(old: Any, new: Any) -> bool:
     """Whether the conversion of a sum is the sum of the conversions: wider floats, integers that are not wider."""
     kinds = _kind(old), _kind(new)
     if kinds == ("int", "int"):

@@ -15,7 +15,7 @@ from sbp.layout import Layout
 from sbp.rules.factors import Letters, additive_row, split_rows
 from sbp.rules.local import Local
 from sbp.rules.registry import Op, Row, rule
-from sbp.signature import B, P, Split
+from sbp.signature import B, P, Partial, Signature, Split
 
 FILL, CLIP = GatherScatterMode.FILL_OR_DROP, GatherScatterMode.CLIP
 
@@ -48,7 +48,7 @@ def _gather_letters(op: Op) -> tuple[Letters, Letters, Letters]:
 
 def _lookup_dims(op: Op, dn: Any, index_map: Sequence[int], removed: Sequence[int]) -> list[int]:
     """Operand dims that are indexed one row at a time: they may be split, each device serving its rows."""
-    return [d for d in index_map if d in removed and op.shapes[0][d] > 1]
+    return [int(d) for d in index_map if d in removed and op.shapes[0][d] > 1]
 
 
 @rule("gather", local=lambda ctx, x, i: _gather_local(ctx, x, i), flops=lambda op: math.prod(op.results[0]))
@@ -74,20 +74,24 @@ def _sizes(letters: Sequence[Letters], shapes: Sequence[Sequence[int]]) -> dict[
 
 def _owned(ctx: Local, index: Any, layout: Layout, dims: Sequence[int], index_map: Sequence[int]) -> tuple[Any, Any]:
     """Indices made local along the split looked-up `dims`, and which of them this device owns."""
-    mine: Any = None
+    mine: Any = jnp.ones(index.shape[:-1], bool)
     columns = [index[..., c] for c in range(len(index_map))]
     for d in dims:
-        c = index_map.index(d)
+        c = list(index_map).index(d)
         at = columns[c] - ctx.offset(layout, d).astype(index.dtype)
-        here = (at >= 0) & (at < ctx.length(layout, d).astype(index.dtype))
-        mine = here if mine is None else mine & here
+        mine &= (at >= 0) & (at < ctx.length(layout, d).astype(index.dtype))
         columns[c] = at
     return jnp.stack(columns, axis=-1), mine
 
 
 def _signed(index: Any) -> Any:
-    """Indices in a signed type, so that local positions may be negative."""
-    return index.astype(np.int32) if jnp.issubdtype(index.dtype, jnp.unsignedinteger) else index
+    """Indices in a signed type that holds every position of a shard; huge unsigned ones stay out of bounds."""
+    if not jnp.issubdtype(index.dtype, jnp.unsignedinteger):
+        return index if index.dtype.itemsize >= 4 else index.astype(np.int32)
+    if index.dtype.itemsize < 4:
+        return index.astype(np.int32)
+    signed = np.dtype(f"int{8 * index.dtype.itemsize}")
+    return jnp.minimum(index, np.asarray(np.iinfo(signed).max, index.dtype)).astype(signed)
 
 
 def _split_lookups(layout: Layout, dn_map: Sequence[int], removed: Sequence[int]) -> list[int]:
@@ -95,18 +99,24 @@ def _split_lookups(layout: Layout, dn_map: Sequence[int], removed: Sequence[int]
 
 
 def _gather_local(ctx: Local, x: Any, index: Any) -> list[Any]:
-    """Local window sizes; with a split looked-up dim every device gives its rows and zeros for the others'."""
+    """Local window sizes; with a split looked-up dim every device gives its rows and zeros for the others'.
+
+    Indices that JAX was promised to be in bounds are clamped as XLA clamps them, so that a broken promise
+    gives what one device gives. What fills the place of missing rows is given once, not by every device.
+    """
     dn, layout = ctx.params["dimension_numbers"], ctx.operands[0]
     sizes = tuple(
         x.shape[d] if layout.axes(d) and d not in (*dn.collapsed_slice_dims, *dn.operand_batching_dims) else n
         for d, n in enumerate(ctx.params["slice_sizes"])
     )
     dims = _split_lookups(layout, dn.start_index_map, dn.collapsed_slice_dims)
-    if not dims:
+    fills = GatherScatterMode.from_any(ctx.params["mode"]) == FILL
+    sums = layout.partial_axes("sum") if fills else ()
+    if not dims and not sums:
         return ctx.bind(x, index, slice_sizes=sizes)
-    mode, index = GatherScatterMode.from_any(ctx.params["mode"]), _signed(index)
+    index = _signed(index)
     legal = _legal(index, layout, dn.start_index_map, ctx.params["slice_sizes"])
-    if mode == CLIP:
+    if not fills:
         index = _clamped(index, layout, dn.start_index_map, ctx.params["slice_sizes"])
     local, mine = _owned(ctx, index, layout, dims, dn.start_index_map)
     for c, d in enumerate(dn.start_index_map):
@@ -114,13 +124,12 @@ def _gather_local(ctx: Local, x: Any, index: Any) -> list[Any]:
             local = local.at[..., c].set(jnp.clip(local[..., c], 0, x.shape[d] - 1))
     (rows,) = ctx.bind(x, local, slice_sizes=sizes, mode=CLIP, fill_value=None)
     zero = jnp.zeros((), rows.dtype)
-    if mode != FILL:
-        return [jnp.where(_beside(mine, rows, dn.offset_dims), rows, zero)]
-    fill = _fill_value(ctx.params["fill_value"], rows.dtype)
-    axes = sorted({a for d in dims for a in layout.axes(d)})
-    missing = jnp.where(ctx.first(axes), fill, zero)
-    chosen = jnp.where(_beside(mine & legal, rows, dn.offset_dims), rows, zero)
-    return [jnp.where(_beside(legal, rows, dn.offset_dims), chosen, missing)]
+    rows = jnp.where(_beside(mine, rows, dn.offset_dims), rows, zero)
+    if not fills:
+        return [rows]
+    axes = sorted({*sums, *(a for d in dims for a in layout.axes(d))})
+    missing = jnp.where(ctx.first(axes), _fill_value(ctx.params["fill_value"], rows.dtype), zero)
+    return [jnp.where(_beside(legal, rows, dn.offset_dims), rows, missing)]
 
 
 def _fill_value(value: Any, dtype: Any) -> Any:
@@ -176,17 +185,19 @@ def _scatter_letters(op: Op) -> tuple[Letters, Letters, Letters]:
 
 
 def _scatter_local(ctx: Local, x: Any, index: Any, updates: Any) -> list[Any]:
-    """Padded updates are dropped; with a split looked-up dim every device keeps the updates of its rows."""
+    """Padded updates are dropped; with a split looked-up dim every device keeps the updates of its rows.
+
+    Where JAX was promised indices in bounds XLA drops the others, as `mode="drop"` does.
+    """
     dn, layout = ctx.params["dimension_numbers"], ctx.operands[0]
     dims = _split_lookups(layout, dn.scatter_dims_to_operand_dims, dn.inserted_window_dims)
     padded = [i for i in range(index.ndim - 1) if ctx.operands[1].padded(i)]
     if not dims and not padded:
         return ctx.bind(x, index, updates)
     index_map = list(dn.scatter_dims_to_operand_dims)
-    mode, index = GatherScatterMode.from_any(ctx.params["mode"]), _signed(index)
-    windows = _update_sizes(ctx)
+    index, windows = _signed(index), _update_sizes(ctx)
     keep = jnp.ones(index.shape[:-1], bool)
-    if mode == CLIP:
+    if GatherScatterMode.from_any(ctx.params["mode"]) == CLIP:
         index = _clamped(index, layout, index_map, windows)
     for i in padded:
         keep &= lax.broadcasted_iota(np.int32, keep.shape, i) < ctx.length(ctx.operands[1], i)
@@ -195,7 +206,7 @@ def _scatter_local(ctx: Local, x: Any, index: Any, updates: Any) -> list[Any]:
         index, mine = _owned(ctx, index, layout, dims, index_map)
         keep &= mine
     index = jnp.where(keep[..., None], index, jnp.iinfo(index.dtype).max)
-    return ctx.bind(x, index, updates, mode=FILL, indices_are_sorted=False)
+    return ctx.bind(x, index, updates, mode=FILL, indices_are_sorted=False, unique_indices=False)
 
 
 def _update_sizes(ctx: Local) -> list[int]:
@@ -220,20 +231,45 @@ def _scatter_rows(op: Op) -> list[Row]:
     return rows
 
 
-@rule("scatter-add", "scatter_add", local=_scatter_local, flops=lambda op: 2 * math.prod(op.shapes[2]))
-def scatter_add(op: Op) -> list[Row]:
-    """As every scatter; additive; updates split by index leave a sum."""
-    rows = _scatter_rows(op)
-    rows.append(additive_row(3, 1, (0, 2)))
+def _split_updates(op: Op, partial: Signature, verb: str) -> list[Row]:
+    """Updates split by index: every device's part meets in a partial result."""
+    rows = []
     _, indices, updates = _scatter_letters(op)
     for i, name in enumerate(indices):
         if name is not None and name[0] == "i" and op.shapes[1][i] > 1:
-            why = f"dim {i} of the indices is added up here and split over {{axes}}"
-            rows.append(Row((P, Split(i), Split(updates.index(name))), (P,), fills=(0,), reason=why))
+            why = f"dim {i} of the indices is {verb} here and split over {{axes}}"
+            rows.append(Row((partial, Split(i), Split(updates.index(name))), (partial,), fills=(0,), reason=why))
     return rows
 
 
-@rule("scatter", "scatter-mul", "scatter-min", "scatter-max", local=_scatter_local)
+@rule("scatter-add", local=_scatter_local, flops=lambda op: 2 * math.prod(op.shapes[2]))
+def scatter_add(op: Op) -> list[Row]:
+    """As every scatter; additive; updates split by index leave a sum."""
+    return [*_scatter_rows(op), additive_row(3, 1, (0, 2)), *_split_updates(op, P, "added up")]
+
+
+@rule("scatter-sub", local=_scatter_local, flops=lambda op: 2 * math.prod(op.shapes[2]))
+def scatter_sub(op: Op) -> list[Row]:
+    """As every scatter; additive; updates split by index leave a sum."""
+    return [*_scatter_rows(op), additive_row(3, 1, (0, 2)), *_split_updates(op, P, "subtracted")]
+
+
+@rule("scatter-mul", local=_scatter_local)
+def scatter_mul(op: Op) -> list[Row]:
+    """As every scatter; linear in the operand."""
+    return [*_scatter_rows(op), Row((P, B, B), (P,))]
+
+
+@rule("scatter-min", "scatter-max", local=_scatter_local)
+def scatter_extremum(op: Op) -> list[Row]:
+    """As every scatter; extrema of extrema pass; updates split by index leave an extremum."""
+    partial = Partial(op.name.removeprefix("scatter-"))
+    rows = [*_scatter_rows(op), Row((partial, B, partial), (partial,), fills=(0, 2))]
+    return [*rows, *_split_updates(op, partial, "compared")]
+
+
+@rule("scatter", local=_scatter_local)
 def scatter(op: Op) -> list[Row]:
-    """Whole window dims, batching dims, and the looked-up rows."""
-    return _scatter_rows(op)
+    """As every scatter; additive where no two updates meet: which of them wins is not defined."""
+    rows = _scatter_rows(op)
+    return [*rows, additive_row(3, 1, (0, 2))] if op.params["unique_indices"] else rows

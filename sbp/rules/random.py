@@ -70,24 +70,33 @@ def _bits_local(ctx: Local, key: Any) -> list[Any]:
 
 @rule("random_bits", local=_bits_local, fused=True, flops=lambda op: 40.0 * math.prod(op.results[0]))
 def random_bits(op: Op) -> list[Row]:
-    """Any dim, if bits are a function of the position (threefry); dims of an array of keys always."""
-    keys = len(op.shapes[0])
-    free = not keys and compat.is_partitionable_threefry(op.dtypes[0])
-    operand: Letters = tuple(f"k{i}" for i in range(keys))
-    rest: Letters = tuple(f"d{i}" if free else None for i in range(len(op.results[0]) - keys))
-    return factors(op, [operand], [operand + rest])
+    """Any dim, if bits are a function of key and position (threefry)."""
+    if not compat.is_partitionable_threefry(op.dtypes[0]):
+        return []
+    keys = tuple(f"k{i}" for i in range(len(op.shapes[0])))
+    rest: Letters = tuple(None if keys else f"d{i}" for i in range(len(op.results[0]) - len(keys)))
+    return factors(op, [keys], [keys + rest])
 
 
-def _key_dims(op: Op) -> list[Row]:
-    return []
+@rule("random_wrap", "random_unwrap", "random_clone", fused=True, flops=lambda op: 0.0)
+def key_words(op: Op) -> list[Row]:
+    """Dims of keys; the words of one key stay together."""
+    keys = _key_dims(min(len(op.shapes[0]), len(op.results[0])))
+    operand, result = (keys + (None,) * (len(s) - len(keys)) for s in (op.shapes[0], op.results[0]))
+    return factors(op, [operand], [result])
 
 
-rule(
-    "random_wrap",
-    "random_unwrap",
-    "random_seed",
-    "random_fold_in",
-    "random_split",
-    "random_clone",
-    note="keys are tiny: every device computes them",
-)(_key_dims)
+@rule("random_seed", "random_fold_in", "random_split", "random_gamma")
+def key_by_key(op: Op) -> list[Row]:
+    """Dims of keys, where each key is treated by itself (threefry); a key's own children stay together."""
+    types = [d for d in (*op.dtypes, *op.result_dtypes) if compat.is_key(d)]
+    if not all(map(compat.is_partitionable_threefry, types)):
+        return []
+    keys = _key_dims(len(op.shapes[0]))
+    ranks = [*map(len, op.shapes), *map(len, op.results)]
+    letters = [keys[:n] + (None,) * (n - len(keys)) for n in ranks]
+    return factors(op, letters[: len(op.shapes)], letters[len(op.shapes) :])
+
+
+def _key_dims(n: int) -> Letters:
+    return tuple(f"k{i}" for i in range(n))

@@ -8,6 +8,7 @@ from typing import Any
 from sbp.rules.factors import Letters, factors
 from sbp.rules.local import Local, identity_of
 from sbp.rules.registry import Op, Row, rule
+from sbp.signature import Partial
 
 
 def _operand_flops(op: Op) -> float:
@@ -35,10 +36,11 @@ def reduce_sum(op: Op) -> list[Row]:
 
 @rule("reduce_max", "reduce_min", local=_masked, flops=_operand_flops)
 def reduce_extremum(op: Op) -> list[Row]:
-    """A split reduced dim leaves a maximum (minimum); maxima of maxima pass."""
+    """A split reduced dim leaves a maximum (minimum); maxima of maxima pass, minima of maxima do not."""
     operand, result = _letters(op, op.params["axes"])
     how = op.name.removeprefix("reduce_")
-    return factors(op, [operand], [result], reduced=dict.fromkeys(operand, how), increasing=(0,))
+    same = Partial(how)
+    return [*factors(op, [operand], [result], reduced=dict.fromkeys(operand, how)), Row((same,), (same,))]
 
 
 @rule("reduce_prod", "reduce_and", "reduce_or", "reduce_xor", local=_masked, flops=_operand_flops)
@@ -71,11 +73,19 @@ def cumsum(op: Op) -> list[Row]:
     return factors(op, operands, results, additive=(0,))
 
 
-@rule("cumprod", "cummax", "cummin", "cumlogsumexp", note="the accumulated dim is whole")
+@rule("cumprod", "cumlogsumexp", note="the accumulated dim is whole")
 def cumulative(op: Op) -> list[Row]:
     """The accumulated dim must be whole."""
     operands, results = _along(op, op.params["axis"])
-    return factors(op, operands, results, increasing=(0,) if op.name in ("cummax", "cummin") else ())
+    return factors(op, operands, results)
+
+
+@rule("cummax", "cummin", note="the accumulated dim is whole")
+def cumulative_extremum(op: Op) -> list[Row]:
+    """The accumulated dim must be whole; maxima of maxima pass."""
+    operands, results = _along(op, op.params["axis"])
+    same = Partial(op.name.removeprefix("cum"))
+    return [*factors(op, operands, results), Row((same,), (same,))]
 
 
 @rule("sort", note="the sorted dim is whole", flops=lambda op: 16 * _operand_flops(op))

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from models import train
+from models import mlp, train
 from sbp.errors import PlacementError
 
 
@@ -68,3 +68,18 @@ def test_without_matplotlib_there_is_a_word_and_no_picture(
     train._draw({"eight": [2.0, 1.0]}, "title", tmp_path / "loss.png")
     assert "matplotlib is missing" in capsys.readouterr().out
     assert not list(tmp_path.iterdir())
+
+
+def test_a_whole_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Plan, training, comparison and curve, through the command of the smallest model."""
+    result = mlp.main(f"--steps 4 --layers 2 --width 16 --batch 16 --parallel data --out {tmp_path}".split())
+    assert len(result.losses) == 4
+    assert result.params[0]["weight"].shape == (mlp.PIXELS, 16)
+    assert result.plan.placement.shape == (2, 4)
+    assert result.difference is not None
+    assert result.difference.losses < 1e-5
+    assert (tmp_path / "loss.png").exists()
+    assert (tmp_path / "plan.html").exists()
+    said = capsys.readouterr().out
+    assert str(result.plan) in said
+    assert f"largest difference to one device: {result.difference}" in said

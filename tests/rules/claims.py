@@ -28,7 +28,7 @@ from sbp.signature import B, NdSbp, P, Partial
 Array = np.ndarray[Any, Any]
 UNEVEN_AND_EVEN = (2, 3, 4)
 # Nearly all the time goes into compiling hundreds of tiny programs: the compiler need not try hard.
-HASTY: dict[str, Any] = {}
+HASTY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
 @dataclass(frozen=True, eq=False)

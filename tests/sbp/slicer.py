@@ -3,6 +3,7 @@
 It never computes an offset or a length: it pads a plain list of row numbers and cuts it.
 """
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -38,3 +39,9 @@ def shard_of(
         if HOLE not in source:
             shard[at], real[at] = tensor[source], True
     return shard, real
+
+
+def elements(shape: Sequence[int], nd: Sequence[Signature], hierarchy: Sequence[int]) -> int:
+    """Of one shard, padding included."""
+    first = (0,) * len(hierarchy)
+    return math.prod(len(rows_of(n, d, nd, hierarchy, first)) for d, n in enumerate(shape))

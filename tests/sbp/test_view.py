@@ -101,6 +101,20 @@ def test_outer_partial_is_reduced_last() -> None:
     assert view.join(shards, (1,), (P("max"), P), (2, 2)) == max(1 + 4, 3 + 2)
 
 
+def test_copies_hold_equal_summands() -> None:
+    """[B, P] and [P, B] alike: what differs in a B axis alone is equal, so a permute may take either copy."""
+    x = tensor((4,))
+    for nd in every((2, 2, 2), (B, S(0), P, P("max"))):
+        shards = view.split(x, nd, (2, 2, 2))
+        for at in shards:
+            first = tuple(0 if s == B else i for i, s in zip(at, nd, strict=True))
+            np.testing.assert_array_equal(shards[at], shards[first])
+    shards = view.split(x, (B, P), (2, 2))
+    shards[1, 0], shards[1, 1] = shards[1, 1], shards[1, 0]  # the same sum, from other summands
+    with pytest.raises(ValueError, match="copies"):
+        view.join(shards, x.shape, (B, P), (2, 2))
+
+
 def test_padding_of_copies_may_differ_and_their_values_may_not() -> None:
     x = tensor((3,), np.int32)
     shards = view.split(x, (S(0), B), (2, 2))

@@ -231,6 +231,15 @@ def test_blocked_buckets_equal_whole_ones(monkeypatch: pytest.MonkeyPatch) -> No
     assert [eliminated(network) for network in networks] == pytest.approx(whole, abs=1e-9)
 
 
+def test_nodes_without_a_choice_take_no_axis() -> None:
+    rng = np.random.default_rng(0)
+    leaves = 70
+    edges = [(0, leaf, rng.normal(size=(3, 1))) for leaf in range(1, leaves)]
+    edges += [(a, b, rng.normal(size=(1, 1))) for a in range(1, leaves) for b in range(a + 1, leaves)]
+    network = CostNetwork((rng.normal(size=3), *(rng.normal(size=1) for _ in range(1, leaves))), tuple(edges))
+    assert eliminated(network) == brute_force(network).cost
+
+
 def test_elimination_declines_what_is_too_large() -> None:
     network = grid(6, 4, 0)
     plan = plan_elimination(network, max_cells=1e8)

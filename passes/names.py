@@ -1,0 +1,166 @@
+"""What a reader calls things: the phase of an op, and a name for every tensor."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from sbp.passes.graph import Const, Graph, Node
+
+PHASES = ("forward", "backward", "update")
+# Ops that only move or convert, if they keep the number of elements: a tensor keeps its name through them.
+LAYOUT_OPS = frozenset(
+    "transpose reshape squeeze broadcast_in_dim reduce_sum convert_element_type copy sbp_annotate".split()
+    + ["optimization_barrier"]
+)
+_INDEX = re.compile(r"\[\d+\]")
+
+
+@dataclass(frozen=True)
+class Names:
+    """The words for one graph.
+
+    Arguments:
+      graph: the logical graph.
+      in_paths, out_paths: names of the leaves of arguments and results.
+    """
+
+    graph: Graph
+    in_paths: Sequence[str] = ()
+    out_paths: Sequence[str] = ()
+
+    @cached_property
+    def phases(self) -> tuple[str, ...]:
+        """The phase of each node.
+
+        JAX marks what it differentiates in the name stack. What is not marked belongs to the forward if it
+        feeds it, and to the update (of a program that has a backward) otherwise.
+        """
+        marked = ["backward" if "transpose(" in n.source.scope else "forward" if "jvp(" in n.source.scope else "" for n in self.graph.nodes]
+        if "backward" not in marked:
+            return ("forward",) * len(marked)
+        phases = list(marked)
+        late: set[int] = set()
+        for node in self.graph.nodes:
+            if marked[node.id] == "backward" or (not marked[node.id] and late.intersection(_values(node))):
+                late.update(node.outputs)
+        early: set[int] = set()
+        for node in reversed(self.graph.nodes):
+            if not marked[node.id]:
+                feeds = early.intersection(node.outputs) and not late.intersection(node.outputs)
+                phases[node.id] = "forward" if feeds else "update"
+            if phases[node.id] != "update":
+                early.update(_values(node))
+        return tuple(phases)
+
+    @cached_property
+    def _producers(self) -> Mapping[int, Node]:
+        return self.graph.producers()
+
+    @cached_property
+    def _known(self) -> Mapping[int, str]:
+        """Arguments, results, gradients of arguments, and their next values."""
+        outputs = {x: p for x, p in zip(self.graph.outputs, self.out_paths, strict=False) if not isinstance(x, Const)}
+        names: dict[int, str] = dict(outputs)
+        consumers = self.graph.consumers()
+        for v, path in zip(self.graph.inputs, self.in_paths, strict=False):
+            uses = [node for node, _ in consumers.get(v, ())]
+            if not any(self.phases[n.id] == "forward" for n in uses):
+                continue
+            for node in uses:
+                if self.phases[node.id] == "update" and self._same_shape(node, v) and node.outputs[0] in outputs:
+                    names[node.outputs[0]] = f"new {path}"
+                    self._name_gradient(node, v, path, names)
+        names.update(zip(self.graph.inputs, self.in_paths, strict=False))
+        return names
+
+    def _same_shape(self, node: Node, v: int) -> bool:
+        values = self.graph.values
+        return len(node.outputs) == 1 and values[node.outputs[0]].shape == values[v].shape
+
+    def _name_gradient(self, update: Node, v: int, path: str, names: dict[int, str]) -> None:
+        """Walks back from the op that updates argument `v` to the one backward tensor of its shape."""
+        found, seen, stack = set(), {v}, [*_values(update)]
+        while stack:
+            x = stack.pop()
+            node = self._producers.get(x)
+            if x in seen or node is None or not self._same_shape(node, v):
+                continue
+            seen.add(x)
+            if self.phases[node.id] == "backward":
+                found.add(x)
+            elif self.phases[node.id] == "update":
+                stack += _values(node)
+        if len(found) != 1:
+            return
+        x = found.pop()
+        names.setdefault(x, f"gradient of {path}")
+        while (before := self._same_tensor(x)) is not None:
+            x = before
+            names.setdefault(x, f"gradient of {path}")
+        node = self._producers.get(x)
+        if node is not None and node.op in ("add_any", "add"):
+            for part in _values(node):
+                names.setdefault(part, f"part of the gradient of {path}")
+
+    def _same_tensor(self, v: int) -> int | None:
+        """The value that `v` is another layout of, if it is one."""
+        node = self._producers.get(v)
+        if node is None or node.op not in LAYOUT_OPS:
+            return None
+        x = next(_values(node), None)
+        values = self.graph.values
+        same = x is not None and math.prod(values[x].shape) == math.prod(values[v].shape)
+        return x if same else None
+
+    def of(self, v: int) -> str:
+        """The name of a value: what it is to the user, else the op that makes it."""
+        at: int | None = v
+        while at is not None and at not in self._known:
+            at = self._same_tensor(at)
+        if at is not None:
+            return self._known[at]
+        node = self._producers.get(v)
+        if node is None:
+            return self.graph.values[v].name
+        return f"{node.op} (backward)" if self.phases[node.id] == "backward" else node.op
+
+
+def _values(node: Node) -> Iterator[int]:
+    """The operands that are values."""
+    return (x for x in node.inputs if not isinstance(x, Const))
+
+
+def without_indices(text: str) -> str:
+    """A path that does not tell one layer from another.
+
+    >>> without_indices("params['layers'][3]['w']")
+    "params['layers'][*]['w']"
+    """
+    return _INDEX.sub("[*]", text)
+
+
+def common(texts: Iterable[str]) -> str:
+    """One text for several: where they differ in an index only, with `[*]` there.
+
+    >>> common(["p['l'][0]['w'][2]", "p['l'][1]['w'][2]"])
+    "p['l'][*]['w'][2]"
+    >>> common(["mul", "mul", "add"])
+    'mul, add'
+    """
+    unique = list(dict.fromkeys(texts))
+    if len(unique) == 1:
+        return unique[0]
+    if len({without_indices(t) for t in unique}) == 1:
+        indices = [_INDEX.findall(t) for t in unique]
+        same = iter([len(set(column)) == 1 for column in zip(*indices, strict=True)])
+        return _INDEX.sub(lambda m: m[0] if next(same) else "[*]", unique[0])
+    wild = list(dict.fromkeys(without_indices(t) for t in unique))
+    if len(wild) <= 2:
+        return ", ".join(wild)
+    most = Counter(without_indices(t) for t in texts).most_common(1)[0][0] if not isinstance(texts, Iterator) else wild[0]
+    return f"{most} and {len(wild) - 1} more"

@@ -1,0 +1,1 @@
+def plan_html(plan): return ''

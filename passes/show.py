@@ -1,0 +1,93 @@
+"""A plan as text: the table that `print(plan)` shows."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+
+from rich import box
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from sbp.passes.explain import Plan
+from sbp.passes.page import plan_html
+from sbp.passes.report import (
+    Row,
+    bytes_text,
+    kind_text,
+    over_text,
+    rest_lines,
+    rest_text,
+    rows,
+    tensor_text,
+    totals,
+)
+from sbp.signature import format_sbp
+
+MAX_WIDTH = 160
+MAX_TENSOR = 44
+MIN_REASON = 40
+HEADINGS = ("", "collective", "tensor", "before -> after", "over", "sent", "why")
+
+
+def plan_text(plan: Plan) -> str:
+    """The plan as a table of at most 160 columns, without colour."""
+    shown, rest = rows(plan)
+    parts = [f"{plan.name} on {plan.placement}, planned for {plan.hardware.name}", ""]
+    if shown:
+        parts += [_render(_table(shown)), *([f"  {rest_text(rest)}"] if rest else []), ""]
+    width = max(len(name) for name, _ in totals(plan))
+    parts += [f"{name:<{width}}  {text}" for name, text in totals(plan)]
+    ins, outs = rest_lines(plan)
+    for title, lines in (("arguments", ins), ("results", outs)):
+        if lines:
+            parts += ["", f"{title} at rest", *_aligned(lines)]
+    if plan.notes:
+        parts += ["", "notes", *(f"  - {note}" for note in plan.notes)]
+    return "\n".join(parts)
+
+
+def _table(shown: Sequence[Row]) -> Table:
+    """A cell has two lines: what, and how exactly; the reason takes as many as it needs."""
+    lines = [_cells(r) for r in shown]
+    columns = list(zip(HEADINGS[:-1], *lines, strict=True))
+    widths = [max(cell_len(part) for cell in column for part in cell.split("\n")) for column in columns]
+    widths[2] = min(widths[2], MAX_TENSOR)
+    left = MAX_WIDTH - sum(widths) - 2 * len(widths)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    for heading, width in zip(HEADINGS[:-1], widths, strict=True):
+        table.add_column(heading, width=width, justify="right" if heading in ("", "sent") else "left")
+    longest = max(len(r.collective.reason) for r in shown)
+    table.add_column(HEADINGS[-1], width=min(longest, max(left, MIN_REASON)))
+    for r, cells in zip(shown, lines, strict=True):
+        table.add_row(*map(Text, cells), Text(r.collective.reason))
+    return table
+
+
+def _cells(r: Row) -> tuple[str, ...]:
+    c = r.collective
+    return (
+        f"{r.times} x" if r.times > 1 else "",
+        f"{kind_text(c.kind)}\n{c.source}",
+        f"{c.tensor}\n{tensor_text(c)}",
+        f"{format_sbp(c.before)}\n-> {format_sbp(c.after)}",
+        over_text(c).replace(" (", "\n("),
+        bytes_text(c.wire_bytes),
+    )
+
+
+def _render(table: Table) -> str:
+    console = Console(file=io.StringIO(), width=MAX_WIDTH + 40, color_system=None, force_terminal=False)
+    with console.capture() as captured:
+        console.print(table)
+    return "\n".join(line.rstrip() for line in captured.get().rstrip("\n").split("\n"))
+
+
+def _aligned(lines: Sequence[tuple[str, str, str]]) -> list[str]:
+    widths = [max(len(line[i]) for line in lines) for i in range(2)]
+    return [f"  {path:<{widths[0]}}  {nd:<{widths[1]}}  {remark}".rstrip() for path, nd, remark in lines]
+
+
+__all__ = ["plan_html", "plan_text"]

@@ -1,0 +1,208 @@
+"""`verify`: the distributed program against the logical function on one device, down to the first op that differs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sbp import compat
+from sbp.errors import MismatchError, Problem
+from sbp.passes.graph import Const, Graph, Node
+from sbp.passes.moves import Move
+from sbp.passes.physical import Box, Compute, Physical, Step
+from sbp.passes.boxing import Boxings, Network
+from sbp.runtime.execute import Built, Program
+from sbp.runtime.lower import lower
+from sbp.signature import B, NdSbp, Partial, Split
+
+# Relative to the largest magnitude of the tensor, by item size in bytes; integers and booleans must be equal.
+TOLERANCE = {2: 2e-2, 4: 1e-4, 8: 1e-9, 16: 1e-9}
+CHUNK = 200  # intermediate tensors that are fetched at once
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What `verify` found equal.
+
+    Arguments:
+      outputs: how many results were compared.
+      largest: the largest difference, relative to the largest magnitude of its tensor.
+    """
+
+    outputs: int
+    largest: float
+
+    def __str__(self) -> str:
+        return f"{self.outputs} results equal one device's; largest relative difference {self.largest:.1e}"
+
+
+def difference(a: Any, b: Any) -> float:
+    """The largest difference of two arrays, relative to the larger magnitude; 0.0 where both are NaN or equal."""
+    if compat.is_key(a.dtype):
+        a, b = jax.random.key_data(a), jax.random.key_data(b)
+    x, y = np.asarray(a), np.asarray(b)
+    if not x.size:
+        return 0.0
+    if not jnp.issubdtype(x.dtype, jnp.inexact):
+        return float((x != y).any())
+    wide = np.complex128 if np.iscomplexobj(x) else np.float64
+    x, y = x.astype(wide), y.astype(wide)
+    same = (x == y) | (np.isnan(x) & np.isnan(y))
+    if same.all():
+        return 0.0
+    finite = np.isfinite(x) & np.isfinite(y)
+    if not (finite | same).all():
+        return float("inf")
+    scale = max(float(np.abs(y[finite]).max(initial=0.0)), np.finfo(np.float64).tiny)
+    return float(np.abs(x - y)[finite].max()) / scale
+
+
+def limit(dtype: Any) -> float:
+    """The difference that rounding in another order can make."""
+    if compat.is_key(dtype) or not jnp.issubdtype(dtype, jnp.inexact):
+        return 0.0
+    return TOLERANCE[max(2, int(dtype.itemsize))]
+
+
+def verify(program: Program, *args: Any, **kwargs: Any) -> Report:
+    """Runs the logical function on one device and the distributed program, and compares every result.
+
+    Arguments:
+      program: made by `sbp.compile`.
+      args, kwargs: of one call; donated arguments are copied first.
+
+    Raises:
+      MismatchError: if a result differs; it names the first op whose own result differs.
+    """
+    leaves, built = program._prepare(args, kwargs)
+    host = [_to_host(x) for x in leaves]
+    graph = built.traced.graph
+    expected = _one_device(graph, host, [x for x in graph.outputs if not isinstance(x, Const)])
+    got = iter(_distributed(program, built, host))
+    largest = 0.0
+    for path, x in zip(built.traced.out_paths, graph.outputs, strict=True):
+        out = next(got)
+        if isinstance(x, Const):
+            continue
+        error = difference(out, expected[x])
+        largest = max(largest, error)
+        if error > limit(graph.values[x].dtype):
+            raise MismatchError(_first_difference(built, host, path, error))
+    return Report(len(graph.outputs), largest)
+
+
+def _to_host(x: Any) -> Any:
+    return jax.random.wrap_key_data(
+        np.asarray(jax.random.key_data(x)), impl=jax.random.key_impl(x)
+    ) if hasattr(x, "dtype") and compat.is_key(x.dtype) else np.array(x) if hasattr(x, "dtype") else x
+
+
+def _distributed(program: Program, built: Built, host: Sequence[Any]) -> Any:
+    jitted, _, consts = built.executable
+    return jitted(*host, *consts)
+
+
+def _one_device(graph: Graph, host: Sequence[Any], wanted: Sequence[int]) -> dict[int, Any]:
+    """The values of some tensors, by the logical graph on the first device."""
+
+    def run(*inputs: Any) -> list[Any]:
+        env: dict[int, Any] = dict(zip(graph.inputs, inputs, strict=True))
+        for node in graph.nodes:
+            env.update(zip(node.outputs, _evaluate(graph, node, env), strict=True))
+        return [env[v] for v in wanted]
+
+    return dict(zip(wanted, jax.jit(run)(*host, *graph.consts), strict=True))
+
+
+def _evaluate(graph: Graph, node: Node, env: dict[int, Any]) -> list[Any]:
+    args = [np.asarray(x.value, x.dtype) if isinstance(x, Const) else env[x] for x in node.inputs]
+    if node.barrier >= 0:
+        return [jax.lax.optimization_barrier(args[0])]
+    return compat.bind(node.primitive, args, dict(node.params))
+
+
+def _first_difference(built: Built, host: Sequence[Any], path: str, error: float) -> Problem:
+    """Names the first op, in the order of the graph, whose distributed value differs."""
+    graph = built.traced.graph
+    for nodes in _chunks(graph):
+        values = [v for node in nodes for v in node.outputs]
+        expected = _one_device(graph, host, values)
+        got = _probe(built, host, values)
+        for node in nodes:
+            for v in node.outputs:
+                bad = difference(got[v], expected[v])
+                if bad > limit(graph.values[v].dtype):
+                    return _problem(built, node, v, path, error, bad)
+    return Problem(
+        "mismatch",
+        path,
+        f"a relative difference of {error:.1e}",
+        "the same numbers as on one device, up to rounding",
+        "no single op differs beyond rounding: the differences add up",
+        "compare under jax_enable_x64, which separates rounding from bugs",
+    )
+
+
+def _chunks(graph: Graph) -> Iterator[list[Node]]:
+    nodes = list(graph.nodes)
+    for i in range(0, len(nodes), CHUNK):
+        yield nodes[i : i + CHUNK]
+
+
+def _problem(built: Built, node: Node, v: int, path: str, error: float, bad: float) -> Problem:
+    physical = built.plan.physical
+    assert physical is not None
+    used = next(s for s in physical.steps if isinstance(s, Compute) and v in s.node.outputs)
+    ins = ", ".join(str(list(nd)) for nd in used.strategy.operands)
+    outs = ", ".join(str(list(nd)) for nd in used.strategy.results)
+    return Problem(
+        "mismatch",
+        f"{path} differs; the first op that differs is {node.op} at {node.source}",
+        f"a relative difference of {bad:.1e} in {built.traced.graph.values[v]} ({error:.1e} in the result)",
+        "the same numbers as on one device, up to rounding",
+        f"it ran as {ins} -> {outs} on {physical.placement}",
+        "if the op's rule is yours, check its rows; else this is a bug in the compiler: please report it",
+    )
+
+
+def _probe(built: Built, host: Sequence[Any], values: Sequence[int]) -> dict[int, Any]:
+    """The distributed values of some tensors, gathered."""
+    physical = built.plan.physical
+    assert physical is not None
+    probed = with_outputs(physical, values)
+    jitted = lower(probed, probed.placement.mesh, ())
+    return dict(zip(values, jitted(*host, *probed.graph.consts), strict=True))
+
+
+def with_outputs(physical: Physical, values: Sequence[int]) -> Physical:
+    """The same program with other results: `values`, each brought to B right after it is made."""
+    graph, placement = physical.graph, physical.placement
+    wanted, whole = set(values), (B,) * placement.ndim
+    boxings = Boxings(Network(placement, _hardware(placement)))
+    steps: list[Step] = []
+    for step in physical.steps:
+        steps.append(step)
+        if isinstance(step, Compute):
+            for v, nd in zip(step.node.outputs, step.strategy.results, strict=True):
+                if v in wanted:
+                    steps += [Box(v, m, -1) for m in _gather(boxings, graph, v, nd, whole)]
+    outputs = tuple(whole for _ in values)
+    return replace(physical, graph=replace(graph, outputs=tuple(values)), steps=tuple(steps), outputs=outputs)
+
+
+def _hardware(placement: Any) -> Any:
+    from sbp.hardware import hardware_for
+
+    return hardware_for(placement.kind)
+
+
+def _gather(boxings: Boxings, graph: Graph, v: int, nd: NdSbp, whole: NdSbp) -> tuple[Move, ...]:
+    value = graph.values[v]
+    partials = frozenset(s.op for s in nd if isinstance(s, Partial))
+    dims = tuple(sorted({s.dim for s in nd if isinstance(s, Split)} | {d for d, n in enumerate(value.shape) if n > 1}))
+    return boxings.of(value.shape, value.dtype, partials, dims).path(nd, whole)
