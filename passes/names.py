@@ -99,7 +99,7 @@ class Names:
             return
         x = found.pop()
         names.setdefault(x, f"gradient of {path}")
-        while (before := self._same_tensor(x)) is not None:
+        while (before := self.same_tensor(x)) is not None:
             x = before
             names.setdefault(x, f"gradient of {path}")
         node = self._producers.get(x)
@@ -107,8 +107,8 @@ class Names:
             for part in _values(node):
                 names.setdefault(part, f"part of the gradient of {path}")
 
-    def _same_tensor(self, v: int) -> int | None:
-        """The value that `v` is another layout of, if it is one."""
+    def same_tensor(self, v: int) -> int | None:
+        """The value that `v` only holds in another layout, if there is one."""
         node = self._producers.get(v)
         if node is None or node.op not in LAYOUT_OPS:
             return None
@@ -121,7 +121,7 @@ class Names:
         """The name of a value: what it is to the user, else the op that makes it."""
         at: int | None = v
         while at is not None and at not in self._known:
-            at = self._same_tensor(at)
+            at = self.same_tensor(at)
         if at is not None:
             return self._known[at]
         node = self._producers.get(v)
@@ -152,15 +152,15 @@ def common(texts: Iterable[str]) -> str:
     >>> common(["mul", "mul", "add"])
     'mul, add'
     """
-    unique = list(dict.fromkeys(texts))
+    every = list(texts)
+    unique = list(dict.fromkeys(every))
     if len(unique) == 1:
         return unique[0]
     if len({without_indices(t) for t in unique}) == 1:
         indices = [_INDEX.findall(t) for t in unique]
         same = iter([len(set(column)) == 1 for column in zip(*indices, strict=True)])
         return _INDEX.sub(lambda m: m[0] if next(same) else "[*]", unique[0])
-    wild = list(dict.fromkeys(without_indices(t) for t in unique))
-    if len(wild) <= 2:
-        return ", ".join(wild)
-    most = Counter(without_indices(t) for t in texts).most_common(1)[0][0] if not isinstance(texts, Iterator) else wild[0]
-    return f"{most} and {len(wild) - 1} more"
+    counts = Counter(without_indices(t) for t in every).most_common()
+    if len(counts) <= 2:
+        return ", ".join(t for t, _ in counts)
+    return f"{counts[0][0]} and {len(counts) - 1} more"

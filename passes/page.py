@@ -1,1 +1,136 @@
-def plan_html(plan): return ''
+"""A plan as HTML: a page of its own that needs nothing from outside, and the short form that notebooks show."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from sbp.passes.drawing import COLOURS
+from sbp.passes.explain import Plan
+from sbp.passes.report import (
+    Row,
+    bytes_text,
+    kind_text,
+    over_text,
+    rest_lines,
+    rest_text,
+    rows,
+    seconds_text,
+    tensor_text,
+    totals,
+)
+from sbp.passes.svg import plan_svg
+from sbp.signature import format_sbp
+
+# Tables of a page may be longer than those of a terminal.
+PAGE_ROWS = 1000
+HEADINGS = ("×", "collective", "tensor", "before → after", "over", "sent", "time", "line", "why")
+NUMBERS = ("×", "sent", "time")
+STYLE = """
+.sbp { font: 14px/1.45 Inter, "Helvetica Neue", Helvetica, Arial, sans-serif; color: #1f2933; }
+.sbp h1 { font-size: 22px; margin: 0 0 4px; } .sbp h1 small { font-weight: 400; color: #57606a; font-size: 15px; }
+.sbp h2 { font-size: 16px; margin: 28px 0 8px; }
+.sbp table { border-collapse: collapse; } .sbp td, .sbp th { text-align: left; vertical-align: top; padding: 4px 10px; }
+.sbp tbody tr { border-top: 1px solid #e4e8ec; } .sbp tbody tr:hover { background: #f6f8fa; }
+.sbp th { font-weight: 600; color: #57606a; white-space: nowrap; } .sbp .n { text-align: right; white-space: nowrap; }
+.sbp code, .sbp .mono { font: 12px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; white-space: nowrap; }
+.sbp .soft { color: #57606a; } .sbp .pill { border: 1.5px solid; border-radius: 9px; padding: 0 8px; white-space: nowrap; }
+.sbp .totals td:first-child { color: #57606a; } .sbp .picture { overflow: auto; border: 1px solid #e4e8ec; border-radius: 8px; }
+.sbp .why { min-width: 22em; max-width: 48em; }
+"""
+PAGE_STYLE = """
+body { margin: 28px; background: #fff; } .sbp thead th { cursor: pointer; position: sticky; top: 0; background: #fff; }
+.sbp thead th[data-order="up"]::after { content: " ↑"; } .sbp thead th[data-order="down"]::after { content: " ↓"; }
+"""
+SCRIPT = """
+for (const th of document.querySelectorAll(".sbp table.rows thead th")) th.addEventListener("click", () => {
+  const table = th.closest("table"), body = table.tBodies[0], i = th.cellIndex, up = th.dataset.order === "down";
+  for (const other of table.tHead.rows[0].cells) delete other.dataset.order;
+  th.dataset.order = up ? "up" : "down";
+  const key = row => { const c = row.cells[i]; return c.dataset.v === undefined ? c.textContent : Number(c.dataset.v); };
+  const order = (a, b) => a < b ? -1 : a > b ? 1 : 0;
+  body.append(...[...body.rows].sort((a, b) => (up ? 1 : -1) * order(key(a), key(b))));
+});
+"""
+
+
+def plan_html(plan: Plan) -> str:
+    """The short form: totals, the table, and the picture to be unfolded."""
+    shown, rest = rows(plan)
+    picture = f"<details><summary>picture</summary>{_picture(plan)}</details>" if plan.physical is not None else ""
+    return f'<style>{STYLE}</style><div class="sbp">{_heading(plan)}{_table(shown, rest)}{picture}{_notes(plan)}</div>'
+
+
+def plan_page(plan: Plan) -> str:
+    """The whole page: heading, totals, a table that sorts by a click, the picture, signatures at rest, notes."""
+    shown, rest = rows(plan, PAGE_ROWS)
+    ins, outs = rest_lines(plan)
+    picture = "<h2>The program</h2>" + _picture(plan) if plan.physical is not None else ""
+    body = [
+        _heading(plan),
+        "<h2>Collectives</h2>",
+        _table(shown, rest),
+        picture,
+        "<h2>At rest</h2>",
+        _signatures("argument", ins),
+        _signatures("result", outs),
+        _notes(plan),
+    ]
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f"<title>{escape(plan.name)} on {escape(str(plan.placement))}</title>"
+        f'<style>{STYLE}{PAGE_STYLE}</style></head>\n<body><div class="sbp">\n'
+        + "\n".join(part for part in body if part)
+        + f"\n</div>\n<script>{SCRIPT}</script></body></html>\n"
+    )
+
+
+def _heading(plan: Plan) -> str:
+    figures = "".join(f"<tr><td>{escape(k)}</td><td>{escape(v)}</td></tr>" for k, v in totals(plan))
+    where = f"on {plan.placement}, planned for {plan.hardware.name}"
+    return (
+        f"<h1>{escape(plan.name)} <small>{escape(where)}</small></h1>"
+        f'<table class="totals"><tbody>{figures}</tbody></table>'
+    )
+
+
+def _table(shown: Sequence[Row], rest: Sequence[Row]) -> str:
+    if not shown:
+        return '<p class="soft">No collectives.</p>'
+    head = "".join(f"<th{' class=n' if h in NUMBERS else ''}>{h}</th>" for h in HEADINGS)
+    body = "\n".join(_row(r) for r in shown)
+    tail = f'<p class="soft">{escape(rest_text(rest))}</p>' if rest else ""
+    return f'<table class="rows"><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table>{tail}'
+
+
+def _row(r: Row) -> str:
+    c = r.collective
+    fill, border = COLOURS[c.kind]
+    return (
+        f'<tr><td class="n" data-v="{r.times}">{r.times}</td>'
+        f'<td><span class="pill" style="background:{fill};border-color:{border}">{kind_text(c.kind)}</span></td>'
+        f'<td>{escape(c.tensor)}<br><span class="mono soft">{escape(tensor_text(c))}</span></td>'
+        f'<td class="mono">{escape(format_sbp(c.before))} →<br>{escape(format_sbp(c.after))}</td>'
+        f"<td>{escape(over_text(c))}</td>"
+        f'<td class="n" data-v="{c.wire_bytes!r}">{bytes_text(c.wire_bytes)}</td>'
+        f'<td class="n" data-v="{c.seconds!r}">{seconds_text(c.seconds)}</td>'
+        f'<td class="mono">{escape(c.source)}</td><td class="why">{escape(c.reason)}</td></tr>'
+    )
+
+
+def _signatures(title: str, lines: Sequence[tuple[str, str, str]]) -> str:
+    body = "".join(
+        f'<tr><td class="mono">{escape(path)}</td><td class="mono">{escape(nd)}</td><td class="soft">{remark}</td></tr>'
+        for path, nd, remark in lines
+    )
+    head = f"<thead><tr><th>{title}</th><th>signature</th><th></th></tr></thead>"
+    return f"<table>{head}<tbody>{body}</tbody></table>" if lines else ""
+
+
+def _picture(plan: Plan) -> str:
+    return f'<div class="picture">{plan_svg(plan)}</div>'
+
+
+def _notes(plan: Plan) -> str:
+    items = "".join(f"<li>{escape(note)}</li>" for note in plan.notes)
+    return f"<h2>Notes</h2><ul>{items}</ul>" if items else ""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from sbp.passes.explain import Collective, Plan
 from sbp.passes.names import common
@@ -148,48 +149,60 @@ def totals(plan: Plan) -> list[tuple[str, str]]:
     ]
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Tree:
-    """Leaves by the keys of their paths."""
+    """Leaves by the keys of their paths; `whole` counts those that the program has, here or not."""
 
-    children: dict[str, _Tree]
+    path: str
+    whole: Counter[str]
+    children: dict[str, _Tree] = field(default_factory=dict)
     signature: NdSbp | None = None
-    leaves: int = 1
+
+    def child(self, key: str) -> _Tree:
+        return self.children.setdefault(key, _Tree(self.path + key, self.whole))
 
 
 Lines = tuple[tuple[str, NdSbp, int], ...]
 """What is left of some leaves once equal ones are one line: (path, signature, how many)."""
 
 
-def collapse(paths: Sequence[str], sbps: Sequence[NdSbp]) -> list[tuple[str, NdSbp, int]]:
+def collapse(
+    paths: Sequence[str], sbps: Sequence[NdSbp], every: Sequence[str] = ()
+) -> list[tuple[str, NdSbp, int]]:
     """Signatures at rest, a line for all neighbours that lie alike; layers that lie alike become `[*]`.
+
+    Arguments:
+      every: the paths that the program has, if `paths` are only some of them: `params` then means all of it.
 
     >>> from sbp.signature import parse_sbp
     >>> s, b = parse_sbp("S(0)"), parse_sbp("B")
     >>> collapse(["p['l'][0]['w']", "p['l'][0]['b']", "p['l'][1]['w']", "p['l'][1]['b']", "x"], [s, b, s, b, s])
     [("p['l'][*]['w']", (S(0),), 2), ("p['l'][*]['b']", (B,), 2), ('x', (S(0),), 1)]
     """
-    root = _Tree({})
-    for path, nd in zip(paths, sbps, strict=True):
+    whole: Counter[str] = Counter()
+    for path in every or paths:
         keys = _KEY.findall(path) or [path]
+        whole.update("".join(keys[: i + 1]) for i in range(len(keys)))
+    root = _Tree("", whole)
+    for path, nd in zip(paths, sbps, strict=True):
         at = root
-        for key in keys[:-1]:
-            at = at.children.setdefault(key, _Tree({}))
-        at.children[keys[-1]] = _Tree({}, nd)
+        for key in _KEY.findall(path) or [path]:
+            at = at.child(key)
+        at.signature = nd
     return [line for key, child in root.children.items() for line in _prefixed(key, _lines(child))]
 
 
 def _lines(tree: _Tree) -> Lines:
     if tree.signature is not None:
-        return (("", tree.signature, tree.leaves),)
+        return (("", tree.signature, 1),)
     groups: dict[Lines, list[str]] = {}
     for key, child in tree.children.items():
         groups.setdefault(_lines(child), []).append(key)
-    if len({(path, nd) for lines in groups for path, nd, _ in lines}) == 1 and all(g[0][0] == "" for g in groups):
-        # Everything below lies alike.
-        n = sum(lines[0][2] * len(keys) for lines, keys in groups.items())
+    n = sum(k * len(keys) for lines, keys in groups.items() for _, _, k in lines)
+    complete = n == tree.whole[tree.path]
+    if complete and len({(path, nd) for lines in groups for path, nd, _ in lines}) == 1 and next(iter(groups))[0][0] == "":
         return (("", next(iter(groups))[0][1], n),)
-    whole = len(groups) == 1
+    whole = complete and len(groups) == 1
     return tuple(
         (path, nd, n * len(keys))
         for lines, keys in groups.items()

@@ -221,7 +221,9 @@ class _Search:
         bounds = bounds[bounds < self.cost]
         for fraction in _FRACTIONS:
             whole = fraction == 1.0
-            threshold = self.cost if whole else float(bounds[int(fraction * (len(bounds) - 1))])
+            threshold = (
+                self.cost if whole or not bounds.size else float(bounds[int(fraction * (bounds.size - 1))])
+            )
             kept = self._below(at_least, threshold)
             restricted = _restricted(self.network, kept)
             cells = _FINAL_CELLS if whole else _PARTIAL_CELLS

@@ -11,7 +11,7 @@ from sbp.rules.elementwise import sums_pass
 from sbp.rules.factors import Letters, factors
 from sbp.rules.local import Local
 from sbp.rules.registry import Op, Row, rule
-from sbp.signature import B, P, Split
+from sbp.signature import Split
 
 
 def _dot_letters(op: Op) -> tuple[list[Letters], list[Letters], dict[str, str]]:
@@ -97,9 +97,9 @@ def conv_general_dilated(op: Op) -> list[Row]:
         operands[1][rs[0]] = result[os[1]] = "o"
     rows = factors(op, [tuple(o) for o in operands], [tuple(result)], reduced={"c": "sum"}, linear=_linear(op))
     if groups > 1 and (op.shapes[0][ls[1]] // op.shapes[1][rs[1]]) % op.group == 0:
-        rows.append(Row((Split(ls[1]), Split(rs[0])), (Split(os[1]),)))
+        rows.append(Row((Split(int(ls[1])), Split(int(rs[0]))), (Split(int(os[1])),)))
     if batches > 1 and (op.shapes[0][ls[0]] // op.results[0][os[0]]) % op.group == 0:
-        rows.append(Row((Split(ls[0]), Split(rs[0])), (Split(os[1]),)))
+        rows.append(Row((Split(int(ls[0])), Split(int(rs[0]))), (Split(int(os[1])),)))
     return rows
 
 
@@ -107,8 +107,39 @@ def _ragged_flops(op: Op) -> float:
     return 2.0 * math.prod(op.shapes[0]) * op.results[0][-1]
 
 
-@rule("ragged_dot", "ragged_dot_general", flops=_ragged_flops, note="group sizes are whole; linear in each side")
+def _ragged_letters(op: Op) -> tuple[Letters, Letters, Letters]:
+    """Letters of both sides and the result; the ragged dim and the dim of groups are whole."""
+    numbers = op.params["ragged_dot_dimension_numbers"]
+    (lc, rc), (lb, rb) = numbers.dot_dimension_numbers
+    (ragged,) = numbers.lhs_ragged_dimensions
+    left: list[str | None] = [f"m{d}" for d in range(len(op.shapes[0]))]
+    right: list[str | None] = [f"n{d}" for d in range(len(op.shapes[1]))]
+    for kind, pairs in (("k", zip(lc, rc, strict=True)), ("b", zip(lb, rb, strict=True))):
+        for i, (l, r) in enumerate(pairs):
+            left[l] = right[r] = None if l == ragged else f"{kind}{i}"
+    left[ragged] = None
+    for d in numbers.rhs_group_dimensions:
+        right[d] = None
+    used = (*rc, *rb, *numbers.rhs_group_dimensions)
+    free = [left[d] for d in range(len(left)) if d not in (*lc, *lb)]
+    free += [right[d] for d in range(len(right)) if d not in used]
+    by_group: list[str | None] = [None] if ragged in lc else []
+    return tuple(left), tuple(right), tuple([*by_group, *(left[d] for d in lb), *free])
+
+
+def _ragged_local(ctx: Local, lhs: Any, rhs: Any, *sizes: Any) -> list[Any]:
+    """Padding of a contracted dim must be zero on both sides."""
+    (lc, rc), _ = ctx.params["ragged_dot_dimension_numbers"].dot_dimension_numbers
+    lhs, rhs = ctx.mask(lhs, ctx.operands[0], lc, 0), ctx.mask(rhs, ctx.operands[1], rc, 0)
+    return ctx.bind(lhs, rhs, *sizes)
+
+
+@rule("ragged_dot_general", local=_ragged_local, flops=_ragged_flops, note="group sizes and ragged dims are whole")
 def ragged_dot(op: Op) -> list[Row]:
-    """The sums pass; splits come with an exchange of rows."""
-    rest = (B,) * (len(op.shapes) - 2)
-    return [Row((P, B, *rest), (P,)), Row((B, P, *rest), (P,))]
+    """Contracted, batch and free dims that are not ragged; linear in each side."""
+    left, right, result = _ragged_letters(op)
+    if len(op.shapes[2]) > 1:
+        left, right, result = ((None,) * len(names) for names in (left, right, result))
+    rest: list[Letters] = [(None,) * len(s) for s in op.shapes[2:]]
+    reduced = {name: "sum" for name in left if name is not None and name[0] == "k"}
+    return factors(op, [left, right, *rest], [result], reduced=reduced, linear=_linear(op))

@@ -2,10 +2,33 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from sbp.rules.factors import factors, same_dims
+from sbp.rules.local import Local
 from sbp.rules.registry import Op, Row, rule
 
 
 @rule("create_token", note="no tensor")
 def nothing(op: Op) -> list[Row]:
     """No tensor to split."""
+    return []
+
+
+def _as_it_is(_: Local, *args: Any) -> list[Any]:
+    return list(args)
+
+
+@rule("device_put", local=_as_it_is, fused=True, flops=lambda op: 0.0, note="the placement decides, not the op")
+def device_put(op: Op) -> list[Row]:
+    """Nothing happens: what was placed by hand lies as the plan says."""
+    if len(op.shapes) > 1:
+        return []
+    operands, results = same_dims(op)
+    return factors(op, operands, results, additive=(0,), increasing=(0,))
+
+
+@rule("rng_bit_generator", note="every device makes the whole")
+def generator(op: Op) -> list[Row]:
+    """The order of the numbers is the algorithm's own."""
     return []

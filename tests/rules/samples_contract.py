@@ -48,7 +48,7 @@ IMAGE, KERNEL = whole((5, 4, 6, 5)), whole((3, 4, 3, 2), seed=1)
 GROUPED, GROUPED_KERNEL = whole((2, 12, 5, 4)), whole((24, 2, 3, 2), seed=1)
 
 SAMPLES = [
-    dot("ij,jk->ik", whole((5, 7)), whole((7, 3), seed=1), pairs=6),
+    dot("ij,jk->ik", whole((5, 7)), whole((7, 3), seed=1), pairs=3),
     dot("bij,bjk->bik", whole((3, 5, 4)), whole((3, 4, 2), seed=1)),
     dot("abij,abkj->abik", whole((2, 3, 5, 4)), whole((2, 3, 2, 4), seed=1), **TWO),
     dot("xij,jix->x", whole((3, 5, 4)), whole((4, 5, 3), seed=1)),

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 
 from sbp import compat
 from sbp.annotation import Pin, annotate_p, cotangent_p
@@ -79,13 +80,16 @@ SAMPLES = [
     *binary("add sub mul div", COMPLEX, whole((5,), np.complex64, 1, 3), 1e-5),
     *binary("complex", LINE, LINE_2),
     *binary("igamma igammac igamma_grad_a zeta polygamma", POSITIVE, POSITIVE + 1, 1e-3),
+    *[sample("polynomial", lambda x: jax.jit(lax.polynomial)(x, [1.0, 2.0, 3.0]), LINE, **ONE)
+      for _ in range(hasattr(lax, "polynomial"))],
+    *[sample("one_minus_square", lax.one_minus_square, LINE, **ONE) for _ in range(hasattr(lax, "one_minus_square"))],
     sample("regularized_incomplete_beta", lax.betainc, POSITIVE, POSITIVE, abs(SMALL), close=1e-3, **ONE),
     # Dims of size 1 beside larger ones, scalars, nothing at all.
-    sample("add", lax.add, whole((5, 1)), whole((5, 4)), pairs=4),
+    sample("add", lax.add, whole((5, 1)), whole((5, 4)), pairs=2),
     sample("mul", lax.mul, whole((1, 4)), whole((5, 1))),
     sample("mul", lambda x: x * 2.0, whole((7,)), label="literal"),
     sample("add", lambda x: x + 1, whole((7,), np.int32), label="literal"),
-    sample("add", lax.add, whole((5, 7, 3)), whole((5, 7, 3), seed=1), pairs=6),
+    sample("add", lax.add, whole((5, 7, 3)), whole((5, 7, 3), seed=1), pairs=3),
     sample("add", lax.add, whole(), whole(seed=1)),
     sample("mul", lax.mul, whole((0, 4)), whole((0, 4))),
     sample("exp", lax.exp, whole()),
@@ -97,7 +101,7 @@ SAMPLES = [
     sample("clamp", lax.clamp, np.float32(-1), whole(), np.float32(2)),
     sample("clamp", lax.clamp, np.float32(-1), AWKWARD, np.float32(2), label="nan"),
     sample("select_n", lax.select_n, np.bool_(True), A, C),
-    sample("select_n", lax.select_n, whole((5, 4), bool), A, C, pairs=4),
+    sample("select_n", lax.select_n, whole((5, 4), bool), A, C, pairs=2),
     sample("select_n", lax.select_n, whole((5, 4), np.int32, 0, 3), A, C, A - 2, label="three", **ONE),
     sample("select_n", lax.select_n, whole((8,), bool), AWKWARD, AWKWARD[::-1].copy(), label="nan"),
     sample("select_n", lax.select_n, BOOLS, INTS, BYTES.astype(np.int32), label="int", **ONE),
@@ -123,5 +127,6 @@ SAMPLES = [
     sample("optimization_barrier", lax.optimization_barrier, A, **ONE),
     sample("sbp_annotate", lambda x: annotate_p.bind(x, pin=Pin(None, None, None)), A, **ONE),
     sample("sbp_cotangent", lambda x: cotangent_p.bind(x, pin=Pin(None, None, None)), A, **ONE),
+    sample("name", lambda x: checkpoint_name(x, "here"), LINE, **ONE),
     sample("add_any", jax.grad(lambda x: jnp.sum(x * x)), A, **ONE),
 ]

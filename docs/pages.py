@@ -1,0 +1,143 @@
+"""Runs the Python of the pages, and writes what each block prints below it.
+
+    python docs/pages.py [PAGE ...]
+
+A page's ```python blocks are one program, run from top to bottom as if saved under the page's name, so that a
+line of `data_parallel.md` is `data_parallel.py:12`. What a block prints follows it as
+
+    <!-- prints -->           or   <!-- raises -->    for the error that it ends with
+    ```text
+    ...
+    ```
+
+and this script keeps that true. A block after `<!-- not run -->` is shown only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import linecache
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+DEVICES = 'jax.config.update("jax_num_cpu_devices", 8)'
+_BLOCK = re.compile(
+    r"(?P<skip><!-- not run -->\n)?^```python\n(?P<code>.*?)^```\n"
+    r"(?:\n<!-- (?P<kind>prints|raises) -->\n```text\n(?P<shown>.*?)^```\n)?",
+    re.DOTALL | re.MULTILINE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A block of Python with what the page says it prints; `span` is where it stands in the page's text."""
+
+    code: str
+    kind: str
+    shown: str
+    span: tuple[int, int]
+
+
+def pages() -> list[Path]:
+    """The pages that have Python to run."""
+    found = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return [page for page in found if blocks(page.read_text(encoding="utf-8"))]
+
+
+def blocks(text: str) -> list[Block]:
+    """The blocks of a page that are run."""
+    return [
+        Block(m["code"], m["kind"] or "", m["shown"] or "", m.span())
+        for m in _BLOCK.finditer(text)
+        if not m["skip"]
+    ]
+
+
+def program_name(page: Path) -> str:
+    """The file that a page's Python would be saved as."""
+    return "train.py" if page.name == "README.md" else f"{page.stem}.py"
+
+
+def run(page: Path) -> tuple[list[str], dict[str, Any]]:
+    """What each block of a page prints (or the error it ends with), and the names that the page defines.
+
+    The number of devices can be set once per process only, so the line that sets it is left out here.
+
+    Raises:
+      AssertionError: if a block that is said to raise does not.
+    """
+    found = blocks(page.read_text(encoding="utf-8"))
+    name = program_name(page)
+    whole = "".join(block.code for block in found).replace(DEVICES, "")
+    linecache.cache[name] = (len(whole), None, whole.splitlines(keepends=True), name)
+    names: dict[str, Any] = {"__name__": "__main__"}
+    printed, first = [], 0
+    with _own_rules():
+        for block in found:
+            code = compile("\n" * first + block.code.replace(DEVICES, ""), name, "exec")
+            first += block.code.count("\n")
+            printed.append(_output(code, names, raises=block.kind == "raises"))
+    return printed, names
+
+
+def _output(code: Any, names: dict[str, Any], *, raises: bool) -> str:
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        if raises:
+            try:
+                exec(code, names)
+            except Exception as e:
+                return f"{type(e).__name__}: {_plain(str(e))}"
+            raise AssertionError("this block is said to raise")
+        exec(code, names)
+    return _plain(out.getvalue())
+
+
+def _plain(text: str) -> str:
+    return "".join(f"{line.rstrip()}\n" for line in text.strip("\n").split("\n")) if text.strip() else ""
+
+
+@contextlib.contextmanager
+def _own_rules() -> Iterator[None]:
+    """A page may register rules; the next one does not see them."""
+    from sbp.rules import REGISTRY
+
+    before = dict(REGISTRY)
+    try:
+        yield
+    finally:
+        REGISTRY.clear()
+        REGISTRY.update(before)
+
+
+def refreshed(page: Path) -> str:
+    """The page's text with what its blocks print now."""
+    text = page.read_text(encoding="utf-8")
+    found = blocks(text)
+    for block, printed in reversed(list(zip(found, run(page)[0], strict=True))):
+        if block.kind:
+            shown = f"\n<!-- {block.kind} -->\n```text\n{printed}```\n"
+            start, end = block.span
+            text = f"{text[:start]}```python\n{block.code}```\n{shown}{text[end:]}"
+    return text
+
+
+def main(argv: Sequence[str]) -> None:
+    """Rewrites the pages given, or all."""
+    import jax
+
+    jax.config.update("jax_num_cpu_devices", 8)
+    for page in [Path(a).resolve() for a in argv] or pages():
+        sys.stderr.write(f"{page.relative_to(ROOT)}\n")
+        page.write_text(refreshed(page), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+    main(sys.argv[1:])

@@ -1,0 +1,126 @@
+"""Plans as files: JSON to load again or to compare, a page, a picture."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from sbp.errors import ArgumentError, Problem
+from sbp.hardware import Hardware, Link
+from sbp.passes.drawing import dot_text
+from sbp.passes.explain import Collective, Plan
+from sbp.passes.page import plan_page
+from sbp.passes.svg import plan_svg
+from sbp.placement import Placement
+from sbp.signature import format_sbp, parse_sbp
+
+FORMAT, VERSION = "sbp-plan", 1
+
+
+def plan_json(plan: Plan) -> str:
+    """The plan without its program: every figure, exactly."""
+    data: dict[str, Any] = {"format": FORMAT, "version": VERSION}
+    for f in dataclasses.fields(plan):
+        if f.name != "physical":
+            data[f.name] = getattr(plan, f.name)
+    data["placement"] = dataclasses.asdict(plan.placement)
+    data["hardware"] = dataclasses.asdict(plan.hardware)
+    data["in_sbp"] = [format_sbp(nd) for nd in plan.in_sbp]
+    data["out_sbp"] = [format_sbp(nd) for nd in plan.out_sbp]
+    data["collectives"] = [
+        dataclasses.asdict(c) | {"before": format_sbp(c.before), "after": format_sbp(c.after)}
+        for c in plan.collectives
+    ]
+    return json.dumps(data, indent=1) + "\n"
+
+
+WRITERS: Mapping[str, Callable[[Plan], str]] = {
+    ".json": plan_json,
+    ".html": plan_page,
+    ".dot": dot_text,
+    ".svg": plan_svg,
+}
+
+
+def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
+    """Writes the plan; the suffix chooses the form.
+
+    Raises:
+      ArgumentError: for a suffix that is not a key of `WRITERS`, or a picture of a plan that was loaded.
+    """
+    suffix = Path(path).suffix.lower()
+    if suffix not in WRITERS:
+        raise _problem(
+            f"the suffix {suffix!r}" if suffix else "no suffix",
+            ", ".join(WRITERS),
+            "the suffix of the file says in which form the plan is written",
+            f"{Path(path).stem}.html to read it, {Path(path).stem}.json to load it again",
+            f"saving a plan to {os.fspath(path)!r}",
+        )
+    if plan.physical is None and suffix in (".dot", ".svg"):
+        raise _problem(
+            f"a plan of {plan.name!r} that was loaded from a file",
+            ".json, .html",
+            "the picture shows the program, and a file holds only what the plan says of it",
+            "save the picture of the plan that Program.plan(...) returns",
+            f"saving a plan to {os.fspath(path)!r}",
+        )
+    Path(path).write_text(WRITERS[suffix](plan), encoding="utf-8")
+
+
+def load_plan(path: str | os.PathLike[str]) -> Plan:
+    """Reads a plan that was saved as .json; its `physical` is None.
+
+    Raises:
+      ArgumentError: if the file holds no plan, or one of a version that is not known.
+    """
+    where = f"loading a plan from {os.fspath(path)!r}"
+    legal, fix = f"JSON of format {FORMAT!r}, version {VERSION}", "plan.save('plan.json') writes such a file"
+    try:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as e:
+        raise _problem(str(e), legal, "the file cannot be read as JSON", fix, where) from None
+    if not isinstance(data, dict) or (data.get("format"), data.get("version")) != (FORMAT, VERSION):
+        found = (data.get("format"), data.get("version")) if isinstance(data, dict) else type(data).__name__
+        raise _problem(f"{found}", legal, "only files of this format can be read", fix, where)
+    try:
+        return _plan(data)
+    except (KeyError, TypeError, ValueError) as e:
+        raise _problem(f"{type(e).__name__}: {e}", legal, "a field is missing or has no legal value", fix, where) from None
+
+
+def _plan(data: Mapping[str, Any]) -> Plan:
+    at, on = data["placement"], data["hardware"]
+    return Plan(
+        data["name"],
+        Placement(at["kind"], tuple(at["ranks"]), tuple(at["shape"]), tuple(at["axes"])),
+        Hardware(
+            **on
+            | {
+                "flops_per_second": tuple(tuple(pair) for pair in on["flops_per_second"]),
+                "links": tuple(Link(**link) for link in on["links"]),
+            }
+        ),
+        tuple(_collective(c) for c in data["collectives"]),
+        data["seconds"],
+        data["bound"],
+        data["memory_bytes"],
+        tuple(map(parse_sbp, data["in_sbp"])),
+        tuple(map(parse_sbp, data["out_sbp"])),
+        tuple(data["in_paths"]),
+        tuple(data["out_paths"]),
+        tuple(data["notes"]),
+    )
+
+
+def _collective(c: Mapping[str, Any]) -> Collective:
+    read = {"before": parse_sbp, "after": parse_sbp, "shape": tuple, "axes": tuple}
+    return Collective(**{k: read[k](v) if k in read else v for k, v in c.items()})
+
+
+def _problem(got: str, legal: str, why: str, fix: str, where: str) -> ArgumentError:
+    return ArgumentError(Problem("argument", where, got, legal, why, fix))

@@ -1,0 +1,91 @@
+"""Every row of every rule is true, and so is what rows compose to on two axes."""
+
+from collections.abc import Iterator
+
+import pytest
+from jax.extend.core import primitives
+
+from sbp.rules import REGISTRY, Row
+from sbp.rules.registry import Rule
+from sbp.signature import B, P, Partial, S
+from tests.rules import (
+    samples_contract,
+    samples_elementwise,
+    samples_index,
+    samples_linalg,
+    samples_random,
+    samples_reduce,
+    samples_shape,
+)
+from tests.rules.claims import Sample, applications, false_compositions, false_rows, sample, whole
+
+FAMILIES = (
+    samples_contract,
+    samples_elementwise,
+    samples_index,
+    samples_linalg,
+    samples_random,
+    samples_reduce,
+    samples_shape,
+)
+SAMPLES = [one for family in FAMILIES for one in family.SAMPLES]
+
+# Ops that no function of this JAX's public interface makes on this machine.
+WITHOUT_SAMPLE = {
+    "create_token": "no tensor",
+    "eq_to": "total order, inside sorts only",
+    "le_to": "total order, inside sorts only",
+    "lt_to": "total order, inside sorts only",
+    "geqp3": "inside QR with pivots only",
+    "geqrf": "inside QR only",
+    "select_and_scatter": "of a user's functions; JAX makes select_and_scatter_add",
+}
+
+
+@pytest.mark.parametrize("one", SAMPLES, ids=str)
+def test_rows_are_true(one: Sample) -> None:
+    assert applications(one), f"the sample does not produce {one.name}"
+    assert not false_rows(one)
+
+
+@pytest.mark.parametrize("one", [one for one in SAMPLES if one.pairs], ids=str)
+def test_compositions_are_true(one: Sample) -> None:
+    assert not [bad for hierarchy in ((2, 2), (2, 3)) for bad in false_compositions(one, hierarchy)]
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("one", samples_random.WIDE, ids=str)
+def test_rows_are_true_of_wide_types(one: Sample) -> None:
+    assert applications(one)
+    assert not false_rows(one)
+
+
+def test_every_rule_has_a_sample() -> None:
+    made = {getattr(primitives, name).name for name in dir(primitives) if name.endswith("_p")}
+    exported = {name for name in REGISTRY if name in made}
+    assert exported - {one.name for one in SAMPLES} - set(WITHOUT_SAMPLE) == set()
+
+
+@pytest.fixture
+def lies(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Rules that are wrong, each in its own way."""
+    wrong = {
+        "sin": [Row((P,), (P,))],
+        "exp": [Row((Partial("max"),), (Partial("min"),))],
+        "cumsum": [Row((S(0),), (S(0),))],
+        "reduce_sum": [Row((S(0),), (B,))],
+        "tanh": [Row((S(0),), (S(1),))],
+    }
+    for name, rows in wrong.items():
+        monkeypatch.setitem(REGISTRY, name, Rule(name, lambda op, rows=rows: rows))
+    yield
+
+
+@pytest.mark.usefixtures("lies")
+@pytest.mark.parametrize("name", ["sin", "exp", "cumsum", "reduce_sum", "tanh"])
+def test_the_check_itself(name: str) -> None:
+    import jax.numpy as jnp
+
+    call = {"reduce_sum": lambda x: jnp.sum(x, 0)}.get(name, getattr(jnp, name, None))
+    lie = sample(name, call if name != "cumsum" else lambda x: jnp.cumsum(x, 0), whole((5, 4)), groups=(2,))
+    assert len(false_rows(lie)) == 1
