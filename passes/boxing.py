@@ -35,7 +35,9 @@ class Network:
 
     placement: Placement
     hardware: Hardware
-    _links: dict[tuple[int, ...], tuple[float, float]] = field(default_factory=dict, compare=False, repr=False)
+    _links: dict[tuple[int, ...], tuple[float, float]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
 
     def link(self, axes: tuple[int, ...]) -> tuple[float, float]:
         """Latency in seconds and bandwidth in bytes per second of the slowest group along `axes`."""
@@ -133,7 +135,7 @@ class Boxing:
 
     @property
     def strict_seconds(self) -> Array:
-        """The same for ops that must not see a sum filled with zeros: infinite where only filling would make it."""
+        """The same without filling a sum with zeros: infinite where only filling would make it."""
         return self._strict[0]
 
     def path(self, before: NdSbp, after: NdSbp, *, strict: bool = False) -> tuple[Move, ...]:
@@ -142,7 +144,8 @@ class Boxing:
         >>> from sbp.hardware import hardware_for
         >>> from sbp.placement import placement
         >>> net = Network(placement("cpu", shape=(4,)), hardware_for("cpu"))
-        >>> [m.kind for m in Boxing((8, 8), np.dtype("float32"), net, frozenset(["sum"]), (0, 1)).path((P,), (B,))]
+        >>> box = Boxing((8, 8), np.dtype("float32"), net, frozenset(["sum"]), (0, 1))
+        >>> [m.kind for m in box.path((P,), (B,))]
         ['all_reduce']
         """
         i, j = self.index[before], self.index[after]
@@ -167,7 +170,9 @@ class Boxings:
     network: Network
     _made: dict[Any, Boxing] = field(default_factory=dict, compare=False, repr=False)
 
-    def of(self, shape: tuple[int, ...], dtype: Any, partials: frozenset[str], dims: tuple[int, ...]) -> Boxing:
+    def of(
+        self, shape: tuple[int, ...], dtype: Any, partials: frozenset[str], dims: tuple[int, ...]
+    ) -> Boxing:
         """The table for tensors of this shape; keys (PRNG) are never split or partial."""
         if compat.is_key(dtype):
             partials, dims = frozenset(), ()

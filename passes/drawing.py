@@ -1,15 +1,15 @@
-"""What is drawn of a plan: boxes, collectives of one kind and place as one node, arguments and results in groups."""
+"""What is drawn of a plan: boxes, collectives of one kind and place as one node, arguments in groups."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 import networkx as nx
 
 from sbp.passes.explain import Collective, Plan
 from sbp.passes.names import PHASES, common
-from sbp.passes.picture import between, depth, nodes_of, plan_graph
+from sbp.passes.picture import At, between, depth, nodes_of, plan_graph
 from sbp.passes.report import bytes_text, collapse, kind_text
 from sbp.signature import NdSbp, format_sbp
 
@@ -33,8 +33,8 @@ Place: TypeAlias = tuple[Any, ...]
 def drawing(plan: Plan, max_boxes: int | None = None) -> nx.DiGraph:
     """The graph that DOT and SVG draw.
 
-    Every node has a `kind` (a key of `COLOURS`), a `lane` (a phase, or "" for arguments that any phase may read),
-    a `head` and further `body` lines; a collective also `count`, `wire_bytes`. Edges have a `label` and `title`.
+    Every node has a `kind` (a key of `COLOURS`), a `lane` (a phase), a `head` and further `body` lines; a
+    collective also `count` and `wire_bytes`. Edges have a `label` and a `title`.
 
     Raises:
       ValueError: for a plan that was loaded from a file.
@@ -54,30 +54,32 @@ def drawing(plan: Plan, max_boxes: int | None = None) -> nx.DiGraph:
     return nx.convert_node_labels_to_integers(out, ordering="default")
 
 
-def _grouped(places: dict[Hashable, Place]) -> dict[Place, list[tuple[str, int]]]:
-    out: dict[Place, list[tuple[str, int]]] = {}
+def _grouped(places: dict[At, Place]) -> dict[Place, list[At]]:
+    out: dict[Place, list[At]] = {}
     for node, place in places.items():
-        out.setdefault(place, []).append(node)  # type: ignore[arg-type]
+        out.setdefault(place, []).append(node)
     return out
 
 
-def _collective_places(graph: nx.DiGraph, plan: Plan) -> dict[Hashable, Place]:
+def _collective_places(graph: nx.DiGraph, plan: Plan) -> dict[At, Place]:
     """Collectives of one kind between the same boxes stand in one place."""
-    out: dict[Hashable, Place] = {}
+    out: dict[At, Place] = {}
     for n in nodes_of(graph, "collective"):
         c = plan.collectives[n[1]]
         before = between(graph, n, forwards=False)
         after = between(graph, n, forwards=True)
-        start = frozenset(("argument",) if x[0] == "argument" else x for x in before)  # type: ignore[index]
-        end = frozenset(("result",) if x[0] == "result" else x for x in after)  # type: ignore[index]
+        start = frozenset(("argument",) if x[0] == "argument" else x for x in before)
+        end = frozenset(("result",) if x[0] == "result" else x for x in after)
         out[n] = ("collectives", c.kind, c.axes, depth(graph, n), start, end)
     return out
 
 
-def _lane(graph: nx.DiGraph, node: Hashable) -> str:
+def _lane(graph: nx.DiGraph, node: At) -> str:
     """The phase of the first box after a collective, else of the one before it."""
     for forwards in (True, False):
-        phases = {graph.nodes[x]["box"].phase for x in between(graph, node, forwards=forwards) if x[0] == "ops"}  # type: ignore[index]
+        phases: set[str] = {
+            graph.nodes[x]["box"].phase for x in between(graph, node, forwards=forwards) if x[0] == "ops"
+        }
         if phases:
             return min(phases, key=PHASES.index)
     return PHASES[0]
@@ -91,14 +93,17 @@ def _pill(cs: Sequence[Collective]) -> dict[str, Any]:
         "kind": cs[0].kind,
         "head": kind_text(cs[0].kind) + (f" ×{times}" if times > 1 else ""),
         "note": bytes_text(sent),
-        "body": [common(c.tensor.replace("gradient of ", "∇ ") for c in cs), moves[0] if len(moves) == 1 else f"over {' x '.join(cs[0].axes)}"],
+        "body": [
+            common(c.tensor.replace("gradient of ", "∇ ") for c in cs),
+            moves[0] if len(moves) == 1 else f"over {' x '.join(cs[0].axes)}",
+        ],
         "count": len(cs),
         "wire_bytes": sent,
         "title": "\n".join(dict.fromkeys(c.reason for c in cs)),
     }
 
 
-def _add_edges(graph: nx.DiGraph, places: dict[Hashable, Place], out: nx.DiGraph) -> None:
+def _add_edges(graph: nx.DiGraph, places: dict[At, Place], out: nx.DiGraph) -> None:
     """Edges between boxes and collectives, each with its largest tensor in words."""
     tensors: dict[tuple[Any, Any], list[tuple[str, str, str, float]]] = {}
     for a, b, carried in graph.edges(data="tensors"):
@@ -117,7 +122,7 @@ def _add_edges(graph: nx.DiGraph, places: dict[Hashable, Place], out: nx.DiGraph
         )
 
 
-def _add_chips(graph: nx.DiGraph, plan: Plan, places: dict[Hashable, Place], out: nx.DiGraph) -> None:
+def _add_chips(graph: nx.DiGraph, plan: Plan, places: dict[At, Place], out: nx.DiGraph) -> None:
     """Arguments beside what reads them first, results beside what makes them."""
     readers: dict[Any, list[int]] = {}
     for n in nodes_of(graph, "argument"):
@@ -139,7 +144,9 @@ def _add_chips(graph: nx.DiGraph, plan: Plan, places: dict[Hashable, Place], out
     for source, which in makers.items():
         if source in out:
             body = _chip([plan.out_paths[i] for i in which], [plan.out_sbp[i] for i in which], plan.out_paths)
-            out.add_node(("results", source), kind="result", lane=out.nodes[source]["lane"], head="", body=body)
+            out.add_node(
+                ("results", source), kind="result", lane=out.nodes[source]["lane"], head="", body=body
+            )
             out.add_edge(source, ("results", source), label="", title="")
 
 
@@ -184,10 +191,10 @@ def dot_text(plan: Plan) -> str:
       ValueError: for a plan that was loaded from a file.
     """
     out = drawing(plan)
+    title = f"{plan.name} on {plan.placement}: {bytes_text(plan.wire_bytes)} sent per device per step"
     lines = [
         f"digraph {_quoted(plan.name)} {{",
-        '  graph [rankdir=TB, fontname="Helvetica", labelloc=t, '
-        f"label={_quoted(f'{plan.name} on {plan.placement}: {bytes_text(plan.wire_bytes)} sent per device per step')}];",
+        f'  graph [rankdir=TB, fontname="Helvetica", labelloc=t, label={_quoted(title)}];',
         '  node [shape=box, style="filled,rounded", fontname="Helvetica", fontsize=10];',
         '  edge [color="#8c959f", fontname="Helvetica", fontsize=8];',
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -25,9 +26,9 @@ class Collective:
     """One inserted collective.
 
     Arguments:
-      kind: "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute", "ragged_all_to_all" or "send".
-      tensor, shape, dtype: the logical tensor; one that is neither an argument nor a result, nor a gradient of
-        an argument, is called by the op that makes it.
+      kind: "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute", "ragged_all_to_all", "send".
+      tensor, shape, dtype: the logical tensor; one that is neither an argument nor a result, nor a gradient
+        of an argument, is called by the op that makes it.
       before, after: its N-D signatures.
       axes: names of the placement axes that take part.
       group_size: devices that talk to each other.
@@ -141,7 +142,7 @@ class Plan:
 
         return plan_html(self)
 
-    def save(self, path: str) -> None:
+    def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the plan; the suffix chooses the form: .json, .html, .dot or .svg.
 
         Raises:
@@ -163,7 +164,7 @@ def explain(
     """The plan of a physical program."""
     graph, placement, network = physical.graph, physical.placement, boxings.network
     reasons = Reasons(physical, Names(graph, *paths))
-    collectives = tuple(_collective(b, physical, boxings, reasons) for b in talking_boxes(physical))
+    collectives = tuple(_collective(b, n, physical, boxings, reasons) for b, n in talking_boxes(physical))
     return Plan(
         name,
         placement,
@@ -181,9 +182,12 @@ def explain(
     )
 
 
-def talking_boxes(physical: Physical) -> list[Box]:
-    """The moves that send something (not over groups of one, not of empty tensors): one per `Plan.collectives`."""
-    return [b for b in physical.boxes() if _talks(b, physical)]
+def talking_boxes(physical: Physical) -> list[tuple[Box, int]]:
+    """One per `Plan.collectives`: the moves that send something, and how often each is executed.
+
+    Moves over groups of one device and of empty tensors send nothing.
+    """
+    return [(b, n) for b, n in physical.boxes() if _talks(b, physical)]
 
 
 def _talks(box: Box, physical: Physical) -> bool:
@@ -192,7 +196,7 @@ def _talks(box: Box, physical: Physical) -> bool:
     return wire_bytes(box.move, value.shape, itemsize, physical.placement.shape) > 0
 
 
-def _collective(box: Box, physical: Physical, boxings: Boxings, reasons: Reasons) -> Collective:
+def _collective(box: Box, times: int, physical: Physical, boxings: Boxings, reasons: Reasons) -> Collective:
     value, placement, move = physical.graph.values[box.value], physical.placement, box.move
     itemsize = compat.itemsize(value.dtype)
     group = 1
@@ -207,9 +211,9 @@ def _collective(box: Box, physical: Physical, boxings: Boxings, reasons: Reasons
         move.after,
         tuple(placement.axes[a] for a in move.axes),
         group,
-        1,
-        wire_bytes(move, value.shape, itemsize, placement.shape),
-        boxings.network.seconds(move, value.shape, itemsize),
+        times,
+        times * wire_bytes(move, value.shape, itemsize, placement.shape),
+        times * boxings.network.seconds(move, value.shape, itemsize),
         str(reasons.source(box)),
         reasons.reason(box),
     )
@@ -218,7 +222,7 @@ def _collective(box: Box, physical: Physical, boxings: Boxings, reasons: Reasons
 def _no_rule(graph: Graph, physical: Physical) -> list[str]:
     """Ops that ran whole on every device because they have no rule."""
     found: dict[str, list[str]] = {}
-    for step in physical.steps:
+    for step, _ in physical.walk():
         if isinstance(step, Compute) and rule_of(step.node) is None:
             found.setdefault(step.node.op, []).append(str(step.node.source))
     return [f"no rule for {op}: gathered ({', '.join(dict.fromkeys(at))})" for op, at in found.items()]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import networkx as nx
@@ -51,14 +52,31 @@ Operand: TypeAlias = int | Const
 
 
 @dataclass(frozen=True, slots=True)
+class Body:
+    """What a loop runs each time, or one branch: a graph inside an op.
+
+    Arguments:
+      inputs: value ids.
+      nodes: the ops, in order.
+      outputs: value ids, or scalars.
+    """
+
+    inputs: tuple[int, ...]
+    nodes: tuple[Node, ...]
+    outputs: tuple[Operand, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Node:
     """One op of the logical graph.
 
     Arguments:
+      id: unique; its position, for an op that is not inside a body.
       primitive, params: the JAX primitive, with logical shapes.
       inputs: value ids, or scalars.
       outputs: value ids.
       barrier: ops with the same number are ONE optimisation barrier (what is left of `jax.checkpoint`).
+      bodies: of a loop or a branch.
     """
 
     id: int
@@ -68,6 +86,7 @@ class Node:
     params: Mapping[str, Any] = field(hash=False, compare=False)
     source: Source
     barrier: int = -1
+    bodies: tuple[Body, ...] = ()
 
     @property
     def op(self) -> str:
@@ -96,14 +115,18 @@ class Graph:
         """What an operand refers to."""
         return x if isinstance(x, Const) else self.values[x]
 
+    def walk(self) -> Iterator[Node]:
+        """Every op, those inside bodies after the op that holds them."""
+        return walk(self.nodes)
+
     def producers(self) -> dict[int, Node]:
         """The node of each value that is not an input."""
-        return {v: node for node in self.nodes for v in node.outputs}
+        return {v: node for node in self.walk() for v in node.outputs}
 
     def consumers(self) -> dict[int, list[tuple[Node, int]]]:
         """The uses of each value by nodes: (node, operand position)."""
         out: dict[int, list[tuple[Node, int]]] = {}
-        for node in self.nodes:
+        for node in self.walk():
             for i, x in enumerate(node.inputs):
                 if not isinstance(x, Const):
                     out.setdefault(x, []).append((node, i))
@@ -142,3 +165,23 @@ class Graph:
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
+
+
+def walk(nodes: Iterable[Node]) -> Iterator[Node]:
+    """Every op of `nodes`, those inside bodies after the op that holds them."""
+    for node in nodes:
+        yield node
+        for body in node.bodies:
+            yield from walk(body.nodes)
+
+
+def numbered(nodes: Iterable[Node]) -> tuple[Node, ...]:
+    """The same ops with ids: positions for the outermost, and unique ones inside bodies."""
+    outer = list(nodes)
+    fresh = itertools.count(len(outer))
+
+    def inner(node: Node) -> Node:
+        bodies = tuple(replace(b, nodes=tuple(inner(replace(n, id=next(fresh))) for n in b.nodes)) for b in node.bodies)
+        return replace(node, bodies=bodies)
+
+    return tuple(inner(replace(n, id=i)) for i, n in enumerate(outer))

@@ -138,7 +138,9 @@ class _Lane:
 
     @property
     def inner_width(self) -> float:
-        return max((sum(w for w, _ in self.sizes(row)) + SIDE * (len(row) - 1) for row in self.rows), default=0.0)
+        return max(
+            (sum(w for w, _ in self.sizes(row)) + SIDE * (len(row) - 1) for row in self.rows), default=0.0
+        )
 
     @property
     def row_heights(self) -> list[float]:
@@ -162,7 +164,9 @@ class _Lane:
                 left += w + SIDE
             y += heights[i] + gap
 
-    def column(self, nodes: Sequence[Any], x: float, wanted: Sequence[float], spots: dict[Any, Spot]) -> float:
+    def column(
+        self, nodes: Sequence[Any], x: float, wanted: Sequence[float], spots: dict[Any, Spot]
+    ) -> float:
         """Puts nodes below each other near the wanted heights, right-aligned; returns the column's width."""
         sizes = self.sizes(nodes)
         width = max((w for w, _ in sizes), default=0.0)
@@ -192,7 +196,10 @@ def place(graph: nx.DiGraph) -> Layout:
             spots[n] = replace(spots[n], x=spots[n].x + x + PAD)
         x += lane.inner_width + 2 * PAD
         if lane.right:
-            wanted = [_near(graph, n, spots) + (-40 if graph.nodes[n]["kind"] == "argument" else 40) for n in lane.right]
+            wanted = [
+                _near(graph, n, spots) + (-40 if graph.nodes[n]["kind"] == "argument" else 40)
+                for n in lane.right
+            ]
             x += 40 + lane.column(lane.right, x + 40, wanted, spots)
     low = min((s.y for s in spots.values()), default=0.0)
     shift = max(0.0, tops - low)
@@ -231,11 +238,18 @@ def _channel(lane: _Lane, graph: nx.DiGraph, x: float, first: bool, spots: dict[
     targets: dict[Any, float] = {}
     for n in lane.pills if lane.apart else reversed(lane.pills):
         near = graph.predecessors(n) if lane.apart else graph.successors(n)
-        ys = [targets.get(m, spots[m].middle[1] if m in spots else 0.0) for m in near if m in spots or m in targets]
+        ys = [
+            targets.get(m, spots[m].middle[1] if m in spots else 0.0)
+            for m in near
+            if m in spots or m in targets
+        ]
         targets[n] = fmean(ys) if ys else 0.0
     margin = 0.0 if first else 46.0
     pills = lane.pills
-    chip_y = [fmean([targets[m] if m in targets else spots[m].middle[1] for m in graph.successors(n)]) for n in lane.chips]
+    chip_y = [
+        fmean([targets[m] if m in targets else spots[m].middle[1] for m in graph.successors(n)])
+        for n in lane.chips
+    ]
     width = margin
     if lane.chips:
         width += lane.column(lane.chips, x + width, chip_y, spots) + 34
@@ -244,7 +258,9 @@ def _channel(lane: _Lane, graph: nx.DiGraph, x: float, first: bool, spots: dict[
     return width if width > margin else (0.0 if first else EMPTY_CHANNEL)
 
 
-def _routes(graph: nx.DiGraph, lanes: Sequence[_Lane], spots: Mapping[Any, Spot]) -> dict[tuple[Any, Any], Route]:
+def _routes(
+    graph: nx.DiGraph, lanes: Sequence[_Lane], spots: Mapping[Any, Spot]
+) -> dict[tuple[Any, Any], Route]:
     """A curve for every edge: first which sides it joins, then where on them, so that curves do not meet."""
     home = {n: lane for lane in lanes for n in lane.inside}
     sides = {(a, b): _sides(a, b, home, spots) for a, b in graph.edges}

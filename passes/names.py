@@ -34,28 +34,13 @@ class Names:
     out_paths: Sequence[str] = ()
 
     @cached_property
-    def phases(self) -> tuple[str, ...]:
-        """The phase of each node.
+    def phases(self) -> Mapping[int, str]:
+        """The phase of each node, by id.
 
         JAX marks what it differentiates in the name stack. What is not marked belongs to the forward if it
         feeds it, and to the update (of a program that has a backward) otherwise.
         """
-        marked = ["backward" if "transpose(" in n.source.scope else "forward" if "jvp(" in n.source.scope else "" for n in self.graph.nodes]
-        if "backward" not in marked:
-            return ("forward",) * len(marked)
-        phases = list(marked)
-        late: set[int] = set()
-        for node in self.graph.nodes:
-            if marked[node.id] == "backward" or (not marked[node.id] and late.intersection(_values(node))):
-                late.update(node.outputs)
-        early: set[int] = set()
-        for node in reversed(self.graph.nodes):
-            if not marked[node.id]:
-                feeds = early.intersection(node.outputs) and not late.intersection(node.outputs)
-                phases[node.id] = "forward" if feeds else "update"
-            if phases[node.id] != "update":
-                early.update(_values(node))
-        return tuple(phases)
+        return dict(_phases(self.graph.nodes, PHASES[0]))
 
     @cached_property
     def _producers(self) -> Mapping[int, Node]:
@@ -64,7 +49,9 @@ class Names:
     @cached_property
     def _known(self) -> Mapping[int, str]:
         """Arguments, results, gradients of arguments, and their next values."""
-        outputs = {x: p for x, p in zip(self.graph.outputs, self.out_paths, strict=False) if not isinstance(x, Const)}
+        outputs = {
+            x: p for x, p in zip(self.graph.outputs, self.out_paths, strict=False) if not isinstance(x, Const)
+        }
         names: dict[int, str] = dict(outputs)
         consumers = self.graph.consumers()
         for v, path in zip(self.graph.inputs, self.in_paths, strict=False):
@@ -72,7 +59,11 @@ class Names:
             if not any(self.phases[n.id] == "forward" for n in uses):
                 continue
             for node in uses:
-                if self.phases[node.id] == "update" and self._same_shape(node, v) and node.outputs[0] in outputs:
+                if (
+                    self.phases[node.id] == "update"
+                    and self._same_shape(node, v)
+                    and node.outputs[0] in outputs
+                ):
                     names[node.outputs[0]] = f"new {path}"
                     self._name_gradient(node, v, path, names)
         names.update(zip(self.graph.inputs, self.in_paths, strict=False))
@@ -128,6 +119,31 @@ class Names:
         if node is None:
             return self.graph.values[v].name
         return f"{node.op} (backward)" if self.phases[node.id] == "backward" else node.op
+
+
+def _phases(nodes: Sequence[Node], default: str) -> Iterator[tuple[int, str]]:
+    """The phases of the ops of a graph or body; `default` is that of a body's op."""
+    marked = {n.id: _mark(n.source.scope) for n in nodes}
+    late: set[int] = set()
+    for node in nodes:
+        if marked[node.id] == "backward" or (not marked[node.id] and late.intersection(_values(node))):
+            late.update(node.outputs)
+    early: set[int] = set()
+    for node in reversed(nodes):
+        phase = marked[node.id]
+        if not phase and "backward" in marked.values():
+            feeds = early.intersection(node.outputs) and not late.intersection(node.outputs)
+            phase = "forward" if feeds else "update"
+        phase = phase or default
+        if phase != "update":
+            early.update(_values(node))
+        yield node.id, phase
+        for body in node.bodies:
+            yield from _phases(body.nodes, phase)
+
+
+def _mark(scope: str) -> str:
+    return "backward" if "transpose(" in scope else "forward" if "jvp(" in scope else ""
 
 
 def _values(node: Node) -> Iterator[int]:

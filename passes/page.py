@@ -1,4 +1,4 @@
-"""A plan as HTML: a page of its own that needs nothing from outside, and the short form that notebooks show."""
+"""A plan as HTML: a page that needs nothing from outside, and the short form that notebooks show."""
 
 from __future__ import annotations
 
@@ -26,30 +26,41 @@ from sbp.signature import format_sbp
 PAGE_ROWS = 1000
 HEADINGS = ("×", "collective", "tensor", "before → after", "over", "sent", "time", "line", "why")
 NUMBERS = ("×", "sent", "time")
-STYLE = """
-.sbp { font: 14px/1.45 Inter, "Helvetica Neue", Helvetica, Arial, sans-serif; color: #1f2933; }
-.sbp h1 { font-size: 22px; margin: 0 0 4px; } .sbp h1 small { font-weight: 400; color: #57606a; font-size: 15px; }
-.sbp h2 { font-size: 16px; margin: 28px 0 8px; }
-.sbp table { border-collapse: collapse; } .sbp td, .sbp th { text-align: left; vertical-align: top; padding: 4px 10px; }
-.sbp tbody tr { border-top: 1px solid #e4e8ec; } .sbp tbody tr:hover { background: #f6f8fa; }
-.sbp th { font-weight: 600; color: #57606a; white-space: nowrap; } .sbp .n { text-align: right; white-space: nowrap; }
-.sbp code, .sbp .mono { font: 12px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; white-space: nowrap; }
-.sbp .soft { color: #57606a; } .sbp .pill { border: 1.5px solid; border-radius: 9px; padding: 0 8px; white-space: nowrap; }
-.sbp .totals td:first-child { color: #57606a; } .sbp .picture { overflow: auto; border: 1px solid #e4e8ec; border-radius: 8px; }
-.sbp .why { min-width: 22em; max-width: 48em; }
+MONO = "12px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace"
+STYLE = f"""
+.sbp {{ font: 14px/1.45 Inter, "Helvetica Neue", Helvetica, Arial, sans-serif; color: #1f2933; }}
+.sbp h1 {{ font-size: 22px; margin: 0 0 4px; }}
+.sbp h1 small {{ font-weight: 400; color: #57606a; font-size: 15px; }}
+.sbp h2 {{ font-size: 16px; margin: 28px 0 8px; }}
+.sbp table {{ border-collapse: collapse; }}
+.sbp td, .sbp th {{ text-align: left; vertical-align: top; padding: 4px 10px; }}
+.sbp tbody tr {{ border-top: 1px solid #e4e8ec; }}
+.sbp tbody tr:hover {{ background: #f6f8fa; }}
+.sbp th {{ font-weight: 600; color: #57606a; white-space: nowrap; }}
+.sbp table.rows td {{ white-space: nowrap; }}
+.sbp table.rows td.why {{ white-space: normal; min-width: 22em; max-width: 48em; }}
+.sbp .n {{ text-align: right; }}
+.sbp .mono {{ font: {MONO}; white-space: nowrap; }}
+.sbp .soft, .sbp .totals td:first-child {{ color: #57606a; }}
+.sbp .pill {{ border: 1.5px solid; border-radius: 9px; padding: 0 8px; white-space: nowrap; }}
+.sbp .picture {{ overflow: auto; border: 1px solid #e4e8ec; border-radius: 8px; }}
+.sbp .picture svg {{ max-width: 100%; height: auto; }}
 """
 PAGE_STYLE = """
-body { margin: 28px; background: #fff; } .sbp thead th { cursor: pointer; position: sticky; top: 0; background: #fff; }
-.sbp thead th[data-order="up"]::after { content: " ↑"; } .sbp thead th[data-order="down"]::after { content: " ↓"; }
+body { margin: 28px; background: #fff; }
+.sbp table.rows th { cursor: pointer; position: sticky; top: 0; background: #fff; }
+.sbp th[data-order="up"]::after { content: " ↑"; }
+.sbp th[data-order="down"]::after { content: " ↓"; }
 """
 SCRIPT = """
 for (const th of document.querySelectorAll(".sbp table.rows thead th")) th.addEventListener("click", () => {
-  const table = th.closest("table"), body = table.tBodies[0], i = th.cellIndex, up = th.dataset.order === "down";
+  const table = th.closest("table"), body = table.tBodies[0], i = th.cellIndex;
+  const up = th.dataset.order === "down", sign = up ? 1 : -1;
   for (const other of table.tHead.rows[0].cells) delete other.dataset.order;
   th.dataset.order = up ? "up" : "down";
-  const key = row => { const c = row.cells[i]; return c.dataset.v === undefined ? c.textContent : Number(c.dataset.v); };
+  const key = row => row.cells[i].dataset.v === undefined ? row.cells[i].textContent : +row.cells[i].dataset.v;
   const order = (a, b) => a < b ? -1 : a > b ? 1 : 0;
-  body.append(...[...body.rows].sort((a, b) => (up ? 1 : -1) * order(key(a), key(b))));
+  body.append(...[...body.rows].sort((a, b) => sign * order(key(a), key(b))));
 });
 """
 
@@ -57,12 +68,15 @@ for (const th of document.querySelectorAll(".sbp table.rows thead th")) th.addEv
 def plan_html(plan: Plan) -> str:
     """The short form: totals, the table, and the picture to be unfolded."""
     shown, rest = rows(plan)
-    picture = f"<details><summary>picture</summary>{_picture(plan)}</details>" if plan.physical is not None else ""
-    return f'<style>{STYLE}</style><div class="sbp">{_heading(plan)}{_table(shown, rest)}{picture}{_notes(plan)}</div>'
+    picture = (
+        f"<details><summary>picture</summary>{_picture(plan)}</details>" if plan.physical is not None else ""
+    )
+    body = _heading(plan) + _table(shown, rest) + picture + _notes(plan)
+    return f'<style>{STYLE}</style><div class="sbp">{body}</div>'
 
 
 def plan_page(plan: Plan) -> str:
-    """The whole page: heading, totals, a table that sorts by a click, the picture, signatures at rest, notes."""
+    """The whole page: totals, a table that sorts by a click, the picture, signatures at rest, notes."""
     shown, rest = rows(plan, PAGE_ROWS)
     ins, outs = rest_lines(plan)
     picture = "<h2>The program</h2>" + _picture(plan) if plan.physical is not None else ""
@@ -106,12 +120,13 @@ def _table(shown: Sequence[Row], rest: Sequence[Row]) -> str:
 def _row(r: Row) -> str:
     c = r.collective
     fill, border = COLOURS[c.kind]
+    style = f"background:{fill};border-color:{border}"
     return (
         f'<tr><td class="n" data-v="{r.times}">{r.times}</td>'
-        f'<td><span class="pill" style="background:{fill};border-color:{border}">{kind_text(c.kind)}</span></td>'
+        f'<td><span class="pill" style="{style}">{kind_text(c.kind)}</span></td>'
         f'<td>{escape(c.tensor)}<br><span class="mono soft">{escape(tensor_text(c))}</span></td>'
         f'<td class="mono">{escape(format_sbp(c.before))} →<br>{escape(format_sbp(c.after))}</td>'
-        f"<td>{escape(over_text(c))}</td>"
+        f"<td>{escape(over_text(c)).replace(' (', '<br>(')}</td>"
         f'<td class="n" data-v="{c.wire_bytes!r}">{bytes_text(c.wire_bytes)}</td>'
         f'<td class="n" data-v="{c.seconds!r}">{seconds_text(c.seconds)}</td>'
         f'<td class="mono">{escape(c.source)}</td><td class="why">{escape(c.reason)}</td></tr>'
@@ -120,7 +135,8 @@ def _row(r: Row) -> str:
 
 def _signatures(title: str, lines: Sequence[tuple[str, str, str]]) -> str:
     body = "".join(
-        f'<tr><td class="mono">{escape(path)}</td><td class="mono">{escape(nd)}</td><td class="soft">{remark}</td></tr>'
+        f'<tr><td class="mono">{escape(path)}</td><td class="mono">{escape(nd)}</td>'
+        f'<td class="soft">{remark}</td></tr>'
         for path, nd, remark in lines
     )
     head = f"<thead><tr><th>{title}</th><th>signature</th><th></th></tr></thead>"

@@ -6,7 +6,7 @@ import ast
 import linecache
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TypeAlias
@@ -17,13 +17,15 @@ from sbp import compat
 from sbp.passes.explain import Plan, talking_boxes
 from sbp.passes.graph import Const, Source
 from sbp.passes.names import Names
-from sbp.passes.physical import Compute, Physical, Version, reads, writes
+from sbp.passes.physical import Border, Box, Compute, Physical, Version, reads, writes
 from sbp.signature import format_sbp
 
 MAX_BOXES = 48
 HARD_LIMIT = 240
 MIN_OPS = 3
 Key: TypeAlias = tuple[str, ...]
+At: TypeAlias = tuple[str, int]
+"""A node of the graph: ("ops", k), ("collective", i), ("argument", i) or ("result", i)."""
 _WRAPPED = re.compile(r"\w+\((.*)\)")
 _NOISE = ("", "checkpoint", "rematted_computation", "remat")
 
@@ -117,8 +119,8 @@ class _Gather:
         self.physical, self.names, self.level = physical, names, level
         self.boxes: list[OpBox] = []
         self.graph: nx.DiGraph = nx.DiGraph()
-        self.holder: dict[Version, Hashable] = {}
-        self.talking = {id(b): i for i, b in enumerate(talking_boxes(physical))}
+        self.holder: dict[Version, At] = {}
+        self.talking = {id(b): i for i, (b, _) in enumerate(talking_boxes(physical))}
         self.latest: dict[Key, int] = {}
 
     def run(self) -> nx.DiGraph:
@@ -127,7 +129,9 @@ class _Gather:
             self.holder[version] = ("argument", i)
             self.graph.add_node(("argument", i), kind="argument")
         for step in p.steps:
-            if not isinstance(step, Compute):
+            if isinstance(step, Border):
+                self.compute(step)
+            elif isinstance(step, Box):
                 self.move(step, self.holder.get((step.value, step.move.before)))
             elif all(isinstance(x, Const) for x in step.node.inputs):
                 continue
@@ -143,7 +147,7 @@ class _Gather:
                 self.edge((x, nd), ("result", i))
         return self.graph
 
-    def move(self, step: object, before: Hashable | None) -> None:
+    def move(self, step: object, before: At | None) -> None:
         """A collective becomes a node; a local move is not drawn."""
         value, after = step.value, step.move.after  # type: ignore[attr-defined]
         if id(step) not in self.talking:
@@ -169,7 +173,7 @@ class _Gather:
             self.edge(version, ("ops", k))
         self.holder.update(dict.fromkeys(writes(step), ("ops", k)))
 
-    def fits(self, step: Compute, at: Hashable) -> bool:
+    def fits(self, step: Compute, at: At) -> bool:
         """Whether an op may join a box: not if what it reads was made from the box's results elsewhere."""
         others = {self.holder[v] for v in reads(step) if v in self.holder} - {at}
         seen = set(others)
@@ -183,7 +187,7 @@ class _Gather:
                     others.add(y)
         return True
 
-    def edge(self, version: Version, to: Hashable) -> None:
+    def edge(self, version: Version, to: At) -> None:
         source = self.holder.get(version)
         if source is None or source == to:
             return
@@ -197,15 +201,17 @@ def plan_graph(plan: Plan, max_boxes: int = MAX_BOXES) -> nx.DiGraph:
 
     Nodes: `("ops", k)` with its `OpBox` as `box`, `("collective", i)` for `plan.collectives[i]`,
     `("argument", i)`, `("result", i)`. Every edge has the tensors that run along it, as `tensors`: (name,
-    dtype and shape, signature, bytes of the logical tensor). Ops are gathered by line or by function; then small
-    boxes join their neighbours in the same `jax.named_scope` until at most `max_boxes` are left.
+    dtype and shape, signature, bytes of the logical tensor). Ops are gathered by line or by function; then
+    small boxes join their neighbours in the same `jax.named_scope` until at most `max_boxes` are left.
 
     Raises:
       ValueError: for a plan that was loaded from a file: it has no program.
     """
     physical = plan.physical
     if physical is None:
-        raise ValueError("this plan was loaded from a file, which holds no program to draw; draw the compiled one")
+        raise ValueError(
+            "this plan was loaded from a file, which holds no program to draw; draw the compiled one"
+        )
     names = Names(physical.graph, plan.in_paths, plan.out_paths)
     graph: nx.DiGraph = nx.DiGraph()
     for level, limit in LEVELS:
@@ -220,11 +226,11 @@ def plan_graph(plan: Plan, max_boxes: int = MAX_BOXES) -> nx.DiGraph:
 
 
 def _absorb(graph: nx.DiGraph, max_boxes: int) -> None:
-    """Joins the smallest boxes with their neighbours: within a scope, and across scopes only if far too many are left."""
-    boxes = {n: graph.nodes[n]["box"] for n in nodes_of(graph, "ops")}
+    """Joins the smallest boxes with their neighbours: within a scope; across scopes if far too many are left."""
+    boxes: dict[At, OpBox] = {n: graph.nodes[n]["box"] for n in nodes_of(graph, "ops")}
 
     def merge(limit: int, least: int, across: bool) -> None:
-        stuck: set[Hashable] = set()
+        stuck: set[At] = set()
         while open_ := [n for n in boxes if n not in stuck]:
             small = min(open_, key=lambda n: (len(boxes[n].sources), n))
             if len(boxes) <= limit and len(boxes[small].sources) >= least:
@@ -243,7 +249,7 @@ def _absorb(graph: nx.DiGraph, max_boxes: int) -> None:
         merge(HARD_LIMIT, 0, across=True)
 
 
-def _neighbour(graph: nx.DiGraph, small: Hashable, across: bool) -> Hashable | None:
+def _neighbour(graph: nx.DiGraph, small: At, across: bool) -> At | None:
     """The smallest box next to one that it can be joined with and the graph stay without cycles."""
     own: OpBox = graph.nodes[small]["box"]
     found = []
@@ -257,7 +263,7 @@ def _neighbour(graph: nx.DiGraph, small: Hashable, across: bool) -> Hashable | N
     return min(found)[1] if found else None
 
 
-def _leads_round(graph: nx.DiGraph, first: Hashable, second: Hashable) -> bool:
+def _leads_round(graph: nx.DiGraph, first: At, second: At) -> bool:
     """Whether a path other than their edge leads from one node to another."""
     stack = [n for n in graph.successors(first) if n != second]
     seen = set(stack)
@@ -271,7 +277,7 @@ def _leads_round(graph: nx.DiGraph, first: Hashable, second: Hashable) -> bool:
     return False
 
 
-def _join(graph: nx.DiGraph, first: Hashable, second: Hashable) -> None:
+def _join(graph: nx.DiGraph, first: At, second: At) -> None:
     """Makes one box of two."""
     graph.nodes[first]["box"].sources += graph.nodes[second]["box"].sources
     for a, b, data in [*graph.in_edges(second, data=True), *graph.out_edges(second, data=True)]:
@@ -298,11 +304,11 @@ def nodes_of(graph: nx.DiGraph, kind: str) -> Iterator[tuple[str, int]]:
     return (n for n, k in graph.nodes(data="kind") if k == kind)
 
 
-def between(graph: nx.DiGraph, start: Hashable, *, forwards: bool) -> frozenset[Hashable]:
+def between(graph: nx.DiGraph, start: At, *, forwards: bool) -> frozenset[At]:
     """The nearest nodes after (or before) a collective that are no collectives themselves."""
     step = graph.successors if forwards else graph.predecessors
-    found: set[Hashable] = set()
-    stack: list[Hashable] = [start]
+    found: set[At] = set()
+    stack: list[At] = [start]
     while stack:
         for x in step(stack.pop()):
             if graph.nodes[x]["kind"] == "collective":
@@ -312,7 +318,7 @@ def between(graph: nx.DiGraph, start: Hashable, *, forwards: bool) -> frozenset[
     return frozenset(found)
 
 
-def depth(graph: nx.DiGraph, start: Hashable) -> int:
+def depth(graph: nx.DiGraph, start: At) -> int:
     """How many collectives stand before this one in its chain."""
-    before: Sequence[Hashable] = [x for x in graph.predecessors(start) if graph.nodes[x]["kind"] == "collective"]
+    before: list[At] = [x for x in graph.predecessors(start) if graph.nodes[x]["kind"] == "collective"]
     return 1 + max(depth(graph, x) for x in before) if before else 0

@@ -11,7 +11,7 @@ from sbp.annotation import SCOPE, Pin, annotate_p
 from sbp.errors import Problem
 from sbp.layout import at_rest, local_shape
 from sbp.passes.boxing import Boxings
-from sbp.passes.graph import Const, Graph, Node, Operand, Source, Value
+from sbp.passes.graph import Const, Graph, Node, Operand, Source, Value, numbered
 from sbp.passes.plan.candidates import Candidates, pin_of
 from sbp.passes.plan.model import Boundary
 from sbp.passes.trace import Traced
@@ -34,7 +34,7 @@ def pin_inputs(graph: Graph, pinned: Sequence[NdSbp | None], placement: Placemen
     return replace(
         graph,
         values=tuple(values),
-        nodes=tuple(replace(n, id=i) for i, n in enumerate(nodes)),
+        nodes=numbered(nodes),
         outputs=_swapped(graph.outputs, swap),
     )
 
@@ -49,7 +49,7 @@ def pin_outputs(graph: Graph, pinned: Sequence[NdSbp | None], placement: Placeme
         source = Source(scope=f"output {i}")
         nodes.append(Node(len(nodes), annotate_p, (x,), (len(values) - 1,), {"pin": Pin(nd, None, None)}, source))
         outputs[i] = len(values) - 1
-    return replace(graph, values=tuple(values), nodes=tuple(nodes), outputs=tuple(outputs))
+    return replace(graph, values=tuple(values), nodes=numbered(nodes), outputs=tuple(outputs))
 
 
 def _swapped(operands: Iterable[Operand], swap: dict[int, int]) -> tuple[Operand, ...]:
@@ -71,7 +71,7 @@ def check_annotations(graph: Graph, placement: Placement) -> list[Problem]:
     """What is wrong with the annotations of a graph, all of it."""
     problems: list[Problem] = []
     producers = graph.producers()
-    for node in graph.nodes:
+    for node in graph.walk():
         problems.extend(_check_scope(node, placement))
         pin = pin_of(node)
         if pin is None:
@@ -128,7 +128,7 @@ def check_partials(candidates: Candidates, boxings: Boxings) -> list[Problem]:
     """Annotations that ask for a sum (maximum) where the op that makes the tensor cannot leave one."""
     graph, problems = candidates.graph, []
     producers = graph.producers()
-    for node in graph.nodes:
+    for node in graph.walk():
         pin = pin_of(node)
         if pin is None or pin.nd is None:
             continue

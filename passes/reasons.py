@@ -1,4 +1,4 @@
-"""Why a collective is there: one sentence, from what made the tensor lie so and from who wants it otherwise."""
+"""Why a collective is there: what made the tensor lie so, and who wants it otherwise, in one sentence."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import TypeAlias
 from sbp.passes.graph import Const, Node, Source
 from sbp.passes.moves import Move
 from sbp.passes.names import Names
-from sbp.passes.physical import Box, Compute, Physical, Version
+from sbp.passes.physical import Border, Box, Compute, Physical, Version, writes
 from sbp.passes.plan.candidates import Strategy, pin_of
+from sbp.passes.wiring import ports
 from sbp.rules import Row
 from sbp.signature import B, Partial, Split, format_sbp
 
@@ -38,14 +39,18 @@ class Reasons:
     def _made(self) -> Mapping[int, tuple[Node, Strategy]]:
         return {
             v: (s.node, s.strategy)
-            for s in self.physical.steps
+            for s, _ in self.physical.walk()
             if isinstance(s, Compute)
             for v in s.node.outputs
         }
 
     @cached_property
     def _nodes(self) -> Mapping[int, tuple[Node, Strategy]]:
-        return {s.node.id: (s.node, s.strategy) for s in self.physical.steps if isinstance(s, Compute)}
+        return {s.node.id: (s.node, s.strategy) for s, _ in self.physical.walk() if isinstance(s, Compute)}
+
+    @cached_property
+    def _borders(self) -> Mapping[int, Node]:
+        return {s.node.id: s.node for s, _ in self.physical.walk() if isinstance(s, Border)}
 
     @cached_property
     def _splits(self) -> Mapping[Version, tuple[_Origin, ...]]:
@@ -53,7 +58,14 @@ class Reasons:
         found: dict[Version, tuple[_Origin, ...]] = {}
         for v, nd in zip(self.physical.graph.inputs, self.physical.inputs, strict=True):
             found[v, nd] = tuple((0, self.names.of(v)) if isinstance(s, Split) else None for s in nd)
-        for step in self.physical.steps:
+        unknown: tuple[_Origin, ...] = (None,) * self.physical.placement.ndim
+        for step, _ in self.physical.walk():
+            if isinstance(step, Border):
+                entering = [
+                    (v, nd) for p, nd in zip(ports(step.node), step.inside, strict=True) for v in p.enters
+                ]
+                found.update(dict.fromkeys([*entering, *writes(step)], unknown))
+                continue
             if isinstance(step, Box):
                 old = found[step.value, step.move.before]
                 pairs = zip(old, step.move.before, step.move.after, strict=True)
@@ -75,7 +87,7 @@ class Reasons:
         return (hops + 1, name) if name else None
 
     def source(self, box: Box) -> Source:
-        """The line that caused the move: the op that left the sum, else the op that wants the tensor otherwise."""
+        """The line that caused the move: that of the op that left the sum, else of the op that wants the tensor."""
         if isinstance(box.move.old, Partial):
             origin = self._origin(box)
             if origin is not None and origin[0].source.file:
@@ -84,7 +96,8 @@ class Reasons:
         if wanted is not None and wanted[0].source.file:
             return wanted[0].source
         made = self._made.get(box.value)
-        return made[0].source if made is not None else Source()
+        border = self._borders.get(box.user)
+        return made[0].source if made is not None else border.source if border is not None else Source()
 
     def reason(self, box: Box) -> str:
         """One sentence."""
@@ -130,6 +143,9 @@ class Reasons:
             i = -1 - box.user
             name = self.names.out_paths[i] if i < len(self.names.out_paths) else f"result {i}"
             return f"{name} leaves as {format_sbp(self.physical.outputs[i])}"
+        if box.user in self._borders:
+            border = self._borders[box.user]
+            return f"{border.op} at {border.source} takes it as {format_sbp(box.move.after)}"
         node, strategy = self._nodes[box.user]
         if pin_of(node) is not None:
             where = node.source if node.source.file else node.source.scope
@@ -162,5 +178,3 @@ class Reasons:
                 return None
             value = partial[0]
         return None
-
-

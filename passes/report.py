@@ -1,4 +1,4 @@
-"""What every form of a plan says: its rows, totals and signatures, in words. Text, HTML and pictures print these."""
+"""What every form of a plan says: its rows, totals and signatures, in words."""
 
 from __future__ import annotations
 
@@ -141,9 +141,15 @@ def totals(plan: Plan) -> list[tuple[str, str]]:
     moving = sum(c.seconds for c in plan.collectives)
     capacity = plan.hardware.memory_bytes
     return [
-        ("collectives", f"{sum(c.count for c in plan.collectives)} per step" + (f": {', '.join(kinds)}" if kinds else "")),
+        (
+            "collectives",
+            f"{sum(c.count for c in plan.collectives)} per step" + (f": {', '.join(kinds)}" if kinds else ""),
+        ),
         ("wire", f"{bytes_text(plan.wire_bytes)} sent per device per step"),
-        ("time", f"{seconds_text(plan.seconds)} per step, estimated; {seconds_text(moving)} of it in collectives"),
+        (
+            "time",
+            f"{seconds_text(plan.seconds)} per step, estimated; {seconds_text(moving)} of it in collectives",
+        ),
         ("memory", f"{bytes_text(plan.memory_bytes)} at the peak per device, of {bytes_text(capacity)}"),
         ("plan", gap_text(plan.gap)),
     ]
@@ -176,8 +182,8 @@ def collapse(
 
     >>> from sbp.signature import parse_sbp
     >>> s, b = parse_sbp("S(0)"), parse_sbp("B")
-    >>> collapse(["p['l'][0]['w']", "p['l'][0]['b']", "p['l'][1]['w']", "p['l'][1]['b']", "x"], [s, b, s, b, s])
-    [("p['l'][*]['w']", (S(0),), 2), ("p['l'][*]['b']", (B,), 2), ('x', (S(0),), 1)]
+    >>> collapse(["p[0]['w']", "p[0]['b']", "p[1]['w']", "p[1]['b']", "x"], [s, b, s, b, s])
+    [("p[*]['w']", (S(0),), 2), ("p[*]['b']", (B,), 2), ('x', (S(0),), 1)]
     """
     whole: Counter[str] = Counter()
     for path in every or paths:
@@ -200,7 +206,11 @@ def _lines(tree: _Tree) -> Lines:
         groups.setdefault(_lines(child), []).append(key)
     n = sum(k * len(keys) for lines, keys in groups.items() for _, _, k in lines)
     complete = n == tree.whole[tree.path]
-    if complete and len({(path, nd) for lines in groups for path, nd, _ in lines}) == 1 and next(iter(groups))[0][0] == "":
+    if (
+        complete
+        and len({(path, nd) for lines in groups for path, nd, _ in lines}) == 1
+        and next(iter(groups))[0][0] == ""
+    ):
         return (("", next(iter(groups))[0][1], n),)
     whole = complete and len(groups) == 1
     return tuple(

@@ -46,11 +46,11 @@ WRITERS: Mapping[str, Callable[[Plan], str]] = {
 }
 
 
-def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
-    """Writes the plan; the suffix chooses the form.
+def check_suffix(path: str | os.PathLike[str]) -> str:
+    """The suffix of a file that a plan can be saved to.
 
     Raises:
-      ArgumentError: for a suffix that is not a key of `WRITERS`, or a picture of a plan that was loaded.
+      ArgumentError: for another suffix.
     """
     suffix = Path(path).suffix.lower()
     if suffix not in WRITERS:
@@ -61,6 +61,16 @@ def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
             f"{Path(path).stem}.html to read it, {Path(path).stem}.json to load it again",
             f"saving a plan to {os.fspath(path)!r}",
         )
+    return suffix
+
+
+def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
+    """Writes the plan; the suffix chooses the form.
+
+    Raises:
+      ArgumentError: for a suffix that is not a key of `WRITERS`, or a picture of a plan that was loaded.
+    """
+    suffix = check_suffix(path)
     if plan.physical is None and suffix in (".dot", ".svg"):
         raise _problem(
             f"a plan of {plan.name!r} that was loaded from a file",
@@ -90,7 +100,9 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
     try:
         return _plan(data)
     except (KeyError, TypeError, ValueError) as e:
-        raise _problem(f"{type(e).__name__}: {e}", legal, "a field is missing or has no legal value", fix, where) from None
+        raise _problem(
+            f"{type(e).__name__}: {e}", legal, "a field is missing or has no legal value", fix, where
+        ) from None
 
 
 def _plan(data: Mapping[str, Any]) -> Plan:
@@ -118,7 +130,12 @@ def _plan(data: Mapping[str, Any]) -> Plan:
 
 
 def _collective(c: Mapping[str, Any]) -> Collective:
-    read = {"before": parse_sbp, "after": parse_sbp, "shape": tuple, "axes": tuple}
+    read: dict[str, Callable[[Any], Any]] = {
+        "before": parse_sbp,
+        "after": parse_sbp,
+        "shape": tuple,
+        "axes": tuple,
+    }
     return Collective(**{k: read[k](v) if k in read else v for k, v in c.items()})
 
 

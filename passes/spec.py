@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from sbp.passes.boxing import Boxings
-from sbp.passes.graph import Const, Graph
-from sbp.passes.physical import Box, Physical, reads, writes
+from sbp.passes.graph import Const, Graph, Node
+from sbp.passes.physical import Border, Box, Physical, Step, Version, reads, writes
 from sbp.passes.plan.candidates import Candidates
 from sbp.passes.plan.model import Assignment, boxing_of
+from sbp.passes.wiring import ports
 from sbp.signature import NdSbp, Split
 
 
@@ -35,16 +36,29 @@ def _graph_problems(graph: Graph) -> Iterator[str]:
     for i, node in enumerate(graph.nodes):
         if node.id != i:
             yield f"node {node.op} stands at position {i} with id {node.id}"
-        for x in node.inputs:
-            if not isinstance(x, Const) and x not in made:
-                yield f"{node.op} (node {i}) uses {graph.values[x]} before it is made"
-        for v in node.outputs:
-            if v in made:
-                yield f"{node.op} (node {i}) makes {graph.values[v]} a second time"
-            made.add(v)
+    if len({n.id for n in graph.walk()}) != sum(1 for _ in graph.walk()):
+        yield "two nodes share an id"
+    yield from _order_problems(graph, graph.nodes, made)
     for x in graph.outputs:
         if not isinstance(x, Const) and x not in made:
             yield f"result {graph.values[x]} is never made"
+
+
+def _order_problems(graph: Graph, nodes: Sequence[Node], made: set[int]) -> Iterator[str]:
+    for node in nodes:
+        for x in node.inputs:
+            if not isinstance(x, Const) and x not in made:
+                yield f"{node.op} (node {node.id}) uses {graph.values[x]} before it is made"
+        for body in node.bodies:
+            inside = made | set(body.inputs)
+            yield from _order_problems(graph, body.nodes, inside)
+            for x in body.outputs:
+                if not isinstance(x, Const) and x not in inside:
+                    yield f"a body of {node.op} (node {node.id}) hands back {graph.values[x]}, which it never makes"
+        for v in node.outputs:
+            if v in made:
+                yield f"{node.op} (node {node.id}) makes {graph.values[v]} a second time"
+            made.add(v)
 
 
 def check_candidates(candidates: Candidates) -> None:
@@ -54,7 +68,10 @@ def check_candidates(candidates: Candidates) -> None:
 
 def _candidate_problems(c: Candidates) -> Iterator[str]:
     n = c.placement.ndim
-    for node, strategies in zip(c.graph.nodes, c.strategies, strict=True):
+    for node in c.graph.walk():
+        strategies = c.strategies.get(node.id, ())
+        if node.bodies:
+            continue
         if not strategies:
             yield f"{node.op} (node {node.id}) has no strategy"
         operands = [*(c.graph.operand(x) for x in node.inputs), *(c.graph.values[v] for v in node.outputs)]
@@ -74,17 +91,21 @@ def check_assignment(candidates: Candidates, assignment: Assignment, boxings: Bo
 
 
 def _assignment_problems(c: Candidates, a: Assignment, boxings: Boxings) -> Iterator[str]:
-    lies: dict[int, NdSbp] = dict(zip(c.graph.inputs, a.inputs, strict=True))
-    for node, strategy, options in zip(c.graph.nodes, a.strategies, c.strategies, strict=True):
-        if strategy not in options:
+    for node in c.graph.walk():
+        if node.bodies:
+            for nd, options in zip(a.ports[node.id], c.ports[node.id], strict=True):
+                if nd not in options:
+                    yield f"{node.op} (node {node.id}) was given a port that is not its own"
+            continue
+        strategy = a.strategies[node.id]
+        if strategy not in c.strategies[node.id]:
             yield f"{node.op} (node {node.id}) was given a strategy that is not its own"
         for x, nd in zip(node.inputs, strategy.operands, strict=True):
             if isinstance(x, Const):
                 continue
             boxing = boxing_of(boxings, c, c.graph.values[x].shape, c.graph.values[x].dtype, x)
-            if nd not in boxing.index or lies[x] not in boxing.index:
-                yield f"{c.graph.values[x]} cannot be boxed from {lies[x]} to {nd}"
-        lies.update(zip(node.outputs, strategy.results, strict=True))
+            if nd not in boxing.index:
+                yield f"{c.graph.values[x]} cannot be boxed to {nd}"
 
 
 def check_physical(physical: Physical) -> None:
@@ -94,12 +115,20 @@ def check_physical(physical: Physical) -> None:
 
 def _physical_problems(p: Physical) -> Iterator[str]:
     have = set(zip(p.graph.inputs, p.inputs, strict=True))
-    for i, step in enumerate(p.steps):
+    yield from _step_problems(p, p.steps, have)
+    for x, nd in zip(p.graph.outputs, p.outputs, strict=True):
+        if not isinstance(x, Const) and (x, nd) not in have:
+            yield f"result {p.graph.values[x]} is not there as {nd}"
+
+
+def _step_problems(p: Physical, steps: Sequence[Step], have: set[Version]) -> Iterator[str]:
+    for i, step in enumerate(steps):
         for version in reads(step):
             if version not in have:
                 what = f"box {step.move.kind}" if isinstance(step, Box) else step.node.op
                 yield f"step {i} ({what}) reads {p.graph.values[version[0]]} as {version[1]}, which nobody made"
+        if isinstance(step, Border):
+            for body in step.bodies:
+                entering = {(v, nd) for port, nd in zip(ports(step.node), step.inside, strict=True) for v in port.enters}
+                yield from _step_problems(p, body, have | entering)
         have.update(writes(step))
-    for x, nd in zip(p.graph.outputs, p.outputs, strict=True):
-        if not isinstance(x, Const) and (x, nd) not in have:
-            yield f"result {p.graph.values[x]} is not there as {nd}"

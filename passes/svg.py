@@ -1,4 +1,4 @@
-"""The drawing as SVG, by hand: a lane per phase, forward down and backward up, collectives where they happen."""
+"""The drawing as SVG: a lane per phase, forward down and backward up, collectives where they happen."""
 
 from __future__ import annotations
 
@@ -54,6 +54,13 @@ def _text(x: float, y: float, text: str, size: float, **attributes: str) -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size:g}"{more}>{escape(text)}</text>'
 
 
+def _rect(s: Spot, radius: float, fill: str, stroke: str = "none", line: float = 1.0) -> str:
+    return (
+        f'<rect x="{s.x:.1f}" y="{s.y:.1f}" width="{s.width:.1f}" height="{s.height:.1f}" rx="{radius:g}" '
+        f'fill="{fill}" stroke="{stroke}" stroke-width="{line:g}"/>'
+    )
+
+
 def _heading(plan: Plan, graph: nx.DiGraph) -> list[str]:
     """What it is, its figures, and what the colours mean."""
     figures = (
@@ -69,7 +76,7 @@ def _heading(plan: Plan, graph: nx.DiGraph) -> list[str]:
     for kind, (count, wire) in kinds_of(graph).items():
         fill, border = COLOURS[kind]
         label = f"{count} {kind_text(kind)}, {bytes_text(wire)}"
-        out.append(f'<rect x="{x:.1f}" y="76" width="16" height="12" rx="4" fill="{fill}" stroke="{border}" stroke-width="1.4"/>')
+        out.append(_rect(Spot(x, 76, 16, 12), 4, fill, border, 1.4))
         out.append(_text(x + 22, 86.5, label, 11.5, fill=INK))
         x += 22 + 6.3 * len(label) + 22
     return out
@@ -79,10 +86,10 @@ def _lanes(layout: Layout) -> list[str]:
     """A pale ground and a name for each phase."""
     out = []
     for name, s in layout.lanes:
+        out.append(_rect(s, 10, GROUND))
         out.append(
-            f'<rect x="{s.x:.1f}" y="{s.y:.1f}" width="{s.width:.1f}" height="{s.height:.1f}" rx="10" fill="{GROUND}"/>'
+            _text(s.x + s.width / 2, s.y + 21, name, 12, text_anchor="middle", fill=SOFT, font_weight="600")
         )
-        out.append(_text(s.x + s.width / 2, s.y + 21, name, 12, text_anchor="middle", fill=SOFT, font_weight="600"))
     return out
 
 
@@ -94,10 +101,7 @@ def _nodes(graph: nx.DiGraph, layout: Layout) -> list[str]:
         heavy = d["kind"] not in ("ops", "argument", "result")
         title = d.get("title") or (f"{d['count']} ops" if "count" in d else "")
         out.append("<g>" + (f"<title>{escape(title)}</title>" if title else ""))
-        out.append(
-            f'<rect x="{s.x:.1f}" y="{s.y:.1f}" width="{s.width:.1f}" height="{s.height:.1f}" '
-            f'rx="{11 if heavy else 5}" fill="{fill}" stroke="{border}" stroke-width="{1.6 if heavy else 1}"/>'
-        )
+        out.append(_rect(s, 11 if heavy else 5, fill, border, 1.6 if heavy else 1.0))
         out += _label(d, s)
         out.append("</g>")
     return out
@@ -110,7 +114,9 @@ def _label(d: dict[str, Any], s: Spot) -> list[str]:
         y += 12
         out.append(_text(s.x + 10, y, fitted(d["head"], s.width - 16, 6.6), 12, font_weight="600", fill=INK))
         if d.get("note"):
-            out.append(_text(s.x + s.width - 10, y, d["note"], 12, text_anchor="end", font_weight="600", fill=INK))
+            out.append(
+                _text(s.x + s.width - 10, y, d["note"], 12, text_anchor="end", font_weight="600", fill=INK)
+            )
         y += 2
     for line in d["body"]:
         y += 12
@@ -137,7 +143,9 @@ def _edges(graph: nx.DiGraph, layout: Layout) -> list[str]:
     for a, b, d in graph.edges(data=True):
         route = layout.routes[a, b]
         wire = max(graph.nodes[n].get("wire_bytes", 0.0) for n in (a, b))
-        colour = next((COLOURS[graph.nodes[n]["kind"]][1] for n in (a, b) if "wire_bytes" in graph.nodes[n]), LINE)
+        colour = next(
+            (COLOURS[graph.nodes[n]["kind"]][1] for n in (a, b) if "wire_bytes" in graph.nodes[n]), LINE
+        )
         width = 1.1 if not wire else 1.6
         title = f"<title>{escape(d['title'])}</title>" if d["title"] else ""
         faint = ' opacity="0.55"' if route.faint else ""
@@ -153,7 +161,7 @@ def _edges(graph: nx.DiGraph, layout: Layout) -> list[str]:
 def _word(x: float, y: float, text: str) -> list[str]:
     """The words of an edge, on a ground that hides the line below."""
     width = 4.9 * len(text)
-    ground = f'<rect x="{x - width / 2:.1f}" y="{y - 9:.1f}" width="{width:.1f}" height="12" fill="{GROUND}"/>'
+    ground = _rect(Spot(x - width / 2, y - 9, width, 12), 0, GROUND)
     return [ground, _text(x, y, text, 9, text_anchor="middle", fill=SOFT)]
 
 

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from sbp import compat
-from sbp.passes.graph import Const, Graph, Node, Operand, Source, Value
+from sbp.passes.graph import Body, Const, Graph, Node, Operand, Source, Value, numbered
 
 # Call-like primitives and the parameter that holds their body.
 CALLS = {
@@ -25,6 +25,8 @@ CALLS = {
     "checkpoint": "jaxpr",
 }
 REMAT = ("remat2", "checkpoint")
+# Control flow keeps its bodies: primitive -> the parameters that hold them.
+CONTROL = {"scan": ("jaxpr",), "while": ("cond_jaxpr", "body_jaxpr"), "cond": ("branches",)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +116,23 @@ class _Builder:
         name = eqn.primitive.name
         if name == "optimization_barrier":
             return self.barrier(inputs, source)
+        bodies = tuple(self.body(j, source) for key in CONTROL.get(name, ()) for j in _listed(eqn.params[key]))
         outs = tuple(self.value(v.aval, name) for v in eqn.outvars)
-        self.nodes.append(Node(len(self.nodes), eqn.primitive, tuple(inputs), outs, eqn.params, source))
+        self.nodes.append(Node(len(self.nodes), eqn.primitive, tuple(inputs), outs, eqn.params, source, bodies=bodies))
         return list(outs)
+
+    def body(self, inner: Any, at: Source) -> Body:
+        """The graph of a loop's body or of a branch."""
+        jaxpr, consts = compat.sub_jaxpr({"jaxpr": inner}, "jaxpr")
+        outside, self.nodes = self.nodes, []
+        inputs = tuple(self.value(v.aval, "carried") for v in jaxpr.invars)
+        outputs = self.inline(jaxpr, consts, inputs, at)
+        nodes, self.nodes = self.nodes, outside
+        return Body(inputs, tuple(nodes), tuple(outputs))
+
+
+def _listed(x: Any) -> Sequence[Any]:
+    return x if isinstance(x, tuple | list) else (x,)
 
 
 def _source(eqn: Any, at: Source) -> Source:
@@ -190,23 +206,29 @@ def prune(graph: Graph) -> Graph:
 def clone_sources(graph: Graph) -> Graph:
     """Gives every user its own copy of a tensor that is made from scalars (zeros, iota): each may lie its own way."""
     values = list(graph.values)
+    nodes = _cloned(graph.nodes, graph.outputs, values)
+    return replace(graph, values=tuple(values), nodes=numbered(nodes))
+
+
+def _cloned(nodes: Sequence[Node], results: Sequence[Operand], values: list[Value]) -> list[Node]:
+    """The ops of one graph or body with cloned sources; new values are appended to `values`."""
+    outputs = {x for x in results if not isinstance(x, Const)}
     sources = {
         node.outputs[0]: node
-        for node in graph.nodes
-        if len(node.outputs) == 1 and all(isinstance(x, Const) for x in node.inputs)
+        for node in nodes
+        if len(node.outputs) == 1 and not node.bodies and all(isinstance(x, Const) for x in node.inputs)
     }
-    outputs = {x for x in graph.outputs if not isinstance(x, Const)}
-    nodes: list[Node] = []
-    for node in graph.nodes:
-        if node.outputs[0] in sources and node.outputs[0] not in outputs:
+    out: list[Node] = []
+    for node in nodes:
+        if node.outputs and node.outputs[0] in sources and node.outputs[0] not in outputs:
             continue
         inputs: list[Operand] = []
         for x in node.inputs:
             if not isinstance(x, Const) and x in sources and x not in outputs:
                 values.append(replace(values[x], id=len(values)))
-                nodes.append(replace(sources[x], outputs=(len(values) - 1,)))
+                out.append(replace(sources[x], outputs=(len(values) - 1,)))
                 x = len(values) - 1
             inputs.append(x)
-        nodes.append(replace(node, inputs=tuple(inputs)))
-    numbered = tuple(replace(n, id=i) for i, n in enumerate(nodes))
-    return replace(graph, values=tuple(values), nodes=numbered)
+        bodies = tuple(replace(b, nodes=tuple(_cloned(b.nodes, b.outputs, values))) for b in node.bodies)
+        out.append(replace(node, inputs=tuple(inputs), bodies=bodies))
+    return out

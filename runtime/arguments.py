@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -13,69 +14,161 @@ from sbp.placement import Placement
 from sbp.resolve import is_leaf, resolve
 from sbp.signature import NdSbp
 
+Abstract: TypeAlias = tuple[tuple[int, ...], Any, bool]
+"""Shape, dtype and weakness of a leaf: what a compiled program depends on."""
 
-def abstract(leaf: Any) -> Any:
+WIDE = {np.dtype(np.int64): np.int32, np.dtype(np.uint64): np.uint32}
+NOT_TAKEN = object()  # stands for a leaf that cannot be taken, where the others are still checked
+
+
+def abstract(leaf: Any) -> Abstract:
     """The shape, dtype and weakness of a leaf, as JAX would trace it.
 
     Raises:
       TypeError: if JAX cannot take it.
+
+    >>> abstract(np.ones((2, 3)))
+    ((2, 3), dtype('float32'), False)
     """
+    if isinstance(leaf, jax.Array):
+        aval = leaf.aval
+        return leaf.shape, leaf.dtype, bool(aval.weak_type)  # type: ignore[attr-defined]
     if isinstance(leaf, jax.ShapeDtypeStruct):
-        return leaf
-    if isinstance(leaf, bool | int | float | complex):
-        aval = jax.typeof(leaf)
-        return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=True)
-    if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
-        raise TypeError(f"{type(leaf).__name__} is not an array")
-    dtype = leaf.dtype
-    if not jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
-        dtype = jax.dtypes.canonicalize_dtype(dtype)
-    return jax.ShapeDtypeStruct(leaf.shape, dtype, weak_type=bool(getattr(leaf, "weak_type", False)))
+        extended = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended)
+        dtype = leaf.dtype if extended else jax.dtypes.canonicalize_dtype(leaf.dtype)
+        return tuple(leaf.shape), dtype, bool(leaf.weak_type)
+    aval = jax.typeof(leaf)
+    return tuple(aval.shape), jax.dtypes.canonicalize_dtype(aval.dtype), bool(aval.weak_type)
 
 
-def check_leaves(leaves: Sequence[Any], paths: Sequence[str]) -> Iterator[Problem]:
-    """What keeps the leaves of a call from being taken."""
-    for leaf, path in zip(leaves, paths, strict=True):
-        try:
-            abstract(leaf)
-        except TypeError as e:
-            yield Problem(
-                "argument",
-                path,
-                f"{leaf!r:.60}",
-                "arrays, numbers, and pytrees of them",
-                f"JAX cannot trace it: {e}",
-                "make it a static argument (static_argnums), or leave it out",
-            )
+def struct(a: Abstract) -> jax.ShapeDtypeStruct:
+    """The same as JAX's own description."""
+    return jax.ShapeDtypeStruct(a[0], a[1], weak_type=a[2])
+
+
+def check_leaf(leaf: Any, path: Callable[[], str], concrete: bool) -> Problem | None:
+    """What keeps a leaf of a call from being taken.
+
+    Arguments:
+      path: its name, asked for only if there is a problem.
+      concrete: whether the program is to run, so that values are needed.
+    """
+    if isinstance(leaf, jax.core.Tracer):
+        return Problem(
+            "argument",
+            path(),
+            f"a value that is being traced, {leaf.aval}",
+            "arrays",
+            "a Program is the outermost thing: it cannot be called inside jit, grad, vmap or another program",
+            "compile the outer function, with this one's function inside: sbp.compile(jax.grad(fn), ...)",
+        )
+    if isinstance(leaf, jax.Array):
+        return _deleted(leaf, path()) if leaf.is_deleted() else None
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return _no_value(leaf, path()) if concrete else None
+    if isinstance(leaf, int) and not isinstance(leaf, bool):
+        leaf_array = np.asarray(leaf)
+        return _too_wide(leaf_array, path) if leaf_array.dtype != object else _no_array(leaf, path(), "too large")
+    try:
+        jax.typeof(leaf)
+    except (TypeError, OverflowError) as e:
+        return _no_array(leaf, path(), str(e).splitlines()[0])
+    return _too_wide(leaf, path) if isinstance(leaf, np.ndarray | np.generic) else None
+
+
+def _no_array(leaf: Any, path: str, why: str) -> Problem:
+    return Problem(
+        "argument",
+        path,
+        f"{leaf!r:.60}",
+        "arrays, numbers, and pytrees of them",
+        f"JAX cannot take it: {why}",
+        "make it a static argument (static_argnums), or leave it out",
+    )
+
+
+def _no_value(leaf: jax.ShapeDtypeStruct, path: str) -> Problem:
+    return Problem(
+        "argument",
+        path,
+        f"ShapeDtypeStruct {leaf.dtype}{list(leaf.shape)}",
+        "an array",
+        "a shape has no values to run with",
+        "Program.plan(...) and Program.lower(...) take shapes",
+    )
+
+
+def _deleted(leaf: jax.Array, path: str) -> Problem:
+    return Problem(
+        "donation",
+        path,
+        f"{leaf.dtype}{list(leaf.shape)}, whose memory is gone: it was donated to an earlier call, or deleted",
+        "an array that still exists",
+        "donate_argnums gives the memory of an argument to the results",
+        "use what that call returned: params, ... = step(params, ...); or leave donate_argnums out",
+    )
+
+
+def _too_wide(leaf: Any, path: Callable[[], str]) -> Problem | None:
+    """64-bit integers that JAX would silently cut to 32 bits."""
+    if leaf.dtype not in WIDE or jax.config.read("jax_enable_x64") or not leaf.size:
+        return None
+    narrow = np.iinfo(WIDE[leaf.dtype])
+    low, high = leaf.min(), leaf.max()
+    if low >= narrow.min and high <= narrow.max:
+        return None
+    return Problem(
+        "argument",
+        path(),
+        f"{leaf.dtype}{list(np.shape(leaf))} with values {low}..{high}",
+        f"values in {narrow.min}..{narrow.max}, or JAX with 64-bit types",
+        "with 64-bit types off, JAX would cut these integers to 32 bits without a word",
+        "jax.config.update('jax_enable_x64', True), or map the values to a smaller range first",
+    )
+
+
+def check_donated(leaves: Sequence[Any], donate: Sequence[int], paths: Callable[[int], str]) -> Iterator[Problem]:
+    """Arrays that are donated and used a second time in the same call."""
+    first: dict[int, int] = {}
+    given = set(donate)
+    for i, x in enumerate(leaves):
+        if not isinstance(x, jax.Array):
             continue
-        if isinstance(leaf, jax.Array) and leaf.is_deleted():
+        j = first.setdefault(id(x), i)
+        if j != i and (i in given or j in given):
             yield Problem(
                 "donation",
-                path,
-                f"an array of shape {list(leaf.shape)} whose buffer was donated to an earlier call",
-                "an array that still exists",
-                "donate_argnums gave its memory to the results of that call",
-                "use the returned value instead: params, ... = step(params, ...)",
+                f"{paths(i)}: {x.dtype}{list(x.shape)}",
+                f"the same array as {paths(j)}",
+                "an array of its own",
+                "one of the two is donated, and its memory can be given away only once",
+                "donate neither, or pass a copy: jnp.array(x, copy=True)",
             )
-        elif isinstance(leaf, np.ndarray | np.generic):
-            yield from _check_width(leaf, path)
 
 
-def _check_width(leaf: Any, path: str) -> Iterator[Problem]:
-    """64-bit integers that JAX would silently cut to 32 bits."""
-    if leaf.dtype not in (np.int64, np.uint64) or jax.config.read("jax_enable_x64") or not leaf.size:
-        return
-    narrow = np.iinfo(np.int32 if leaf.dtype == np.int64 else np.uint32)
-    low, high = leaf.min(), leaf.max()
-    if low < narrow.min or high > narrow.max:
-        yield Problem(
+def positions(argnums: int | Sequence[int], fn: Callable[..., Any], name: str) -> tuple[tuple[int, ...], list[Problem]]:
+    """Positions of arguments as given, and what is wrong with them; negative ones count from the end of a call."""
+    nums = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+    try:
+        parameters = inspect.signature(fn).parameters.values()
+    except (TypeError, ValueError):
+        return nums, []
+    kinds = [p.kind for p in parameters]
+    n = sum(k in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD) for k in kinds)
+    if inspect.Parameter.VAR_POSITIONAL in kinds:
+        return nums, []
+    return nums, [
+        Problem(
             "argument",
-            path,
-            f"{leaf.dtype}{list(np.shape(leaf))} with values {low}..{high}",
-            f"values in {narrow.min}..{narrow.max}, or JAX with 64-bit types",
-            "with 64-bit types off, JAX would cut these integers to 32 bits without a word",
-            "jax.config.update('jax_enable_x64', True), or map the values to a smaller range first",
+            f"compile(..., {name}={argnums!r})",
+            f"position {i}",
+            f"{-n}..{n - 1}" if n else "none",
+            f"{getattr(fn, '__name__', 'the function')} takes {n} positional argument{'s' * (n != 1)}",
+            "count positions from 0",
         )
+        for i in nums
+        if not -n <= i < n
+    ]
 
 
 def resolve_inputs(
@@ -84,58 +177,46 @@ def resolve_inputs(
     """One signature per argument leaf; keyword arguments are AUTO."""
     n_kwargs = len(jax.tree.leaves(kwargs))
     positional = paths[: len(paths) - n_kwargs]
-    prefix = in_sbp if is_leaf(in_sbp) else tuple(in_sbp) if isinstance(in_sbp, list | tuple) else in_sbp
-    if isinstance(prefix, tuple) and not is_leaf(prefix) and len(prefix) != len(args):
+    if type(in_sbp) in (list, tuple) and not is_leaf(in_sbp) and len(in_sbp) != len(args):
+        by_keyword = "; those given by keyword are AUTO" if kwargs else ""
         problem = Problem(
             "signature",
             "in_sbp",
-            f"{len(prefix)} entries",
+            f"{len(in_sbp)} entr{'y' if len(in_sbp) == 1 else 'ies'}",
             f"{len(args)}: one per positional argument that is not static",
-            f"the call has {len(args)} such arguments",
+            f"the call has {len(args)} such argument{'s' * (len(args) != 1)}{by_keyword}",
             "sbp.AUTO (or None) for an argument leaves it open",
         )
         return [None] * len(paths), [problem]
-    sbps, problems = resolve(prefix, tuple(args), positional, placement, "in_sbp")
+    sbps, problems = resolve(in_sbp, tuple(args), positional, placement, "in_sbp")
     return [*sbps, *[None] * n_kwargs], problems
-
-
-def resolve_outputs(
-    out_sbp: Any, tree: Any, paths: Sequence[str], placement: Placement
-) -> tuple[list[NdSbp | None], list[Problem]]:
-    """One signature per result leaf."""
-    prefix = out_sbp
-    if isinstance(out_sbp, list) and not is_leaf(out_sbp) and isinstance(tree, tuple):
-        prefix = tuple(out_sbp)
-    return resolve(prefix, tree, paths, placement, "out_sbp")
 
 
 def ties(args: Sequence[Any], out: Any, out_sbp: Sequence[NdSbp | None]) -> tuple[int | None, ...]:
     """For each result leaf, the argument leaf that it comes back as.
 
     A result (or an element of a result tuple) whose tree, shapes and dtypes equal those of an argument is that
-    argument's next value, unless its signature was given. Each argument is taken once, in order.
+    argument's next value; a leaf whose signature was given is not tied. Each argument is taken once, in order.
     """
     results = list(out) if isinstance(out, tuple | list) and not hasattr(out, "_fields") else [out]
-    start, spans = 0, []
+    start, free = 0, []
     for arg in args:
         n = len(jax.tree.leaves(arg))
-        spans.append((_kind(arg), start, n))
+        free.append((_kind(arg), start))
         start += n
     tied: list[int | None] = []
-    free = list(spans)
     for result in results:
         kind, n = _kind(result), len(jax.tree.leaves(result))
-        open_ = all(s is None for s in out_sbp[len(tied) : len(tied) + n])
-        match = next((s for s in free if s[0] == kind), None) if open_ and n else None
-        if match is not None:
-            free.remove(match)
-        tied += [None] * n if match is None else range(match[1], match[1] + n)
+        given = out_sbp[len(tied) : len(tied) + n]
+        match = next((f for f in free if f[0] == kind), None) if None in given else None
+        if match is None:
+            tied += [None] * n
+            continue
+        free.remove(match)
+        tied += [match[1] + k if nd is None else None for k, nd in enumerate(given)]
     return tuple(tied)
 
 
 def _kind(tree: Any) -> Any:
     leaves, treedef = jax.tree.flatten(tree)
     return treedef, tuple((tuple(x.shape), x.dtype) for x in leaves)
-
-
-

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sysconfig
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -68,6 +68,14 @@ def sub_jaxpr(params: dict[str, Any], key: str) -> tuple[Any, Sequence[Any]]:
     """The jaxpr that a call-like equation holds under `key`, and its constants."""
     inner = params[key]
     return getattr(inner, "jaxpr", inner), tuple(getattr(inner, "consts", ()))
+
+
+def scan_counts(params: Mapping[str, Any], n_operands: int) -> tuple[int, int]:
+    """How many operands of a scan are constants, and how many are carried; the rest are scanned."""
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    consts, carry, _ = params["ft_in"].update(range(n_operands)).unpack()  # jax 0.12
+    return len(list(consts)), len(list(carry))
 
 
 def bind(primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> list[Any]:

@@ -81,8 +81,9 @@ CATALOGUE: dict[str, Hardware] = {
     "b200": Hardware(
         "b200", ((1, 4500e12), (2, 2250e12), (4, 80e12), (8, 40e12)), 80e12, 8.0e12, 180e9, (_NVLINK5, _NDR)
     ),
-    # Forced host devices on two cores. Latency is what benchmarks/cpu_links.py measures (a rendezvous of threads);
-    # the link is set below what it measures, so that plans prefer few bytes on the wire, as on a real network.
+    # Forced host devices on two cores. Latency is what benchmarks/cpu_links.py measures (a rendezvous of
+    # threads); the link is set below what it measures, so that plans prefer few bytes on the wire, as on a
+    # real network.
     "cpu": Hardware("cpu", ((8, 25e9),), 2e9, 4e9, 4e9, (Link(_ANY, 0.5e9, 100e-6),), 1.0),
 }
 PLATFORMS = {

@@ -1,4 +1,4 @@
-"""Signatures of arguments and results: pytree prefixes, PartitionSpecs and NamedShardings -> N-D signatures."""
+"""Signatures of arguments and results: pytree prefixes, PartitionSpecs, NamedShardings -> N-D signatures."""
 
 from __future__ import annotations
 
@@ -6,73 +6,134 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
+from jax.tree_util import keystr, tree_flatten_with_path
 
 from sbp.compat import is_key
 from sbp.errors import Problem
 from sbp.placement import Placement
-from sbp.signature import AUTO, B, NdSbp, Partial, Signature, Split, format_sbp, has_partial, is_signature, normalise
+from sbp.signature import (
+    AUTO,
+    B,
+    NdSbp,
+    Partial,
+    Signature,
+    Split,
+    format_sbp,
+    has_partial,
+    is_signature,
+    normalise,
+)
 
 
 def is_leaf(x: Any) -> bool:
-    """Whether part of a signature tree is one tensor's signature."""
+    """Whether part of a signature tree is one tensor's signature; a named tuple is a container.
+
+    >>> is_leaf([Split(0), B]), is_leaf([[Split(0), B]]), is_leaf(())
+    (True, False, False)
+    """
     if x is None or x is AUTO or is_signature(x) or isinstance(x, PartitionSpec | NamedSharding):
         return True
-    return isinstance(x, list | tuple) and len(x) > 0 and all(map(is_signature, x))
+    plain = isinstance(x, list | tuple) and not hasattr(x, "_fields")
+    return plain and len(x) > 0 and all(map(is_signature, x))
 
 
 def resolve(
     prefix: Any, tree: Any, paths: Sequence[str], placement: Placement, name: str
 ) -> tuple[list[NdSbp | None], list[Problem]]:
-    """One signature (None: AUTO) per leaf of `tree`, and what is wrong with them.
+    """One signature (None: AUTO) per leaf of `tree`, and everything that is wrong with them.
 
     Arguments:
       prefix: a pytree prefix of signatures.
-      tree: arrays or `ShapeDtypeStruct`s.
+      tree: arrays or `ShapeDtypeStruct`s; a leaf without a shape cannot be taken, and is not checked.
       paths: a name per leaf.
       name: the argument that is resolved, "in_sbp" or "out_sbp".
     """
-    leaves, treedef = jax.tree.flatten(tree)
-    try:
-        given: list[Any] = []
-        jax.tree.map(
-            lambda s, sub: given.extend([s] * len(jax.tree.leaves(sub))), prefix, tree, is_leaf=is_leaf
-        )
-    except ValueError as e:
-        return [None] * len(leaves), [_not_a_prefix(prefix, treedef, name, str(e))]
+    given: list[Any] = []
+    problems = list(_spread(prefix, tree, name, given))
     out: list[NdSbp | None] = []
-    problems: list[Problem] = []
-    for s, leaf, path in zip(given, leaves, paths, strict=True):
-        where = f"{path}: {leaf.dtype}{list(leaf.shape)}, {name}"
-        if not is_leaf(s):
-            problems.append(_not_a_signature(s, where))
+    for s, leaf, path in zip(given, jax.tree.leaves(tree), paths, strict=True):
+        if not hasattr(leaf, "shape"):
             out.append(None)
             continue
+        where = f"{path}: {leaf.dtype}{list(leaf.shape)}, {name}"
         nd, found = _one(s, leaf, where, placement)
         out.append(nd)
         problems.extend(found)
     return out, problems
 
 
-def _not_a_prefix(prefix: Any, treedef: Any, name: str, why: str) -> Problem:
+def _spread(prefix: Any, tree: Any, where: str, out: list[Any]) -> Iterator[Problem]:
+    """Gives every leaf of `tree` its part of `prefix`; where the two part ways, a problem, and AUTO below."""
+    n_leaves = jax.tree.structure(tree).num_leaves
+    if is_leaf(prefix):
+        out.extend([prefix] * n_leaves)
+        return
+    ours, theirs = _children(prefix), _children(tree)
+    if ours is None:
+        out.extend([AUTO] * n_leaves)
+        yield _not_a_signature(prefix, where)
+    elif theirs is None or not _alike(prefix, tree, ours, theirs):
+        out.extend([AUTO] * n_leaves)
+        yield _not_a_prefix(prefix, tree, where)
+    else:
+        for (key, part), (_, sub) in zip(ours, theirs, strict=True):
+            yield from _spread(part, sub, f"{where}{keystr((key,))}", out)
+
+
+def _children(x: Any) -> list[tuple[Any, Any]] | None:
+    """(key, child) of each child of a container; None if `x` is none."""
+    found = tree_flatten_with_path(x, is_leaf=lambda y: y is not x)[0]
+    return None if found and not found[0][0] else [(path[0], child) for path, child in found]
+
+
+def _alike(prefix: Any, tree: Any, ours: Sequence[Any], theirs: Sequence[Any]) -> bool:
+    """Whether two containers have the same children; a list may stand for a tuple."""
+    plain = (list, tuple)
+    if type(prefix) in plain and type(tree) in plain:
+        return len(ours) == len(theirs)
+    one = [jax.tree.structure(x, is_leaf=lambda y, x=x: y is not x) for x in (prefix, tree)]
+    return bool(one[0] == one[1])
+
+
+def _describe(x: Any) -> str:
+    """A container in a few words."""
+    children = _children(x)
+    if not children:
+        return repr(x)
+    if isinstance(x, dict):
+        return f"a {type(x).__name__} with keys {', '.join(repr(k) for k in x)}"
+    return f"a {type(x).__name__} of {len(children)}"
+
+
+def _not_a_prefix(prefix: Any, tree: Any, where: str) -> Problem:
+    why = "signatures are a pytree prefix: containers must match, and one signature stands for a subtree"
+    if isinstance(prefix, dict) and isinstance(tree, dict):
+        odd = [f"{k!r} is not there" for k in prefix if k not in tree]
+        odd += [f"{k!r} has no entry" for k in tree if k not in prefix]
+        why = ", ".join(odd) or why
     return Problem(
         "signature",
-        f"{name}",
-        f"{prefix!r}",
-        f"a pytree prefix of {treedef}",
-        why.splitlines()[0],
-        "give a signature per argument, or AUTO for a whole subtree",
+        where,
+        _describe(prefix),
+        f"{_describe(tree)}, or one signature for all of it" if _children(tree) else "one signature: it is one tensor",
+        why,
+        "sbp.AUTO (or None) where the compiler may choose",
     )
 
 
 def _not_a_signature(s: Any, where: str) -> Problem:
+    kind = type(s).__name__
+    fix = "sbp.AUTO lets the compiler choose"
+    if isinstance(s, Sharding):
+        fix = f"a {kind} names no axes of the placement: jax.sharding.NamedSharding(placement.mesh, spec)"
     return Problem(
         "signature",
         where,
         repr(s),
         "[S(0), B], a PartitionSpec, a NamedSharding, sbp.AUTO or None",
-        f"a {type(s).__name__} is none of them",
-        "sbp.AUTO lets the compiler choose",
+        f"a {kind} is none of them",
+        fix,
     )
 
 
@@ -86,7 +147,7 @@ def _one(s: Any, leaf: Any, where: str, placement: Placement) -> tuple[NdSbp | N
             return None, [problem]
         s = s.spec
     if isinstance(s, PartitionSpec):
-        return from_partition_spec(s, where, placement)
+        return from_partition_spec(s, leaf.shape, where, placement)
     nd: Sequence[Signature] = (s,) if is_signature(s) else tuple(s)
     problems = list(check_fit(nd, leaf.shape, leaf.dtype, where, placement))
     if has_partial(nd):
@@ -145,47 +206,66 @@ def check_fit(
             )
 
 
-def from_partition_spec(spec: PartitionSpec, where: str, placement: Placement) -> tuple[NdSbp | None, list[Problem]]:
-    """The signature that a PartitionSpec means on a placement."""
+def from_partition_spec(
+    spec: PartitionSpec, shape: Sequence[int], where: str, placement: Placement
+) -> tuple[NdSbp | None, list[Problem]]:
+    """The signature that a PartitionSpec means for a tensor on a placement, and what is wrong with it."""
+
+    def problem(legal: str, why: str, fix: str) -> Problem:
+        return Problem("signature", where, str(spec), legal, why, fix)
+
     out: list[Signature] = [B] * placement.ndim
     problems: list[Problem] = []
+    used: list[str] = []
+    if len(spec) > len(shape):
+        problems.append(
+            problem(
+                f"at most {len(shape)} entries: one per dim",
+                f"the spec has {len(spec)} entries for a tensor of {len(shape)} dims",
+                "leave the others out",
+            )
+        )
     for dim, entry in enumerate(spec):
-        names = (entry,) if isinstance(entry, str) else tuple(entry or ())
-        unknown = [n for n in names if n not in placement.axes]
-        if unknown:
+        if entry is PartitionSpec.UNCONSTRAINED:
             problems.append(
-                Problem(
-                    "signature",
-                    where,
-                    str(spec),
-                    f"axes {', '.join(placement.axes)}",
-                    f"{unknown[0]!r} is not an axis of {placement}",
-                    "use the placement's axis names",
+                problem(
+                    "axis names, tuples of them, or None",
+                    "a signature is fixed for the whole tensor or chosen for the whole tensor",
+                    "sbp.AUTO for this tensor",
                 )
             )
             continue
-        order = [placement.axes.index(n) for n in names]
+        names = (entry,) if isinstance(entry, str) else tuple(entry or ())
+        for name in names:
+            if name not in placement.axes:
+                why, fix = f"{name!r} is not an axis of {placement}", "use the placement's axis names"
+            elif name in used:
+                why, fix = f"{name!r} stands there twice", "an axis splits one dim"
+            else:
+                out[placement.axes.index(name)] = Split(dim)
+                used.append(name)
+                continue
+            problems.append(problem(f"axes {', '.join(placement.axes)}, each once", why, fix))
+        order = [placement.axes.index(n) for n in names if n in placement.axes]
         if order != sorted(order):
             problems.append(
-                Problem(
-                    "signature",
-                    where,
-                    str(spec),
+                problem(
                     f"dim {dim} split by {tuple(sorted(names, key=placement.axes.index))}",
                     "a signature splits outer axis first; this spec names an inner axis before an outer one",
                     "exchange the names, or make a placement with the axes in that order",
                 )
             )
-        for axis in order:
-            out[axis] = Split(dim)
     return (None if problems else tuple(out)), problems
 
 
 def _foreign_mesh(sharding: NamedSharding, where: str, placement: Placement) -> Problem | None:
-    """The problem with a NamedSharding of other devices than the placement's."""
+    """The problem with a NamedSharding of other devices than the placement's; an abstract mesh has none."""
     mesh = sharding.mesh
-    same_axes = tuple(mesh.axis_names) == placement.axes and tuple(mesh.devices.shape) == placement.shape
-    if same_axes and mesh.devices.tolist() == placement.mesh.devices.tolist():
+    same = tuple(mesh.axis_names) == placement.axes and tuple(mesh.axis_sizes) == placement.shape
+    if same and isinstance(mesh, Mesh):
+        there = Placement.from_mesh(mesh)
+        same = (there.platform, there.ranks) == (placement.platform, placement.ranks)
+    if same:
         return None
     return Problem(
         "signature",
@@ -193,7 +273,7 @@ def _foreign_mesh(sharding: NamedSharding, where: str, placement: Placement) -> 
         str(sharding),
         f"a sharding on {placement}",
         "the sharding's mesh has other axes, or other devices, or another order",
-        "sbp.compile(fn, Placement.from_mesh(mesh), ...)",
+        "sbp.compile(fn, sbp.Placement.from_mesh(mesh), ...)",
     )
 
 

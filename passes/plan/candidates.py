@@ -7,10 +7,13 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from sbp import compat
 from sbp.annotation import Pin
 from sbp.layout import is_even, split_shape
-from sbp.passes.graph import Const, Graph, Node
+from sbp.passes.graph import Const, Graph, Node, Operand
+from sbp.passes.wiring import Port, ports
 from sbp.placement import Placement
 from sbp.rules import Op, Row, Rule, lookup
 from sbp.rules.registry import valid_rows
@@ -18,6 +21,7 @@ from sbp.signature import B, NdSbp, P, Partial, Signature, Split
 
 Partials = frozenset[str]
 NONE: Partials = frozenset()
+SUM: Partials = frozenset(["sum"])
 # Parameters that hold functions: rules do not look at them, and they would spoil the memo.
 _OPAQUE = ("jaxpr", "update_jaxpr", "branches", "call_jaxpr", "cond_jaxpr", "body_jaxpr", "sharding", "out_sharding")
 
@@ -46,14 +50,16 @@ class Candidates:
       graph, placement: what is planned and where.
       partials: per value, the reductions that it can naturally wait for.
       dims: per value, the dims that may be split.
-      strategies: per node.
+      strategies: per node id; a control-flow op has none of its own.
+      ports: per id of a control-flow op, the signatures of each of its ports.
     """
 
     graph: Graph
     placement: Placement
     partials: Mapping[int, Partials]
     dims: Mapping[int, tuple[int, ...]]
-    strategies: tuple[tuple[Strategy, ...], ...]
+    strategies: Mapping[int, tuple[Strategy, ...]]
+    ports: Mapping[int, tuple[tuple[NdSbp, ...], ...]]
 
 
 @dataclass(frozen=True)
@@ -76,23 +82,97 @@ def enumerate_candidates(graph: Graph, placement: Placement, pinned_inputs: Mapp
     Arguments:
       pinned_inputs: signatures of values that are arguments with a given signature.
     """
-    memo = _Memo()
-    partials: dict[int, Partials] = dict.fromkeys(graph.inputs, NONE)
-    strategies = []
-    for node in graph.nodes:
-        ops = tuple(partials[x] if not isinstance(x, Const) else NONE for x in node.inputs)
-        key = _key(graph, node, ops)
+    found = _Enumeration(graph, placement.shape)
+    found.partials.update(dict.fromkeys(graph.inputs, NONE))
+    found.visit(graph.nodes)
+    dims = _dims(graph, pinned_inputs)
+    borders = {n.id: tuple(port_signatures(p, graph, dims, found.partials, placement) for p in ports(n)) for n in graph.walk() if n.bodies}
+    return Candidates(graph, placement, found.partials, dims, found.strategies, borders)
+
+
+@dataclass
+class _Enumeration:
+    """Walks the graph once, bodies included, and collects strategies and reachable partials."""
+
+    graph: Graph
+    hierarchy: tuple[int, ...]
+    memo: _Memo = field(default_factory=_Memo)
+    partials: dict[int, Partials] = field(default_factory=dict)
+    strategies: dict[int, tuple[Strategy, ...]] = field(default_factory=dict)
+
+    def of(self, x: Operand) -> Partials:
+        """The reductions that an operand can wait for. Zero is a sum of zeros, wherever it is."""
+        if isinstance(x, Const):
+            return SUM if np.all(np.asarray(x.value) == 0) else NONE
+        return self.partials[x]
+
+    def visit(self, nodes: Sequence[Node]) -> None:
+        for node in nodes:
+            if node.bodies:
+                self.border(node)
+            else:
+                self.op(node)
+
+    def op(self, node: Node) -> None:
         pin = pin_of(node)
         if pin is not None and pin.nd is not None:
-            strategies.append((Strategy((pin.nd,), (pin.nd,), (True,), ()),))
+            self.strategies[node.id] = (Strategy((pin.nd,), (pin.nd,), (True,), ()),)
             reach: tuple[Partials, ...] = (frozenset(s.op for s in pin.nd if isinstance(s, Partial)),)
         else:
-            if key not in memo.strategies:
-                memo.strategies[key], memo.reach[key] = _strategies(graph, node, placement.shape, ops)
-            strategies.append(memo.strategies[key])
-            reach = memo.reach[key]
-        partials.update(zip(node.outputs, reach, strict=True))
-    return Candidates(graph, placement, partials, _dims(graph, pinned_inputs), tuple(strategies))
+            ops = tuple(self.of(x) for x in node.inputs)
+            key = _key(self.graph, node, ops)
+            if key not in self.memo.strategies:
+                made = _strategies(self.graph, node, self.hierarchy, ops)
+                self.memo.strategies[key], self.memo.reach[key] = made
+            self.strategies[node.id], reach = self.memo.strategies[key], self.memo.reach[key]
+        self.partials.update(zip(node.outputs, reach, strict=True))
+
+    def border(self, node: Node) -> None:
+        """Bodies until a carried value can wait, at exit, for all that it waits for at entry."""
+        wired = ports(node)
+        at_entry = [self.of(node.inputs[p.operand]) if p.operand is not None and not p.whole else NONE for p in wired]
+        while True:
+            for p, partials in zip(wired, at_entry, strict=True):
+                self.partials.update(dict.fromkeys(p.enters, partials))
+            for body in node.bodies:
+                self.visit(body.nodes)
+            at_exit = [self._at_exit(p, e) for p, e in zip(wired, at_entry, strict=True)]
+            if at_exit == at_entry or all(not p.enters or a == b for p, a, b in zip(wired, at_entry, at_exit, strict=True)):
+                break
+            at_entry = [b if p.enters else a for p, a, b in zip(wired, at_entry, at_exit, strict=True)]
+        for p, partials in zip(wired, at_exit, strict=True):
+            if p.result is not None:
+                self.partials[node.outputs[p.result]] = partials
+
+    def _at_exit(self, port: Port, entry: Partials) -> Partials:
+        """What a port's value can wait for: all of its ends must agree."""
+        ends = [self.of(x) for x in port.leaves]
+        if port.whole:
+            return NONE
+        return frozenset.intersection(*([entry] if port.enters else []), *ends) if ends or port.enters else entry
+
+
+def port_signatures(
+    port: Port, graph: Graph, dims: Mapping[int, tuple[int, ...]], partials: Mapping[int, Partials], placement: Placement
+) -> tuple[NdSbp, ...]:
+    """The signatures that the tensor of a port may have inside."""
+    inside = [*port.enters, *(x for x in port.leaves if not isinstance(x, Const))]
+    if port.whole or not inside:
+        return ((B,) * placement.ndim,)
+    value = graph.values[inside[0]]
+    one_d: list[Signature] = [B]
+    if not compat.is_key(value.dtype):
+        one_d += [Split(d) for d in dims[inside[0]] if value.shape[d] > 1]
+    if value.dtype != bool and not compat.is_key(value.dtype):
+        natural_ = partials[port.enters[0]] if port.enters else _common(port, partials)
+        one_d += [Partial(op) for op in sorted(natural_)]
+    every = itertools.product(one_d, repeat=placement.ndim)
+    return tuple(nd for nd in every if len({s for s in nd if isinstance(s, Partial)}) <= 1)
+
+
+def _common(port: Port, partials: Mapping[int, Partials]) -> Partials:
+    ends = [partials[x] for x in port.leaves if not isinstance(x, Const)]
+    return frozenset.intersection(*ends) if len(ends) == len(port.leaves) else NONE
 
 
 def _dims(graph: Graph, pinned_inputs: Mapping[int, NdSbp]) -> dict[int, tuple[int, ...]]:
@@ -101,7 +181,7 @@ def _dims(graph: Graph, pinned_inputs: Mapping[int, NdSbp]) -> dict[int, tuple[i
         v.id: {d for d, n in enumerate(v.shape) if n > 1} for v in graph.values
     }
     pins = [(v, nd) for v, nd in pinned_inputs.items()]
-    for node in graph.nodes:
+    for node in graph.walk():
         pin = pin_of(node)
         if pin is not None and pin.nd is not None:
             pins += [(v, pin.nd) for v in (*node.inputs, *node.outputs) if not isinstance(v, Const)]

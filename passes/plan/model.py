@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 
 from sbp.hardware import Hardware
-from sbp.passes.boxing import Boxing, Boxings, Network
-from sbp.passes.graph import Const, Graph
+from sbp.passes.boxing import Boxing, Boxings
+from sbp.passes.graph import Const, Graph, Node, Operand
 from sbp.passes.plan.candidates import Candidates, Strategy, rest_signatures
 from sbp.passes.plan.cost import node_seconds
 from sbp.passes.plan.network import CostNetwork, Table
 from sbp.passes.plan.solve import solve
+from sbp.passes.wiring import assumed_trips, ports
 from sbp.signature import B, NdSbp, Partial
 
 
@@ -45,14 +46,16 @@ class Assignment:
 
     Arguments:
       inputs, outputs: at rest, per graph input and output.
-      strategies: per node.
+      strategies: per node id.
+      ports: per id of a control-flow op, the signature inside of each of its ports.
       shares: per value with several uses, what it is boxed to first.
       seconds, bound: the estimated time, and a proven lower bound on every plan's.
     """
 
     inputs: tuple[NdSbp, ...]
     outputs: tuple[NdSbp, ...]
-    strategies: tuple[Strategy, ...]
+    strategies: Mapping[int, Strategy]
+    ports: Mapping[int, tuple[NdSbp, ...]]
     shares: Mapping[int, NdSbp]
     seconds: float
     bound: float
@@ -60,11 +63,15 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class _Use:
-    """One variable's demand on (or supply of) a value: the signature in each of its states."""
+    """One variable's demand on (or supply of) a value: the signature in each of its states.
+
+    `times` is how often per step the place is executed where the demand stands.
+    """
 
     variable: int
     needs: tuple[NdSbp, ...]
     strict: tuple[bool, ...]
+    times: int
 
 
 class _Model:
@@ -92,35 +99,67 @@ class _Model:
 
     def build(self) -> CostNetwork:
         values = self.graph.values
-        self.inputs = []
+        self.inputs: list[int] = []
         for v, wanted in zip(self.graph.inputs, self.boundary.inputs, strict=True):
             states = self.rest(wanted, values[v])
             self.inputs.append(self.variable(states))
-            self.supply[v] = _Use(self.inputs[-1], states, (False,) * len(states))
-        self.nodes = [self.add_node(i) for i in range(len(self.graph.nodes))]
+            self.supply[v] = _Use(self.inputs[-1], states, (), 1)
+        self.nodes: dict[int, int] = {}
+        self.ports: dict[int, list[int]] = {}
+        self.add_nodes(self.graph.nodes, 1)
         self.outputs = [self.add_output(i) for i in range(len(self.graph.outputs))]
         self.shares: dict[int, int] = {}
         for v, uses in self.demand.items():
             self.connect(v, uses)
         return CostNetwork(tuple(self.unary), tuple(self.edges))
 
-    def add_node(self, i: int) -> int:
-        node, strategies = self.graph.nodes[i], self.c.strategies[i]
-        key = id(strategies)
+    def add_nodes(self, nodes: Sequence[Node], times: int) -> None:
+        for node in nodes:
+            if node.bodies:
+                self.add_border(node, times)
+            else:
+                self.add_node(node, times)
+
+    def add_node(self, node: Node, times: int) -> None:
+        strategies = self.c.strategies[node.id]
+        key = id(strategies), times
         if key not in self.costs:
             hierarchy = self.c.placement.shape
             self.costs[key] = np.array(
-                [node_seconds(self.graph, node, s, hierarchy, self.hardware) for s in strategies]
+                [times * node_seconds(self.graph, node, s, hierarchy, self.hardware) for s in strategies]
             )
         variable = self.variable(strategies, self.costs[key])
+        self.nodes[node.id] = variable
         for k, v in enumerate(node.outputs):
-            self.supply[v] = _Use(variable, tuple(s.results[k] for s in strategies), ())
+            self.supply[v] = _Use(variable, tuple(s.results[k] for s in strategies), (), times)
         for k, x in enumerate(node.inputs):
-            if not isinstance(x, Const):
-                needs = tuple(s.operands[k] for s in strategies)
-                strict = tuple(s.strict[k] for s in strategies)
-                self.demand.setdefault(x, []).append(_Use(variable, needs, strict))
-        return variable
+            needs = tuple(s.operands[k] for s in strategies)
+            self.want(x, _Use(variable, needs, tuple(s.strict[k] for s in strategies), times))
+
+    def want(self, x: Operand, use: _Use) -> None:
+        """Records a demand; scalars in place need no boxing."""
+        if not isinstance(x, Const):
+            self.demand.setdefault(x, []).append(use)
+
+    def add_border(self, node: Node, times: int) -> None:
+        """A loop or a branch: a variable per port, and its bodies' ops, which run `inside` times."""
+        inside = times * max(assumed_trips(node), 1)
+        self.ports[node.id] = []
+        for port, states in zip(ports(node), self.c.ports[node.id], strict=True):
+            variable = self.variable(states)
+            self.ports[node.id].append(variable)
+            strict = (True,) * len(states)
+            outside = tuple(port.outer(nd) for nd in states)
+            if port.operand is not None:
+                self.want(node.inputs[port.operand], _Use(variable, outside, strict, times))
+            if port.result is not None:
+                self.supply[node.outputs[port.result]] = _Use(variable, outside, (), times)
+            for v in port.enters:
+                self.supply[v] = _Use(variable, states, (), inside)
+            for x in port.leaves:
+                self.want(x, _Use(variable, states, strict, inside))
+        for body in node.bodies:
+            self.add_nodes(body.nodes, inside)
 
     def add_output(self, i: int) -> int | None:
         x, tie = self.graph.outputs[i], self.boundary.ties[i]
@@ -131,7 +170,7 @@ class _Model:
         else:
             variable = self.variable(self.rest(self.boundary.outputs[i], self.graph.values[x]))
         states = tuple(self.states[variable])
-        self.demand.setdefault(x, []).append(_Use(variable, states, (False,) * len(states)))
+        self.want(x, _Use(variable, states, (False,) * len(states), 1))
         return variable
 
     def boxing(self, v: int) -> Boxing:
@@ -148,7 +187,7 @@ class _Model:
                 nd for nd in states if all(s.op in natural for s in nd if isinstance(s, Partial))
             )
             self.shares[v] = self.variable(states)
-            share = _Use(self.shares[v], states, (True,) * len(states))
+            share = _Use(self.shares[v], states, (True,) * len(states), supply.times)
             self.edge(v, supply, share)
             supply = share
         for use in uses:
@@ -156,7 +195,7 @@ class _Model:
 
     def edge(self, v: int, supply: _Use, use: _Use) -> None:
         boxing = self.boxing(v)
-        key = id(boxing), supply.needs, use.needs, use.strict
+        key = id(boxing), supply.needs, use.needs, use.strict, use.times
         if key not in self.tables:
             rows = [boxing.index[nd] for nd in supply.needs]
             columns = [boxing.index[nd] for nd in use.needs]
@@ -164,7 +203,7 @@ class _Model:
             if any(use.strict):
                 strict = boxing.strict_seconds[np.ix_(rows, columns)]
                 table = np.where(np.array(use.strict)[None, :], strict, table)
-            self.tables[key] = table
+            self.tables[key] = table * use.times
         self.edges.append((supply.variable, use.variable, self.tables[key]))
 
 
@@ -192,11 +231,9 @@ def choose(
     return Assignment(
         tuple(state(x) for x in model.inputs),
         tuple((B,) * n if x is None else state(x) for x in model.outputs),
-        tuple(state(x) for x in model.nodes),
+        {i: state(x) for i, x in model.nodes.items()},
+        {i: tuple(state(x) for x in xs) for i, xs in model.ports.items()},
         {v: state(x) for v, x in model.shares.items()},
         solution.cost,
         solution.bound,
     )
-
-
-__all__ = ["Assignment", "Boundary", "Network", "boxing_of", "choose"]

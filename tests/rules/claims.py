@@ -26,7 +26,8 @@ from sbp.rules.registry import valid_rows
 from sbp.signature import NdSbp, P, Partial, Split
 
 Array = np.ndarray[Any, Any]
-UNEVEN_AND_EVEN = (2, 3, 4)
+# Five over four: two full shards, one with padding, an empty one. Samples that matter most see more sizes.
+GROUPS, MORE_GROUPS = (4,), (2, 3, 4)
 # Nearly all the time goes into compiling hundreds of tiny programs: the compiler need not try hard.
 HASTY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
@@ -45,7 +46,7 @@ class Sample:
     fn: Callable[..., Any]
     args: tuple[Any, ...]
     close: float = 0.0
-    groups: tuple[int, ...] = UNEVEN_AND_EVEN
+    groups: tuple[int, ...] = ()
     pairs: int = 1
     label: str = ""
 
@@ -56,7 +57,8 @@ class Sample:
 
 def sample(name: str, fn: Callable[..., Any], *args: Any, **options: Any) -> Sample:
     """A sample, with the options of `Sample`."""
-    return Sample(name, fn, args, **options)
+    groups = MORE_GROUPS if options.get("pairs", 1) > 1 else GROUPS
+    return Sample(name, fn, args, **{"groups": groups, **options})
 
 
 def whole(shape: Sequence[int] = (), dtype: Any = np.float32, low: int = -4, high: int = 5, seed: int = 0) -> Array:

@@ -9,7 +9,7 @@ from jax import lax
 
 from tests.rules.claims import Sample, sample, whole
 
-TWO: Any = {"groups": (2, 3)}
+THREE: Any = {"groups": (3,)}
 
 
 def dot(spec: str, x: Any, y: Any, **options: Any) -> Sample:
@@ -39,7 +39,7 @@ def weight_gradient(x: Any, w: Any, label: str, **options: Any) -> Sample:
         out, back = jax.vjp(run, x, w)
         return back(jnp.sign(out) + 1)
 
-    return sample("conv_general_dilated", gradient, x, w, label=label, groups=(2, 3), pairs=1)
+    return sample("conv_general_dilated", gradient, x, w, label=label, groups=(3,), pairs=1)
 
 
 PLAIN = (((1,), (0,)), ((), ()))
@@ -50,17 +50,17 @@ GROUPED, GROUPED_KERNEL = whole((2, 12, 5, 4)), whole((24, 2, 3, 2), seed=1)
 SAMPLES = [
     dot("ij,jk->ik", whole((5, 7)), whole((7, 3), seed=1), pairs=3),
     dot("bij,bjk->bik", whole((3, 5, 4)), whole((3, 4, 2), seed=1)),
-    dot("abij,abkj->abik", whole((2, 3, 5, 4)), whole((2, 3, 2, 4), seed=1), **TWO),
+    dot("abij,abkj->abik", whole((2, 3, 5, 4)), whole((2, 3, 2, 4), seed=1), **THREE),
     dot("xij,jix->x", whole((3, 5, 4)), whole((4, 5, 3), seed=1)),
     dot("i,i->", whole((7,)), whole((7,), seed=1)),
     dot("i,j->ij", whole((7,)), whole((4,), seed=1)),
-    dot("ij,j->i", whole((5, 1)), whole((1,), seed=1), **TWO),
+    dot("ij,j->i", whole((5, 1)), whole((1,), seed=1), **THREE),
     dot("ij,jk->ik", whole((5, 7), np.int32), whole((7, 3), np.int32, seed=1)),
-    dot("ij,jk->ik", whole((5, 7), np.complex64), whole((7, 3), np.complex64, seed=1), **TWO),
-    dot("ij,jk->ik", whole((5, 0)), whole((0, 3), seed=1), **TWO),
+    dot("ij,jk->ik", whole((5, 7), np.complex64), whole((7, 3), np.complex64, seed=1), **THREE),
+    dot("ij,jk->ik", whole((5, 0)), whole((0, 3), seed=1), **THREE),
     product(PLAIN, whole((5, 7), np.int8), whole((7, 3), np.int8, seed=1), np.int32),
-    product(PLAIN, whole((5, 7)).astype(jnp.bfloat16), whole((7, 3)).astype(jnp.bfloat16), np.float32, **TWO),
-    product(PLAIN, whole((5, 7)), whole((7, 3)), jnp.bfloat16, **TWO),
+    product(PLAIN, whole((5, 7)).astype(jnp.bfloat16), whole((7, 3)).astype(jnp.bfloat16), np.float32, **THREE),
+    product(PLAIN, whole((5, 7)), whole((7, 3)), jnp.bfloat16, **THREE),
     conv(IMAGE, KERNEL, "same"),
     conv(IMAGE, KERNEL, "strides", window_strides=(2, 1), padding=((1, 2), (0, 1))),
     conv(IMAGE, KERNEL, "dilated", padding=((1, 1), (0, 2)), rhs_dilation=(2, 1), lhs_dilation=(1, 2)),
@@ -77,6 +77,6 @@ SAMPLES = [
     sample(
         "ragged_dot_general",
         lambda x, y, n: jax.vjp(lambda x, y: lax.ragged_dot(x, y, n), x, y)[1](whole((6, 4), seed=2)),
-        whole((6, 5)), whole((3, 5, 4), seed=1), np.array([2, 1, 3], np.int32), label="gradient", **TWO,
+        whole((6, 5)), whole((3, 5, 4), seed=1), np.array([2, 1, 3], np.int32), label="gradient", **THREE,
     ),
 ]

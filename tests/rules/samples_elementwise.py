@@ -13,7 +13,7 @@ from sbp.annotation import Pin, annotate_p, cotangent_p
 from tests.rules.claims import Sample, sample, whole
 
 # Functions that share a rule run on one dim, once; the last samples take the rules apart.
-ONE: Any = {"groups": (3,), "pairs": 0}
+ONE: Any = {"pairs": 0}
 LINE, LINE_2 = whole((5,)), whole((5,), seed=1)
 SMALL = LINE / 16
 POSITIVE = whole((5,), low=1, high=9)

@@ -11,8 +11,8 @@ from tests.rules.claims import Sample, sample, whole
 X, CUBE = whole((5, 7)), whole((5, 4, 3))
 AWKWARD = np.where(whole((5, 7), low=0, high=9, seed=3) == 1, np.nan, X).astype(np.float32)
 INFINITE = np.where(X > 3, np.inf, np.where(X < -2, -np.inf, X)).astype(np.float32)
-TWO: Any = {"groups": (2, 3)}
-ONE: Any = {"groups": (3,), "pairs": 1}
+THREE: Any = {"groups": (3,)}
+ONE: Any = {"pairs": 1}
 
 
 def reduction(name: str, x: Any, axes: tuple[int, ...], label: str = "", **options: Any) -> Sample:
@@ -35,15 +35,15 @@ def along(names: str, x: Any, axis: int, **options: Any) -> list[Sample]:
 SAMPLES = [
     reduction("reduce_sum", X, (0,), pairs=2), reduction("reduce_sum", CUBE, (0, 2), pairs=3),
     reduction("reduce_sum", CUBE, (0, 1, 2)), reduction("reduce_sum", whole((5, 7), np.int8, -99, 99), (1,), **ONE),
-    reduction("reduce_sum", AWKWARD, (1,), "nan", **ONE), reduction("reduce_sum", whole((0, 4)), (0,), **TWO),
+    reduction("reduce_sum", AWKWARD, (1,), "nan", **ONE), reduction("reduce_sum", whole((0, 4)), (0,), **THREE),
     reduction("reduce_sum", whole((5, 7), np.complex64), (0,), **ONE), reduction("reduce_sum", whole(), (), **ONE),
     reduction("reduce_sum", whole((5, 7), np.uint8, 5, 9), (0,), **ONE), reduction("reduce_sum", X, (), "none", **ONE),
-    *[reduction(n, x, a, label, **TWO) for n in ("reduce_max", "reduce_min")
+    *[reduction(n, x, a, label, **THREE) for n in ("reduce_max", "reduce_min")
       for x, a, label in ((AWKWARD, (0,), "nan"), (INFINITE, (1,), "inf"), (X.astype(np.int32), (0, 1), ""),
                           (whole((5, 7), np.uint8, 5, 9), (0,), ""), (whole((5, 7), bool), (0,), ""),
                           (X.astype(jnp.bfloat16), (0,), ""))],
     reduction("reduce_max", CUBE, (0, 2), pairs=3),
-    reduction("reduce_prod", X + 0.5, (1,), close=1e-5, **TWO),
+    reduction("reduce_prod", X + 0.5, (1,), close=1e-5, **THREE),
     *[reduction(n, x, (0,), **ONE) for n in ("reduce_and", "reduce_or") for x in (whole((5, 7), bool), X.astype(np.int32))],
     reduction("reduce_xor", X.astype(np.int32), (0,), **ONE),
     *[sample(n, lambda x, c=c: c(x, 1, np.int32), x, label=str(x.dtype), **ONE)
@@ -51,8 +51,8 @@ SAMPLES = [
     *along("cumsum cumprod cummax cummin cumlogsumexp", whole((5, 4), low=1), 1, close=1e-5, **ONE),
     *along("cumsum cummax", whole((5, 4), np.int32), 0, **ONE),
     sample("sort", lambda x: lax.sort(x, dimension=1), AWKWARD, pairs=2),
-    sample("sort", lambda x, y: lax.sort((x, y), dimension=0, num_keys=2), X, whole((5, 7), np.int32, seed=1), **TWO),
-    sample("top_k", lambda x: lax.top_k(x, 3), AWKWARD, **TWO),
-    sample("approx_top_k", lambda x: lax.approx_max_k(x, 3), X, **TWO),
+    sample("sort", lambda x, y: lax.sort((x, y), dimension=0, num_keys=2), X, whole((5, 7), np.int32, seed=1), **THREE),
+    sample("top_k", lambda x: lax.top_k(x, 3), AWKWARD, **THREE),
+    sample("approx_top_k", lambda x: lax.approx_max_k(x, 3), X, **THREE),
     sample("approx_top_k", lambda x: lax.approx_min_k(x, 3, reduction_dimension=0), X, label="min", **ONE),
 ]

@@ -50,7 +50,8 @@ def test_rows_are_true(one: Sample) -> None:
 
 @pytest.mark.parametrize("one", [one for one in SAMPLES if one.pairs], ids=str)
 def test_compositions_are_true(one: Sample) -> None:
-    assert not [bad for hierarchy in ((2, 2), (2, 3)) for bad in false_compositions(one, hierarchy)]
+    hierarchies = ((2, 3), (2, 2))[: one.pairs]
+    assert not [bad for hierarchy in hierarchies for bad in false_compositions(one, hierarchy)]
 
 
 @pytest.mark.usefixtures("x64")

@@ -1,0 +1,306 @@
+"""The command line: `python -m sbp plan FILE.py:FUNCTION --placement h100:16x8 --out plan.html`."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+from sbp.errors import ArgumentError, Problem, SbpError
+from sbp.placement import Placement, parse_placement
+
+TARGET = "FILE.py:FUNCTION"
+HELP = """\
+FUNCTION is a single-device JAX function at the top level of FILE.py. Its arguments are what FUNCTION_args()
+or example_args() of the same file returns: a tuple of arrays or jax.ShapeDtypeStructs. FUNCTION_sbp, if it is
+there, is its in_sbp, or a function from the placement to it. No device of the placement's kind is needed,
+except to verify.
+"""
+
+
+def _parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(
+        prog="python -m sbp", description="Plans single-device JAX functions for many devices."
+    )
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def command(
+        name: str, summary: str, run: Callable[[argparse.Namespace], None], epilog: str = HELP
+    ) -> Any:
+        c = commands.add_parser(
+            name,
+            help=summary,
+            description=summary,
+            epilog=epilog,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        c.set_defaults(run=run)
+        return c
+
+    plan = command("plan", "print the plan of a function: every collective, what it costs and why", _plan)
+    plan.add_argument("target", metavar=TARGET)
+    plan.add_argument(
+        "--out",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="save it: .json .html .dot .svg; repeatable",
+    )
+    explain = command("explain", "say at length why collectives are there, with alternatives", _explain)
+    explain.add_argument("target", metavar=f"{TARGET}|PLAN.json")
+    explain.add_argument(
+        "--at", metavar="TEXT", help="a line (gpt.py:150), a tensor, a kind; default: the slowest three"
+    )
+    diff = command(
+        "diff", "compare two saved plans", _diff, "PLAN.json is what `plan --out PLAN.json` wrote."
+    )
+    diff.add_argument("a", metavar="A.json")
+    diff.add_argument("b", metavar="B.json")
+    verify = command(
+        "verify", "run a function on one device and distributed, and compare every result", _verify
+    )
+    verify.add_argument("target", metavar=TARGET)
+    for c in (plan, explain, verify):
+        c.add_argument(
+            "--placement",
+            default="cpu:8",
+            metavar="KIND:AxB",
+            help="such as cpu:2x4 or h100:16x8 (default: %(default)s)",
+        )
+        c.add_argument(
+            "--args", metavar="FILE.py:NAME", help="the arguments, or a function that returns them"
+        )
+        c.add_argument(
+            "--in-sbp",
+            metavar="FILE.py:NAME",
+            help="the signatures of the arguments, or placement -> signatures",
+        )
+        c.add_argument("--x64", action="store_true", help="with 64-bit types")
+        c.add_argument("--time-limit", type=float, metavar="SECONDS", help="for the search")
+    return top
+
+
+def _problem(where: str, got: str, legal: str, why: str, fix: str) -> ArgumentError:
+    return ArgumentError(Problem("argument", where, got, legal, why, fix))
+
+
+def _split(target: str, what: str) -> tuple[Path, str]:
+    """FILE.py and the name after the colon."""
+    file, _, name = target.rpartition(":")
+    if not file or not name.isidentifier():
+        raise _problem(
+            what, repr(target), f"{TARGET}", "the file and the name in it are needed", "models/mlp.py:loss"
+        )
+    if not Path(file).is_file():
+        raise _problem(
+            what,
+            repr(file),
+            "a Python file",
+            "there is no such file from here",
+            f"a path from {Path.cwd().name}/",
+        )
+    return Path(file), name
+
+
+def _module(file: Path) -> ModuleType:
+    """Imports a file, as `python FILE.py` would find its neighbours; twice the same file is one module."""
+    path = file.resolve()
+    name = f"_sbp_target_{hashlib.sha1(str(path).encode()).hexdigest()[:10]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    for folder in (os.getcwd(), str(path.parent)):
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _named(target: str, what: str) -> Any:
+    """What a FILE.py:NAME means."""
+    file, name = _split(target, what)
+    module = _module(file)
+    if not hasattr(module, name):
+        there = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
+        raise _problem(
+            what,
+            f"{file.name} has no {name!r}",
+            ", ".join(there) or "a name of the file",
+            "the name must be at its top level",
+            "check the spelling",
+        )
+    return getattr(module, name)
+
+
+def _value(x: Any) -> Any:
+    return x() if callable(x) else x
+
+
+def _arguments(options: argparse.Namespace) -> tuple[Any, ...]:
+    """The arguments that the function is planned for."""
+    file, name = _split(options.target, "the function")
+    module, names = _module(file), (f"{name}_args", "example_args")
+    if options.args:
+        found = _value(_named(options.args, "--args"))
+    elif given := next((n for n in names if hasattr(module, n)), None):
+        found = _value(getattr(module, given))
+    else:
+        raise _problem(
+            options.target,
+            f"no {names[0]} and no {names[1]} in {file.name}",
+            "a tuple of arrays or jax.ShapeDtypeStructs, or a function that returns one",
+            "a plan depends on the shapes of the arguments",
+            f"in {file.name}:\n\n    def {names[0]}():\n"
+            "        x = jax.ShapeDtypeStruct((32, 128), 'float32')\n"
+            f"        return (x,)  # as in {name}(x)\n\n         or --args OTHER.py:NAME",
+        )
+    return tuple(found) if isinstance(found, tuple | list) else (found,)
+
+
+def _signatures(options: argparse.Namespace, placement: Placement) -> Any:
+    """The in_sbp of the function: given, beside it in its file, or left open; perhaps made from the placement."""
+    from sbp.signature import AUTO
+
+    if options.in_sbp:
+        found = _named(options.in_sbp, "--in-sbp")
+    else:
+        file, name = _split(options.target, "the function")
+        found = getattr(_module(file), f"{name}_sbp", AUTO)
+    return found(placement) if isinstance(found, FunctionType) else found
+
+
+def _program(options: argparse.Namespace) -> tuple[Any, tuple[Any, ...]]:
+    """The compiled function and its arguments."""
+    placement = parse_placement(options.placement)
+    import jax
+
+    if options.run is _verify:
+        _make_devices(placement)
+    if options.x64:
+        jax.config.update("jax_enable_x64", True)  # type: ignore[no-untyped-call]
+    from sbp.options import Options
+    from sbp.runtime.execute import compile
+
+    fn = _named(options.target, "the function")
+    if not callable(fn):
+        raise _problem(
+            options.target, f"{type(fn).__name__}", "a function", "a program is made of a function", TARGET
+        )
+    limits = Options(time_limit=options.time_limit)
+    return compile(fn, placement, in_sbp=_signatures(options, placement), options=limits), _arguments(options)
+
+
+def _make_devices(placement: Placement) -> None:
+    """As many CPU devices as the placement has, if JAX has not been used yet."""
+    import jax
+
+    if placement.platform == "cpu":
+        try:
+            count = max(placement.ranks) + 1
+            jax.config.update("jax_num_cpu_devices", count)  # type: ignore[no-untyped-call]
+        except RuntimeError:
+            return  # JAX runs already; a plan needs no devices, and `verify` says what is missing
+
+
+def _plan(options: argparse.Namespace) -> None:
+    from sbp.passes.save import check_suffix
+
+    for path in options.out:
+        check_suffix(path)
+    program, args = _program(options)
+    plan = program.plan(*args)
+    print(plan)
+    for path in options.out:
+        plan.save(path)
+        print(f"saved {path}")
+
+
+def _explain(options: argparse.Namespace) -> None:
+    from sbp.passes.save import load_plan
+    from sbp.passes.why import select, why_text
+
+    if options.target.endswith(".json"):
+        plan = load_plan(options.target)
+    else:
+        program, args = _program(options)
+        plan = program.plan(*args)
+    if options.at is None:
+        seconds = [c.seconds for c in plan.collectives]
+        found = sorted(range(len(seconds)), key=lambda i: -seconds[i])[:3]
+    else:
+        found = select(plan, options.at)
+        if not found and plan.collectives:
+            lines = ", ".join(dict.fromkeys(c.source for c in plan.collectives))
+            raise _problem(
+                "--at",
+                repr(options.at),
+                lines,
+                "no collective has such a line, tensor or kind",
+                "`plan` lists them all",
+            )
+    print(why_text(plan, found) if found else f"{plan.name} on {plan.placement}: no collectives")
+
+
+def _diff(options: argparse.Namespace) -> None:
+    from sbp.passes.diff import diff_text
+    from sbp.passes.save import load_plan
+
+    print(diff_text(load_plan(options.a), load_plan(options.b), (options.a, options.b)))
+
+
+def _verify(options: argparse.Namespace) -> None:
+    from sbp.runtime.verify import verify
+
+    program, args = _program(options)
+    print(verify(program, *_concrete(args)))
+
+
+def _concrete(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Random arrays where there are only shapes: normal, whole numbers below 2, or a key."""
+    import jax
+    import jax.numpy as jnp
+
+    leaves, tree = jax.tree.flatten(args)
+    keys = jax.random.split(jax.random.key(0), len(leaves) + 1)
+
+    def array(x: Any, key: Any) -> Any:
+        if not isinstance(x, jax.ShapeDtypeStruct):
+            return x
+        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+            return jax.random.split(key, x.shape) if x.shape else key
+        if jnp.issubdtype(x.dtype, jnp.inexact):
+            return jax.random.normal(key, x.shape, x.dtype)
+        return jax.random.randint(key, x.shape, 0, 2).astype(x.dtype)
+
+    return tuple(jax.tree.unflatten(tree, [array(x, k) for x, k in zip(leaves, keys, strict=False)]))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; 0 is success, 1 a problem with the program (printed, no traceback), 2 wrong usage."""
+    options = _parser().parse_args(argv)
+    try:
+        options.run(options)
+    except SbpError as e:
+        print(f"error: {e}", file=sys.stderr)
+        return 1
+    except OSError as e:
+        print(f"error: {e}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
