@@ -215,9 +215,9 @@ def reads(step: Step) -> list[Version]:
     if isinstance(step, Border):
         wired = zip(ports(step.node), step.inside, strict=True)
         entering = [(step.node.inputs[p.operand], p.outer(nd)) for p, nd in wired if p.operand is not None]
-        made = {version for s, _ in walk_steps(inner_steps(step)) for version in writes(s)}
+        made = {version for s in inner_steps(step) for version in writes(s)}
         made |= {(v, nd) for p, nd in zip(ports(step.node), step.inside, strict=True) for v in p.enters}
-        closed = [r for s, _ in walk_steps(inner_steps(step)) for r in reads(s) if r not in made]
+        closed = [r for s in inner_steps(step) for r in reads(s) if r not in made]
         return [(x, nd) for x, nd in entering if not isinstance(x, Const)] + closed
     pairs = zip(step.node.inputs, step.strategy.operands, strict=True)
     return [(x, nd) for x, nd in pairs if not isinstance(x, Const)]
