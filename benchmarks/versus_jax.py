@@ -1,6 +1,6 @@
 """The same train step through `jax.jit` with NamedShardings and through sbp, interleaved in one process.
 
-    python -m benchmarks.versus_jax [--rows data:8,tensor:8,...] [--layers 2] [--steps 30] [--json FILE]
+    python -m benchmarks.versus_jax [--rows gpt/data:8,mlp/zero:8,...] [--layers 2] [--steps 30] [--json FILE]
 
 Per row: wire bytes per device and step (read from the compiled HLO of both, by the same meter), number of
 collectives, temporary memory, compile time, and the step time as a ratio of medians with its A/A twin: the peer
@@ -16,20 +16,18 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-import optax
 from jax.sharding import NamedSharding
 
 import sbp
+from benchmarks.cases import CASES, Case
 from sbp.resolve import resolve, to_partition_spec
 from sbp.runtime.look.meter import Meter, read_compiled
 
-ROWS = "data:8,tensor:8,2d:2x4,zero:8"
+ROWS = "gpt/data:8,gpt/tensor:8,gpt/2d:2x4,gpt/zero:8"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,36 +56,12 @@ class Measured:
         return self.wire_bytes / self.jit_wire_bytes if self.jit_wire_bytes else math.nan
 
 
-@dataclass(frozen=True)
-class Case:
-    """A train step with its arguments: `make` gives fresh ones, since the step donates."""
-
-    step: Callable[..., Any]
-    make: Callable[[], tuple[Any, ...]]
-    in_sbp: Any
-
-
-def gpt_case(choice: str, shape: Sequence[int], layers: int) -> Case:
-    """The GPT of the table: width 256, 8 heads, vocabulary 1,024, batch 16 x 128, AdamW."""
-    from models import gpt
-
-    config = gpt.Config(layers=layers, width=256, heads=8, vocabulary=1024, sequence=128, dropout=0.0)
-    optimizer = optax.adamw(1e-3)
-    tokens = np.random.default_rng(0).integers(0, 1024, (16, 129)).astype(np.int32)
-
-    def make() -> tuple[Any, ...]:
-        params = jax.jit(partial(gpt.init, config=config))(jax.random.key(0))
-        return params, jax.jit(optimizer.init)(params), tokens, jax.random.key(1)
-
-    return Case(gpt.make_train_step(config, optimizer), make, gpt.signatures(choice, shape, config, optimizer))
-
-
 def peer_shardings(case: Case, args: Any, placement: sbp.Placement) -> Any:
     """The NamedShardings that say the same as the case's signatures."""
     flat, tree = jax.tree.flatten(args)
     sbps, problems = resolve(case.in_sbp, args, ["argument"] * len(flat), placement, "in_sbp")
     assert not problems, problems
-    whole = (sbp.B,) * placement.ndim
+    whole = (sbp.B,) * placement.ndim  # AUTO is the peer's to choose too, but jit has no such choice
     mesh = placement.mesh
     named = [
         NamedSharding(mesh, to_partition_spec(nd or whole, jnp.ndim(x), placement)) for nd, x in zip(sbps, flat, strict=True)
@@ -132,10 +106,11 @@ def median_ratio(a: Sequence[float], b: Sequence[float]) -> float:
 
 def measure(row: str, layers: int, steps: int) -> Measured:
     """One row."""
-    choice, _, text = row.partition(":")
+    model, _, rest = row.partition("/")
+    choice, _, text = rest.partition(":")
     shape = tuple(map(int, text.split("x")))
     placement = sbp.placement("cpu", shape=shape)
-    case = gpt_case(choice, shape, layers)
+    case = CASES[model](choice, shape, layers)
     args = case.make()
     named = peer_shardings(case, args, placement)
     peer = jax.jit(case.step, in_shardings=named, out_shardings=(*named[:2], None), donate_argnums=(0, 1))
@@ -202,7 +177,7 @@ def table(rows: Sequence[Measured]) -> str:
 def main(argv: Sequence[str] | None = None) -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(prog="benchmarks.versus_jax", description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", default=ROWS, help=f"parallelism:placement, ... (default {ROWS})")
+    parser.add_argument("--rows", default=ROWS, help=f"model/parallelism:placement, ... (default {ROWS})")
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--steps", type=int, default=30, help="timed steps; 0 compares bytes only")
     parser.add_argument("--json", metavar="FILE")
@@ -213,7 +188,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         rows.append(measure(row, options.layers, options.steps))
         print(table(rows[-1:]).splitlines()[-1], flush=True)
     ratios = [m.byte_ratio for m in rows if m.byte_ratio == m.byte_ratio]
-    print(f"\nGPT, {options.layers} layers, jax {jax.__version__}\n\n{table(rows)}")
+    print(f"\nGPT of {options.layers} layers, jax {jax.__version__}\n\n{table(rows)}")
     print(f"\ngeometric mean of bytes: {statistics.geometric_mean(ratios):.2f}")
     if options.steps:
         print(f"median of step ratios: {statistics.median(m.step_ratio for m in rows):.2f}")

@@ -27,6 +27,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 DEVICES = 'jax.config.update("jax_num_cpu_devices", 8)'
+_ESTIMATE = re.compile(r"\bestimated\b|\bat the peak\b|\bx the time\b")
 _BLOCK = re.compile(
     r"(?P<skip><!-- not run -->\n)?^```python\n(?P<code>.*?)^```\n"
     r"(?:\n<!-- (?P<kind>prints|raises) -->\n```text\n(?P<shown>.*?)^```\n)?",
@@ -59,20 +60,27 @@ def blocks(text: str) -> list[Block]:
     ]
 
 
+def without_estimates(text: str) -> str:
+    """What a page prints without estimated times and memory: JAX spells some ops otherwise in each version."""
+    return "\n".join(
+        re.sub(r"\d+(\.\d+)?", "#", line) if _ESTIMATE.search(line) else line for line in text.splitlines()
+    )
+
+
 def program_name(page: Path) -> str:
     """The file that a page's Python would be saved as."""
     return "train.py" if page.name == "README.md" else f"{page.stem}.py"
 
 
-def run(page: Path) -> tuple[list[str], dict[str, Any]]:
-    """What each block of a page prints (or the error it ends with), and the names that the page defines.
+def run(page: Path, count: int | None = None) -> tuple[list[str], dict[str, Any]]:
+    """What each block of a page (the first `count`, or all) prints or raises, and the names that they define.
 
     The number of devices can be set once per process only, so the line that sets it is left out here.
 
     Raises:
       AssertionError: if a block that is said to raise does not.
     """
-    found = blocks(page.read_text(encoding="utf-8"))
+    found = blocks(page.read_text(encoding="utf-8"))[:count]
     name = program_name(page)
     whole = "".join(block.code for block in found).replace(DEVICES, "")
     linecache.cache[name] = (len(whole), None, whole.splitlines(keepends=True), name)

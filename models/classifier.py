@@ -2,8 +2,9 @@
 
     python -m models.classifier --classes 1000000
 
-The features of the batch are gathered, each device scores its own classes, and the softmax over the
-split classes needs only sums and maxima of the size of the batch.
+Each device scores its own classes for the whole batch, which is gathered before or after the small net,
+wherever that is cheaper. The softmax over the split classes needs only maxima and sums of the size of the
+batch: nothing of the size of the logits travels.
 """
 
 from __future__ import annotations

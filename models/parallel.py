@@ -2,8 +2,8 @@
 
 A choice of parallelism gives each placement axis a use. A use says how the batch lies along that axis,
 and how the weights do: whole, as the model's own table says, or cut wherever a dim divides. The
-optimizer's state lies as the weights that it belongs to. That is all there is to "data parallel",
-"tensor parallel", "2-D" and "ZeRO".
+optimizer's state lies as the weights that it belongs to, or is cut by itself (ZeRO-1). That is all there
+is to "data parallel", "tensor parallel", "2-D" and "ZeRO".
 """
 
 from __future__ import annotations
@@ -41,23 +41,26 @@ def where_it_divides(own: Signature, shape: Shape, devices: int) -> Signature:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What one placement axis is used for: how the batch and the weights lie along it."""
+    """What one placement axis is used for: how the batch, the weights and the optimizer's state lie along it."""
 
     batch: Signature
     weights: Callable[[Signature, Shape, int], Signature]
+    state: Callable[[Signature, Shape, int], Signature]
 
 
-DATA = Use(S(0), whole)
-TENSOR = Use(B, as_table)
-ZERO = Use(S(0), where_it_divides)
-BOTH = Use(S(0), as_table)
+DATA = Use(S(0), whole, whole)
+TENSOR = Use(B, as_table, as_table)
+ZERO_1 = Use(S(0), whole, where_it_divides)
+ZERO_3 = Use(S(0), where_it_divides, where_it_divides)
+BOTH = Use(S(0), as_table, as_table)
 
 # One use per placement axis, outer to inner; the last one is repeated for further axes.
 PARALLEL: dict[str, tuple[Use, ...]] = {
     "data": (DATA,),
     "tensor": (TENSOR,),
     "2d": (DATA, TENSOR),
-    "zero": (ZERO,),
+    "zero1": (ZERO_1,),
+    "zero": (ZERO_3,),
     "classes": (BOTH,),
     "auto": (),
 }
@@ -95,12 +98,13 @@ def signatures(
     # A signature of the table stands for a whole subtree; N-D signatures are lists, so they come last.
     full = jax.tree.map(lambda own, below: jax.tree.map(lambda _: own, below), table, params)
     weights = jax.tree.map(lambda own, x: [use.weights(own, x.shape, devices) for use in uses], full, params)
+    states = jax.tree.map(lambda own, x: [use.state(own, x.shape, devices) for use in uses], full, params)
     whole_tensor = [B] * axes
     state = optax.tree_utils.tree_map_params(
         optimizer,
         lambda _, signature: signature,
         jax.eval_shape(optimizer.init, params),
-        weights,
+        states,
         transform_non_params=lambda _: whole_tensor,
     )
     return weights, state, [use.batch for use in uses], whole_tensor

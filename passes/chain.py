@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from sbp.errors import raise_all
 from sbp.hardware import Hardware
-from sbp.passes import pins, spec
+from sbp.passes import memory, pins, spec
 from sbp.passes.boxing import Boxings, Network
 from sbp.passes.explain import Plan, explain
 from sbp.passes.physical import Physical, insert_boxing
@@ -32,6 +32,7 @@ class Request:
       ties: per result leaf, the argument leaf that it comes back as, or None.
       notes: remarks for the plan.
       time_limit_seconds: for the search.
+      memory_limit_bytes: per device; a plan over it is refused.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Request:
     ties: tuple[int | None, ...]
     notes: tuple[str, ...] = ()
     time_limit_seconds: float | None = None
+    memory_limit_bytes: float | None = None
 
 
 @dataclass(frozen=True)
@@ -103,8 +105,11 @@ def write_plan(s: State) -> State:
     """Writes down every collective with its reason."""
     assert s.physical is not None and s.assignment is not None
     paths = s.traced.in_paths, s.traced.out_paths
-    notes = (*s.request.notes, *pins.uneven_notes(s.request.in_sbp, s.request.out_sbp, s.traced, s.request.placement))
+    r, graph = s.request, s.traced.graph
+    uneven = pins.uneven_notes(r.in_sbp, r.out_sbp, s.traced, r.placement)
+    notes = (*r.notes, *uneven, *pins.effect_notes(graph, r.placement))
     plan = explain(s.request.name, s.physical, s.boxings, s.assignment.bound, paths, notes)
+    memory.check_limit(plan, s.request.memory_limit_bytes)
     return replace(s, plan=plan)
 
 

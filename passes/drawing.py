@@ -98,6 +98,7 @@ def _pill(cs: Sequence[Collective]) -> dict[str, Any]:
             moves[0] if len(moves) == 1 else f"over {' x '.join(cs[0].axes)}",
         ],
         "count": len(cs),
+        "times": times,
         "wire_bytes": sent,
         "title": "\n".join(dict.fromkeys(c.reason for c in cs)),
     }
@@ -180,7 +181,7 @@ def kinds_of(out: nx.DiGraph) -> dict[str, tuple[int, float]]:
     for kind in COLOURS:
         pills = [d for _, d in out.nodes(data=True) if d["kind"] == kind and "wire_bytes" in d]
         if pills:
-            found[kind] = (sum(d["count"] for d in pills), sum(d["wire_bytes"] for d in pills))
+            found[kind] = (sum(d["times"] for d in pills), sum(d["wire_bytes"] for d in pills))
     return found
 
 

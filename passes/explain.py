@@ -26,7 +26,8 @@ class Collective:
     """One inserted collective.
 
     Arguments:
-      kind: "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute", "ragged_all_to_all", "send".
+      kind: "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute", "ragged_all_to_all" or
+        "send".
       tensor, shape, dtype: the logical tensor; one that is neither an argument nor a result, nor a gradient
         of an argument, is called by the op that makes it.
       before, after: its N-D signatures.

@@ -85,6 +85,7 @@ class Names:
             if self.phases[node.id] == "backward":
                 found.add(x)
             elif self.phases[node.id] == "update":
+                names.setdefault(x, f"update of {path}")
                 stack += _values(node)
         if len(found) != 1:
             return

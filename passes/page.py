@@ -58,7 +58,8 @@ for (const th of document.querySelectorAll(".sbp table.rows thead th")) th.addEv
   const up = th.dataset.order === "down", sign = up ? 1 : -1;
   for (const other of table.tHead.rows[0].cells) delete other.dataset.order;
   th.dataset.order = up ? "up" : "down";
-  const key = row => row.cells[i].dataset.v === undefined ? row.cells[i].textContent : +row.cells[i].dataset.v;
+  const value = cell => cell.dataset.v === undefined ? cell.textContent : Number(cell.dataset.v);
+  const key = row => value(row.cells[i]);
   const order = (a, b) => a < b ? -1 : a > b ? 1 : 0;
   body.append(...[...body.rows].sort((a, b) => sign * order(key(a), key(b))));
 });

@@ -6,7 +6,7 @@ import ast
 import linecache
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TypeAlias
@@ -17,7 +17,8 @@ from sbp import compat
 from sbp.passes.explain import Plan, talking_boxes
 from sbp.passes.graph import Const, Source
 from sbp.passes.names import Names
-from sbp.passes.physical import Border, Box, Compute, Physical, Version, reads, writes
+from sbp.passes.physical import Border, Box, Compute, Physical, Step, Version, reads, writes
+from sbp.passes.wiring import ports
 from sbp.signature import format_sbp
 
 MAX_BOXES = 48
@@ -128,36 +129,56 @@ class _Gather:
         for i, version in enumerate(zip(p.graph.inputs, p.inputs, strict=True)):
             self.holder[version] = ("argument", i)
             self.graph.add_node(("argument", i), kind="argument")
-        for step in p.steps:
-            if isinstance(step, Border):
-                self.compute(step)
-            elif isinstance(step, Box):
-                self.move(step, self.holder.get((step.value, step.move.before)))
-            elif all(isinstance(x, Const) for x in step.node.inputs):
-                continue
-            elif self.names.same_tensor(step.node.outputs[0]) is not None:
-                (source,), (made,) = reads(step), writes(step)
-                if source in self.holder:
-                    self.holder[made] = self.holder[source]
-            else:
-                self.compute(step)
+        self.walk(p.steps)
         for i, (x, nd) in enumerate(zip(p.graph.outputs, p.outputs, strict=True)):
             self.graph.add_node(("result", i), kind="result")
             if not isinstance(x, Const):
                 self.edge((x, nd), ("result", i))
         return self.graph
 
-    def move(self, step: object, before: At | None) -> None:
+    def walk(self, steps: Iterable[Step]) -> None:
+        for step in steps:
+            if isinstance(step, Box):
+                self.move(step)
+            elif isinstance(step, Border):
+                self.border(step)
+            elif all(isinstance(x, Const) for x in step.node.inputs):
+                continue
+            elif self.names.same_tensor(step.node.outputs[0]) is not None:
+                self.hand_on(reads(step)[0], writes(step)[0])
+            else:
+                self.compute(step)
+
+    def hand_on(self, before: Version, after: Version) -> None:
+        """What is the same tensor comes from the same place."""
+        if before in self.holder:
+            self.holder[after] = self.holder[before]
+
+    def border(self, step: Border) -> None:
+        """The bodies of a loop or a branch are drawn once, in place; what goes round is not drawn."""
+        wired = list(zip(ports(step.node), step.inside, strict=True))
+        for port, nd in wired:
+            outside = None if port.operand is None else step.node.inputs[port.operand]
+            for inside in port.enters if isinstance(outside, int) else ():
+                self.hand_on((outside, port.outer(nd)), (inside, nd))  # type: ignore[arg-type]
+        for body in step.bodies:
+            self.walk(body)
+        for port, nd in wired:
+            if port.result is not None:
+                for x in port.leaves:
+                    if isinstance(x, int):
+                        self.hand_on((x, nd), (step.node.outputs[port.result], port.outer(nd)))
+
+    def move(self, step: Box) -> None:
         """A collective becomes a node; a local move is not drawn."""
-        value, after = step.value, step.move.after  # type: ignore[attr-defined]
+        before, after = (step.value, step.move.before), (step.value, step.move.after)
         if id(step) not in self.talking:
-            if before is not None:
-                self.holder[value, after] = before
+            self.hand_on(before, after)
             return
         at = ("collective", self.talking[id(step)])
         self.graph.add_node(at, kind="collective")
-        self.edge((value, step.move.before), at)  # type: ignore[attr-defined]
-        self.holder[value, after] = at
+        self.edge(before, at)
+        self.holder[after] = at
 
     def compute(self, step: Compute) -> None:
         node = step.node
@@ -226,7 +247,7 @@ def plan_graph(plan: Plan, max_boxes: int = MAX_BOXES) -> nx.DiGraph:
 
 
 def _absorb(graph: nx.DiGraph, max_boxes: int) -> None:
-    """Joins the smallest boxes with their neighbours: within a scope; across scopes if far too many are left."""
+    """Joins the smallest boxes with their neighbours: within a scope; across, if far too many are left."""
     boxes: dict[At, OpBox] = {n: graph.nodes[n]["box"] for n in nodes_of(graph, "ops")}
 
     def merge(limit: int, least: int, across: bool) -> None:

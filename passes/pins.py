@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-import numpy as np
-
+from sbp import compat
 from sbp.annotation import SCOPE, Pin, annotate_p
 from sbp.errors import Problem
-from sbp.layout import at_rest, local_shape
+from sbp.layout import at_rest
 from sbp.passes.boxing import Boxings
 from sbp.passes.graph import Const, Graph, Node, Operand, Source, Value, numbered
-from sbp.passes.plan.candidates import Candidates, pin_of
+from sbp.passes.moves import wire_bytes
+from sbp.passes.plan.candidates import Candidates, pin_of, rest_signatures
+from sbp.passes.plan.cost import node_seconds
 from sbp.passes.plan.model import Boundary
+from sbp.passes.report import bytes_text, seconds_text
 from sbp.passes.trace import Traced
 from sbp.placement import Placement
-from sbp.resolve import check_fit
+from sbp.resolve import check_fit, from_partition_spec
 from sbp.signature import B, NdSbp, Partial, Split, format_sbp, splits_of
+
+SHOWN = 8  # alternatives in a message
 
 
 def pin_inputs(graph: Graph, pinned: Sequence[NdSbp | None], placement: Placement) -> Graph:
@@ -47,7 +52,8 @@ def pin_outputs(graph: Graph, pinned: Sequence[NdSbp | None], placement: Placeme
             continue
         values.append(Value(len(values), values[x].shape, values[x].dtype, values[x].name))
         source = Source(scope=f"output {i}")
-        nodes.append(Node(len(nodes), annotate_p, (x,), (len(values) - 1,), {"pin": Pin(nd, None, None)}, source))
+        pin = {"pin": Pin(nd, None, None)}
+        nodes.append(Node(len(nodes), annotate_p, (x,), (len(values) - 1,), pin, source))
         outputs[i] = len(values) - 1
     return replace(graph, values=tuple(values), nodes=numbered(nodes), outputs=tuple(outputs))
 
@@ -56,45 +62,96 @@ def _swapped(operands: Iterable[Operand], swap: dict[int, int]) -> tuple[Operand
     return tuple(x if isinstance(x, Const) else swap.get(x, x) for x in operands)
 
 
-def boundary(graph: Graph, ins: Sequence[NdSbp | None], outs: Sequence[NdSbp | None], ties: Sequence[int | None], placement: Placement) -> Boundary:
+def boundary(
+    graph: Graph,
+    ins: Sequence[NdSbp | None],
+    outs: Sequence[NdSbp | None],
+    ties: Sequence[int | None],
+    placement: Placement,
+) -> Boundary:
     """The signatures at rest: what a `jax.Array` can hold of what the user fixed."""
-    shapes = [graph.values[v].shape for v in graph.inputs]
-    rest_in = tuple(None if nd is None else at_rest(s, nd, placement.shape) for s, nd in zip(shapes, ins, strict=True))
-    rest_out = tuple(
-        None if nd is None else at_rest(graph.operand(x).shape, nd, placement.shape)
-        for x, nd in zip(graph.outputs, outs, strict=True)
+
+    def rest(x: Operand, nd: NdSbp | None) -> NdSbp | None:
+        shape = graph.operand(x).shape
+        return None if nd is None else _without_empty(shape, at_rest(shape, nd, placement.shape))
+
+    return Boundary(
+        tuple(map(rest, graph.inputs, ins)), tuple(map(rest, graph.outputs, outs)), tuple(ties)
     )
-    return Boundary(rest_in, rest_out, tuple(ties))
+
+
+def _without_empty(shape: Sequence[int], nd: NdSbp) -> NdSbp:
+    """The same without splits of dims that have nothing to split: sizes 0 and 1."""
+    return tuple(B if isinstance(s, Split) and shape[s.dim] <= 1 else s for s in nd)
 
 
 def check_annotations(graph: Graph, placement: Placement) -> list[Problem]:
     """What is wrong with the annotations of a graph, all of it."""
-    problems: list[Problem] = []
+    problems = list(_check_scopes(graph, placement))
     producers = graph.producers()
     for node in graph.walk():
-        problems.extend(_check_scope(node, placement))
+        problems.extend(_check_foreign(graph, node, placement))
         pin = pin_of(node)
         if pin is None:
             continue
         value = graph.operand(node.inputs[0])
-        where = f"annotate(...) at {node.source}: {value.dtype}{list(value.shape)}"
+        tensor = f"{value.dtype}{list(value.shape)}"
+        backward = "transpose(" in node.source.scope  # then it is what `grad=` asked of the cotangent
+        where = f"annotate(...{', grad=...' if backward else ''}) at {node.source}: {tensor}"
         if pin.placement is not None and pin.placement != placement:
             problems.append(_other_placement(where, str(pin.placement), placement))
-        if pin.nd is None:
             continue
-        problems.extend(check_fit(pin.nd, value.shape, value.dtype, where, placement))
-        problems.extend(_check_conflict(node, pin.nd, producers, where))
-    return problems
+        if pin.grad is not None:
+            gradient = f"annotate(..., grad=...) at {node.source}: {tensor}"
+            problems.extend(check_fit(pin.grad, value.shape, value.dtype, gradient, placement))
+        if pin.nd is not None:
+            misfits = list(check_fit(pin.nd, value.shape, value.dtype, where, placement))
+            problems.extend(misfits or _check_conflict(node, pin.nd, producers, where))
+    return list(dict.fromkeys(problems))
 
 
-def _check_scope(node: Node, placement: Placement) -> Iterator[Problem]:
-    at = node.source.scope.rfind(SCOPE)
-    if at < 0:
-        return
-    text = node.source.scope[at + len(SCOPE) :].split("/")[0].rstrip(")")
-    ranks = ",".join(map(str, placement.ranks))
-    if text != f"{placement.kind}[{ranks}]{'x'.join(map(str, placement.shape))}":
-        yield _other_placement(f"{node.op} at {node.source}, inside sbp.on(...)", text, placement)
+def _check_scopes(graph: Graph, placement: Placement) -> Iterator[Problem]:
+    """Ops that belong to other placements: one problem for each of those."""
+    found: dict[str, list[Node]] = {}
+    for node in graph.walk():
+        at = node.source.scope.rfind(SCOPE)
+        if at >= 0:
+            text = node.source.scope[at + len(SCOPE) :].split("/")[0].rstrip(")")
+            found.setdefault(text, []).append(node)
+    own = f"{placement.kind}[{','.join(map(str, placement.ranks))}]{'x'.join(map(str, placement.shape))}"
+    for text, nodes in found.items():
+        if text != own:
+            kind, ranks, shape = text.replace("]", "[").split("[")
+            more = f" and {len(nodes) - 1} more ops" if len(nodes) > 1 else ""
+            where = f"{nodes[0].op} at {nodes[0].source}{more}, inside sbp.on(...)"
+            yield _other_placement(where, f"{kind}({shape.replace('x', ' x ')}), ranks {ranks}", placement)
+
+
+def _check_foreign(graph: Graph, node: Node, placement: Placement) -> Iterator[Problem]:
+    """Ops by which JAX itself places tensors on devices: a single-device program has none."""
+    if node.op == "shard_map":
+        yield Problem(
+            "annotation",
+            f"jax.shard_map at {node.source}",
+            f"a function of shards, on {node.params['mesh'].shape}",
+            "a function of whole tensors",
+            "the program becomes one shard_map itself, with the collectives that its signatures need",
+            "write what it computes for one device; sbp.register_rule for an op that only exists per shard",
+        )
+    elif node.op == "sharding_constraint":
+        value = graph.operand(node.inputs[0])
+        where = f"with_sharding_constraint at {node.source}: {value.dtype}{list(value.shape)}"
+        sharding = node.params["sharding"]
+        spec = getattr(sharding, "spec", None)
+        nd = None if spec is None else from_partition_spec(spec, value.shape, where, placement)[0]
+        yield Problem(
+            "annotation",
+            where,
+            str(sharding if spec is None else spec),
+            "sbp.annotate",
+            "the signature of a tensor inside a program is said with annotate, which also knows P",
+            f"sbp.annotate(x, {format_sbp(nd if nd is not None else (B,) * placement.ndim)})",
+        )
 
 
 def _other_placement(where: str, got: str, placement: Placement) -> Problem:
@@ -104,7 +161,7 @@ def _other_placement(where: str, got: str, placement: Placement) -> Problem:
         got,
         str(placement),
         "one program runs on one placement; ops on several placements would be pipeline stages",
-        "leave placement= out, or compile on that placement",
+        "leave placement= and sbp.on out, or compile on that placement",
     )
 
 
@@ -112,8 +169,10 @@ def _check_conflict(node: Node, nd: NdSbp, producers: dict[int, Node], where: st
     """Two annotations of one tensor that say different things."""
     (x,) = node.inputs
     before = None if isinstance(x, Const) else producers.get(x)
-    other = pin_of(before) if before is not None else None
-    if before is not None and other is not None and other.nd is not None and other.nd != nd and before.source.file:
+    if before is None or not before.source.file:
+        return
+    other = pin_of(before)
+    if other is not None and other.nd is not None and other.nd != nd:
         yield Problem(
             "annotation",
             where,
@@ -137,56 +196,102 @@ def check_partials(candidates: Candidates, boxings: Boxings) -> list[Problem]:
         missing = [s for s in pin.nd if isinstance(s, Partial) and s.op not in have]
         if missing:
             maker = None if isinstance(x, Const) else producers.get(x)
-            problems.append(_no_such_partial(candidates, node, maker, pin.nd, missing[0], boxings))
+            options = _alternatives(candidates, x, maker, boxings)
+            problems.append(_no_such_partial(graph, node, maker, pin.nd, missing[0], options))
     return problems
 
 
+@dataclass(frozen=True, slots=True)
+class _Alternative:
+    """A signature that a tensor can have where it is made: the op's time, and the cost to make it whole."""
+
+    nd: NdSbp
+    op_seconds: float
+    box_seconds: float
+    wire_bytes: float
+
+    def __str__(self) -> str:
+        whole = "" if all(s == B for s in self.nd) else (
+            f", then {seconds_text(self.box_seconds)} and {bytes_text(self.wire_bytes)} sent to make it whole"
+        )
+        return f"{format_sbp(self.nd)} takes {seconds_text(self.op_seconds)}{whole}"
+
+
+def _alternatives(c: Candidates, x: Operand, maker: Node | None, boxings: Boxings) -> list[_Alternative]:
+    """What a tensor can lie as where it is made, the cheapest first."""
+    value, network = c.graph.operand(x), boxings.network
+    hierarchy, whole = c.placement.shape, (B,) * c.placement.ndim
+    seconds: dict[NdSbp, float] = {}
+    strategies = c.strategies.get(maker.id, ()) if maker is not None else ()
+    for s in strategies:
+        assert maker is not None and not isinstance(x, Const)
+        nd = s.results[maker.outputs.index(x)]
+        op = node_seconds(c.graph, maker, s, hierarchy, network.hardware)
+        seconds[nd] = min(op, seconds.get(nd, op))
+    if not strategies:
+        seconds = dict.fromkeys(rest_signatures(value.shape, value.dtype, c.placement), 0.0)
+    out = []
+    for nd, op in seconds.items():
+        own = frozenset(s.op for s in nd if isinstance(s, Partial))
+        dims = tuple(sorted({s.dim for s in nd if isinstance(s, Split)}))
+        path = boxings.of(value.shape, value.dtype, own, dims).path(nd, whole)
+        size = compat.itemsize(value.dtype)
+        box = sum(network.seconds(m, value.shape, size) for m in path)
+        wire = sum(wire_bytes(m, value.shape, size, hierarchy) for m in path if m.is_collective)
+        out.append(_Alternative(nd, op, box, wire))
+    return sorted(out, key=lambda a: a.op_seconds + a.box_seconds)
+
+
 def _no_such_partial(
-    c: Candidates, node: Node, maker: Node | None, nd: NdSbp, missing: Partial, boxings: Boxings
+    graph: Graph, node: Node, maker: Node | None, nd: NdSbp, missing: Partial, options: Sequence[_Alternative]
 ) -> Problem:
     """The error for a P that no rule gives, with every alternative and its cost."""
-    value = c.graph.operand(node.inputs[0])
-    name = f"{maker.op} at {maker.source}" if maker is not None else f"argument {getattr(value, 'name', value)}"
-    made: list[NdSbp] = []
-    if maker is not None:
-        k = maker.outputs.index(node.inputs[0]) if not isinstance(node.inputs[0], Const) else 0
-        made = list(dict.fromkeys(s.results[k] for s in c.strategies[maker.id]))
-    legal = ", ".join(format_sbp(s) for s in made[:12]) or "S(dim), B"
-    sizes = [
-        f"{format_sbp(s)} keeps {int(np.prod(local_shape(value.shape, s, c.placement.shape)))} of "
-        f"{int(np.prod(value.shape))} elements per device"
-        for s in made[:3]
-        if s != (B,) * len(s)
-    ]
+    value = graph.operand(node.inputs[0])
+    if maker is None:
+        made, why = f"argument {getattr(value, 'name', value)}", "it arrives as whole values"
+    else:
+        made = f"made by {maker.op} at {maker.source}"
+        why = f"{maker.op} has no signature that leaves {missing}"
+    shown = [str(a) for a in options[:SHOWN]]
+    if len(options) > SHOWN:
+        shown.append(f"and {len(options) - SHOWN} more, each slower")
     return Problem(
         "annotation",
-        f"annotate(...) at {node.source}: {value.dtype}{list(value.shape)}, made by {name}",
+        f"annotate(...) at {node.source}: {value.dtype}{list(value.shape)}, {made}",
         format_sbp(nd),
-        legal,
-        f"{name} has no signature that leaves {missing}: only a reduction over a split dim does",
-        "; ".join(sizes) or "annotate the result of the reduction instead",
+        "; ".join(shown),
+        f"{why}: only a reduction over a split dim makes a {missing}",
+        f"{format_sbp(options[0].nd)}, or annotate the result of the reduction itself",
     )
 
 
-
-
-
-def uneven_notes(in_sbp: Sequence[NdSbp | None], out_sbp: Sequence[NdSbp | None], traced: Traced, placement: Placement) -> list[str]:
-    """A remark for each pinned tensor that JAX cannot hold split, with the padded size that would avoid it."""
-    graph, notes = traced.graph, []
-    for paths, shapes, sbps in (
-        (traced.in_paths, [graph.values[v].shape for v in graph.inputs], in_sbp),
-        (traced.out_paths, [graph.operand(x).shape for x in graph.outputs], out_sbp),
-    ):
-        for path, shape, nd in zip(paths, shapes, sbps, strict=False):
-            if nd is None or at_rest(shape, nd, placement.shape) == nd:
-                continue
-            for dim in {s.dim for s in nd if isinstance(s, Split)}:
-                group = int(np.prod([placement.shape[a] for a in splits_of(nd, dim)]))
-                if shape[dim] % group:
-                    padded = -(-shape[dim] // group) * group
-                    notes.append(
-                        f"{path}: dim {dim} of size {shape[dim]} does not divide by {group}: split inside, whole at rest; "
-                        f"a size of {padded} would stay split"
-                    )
+def uneven_notes(
+    in_sbp: Sequence[NdSbp | None], out_sbp: Sequence[NdSbp | None], traced: Traced, placement: Placement
+) -> list[str]:
+    """A remark for each pinned tensor that JAX cannot hold split, with the size that would avoid it."""
+    graph = traced.graph
+    ins = zip(traced.in_paths, graph.inputs, in_sbp, strict=False)
+    outs = zip(traced.out_paths, graph.outputs, out_sbp, strict=True)
+    notes = []
+    for path, x, nd in (*ins, *outs):
+        shape = graph.operand(x).shape
+        rest = None if nd is None else at_rest(shape, nd, placement.shape)
+        if nd is None or rest is None or rest == nd:
+            continue
+        for dim in sorted({s.dim for s in nd if isinstance(s, Split)}):
+            group = math.prod(placement.shape[a] for a in splits_of(nd, dim))
+            if shape[dim] % group:
+                notes.append(
+                    f"{path}: dim {dim} of size {shape[dim]} does not divide by {group}: "
+                    f"{format_sbp(nd)} inside, {format_sbp(rest)} at rest; "
+                    f"a size of {-(-shape[dim] // group) * group} would stay split"
+                )
     return notes
+
+
+def effect_notes(graph: Graph, placement: Placement) -> list[str]:
+    """A remark for each op that talks to the host: every device executes it."""
+    found = {n.source: n.op for n in graph.walk() if n.op.endswith("callback") or n.op == "debug_print"}
+    if placement.size == 1:
+        return []
+    return [f"{op} at {at} runs on each of the {placement.size} devices" for at, op in found.items()]

@@ -10,7 +10,7 @@ from typing import TypeAlias
 from sbp.passes.graph import Const, Node, Source
 from sbp.passes.moves import Move
 from sbp.passes.names import Names
-from sbp.passes.physical import Border, Box, Compute, Physical, Version, writes
+from sbp.passes.physical import Border, Box, Compute, Physical, Version
 from sbp.passes.plan.candidates import Strategy, pin_of
 from sbp.passes.wiring import ports
 from sbp.rules import Row
@@ -53,6 +53,20 @@ class Reasons:
         return {s.node.id: s.node for s, _ in self.physical.walk() if isinstance(s, Border)}
 
     @cached_property
+    def _across(self) -> Mapping[int, int]:
+        """What a value is on the other side of a loop's or branch's border."""
+        across: dict[int, int] = {}
+        for node in self._borders.values():
+            for port in ports(node):
+                outside = None if port.operand is None else node.inputs[port.operand]
+                if isinstance(outside, int):
+                    across.update(dict.fromkeys(port.enters, outside))
+                leaving = [x for x in port.leaves if isinstance(x, int)]
+                if port.result is not None and leaving:
+                    across[node.outputs[port.result]] = leaving[0]
+        return across
+
+    @cached_property
     def _splits(self) -> Mapping[Version, tuple[_Origin, ...]]:
         """Per version of a value and per axis: the nearest argument whose split it carries on."""
         found: dict[Version, tuple[_Origin, ...]] = {}
@@ -61,10 +75,12 @@ class Reasons:
         unknown: tuple[_Origin, ...] = (None,) * self.physical.placement.ndim
         for step, _ in self.physical.walk():
             if isinstance(step, Border):
-                entering = [
-                    (v, nd) for p, nd in zip(ports(step.node), step.inside, strict=True) for v in p.enters
-                ]
-                found.update(dict.fromkeys([*entering, *writes(step)], unknown))
+                for port, nd in zip(ports(step.node), step.inside, strict=True):
+                    x = None if port.operand is None else step.node.inputs[port.operand]
+                    outside = found.get((x, port.outer(nd)), unknown) if isinstance(x, int) else unknown
+                    found.update({(v, nd): outside for v in port.enters})
+                    if port.result is not None:
+                        found[step.node.outputs[port.result], port.outer(nd)] = outside
                 continue
             if isinstance(step, Box):
                 old = found[step.value, step.move.before]
@@ -87,7 +103,7 @@ class Reasons:
         return (hops + 1, name) if name else None
 
     def source(self, box: Box) -> Source:
-        """The line that caused the move: that of the op that left the sum, else of the op that wants the tensor."""
+        """The line that caused the move: of the op that left the sum, else of the op that asked for it."""
         if isinstance(box.move.old, Partial):
             origin = self._origin(box)
             if origin is not None and origin[0].source.file:
@@ -95,7 +111,7 @@ class Reasons:
         wanted = self._nodes.get(box.user)
         if wanted is not None and wanted[0].source.file:
             return wanted[0].source
-        made = self._made.get(box.value)
+        made = self._made.get(box.value) or self._made.get(self._across.get(box.value, -1))
         border = self._borders.get(box.user)
         return made[0].source if made is not None else border.source if border is not None else Source()
 
@@ -164,8 +180,12 @@ class Reasons:
 
     def _origin(self, box: Box) -> tuple[Node, Strategy, Row] | None:
         """The op that left the partial value: walks back through the ops that only passed it on."""
-        value, axis = box.value, box.move.axes[0]
-        while value in self._made:
+        value, axis, seen = box.value, box.move.axes[0], set[int]()
+        while value not in seen and (value in self._made or value in self._across):
+            seen.add(value)
+            if value not in self._made:
+                value = self._across[value]
+                continue
             node, strategy = self._made[value]
             if len(strategy.rows) <= axis:
                 return None

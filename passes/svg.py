@@ -128,7 +128,7 @@ def fitted(text: str, width: float, advance: float) -> str:
     """A text cut in the middle to what fits: both ends of a path tell something.
 
     >>> fitted("params['layers'][*]['qkv']", 60, 6)
-    "para…'qkv']"
+    "par…'qkv']"
     """
     room = int(width / advance)
     if len(text) <= room:

@@ -10,11 +10,12 @@ from sbp.passes.boxing import Boxings, Network
 from sbp.passes.explain import Collective, Plan, talking_boxes
 from sbp.passes.graph import Const, Node
 from sbp.passes.names import without_indices
-from sbp.passes.physical import Compute, Physical, reads, writes
+from sbp.passes.physical import Border, Box, Compute, Physical, reads, writes
 from sbp.passes.plan.candidates import Candidates, Strategy, enumerate_candidates
 from sbp.passes.plan.cost import node_seconds
 from sbp.passes.plan.model import boxing_of
 from sbp.passes.report import bytes_text, kind_text, over_text, seconds_text, tensor_text
+from sbp.passes.wiring import ports
 from sbp.signature import NdSbp, Partial, format_sbp
 
 SHOWN = 4
@@ -26,7 +27,7 @@ class Alternative:
 
     Arguments:
       strategy: the signature.
-      seconds: how much slower the step would be with it and all else as it is.
+      seconds: how much slower one execution would be with it and all else as it is.
     """
 
     strategy: Strategy
@@ -54,20 +55,28 @@ class Alternatives:
         """How each value is made."""
         p = self.physical
         out = dict(zip(p.graph.inputs, p.inputs, strict=True))
-        for step in p.steps:
-            if isinstance(step, Compute):
+        for step, _ in p.walk():
+            if not isinstance(step, Box):
                 out.update(writes(step))
+            if isinstance(step, Border):
+                wired = zip(ports(step.node), step.inside, strict=True)
+                out.update((v, nd) for port, nd in wired for v in port.enters)
         return out
 
     @cached_property
     def _wanted(self) -> Mapping[int, Sequence[tuple[int, NdSbp]]]:
-        """How each value is read: (node id, or -1 for a result; signature)."""
+        """How each value is read: (node id, or -1 for what leaves the program or a body; signature)."""
         p = self.physical
         out: dict[int, list[tuple[int, NdSbp]]] = {}
-        for step in p.steps:
-            if isinstance(step, Compute):
+        for step, _ in p.walk():
+            if not isinstance(step, Box):
                 for v, nd in reads(step):
                     out.setdefault(v, []).append((step.node.id, nd))
+            if isinstance(step, Border):
+                for port, nd in zip(ports(step.node), step.inside, strict=True):
+                    for x in port.leaves:
+                        if isinstance(x, int):
+                            out.setdefault(x, []).append((-1, nd))
         for x, nd in zip(p.graph.outputs, p.outputs, strict=True):
             if not isinstance(x, Const):
                 out.setdefault(x, []).append((-1, nd))
@@ -151,17 +160,18 @@ def _one(plan: Plan, index: int, what_if: Alternatives | None) -> list[str]:
     lines = [
         f"{kind_text(c.kind)} of {c.tensor}, {tensor_text(c)}",
         f"  {format_sbp(c.before)} -> {format_sbp(c.after)} over {over_text(c)}, at {c.source}",
-        f"  {bytes_text(c.wire_bytes)} sent per device, {seconds_text(c.seconds)}, {_share(plan, c)}",
+        f"  {bytes_text(c.wire_bytes)} sent per device, {seconds_text(c.seconds)}, {_share(plan, c)}"
+        + (f" ({c.count} times per step)" if c.count > 1 else ""),
         f"  why: {c.reason}",
     ]
     if what_if is None:
         return [*lines, "  (a plan from a file knows no alternatives)"]
-    steps = [s for s in what_if.physical.steps if isinstance(s, Compute)]
+    steps = [(s, n) for s, n in what_if.physical.walk() if isinstance(s, Compute)]
     box, _ = talking_boxes(what_if.physical)[index]
-    beside = [("makes", s) for s in steps if box.value in s.node.outputs]
-    beside += [("takes", s) for s in steps if s.node.id == box.user]
-    for verb, step in beside:
-        lines += _alternatives(verb, step, what_if)
+    beside = [("makes", *s) for s in steps if box.value in s[0].node.outputs]
+    beside += [("takes", *s) for s in steps if s[0].node.id == box.user]
+    for verb, step, times in beside:
+        lines += _alternatives(verb, step, times, what_if)
     if box.user < 0:
         lines.append("  it is a result: another out_sbp may avoid it")
     return lines
@@ -171,7 +181,7 @@ def _share(plan: Plan, c: Collective) -> str:
     return f"{100 * c.seconds / plan.seconds:.1f} % of the step" if plan.seconds > 0 else "0 % of the step"
 
 
-def _alternatives(verb: str, step: Compute, what_if: Alternatives) -> list[str]:
+def _alternatives(verb: str, step: Compute, times: int, what_if: Alternatives) -> list[str]:
     """What the op beside a collective could do instead."""
     found = what_if.of(step.node, step.strategy)
     chosen = f"  {step.node.op} at {step.node.source} {verb} it as {_signature(step.strategy)}"
@@ -180,7 +190,7 @@ def _alternatives(verb: str, step: Compute, what_if: Alternatives) -> list[str]:
     lines = [f"{chosen}; with all else as it is, instead:"]
     for a in found[:SHOWN]:
         sign = "+" if a.seconds >= 0 else "-"
-        lines.append(f"    {sign}{seconds_text(abs(a.seconds)):<9} {_signature(a.strategy)}")
+        lines.append(f"    {sign}{seconds_text(times * abs(a.seconds)):<9} {_signature(a.strategy)}")
     if len(found) > SHOWN:
         lines.append(f"    and {len(found) - SHOWN} more, each slower than these")
     return lines

@@ -1,25 +1,94 @@
-"""`compile` and `Program`: traced, planned and compiled on the first call per abstract signature, like `jax.jit`."""
+"""`compile` and `Program`: traced, planned and compiled on the first call per abstract signature, as jit."""
 
 from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
+from jax.extend.core import primitives
 
-from sbp.errors import Problem, raise_all
+from sbp.errors import PlacementError, SbpError, raise_all
 from sbp.hardware import hardware_for
 from sbp.options import Options
 from sbp.passes.chain import Request, compile_plan
 from sbp.passes.explain import Plan
+from sbp.passes.pins import check_annotations
 from sbp.passes.trace import Traced, trace
+from sbp.passes.trace import _paths as leaf_paths
 from sbp.placement import Placement
+from sbp.resolve import resolve
 from sbp.runtime import arguments
 from sbp.runtime.lower import lower, shardings
 from sbp.signature import AUTO
+
+# Settings of JAX that a traced program depends on, as those of jit do.
+SETTINGS = (
+    "jax_enable_x64",
+    "jax_default_matmul_precision",
+    "jax_threefry_partitionable",
+    "jax_default_prng_impl",
+    "jax_numpy_dtype_promotion",
+    "jax_numpy_rank_promotion",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """The arguments of one call, taken apart.
+
+    Arguments:
+      args, kwargs: as given.
+      static: positions of the arguments that are not traced.
+      leaves, tree: of the others.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    static: frozenset[int]
+    leaves: list[Any]
+    tree: Any
+
+    @staticmethod
+    def take(args: tuple[Any, ...], kwargs: Mapping[str, Any], static: Sequence[int]) -> Call:
+        """Takes a call apart; negative positions count from the end."""
+        at = frozenset(i % len(args) for i in static if -len(args) <= i < len(args))
+        dynamic = tuple(a for i, a in enumerate(args) if i not in at) if at else args
+        return Call(args, kwargs, at, *jax.tree.flatten((dynamic, dict(kwargs))))
+
+    def traced(self, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+        """The arguments that are not static, with other leaves."""
+        args, kwargs = jax.tree.unflatten(self.tree, leaves)
+        return args, kwargs
+
+    def full(self, dynamic: Sequence[Any]) -> list[Any]:
+        """All positional arguments, those that are not static replaced."""
+        rest = iter(dynamic)
+        return [a if i in self.static else next(rest) for i, a in enumerate(self.args)]
+
+    def values(self) -> tuple[Any, ...]:
+        """The static arguments, with their types: 1, 1.0 and True are equal, but not the same program."""
+        return tuple((i, type(self.args[i]), self.args[i]) for i in sorted(self.static))
+
+    def donated(self, argnums: Sequence[int]) -> tuple[int, ...]:
+        """Positions of the leaves of arguments."""
+        n = len(self.args)
+        given = {i % n for i in argnums if -n <= i < n}
+        out: list[int] = []
+        start = 0
+        for i, a in enumerate(self.args):
+            size = 0 if i in self.static else len(jax.tree.leaves(a))
+            out += range(start, start + size) if i in given else ()
+            start += size
+        return tuple(out)
+
+    def paths(self, fn: Callable[..., Any]) -> tuple[str, ...]:
+        """A name per leaf."""
+        at = [i for i in range(len(self.args)) if i not in self.static]
+        return leaf_paths(fn, tuple(self.args[i] for i in at), self.kwargs, at)
 
 
 @dataclass
@@ -29,40 +98,67 @@ class Built:
     traced: Traced
     plan: Plan
     donate: tuple[int, ...]
+    weak: tuple[bool, ...]
     moved: dict[str, str] = field(default_factory=dict)
+
+    def jitted(self, mesh: Any) -> Any:
+        """The program over a mesh: flat arguments in, flat results out."""
+        physical = self.plan.physical
+        assert physical is not None
+        program = lower(physical, mesh, self.donate)
+        if not any(self.weak):
+            return program
+
+        def weakly_typed(*args: Any) -> tuple[Any, ...]:
+            return tuple(_weaken(x) if w else x for x, w in zip(program(*args), self.weak, strict=True))
+
+        ins, outs = shardings(physical, mesh)
+        return jax.jit(
+            weakly_typed, donate_argnums=self.donate, in_shardings=tuple(ins), out_shardings=tuple(outs)
+        )
 
     @functools.cached_property
     def executable(self) -> tuple[Any, list[Any], list[Any]]:
-        """The jitted program, the shardings of its arguments, and the placed arrays that the function closes over."""
+        """The jitted program, the shardings of its arguments, and the closed-over arrays."""
         physical = self.plan.physical
         assert physical is not None
         mesh = physical.placement.mesh
         ins, _ = shardings(physical, mesh)
-        jitted = lower(physical, mesh, self.donate)
         n = len(self.traced.in_paths)
         consts = [jax.device_put(c, s) for c, s in zip(physical.graph.consts, ins[n:], strict=True)]
-        return jitted, ins, consts
+        return self.jitted(mesh), ins, consts
 
-    def place(self, leaves: Sequence[Any]) -> list[Any]:
-        """Arguments where the program wants them; one that lay otherwise is moved, and named once."""
-        _, ins, _ = self.executable
-        return [
+    def run(self, leaves: Sequence[Any]) -> Any:
+        """Runs the program on the leaves of a call."""
+        jitted, ins, consts = self.executable
+        placed = [
             self._moved(i, x, s) if isinstance(x, jax.Array) and x.sharding != s and x.committed else x
             for i, (x, s) in enumerate(zip(leaves, ins, strict=False))
         ]
+        out = jitted(*placed, *consts)
+        for i in self.donate:
+            # What had to be moved was donated as a copy; donation promises that the original is gone too.
+            if isinstance(leaves[i], jax.Array) and not leaves[i].is_deleted():
+                leaves[i].delete()
+        return jax.tree.unflatten(self.traced.out_tree, out)
 
     def _moved(self, i: int, x: Any, sharding: Any) -> Any:
         if x.sharding.is_equivalent_to(sharding, x.ndim):
             return x
         path = self.traced.in_paths[i]
         if path not in self.moved and len(x.sharding.device_set) > 1:
-            self.moved[path] = f"{path} arrived as {x.sharding.spec if hasattr(x.sharding, 'spec') else x.sharding}"
+            self.moved[path] = f"{path} arrived as {getattr(x.sharding, 'spec', x.sharding)}"
             warnings.warn(
                 f"sbp: {self.moved[path]} and is moved to {sharding.spec} on every call; "
                 "place it once with jax.device_put, or give in_sbp the signature that it has",
                 stacklevel=5,
             )
         return jax.device_put(x, sharding)
+
+
+def _weaken(x: Any) -> Any:
+    """The same value, weakly typed: it came from Python scalars, and `shard_map` forgets that."""
+    return primitives.convert_element_type_p.bind(x, new_dtype=x.dtype, weak_type=True, sharding=None)
 
 
 class Program:
@@ -78,12 +174,15 @@ class Program:
         static_argnums: Sequence[int],
         options: Options,
     ) -> None:
+        functools.update_wrapper(self, fn, updated=())
         self.fn, self.placement = fn, placement
         self.in_sbp, self.out_sbp = in_sbp, out_sbp
         self.donate_argnums, self.static_argnums = tuple(donate_argnums), tuple(static_argnums)
         self.options = options
         self._built: dict[Any, Built] = {}
-        functools.update_wrapper(self, fn)
+
+    def __repr__(self) -> str:
+        return f"<Program {getattr(self.fn, '__name__', self.fn)} on {self.placement}>"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the program on logical arrays; host arrays are placed.
@@ -91,60 +190,91 @@ class Program:
         Raises:
           SbpError: for arguments, signatures or annotations that cannot be taken, all of them at once.
         """
-        leaves, built = self._prepare(args, kwargs)
-        jitted, _, consts = built.executable
-        out = jitted(*built.place(leaves), *consts)
-        return jax.tree.unflatten(built.traced.out_tree, out)
+        call, built = self._prepare(args, kwargs, concrete=True)
+        return built.run(call.leaves)
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
-        """What the program will do with such arguments (arrays or `ShapeDtypeStruct`s); needs none of the devices."""
+        """What the program will do with such arguments (arrays or `ShapeDtypeStruct`s); needs no devices.
+
+        Raises:
+          SbpError: as a call does.
+        """
         built = self._prepare(args, kwargs)[1]
         if not built.moved:
             return built.plan
         return replace(built.plan, notes=(*built.plan.notes, *(f"{m}: moved" for m in built.moved.values())))
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
-        """The lowered program, as `jax.stages.Lowered`; without the devices it can be read but not compiled."""
-        leaves, built = self._prepare(args, kwargs)
+        """The lowered program, as `jax.stages.Lowered`; without the devices it can be read but not compiled.
+
+        Raises:
+          SbpError: as a call does.
+        """
+        call, built = self._prepare(args, kwargs)
         physical = built.plan.physical
         assert physical is not None
-        avals = [arguments.abstract(x) for x in (*leaves, *physical.graph.consts)]
-        mesh = self._mesh()
-        if mesh is not None:
-            return built.executable[0].lower(*avals)
-        jitted = lower(physical, self.placement.abstract_mesh, built.donate)
-        platform = {"gpu": "cuda"}.get(self.placement.platform, self.placement.platform)
-        return jitted.trace(*avals).lower(lowering_platforms=(platform,))
-
-    def _mesh(self) -> Any:
+        avals = [arguments.struct(arguments.abstract(x)) for x in (*call.leaves, *physical.graph.consts)]
         try:
-            return self.placement.mesh
-        except ValueError:
-            return None
+            mesh = self.placement.mesh
+        except PlacementError:
+            platform = {"gpu": "cuda"}.get(self.placement.platform, self.placement.platform)
+            traced = built.jitted(self.placement.abstract_mesh).trace(*avals)
+            return traced.lower(lowering_platforms=(platform,))
+        return built.jitted(mesh).lower(*avals)
 
-    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Built]:
-        """The dynamic leaves of a call, and the program built for their abstract signature."""
-        dynamic = tuple(a for i, a in enumerate(args) if i not in self.static_argnums)
-        static = tuple(args[i] for i in self.static_argnums if i < len(args))
-        leaves, tree = jax.tree.flatten((dynamic, kwargs))
-        raise_all(arguments.check_leaves(leaves, _Paths(dynamic, kwargs)))
-        avals = tuple(arguments.abstract(x) for x in leaves)
-        key = tree, static, avals, jax.config.read("jax_enable_x64")
+    def _prepare(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, concrete: bool = False
+    ) -> tuple[Call, Built]:
+        """A call taken apart, and the program built for its abstract signature."""
+        call = Call.take(args, kwargs, self.static_argnums)
+        self._check(call, concrete)
+        avals = tuple(map(arguments.abstract, call.leaves))
+        settings = tuple(getattr(jax.config, name) for name in SETTINGS)
+        key = call.tree, call.values(), avals, settings
         if key not in self._built:
-            self._built[key] = self._build(args, kwargs, dynamic, tree, avals)
-        return leaves, self._built[key]
+            self._built[key] = self._build(call, avals)
+        return call, self._built[key]
 
-    def _build(self, args: tuple[Any, ...], kwargs: Any, dynamic: Any, tree: Any, avals: Sequence[Any]) -> Built:
-        abstract_args, abstract_kwargs = jax.tree.unflatten(tree, avals)
-        rest = iter(abstract_args)
-        full = [a if i in self.static_argnums else next(rest) for i, a in enumerate(args)]
-        traced = trace(self.fn, full, abstract_kwargs, self.static_argnums)
-        out = jax.tree.unflatten(traced.out_tree, [traced.graph.operand(x) for x in traced.graph.outputs])
-        ins, wrong = arguments.resolve_inputs(
-            self.in_sbp, abstract_args, abstract_kwargs, traced.in_paths, self.placement
+    def _check(self, call: Call, concrete: bool) -> None:
+        """Raises for arguments that cannot be taken, together with what is wrong with in_sbp."""
+        names = functools.cache(lambda: call.paths(self.fn))
+        found = [arguments.check_leaf(x, i, names, concrete) for i, x in enumerate(call.leaves)]
+        problems = [p for p in found if p is not None]
+        problems += arguments.check_static(call.values())
+        if concrete and self.donate_argnums:
+            problems += arguments.check_donated(call.leaves, call.donated(self.donate_argnums), names)
+        if problems:
+            known = [arguments.NOT_TAKEN if p else x for p, x in zip(found, call.leaves, strict=True)]
+            dynamic, named = call.traced(known)
+            _, wrong = arguments.resolve_inputs(self.in_sbp, dynamic, named, names(), self.placement)
+            raise_all([*problems, *wrong])
+
+    def _build(self, call: Call, avals: Sequence[arguments.Abstract]) -> Built:
+        """Traces and plans for one abstract signature."""
+        args, kwargs = call.traced([arguments.struct(a) for a in avals])
+        ins, problems = arguments.resolve_inputs(
+            self.in_sbp, args, kwargs, call.paths(self.fn), self.placement
         )
-        outs, also = arguments.resolve_outputs(self.out_sbp, out, traced.out_paths, self.placement)
-        problems: list[Problem] = [*wrong, *also]
+        weak: list[bool] = []
+
+        @functools.wraps(self.fn, updated=())
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            out = self.fn(*args, **kwargs)
+            weak[:] = map(arguments.is_weak, jax.tree.leaves(out))
+            return out
+
+        try:
+            traced = trace(watched, call.full(args), kwargs, sorted(call.static))
+        except Exception as e:
+            raise_all([*problems, *(e.problems if isinstance(e, SbpError) else ())] if problems else ())
+            raise
+        graph = traced.graph
+        out = jax.tree.unflatten(traced.out_tree, [graph.operand(x) for x in graph.outputs])
+        outs, wrong = resolve(self.out_sbp, out, traced.out_paths, self.placement, "out_sbp")
+        problems += [*wrong, *check_annotations(graph, self.placement)]
+        if self.options.plan is not None:
+            ins, outs, wrong = arguments.adopt(self.options.plan, traced, ins, outs, self.placement)
+            problems += wrong
         raise_all(problems)
         request = Request(
             name=getattr(self.fn, "__name__", "program"),
@@ -152,43 +282,12 @@ class Program:
             hardware=self.options.hardware or hardware_for(self.placement.kind),
             in_sbp=tuple(ins),
             out_sbp=tuple(outs),
-            ties=arguments.ties(abstract_args, out, outs),
+            ties=arguments.ties(args, out, outs),
             time_limit_seconds=self.options.time_limit,
+            memory_limit_bytes=self.options.memory_limit,
         )
         plan = compile_plan(traced, request, check=bool(self.options.check))
-        return Built(traced, plan, self._donated(args))
-
-    def _donated(self, args: Sequence[Any]) -> tuple[int, ...]:
-        """Positions of the donated leaves."""
-        out, start = [], 0
-        for i, a in enumerate(args):
-            if i in self.static_argnums:
-                continue
-            n = len(jax.tree.leaves(a))
-            out += range(start, start + n) if i in self.donate_argnums else []
-            start += n
-        return tuple(out)
-
-
-class _Paths(Sequence[str]):
-    """Names of argument leaves, computed only when an error needs them."""
-
-    def __init__(self, args: tuple[Any, ...], kwargs: Any) -> None:
-        self.tree = args, kwargs
-
-    @functools.cached_property
-    def names(self) -> list[str]:
-        found = jax.tree_util.tree_flatten_with_path(self.tree)[0]
-        return [
-            (f"argument {p[1].idx}" if p[0].idx == 0 else str(p[1].key)) + jax.tree_util.keystr(p[2:])
-            for p, _ in found
-        ]
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-    def __getitem__(self, i: Any) -> Any:
-        return self.names[i]
+        return Built(traced, plan, call.donated(self.donate_argnums), tuple(weak))
 
 
 def compile(
@@ -208,9 +307,12 @@ def compile(
       placement: the devices.
       in_sbp: a pytree prefix of signatures for the positional arguments that are not static; AUTO is chosen.
       out_sbp: the same for the results; state that comes back keeps its argument's signature.
-      donate_argnums: arguments whose memory the results may take.
-      static_argnums: arguments that are Python values.
+      donate_argnums: arguments whose memory the results may take; they are gone after the call.
+      static_argnums: arguments that are Python values; negative positions count from the end of the call.
       options: limits, hardware, checks.
+
+    Raises:
+      SbpError: for arguments that are not what they should be, all of them at once.
 
     >>> import jax.numpy as jnp
     >>> from sbp.placement import placement
@@ -218,20 +320,8 @@ def compile(
     >>> double(jnp.ones(2)).tolist()
     [2.0, 2.0]
     """
-    if not isinstance(placement, Placement):
-        raise_all([_not_a_placement(placement)])
-    donate = (donate_argnums,) if isinstance(donate_argnums, int) else donate_argnums
-    static = (static_argnums,) if isinstance(static_argnums, int) else static_argnums
+    donate, wrong = arguments.positions(donate_argnums, fn, "donate_argnums")
+    static, also = arguments.positions(static_argnums, fn, "static_argnums")
+    both = sorted(set(donate) & set(static))
+    raise_all([*arguments.check_compile(fn, placement, options, both), *wrong, *also])
     return Program(fn, placement, in_sbp, out_sbp, donate, static, options or Options())
-
-
-def _not_a_placement(got: Any) -> Problem:
-    mesh = isinstance(got, jax.sharding.Mesh)
-    return Problem(
-        "placement",
-        "compile(fn, placement)",
-        f"{got!r:.80}",
-        "an sbp.placement",
-        "the second argument says which devices the program runs on",
-        "sbp.Placement.from_mesh(mesh)" if mesh else "sbp.placement('cpu', shape=(8,))",
-    )

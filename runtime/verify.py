@@ -1,4 +1,4 @@
-"""`verify`: the distributed program against the logical function on one device, down to the first op that differs."""
+"""`verify`: the distributed program against the function on one device, down to the first op that differs."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ import numpy as np
 
 from sbp import compat
 from sbp.errors import MismatchError, Problem
+from sbp.hardware import hardware_for
+from sbp.passes.boxing import Boxings, Network
 from sbp.passes.graph import Const, Graph, Node
 from sbp.passes.moves import Move
-from sbp.passes.physical import Box, Compute, Physical, Step
-from sbp.passes.boxing import Boxings, Network
+from sbp.passes.physical import Box, Physical, Step, reads, writes
 from sbp.runtime.execute import Built, Program
 from sbp.runtime.lower import lower
-from sbp.signature import B, NdSbp, Partial, Split
+from sbp.signature import B, NdSbp, Partial, Split, format_sbp
 
 # Relative to the largest magnitude of the tensor, by item size in bytes; integers and booleans must be equal.
 TOLERANCE = {2: 2e-2, 4: 1e-4, 8: 1e-9, 16: 1e-9}
@@ -42,7 +43,7 @@ class Report:
 
 
 def difference(a: Any, b: Any) -> float:
-    """The largest difference of two arrays, relative to the larger magnitude; 0.0 where both are NaN or equal."""
+    """The largest difference of two arrays, relative to the larger magnitude; 0.0 where equal or both NaN."""
     if compat.is_key(a.dtype):
         a, b = jax.random.key_data(a), jax.random.key_data(b)
     x, y = np.asarray(a), np.asarray(b)
@@ -79,14 +80,14 @@ def verify(program: Program, *args: Any, **kwargs: Any) -> Report:
     Raises:
       MismatchError: if a result differs; it names the first op whose own result differs.
     """
-    leaves, built = program._prepare(args, kwargs)
-    host = [_to_host(x) for x in leaves]
+    call, built = program._prepare(args, kwargs, concrete=True)
+    host = [_to_host(x) for x in call.leaves]
     graph = built.traced.graph
     expected = _one_device(graph, host, [x for x in graph.outputs if not isinstance(x, Const)])
-    got = iter(_distributed(program, built, host))
+    jitted, _, consts = built.executable
+    got = jitted(*map(_to_host, host), *consts)
     largest = 0.0
-    for path, x in zip(built.traced.out_paths, graph.outputs, strict=True):
-        out = next(got)
+    for path, x, out in zip(built.traced.out_paths, graph.outputs, got, strict=True):
         if isinstance(x, Const):
             continue
         error = difference(out, expected[x])
@@ -97,14 +98,13 @@ def verify(program: Program, *args: Any, **kwargs: Any) -> Report:
 
 
 def _to_host(x: Any) -> Any:
-    return jax.random.wrap_key_data(
-        np.asarray(jax.random.key_data(x)), impl=jax.random.key_impl(x)
-    ) if hasattr(x, "dtype") and compat.is_key(x.dtype) else np.array(x) if hasattr(x, "dtype") else x
-
-
-def _distributed(program: Program, built: Built, host: Sequence[Any]) -> Any:
-    jitted, _, consts = built.executable
-    return jitted(*host, *consts)
+    """A copy that no device owns: it can be donated, and given to any program."""
+    if not hasattr(x, "dtype"):
+        return x
+    if compat.is_key(x.dtype):
+        words = jnp.asarray(np.asarray(jax.random.key_data(x)))
+        return jax.random.wrap_key_data(words, impl=jax.random.key_impl(x))
+    return np.array(x)
 
 
 def _one_device(graph: Graph, host: Sequence[Any], wanted: Sequence[int]) -> dict[int, Any]:
@@ -157,9 +157,9 @@ def _chunks(graph: Graph) -> Iterator[list[Node]]:
 def _problem(built: Built, node: Node, v: int, path: str, error: float, bad: float) -> Problem:
     physical = built.plan.physical
     assert physical is not None
-    used = next(s for s in physical.steps if isinstance(s, Compute) and v in s.node.outputs)
-    ins = ", ".join(str(list(nd)) for nd in used.strategy.operands)
-    outs = ", ".join(str(list(nd)) for nd in used.strategy.results)
+    used = next(s for s in physical.steps if not isinstance(s, Box) and v in s.node.outputs)
+    ins = ", ".join(format_sbp(nd) for _, nd in reads(used)) or "scalars"
+    outs = ", ".join(format_sbp(nd) for _, nd in writes(used))
     return Problem(
         "mismatch",
         f"{path} differs; the first op that differs is {node.op} at {node.source}",
@@ -183,26 +183,20 @@ def with_outputs(physical: Physical, values: Sequence[int]) -> Physical:
     """The same program with other results: `values`, each brought to B right after it is made."""
     graph, placement = physical.graph, physical.placement
     wanted, whole = set(values), (B,) * placement.ndim
-    boxings = Boxings(Network(placement, _hardware(placement)))
+    boxings = Boxings(Network(placement, hardware_for(placement.kind)))
     steps: list[Step] = []
     for step in physical.steps:
         steps.append(step)
-        if isinstance(step, Compute):
-            for v, nd in zip(step.node.outputs, step.strategy.results, strict=True):
+        if not isinstance(step, Box):
+            for v, nd in writes(step):
                 if v in wanted:
                     steps += [Box(v, m, -1) for m in _gather(boxings, graph, v, nd, whole)]
     outputs = tuple(whole for _ in values)
     return replace(physical, graph=replace(graph, outputs=tuple(values)), steps=tuple(steps), outputs=outputs)
 
 
-def _hardware(placement: Any) -> Any:
-    from sbp.hardware import hardware_for
-
-    return hardware_for(placement.kind)
-
-
 def _gather(boxings: Boxings, graph: Graph, v: int, nd: NdSbp, whole: NdSbp) -> tuple[Move, ...]:
     value = graph.values[v]
     partials = frozenset(s.op for s in nd if isinstance(s, Partial))
-    dims = tuple(sorted({s.dim for s in nd if isinstance(s, Split)} | {d for d, n in enumerate(value.shape) if n > 1}))
-    return boxings.of(value.shape, value.dtype, partials, dims).path(nd, whole)
+    dims = {s.dim for s in nd if isinstance(s, Split)} | {d for d, n in enumerate(value.shape) if n > 1}
+    return boxings.of(value.shape, value.dtype, partials, tuple(sorted(dims))).path(nd, whole)

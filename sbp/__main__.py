@@ -171,7 +171,7 @@ def _arguments(options: argparse.Namespace) -> tuple[Any, ...]:
 
 
 def _signatures(options: argparse.Namespace, placement: Placement) -> Any:
-    """The in_sbp of the function: given, beside it in its file, or left open; perhaps made from the placement."""
+    """The in_sbp of the function: given, beside it in its file, or left open."""
     from sbp.signature import AUTO
 
     if options.in_sbp:

@@ -65,7 +65,7 @@ def resolve(
 
 def _spread(prefix: Any, tree: Any, where: str, out: list[Any]) -> Iterator[Problem]:
     """Gives every leaf of `tree` its part of `prefix`; where the two part ways, a problem, and AUTO below."""
-    n_leaves = jax.tree.structure(tree).num_leaves
+    n_leaves = len(jax.tree.leaves(tree))
     if is_leaf(prefix):
         out.extend([prefix] * n_leaves)
         return
@@ -92,8 +92,11 @@ def _alike(prefix: Any, tree: Any, ours: Sequence[Any], theirs: Sequence[Any]) -
     plain = (list, tuple)
     if type(prefix) in plain and type(tree) in plain:
         return len(ours) == len(theirs)
-    one = [jax.tree.structure(x, is_leaf=lambda y, x=x: y is not x) for x in (prefix, tree)]
-    return bool(one[0] == one[1])
+
+    def one_level(x: Any) -> Any:
+        return jax.tree.structure(x, is_leaf=lambda y: y is not x)
+
+    return bool(one_level(prefix) == one_level(tree))
 
 
 def _describe(x: Any) -> str:
@@ -107,6 +110,7 @@ def _describe(x: Any) -> str:
 
 
 def _not_a_prefix(prefix: Any, tree: Any, where: str) -> Problem:
+    legal = f"{_describe(tree)}, or one signature for all of it" if _children(tree) else "one signature"
     why = "signatures are a pytree prefix: containers must match, and one signature stands for a subtree"
     if isinstance(prefix, dict) and isinstance(tree, dict):
         odd = [f"{k!r} is not there" for k in prefix if k not in tree]
@@ -116,7 +120,7 @@ def _not_a_prefix(prefix: Any, tree: Any, where: str) -> Problem:
         "signature",
         where,
         _describe(prefix),
-        f"{_describe(tree)}, or one signature for all of it" if _children(tree) else "one signature: it is one tensor",
+        legal,
         why,
         "sbp.AUTO (or None) where the compiler may choose",
     )
@@ -290,4 +294,5 @@ def to_partition_spec(nd: Sequence[Signature], ndim: int, placement: Placement) 
         entries.append(names if len(names) > 1 else names[0] if names else None)
     while entries and entries[-1] is None:
         entries.pop()
-    return PartitionSpec(*entries)
+    made: PartitionSpec = PartitionSpec(*entries)  # type: ignore[no-untyped-call, unused-ignore]
+    return made

@@ -35,7 +35,7 @@ def _dot_letters(op: Op) -> tuple[list[Letters], list[Letters], dict[str, str]]:
 
 
 def _linear(op: Op) -> tuple[int, ...]:
-    """The sides in which a product is linear: integers that are added up in a wider type wrap around too early."""
+    """The sides in which a product is linear: integers added up in a wider type wrap too early."""
     out = op.result_dtypes[0]
     return tuple(i for i in (0, 1) if not jnp.issubdtype(out, jnp.integer) or sums_pass(op.dtypes[i], out))
 
@@ -48,7 +48,8 @@ def _dot_local(ctx: Local, lhs: Any, rhs: Any) -> list[Any]:
 
 def _dot_flops(op: Op) -> float:
     (contract, _), _ = op.params["dimension_numbers"]
-    return 2.0 * math.prod(op.shapes[0][d] for d in contract) * math.prod(op.results[0])
+    taps: int = math.prod(op.shapes[0][d] for d in contract)
+    return 2.0 * float(taps * math.prod(op.results[0]))
 
 
 @rule("dot_general", local=_dot_local, flops=_dot_flops)
@@ -79,8 +80,8 @@ def _conv_local(ctx: Local, lhs: Any, rhs: Any) -> list[Any]:
 
 def _conv_flops(op: Op) -> float:
     _, rs, _ = _conv_dims(op.params)
-    taps = math.prod(op.shapes[1][d] for d in rs[1:])
-    return 2.0 * taps * math.prod(op.results[0])
+    taps: int = math.prod(op.shapes[1][d] for d in rs[1:])
+    return 2.0 * float(taps * math.prod(op.results[0]))
 
 
 @rule("conv_general_dilated", local=_conv_local, flops=_conv_flops, note="spatial dims are whole")
@@ -95,7 +96,8 @@ def conv_general_dilated(op: Op) -> list[Row]:
     if groups == 1 and batches == 1:
         operands[0][ls[1]] = operands[1][rs[1]] = "c"
         operands[1][rs[0]] = result[os[1]] = "o"
-    rows = factors(op, [tuple(o) for o in operands], [tuple(result)], reduced={"c": "sum"}, linear=_linear(op))
+    letters = [tuple(o) for o in operands]
+    rows = factors(op, letters, [tuple(result)], reduced={"c": "sum"}, linear=_linear(op))
     if groups > 1 and (op.shapes[0][ls[1]] // op.shapes[1][rs[1]]) % op.group == 0:
         rows.append(Row((Split(int(ls[1])), Split(int(rs[0]))), (Split(int(os[1])),)))
     if batches > 1 and (op.shapes[0][ls[0]] // op.results[0][os[0]]) % op.group == 0:
@@ -115,8 +117,8 @@ def _ragged_letters(op: Op) -> tuple[Letters, Letters, Letters]:
     left: list[str | None] = [f"m{d}" for d in range(len(op.shapes[0]))]
     right: list[str | None] = [f"n{d}" for d in range(len(op.shapes[1]))]
     for kind, pairs in (("k", zip(lc, rc, strict=True)), ("b", zip(lb, rb, strict=True))):
-        for i, (l, r) in enumerate(pairs):
-            left[l] = right[r] = None if l == ragged else f"{kind}{i}"
+        for i, (d, e) in enumerate(pairs):
+            left[d] = right[e] = None if d == ragged else f"{kind}{i}"
     left[ragged] = None
     for d in numbers.rhs_group_dimensions:
         right[d] = None
@@ -124,7 +126,7 @@ def _ragged_letters(op: Op) -> tuple[Letters, Letters, Letters]:
     free = [left[d] for d in range(len(left)) if d not in (*lc, *lb)]
     free += [right[d] for d in range(len(right)) if d not in used]
     by_group: list[str | None] = [None] if ragged in lc else []
-    return tuple(left), tuple(right), tuple([*by_group, *(left[d] for d in lb), *free])
+    return tuple(left), tuple(right), (*by_group, *(left[d] for d in lb), *free)
 
 
 def _ragged_local(ctx: Local, lhs: Any, rhs: Any, *sizes: Any) -> list[Any]:
@@ -134,7 +136,7 @@ def _ragged_local(ctx: Local, lhs: Any, rhs: Any, *sizes: Any) -> list[Any]:
     return ctx.bind(lhs, rhs, *sizes)
 
 
-@rule("ragged_dot_general", local=_ragged_local, flops=_ragged_flops, note="group sizes and ragged dims are whole")
+@rule("ragged_dot_general", local=_ragged_local, flops=_ragged_flops, note="ragged dims are whole")
 def ragged_dot(op: Op) -> list[Row]:
     """Contracted, batch and free dims that are not ragged; linear in each side."""
     left, right, result = _ragged_letters(op)

@@ -9,15 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from sbp.rules.factors import MAX, MIN, factors, same_dims
-from sbp.rules.local import identity_of
+from sbp.rules.local import float_limits, identity_of, integer_limits
 from sbp.rules.registry import Op, Row, element_flops, rule
 
-# What holds for sums, maxima and minima in the operands of each op. An op in none of the tables passes splits only.
+# What holds for sums, maxima and minima in the operands of each op. A plain op passes splits only.
 PLAIN = """
-abs acos acosh asin atan2 atanh cos cosh digamma erf_inv exp2 igamma igammac igamma_grad_a
-is_finite lgamma nextafter not or and xor population_count clz polygamma polynomial pow regularized_incomplete_beta
-rem rsqrt sin square sinh tan shift_left shift_right_arithmetic shift_right_logical eq ne lt le gt ge eq_to le_to lt_to
-bessel_i0e bessel_i1e one_minus_square zeta threefry2x32
+abs acos acosh asin atan2 atanh cos cosh digamma erf_inv exp2 igamma igammac igamma_grad_a is_finite
+lgamma nextafter not or and xor population_count clz polygamma polynomial pow rem
+regularized_incomplete_beta rsqrt sin square sinh tan shift_right_arithmetic shift_right_logical eq ne lt
+le gt ge eq_to le_to lt_to bessel_i0e bessel_i1e one_minus_square zeta threefry2x32
 """.split()
 # Defined on the whole line. (atanh, acosh are not: a part below the maximum may be outside, and give NaN.)
 INCREASING = """
@@ -79,9 +79,8 @@ def additive_unary(op: Op) -> list[Row]:
     operands, results = same_dims(op)
     turned = op.name == "neg" and jnp.issubdtype(op.dtypes[0], jnp.floating)
     kept = op.name in IDENTITY
-    return factors(
-        op, operands, results, additive=(0,), increasing=(0,) if kept else (), decreasing=(0,) if turned else ()
-    )
+    up, down = (0,) if kept else (), (0,) if turned else ()
+    return factors(op, operands, results, additive=(0,), increasing=up, decreasing=down)
 
 
 @rule("mul", fused=True)
@@ -89,6 +88,13 @@ def mul(op: Op) -> list[Row]:
     """Linear in each operand while the other is whole."""
     operands, results = same_dims(op)
     return factors(op, operands, results, linear=(0, 1))
+
+
+@rule("shift_left", fused=True)
+def shift_left(op: Op) -> list[Row]:
+    """A multiplication by a power of two, in integers that wrap."""
+    operands, results = same_dims(op)
+    return factors(op, operands, results, linear=(0,))
 
 
 @rule("div", fused=True)
@@ -147,10 +153,10 @@ def _kind(dtype: Any) -> str:
 
 
 def sums_pass(old: Any, new: Any) -> bool:
-    """Whether the conversion of a sum is the sum of the conversions: wider floats, integers that are not wider."""
+    """Whether the conversion of a sum is the sum of the conversions: wider floats, not wider integers."""
     kinds = _kind(old), _kind(new)
     if kinds == ("int", "int"):
-        return bool(jnp.iinfo(new).bits <= jnp.iinfo(old).bits)
+        return bool(integer_limits(new).bits <= integer_limits(old).bits)
     return kinds[0] in ("float", "complex") and kinds[1] in (kinds[0], "complex") and _holds(old, new)
 
 
@@ -158,7 +164,7 @@ def _rises(old: Any, new: Any) -> bool:
     """Whether larger values stay at least as large: no integer wraps, and what overflows becomes infinite."""
     kinds = _kind(old), _kind(new)
     if kinds == ("int", "int"):
-        a, b = jnp.iinfo(old), jnp.iinfo(new)
+        a, b = integer_limits(old), integer_limits(new)
         return bool(b.min <= a.min and a.max <= b.max)
     return kinds[0] in ("float", "int") and kinds[1] == "float" and (old == new or _has_infinity(new))
 
@@ -169,9 +175,9 @@ def _has_infinity(dtype: Any) -> bool:
 
 def _holds(old: Any, new: Any) -> bool:
     """Whether every value of float (or complex) type `old` is exact in `new`."""
-    a, b = jnp.finfo(old), jnp.finfo(new)
+    a, b = float_limits(old), float_limits(new)
     infinite = _kind(old) == "complex" or _has_infinity(new) or not _has_infinity(old)
-    return bool(b.nmant >= a.nmant and float(b.maxexp) >= float(a.maxexp) and b.minexp <= a.minexp) and infinite
+    return infinite and bool(b.nmant >= a.nmant and b.maxexp >= a.maxexp and b.minexp <= a.minexp)
 
 
 @rule("bitcast_convert_type", fused=True, note="a change of the element's width adds or removes a last dim")

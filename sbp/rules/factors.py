@@ -87,7 +87,14 @@ def sizes_of(op: Op, operands: Sequence[Letters], results: Sequence[Letters]) ->
 def _misfit(op: Op, why: str) -> RuleError:
     shapes = ", ".join(map(str, op.shapes)) + " -> " + ", ".join(map(str, op.results))
     return RuleError(
-        Problem("rule", f"the rule of {op.name!r}", shapes, "one letter per dim, one size per letter", why, "")
+        Problem(
+            "rule",
+            f"the rule of {op.name!r}",
+            shapes,
+            "one letter per dim, one size per letter",
+            why,
+            "`_` for a dim that must be whole",
+        )
     )
 
 
@@ -137,7 +144,7 @@ def same_dims(op: Op) -> tuple[list[Letters], list[Letters]]:
     out = max(op.results, key=len)
     names = tuple(f"d{i}" for i in range(len(out)))
     operands: list[Letters] = [
-        tuple(name if n == m else None for name, n, m in zip(names, s, out, strict=True)) if len(s) == len(out) else ()
+        tuple(name if n == m else None for name, n, m in zip(names, s, out, strict=True)) if s else ()
         for s in op.shapes
     ]
     return operands, [names] * len(op.results)

@@ -13,7 +13,7 @@ from jax.lax import GatherScatterMode
 
 from sbp.layout import Layout
 from sbp.rules.factors import Letters, additive_row, split_rows
-from sbp.rules.local import Local
+from sbp.rules.local import Local, integer_limits
 from sbp.rules.registry import Op, Row, rule
 from sbp.signature import B, P, Partial, Signature, Split
 
@@ -72,7 +72,9 @@ def _sizes(letters: Sequence[Letters], shapes: Sequence[Sequence[int]]) -> dict[
     return out
 
 
-def _owned(ctx: Local, index: Any, layout: Layout, dims: Sequence[int], index_map: Sequence[int]) -> tuple[Any, Any]:
+def _owned(
+    ctx: Local, index: Any, layout: Layout, dims: Sequence[int], index_map: Sequence[int]
+) -> tuple[Any, Any]:
     """Indices made local along the split looked-up `dims`, and which of them this device owns."""
     mine: Any = jnp.ones(index.shape[:-1], bool)
     columns = [index[..., c] for c in range(len(index_map))]
@@ -85,7 +87,7 @@ def _owned(ctx: Local, index: Any, layout: Layout, dims: Sequence[int], index_ma
 
 
 def _signed(index: Any) -> Any:
-    """Indices in a signed type that holds every position of a shard; huge unsigned ones stay out of bounds."""
+    """Indices in a signed type that holds every position; huge unsigned ones stay out of bounds."""
     if not jnp.issubdtype(index.dtype, jnp.unsignedinteger):
         return index if index.dtype.itemsize >= 4 else index.astype(np.int32)
     if index.dtype.itemsize < 4:
@@ -139,8 +141,8 @@ def _fill_value(value: Any, dtype: Any) -> Any:
     if jnp.issubdtype(dtype, jnp.inexact):
         return jnp.asarray(np.nan, dtype)
     if jnp.issubdtype(dtype, jnp.signedinteger):
-        return jnp.asarray(jnp.iinfo(dtype).min, dtype)
-    return jnp.asarray(True if dtype == bool else jnp.iinfo(dtype).max, dtype)
+        return jnp.asarray(integer_limits(dtype).min, dtype)
+    return jnp.asarray(True if dtype == bool else integer_limits(dtype).max, dtype)
 
 
 def _limits(layout: Layout, index_map: Sequence[int], sizes: Sequence[int], dtype: Any) -> Any:
@@ -205,7 +207,7 @@ def _scatter_local(ctx: Local, x: Any, index: Any, updates: Any) -> list[Any]:
         keep &= _legal(index, layout, index_map, windows)
         index, mine = _owned(ctx, index, layout, dims, index_map)
         keep &= mine
-    index = jnp.where(keep[..., None], index, jnp.iinfo(index.dtype).max)
+    index = jnp.where(keep[..., None], index, integer_limits(index.dtype).max)
     return ctx.bind(x, index, updates, mode=FILL, indices_are_sorted=False, unique_indices=False)
 
 
@@ -238,7 +240,8 @@ def _split_updates(op: Op, partial: Signature, verb: str) -> list[Row]:
     for i, name in enumerate(indices):
         if name is not None and name[0] == "i" and op.shapes[1][i] > 1:
             why = f"dim {i} of the indices is {verb} here and split over {{axes}}"
-            rows.append(Row((partial, Split(i), Split(updates.index(name))), (partial,), fills=(0,), reason=why))
+            ins = (partial, Split(i), Split(updates.index(name)))
+            rows.append(Row(ins, (partial,), fills=(0,), reason=why))
     return rows
 
 

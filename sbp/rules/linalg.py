@@ -1,4 +1,4 @@
-"""Fourier transforms, factorisations and solvers: the dims of one problem are whole, those of a batch split."""
+"""Fourier transforms, factorisations and solvers: one problem is whole, a batch of them splits."""
 
 from __future__ import annotations
 

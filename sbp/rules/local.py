@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,10 @@ from jax import lax
 
 from sbp import compat
 from sbp.layout import Layout, chunk_sizes
+
+# JAX's own know bfloat16 and the eight-bit types; they carry no types themselves.
+integer_limits: Callable[[Any], Any] = jnp.iinfo
+float_limits: Callable[[Any], Any] = jnp.finfo
 
 
 def identity_of(op: str, dtype: Any) -> Any:
@@ -25,13 +29,14 @@ def identity_of(op: str, dtype: Any) -> Any:
     if op == "prod":
         return np.ones((), dtype)
     if op in ("and", "or"):
-        return np.asarray(-1 if op == "and" else 0).astype(dtype) if dtype != bool else np.asarray(op == "and")
+        ones = np.asarray(op == "and") if dtype == bool else np.asarray(-1 if op == "and" else 0)
+        return ones.astype(dtype)
     if dtype == bool:
         return np.asarray(op == "min")
     if jnp.issubdtype(dtype, jnp.integer):
-        info = jnp.iinfo(dtype)
+        info = integer_limits(dtype)
         return np.asarray(info.min if op == "max" else info.max, dtype)
-    finite = jnp.finfo(dtype)
+    finite = float_limits(dtype)
     extreme = np.asarray(-np.inf if op == "max" else np.inf).astype(dtype)
     return extreme if np.isinf(extreme) else np.asarray(finite.min if op == "max" else finite.max, dtype)
 

@@ -17,7 +17,11 @@ def _operand_flops(op: Op) -> float:
 
 def _letters(op: Op, axes: tuple[int, ...]) -> tuple[Letters, Letters]:
     operand = tuple(f"r{d}" if d in axes else f"d{d}" for d in range(len(op.shapes[0])))
-    return operand, tuple(name for name in operand if name[0] == "d")
+    return operand, tuple(name for name in operand if name.startswith("d"))
+
+
+def _reduced(operand: Letters, how: str) -> dict[str, str]:
+    return {name: how for name in operand if name is not None and name[0] == "r"}
 
 
 def _masked(ctx: Local, x: Any) -> list[Any]:
@@ -31,7 +35,7 @@ def _masked(ctx: Local, x: Any) -> list[Any]:
 def reduce_sum(op: Op) -> list[Row]:
     """A split reduced dim leaves a sum; additive."""
     operand, result = _letters(op, op.params["axes"])
-    return factors(op, [operand], [result], reduced=dict.fromkeys(operand[:], "sum"), additive=(0,))
+    return factors(op, [operand], [result], reduced=_reduced(operand, "sum"), additive=(0,))
 
 
 @rule("reduce_max", "reduce_min", local=_masked, flops=_operand_flops)
@@ -40,7 +44,7 @@ def reduce_extremum(op: Op) -> list[Row]:
     operand, result = _letters(op, op.params["axes"])
     how = op.name.removeprefix("reduce_")
     same = Partial(how)
-    return [*factors(op, [operand], [result], reduced=dict.fromkeys(operand, how)), Row((same,), (same,))]
+    return [*factors(op, [operand], [result], reduced=_reduced(operand, how)), Row((same,), (same,))]
 
 
 @rule("reduce_prod", "reduce_and", "reduce_or", "reduce_xor", local=_masked, flops=_operand_flops)

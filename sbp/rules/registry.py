@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-import jax
-import numpy as np
+import jax.numpy as jnp
 
 from sbp import compat
 from sbp.errors import Problem, RuleError
@@ -98,7 +97,7 @@ def all_broadcast(op: Op) -> Row:
 
 
 def valid_rows(rule: Rule | None, op: Op) -> tuple[Row, ...]:
-    """Every valid 1-D signature of an application: the rule's rows, less those that no dtype allows, and all B.
+    """Every valid 1-D signature of an application: the rule's rows that the dtypes allow, and all B.
 
     Raises:
       RuleError: if a row does not have one signature per operand and result.
@@ -113,12 +112,13 @@ def valid_rows(rule: Rule | None, op: Op) -> tuple[Row, ...]:
 
 def _partial_of_unsummable(op: Op, row: Row) -> bool:
     """Whether keys or booleans would be partial, or complex numbers, which have no order, a maximum."""
-    dtypes = (*op.dtypes, *op.result_dtypes)
-    return any(
-        isinstance(s, Partial)
-        and (compat.is_key(d) or d == bool or (s.op != "sum" and jax.dtypes.issubdtype(d, np.complexfloating)))
-        for s, d in zip((*row.operands, *row.results), dtypes, strict=True)
-    )
+
+    def bad(s: Partial, dtype: Any) -> bool:
+        ordered = s.op == "sum" or not jnp.issubdtype(dtype, jnp.complexfloating)
+        return compat.is_key(dtype) or dtype == bool or not ordered
+
+    both = zip((*row.operands, *row.results), (*op.dtypes, *op.result_dtypes), strict=True)
+    return any(isinstance(s, Partial) and bad(s, d) for s, d in both)
 
 
 def _bad_row(op: Op, row: Row, why: str) -> RuleError:
@@ -186,8 +186,8 @@ def register_rule(
 
     Arguments:
       primitive: the primitive, or its name.
-      rows: a function from `Op` to rows, or factors such as "b k, k n -> b n" (one letter per dim; `_` for a dim
-        that must be whole).
+      rows: a function from `Op` to rows, or factors such as "b k, k n -> b n" (one letter per dim; `_` for
+        a dim that must be whole).
       reduced: with factors: the letters that a reduction removes, and by what: {"k": "sum"}.
       linear: with factors: the operands in which the op is linear.
       local: the body that runs on the shards; None binds the primitive to them.

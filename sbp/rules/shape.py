@@ -39,7 +39,8 @@ def broadcast_in_dim(op: Op) -> list[Row]:
 def transpose(op: Op) -> list[Row]:
     """Every dim moves with its split."""
     names = _dims(len(op.shapes[0]))
-    return factors(op, [names], [tuple(names[d] for d in op.params["permutation"])], additive=(0,), increasing=(0,))
+    moved = tuple(names[d] for d in op.params["permutation"])
+    return factors(op, [names], [moved], additive=(0,), increasing=(0,))
 
 
 @rule("squeeze", fused=True, flops=lambda op: 0.0)
@@ -203,9 +204,7 @@ def _dynamic_slice_local(ctx: Local, x: Any, *starts: Any) -> list[Any]:
 
 def _origin(whole: Sequence[int], part: Sequence[int], starts: Sequence[Any]) -> list[Any]:
     """Start indices, 0 for dims that are taken whole (where JAX clamps any start to 0)."""
-    return [
-        jnp.zeros_like(s) if n == m else s for n, m, s in zip(whole, part, starts, strict=True)
-    ]
+    return [jnp.zeros_like(s) if n == m else s for n, m, s in zip(whole, part, starts, strict=True)]
 
 
 @rule("dynamic_slice", local=_dynamic_slice_local, note="sliced dims are whole")
@@ -230,4 +229,3 @@ def dynamic_update_slice(op: Op) -> list[Row]:
     )
     rest: list[Letters] = [()] * (len(op.shapes) - 2)
     return factors(op, [names, names, *rest], [names], additive=(0, 1))
-

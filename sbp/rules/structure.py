@@ -19,7 +19,7 @@ def _as_it_is(_: Local, *args: Any) -> list[Any]:
     return list(args)
 
 
-@rule("device_put", local=_as_it_is, fused=True, flops=lambda op: 0.0, note="the placement decides, not the op")
+@rule("device_put", local=_as_it_is, fused=True, flops=lambda op: 0.0, note="the placement decides")
 def device_put(op: Op) -> list[Row]:
     """Nothing happens: what was placed by hand lies as the plan says."""
     if len(op.shapes) > 1:

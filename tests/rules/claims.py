@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.extend.core import jaxpr_as_fun
 
 from sbp import compat, view
 from sbp.layout import Layout, split_shape
@@ -29,7 +30,7 @@ Array = np.ndarray[Any, Any]
 # Five over four: two full shards, one with padding, an empty one. Samples that matter most see more sizes.
 GROUPS, MORE_GROUPS = (4,), (2, 3, 4)
 # Nearly all the time goes into compiling hundreds of tiny programs: the compiler need not try hard.
-HASTY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+HASTY: dict[str, Any] = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +62,9 @@ def sample(name: str, fn: Callable[..., Any], *args: Any, **options: Any) -> Sam
     return Sample(name, fn, args, **{"groups": groups, **options})
 
 
-def whole(shape: Sequence[int] = (), dtype: Any = np.float32, low: int = -4, high: int = 5, seed: int = 0) -> Array:
+def whole(
+    shape: Sequence[int] = (), dtype: Any = np.float32, low: int = -4, high: int = 5, seed: int = 0
+) -> Array:
     """Small whole numbers, so that sums and products of floats are exact."""
     if dtype == bool:
         low, high = 0, 2
@@ -72,6 +75,22 @@ def whole(shape: Sequence[int] = (), dtype: Any = np.float32, low: int = -4, hig
     return np.asarray(out, dtype)
 
 
+class Programs:
+    """The programs of one equation: each is compiled once, for all rows and devices that share it."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, Callable[..., list[Any]]] = {}
+
+    def find(self, body: Callable[..., list[Any]], *args: Any) -> Callable[..., list[Any]]:
+        """`body`, compiled for arguments like these."""
+        closed = jax.make_jaxpr(body)(*args)
+        key = f"{closed} {[np.asarray(c).tobytes() for c in closed.consts]}"
+        if key not in self.known:
+            self.known[key] = jax.jit(jaxpr_as_fun(closed), compiler_options=HASTY)
+        program = self.known[key]
+        return lambda *args: program(*jax.tree.leaves(args))
+
+
 @dataclass(frozen=True)
 class Application:
     """One equation with the values of its operands and its plain results."""
@@ -79,7 +98,7 @@ class Application:
     node: Node
     operands: tuple[Any, ...]
     results: tuple[Any, ...]
-    bare: Callable[..., list[Any]]
+    programs: Programs
 
     def op(self, shapes: Sequence[Any], results: Sequence[Any], group: int) -> Op:
         """The equation as an axis of size `group` sees it, on the given shapes."""
@@ -117,14 +136,14 @@ def applications(one: Sample) -> list[Application]:
     before = jax.jit(run, compiler_options=HASTY) if found[-1].id else run
     out = []
     for node, operands in zip(found, before(*jax.tree.leaves(one.args)), strict=True):
-        body = bare(node)
-        out.append(Application(node, tuple(operands), tuple(body(*operands)), body))
+
+        def plain(coords: Any, *args: Any, node: Node = node) -> list[Any]:
+            return compat.bind(node.primitive, args, dict(node.params))
+
+        programs, origin = Programs(), (np.int32(0),)
+        results = programs.find(plain, origin, *operands)(origin, *operands)
+        out.append(Application(node, tuple(operands), tuple(results), programs))
     return out
-
-
-def bare(node: Node) -> Callable[..., list[Any]]:
-    """The primitive on any shapes, compiled once for each."""
-    return jax.jit(lambda *args: compat.bind(node.primitive, args, dict(node.params)), compiler_options=HASTY)
 
 
 def to_numpy(x: Any) -> Array:
@@ -134,30 +153,43 @@ def to_numpy(x: Any) -> Array:
 
 def from_numpy(x: Array, like: Any) -> Any:
     """The opposite of `to_numpy`."""
-    return jax.random.wrap_key_data(x, impl=jax.random.key_impl(like)) if compat.is_key(like.dtype) else x
+    if not compat.is_key(like.dtype):
+        return x
+    return jax.random.wrap_key_data(jax.numpy.asarray(x), impl=jax.random.key_impl(like))
 
 
 def as_sums(value: Array, group: int, rng: np.random.Generator) -> list[Array]:
     """Integers that wrap around on the way to their sum."""
     info = np.iinfo(value.dtype)
-    parts = [rng.integers(info.min, info.max, size=value.shape, dtype=value.dtype) for _ in range(group - 1)]
-    return [*parts, value - np.sum(np.array(parts), axis=0, dtype=value.dtype) if parts else value]
+    size = (group - 1, *value.shape)
+    parts: Array = rng.integers(info.min, info.max, size=size, dtype=value.dtype)
+    return [*parts, value - np.sum(parts, axis=0, dtype=value.dtype)]
 
 
 def filled(value: Array, op: str, group: int, rng: np.random.Generator) -> list[Array]:
     """Each element on one device only, what the reduction ignores on the others."""
     owner = np.zeros(value.shape, int) if op == "sum" else rng.integers(0, group, size=value.shape)
-    return [np.where(owner == i, value, identity_of(op, value.dtype)).astype(value.dtype) for i in range(group)]
+    empty = identity_of(op, value.dtype)
+    return [np.where(owner == i, value, empty).astype(value.dtype) for i in range(group)]
+
+
+def scattered(values: Sequence[Array], sbp: Sequence[NdSbp], hierarchy: tuple[int, ...]) -> list[view.Shards]:
+    """The shards of every operand, partial ones random."""
+    return [view.split(v, nd, hierarchy, seed=i) for i, (v, nd) in enumerate(zip(values, sbp, strict=True))]
 
 
 def variants(values: Sequence[Array], row: Row, group: int) -> Iterator[list[view.Shards]]:
-    """The operands split as `row` says: with random partials, with partials that wrap, and with filled ones."""
-    plain = [view.split(v, (s,), (group,), seed=i) for i, (v, s) in enumerate(zip(values, row.operands, strict=True))]
+    """The operands split as `row` says: with random partials, partials that wrap, and filled ones."""
+    plain = scattered(values, [(s,) for s in row.operands], (group,))
     yield plain
     rng = np.random.default_rng(0)
     sums = [i for i, s in enumerate(row.operands) if s == P and values[i].dtype.kind in "iu"]
     empty = [i for i, s in enumerate(row.operands) if isinstance(s, Partial) and (s != P or i in row.fills)]
-    for which, make in ((sums, lambda v, s: as_sums(v, group, rng)), (empty, lambda v, s: filled(v, s.op, group, rng))):
+    ways: list[tuple[list[int], Callable[[Array, Any], list[Array]]]] = [
+        (sums, lambda v, s: as_sums(v, group, rng)),
+        (empty, lambda v, s: filled(v, s.op, group, rng)),
+    ]
+    for which, make in ways:
         if which:
             changed = list(plain)
             for i in which:
@@ -169,7 +201,9 @@ def variants(values: Sequence[Array], row: Row, group: int) -> Iterator[list[vie
 class Claim:
     """The body of an equation on the shards of one N-D signature; compiled once, for every device."""
 
-    def __init__(self, app: Application, ins: Sequence[NdSbp], outs: Sequence[NdSbp], hierarchy: tuple[int, ...]):
+    def __init__(
+        self, app: Application, ins: Sequence[NdSbp], outs: Sequence[NdSbp], hierarchy: tuple[int, ...]
+    ) -> None:
         self.app, self.hierarchy = app, hierarchy
         self.operands = tuple(Layout(x.shape, nd, hierarchy) for x, nd in zip(app.operands, ins, strict=True))
         self.results = tuple(Layout(x.shape, nd, hierarchy) for x, nd in zip(app.results, outs, strict=True))
@@ -178,16 +212,19 @@ class Claim:
 
         def body(coords: Sequence[Any], *args: Any) -> list[Any]:
             ctx = Local(app.node.primitive, app.node.params, self.operands, self.results, coords)
-            return custom(ctx, *args) if custom else app.bare(*args)
+            return custom(ctx, *args) if custom else ctx.bind(*args)
 
-        self.body = jax.jit(body, compiler_options=HASTY) if custom else body
+        self.body = body
+        self.program: Callable[..., list[Any]] | None = None
 
     def run(self, shards: Sequence[view.Shards]) -> list[view.Shards]:
         """The result shards of every device."""
         out: list[view.Shards] = [{} for _ in self.results]
         for coords in view.coordinates(self.hierarchy):
+            place = tuple(map(np.int32, coords))
             args = [from_numpy(s[coords], x) for s, x in zip(shards, self.app.operands, strict=True)]
-            for kept, value in zip(out, self.body(tuple(map(np.int32, coords)), *args), strict=True):
+            self.program = self.program or self.app.programs.find(self.body, place, *args)
+            for kept, value in zip(out, self.program(place, *args), strict=True):
                 kept[coords] = to_numpy(value)
         return out
 
@@ -223,16 +260,16 @@ def describe(ins: Sequence[Any], outs: Sequence[Any]) -> str:
     return ", ".join(map(str, ins)) + " -> " + ", ".join(map(str, outs))
 
 
-def false_rows(one: Sample) -> list[str]:
-    """The 1-D rows of a sample that are not true."""
+def false_rows(one: Sample, groups: Sequence[int]) -> list[str]:
+    """The 1-D rows of a sample that are not true on axes of the given sizes."""
     wrong = []
     for app in applications(one):
         values = [to_numpy(x) for x in app.operands]
-        for group in one.groups:
+        for group in groups:
             op = app.op([x.shape for x in app.operands], [x.shape for x in app.results], group)
             for row in valid_rows(lookup(one.name), op):
                 # Without a split the shards have one shape, whatever the group.
-                if group == one.groups[0] or has_split(row):
+                if group == groups[0] or has_split(row):
                     wrong += _false_row(app, values, row, group, one.close)
     return wrong
 
@@ -278,8 +315,7 @@ def false_compositions(one: Sample, hierarchy: tuple[int, ...]) -> list[str]:
             ins = list(zip(*(r.operands for r in rows), strict=True))
             outs = list(zip(*(r.results for r in rows), strict=True))
             try:
-                shards = [view.split(v, nd, hierarchy, seed=i) for i, (v, nd) in enumerate(zip(values, ins, strict=True))]
-                bad = Claim(app, ins, outs, hierarchy).problem(shards, one.close)
+                bad = Claim(app, ins, outs, hierarchy).problem(scattered(values, ins, hierarchy), one.close)
             except Exception as e:
                 bad = f"{type(e).__name__}: {e}"
             wrong += [f"{hierarchy}: {describe(ins, outs)}: {bad}"] if bad else []

@@ -30,8 +30,13 @@ A, C = whole((5, 4)), whole((5, 4), seed=1)
 
 def spelled(name: str) -> Any:
     """The function of `jax.lax` that binds the primitive `name`; None where this JAX has none."""
-    return getattr(lax, {"and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor", "not": "bitwise_not"}.get(
-        name, name), None)
+    return getattr(
+        lax,
+        {"and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor", "not": "bitwise_not"}.get(
+            name, name
+        ),
+        None,
+    )
 
 
 def unary(names: str, x: np.ndarray, close: float = 1e-5) -> list[Sample]:
@@ -45,7 +50,9 @@ def unary(names: str, x: np.ndarray, close: float = 1e-5) -> list[Sample]:
 
 def binary(names: str, x: np.ndarray, y: np.ndarray, close: float = 0.0) -> list[Sample]:
     """One sample for each function of two arrays."""
-    return [sample(name, spelled(name), x, y, close=close, label=str(x.dtype), **ONE) for name in names.split()]
+    return [
+        sample(name, spelled(name), x, y, close=close, label=str(x.dtype), **ONE) for name in names.split()
+    ]
 
 
 def cast(x: np.ndarray, dtype: object) -> Sample:
@@ -55,7 +62,9 @@ def cast(x: np.ndarray, dtype: object) -> Sample:
 
 
 SAMPLES = [
-    *unary("abs cos cosh exp2 sin sinh tan acosh asinh atan sign square floor ceil round is_finite neg", LINE),
+    *unary(
+        "abs cos cosh exp2 sin sinh tan acosh asinh atan sign square floor ceil round is_finite neg", LINE
+    ),
     *unary("cbrt exp expm1 erf erfc logistic tanh bessel_i0e bessel_i1e", LINE),
     *unary("acos acosh asin atanh erf_inv", SMALL),
     *unary("sqrt log log1p log2 rsqrt digamma lgamma", POSITIVE),
@@ -72,7 +81,9 @@ SAMPLES = [
     *binary("rem", LINE, POSITIVE),
     *binary("add sub max min", AWKWARD, AWKWARD[::-1].copy()),
     *binary("add sub mul max min and or xor", INTS, whole((5,), np.int32, seed=1)),
-    *binary("div rem shift_left shift_right_arithmetic shift_right_logical", INTS, whole((5,), np.int32, 1, 4)),
+    *binary(
+        "div rem shift_left shift_right_arithmetic shift_right_logical", INTS, whole((5,), np.int32, 1, 4)
+    ),
     *binary("add sub mul", BYTES, BYTES[::-1].copy()),
     *binary("add sub mul max min div rem", UNSIGNED, whole((5,), np.uint8, low=5, high=8, seed=2)),
     *binary("and or xor eq ne max min", BOOLS, whole((5,), bool, seed=1)),
@@ -80,9 +91,14 @@ SAMPLES = [
     *binary("add sub mul div", COMPLEX, whole((5,), np.complex64, 1, 3), 1e-5),
     *binary("complex", LINE, LINE_2),
     *binary("igamma igammac igamma_grad_a zeta polygamma", POSITIVE, POSITIVE + 1, 1e-3),
-    *[sample("polynomial", lambda x: jax.jit(lax.polynomial)(x, [1.0, 2.0, 3.0]), LINE, **ONE)
-      for _ in range(hasattr(lax, "polynomial"))],
-    *[sample("one_minus_square", lax.one_minus_square, LINE, **ONE) for _ in range(hasattr(lax, "one_minus_square"))],
+    *[
+        sample("polynomial", lambda x: jax.jit(lax.polynomial)(x, [1.0, 2.0, 3.0]), LINE, **ONE)
+        for _ in range(hasattr(lax, "polynomial"))
+    ],
+    *[
+        sample("one_minus_square", lax.one_minus_square, LINE, **ONE)
+        for _ in range(hasattr(lax, "one_minus_square"))
+    ],
     sample("regularized_incomplete_beta", lax.betainc, POSITIVE, POSITIVE, abs(SMALL), close=1e-3, **ONE),
     # Dims of size 1 beside larger ones, scalars, nothing at all.
     sample("add", lax.add, whole((5, 1)), whole((5, 4)), pairs=2),
@@ -107,21 +123,53 @@ SAMPLES = [
     sample("select_n", lax.select_n, BOOLS, INTS, BYTES.astype(np.int32), label="int", **ONE),
     sample("select_n", lax.select_n, BOOLS, BOOLS, ~BOOLS, label="bool", **ONE),
     sample("select_n", lambda p, x: jnp.where(p, x, 0.0), whole((5, 4), bool), A, label="literal", **ONE),
-    *[sample("integer_pow", lambda x, y=y: lax.integer_pow(x, y), A + 0.5, label=f"y{y}", close=1e-5, **ONE)
-      for y in (-2, 0, 2, 3)],
+    *[
+        sample("integer_pow", lambda x, y=y: lax.integer_pow(x, y), A + 0.5, label=f"y{y}", close=1e-5, **ONE)
+        for y in (-2, 0, 2, 3)
+    ],
     sample("integer_pow", lambda x: lax.integer_pow_p.bind(x, y=1), A, label="y1", **ONE),
-    cast(LINE, np.float16), cast(LINE, jnp.bfloat16), cast(LINE.astype(jnp.bfloat16), np.float32),
-    cast(LINE.astype(np.float16), np.float32), cast(LINE.astype(jnp.bfloat16), np.float16), cast(LINE, np.int32),
-    cast(AWKWARD, np.float16), cast(AWKWARD, np.int32), cast(LINE, jnp.float8_e4m3fn), cast(LINE, np.complex64),
-    cast(LINE, jnp.float8_e5m2), cast(LINE.astype(jnp.bfloat16), np.complex64), cast(LINE, bool),
-    cast(INTS, np.float32), cast(INTS, np.int8), cast(INTS, np.int16), cast(INTS, np.uint32), cast(INTS, bool),
-    cast(BYTES, np.int32), cast(BYTES, np.float32), cast(BYTES, np.uint8), cast(UNSIGNED, np.int32),
-    cast(UNSIGNED, np.float32), cast(UNSIGNED, np.int8), cast(UNSIGNED, np.uint32), cast(BOOLS, np.float32),
-    cast(BOOLS, np.int32), cast(EXTREME, np.float32),
+    cast(LINE, np.float16),
+    cast(LINE, jnp.bfloat16),
+    cast(LINE.astype(jnp.bfloat16), np.float32),
+    cast(LINE.astype(np.float16), np.float32),
+    cast(LINE.astype(jnp.bfloat16), np.float16),
+    cast(LINE, np.int32),
+    cast(AWKWARD, np.float16),
+    cast(AWKWARD, np.int32),
+    cast(LINE, jnp.float8_e4m3fn),
+    cast(LINE, np.complex64),
+    cast(LINE, jnp.float8_e5m2),
+    cast(LINE.astype(jnp.bfloat16), np.complex64),
+    cast(LINE, bool),
+    cast(INTS, np.float32),
+    cast(INTS, np.int8),
+    cast(INTS, np.int16),
+    cast(INTS, np.uint32),
+    cast(INTS, bool),
+    cast(BYTES, np.int32),
+    cast(BYTES, np.float32),
+    cast(BYTES, np.uint8),
+    cast(UNSIGNED, np.int32),
+    cast(UNSIGNED, np.float32),
+    cast(UNSIGNED, np.int8),
+    cast(UNSIGNED, np.uint32),
+    cast(BOOLS, np.float32),
+    cast(BOOLS, np.int32),
+    cast(EXTREME, np.float32),
     sample("reduce_precision", lambda x: lax.reduce_precision(x, 5, 3), A + 1 / 16, **ONE),
     sample("bitcast_convert_type", lambda x: lax.bitcast_convert_type(x, np.int32), A),
-    sample("bitcast_convert_type", lambda x: lax.bitcast_convert_type(x, np.int8), A.astype(np.int32), label="narrow"),
-    sample("bitcast_convert_type", lambda x: lax.bitcast_convert_type(x, np.int32), A.astype(np.int8), label="wide"),
+    sample(
+        "bitcast_convert_type",
+        lambda x: lax.bitcast_convert_type(x, np.int8),
+        A.astype(np.int32),
+        label="narrow",
+    ),
+    sample(
+        "bitcast_convert_type",
+        lambda x: lax.bitcast_convert_type(x, np.int32),
+        A.astype(np.int8),
+        label="wide",
+    ),
     sample("threefry2x32", compat.threefry, KEYWORD, KEYWORD, KEYWORD, KEYWORD + 1, **ONE),
     sample("copy", jnp.array, A, **ONE),
     sample("optimization_barrier", lax.optimization_barrier, A, **ONE),

@@ -36,7 +36,9 @@ def index_of(fn: Any, *args: Any, label: str, **options: Any) -> Sample:
     return sample("gather", fn, *args, label=label, **options)
 
 
-def put(name: str, table: Any, index: Any, updates: Any, mode: str, label: str = "", **options: Any) -> Sample:
+def put(
+    name: str, table: Any, index: Any, updates: Any, mode: str, label: str = "", **options: Any
+) -> Sample:
     """Rows into a table by raw index."""
     call = getattr(lax, name.replace("-", "_"))
 
@@ -48,7 +50,9 @@ def put(name: str, table: Any, index: Any, updates: Any, mode: str, label: str =
 
 def embedding_gradient(table: Any, ids: Any) -> Any:
     """The gradient of a look-up."""
-    return jax.grad(lambda t: jnp.sum(t[ids] * jnp.arange(ids.size * t.shape[1]).reshape(*ids.shape, -1)))(table)
+    return jax.grad(lambda t: jnp.sum(t[ids] * jnp.arange(ids.size * t.shape[1]).reshape(*ids.shape, -1)))(
+        table
+    )
 
 
 BATCHED = (whole((5, 7, 3)), np.array([[6, 0], [1, 9], [-1, 2], [3, 3], [0, 5]], np.int32))
@@ -62,7 +66,13 @@ SAMPLES = [
     look_up(whole((7, 3), bool), WILD, "fill", "-bool", groups=(3,)),
     look_up(TABLE, WILD, "clip", pairs=2),
     look_up(TABLE, abs(WILD).astype(np.uint32), "clip", "-uint32", groups=(3,)),
-    look_up(TABLE, np.where(WILD < 0, 2**32 - 3, WILD).astype(np.uint32), "clip", "-huge", groups=(3,)),
+    look_up(
+        TABLE,
+        np.where(WILD < 0, 2**32 - 3, WILD.astype(np.int64)).astype(np.uint32),
+        "clip",
+        "-huge",
+        groups=(3,),
+    ),
     look_up(whole((200, 3)), WILD.astype(np.int8), "fill", "-int8", groups=(3,)),
     look_up(whole((300, 3)), abs(WILD).astype(np.uint8), "clip", "-uint8", groups=(3,)),
     look_up(TABLE, MILD, "promise_in_bounds"),
@@ -77,7 +87,9 @@ SAMPLES = [
     index_of(lambda x, i: jnp.take(x, i, axis=0), TABLE, WILD, label="take", **THREE),
     index_of(lambda x, i: jnp.take(x, i, axis=1, mode="clip"), TABLE, COLUMNS, label="take1", **THREE),
     index_of(lambda x, i: jnp.take_along_axis(x, i, axis=1), TABLE, whole((7, 2), np.int32), label="along1"),
-    index_of(lambda x, i: jnp.take_along_axis(x, i, axis=0), TABLE, whole((4, 3), np.int32, -9, 9), label="along0"),
+    index_of(
+        lambda x, i: jnp.take_along_axis(x, i, axis=0), TABLE, whole((4, 3), np.int32, -9, 9), label="along0"
+    ),
     index_of(lambda x, i: x[jnp.arange(5), i], whole((5, 3)), COLUMNS, label="labels", **THREE),
     index_of(jax.vmap(lambda x, i: x[i]), *BATCHED, label="batched", pairs=2),
     index_of(jax.vmap(lambda x, i: x[i], (None, 0)), TABLE, WILD, label="batched_index", **THREE),
@@ -90,13 +102,52 @@ SAMPLES = [
     put("scatter-add", TABLE.astype(np.int32), WILD, UPDATES.astype(np.int32), "fill", "-int", **THREE),
     sample("scatter-add", embedding_gradient, TABLE, MILD, label="embedding"),
     sample("scatter-add", lambda x, i, u: x.at[:, i].add(u), TABLE, COLUMNS, whole((7, 5)), label="columns"),
-    sample("scatter-add", lambda x, i, j, u: x.at[i, j].add(u), TABLE, ROWS, COLUMNS, whole((5,)), label="pairs", pairs=3),
-    sample("scatter-add", jax.vmap(lambda x, i, u: x.at[i].add(u)), *BATCHED, whole((5, 2, 3)), label="batched", pairs=3),
-    sample("scatter-add", lambda x, u: jax.ops.segment_sum(u, x, 7), ROWS, whole((5, 3)), label="segments", **THREE),
-    sample("scatter", lambda x, i, u: x.at[i].set(u, unique_indices=True), TABLE, ROWS, whole((5, 3), seed=1), label="unique"),
-    sample("scatter", lambda x, i, u: x.at[1, i].set(u), TABLE, np.int32(2), np.float32(9), label="one", **THREE),
+    sample(
+        "scatter-add",
+        lambda x, i, j, u: x.at[i, j].add(u),
+        TABLE,
+        ROWS,
+        COLUMNS,
+        whole((5,)),
+        label="pairs",
+        pairs=3,
+    ),
+    sample(
+        "scatter-add",
+        jax.vmap(lambda x, i, u: x.at[i].add(u)),
+        *BATCHED,
+        whole((5, 2, 3)),
+        label="batched",
+        pairs=3,
+    ),
+    sample(
+        "scatter-add",
+        lambda x, u: jax.ops.segment_sum(u, x, 7),
+        ROWS,
+        whole((5, 3)),
+        label="segments",
+        **THREE,
+    ),
+    sample(
+        "scatter",
+        lambda x, i, u: x.at[i].set(u, unique_indices=True),
+        TABLE,
+        ROWS,
+        whole((5, 3), seed=1),
+        label="unique",
+    ),
+    sample(
+        "scatter", lambda x, i, u: x.at[1, i].set(u), TABLE, np.int32(2), np.float32(9), label="one", **THREE
+    ),
     sample("scatter", lambda x, u: x.at[1:4].set(u), TABLE, whole((3, 3)), label="slice", **THREE),
-    sample("scatter", jax.vmap(lambda x, i, u: x.at[i].set(u)), *BATCHED, whole((5, 2, 3)), label="batched", **THREE),
+    sample(
+        "scatter",
+        jax.vmap(lambda x, i, u: x.at[i].set(u)),
+        *BATCHED,
+        whole((5, 2, 3)),
+        label="batched",
+        **THREE,
+    ),
     sample("scatter", lambda x, i: x.at[i].set(0.0), TABLE, WILD, label="zeros"),
     put("scatter-mul", TABLE, WILD, UPDATES, "fill", pairs=2),
     put("scatter-max", TABLE, WILD, UPDATES, "fill", pairs=2),

@@ -26,32 +26,64 @@ def along(names: str, x: Any, axis: int, **options: Any) -> list[Sample]:
     """Cumulative functions along one dim."""
     calls = [(name, getattr(lax, name)) for name in names.split()]
     return [
-        sample(name, lambda x, call=call, back=back: call(x, axis, reverse=back), x, label=f"{x.dtype}{back}", **options)
+        sample(
+            name,
+            lambda x, call=call, back=back: call(x, axis, reverse=back),
+            x,
+            label=f"{x.dtype}{back}",
+            **options,
+        )
         for name, call in calls
         for back in (False, True)
     ]
 
 
 SAMPLES = [
-    reduction("reduce_sum", X, (0,), pairs=2), reduction("reduce_sum", CUBE, (0, 2), pairs=3),
-    reduction("reduce_sum", CUBE, (0, 1, 2)), reduction("reduce_sum", whole((5, 7), np.int8, -99, 99), (1,), **ONE),
-    reduction("reduce_sum", AWKWARD, (1,), "nan", **ONE), reduction("reduce_sum", whole((0, 4)), (0,), **THREE),
-    reduction("reduce_sum", whole((5, 7), np.complex64), (0,), **ONE), reduction("reduce_sum", whole(), (), **ONE),
-    reduction("reduce_sum", whole((5, 7), np.uint8, 5, 9), (0,), **ONE), reduction("reduce_sum", X, (), "none", **ONE),
-    *[reduction(n, x, a, label, **THREE) for n in ("reduce_max", "reduce_min")
-      for x, a, label in ((AWKWARD, (0,), "nan"), (INFINITE, (1,), "inf"), (X.astype(np.int32), (0, 1), ""),
-                          (whole((5, 7), np.uint8, 5, 9), (0,), ""), (whole((5, 7), bool), (0,), ""),
-                          (X.astype(jnp.bfloat16), (0,), ""))],
+    reduction("reduce_sum", X, (0,), pairs=2),
+    reduction("reduce_sum", CUBE, (0, 2), pairs=3),
+    reduction("reduce_sum", CUBE, (0, 1, 2)),
+    reduction("reduce_sum", whole((5, 7), np.int8, -99, 99), (1,), **ONE),
+    reduction("reduce_sum", AWKWARD, (1,), "nan", **ONE),
+    reduction("reduce_sum", whole((0, 4)), (0,), **THREE),
+    reduction("reduce_sum", whole((5, 7), np.complex64), (0,), **ONE),
+    reduction("reduce_sum", whole(), (), **ONE),
+    reduction("reduce_sum", whole((5, 7), np.uint8, 5, 9), (0,), **ONE),
+    reduction("reduce_sum", X, (), "none", **ONE),
+    *[
+        reduction(n, x, a, label, **THREE)
+        for n in ("reduce_max", "reduce_min")
+        for x, a, label in (
+            (AWKWARD, (0,), "nan"),
+            (INFINITE, (1,), "inf"),
+            (X.astype(np.int32), (0, 1), ""),
+            (whole((5, 7), np.uint8, 5, 9), (0,), ""),
+            (whole((5, 7), bool), (0,), ""),
+            (X.astype(jnp.bfloat16), (0,), ""),
+        )
+    ],
     reduction("reduce_max", CUBE, (0, 2), pairs=3),
     reduction("reduce_prod", X + 0.5, (1,), close=1e-5, **THREE),
-    *[reduction(n, x, (0,), **ONE) for n in ("reduce_and", "reduce_or") for x in (whole((5, 7), bool), X.astype(np.int32))],
+    *[
+        reduction(n, x, (0,), **ONE)
+        for n in ("reduce_and", "reduce_or")
+        for x in (whole((5, 7), bool), X.astype(np.int32))
+    ],
     reduction("reduce_xor", X.astype(np.int32), (0,), **ONE),
-    *[sample(n, lambda x, c=c: c(x, 1, np.int32), x, label=str(x.dtype), **ONE)
-      for n, c in (("argmax", lax.argmax), ("argmin", lax.argmin)) for x in (AWKWARD, X.astype(np.int32))],
+    *[
+        sample(n, lambda x, c=c: c(x, 1, np.int32), x, label=str(x.dtype), **ONE)
+        for n, c in (("argmax", lax.argmax), ("argmin", lax.argmin))
+        for x in (AWKWARD, X.astype(np.int32))
+    ],
     *along("cumsum cumprod cummax cummin cumlogsumexp", whole((5, 4), low=1), 1, close=1e-5, **ONE),
     *along("cumsum cummax", whole((5, 4), np.int32), 0, **ONE),
     sample("sort", lambda x: lax.sort(x, dimension=1), AWKWARD, pairs=2),
-    sample("sort", lambda x, y: lax.sort((x, y), dimension=0, num_keys=2), X, whole((5, 7), np.int32, seed=1), **THREE),
+    sample(
+        "sort",
+        lambda x, y: lax.sort((x, y), dimension=0, num_keys=2),
+        X,
+        whole((5, 7), np.int32, seed=1),
+        **THREE,
+    ),
     sample("top_k", lambda x: lax.top_k(x, 3), AWKWARD, **THREE),
     sample("approx_top_k", lambda x: lax.approx_max_k(x, 3), X, **THREE),
     sample("approx_top_k", lambda x: lax.approx_min_k(x, 3, reduction_dimension=0), X, label="min", **ONE),

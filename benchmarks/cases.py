@@ -1,0 +1,132 @@
+"""The train steps that are measured: each with its arguments and signatures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from models import classifier, gpt, mlp, parallel
+from sbp import B
+
+
+@dataclass(frozen=True)
+class Case:
+    """A train step `(params, opt_state, batch, key) -> (params, opt_state, loss)` and its arguments.
+
+    Arguments:
+      make: gives fresh arguments, since the step donates its state.
+      in_sbp: their signatures.
+    """
+
+    step: Callable[..., Any]
+    make: Callable[[], tuple[Any, ...]]
+    in_sbp: Any
+
+
+def gpt_case(choice: str, shape: Sequence[int], layers: int) -> Case:
+    """The GPT of the table: width 256, 8 heads, vocabulary 1,024, batch 16 x 128, AdamW."""
+    config = gpt.Config(layers=layers, width=256, heads=8, vocabulary=1024, sequence=128, dropout=0.0)
+    optimizer = optax.adamw(1e-3)
+    tokens = np.random.default_rng(0).integers(0, 1024, (16, 129)).astype(np.int32)
+    init = jax.jit(partial(gpt.init, config=config))
+    return Case(
+        gpt.make_train_step(config, optimizer),
+        lambda: _arguments(init, optimizer, tokens),
+        gpt.signatures(choice, shape, config, optimizer),
+    )
+
+
+def mlp_case(choice: str, shape: Sequence[int], layers: int) -> Case:
+    """An MLP on images of digits, two hidden layers of width 512, batch 128, AdamW."""
+    optimizer = optax.adamw(1e-3)
+    init = partial(mlp.init, width=512, layers=2)
+    rng = np.random.default_rng(0)
+    batch = rng.normal(size=(128, 64)).astype(np.float32), rng.integers(0, 10, 128).astype(np.int32)
+    params = jax.eval_shape(init, jax.random.key(0))
+    return Case(
+        mlp.make_train_step(optimizer),
+        lambda: _arguments(jax.jit(init), optimizer, batch),
+        parallel.signatures(choice, shape, mlp.table(2), params, optimizer),
+    )
+
+
+def classifier_case(choice: str, shape: Sequence[int], layers: int) -> Case:
+    """The head of 100,000 classes over 64 features, batch 64, SGD with momentum."""
+    optimizer = optax.sgd(0.05, momentum=0.9)
+    init = partial(classifier.init, inputs=32, width=64, classes=100_000)
+    batch = classifier.Identities(100_000, 32).batch(64, (0,))
+    params = jax.eval_shape(init, jax.random.key(0))
+    return Case(
+        classifier.make_train_step(optimizer),
+        lambda: _arguments(jax.jit(init), optimizer, batch),
+        parallel.signatures(choice, shape, classifier.TABLE, params, optimizer),
+    )
+
+
+def library_case(forward: Callable[..., Any], init: Callable[..., Any], choice: str, shape: Sequence[int]) -> Case:
+    """A model of somebody else's library: 64 -> 256 -> 256 -> 10, batch 128, AdamW."""
+    optimizer = optax.adamw(1e-3)
+    rng = np.random.default_rng(0)
+    batch = rng.normal(size=(128, 64)).astype(np.float32), rng.integers(0, 10, 128).astype(np.int32)
+
+    def step(params: Any, state: Any, batch: Any, key: Any) -> Any:
+        x, y = batch
+
+        def loss(p: Any) -> Any:
+            return optax.softmax_cross_entropy_with_integer_labels(forward(p, x), y).mean()
+
+        value, grads = jax.value_and_grad(loss)(params)
+        updates, state = optimizer.update(grads, state, params)
+        return optax.apply_updates(params, updates), state, value
+
+    params = jax.eval_shape(init, jax.random.key(0))
+    table = jax.tree.map(lambda _: B, params)
+    return Case(
+        step,
+        lambda: _arguments(jax.jit(init), optimizer, batch),
+        parallel.signatures(choice, shape, table, params, optimizer),
+    )
+
+
+def flax_case(choice: str, shape: Sequence[int], layers: int) -> Case:
+    """The same net in flax linen."""
+    from flax import linen
+
+    net = linen.Sequential(
+        [linen.Dense(256), linen.relu, linen.LayerNorm(), linen.Dense(256), linen.relu, linen.Dense(10)]
+    )
+    return library_case(net.apply, lambda key: net.init(key, jnp.zeros((1, 64))), choice, shape)
+
+
+def equinox_case(choice: str, shape: Sequence[int], layers: int) -> Case:
+    """The same net in equinox."""
+    import equinox as eqx
+
+    net = eqx.nn.MLP(64, 10, 256, 2, key=jax.random.key(0))
+    _, static = eqx.partition(net, eqx.is_array)
+
+    def init(key: Any) -> Any:
+        return eqx.filter(eqx.nn.MLP(64, 10, 256, 2, key=key), eqx.is_array)
+
+    return library_case(lambda p, x: jax.vmap(eqx.combine(p, static))(x), init, choice, shape)
+
+
+def _arguments(init: Any, optimizer: optax.GradientTransformation, batch: Any) -> tuple[Any, ...]:
+    params = init(jax.random.key(0))
+    return params, jax.jit(optimizer.init)(params), batch, jax.random.key(1)
+
+
+CASES: dict[str, Callable[[str, Sequence[int], int], Case]] = {
+    "gpt": gpt_case,
+    "mlp": mlp_case,
+    "classifier": classifier_case,
+    "flax": flax_case,
+    "equinox": equinox_case,
+}

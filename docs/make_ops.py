@@ -1,0 +1,115 @@
+"""Writes docs/ops.md, the table of ops and their signatures, from the registry of rules.
+
+    python docs/make_ops.py
+
+A rule is a function of an application (shapes, parameters), so its signatures are shown for one: the sample of the
+tests that has the most of them. Ops that the JAX at hand does not have are left as the file has them, so run this
+with the newest JAX that is supported.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "ops.md"
+GROUP = 2
+SHOWN = 8
+HEAD = """# Ops
+
+Written by `python docs/make_ops.py` from the rules in [sbp/rules](../sbp/rules). Each line shows one application of an op
+and its signatures along **one** device axis; the all-`B` signature, which every op has, is left out, and signatures that
+rounding or the dtype forbids are not there. *Own body*: what runs on the shards is not the same op with local shapes (it
+masks padding, moves indices, or places numbers by their logical position). An op that is not in the table runs
+whole on every device, and the plan says so; [adding one](adding_an_op.md) is one entry.
+"""
+FAMILIES = {
+    "elementwise": "Element by element",
+    "contract": "Contractions",
+    "reduce": "Reductions",
+    "shape": "Shapes",
+    "index": "Indexing",
+    "windows": "Windows",
+    "random": "Random numbers",
+    "linalg": "Whole matrices",
+    "structure": "Others",
+}
+
+
+def samples() -> dict[str, list[Any]]:
+    """The samples of the tests, by op."""
+    found: dict[str, list[Any]] = {}
+    for file in sorted((ROOT / "tests" / "rules").glob("samples_*.py")):
+        for sample in importlib.import_module(f"tests.rules.{file.stem}").SAMPLES:
+            found.setdefault(sample.name, []).append(sample)
+    return found
+
+
+def signatures(sample: Any) -> tuple[str, list[str]] | None:
+    """The operands of a sample's op, and its signatures along one axis; None if this JAX traces no such op."""
+    from sbp.passes.plan.candidates import make_op
+    from sbp.passes.trace import trace
+    from sbp.rules import lookup
+    from sbp.rules.registry import all_broadcast, valid_rows
+
+    graph = trace(sample.fn, sample.args, {}).graph
+    node = next((n for n in graph.walk() if n.op == sample.name), None)
+    if node is None:
+        return None
+    operands = [graph.operand(x) for x in node.inputs]
+    shapes = [tuple(x.shape) for x in operands]
+    op = make_op(graph, node, shapes, [graph.values[v].shape for v in node.outputs], GROUP)
+    rows = [r for r in valid_rows(lookup(sample.name), op) if r != all_broadcast(op)]
+    text = ", ".join(f"{x.dtype}{list(s)}" for x, s in zip(operands, shapes, strict=True))
+    lines = [", ".join(map(str, r.operands)) + " -> " + ", ".join(map(str, r.results)) for r in rows]
+    return text, list(dict.fromkeys(lines))
+
+
+def lines() -> dict[str, str]:
+    """A table line per op; an op that this JAX has no sample of has one that ends in `no sample`."""
+    from sbp.rules import REGISTRY
+
+    by_name = samples()
+    out = {}
+    for name, rule in REGISTRY.items():
+        if rule.family == "user":
+            continue
+        applied = [s for s in map(signatures, by_name.get(name, [])) if s is not None]
+        shown, rows = max(applied, key=lambda s: len(s[1]), default=("no sample", []))
+        text = "<br>".join(f"`{r}`" for r in rows[:SHOWN])
+        if len(rows) > SHOWN:
+            text += f"<br>and {len(rows) - SHOWN} more"
+        what = " ".join((rule.rows.__doc__ or "").split())
+        remarks = [what, *([f"{rule.note[0].upper()}{rule.note[1:]}."] if rule.note else []), *(["*Own body.*"] if rule.local else [])]
+        out[name] = f"| `{name}` | {shown} | {text or '-'} | {' '.join(filter(None, remarks))} |"
+    return out
+
+
+def page(kept: str) -> Iterator[str]:
+    """The page; lines of ops that have no sample here are taken from `kept`, the page as it was."""
+    from sbp.rules import REGISTRY
+
+    old = {line.split("`")[1]: line for line in kept.splitlines() if line.startswith("| `")}
+    made = lines()
+    yield HEAD
+    for family in dict.fromkeys([*FAMILIES, *(r.family for r in REGISTRY.values() if r.family != "user")]):
+        names = sorted(name for name in made if REGISTRY[name].family == family)
+        yield f"## {FAMILIES.get(family, family)}\n\n| op | applied to | signatures | |\n|---|---|---|---|"
+        for name in names:
+            yield old.get(name, made[name]) if "| no sample |" in made[name] else made[name]
+        yield ""
+
+
+def main() -> None:
+    """Writes the page."""
+    kept = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
+    PAGE.write_text("\n".join(page(kept)).rstrip() + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+    main()
