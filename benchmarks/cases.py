@@ -70,7 +70,9 @@ def classifier_case(choice: str, shape: Sequence[int], layers: int) -> Case:
     )
 
 
-def library_case(forward: Callable[..., Any], init: Callable[..., Any], choice: str, shape: Sequence[int]) -> Case:
+def library_case(
+    forward: Callable[..., Any], init: Callable[..., Any], choice: str, shape: Sequence[int]
+) -> Case:
     """A model of somebody else's library: 64 -> 256 -> 256 -> 10, batch 128, AdamW."""
     optimizer = optax.adamw(1e-3)
     rng = np.random.default_rng(0)

@@ -1,29 +1,72 @@
-import os; os.environ['XLA_FLAGS']='--xla_force_host_platform_device_count=8'
-import jax, jax.numpy as jnp, time, numpy as np
-from jax import lax
+"""What collectives and arithmetic cost on forced CPU devices: the source of the catalogue's "cpu" entry.
+
+python -m benchmarks.cpu_links
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
 from functools import partial
-from jax.sharding import PartitionSpec as PS, Mesh, AxisType
-mesh=Mesh(np.array(jax.devices()),('x',),axis_types=(AxisType.Auto,))
-def bench(f,x,n=20):
-    f(x).block_until_ready(); ts=[]
-    for _ in range(n):
-        t=time.perf_counter(); f(x).block_until_ready(); ts.append(time.perf_counter()-t)
-    return np.median(ts)
-K=10
-ops={'ar':lambda v:lax.psum(v,'x')*0.1,'ag_rs':lambda v:lax.all_gather(lax.psum_scatter(v,'x',tiled=True),'x',tiled=True)*0.1,'a2a':lambda v:lax.all_to_all(v.reshape(8,-1),'x',0,0,tiled=True).reshape(-1)*1.1,'mul':lambda v:jnp.sin(v)*1.1}
-for name,op in ops.items():
-    for n in (1024,1<<14,1<<17,1<<20):
-        @jax.jit
-        @partial(jax.shard_map,mesh=mesh,in_specs=PS(),out_specs=PS(),check_vma=False)
-        def f(v):
-            for _ in range(K): v=op(v)
-            return v
-        t=bench(f,jnp.ones(n,jnp.float32))/K
-        print(name,n*4,'bytes',round(t*1e6,1),'us',round(n*4/t/1e9,3),'GB/s')
-@jax.jit
-@partial(jax.shard_map,mesh=mesh,in_specs=PS('x'),out_specs=PS('x'),check_vma=False)
-def g(v):
-    for _ in range(K): v=v@v*0.001
-    return v
-for n in (128,512):
-    t=bench(g,jnp.ones((8*n,n)),10)/K; print('mm',n,t*1e6,'us',2*n**3/t/1e9,'GFLOP/s per dev')
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import PartitionSpec
+
+import sbp
+
+REPEATS = 10  # operations in one program, so that its launch does not count
+OPERATIONS: dict[str, Callable[[Any], Any]] = {
+    "all-reduce": lambda v: lax.psum(v, "x") * 0.1,
+    "reduce-scatter + all-gather": lambda v: lax.all_gather(
+        lax.psum_scatter(v, "x", tiled=True), "x", tiled=True
+    ),
+    "all-to-all": lambda v: lax.all_to_all(v, "x", 0, 0, tiled=True) * 1.1,
+    "multiply": lambda v: v * 1.1 + 0.1,
+    "sine": lambda v: jnp.sin(v) * 1.1,
+}
+
+
+def seconds(f: Callable[[Any], Any], x: Any, runs: int = 20) -> float:
+    """The median time of one operation."""
+    jax.block_until_ready(f(x))
+    times = []
+    for _ in range(runs):
+        start = time.perf_counter()
+        jax.block_until_ready(f(x))
+        times.append(time.perf_counter() - start)
+    return statistics.median(times) / REPEATS
+
+
+def repeated(operation: Callable[[Any], Any], mesh: Any) -> Callable[[Any], Any]:
+    """A program on all devices that applies an operation again and again."""
+    spec = PartitionSpec()
+
+    @jax.jit
+    @partial(jax.shard_map, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    def run(v: Any) -> Any:
+        for _ in range(REPEATS):
+            v = operation(v)
+        return v
+
+    return run
+
+
+def main() -> None:
+    """Prints a table."""
+    jax.config.update("jax_num_cpu_devices", 8)
+    mesh = sbp.placement("cpu", shape=(8,)).mesh
+    for name, operation in OPERATIONS.items():
+        for n in (1 << 10, 1 << 14, 1 << 17, 1 << 20):
+            t = seconds(repeated(operation, mesh), jnp.ones(n, jnp.float32))
+            print(f"{name:28s} {4 * n:9d} bytes {t * 1e6:9.1f} us {4 * n / t / 1e9:7.3f} GB/s")
+    for n in (128, 512):
+        t = seconds(repeated(lambda v: v @ v * 1e-3, mesh), jnp.ones((n, n), jnp.float32))
+        print(f"matrix product {n:4d} {t * 1e6:9.1f} us {2 * n**3 / t / 1e9:7.2f} GFLOP/s per device")
+
+
+if __name__ == "__main__":
+    main()

@@ -3,8 +3,8 @@
     python -m benchmarks.versus_jax [--rows gpt/data:8,mlp/zero:8,...] [--layers 2] [--steps 30] [--json FILE]
 
 Per row: wire bytes per device and step (read from the compiled HLO of both, by the same meter), number of
-collectives, temporary memory, compile time, and the step time as a ratio of medians with its A/A twin: the peer
-against a second copy of itself, which shows what the machine's noise alone does.
+collectives, temporary memory, compile time, and the step time as a ratio of medians with its A/A twin: the
+peer against a second copy of itself, which shows what the machine's noise alone does.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ def peer_shardings(case: Case, args: Any, placement: sbp.Placement) -> Any:
     whole = (sbp.B,) * placement.ndim  # AUTO is the peer's to choose too, but jit has no such choice
     mesh = placement.mesh
     named = [
-        NamedSharding(mesh, to_partition_spec(nd or whole, jnp.ndim(x), placement)) for nd, x in zip(sbps, flat, strict=True)
+        NamedSharding(mesh, to_partition_spec(nd or whole, jnp.ndim(x), placement))
+        for nd, x in zip(sbps, flat, strict=True)
     ]
     return jax.tree.unflatten(tree, named)
 

@@ -10,7 +10,8 @@ line of `data_parallel.md` is `data_parallel.py:12`. What a block prints follows
     ...
     ```
 
-and this script keeps that true. A block after `<!-- not run -->` is shown only.
+and this script keeps that true. A block after `<!-- not run -->` is shown only. A ```sh block that is said to print is
+run too: lines of `python -m sbp`, beside the file that the Python above them makes.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ import contextlib
 import io
 import linecache
 import re
+import shlex
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[1]
 DEVICES = 'jax.config.update("jax_num_cpu_devices", 8)'
 _ESTIMATE = re.compile(r"\bestimated\b|\bat the peak\b|\bx the time\b")
 _BLOCK = re.compile(
-    r"(?P<skip><!-- not run -->\n)?^```python\n(?P<code>.*?)^```\n"
+    r"(?P<skip><!-- not run -->\n)?^```(?P<language>python|sh)\n(?P<code>.*?)^```\n"
     r"(?:\n<!-- (?P<kind>prints|raises) -->\n```text\n(?P<shown>.*?)^```\n)?",
     re.DOTALL | re.MULTILINE,
 )
@@ -37,8 +40,9 @@ _BLOCK = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A block of Python with what the page says it prints; `span` is where it stands in the page's text."""
+    """A block of code with what the page says it prints; `span` is where it stands in the page's text."""
 
+    language: str
     code: str
     kind: str
     shown: str
@@ -46,7 +50,7 @@ class Block:
 
 
 def pages() -> list[Path]:
-    """The pages that have Python to run."""
+    """The pages that have code to run."""
     found = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     return [page for page in found if blocks(page.read_text(encoding="utf-8"))]
 
@@ -54,9 +58,9 @@ def pages() -> list[Path]:
 def blocks(text: str) -> list[Block]:
     """The blocks of a page that are run."""
     return [
-        Block(m["code"], m["kind"] or "", m["shown"] or "", m.span())
+        Block(m["language"], m["code"], m["kind"] or "", m["shown"] or "", m.span())
         for m in _BLOCK.finditer(text)
-        if not m["skip"]
+        if not m["skip"] and (m["language"] == "python" or m["kind"])
     ]
 
 
@@ -82,12 +86,15 @@ def run(page: Path, count: int | None = None) -> tuple[list[str], dict[str, Any]
     """
     found = blocks(page.read_text(encoding="utf-8"))[:count]
     name = program_name(page)
-    whole = "".join(block.code for block in found).replace(DEVICES, "")
+    whole = "".join(block.code for block in found if block.language == "python").replace(DEVICES, "")
     linecache.cache[name] = (len(whole), None, whole.splitlines(keepends=True), name)
     names: dict[str, Any] = {"__name__": "__main__"}
     printed, first = [], 0
     with _own_rules():
         for block in found:
+            if block.language == "sh":
+                printed.append(_command_lines(block.code, name, whole))
+                continue
             code = compile("\n" * first + block.code.replace(DEVICES, ""), name, "exec")
             first += block.code.count("\n")
             printed.append(_output(code, names, raises=block.kind == "raises"))
@@ -104,6 +111,20 @@ def _output(code: Any, names: dict[str, Any], *, raises: bool) -> str:
                 return f"{type(e).__name__}: {_plain(str(e))}"
             raise AssertionError("this block is said to raise")
         exec(code, names)
+    return _plain(out.getvalue())
+
+
+def _command_lines(text: str, file: str, code: str) -> str:
+    """What `python -m sbp ...` prints, line by line, in a folder that has the page's program."""
+    from sbp.__main__ import main as sbp_main
+
+    out = io.StringIO()
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder), contextlib.redirect_stdout(out):
+        Path(file).write_text(code, encoding="utf-8")
+        for line in text.splitlines():
+            command = shlex.split(line)
+            assert command[:3] == ["python", "-m", "sbp"], line
+            assert sbp_main(command[3:]) == 0, line
     return _plain(out.getvalue())
 
 
@@ -132,7 +153,7 @@ def refreshed(page: Path) -> str:
         if block.kind:
             shown = f"\n<!-- {block.kind} -->\n```text\n{printed}```\n"
             start, end = block.span
-            text = f"{text[:start]}```python\n{block.code}```\n{shown}{text[end:]}"
+            text = f"{text[:start]}```{block.language}\n{block.code}```\n{shown}{text[end:]}"
     return text
 
 

@@ -41,7 +41,7 @@ def where_it_divides(own: Signature, shape: Shape, devices: int) -> Signature:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What one placement axis is used for: how the batch, the weights and the optimizer's state lie along it."""
+    """What one placement axis is used for: how batch, weights and optimizer state lie along it."""
 
     batch: Signature
     weights: Callable[[Signature, Shape, int], Signature]

@@ -80,7 +80,9 @@ def honour_pins(s: State) -> State:
 def list_candidates(s: State) -> State:
     """Lists every N-D signature of every op."""
     graph = s.traced.graph
-    pinned = {v: nd for v, nd in zip(graph.inputs, _with_consts(s, s.request.in_sbp), strict=True) if nd is not None}
+    pinned = {
+        v: nd for v, nd in zip(graph.inputs, _with_consts(s, s.request.in_sbp), strict=True) if nd is not None
+    }
     candidates = enumerate_candidates(graph, s.request.placement, pinned)
     raise_all(pins.check_partials(candidates, s.boxings))
     return replace(s, candidates=candidates)
@@ -148,6 +150,3 @@ def compile_plan(traced: Traced, request: Request, *, check: bool = False) -> Pl
 def _with_consts(s: State, signatures: Sequence[NdSbp | None]) -> list[NdSbp | None]:
     """Signatures of all inputs: the arrays that the function closes over are AUTO."""
     return [*signatures, *[None] * len(s.traced.graph.consts)]
-
-
-

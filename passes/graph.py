@@ -181,7 +181,9 @@ def numbered(nodes: Iterable[Node]) -> tuple[Node, ...]:
     fresh = itertools.count(len(outer))
 
     def inner(node: Node) -> Node:
-        bodies = tuple(replace(b, nodes=tuple(inner(replace(n, id=next(fresh))) for n in b.nodes)) for b in node.bodies)
+        bodies = tuple(
+            replace(b, nodes=tuple(inner(replace(n, id=next(fresh))) for n in b.nodes)) for b in node.bodies
+        )
         return replace(node, bodies=bodies)
 
     return tuple(inner(replace(n, id=i)) for i, n in enumerate(outer))

@@ -17,10 +17,6 @@ from sbp.signature import B, format_sbp
 SHOWN = 5
 
 
-class MemoryLimitError(SbpError):
-    """The plan needs more memory per device than `Options(memory_limit=...)` allows."""
-
-
 @dataclass(frozen=True, slots=True)
 class Live:
     """A tensor that is alive at the peak.
@@ -62,7 +58,7 @@ def check_limit(plan: Plan, limit_bytes: float | None) -> None:
     """Refuses a plan that needs too much.
 
     Raises:
-      MemoryLimitError: with the largest tensors at the peak, how they lie, and what to try.
+      SbpError: with the largest tensors at the peak, how they lie, and what to try.
     """
     if limit_bytes is None or plan.memory_bytes <= limit_bytes or plan.physical is None:
         return
@@ -72,7 +68,7 @@ def check_limit(plan: Plan, limit_bytes: float | None) -> None:
         f"{names.of(v)} {format_sbp(nd)} {bytes_text(x.bytes)}" for x in live[:SHOWN] for v, nd in [x.version]
     ]
     more = [f"{len(live) - SHOWN} smaller"] if len(live) > SHOWN else []
-    raise MemoryLimitError(
+    raise SbpError(
         Problem(
             "memory",
             f"{plan.name} on {plan.placement}, Options(memory_limit={limit_bytes:.4g})",

@@ -80,7 +80,7 @@ class Physical:
     outputs: tuple[NdSbp, ...]
 
     def walk(self) -> Iterator[tuple[Step, int]]:
-        """Every step, bodies included, with how often it is executed (a loop of unknown length counts once)."""
+        """Every step, bodies included, with how often it is executed (an unknown number counts once)."""
         return walk_steps(self.steps)
 
     def boxes(self) -> Iterator[tuple[Box, int]]:
@@ -188,7 +188,7 @@ def insert_boxing(candidates: Candidates, assignment: Assignment, boxings: Boxin
 
 
 def _grouped(steps: list[Step]) -> tuple[Step, ...]:
-    """Brings the ops of one barrier together: they are lowered as one, after everything that they wait for."""
+    """Brings the ops of one barrier together: they are lowered as one, after all that they wait for."""
     last = {s.node.barrier: i for i, s in enumerate(steps) if isinstance(s, Compute) and s.node.barrier >= 0}
     held: dict[int, list[Step]] = {}
     out: list[Step] = []
@@ -249,7 +249,9 @@ def peak_bytes(physical: Physical) -> float:
         last.update(dict.fromkeys(reads(step), i))
     end = len(physical.steps)
     kept = [*zip(graph.inputs, physical.inputs, strict=True)]
-    kept += [(x, nd) for x, nd in zip(graph.outputs, physical.outputs, strict=True) if not isinstance(x, Const)]
+    kept += [
+        (x, nd) for x, nd in zip(graph.outputs, physical.outputs, strict=True) if not isinstance(x, Const)
+    ]
     last.update(dict.fromkeys(kept, end))
     ends: dict[int, list[Version]] = {}
     for version, i in last.items():
@@ -257,7 +259,11 @@ def peak_bytes(physical: Physical) -> float:
     live = peak = sum(size(v) for v in zip(graph.inputs, physical.inputs, strict=True))
     for i, step in enumerate(physical.steps):
         live += sum(size(v) for v in writes(step) if v in last)
-        inside = sum(size(v) for s, _ in walk_steps(inner_steps(step)) for v in writes(s)) if isinstance(step, Border) else 0
+        inside = (
+            sum(size(v) for s, _ in walk_steps(inner_steps(step)) for v in writes(s))
+            if isinstance(step, Border)
+            else 0
+        )
         peak = max(peak, live + inside)
         live -= sum(size(v) for v in ends.get(i, []))
     return peak

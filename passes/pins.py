@@ -75,9 +75,7 @@ def boundary(
         shape = graph.operand(x).shape
         return None if nd is None else _without_empty(shape, at_rest(shape, nd, placement.shape))
 
-    return Boundary(
-        tuple(map(rest, graph.inputs, ins)), tuple(map(rest, graph.outputs, outs)), tuple(ties)
-    )
+    return Boundary(tuple(map(rest, graph.inputs, ins)), tuple(map(rest, graph.outputs, outs)), tuple(ties))
 
 
 def _without_empty(shape: Sequence[int], nd: NdSbp) -> NdSbp:
@@ -211,8 +209,12 @@ class _Alternative:
     wire_bytes: float
 
     def __str__(self) -> str:
-        whole = "" if all(s == B for s in self.nd) else (
-            f", then {seconds_text(self.box_seconds)} and {bytes_text(self.wire_bytes)} sent to make it whole"
+        whole = (
+            ""
+            if all(s == B for s in self.nd)
+            else (
+                f", then {seconds_text(self.box_seconds)} and {bytes_text(self.wire_bytes)} sent to make it whole"
+            )
         )
         return f"{format_sbp(self.nd)} takes {seconds_text(self.op_seconds)}{whole}"
 

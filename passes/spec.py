@@ -54,7 +54,7 @@ def _order_problems(graph: Graph, nodes: Sequence[Node], made: set[int]) -> Iter
             yield from _order_problems(graph, body.nodes, inside)
             for x in body.outputs:
                 if not isinstance(x, Const) and x not in inside:
-                    yield f"a body of {node.op} (node {node.id}) hands back {graph.values[x]}, which it never makes"
+                    yield f"a body of {node.op} (node {node.id}) never makes its result {graph.values[x]}"
         for v in node.outputs:
             if v in made:
                 yield f"{node.op} (node {node.id}) makes {graph.values[v]} a second time"
@@ -126,9 +126,14 @@ def _step_problems(p: Physical, steps: Sequence[Step], have: set[Version]) -> It
         for version in reads(step):
             if version not in have:
                 what = f"box {step.move.kind}" if isinstance(step, Box) else step.node.op
-                yield f"step {i} ({what}) reads {p.graph.values[version[0]]} as {version[1]}, which nobody made"
+                value, nd = version
+                yield f"step {i} ({what}) reads {p.graph.values[value]} as {nd}, which nobody made"
         if isinstance(step, Border):
             for body in step.bodies:
-                entering = {(v, nd) for port, nd in zip(ports(step.node), step.inside, strict=True) for v in port.enters}
+                entering = {
+                    (v, nd)
+                    for port, nd in zip(ports(step.node), step.inside, strict=True)
+                    for v in port.enters
+                }
                 yield from _step_problems(p, body, have | entering)
         have.update(writes(step))

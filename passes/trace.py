@@ -79,7 +79,7 @@ class _Builder:
 
         def read(atom: Any) -> Operand:
             if isinstance(atom, compat.Literal):
-                return self.const(atom.val) if np.ndim(atom.val) else Const(atom.val, atom.aval.dtype)
+                return self.const(atom.val) if np.ndim(atom.val) else Const(atom.val, _aval(atom).dtype)
             return env[atom]
 
         for eqn in jaxpr.eqns:
@@ -116,9 +116,13 @@ class _Builder:
         name = eqn.primitive.name
         if name == "optimization_barrier":
             return self.barrier(inputs, source)
-        bodies = tuple(self.body(j, source) for key in CONTROL.get(name, ()) for j in _listed(eqn.params[key]))
+        bodies = tuple(
+            self.body(j, source) for key in CONTROL.get(name, ()) for j in _listed(eqn.params[key])
+        )
         outs = tuple(self.value(v.aval, name) for v in eqn.outvars)
-        self.nodes.append(Node(len(self.nodes), eqn.primitive, tuple(inputs), outs, eqn.params, source, bodies=bodies))
+        self.nodes.append(
+            Node(len(self.nodes), eqn.primitive, tuple(inputs), outs, eqn.params, source, bodies=bodies)
+        )
         return list(outs)
 
     def body(self, inner: Any, at: Source) -> Body:
@@ -131,19 +135,27 @@ class _Builder:
         return Body(inputs, tuple(nodes), tuple(outputs))
 
 
+def _aval(atom: Any) -> Any:
+    return atom.aval
+
+
 def _listed(x: Any) -> Sequence[Any]:
     return x if isinstance(x, tuple | list) else (x,)
 
 
 def _source(eqn: Any, at: Source) -> Source:
     """The user's line of an equation, else that of the call around it; scopes are joined."""
-    line = compat.user_line(eqn.source_info) or ((at.file, at.line) if at.file else compat.any_line(eqn.source_info))
+    line = compat.user_line(eqn.source_info) or (
+        (at.file, at.line) if at.file else compat.any_line(eqn.source_info)
+    )
     inner = compat.scope_of(eqn.source_info)
     scope = "/".join(s for s in (at.scope, inner) if s)
     return Source(*(line or ("", 0)), scope)
 
 
-def trace(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], static: Sequence[int] = ()) -> Traced:
+def trace(
+    fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], static: Sequence[int] = ()
+) -> Traced:
     """The logical graph of `fn(*args, **kwargs)`.
 
     Arguments:
@@ -165,13 +177,13 @@ def trace(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
         "result" + jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(shapes)[0]
     )
     assert len(flat) == len(outs)
-    graph = Graph(
-        tuple(b.values), tuple(inputs + b.const_ids), tuple(b.consts), tuple(b.nodes), tuple(outs)
-    )
+    graph = Graph(tuple(b.values), tuple(inputs + b.const_ids), tuple(b.consts), tuple(b.nodes), tuple(outs))
     return Traced(clone_sources(prune(graph)), in_paths, out_tree, out_paths)
 
 
-def _paths(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], at: Sequence[int]) -> tuple[str, ...]:
+def _paths(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], at: Sequence[int]
+) -> tuple[str, ...]:
     """A readable name per argument leaf, with the function's own parameter names where it has them."""
     import inspect
 
@@ -204,7 +216,7 @@ def prune(graph: Graph) -> Graph:
 
 
 def clone_sources(graph: Graph) -> Graph:
-    """Gives every user its own copy of a tensor that is made from scalars (zeros, iota): each may lie its own way."""
+    """Gives every user its own copy of a tensor made from scalars (zeros, iota): each may lie its own way."""
     values = list(graph.values)
     nodes = _cloned(graph.nodes, graph.outputs, values)
     return replace(graph, values=tuple(values), nodes=numbered(nodes))

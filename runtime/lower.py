@@ -86,15 +86,20 @@ class _Device:
         self.run(step.bodies[k], inner)
         return [self.read(x, nd, inner) for x, nd in leaving]
 
+
 def _constant(x: Const, nd: NdSbp, placement: Placement, coords: Sequence[Any]) -> Any:
     """A scalar of the program; as a sum, only the first device along the axis has it."""
     value = np.asarray(x.value, x.dtype)
     for axis, s in enumerate(nd):
         if isinstance(s, Partial):
             whole = nd[:axis] + (Partial("sum"),) + nd[axis + 1 :]
-            value = apply_move(
-                value, Move("fill", (axis,), nd, whole, s, s), (), placement.shape, placement.axes, coords
-            ) if s.op == "sum" else value
+            value = (
+                apply_move(
+                    value, Move("fill", (axis,), nd, whole, s, s), (), placement.shape, placement.axes, coords
+                )
+                if s.op == "sum"
+                else value
+            )
     return value
 
 
@@ -149,7 +154,9 @@ def _scan(device: _Device, step: Border, env: Env) -> list[Any]:
     """A scan over local slices; what it only reads is closed over."""
     node, wired = step.node, list(enumerate(zip(ports(step.node), step.inside, strict=True)))
     outer = {
-        i: device.read(node.inputs[p.operand], p.outer(nd), env) for i, (p, nd) in wired if p.operand is not None
+        i: device.read(node.inputs[p.operand], p.outer(nd), env)
+        for i, (p, nd) in wired
+        if p.operand is not None
     }
     carried = [i for i, (p, _) in wired if p.operand is not None and p.result is not None]
     sliced = [i for i, (p, _) in wired if p.operand is not None and p.stacked]
@@ -172,7 +179,9 @@ def _while(device: _Device, step: Border, env: Env) -> list[Any]:
     """A while loop; its predicate is whole, so that all devices leave it together."""
     node, wired = step.node, list(enumerate(zip(ports(step.node), step.inside, strict=True)))
     outer = {
-        i: device.read(node.inputs[p.operand], p.outer(nd), env) for i, (p, nd) in wired if p.operand is not None
+        i: device.read(node.inputs[p.operand], p.outer(nd), env)
+        for i, (p, nd) in wired
+        if p.operand is not None
     }
     carried = [i for i, (p, _) in wired if p.result is not None]
     fixed = {i: x for i, x in outer.items() if i not in carried}
@@ -194,7 +203,9 @@ def _cond(device: _Device, step: Border, env: Env) -> list[Any]:
     """A branch; its index is whole, so that all devices take the same one."""
     node, wired = step.node, list(enumerate(zip(ports(step.node), step.inside, strict=True)))
     outer = {
-        i: device.read(node.inputs[p.operand], p.outer(nd), env) for i, (p, nd) in wired if p.operand is not None
+        i: device.read(node.inputs[p.operand], p.outer(nd), env)
+        for i, (p, nd) in wired
+        if p.operand is not None
     }
     (index,) = (i for i, (p, _) in wired if p.whole)
     entering = {i: x for i, x in outer.items() if i != index}
@@ -206,7 +217,11 @@ def _cond(device: _Device, step: Border, env: Env) -> list[Any]:
     return list(lax.switch(outer[index], [branch(k) for k in range(len(node.bodies))]))
 
 
-_CONTROL: dict[str, Callable[[_Device, Border, Env], list[Any]]] = {"scan": _scan, "while": _while, "cond": _cond}
+_CONTROL: dict[str, Callable[[_Device, Border, Env], list[Any]]] = {
+    "scan": _scan,
+    "while": _while,
+    "cond": _cond,
+}
 
 
 def shardings(physical: Physical, mesh: Any) -> tuple[list[NamedSharding], list[NamedSharding]]:
@@ -232,6 +247,3 @@ def lower(physical: Physical, mesh: Any, donate: Sequence[int]) -> Any:
         check_vma=False,
     )
     return jax.jit(mapped, donate_argnums=tuple(donate), in_shardings=tuple(ins), out_shardings=tuple(outs))
-
-
-

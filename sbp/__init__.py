@@ -1,4 +1,4 @@
-"""sbp: a single-device JAX program, plus placements and N-D SBP signatures, becomes one distributed program."""
+"""sbp: a single-device JAX program, plus placements and N-D SBP signatures, becomes a distributed one."""
 
 from __future__ import annotations
 
@@ -53,7 +53,30 @@ def __getattr__(name: str) -> Any:
     return getattr(importlib.import_module(_FACE[name]), name)
 
 
-__all__ = ["Placement", "placement", *_FACE]  # noqa: PLE0604
+__all__ = [
+    "AUTO",
+    "B",
+    "Broadcast",
+    "Collective",
+    "Hardware",
+    "Link",
+    "Options",
+    "P",
+    "Partial",
+    "Placement",
+    "Plan",
+    "Program",
+    "S",
+    "SbpError",
+    "Split",
+    "annotate",
+    "compile",
+    "load_plan",
+    "on",
+    "placement",
+    "register_rule",
+    "verify",
+]
 
 
 def __dir__() -> list[str]:

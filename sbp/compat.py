@@ -29,7 +29,9 @@ _LIBRARIES = tuple(
 )
 _STDLIB = os.path.realpath(sysconfig.get_path("stdlib")) + os.sep
 _PACKAGE = os.path.dirname(os.path.realpath(__file__)) + os.sep
-_OWN = tuple(os.path.join(os.path.dirname(os.path.dirname(_PACKAGE)), d, "") for d in ("sbp", "passes", "runtime"))
+_OWN = tuple(
+    os.path.join(os.path.dirname(os.path.dirname(_PACKAGE)), d, "") for d in ("sbp", "passes", "runtime")
+)
 
 
 def frames(source_info: Any) -> Iterator[tuple[str, int, str]]:
@@ -97,7 +99,7 @@ def make_primitive(
     batch: Callable[..., Any],
 ) -> Any:
     """An identity primitive of one operand with the given transformation rules."""
-    p = Primitive(name)
+    p: Any = Primitive(name)
     p.def_impl(lambda x, **_: x)
     p.def_abstract_eval(lambda x, **_: x)
     ad.primitive_jvps[p] = jvp
@@ -110,7 +112,7 @@ def make_primitive(
 
 def is_key(dtype: Any) -> bool:
     """Whether a dtype is that of a typed PRNG key."""
-    return bool(jax.dtypes.issubdtype(dtype, jax.dtypes.extended))
+    return bool(jax.numpy.issubdtype(dtype, jax.dtypes.extended))
 
 
 def itemsize(dtype: Any) -> float:
@@ -124,13 +126,20 @@ def itemsize(dtype: Any) -> float:
     return float(dtype.itemsize)
 
 
+def _config(name: str) -> Any:
+    """One of JAX's settings."""
+    config: Any = jax.config
+    return getattr(config, name)
+
+
 def is_partitionable_threefry(key_dtype: Any) -> bool:
     """Whether bits of this key are a function of the key and the logical position alone."""
     impl = getattr(key_dtype, "_impl", None)
-    return impl is threefry_prng_impl and bool(jax.config.jax_threefry_partitionable)
+    return impl is threefry_prng_impl and bool(_config("jax_threefry_partitionable"))
 
 
 def threefry(k1: Any, k2: Any, hi: Any, lo: Any) -> list[Any]:
     """The threefry-2x32 block function on arrays of equal shape."""
-    out: list[Any] = primitives.threefry2x32_p.bind(k1, k2, hi, lo)
+    primitive: Any = primitives.threefry2x32_p
+    out: list[Any] = primitive.bind(k1, k2, hi, lo)
     return out

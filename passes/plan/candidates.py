@@ -23,7 +23,16 @@ Partials = frozenset[str]
 NONE: Partials = frozenset()
 SUM: Partials = frozenset(["sum"])
 # Parameters that hold functions: rules do not look at them, and they would spoil the memo.
-_OPAQUE = ("jaxpr", "update_jaxpr", "branches", "call_jaxpr", "cond_jaxpr", "body_jaxpr", "sharding", "out_sharding")
+_OPAQUE = (
+    "jaxpr",
+    "update_jaxpr",
+    "branches",
+    "call_jaxpr",
+    "cond_jaxpr",
+    "body_jaxpr",
+    "sharding",
+    "out_sharding",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +85,9 @@ def pin_of(node: Node) -> Pin | None:
     return pin if isinstance(pin, Pin) and node.op == "sbp_annotate" else None
 
 
-def enumerate_candidates(graph: Graph, placement: Placement, pinned_inputs: Mapping[int, NdSbp]) -> Candidates:
+def enumerate_candidates(
+    graph: Graph, placement: Placement, pinned_inputs: Mapping[int, NdSbp]
+) -> Candidates:
     """The candidates of every op.
 
     Arguments:
@@ -86,7 +97,11 @@ def enumerate_candidates(graph: Graph, placement: Placement, pinned_inputs: Mapp
     found.partials.update(dict.fromkeys(graph.inputs, NONE))
     found.visit(graph.nodes)
     dims = _dims(graph, pinned_inputs)
-    borders = {n.id: tuple(port_signatures(p, graph, dims, found.partials, placement) for p in ports(n)) for n in graph.walk() if n.bodies}
+    borders = {
+        n.id: tuple(port_signatures(p, graph, dims, found.partials, placement) for p in ports(n))
+        for n in graph.walk()
+        if n.bodies
+    }
     return Candidates(graph, placement, found.partials, dims, found.strategies, borders)
 
 
@@ -130,14 +145,18 @@ class _Enumeration:
     def border(self, node: Node) -> None:
         """Bodies until a carried value can wait, at exit, for all that it waits for at entry."""
         wired = ports(node)
-        at_entry = [self.of(node.inputs[p.operand]) if p.operand is not None and not p.whole else NONE for p in wired]
+        at_entry = [
+            self.of(node.inputs[p.operand]) if p.operand is not None and not p.whole else NONE for p in wired
+        ]
         while True:
             for p, partials in zip(wired, at_entry, strict=True):
                 self.partials.update(dict.fromkeys(p.enters, partials))
             for body in node.bodies:
                 self.visit(body.nodes)
             at_exit = [self._at_exit(p, e) for p, e in zip(wired, at_entry, strict=True)]
-            if at_exit == at_entry or all(not p.enters or a == b for p, a, b in zip(wired, at_entry, at_exit, strict=True)):
+            if at_exit == at_entry or all(
+                not p.enters or a == b for p, a, b in zip(wired, at_entry, at_exit, strict=True)
+            ):
                 break
             at_entry = [b if p.enters else a for p, a, b in zip(wired, at_entry, at_exit, strict=True)]
         for p, partials in zip(wired, at_exit, strict=True):
@@ -149,11 +168,17 @@ class _Enumeration:
         ends = [self.of(x) for x in port.leaves]
         if port.whole:
             return NONE
-        return frozenset.intersection(*([entry] if port.enters else []), *ends) if ends or port.enters else entry
+        return (
+            frozenset.intersection(*([entry] if port.enters else []), *ends) if ends or port.enters else entry
+        )
 
 
 def port_signatures(
-    port: Port, graph: Graph, dims: Mapping[int, tuple[int, ...]], partials: Mapping[int, Partials], placement: Placement
+    port: Port,
+    graph: Graph,
+    dims: Mapping[int, tuple[int, ...]],
+    partials: Mapping[int, Partials],
+    placement: Placement,
 ) -> tuple[NdSbp, ...]:
     """The signatures that the tensor of a port may have inside."""
     inside = [*port.enters, *(x for x in port.leaves if not isinstance(x, Const))]
@@ -177,9 +202,7 @@ def _common(port: Port, partials: Mapping[int, Partials]) -> Partials:
 
 def _dims(graph: Graph, pinned_inputs: Mapping[int, NdSbp]) -> dict[int, tuple[int, ...]]:
     """Dims worth splitting: longer than 1, or named by an annotation of the value."""
-    wanted: dict[int, set[int]] = {
-        v.id: {d for d, n in enumerate(v.shape) if n > 1} for v in graph.values
-    }
+    wanted: dict[int, set[int]] = {v.id: {d for d, n in enumerate(v.shape) if n > 1} for v in graph.values}
     pins = [(v, nd) for v, nd in pinned_inputs.items()]
     for node in graph.walk():
         pin = pin_of(node)
@@ -252,7 +275,7 @@ def _strategies(
 
 
 def natural(row: Row, ops: Sequence[Partials]) -> bool:
-    """Whether the partial operands of a row can really be partial: one of them is, and the others are or may be filled."""
+    """Whether the partial operands of a row can be partial: one is, and the others are or may be filled."""
     wanted = [(i, s.op) for i, s in enumerate(row.operands) if isinstance(s, Partial)]
     have = [op in ops[i] for i, op in wanted]
     if not wanted or all(have):
@@ -264,14 +287,12 @@ def natural(row: Row, ops: Sequence[Partials]) -> bool:
 def _combine(rows: tuple[Row, ...], n_operands: int, n_results: int) -> Strategy:
     operands = tuple(tuple(r.operands[i] for r in rows) for i in range(n_operands))
     results = tuple(tuple(r.results[i] for r in rows) for i in range(n_results))
-    strict = tuple(
-        any(r.operands[i] == P and i not in r.fills for r in rows) for i in range(n_operands)
-    )
+    strict = tuple(any(r.operands[i] == P and i not in r.fills for r in rows) for i in range(n_operands))
     return Strategy(operands, results, strict, rows)
 
 
 def _mixed(strategy: Strategy) -> bool:
-    """Whether some tensor waits for two different reductions at once: never useful, and they do not commute."""
+    """Whether some tensor waits for two different reductions at once: useless, and they do not commute."""
     return any(
         len({s for s in nd if isinstance(s, Partial)}) > 1 for nd in (*strategy.operands, *strategy.results)
     )

@@ -13,7 +13,7 @@ from sbp.passes.graph import Const, Graph, Node
 from sbp.passes.plan.candidates import Strategy, make_op, rule_of
 from sbp.rules.registry import element_flops
 
-# The share of an element-wise op's memory traffic that is left once compilers have fused it with its neighbours.
+# The share of an element-wise op's memory traffic that is left once it is fused with its neighbours.
 FUSED_TRAFFIC = 0.25
 
 
@@ -22,8 +22,10 @@ def local_bytes(shape: Sequence[int], dtype: Any, nd: Any, hierarchy: Sequence[i
     return math.prod(local_shape(shape, nd, hierarchy)) * compat.itemsize(dtype)
 
 
-def node_seconds(graph: Graph, node: Node, strategy: Strategy, hierarchy: tuple[int, ...], hardware: Hardware) -> float:
-    """The larger of arithmetic time and memory time of one op on one device (Williams et al., roofline, 2009)."""
+def node_seconds(
+    graph: Graph, node: Node, strategy: Strategy, hierarchy: tuple[int, ...], hardware: Hardware
+) -> float:
+    """The larger of arithmetic and memory time of one op on one device (roofline, Williams et al., 2009)."""
     rule = rule_of(node)
     operands = [graph.operand(x) for x in node.inputs]
     results = [graph.values[v] for v in node.outputs]

@@ -77,7 +77,9 @@ class _Use:
 class _Model:
     """Builds the network; lives only while `choose` runs."""
 
-    def __init__(self, candidates: Candidates, boundary: Boundary, hardware: Hardware, boxings: Boxings) -> None:
+    def __init__(
+        self, candidates: Candidates, boundary: Boundary, hardware: Hardware, boxings: Boxings
+    ) -> None:
         self.c, self.boundary, self.hardware, self.boxings = candidates, boundary, hardware, boxings
         self.graph: Graph = candidates.graph
         self.unary: list[Table] = []
@@ -95,7 +97,9 @@ class _Model:
 
     def rest(self, wanted: NdSbp | None, value: Any) -> tuple[NdSbp, ...]:
         """The states of an argument or result."""
-        return (wanted,) if wanted is not None else rest_signatures(value.shape, value.dtype, self.c.placement)
+        return (
+            (wanted,) if wanted is not None else rest_signatures(value.shape, value.dtype, self.c.placement)
+        )
 
     def build(self) -> CostNetwork:
         values = self.graph.values
@@ -183,9 +187,7 @@ class _Model:
         if len(uses) > 1:
             states = tuple(dict.fromkeys((*supply.needs, *(nd for u in uses for nd in u.needs))))
             natural = self.c.partials[v]
-            states = tuple(
-                nd for nd in states if all(s.op in natural for s in nd if isinstance(s, Partial))
-            )
+            states = tuple(nd for nd in states if all(s.op in natural for s in nd if isinstance(s, Partial)))
             self.shares[v] = self.variable(states)
             share = _Use(self.shares[v], states, (True,) * len(states), supply.times)
             self.edge(v, supply, share)
@@ -213,7 +215,11 @@ def boxing_of(boxings: Boxings, c: Candidates, shape: tuple[int, ...], dtype: An
 
 
 def choose(
-    candidates: Candidates, boundary: Boundary, hardware: Hardware, boxings: Boxings, time_limit_seconds: float | None
+    candidates: Candidates,
+    boundary: Boundary,
+    hardware: Hardware,
+    boxings: Boxings,
+    time_limit_seconds: float | None,
 ) -> Assignment:
     """The cheapest assignment that the solver finds, with its proven bound.
 

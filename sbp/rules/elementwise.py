@@ -28,9 +28,8 @@ INCREASING_ABOVE = "sqrt log log1p log2".split()
 DECREASING = "erfc".split()
 # No maxima pass here: infinity plus minus infinity is NaN, and integers wrap around.
 ADDITIVE = "add sub add_any complex".split()
-ADDITIVE_UNARY = "neg real imag conj copy name sbp_annotate sbp_cotangent optimization_barrier".split()
-# Of those, the ones that change nothing.
-IDENTITY = "copy name sbp_annotate sbp_cotangent optimization_barrier".split()
+IDENTITY = "copy name stop_gradient sbp_annotate sbp_cotangent optimization_barrier".split()
+ADDITIVE_UNARY = ["neg", "real", "imag", "conj", *IDENTITY]
 
 
 def _splits(op: Op) -> list[Row]:

@@ -1,4 +1,4 @@
-"""Models of flax and equinox, mixed precision, checkpoints, keys and prints: the user's loop, one line changed."""
+"""Models of flax and equinox, mixed precision, checkpoints, keys: the user's loop, one line changed."""
 
 from __future__ import annotations
 
@@ -86,7 +86,9 @@ def test_equinox() -> None:
     params, static = eqx.partition(net, eqx.is_array)
 
     def step(params: Any, state: Any, x: Any, y: Any) -> Any:
-        loss, grads = jax.value_and_grad(lambda p: cross_entropy(jax.vmap(eqx.combine(p, static))(x), y))(params)
+        loss, grads = jax.value_and_grad(lambda p: cross_entropy(jax.vmap(eqx.combine(p, static))(x), y))(
+            params
+        )
         updates, state = OPTIMIZER.update(grads, state, params)
         return eqx.apply_updates(params, updates), state, loss
 
@@ -138,7 +140,9 @@ def test_checkpointed_block_stays_rematerialised() -> None:
     compare(sgd(loss), (PARAMS,))
     program = sbp.compile(sgd(loss), PLACEMENT, in_sbp=(AUTO, [S(0), S(0)], [S(0), S(0)]))
     without = sbp.compile(
-        sgd(lambda p, x, y: cross_entropy(plain(p, x), y)), PLACEMENT, in_sbp=(AUTO, [S(0), S(0)], [S(0), S(0)])
+        sgd(lambda p, x, y: cross_entropy(plain(p, x), y)),
+        PLACEMENT,
+        in_sbp=(AUTO, [S(0), S(0)], [S(0), S(0)]),
     )
     texts = [f.lower(PARAMS, X, Y).compile().as_text() for f in (program, without)]
     tanhs = [t.count(" tanh(") for t in texts]

@@ -1,4 +1,4 @@
-"""Every optimizer of optax that people use, unchanged: equal to one device, split or chosen by the compiler."""
+"""Every optimizer of optax that people use, unchanged: equal to one device, split or AUTO."""
 
 from __future__ import annotations
 
@@ -55,7 +55,9 @@ def make_step(optimizer: optax.GradientTransformation) -> Callable[..., Any]:
     return step
 
 
-def run(step: Callable[..., Any], optimizer: optax.GradientTransformation, dtype: Any) -> tuple[Any, list[float]]:
+def run(
+    step: Callable[..., Any], optimizer: optax.GradientTransformation, dtype: Any
+) -> tuple[Any, list[float]]:
     params, losses = init(dtype), []
     state = optimizer.init(params)
     for i in range(STEPS):

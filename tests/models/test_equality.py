@@ -33,7 +33,9 @@ def gpt_state(dtype: Any) -> tuple[Any, Any]:
 
 
 def tokens(step: int) -> np.ndarray[Any, Any]:
-    return np.random.default_rng(step).integers(0, CONFIG.vocabulary, (8, CONFIG.sequence + 1)).astype(np.int32)
+    return (
+        np.random.default_rng(step).integers(0, CONFIG.vocabulary, (8, CONFIG.sequence + 1)).astype(np.int32)
+    )
 
 
 def train(step: Any, state: tuple[Any, Any]) -> tuple[Any, Any, list[float]]:
@@ -99,7 +101,7 @@ def test_gpt_x64(row: str, x64: None) -> None:
 
 
 def test_splits_are_real() -> None:
-    """Tensor parallelism holds an eighth of each split weight; ZeRO an eighth of weights and optimizer state."""
+    """A device holds an eighth of each split weight; under ZeRO an eighth of weights and state."""
     config = gpt.Config(layers=1, width=32, heads=8, vocabulary=256, sequence=16, dropout=0.1)
     params = gpt.init(jax.random.key(0), config)
     for choice, names in (("tensor", ("qkv", "out", "up", "down")), ("zero", ("qkv", "out", "up", "down"))):

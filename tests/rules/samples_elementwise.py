@@ -175,6 +175,7 @@ SAMPLES = [
     sample("optimization_barrier", lax.optimization_barrier, A, **ONE),
     sample("sbp_annotate", lambda x: annotate_p.bind(x, pin=Pin(None, None, None)), A, **ONE),
     sample("sbp_cotangent", lambda x: cotangent_p.bind(x, pin=Pin(None, None, None)), A, **ONE),
+    sample("stop_gradient", lax.stop_gradient, LINE, **ONE),
     sample("name", lambda x: checkpoint_name(x, "here"), LINE, **ONE),
     sample("add_any", jax.grad(lambda x: jnp.sum(x * x)), A, **ONE),
 ]

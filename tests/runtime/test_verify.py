@@ -1,0 +1,83 @@
+"""`verify`: silent on right programs; of wrong ones it names the first op that differs."""
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import sbp
+from sbp import B, S
+from sbp.errors import MismatchError
+from sbp.rules.registry import REGISTRY
+from sbp.runtime.verify import difference, limit
+
+GRID = sbp.placement("cpu", shape=(2, 4))
+X = np.random.default_rng(0).normal(size=(8, 16)).astype(np.float32)
+W = np.random.default_rng(1).normal(size=(16, 12)).astype(np.float32)
+SPLIT = ([S(0), S(1)], [B, S(0)])
+
+
+def mlp(x: Any, w: Any) -> Any:
+    hidden = x @ w
+    return jnp.tanh(hidden).sum(0), hidden.max()
+
+
+def break_tanh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gives `tanh` a body that is wrong by one part in a hundred."""
+    wrong = replace(REGISTRY["tanh"], local=lambda ctx, x: [jnp.tanh(x) * 1.01])
+    monkeypatch.setitem(REGISTRY, "tanh", wrong)
+
+
+def test_right_programs_pass_with_keys_constants_and_donated_state() -> None:
+    def step(state: Any, key: Any, x: Any) -> Any:
+        keep = jax.random.bernoulli(key, 0.5, x.shape)
+        return {"w": state["w"] + 1, "n": state["n"] + 1}, jnp.where(keep, x, 0) @ state["w"], key, 1.5
+
+    program = sbp.compile(step, GRID, in_sbp=({"w": [B, S(1)], "n": None}, None, [S(0), B]), donate_argnums=0)
+    state = {"w": jax.device_put(jnp.asarray(W)), "n": 0}
+    report = sbp.verify(program, state, jax.random.key(3), X)
+    assert report.outputs == 5
+    assert report.largest < 1e-5
+    assert "5 results equal one device's" in str(report)
+    # What was verified can still be used: the arguments were copied.
+    assert not state["w"].is_deleted()
+    program(state, jax.random.key(3), X)
+
+
+def test_the_first_wrong_op_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    break_tanh(monkeypatch)
+    with pytest.raises(MismatchError) as caught:
+        sbp.verify(sbp.compile(mlp, GRID, in_sbp=SPLIT), X, W)
+    line = mlp.__code__.co_firstlineno + 2
+    where, got, legal, why, fix = str(caught.value).splitlines()
+    assert where == f"result[0] differs; the first op that differs is tanh at test_verify.py:{line}"
+    assert got.startswith("  got    a relative difference of ") and "in tanh:float32[8, 12]" in got
+    assert legal == "  legal  the same numbers as on one device, up to rounding"
+    assert why.startswith("  why    it ran as [") and why.endswith(" on cpu(data=2 x model=4)")
+    assert fix.startswith("  try    if the op's rule is yours, check its rows")
+
+
+def test_a_wrong_loop_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    break_tanh(monkeypatch)
+
+    def loop(x: Any) -> Any:
+        return lax.scan(lambda c, row: (jnp.tanh(c + row), None), jnp.zeros(16), x)[0] * 2
+
+    with pytest.raises(MismatchError, match=r"the first op that differs is scan at test_verify\.py:\d+"):
+        sbp.verify(sbp.compile(loop, GRID), X)
+
+
+def test_what_a_difference_is() -> None:
+    one = np.array([1.0, -4.0, np.nan, np.inf])
+    assert difference(one, one) == 0.0
+    assert difference(one, np.array([1.0, -4.0, np.nan, 3.0])) == float("inf")
+    assert difference(np.array([1.0, 4.0]), np.array([1.0, 4.4])) == pytest.approx(0.4 / 4.4)
+    assert difference(np.array([3, 4]), np.array([3, 5])) == 1.0
+    assert difference(np.zeros((0, 3)), np.zeros((0, 3))) == 0.0
+    assert difference(jax.random.key(0), jax.random.key(1)) == 1.0
+    assert limit(np.dtype(np.int32)) == limit(jax.random.key(0).dtype) == 0.0
+    assert 0 < limit(np.dtype(np.float64)) < limit(np.dtype(np.float32)) < limit(jnp.dtype(jnp.bfloat16))
