@@ -2,9 +2,9 @@
 
     python docs/make_ops.py
 
-A rule is a function of an application (shapes, parameters), so its signatures are shown for one: the sample of the
-tests that has the most of them. Ops that the JAX at hand does not have are left as the file has them, so run this
-with the newest JAX that is supported.
+A rule is a function of an application (shapes, parameters), so its signatures are shown for one: the sample
+of the tests that has the most of them. Ops that the JAX at hand does not have are left as the file has them,
+so run this with the newest JAX that is supported.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ GROUP = 2
 SHOWN = 8
 HEAD = """# Ops
 
-Written by `python docs/make_ops.py` from the rules in [sbp/rules](../sbp/rules). Each line shows one application of an op
-and its signatures along **one** device axis; the all-`B` signature, which every op has, is left out, and signatures that
-rounding or the dtype forbids are not there. *Own body*: what runs on the shards is not the same op with local shapes (it
-masks padding, moves indices, or places numbers by their logical position). An op that is not in the table runs
-whole on every device, and the plan says so; [adding one](adding_an_op.md) is one entry.
+Written by `python docs/make_ops.py` from the rules in [sbp/rules](../sbp/rules). Each line shows one
+application of an op and its signatures along **one** device axis; the all-`B` signature, which every op
+has, is left out, and signatures that rounding or the dtype forbids are not there. *Own body*: what runs on
+the shards is not the same op with local shapes (it masks padding, moves indices, or places numbers by their
+logical position). An op that is not in the table runs whole on every device, and the plan says so; [adding
+one](adding_an_op.md) is one entry.
 """
 FAMILIES = {
     "elementwise": "Element by element",
@@ -50,7 +51,7 @@ def samples() -> dict[str, list[Any]]:
 
 
 def signatures(sample: Any) -> tuple[str, list[str]] | None:
-    """The operands of a sample's op, and its signatures along one axis; None if this JAX traces no such op."""
+    """The operands of a sample's op, and its signatures along one axis; None if this JAX has no such op."""
     from sbp.passes.plan.candidates import make_op
     from sbp.passes.trace import trace
     from sbp.rules import lookup
@@ -84,8 +85,9 @@ def lines() -> dict[str, str]:
         if len(rows) > SHOWN:
             text += f"<br>and {len(rows) - SHOWN} more"
         what = " ".join((rule.rows.__doc__ or "").split())
-        remarks = [what, *([f"{rule.note[0].upper()}{rule.note[1:]}."] if rule.note else []), *(["*Own body.*"] if rule.local else [])]
-        out[name] = f"| `{name}` | {shown} | {text or '-'} | {' '.join(filter(None, remarks))} |"
+        note = f"{rule.note[0].upper()}{rule.note[1:]}." if rule.note else ""
+        remarks = " ".join(filter(None, (what, note, "*Own body.*" if rule.local else "")))
+        out[name] = f"| `{name}` | {shown} | {text or '-'} | {remarks} |"
     return out
 
 

@@ -10,8 +10,8 @@ line of `data_parallel.md` is `data_parallel.py:12`. What a block prints follows
     ...
     ```
 
-and this script keeps that true. A block after `<!-- not run -->` is shown only. A ```sh block that is said to print is
-run too: lines of `python -m sbp`, beside the file that the Python above them makes.
+and this script keeps that true. A block after `<!-- not run -->` is shown only. A ```sh block that is said to
+print is run too: lines of `python -m sbp`, beside the file that the page's Python makes.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def blocks(text: str) -> list[Block]:
 
 
 def without_estimates(text: str) -> str:
-    """What a page prints without estimated times and memory: JAX spells some ops otherwise in each version."""
+    """A page's output without estimated times and memory: versions of JAX spell some ops otherwise."""
     return "\n".join(
         re.sub(r"\d+(\.\d+)?", "#", line) if _ESTIMATE.search(line) else line for line in text.splitlines()
     )

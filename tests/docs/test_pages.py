@@ -40,7 +40,8 @@ def clean_caches() -> Iterator[None]:
 def test_a_page_prints_what_it_says(page: Path) -> None:
     found = pages.blocks(page.read_text(encoding="utf-8"))
     shown = [pages.without_estimates(block.shown) for block in found if block.kind]
-    got = [pages.without_estimates(g) for block, g in zip(found, pages.run(page)[0], strict=True) if block.kind]
+    printed = zip(found, pages.run(page)[0], strict=True)
+    got = [pages.without_estimates(text) for block, text in printed if block.kind]
     assert got == shown, f"run `python docs/pages.py {page.relative_to(ROOT)}`"
 
 
@@ -60,7 +61,7 @@ def test_estimates_are_not_compared() -> None:
 
 
 def test_the_example_sets_up_its_devices() -> None:
-    """The one line that a page needs beside the program; the tests leave it out, since they have set devices."""
+    """The tests leave that line out, since their devices are there already."""
     for page in PAGES:
         code = "".join(block.code for block in pages.blocks(page.read_text(encoding="utf-8")))
         assert pages.DEVICES in code or "placement(\"cpu\"" not in code, page.name
@@ -73,7 +74,8 @@ def test_the_readme_example_runs_as_typed(tmp_path: Path) -> None:
     file.write_text(example.code, encoding="utf-8")
     env = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_ENABLE_X64")}
     run = [sys.executable, str(file)]
-    done = subprocess.run(run, cwd=tmp_path, env=env | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    env["PYTHONPATH"] = str(ROOT)
+    done = subprocess.run(run, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     got = "".join(f"{line.rstrip()}\n" for line in done.stdout.splitlines())
     assert pages.without_estimates(got) == pages.without_estimates(plan.shown)

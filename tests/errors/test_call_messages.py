@@ -1,0 +1,239 @@
+"""Every message about the arguments of `compile`, of a call and of its options: where, got, legal, why, try."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import sbp
+from sbp import B, S
+from sbp.errors import ArgumentError, DonationError, PlacementError, SbpError
+from tests.errors.messages import Messages, check_message, kinds
+
+GRID = sbp.placement("cpu", shape=(2, 4))
+LINE = sbp.placement("cpu", shape=(8,))
+X = np.ones((8, 8), np.float32)
+INT32 = "-2147483648..2147483647"
+AGAIN = "make the plan again with Program.plan(...), or leave the option out"
+
+
+def double(x: Any) -> Any:
+    return x * 2
+
+
+def of(fn: Any = double, *args: Any, on: Any = GRID, **options: Any) -> Any:
+    """The plan of a function; most errors come before anything is compiled."""
+    return sbp.compile(fn, on, **options).plan(*(args or (X,)))
+
+
+def deleted() -> Any:
+    gone = jnp.ones((8, 8)) + 1
+    gone.delete()
+    return gone
+
+
+def a_plan(fn: Any = double, on: Any = GRID, **signatures: Any) -> Any:
+    return sbp.compile(fn, on, **signatures).plan(X)
+
+
+MESSAGES: Messages = {
+    "a leaf that JAX cannot take": (
+        lambda: of(double, "text"),
+        ArgumentError,
+        "x",
+        "'text'",
+        "arrays, numbers, and pytrees of them",
+        "JAX cannot take it: Argument 'text' of type <class 'str'> is not a valid JAX type",
+        "make it a static argument (static_argnums), or leave it out",
+    ),
+    "integers that would be cut": (
+        lambda: of(lambda p: p["ids"], {"ids": np.array([3, 2**40])}),
+        ArgumentError,
+        "p['ids']",
+        "int64[2] with values 3..1099511627776",
+        f"values in {INT32}, or JAX with 64-bit types",
+        "with 64-bit types off, JAX would cut these integers to 32 bits without a word",
+        "jax.config.update('jax_enable_x64', True), or map the values to a smaller range first",
+    ),
+    "a shape where a value is needed": (
+        lambda: sbp.compile(double, GRID)(jax.ShapeDtypeStruct((8, 8), np.float32)),
+        ArgumentError,
+        "x",
+        "ShapeDtypeStruct float32[8, 8]",
+        "an array",
+        "a shape has no values to run with",
+        "Program.plan(...) and Program.lower(...) take shapes",
+    ),
+    "a program inside a traced function": (
+        lambda: jax.jit(sbp.compile(double, GRID))(X),
+        ArgumentError,
+        "x",
+        "a value that is being traced: float32[8,8]",
+        "arrays",
+        "a Program is the outermost thing: it cannot be called inside jit, grad, vmap or another program",
+        "compile the outer function instead, which calls the plain one: sbp.compile(jax.grad(fn), ...)",
+    ),
+    "a donated array passed again": (
+        lambda: of(lambda p: p["w"], {"w": deleted()}),
+        DonationError,
+        "p['w']",
+        "float32[8, 8] whose memory is gone: donated to an earlier call, or deleted",
+        "an array that still exists",
+        "donate_argnums gives the memory of an argument to the results",
+        "use what that call returned: params, ... = step(params, ...); or leave donate_argnums out",
+    ),
+    "an array donated and used": (
+        lambda: (lambda x: sbp.compile(lambda a, b: a + b, GRID, donate_argnums=0)(x, x))(jnp.ones(8)),
+        DonationError,
+        "b: float32[8]",
+        "the same array as a",
+        "an array of its own",
+        "one of the two is donated, and its memory can be given away only once",
+        "donate neither, or pass a copy: jnp.array(x, copy=True)",
+    ),
+    "a static argument that cannot be hashed": (
+        lambda: sbp.compile(lambda x, n: x, GRID, static_argnums=1).plan(X, [3]),
+        ArgumentError,
+        "static argument 1",
+        "[3]",
+        "a value that can be hashed and compared",
+        "a program is compiled once per value of its static arguments, and unhashable type: 'list'",
+        "a tuple or a frozen dataclass instead of a list",
+    ),
+    "a position that does not exist": (
+        lambda: sbp.compile(double, GRID, donate_argnums=1),
+        ArgumentError,
+        "compile(..., donate_argnums=1)",
+        "position 1",
+        "-1..0",
+        "double takes 1 positional argument",
+        "count positions from 0",
+    ),
+    "static and donated": (
+        lambda: sbp.compile(double, GRID, donate_argnums=0, static_argnums=0),
+        ArgumentError,
+        "compile(..., static_argnums=..., donate_argnums=...)",
+        "position 0 in both",
+        "each position in one of them",
+        "a static argument is a Python value: it has no memory to donate",
+        "leave 0 out of donate_argnums",
+    ),
+    "no function": (
+        lambda: sbp.compile(3, GRID),  # type: ignore[arg-type]
+        ArgumentError,
+        "compile(fn, ...)",
+        "3",
+        "a function",
+        "the first argument is the single-device program",
+        "sbp.compile(train_step, placement)",
+    ),
+    "no placement": (
+        lambda: sbp.compile(double, "cpu"),  # type: ignore[arg-type]
+        PlacementError,
+        "compile(fn, placement)",
+        "'cpu'",
+        "an sbp.placement",
+        "the second argument says which devices the program runs on",
+        "sbp.placement('cpu', shape=(8,))",
+    ),
+    "a mesh": (
+        lambda: sbp.compile(double, LINE.mesh),  # type: ignore[arg-type]
+        PlacementError,
+        "compile(fn, placement)",
+        repr(LINE.mesh)[:80],
+        "an sbp.placement",
+        "the second argument says which devices the program runs on",
+        "sbp.Placement.from_mesh(mesh)",
+    ),
+    "no options": (
+        lambda: sbp.compile(double, GRID, options={"check": True}),  # type: ignore[arg-type]
+        ArgumentError,
+        "compile(..., options=...)",
+        "{'check': True}",
+        "sbp.Options(...)",
+        "a dict is none",
+        "sbp.Options(memory_limit=16e9)",
+    ),
+    "more ranks than devices": (
+        lambda: sbp.compile(double, sbp.placement("cpu", shape=(64,)))(X),
+        PlacementError,
+        "cpu(x=64).mesh",
+        "rank 63",
+        "ranks below 8",
+        "a rank is a position in jax.devices('cpu'), which has 8",
+        "jax.config.update('jax_num_cpu_devices', 64) before any device is used",
+    ),
+    "no plan": (
+        lambda: of(options=sbp.Options(plan="plan.json")),
+        ArgumentError,
+        "Options(plan=...)",
+        "'plan.json'",
+        "a Plan",
+        "a str is none",
+        "sbp.load_plan('plan.json')",
+    ),
+    "a plan for another placement": (
+        lambda: of(options=sbp.Options(plan=a_plan(on=LINE))),
+        ArgumentError,
+        "Options(plan=...)",
+        "a plan for cpu(x=8)",
+        "a plan for cpu(data=2 x model=4)",
+        "a signature has one entry per axis, and its splits fit the axis sizes",
+        AGAIN,
+    ),
+    "a plan for another function": (
+        lambda: of(options=sbp.Options(plan=a_plan(lambda z: z * 2))),
+        ArgumentError,
+        "Options(plan=...)",
+        "a plan of '<lambda>' with no entry for x, an entry for z",
+        "a plan with the same 1 arguments",
+        "a plan is for one function and one tree of arguments",
+        AGAIN,
+    ),
+    "a plan for other sizes": (
+        lambda: of(jnp.sum, X[:3], options=sbp.Options(plan=a_plan(jnp.sum, in_sbp=([S(0), B],)))),
+        ArgumentError,
+        "a: float32[3, 8], Options(plan=...)",
+        "[S(0), B]",
+        "[B, B]",
+        "the plan was made for other sizes: this one does not divide by the axis",
+        AGAIN,
+    ),
+    "too little memory": (
+        lambda: of(in_sbp=([B, B],), options=sbp.Options(memory_limit=300)),
+        SbpError,
+        "double on cpu(data=2 x model=4), Options(memory_limit=300)",
+        "512 B per device at the peak",
+        "at most 300 B",
+        "alive at the peak: x [B, B] 256 B, result [B, B] 256 B",
+        "split what lies whole on every device: in_sbp for x; "
+        "jax.checkpoint around a layer, so that its activations are not kept; "
+        "a placement with more devices, or a smaller batch",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_message(name: str) -> None:
+    check_message(*MESSAGES[name])
+
+
+def test_all_failures_of_one_call_come_together() -> None:
+    three = sbp.compile(lambda a, b, c, d: a, GRID, in_sbp=([S(3), B], None, [S(0)], None))
+    assert kinds(lambda: three.plan(X, "text", np.array([2**40]), deleted())) == [
+        ("argument", "b"),
+        ("argument", "c"),
+        ("donation", "d"),
+        ("signature", "a"),
+    ]
+
+
+def test_wrong_arguments_of_compile_come_together() -> None:
+    call: Any = lambda: sbp.compile(3, "cpu", options=4)  # type: ignore[arg-type]  # noqa: E731
+    assert kinds(call) == [
+        ("argument", "compile(fn, ...)"),
+        ("placement", "compile(fn, placement)"),
+        ("argument", "compile(..., options=...)"),
+    ]

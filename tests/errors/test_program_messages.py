@@ -1,0 +1,247 @@
+"""Every message about signatures and annotations of a program: where, got, legal, why, try."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as Spec
+
+import sbp
+from sbp import AUTO, B, P, S, annotate
+from sbp.errors import AnnotationError, SignatureError
+from tests.errors.messages import Messages, check_message, kinds
+
+GRID = sbp.placement("cpu", shape=(2, 4))
+LINE = sbp.placement("cpu", shape=(8,))
+X = np.ones((8, 8), np.float32)
+FORMS = "[S(0), B], a PartitionSpec, a NamedSharding, sbp.AUTO or None"
+OPEN = "sbp.AUTO (or None) where the compiler may choose"
+CHOOSE = "count dims from 0; sbp.AUTO lets the compiler choose"
+OWN = "one program runs on one placement; ops on several placements would be pipeline stages"
+PREFIX = "signatures are a pytree prefix: containers must match, and one signature stands for a subtree"
+
+
+def double(x: Any) -> Any:
+    return x * 2
+
+
+def of(fn: Any = double, *args: Any, on: Any = GRID, **options: Any) -> Any:
+    """The plan of a function; most errors come before anything is compiled."""
+    return sbp.compile(fn, on, **options).plan(*(args or (X,)))
+
+
+def on_line(x: Any) -> Any:
+    with sbp.on(LINE):
+        return x * 2
+
+
+MESSAGES: Messages = {
+    "signature longer than the placement": (
+        lambda: of(in_sbp=([S(0), B, B],)),
+        SignatureError,
+        "x: float32[8, 8], in_sbp",
+        "[S(0), B, B]: 3 signatures",
+        "2: one per axis of cpu(data=2 x model=4) (data, model)",
+        "the list is longer than the placement",
+        "for example [S(0), B]",
+    ),
+    "signature shorter than the placement": (
+        lambda: of(out_sbp=[S(0)]),
+        SignatureError,
+        "result: float32[8, 8], out_sbp",
+        "[S(0)]: 1 signature",
+        "2: one per axis of cpu(data=2 x model=4) (data, model)",
+        "the list is shorter than the placement",
+        "for example [S(0), B]",
+    ),
+    "split of a dim that does not exist": (
+        lambda: of(in_sbp=([S(2), B],)),
+        SignatureError,
+        "x: float32[8, 8], in_sbp",
+        "[S(2), B]",
+        "S(0)..S(1) or B",
+        "S(2) splits a dim that a tensor of 2 dims does not have",
+        CHOOSE,
+    ),
+    "split of a scalar": (
+        lambda: of(double, 3.0, in_sbp=([S(0), B],)),
+        SignatureError,
+        "x: float32[], in_sbp",
+        "[S(0), B]",
+        "B: a scalar has no dims",
+        "S(0) splits a dim that a tensor of 0 dims does not have",
+        CHOOSE,
+    ),
+    "P on an argument": (
+        lambda: of(in_sbp=([P, B],)),
+        SignatureError,
+        "x: float32[8, 8], in_sbp",
+        "[P, B]",
+        "S(dim) or B",
+        "P never crosses the boundary of a program: a jax.Array holds whole values",
+        "B, or annotate(x, [P, ...]) inside the model",
+    ),
+    "P on booleans": (
+        lambda: of(lambda x: annotate(x > 0, [P, B])),
+        SignatureError,
+        "annotate(...) at {line}: bool[8, 8]",
+        "[P, B]",
+        "S(dim) or B",
+        "P of a boolean means nothing: it cannot be reduced",
+        "B",
+    ),
+    "P on a key": (
+        lambda: of(lambda k: jax.random.bits(annotate(k, [P, B])), jax.random.key(0)),
+        SignatureError,
+        "annotate(...) at {line}: key<fry>[]",
+        "[P, B]",
+        "S(dim) or B",
+        "P of a PRNG key means nothing: it cannot be reduced",
+        "B",
+    ),
+    "wrong number of signatures": (
+        lambda: of(in_sbp=(AUTO, AUTO)),
+        SignatureError,
+        "in_sbp",
+        "2 entries",
+        "1: one per positional argument that is not static",
+        "the call has 1 such argument",
+        "sbp.AUTO (or None) for an argument leaves it open",
+    ),
+    "signature of a keyword argument": (
+        lambda: sbp.compile(lambda x, y: x @ y, GRID, in_sbp=(AUTO, AUTO)).plan(X, y=X),
+        SignatureError,
+        "in_sbp",
+        "2 entries",
+        "1: one per positional argument that is not static",
+        "the call has 1 such argument; those given by keyword are AUTO",
+        "sbp.AUTO (or None) for an argument leaves it open",
+    ),
+    "prefix of another tree": (
+        lambda: of(lambda p: p["w"], {"w": X}, in_sbp=({"v": AUTO},)),
+        SignatureError,
+        "in_sbp[0]",
+        "a dict with keys 'v'",
+        "a dict with keys 'w', or one signature for all of it",
+        "'v' is not there, 'w' has no entry",
+        OPEN,
+    ),
+    "container for a tensor": (
+        lambda: of(out_sbp=([S(0), B],)),
+        SignatureError,
+        "out_sbp",
+        "a tuple of 1",
+        "one signature",
+        PREFIX,
+        OPEN,
+    ),
+    "no signature at all": (
+        lambda: of(in_sbp=("data",)),
+        SignatureError,
+        "in_sbp[0]",
+        "'data'",
+        FORMS,
+        "a str is none of them",
+        "sbp.AUTO lets the compiler choose",
+    ),
+    "a PartitionSpec with the inner axis first": (
+        lambda: of(in_sbp=(Spec(("model", "data")),)),
+        SignatureError,
+        "x: float32[8, 8], in_sbp",
+        str(Spec(("model", "data"))),
+        "dim 0 split by ('data', 'model')",
+        "a signature splits outer axis first; this spec names an inner axis before an outer one",
+        "exchange the names, or make a placement with the axes in that order",
+    ),
+    "a PartitionSpec in annotate": (
+        lambda: of(lambda x: annotate(x, Spec("data"))),
+        SignatureError,
+        "annotate(x: float32[8, 8], signature=...)",
+        repr(Spec("data")),
+        "S(dim), B or P, or a list of them, one per placement axis",
+        "an annotation is an N-D signature (a PartitionSpec belongs in in_sbp)",
+        "annotate(x, [S(0), B])",
+    ),
+    "a NamedSharding of another mesh": (
+        lambda: of(in_sbp=(NamedSharding(Mesh(np.array(jax.devices("cpu")), ("x",)), Spec("x")),)),
+        SignatureError,
+        "x: float32[8, 8], in_sbp",
+        str(NamedSharding(Mesh(np.array(jax.devices("cpu")), ("x",)), Spec("x"))),
+        "a sharding on cpu(data=2 x model=4)",
+        "the sharding's mesh has other axes, or other devices, or another order",
+        "sbp.compile(fn, sbp.Placement.from_mesh(mesh), ...)",
+    ),
+    "conflicting annotations": (
+        lambda: of(lambda x: annotate(annotate(x + 1, [S(0), B]), [B, S(0)])),
+        AnnotationError,
+        "annotate(...) at {line}: float32[8, 8]",
+        "[B, S(0)], and [S(0), B] at {line}",
+        "one signature for one tensor",
+        "both annotations speak of the same tensor, with no op between them",
+        "drop one; boxing between ops is inserted by itself",
+    ),
+    "an annotation on another placement": (
+        lambda: of(lambda x: annotate(x, [S(0)], placement=LINE)),
+        AnnotationError,
+        "annotate(...) at {line}: float32[8, 8]",
+        "cpu(x=8)",
+        "cpu(data=2 x model=4)",
+        OWN,
+        "leave placement= and sbp.on out, or compile on that placement",
+    ),
+    "ops on another placement": (
+        lambda: of(on_line),
+        AnnotationError,
+        "mul at {line}, inside sbp.on(...)",
+        "cpu(8), ranks 0,1,2,3,4,5,6,7",
+        "cpu(data=2 x model=4)",
+        OWN,
+        "leave placement= and sbp.on out, or compile on that placement",
+    ),
+    "an annotation that the op does not admit": (
+        lambda: of(lambda x: annotate(jnp.sin(x), [P]), on=sbp.placement("cpu", shape=(2,))),
+        AnnotationError,
+        "annotate(...) at {line}: float32[8, 8], made by sin at {line}",
+        "[P]",
+        "[B] takes {cost}; "
+        "[S(0)] takes {cost}, then {cost} and 128 B sent to make it whole; "
+        "[S(1)] takes {cost}, then {cost} and 128 B sent to make it whole",
+        "sin has no signature that leaves P: only a reduction over a split dim makes a P",
+        "[B], or annotate the result of the reduction itself",
+    ),
+    "a sum that arrives": (
+        lambda: of(lambda x: annotate(x, [P]), on=sbp.placement("cpu", shape=(3,))),
+        AnnotationError,
+        "annotate(...) at {line}: float32[8, 8], argument x",
+        "[P]",
+        "[B] takes {cost}",
+        "it arrives as whole values: only a reduction over a split dim makes a P",
+        "[B], or annotate the result of the reduction itself",
+    ),
+    "a sharding constraint": (
+        lambda: of(lambda x: jax.lax.with_sharding_constraint(x * 2, NamedSharding(GRID.mesh, Spec("data")))),
+        AnnotationError,
+        "with_sharding_constraint at {line}: float32[8, 8]",
+        str(Spec("data")),
+        "sbp.annotate",
+        "the signature of a tensor inside a program is said with annotate, which also knows P",
+        "sbp.annotate(x, [S(0), B])",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_message(name: str) -> None:
+    check_message(*MESSAGES[name])
+
+
+def test_signatures_of_arguments_are_reported_even_if_tracing_fails() -> None:
+    wrong = sbp.compile(lambda a: annotate(a, [S(7), B]), GRID, in_sbp=([S(3), B],))
+    assert kinds(lambda: wrong.plan(X)) == [("signature", "a"), ("signature", "annotate(x")]
+    broken = sbp.compile(lambda a: a.no_such_thing, GRID, in_sbp=([S(3), B],))
+    assert kinds(lambda: broken.plan(X)) == [("signature", "a")]
+    with pytest.raises(AttributeError, match="no_such_thing"):
+        sbp.compile(lambda a: a.no_such_thing, GRID).plan(X)
