@@ -209,14 +209,11 @@ class _Alternative:
     wire_bytes: float
 
     def __str__(self) -> str:
-        whole = (
-            ""
-            if all(s == B for s in self.nd)
-            else (
-                f", then {seconds_text(self.box_seconds)} and {bytes_text(self.wire_bytes)} sent to make it whole"
-            )
-        )
-        return f"{format_sbp(self.nd)} takes {seconds_text(self.op_seconds)}{whole}"
+        made = f"{format_sbp(self.nd)} takes {seconds_text(self.op_seconds)}"
+        if all(s == B for s in self.nd):
+            return made
+        cost = f"{seconds_text(self.box_seconds)} and {bytes_text(self.wire_bytes)} sent"
+        return f"{made}, then {cost} to make it whole"
 
 
 def _alternatives(c: Candidates, x: Operand, maker: Node | None, boxings: Boxings) -> list[_Alternative]:

@@ -131,10 +131,10 @@ class Built:
     def run(self, leaves: Sequence[Any]) -> Any:
         """Runs the program on the leaves of a call."""
         jitted, ins, consts = self.executable
-        placed = [
-            self._moved(i, x, s) if isinstance(x, jax.Array) and x.sharding != s and x.committed else x
-            for i, (x, s) in enumerate(zip(leaves, ins, strict=False))
-        ]
+        placed = list(leaves)
+        for i, (x, s) in enumerate(zip(leaves, ins, strict=False)):
+            if isinstance(x, jax.Array) and x.sharding != s and x.committed:
+                placed[i] = self._moved(i, x, s)
         out = jitted(*placed, *consts)
         for i in self.donate:
             # What had to be moved was donated as a copy; donation promises that the original is gone too.
@@ -151,7 +151,7 @@ class Built:
             warnings.warn(
                 f"sbp: {self.moved[path]} and is moved to {sharding.spec} on every call; "
                 "place it once with jax.device_put, or give in_sbp the signature that it has",
-                stacklevel=5,
+                stacklevel=4,
             )
         return jax.device_put(x, sharding)
 

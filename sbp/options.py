@@ -13,10 +13,11 @@ class Options:
     """What a compilation may be told beyond signatures.
 
     Arguments:
-      memory_limit: bytes per device that the plan may use; a plan over it is refused with the largest tensors named.
+      memory_limit: bytes per device that a plan may need; one over it is refused, its largest tensors named.
       time_limit: seconds that the search for a plan may take; the best plan so far is used, with its gap.
       hardware: what to plan for instead of the placement's kind.
-      plan: a `Plan` (or one that was loaded) whose signatures of arguments and results are taken over.
+      plan: a `Plan` (or one that was loaded) whose signatures of arguments and results are taken where none
+        is given.
       check: whether the contract between passes is checked.
     """
 

@@ -285,8 +285,8 @@ def to_partition_spec(nd: Sequence[Signature], ndim: int, placement: Placement) 
     """The PartitionSpec of a P-free signature.
 
     >>> from sbp.placement import placement
-    >>> to_partition_spec((Split(1), Split(1)), 2, placement("cpu", shape=(2, 4)))
-    PartitionSpec(None, ('data', 'model'))
+    >>> tuple(to_partition_spec((Split(1), Split(1)), 2, placement("cpu", shape=(2, 4))))
+    (None, ('data', 'model'))
     """
     entries: list[Any] = []
     for d in range(ndim):

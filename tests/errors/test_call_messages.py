@@ -1,4 +1,4 @@
-"""Every message about the arguments of `compile`, of a call and of its options: where, got, legal, why, try."""
+"""Every message about the arguments of `compile`, of a call and of its options: every row."""
 
 from typing import Any
 

@@ -42,7 +42,7 @@ ABSTRACT = {
     "numpy": (np.ones((2, 3)), (2, 3), "float32", False),
     "numpy integers": (np.arange(3), (3,), "int32", False),
     "numpy number": (np.float64(3), (), "float32", False),
-    "shape": (shape(4, dtype=np.int64), (4,), "int32", False),
+    "shape": (shape(4, dtype=np.int32), (4,), "int32", False),
     "bool": (True, (), "bool", False),
     "int": (3, (), "int32", True),
     "float": (3.0, (), "float32", True),
@@ -63,6 +63,10 @@ def test_leaves_are_what_jit_sees(name: str) -> None:
     jax.eval_shape(lambda x: seen.append(jax.typeof(x)), leaf)
     made = struct(found)
     assert (made.shape, made.dtype, made.weak_type) == (seen[0].shape, seen[0].dtype, seen[0].weak_type)
+
+
+def test_a_shape_of_a_wide_type_is_narrow() -> None:
+    assert str(abstract(shape(4, dtype=np.int64))[1]) == "int32"
 
 
 def test_what_is_weak() -> None:
