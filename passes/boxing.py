@@ -173,10 +173,8 @@ class Boxings:
     def of(
         self, shape: tuple[int, ...], dtype: Any, partials: frozenset[str], dims: tuple[int, ...]
     ) -> Boxing:
-        """The table for tensors of this shape; keys (PRNG) are never split or partial."""
-        if compat.is_key(dtype):
-            partials, dims = frozenset(), ()
-        if dtype == bool:
+        """The table for tensors of this shape; keys (PRNG) and booleans are never partial."""
+        if compat.is_key(dtype) or dtype == bool:
             partials = frozenset()
         key = shape, str(dtype), partials, dims
         if key not in self._made:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sbp.errors import Problem, SbpError
+from sbp.errors import MemoryLimitError, Problem
 from sbp.passes.explain import Plan
 from sbp.passes.graph import Const
 from sbp.passes.names import Names
@@ -58,7 +58,7 @@ def check_limit(plan: Plan, limit_bytes: float | None) -> None:
     """Refuses a plan that needs too much.
 
     Raises:
-      SbpError: with the largest tensors at the peak, how they lie, and what to try.
+      MemoryLimitError: with the largest tensors at the peak, how they lie, and what to try.
     """
     if limit_bytes is None or plan.memory_bytes <= limit_bytes or plan.physical is None:
         return
@@ -68,7 +68,7 @@ def check_limit(plan: Plan, limit_bytes: float | None) -> None:
         f"{names.of(v)} {format_sbp(nd)} {bytes_text(x.bytes)}" for x in live[:SHOWN] for v, nd in [x.version]
     ]
     more = [f"{len(live) - SHOWN} smaller"] if len(live) > SHOWN else []
-    raise SbpError(
+    raise MemoryLimitError(
         Problem(
             "memory",
             f"{plan.name} on {plan.placement}, Options(memory_limit={limit_bytes:.4g})",

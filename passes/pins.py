@@ -136,6 +136,15 @@ def _check_foreign(graph: Graph, node: Node, placement: Placement) -> Iterator[P
             "the program becomes one shard_map itself, with the collectives that its signatures need",
             "write what it computes for one device; sbp.register_rule for an op that only exists per shard",
         )
+    elif node.op == "io_callback":
+        yield Problem(
+            "annotation",
+            f"io_callback at {node.source}",
+            "a callback that changes the host's state and returns values",
+            "jax.debug.callback (runs once), jax.pure_callback (runs on each device)",
+            "it would run once per device, and each device would get an answer of its own",
+            "call it outside the program, and pass its result as an argument",
+        )
     elif node.op == "sharding_constraint":
         value = graph.operand(node.inputs[0])
         where = f"with_sharding_constraint at {node.source}: {value.dtype}{list(value.shape)}"
@@ -289,8 +298,8 @@ def uneven_notes(
 
 
 def effect_notes(graph: Graph, placement: Placement) -> list[str]:
-    """A remark for each op that talks to the host: every device executes it."""
-    found = {n.source: n.op for n in graph.walk() if n.op.endswith("callback") or n.op == "debug_print"}
+    """A remark for each pure callback: every device executes it."""
+    found = {n.source: n.op for n in graph.walk() if n.op == "pure_callback"}
     if placement.size == 1:
         return []
     return [f"{op} at {at} runs on each of the {placement.size} devices" for at, op in found.items()]

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from sbp import compat
-from sbp.passes.graph import Body, Const, Graph, Node, Operand, Source, Value, numbered
+from sbp.passes.graph import Body, Const, Graph, Node, Operand, Source, Value, numbered, walk
 
 # Call-like primitives and the parameter that holds their body.
 CALLS = {
@@ -37,7 +37,6 @@ class Traced:
       graph: the graph.
       in_paths: a name per argument leaf, such as `params['w']`.
       out_tree, out_paths: the results' pytree and a name per leaf.
-      weak: which outputs are weakly typed.
     """
 
     graph: Graph
@@ -168,7 +167,7 @@ def trace(
     """
     closed, shapes = jax.make_jaxpr(fn, static_argnums=tuple(static), return_shape=True)(*args, **kwargs)
     dynamic = tuple(a for i, a in enumerate(args) if i not in static)
-    in_paths = _paths(fn, dynamic, kwargs, [i for i in range(len(args)) if i not in static])
+    in_paths = leaf_paths(fn, dynamic, kwargs, [i for i in range(len(args)) if i not in static])
     b = _Builder()
     inputs = [b.value(v.aval, path) for v, path in zip(closed.jaxpr.invars, in_paths, strict=True)]
     outs = b.inline(closed.jaxpr, closed.consts, inputs, Source())
@@ -181,7 +180,7 @@ def trace(
     return Traced(clone_sources(prune(graph)), in_paths, out_tree, out_paths)
 
 
-def _paths(
+def leaf_paths(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], at: Sequence[int]
 ) -> tuple[str, ...]:
     """A readable name per argument leaf, with the function's own parameter names where it has them."""
@@ -208,8 +207,8 @@ def prune(graph: Graph) -> Graph:
     needed = {x for x in graph.outputs if not isinstance(x, Const)}
     kept: list[Node] = []
     for node in reversed(graph.nodes):
-        effects = getattr(node.params.get("jaxpr"), "effects", None) or node.params.get("effect")
-        if effects or node.primitive.name.endswith("callback") or needed.intersection(node.outputs):
+        speaks = any(n.op.endswith(("callback", "debug_print")) for n in walk([node]))
+        if speaks or needed.intersection(node.outputs):
             kept.append(node)
             needed.update(x for x in node.inputs if not isinstance(x, Const))
     return replace(graph, nodes=tuple(reversed(kept)))

@@ -6,10 +6,12 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from sbp import compat
 from sbp.layout import chunk_sizes, local_shape
 from sbp.passes.moves import Move, frame, route
 from sbp.rules.local import identity_of
@@ -29,10 +31,18 @@ def explode(x: Any, dim: int, groups: Sequence[int], fill: Any = 0) -> Any:
     for g, c in zip(groups, chunks, strict=True):
         widths = [(0, 0)] * x.ndim
         widths[at] = (0, g * c - x.shape[at])
-        x = jnp.pad(x, widths, constant_values=fill)
+        x = _pad(x, widths, fill)
         x = x.reshape(*x.shape[:at], g, c, *x.shape[at + 1 :])
         at, lead = at + 1, lead * g
     return x.reshape(*shape[:dim], lead * chunks[-1], *shape[dim + 1 :])
+
+
+def _pad(x: Any, widths: Sequence[tuple[int, int]], fill: Any) -> Any:
+    """Rows of padding behind a dim; keys are padded by their words."""
+    if compat.is_key(x.dtype):
+        words = jnp.pad(jax.random.key_data(x), [*widths, (0, 0)])
+        return jax.random.wrap_key_data(words, impl=jax.random.key_impl(x))
+    return jnp.pad(x, widths, constant_values=fill)
 
 
 def implode(x: Any, dim: int, groups: Sequence[int], size: int) -> Any:

@@ -17,8 +17,7 @@ from sbp.options import Options
 from sbp.passes.chain import Request, compile_plan
 from sbp.passes.explain import Plan
 from sbp.passes.pins import check_annotations
-from sbp.passes.trace import Traced, trace
-from sbp.passes.trace import _paths as leaf_paths
+from sbp.passes.trace import Traced, leaf_paths, trace
 from sbp.placement import Placement
 from sbp.resolve import resolve
 from sbp.runtime import arguments

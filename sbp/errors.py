@@ -6,6 +6,7 @@
       AnnotationError     annotations that contradict each other or that an op cannot honour
       ArgumentError       arguments of a call that cannot be taken as they are
       DonationError       a donated array used again
+      MemoryLimitError    a plan that needs more memory than it may use
       RuleError           a rule that a user registered does not describe its op
       MismatchError       `sbp.verify` found an op whose distributed result differs
 
@@ -72,6 +73,10 @@ class DonationError(SbpError):
     """A donated array was passed again; its buffer is gone."""
 
 
+class MemoryLimitError(SbpError):
+    """A plan that needs more memory per device than `Options(memory_limit=...)` allows."""
+
+
 class RuleError(SbpError):
     """A registered rule that does not describe its op."""
 
@@ -86,6 +91,7 @@ KINDS: dict[str, type[SbpError]] = {
     "annotation": AnnotationError,
     "argument": ArgumentError,
     "donation": DonationError,
+    "memory": MemoryLimitError,
     "rule": RuleError,
     "mismatch": MismatchError,
 }

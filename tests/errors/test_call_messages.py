@@ -9,7 +9,7 @@ import pytest
 
 import sbp
 from sbp import B, S
-from sbp.errors import ArgumentError, DonationError, PlacementError, SbpError
+from sbp.errors import ArgumentError, DonationError, MemoryLimitError, PlacementError, SbpError
 from tests.errors.messages import Messages, check_message, kinds
 
 GRID = sbp.placement("cpu", shape=(2, 4))
@@ -203,7 +203,7 @@ MESSAGES: Messages = {
     ),
     "too little memory": (
         lambda: of(in_sbp=([B, B],), options=sbp.Options(memory_limit=300)),
-        SbpError,
+        MemoryLimitError,
         "double on cpu(data=2 x model=4), Options(memory_limit=300)",
         "512 B per device at the peak",
         "at most 300 B",

@@ -173,9 +173,24 @@ def test_ops_of_another_placement_are_one_problem() -> None:
 def test_ops_that_talk_to_the_host_are_noted() -> None:
     def f(x: Any) -> Any:
         jax.debug.callback(lambda s: None, x.sum())
-        return x
+        return jax.pure_callback(lambda a: a, x, x)
 
     notes = plan(f, M).notes
     (note,) = (n for n in notes if n.endswith(" runs on each of the 8 devices"))
-    assert note.startswith("debug_callback at test_pins.py:")
-    assert not plan(f, M, on=sbp.placement("cpu", shape=(1,))).notes[1:]
+    assert note.startswith("pure_callback at test_pins.py:")
+    assert not any(" runs on each " in n for n in plan(f, M, on=sbp.placement("cpu", shape=(1,))).notes)
+
+
+def test_a_callback_that_changes_the_host_is_refused() -> None:
+    """It would run once per device, and each would get an answer of its own."""
+
+    def f(x: Any) -> Any:
+        return x + jax.experimental.io_callback(lambda a: a, jax.ShapeDtypeStruct((), x.dtype), x.sum())
+
+    with pytest.raises(AnnotationError) as caught:
+        plan(f, M)
+    (problem,) = caught.value.problems
+    assert problem.where.startswith("io_callback at test_pins.py:")
+    assert problem.why == "it would run once per device, and each device would get an answer of its own"
+    assert "jax.debug.callback (runs once)" in problem.legal
+    assert problem.fix == "call it outside the program, and pass its result as an argument"

@@ -73,6 +73,9 @@ FACES: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {
     "complex": (lambda a: (a * 1j).sum(), (X,), ROWS),
     "a typed key": (lambda k: (jax.random.normal(k, (8, 8)), jax.random.fold_in(k, 3)), (KEY,), {}),
     "a raw key": (lambda k: jax.random.normal(k, (8, 8)), (jax.random.PRNGKey(7),), {}),
+    "children of a raw key": (jax.random.split, (jax.random.PRNGKey(7),), {}),
+    "split keys": (lambda k: (jax.vmap(jax.random.bits)(k), k), (jax.random.split(KEY, 8),), ROWS),
+    "uneven keys": (jax.vmap(jax.random.bits), (jax.random.split(KEY, 5),), ROWS),
     "keys as results": (lambda k: (jax.random.split(k, 4), k), (KEY,), {}),
     "closed-over arrays": (lambda a: a @ X.T + TABLE @ TABLE.T + TABLE[0, 0], (X,), ROWS),
     "a closed-over key": (lambda a: a + jax.random.normal(KEY, (8, 16)), (X,), ROWS),
@@ -313,7 +316,7 @@ def test_the_memory_limit_names_what_is_largest() -> None:
     assert caught.value.problems[0].kind == "memory"
 
 
-def test_the_host_is_called_by_every_device() -> None:
+def test_the_host_is_called_once() -> None:
     seen: list[float] = []
 
     def f(x: Any) -> Any:
@@ -323,5 +326,18 @@ def test_the_host_is_called_by_every_device() -> None:
     out = sbp.compile(f, GRID, **ROWS)(X)
     jax.effects_barrier()
     np.testing.assert_allclose(out, np.sin(X) * 2, rtol=1e-6)
-    assert len(seen) == GRID.size
-    np.testing.assert_allclose(seen, X.sum(), rtol=1e-4)
+    np.testing.assert_allclose(seen, [X.sum()], rtol=1e-4)
+
+
+def test_prints_are_not_lost(capfd: pytest.CaptureFixture[str]) -> None:
+    def f(x: Any) -> Any:
+        jax.debug.print("sum {}", x.size)
+        lax.fori_loop(0, 2, lambda i, c: (jax.debug.print("again"), c)[1], 0.0)
+        return x * 2
+
+    program = sbp.compile(f, GRID, **ROWS)
+    program(X)
+    jax.effects_barrier()
+    out = capfd.readouterr().out
+    assert out.count("sum 128") == 1
+    assert out.count("again") == 2
