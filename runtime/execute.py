@@ -130,10 +130,15 @@ class Built:
     def run(self, leaves: Sequence[Any]) -> Any:
         """Runs the program on the leaves of a call."""
         jitted, ins, consts = self.executable
-        placed = list(leaves)
-        for i, (x, s) in enumerate(zip(leaves, ins, strict=False)):
-            if isinstance(x, jax.Array) and x.sharding != s and x.committed:
-                placed[i] = self._moved(i, x, s)
+        # Every leaf is placed before the call: jit would compile once more for arrays that it places itself.
+        placed, away = (
+            list(leaves),
+            [i for i, (x, s) in enumerate(zip(leaves, ins, strict=False)) if not _lies(x, s)],
+        )
+        for i in away:
+            self._note_move(i, leaves[i], ins[i])
+        for i, x in zip(away, jax.device_put([leaves[i] for i in away], [ins[i] for i in away]), strict=True):
+            placed[i] = x
         out = jitted(*placed, *consts)
         for i in self.donate:
             # What had to be moved was donated as a copy; donation promises that the original is gone too.
@@ -141,18 +146,23 @@ class Built:
                 leaves[i].delete()
         return jax.tree.unflatten(self.traced.out_tree, out)
 
-    def _moved(self, i: int, x: Any, sharding: Any) -> Any:
-        if x.sharding.is_equivalent_to(sharding, x.ndim):
-            return x
+    def _note_move(self, i: int, x: Any, sharding: Any) -> None:
+        """Warns, once, of an argument that already lies on several devices, but otherwise."""
+        if not isinstance(x, jax.Array) or not x.committed or len(x.sharding.device_set) == 1:
+            return
         path = self.traced.in_paths[i]
-        if path not in self.moved and len(x.sharding.device_set) > 1:
+        if path not in self.moved and not x.sharding.is_equivalent_to(sharding, x.ndim):
             self.moved[path] = f"{path} arrived as {getattr(x.sharding, 'spec', x.sharding)}"
             warnings.warn(
                 f"sbp: {self.moved[path]} and is moved to {sharding.spec} on every call; "
                 "place it once with jax.device_put, or give in_sbp the signature that it has",
                 stacklevel=4,
             )
-        return jax.device_put(x, sharding)
+
+
+def _lies(x: Any, sharding: Any) -> bool:
+    """Whether a leaf already lies as the program wants it."""
+    return isinstance(x, jax.Array) and x.committed and x.sharding == sharding
 
 
 def _weaken(x: Any) -> Any:

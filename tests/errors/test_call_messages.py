@@ -9,7 +9,7 @@ import pytest
 
 import sbp
 from sbp import B, S
-from sbp.errors import ArgumentError, DonationError, MemoryLimitError, PlacementError, SbpError
+from sbp.errors import ArgumentError, DonationError, MemoryLimitError, PlacementError
 from tests.errors.messages import Messages, check_message, kinds
 
 GRID = sbp.placement("cpu", shape=(2, 4))
