@@ -6,6 +6,7 @@ Figures that were measured are marked so.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -86,6 +87,10 @@ CATALOGUE: dict[str, Hardware] = {
     # real network.
     "cpu": Hardware("cpu", ((8, 25e9),), 2e9, 4e9, 4e9, (Link(_ANY, 0.5e9, 100e-6),), 1.0),
 }
+# Nothing costs anything but bytes on the wire: a plan for it sends the least that any plan can.
+BYTES_ONLY = Hardware(
+    "bytes only", ((8, math.inf),), math.inf, math.inf, math.inf, (Link(_ANY, 1.0, 0.0),), 1.0
+)
 PLATFORMS = {
     "gpu": "h100",
     "cuda": "h100",

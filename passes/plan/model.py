@@ -74,8 +74,8 @@ class _Use:
     times: int
 
 
-class _Model:
-    """Builds the network; lives only while `choose` runs."""
+class Model:
+    """Builds the cost network of a program, and remembers which variable stands for what."""
 
     def __init__(
         self, candidates: Candidates, boundary: Boundary, hardware: Hardware, boxings: Boxings
@@ -226,7 +226,7 @@ def choose(
     Raises:
       Infeasible: if the pins exclude each other.
     """
-    model = _Model(candidates, boundary, hardware, boxings)
+    model = Model(candidates, boundary, hardware, boxings)
     network = model.build()
     solution = solve(network, time_limit_seconds=time_limit_seconds)
 

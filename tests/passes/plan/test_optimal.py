@@ -1,0 +1,115 @@
+"""The whole planner against brute force: random small programs on 1-D, 2-D and 3-D placements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sbp.hardware import Hardware, Link
+from sbp.passes.boxing import Boxings, Network
+from sbp.passes.graph import Graph
+from sbp.passes.pins import boundary
+from sbp.passes.plan.candidates import enumerate_candidates, rest_signatures
+from sbp.passes.plan.model import Model, choose
+from sbp.passes.plan.network import CostNetwork
+from sbp.passes.trace import trace
+from sbp.placement import Placement, placement
+
+# Fast and slow links, compute that matters: optima that are neither all split nor all whole.
+HARDWARE = Hardware("test", ((8, 3e6),), 3e6, 1e8, 1e12, (Link(2, 4e6, 1e-6), Link(1 << 60, 1e6, 3e-6)), 1.0)
+PLACEMENTS = (placement("cpu", shape=(4,)), placement("cpu", shape=(2, 2)), placement("cpu", shape=(2, 2, 2)))
+PER_PLACEMENT = (300, 176, 24)
+
+UNARY: Sequence[Callable[[Any], Any]] = (jnp.tanh, jnp.negative, jnp.transpose, lambda x: x * 2.0)
+BINARY: Sequence[Callable[[Any, Any], Any]] = (jnp.add, jnp.multiply, jnp.matmul)
+
+
+def program(seed: int, n_ops: int) -> Callable[..., Any]:
+    """A random program of square matrices; its value is a matrix or a sum."""
+
+    def f(a: Any, b: Any) -> Any:
+        rng = np.random.default_rng(seed)
+        values = [a, b]
+        for _ in range(n_ops):
+            x, y = (values[i] for i in rng.integers(0, len(values), 2))
+            if rng.random() < 0.4:
+                values.append(UNARY[rng.integers(len(UNARY))](x))
+            else:
+                values.append(BINARY[rng.integers(len(BINARY))](x, y))
+        return values[-1].sum() if rng.random() < 0.3 else values[-1]
+
+    return f
+
+
+def brute_force(network: CostNetwork) -> float:
+    """The least cost, by depth-first search over all assignments that can still be cheaper than the best."""
+    n = len(network.unary)
+    tables: list[list[tuple[int, np.ndarray[Any, Any]]]] = [[] for _ in range(n)]
+    for i, j, t in network.edges:
+        if i == j:
+            network.unary[i][:] += np.diagonal(t)
+        else:
+            tables[i].append((j, t))
+            tables[j].append((i, t.T))
+    order = _order(tables, n)
+    best = np.inf
+
+    def descend(k: int, costs: list[np.ndarray[Any, Any]], spent: float) -> None:
+        nonlocal best
+        if k == n:
+            best = min(best, spent)
+            return
+        rest = sum(float(costs[v].min()) for v in order[k + 1 :])
+        v = order[k]
+        for state in np.argsort(costs[v], kind="stable"):
+            total = spent + float(costs[v][state])
+            if total + rest >= best - 1e-18:
+                break
+            narrowed = list(costs)
+            for w, t in tables[v]:
+                if w in order[k + 1 :]:
+                    narrowed[w] = narrowed[w] + t[state]
+            descend(k + 1, narrowed, total)
+
+    descend(0, [u.copy() for u in network.unary], 0.0)
+    return best
+
+
+def _order(tables: Sequence[Sequence[tuple[int, Any]]], n: int) -> list[int]:
+    """Connected variables after each other, the best connected first."""
+    order: list[int] = []
+    while len(order) < n:
+        left = [v for v in range(n) if v not in order]
+        order.append(max(left, key=lambda v: (sum(w in order for w, _ in tables[v]), len(tables[v]))))
+    return order
+
+
+def planned(graph: Graph, place: Placement) -> tuple[float, float, CostNetwork]:
+    """The planner's cost and bound, and the problem that it solved."""
+    candidates = enumerate_candidates(graph, place, {})
+    boxings = Boxings(Network(place, HARDWARE))
+    none = [None] * len(graph.inputs)
+    # A data-parallel argument, so that there is something to plan.
+    first = rest_signatures(graph.values[graph.inputs[0]].shape, np.float32, place)
+    pins = [first[-1], *none[1:]]
+    asked = boundary(graph, pins, [None] * len(graph.outputs), [None] * len(graph.outputs), place)
+    chosen = choose(candidates, asked, HARDWARE, boxings, None)
+    return chosen.seconds, chosen.bound, Model(candidates, asked, HARDWARE, boxings).build()
+
+
+@pytest.mark.parametrize("which", range(len(PLACEMENTS)))
+def test_random_programs(which: int) -> None:
+    """500 programs in all: the planner's cost equals brute force, and its bound proves it."""
+    place = PLACEMENTS[which]
+    x = jax.ShapeDtypeStruct((8, 8), jnp.float32)
+    for seed in range(PER_PLACEMENT[which]):
+        graph = trace(program(seed, 1 + seed % 8), (x, x), {}).graph
+        cost, bound, network = planned(graph, place)
+        expected = brute_force(network)
+        assert cost == pytest.approx(expected, rel=1e-9), seed
+        assert bound == pytest.approx(expected, rel=1e-6), seed
