@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,8 +14,10 @@ from jax.lax import GatherScatterMode
 from sbp.layout import Layout
 from sbp.rules.factors import Letters, additive_row, split_rows
 from sbp.rules.local import Local, integer_limits
-from sbp.rules.registry import Op, Row, rule
+from sbp.rules.registry import Op, Row, Shape, rule
 from sbp.signature import B, P, Partial, Signature, Split
+
+Pairs: TypeAlias = Sequence[tuple[int, int]]
 
 FILL, CLIP = GatherScatterMode.FILL_OR_DROP, GatherScatterMode.CLIP
 
@@ -25,25 +27,46 @@ def _window_dims(operand: int, removed: Sequence[int]) -> list[int]:
     return [d for d in range(operand) if d not in removed]
 
 
+def _letters(
+    shapes: tuple[Shape, Shape, Shape],
+    batching: Pairs,
+    removed: Sequence[int],
+    window: Sequence[int],
+    indexed: Sequence[int],
+) -> tuple[Letters, Letters, Letters]:
+    """Letters of operand, indices and windows: w* dims taken whole, i* index dims, j* batching dims.
+
+    Arguments:
+      shapes: of operand, indices, and windows: the gathered result, or the updates of a scatter.
+      batching: pairs of an operand dim and an index dim.
+      removed: operand dims that the windows do not have.
+      window: where the others stand in the windows.
+      indexed: operand dims that the index vectors address.
+    """
+    operand, indices, windows = shapes
+    one: list[str | None] = [None] * len(operand)
+    two: list[str | None] = [None] * len(indices)
+    for k, (d, i) in enumerate(batching):
+        one[d] = two[i] = f"j{k}"
+    two[:-1] = [name or f"i{i}" for i, name in enumerate(two[:-1])]
+    three: list[str | None] = [None] * len(windows)
+    for d, at in zip(_window_dims(len(operand), removed), window, strict=True):
+        if d not in indexed and operand[d] == windows[at]:
+            one[d] = three[at] = f"w{d}"
+    batch = iter(two[:-1])
+    for at in range(len(windows)):
+        if at not in window:
+            three[at] = next(batch)
+    return tuple(one), tuple(two), tuple(three)
+
+
 def _gather_letters(op: Op) -> tuple[Letters, Letters, Letters]:
-    """Letters of operand, indices and result: w* window dims taken whole, i* index dims, j* batching dims."""
+    """Letters of operand, indices and result."""
     dn = op.params["dimension_numbers"]
-    operand: list[str | None] = [None] * len(op.shapes[0])
-    indices: list[str | None] = [None] * len(op.shapes[1])
-    for k, (d, i) in enumerate(zip(dn.operand_batching_dims, dn.start_indices_batching_dims, strict=True)):
-        operand[d] = indices[i] = f"j{k}"
-    for i in range(len(op.shapes[1]) - 1):
-        indices[i] = indices[i] or f"i{i}"
-    result: list[str | None] = [None] * len(op.results[0])
-    window = _window_dims(len(op.shapes[0]), (*dn.collapsed_slice_dims, *dn.operand_batching_dims))
-    for d, at in zip(window, dn.offset_dims, strict=True):
-        if d not in dn.start_index_map and op.shapes[0][d] == op.results[0][at]:
-            operand[d] = result[at] = f"w{d}"
-    batch = iter(indices[:-1])
-    for at in range(len(result)):
-        if at not in dn.offset_dims:
-            result[at] = next(batch)
-    return tuple(operand), tuple(indices), tuple(result)
+    batching = list(zip(dn.operand_batching_dims, dn.start_indices_batching_dims, strict=True))
+    removed = (*dn.collapsed_slice_dims, *dn.operand_batching_dims)
+    shapes = op.shapes[0], op.shapes[1], op.results[0]
+    return _letters(shapes, batching, removed, dn.offset_dims, dn.start_index_map)
 
 
 def _lookup_dims(op: Op, dn: Any, index_map: Sequence[int], removed: Sequence[int]) -> list[int]:
@@ -168,22 +191,10 @@ def _beside(flag: Any, rows: Any, offset_dims: Sequence[int]) -> Any:
 def _scatter_letters(op: Op) -> tuple[Letters, Letters, Letters]:
     """Letters of operand, indices and updates."""
     dn = op.params["dimension_numbers"]
-    operand: list[str | None] = [None] * len(op.shapes[0])
-    indices: list[str | None] = [None] * len(op.shapes[1])
-    for k, (d, i) in enumerate(zip(dn.operand_batching_dims, dn.scatter_indices_batching_dims, strict=True)):
-        operand[d] = indices[i] = f"j{k}"
-    for i in range(len(op.shapes[1]) - 1):
-        indices[i] = indices[i] or f"i{i}"
-    updates: list[str | None] = [None] * len(op.shapes[2])
-    window = _window_dims(len(op.shapes[0]), (*dn.inserted_window_dims, *dn.operand_batching_dims))
-    for d, at in zip(window, dn.update_window_dims, strict=True):
-        if d not in dn.scatter_dims_to_operand_dims and op.shapes[0][d] == op.shapes[2][at]:
-            operand[d] = updates[at] = f"w{d}"
-    batch = iter(indices[:-1])
-    for at in range(len(updates)):
-        if at not in dn.update_window_dims:
-            updates[at] = next(batch)
-    return tuple(operand), tuple(indices), tuple(updates)
+    batching = list(zip(dn.operand_batching_dims, dn.scatter_indices_batching_dims, strict=True))
+    removed = (*dn.inserted_window_dims, *dn.operand_batching_dims)
+    shapes = op.shapes[0], op.shapes[1], op.shapes[2]
+    return _letters(shapes, batching, removed, dn.update_window_dims, dn.scatter_dims_to_operand_dims)
 
 
 def _scatter_local(ctx: Local, x: Any, index: Any, updates: Any) -> list[Any]:

@@ -28,10 +28,17 @@ def train(step: Any, state: Any, steps: int = 10) -> tuple[Any, list[float]]:
 
 
 def compare(step: Any, state: Any, in_sbp: Any = AUTO) -> None:
-    """The same loop through `jax.jit` and through us."""
+    """The same loop through `jax.jit` and through us: losses in float32, parameters in float64."""
+    program = sbp.compile(step, PLACEMENT, in_sbp=in_sbp, options=sbp.Options(check=True))
     _, expected = train(jax.jit(step), state)
-    _, losses = train(sbp.compile(step, PLACEMENT, in_sbp=in_sbp, options=sbp.Options(check=True)), state)
+    _, losses = train(program, state)
     assert losses == pytest.approx(expected, rel=1e-5)
+    with jax.enable_x64(True):
+        wide = jax.tree.map(lambda x: x.astype(np.float64) if x.dtype == np.float32 else x, state)
+        one, _ = train(jax.jit(step), wide)
+        got, _ = train(program, wide)
+        for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(one), strict=True):
+            np.testing.assert_allclose(a, b, rtol=0, atol=1e-9)
 
 
 def cross_entropy(logits: Any, labels: Any) -> Any:
