@@ -52,6 +52,7 @@ DATA = Use(S(0), whole, whole)
 TENSOR = Use(B, as_table, as_table)
 ZERO_1 = Use(S(0), whole, where_it_divides)
 ZERO_3 = Use(S(0), where_it_divides, where_it_divides)
+SEQUENCE = Use(S(1), whole, whole)
 BOTH = Use(S(0), as_table, as_table)
 
 # One use per placement axis, outer to inner; the last one is repeated for further axes.
@@ -61,6 +62,7 @@ PARALLEL: dict[str, tuple[Use, ...]] = {
     "2d": (DATA, TENSOR),
     "zero1": (ZERO_1,),
     "zero": (ZERO_3,),
+    "sequence": (SEQUENCE,),
     "classes": (BOTH,),
     "auto": (),
 }
