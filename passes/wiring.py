@@ -78,13 +78,13 @@ def _cond(node: Node) -> Iterable[Port]:
         yield Port(result=k, leaves=tuple(b.outputs[k] for b in node.bodies))
 
 
-# Per control-flow op: the parameters that hold its bodies, its ports, and its trips (counted; assumed).
-BODIES: dict[str, Callable[[Node], Iterable[Port]]] = {"scan": _scan, "while": _while, "cond": _cond}
+# Per control-flow op: its ports.
+PORTS: dict[str, Callable[[Node], Iterable[Port]]] = {"scan": _scan, "while": _while, "cond": _cond}
 
 
 def ports(node: Node) -> tuple[Port, ...]:
     """The ports of a control-flow op."""
-    return tuple(BODIES[node.op](node))
+    return tuple(PORTS[node.op](node))
 
 
 def trips(node: Node) -> int:

@@ -120,12 +120,8 @@ def _compute(physical: Physical, step: Compute, env: dict[Version, Any], coords:
         coords,
     )
     rule = rule_of(node)
-    if node.op in ("sbp_annotate", "sbp_cotangent"):
-        results = operands
-    elif rule is None or rule.local is None:
-        results = local.bind(*operands)
-    else:
-        results = rule.local(local, *operands)
+    own = rule.local if rule is not None else None
+    results = local.bind(*operands) if own is None else own(local, *operands)
     env.update(zip(writes(step), results, strict=True))
 
 

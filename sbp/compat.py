@@ -61,11 +61,6 @@ def scope_of(source_info: Any) -> str:
     return str(source_info.name_stack)
 
 
-def set_source(eqn_source: Any) -> Any:
-    """A context in which bound primitives carry `eqn_source`'s traceback and names."""
-    return source_info_util.user_context(eqn_source.traceback, name_stack=eqn_source.name_stack)
-
-
 def sub_jaxpr(params: dict[str, Any], key: str) -> tuple[Any, Sequence[Any]]:
     """The jaxpr that a call-like equation holds under `key`, and its constants."""
     inner = params[key]
