@@ -11,9 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import NamedSharding
 
 from models import classifier, gpt, mlp, parallel
 from sbp import B
+from sbp.placement import Placement
+from sbp.resolve import to_partition_spec
 
 
 @dataclass(frozen=True)
@@ -23,11 +26,15 @@ class Case:
     Arguments:
       make: gives fresh arguments, since the step donates its state.
       in_sbp: their signatures.
+      peer_sbp: what the peer gets instead, where it cannot be told the same.
+      peer_step: what the peer runs on a placement instead, where it must be told more.
     """
 
     step: Callable[..., Any]
     make: Callable[[], tuple[Any, ...]]
     in_sbp: Any
+    peer_sbp: Any = None
+    peer_step: Callable[[Placement], Callable[..., Any]] | None = None
 
 
 def gpt_case(choice: str, shape: Sequence[int], layers: int) -> Case:
@@ -36,13 +43,38 @@ def gpt_case(choice: str, shape: Sequence[int], layers: int) -> Case:
     length = 127 if choice == "sequence" else 128
     config = gpt.Config(layers=layers, width=256, heads=8, vocabulary=1024, sequence=length, dropout=0.0)
     optimizer = optax.adamw(1e-3)
+    # ZeRO-2 adds that gradients are never whole. Here that follows; the peer must be told.
+    annotation = {"zero2": "zero1"}.get(choice, choice)
+
+    def constrained(placement: Placement) -> Callable[..., Any]:
+        return gpt.make_train_step(config, with_split_gradients(optimizer, placement))
+
     tokens = np.random.default_rng(0).integers(0, 1024, (16, length + 1)).astype(np.int32)
     init = jax.jit(partial(gpt.init, config=config))
     return Case(
         gpt.make_train_step(config, optimizer),
         lambda: _arguments(init, optimizer, tokens),
-        gpt.signatures(choice, shape, config, optimizer),
+        gpt.signatures(annotation, shape, config, optimizer),
+        # jit has no AUTO: what most would write.
+        gpt.signatures("data", shape, config, optimizer) if choice == "auto" else None,
+        constrained if choice == "zero2" else None,
     )
+
+
+def with_split_gradients(
+    optimizer: optax.GradientTransformation, placement: Placement
+) -> optax.GradientTransformation:
+    """The optimizer, with its gradients constrained to lie as ZeRO's state does."""
+
+    def split(g: Any) -> Any:
+        nd = (parallel.where_it_divides(B, g.shape, placement.size),) * placement.ndim
+        named = NamedSharding(placement.mesh, to_partition_spec(nd, g.ndim, placement))
+        return jax.lax.with_sharding_constraint(g, named)
+
+    def update(grads: Any, state: Any, params: Any = None) -> Any:
+        return optimizer.update(jax.tree.map(split, grads), state, params)
+
+    return optax.GradientTransformation(optimizer.init, update)
 
 
 def mlp_case(choice: str, shape: Sequence[int], layers: int) -> Case:

@@ -1,10 +1,13 @@
 """The same train step through `jax.jit` with NamedShardings and through sbp, interleaved in one process.
 
-    python -m benchmarks.versus_jax [--rows gpt/data:8,mlp/zero:8,...] [--layers 2] [--steps 30] [--json FILE]
+    python -m benchmarks.versus_jax [--rows gpt/data:8,gpt@12/zero:8,...] [--seconds 20] [--json FILE]
 
-Per row: wire bytes per device and step (read from the compiled HLO of both, by the same meter), number of
-collectives, temporary memory, compile time, and the step time as a ratio of medians with its A/A twin: the
-peer against a second copy of itself, which shows what the machine's noise alone does.
+A row is a model (`@` its layers), a parallelism and a placement. Per row: wire bytes per device and step (read
+from the compiled HLO of both, by the same meter), number of collectives, step time as a ratio of medians with
+its A/A twin (the peer against a second copy of itself, which shows what the machine's noise alone does),
+compile time (from the Python function to the executable), and temporary memory. The last column is what AUTO
+needs if bytes are all that counts and the batch alone is annotated. The peer of the row "auto" is data
+parallel: jit has no AUTO.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -24,10 +28,17 @@ from jax.sharding import NamedSharding
 
 import sbp
 from benchmarks.cases import CASES, Case
+from sbp.hardware import BYTES_ONLY
 from sbp.resolve import resolve, to_partition_spec
 from sbp.runtime.look.meter import Meter, read_compiled
 
-ROWS = "gpt/data:8,gpt/tensor:8,gpt/2d:2x4,gpt/zero:8"
+ROWS = (
+    "gpt/data:8,gpt/tensor:8,gpt/2d:2x4,gpt/2d:2x2x2,gpt/zero1:8,gpt/zero2:8,gpt/zero:8,gpt/sequence:8,gpt/auto:8,"
+    "gpt@12/data:8,gpt@12/tensor:8,gpt@12/2d:2x4,gpt@12/zero1:8,gpt@12/zero:8,gpt@12/auto:8,"
+    "mlp/data:8,mlp/tensor:8,mlp/zero1:8,mlp/zero:8,classifier/classes:8,"
+    "flax/data:8,flax/zero:8,equinox/data:8,equinox/zero:8"
+)
+WARM_STEPS, LEAST_STEPS, MOST_STEPS = 3, 8, 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +53,13 @@ class Measured:
     collectives: int
     jit_compile_seconds: float
     compile_seconds: float
-    plan_seconds: float
     jit_temporary_bytes: float
     temporary_bytes: float
     jit_step_seconds: float
     step_ratio: float
     noise_ratio: float
     gap: float
+    auto_wire_bytes: float
 
     @property
     def byte_ratio(self) -> float:
@@ -59,7 +70,9 @@ class Measured:
 def peer_shardings(case: Case, args: Any, placement: sbp.Placement) -> Any:
     """The NamedShardings that say the same as the case's signatures."""
     flat, tree = jax.tree.flatten(args)
-    sbps, problems = resolve(case.in_sbp, args, ["argument"] * len(flat), placement, "in_sbp")
+    sbps, problems = resolve(
+        case.peer_sbp or case.in_sbp, args, ["argument"] * len(flat), placement, "in_sbp"
+    )
     assert not problems, problems
     whole = (sbp.B,) * placement.ndim  # AUTO is the peer's to choose too, but jit has no such choice
     mesh = placement.mesh
@@ -70,10 +83,10 @@ def peer_shardings(case: Case, args: Any, placement: sbp.Placement) -> Any:
     return jax.tree.unflatten(tree, named)
 
 
-def compiled(lowered: Any) -> tuple[Any, float]:
-    """The executable and the seconds that it took."""
+def compiled(function: Any, args: Any) -> tuple[Any, float]:
+    """The executable and the seconds from the Python function to it: tracing, planning, lowering, XLA."""
     start = time.perf_counter()
-    return lowered.compile(), time.perf_counter() - start
+    return function.lower(*args).compile(), time.perf_counter() - start
 
 
 class Loop:
@@ -92,12 +105,19 @@ class Loop:
         self.args = params, state, *self.args[2:]
 
 
-def interleave(loops: Sequence[Loop], steps: int, warm: int = 3) -> list[list[float]]:
-    """Advances all loops in turn, in rotating order; returns the timed steps of each."""
-    for i in range(steps + warm):
-        for k in range(len(loops)):
-            loops[(i + k) % len(loops)].advance()
-    return [loop.seconds[warm:] for loop in loops]
+def interleave(loops: Sequence[Loop], seconds: float) -> list[list[float]]:
+    """Advances all loops in turn, in a random order each time; returns the timed steps of each."""
+    order = random.Random(0)
+    start, rounds = time.perf_counter(), 0
+    while rounds < WARM_STEPS + MOST_STEPS:
+        for loop in order.sample(loops, len(loops)):
+            loop.advance()
+        rounds += 1
+        if rounds == WARM_STEPS:
+            start = time.perf_counter()
+        if rounds >= WARM_STEPS + LEAST_STEPS and time.perf_counter() - start > seconds:
+            break
+    return [loop.seconds[WARM_STEPS:] for loop in loops]
 
 
 def median_ratio(a: Sequence[float], b: Sequence[float]) -> float:
@@ -105,26 +125,33 @@ def median_ratio(a: Sequence[float], b: Sequence[float]) -> float:
     return statistics.median(x / y for x, y in zip(a, b, strict=True))
 
 
-def measure(row: str, layers: int, steps: int) -> Measured:
-    """One row."""
+def parse(row: str) -> tuple[str, int, str, tuple[int, ...]]:
+    """Model, layers, parallelism and placement shape of a row such as "gpt@12/2d:2x4"."""
     model, _, rest = row.partition("/")
-    choice, _, text = rest.partition(":")
-    shape = tuple(map(int, text.split("x")))
+    name, _, layers = model.partition("@")
+    choice, _, shape = rest.partition(":")
+    return name, int(layers or 2), choice, tuple(map(int, shape.split("x")))
+
+
+def measure(row: str, seconds: float) -> Measured:
+    """One row."""
+    model, layers, choice, shape = parse(row)
     placement = sbp.placement("cpu", shape=shape)
     case = CASES[model](choice, shape, layers)
     args = case.make()
     named = peer_shardings(case, args, placement)
-    peer = jax.jit(case.step, in_shardings=named, out_shardings=(*named[:2], None), donate_argnums=(0, 1))
+    peer_step = case.peer_step(placement) if case.peer_step else case.step
+    peer = jax.jit(peer_step, in_shardings=named, out_shardings=(*named[:2], None), donate_argnums=(0, 1))
     program = sbp.compile(case.step, placement, in_sbp=case.in_sbp, donate_argnums=(0, 1))
-    start = time.perf_counter()
+    jax.clear_caches()  # the first to trace would pay for what both share
+    peer_exe, peer_seconds = compiled(peer, args)
+    jax.clear_caches()
+    exe, own_seconds = compiled(program, args)
     plan = program.plan(*args)
-    plan_seconds = time.perf_counter() - start
-    peer_exe, peer_seconds = compiled(peer.lower(*args))
-    exe, seconds = compiled(program.lower(*args))
     theirs, ours = read_compiled(peer_exe), read_compiled(exe)
     loops = [Loop(peer, jax.device_put(case.make(), named)) for _ in range(2)]
-    loops.append(Loop(program, case.make()))
-    a, twin, b = interleave(loops, steps) if steps else ([math.nan],) * 3
+    loops.append(Loop(program, program.place(*case.make())))
+    a, twin, b = interleave(loops, seconds) if seconds else ([math.nan],) * 3
     return Measured(
         row,
         theirs.wire_bytes,
@@ -133,15 +160,22 @@ def measure(row: str, layers: int, steps: int) -> Measured:
         executions(theirs),
         executions(ours),
         peer_seconds,
-        seconds,
-        plan_seconds,
+        own_seconds,
         peer_exe.memory_analysis().temp_size_in_bytes,
         exe.memory_analysis().temp_size_in_bytes,
         statistics.median(a),
         median_ratio(b, a),
         median_ratio(twin, a),
         plan.gap,
+        fewest_bytes(case, placement, args),
     )
+
+
+def fewest_bytes(case: Case, placement: sbp.Placement, args: Any) -> float:
+    """The wire bytes that AUTO needs, if bytes are all that counts and the batch alone is annotated."""
+    in_sbp = (sbp.AUTO, sbp.AUTO, case.in_sbp[2], sbp.AUTO)
+    program = sbp.compile(case.step, placement, in_sbp=in_sbp, options=sbp.Options(hardware=BYTES_ONLY))
+    return program.plan(*args).wire_bytes
 
 
 def executions(meter: Meter) -> int:
@@ -153,9 +187,9 @@ def table(rows: Sequence[Measured]) -> str:
     """The rows as Markdown."""
     head = (
         "| annotation | wire MB: jit | sbp | ratio | collectives: jit | sbp | step: sbp / jit | A/A | "
-        "compile s: jit | sbp | temporary MB: jit | sbp |"
+        "compile s: jit | sbp | temporary MB: jit | sbp | AUTO by bytes: MB |"
     )
-    lines = [head, "|" + "---|" * 12]
+    lines = [head, "|" + "---|" * 13]
     for m in rows:
         cells = (
             m.row,
@@ -167,32 +201,50 @@ def table(rows: Sequence[Measured]) -> str:
             f"{m.step_ratio:.2f}",
             f"{m.noise_ratio:.2f}",
             f"{m.jit_compile_seconds:.1f}",
-            f"{m.compile_seconds + m.plan_seconds:.1f}",
+            f"{m.compile_seconds:.1f}",
             f"{m.jit_temporary_bytes / 1e6:.0f}",
             f"{m.temporary_bytes / 1e6:.0f}",
+            f"{m.auto_wire_bytes / 1e6:.2f}",
         )
         lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def summary(rows: Sequence[Measured], timed: bool) -> str:
+    """The means over all rows, and what was lost."""
+    ratios = [m.byte_ratio for m in rows if m.byte_ratio == m.byte_ratio]
+    lost = [m.row for m in rows if m.wire_bytes > m.jit_wire_bytes * 1.001]
+    more = [m.row for m in rows if m.auto_wire_bytes > min(m.wire_bytes, m.jit_wire_bytes) * 1.001]
+    compiling = statistics.geometric_mean(m.compile_seconds / m.jit_compile_seconds for m in rows)
+    lines = [
+        f"geometric mean of bytes: {statistics.geometric_mean(ratios):.2f}; rows lost: {lost or 'none'}",
+        f"rows where AUTO by bytes sends more than jit or the annotation: {more or 'none'}",
+        f"geometric mean of compile times: {compiling:.2f}",
+    ]
+    if timed:
+        steps, noise = ([getattr(m, f) for m in rows] for f in ("step_ratio", "noise_ratio"))
+        lines.append(
+            f"geometric mean of step times: {statistics.geometric_mean(steps):.2f}, median "
+            f"{statistics.median(steps):.2f}; A/A {min(noise):.2f} to {max(noise):.2f}"
+        )
     return "\n".join(lines)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(prog="benchmarks.versus_jax", description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", default=ROWS, help=f"model/parallelism:placement, ... (default {ROWS})")
-    parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=30, help="timed steps; 0 compares bytes only")
+    parser.add_argument(
+        "--rows", default=ROWS, help=f"model@layers/parallelism:placement, ... (default {ROWS})"
+    )
+    parser.add_argument("--seconds", type=float, default=20, help="of timed steps per row; 0: bytes only")
     parser.add_argument("--json", metavar="FILE")
     options = parser.parse_args(argv)
     jax.config.update("jax_num_cpu_devices", 8)
     rows = []
     for row in options.rows.split(","):
-        rows.append(measure(row, options.layers, options.steps))
+        rows.append(measure(row, options.seconds))
         print(table(rows[-1:]).splitlines()[-1], flush=True)
-    ratios = [m.byte_ratio for m in rows if m.byte_ratio == m.byte_ratio]
-    print(f"\nGPT of {options.layers} layers, jax {jax.__version__}\n\n{table(rows)}")
-    print(f"\ngeometric mean of bytes: {statistics.geometric_mean(ratios):.2f}")
-    if options.steps:
-        print(f"median of step ratios: {statistics.median(m.step_ratio for m in rows):.2f}")
+    print(f"\njax {jax.__version__}\n\n{table(rows)}\n\n{summary(rows, timed=options.seconds > 0)}")
     if options.json:
         with open(options.json, "w") as f:
             json.dump([asdict(m) for m in rows], f, indent=1)

@@ -12,6 +12,7 @@ from sbp.errors import raise_all
 from sbp.hardware import Hardware
 from sbp.passes import memory, pins, spec
 from sbp.passes.boxing import Boxings, Network
+from sbp.passes.buckets import bucket_collectives
 from sbp.passes.explain import Plan, explain
 from sbp.passes.physical import Physical, insert_boxing
 from sbp.passes.plan.candidates import Candidates, enumerate_candidates
@@ -103,6 +104,12 @@ def box(s: State) -> State:
     return replace(s, physical=insert_boxing(s.candidates, s.assignment, s.boxings))
 
 
+def bucket(s: State) -> State:
+    """Brings small collectives together."""
+    assert s.physical is not None
+    return replace(s, physical=bucket_collectives(s.physical, s.request.hardware))
+
+
 def write_plan(s: State) -> State:
     """Writes down every collective with its reason."""
     assert s.physical is not None and s.assignment is not None
@@ -120,6 +127,7 @@ CHAIN: tuple[Pass, ...] = (
     Pass("candidates", list_candidates, lambda s: spec.check_candidates(s.candidates)),  # type: ignore[arg-type]
     Pass("choice", choose_signatures, lambda s: spec.check_assignment(s.candidates, s.assignment, s.boxings)),  # type: ignore[arg-type]
     Pass("boxing", box, lambda s: spec.check_physical(s.physical)),  # type: ignore[arg-type]
+    Pass("buckets", bucket, lambda s: spec.check_physical(s.physical)),  # type: ignore[arg-type]
     Pass("plan", write_plan, lambda s: None),
 )
 

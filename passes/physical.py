@@ -30,11 +30,13 @@ class Box:
       value: the value's id.
       move: from which signature to which.
       user: the node that asked for it, or the position of the output (-1 - i).
+      bucket: moves of one bucket are sent as one collective; -1 for a move on its own.
     """
 
     value: int
     move: Move
     user: int
+    bucket: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +161,7 @@ class _Insertion:
                 for x in port.leaves:
                     if isinstance(x, int) and _leaves_from(node, port, x, k):
                         inner.bring(x, nd, node.id, True)
-            bodies.append(_grouped(inner.steps))
+            bodies.append(grouped(inner.steps))
         self.steps.append(Border(node, inside, tuple(bodies)))
         for port, nd in zip(wired, inside, strict=True):
             if port.result is not None:
@@ -184,10 +186,10 @@ def insert_boxing(candidates: Candidates, assignment: Assignment, boxings: Boxin
     for i, (x, wanted) in enumerate(zip(graph.outputs, assignment.outputs, strict=True)):
         if not isinstance(x, Const):
             main.bring(x, wanted, -1 - i, False)
-    return Physical(graph, candidates.placement, _grouped(main.steps), assignment.inputs, assignment.outputs)
+    return Physical(graph, candidates.placement, grouped(main.steps), assignment.inputs, assignment.outputs)
 
 
-def _grouped(steps: list[Step]) -> tuple[Step, ...]:
+def grouped(steps: Sequence[Step]) -> tuple[Step, ...]:
     """Brings the ops of one barrier together: they are lowered as one, after all that they wait for."""
     last = {s.node.barrier: i for i, s in enumerate(steps) if isinstance(s, Compute) and s.node.barrier >= 0}
     held: dict[int, list[Step]] = {}

@@ -129,22 +129,26 @@ class Built:
 
     def run(self, leaves: Sequence[Any]) -> Any:
         """Runs the program on the leaves of a call."""
-        jitted, ins, consts = self.executable
-        # Every leaf is placed before the call: jit would compile once more for arrays that it places itself.
-        placed, away = (
-            list(leaves),
-            [i for i, (x, s) in enumerate(zip(leaves, ins, strict=False)) if not _lies(x, s)],
-        )
-        for i in away:
-            self._note_move(i, leaves[i], ins[i])
-        for i, x in zip(away, jax.device_put([leaves[i] for i in away], [ins[i] for i in away]), strict=True):
-            placed[i] = x
+        jitted, _, consts = self.executable
+        placed = self.place(leaves)
         out = jitted(*placed, *consts)
         for i in self.donate:
             # What had to be moved was donated as a copy; donation promises that the original is gone too.
             if isinstance(leaves[i], jax.Array) and not leaves[i].is_deleted():
                 leaves[i].delete()
         return jax.tree.unflatten(self.traced.out_tree, out)
+
+    def place(self, leaves: Sequence[Any]) -> list[Any]:
+        """The leaves as the program wants them: jit would compile once more for what it moves itself."""
+        _, ins, _ = self.executable
+        placed = list(leaves)
+        away = [i for i, (x, s) in enumerate(zip(leaves, ins, strict=False)) if not _lies(x, s)]
+        for i in away:
+            self._note_move(i, leaves[i], ins[i])
+        moved = jax.device_put([leaves[i] for i in away], [ins[i] for i in away]) if away else ()
+        for i, x in zip(away, moved, strict=True):
+            placed[i] = x
+        return placed
 
     def _note_move(self, i: int, x: Any, sharding: Any) -> None:
         """Warns, once, of an argument that already lies on several devices, but otherwise."""
@@ -156,7 +160,7 @@ class Built:
             warnings.warn(
                 f"sbp: {self.moved[path]} and is moved to {sharding.spec} on every call; "
                 "place it once with jax.device_put, or give in_sbp the signature that it has",
-                stacklevel=4,
+                stacklevel=5,
             )
 
 
@@ -201,6 +205,23 @@ class Program:
         """
         call, built = self._prepare(args, kwargs, concrete=True)
         return built.run(call.leaves)
+
+    def place(self, *args: Any) -> tuple[Any, ...]:
+        """The arguments of a call as the program wants them: what is placed once is not moved on every call.
+
+        Raises:
+          SbpError: as a call does.
+
+        >>> import jax.numpy as jnp
+        >>> from sbp.placement import placement
+        >>> double = compile(lambda x: x * 2, placement("cpu", shape=(1,)))
+        >>> (x,) = double.place(jnp.ones(2))
+        >>> x.committed
+        True
+        """
+        call, built = self._prepare(args, {}, concrete=True)
+        (dynamic, _) = jax.tree.unflatten(call.tree, built.place(call.leaves))
+        return tuple(call.full(dynamic))
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """What the program will do with such arguments (arrays or `ShapeDtypeStruct`s); needs no devices.

@@ -20,6 +20,7 @@ from sbp.passes.wiring import ports
 from sbp.placement import Placement
 from sbp.resolve import to_partition_spec
 from sbp.rules.local import Local
+from sbp.runtime.buckets import Parcel, apply_bucket
 from sbp.runtime.collectives import apply_move
 from sbp.runtime.control import CONTROL, Leaving, Region
 from sbp.signature import B, NdSbp, Partial
@@ -55,6 +56,9 @@ class _Device:
             if isinstance(step, Compute) and step.node.barrier >= 0:
                 i = _barrier(steps, i, env)
                 continue
+            if isinstance(step, Box) and step.bucket >= 0:
+                i = self.bucket(steps, i, env)
+                continue
             if isinstance(step, Box):
                 self.move(step, env)
             elif isinstance(step, Border):
@@ -70,6 +74,19 @@ class _Device:
             env[step.value, step.move.before], step.move, shape, placement.shape, placement.axes, self.coords
         )
         env[step.value, step.move.after] = moved
+
+    def bucket(self, steps: Sequence[Step], i: int, env: Env) -> int:
+        """All moves of one bucket as one; returns the position after them."""
+        values, placement = self.physical.graph.values, self.physical.placement
+        boxes: list[Box] = []
+        for step in steps[i:]:
+            if not isinstance(step, Box) or (boxes and step.bucket != boxes[0].bucket):
+                break
+            boxes.append(step)
+        parcels = [Parcel(env[b.value, b.move.before], b.move, values[b.value].shape) for b in boxes]
+        moved = apply_bucket(parcels, placement.shape, placement.axes)
+        env.update(zip(((b.value, b.move.after) for b in boxes), moved, strict=True))
+        return i + len(boxes)
 
     def read(self, x: Operand, nd: NdSbp, env: Env) -> Any:
         """A version of a value, or a scalar."""

@@ -15,7 +15,6 @@ from jax.extend.core import primitives
 from jax.extend.random import threefry_prng_impl
 from jax.interpreters import ad, batching, mlir
 
-ClosedJaxpr = jex.ClosedJaxpr
 Jaxpr = jex.Jaxpr
 JaxprEqn = jex.JaxprEqn
 Literal = jex.Literal
@@ -105,11 +104,13 @@ def make_primitive(
     return p
 
 
+@cache
 def is_key(dtype: Any) -> bool:
     """Whether a dtype is that of a typed PRNG key."""
     return bool(jax.numpy.issubdtype(dtype, jax.dtypes.extended))
 
 
+@cache
 def itemsize(dtype: Any) -> float:
     """Bytes of one element; a typed key counts its words, sub-byte types their share."""
     if is_key(dtype):

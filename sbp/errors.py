@@ -16,7 +16,10 @@ All are `ValueError`s. One exception carries every problem of its call.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+MOST_PLACES = 4
+"""Places that are named where one thing is wrong in many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +47,25 @@ class Problem:
         return "\n".join([self.where, *(f"  {name:<6} {text}" for name, text in rows if text)])
 
 
+def _together(same: Sequence[Problem]) -> Problem:
+    """Problems that differ in their place only, as those of all leaves under one wrong prefix, as one."""
+    if len(same) <= MOST_PLACES:
+        return replace(same[0], where="\n".join(p.where for p in same))
+    places = [p.where for p in same[: MOST_PLACES - 1]]
+    return replace(same[0], where="\n".join([*places, f"and {len(same) - len(places)} more, all alike"]))
+
+
 class SbpError(ValueError):
     """A program that cannot be compiled or run as written; `problems` holds every reason."""
 
     def __init__(self, *problems: Problem) -> None:
         self.problems = problems
-        head = "" if len(problems) == 1 else f"{len(problems)} problems\n"
-        super().__init__(head + "\n".join(str(p) for p in problems))
+        alike: dict[Problem, list[Problem]] = {}
+        for p in problems:
+            alike.setdefault(replace(p, where=""), []).append(p)
+        shown = [_together(same) for same in alike.values()]
+        head = "" if len(shown) == 1 else f"{len(shown)} problems\n"
+        super().__init__(head + "\n".join(str(p) for p in shown))
 
 
 class SignatureError(SbpError):

@@ -38,6 +38,7 @@ class Hardware:
       memory_bytes_per_second, memory_bytes: of one device.
       links: levels from the innermost out; the last one has no size limit.
       efficiency: the share of the peak rate that large matrix products reach.
+      merges_collectives: whether XLA merges small collectives of every kind itself, as it does on GPUs.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Hardware:
     memory_bytes: float
     links: tuple[Link, ...]
     efficiency: float = 0.7
+    merges_collectives: bool = True
 
     def flops(self, itemsize: int) -> float:
         """The rate that a matrix product of this item size can be planned with, FLOP/s."""
@@ -85,7 +87,7 @@ CATALOGUE: dict[str, Hardware] = {
     # Forced host devices on two cores. Latency is what benchmarks/cpu_links.py measures (a rendezvous of
     # threads); the link is set below what it measures, so that plans prefer few bytes on the wire, as on a
     # real network.
-    "cpu": Hardware("cpu", ((8, 25e9),), 2e9, 4e9, 4e9, (Link(_ANY, 0.5e9, 100e-6),), 1.0),
+    "cpu": Hardware("cpu", ((8, 25e9),), 2e9, 4e9, 4e9, (Link(_ANY, 0.5e9, 100e-6),), 1.0, False),
 }
 # Nothing costs anything but bytes on the wire: a plan for it sends the least that any plan can.
 BYTES_ONLY = Hardware(

@@ -89,6 +89,8 @@ class Model:
         self.states: list[Sequence[Any]] = []
         self.tables: dict[Any, Table] = {}
         self.costs: dict[Any, Table] = {}
+        self.columns: dict[Any, tuple[Any, ...]] = {}
+        self.merged: dict[Any, tuple[NdSbp, ...]] = {}
 
     def variable(self, states: Sequence[Any], cost: Table | None = None) -> int:
         self.states.append(states)
@@ -97,9 +99,14 @@ class Model:
 
     def rest(self, wanted: NdSbp | None, value: Any) -> tuple[NdSbp, ...]:
         """The states of an argument or result."""
-        return (
-            (wanted,) if wanted is not None else rest_signatures(value.shape, value.dtype, self.c.placement)
-        )
+        key = "rest", wanted, *(() if wanted is not None else (value.shape, value.dtype))
+        if key not in self.columns:
+            self.columns[key] = (
+                (wanted,)
+                if wanted is not None
+                else rest_signatures(value.shape, value.dtype, self.c.placement)
+            )
+        return self.columns[key]
 
     def build(self) -> CostNetwork:
         values = self.graph.values
@@ -135,10 +142,17 @@ class Model:
         variable = self.variable(strategies, self.costs[key])
         self.nodes[node.id] = variable
         for k, v in enumerate(node.outputs):
-            self.supply[v] = _Use(variable, tuple(s.results[k] for s in strategies), (), times)
+            self.supply[v] = _Use(variable, self.column(strategies, "results", k), (), times)
         for k, x in enumerate(node.inputs):
-            needs = tuple(s.operands[k] for s in strategies)
-            self.want(x, _Use(variable, needs, tuple(s.strict[k] for s in strategies), times))
+            needs, strict = self.column(strategies, "operands", k), self.column(strategies, "strict", k)
+            self.want(x, _Use(variable, needs, strict, times))
+
+    def column(self, strategies: tuple[Strategy, ...], field: str, k: int) -> tuple[Any, ...]:
+        """Entry `k` of a field of every strategy; the same object each time, which `edge` relies on."""
+        key = id(strategies), field, k
+        if key not in self.columns:
+            self.columns[key] = tuple(getattr(s, field)[k] for s in strategies)
+        return self.columns[key]
 
     def want(self, x: Operand, use: _Use) -> None:
         """Records a demand; scalars in place need no boxing."""
@@ -152,7 +166,7 @@ class Model:
         for port, states in zip(ports(node), self.c.ports[node.id], strict=True):
             variable = self.variable(states)
             self.ports[node.id].append(variable)
-            strict = (True,) * len(states)
+            strict = self.alike(True, len(states))
             outside = tuple(port.outer(nd) for nd in states)
             if port.operand is not None:
                 self.want(node.inputs[port.operand], _Use(variable, outside, strict, times))
@@ -174,7 +188,7 @@ class Model:
         else:
             variable = self.variable(self.rest(self.boundary.outputs[i], self.graph.values[x]))
         states = tuple(self.states[variable])
-        self.want(x, _Use(variable, states, (False,) * len(states), 1))
+        self.want(x, _Use(variable, states, self.alike(False, len(states)), 1))
         return variable
 
     def boxing(self, v: int) -> Boxing:
@@ -185,19 +199,33 @@ class Model:
         """Edges from a value's supplier to its uses, through a share variable if there are several."""
         supply = self.supply[v]
         if len(uses) > 1:
-            states = tuple(dict.fromkeys((*supply.needs, *(nd for u in uses for nd in u.needs))))
-            natural = self.c.partials[v]
-            states = tuple(nd for nd in states if all(s.op in natural for s in nd if isinstance(s, Partial)))
+            states = self.shared(supply, uses, self.c.partials[v])
             self.shares[v] = self.variable(states)
-            share = _Use(self.shares[v], states, (True,) * len(states), supply.times)
+            share = _Use(self.shares[v], states, self.alike(True, len(states)), supply.times)
             self.edge(v, supply, share)
             supply = share
         for use in uses:
             self.edge(v, supply, use)
 
+    def shared(self, supply: _Use, uses: list[_Use], natural: frozenset[str]) -> tuple[NdSbp, ...]:
+        """What a value with several uses may be boxed to first: what any of them wants."""
+        key = id(supply.needs), natural, *dict.fromkeys(id(u.needs) for u in uses)
+        if key not in self.merged:
+            every = dict.fromkeys((*supply.needs, *(nd for u in uses for nd in u.needs)))
+            self.merged[key] = tuple(
+                nd for nd in every if all(s.op in natural for s in nd if isinstance(s, Partial))
+            )
+        return self.merged[key]
+
+    def alike(self, strict: bool, n: int) -> tuple[bool, ...]:
+        """`n` times the same, and the same object for the same `n`."""
+        return self.columns.setdefault(("alike", strict, n), (strict,) * n)
+
     def edge(self, v: int, supply: _Use, use: _Use) -> None:
         boxing = self.boxing(v)
-        key = id(boxing), supply.needs, use.needs, use.strict, use.times
+        # By identity: hashing hundreds of signatures for each edge would take longer than all else here.
+        # What `column`, `shared`, `rest` and `alike` did not make belongs to a use, and lives as long.
+        key = id(boxing), id(supply.needs), id(use.needs), id(use.strict), use.times
         if key not in self.tables:
             rows = [boxing.index[nd] for nd in supply.needs]
             columns = [boxing.index[nd] for nd in use.needs]

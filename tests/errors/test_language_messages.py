@@ -1,6 +1,7 @@
 """Every message of the language, whole: where, what was given, what is legal, why, and what to try."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -354,12 +355,28 @@ def test_empty_lines_are_left_out() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_exception_carries_every_problem(kind: str) -> None:
-    first, second = problem(kind, "here"), problem(kind, "there")
+    first, second = problem(kind, "here"), replace(problem(kind, "there"), got="e")
     with pytest.raises(KINDS[kind]) as caught:
         raise_all([first, second, first])
     assert caught.value.problems == (first, second)
     assert str(caught.value) == f"2 problems\n{first}\n{second}"
     assert isinstance(caught.value, ValueError)
+
+
+def test_what_is_wrong_in_many_places_is_said_once() -> None:
+    places = [problem("signature", f"params[{i}]") for i in range(60)]
+    with pytest.raises(KINDS["signature"]) as caught:
+        raise_all(places)
+    assert caught.value.problems == tuple(places)
+    assert str(caught.value).splitlines() == [
+        "params[0]",
+        "params[1]",
+        "params[2]",
+        "and 57 more, all alike",
+        *str(places[0]).splitlines()[1:],
+    ]
+    with pytest.raises(KINDS["signature"], match=r"^params\[0\]\nparams\[1\]\n  got "):
+        raise_all(places[:2])
 
 
 def test_problems_of_several_kinds_raise_the_common_class() -> None:
