@@ -94,7 +94,7 @@ def choose_signatures(s: State) -> State:
     assert s.candidates is not None
     r = s.request
     asked = pins.boundary(s.traced.graph, _with_consts(s, r.in_sbp), r.out_sbp, r.ties, r.placement)
-    assignment = choose(s.candidates, asked, r.hardware, s.boxings, r.time_limit_seconds)
+    assignment = choose(s.candidates, asked, s.boxings, r.time_limit_seconds)
     return replace(s, assignment=assignment)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -11,13 +12,15 @@ from typing import Any
 from sbp import compat
 from sbp.hardware import Hardware
 from sbp.passes.boxing import Boxings
-from sbp.passes.graph import Graph
+from sbp.passes.graph import Const, Graph
 from sbp.passes.moves import wire_bytes
 from sbp.passes.names import Names, common, without_indices
 from sbp.passes.physical import Box, Compute, Physical, peak_bytes, total_seconds
 from sbp.passes.plan.candidates import rule_of
+from sbp.passes.plan.cost import talk_seconds, talks_of
 from sbp.passes.reasons import Reasons
 from sbp.placement import Placement
+from sbp.rules.registry import Talk
 from sbp.signature import NdSbp
 
 
@@ -165,7 +168,12 @@ def explain(
     """The plan of a physical program."""
     graph, placement, network = physical.graph, physical.placement, boxings.network
     reasons = Reasons(physical, Names(graph, *paths))
-    collectives = tuple(_collective(b, n, physical, boxings, reasons) for b, n in talking_boxes(physical))
+    collectives = tuple(
+        _collective(s, n, physical, boxings, reasons)
+        if isinstance(s, Box)
+        else _inside(s, n, physical, boxings, reasons)
+        for s, n in talking(physical)
+    )
     return Plan(
         name,
         placement,
@@ -183,12 +191,27 @@ def explain(
     )
 
 
-def talking_boxes(physical: Physical) -> list[tuple[Box, int]]:
-    """One per `Plan.collectives`: the moves that send something, and how often each is executed.
+@dataclass(frozen=True, slots=True)
+class Inside:
+    """A collective inside an op."""
+
+    step: Compute
+    talk: Talk
+
+
+def talking(physical: Physical) -> list[tuple[Box | Inside, int]]:
+    """One per `Plan.collectives`: the moves and the ops that send something, and how often each is executed.
 
     Moves over groups of one device and of empty tensors send nothing.
     """
-    return [(b, n) for b, n in physical.boxes() if _talks(b, physical)]
+    out: list[tuple[Box | Inside, int]] = []
+    for step, times in physical.walk():
+        if isinstance(step, Box) and _talks(step, physical):
+            out.append((step, times))
+        elif isinstance(step, Compute):
+            talks = talks_of(physical.graph, step.node, step.strategy, physical.placement.shape)
+            out += [(Inside(step, t), times) for t in talks]
+    return out
 
 
 def _talks(box: Box, physical: Physical) -> bool:
@@ -217,6 +240,29 @@ def _collective(box: Box, times: int, physical: Physical, boxings: Boxings, reas
         times * boxings.network.seconds(move, value.shape, itemsize),
         str(reasons.source(box)),
         reasons.reason(box),
+    )
+
+
+def _inside(
+    inside: Inside, times: int, physical: Physical, boxings: Boxings, reasons: Reasons
+) -> Collective:
+    step, talk, placement = inside.step, inside.talk, physical.placement
+    x, nd = step.node.inputs[talk.operand], step.strategy.operands[talk.operand]
+    value = physical.graph.operand(x)
+    return Collective(
+        talk.kind,
+        step.node.op if isinstance(x, Const) else reasons.names.of(x),
+        value.shape,
+        str(value.dtype),
+        nd,
+        nd,
+        tuple(placement.axes[a] for a in talk.axes),
+        math.prod(placement.shape[a] for a in talk.axes),
+        times,
+        times * talk.wire_bytes,
+        times * talk_seconds(talk, boxings.network),
+        str(step.node.source),
+        reasons.inside(step, talk),
     )
 
 

@@ -77,6 +77,7 @@ class Node:
       outputs: value ids.
       barrier: ops with the same number are ONE optimisation barrier (what is left of `jax.checkpoint`).
       bodies: of a loop or a branch.
+      target: which kernel or function a call is of, such as the name of a `pallas_call`.
     """
 
     id: int
@@ -87,11 +88,12 @@ class Node:
     source: Source
     barrier: int = -1
     bodies: tuple[Body, ...] = ()
+    target: str = ""
 
     @property
     def op(self) -> str:
-        """The primitive's name."""
-        return str(self.primitive.name)
+        """The primitive's name, with what it calls."""
+        return f"{self.primitive.name}[{self.target}]" if self.target else str(self.primitive.name)
 
 
 @dataclass(frozen=True, slots=True)

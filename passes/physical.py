@@ -273,12 +273,12 @@ def peak_bytes(physical: Physical) -> float:
 
 def total_seconds(physical: Physical, boxings: Boxings) -> float:
     """The estimated time of one step: ops and moves one after the other."""
-    graph, hierarchy, network = physical.graph, physical.placement.shape, boxings.network
+    graph, network = physical.graph, boxings.network
     seconds = 0.0
     for step, times in physical.walk():
         if isinstance(step, Box):
             value = graph.values[step.value]
             seconds += times * network.seconds(step.move, value.shape, compat.itemsize(value.dtype))
         elif isinstance(step, Compute):
-            seconds += times * node_seconds(graph, step.node, step.strategy, hierarchy, network.hardware)
+            seconds += times * node_seconds(graph, step.node, step.strategy, network)
     return seconds

@@ -14,7 +14,7 @@ from typing import TypeAlias
 import networkx as nx
 
 from sbp import compat
-from sbp.passes.explain import Plan, talking_boxes
+from sbp.passes.explain import Plan, talking
 from sbp.passes.graph import Const, Source
 from sbp.passes.names import Names
 from sbp.passes.physical import Border, Box, Compute, Physical, Step, Version, reads, writes
@@ -121,7 +121,9 @@ class _Gather:
         self.boxes: list[OpBox] = []
         self.graph: nx.DiGraph = nx.DiGraph()
         self.holder: dict[Version, At] = {}
-        self.talking = {id(b): i for i, (b, _) in enumerate(talking_boxes(physical))}
+        self.talking: dict[int, list[int]] = {}  # per step: its collectives
+        for i, (s, _) in enumerate(talking(physical)):
+            self.talking.setdefault(id(s if isinstance(s, Box) else s.step), []).append(i)
         self.latest: dict[Key, int] = {}
 
     def run(self) -> nx.DiGraph:
@@ -175,7 +177,7 @@ class _Gather:
         if id(step) not in self.talking:
             self.hand_on(before, after)
             return
-        at = ("collective", self.talking[id(step)])
+        at = ("collective", self.talking[id(step)][0])
         self.graph.add_node(at, kind="collective")
         self.edge(before, at)
         self.holder[after] = at
@@ -185,14 +187,25 @@ class _Gather:
         phase = self.names.phases[node.id]
         key = (phase, *self.level(node.source))
         k = self.latest.get(key)
-        if k is None or not self.fits(step, ("ops", k)):
+        if k is None or id(step) in self.talking or not self.fits(step, ("ops", k)):
             k = self.latest[key] = len(self.boxes)
             self.boxes.append(OpBox(phase))
             self.graph.add_node(("ops", k), kind="ops", box=self.boxes[k])
         self.boxes[k].sources.append(node.source)
         for version in reads(step):
             self.edge(version, ("ops", k))
+        for i in self.talking.get(id(step), ()):
+            self.inside(step, ("collective", i), ("ops", k))
         self.holder.update(dict.fromkeys(writes(step), ("ops", k)))
+
+    def inside(self, step: Compute, at: At, box: At) -> None:
+        """A collective inside an op stands beside the edges of what the op reads."""
+        self.graph.add_node(at, kind="collective")
+        for version in reads(step):
+            self.edge(version, at)
+            if not self.graph.has_edge(at, box):
+                self.graph.add_edge(at, box, versions={})
+            self.graph.edges[at, box]["versions"][version] = None
 
     def fits(self, step: Compute, at: At) -> bool:
         """Whether an op may join a box: not if what it reads was made from the box's results elsewhere."""

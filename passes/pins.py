@@ -234,7 +234,7 @@ def _alternatives(c: Candidates, x: Operand, maker: Node | None, boxings: Boxing
     for s in strategies:
         assert maker is not None and not isinstance(x, Const)
         nd = s.results[maker.outputs.index(x)]
-        op = node_seconds(c.graph, maker, s, hierarchy, network.hardware)
+        op = node_seconds(c.graph, maker, s, network)
         seconds[nd] = min(op, seconds.get(nd, op))
     if not strategies:
         seconds = dict.fromkeys(rest_signatures(value.shape, value.dtype, c.placement), 0.0)

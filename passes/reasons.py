@@ -13,7 +13,7 @@ from sbp.passes.names import Names
 from sbp.passes.physical import Border, Box, Compute, Physical, Version
 from sbp.passes.plan.candidates import Strategy, pin_of
 from sbp.passes.wiring import ports
-from sbp.rules import Row
+from sbp.rules import Row, Talk
 from sbp.signature import B, Partial, Split, format_sbp
 
 REDUCES = {"sum": "sums over", "max": "takes the maximum over", "min": "takes the minimum over"}
@@ -114,6 +114,12 @@ class Reasons:
         made = self._made.get(box.value) or self._made.get(self._across.get(box.value, -1))
         border = self._borders.get(box.user)
         return made[0].source if made is not None else border.source if border is not None else Source()
+
+    def inside(self, step: Compute, talk: Talk) -> str:
+        """One sentence on a collective inside an op."""
+        x, nd = step.node.inputs[talk.operand], step.strategy.operands[talk.operand]
+        splits = self._splits.get((x, nd), ()) if not isinstance(x, Const) else ()
+        return f"{step.node.op}: {talk.reason.format(axes=self._over(talk.axes, splits))}"
 
     def reason(self, box: Box) -> str:
         """One sentence."""

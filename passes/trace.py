@@ -11,6 +11,7 @@ import numpy as np
 
 from sbp import compat
 from sbp.passes.graph import Body, Const, Graph, Node, Operand, Source, Value, numbered, walk
+from sbp.rules import lookup
 
 # Call-like primitives and the parameter that holds their body.
 CALLS = {
@@ -84,10 +85,11 @@ class _Builder:
         for eqn in jaxpr.eqns:
             source = _source(eqn, at)
             inputs = [read(a) for a in eqn.invars]
-            if eqn.primitive.name in CALLS:
+            target = compat.target_of(eqn.primitive.name, eqn.params)
+            if eqn.primitive.name in CALLS and not _has_rule(eqn, target):
                 outs = self.call(eqn, inputs, source)
             else:
-                outs = self.node(eqn, inputs, source)
+                outs = self.node(eqn, inputs, source, target)
             env.update(zip(eqn.outvars, outs, strict=True))
         return [read(a) for a in jaxpr.outvars]
 
@@ -111,7 +113,7 @@ class _Builder:
             out.append(v)
         return out
 
-    def node(self, eqn: Any, inputs: list[Operand], source: Source) -> list[Operand]:
+    def node(self, eqn: Any, inputs: list[Operand], source: Source, target: str) -> list[Operand]:
         name = eqn.primitive.name
         if name == "optimization_barrier":
             return self.barrier(inputs, source)
@@ -120,7 +122,16 @@ class _Builder:
         )
         outs = tuple(self.value(v.aval, name) for v in eqn.outvars)
         self.nodes.append(
-            Node(len(self.nodes), eqn.primitive, tuple(inputs), outs, eqn.params, source, bodies=bodies)
+            Node(
+                len(self.nodes),
+                eqn.primitive,
+                tuple(inputs),
+                outs,
+                eqn.params,
+                source,
+                bodies=bodies,
+                target=target,
+            )
         )
         return list(outs)
 
@@ -132,6 +143,12 @@ class _Builder:
         outputs = self.inline(jaxpr, consts, inputs, at)
         nodes, self.nodes = self.nodes, outside
         return Body(inputs, tuple(nodes), tuple(outputs))
+
+
+def _has_rule(eqn: Any, target: str) -> bool:
+    """Whether a call is of a function that the user registered as an op."""
+    found = lookup(f"{eqn.primitive.name}[{target}]") if target else None
+    return found is not None and (found.function is None or compat.is_call_of(found.function, eqn))
 
 
 def _aval(atom: Any) -> Any:

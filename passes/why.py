@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from sbp.passes.boxing import Boxings, Network
-from sbp.passes.explain import Collective, Plan, talking_boxes
+from sbp.passes.explain import Collective, Inside, Plan, talking
 from sbp.passes.graph import Const, Node
 from sbp.passes.names import without_indices
 from sbp.passes.physical import Border, Box, Compute, Physical, reads, writes
@@ -92,7 +92,7 @@ class Alternatives:
     def _seconds(self, node: Node, strategy: Strategy) -> float:
         """The op itself, and the moves of what it reads and makes."""
         p = self.physical
-        seconds = node_seconds(p.graph, node, strategy, p.placement.shape, self.plan.hardware)
+        seconds = node_seconds(p.graph, node, strategy, self._boxings.network)
         for x, nd, strict in zip(node.inputs, strategy.operands, strategy.strict, strict=True):
             if not isinstance(x, Const):
                 others = {n for user, n in self._wanted[x] if user != node.id and not _sums(n)}
@@ -167,7 +167,9 @@ def _one(plan: Plan, index: int, what_if: Alternatives | None) -> list[str]:
     if what_if is None:
         return [*lines, "  (a plan from a file knows no alternatives)"]
     steps = [(s, n) for s, n in what_if.physical.walk() if isinstance(s, Compute)]
-    box, _ = talking_boxes(what_if.physical)[index]
+    box, times = talking(what_if.physical)[index]
+    if isinstance(box, Inside):
+        return [*lines, *_alternatives("needs", box.step, times, what_if)]
     beside = [("makes", *s) for s in steps if box.value in s[0].node.outputs]
     beside += [("takes", *s) for s in steps if s[0].node.id == box.user]
     for verb, step, times in beside:

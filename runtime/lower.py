@@ -11,11 +11,11 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding
 
-from sbp.layout import Layout
 from sbp.passes.graph import Const, Operand
 from sbp.passes.moves import Move
 from sbp.passes.physical import Border, Box, Compute, Physical, Step, Version, writes
 from sbp.passes.plan.candidates import rule_of
+from sbp.passes.plan.cost import layouts
 from sbp.passes.wiring import ports
 from sbp.placement import Placement
 from sbp.resolve import to_partition_spec
@@ -132,9 +132,10 @@ def _compute(physical: Physical, step: Compute, env: dict[Version, Any], coords:
     local = Local(
         node.primitive,
         node.params,
-        tuple(Layout(graph.operand(x).shape, nd, placement.shape) for x, nd in reads),
-        tuple(Layout(graph.values[v].shape, nd, placement.shape) for v, nd in writes(step)),
+        *layouts(graph, node, strategy, placement.shape),
         coords,
+        placement.axes,
+        [graph.operand(x).dtype for x in node.inputs],
     )
     rule = rule_of(node)
     own = rule.local if rule is not None else None

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 import jax.extend.core as jex
-from jax._src import source_info_util
+from jax._src import api_util, source_info_util
 from jax.extend.core import primitives
 from jax.extend.random import threefry_prng_impl
 from jax.interpreters import ad, batching, mlir
@@ -22,6 +22,7 @@ Primitive = jex.Primitive
 Var = jex.Var
 DropVar = jex.DropVar
 Zero = ad.Zero
+CUSTOM = {jax.custom_vjp: "custom_vjp_call", jax.custom_jvp: "custom_jvp_call"}
 
 _LIBRARIES = tuple(
     os.path.realpath(p) + os.sep for p in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
@@ -66,6 +67,33 @@ def sub_jaxpr(params: dict[str, Any], key: str) -> tuple[Any, Sequence[Any]]:
     return getattr(inner, "jaxpr", inner), tuple(getattr(inner, "consts", ()))
 
 
+def target_of(primitive: str, params: Mapping[str, Any]) -> str:
+    """Which kernel or function a call is of, where that is known; "" for any other primitive."""
+    if primitive == "pallas_call":
+        named = params.get("name") or getattr(params.get("name_and_src_info"), "name", "")
+        return str(named or "")
+    if primitive == "ffi_call":
+        return str(params["target_name"])
+    if primitive in CUSTOM.values():
+        jaxpr = params["call_jaxpr"]
+        return str(getattr(jaxpr, "jaxpr", jaxpr).debug_info.func_src_info or "")
+    return ""
+
+
+def custom_call(fn: Any) -> str | None:
+    """The op that a call of a `custom_vjp` or `custom_jvp` function is, or None for anything else."""
+    primitive = CUSTOM.get(type(fn))
+    return f"{primitive}[{api_util.fun_sourceinfo(fn)}]" if primitive else None
+
+
+def is_call_of(fn: Any, eqn: Any) -> bool:
+    """Whether an equation computes what `fn` does: functions of one line may close over different things."""
+    if eqn.params.get("num_consts"):
+        return False
+    again = jax.make_jaxpr(fn)(*(v.aval for v in eqn.invars)).jaxpr.eqns
+    return len(again) == 1 and str(again[0].params["call_jaxpr"]) == str(eqn.params["call_jaxpr"])
+
+
 def scan_counts(params: Mapping[str, Any], n_operands: int) -> tuple[int, int]:
     """How many operands of a scan are constants, and how many are carried; the rest are scanned."""
     if "num_consts" in params:
@@ -76,8 +104,17 @@ def scan_counts(params: Mapping[str, Any], n_operands: int) -> tuple[int, int]:
 
 def bind(primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> list[Any]:
     """Binds a primitive with an equation's parameters; always a list of results."""
+    if primitive.name in ("reduce_max", "reduce_min"):
+        params = {**_extremum_params(), **params}
     out = primitive.bind(*args, **primitive.get_bind_params(params))
     return list(out) if primitive.multiple_results else [out]
+
+
+@cache
+def _extremum_params() -> dict[str, Any]:
+    """What `lax.reduce_max` says besides axes; jax 0.12 misses it in `shard_map` where a program did not."""
+    eqn = jax.make_jaxpr(lambda x: jax.lax.reduce_max(x, (0,)))(jax.ShapeDtypeStruct((1,), "float32")).eqns[0]
+    return {k: v for k, v in eqn.params.items() if k != "axes"}
 
 
 def barrier_primitive() -> Any:

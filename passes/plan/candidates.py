@@ -239,6 +239,7 @@ def make_op(graph: Graph, node: Node, shapes: Sequence[Any], results: Sequence[A
         tuple(graph.values[v].dtype for v in node.outputs),
         node.params,
         group,
+        tuple(graph.operand(x).shape for x in node.inputs),
     )
 
 

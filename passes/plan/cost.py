@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from sbp import compat
-from sbp.hardware import Hardware
-from sbp.layout import local_shape
+from sbp.layout import Layout, local_shape
+from sbp.passes.boxing import Network
 from sbp.passes.graph import Const, Graph, Node
 from sbp.passes.plan.candidates import Strategy, make_op, rule_of
-from sbp.rules.registry import element_flops
+from sbp.rules.local import Local
+from sbp.rules.registry import Talk, element_flops
 
 # The share of an element-wise op's memory traffic that is left once it is fused with its neighbours.
 FUSED_TRAFFIC = 0.25
@@ -22,10 +23,37 @@ def local_bytes(shape: Sequence[int], dtype: Any, nd: Any, hierarchy: Sequence[i
     return math.prod(local_shape(shape, nd, hierarchy)) * compat.itemsize(dtype)
 
 
-def node_seconds(
-    graph: Graph, node: Node, strategy: Strategy, hierarchy: tuple[int, ...], hardware: Hardware
-) -> float:
-    """The larger of arithmetic and memory time of one op on one device (roofline, Williams et al., 2009)."""
+def layouts(
+    graph: Graph, node: Node, strategy: Strategy, hierarchy: tuple[int, ...]
+) -> tuple[tuple[Layout, ...], tuple[Layout, ...]]:
+    """How the operands and results of an op lie under a strategy."""
+    ins = zip((graph.operand(x).shape for x in node.inputs), strategy.operands, strict=True)
+    outs = zip((graph.values[v].shape for v in node.outputs), strategy.results, strict=True)
+    return tuple(Layout(s, nd, hierarchy) for s, nd in ins), tuple(Layout(s, nd, hierarchy) for s, nd in outs)
+
+
+def talks_of(graph: Graph, node: Node, strategy: Strategy, hierarchy: tuple[int, ...]) -> tuple[Talk, ...]:
+    """The collectives inside an op's body; those that send nothing are left out."""
+    rule = rule_of(node)
+    if rule is None or rule.talks is None:
+        return ()
+    dtypes = [graph.operand(x).dtype for x in node.inputs]
+    local = Local(node.primitive, node.params, *layouts(graph, node, strategy, hierarchy), (), (), dtypes)
+    return tuple(t for t in rule.talks(local) if t.wire_bytes > 0)
+
+
+def talk_seconds(talk: Talk, network: Network) -> float:
+    """The time of a collective inside an op."""
+    latency, rate = network.link(talk.axes)
+    return latency + talk.wire_bytes / rate
+
+
+def node_seconds(graph: Graph, node: Node, strategy: Strategy, network: Network) -> float:
+    """The larger of arithmetic and memory time of one op on one device (roofline, Williams et al., 2009).
+
+    What the op says to other devices is added.
+    """
+    hierarchy, hardware = network.placement.shape, network.hardware
     rule = rule_of(node)
     operands = [graph.operand(x) for x in node.inputs]
     results = [graph.values[v] for v in node.outputs]
@@ -43,4 +71,5 @@ def node_seconds(
     size = min((compat.itemsize(v.dtype) for v in results), default=4.0)
     matrix = rule is not None and rule.family == "contract"
     rate = hardware.flops(max(1, int(size))) if matrix else hardware.vector_flops_per_second
-    return max(flops / rate, traffic / hardware.memory_bytes_per_second)
+    talking = sum(talk_seconds(t, network) for t in talks_of(graph, node, strategy, hierarchy))
+    return max(flops / rate, traffic / hardware.memory_bytes_per_second) + talking

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from sbp.hardware import Hardware
 from sbp.passes.boxing import Boxing, Boxings
 from sbp.passes.graph import Const, Graph, Node, Operand
 from sbp.passes.plan.candidates import Candidates, Strategy, rest_signatures
@@ -78,9 +77,9 @@ class Model:
     """Builds the cost network of a program, and remembers which variable stands for what."""
 
     def __init__(
-        self, candidates: Candidates, boundary: Boundary, hardware: Hardware, boxings: Boxings
+        self, candidates: Candidates, boundary: Boundary, boxings: Boxings
     ) -> None:
-        self.c, self.boundary, self.hardware, self.boxings = candidates, boundary, hardware, boxings
+        self.c, self.boundary, self.boxings = candidates, boundary, boxings
         self.graph: Graph = candidates.graph
         self.unary: list[Table] = []
         self.edges: list[tuple[int, int, Table]] = []
@@ -135,9 +134,9 @@ class Model:
         strategies = self.c.strategies[node.id]
         key = id(strategies), times
         if key not in self.costs:
-            hierarchy = self.c.placement.shape
+            network = self.boxings.network
             self.costs[key] = np.array(
-                [times * node_seconds(self.graph, node, s, hierarchy, self.hardware) for s in strategies]
+                [times * node_seconds(self.graph, node, s, network) for s in strategies]
             )
         variable = self.variable(strategies, self.costs[key])
         self.nodes[node.id] = variable
@@ -245,7 +244,6 @@ def boxing_of(boxings: Boxings, c: Candidates, shape: tuple[int, ...], dtype: An
 def choose(
     candidates: Candidates,
     boundary: Boundary,
-    hardware: Hardware,
     boxings: Boxings,
     time_limit_seconds: float | None,
 ) -> Assignment:
@@ -254,7 +252,7 @@ def choose(
     Raises:
       Infeasible: if the pins exclude each other.
     """
-    model = Model(candidates, boundary, hardware, boxings)
+    model = Model(candidates, boundary, boxings)
     network = model.build()
     solution = solve(network, time_limit_seconds=time_limit_seconds)
 

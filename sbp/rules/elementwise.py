@@ -110,7 +110,7 @@ def extremum(op: Op) -> list[Row]:
     operands, results = same_dims(op)
     same = MAX if op.name == "max" else MIN
     rows = factors(op, operands, results, increasing=(0, 1))
-    return [*rows, Row((same, same), (same,), fills=(0, 1))]
+    return [*rows, Row((same, same), (same,))]
 
 
 @rule("clamp", fused=True)

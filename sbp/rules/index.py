@@ -244,15 +244,20 @@ def _scatter_rows(op: Op) -> list[Row]:
     return rows
 
 
-def _split_updates(op: Op, partial: Signature, verb: str) -> list[Row]:
-    """Updates split by index: every device's part meets in a partial result."""
-    rows = []
+def _split_updates(op: Op, partial: Partial, verb: str) -> list[Row]:
+    """Updates split by index: every device's part meets in a partial result.
+
+    A sum must have the operand once; to an extremum it may be given on every device.
+    """
+    rows: list[Row] = []
+    befores: tuple[Signature, ...] = (partial,) if partial == P else (B, partial)
     _, indices, updates = _scatter_letters(op)
     for i, name in enumerate(indices):
         if name is not None and name[0] == "i" and op.shapes[1][i] > 1:
             why = f"dim {i} of the indices is {verb} here and split over {{axes}}"
-            ins = (partial, Split(i), Split(updates.index(name)))
-            rows.append(Row(ins, (partial,), fills=(0,), reason=why))
+            fills = (0,) if partial == P else ()
+            ins = (Split(i), Split(updates.index(name)))
+            rows += [Row((before, *ins), (partial,), fills, why) for before in befores]
     return rows
 
 
@@ -278,8 +283,9 @@ def scatter_mul(op: Op) -> list[Row]:
 def scatter_extremum(op: Op) -> list[Row]:
     """As every scatter; extrema of extrema pass; updates split by index leave an extremum."""
     partial = Partial(op.name.removeprefix("scatter-"))
-    rows = [*_scatter_rows(op), Row((partial, B, partial), (partial,), fills=(0, 2))]
-    return [*rows, *_split_updates(op, partial, "compared")]
+    both = [(partial, B), (B, partial), (partial, partial)]
+    rows = [Row((operand, B, updates), (partial,)) for operand, updates in both]
+    return [*_scatter_rows(op), *rows, *_split_updates(op, partial, "compared")]
 
 
 @rule("scatter", local=_scatter_local)

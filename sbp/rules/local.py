@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -49,6 +50,8 @@ class Local:
       primitive, params: the op, its parameters with logical shapes.
       operands, results: where each lies.
       coords: this device's traced position along each placement axis.
+      names: the placement axes' names, for bodies that talk to other devices.
+      dtypes: of the operands.
     """
 
     primitive: Any
@@ -56,6 +59,8 @@ class Local:
     operands: tuple[Layout, ...]
     results: tuple[Layout, ...]
     coords: Sequence[Any]
+    names: Sequence[str] = ()
+    dtypes: Sequence[Any] = ()
 
     def bind(self, *args: Any, **changed: Any) -> list[Any]:
         """The primitive on local arrays, with some parameters changed."""
@@ -94,3 +99,29 @@ class Local:
         for axis in axes:
             out = jnp.logical_and(out, self.coords[axis] == 0)
         return out
+
+    def group(self, axes: Sequence[int]) -> int:
+        """How many devices `axes` have together."""
+        return math.prod(self.operands[0].hierarchy[a] for a in axes)
+
+    def rank(self, axes: Sequence[int]) -> Any:
+        """This device's position along `axes` together, outer to inner, an int32 scalar."""
+        at: Any = np.int32(0)
+        for axis in axes:
+            at = at * np.int32(self.operands[0].hierarchy[axis]) + self.coords[axis]
+        return at
+
+    def gathered(self, x: Any, axes: Sequence[int]) -> Any:
+        """The `x` of every device along `axes`, outer to inner, in a new first dim."""
+        whole = x[None]
+        for axis in reversed(axes):
+            whole = lax.all_gather(whole, self.names[axis], axis=0, tiled=True)
+        return whole
+
+    def shifted(self, x: Any, axes: Sequence[int], by: int) -> Any:
+        """The `x` of the device `by` places before this one along `axes`; zeros where there is none."""
+        n = self.group(axes)
+        names = tuple(self.names[a] for a in axes)
+        pairs = [(i, i + by) for i in range(n) if 0 <= i + by < n]
+        permute: Any = lax.ppermute
+        return permute(x, names if len(names) > 1 else names[0], pairs)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+import jax
 import jax.numpy as jnp
 
 from sbp import compat
@@ -27,6 +28,7 @@ class Op:
       dtypes, result_dtypes: their dtypes.
       params: the primitive's parameters, with logical shapes.
       group: the size of the axis.
+      logical: shapes of the operands before any split.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Op:
     result_dtypes: tuple[Any, ...]
     params: Mapping[str, Any] = field(hash=False)
     group: int
+    logical: tuple[Shape, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +58,29 @@ class Row:
     reason: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Talk:
+    """A collective inside the body of an op, beyond what its operands' and results' signatures say.
+
+    Arguments:
+      kind: as of any collective: "permute" for a halo, "all_gather" for a carry.
+      axes: the placement axes that take part, outer to inner.
+      wire_bytes: what one device sends.
+      operand: the operand that it is about.
+      reason: one sentence; `{axes}` stands for their names.
+    """
+
+    kind: str
+    axes: tuple[int, ...]
+    wire_bytes: float
+    operand: int
+    reason: str
+
+
 Rows: TypeAlias = Callable[[Op], Iterable[Row]]
 Body: TypeAlias = Callable[..., Any]
 Flops: TypeAlias = Callable[[Op], float]
+Talks: TypeAlias = Callable[[Local], Iterable[Talk]]
 
 
 def element_flops(op: Op) -> float:
@@ -75,8 +98,10 @@ class Rule:
       local: the body that runs on the shards; None binds the same primitive to them.
       flops: of an application with local shapes.
       fused: whether compilers merge it into its neighbours' loops, so that its memory traffic is small.
+      talks: the collectives inside the body, given the layouts; None if there are none.
       family: the file it stands in, for the table in the docs.
       note: a remark for the table.
+      function: of the user's, if the op is a call of one.
     """
 
     name: str
@@ -84,8 +109,10 @@ class Rule:
     local: Body | None = None
     flops: Flops = element_flops
     fused: bool = False
+    talks: Talks | None = None
     family: str = ""
     note: str = ""
+    function: Any = None
 
 
 REGISTRY: dict[str, Rule] = {}
@@ -144,6 +171,7 @@ def rule(
     local: Body | None = None,
     flops: Flops = element_flops,
     fused: bool = False,
+    talks: Talks | None = None,
     note: str = "",
 ) -> Callable[[Rows], Rows]:
     """Enters the decorated function as the rule of `names`; the built-in families use it."""
@@ -151,7 +179,7 @@ def rule(
     def enter(rows: Rows) -> Rows:
         family = rows.__module__.rsplit(".", 1)[-1]
         for name in names:
-            _add(Rule(name, rows, local, flops, fused, family, note))
+            _add(Rule(name, rows, local, flops, fused, talks, family, note))
         return rows
 
     return enter
@@ -173,29 +201,32 @@ def _add(entry: Rule, replace: bool = False) -> None:
 
 
 def register_rule(
-    primitive: Any,
+    op: Any,
     rows: Rows | str,
     *,
     reduced: Mapping[str, str] | None = None,
     linear: Iterable[int] = (),
     local: Body | None = None,
     flops: Flops = element_flops,
+    talks: Talks | None = None,
     replace: bool = False,
 ) -> None:
     """Teaches the compiler an op of yours.
 
     Arguments:
-      primitive: the primitive, or its name.
+      op: a primitive or its name; a `jax.custom_vjp` or `jax.custom_jvp` function, which then is one op;
+        "pallas_call[name]" or "ffi_call[target]" for a kernel.
       rows: a function from `Op` to rows, or factors such as "b k, k n -> b n" (one letter per dim; `_` for
         a dim that must be whole).
       reduced: with factors: the letters that a reduction removes, and by what: {"k": "sum"}.
       linear: with factors: the operands in which the op is linear.
-      local: the body that runs on the shards; None binds the primitive to them.
+      local: the body that runs on the shards; None binds the primitive to them, or calls the function.
       flops: of an application with local shapes.
+      talks: the collectives that `local` runs itself, for the plan and its costs.
       replace: whether an existing rule may be replaced.
 
     Raises:
-      RuleError: if the op has a rule already.
+      RuleError: if the op has a rule already, or is a function that leaves no trace of itself.
 
     >>> register_rule("my_scale", "a b, b -> a b", linear=(0, 1))
     >>> lookup("my_scale").family
@@ -204,9 +235,28 @@ def register_rule(
     """
     from sbp.rules.factors import from_spec
 
-    name = primitive if isinstance(primitive, str) else primitive.name
+    call = compat.custom_call(op)
+    if call is not None:
+        local = local or (lambda ctx, *args: jax.tree.leaves(op(*args)))
+    name = op if isinstance(op, str) else call or getattr(op, "name", None)
+    if not isinstance(name, str):
+        raise _no_op(op)
     given = from_spec(rows, reduced or {}, tuple(linear)) if isinstance(rows, str) else rows
-    _add(Rule(name, given, local, flops, False, "user"), replace)
+    function = op if call is not None else None
+    _add(Rule(name, given, local, flops, False, talks, "user", function=function), replace)
 
 
-__all__ = ["REGISTRY", "Local", "Op", "Row", "Rule", "lookup", "register_rule", "rule", "valid_rows"]
+def _no_op(op: Any) -> RuleError:
+    return RuleError(
+        Problem(
+            "rule",
+            f"register_rule({getattr(op, '__name__', op)!r})",
+            f"a {type(op).__name__}",
+            "a primitive, its name, a jax.custom_vjp or jax.custom_jvp function",
+            "what JAX traces of any other function is its ops; nothing says where it began",
+            "jax.custom_vjp around it, or the name of its kernel: 'pallas_call[name]', 'ffi_call[target]'",
+        )
+    )
+
+
+__all__ = ["REGISTRY", "Local", "Op", "Row", "Rule", "Talk", "lookup", "register_rule", "rule", "valid_rows"]

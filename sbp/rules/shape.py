@@ -11,9 +11,9 @@ import numpy as np
 from jax import lax
 
 from sbp.rules.factors import Letters, factors
-from sbp.rules.local import Local
+from sbp.rules.local import Local, integer_limits
 from sbp.rules.registry import Op, Row, rule
-from sbp.signature import Split
+from sbp.signature import B, P, Split
 
 
 def _dims(n: int) -> Letters:
@@ -188,44 +188,79 @@ def iota(op: Op) -> list[Row]:
     return factors(op, rest, [_dims(len(op.results[0]))])
 
 
-def _taken(op: Op) -> Letters:
-    return tuple(
-        f"d{d}" if n == m else None for d, (n, m) in enumerate(zip(op.shapes[0], op.results[0], strict=True))
-    )
-
-
-def _dynamic_slice_local(ctx: Local, x: Any, *starts: Any) -> list[Any]:
-    sizes = tuple(
-        local if n == m else m
-        for local, n, m in zip(x.shape, ctx.operands[0].shape, ctx.results[0].shape, strict=True)
-    )
-    return [lax.dynamic_slice(x, _origin(ctx.operands[0].shape, ctx.results[0].shape, starts), sizes)]
+def _taken(op: Op, whole: Sequence[int], part: Sequence[int]) -> Letters:
+    """A letter for every dim that is taken whole, of logical shapes: a part may be as long as a shard."""
+    return tuple(f"d{d}" if n == m else None for d, (n, m) in enumerate(zip(whole, part, strict=True)))
 
 
 def _origin(whole: Sequence[int], part: Sequence[int], starts: Sequence[Any]) -> list[Any]:
-    """Start indices, 0 for dims that are taken whole (where JAX clamps any start to 0)."""
-    return [jnp.zeros_like(s) if n == m else s for n, m, s in zip(whole, part, starts, strict=True)]
+    """The logical start along each dim, clamped as JAX clamps it, int32: 0 for dims that are taken whole."""
 
+    def clamped(s: Any, most: int) -> Any:
+        return jnp.clip(s, 0, min(most, integer_limits(s.dtype).max)).astype(np.int32)
 
-@rule("dynamic_slice", local=_dynamic_slice_local, note="sliced dims are whole")
-def dynamic_slice(op: Op) -> list[Row]:
-    """Every dim that is taken whole; additive in the operand."""
-    names = _taken(op)
-    rest: list[Letters] = [()] * (len(op.shapes) - 1)
-    return factors(op, [names, *rest], [names], additive=(0,), increasing=(0,))
-
-
-def _dynamic_update_local(ctx: Local, x: Any, update: Any, *starts: Any) -> list[Any]:
     return [
-        lax.dynamic_update_slice(x, update, _origin(ctx.operands[0].shape, ctx.operands[1].shape, starts))
+        np.int32(0) if n == m else clamped(s, n - m) for n, m, s in zip(whole, part, starts, strict=True)
     ]
 
 
-@rule("dynamic_update_slice", local=_dynamic_update_local, note="updated dims are whole")
+def _dynamic_slice_local(ctx: Local, x: Any, *starts: Any) -> list[Any]:
+    """Each device gives the rows that it has, and zeros for the others'."""
+    whole, part = ctx.operands[0], ctx.results[0]
+    origin = _origin(whole.shape, part.shape, starts)
+    cut = [d for d, (n, m) in enumerate(zip(whole.shape, part.shape, strict=True)) if n != m]
+    owned = [d for d in cut if whole.axes(d)]
+    sizes = tuple(part.shape[d] if d in cut and d not in owned else n for d, n in enumerate(x.shape))
+    x = lax.dynamic_slice(x, [np.int32(0) if d in owned else s for d, s in enumerate(origin)], sizes)
+    for d in owned:
+        at = origin[d] + lax.iota(np.int32, part.shape[d]) - ctx.offset(whole, d)
+        mine = (at >= 0) & (at < ctx.length(whole, d))
+        x = jnp.take(x, jnp.clip(at, 0, x.shape[d] - 1), axis=d)
+        x = jnp.where(lax.broadcast_in_dim(mine, x.shape, (d,)), x, jnp.zeros((), x.dtype))
+    return [x]
+
+
+@rule("dynamic_slice", local=_dynamic_slice_local)
+def dynamic_slice(op: Op) -> list[Row]:
+    """Every dim that is taken whole; a sliced dim that is split leaves a sum; additive in the operand."""
+    names = _taken(op, op.logical[0], op.params["slice_sizes"])
+    rest: list[Letters] = [()] * (len(op.shapes) - 1)
+    rows = factors(op, [names, *rest], [names], additive=(0,), increasing=(0,))
+    for d, name in enumerate(names):
+        if name is None and op.shapes[0][d] > 1 and op.results[0][d] > 0:
+            why = f"rows of dim {d} of operand 0 are sliced out here, and it is split over {{axes}}"
+            rows.append(Row((Split(d), *(B,) * len(rest)), (P,), reason=why))
+    return rows
+
+
+def _dynamic_update_local(ctx: Local, x: Any, update: Any, *starts: Any) -> list[Any]:
+    """Each device replaces the rows that it has."""
+    whole, part = ctx.operands[0], ctx.operands[1]
+    origin = _origin(whole.shape, part.shape, starts)
+    cut = [d for d, (n, m) in enumerate(zip(whole.shape, part.shape, strict=True)) if n != m]
+    owned = [d for d in cut if whole.axes(d)]
+    if not owned:
+        return [lax.dynamic_update_slice(x, update, origin)]
+    if 0 in part.shape:
+        return [x]
+    ours: Any = jnp.ones((), bool)
+    for d in owned:
+        at = ctx.positions(whole, d) - origin[d]
+        update = jnp.take(update, jnp.clip(at, 0, part.shape[d] - 1), axis=d)
+        inside = (at >= 0) & (at < part.shape[d])
+        ours = ours & lax.broadcast_in_dim(inside, [n if e == d else 1 for e, n in enumerate(x.shape)], (d,))
+    start = [np.int32(0) if d in owned else s for d, s in enumerate(origin)]
+    kept = lax.dynamic_slice(x, start, update.shape)
+    return [lax.dynamic_update_slice(x, jnp.where(ours, update, kept), start)]
+
+
+@rule("dynamic_update_slice", local=_dynamic_update_local)
 def dynamic_update_slice(op: Op) -> list[Row]:
-    """Every dim that is updated whole; additive in operand and update together."""
-    names: Letters = tuple(
-        f"d{d}" if n == m else None for d, (n, m) in enumerate(zip(op.shapes[0], op.shapes[1], strict=True))
-    )
+    """Every dim; an updated one without moving the update's rows; additive in operand and update together."""
+    names = _taken(op, op.logical[0], op.logical[1])
     rest: list[Letters] = [()] * (len(op.shapes) - 2)
-    return factors(op, [names, names, *rest], [names], additive=(0, 1))
+    rows = factors(op, [names, names, *rest], [names], additive=(0, 1))
+    for d, name in enumerate(names):
+        if name is None and op.shapes[0][d] > 1:
+            rows.append(Row((Split(d), B, *(B,) * len(rest)), (Split(d),)))
+    return rows

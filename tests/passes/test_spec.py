@@ -28,7 +28,7 @@ SPLIT, WHOLE = (S(0), B), (B, B)
 def planned() -> tuple[Candidates, Assignment]:
     candidates = enumerate_candidates(GRAPH, GRID, {})
     asked = Boundary((SPLIT, WHOLE), (WHOLE,), (None,))
-    return candidates, choose(candidates, asked, hardware_for("cpu"), BOXINGS, None)
+    return candidates, choose(candidates, asked, BOXINGS, None)
 
 
 def test_a_sound_program_passes(planned: tuple[Candidates, Assignment]) -> None:

@@ -76,6 +76,23 @@ SAMPLES = [
     ],
     *along("cumsum cumprod cummax cummin cumlogsumexp", whole((5, 4), low=1), 1, close=1e-5, **ONE),
     *along("cumsum cummax", whole((5, 4), np.int32), 0, **ONE),
+    *[
+        sample(n, lambda x, c=c: c(x, axis=1, reverse=True), whole((3, 12), low=1), label="reverse", pairs=4)
+        for n, c in (("cumsum", lax.cumsum), ("cummin", lax.cummin))
+    ],
+    sample("cumsum", lambda x: lax.cumsum(x, axis=0), whole((12,)), pairs=4, label="twice"),
+    # Ties, lowest values and NaN, also where shards in the middle are empty.
+    *[
+        sample(n, lambda x, c=c: c(x, 0, np.int32), x, label=f"{n}_{label}", pairs=4)
+        for n, c in (("argmax", lax.argmax), ("argmin", lax.argmin))
+        for label, x in (
+            ("equal", np.zeros(9, np.float32)),
+            ("lowest", np.full(5, -np.inf, np.float32)),
+            ("highest", np.full(5, np.inf, np.float32)),
+            ("nan", np.array([1, np.nan, 3, np.nan, 0], np.float32)),
+            ("least", np.full(5, -(2**31), np.int32)),
+        )
+    ],
     sample("sort", lambda x: lax.sort(x, dimension=1), AWKWARD, pairs=2),
     sample(
         "sort",
@@ -85,6 +102,8 @@ SAMPLES = [
         **THREE,
     ),
     sample("top_k", lambda x: lax.top_k(x, 3), AWKWARD, **THREE),
+    sample("top_k", lambda x: lax.top_k(x, 2), whole((3, 12)), pairs=4, label="ties"),
+    sample("top_k", lambda x: lax.top_k(x, 1), np.full(12, -np.inf, np.float32), pairs=2, label="lowest"),
     sample("approx_top_k", lambda x: lax.approx_max_k(x, 3), X, **THREE),
     sample("approx_top_k", lambda x: lax.approx_min_k(x, 3, reduction_dimension=0), X, label="min", **ONE),
 ]

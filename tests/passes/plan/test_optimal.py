@@ -98,8 +98,8 @@ def planned(graph: Graph, place: Placement) -> tuple[float, float, CostNetwork]:
     first = rest_signatures(graph.values[graph.inputs[0]].shape, np.float32, place)
     pins = [first[-1], *none[1:]]
     asked = boundary(graph, pins, [None] * len(graph.outputs), [None] * len(graph.outputs), place)
-    chosen = choose(candidates, asked, HARDWARE, boxings, None)
-    return chosen.seconds, chosen.bound, Model(candidates, asked, HARDWARE, boxings).build()
+    chosen = choose(candidates, asked, boxings, None)
+    return chosen.seconds, chosen.bound, Model(candidates, asked, boxings).build()
 
 
 @pytest.mark.parametrize("which", range(len(PLACEMENTS)))

@@ -1,0 +1,229 @@
+"""Random programs under random signatures, against the same function on one device.
+
+    python -m tests.conformance.random_programs --count 2000 --seed 0 [--shard 0/2]
+
+runs many, and prints those that differ, made as small as it can.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import random
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import sbp
+from sbp.hardware import Hardware, Link
+from sbp.runtime.look.meter import Meter, read_compiled
+from tests.conformance.random_code import NOISE, Input, Program, draw_program, function, tensor, without_dead
+
+FAST = {"xla_backend_optimization_level": 0}
+# Ops cost, sending does not: what can run split, does.
+SPLITTING = Hardware("splitting", ((8, 1e4),), 1e4, 1e12, 1e12, (Link(1 << 60, 1e12, 1e-9),), 1.0)
+# What the plan and the text of the compiled program count otherwise: the branch taken, the trips of a loop;
+# and XLA on CPUs sends bfloat16 as float32.
+UNMEASURED = re.compile(r"\b(?:cond|switch|while_loop)\(|bfloat16")
+TRIALS = 200  # of making a failing program smaller
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What happened to a program.
+
+    Arguments:
+      kind: "equal", "refused" (with an error of ours), "differs", "crashed", or "sends" (more than planned).
+      what: the particulars.
+      planned, sent: bytes on the wire, of the plan and of the compiled program.
+    """
+
+    kind: str
+    what: str = ""
+    planned: float = 0.0
+    sent: float = 0.0
+
+    @property
+    def good(self) -> bool:
+        """Whether nothing is wrong with the compiler."""
+        return self.kind in ("equal", "refused")
+
+
+@dataclass(frozen=True)
+class Executed:
+    """The results on many devices and on one, and the bytes planned and sent."""
+
+    got: Sequence[Any]
+    want: Sequence[Any]
+    planned: float
+    meter: Meter
+
+
+def execute(
+    fn: Callable[..., Any], args: Sequence[Any], grid: Any, in_sbp: Any, out_sbp: Any, splitting: bool
+) -> Executed:
+    """Runs a function on the devices of `grid` and on one; compiled in a hurry.
+
+    Arguments:
+      splitting: whether it is planned for hardware on which everything is worth splitting.
+    """
+    options = sbp.Options(check=True, hardware=SPLITTING if splitting else None)
+    program = sbp.compile(fn, sbp.placement("cpu", grid), in_sbp=in_sbp, out_sbp=out_sbp, options=options)
+    plan = program.plan(*args)
+    compiled = program.lower(*args).compile(compiler_options=FAST)
+    got = compiled(*jax.tree.leaves(program.place(*args)), *plan.physical.graph.consts)
+    want = jax.tree.leaves(jax.jit(fn).lower(*args).compile(compiler_options=FAST)(*args))
+    return Executed(got, want, plan.wire_bytes, read_compiled(compiled))
+
+
+def run(program: Program) -> Outcome:
+    """Runs a program, and compares everything."""
+    args = [tensor(x.at, x.shape, x.dtype) for x in program.inputs]
+    outs: Any = [nd for _, nd in program.outs]
+    out_sbp = (outs, None) if program.wrt else outs
+    in_sbp = tuple(x.sbp for x in program.inputs)
+    try:
+        done = execute(function(program), args, program.grid, in_sbp, out_sbp, program.splitting)
+    except sbp.SbpError as e:
+        return Outcome("refused", "; ".join(p.why for p in e.problems))
+    except Exception as e:
+        return Outcome("crashed", f"{type(e).__name__}: {e}")
+    wrong = list(differences(program, done.got, done.want))
+    if wrong:
+        return Outcome("differs", "\n".join(wrong))
+    if done.meter.unknown_trip_counts or UNMEASURED.search(repr(program)):
+        return Outcome("equal")
+    planned, sent = done.planned, done.meter.wire_bytes
+    kind = "sends" if sent > 1.01 * planned else "equal"
+    return Outcome(kind, f"{sent} bytes where {planned} are planned", planned, sent)
+
+
+def differences(program: Program, got: Sequence[Any], want: Sequence[Any]) -> Iterator[str]:
+    """What is wrong with each result."""
+    known = {line.at: line.value for line in program.lines}
+    values = [known.get(i) for i, _ in program.outs]
+    worst = max((line.value.noise for line in program.lines), default=0.0)
+    for i, (a, b) in enumerate(zip(got, want, strict=True)):
+        if (a.shape, a.dtype) != (b.shape, b.dtype):
+            yield f"result {i}: {a.dtype}{a.shape}, not {b.dtype}{b.shape}"
+            continue
+        if i >= len(values):
+            size = float(np.nanmax(np.abs(b), initial=1.0))
+            close = 10 * max(worst, NOISE["float32"]) * size
+        else:
+            value = values[i]
+            close = value.noise * max(1.0, value.bound) if value else 0.0
+        off = distance(a, b)
+        if not off <= close:
+            yield f"result {i}: {off:.2g} off where {close:.2g} is rounding\n{a}\nnot\n{b}"
+
+
+def distance(a: Any, b: Any) -> float:
+    """The largest difference of two arrays; infinite where only one of them is finite."""
+    if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
+        a, b = jax.random.key_data(a), jax.random.key_data(b)
+    wide = np.complex128 if jnp.iscomplexobj(b) else np.float64
+    x, y = np.asarray(a).astype(wide), np.asarray(b).astype(wide)
+    with np.errstate(invalid="ignore"):
+        off = np.where((x == y) | (np.isnan(x) & np.isnan(y)), 0.0, np.abs(x - y))
+    return float(np.nan_to_num(off, nan=np.inf).max(initial=0.0))
+
+
+def smaller(p: Program) -> Iterator[Program]:
+    """Programs that are a little simpler."""
+    if len(p.outs) > 1:
+        yield from (replace(p, outs=(out,)) for out in p.outs)
+        yield from (replace(p, outs=tuple(o for o in p.outs if o != out)) for out in p.outs)
+    for line in reversed(p.lines):
+        rest = tuple(x for x in p.lines if x is not line)
+        v = line.value
+        if v.dtype != "key<fry>":
+            yield replace(p, lines=rest, inputs=(*p.inputs, Input(line.at, v.shape, v.dtype, None)))
+        if (line.at, None) in p.outs and len(p.outs) == 1:
+            yield from (replace(p, outs=((i, None),), lines=rest) for i in line.reads)
+        if "sbp.annotate" in line.text:
+            yield _without_annotation(p, line.at, line.reads[0])
+    if p.grad:
+        yield replace(p, grad=False)
+    yield from (replace(p, inputs=_replaced(p.inputs, x, replace(x, sbp=None))) for x in p.inputs if x.sbp)
+    yield from (replace(p, outs=_replaced(p.outs, o, (o[0], None))) for o in p.outs if o[1])
+
+
+def _replaced(items: Sequence[Any], old: Any, new: Any) -> tuple[Any, ...]:
+    return tuple(new if x is old else x for x in items)
+
+
+def _without_annotation(p: Program, at: int, of: int) -> Program:
+    """The same, with the value `of` in the place of its annotated copy `at`."""
+    lines = tuple(
+        replace(
+            line,
+            text=re.sub(rf"\bv{at}\b", f"v{of}", line.text),
+            reads=tuple(of if i == at else i for i in line.reads),
+        )
+        for line in p.lines
+        if line.at != at
+    )
+    return replace(p, lines=lines, outs=tuple((of if i == at else i, nd) for i, nd in p.outs))
+
+
+def shrunk(program: Program, kind: str) -> Program:
+    """The smallest program found whose outcome is still `kind`."""
+    trials, found = 0, True
+    while found:
+        found = False
+        for candidate in map(without_dead, smaller(program)):
+            trials += 1
+            if trials > TRIALS:
+                return program
+            if run(candidate).kind == kind:
+                program, found = candidate, True
+                break
+    return program
+
+
+def main() -> None:
+    """Runs many programs, and reports."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=2000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--shard", default="0/1", help="i/n: every n-th program, from the i-th")
+    parser.add_argument("--only", type=int, help="one program of the seed, printed")
+    asked = parser.parse_args()
+    jax.config.update("jax_num_cpu_devices", 8)
+    i, n = map(int, asked.shard.split("/"))
+    numbers = range(i, asked.count, n) if asked.only is None else [asked.only]
+    kinds: collections.Counter[str] = collections.Counter()
+    refusals: collections.Counter[str] = collections.Counter()
+    began, planned, less = time.monotonic(), 0.0, 0
+    for done, number in enumerate(numbers):
+        if done % 50 == 49:
+            jax.clear_caches()
+        program = draw_program(random.Random(f"{asked.seed}.{number}").choice)
+        if asked.only is not None:
+            print(program)
+        outcome = run(program)
+        kinds[outcome.kind] += 1
+        planned += outcome.planned
+        less += outcome.sent < 0.99 * outcome.planned
+        if outcome.kind == "refused":
+            refusals[outcome.what] += 1
+        if not outcome.good:
+            print(
+                f"\n== seed {asked.seed}, program {number}: {outcome.kind}\n{outcome.what[:2000]}", flush=True
+            )
+            print(shrunk(program, outcome.kind), flush=True)
+    print(f"\n{sum(kinds.values())} programs in {time.monotonic() - began:.0f} s: {dict(kinds)}")
+    print(f"{planned:.0f} bytes planned; {less} programs send less, as XLA drops what it can compute")
+    for why, times in refusals.most_common():
+        print(f"refused {times} x {why}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""Values and gradients under random signatures equal those of one device."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.conformance.gradient_samples import SAMPLES, Sample
+from tests.conformance.random_code import GRIDS, signature
+from tests.conformance.random_programs import distance, execute
+
+
+def scalar(one: Sample) -> Any:
+    """A number made of everything that the function returns: each element has a cotangent of its own."""
+
+    def loss(*args: Any) -> Any:
+        out = jax.tree.leaves(one.fn(*args))
+        return sum(jnp.sum(jnp.sin(jnp.real(x) + 2 * jnp.imag(x))) for x in out)
+
+    return loss
+
+
+def check(one: Sample, seed: int) -> None:
+    """One sample under signatures that the seed chooses."""
+    choose = random.Random(f"{one.name}.{seed}").choice
+    grid = choose(GRIDS)
+    args = one.args
+    wrt = tuple(i for i, x in enumerate(args) if x.dtype != np.int32)
+    fn = jax.value_and_grad(scalar(one), wrt)
+    in_sbp = tuple(signature(choose, x.ndim, np.ndim(grid)) if choose((0, 1, 1)) else None for x in args)
+    done = execute(fn, args, grid, in_sbp, None, splitting=choose((True, True, False)))
+    for i, (got, want) in enumerate(zip(done.got, done.want, strict=True)):
+        assert (got.shape, got.dtype) == (want.shape, want.dtype)
+        size = float(np.abs(np.asarray(want)).max(initial=1.0))
+        off = distance(got, want)
+        where = f"grid {grid}, in_sbp {in_sbp}: result {i}"
+        assert off <= one.close * size, f"{where}: off by {off}\n{got}\nnot\n{want}"
+
+
+@pytest.mark.parametrize("one", SAMPLES, ids=lambda one: one.name)
+def test_gradients_equal_one_device(one: Sample) -> None:
+    check(one, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("one", SAMPLES, ids=lambda one: one.name)
+def test_gradients_under_more_signatures(one: Sample) -> None:
+    for seed in range(1, 4):
+        check(one, seed)
