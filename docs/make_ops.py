@@ -32,6 +32,7 @@ FAMILIES = {
     "elementwise": "Element by element",
     "contract": "Contractions",
     "reduce": "Reductions",
+    "ordered": "In the order of a dim",
     "shape": "Shapes",
     "index": "Indexing",
     "windows": "Windows",

@@ -202,15 +202,21 @@ class Inside:
 def talking(physical: Physical) -> list[tuple[Box | Inside, int]]:
     """One per `Plan.collectives`: the moves and the ops that send something, and how often each is executed.
 
-    Moves over groups of one device and of empty tensors send nothing.
+    Moves over groups of one device and of empty tensors send nothing. What several ops ask of the same shards (a
+    halo, forward and backward) XLA sends once.
     """
     out: list[tuple[Box | Inside, int]] = []
+    asked: set[object] = set()
     for step, times in physical.walk():
         if isinstance(step, Box) and _talks(step, physical):
             out.append((step, times))
         elif isinstance(step, Compute):
             talks = talks_of(physical.graph, step.node, step.strategy, physical.placement.shape)
-            out += [(Inside(step, t), times) for t in talks]
+            for t in talks:
+                same = step.node.inputs[t.operand], step.strategy.operands[t.operand], t, times
+                if same not in asked:
+                    asked.add(same)
+                    out.append((Inside(step, t), times))
     return out
 
 

@@ -15,7 +15,7 @@ from sbp.passes.graph import Const, Graph, Node, Operand, Source, Value, numbere
 from sbp.passes.moves import wire_bytes
 from sbp.passes.plan.candidates import Candidates, pin_of, rest_signatures
 from sbp.passes.plan.cost import node_seconds
-from sbp.passes.plan.model import Boundary
+from sbp.passes.plan.model import Boundary, boxing_of
 from sbp.passes.report import bytes_text, seconds_text
 from sbp.passes.trace import Traced
 from sbp.placement import Placement
@@ -127,16 +127,7 @@ def _check_scopes(graph: Graph, placement: Placement) -> Iterator[Problem]:
 
 def _check_foreign(graph: Graph, node: Node, placement: Placement) -> Iterator[Problem]:
     """Ops by which JAX itself places tensors on devices: a single-device program has none."""
-    if node.op == "shard_map":
-        yield Problem(
-            "annotation",
-            f"jax.shard_map at {node.source}",
-            f"a function of shards, on {node.params['mesh'].shape}",
-            "a function of whole tensors",
-            "the program becomes one shard_map itself, with the collectives that its signatures need",
-            "write what it computes for one device; sbp.register_rule for an op that only exists per shard",
-        )
-    elif node.op == "io_callback":
+    if node.op == "io_callback":
         yield Problem(
             "annotation",
             f"io_callback at {node.source}",
@@ -200,12 +191,26 @@ def check_partials(candidates: Candidates, boxings: Boxings) -> list[Problem]:
             continue
         (x,) = node.inputs
         have = frozenset() if isinstance(x, Const) else candidates.partials[x]
-        missing = [s for s in pin.nd if isinstance(s, Partial) and s.op not in have]
-        if missing:
-            maker = None if isinstance(x, Const) else producers.get(x)
+        asked = [s for s in pin.nd if isinstance(s, Partial)]
+        missing = [s for s in asked if s.op not in have]
+        maker = None if isinstance(x, Const) else producers.get(x)
+        if missing or (asked and maker is not None and not _reaches(candidates, node, maker, boxings)):
             options = _alternatives(candidates, x, maker, boxings)
-            problems.append(_no_such_partial(graph, node, maker, pin.nd, missing[0], options))
+            problems.append(_no_such_partial(graph, node, maker, pin.nd, missing, options))
     return problems
+
+
+def _reaches(c: Candidates, node: Node, maker: Node, boxings: Boxings) -> bool:
+    """Whether some signature of `maker` becomes the annotated one: a dim may be too short for two sums."""
+    (x,), pin = node.inputs, pin_of(node)
+    strategies = c.strategies.get(maker.id)
+    if not strategies or isinstance(x, Const) or pin is None or pin.nd is None:
+        return True
+    boxing = boxing_of(boxings, c, c.graph.values[x].shape, c.graph.values[x].dtype, x)
+    made, wanted = maker.outputs.index(x), boxing.index[pin.nd]
+    return any(
+        math.isfinite(boxing.strict_seconds[boxing.index[s.results[made]], wanted]) for s in strategies
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,15 +256,22 @@ def _alternatives(c: Candidates, x: Operand, maker: Node | None, boxings: Boxing
 
 
 def _no_such_partial(
-    graph: Graph, node: Node, maker: Node | None, nd: NdSbp, missing: Partial, options: Sequence[_Alternative]
+    graph: Graph,
+    node: Node,
+    maker: Node | None,
+    nd: NdSbp,
+    missing: Sequence[Partial],
+    options: Sequence[_Alternative],
 ) -> Problem:
-    """The error for a P that no rule gives, with every alternative and its cost."""
+    """The error for a P that no rule gives, with every alternative and its cost; none is missing if each
+    could be alone."""
     value = graph.operand(node.inputs[0])
+    partial = next(s for s in (*missing, *nd) if isinstance(s, Partial))
     if maker is None:
         made, why = f"argument {getattr(value, 'name', value)}", "it arrives as whole values"
     else:
         made = f"made by {maker.op} at {maker.source}"
-        why = f"{maker.op} has no signature that leaves {missing}"
+        why = f"{maker.op} has no signature that leaves {partial if missing else format_sbp(nd)}"
     shown = [str(a) for a in options[:SHOWN]]
     if len(options) > SHOWN:
         shown.append(f"and {len(options) - SHOWN} more, each slower")
@@ -268,7 +280,7 @@ def _no_such_partial(
         f"annotate(...) at {node.source}: {value.dtype}{list(value.shape)}, {made}",
         format_sbp(nd),
         "; ".join(shown),
-        f"{why}: only a reduction over a split dim makes a {missing}",
+        f"{why}: only a reduction over a split dim makes a {partial}",
         f"{format_sbp(options[0].nd)}, or annotate the result of the reduction itself",
     )
 

@@ -11,20 +11,9 @@ import numpy as np
 
 from sbp import compat
 from sbp.passes.graph import Body, Const, Graph, Node, Operand, Source, Value, numbered, walk
+from sbp.passes.unshard import ShardMap, on_one_device
 from sbp.rules import lookup
 
-# Call-like primitives and the parameter that holds their body.
-CALLS = {
-    "jit": "jaxpr",
-    "pjit": "jaxpr",
-    "closed_call": "call_jaxpr",
-    "core_call": "call_jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
-    "custom_vjp_call_jaxpr": "fun_jaxpr",
-    "remat2": "jaxpr",
-    "checkpoint": "jaxpr",
-}
 REMAT = ("remat2", "checkpoint")
 # Control flow keeps its bodies: primitive -> the parameters that hold them.
 CONTROL = {"scan": ("jaxpr",), "while": ("cond_jaxpr", "body_jaxpr"), "cond": ("branches",)}
@@ -85,8 +74,16 @@ class _Builder:
         for eqn in jaxpr.eqns:
             source = _source(eqn, at)
             inputs = [read(a) for a in eqn.invars]
+            if eqn.primitive.name == "reshard":  # to what the mesh of a shard_map wanted
+                env[eqn.outvars[0]] = inputs[0]
+                continue
+            expanded = _expanded(eqn)
+            if expanded is not None:
+                outs = self.inline(*compat.sub_jaxpr({"jaxpr": expanded}, "jaxpr"), inputs, source)
+                env.update(zip(eqn.outvars, outs, strict=True))
+                continue
             target = compat.target_of(eqn.primitive.name, eqn.params)
-            if eqn.primitive.name in CALLS and not _has_rule(eqn, target):
+            if eqn.primitive.name in compat.CALLS and not _has_rule(eqn, target):
                 outs = self.call(eqn, inputs, source)
             else:
                 outs = self.node(eqn, inputs, source, target)
@@ -94,7 +91,7 @@ class _Builder:
         return [read(a) for a in jaxpr.outvars]
 
     def call(self, eqn: Any, inputs: list[Operand], source: Source) -> list[Operand]:
-        body, consts = compat.sub_jaxpr(eqn.params, CALLS[eqn.primitive.name])
+        body, consts = compat.sub_jaxpr(eqn.params, compat.CALLS[eqn.primitive.name])
         if eqn.primitive.name in REMAT and eqn.params["differentiated"] and eqn.params["prevent_cse"]:
             inputs = self.barrier(inputs, source)
         return self.inline(body, consts, inputs, source)
@@ -143,6 +140,14 @@ class _Builder:
         outputs = self.inline(jaxpr, consts, inputs, at)
         nodes, self.nodes = self.nodes, outside
         return Body(inputs, tuple(nodes), tuple(outputs))
+
+
+def _expanded(eqn: Any) -> Any:
+    """What an equation stands for, if it is to be seen through but does not hold its body."""
+    if eqn.primitive.name == "shard_map":
+        call = ShardMap(*compat.shard_map_specs(eqn.params))
+        return on_one_device(call, [v.aval for v in eqn.invars])
+    return compat.expansion(eqn)
 
 
 def _has_rule(eqn: Any, target: str) -> bool:

@@ -22,6 +22,19 @@ Primitive = jex.Primitive
 Var = jex.Var
 DropVar = jex.DropVar
 Zero = ad.Zero
+# Call-like primitives and the parameter that holds their body.
+CALLS = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "eval_jaxpr": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "custom_vjp_call_jaxpr": "fun_jaxpr",
+    "remat2": "jaxpr",
+    "checkpoint": "jaxpr",
+}
 CUSTOM = {jax.custom_vjp: "custom_vjp_call", jax.custom_jvp: "custom_jvp_call"}
 
 _LIBRARIES = tuple(
@@ -92,6 +105,31 @@ def is_call_of(fn: Any, eqn: Any) -> bool:
         return False
     again = jax.make_jaxpr(fn)(*(v.aval for v in eqn.invars)).jaxpr.eqns
     return len(again) == 1 and str(again[0].params["call_jaxpr"]) == str(eqn.params["call_jaxpr"])
+
+
+def expansion(eqn: Any) -> Any:
+    """The closed jaxpr that an equation stands for, if JAX has one that the parameters do not hold."""
+    primitive, params = eqn.primitive, eqn.params
+    if primitive.name == "call_hi_primitive":  # jax 0.12
+        run = primitive.to_lojax
+    elif primitive.name == "custom_linear_solve":
+        run = primitive.impl
+    else:
+        return None
+    return jax.make_jaxpr(lambda *args: run(*args, **params))(*(v.aval for v in eqn.invars))
+
+
+def shard_map_specs(params: Mapping[str, Any]) -> tuple[Any, dict[str, int], list[Any], list[Any]]:
+    """Body, manual mesh axes, and per operand and result the axes of each dim, of a `shard_map` equation."""
+
+    def spec(p: Any) -> list[tuple[str, ...]]:
+        return [() if e is None else (e,) if isinstance(e, str) else tuple(e) for e in p]
+
+    manual = params.get("newly_manual_axes", params.get("manual_axes"))
+    sizes = {name: size for name, size in params["mesh"].shape.items() if name in manual}
+    jaxpr = params["jaxpr"]
+    specs = ([spec(p) for p in params[key]] for key in ("in_specs", "out_specs"))
+    return getattr(jaxpr, "jaxpr", jaxpr), sizes, *specs
 
 
 def scan_counts(params: Mapping[str, Any], n_operands: int) -> tuple[int, int]:

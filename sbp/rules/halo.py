@@ -97,6 +97,21 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
+class Hop:
+    """Rows that come from one of the devices around, or zeros in their place where no device needs them.
+
+    Arguments:
+      distance: from how many places before this device; negative: after.
+      rows: how many, those nearest to this device.
+      sent: whether some device needs them.
+    """
+
+    distance: int
+    rows: int
+    sent: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Halo:
     """The rows of one dim that every device takes, its own and others'.
 
@@ -105,20 +120,29 @@ class Halo:
       axes: the placement axes that tables run over, row-major.
       starts: per device, the logical position of the first row; it may lie outside of the tensor.
       count: how many rows each device takes.
-      before, after: the rows that come from the devices before and after.
+      hops: what comes from other devices, in the order in which it stands around the own shard.
     """
 
     extent: Extent
     axes: tuple[int, ...]
     starts: tuple[int, ...]
     count: int
-    before: int
-    after: int
+    hops: tuple[Hop, ...]
 
     @property
-    def rows(self) -> int:
+    def before(self) -> int:
+        """How many rows stand before the own shard after the exchange."""
+        return sum(h.rows for h in self.hops if h.distance > 0)
+
+    @property
+    def after(self) -> int:
+        """How many rows stand behind the own shard after the exchange."""
+        return sum(h.rows for h in self.hops if h.distance < 0)
+
+    @property
+    def sent(self) -> int:
         """How many rows one device sends."""
-        return self.before + self.after
+        return sum(h.rows for h in self.hops if h.sent)
 
 
 def devices(axes: Sequence[int], hierarchy: Sequence[int]) -> list[Coords]:
@@ -133,16 +157,28 @@ def halo(dim: Extent, axes: tuple[int, ...], wants: Mapping[Coords, tuple[int, i
       wants: the first row of a device and how many of its `count` rows matter; a device without an entry has
         only padding to compute.
     """
-    before = after = 0
+    spans = []  # what each device needs, from its own first row on
     for at, (start, needed) in wants.items():
         low, high = max(start, 0), min(start + needed, dim.size) - 1
         if low <= high:
-            before = max(before, dim.first(at) - dim.place(low))
-            after = max(after, dim.place(high) + 1 - dim.first(at) - dim.local)
+            spans.append((dim.place(low) - dim.first(at), dim.place(high) + 1 - dim.first(at)))
     usual = next(start - dim.first(at) for at, (start, _) in wants.items())
     places = devices(axes, dim.hierarchy)
     starts = tuple(wants[at][0] if at in wants else dim.first(at) + usual for at in places)
-    return Halo(dim, axes, starts, count, before, after)
+    return Halo(dim, axes, starts, count, _hops(spans, dim.local))
+
+
+def _hops(spans: Sequence[tuple[int, int]], c: int) -> tuple[Hop, ...]:
+    """The exchange that gives every device its span of rows, whose own are 0 to `c`."""
+    low = min((a for a, _ in spans), default=0)
+    high = max((b for _, b in spans), default=0)
+
+    def hop(distance: int, start: int, stop: int) -> Hop:
+        return Hop(distance, stop - start, any(a < stop and start < b for a, b in spans))
+
+    before = [hop(-(at // c), max(at, low), at + c) for at in range(-c, low - c, -c)]
+    after = [hop(-(at // c), at, min(at + c, high)) for at in range(c, high, c)]
+    return (*reversed(before), *after)
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +271,7 @@ def scatter(source: Extent, operand: Extent, taps: int, stride: int, low: int) -
 
 def pays(halos: Iterable[Halo]) -> bool:
     """Whether to exchange halos is no more than to gather."""
-    return all(h.rows <= h.extent.size - h.extent.local for h in halos)
+    return all(h.sent <= h.extent.size - h.extent.local for h in halos)
 
 
 def own(ctx: Local, axes: Sequence[int], table: Sequence[Any]) -> Any:
@@ -270,19 +306,15 @@ def fetched(ctx: Local, x: Any, dim: int, rows: Halo, fill: Any = None) -> Any:
 
 
 def _exchanged(ctx: Local, x: Any, dim: int, rows: Halo) -> Any:
-    """The shard between the rows from before and from after, in hops where they are more than a shard."""
-    c, axes = rows.extent.local, rows.extent.axes
-    parts = [x]
-    for hop, n in enumerate(_hops(rows.before, c), 1):
-        parts.insert(0, ctx.shifted(lax.slice_in_dim(x, c - n, c, axis=dim), axes, hop))
-    for hop, n in enumerate(_hops(rows.after, c), 1):
-        parts.append(ctx.shifted(lax.slice_in_dim(x, 0, n, axis=dim), axes, -hop))
-    return lax.concatenate(parts, dim) if len(parts) > 1 else x
-
-
-def _hops(rows: int, c: int) -> list[int]:
-    """How many rows come from each of the neighbours, nearest first."""
-    return [min(c, rows - at) for at in range(0, rows, c)]
+    """The shard between the rows from before and from after."""
+    c = rows.extent.local
+    before: list[Any] = []
+    after: list[Any] = []
+    for hop in rows.hops:
+        start, side = (c - hop.rows, before) if hop.distance > 0 else (0, after)
+        piece = lax.slice_in_dim(x, start, start + hop.rows, axis=dim)
+        side.append(ctx.shifted(piece, rows.extent.axes, hop.distance) if hop.sent else jnp.zeros_like(piece))
+    return lax.concatenate([*before, x, *after], dim) if rows.hops else x
 
 
 def _in_line(ctx: Local, wide: Any, dim: int, rows: Halo, fill: Any) -> Any:
@@ -330,16 +362,16 @@ def talks(ctx: Local, operand: int, halos: Mapping[int, Halo]) -> Iterable[Talk]
     for dim, h in halos.items():
         shape[dim] = 1
         row = math.prod(shape) * itemsize
-        for which, side, rows in (("last", "before", h.before), ("first", "after", h.after)):
-            for hop, n in enumerate(_hops(rows, h.extent.local), 1):
-                reason = _reason(dim, which, side, n, hop)
-                yield Talk("permute", h.extent.axes, n * row, operand, reason)
+        for hop in h.hops:
+            if hop.sent:
+                yield Talk("permute", h.extent.axes, hop.rows * row, operand, _reason(dim, hop))
         shape[dim] = h.count
 
 
-def _reason(dim: int, which: str, side: str, rows: int, hop: int) -> str:
+def _reason(dim: int, hop: Hop) -> str:
     """For instance `windows cross the cuts of dim 2 and need the last row of the device before; ...`."""
-    some = f"{rows} rows" if rows > 1 else "row"
-    far = f"{hop} {side}" if hop > 1 else side
+    which, side = ("last", "before") if hop.distance > 0 else ("first", "after")
+    some = f"{hop.rows} rows" if hop.rows > 1 else "row"
+    far = f"{abs(hop.distance)} {side}" if abs(hop.distance) > 1 else side
     need = f"need the {which} {some} of the device {far}"
     return f"windows cross the cuts of dim {dim} and {need}; it is split over {{axes}}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import jax.numpy as jnp
@@ -19,6 +19,8 @@ from sbp.signature import B, P, Partial, Signature, Split
 
 Pairs: TypeAlias = Sequence[tuple[int, int]]
 
+# It carries no types itself.
+_BARRIER: Callable[[Any], Any] = lax.optimization_barrier
 FILL, CLIP = GatherScatterMode.FILL_OR_DROP, GatherScatterMode.CLIP
 
 
@@ -218,6 +220,8 @@ def _scatter_local(ctx: Local, x: Any, index: Any, updates: Any) -> list[Any]:
         keep &= _legal(index, layout, index_map, windows)
         index, mine = _owned(ctx, index, layout, dims, index_map)
         keep &= mine
+        # XLA of jax 0.10 reads through the slice that made a shard, without clamping to the shard first.
+        x = _BARRIER(x)
     index = jnp.where(keep[..., None], index, integer_limits(index.dtype).max)
     return ctx.bind(x, index, updates, mode=FILL, indices_are_sorted=False, unique_indices=False)
 
@@ -283,7 +287,7 @@ def scatter_mul(op: Op) -> list[Row]:
 def scatter_extremum(op: Op) -> list[Row]:
     """As every scatter; extrema of extrema pass; updates split by index leave an extremum."""
     partial = Partial(op.name.removeprefix("scatter-"))
-    both = [(partial, B), (B, partial), (partial, partial)]
+    both: list[tuple[Signature, Signature]] = [(partial, B), (B, partial), (partial, partial)]
     rows = [Row((operand, B, updates), (partial,)) for operand, updates in both]
     return [*_scatter_rows(op), *rows, *_split_updates(op, partial, "compared")]
 

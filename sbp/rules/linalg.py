@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 from sbp.rules.factors import Letters, factors
+from sbp.rules.local import Local
 from sbp.rules.registry import Op, Row, rule
 
 # The dims that one problem takes at the end of the first operand.
@@ -43,7 +45,14 @@ def _fft_flops(op: Op) -> float:
     return 5.0 * math.log2(max(size, 2)) * max(math.prod(s) for s in (*op.shapes, *op.results))
 
 
-@rule("fft", flops=_fft_flops, note="transformed dims are whole")
+def _fft_local(ctx: Local, x: Any) -> list[Any]:
+    """One batch dim: of several, XLA on CPUs may lay out a gathered result as its own transform refuses."""
+    batch = x.shape[: x.ndim - len(ctx.params["fft_lengths"])]
+    (y,) = ctx.bind(x.reshape(math.prod(batch), *x.shape[len(batch) :]))
+    return [y.reshape(*batch, *y.shape[1:])]
+
+
+@rule("fft", local=_fft_local, flops=_fft_flops, note="transformed dims are whole")
 def fft(op: Op) -> list[Row]:
     """The dims before the transformed ones; additive."""
     operands, results = _batched(op, len(op.params["fft_lengths"]))

@@ -92,7 +92,8 @@ def _cumulative_local(ctx: Local, x: Any) -> list[Any]:
 def _cumulative_talks(ctx: Local) -> Iterable[Talk]:
     dim = ctx.params["axis"]
     rows = max(ctx.operands[0].local[dim], 1)
-    return _gather_talk(ctx, dim, _bytes(ctx) / rows, f"the totals along dim {dim} are carried on; it is split")
+    why = f"the totals along dim {dim} are carried on; it is split"
+    return _gather_talk(ctx, dim, _bytes(ctx) / rows, why)
 
 
 def _cumulative_rows(op: Op) -> list[Row]:
@@ -124,7 +125,7 @@ def cumulative_extremum(op: Op) -> list[Row]:
 
 def _arg_local(ctx: Local, x: Any) -> list[Any]:
     """The best of the own rows, then the best of all devices'; of equal ones the first, NaN before all."""
-    (dim,), layout, (result,) = ctx.params["axes"], ctx.operands[0], ctx.results
+    (dim,), layout = ctx.params["axes"], ctx.operands[0]
     axes, dtype = layout.axes(dim), ctx.params["index_dtype"]
     if not axes:
         return ctx.bind(x)
@@ -181,7 +182,7 @@ def _top_dim(params: Any, ndim: int) -> int:
 
 def _top_k_local(ctx: Local, x: Any) -> list[Any]:
     """The largest of the own rows, then the largest of all devices'."""
-    layout, k = ctx.operands[0], ctx.params["k"]
+    layout = ctx.operands[0]
     dim = _top_dim(ctx.params, x.ndim)
     axes = layout.axes(dim)
     if not axes:
@@ -203,7 +204,8 @@ def _top_k_talks(ctx: Local) -> Iterable[Talk]:
     dim = _top_dim(ctx.params, len(ctx.operands[0].shape))
     each = compat.itemsize(ctx.dtypes[0]) + 4
     found = math.prod(ctx.results[0].local) * each
-    return _gather_talk(ctx, dim, found, f"the largest along dim {dim} of each device are compared; it is split")
+    why = f"the largest along dim {dim} of each device are compared; it is split"
+    return _gather_talk(ctx, dim, found, why)
 
 
 @rule("top_k", flops=lambda op: 16 * _operand_flops(op), local=_top_k_local, talks=_top_k_talks)

@@ -79,13 +79,17 @@ def reshape_groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[in
 
 
 def _reshape_local(ctx: Local, x: Any, *_: Any) -> list[Any]:
-    return [jnp.reshape(x, ctx.results[0].local)]
+    order = ctx.params.get("dimensions")
+    return [jnp.reshape(x if order is None else x.transpose(order), ctx.results[0].local)]
 
 
 @rule("reshape", local=_reshape_local, fused=True, flops=lambda op: 0.0)
 def reshape(op: Op) -> list[Row]:
     """A dim that stays, or the major part of dims that merge or split, where the group divides both sides."""
-    (old,), (new,) = op.shapes, op.results
+    (shape,), (new,) = op.shapes, op.results
+    # The gradient of a product reads the dims in another order: they are transposed first.
+    order = op.params.get("dimensions") or tuple(range(len(shape)))
+    old = [shape[d] for d in order]
     rows = factors(op, [(None,) * len(old)], [(None,) * len(new)], additive=(0,), increasing=(0,))
     for before, after in reshape_groups(old, new):
         b = [d for d in before if old[d] > 1]
@@ -94,7 +98,7 @@ def reshape(op: Op) -> list[Row]:
             continue
         same = len(a) == len(b) == 1
         if same or (old[b[0]] % op.group == 0 and new[a[0]] % op.group == 0):
-            rows.append(Row((Split(b[0]),), (Split(a[0]),)))
+            rows.append(Row((Split(order[b[0]]),), (Split(a[0]),)))
     return rows
 
 

@@ -36,6 +36,7 @@ class Sample:
 
 
 WORDS = np.array([[1, 0, 7, 7], [3, 9, 2, 1], [0, 0, 5, 8]], np.int32)
+ROWS = np.array([0, 5, 3], np.int32)
 PARTS = np.array([0, 2, 1, 2, 2, 0, 1, 0], np.int32)
 
 
@@ -237,7 +238,7 @@ SAMPLES = [
     Sample("segment_sum", lambda x, at: jnp.sin(jax.ops.segment_sum(x, at, 3)), [(8, 5), PARTS]),
     Sample("segment_max", lambda x, at: jax.ops.segment_max(x, at, 3), [(8, 5), PARTS]),
     Sample("scatter_set", lambda x, y: x.at[1::2].set(y) * 2, [(8, 4), (4, 4)]),
-    Sample("scatter_mul", lambda x, y: x.at[jnp.array([0, 5, 3])].multiply(y), [(8, 4), (3, 4)]),
+    Sample("scatter_mul", lambda x, y: x.at[ROWS].multiply(y, unique_indices=True), [(8, 4), (3, 4)]),
     Sample("dynamic_slices", updated, [(8, 5), (5,), np.array([3, 2], np.int32)]),
     Sample("cumsum", lambda x: jnp.sin(jnp.cumsum(x, 0)) + lax.cumsum(x, 1, reverse=True), [(12, 5)]),
     Sample("cumprod", lambda x: jnp.cumprod(1 + 0.1 * x, 0), [(8, 5)]),
@@ -251,6 +252,7 @@ SAMPLES = [
     Sample("logsumexp", lambda x: jax.nn.logsumexp(x, (0, 2)), [(4, 8, 3)]),
     Sample("softmax_rows", lambda x: jax.nn.softmax(x, 0) * jax.nn.log_softmax(x, 1), [(8, 12)]),
     Sample("prod_max_min", lambda x: jnp.prod(1 + 0.2 * x, 0) + x.max(0) - x.min(0), [(8, 5)]),
+    Sample("prod_last", lambda x: jnp.prod(jnp.tanh(x), 1), [(4, 2)]),
     Sample("std_mean", lambda x: x.std(0) * x.mean(1).sum() + jnp.ptp(x), [(8, 7)]),
     Sample("max_pool", pooling(lax.max, -np.inf), [(2, 8, 9, 3)]),
     Sample("avg_pool", pooling(lax.add, 0.0), [(2, 8, 9, 3)]),

@@ -297,7 +297,8 @@ def _described(planned: Planned) -> dict[str, Any]:
 
 def _described_error(error: Exception) -> str:
     text = f"{type(error).__name__}: {error}"[:1500] + _place(error)
-    return "; ".join([text, *getattr(error, "__notes__", ())])
+    # JAX adds notes of its own.
+    return "; ".join([text, *(n for n in getattr(error, "__notes__", ()) if n.startswith("attempt "))])
 
 
 def _place(error: Exception) -> str:

@@ -257,7 +257,7 @@ def draw_program(pick: Pick) -> Program:
     inputs = _inputs(pick, axes, grad)
     known = {x.at: Value(x.shape, x.dtype, 6.0 if x.dtype == "complex64" else 4.0, 0.0) for x in inputs}
     writing = _Writing(pick, axes, grad, known, [])
-    for _ in range(pick(range(5, 31))):
+    for _ in range(pick(range(5, pick((12, 20, 31))))):
         if writing.op() and pick((False, False, True)):
             writing.annotate()
     return finished(grid, splitting, writing, inputs)

@@ -294,7 +294,7 @@ control:
   exact total 1d full  | lax.map(lambda r: jnp.sum(r) - r, {x:m})
   exact total 1d full  | jax.vmap(lambda r: jnp.cumsum(r[::-1]))({x:n}.reshape(len({again}), -1))
   smooth same 1d full  | lax.scan(lambda c, r: (jnp.sin(c + r), c), {x:f}[0], {again}, reverse=True)[1]
-  smooth same 1d full  | lax.scan(lambda c, r: (jnp.sin(r * jnp.sum(c)), jnp.sum(c)), {x:f}[0], {again})[0]
+  smooth same 1d full  | lax.scan(lambda c, r: (jnp.sin(r + jnp.mean(c)), jnp.sum(c)), {x:f}[0], {again})[0]
   smooth same 1d full  | lax.fori_loop(0, 3, lambda i, c: jnp.sin(c + {x:f}), {again})
   exact plus forward   | lax.while_loop(lambda c: c[0] < {number}, lambda c: (c[0] + 2, -c[1]), (0, {x:n}))[1]
 """)

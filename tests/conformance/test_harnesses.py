@@ -178,6 +178,15 @@ def test_ties_may_come_in_any_order_but_together() -> None:
     assert set(CHECKS) >= {"sort", "approx_top_k"}
 
 
+def test_what_a_sum_starts_with_may_count_more_than_once() -> None:
+    params = {"init_value": 3, "dimensions": (0,)}
+    operand, want = np.arange(8).reshape(4, 2), np.array([15, 19])
+    for times in (-1, 0, 3):
+        assert not mismatch("reduce", params, [operand], [want + 3 * times], [want])
+    for wrong in (want + 1, want + 12, want + np.array([0, 3])):
+        assert "not by a multiple of 3" in mismatch("reduce", params, [operand], [wrong], [want])
+
+
 def crash_or_hang(case: Case) -> Result:
     """What a worker must survive."""
     if case.group == "cos":

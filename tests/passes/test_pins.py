@@ -128,6 +128,18 @@ def test_alternatives_are_sorted_and_the_rest_is_counted() -> None:
     assert choices[-1] == "and 8 more, each slower"
 
 
+def test_a_dim_too_short_to_be_summed_over_both_axes_is_a_problem() -> None:
+    """Two rows over 4 x 2: the outer axis sums them, and leaves one row, with nothing left to sum over."""
+    grid, rows = sbp.placement("cpu", shape=(4, 2)), jax.ShapeDtypeStruct((2, 16), np.float32)
+    plan(lambda a: annotate(a.sum(0), [P, B]), rows, on=grid)
+    with pytest.raises(AnnotationError) as caught:
+        plan(lambda a: annotate(a.sum(0), [P, P]), rows, on=grid)
+    (problem,) = caught.value.problems
+    assert problem.got == "[P, P]"
+    assert problem.why.startswith("reduce_sum has no signature that leaves [P, P]: only a reduction over")
+    assert "[P, S(0)] takes " in problem.legal
+
+
 def test_siblings_may_differ_but_a_chain_may_not() -> None:
     plan(lambda a: (annotate(a * 2, [S(0), B]), annotate(a * 2, [B, S(0)])), M)
     plan(lambda a: annotate(annotate(a * 2, [S(0), B]), [S(0), B]), M)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -216,12 +216,13 @@ class Claim:
         names = [f"a{i}" for i in range(len(hierarchy))]
         dtypes = [x.dtype for x in app.operands]
 
+        static = Local(app.node.primitive, app.node.params, self.operands, self.results, (), names, dtypes)
+
         def body(coords: Sequence[Any], *args: Any) -> list[Any]:
-            ctx = Local(app.node.primitive, app.node.params, self.operands, self.results, coords, names, dtypes)
+            ctx = replace(static, coords=coords)
             return custom(ctx, *args) if custom else ctx.bind(*args)
 
         self.body, self.names = body, names
-        static = Local(app.node.primitive, app.node.params, self.operands, self.results, (), names, dtypes)
         self.talks = list(rule.talks(static)) if rule and rule.talks else []
         self.program: Callable[..., list[Any]] | None = None
 

@@ -45,6 +45,8 @@ SAMPLES = [
     reshape((5, 4), (5, 2, 2)),
     reshape((5, 1, 7), (1, 5, 7, 1), pairs=2),
     reshape((2, 3, 5), (6, 5)),
+    sample("reshape", lambda x: lax.reshape(x, (24,), (1, 0)), whole((4, 6)), label="turned"),
+    sample("reshape", lambda x: lax.reshape(x, (4, 6), (2, 0, 1)), whole((2, 3, 4)), label="turned-grouped"),
     reshape((8, 3, 2), (4, 2, 6), pairs=2),
     reshape((), (1, 1), **THREE),
     reshape((1,), (), **THREE),

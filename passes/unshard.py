@@ -1,0 +1,150 @@
+"""A `shard_map` inside the program: what its devices do, done on one, with a dim per mesh axis.
+
+Its collectives become ops along those dims (a sum, a transpose), so what is left is a plain program, which
+the planner lays out as any other; the mesh that it was written for is forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+from sbp import compat
+from sbp.errors import AnnotationError, Problem
+
+SAYING = ("pvary", "pcast")
+"""Ops that only say along which axes a value varies."""
+
+REDUCTIONS: dict[str, Callable[..., Any]] = {"psum": jnp.sum, "psum_invariant": jnp.sum, "pmax": jnp.max, "pmin": jnp.min}
+
+Spec: TypeAlias = Sequence[tuple[str, ...]]
+"""Per dim the mesh axes that split it, outer to inner."""
+
+
+@dataclass(frozen=True)
+class ShardMap:
+    """The parameters of a `shard_map` equation.
+
+    Arguments:
+      body: a jaxpr over shards.
+      sizes: of its mesh axes, outer to inner.
+      ins, outs: per operand and result its spec.
+    """
+
+    body: Any
+    sizes: Mapping[str, int]
+    ins: Sequence[Spec]
+    outs: Sequence[Spec]
+
+
+def on_one_device(call: ShardMap, avals: Sequence[Any]) -> Any:
+    """The jaxpr that computes what a `shard_map` over these logical operands does."""
+
+    def run(*args: Any) -> list[Any]:
+        blocks = [_blocks(x, spec, call.sizes) for x, spec in zip(args, call.ins, strict=True)]
+        body: Any = partial(_evaluated, call.body)
+        for name, size in reversed(list(call.sizes.items())):
+            axes = [0 if any(name in names for names in spec) else None for spec in call.ins]
+            if all(a is None for a in axes):  # vmap wants at least one mapped operand
+                body = _repeated(body)
+                axes.append(0)
+            body = jax.vmap(body, in_axes=tuple(axes), out_axes=0, axis_name=name, axis_size=size)
+            if len(axes) > len(call.ins):
+                body = _counted(body, size)
+        return [_whole(x, spec, call.sizes) for x, spec in zip(body(*blocks), call.outs, strict=True)]
+
+    return jax.make_jaxpr(run)(*avals)
+
+
+def _evaluated(jaxpr: Any, *shards: Any, consts: Sequence[Any] = ()) -> list[Any]:
+    """The body where its axes are those of `vmap`s: which of them a value varies along need not be said.
+
+    Raises:
+      AnnotationError: for a loop that says it, whose types would no longer agree.
+    """
+    env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *shards], strict=True))
+
+    def read(atom: Any) -> Any:
+        return atom.val if isinstance(atom, compat.Literal) else env[atom]
+
+    for eqn in jaxpr.eqns:
+        ins, name = [read(a) for a in eqn.invars], eqn.primitive.name
+        if name in SAYING:
+            outs = ins
+        elif name in REDUCTIONS and not eqn.params.get("axis_index_groups"):
+            outs = [_reduced(name, x, eqn.params["axes"]) for x in ins]
+        elif name in compat.CALLS:
+            inner, held = compat.sub_jaxpr(eqn.params, compat.CALLS[name])
+            outs = _evaluated(inner, *ins, consts=held)
+        elif "psum_invariant" in str(eqn.params) or any(f" {p}[" in str(eqn.params) for p in SAYING):
+            raise AnnotationError(_loop_problem(name))
+        else:
+            outs = compat.bind(eqn.primitive, ins, eqn.params)
+        env.update(zip(eqn.outvars, outs, strict=True))
+    return [read(a) for a in jaxpr.outvars]
+
+
+def _reduced(op: str, x: Any, axes: Sequence[str | int]) -> Any:
+    """A reduction over mesh axes as one over a dim: the planner knows it then."""
+    for name in axes:
+        if isinstance(name, str):
+            x = REDUCTIONS[op](jax.lax.all_gather(x, name), axis=0)
+    own = tuple(a for a in axes if not isinstance(a, str))
+    return REDUCTIONS[op](x, axis=own) if own else x
+
+
+def _loop_problem(name: str) -> Problem:
+    return Problem(
+        "annotation",
+        f"{name} inside jax.shard_map",
+        "a loop or a branch whose collectives are checked for the axes that values vary along",
+        "loops in shard_map(..., check_vma=False), or outside of it",
+        "a shard_map inside a program is read as a program for one device, where no value varies",
+        "jax.shard_map(..., check_vma=False)",
+    )
+
+
+def _repeated(body: Any) -> Any:
+    """The body with one more operand, which it does not use."""
+    return lambda *args: body(*args[:-1])
+
+
+def _counted(body: Any, size: int) -> Any:
+    """The body with that operand given."""
+    return lambda *args: body(*args, jnp.arange(size))
+
+
+def _blocks(x: Any, spec: Spec, sizes: Mapping[str, int]) -> Any:
+    """The shards: one leading dim for each mesh axis in the spec, in the order of the mesh."""
+    shape, place = list[int](), dict[str, int]()
+    for d, n in enumerate(x.shape):
+        names = spec[d] if d < len(spec) else ()
+        for name in names:
+            place[name] = len(shape)
+            shape.append(sizes[name])
+            n //= sizes[name]
+        shape.append(n)
+    lead = [place[name] for name in sizes if name in place]
+    rest = [d for d in range(len(shape)) if d not in lead]
+    return x.reshape(shape).transpose([*lead, *rest])
+
+
+def _whole(x: Any, spec: Spec, sizes: Mapping[str, int]) -> Any:
+    """The opposite: all mesh axes lead; the shards of those that are not in the spec are equal."""
+    named = [name for names in spec for name in names]
+    kept = [name for name in sizes if name in named]
+    x = x[tuple(slice(None) if name in named else 0 for name in sizes)]
+    ndim, order, shape = x.ndim - len(kept), list[int](), list[int]()
+    for d in range(ndim):
+        names = spec[d] if d < len(spec) else ()
+        order += [*(kept.index(name) for name in names), len(kept) + d]
+        n = x.shape[len(kept) + d]
+        for name in names:
+            n *= sizes[name]
+        shape.append(n)
+    return x.transpose(order).reshape(shape)
