@@ -2,9 +2,9 @@
 
     python -m benchmarks.versus_jax [--rows gpt/data:8,gpt@12/zero:8,...] [--seconds 20] [--json FILE]
 
-A row is a model (`@` its layers), a parallelism and a placement. Per row: wire bytes per device and step (from
-the compiled HLO of both, by the same meter), number of collectives, step time as a ratio of medians with
-its A/A twin (the peer against a second copy of itself, which shows what the machine's noise alone does),
+A row is a model (`@` its layers), a parallelism and a placement. Per row: wire bytes per device and step
+(from the compiled HLO of both, by the same meter), number of collectives, step time as a ratio of medians
+with its A/A twin (the peer against a second copy of itself, which shows what the machine's noise alone does),
 compile time (from the Python function to the executable), and temporary memory. The last column is what AUTO
 needs if bytes are all that counts and the batch alone is annotated. The peer of the row "auto" is data
 parallel: jit has no AUTO.

@@ -200,10 +200,10 @@ class Inside:
 
 
 def talking(physical: Physical) -> list[tuple[Box | Inside, int]]:
-    """One per `Plan.collectives`: the moves and the ops that send something, and how often each is executed.
+    """One per `Plan.collectives`: the moves and the ops that send something, and how often each is run.
 
-    Moves over groups of one device and of empty tensors send nothing. What several ops ask of the same shards (a
-    halo, forward and backward) XLA sends once.
+    Moves over groups of one device and of empty tensors send nothing. What several ops ask of the same
+    shards (a halo, forward and backward) XLA sends once.
     """
     out: list[tuple[Box | Inside, int]] = []
     asked: set[object] = set()

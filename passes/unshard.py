@@ -20,7 +20,12 @@ from sbp.errors import AnnotationError, Problem
 SAYING = ("pvary", "pcast")
 """Ops that only say along which axes a value varies."""
 
-REDUCTIONS: dict[str, Callable[..., Any]] = {"psum": jnp.sum, "psum_invariant": jnp.sum, "pmax": jnp.max, "pmin": jnp.min}
+REDUCTIONS: dict[str, Callable[..., Any]] = {
+    "psum": jnp.sum,
+    "psum_invariant": jnp.sum,
+    "pmax": jnp.max,
+    "pmin": jnp.min,
+}
 
 Spec: TypeAlias = Sequence[tuple[str, ...]]
 """Per dim the mesh axes that split it, outer to inner."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.extend.core as jex
+import numpy as np
 from jax._src import api_util, source_info_util
 from jax.extend.core import primitives
 from jax.extend.random import threefry_prng_impl
@@ -151,7 +152,7 @@ def bind(primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> list[An
 @cache
 def _extremum_params() -> dict[str, Any]:
     """What `lax.reduce_max` says besides axes; jax 0.12 misses it in `shard_map` where a program did not."""
-    eqn = jax.make_jaxpr(lambda x: jax.lax.reduce_max(x, (0,)))(jax.ShapeDtypeStruct((1,), "float32")).eqns[0]
+    eqn = jax.make_jaxpr(lambda x: jax.lax.reduce_max(x, (0,)))(np.zeros(1, np.float32)).eqns[0]
     return {k: v for k, v in eqn.params.items() if k != "axes"}
 
 
