@@ -133,8 +133,8 @@ def parse(row: str) -> tuple[str, int, str, tuple[int, ...]]:
     return name, int(layers or 2), choice, tuple(map(int, shape.split("x")))
 
 
-def measure(row: str, seconds: float) -> Measured:
-    """One row."""
+def measure(row: str, seconds: float, *, auto: bool = True) -> Measured:
+    """One row; `auto`: with its last column, for which the step is planned once more."""
     model, layers, choice, shape = parse(row)
     placement = sbp.placement("cpu", shape=shape)
     case = CASES[model](choice, shape, layers)
@@ -167,7 +167,7 @@ def measure(row: str, seconds: float) -> Measured:
         median_ratio(b, a),
         median_ratio(twin, a),
         plan.gap,
-        fewest_bytes(case, placement, args),
+        fewest_bytes(case, placement, args) if auto else math.nan,
     )
 
 
