@@ -158,9 +158,8 @@ def test_a_network_split_in_batch_and_height() -> None:
     assert any("need the last row of the device before" in c.reason for c in halos)
     assert all(c.kind == "all_reduce" and c.before == (P, P) for c in plan.collectives if c not in halos)
     compiled = program.lower(ws, x).compile()
-    # XLA exchanges once what forward and backward both need.
-    once = {(c.tensor, c.shape, c.reason.split(": ")[-1]): c.wire_bytes for c in plan.collectives}
-    assert read_compiled(compiled).wire_bytes == pytest.approx(sum(once.values()), rel=0.01)
+    # XLA exchanges once what forward and backward both need, and so says the plan.
+    assert read_compiled(compiled).wire_bytes == pytest.approx(plan.wire_bytes, rel=0.01)
     for got, want in zip(jax.tree.leaves(program(ws, x)), jax.tree.leaves(step(ws, x)), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
 
