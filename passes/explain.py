@@ -214,8 +214,8 @@ def talking(physical: Physical) -> list[tuple[Box | Inside, int]]:
             talks = talks_of(physical.graph, step.node, step.strategy, physical.placement.shape)
             for t in talks:
                 version = step.node.inputs[t.operand], step.strategy.operands[t.operand]
-                same = *version, replace(t, operand=0), times  # one op's first operand is another's second
-                if same not in asked:
+                same = *version, t.axes, t.sent, times
+                if t.sent is None or same not in asked:
                     asked.add(same)
                     out.append((Inside(step, t), times))
     return out

@@ -35,11 +35,15 @@ class Traced:
     out_paths: tuple[str, ...]
 
 
-class _Builder:
-    """Collects values and nodes while equations are walked."""
+class Builder:
+    """Collects values and nodes while equations are walked.
 
-    def __init__(self) -> None:
-        self.values: list[Value] = []
+    Arguments:
+      values: those that a graph has already.
+    """
+
+    def __init__(self, values: Sequence[Value] = ()) -> None:
+        self.values = list(values)
         self.nodes: list[Node] = []
         self.const_ids: list[int] = []
         self.consts: list[Any] = []
@@ -190,9 +194,9 @@ def trace(
     closed, shapes = jax.make_jaxpr(fn, static_argnums=tuple(static), return_shape=True)(*args, **kwargs)
     dynamic = tuple(a for i, a in enumerate(args) if i not in static)
     in_paths = leaf_paths(fn, dynamic, kwargs, [i for i in range(len(args)) if i not in static])
-    b = _Builder()
+    b = Builder()
     inputs = [b.value(v.aval, path) for v, path in zip(closed.jaxpr.invars, in_paths, strict=True)]
-    outs = b.inline(closed.jaxpr, closed.consts, inputs, Source())
+    outs = b.inline(*compat.without_unused(closed), inputs, Source())
     flat, out_tree = jax.tree.flatten(shapes)
     out_paths = tuple(
         "result" + jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(shapes)[0]

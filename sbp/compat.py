@@ -14,7 +14,7 @@ import numpy as np
 from jax._src import api_util, source_info_util
 from jax.extend.core import primitives
 from jax.extend.random import threefry_prng_impl
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import ad, batching, mlir, partial_eval
 
 Jaxpr = jex.Jaxpr
 JaxprEqn = jex.JaxprEqn
@@ -79,6 +79,12 @@ def sub_jaxpr(params: dict[str, Any], key: str) -> tuple[Any, Sequence[Any]]:
     """The jaxpr that a call-like equation holds under `key`, and its constants."""
     inner = params[key]
     return getattr(inner, "jaxpr", inner), tuple(getattr(inner, "consts", ()))
+
+
+def without_unused(closed: Any) -> tuple[Any, Sequence[Any]]:
+    """The jaxpr of a function without what its results do not need, inside loops too, and its constants."""
+    kept, _ = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)
+    return kept, closed.consts
 
 
 def target_of(primitive: str, params: Mapping[str, Any]) -> str:

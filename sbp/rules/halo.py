@@ -364,7 +364,8 @@ def talks(ctx: Local, operand: int, halos: Mapping[int, Halo]) -> Iterable[Talk]
         row = math.prod(shape) * itemsize
         for hop in h.hops:
             if hop.sent:
-                yield Talk("permute", h.extent.axes, hop.rows * row, operand, _reason(dim, hop))
+                sent = dim, hop, tuple(shape)
+                yield Talk("permute", h.extent.axes, hop.rows * row, operand, _reason(dim, hop), sent)
         shape[dim] = h.count
 
 

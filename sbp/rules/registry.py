@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -68,6 +68,8 @@ class Talk:
       wire_bytes: what one device sends.
       operand: the operand that it is about.
       reason: one sentence; `{axes}` stands for their names.
+      sent: what of the operand's shards is sent, if that is all there is to it: ops that send the same share
+        one collective. None if the op has computed what it sends.
     """
 
     kind: str
@@ -75,6 +77,7 @@ class Talk:
     wire_bytes: float
     operand: int
     reason: str
+    sent: Hashable = None
 
 
 Rows: TypeAlias = Callable[[Op], Iterable[Row]]
