@@ -34,6 +34,7 @@ FAMILIES = {
     "reduce": "Reductions",
     "ordered": "In the order of a dim",
     "shape": "Shapes",
+    "shift": "Rows that move",
     "index": "Indexing",
     "windows": "Windows",
     "random": "Random numbers",

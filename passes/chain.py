@@ -6,7 +6,8 @@ Each pass is a function from `State` to `State`; `holds` says what must be true 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from sbp.errors import raise_all
 from sbp.hardware import Hardware
@@ -14,9 +15,12 @@ from sbp.passes import memory, pins, spec
 from sbp.passes.boxing import Boxings, Network
 from sbp.passes.buckets import bucket_collectives
 from sbp.passes.explain import Plan, explain
+from sbp.passes.lookups import Transfer, mark_lookups
 from sbp.passes.physical import Physical, insert_boxing
 from sbp.passes.plan.candidates import Candidates, enumerate_candidates
 from sbp.passes.plan.model import Assignment, choose
+from sbp.passes.rows import train_rows
+from sbp.passes.sampling import with_samples
 from sbp.passes.trace import Traced
 from sbp.placement import Placement
 from sbp.signature import NdSbp
@@ -34,6 +38,8 @@ class Request:
       notes: remarks for the plan.
       time_limit_seconds: for the search.
       memory_limit_bytes: per device; a plan over it is refused.
+      transfer: how rows of split tables travel.
+      example: the leaves of the arguments of a call, as far as they are known.
     """
 
     name: str
@@ -45,6 +51,8 @@ class Request:
     notes: tuple[str, ...] = ()
     time_limit_seconds: float | None = None
     memory_limit_bytes: float | None = None
+    transfer: Transfer = field(default_factory=Transfer)
+    example: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -67,6 +75,14 @@ class Pass:
     name: str
     run: Callable[[State], State]
     holds: Callable[[State], None]
+
+
+def find_rows(s: State) -> State:
+    """Finds tables that are looked up and trained by rows."""
+    graph, notes = train_rows(s.traced.graph, s.request.transfer)
+    graph = with_samples(mark_lookups(graph, s.request.transfer), s.request.example)
+    traced = replace(s.traced, graph=graph)
+    return replace(s, traced=traced, request=replace(s.request, notes=(*s.request.notes, *notes)))
 
 
 def honour_pins(s: State) -> State:
@@ -123,6 +139,7 @@ def write_plan(s: State) -> State:
 
 
 CHAIN: tuple[Pass, ...] = (
+    Pass("rows", find_rows, lambda s: spec.check_graph(s.traced.graph)),
     Pass("pins", honour_pins, lambda s: spec.check_graph(s.traced.graph)),
     Pass("candidates", list_candidates, lambda s: spec.check_candidates(s.candidates)),  # type: ignore[arg-type]
     Pass("choice", choose_signatures, lambda s: spec.check_assignment(s.candidates, s.assignment, s.boxings)),  # type: ignore[arg-type]

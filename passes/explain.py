@@ -250,9 +250,7 @@ def _collective(box: Box, times: int, physical: Physical, boxings: Boxings, reas
     )
 
 
-def _inside(
-    inside: Inside, times: int, physical: Physical, boxings: Boxings, reasons: Reasons
-) -> Collective:
+def _inside(inside: Inside, times: int, physical: Physical, boxings: Boxings, reasons: Reasons) -> Collective:
     step, talk, placement = inside.step, inside.talk, physical.placement
     x, nd = step.node.inputs[talk.operand], step.strategy.operands[talk.operand]
     value = physical.graph.operand(x)

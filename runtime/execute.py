@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
+import numpy as np
 from jax.extend.core import primitives
 
 from sbp.errors import PlacementError, SbpError, raise_all
@@ -16,7 +17,9 @@ from sbp.hardware import hardware_for
 from sbp.options import Options
 from sbp.passes.chain import Request, compile_plan
 from sbp.passes.explain import Plan
+from sbp.passes.lookups import Transfer
 from sbp.passes.pins import check_annotations
+from sbp.passes.sampling import lacks_samples
 from sbp.passes.trace import Traced, leaf_paths, trace
 from sbp.placement import Placement
 from sbp.resolve import resolve
@@ -98,6 +101,7 @@ class Built:
     plan: Plan
     donate: tuple[int, ...]
     weak: tuple[bool, ...]
+    lacks_samples: bool = False
     moved: dict[str, str] = field(default_factory=dict)
 
     def jitted(self, mesh: Any) -> Any:
@@ -261,7 +265,9 @@ class Program:
         avals = tuple(map(arguments.abstract, call.leaves))
         settings = tuple(getattr(jax.config, name) for name in SETTINGS)
         key = call.tree, call.values(), avals, settings
-        if key not in self._built:
+        built = self._built.get(key)
+        # What was planned without a batch is planned again once there is one to plan exchanges from.
+        if built is None or (concrete and built.lacks_samples):
             self._built[key] = self._build(call, avals)
         return call, self._built[key]
 
@@ -315,9 +321,14 @@ class Program:
             ties=arguments.ties(args, out, outs),
             time_limit_seconds=self.options.time_limit,
             memory_limit_bytes=self.options.memory_limit,
+            transfer=Transfer(self.options.exchange_capacity, self.options.exchange_dtype),
+            example=tuple(call.leaves),
         )
         plan = compile_plan(traced, request, check=bool(self.options.check))
-        return Built(traced, plan, call.donated(self.donate_argnums), tuple(weak))
+        assert plan.physical is not None
+        known = all(isinstance(x, np.ndarray | jax.Array) for x in call.leaves)
+        lacking = not known and lacks_samples(plan.physical.graph)
+        return Built(traced, plan, call.donated(self.donate_argnums), tuple(weak), lacking)
 
 
 def compile(

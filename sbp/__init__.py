@@ -23,6 +23,7 @@ _FACE = {
     "on": "sbp.annotation",
     "Options": "sbp.options",
     "register_rule": "sbp.rules",
+    "rows": "sbp.lazy",
     "SbpError": "sbp.errors",
     "compile": "sbp.runtime.execute",
     "Program": "sbp.runtime.execute",
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from sbp.annotation import annotate, on
     from sbp.errors import SbpError
     from sbp.hardware import Hardware, Link
+    from sbp.lazy import rows
     from sbp.options import Options
     from sbp.passes.explain import Collective, Plan
     from sbp.passes.save import load_plan
@@ -75,6 +77,7 @@ __all__ = [
     "on",
     "placement",
     "register_rule",
+    "rows",
     "verify",
 ]
 

@@ -81,6 +81,10 @@ def sub_jaxpr(params: dict[str, Any], key: str) -> tuple[Any, Sequence[Any]]:
     return getattr(inner, "jaxpr", inner), tuple(getattr(inner, "consts", ()))
 
 
+# It carries no types itself.
+struct: Callable[[Sequence[int], Any], Any] = jax.ShapeDtypeStruct
+
+
 def without_unused(closed: Any) -> tuple[Any, Sequence[Any]]:
     """The jaxpr of a function without what its results do not need, inside loops too, and its constants."""
     kept, _ = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)
@@ -183,6 +187,26 @@ def make_primitive(
         ad.primitive_transposes[p] = transpose
     batching.primitive_batchers[p] = batch
     mlir.register_lowering(p, lambda ctx, x, **_: [x])
+    return p
+
+
+def make_op(name: str, fun: Callable[..., Sequence[Any]]) -> Any:
+    """A primitive that gives the list of results that `fun` gives; parameters are keywords.
+
+    It has no derivative and no batching rule: passes make such ops after JAX's transformations.
+    """
+    p: Any = Primitive(name)
+    p.multiple_results = True
+
+    def abstract(*avals: Any, **params: Any) -> list[Any]:
+        struct: Any = jax.ShapeDtypeStruct
+        args = [struct(x.shape, x.dtype) for x in avals]
+        shapes = jax.eval_shape(lambda *args: list(fun(*args, **params)), *args)
+        return [jax.core.ShapedArray(x.shape, x.dtype) for x in shapes]
+
+    p.def_impl(lambda *args, **params: list(fun(*args, **params)))
+    p.def_abstract_eval(abstract)
+    mlir.register_lowering(p, mlir.lower_fun(fun, multiple_results=True))
     return p
 
 

@@ -9,6 +9,7 @@
       MemoryLimitError    a plan that needs more memory than it may use
       RuleError           a rule that a user registered does not describe its op
       MismatchError       `sbp.verify` found an op whose distributed result differs
+      EmbeddingError      keys, ids, features or tables of sparse embeddings that cannot be taken
 
 All are `ValueError`s. One exception carries every problem of its call.
 """
@@ -100,6 +101,10 @@ class MismatchError(SbpError):
     """The distributed program's result differs from one device's."""
 
 
+class EmbeddingError(SbpError):
+    """Keys, ids, features or tables of sparse embeddings that cannot be taken as they are."""
+
+
 KINDS: dict[str, type[SbpError]] = {
     "signature": SignatureError,
     "placement": PlacementError,
@@ -109,6 +114,7 @@ KINDS: dict[str, type[SbpError]] = {
     "memory": MemoryLimitError,
     "rule": RuleError,
     "mismatch": MismatchError,
+    "embedding": EmbeddingError,
 }
 
 

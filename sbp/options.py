@@ -19,6 +19,9 @@ class Options:
       plan: a `Plan` (or one that was loaded) whose signatures of arguments and results are taken where none
         is given.
       check: whether the contract between passes is checked.
+      exchange_capacity: keys that a device can send to one owner of rows at a time, in lookups of tables that
+        are split by rows; None to go by the first batch. Fuller buckets take more rounds.
+      exchange_dtype: the floating type in which rows travel there, such as "bfloat16"; None for their own.
     """
 
     memory_limit: float | None = None
@@ -26,3 +29,5 @@ class Options:
     hardware: Hardware | None = None
     plan: Any = None
     check: bool | None = None
+    exchange_capacity: int | None = None
+    exchange_dtype: str | None = None

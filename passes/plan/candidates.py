@@ -32,6 +32,7 @@ _OPAQUE = (
     "body_jaxpr",
     "sharding",
     "out_sharding",
+    "samples",
 )
 
 

@@ -9,10 +9,10 @@ from typing import Any
 from sbp import compat
 from sbp.layout import Layout, local_shape
 from sbp.passes.boxing import Network
-from sbp.passes.graph import Const, Graph, Node
+from sbp.passes.graph import Graph, Node
 from sbp.passes.plan.candidates import Strategy, make_op, rule_of
 from sbp.rules.local import Local
-from sbp.rules.registry import Talk, element_flops
+from sbp.rules.registry import Talk, element_flops, element_traffic
 
 # The share of an element-wise op's memory traffic that is left once it is fused with its neighbours.
 FUSED_TRAFFIC = 0.25
@@ -61,11 +61,7 @@ def node_seconds(graph: Graph, node: Node, strategy: Strategy, network: Network)
     outs = [local_shape(v.shape, nd, hierarchy) for v, nd in zip(results, strategy.results, strict=True)]
     op = make_op(graph, node, ins, outs, 1)
     flops = rule.flops(op) if rule is not None else element_flops(op)
-    traffic = sum(
-        math.prod(s) * compat.itemsize(v.dtype)
-        for s, v in zip((*ins, *outs), (*operands, *results), strict=True)
-        if not isinstance(v, Const)
-    )
+    traffic = rule.traffic(op) if rule is not None else element_traffic(op)
     if rule is not None and rule.fused:
         traffic *= FUSED_TRAFFIC
     size = min((compat.itemsize(v.dtype) for v in results), default=4.0)

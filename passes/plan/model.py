@@ -76,9 +76,7 @@ class _Use:
 class Model:
     """Builds the cost network of a program, and remembers which variable stands for what."""
 
-    def __init__(
-        self, candidates: Candidates, boundary: Boundary, boxings: Boxings
-    ) -> None:
+    def __init__(self, candidates: Candidates, boundary: Boundary, boxings: Boxings) -> None:
         self.c, self.boundary, self.boxings = candidates, boundary, boxings
         self.graph: Graph = candidates.graph
         self.unary: list[Table] = []

@@ -17,6 +17,7 @@ from typing import Protocol
 
 import networkx as nx
 
+from sbp.rules.exchange import OVERFLOW
 from sbp.runtime.look.hlo_text import (
     Computation,
     HloTextError,
@@ -72,6 +73,10 @@ class Meter:
     def wire_bytes(self) -> float:
         """Bytes that one device sends per step."""
         return math.fsum(c.wire_bytes for c in self.collectives)
+
+    def first_rounds(self) -> Meter:
+        """Without the rounds of sparse exchanges that run only if a bucket of keys is fuller than planned."""
+        return replace(self, collectives=tuple(c for c in self.collectives if OVERFLOW not in c.source))
 
     def by_kind(self) -> dict[str, tuple[int, float]]:
         """Executions per step and wire bytes per device per step, for each kind present."""

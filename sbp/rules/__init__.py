@@ -9,9 +9,12 @@ from sbp.rules import (
     random,
     reduce,
     shape,
+    shift,
     structure,
+    update,
     windows,
 )
+from sbp.rules.lookups import add_rows_p, lookup_p
 from sbp.rules.registry import REGISTRY, Op, Row, Rule, Talk, lookup, register_rule
 
 __all__ = [
@@ -20,16 +23,20 @@ __all__ = [
     "Row",
     "Rule",
     "Talk",
+    "add_rows_p",
     "contract",
     "elementwise",
     "index",
     "linalg",
     "lookup",
+    "lookup_p",
     "ordered",
     "random",
     "reduce",
     "register_rule",
     "shape",
+    "shift",
     "structure",
+    "update",
     "windows",
 ]

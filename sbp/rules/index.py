@@ -14,7 +14,7 @@ from jax.lax import GatherScatterMode
 from sbp.layout import Layout
 from sbp.rules.factors import Letters, additive_row, split_rows
 from sbp.rules.local import Local, integer_limits
-from sbp.rules.registry import Op, Row, Shape, rule
+from sbp.rules.registry import Op, Row, Shape, row_traffic, rule
 from sbp.signature import B, P, Partial, Signature, Split
 
 Pairs: TypeAlias = Sequence[tuple[int, int]]
@@ -76,7 +76,12 @@ def _lookup_dims(op: Op, dn: Any, index_map: Sequence[int], removed: Sequence[in
     return [int(d) for d in index_map if d in removed and op.shapes[0][d] > 1]
 
 
-@rule("gather", local=lambda ctx, x, i: _gather_local(ctx, x, i), flops=lambda op: math.prod(op.results[0]))
+@rule(
+    "gather",
+    local=lambda ctx, x, i: _gather_local(ctx, x, i),
+    flops=lambda op: math.prod(op.results[0]),
+    traffic=row_traffic(),
+)
 def gather(op: Op) -> list[Row]:
     """Index dims, whole window dims and batching dims split; a split looked-up dim leaves a sum; linear."""
     dn = op.params["dimension_numbers"]
@@ -265,25 +270,29 @@ def _split_updates(op: Op, partial: Partial, verb: str) -> list[Row]:
     return rows
 
 
-@rule("scatter-add", local=_scatter_local, flops=lambda op: 2 * math.prod(op.shapes[2]))
+def _two_per_row(op: Op) -> float:
+    return 2.0 * math.prod(op.shapes[2])
+
+
+@rule("scatter-add", local=_scatter_local, flops=_two_per_row, traffic=row_traffic(2))
 def scatter_add(op: Op) -> list[Row]:
     """As every scatter; additive; updates split by index leave a sum."""
     return [*_scatter_rows(op), additive_row(3, 1, (0, 2)), *_split_updates(op, P, "added up")]
 
 
-@rule("scatter-sub", local=_scatter_local, flops=lambda op: 2 * math.prod(op.shapes[2]))
+@rule("scatter-sub", local=_scatter_local, flops=_two_per_row, traffic=row_traffic(2))
 def scatter_sub(op: Op) -> list[Row]:
     """As every scatter; additive; updates split by index leave a sum."""
     return [*_scatter_rows(op), additive_row(3, 1, (0, 2)), *_split_updates(op, P, "subtracted")]
 
 
-@rule("scatter-mul", local=_scatter_local)
+@rule("scatter-mul", local=_scatter_local, flops=_two_per_row, traffic=row_traffic(2))
 def scatter_mul(op: Op) -> list[Row]:
     """As every scatter; linear in the operand."""
     return [*_scatter_rows(op), Row((P, B, B), (P,))]
 
 
-@rule("scatter-min", "scatter-max", local=_scatter_local)
+@rule("scatter-min", "scatter-max", local=_scatter_local, flops=_two_per_row, traffic=row_traffic(2))
 def scatter_extremum(op: Op) -> list[Row]:
     """As every scatter; extrema of extrema pass; updates split by index leave an extremum."""
     partial = Partial(op.name.removeprefix("scatter-"))
@@ -292,7 +301,7 @@ def scatter_extremum(op: Op) -> list[Row]:
     return [*_scatter_rows(op), *rows, *_split_updates(op, partial, "compared")]
 
 
-@rule("scatter", local=_scatter_local)
+@rule("scatter", local=_scatter_local, flops=_two_per_row, traffic=row_traffic(2))
 def scatter(op: Op) -> list[Row]:
     """As every scatter; additive where no two updates meet: which of them wins is not defined."""
     rows = _scatter_rows(op)

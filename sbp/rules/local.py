@@ -125,3 +125,18 @@ class Local:
         pairs = [(i, i + by) for i in range(n) if 0 <= i + by < n]
         permute: Any = lax.ppermute
         return permute(x, names if len(names) > 1 else names[0], pairs)
+
+    def all_to_all(self, x: Any, axis: int) -> Any:
+        """Row i of `x` to the device at position i along `axis`, whose row for this one becomes row i."""
+        exchange: Any = lax.all_to_all
+        return exchange(x, self.names[axis], split_axis=0, concat_axis=0, tiled=True)
+
+    def maximum(self, x: Any, axes: Sequence[int]) -> Any:
+        """The largest of what the devices along `axes` have, element by element."""
+        largest: Any = lax.pmax
+        return largest(x, tuple(self.names[a] for a in axes))
+
+    def minimum(self, x: Any, axes: Sequence[int]) -> Any:
+        """The smallest of what the devices along `axes` have, element by element."""
+        smallest: Any = lax.pmin
+        return smallest(x, tuple(self.names[a] for a in axes))

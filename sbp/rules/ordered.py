@@ -7,7 +7,7 @@ A split of that dim needs a word with the other devices: each works on its rows,
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -168,13 +168,6 @@ def sort(op: Op) -> list[Row]:
     return factors(op, operands, results)
 
 
-@rule("approx_top_k", note="the searched dim is whole", flops=lambda op: 16 * _operand_flops(op))
-def approx_top_k(op: Op) -> list[Row]:
-    """The searched dim must be whole: which elements are found is not defined."""
-    operands, results = _along(op, op.params["reduction_dimension"] % len(op.shapes[0]))
-    return factors(op, operands, results)
-
-
 def _top_dim(params: Any, ndim: int) -> int:
     """The searched dim; before jax 0.11 always the last."""
     return int(params.get("axis", -1)) % ndim
@@ -182,15 +175,17 @@ def _top_dim(params: Any, ndim: int) -> int:
 
 def _top_k_local(ctx: Local, x: Any) -> list[Any]:
     """The largest of the own rows, then the largest of all devices'."""
-    layout = ctx.operands[0]
     dim = _top_dim(ctx.params, x.ndim)
-    axes = layout.axes(dim)
-    if not axes:
-        return ctx.bind(x)
-    values, at = ctx.bind(x)
+    found = ctx.bind(x)
+    return _best_of_all(ctx, found, dim, ctx.bind) if ctx.operands[0].axes(dim) else found
+
+
+def _best_of_all(ctx: Local, found: Sequence[Any], dim: int, choose: Callable[[Any], Any]) -> list[Any]:
+    """Of the values that the devices found, and their places in the shards, those that `choose` finds."""
+    layout, (values, at) = ctx.operands[0], found
     at = at + ctx.offset(layout, dim).astype(at.dtype)
-    many, places = (_joined(ctx.gathered(y, axes), dim) for y in (values, at))
-    best, chosen = ctx.bind(many)
+    many, places = (_joined(ctx.gathered(y, layout.axes(dim)), dim) for y in (values, at))
+    best, chosen = choose(many)
     return [best, jnp.take_along_axis(places, chosen, dim)]
 
 
@@ -201,20 +196,55 @@ def _joined(x: Any, dim: int) -> Any:
 
 
 def _top_k_talks(ctx: Local) -> Iterable[Talk]:
-    dim = _top_dim(ctx.params, len(ctx.operands[0].shape))
+    return _best_talk(ctx, _top_dim(ctx.params, len(ctx.operands[0].shape)))
+
+
+def _best_talk(ctx: Local, dim: int) -> Iterable[Talk]:
     each = compat.itemsize(ctx.dtypes[0]) + 4
     found = math.prod(ctx.results[0].local) * each
     why = f"the largest along dim {dim} of each device are compared; it is split"
     return _gather_talk(ctx, dim, found, why)
 
 
-@rule("top_k", flops=lambda op: 16 * _operand_flops(op), local=_top_k_local, talks=_top_k_talks)
-def top_k(op: Op) -> list[Row]:
-    """Every dim; the searched one, if each device has k rows, with a comparison of what the devices found."""
-    dim, k = _top_dim(op.params, len(op.shapes[0])), op.params["k"]
+def _top_rows(op: Op, dim: int) -> list[Row]:
+    """Every dim; the searched one if it divides, and each device has more than k rows of it."""
+    size, k = op.shapes[0][dim], op.params["k"]
     operands, results = _along(op, dim)
     rows = factors(op, operands, results)
-    size = op.shapes[0][dim]
     if size % op.group == 0 and 0 < k < size // op.group:
         rows.append(Row((Split(dim),), (B, B)))
     return rows
+
+
+@rule("top_k", flops=lambda op: 16 * _operand_flops(op), local=_top_k_local, talks=_top_k_talks)
+def top_k(op: Op) -> list[Row]:
+    """Every dim; the searched one, if each device has k rows, with a comparison of what the devices found."""
+    return _top_rows(op, _top_dim(op.params, len(op.shapes[0])))
+
+
+def _approx_dim(params: Any, ndim: int) -> int:
+    return int(params["reduction_dimension"]) % ndim
+
+
+def _approx_local(ctx: Local, x: Any) -> list[Any]:
+    """The shards look for their best as parts of the whole, whose size decides how closely; then exactly."""
+    dim, layout = _approx_dim(ctx.params, x.ndim), ctx.operands[0]
+    if not layout.axes(dim):
+        return ctx.bind(x)
+    asked = ctx.params["reduction_input_size_override"]
+    found = ctx.bind(x, reduction_input_size_override=asked if asked > 0 else layout.shape[dim])
+    exactly = {"recall_target": 1.0, "reduction_input_size_override": -1}
+    return _best_of_all(ctx, found, dim, lambda many: ctx.bind(many, **exactly))
+
+
+def _approx_talks(ctx: Local) -> Iterable[Talk]:
+    return _best_talk(ctx, _approx_dim(ctx.params, len(ctx.operands[0].shape)))
+
+
+@rule("approx_top_k", flops=lambda op: 16 * _operand_flops(op), local=_approx_local, talks=_approx_talks)
+def approx_top_k(op: Op) -> list[Row]:
+    """Every dim; the searched one, if each device has k rows and k are asked for, with a comparison."""
+    dim = _approx_dim(op.params, len(op.shapes[0]))
+    if op.params["aggregate_to_topk"]:
+        return _top_rows(op, dim)
+    return factors(op, *_along(op, dim))

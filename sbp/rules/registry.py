@@ -83,12 +83,35 @@ class Talk:
 Rows: TypeAlias = Callable[[Op], Iterable[Row]]
 Body: TypeAlias = Callable[..., Any]
 Flops: TypeAlias = Callable[[Op], float]
+Traffic: TypeAlias = Callable[[Op], float]
 Talks: TypeAlias = Callable[[Local], Iterable[Talk]]
 
 
 def element_flops(op: Op) -> float:
     """One operation per element of the results."""
     return float(sum(math.prod(s) for s in op.results))
+
+
+def element_traffic(op: Op) -> float:
+    """Every operand read once, every result written once; scalars are free."""
+    shapes, dtypes = (*op.shapes, *op.results), (*op.dtypes, *op.result_dtypes)
+    return sum(math.prod(s) * compat.itemsize(d) for s, d in zip(shapes, dtypes, strict=True) if s)
+
+
+def row_traffic(rows: int | None = None) -> Traffic:
+    """Of an op that reads some rows of operand 0, or changes some in place: the others stay untouched.
+
+    Arguments:
+      rows: the operand that has the rows; the first result if None.
+    """
+
+    def traffic(op: Op) -> float:
+        moved = op.results[0] if rows is None else op.shapes[rows]
+        others = zip(op.shapes[1:], op.dtypes[1:], strict=True)
+        table = 2 * math.prod(moved) * compat.itemsize(op.dtypes[0])
+        return table + sum(math.prod(s) * compat.itemsize(d) for s, d in others if s)
+
+    return traffic
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +123,7 @@ class Rule:
       rows: the valid 1-D signatures of an application; all B is always valid and need not be listed.
       local: the body that runs on the shards; None binds the same primitive to them.
       flops: of an application with local shapes.
+      traffic: bytes that it reads and writes, with local shapes.
       fused: whether compilers merge it into its neighbours' loops, so that its memory traffic is small.
       talks: the collectives inside the body, given the layouts; None if there are none.
       family: the file it stands in, for the table in the docs.
@@ -113,6 +137,7 @@ class Rule:
     flops: Flops = element_flops
     fused: bool = False
     talks: Talks | None = None
+    traffic: Traffic = element_traffic
     family: str = ""
     note: str = ""
     function: Any = None
@@ -175,6 +200,7 @@ def rule(
     flops: Flops = element_flops,
     fused: bool = False,
     talks: Talks | None = None,
+    traffic: Traffic = element_traffic,
     note: str = "",
 ) -> Callable[[Rows], Rows]:
     """Enters the decorated function as the rule of `names`; the built-in families use it."""
@@ -182,7 +208,7 @@ def rule(
     def enter(rows: Rows) -> Rows:
         family = rows.__module__.rsplit(".", 1)[-1]
         for name in names:
-            _add(Rule(name, rows, local, flops, fused, talks, family, note))
+            _add(Rule(name, rows, local, flops, fused, talks, traffic, family, note))
         return rows
 
     return enter
@@ -246,7 +272,8 @@ def register_rule(
         raise _no_op(op)
     given = from_spec(rows, reduced or {}, tuple(linear)) if isinstance(rows, str) else rows
     function = op if call is not None else None
-    _add(Rule(name, given, local, flops, False, talks, "user", function=function), replace)
+    entry = Rule(name, given, local, flops, talks=talks, family="user", function=function)
+    _add(entry, replace)
 
 
 def _no_op(op: Any) -> RuleError:

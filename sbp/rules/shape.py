@@ -102,14 +102,6 @@ def reshape(op: Op) -> list[Row]:
     return rows
 
 
-@rule("concatenate", note="the joined dim is whole")
-def concatenate(op: Op) -> list[Row]:
-    """Every other dim; additive in all operands together."""
-    dim = op.params["dimension"]
-    names = tuple(None if d == dim else n for d, n in enumerate(_dims(len(op.results[0]))))
-    return factors(op, [names] * len(op.shapes), [names], additive=tuple(range(len(op.shapes))))
-
-
 @rule("stack", note="the new dim is whole")
 def stack(op: Op) -> list[Row]:
     """Every old dim; additive in all operands together."""
@@ -126,55 +118,6 @@ def unstack(op: Op) -> list[Row]:
     names = _dims(len(op.results[0]))
     operand = (*names[:at], None, *names[at:])
     return factors(op, [operand], [names] * len(op.results), additive=(0,))
-
-
-@rule("split", note="the cut dim is whole")
-def split(op: Op) -> list[Row]:
-    """Every other dim; additive."""
-    dim = op.params["axis"]
-    names = tuple(None if d == dim else n for d, n in enumerate(_dims(len(op.shapes[0]))))
-    return factors(op, [names], [names] * len(op.results), additive=(0,))
-
-
-@rule("pad", fused=True, note="padded dims are whole")
-def pad(op: Op) -> list[Row]:
-    """Every dim that gets no padding; additive in operand and padding value together."""
-    config = op.params["padding_config"]
-    names = tuple(None if any(c) else n for c, n in zip(config, _dims(len(config)), strict=True))
-    return factors(op, [names, ()], [names], additive=(0, 1))
-
-
-def _full(op: Op) -> Letters:
-    """A letter for every dim that a slice takes whole."""
-    starts, strides = op.params["start_indices"], op.params["strides"] or (1,) * len(op.shapes[0])
-    return tuple(
-        f"d{d}" if a == 0 and s == 1 and n == m else None
-        for d, (a, s, n, m) in enumerate(zip(starts, strides, op.shapes[0], op.results[0], strict=True))
-    )
-
-
-def _slice_local(ctx: Local, x: Any) -> list[Any]:
-    """A dim that is taken whole keeps its local size."""
-    whole = [n == m for n, m in zip(ctx.operands[0].shape, ctx.results[0].shape, strict=True)]
-    limits = tuple(
-        n if full else stop for n, full, stop in zip(x.shape, whole, ctx.params["limit_indices"], strict=True)
-    )
-    return ctx.bind(x, limit_indices=limits)
-
-
-@rule("slice", local=_slice_local, fused=True, note="sliced dims are whole")
-def slice_(op: Op) -> list[Row]:
-    """Every dim that is taken whole."""
-    names = _full(op)
-    return factors(op, [names], [names], additive=(0,), increasing=(0,))
-
-
-@rule("rev", note="reversed dims are whole")
-def rev(op: Op) -> list[Row]:
-    """Every dim that is not reversed."""
-    gone = op.params["dimensions"]
-    names = tuple(None if d in gone else n for d, n in enumerate(_dims(len(op.shapes[0]))))
-    return factors(op, [names], [names], additive=(0,), increasing=(0,))
 
 
 def _iota_local(ctx: Local, *_: Any) -> list[Any]:
@@ -203,9 +146,7 @@ def _origin(whole: Sequence[int], part: Sequence[int], starts: Sequence[Any]) ->
     def clamped(s: Any, most: int) -> Any:
         return jnp.clip(s, 0, min(most, integer_limits(s.dtype).max)).astype(np.int32)
 
-    return [
-        np.int32(0) if n == m else clamped(s, n - m) for n, m, s in zip(whole, part, starts, strict=True)
-    ]
+    return [np.int32(0) if n == m else clamped(s, n - m) for n, m, s in zip(whole, part, starts, strict=True)]
 
 
 def _dynamic_slice_local(ctx: Local, x: Any, *starts: Any) -> list[Any]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from typing import Any
 
+import jax.numpy as jnp
 from jax import lax
 
+from sbp import compat
 from sbp.rules.factors import factors, same_dims
 from sbp.rules.local import Local
-from sbp.rules.registry import Op, Row, rule
+from sbp.rules.registry import Op, Row, Talk, rule
 
 
 @rule("create_token", note="no tensor")
@@ -28,6 +32,34 @@ def device_put(op: Op) -> list[Row]:
         return []
     operands, results = same_dims(op)
     return factors(op, operands, results, additive=(0,), increasing=(0,))
+
+
+@rule("platform_index", note="no tensor")
+def platform_index(op: Op) -> list[Row]:
+    """Which branch is for this platform: the same on all devices."""
+    return []
+
+
+def _of_the_first(ctx: Local, *args: Any) -> list[Any]:
+    """What the first device made: the state of the numbers is each device's own."""
+    (x,) = ctx.bind(*args)
+    mine = jnp.where(ctx.first(range(len(ctx.coords))), x, jnp.zeros((), x.dtype))
+    psum: Any = lax.psum
+    return [psum(mine, tuple(ctx.names))]
+
+
+def _first_talks(ctx: Local) -> Iterable[Talk]:
+    (out,), hierarchy = ctx.results, ctx.operands[0].hierarchy
+    group = math.prod(hierarchy)
+    each = 2 * (group - 1) / group * compat.itemsize(ctx.dtypes[0])
+    why = "all devices over {axes} take the numbers that the first one drew"
+    yield Talk("all_reduce", tuple(range(len(hierarchy))), each * math.prod(out.local), 0, why)
+
+
+@rule("rng_uniform", local=_of_the_first, talks=_first_talks, note="the first device makes the whole")
+def rng_uniform(op: Op) -> list[Row]:
+    """Numbers without a key have an order on one device only."""
+    return []
 
 
 @rule("rng_bit_generator", note="every device makes the whole")

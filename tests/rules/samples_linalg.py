@@ -103,6 +103,8 @@ SAMPLES = [
         groups=(3,),
     ),
     sample("device_put", lambda x: jax.device_put(x), X, groups=(3,)),
+    # Between equal bounds it is a function.
+    sample("rng_uniform", lambda a, b: lax.rng_uniform(a, b, (5, 4)), np.float32(2), np.float32(2)),
     sample(
         "rng_bit_generator",
         lambda k: lax.rng_bit_generator(k, (5, 4)),

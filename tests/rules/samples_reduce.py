@@ -11,6 +11,7 @@ from tests.rules.claims import Sample, sample, whole
 X, CUBE = whole((5, 7)), whole((5, 4, 3))
 AWKWARD = np.where(whole((5, 7), low=0, high=9, seed=3) == 1, np.nan, X).astype(np.float32)
 INFINITE = np.where(X > 3, np.inf, np.where(X < -2, -np.inf, X)).astype(np.float32)
+DISTINCT = np.random.default_rng(0).permutation(36).reshape(3, 12).astype(np.float32)
 THREE: Any = {"groups": (3,)}
 ONE: Any = {"pairs": 1}
 
@@ -105,5 +106,14 @@ SAMPLES = [
     sample("top_k", lambda x: lax.top_k(x, 2), whole((3, 12)), pairs=4, label="ties"),
     sample("top_k", lambda x: lax.top_k(x, 1), np.full(12, -np.inf, np.float32), pairs=2, label="lowest"),
     sample("approx_top_k", lambda x: lax.approx_max_k(x, 3), X, **THREE),
+    sample("approx_top_k", lambda x: lax.approx_max_k(x, 2), DISTINCT, label="searched", pairs=2),
+    sample("approx_top_k", lambda x: lax.approx_min_k(x, 2), DISTINCT - 50, label="searched min", **THREE),
+    sample(
+        "approx_top_k",
+        lambda x: lax.approx_max_k(x, 2, aggregate_to_topk=False),
+        DISTINCT,
+        label="not aggregated",
+        groups=(4,),
+    ),
     sample("approx_top_k", lambda x: lax.approx_min_k(x, 3, reduction_dimension=0), X, label="min", **ONE),
 ]

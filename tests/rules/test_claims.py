@@ -16,6 +16,7 @@ from tests.rules import (
     samples_random,
     samples_reduce,
     samples_shape,
+    samples_update,
     samples_windows,
 )
 from tests.rules.claims import Sample, applications, false_compositions, false_rows, sample, whole
@@ -28,6 +29,7 @@ FAMILIES = (
     samples_random,
     samples_reduce,
     samples_shape,
+    samples_update,
     samples_windows,
 )
 SAMPLES = [one for family in FAMILIES for one in family.SAMPLES]

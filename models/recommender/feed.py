@@ -1,0 +1,183 @@
+"""Batches for training and evaluation: files, keys as rows of tables, and copies to where they are wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.recommender import criteo, synthetic
+from models.recommender.batch import Batch, hashed, rebatch
+from models.recommender.columns import PREPARED, Layout
+from models.recommender.criteo import DataError
+from models.recommender.stages import Flow, Stage
+from models.recommender.synthetic import Teacher
+from sbp.errors import Problem
+
+Cut: TypeAlias = Callable[[Iterator[Batch]], Iterator[Batch]]
+"""Makes batches of pieces of files."""
+Copy: TypeAlias = Callable[[Batch], Batch]
+"""Copies a batch to where it is wanted, and waits for it."""
+
+NOBODY = -1
+"""The label of what fills up a last batch."""
+HELD_OUT = 1 << 20
+"""The number of the first batch of the teacher that no training sees."""
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """Clicks in files.
+
+    Arguments:
+      name: what they are, for all output.
+      train: files to train on.
+      test: files to evaluate on; if there are none, what the training has left of its own.
+      layout: the columns of the files.
+      sizes: the rows of each feature's table.
+      hashing: whether keys are hashed to rows; otherwise they are rows.
+      teacher: who knows the truth, of synthetic clicks.
+    """
+
+    name: str
+    train: tuple[str, ...]
+    test: tuple[str, ...]
+    layout: Layout
+    sizes: tuple[int, ...]
+    hashing: bool
+    teacher: Teacher | None = None
+
+    def refused(
+        self, got: str, legal: str, fix: str, why: str = "models are trained by batches"
+    ) -> DataError:
+        """What to raise when these clicks cannot be taken."""
+        return DataError(Problem("data", self.name, got, legal, why, fix))
+
+    def rows(self, batch: Batch) -> Batch:
+        """The batch with int32 rows of tables in place of its keys.
+
+        Raises:
+          DataError: if a feature is multi-hot, or if a key that is to be a row is none.
+        """
+        if isinstance(batch.keys, tuple):
+            why = "these models look up one row for each feature"
+            raise self.refused("a multi-hot feature", "one key in each column", "a file without lists", why)
+        if self.hashing:
+            return replace(batch, keys=hashed(batch.keys, self.sizes))
+        sizes = np.array(self.sizes)
+        wrong = np.argwhere((batch.keys < 0) | (batch.keys >= sizes))
+        if len(wrong):
+            row, column = map(int, wrong[0])
+            got, legal = f"key {batch.keys[row, column]} of feature {column + 1}", f"0..{sizes[column] - 1}"
+            raise self.refused(got, legal, "--rows N hashes keys", "keys are taken as rows of tables")
+        return replace(batch, keys=batch.keys.astype(np.int32))
+
+    def batches(self, paths: Sequence[str], size: int, stop: int) -> Iterator[Batch]:
+        """The first `stop` full batches, with rows, of one thread."""
+        found = criteo.batches(paths, size, layout=self.layout, drop_last=True)
+        return map(self.rows, islice(found, stop))
+
+    def first(self, size: int) -> Batch:
+        """The first batch of the training.
+
+        Raises:
+          DataError: if there is no full one.
+        """
+        for batch in self.batches(self.train, size, 1):
+            return batch
+        raise self.refused(f"fewer than {size:,} rows", "one batch or more", "a smaller --batch")
+
+
+def made(folder: Path, samples: int, held_out: int, seed: int, rows: int | None = None) -> Data:
+    """The synthetic set, written to a folder as two Parquet files.
+
+    Arguments:
+      samples: to train on.
+      held_out: to evaluate on.
+      seed: of the teacher.
+      rows: what keys are hashed to, at most; without it keys are rows.
+    """
+    teacher = Teacher.planted(seed=seed)
+    train, test = (str(folder / f"synthetic-{part}.parquet") for part in ("train", "test"))
+    synthetic.write(train, teacher, samples)
+    synthetic.write(test, teacher, held_out, start=HELD_OUT)
+    sizes = tuple(min(size, rows or size) for size in teacher.cardinalities)
+    name = f"{synthetic.NAME} (seed {seed})"
+    return Data(name, (train,), (test,), PREPARED, sizes, rows is not None, teacher)
+
+
+def truth(teacher: Teacher, held_out: int) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
+    """Labels of the held-out synthetic clicks and their scores by the teacher, batch by batch."""
+    for index, at in enumerate(range(0, held_out, synthetic.GROUP), HELD_OUT):
+        size = min(synthetic.GROUP, held_out - at)
+        yield teacher.batch(size, index).label, teacher.logits(size, index)
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """How many threads parse, and how many hash keys and copy to the devices."""
+
+    parse: int
+    copy: int
+
+
+def flow(
+    data: Data,
+    paths: Sequence[str],
+    size: int,
+    cut: Cut,
+    copy: Copy,
+    workers: Workers,
+    name: str,
+) -> Flow:
+    """Files to batches on devices, in stages that work at the same time.
+
+    Arguments:
+      paths: of files.
+      size: of every batch; what fills a smaller one up has the label `NOBODY`.
+      name: what is done with the batches, for the table of rates.
+    """
+    stages = [
+        Stage("parse", criteo.parse, workers=workers.parse),
+        Stage("batch", stream=cut),
+        Stage("hash, copy", lambda batch: copy(filled(data.rows(batch), size)), workers=workers.copy),
+    ]
+    return Flow(criteo.blocks(paths, layout=data.layout), stages, names=("read", name))
+
+
+def full(size: int, stop: int) -> Cut:
+    """Cuts the first `stop` full batches."""
+    return lambda parsed: islice(rebatch(parsed, size, drop_last=True), stop)
+
+
+def rest(size: int, start: int, samples: int) -> Cut:
+    """Cuts what comes after the first `start` batches, `samples` rows at most."""
+
+    def cut(parsed: Iterator[Batch]) -> Iterator[Batch]:
+        left = samples
+        for batch in islice(rebatch(parsed, size), start, None):
+            own = batch.between(0, min(left, len(batch)))
+            left -= len(own)
+            yield own
+            if not left:
+                return
+
+    return cut
+
+
+def filled(batch: Batch, size: int) -> Batch:
+    """A batch with rows of nobody up to a size."""
+    missing = size - len(batch)
+    if not missing:
+        return batch
+    keys = np.asarray(batch.keys)
+    return Batch(
+        np.pad(batch.label, (0, missing), constant_values=NOBODY),
+        np.pad(batch.dense, ((0, missing), (0, 0))),
+        np.pad(keys, ((0, missing), (0, 0))),
+    )

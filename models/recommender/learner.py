@@ -1,0 +1,185 @@
+"""A recommender and its tables as one train step: dense weights and rows learn from one gradient."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import sbp
+from models.recommender.batch import Batch
+from models.recommender.layers import Inputs
+from sbp import AUTO, B, S
+from sbp.placement import Placement
+from sbp.runtime.embedding import (
+    Collection,
+    ColumnWise,
+    FeatureConfig,
+    Replicated,
+    RowWise,
+    TableConfig,
+    TableWise,
+)
+from sbp.runtime.embedding.optimizers import ftrl, rowwise_adagrad
+from sbp.runtime.embedding.tables import Layout
+from sbp.signature import Signature, Split
+
+PyTree: TypeAlias = Any
+
+ROUNDED = 256
+"""Rows of a stack are rounded up to a multiple of this, so that the same stacks fit many placements."""
+
+# What `--table` stands for, made of the number of devices. "auto" leaves it to the planner how they lie.
+LAYOUTS: Mapping[str, Callable[[int], Layout]] = {
+    "rows": lambda devices: RowWise(),
+    "whole": TableWise,
+    "columns": lambda devices: ColumnWise(),
+    "replicated": lambda devices: Replicated(),
+    "auto": lambda devices: RowWise(),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TableOptimizer:
+    """An optimizer of tables.
+
+    Arguments:
+      make: learning rate -> optimizer; it sees the gradient of a mean over the batch.
+      lr: the learning rate unless another is given.
+    """
+
+    make: Callable[[float], Any]
+    lr: float
+
+
+# Gradients of rows are small, since few examples of a batch have a key: nothing is to drown them.
+OPTIMIZERS: Mapping[str, TableOptimizer] = {
+    "sgd": TableOptimizer(optax.sgd, 5.0),
+    "momentum": TableOptimizer(partial(optax.sgd, momentum=0.9), 1.0),
+    "adagrad": TableOptimizer(partial(optax.adagrad, initial_accumulator_value=1e-8, eps=1e-10), 0.05),
+    "rowwise": TableOptimizer(partial(rowwise_adagrad, initial=1e-8), 0.05),
+    "adam": TableOptimizer(optax.adam, 0.005),
+    "ftrl": TableOptimizer(partial(ftrl, initial=1e-8, beta=1e-4), 0.05),
+}
+
+
+class Model(Protocol):
+    """A recommender without its tables."""
+
+    def init(self, key: jax.Array, inputs: Inputs) -> PyTree:
+        """What is learned beside the tables."""
+
+    def forward(self, params: PyTree, dense: jax.Array, vectors: Mapping[str, jax.Array]) -> jax.Array:
+        """The score of each example, `[batch]`, of dense features and one vector for each other feature."""
+
+
+def collection(sizes: Sequence[int], width: int, layout: Layout, devices: int) -> Collection:
+    """One table for each categorical feature.
+
+    Arguments:
+      sizes: the rows of each.
+      width: of a row.
+      layout: how the tables are split.
+      devices: over how many.
+    """
+    initial = jax.nn.initializers.normal(0.1 * width**-0.5)
+    tables = [
+        TableConfig(f"C{i}", size, width, initializer=initial, placement=layout)
+        for i, size in enumerate(sizes, 1)
+    ]
+    features = tuple(FeatureConfig(table.name, table) for table in tables)
+    return Collection(features, multiple=math.lcm(ROUNDED, devices))
+
+
+def _by_rows(stack: jax.Array) -> jax.Array:
+    """A stack as one row after the other: a row is what an optimizer treats by itself."""
+    return stack if stack.ndim == 2 else stack.reshape(-1, stack.shape[-1])
+
+
+@dataclass(frozen=True)
+class Learner:
+    """A model, its tables, and how both learn; its functions are for a single device.
+
+    Arguments:
+      model: what scores.
+      inputs: what it sees.
+      tables: where the vectors of its features come from.
+      table_optimizer: of the tables; made lazy here.
+      optimizer: of all other parameters.
+    """
+
+    model: Model
+    inputs: Inputs
+    tables: Collection
+    table_optimizer: Any
+    optimizer: optax.GradientTransformation
+
+    def init(self, key: jax.Array) -> PyTree:
+        """The parameters: `{"tables": {stack: array}, "dense": of the model}`."""
+        tables, dense = jax.random.split(key)
+        return {"tables": self.tables.init(tables), "dense": self.model.init(dense, self.inputs)}
+
+    def init_state(self, params: PyTree) -> PyTree:
+        """The state of both optimizers."""
+        rows = jax.tree.map(_by_rows, params["tables"])
+        return {
+            "tables": sbp.rows(self.table_optimizer).init(rows),
+            "dense": self.optimizer.init(params["dense"]),
+        }
+
+    def scores(self, params: PyTree, batch: Batch) -> jax.Array:
+        """The score of each example, `[batch]`; labels are not looked at, keys are rows of tables."""
+        keys, dense = jnp.asarray(batch.keys), jnp.asarray(batch.dense)
+        ids = {f.name: keys[:, i] for i, f in enumerate(self.tables.features)}
+        return self.model.forward(params["dense"], dense, self.tables(params["tables"], ids))
+
+    def loss(self, params: PyTree, batch: Batch) -> jax.Array:
+        """The mean cross-entropy in nats."""
+        return optax.sigmoid_binary_cross_entropy(self.scores(params, batch), batch.label).mean()
+
+    def step(self, params: PyTree, state: PyTree, batch: Batch) -> tuple[PyTree, PyTree, jax.Array]:
+        """One step of training: parameters, state and loss."""
+        loss, grads = jax.value_and_grad(self.loss)(params, batch)
+        dense, dense_state = self.optimizer.update(grads["dense"], state["dense"], params["dense"])
+        rows, slopes = (jax.tree.map(_by_rows, tree["tables"]) for tree in (params, grads))
+        added, table_state = sbp.rows(self.table_optimizer).update(slopes, state["tables"], rows)
+        tables = jax.tree.map(
+            lambda stack, new: new.reshape(stack.shape), params["tables"], optax.apply_updates(rows, added)
+        )
+        params = {"tables": tables, "dense": optax.apply_updates(params["dense"], dense)}
+        return params, {"tables": table_state, "dense": dense_state}, loss
+
+    def in_sbp(self, placement: Placement, layout: str) -> tuple[PyTree, PyTree, PyTree]:
+        """The signatures of the arguments of `step`: batch and tables are split over all axes.
+
+        Arguments:
+          layout: a key of `LAYOUTS`; with "auto" the planner chooses how tables and their state lie.
+        """
+        batch = [S(0)] * placement.ndim
+        whole = [B] * placement.ndim
+        if layout == "auto":
+            return {"tables": AUTO, "dense": whole}, {"tables": AUTO, "dense": whole}, batch
+        tables = self.tables.in_sbp(placement)
+        params = jax.eval_shape(self.init, jax.random.key(0))
+        rows = jax.eval_shape(lambda p: jax.tree.map(_by_rows, p["tables"]), params)
+        state = jax.eval_shape(self.init_state, params)["tables"]
+        lying = {
+            name: jax.tree.map(partial(_as_table, rows[name].shape, tables[name]), state[name])
+            for name in tables
+        }
+        return {"tables": tables, "dense": whole}, {"tables": lying, "dense": whole}, batch
+
+
+def _as_table(shape: tuple[int, ...], table: Sequence[Signature], leaf: Any) -> list[Signature]:
+    """How a leaf of a table's state lies: as the table, along the dims that it shares with it."""
+
+    def shared(s: Signature) -> bool:
+        return isinstance(s, Split) and leaf.shape[s.dim : s.dim + 1] == shape[s.dim : s.dim + 1]
+
+    return [s if shared(s) else B for s in table]

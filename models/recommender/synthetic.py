@@ -1,0 +1,192 @@
+"""A synthetic set in the spirit of Criteo's: Zipf-distributed keys, clicks decided by a planted teacher.
+
+    python -m models.recommender.synthetic --samples 1000000 synthetic.parquet
+
+It shows that a model learns what is there to learn; it says nothing of the quality on real clicks.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.recommender.batch import Batch
+
+NAME = "synthetic clicks"
+
+# As many features as Criteo has, tiny ones among them as there; large tables are scaled down to 20,000 rows.
+CARDINALITIES = (
+    *(1460, 583, 20000, 10000, 305, 24, 5000, 633, 3, 10000, 3000, 20000, 3194),
+    *(27, 5000, 15000, 10, 3000, 2173, 4, 20000, 18, 15, 10000, 105, 8000),
+)
+DENSE = 13
+RANK = 4
+GROUP = 1 << 17
+
+# The standard deviations of the parts of the teacher's logit, and what makes about a quarter of the labels 1.
+SCALES = {"effects": 1.0, "interactions": 2.0, "dense": 0.7, "noise": 0.3}
+BIAS = -1.6
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """One categorical feature of the teacher.
+
+    Arguments:
+      cumulative: the Zipf distribution over ranks of popularity, `[n]`.
+      key: the key of each rank, `[n]`: popular keys are spread over the table.
+      effect: what a key adds to the logit, `[n]`.
+      factors: what it has to say to other features, `[n, rank]`.
+    """
+
+    cumulative: NDArray[np.float64]
+    key: NDArray[np.int64]
+    effect: NDArray[np.float32]
+    factors: NDArray[np.float32]
+
+    @staticmethod
+    def planted(size: int, exponent: float, rank: int, random: np.random.Generator) -> Feature:
+        """A random feature with `size` keys."""
+        popularity = np.arange(1, size + 1) ** -exponent
+        effect, factors = random.normal(size=size), random.normal(size=(size, rank))
+        return Feature(
+            np.cumsum(popularity) / popularity.sum(),
+            random.permutation(size),
+            effect.astype(np.float32),
+            factors.astype(np.float32),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Teacher:
+    """Who decides the synthetic clicks; made by `Teacher.planted`.
+
+    Its logit is the sum of an effect of each key, of the products of all pairs of factors (a factorization
+    machine; Rendle, 2010), in which the dense features take part as one factor more, and of a linear part. A
+    logistic regression finds the first and the last.
+    """
+
+    features: tuple[Feature, ...]
+    dense: NDArray[np.float32]
+    dense_factors: NDArray[np.float32]
+    seed: int
+
+    @staticmethod
+    def planted(
+        cardinalities: Sequence[int] = CARDINALITIES,
+        *,
+        dense: int = DENSE,
+        rank: int = RANK,
+        exponent: float = 1.2,
+        seed: int = 0,
+    ) -> Teacher:
+        """A random teacher; equal arguments give equal teachers.
+
+        Arguments:
+          cardinalities: the number of keys of each categorical feature.
+          dense: the number of dense features.
+          rank: the width of the factors.
+          exponent: of Zipf's law; the k-th most popular key has a share proportional to `k ** -exponent`.
+        """
+        if min(cardinalities, default=1) < 1:
+            raise ValueError(f"a feature of {min(cardinalities)} keys: at least one")
+        random = np.random.default_rng(seed)
+        features = tuple(Feature.planted(size, exponent, rank, random) for size in cardinalities)
+        linear, factors = random.normal(size=dense), random.normal(size=(dense, rank))
+        return Teacher(features, linear.astype(np.float32), factors.astype(np.float32), seed)
+
+    @property
+    def cardinalities(self) -> tuple[int, ...]:
+        """The number of keys of each feature: keys are below it, and can be rows of a table as they are."""
+        return tuple(len(feature.key) for feature in self.features)
+
+    def batch(self, size: int, index: int) -> Batch:
+        """Batch number `index`, drawn anew from `(seed, index)`."""
+        return self._drawn(size, index)[0]
+
+    def logits(self, size: int, index: int) -> NDArray[np.float32]:
+        """The teacher's score of each row of `batch(size, index)`, without noise: no model can know more."""
+        return self._drawn(size, index)[1]
+
+    def _drawn(self, size: int, index: int) -> tuple[Batch, NDArray[np.float32]]:
+        random = np.random.default_rng((self.seed, 1 + index))
+        dense = random.normal(size=(size, len(self.dense))).astype(np.float32)
+        ranks = [np.searchsorted(feature.cumulative, random.random(size)) for feature in self.features]
+        logits = self._logits(dense, ranks)
+        noisy = logits + SCALES["noise"] * random.normal(size=size)
+        label = random.random(size) < 1 / (1 + np.exp(-noisy))
+        keys = [feature.key[rank] for feature, rank in zip(self.features, ranks, strict=True)]
+        stacked = np.stack(keys, axis=1) if keys else np.empty((size, 0), np.int64)
+        return Batch(label.astype(np.float32), dense, stacked), logits
+
+    def _logits(self, dense: NDArray[np.float32], ranks: list[NDArray[np.int64]]) -> NDArray[np.float32]:
+        parts = len(self.features) + 1
+        effects = np.zeros(len(dense), np.float32)
+        # Of variance 1, as the factors of keys have.
+        total = dense @ self.dense_factors / max(len(self.dense), 1) ** 0.5
+        squares = total**2
+        for feature, rank in zip(self.features, ranks, strict=True):
+            factors = feature.factors[rank]
+            effects += feature.effect[rank]
+            total += factors
+            squares += factors**2
+        pairs = ((total**2 - squares) / 2).sum(axis=1)
+        width = max(total.shape[1], 1)
+        return (
+            BIAS
+            + SCALES["effects"] * effects / max(len(self.features), 1) ** 0.5
+            + SCALES["interactions"] * pairs / max(parts * (parts - 1) / 2 * width, 1) ** 0.5
+            + SCALES["dense"] * (dense @ self.dense) / max(len(self.dense), 1) ** 0.5
+        )
+
+
+def write(path: str | Path, teacher: Teacher, samples: int, *, start: int = 0, group: int = GROUP) -> None:
+    """Writes synthetic clicks as Parquet; read them with the layout `PREPARED`, or `layout(teacher)`.
+
+    Arguments:
+      samples: rows.
+      start: the number of the first batch of the teacher that is taken: other batches are other clicks.
+      group: rows of one batch, and of one row group.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    dense = [f"I{i}" for i in range(1, len(teacher.dense) + 1)]
+    keys = [f"C{i}" for i in range(1, len(teacher.features) + 1)]
+    fields = [
+        *[(name, pa.float32()) for name in ("label", *dense)],
+        *[(name, pa.int64()) for name in keys],
+    ]
+    schema = pa.schema(fields, metadata={"source": NAME, "seed": str(teacher.seed)})
+    with pyarrow.parquet.ParquetWriter(path, schema) as file:
+        for index, at in enumerate(range(0, samples, group), start):
+            batch = teacher.batch(min(group, samples - at), index)
+            assert not isinstance(batch.keys, tuple)
+            columns = [batch.label, *batch.dense.T, *batch.keys.T]
+            arrays = [pa.array(np.ascontiguousarray(column)) for column in columns]
+            file.write_table(pa.Table.from_arrays(arrays, schema=schema))
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Writes a file of synthetic clicks."""
+    options = argparse.ArgumentParser(
+        prog="python -m models.recommender.synthetic",
+        description="Write synthetic clicks as Parquet.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    options.add_argument("path")
+    options.add_argument("--samples", type=int, default=1_000_000)
+    options.add_argument("--start", type=int, default=0, help="batch of the teacher to begin with")
+    options.add_argument("--seed", type=int, default=0, help="of the teacher")
+    args = options.parse_args(argv)
+    write(args.path, Teacher.planted(seed=args.seed), args.samples, start=args.start)
+    print(f"{args.samples:,} {NAME}: {args.path}")
+
+
+if __name__ == "__main__":
+    main()

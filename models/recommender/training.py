@@ -1,0 +1,262 @@
+"""The command of the recommender models: options, data, plan, training, evaluation, comparison."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import jax
+import numpy as np
+import optax
+
+import sbp
+from models import train
+from models.recommender import feed, logistic
+from models.recommender.batch import Batch
+from models.recommender.columns import CRITEO, PREPARED
+from models.recommender.feed import Data
+from models.recommender.layers import Inputs
+from models.recommender.learner import LAYOUTS, OPTIMIZERS, Learner, Model, collection
+from models.recommender.metrics import Clicks
+from models.recommender.stages import Flow
+from sbp.placement import Placement
+
+PyTree: TypeAlias = Any
+
+HASHED_ROWS = 100_000
+SHOWN = 10
+"""How many losses a run prints."""
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """How well held-out clicks were predicted.
+
+    Arguments:
+      auc: over the whole set.
+      log_loss: mean cross-entropy in nats.
+      samples: how many clicks.
+    """
+
+    auc: float
+    log_loss: float
+    samples: int
+
+    @staticmethod
+    def of(clicks: Clicks) -> Score:
+        """The score of all that was added."""
+        return Score(clicks.auc(), clicks.log_loss(), len(clicks))
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a run leaves.
+
+    Arguments:
+      params: of the model, as host arrays.
+      losses: of each step.
+      plan: of the train step.
+      scores: by the name of who predicted: the model, and what it is compared with.
+      difference: to the same run on one device, if there was one.
+    """
+
+    params: PyTree
+    losses: list[float]
+    plan: sbp.Plan
+    scores: dict[str, Score]
+    difference: train.Difference | None
+
+
+def parser(prog: str, model: Model) -> argparse.ArgumentParser:
+    """The options that all recommender models have."""
+    options = argparse.ArgumentParser(
+        prog=f"python -m {prog}",
+        description=f"Train {type(model).__name__} on Criteo's files or on synthetic clicks, distributed.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = options.add_argument
+    add("--data", nargs="+", default=[], metavar="FILE", help="Criteo TSV or Parquet; none: synthetic clicks")
+    add("--test", nargs="+", default=[], metavar="FILE", help="evaluate on these, not on the rest of --data")
+    add("--prepared", action="store_true", help="the dense columns of --data are scaled already")
+    add("--rows", type=int, help=f"hash keys to as many rows a table; --data: {HASHED_ROWS:,}")
+    add("--samples", type=int, help="synthetic clicks to train on; default: what the steps take")
+    add("--held-out", type=int, default=50_000, help="clicks to evaluate on, at most")
+    add("--placement", default="cpu:8", help="KIND:AxBxC; CPU devices are made as needed")
+    add("--table", choices=tuple(LAYOUTS), default="rows", help="how tables are split; whole ones, or auto")
+    add("--width", type=int, default=16, help="of a row of a table")
+    add("--optimizer", choices=tuple(OPTIMIZERS), default="adagrad", help="of the tables")
+    add("--lr", type=float, help="learning rate of the tables; default: the optimizer's own")
+    add("--dense-lr", type=float, default=2e-3, help="learning rate of all else, by Adam")
+    add("--batch", type=int, default=1024, help="clicks per step, over all devices")
+    add("--steps", type=int, default=200, help="of training, at most; every click is seen once")
+    add("--seed", type=int, default=0)
+    add("--parsers", type=int, default=1, help="threads that parse")
+    add("--copiers", type=int, default=1, help="threads that hash keys and copy batches to the devices")
+    add("--baseline", action="store_true", help="fit a logistic regression too")
+    add("--check", action="store_true", help="repeat the training on one device and compare")
+    add("--out", default="out", metavar="DIR", help="where plan.html goes, and synthetic clicks")
+    return options
+
+
+def main(prog: str, model: Model, argv: Sequence[str] | None = None) -> Result:
+    """Plans, trains, evaluates, and compares as the options say."""
+    args = parser(prog, model).parse_args(argv)
+    placement = train.prepare(args)
+    out = Path(args.out)
+    out.mkdir(parents=True, exist_ok=True)
+    data = _data(args, out)
+    inputs = Inputs(len(data.layout.dense), len(data.sizes), args.width)
+    devices = int(np.prod(placement.shape))
+    tables = collection(data.sizes, args.width, LAYOUTS[args.table](devices), devices)
+    rule = OPTIMIZERS[args.optimizer]
+    by_rows = rule.make(rule.lr if args.lr is None else args.lr)
+    learner = Learner(model, inputs, tables, by_rows, optax.adam(args.dense_lr))
+    print(
+        f"{type(model).__name__}, {sum(data.sizes):,} rows in {len(data.sizes)} tables, on {data.name}\n"
+        f"on {placement}, --table {args.table}, --optimizer {args.optimizer}\n"
+    )
+    return Run(args, data, learner, placement).all(out)
+
+
+def _data(args: argparse.Namespace, out: Path) -> Data:
+    """The files of the command line, or synthetic ones."""
+    if not args.data:
+        samples = args.batch * args.steps if args.samples is None else args.samples
+        return feed.made(out, samples, args.held_out, args.seed, args.rows)
+    layout = PREPARED if args.prepared else CRITEO
+    sizes = (args.rows or HASHED_ROWS,) * len(layout.categorical)
+    name = f"{len(args.data)} files" if len(args.data) > 1 else args.data[0]
+    return Data(name, tuple(args.data), tuple(args.test), layout, sizes, hashing=True)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of the command."""
+
+    args: argparse.Namespace
+    data: Data
+    learner: Learner
+    placement: Placement
+
+    def all(self, out: Path) -> Result:
+        """Plan, training, comparison, evaluation."""
+        in_sbp = self.learner.in_sbp(self.placement, self.args.table)
+        step = sbp.compile(self.learner.step, self.placement, in_sbp=in_sbp, donate_argnums=(0, 1))
+        first, start = self.data.first(self.args.batch), self._start()
+        plan = step.plan(*start, first)
+        plan.save(str(out / "plan.html"))
+        print(plan, end="\n\n")
+
+        *placed, first = step.place(*start, first)
+        params, losses = self.trained(step, placed, _copy_like(first), str(self.placement))
+        difference = self.compared(params, losses, start) if self.args.check else None
+
+        scorer = sbp.compile(self.learner.scores, self.placement, in_sbp=(in_sbp[0], in_sbp[2]))
+        name = type(self.learner.model).__name__
+        scores = {name: self.evaluated(name, partial(scorer, params), _copy_like(first), len(losses))}
+        scores |= self.others(len(losses))
+        _show(scores, self.data.name)
+        return Result(jax.device_get(params), losses, plan, scores, difference)
+
+    def _start(self) -> tuple[PyTree, PyTree]:
+        """The first parameters and optimizer state, as host arrays."""
+        params = jax.jit(self.learner.init)(jax.random.key(self.args.seed))
+        return jax.device_get((params, jax.jit(self.learner.init_state)(params)))
+
+    def _flow(self, paths: Sequence[str], cut: feed.Cut, copy: feed.Copy, name: str) -> Flow:
+        workers = feed.Workers(self.args.parsers, self.args.copiers)
+        return feed.flow(self.data, paths, self.args.batch, cut, copy, workers, name)
+
+    def trained(
+        self, step: Callable[..., Any], start: Sequence[PyTree], copy: feed.Copy, where: str
+    ) -> tuple[PyTree, list[float]]:
+        """Parameters after all steps, and the losses; prints some of these, and the rates of the stages."""
+        (params, state), losses = start, list[float]()
+        every = -(-self.args.steps // SHOWN)
+        print(f"training on {where}")
+        cut = feed.full(self.args.batch, self.args.steps)
+        with self._flow(self.data.train, cut, copy, "train") as batches:
+            began = time.perf_counter()
+            for batch in batches:
+                params, state, loss = step(params, state, batch)
+                losses.append(float(loss))
+                if len(losses) == 1:
+                    compiled = time.perf_counter()
+                if len(losses) == 1 or len(losses) % every == 0:
+                    print(f"  step {len(losses):>6}: loss {losses[-1]:.4f}")
+        rate = (len(losses) - 1) * self.args.batch / (time.perf_counter() - compiled)
+        print(f"{batches}")
+        print(f"{compiled - began:.1f} s to the first loss with compilation, then {rate:,.0f} samples/s\n")
+        return params, losses
+
+    def compared(self, params: PyTree, losses: list[float], start: Sequence[PyTree]) -> train.Difference:
+        """The training repeated on one device, and how far it is from there."""
+        one_device = jax.jit(self.learner.step, donate_argnums=(0, 1))
+        once, alone = self.trained(one_device, start, _copy, "one device")
+        difference = train.compare(jax.device_get(params), losses, jax.device_get(once), alone)
+        print(f"largest difference to one device: {difference}\n")
+        return difference
+
+    def evaluated(
+        self, name: str, scorer: Callable[[Batch], jax.Array], copy: feed.Copy, trained: int
+    ) -> Score:
+        """The score of what predicts, on held-out clicks.
+
+        Arguments:
+          scorer: batch -> `[batch]`.
+          trained: how many batches the training has taken.
+        """
+        paths, start = (self.data.test, 0) if self.data.test else (self.data.train, trained)
+        cut = feed.rest(self.args.batch, start, self.args.held_out)
+        clicks = Clicks()
+        # Compiled before the clock starts.
+        jax.block_until_ready(scorer(copy(self.data.first(self.args.batch))))
+        with self._flow(paths, cut, copy, "evaluate") as batches:
+            for batch in batches:
+                label = np.asarray(batch.label)
+                real = label != feed.NOBODY
+                clicks.add(label[real], np.asarray(scorer(batch))[real])
+        if not len(clicks):
+            raise self.data.refused("no clicks after the training", "some", "--test FILE, or fewer --steps")
+        print(f"evaluation of {name}\n{batches}\n")
+        return Score.of(clicks)
+
+    def others(self, trained: int) -> dict[str, Score]:
+        """What the model is compared with: a logistic regression, and whoever made the clicks."""
+        found: dict[str, Score] = {}
+        if self.args.baseline:
+            sizes, name = self.data.sizes, "logistic regression"
+            batches = self.data.batches(self.data.train, self.args.batch, trained)
+            weights = logistic.fit(batches, sizes, len(self.data.layout.dense))
+            scorer = jax.jit(partial(logistic.logits, weights, sizes=sizes))
+            found[name] = self.evaluated(name, scorer, _copy, trained)
+        if self.data.teacher is not None:
+            clicks = Clicks()
+            for label, logits in feed.truth(self.data.teacher, self.args.held_out):
+                clicks.add(label, logits)
+            found["teacher, without noise"] = Score.of(clicks)
+        return found
+
+
+def _copy(batch: Batch) -> Batch:
+    """The batch on one device."""
+    return jax.block_until_ready(jax.device_put(batch))
+
+
+def _copy_like(placed: Batch) -> feed.Copy:
+    """Copies batches to where one lies, and waits for it."""
+    wanted = jax.tree.map(lambda x: x.sharding, placed)
+    return lambda batch: jax.block_until_ready(jax.device_put(batch, wanted))
+
+
+def _show(scores: dict[str, Score], name: str) -> None:
+    """A table of who predicted how well."""
+    samples = next(iter(scores.values())).samples
+    print(f"{f'{samples:,} held-out of {name}':<44}{'AUC':>8}{'log loss':>10}")
+    for who, score in scores.items():
+        print(f"{who:<44}{score.auc:>8.4f}{score.log_loss:>10.4f}")

@@ -1,0 +1,239 @@
+"""A residual network that reads digits: convolutions split by batch, or by the rows of the images.
+
+    python -m models.resnet --depth 18 --size 32 --parallel data
+
+Batch normalisation takes its mean and variance over the whole batch, however that is split: what the devices
+add up is one line per channel. Split by rows, each convolution fetches the rows around its own from the
+neighbours, and nothing else travels but gradients.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+from numpy.typing import NDArray
+
+from models import mlp, parallel, train
+from sbp import B, S
+from sbp.signature import Signature
+
+PyTree: TypeAlias = Any
+
+EPSILON, MOMENTUM = 1e-5, 0.9
+# How a batch of images, "b h w c", lies along a placement axis, and its labels, "b".
+BATCH: dict[str, tuple[Signature, Signature]] = {"data": (S(0), S(0)), "spatial": (S(1), B)}
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """The shape of the net (He et al., 2016).
+
+    Arguments:
+      blocks: residual blocks in each of the four stages.
+      bottleneck: whether a block narrows its input before the 3 x 3 convolution and widens it after.
+      width: channels of the first stage; every stage doubles them and halves the image.
+      classes: what is told apart.
+    """
+
+    blocks: tuple[int, ...] = (2, 2, 2, 2)
+    bottleneck: bool = False
+    width: int = 64
+    classes: int = 10
+
+
+DEPTHS = {18: Config((2, 2, 2, 2)), 34: Config((3, 4, 6, 3)), 50: Config((3, 4, 6, 3), bottleneck=True)}
+
+
+def _kernels(config: Config, channels: int, out: int, first: bool) -> dict[str, tuple[int, ...]]:
+    """The kernels of one block, by name: rows, columns, channels in and out."""
+    wide = 4 * out if config.bottleneck else out
+    shapes: dict[str, tuple[int, ...]]
+    if config.bottleneck:
+        shapes = {"a": (1, 1, channels, out), "b": (3, 3, out, out), "c": (1, 1, out, wide)}
+    else:
+        shapes = {"a": (3, 3, channels, out), "b": (3, 3, out, out)}
+    return {**shapes, "skip": (1, 1, channels, wide)} if first and channels != wide else shapes
+
+
+def init(key: jax.Array, config: Config) -> PyTree:
+    """Kernels for channels-last images of three channels, and what normalises after each."""
+    count = 0
+
+    def layer(shape: tuple[int, ...]) -> PyTree:
+        nonlocal count
+        count += 1
+        scale = (2 / np.prod(shape[:-1])) ** 0.5
+        kernel = jax.random.normal(jax.random.fold_in(key, count), shape) * scale
+        norm = {"scale": jnp.ones(shape[-1]), "bias": jnp.zeros(shape[-1])}
+        return {"kernel": kernel, **norm, "mean": jnp.zeros(shape[-1]), "variance": jnp.ones(shape[-1])}
+
+    params: dict[str, Any] = {"stem": layer((7, 7, 3, config.width)), "stages": []}
+    channels = config.width
+    for stage, blocks in enumerate(config.blocks):
+        out = config.width * 2**stage
+        made = []
+        for block in range(blocks):
+            kernels = _kernels(config, channels, out, block == 0)
+            made.append({name: layer(shape) for name, shape in kernels.items()})
+            channels = 4 * out if config.bottleneck else out
+        params["stages"].append(made)
+    scale = channels**-0.5
+    params["head"] = {
+        "weight": jax.random.normal(jax.random.fold_in(key, 0), (channels, config.classes)) * scale,
+        "bias": jnp.zeros(config.classes),
+    }
+    return params
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """One pass through the net: with the statistics of the batch, or with the averages of training."""
+
+    training: bool
+
+    def conv(self, layer: PyTree, x: jax.Array, stride: int = 1) -> tuple[jax.Array, PyTree]:
+        """A convolution and its normalisation (Ioffe and Szegedy, 2015), and the layer with new averages."""
+        dims = ("NHWC", "HWIO", "NHWC")
+        x = lax.conv_general_dilated(x, layer["kernel"], (stride, stride), "SAME", dimension_numbers=dims)
+        mean, variance = layer["mean"], layer["variance"]
+        if self.training:
+            mean = x.mean((0, 1, 2))
+            variance = jnp.square(x - mean).mean((0, 1, 2))
+            averages = {"mean": _moved(layer["mean"], mean), "variance": _moved(layer["variance"], variance)}
+            layer = {**layer, **averages}
+        x = (x - mean) * lax.rsqrt(variance + EPSILON) * layer["scale"] + layer["bias"]
+        return x, layer
+
+    def block(self, layers: PyTree, x: jax.Array, stride: int) -> tuple[jax.Array, PyTree]:
+        """The convolutions of one block, and its input added to what they give."""
+        new, y = {}, x
+        names = [name for name in ("a", "b", "c") if name in layers]
+        for name in names:
+            # The 3 x 3 convolution strides: the first one of a plain block, the second of a bottleneck.
+            strided = name == ("b" if len(names) == 3 else "a")
+            y, new[name] = self.conv(layers[name], y, stride if strided else 1)
+            y = jax.nn.relu(y) if name != names[-1] else y
+        if "skip" in layers:
+            x, new["skip"] = self.conv(layers["skip"], x, stride)
+        return jax.nn.relu(x + y), new
+
+    def net(self, params: PyTree, images: jax.Array) -> tuple[jax.Array, PyTree]:
+        """The scores of the classes, "b classes", and the parameters with new averages."""
+        x, stem = self.conv(params["stem"], images, 2)
+        x = lax.reduce_window(jax.nn.relu(x), -jnp.inf, lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "SAME")
+        stages = []
+        for stage, blocks in enumerate(params["stages"]):
+            new = []
+            for index, layers in enumerate(blocks):
+                x, layers = self.block(layers, x, 2 if stage and not index else 1)
+                new.append(layers)
+            stages.append(new)
+        head = params["head"]
+        scores = x.mean((1, 2)) @ head["weight"] + head["bias"]
+        return scores, {"stem": stem, "stages": stages, "head": head}
+
+
+def _moved(average: jax.Array, new: jax.Array) -> jax.Array:
+    """An average a little nearer to what the batch has; it is not learned."""
+    return lax.stop_gradient(MOMENTUM * average + (1 - MOMENTUM) * new)
+
+
+def logits(params: PyTree, images: jax.Array) -> jax.Array:
+    """The scores of the classes with the averages of training, "b h w c" -> "b classes"."""
+    return _Pass(training=False).net(params, images)[0]
+
+
+def loss(params: PyTree, batch: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, PyTree]:
+    """The mean cross-entropy in nats, and the parameters with new averages."""
+    images, labels = batch
+    scores, params = _Pass(training=True).net(params, images)
+    log_probability = jax.nn.log_softmax(scores)
+    return -jnp.take_along_axis(log_probability, labels[:, None], axis=-1).mean(), params
+
+
+def make_train_step(optimizer: optax.GradientTransformation) -> train.Step:
+    """One step of training on a batch of images and labels; the key is not used."""
+
+    def step(params: PyTree, state: PyTree, batch: Any, key: jax.Array) -> tuple[PyTree, PyTree, jax.Array]:
+        (value, averaged), grads = jax.value_and_grad(loss, has_aux=True)(params, batch)
+        updates, state = optimizer.update(grads, state, params)
+        # The averages have no gradient: what an optimizer adds to them is nothing.
+        return optax.apply_updates(averaged, updates), state, value
+
+    return step
+
+
+def signatures(
+    choice: str, shape: Sequence[int], config: Config, optimizer: optax.GradientTransformation
+) -> PyTree:
+    """The `in_sbp` of the train step: "data", "spatial", "zero" or "auto"."""
+    params = jax.eval_shape(partial(init, config=config), jax.random.key(0))
+    if choice not in BATCH:
+        return parallel.signatures(choice, shape, B, params, optimizer)
+    weights, state, _, key = parallel.signatures("data", shape, B, params, optimizer)
+    images, labels = ([s] * len(shape) for s in BATCH[choice])
+    return weights, state, (images, labels), key
+
+
+def enlarged(images: NDArray[np.float32], size: int) -> NDArray[np.float32]:
+    """Digits of 8 x 8 pixels as `size` x `size` images of three equal channels, "b pixels" -> "b h w c"."""
+    square = images.reshape(-1, 8, 8)
+    nearest = np.arange(size) * 8 // size
+    return np.repeat(square[:, nearest][:, :, nearest][..., None], 3, axis=-1)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options of `python -m models.resnet`."""
+    choices = ("data", "spatial", "zero", "auto")
+    options = train.parser(
+        "models.resnet",
+        "Train a residual network on digits, distributed.",
+        parallel=choices,
+        placement="cpu:8",
+        steps=20,
+        batch=64,
+        lr=0.05,
+    )
+    options.add_argument("--depth", type=int, choices=tuple(DEPTHS), default=18)
+    options.add_argument("--width", type=int, default=16, help="channels of the first stage")
+    options.add_argument("--size", type=int, default=32, help="pixels of a side")
+    return options
+
+
+def main(argv: Sequence[str] | None = None) -> train.Result:
+    """Trains the network."""
+    args = parser().parse_args(argv)
+    placement = train.prepare(args)
+    shape = DEPTHS[args.depth]
+    config = Config(shape.blocks, shape.bottleneck, args.width)
+    optimizer, data = optax.sgd(args.lr, momentum=0.9), mlp.digits()
+
+    def batch(step: int) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
+        images, labels = data.batch(args.batch, (args.seed, step))
+        return enlarged(images, args.size), labels
+
+    return train.run(
+        train.Job(
+            title=f"ResNet-{args.depth}, on {data.name} ({len(data.labels):,} images)",
+            step=make_train_step(optimizer),
+            init=partial(init, config=config),
+            optimizer=optimizer,
+            batch=batch,
+            in_sbp=signatures(args.parallel, placement.shape, config, optimizer),
+        ),
+        placement,
+        args,
+    )
+
+
+if __name__ == "__main__":
+    main()

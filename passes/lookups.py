@@ -1,0 +1,117 @@
+"""Lookups of rows: gathers and scatters that read or add whole rows by their position along dim 0.
+
+They become ops of their own, `sbp_lookup` and `sbp_add_rows`, whose rules offer the sparse exchange.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from jax import lax
+from jax.lax import GatherScatterMode
+
+from sbp.passes.edit import Editor
+from sbp.passes.graph import Graph, Node, Operand, Source
+from sbp.rules.lookups import add_rows_p, lookup_p
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """How rows travel.
+
+    Arguments:
+      capacity: keys that one device sends to one owner at a time; None to go by the batch.
+      wire_dtype: the dtype in which rows travel; None for their own.
+    """
+
+    capacity: int | None = None
+    wire_dtype: str | None = None
+
+
+def _by_rows(
+    shapes: Sequence[Sequence[int]],
+    mapped: Sequence[int],
+    removed: Sequence[int],
+    batching: Sequence[int],
+    window: Sequence[int],
+) -> bool:
+    """Whether whole rows of dim 0 are meant: one index each, and the row's dims last.
+
+    Arguments:
+      shapes: of the table, the indices, and the rows.
+      mapped, removed, batching, window: the dims of `GatherDimensionNumbers`.
+    """
+    table, indices, rows = shapes
+    return (
+        len(table) > 1
+        and tuple(mapped) == (0,)
+        and tuple(removed) == (0,)
+        and not batching
+        and tuple(window) == tuple(range(len(indices) - 1, len(rows)))
+        and tuple(rows[len(indices) - 1 :]) == tuple(table[1:])
+    )
+
+
+def reads_rows(node: Node, shapes: Sequence[Sequence[int]]) -> bool:
+    """Whether a gather looks up rows.
+
+    Arguments:
+      shapes: of the table, the indices, and the result.
+    """
+    if node.op != "gather":
+        return False
+    dn = node.params["dimension_numbers"]
+    return _by_rows(
+        shapes, dn.start_index_map, dn.collapsed_slice_dims, dn.operand_batching_dims, dn.offset_dims
+    )
+
+
+def adds_rows(node: Node, shapes: Sequence[Sequence[int]]) -> bool:
+    """Whether a scatter adds rows to a table.
+
+    Arguments:
+      shapes: of the table, the indices, and the rows; more are not looked at.
+    """
+    if node.op != "scatter-add":
+        return False
+    dn = node.params["dimension_numbers"]
+    window, removed = dn.update_window_dims, dn.inserted_window_dims
+    return _by_rows(shapes[:3], dn.scatter_dims_to_operand_dims, removed, dn.operand_batching_dims, window)
+
+
+def mark_lookups(graph: Graph, transfer: Transfer) -> Graph:
+    """The graph with every lookup of rows, and every addition of rows, as an op of its own."""
+    if not any(node.op in ("gather", "scatter-add") for node in graph.walk()):
+        return graph
+    editor = Editor(graph)
+    return editor.finish(_marked(editor, graph.nodes, transfer))
+
+
+def _marked(editor: Editor, nodes: Sequence[Node], transfer: Transfer) -> list[Node]:
+    """The ops of one body, its lookups marked."""
+    out: list[Node] = []
+    for node in nodes:
+        shapes = [editor.operand(x).shape for x in (*node.inputs, *node.outputs)]
+        primitive = lookup_p if reads_rows(node, shapes) else add_rows_p if adds_rows(node, shapes) else None
+        if primitive is None:
+            bodies = tuple(replace(b, nodes=tuple(_marked(editor, b.nodes, transfer))) for b in node.bodies)
+            out.append(replace(node, bodies=bodies))
+            continue
+        table, indices, *rows = node.inputs
+        made, ids = keys_of(editor, indices, node.source)
+        params = {
+            "mode": GatherScatterMode.from_any(node.params["mode"]),
+            "fill_value": node.params.get("fill_value"),
+            "capacity": transfer.capacity,
+            "wire_dtype": transfer.wire_dtype,
+            "samples": (),
+        }
+        out += [*made, replace(node, primitive=primitive, inputs=(table, ids, *rows), params=params)]
+    return out
+
+
+def keys_of(editor: Editor, indices: Operand, source: Source) -> tuple[list[Node], Operand]:
+    """The ops that make plain ids of index vectors of one entry, and the ids."""
+    made, (ids,) = editor.emit(lambda i: lax.squeeze(i, (i.ndim - 1,)), [indices], source)
+    return made, ids

@@ -1,0 +1,250 @@
+"""Rows, not tables, are trained: the step of a lazy optimizer on the rows that the batch looked up.
+
+The gradient of lookups is a table of zeros to which rows are added. Where that gradient feeds a lazy
+optimizer (`sbp.rows`) whose result is added to the table, the three become one op on the ids, the rows and
+the table. Anywhere else the lazy optimizer becomes what it means, and the plan says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from jax.lax import GatherScatterMode
+
+from sbp import compat, lazy
+from sbp.passes import rowwise
+from sbp.passes.edit import Editor
+from sbp.passes.graph import Const, Graph, Node, Operand, walk
+from sbp.passes.lookups import Transfer, adds_rows, keys_of
+from sbp.passes.trace import trace
+from sbp.rules.update import update_rows_p
+from sbp.signature import B, Signature, Split
+
+SAME = ("sbp_annotate", "sbp_cotangent", "optimization_barrier")
+"""Ops that hand on what they are given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rows that are added to zeros.
+
+    Arguments:
+      ids: "..." integers.
+      rows: "... d".
+      mode: what happens to ids that are out of bounds.
+      made: the ops that make ids and rows of what the graph has.
+    """
+
+    ids: Operand
+    rows: Operand
+    mode: GatherScatterMode
+    made: tuple[Node, ...]
+
+
+class _NotByRows(Exception):
+    """Why a step needs the whole table."""
+
+
+def train_rows(graph: Graph, transfer: Transfer) -> tuple[Graph, tuple[str, ...]]:
+    """The graph with every lazy optimizer replaced, and a note for each."""
+    if not any(node.op == lazy.NAME for node in graph.walk()):
+        return graph, ()
+    pass_ = _Pass(Editor(graph), transfer, [])
+    nodes = pass_.rewritten(graph.nodes, graph.outputs)
+    return pass_.editor.finish(nodes), tuple(pass_.notes)
+
+
+@dataclass(frozen=True)
+class _Pass:
+    editor: Editor
+    transfer: Transfer
+    notes: list[str]
+
+    def rewritten(self, nodes: Sequence[Node], outputs: Sequence[Operand]) -> list[Node]:
+        """The ops of one body with its lazy optimizers replaced."""
+        scope = _Scope(self.editor, nodes, outputs)
+        out: list[Node] = []
+        for node in nodes:
+            if node.op == lazy.NAME:
+                out += self.replaced(scope, node)
+                continue
+            bodies = tuple(replace(b, nodes=tuple(self.rewritten(b.nodes, b.outputs))) for b in node.bodies)
+            out.append(replace(node, bodies=bodies))
+        return [node for node in out if node.id not in scope.gone]
+
+    def replaced(self, scope: _Scope, node: Node) -> list[Node]:
+        """The ops in place of a lazy optimizer."""
+        at = f"sbp.rows at {node.source}"
+        try:
+            made = scope.fused(node, self.transfer)
+        except _NotByRows as why:
+            self.notes.append(f"{at}: the whole table is updated, since {why}")
+            return scope.whole(node)
+        self.notes.append(f"{at}: only the rows that were looked up are updated")
+        return made
+
+
+def _inner(node: Node) -> Iterator[Node]:
+    """The ops inside a loop or a branch."""
+    for body in node.bodies:
+        yield from walk(body.nodes)
+
+
+class _Scope:
+    """The ops of one body, by what they make and what uses it; `gone` are those that others replace."""
+
+    def __init__(self, editor: Editor, nodes: Sequence[Node], outputs: Sequence[Operand]) -> None:
+        self.editor, self.outputs = editor, outputs
+        self.maker = {v: node for node in nodes for v in node.outputs}
+        self.position = {node.id: i for i, node in enumerate(nodes)}
+        self.users: dict[int, list[Node]] = {}
+        for node in nodes:
+            read = [*node.inputs, *(x for n in _inner(node) for x in n.inputs)]
+            for x in dict.fromkeys(x for x in read if not isinstance(x, Const)):
+                self.users.setdefault(x, []).append(node)
+        self.gone: set[int] = set()
+
+    def whole(self, node: Node) -> list[Node]:
+        """What a lazy optimizer means, on the whole table."""
+        update = node.params["update"]
+        made, results = self.editor.emit(
+            lambda *args: lazy.dense(*args, update=update), node.inputs, node.source
+        )
+        self.editor.substitute(node.outputs, results)
+        return made
+
+    def fused(self, node: Node, transfer: Transfer) -> list[Node]:
+        """The step on rows alone.
+
+        Raises:
+          _NotByRows: if it needs the whole table.
+        """
+        addition, table = self.addition(node)
+        parts = self.parts(node.inputs[0])
+        columns = _columns(node, [self.editor.operand(x) for x in node.inputs])
+        params = {
+            "update": node.params["update"],
+            "modes": tuple(p.mode for p in parts),
+            "columns": columns,
+            "capacity": transfer.capacity,
+            "wire_dtype": transfer.wire_dtype,
+            "samples": (),
+        }
+        state = node.inputs[1 : len(node.outputs)]
+        inputs = (table, *state, *(p.ids for p in parts), *(p.rows for p in parts))
+        outputs = (addition.outputs[0], *node.outputs[1:])
+        self.gone.add(addition.id)
+        step = Node(node.id, update_rows_p, inputs, outputs, params, node.source)
+        return [*(n for p in parts for n in p.made), step]
+
+    def addition(self, node: Node) -> tuple[Node, Operand]:
+        """The op that adds what the optimizer gives to the table, and the table.
+
+        Raises:
+          _NotByRows: if there is none, or if it is not all that is done with it.
+        """
+        added = node.outputs[0]
+        users = self.users.get(added, [])
+        if len(users) != 1 or added in self.outputs or users[0].op != "add":
+            raise _NotByRows("its result is not just added to the table")
+        first, second = users[0].inputs
+        table = second if first == added else first
+        if self.editor.operand(table).shape != self.editor.operand(added).shape:
+            raise _NotByRows("its result is not just added to the table")
+        if node.params["update"].has_param and node.inputs[-1] != table:
+            raise _NotByRows("its result is added to something else than the parameter that it was given")
+        maker = None if isinstance(table, Const) else self.maker.get(table)
+        if maker is not None and self.position[maker.id] > self.position[node.id]:
+            raise _NotByRows("the table that its result is added to is not known yet")
+        return users[0], table
+
+    def parts(self, grad: Operand) -> tuple[Part, ...]:
+        """The rows that a gradient is the sum of.
+
+        Raises:
+          _NotByRows: if it is not known to be one.
+        """
+        node = None if isinstance(grad, Const) else self.maker.get(grad)
+        if node is None:
+            raise _NotByRows("its gradient comes from outside")
+        if node.op in SAME:
+            return self.parts(node.inputs[0])
+        if node.op in ("add_any", "add"):
+            return tuple(p for x in node.inputs for p in self.parts(x))
+        if node.op in ("neg", "convert_element_type"):
+            return tuple(self.each(p, node, ()) for p in self.parts(node.inputs[0]))
+        if node.op in ("mul", "div"):
+            return self.scaled(node)
+        shapes = [self.editor.operand(x).shape for x in node.inputs]
+        if not adds_rows(node, shapes) or not self.zero(node.inputs[0]):
+            raise _NotByRows(f"its gradient is not of lookups alone: {node.op} at {node.source}")
+        made, ids = keys_of(self.editor, node.inputs[1], node.source)
+        mode = GatherScatterMode.from_any(node.params["mode"])
+        return (Part(ids, node.inputs[2], mode, tuple(made)),)
+
+    def scaled(self, node: Node) -> tuple[Part, ...]:
+        """The rows of a gradient that is multiplied or divided by a number."""
+        first, second = (self.scalar(x) for x in node.inputs)
+        if second is not None:
+            return tuple(self.each(p, node, (second,)) for p in self.parts(node.inputs[0]))
+        if first is None or node.op == "div":
+            raise _NotByRows(f"its gradient is not of lookups alone: {node.op} at {node.source}")
+        return tuple(self.each(p, node, (first,)) for p in self.parts(node.inputs[1]))
+
+    def each(self, part: Part, node: Node, scalars: tuple[Operand, ...]) -> Part:
+        """The same rows after an op that treats every element alike."""
+        run = _EACH[node.op](self.editor.operand(node.outputs[0]).dtype)
+        made, (rows,) = self.editor.emit(run, [part.rows, *scalars], node.source)
+        return replace(part, rows=rows, made=(*part.made, *made))
+
+    def scalar(self, x: Operand) -> Operand | None:
+        """The number that an operand is, or is made of; None if it is a tensor."""
+        if not self.editor.operand(x).shape:
+            return x
+        node = None if isinstance(x, Const) else self.maker.get(x)
+        return self.scalar(node.inputs[0]) if node is not None and node.op == "broadcast_in_dim" else None
+
+    def zero(self, x: Operand) -> bool:
+        """Whether an operand is known to be zero all over."""
+        number = self.scalar(x)
+        return isinstance(number, Const) and not np.any(np.asarray(number.value))
+
+
+_EACH: dict[str, Callable[[Any], Callable[..., Any]]] = {
+    "neg": lambda dtype: lambda rows: -rows,
+    "convert_element_type": lambda dtype: lambda rows: rows.astype(dtype),
+    "mul": lambda dtype: lambda rows, number: rows * number,
+    "div": lambda dtype: lambda rows, number: rows / number,
+}
+
+
+def _columns(node: Node, operands: Sequence[Any]) -> tuple[Signature, ...] | None:
+    """How the state lies where the table is split by columns, or None if the step mixes columns.
+
+    Arguments:
+      operands: the gradient, the leaves of the state, and the parameter if it is given.
+
+    Raises:
+      _NotByRows: if the step mixes rows.
+    """
+    update = node.params["update"]
+    avals = [compat.struct(x.shape, x.dtype) for x in operands]
+    graph = trace(update, avals, {}).graph
+    grad, state = operands[0], operands[1 : len(node.outputs)]
+    given = 1 if update.has_param else 0
+    by_row: list[Signature] = [Split(0) if lazy.by_row(x, grad) else B for x in state]
+    if _along(graph, by_row, Split(0), given) != [Split(0), *by_row]:
+        raise _NotByRows("its step is not known to treat every row by itself")
+    last = len(grad.shape) - 1
+    across: list[Signature] = [Split(last) if x.shape == grad.shape else B for x in state]
+    ok = last > 0 and _along(graph, across, Split(last), given) == [Split(last), *across]
+    return tuple(across) if ok else None
+
+
+def _along(graph: Graph, state: Sequence[Signature], s: Signature, params: int) -> list[Signature] | None:
+    """How the results of a step lie if gradient and parameter are split so, and the state as given."""
+    signatures = [s, *state, *[s] * params]
+    return rowwise.along(graph, dict(zip(graph.inputs, signatures, strict=False)))

@@ -1,0 +1,86 @@
+"""The ids of a first batch, from which the room of every sparse exchange is planned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from sbp import compat
+from sbp.passes.graph import Const, Graph, Node, Operand
+from sbp.rules.sample import Sample
+
+# Ids are made of a batch by a handful of small ops; what is more than that is not worth running twice.
+MOST_OPS, MOST_ELEMENTS = 200, 1 << 26
+
+
+def ids_of(node: Node) -> tuple[Operand, ...]:
+    """The operands of an op that are ids of rows of a table."""
+    if node.op == "sbp_update_rows":
+        n = len(node.params["modes"])
+        return node.inputs[-2 * n : -n]
+    return node.inputs[1:2] if node.op in ("sbp_lookup", "sbp_add_rows") else ()
+
+
+def with_samples(graph: Graph, example: Sequence[Any]) -> Graph:
+    """The graph whose lookups know the ids of one batch, where those can be had from the arguments.
+
+    Arguments:
+      example: the leaves of the arguments; those that are not arrays are not known.
+    """
+    given = {
+        v: x for v, x in zip(graph.inputs, example, strict=False) if isinstance(x, np.ndarray | jax.Array)
+    }
+    given.update(zip(graph.inputs[len(graph.inputs) - len(graph.consts) :], graph.consts, strict=True))
+    known: dict[Operand, Sample | None] = {}
+    nodes = []
+    for node in graph.nodes:
+        samples = tuple(_sample(graph, x, given, known) for x in ids_of(node))
+        if samples and None not in samples:
+            node = replace(node, params={**node.params, "samples": samples})
+        nodes.append(node)
+    return replace(graph, nodes=tuple(nodes))
+
+
+def lacks_samples(graph: Graph) -> bool:
+    """Whether some lookup has been planned without a batch."""
+    return any(node.params.get("samples") == () for node in graph.nodes if ids_of(node))
+
+
+def _sample(
+    graph: Graph, ids: Operand, given: Mapping[int, Any], known: dict[Operand, Sample | None]
+) -> Sample | None:
+    """The ids of the batch; what was asked before is in `known`, so that equal ids are one sample."""
+    if ids not in known:
+        value = ids.value if isinstance(ids, Const) else _computed(graph, ids, given)
+        known[ids] = None if value is None else Sample(np.asarray(value))
+    return known[ids]
+
+
+def _computed(graph: Graph, wanted: int, given: Mapping[int, Any]) -> Any:
+    """A value, computed op by op from the arguments; None if that would need others, loops or much work."""
+    nodes = list(_needed(graph, wanted, given))
+    results = [graph.values[v] for node in nodes for v in node.outputs]
+    small = sum(int(np.prod(v.shape)) for v in results) <= MOST_ELEMENTS
+    makes = {v for node in nodes for v in node.outputs} | set(given)
+    reads = {x for node in nodes for x in node.inputs if not isinstance(x, Const)} | {wanted}
+    if not small or len(nodes) > MOST_OPS or not reads <= makes or any(node.bodies for node in nodes):
+        return None
+    env = {v: jax.numpy.asarray(given[v]) for v in reads if v in given}
+    for node in nodes:
+        args = [x.value if isinstance(x, Const) else env[x] for x in node.inputs]
+        env.update(zip(node.outputs, compat.bind(node.primitive, args, dict(node.params)), strict=True))
+    return env[wanted]
+
+
+def _needed(graph: Graph, wanted: int, given: Mapping[int, Any]) -> Iterable[Node]:
+    """The ops that a value needs, in order."""
+    needed, found = {wanted}, list[Node]()
+    for node in reversed(graph.nodes):
+        if needed.intersection(node.outputs):
+            found.append(node)
+            needed.update(x for x in node.inputs if not isinstance(x, Const))
+    return reversed(found)

@@ -1,0 +1,57 @@
+"""Sparse embeddings: keys, vocabularies, bags of ids, and tables that are split over devices.
+
+The tables are plain arrays and a lookup is plain JAX, so a model that uses them is a function for one
+device; what travels between devices is the compiler's part.
+"""
+
+from sbp.runtime.embedding.collection import Collection
+from sbp.runtime.embedding.features import Bags, KeyedBags, PaddedBags
+from sbp.runtime.embedding.keys import NO_ID, check_ids, separate, unify
+from sbp.runtime.embedding.pooling import COMBINERS, pool
+from sbp.runtime.embedding.tables import (
+    ColumnWise,
+    FeatureConfig,
+    QuotientRemainder,
+    Replicated,
+    RowWise,
+    TableConfig,
+    TableWise,
+    Uncompressed,
+)
+from sbp.runtime.embedding.vocabulary import (
+    Assignment,
+    LeastFrequentlyUsed,
+    LeastRecentlyUsed,
+    Policy,
+    Refuse,
+    Vocabulary,
+    initial_rows,
+)
+
+__all__ = [
+    "COMBINERS",
+    "NO_ID",
+    "Assignment",
+    "Bags",
+    "Collection",
+    "ColumnWise",
+    "FeatureConfig",
+    "KeyedBags",
+    "LeastFrequentlyUsed",
+    "LeastRecentlyUsed",
+    "PaddedBags",
+    "Policy",
+    "QuotientRemainder",
+    "Refuse",
+    "Replicated",
+    "RowWise",
+    "TableConfig",
+    "TableWise",
+    "Uncompressed",
+    "Vocabulary",
+    "check_ids",
+    "initial_rows",
+    "pool",
+    "separate",
+    "unify",
+]

@@ -1,0 +1,246 @@
+"""A collection of features: tables of one width and kind as one array each, and one lookup per array."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sbp.errors import EmbeddingError, Problem
+from sbp.placement import Placement
+from sbp.runtime.embedding.groups import TableStack
+from sbp.runtime.embedding.inputs import Entry, check_inputs, entries
+from sbp.runtime.embedding.keys import check_ids, problem
+from sbp.runtime.embedding.stacks import Part, RowStack
+from sbp.runtime.embedding.tables import FeatureConfig, RowWise, TableConfig, TableWise, unique_tables
+from sbp.signature import B, Signature, Split
+
+Params: TypeAlias = Mapping[str, Any]
+"""Stack -> its array."""
+Stack: TypeAlias = RowStack | TableStack
+
+MAX_MULTIPLE = 1 << 15
+
+
+@dataclass(frozen=True, slots=True)
+class Collection:
+    """Embedding tables and the features that are looked up in them; holds no arrays.
+
+    Tables that agree in width, type, optimizer and placement are stacked into one array, so that all their
+    features are one lookup and one exchange. Ids out of range, and -1, have no row: their vectors are zero,
+    they are not counted by "mean", and they have no gradient. A row of another table is never read.
+
+    Arguments:
+      features: their names are the names of inputs and results.
+      spread: whether row-wise stacks deal neighbouring ids out to far chunks of rows, so that
+        frequency-sorted ids do not overload one device. It changes where rows lie, not what is looked up.
+      multiple: what the rows of a stack are rounded up to; it should be a multiple of the number of devices.
+
+    Raises:
+      EmbeddingError: if features or tables contradict each other, or a stack has too many rows.
+    """
+
+    features: tuple[FeatureConfig, ...]
+    spread: bool = True
+    multiple: int = 256
+    tables: tuple[TableConfig, ...] = field(init=False, repr=False)
+    stacks: Mapping[str, Stack] = field(init=False, repr=False, compare=False, hash=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "features", tuple(self.features))
+        if not 1 <= self.multiple <= MAX_MULTIPLE:
+            why = "positions are spread over so many chunks in int32 arithmetic"
+            got, legal = f"multiple={self.multiple}", f"1..{MAX_MULTIPLE}"
+            fix = "a multiple of the number of devices, such as 256"
+            raise EmbeddingError(problem("Collection(...)", got, legal, why, fix))
+        object.__setattr__(self, "tables", unique_tables(self.features))
+        object.__setattr__(self, "stacks", _stacks(self.tables, self.spread, self.multiple))
+
+    def init(self, key: jax.Array) -> dict[str, Any]:
+        """Initial parameters, one array per stack.
+
+        A table's values depend on the key and its name alone: not on other tables, stacking or spreading.
+        """
+        parts = [part for stack in self.stacks.values() for part in stack.parts]
+        named = {p.name: p.initial(jax.random.fold_in(key, zlib.crc32(p.name.encode()))) for p in parts}
+        return self.stack(named)
+
+    def stack(self, tables: Mapping[str, Any]) -> dict[str, Any]:
+        """Parameters of given tables, `{table: [vocabulary_size, dim]}`: the inverse of `unstack`.
+
+        Raises:
+          EmbeddingError: if a table is missing or has another shape.
+        """
+        found = []
+        for part in (part for stack in self.stacks.values() for part in stack.parts):
+            shape = np.shape(tables[part.name]) if part.name in tables else None
+            if shape != (part.rows, part.table.embedding_dim):
+                got = "nothing" if shape is None else f"shape {shape}"
+                legal, why = f"({part.rows}, {part.table.embedding_dim})", "every table has its rows"
+                found.append(problem(f"table {part.name!r}", got, legal, why, "as unstack(params) gives it"))
+        _raise(found)
+        return {name: stack.join(tables) for name, stack in self.stacks.items()}
+
+    def unstack(self, params: Params) -> dict[str, Any]:
+        """The tables of given parameters as the user thinks of them, row `i` for id `i`: for checkpoints.
+
+        Quotient-remainder tables are two, `name.quotient` and `name.remainder`.
+        """
+        self._check(params)
+        return {name: rows for s in self.stacks.values() for name, rows in s.separate(params[s.name]).items()}
+
+    def check(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Inputs on the host with ids as int32, every id and weight checked.
+
+        Raises:
+          EmbeddingError: all features with an id out of range, a weight that is not finite, wrong offsets,
+            wrong types, or missing.
+        """
+        return check_inputs(self.features, inputs)
+
+    def rows(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """The rows that are looked up, per stack; traceable.
+
+        Returns:
+          int32, `[batch, hotness of all features]` (flat where a feature is ragged), for table-wise stacks
+          `[groups, slots, batch, hotness]`; rows out of bounds where there is no id.
+        """
+        found = entries(self.features, inputs)
+        return {name: stack.rows(_of(stack, found)) for name, stack in self.stacks.items()}
+
+    def __call__(self, params: Params, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """The pooled embeddings of a batch; traceable and differentiable.
+
+        Arguments:
+          params: as `init` gave them.
+          inputs: of each feature, ids `[batch]` or `[batch, hotness]` with -1 for no id, `PaddedBags` or
+            `Bags`.
+
+        Returns:
+          `{feature: [batch, dim]}`; with combiner None `[batch, hotness, dim]`, of ragged bags `[capacity,
+          dim]`.
+
+        Raises:
+          EmbeddingError: if parameters or inputs have other names, types or shapes.
+        """
+        self._check(params)
+        found = entries(self.features, inputs)
+        out: dict[str, Any] = {}
+        for name, stack in self.stacks.items():
+            own = _of(stack, found)
+            out |= stack.pooled(stack.gather(params[name], stack.rows(own)), own)
+        return {f.name: out[f.name] for f in self.features}
+
+    def assign(self, params: Params, table: str, ids: Any, values: Any) -> dict[str, Any]:
+        """Parameters with some rows of one table replaced, as those that a `Vocabulary` gave to new keys.
+
+        It takes any tree of the stacks' names whose arrays begin with their dims, such as the moments of an
+        optimizer; elsewhere nothing changes.
+
+        Arguments:
+          table: its name, or `name.quotient`, `name.remainder`.
+          ids: `[n]`, on the host.
+          values: `[n, dim]`, or what broadcasts to it.
+
+        Raises:
+          EmbeddingError: if there is no such table, or an id is out of range.
+        """
+        stack, part = self._part(table)
+        checked = check_ids(ids, part.rows, f"assign(..., {table!r}, ids)").astype(np.int32)
+        array = jnp.asarray(params[stack.name])
+        new = array.at[stack.at(part, jnp.asarray(checked))].set(jnp.asarray(values, array.dtype))
+        return {**params, stack.name: new}
+
+    def in_sbp(self, placement: Placement, axes: Sequence[str] | None = None) -> dict[str, list[Signature]]:
+        """The signatures of the parameters, for `sbp.compile(..., in_sbp=...)`.
+
+        Arguments:
+          placement: the devices.
+          axes: over which tables are split (default: all); along the others they are copied.
+
+        Raises:
+          EmbeddingError: if there is no such axis, or what is split does not divide: it would lie whole at
+            rest.
+        """
+        wanted = placement.axes if axes is None else tuple(axes)
+        found: list[Problem] = []
+        for axis in sorted(set(wanted) - set(placement.axes)):
+            why = "tables are split over axes of the placement"
+            got, legal = f"axis {axis!r}", ", ".join(map(repr, placement.axes))
+            found.append(problem("in_sbp(...)", got, legal, why, "name axes of the placement"))
+        parts = int(np.prod([n for n, a in zip(placement.shape, placement.axes, strict=True) if a in wanted]))
+        out: dict[str, list[Signature]] = {}
+        for name, stack in self.stacks.items():
+            split: Signature = Split(stack.split_dims[0]) if stack.split_dims else B
+            out[name] = [split if axis in wanted else B for axis in placement.axes]
+            found += [_uneven(stack, d, parts) for d in stack.split_dims if stack.shape[d] % parts]
+        _raise(found)
+        return out
+
+    def _part(self, name: str) -> tuple[Stack, Part]:
+        known = {p.name: (s, p) for s in self.stacks.values() for p in s.parts}
+        if name not in known:
+            legal, why = ", ".join(map(repr, known)), "rows are assigned table by table"
+            where = "assign(params, table, ...)"
+            raise EmbeddingError(problem(where, f"{name!r}", legal, why, "the name in its TableConfig"))
+        return known[name]
+
+    def _check(self, params: Params) -> None:
+        """Refuses parameters of another collection."""
+        found = []
+        for name, stack in self.stacks.items():
+            shape = np.shape(params[name]) if name in params else None
+            if shape != stack.shape:
+                got = "nothing" if shape is None else f"shape {shape}"
+                why = "these are the parameters of another collection, or of another spread or multiple"
+                fix = "params from init(key); tables of another collection go through unstack and stack"
+                found.append(problem(f"params[{name!r}]", got, f"{stack.shape}", why, fix))
+        _raise(found)
+
+
+def _raise(found: Sequence[Problem]) -> None:
+    if found:
+        raise EmbeddingError(*found)
+
+
+def _of(stack: Stack, found: Mapping[str, Entry]) -> list[Entry]:
+    """The features of a stack."""
+    return [e for e in found.values() if e.feature.table in stack.tables]
+
+
+def _uneven(stack: Stack, dim: int, parts: int) -> Problem:
+    size = stack.shape[dim]
+    what = "groups" if isinstance(stack, TableStack) else ("rows", "columns")[dim]
+    fixes = {
+        RowWise: f"Collection(..., multiple={parts}) or a multiple of it",
+        TableWise: f"TableWise(groups={-(-size // parts) * parts})",
+    }
+    return problem(
+        f"stack {stack.name!r}",
+        f"{size} {what} over {parts} devices",
+        f"a multiple of {parts}",
+        "a jax.Array has no uneven split: the stack would lie whole on every device",
+        fixes.get(type(stack.placement), "another embedding_dim, or placement=RowWise()"),
+    )
+
+
+def _stacks(tables: Sequence[TableConfig], spread: bool, multiple: int) -> dict[str, Stack]:
+    """Tables that agree in all that makes an array, together; named by width, the second on numbered."""
+    alike: dict[Any, list[TableConfig]] = {}
+    for t in tables:
+        alike.setdefault((t.embedding_dim, t.dtype, t.optimizer, t.placement), []).append(t)
+    out: dict[str, Stack] = {}
+    for (dim, _, _, placement), group in alike.items():
+        same = sum(name.split("_")[0] == f"dim{dim}" for name in out)
+        name = f"dim{dim}" if not same else f"dim{dim}_{same + 1}"
+        if isinstance(placement, TableWise):
+            out[name] = TableStack(name, tuple(group), placement)
+        else:
+            rows = isinstance(placement, RowWise)
+            out[name] = RowStack(name, tuple(group), placement, multiple if rows else 1, spread and rows)
+    return out

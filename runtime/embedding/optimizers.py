@@ -1,0 +1,94 @@
+"""Optimizers for tables that optax does not have; each is to be used through `sbp.rows`."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from sbp.lazy import Transformation
+
+
+def rowwise_adagrad(learning_rate: float, initial: float = 0.1, epsilon: float = 1e-7) -> Transformation:
+    """Adagrad with one accumulator per row, the mean of the row's squared gradients.
+
+    The state of a table "v d" has v numbers instead of v x d. Source: Gupta et al., "Training Recommender
+    Systems at Scale", 2020.
+
+    Arguments:
+      learning_rate: of a row whose accumulator is 1.
+      initial: what accumulators start with.
+      epsilon: added to their roots.
+
+    >>> tx, table = rowwise_adagrad(1.0, initial=0.0), jnp.zeros((2, 4))
+    >>> added, state = tx.update(jnp.ones((2, 4)), tx.init(table), table)
+    >>> added.round(3)[0].tolist(), state.tolist()
+    ([-1.0, -1.0, -1.0, -1.0], [1.0, 1.0])
+    """
+
+    def init(params: Any) -> Any:
+        return jax.tree.map(lambda p: jnp.full(p.shape[:1], initial, p.dtype), params)
+
+    def step(grad: Any, total: Any) -> tuple[Any, Any]:
+        total = total + jnp.square(grad).mean(axis=tuple(range(1, grad.ndim)))
+        scale = -learning_rate / (jnp.sqrt(total) + epsilon)
+        return grad * scale.reshape(scale.shape + (1,) * (grad.ndim - 1)), total
+
+    def update(grads: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        return _split(jax.tree.map(step, grads, state), grads)
+
+    return Transformation(init, update)
+
+
+class FtrlState(NamedTuple):
+    """What FTRL keeps per number: the sum of squared gradients, and the gradients that weights come from."""
+
+    squares: Any
+    linear: Any
+
+
+def ftrl(
+    learning_rate: float, l1: float = 0.0, l2: float = 0.0, beta: float = 1.0, initial: float = 0.1
+) -> Transformation:
+    """Follow the regularised leader, per coordinate: numbers with little evidence are exactly zero.
+
+    Source: McMahan et al., "Ad Click Prediction: a View from the Trenches", 2013, algorithm 1.
+
+    Arguments:
+      learning_rate, beta: the step of a coordinate is `learning_rate / (beta + root of its squares)`.
+      l1, l2: penalties.
+      initial: what the squares start with.
+
+    >>> tx, table = ftrl(1.0, l1=10.0), jnp.ones((1, 1))
+    >>> added, _ = tx.update(jnp.ones((1, 1)), tx.init(table), table)
+    >>> (table + added).tolist()
+    [[0.0]]
+    """
+
+    def init(params: Any) -> FtrlState:
+        squares = jax.tree.map(lambda p: jnp.full(p.shape, initial, p.dtype), params)
+        return FtrlState(squares, jax.tree.map(jnp.zeros_like, params))
+
+    def step(grad: Any, squares: Any, linear: Any, param: Any) -> tuple[Any, FtrlState]:
+        after = squares + jnp.square(grad)
+        linear = linear + grad - (jnp.sqrt(after) - jnp.sqrt(squares)) / learning_rate * param
+        rate = (beta + jnp.sqrt(after)) / learning_rate + l2
+        param_after = jnp.where(jnp.abs(linear) <= l1, 0, (jnp.sign(linear) * l1 - linear) / rate)
+        return param_after - param, FtrlState(after, linear)
+
+    def update(grads: Any, state: FtrlState, params: Any = None) -> tuple[Any, FtrlState]:
+        if params is None:
+            raise ValueError("ftrl: update(grads, state, params) needs the parameters")
+        done = jax.tree.map(step, grads, state.squares, state.linear, params)
+        added, after = _split(done, grads)
+        squares, linear = (jax.tree.map(lambda _, s, i=i: s[i], grads, after) for i in (0, 1))
+        return added, FtrlState(squares, linear)
+
+    return Transformation(init, update)
+
+
+def _split(done: Any, like: Any) -> tuple[Any, Any]:
+    """A tree of pairs as two trees."""
+    first = jax.tree.map(lambda _, pair: pair[0], like, done)
+    return first, jax.tree.map(lambda _, pair: pair[1], like, done)

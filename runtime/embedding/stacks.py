@@ -1,0 +1,214 @@
+"""Stacks: the tables of one width as one array, so that all their features are one lookup."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sbp.errors import EmbeddingError
+from sbp.runtime.embedding.inputs import Entry
+from sbp.runtime.embedding.keys import LIMITS, problem
+from sbp.runtime.embedding.tables import ColumnWise, Replicated, RowWise, TableConfig
+
+GOLDEN = (5**0.5 - 1) / 2
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What is stored of a table: all of it, or its quotients or remainders.
+
+    Arguments:
+      name: of the table, with `.quotient` or `.remainder`.
+      table: which one.
+      suffix: the end of the name.
+      rows: how many.
+      begin: its first position in the stack.
+    """
+
+    name: str
+    table: TableConfig
+    suffix: str
+    rows: int
+    begin: int
+
+    def initial(self, key: jax.Array) -> Any:
+        """The initial rows `[rows, dim]`."""
+        values = self.table.initializer(key, (self.rows, self.table.embedding_dim), self.table.dtype)
+        return self.table.compression.initial(self.suffix, values)
+
+
+def parts_of(tables: Sequence[TableConfig]) -> tuple[Part, ...]:
+    """The parts of some tables, one after the other."""
+    parts: list[Part] = []
+    begin = 0
+    for table in tables:
+        for suffix, rows in table.compression.parts(table.vocabulary_size).items():
+            parts.append(Part(table.name + suffix, table, suffix, rows, begin))
+            begin += rows
+    return tuple(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A bijection of positions `0..size - 1` to rows, which deals neighbours out to contiguous chunks.
+
+    Ids are often sorted by frequency, so that the first rows of each table have most of the work. Positions
+    step through the chunks by the golden ratio, so any few neighbours are far apart, whatever the number of
+    devices; and one chunk further for each round, so that tables of equal size do not begin in the same
+    chunk.
+
+    Arguments:
+      size: a multiple of `chunks`.
+      chunks: how many, of equal size; at most 2**15, for int32 products. One leaves all where it is.
+    """
+
+    size: int
+    chunks: int
+
+    @property
+    def step(self) -> int:
+        """The number nearest to the golden section of `chunks` that has no divisor in common with it."""
+        wanted = round(self.chunks * GOLDEN)
+        return min(
+            (n for n in range(1, self.chunks + 1) if math.gcd(n, self.chunks) == 1),
+            key=lambda n: (abs(n - wanted), n),
+        )
+
+    def row(self, position: Any) -> Any:
+        """The row of a position; int32."""
+        if self.chunks == 1:
+            return position
+        chunks, step, height = (np.int32(n) for n in (self.chunks, self.step, self.size // self.chunks))
+        turn, place = jax.lax.div(position, chunks), jax.lax.rem(position, chunks)
+        chunk = jax.lax.rem((place + jax.lax.rem(turn, chunks)) * step, chunks)
+        return chunk * height + turn
+
+    def position(self, row: Any) -> Any:
+        """The position of a row; int32."""
+        if self.chunks == 1:
+            return row
+        chunks, height = np.int32(self.chunks), np.int32(self.size // self.chunks)
+        back = np.int32(pow(self.step, -1, self.chunks))
+        chunk, turn = jax.lax.div(row, height), jax.lax.rem(row, height)
+        place = jax.lax.rem(chunk * back - jax.lax.rem(turn, chunks) + chunks, chunks)
+        return turn * chunks + place
+
+
+def lookup(stack: Any, rows: Any) -> Any:
+    """The rows of an array, zeros where a row is out of bounds: `[n, dim], [...] -> [..., dim]`."""
+    return jnp.asarray(stack).at[rows].get(mode="fill", fill_value=0, wrap_negative_indices=False)
+
+
+@dataclass(frozen=True, slots=True)
+class RowStack:
+    """Tables of one width, one below the other: `[size, dim]`.
+
+    Arguments:
+      name: of the stack.
+      tables: those in it.
+      placement: how it is split.
+      multiple: what the number of rows is rounded up to a multiple of.
+      spread: whether neighbours are dealt out to chunks of rows.
+    """
+
+    name: str
+    tables: tuple[TableConfig, ...]
+    placement: RowWise | ColumnWise | Replicated
+    multiple: int
+    spread: bool
+
+    def __post_init__(self) -> None:
+        if self.shape[0] > LIMITS.max:
+            why = "rows are counted in int32 on a device"
+            got, legal = f"{self.shape[0]} rows in one stack", f"at most {LIMITS.max}"
+            fix = "tables of different optimizers or placements are in different stacks; or two collections"
+            raise EmbeddingError(problem(f"stack {self.name!r}", got, legal, why, fix))
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """What is stored, in order."""
+        return parts_of(self.tables)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of the array."""
+        last = self.parts[-1]
+        return -(-(last.begin + last.rows) // self.multiple) * self.multiple, self.tables[0].embedding_dim
+
+    @property
+    def split_dims(self) -> tuple[int, ...]:
+        """The dim that is split."""
+        return {RowWise: (0,), ColumnWise: (1,), Replicated: ()}[type(self.placement)]
+
+    @property
+    def order(self) -> Spread:
+        """Where positions lie."""
+        return Spread(self.shape[0], self.multiple if self.spread else 1)
+
+    def join(self, parts: Mapping[str, Any]) -> Any:
+        """The array, of the rows of each part by name; rows of nobody are zero."""
+        size, _ = self.shape
+        whole = jnp.concatenate([jnp.asarray(parts[p.name], p.table.dtype) for p in self.parts])
+        whole = jnp.pad(whole, ((0, size - whole.shape[0]), (0, 0)))
+        if not self.spread:
+            return whole
+        return lookup(whole, self.order.position(jnp.arange(size, dtype=np.int32)))
+
+    def separate(self, array: Any) -> dict[str, Any]:
+        """The inverse of `join`."""
+        if self.spread:
+            array = lookup(array, self.order.row(jnp.arange(self.shape[0], dtype=np.int32)))
+        return {p.name: array[p.begin : p.begin + p.rows] for p in self.parts}
+
+    def rows(self, entries: Sequence[Entry]) -> Any:
+        """The rows of all ids, `[batch, hotness of all]`, of ragged bags flat; out of bounds for none."""
+        found = [
+            (ids, part)
+            for e in entries
+            for ids, part in zip(
+                e.parts(), (p for p in self.parts if p.table == e.feature.table), strict=True
+            )
+        ]
+        if any(e.bags is not None for e in entries):
+            rows = [self._rows(ids.reshape(-1), np.int32(p.begin), np.int32(p.rows)) for ids, p in found]
+            return jnp.concatenate(rows)
+        # One position per column, so that all features take the same few ops.
+        columns = [p for ids, p in found for _ in range(ids.shape[1])]
+        begins, heights = (np.array([getattr(p, n) for p in columns], np.int32) for n in ("begin", "rows"))
+        return self._rows(jnp.concatenate([ids for ids, _ in found], axis=1), begins, heights)
+
+    def _rows(self, ids: Any, begin: Any, height: Any) -> Any:
+        """The rows of ids of the parts that begin at `begin`; past the end for those that no part has."""
+        present = (ids >= 0) & (ids < height)
+        return jnp.where(present, self.order.row(jnp.where(present, ids, 0) + begin), np.int32(self.shape[0]))
+
+    def gather(self, array: Any, rows: Any) -> Any:
+        """The vectors of some rows: the one lookup."""
+        return lookup(array, rows)
+
+    def pooled(self, vectors: Any, entries: Sequence[Entry]) -> dict[str, Any]:
+        """Each feature's result, of the vectors of `rows(entries)`."""
+        axis, begin = vectors.ndim - 2, 0
+        out: dict[str, Any] = {}
+        for e in entries:
+            count = len(e.feature.table.compression.parts(e.feature.table.vocabulary_size))
+            width = math.prod(e.ids.shape) if axis == 0 else e.ids.shape[1]
+            pieces = [
+                jax.lax.slice_in_dim(vectors, begin + i * width, begin + (i + 1) * width, axis=axis).reshape(
+                    *e.ids.shape, vectors.shape[-1]
+                )
+                for i in range(count)
+            ]
+            out[e.feature.name] = e.pool(e.feature.table.compression.join(pieces))
+            begin += count * width
+        return out
+
+    def at(self, part: Part, ids: Any) -> tuple[Any, ...]:
+        """The index into the array of some rows of a part."""
+        return (self.order.row(ids + np.int32(part.begin)),)

@@ -1,0 +1,297 @@
+"""Dynamic vocabularies: 64-bit keys that appear during training, mapped to a fixed number of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+from sbp.errors import EmbeddingError
+from sbp.runtime.embedding.keys import LIMITS, NO_ID, as_keys, problem
+from sbp.runtime.embedding.sorted_keys import UNKNOWN, Keys, Rows, SortedKeys
+
+Counts = NDArray[np.int64]
+
+
+class Policy(Protocol):
+    """Which keys make room for new ones when all rows are taken."""
+
+    def order(self, used: Counts, count: Counts) -> Sequence[Counts] | None:
+        """What rows are compared by, the lowest leaving first, ties decided by the next; None: nobody leaves.
+
+        Arguments:
+          used: the number of the batch that had the key last, per row.
+          count: how often the key was looked up since it has the row.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """A full vocabulary takes no new key: an error."""
+
+    def order(self, used: Counts, count: Counts) -> Sequence[Counts] | None:
+        """Nobody leaves."""
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class LeastRecentlyUsed:
+    """The key that was not seen for the longest time leaves; of several, the less frequent one."""
+
+    def order(self, used: Counts, count: Counts) -> Sequence[Counts] | None:
+        """By age, then by frequency."""
+        return used, count
+
+
+@dataclass(frozen=True, slots=True)
+class LeastFrequentlyUsed:
+    """The key that was looked up least leaves; of several, the one not seen for longer."""
+
+    def order(self, used: Counts, count: Counts) -> Sequence[Counts] | None:
+        """By frequency, then by age."""
+        return count, used
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """What a lookup gives.
+
+    Arguments:
+      rows: int32, shaped as the keys.
+      new_rows: rows that belong to another key than before, ascending: set them to initial values, and their
+        optimizer state too.
+      new_keys: the key that each of `new_rows` has now.
+      evicted_keys: keys that lost their rows.
+    """
+
+    rows: Rows
+    new_rows: Rows
+    new_keys: Keys
+    evicted_keys: Keys
+
+
+def lowest(columns: Sequence[Counts], k: int) -> NDArray[np.intp]:
+    """Positions of the `k` lowest by the first column, ties by the next, the last ones by position.
+
+    >>> lowest([np.array([2, 1, 1, 0]), np.array([0, 5, 4, 9])], 2).tolist()
+    [2, 3]
+    """
+    if k == 0:
+        return np.empty(0, np.intp)
+    first, *others = columns
+    edge = np.partition(first, k - 1)[k - 1]
+    below, tied = np.flatnonzero(first < edge), np.flatnonzero(first == edge)
+    k -= below.size
+    if others:
+        tied = tied[lowest([column[tied] for column in others], k)]
+    return np.sort(np.concatenate([below, tied[:k]]))
+
+
+class Vocabulary:
+    """Keys and their rows, on the host; one thread at a time.
+
+    Arguments:
+      capacity: how many rows there are, at most 2**31 - 1.
+      policy: `Refuse()`, `LeastRecentlyUsed()`, `LeastFrequentlyUsed()`, or another `Policy`.
+      name: for messages.
+
+    >>> words = Vocabulary(3)
+    >>> words.lookup([7_000_000_000, 5, 5]).rows
+    array([1, 0, 0], dtype=int32)
+    """
+
+    def __init__(self, capacity: int, policy: Policy | None = None, *, name: str = "Vocabulary") -> None:
+        if not 1 <= capacity <= LIMITS.max:
+            why = "a row is an int32"
+            raise EmbeddingError(
+                problem(name, f"capacity={capacity}", f"1..{LIMITS.max}", why, "several vocabularies")
+            )
+        self.capacity = capacity
+        self.policy = Refuse() if policy is None else policy
+        self.name = name
+        self._batches = 0
+        self._size = 0
+        self._index = SortedKeys()
+        # Zeros take no memory before they are written.
+        self._keys, self._used, self._count = (np.zeros(capacity, np.int64) for _ in range(3))
+
+    def __len__(self) -> int:
+        return self._size
+
+    @property
+    def keys(self) -> Keys:
+        """The key of every row that has one, by row."""
+        return self._keys[: self._size].copy()
+
+    def find(self, keys: ArrayLike) -> Rows:
+        """The row of each key, and -1 ("no id") for keys without one; nothing changes.
+
+        For evaluation, where new keys have nothing that was learned.
+        """
+        return self._index.find(as_keys(keys, self.name))
+
+    def lookup(self, keys: ArrayLike, *, padding: int | None = None) -> Assignment:
+        """The row of each key; new keys are given rows, in the order of their values.
+
+        Keys of this batch never make room for others of it. If the batch cannot be taken nothing changes.
+
+        Arguments:
+          keys: integers of any shape.
+          padding: a value that is no key; its places get -1, "no id".
+
+        Raises:
+          EmbeddingError: if there are more distinct keys than rows, if the policy lets nobody leave, or if
+            keys are not integers of 64 bits.
+        """
+        array = as_keys(keys, self.name)
+        real = np.ones(array.shape, bool) if padding is None else array != padding
+        unique, inverse, counts = np.unique(array[real], return_inverse=True, return_counts=True)
+        rows = self._index.find(unique)
+        new_keys = unique[rows == UNKNOWN]
+        new_rows, evicted = self._room(new_keys.size, rows[rows != UNKNOWN], unique.size)
+
+        if evicted.size:
+            self._index.remove(evicted)
+        if new_keys.size:
+            self._assign(new_keys, new_rows)
+            rows[rows == UNKNOWN] = new_rows
+        self._batches += 1
+        self._used[rows] = self._batches
+        self._count[rows] += counts
+        out = np.full(array.shape, NO_ID, np.int32)
+        out[real] = rows[inverse.reshape(-1)]
+        return Assignment(out, new_rows, new_keys, evicted)
+
+    def _room(self, wanted: int, held: Rows, distinct: int) -> tuple[Rows, Keys]:
+        """Rows for new keys, ascending, and the keys that lose theirs; `held` are rows of this batch."""
+        size = len(self)
+        if distinct > self.capacity:
+            raise EmbeddingError(
+                problem(
+                    self.name,
+                    f"{distinct} distinct keys in one batch",
+                    f"at most {self.capacity}: the capacity",
+                    "two keys of one batch cannot share a row",
+                    "a larger capacity, or smaller batches",
+                )
+            )
+        free = np.arange(size, min(size + wanted, self.capacity), dtype=np.int32)
+        missing = wanted - free.size
+        if not missing:
+            return free, np.empty(0, np.int64)
+        others = np.ones(size, bool)
+        others[held] = False
+        candidates = np.flatnonzero(others)
+        order = self.policy.order(self._used[candidates], self._count[candidates])
+        if order is None:
+            raise EmbeddingError(
+                problem(
+                    self.name,
+                    f"{wanted} new keys, with {size} of {self.capacity} rows taken",
+                    f"at most {free.size} new keys",
+                    f"the vocabulary is full, and {self.policy} lets no key leave",
+                    "a larger capacity, or policy=LeastRecentlyUsed()",
+                )
+            )
+        victims = candidates[lowest(order, missing)].astype(np.int32)
+        return np.concatenate([victims, free]), self._keys[victims]
+
+    def _assign(self, keys: Keys, rows: Rows) -> None:
+        self._size = max(self._size, int(rows[-1]) + 1)
+        self._keys[rows], self._count[rows] = keys, 0
+        self._index.add(keys, rows)
+
+    def state(self) -> dict[str, NDArray[np.int64]]:
+        """All that `from_state` needs, as plain arrays."""
+        return {
+            "capacity": np.array(self.capacity, np.int64),
+            "batches": np.array(self._batches, np.int64),
+            "keys": self.keys,
+            "used": self._used[: self._size].copy(),
+            "count": self._count[: self._size].copy(),
+        }
+
+    @classmethod
+    def from_state(
+        cls, state: Mapping[str, ArrayLike], policy: Policy | None = None, *, name: str = "Vocabulary"
+    ) -> Vocabulary:
+        """A vocabulary that goes on where another one stopped.
+
+        Raises:
+          EmbeddingError: if an array is missing, or if they do not fit together.
+        """
+        wanted = ("capacity", "batches", "keys", "used", "count")
+        given = {k: np.asarray(state[k]).astype(np.int64) for k in wanted if k in state}
+        sizes = {k: a.shape for k, a in given.items()}
+        fits = len(given) == len(wanted) and (
+            given["keys"].shape == given["used"].shape == given["count"].shape
+            and given["keys"].size == np.unique(given["keys"]).size <= given["capacity"]
+        )
+        if not fits:
+            raise EmbeddingError(
+                problem(
+                    f"{name}: a saved state",
+                    f"arrays {sizes}",
+                    "capacity, batches; keys, used and count of one length, no longer than the capacity",
+                    "it is not what Vocabulary.state() gave: an array is missing, or a key is there twice",
+                    "save it again",
+                )
+            )
+        new = cls(int(given["capacity"]), policy, name=name)
+        new._batches, new._size = int(given["batches"]), given["keys"].size
+        for name_of, array in (("keys", new._keys), ("used", new._used), ("count", new._count)):
+            array[: new._size] = given[name_of]
+        order = np.argsort(given["keys"])
+        new._index.add(given["keys"][order], order.astype(np.int32))
+        return new
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Writes the state as an uncompressed `.npz`."""
+        with open(path, "wb") as file:
+            np.savez(file, **self.state())  # type: ignore[arg-type]
+
+    @classmethod
+    def load(
+        cls, path: str | PathLike[str], policy: Policy | None = None, *, name: str = "Vocabulary"
+    ) -> Vocabulary:
+        """Reads what `save` wrote; the policy is given anew, it is not in the file."""
+        with np.load(path, allow_pickle=False) as state:
+            return cls.from_state(dict(state), policy, name=name)
+
+
+_GOLDEN = 0x9E3779B97F4A7C15
+
+
+def _mixed(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """A bijection of 64 bits in which every bit depends on every other: the finaliser of SplitMix64."""
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return bits ^ (bits >> np.uint64(31))
+
+
+def initial_rows(
+    seed: int, keys: ArrayLike, dim: int, dtype: DTypeLike = np.float32, scale: float = 1.0
+) -> NDArray[Any]:
+    """Initial embeddings, uniform in [-scale, scale]: a function of the seed and each key alone.
+
+    So they are the same for any number of devices, in whatever order keys appear, and again after an
+    eviction. The bits are those of SplitMix64 (Steele, Lea and Flood, 2014), started at a mix of seed and
+    key.
+
+    Arguments:
+      keys: integers `[...]`.
+      dim: the width of a row.
+
+    Returns:
+      values `[..., dim]`.
+    """
+    start = np.asarray(as_keys(keys, "initial_rows(keys=...)")).view(np.uint64)
+    salt = _mixed(np.array([seed & (2**64 - 1)], np.uint64) + np.uint64(_GOLDEN))
+    steps = np.arange(1, dim + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
+    bits = _mixed(_mixed(start[..., None] ^ salt) + steps)
+    uniform = (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return np.asarray((2 * uniform - 1) * scale).astype(dtype)

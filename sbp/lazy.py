@@ -1,0 +1,134 @@
+"""`rows`: an optimizer that updates the rows of a table that the batch has touched, and leaves the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from sbp import compat
+from sbp.errors import ArgumentError, Problem
+
+NAME = "sbp_rows"
+
+
+class Transformation(NamedTuple):
+    """An optimizer in the manner of optax: `init(params)`, and `update(grads, state, params)`."""
+
+    init: Callable[..., Any]
+    update: Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Update:
+    """One step of the inner optimizer on the leaves of one parameter.
+
+    Arguments:
+      run: the inner optimizer's `update`.
+      tree: of its state.
+      has_param: whether the parameter itself is given.
+    """
+
+    run: Callable[..., Any]
+    tree: Any
+    has_param: bool
+
+    def __call__(self, grad: Any, *rest: Any) -> list[Any]:
+        """What is added to the parameter, then the leaves of the new state.
+
+        Arguments:
+          grad: the gradient.
+          rest: the leaves of the state, then the parameter if there is one.
+        """
+        leaves, param = (rest[:-1], rest[-1]) if self.has_param else (rest, None)
+        added, state = self.run(grad, jax.tree.unflatten(self.tree, leaves), param)
+        return [added, *self.tree.flatten_up_to(state)]
+
+
+def by_row(leaf: Any, param: Any) -> bool:
+    """Whether a leaf of the state has a line per row of the parameter.
+
+    >>> by_row(np.zeros((5, 1)), np.zeros((5, 3))), by_row(np.zeros(()), np.zeros((5, 3)))
+    (True, False)
+    """
+    return bool(leaf.shape and param.shape) and leaf.shape[0] == param.shape[0]
+
+
+def dense(grad: Any, *rest: Any, update: Update) -> list[Any]:
+    """What `rows` means: the inner step, and of its results the rows whose gradient is not all zero."""
+    old = rest[: update.tree.num_leaves]
+    added, *new = update(grad, *rest)
+    touched = jnp.any(grad != 0, axis=tuple(range(1, grad.ndim)))
+
+    def chosen(after: Any, before: Any) -> Any:
+        flags = touched.reshape(touched.shape + (1,) * (after.ndim - touched.ndim))
+        return jnp.where(flags, after, before)
+
+    kept = [chosen(n, o) if by_row(o, grad) else n for n, o in zip(new, old, strict=True)]
+    return [chosen(added, jnp.zeros((), added.dtype)), *kept]
+
+
+rows_p = compat.make_op(NAME, dense)
+
+
+def rows(tx: Any) -> Transformation:
+    """Makes an optimizer lazy: rows whose gradient is all zero keep their values and their state.
+
+    On one device this is `where(any(grad != 0, -1), new, old)`, for the parameter and for every leaf of the
+    state that has a line per row. Where the gradient of a table comes from lookups alone, the compiler never
+    builds it: it sends the rows of the batch to the devices that own them and updates those. That needs a
+    step that treats every row by itself, and whose result is added to the table; the plan says where it is
+    not so, and then computes what stands above.
+
+    Arguments:
+      tx: an optimizer with `init` and `update`, of optax or of your own; it sees one parameter at a time.
+
+    Raises:
+      ArgumentError: if `tx` has no `init` and `update`.
+
+    Source: the sparse part of Adam, "lazy", as fused embedding optimizers have it.
+
+    >>> import optax
+    >>> tx, table = rows(optax.sgd(1.0)), jnp.ones((3, 2))
+    >>> added, _ = tx.update(jnp.array([[0.0, 0.0], [1.0, 0.0], [0.0, 0.0]]), tx.init(table), table)
+    >>> added.tolist()
+    [[0.0, 0.0], [-1.0, 0.0], [0.0, 0.0]]
+    """
+    if not (callable(getattr(tx, "init", None)) and callable(getattr(tx, "update", None))):
+        raise ArgumentError(_no_optimizer(tx))
+
+    def init(params: Any) -> Any:
+        return jax.tree.map(tx.init, params)
+
+    def update(grads: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        leaves, structure = jax.tree.flatten(grads)
+        tree: Any = structure
+        states = tree.flatten_up_to(state)
+        given = [None] * len(leaves) if params is None else tree.flatten_up_to(params)
+        done = [_step(tx, g, s, p) for g, s, p in zip(leaves, states, given, strict=True)]
+        added, new = (jax.tree.unflatten(tree, [d[i] for d in done]) for i in (0, 1))
+        return added, new
+
+    return Transformation(init, update)
+
+
+def _step(tx: Any, grad: Any, state: Any, param: Any) -> tuple[Any, Any]:
+    """One parameter's part of the update, as one op."""
+    leaves, tree = jax.tree.flatten(state)
+    operands: Sequence[Any] = [grad, *leaves, *([] if param is None else [param])]
+    out = rows_p.bind(*map(jnp.asarray, operands), update=Update(tx.update, tree, param is not None))
+    return out[0], jax.tree.unflatten(tree, out[1:])
+
+
+def _no_optimizer(tx: Any) -> Problem:
+    return Problem(
+        "argument",
+        "sbp.rows(tx)",
+        f"a {type(tx).__name__}",
+        "an optimizer with init(params) and update(grads, state, params)",
+        "a lazy optimizer is made from an ordinary one",
+        "sbp.rows(optax.adagrad(0.05))",
+    )

@@ -1,0 +1,255 @@
+"""Lookups of whole rows, and sums into rows, by key: gather and scatter-add with a sparse exchange.
+
+A pass makes these two ops of the gathers and scatter-adds that read and add rows along dim 0. Their rules say
+what those of gather and scatter-add say, and one thing more: a table that is split by its rows serves keys
+that are split along the same axes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.lax import GatherScatterMode
+
+from sbp import compat
+from sbp.layout import Layout
+from sbp.rules.exchange import (
+    NO_KEY,
+    deliver,
+    deliver_talks,
+    lookup,
+    lookup_talks,
+    places,
+    rows_at,
+    wire_type,
+)
+from sbp.rules.factors import Letters, additive_row, factors
+from sbp.rules.halo import extent
+from sbp.rules.index import _fill_value, _signed
+from sbp.rules.legs import Route, legs
+from sbp.rules.local import Local
+from sbp.rules.registry import Op, Row, Talk, rule
+from sbp.rules.sample import planned
+from sbp.signature import B, P, Split
+
+FILL, CLIP = GatherScatterMode.FILL_OR_DROP, GatherScatterMode.CLIP
+# Positions are int32, and bounds of buckets lie up to one row per device behind the last one.
+MOST_ROWS = int(NO_KEY) - (1 << 16)
+# It carries no types itself.
+_BARRIER: Callable[[Any], Any] = lax.optimization_barrier
+# What is known of the places that `deliver` gives.
+_IN_ORDER: dict[str, Any] = {
+    "mode": "drop",
+    "unique_indices": True,
+    "indices_are_sorted": True,
+    "wrap_negative_indices": False,
+}
+
+
+def _narrow(ids: Any) -> Any:
+    """Ids of 64 bits in 32, which JAX would cut off: those that do not fit stay out of bounds."""
+    ids = _signed(ids)
+    return ids if ids.dtype.itemsize == 4 else jnp.clip(ids, -1, NO_KEY.astype(ids.dtype)).astype(np.int32)
+
+
+def _looked_up(
+    table: Any,
+    ids: Any,
+    *,
+    mode: Any,
+    fill_value: Any,
+    capacity: int | None,
+    wire_dtype: str | None,
+    samples: Sequence[Any] = (),
+) -> list[Any]:
+    """What a lookup means: `[v, d...]`, `[...]` -> `[..., d...]`; how rows travel changes nothing."""
+    dims = lax.GatherDimensionNumbers(
+        offset_dims=tuple(range(ids.ndim, ids.ndim + table.ndim - 1)),
+        collapsed_slice_dims=(0,),
+        start_index_map=(0,),
+    )
+    sizes = (1, *table.shape[1:])
+    index = _narrow(ids)[..., None]
+    return [lax.gather(table, index, dims, sizes, mode=mode, fill_value=fill_value)]
+
+
+def _added(
+    operand: Any,
+    ids: Any,
+    rows: Any,
+    *,
+    mode: Any,
+    fill_value: Any,
+    capacity: int | None,
+    wire_dtype: str | None,
+    samples: Sequence[Any] = (),
+) -> list[Any]:
+    """What an addition of rows means: `[v, d...]`, `[...]`, `[..., d...]` -> `[v, d...]`."""
+    dims = lax.ScatterDimensionNumbers(
+        update_window_dims=tuple(range(ids.ndim, rows.ndim)),
+        inserted_window_dims=(0,),
+        scatter_dims_to_operand_dims=(0,),
+    )
+    return [lax.scatter_add(operand, _narrow(ids)[..., None], rows, dims, mode=mode)]
+
+
+lookup_p = compat.make_op("sbp_lookup", _looked_up)
+"""Rows of a table by position along dim 0.
+
+Operands: the table `[v, d...]`, the ids `[...]`; the result is `[..., d...]`. Parameters:
+
+- `mode`: a `GatherScatterMode`. `FILL_OR_DROP` gives `fill_value` for ids out of bounds (None: NaN, or the
+  extreme integer), the others the nearest row. Negative ids are out of bounds.
+- `capacity`: keys that a device can send to one owner in one round; None for an even share and some more.
+- `wire_dtype`: the name of the floating type in which rows of a wider one travel; None for their own.
+- `samples`: the ids of a first batch, a `Sample`, from which the capacity is planned; empty if not known.
+"""
+
+add_rows_p = compat.make_op("sbp_add_rows", _added)
+"""Rows added to a table by position along dim 0, duplicates one by one.
+
+Operands: the table `[v, d...]`, the ids `[...]`, the rows `[..., d...]`; the result is `[v, d...]`. The
+parameters are those of `lookup_p`; ids out of bounds are dropped, with `CLIP` they mean the nearest row.
+"""
+
+
+def _letters(op: Op) -> tuple[Letters, Letters, Letters]:
+    """Of the table, the ids, and the rows; dim 0 of the table must be whole."""
+    ids: Letters = tuple(f"i{d}" for d in range(len(op.shapes[1])))
+    columns: Letters = tuple(f"w{d}" for d in range(1, len(op.shapes[0])))
+    return (None, *columns), ids, (*ids, *columns)
+
+
+def _by_rows(op: Op) -> bool:
+    """Whether the table can be split by its rows."""
+    return 1 < op.shapes[0][0] <= MOST_ROWS
+
+
+def _exchanged_dims(op: Op) -> list[int]:
+    """The dims of the ids along which they can be split together with the rows of the table."""
+    empty = not math.prod((*op.shapes[0], *op.shapes[1]))
+    if not _by_rows(op) or empty or compat.is_key(op.dtypes[0]):
+        return []
+    return [d for d, n in enumerate(op.shapes[1]) if n > 1]
+
+
+def _route(ctx: Local) -> Route:
+    """How keys and rows of an application travel: nothing does unless table and ids are split alike."""
+    table, ids = ctx.operands[:2]
+    split = {a for d in range(len(ids.shape)) for a in ids.axes(d)}
+    axes = tuple(a for a in table.axes(0) if a in split)
+    keys = math.prod(ids.local)
+    route = Route(extent(table, 0), axes, keys, ctx.params["capacity"], ctx.params["wire_dtype"])
+    return planned(route, ctx.params.get("samples", ()), [ids])
+
+
+def _row_bytes(ctx: Local) -> float:
+    """Bytes of a row of the shard as it travels."""
+    wire = wire_type(ctx.dtypes[0], ctx.params["wire_dtype"])
+    return math.prod(ctx.operands[0].local[1:]) * compat.itemsize(wire)
+
+
+def keys_of(ctx: Local, ids: Any, layout: Layout, clips: bool) -> tuple[Any, Any]:
+    """The keys of the exchange with the table, operand 0, as `ids` in shape, and which ids are in bounds.
+
+    Arguments:
+      layout: how the ids lie.
+      clips: whether ids out of bounds mean the nearest row; otherwise they are no keys, as padding is.
+    """
+    ids, last = _narrow(ids), np.int32(ctx.operands[0].shape[0] - 1)
+    ids = jnp.clip(ids, 0, last) if clips else ids
+    legal = (ids >= 0) & (ids <= last)
+    real = ctx.mask(legal, layout, range(ids.ndim), False)
+    return jnp.where(real, ids, NO_KEY), legal
+
+
+def _lookup_local(ctx: Local, table: Any, ids: Any) -> list[Any]:
+    """The sparse exchange; of the devices of a sum one gives what stands for ids out of bounds."""
+    layout, fills = ctx.operands[0], ctx.params["mode"] == FILL
+    sums = layout.partial_axes("sum")
+    if not layout.axes(0) and not sums:
+        return ctx.bind(table, ids)
+    keys, legal = keys_of(ctx, ids, ctx.operands[1], not fills)
+    route = _route(ctx)
+
+    rows = lookup(ctx, route, keys.reshape(-1), lambda at: rows_at(table, at))
+    rows = rows.reshape(*ids.shape, *table.shape[1:])
+    if not fills:
+        return [rows]
+    once = ctx.first([*sums, *(a for a in layout.axes(0) if a not in route.axes)])
+    missing = jnp.where(once, _fill_value(ctx.params["fill_value"], rows.dtype), jnp.zeros((), rows.dtype))
+    legal = lax.broadcast_in_dim(legal, rows.shape, range(ids.ndim))
+    return [jnp.where(legal, rows, missing)]
+
+
+def _lookup_talks(ctx: Local) -> Iterable[Talk]:
+    return lookup_talks(_route(ctx), _row_bytes(ctx), keys=ctx.params["mode"] == FILL)
+
+
+@rule(
+    "sbp_lookup",
+    local=_lookup_local,
+    talks=_lookup_talks,
+    note="rows of a gather; ids split with the table's rows: a sparse exchange",
+)
+def sbp_lookup(op: Op) -> list[Row]:
+    """Ids and the table's columns split; split rows leave a sum, or serve ids that are split too; linear."""
+    table, ids, result = _letters(op)
+    rows = [*factors(op, [table, ids], [result]), Row((P, B), (P,))]
+    if _by_rows(op):
+        why = "rows of dim 0 of operand 0 are looked up here, and it is split over {axes}"
+        rows.append(Row((Split(0), B), (P,), reason=why))
+    return [*rows, *(Row((Split(0), Split(d)), (Split(d),)) for d in _exchanged_dims(op))]
+
+
+def _add_rows_local(ctx: Local, x: Any, ids: Any, rows: Any) -> list[Any]:
+    """The sparse exchange; without one, each device adds to the rows that it has."""
+    layout, mode = ctx.operands[0], ctx.params["mode"]
+    if not layout.axes(0) and not any(map(ctx.operands[1].padded, range(ids.ndim))):
+        return ctx.bind(x, ids, rows)
+    route, count = _route(ctx), math.prod(ids.shape)
+    keys = keys_of(ctx, ids, ctx.operands[1], mode == CLIP)[0].reshape(-1)
+    rows = rows.reshape(count, *x.shape[1:])
+    # XLA of jax 0.10 reads through the slice that made a shard, without clamping to the shard first.
+    x = _BARRIER(x)
+    if not legs(route):
+        return [x.at[places(ctx, route, keys)].add(rows, mode="drop", wrap_negative_indices=False)]
+
+    def apply(x: Any, at: Any, sums: Any) -> Any:
+        return x.at[at].add(sums, **_IN_ORDER)
+
+    return [deliver(ctx, route, keys, rows, x, apply)]
+
+
+def _add_rows_talks(ctx: Local) -> Iterable[Talk]:
+    return deliver_talks(_route(ctx), _row_bytes(ctx))
+
+
+def _split_ids(op: Op) -> Iterable[Row]:
+    """Ids and rows split: into a table that is a sum, or into one that is split by its rows."""
+    exchanged: Sequence[int] = () if op.dtypes[0] == bool else _exchanged_dims(op)
+    for d, n in enumerate(op.shapes[1]):
+        if n > 1:
+            why = f"dim {d} of the indices is added up here and split over {{axes}}"
+            yield Row((P, Split(d), Split(d)), (P,), (0,), why)
+    yield from (Row((Split(0), Split(d), Split(d)), (Split(0),)) for d in exchanged)
+
+
+@rule(
+    "sbp_add_rows",
+    local=_add_rows_local,
+    talks=_add_rows_talks,
+    flops=lambda op: 2 * math.prod(op.shapes[2]),
+    note="rows of a scatter-add; ids split with the table's rows: a sparse exchange",
+)
+def sbp_add_rows(op: Op) -> list[Row]:
+    """Columns split; split rows take theirs; ids split into a sum, or into split rows; additive."""
+    table, ids, rows = _letters(op)
+    columns = factors(op, [table, ids, rows], [table])
+    split = [Row((Split(0), B, B), (Split(0),))] if _by_rows(op) else []
+    return [*columns, *split, additive_row(3, 1, (0, 2)), *_split_ids(op)]

@@ -1,0 +1,360 @@
+"""Routes: how rows of one dim that is split come to the devices that need them, in few exchanges.
+
+A result of a slice, a padding or a concatenation has the rows of its operands in other places. All rows stand
+on one line; a device holds some runs of it and needs others. Which, follows from sizes and from its place
+alone, so all of it is worked out before tracing; a body looks up its own line.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypeAlias
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from sbp import compat
+from sbp.rules.halo import Coords, Extent, devices, own, taken
+from sbp.rules.local import Local
+from sbp.rules.registry import Talk
+
+# So many exchanges, and one more per operand and result, are worth a program's size.
+MOST_ROUNDS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Rows that stand one after the other on the line and on a device.
+
+    Arguments:
+      start: the first one's place on the line.
+      rows: how many.
+      at: the first one's place among the device's rows.
+    """
+
+    start: int
+    rows: int
+    at: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One operand or result: what each device holds or needs of the line.
+
+    Arguments:
+      extent: the dim.
+      runs: per device along the axes that split it.
+      height: the rows of one shard, as the exchange sees it.
+      partial: of a result: the axes along which it is a sum; a device takes only what its own place along
+        them has, and zeros stand for the rest.
+    """
+
+    extent: Extent
+    runs: tuple[Run, ...]
+    height: int
+    partial: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some rows on their way: from `at` of what `source` holds to `to` of what `target` makes."""
+
+    source: int
+    target: int
+    at: int
+    to: int
+    rows: int
+    operand: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """At most one piece for each device, all at once.
+
+    Arguments:
+      pairs: who sends to whom; none where the rows are already on the device.
+      rows: how many are sent.
+      sends: per device, the first row that it sends.
+      takes: per device, which row of what it got goes to which of its own, and how many do.
+      operand: the one that it is mostly about.
+    """
+
+    pairs: tuple[tuple[int, int], ...]
+    rows: int
+    sends: tuple[int, ...]
+    takes: tuple[tuple[int, int, int], ...]
+    operand: int
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Everything that happens along one dim.
+
+    Arguments:
+      axes: the placement axes that tables run over, row-major.
+      height: the rows that each device has at the end, of all results.
+      layers: what is put in place, one after the other.
+    """
+
+    axes: tuple[int, ...]
+    height: int
+    layers: tuple[Layer, ...]
+
+    @property
+    def rounds(self) -> tuple[Layer, ...]:
+        """The layers that are sent."""
+        return tuple(x for x in self.layers if x.pairs)
+
+    @property
+    def sent(self) -> int:
+        """How many rows one device sends."""
+        return sum(x.rows for x in self.rounds)
+
+
+@cache
+def route(operands: tuple[Side, ...], results: tuple[Side, ...]) -> Route:
+    """How the results' rows come from the operands', which hold no row twice."""
+    hierarchy = operands[0].extent.hierarchy
+    axes = tuple(sorted({a for s in (*operands, *results) for a in s.extent.axes}))
+    places = devices(axes, hierarchy)
+    rank = {at: i for i, at in enumerate(places)}
+    pieces: list[Piece] = []
+    busy: list[list[tuple[int, int]]] = [[] for _ in places]
+    holders, first = _holders(operands), 0
+    for made in results:
+        need = dict(zip(devices(made.extent.axes, hierarchy), made.runs, strict=True))
+        for i, at in enumerate(places):
+            run = need[_seen(at, made.extent.axes)]
+            low = first + run.at
+            busy[i].append((first, first + made.height) if made.partial else (low, low + run.rows))
+            for source, row, to, rows, k in _pieces(operands, holders, at, run, made.partial):
+                pieces.append(Piece(rank[source], i, row, low + to, rows, k))
+        first += made.height
+    height = sum(s.height for s in operands)
+    stay = _coloured([p for p in pieces if p.source == p.target])
+    sent = _coloured([p for p in pieces if p.source != p.target])
+    return Route(
+        axes,
+        first,
+        (*(_stays(x, busy) for x in stay), *(_sent(x, busy, height) for x in sent)),
+    )
+
+
+def _seen(at: Coords, axes: Sequence[int]) -> Coords:
+    """A place as the axes of one side tell it."""
+    return tuple(c if a in axes else 0 for a, c in enumerate(at))
+
+
+def _holders(operands: Sequence[Side]) -> list[list[tuple[int, int, int, Coords]]]:
+    """Per operand, in the order of the line: where a run starts, its rows, the first one's row, and whose."""
+    found, base = [], 0
+    for side in operands:
+        places = devices(side.extent.axes, side.extent.hierarchy)
+        runs = zip(side.runs, places, strict=True)
+        found.append(sorted((r.start, r.rows, base + r.at, at) for r, at in runs if r.rows > 0))
+        base += side.height
+    return found
+
+
+def _pieces(
+    operands: Sequence[Side], holders: Sequence[Any], at: Coords, run: Run, partial: Sequence[int]
+) -> Iterator[tuple[Coords, int, int, int, int]]:
+    """What a device needs for one run: whose, its row there, its place in the run, rows, operand."""
+    for k, (side, line) in enumerate(zip(operands, holders, strict=True)):
+        axes = side.extent.axes
+        for i in range(max(0, bisect_right(line, (run.start, math.inf)) - 1), len(line)):
+            start, rows, row, where = line[i]
+            if start >= run.start + run.rows:
+                break
+            low, high = max(start, run.start), min(start + rows, run.start + run.rows)
+            source = tuple(w if a in axes else c for a, (w, c) in enumerate(zip(where, at, strict=True)))
+            if low < high and all(source[a] == at[a] for a in partial):
+                yield source, row + low - start, low - run.start, high - low, k
+
+
+def _coloured(pieces: Iterable[Piece]) -> list[list[Piece]]:
+    """Few groups in which no device sends or gets twice; pieces of one size and distance stay together."""
+    groups: list[list[Piece]] = []
+    sources: list[set[int]] = []
+    targets: list[set[int]] = []
+    for p in sorted(pieces, key=lambda p: (-p.rows, p.target - p.source, p.operand, p.source, p.to)):
+        free = (i for i in range(len(groups)) if p.source not in sources[i] and p.target not in targets[i])
+        at = next(free, len(groups))
+        if at == len(groups):
+            groups.append([])
+            sources.append(set())
+            targets.append(set())
+        groups[at].append(p)
+        sources[at].add(p.source)
+        targets[at].add(p.target)
+    return groups
+
+
+Spans: TypeAlias = Sequence[Sequence[tuple[int, int]]]
+
+
+def _stays(group: Sequence[Piece], busy: Spans) -> Layer:
+    takes = {p.target: (p.at, p.to, p.rows) for p in group}
+    return Layer((), 0, (0,) * len(busy), _relaxed(takes, busy), group[0].operand)
+
+
+def _sent(group: Sequence[Piece], busy: Spans, height: int) -> Layer:
+    """A layer whose buffer is as long as the longest piece, and lies within what each device holds."""
+    rows = max(p.rows for p in group)
+    starts = {p.source: min(p.at, height - rows) for p in group}
+    takes = {p.target: (p.at - starts[p.source], p.to, p.rows) for p in group}
+    usual = Counter(starts.values()).most_common(1)[0][0]
+    return Layer(
+        tuple((p.source, p.target) for p in group),
+        rows,
+        tuple(starts.get(i, usual) for i in range(len(busy))),
+        _relaxed(takes, busy),
+        group[0].operand,
+    )
+
+
+def _relaxed(takes: Mapping[int, tuple[int, int, int]], busy: Spans) -> tuple[tuple[int, int, int], ...]:
+    """The same for all devices, where those that differ have only padding there."""
+    usual = Counter(takes.values()).most_common(1)[0][0]
+
+    def of(i: int) -> tuple[int, int, int]:
+        at, to, rows = takes.get(i, (usual[0], usual[1], 0))
+        touched = sum(max(0, min(b, usual[1] + usual[2]) - max(a, usual[1])) for a, b in busy[i])
+        inside = usual[1] <= to and to + rows <= usual[1] + usual[2] and at - to == usual[0] - usual[1]
+        return usual if touched == rows and inside else (at, to, rows)
+
+    return tuple(map(of, range(len(busy))))
+
+
+def held(base: Extent, start: int = 0, step: int = 1) -> Side:
+    """An operand of which every `step`-th row is on the line, its row `start` first (it may lie outside).
+
+    With `step` > 1 a device's shard is first cut down by `every`.
+    """
+    runs = []
+    for at in devices(base.axes, base.hierarchy):
+        first, valid = base.offset(at), base.valid(at)
+        phase = (start - first) % step
+        runs.append(Run((first + phase - start) // step, max(0, -(-(valid - phase) // step))))
+    return Side(base, tuple(runs), -(-base.local // step))
+
+
+def needed(out: Extent, start: int = 0, partial: tuple[int, ...] = ()) -> Side:
+    """A result whose first row has the place `start` on the line."""
+    places = devices(out.axes, out.hierarchy)
+    runs = tuple(Run(start + out.offset(at), out.valid(at)) for at in places)
+    return Side(out, runs, out.local, partial)
+
+
+def turned(base: Extent) -> Side:
+    """An operand whose last row comes first; a device's shard is turned first, padding included."""
+    runs = []
+    for at in devices(base.axes, base.hierarchy):
+        first, valid = base.offset(at), base.valid(at)
+        runs.append(Run(base.size - first - valid, valid, base.local - valid))
+    return Side(base, tuple(runs), base.local)
+
+
+def pays(found: Route, operands: Sequence[Side], results: Sequence[Side]) -> bool:
+    """Whether the exchange is no more than to gather, in bytes, and not many exchanges."""
+    gathered = sum(s.extent.size - s.extent.local for s in operands)
+    few = len(found.rounds) <= MOST_ROUNDS + len(operands) + len(results)
+    return few and found.sent <= gathered
+
+
+def every(ctx: Local, x: Any, dim: int, base: Extent, start: int, step: int) -> Any:
+    """The rows of a shard that a slice keeps, one after the other; behind them stands anything."""
+    if step == 1:
+        return x
+    count = -(-base.local // step)
+    places = devices(base.axes, base.hierarchy)
+    phases = [(start - base.offset(at)) % step for at in places]
+    widths = [(0, count * step - base.local, 0) if d == dim else (0, 0, 0) for d in range(x.ndim)]
+    x = lax.pad(x, jnp.zeros((), x.dtype), widths)
+    x = taken(x, own(ctx, base.axes, phases), (count - 1) * step + 1, dim)
+    return lax.slice_in_dim(x, 0, None, step, dim)
+
+
+def routed(ctx: Local, xs: Sequence[Any], dim: int, way: Route, fill: Any = None) -> Any:
+    """The rows of all results, one result after the other, along `dim`.
+
+    Arguments:
+      xs: the shards of the operands.
+      fill: what stands where no operand has a row; None for anything.
+    """
+    wide = xs[0] if len(xs) == 1 else lax.concatenate(list(xs), dim)
+    zero = jnp.asarray(0 if fill is None else fill, wide.dtype)
+    out = None
+    for layer in way.layers:
+        got = _exchanged(ctx, wide, dim, way, layer) if layer.pairs else wide
+        out = _placed(ctx, out, got, dim, way, layer, zero, fill is not None)
+    if out is None:
+        shape = tuple(way.height if d == dim else n for d, n in enumerate(wide.shape))
+        out = jnp.broadcast_to(zero, shape)
+    return out
+
+
+def _exchanged(ctx: Local, wide: Any, dim: int, way: Route, layer: Layer) -> Any:
+    names = tuple(ctx.names[a] for a in way.axes)
+    piece = taken(wide, own(ctx, way.axes, layer.sends), layer.rows, dim)
+    permute: Any = lax.ppermute
+    return permute(piece, names if len(names) > 1 else names[0], layer.pairs)
+
+
+def _placed(
+    ctx: Local, out: Any, got: Any, dim: int, way: Route, layer: Layer, zero: Any, filled: bool
+) -> Any:
+    """`out` with one piece in its place."""
+    if len(set(layer.takes)) == 1:
+        at, to, rows = layer.takes[0]
+        piece = lax.slice_in_dim(got, at, at + rows, axis=dim)
+        if out is not None:
+            return lax.dynamic_update_slice_in_dim(out, piece, to, dim)
+        return lax.pad(piece, zero, _widths(got.ndim, dim, to, way.height - to - rows))
+    at, to, rows = (own(ctx, way.axes, column) for column in zip(*layer.takes, strict=True))
+    around = lax.pad(got, zero, _widths(got.ndim, dim, way.height, way.height))
+    piece = taken(around, at - to + np.int32(way.height), way.height, dim)
+    if out is None and not filled:
+        return piece
+    here = lax.broadcasted_iota(np.int32, piece.shape, dim)
+    return jnp.where((here >= to) & (here < to + rows), piece, zero if out is None else out)
+
+
+def _widths(ndim: int, dim: int, low: int, high: int) -> list[tuple[int, int, int]]:
+    return [(low, high, 0) if d == dim else (0, 0, 0) for d in range(ndim)]
+
+
+def talks(ctx: Local, ways: Mapping[int, Route], shape: Sequence[int], plain: bool) -> Iterable[Talk]:
+    """The exchanges along each dim, one after the other: the later ones are as wide as the earlier made them.
+
+    Arguments:
+      ways: by dim.
+      shape: of a shard before the first one.
+      plain: whether the first one sends rows of the only operand as they lie.
+    """
+    local, itemsize = list(shape), compat.itemsize(ctx.dtypes[0])
+    op = (ctx.primitive.name, repr(sorted(ctx.params.items()))) if len(ctx.operands) == 1 else None
+    for dim, way in ways.items():
+        local[dim] = 1
+        row = math.prod(local) * itemsize
+        for layer in way.rounds:
+            rows = dim, layer.pairs, layer.rows, layer.sends
+            sent: Hashable = rows if plain else op and (op, rows)
+            yield Talk("permute", way.axes, layer.rows * row, layer.operand, _reason(dim, layer), sent)
+        local[dim], plain = way.height, False
+
+
+def _reason(dim: int, layer: Layer) -> str:
+    """For instance `rows of dim 1 move, and 1 row of the device before is needed; it is split over 'x'`."""
+    distances = {target - source for source, target in layer.pairs}
+    by = distances.pop()
+    far = f"{abs(by)} places " if abs(by) > 1 else ""
+    whose = "another device" if distances else f"the device {far}{'before' if by > 0 else 'after'}"
+    some = f"{layer.rows} rows of {whose} are" if layer.rows > 1 else f"1 row of {whose} is"
+    return f"rows of dim {dim} move, and {some} needed; it is split over {{axes}}"

@@ -1,0 +1,76 @@
+"""A batch of keys from which the room of an exchange is planned."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sbp.layout import Layout, offset, valid_length
+from sbp.rules.halo import Coords
+from sbp.rules.legs import Leg, Route, legs
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """The ids of one lookup in one batch, as host integers; equal to nothing but itself."""
+
+    ids: NDArray[Any]
+
+    def shard(self, layout: Layout, coords: Coords) -> NDArray[Any]:
+        """The distinct ids of the device at `coords`."""
+        part = self.ids
+        for d, n in enumerate(layout.shape):
+            axes = layout.axes(d)
+            if axes:
+                start = offset(n, axes, layout.hierarchy, coords)
+                stop = start + valid_length(n, axes, layout.hierarchy, coords)
+                part = part[(slice(None),) * d + (slice(start, stop),)]
+        return np.unique(part)
+
+
+def planned(route: Route, samples: tuple[Sample, ...], layouts: Sequence[Layout]) -> Route:
+    """The route with room for its samples, unless it was given one."""
+    if route.capacity is not None or not samples:
+        return route
+    return replace(route, capacity=fullest_bucket(route, samples, tuple(layouts)))
+
+
+@lru_cache(maxsize=256)
+def fullest_bucket(route: Route, samples: tuple[Sample, ...], layouts: tuple[Layout, ...]) -> int:
+    """The most keys that any device sends to one owner, with these batches; at least 1.
+
+    Arguments:
+      route: where the keys travel; its own capacity is not looked at.
+      samples, layouts: of each lookup, its ids and how they lie.
+    """
+    hierarchy = route.rows.hierarchy
+    held = {
+        at: np.unique(np.concatenate([s.shard(x, at) for s, x in zip(samples, layouts, strict=True)]))
+        for at in itertools.product(*map(range, hierarchy))
+    }
+    most = 1
+    for leg in legs(replace(route, capacity=None)):
+        came: dict[Coords, list[NDArray[Any]]] = {}
+        for at, keys in held.items():
+            for owner, bucket in enumerate(_buckets(leg, at, keys)):
+                most = max(most, len(bucket))
+                came.setdefault((*at[: leg.axis], owner, *at[leg.axis + 1 :]), []).append(bucket)
+        held = {at: np.unique(np.concatenate(buckets)) for at, buckets in came.items()}
+    return most
+
+
+def _buckets(leg: Leg, at: Coords, keys: NDArray[Any]) -> Sequence[NDArray[Any]]:
+    """The keys that the device at `at` sends to each owner."""
+    axes = leg.outer.axes(0)
+    size = leg.outer.shape[0]
+    first = offset(size, axes, leg.outer.hierarchy, at)
+    last = first + valid_length(size, axes, leg.outer.hierarchy, at)
+    bounds = np.minimum(first + np.arange(leg.group + 1) * leg.chunk, last)
+    cuts = np.searchsorted(keys, bounds)
+    return [keys[a:b] for a, b in itertools.pairwise(cuts)]

@@ -1,0 +1,215 @@
+"""The step of a lazy optimizer on the rows of a table that a batch has looked up.
+
+A pass makes this op of a gradient by rows, an optimizer and an addition (`passes/rows.py`). Operands: the
+table, the leaves of the optimizer's state, then ids and rows of each lookup. Results: table and state.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.lax import GatherScatterMode
+
+from sbp import compat
+from sbp.lazy import by_row, dense
+from sbp.rules.exchange import deliver, deliver_talks, wire_type
+from sbp.rules.halo import extent
+from sbp.rules.legs import Route, legs
+from sbp.rules.local import Local
+from sbp.rules.lookups import keys_of
+from sbp.rules.registry import Op, Row, Talk, rule
+from sbp.rules.sample import planned
+from sbp.signature import B, Signature, Split
+
+
+def update_rows(
+    table: Any,
+    *rest: Any,
+    update: Any,
+    modes: Sequence[Any],
+    columns: Any,
+    capacity: Any,
+    wire_dtype: Any,
+    samples: Any,
+) -> list[Any]:
+    """What the op means on one device: a table of zeros with the rows added, and the lazy step with it.
+
+    Arguments:
+      table: "v d".
+      rest: the state, then the ids of each lookup, "...", then its rows, "... d".
+      update: the optimizer's step, an `sbp.lazy.Update`.
+      modes: per lookup, what happens to ids that are out of bounds.
+      columns: how the state lies where the table is split by columns; None where it may not be.
+      capacity, wire_dtype, samples: of the exchange.
+    """
+    s, ids, rows = _parted(rest, len(modes))
+    grad = jnp.zeros(table.shape, rows[0].dtype)
+    for i, r, mode in zip(ids, rows, modes, strict=True):
+        grad = grad.at[i].add(r, mode=mode, wrap_negative_indices=False)
+    param = [table] if update.has_param else []
+    added, *state = dense(grad, *s, *param, update=update)
+    return [table + added.astype(table.dtype), *state]
+
+
+def _parted(rest: Sequence[Any], lookups: int) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
+    """Something of each operand but the table: of the state, the ids and the rows."""
+    n = len(rest) - 2 * lookups
+    return rest[:n], rest[n : n + lookups], rest[n + lookups :]
+
+
+# It carries no types itself.
+_BARRIER: Callable[[Any], Any] = lax.optimization_barrier
+update_rows_p = compat.make_op("sbp_update_rows", update_rows)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """The optimizer's step on rows that a device has received.
+
+    Arguments:
+      ctx: the op.
+      old: the leaves of the state.
+      lines: which of those have a line per row of the table.
+    """
+
+    ctx: Local
+    old: Sequence[Any]
+    lines: Sequence[bool]
+
+    def __call__(self, state: Sequence[Any], places: Any, grad: Any) -> list[Any]:
+        """Table and state with the rows at `places` updated; the other leaves are as after one step."""
+        table, update = state[0], self.ctx.params["update"]
+        size = table.shape[0]
+        here = [
+            self.taken(x, places) if line else o
+            for x, o, line in zip(state[1:], self.old, self.lines, strict=True)
+        ]
+        param = self.taken(table, places)
+        added, *new = update(grad, *here, *([param] if update.has_param else []))
+        # Rows that are left as they are have distinct places out of bounds: no two are ever written at once.
+        beyond = np.int32(size) + lax.iota(np.int32, places.shape[0])
+        at = jnp.where(self.touched(grad) & (places < size), places, beyond)
+
+        def put(x: Any, rows: Any) -> Any:
+            return x.at[at].set(rows.astype(x.dtype), mode="drop", unique_indices=True)
+
+        kept = [put(x, n) if line else n for x, n, line in zip(state[1:], new, self.lines, strict=True)]
+        return [put(table, param + added.astype(param.dtype)), *kept]
+
+    def taken(self, x: Any, places: Any) -> Any:
+        """The rows of a shard at `places`."""
+        return x.at[places].get(mode="fill", fill_value=0)
+
+    def touched(self, grad: Any) -> Any:
+        """Which rows have a gradient that is not all zero, on any device that has some of their columns."""
+        flags = jnp.any(grad != 0, axis=tuple(range(1, grad.ndim)))
+        axes = _column_axes(self.ctx)
+        return self.ctx.maximum(flags.astype(np.int32), axes) > 0 if axes else flags
+
+
+def _column_axes(ctx: Local) -> tuple[int, ...]:
+    """The axes that split the table by columns."""
+    table = ctx.operands[0]
+    return tuple(sorted({a for d in range(1, len(table.shape)) for a in table.axes(d)}))
+
+
+def _local(ctx: Local, table: Any, *rest: Any) -> list[Any]:
+    """Sums by key go to the owners of the rows, which update them in place."""
+    modes = ctx.params["modes"]
+    state, ids, rows = _parted(rest, len(modes))
+    layouts = ctx.operands[1 + len(state) :]
+    found = zip(ids, layouts, modes, strict=False)
+    clips = GatherScatterMode.CLIP
+    keys = jnp.concatenate([keys_of(ctx, i, at, m == clips)[0].reshape(-1) for i, at, m in found])
+    flat = jnp.concatenate([r.reshape(-1, *table.shape[1:]) for r in rows])
+    lines = [by_row(x, ctx.operands[0]) for x in ctx.operands[1 : 1 + len(state)]]
+    step = _Step(ctx, state, lines)
+    if ctx.operands[0].axes(0):
+        # XLA of jax 0.10 reads through the slice that made a shard, without clamping to the shard first.
+        table, *state = _BARRIER((table, *state))
+    return list(deliver(ctx, _route(ctx), keys, flat, [table, *state], step))
+
+
+def _route(ctx: Local) -> Route:
+    table, n = ctx.operands[0], len(ctx.params["modes"])
+    ids = ctx.operands[-2 * n : -n]
+    axes = tuple(a for a in table.axes(0) if any(a in i.axes(d) for i in ids for d in range(len(i.shape))))
+    keys = sum(math.prod(i.local) for i in ids)
+    route = Route(extent(table, 0), axes, keys, ctx.params["capacity"], ctx.params["wire_dtype"])
+    return planned(route, ctx.params["samples"], ids)
+
+
+def _talks(ctx: Local) -> Iterable[Talk]:
+    """The exchange, and where the table is split by columns a flag per row."""
+    route, n = _route(ctx), len(ctx.params["modes"])
+    local, dtype = ctx.operands[0].local, ctx.dtypes[-1]
+    row_bytes = math.prod(local[1:]) * compat.itemsize(wire_type(dtype, route.wire_dtype))
+    first = len(ctx.operands) - 2 * n
+    for talk in deliver_talks(route, row_bytes):
+        operand = first + (0 if talk.operand == 1 else n)
+        yield Talk(talk.kind, talk.axes, talk.wire_bytes, operand, talk.reason)
+    axes = _column_axes(ctx)
+    if axes:
+        group = ctx.group(axes)
+        places = legs(route)[-1].room if legs(route) else route.keys
+        wire_bytes = 2 * (group - 1) / group * 4 * places
+        why = "a row is touched if any of its columns is; the columns are split over {axes}"
+        yield Talk("all_reduce", axes, wire_bytes, first + n, why)
+
+
+def _flops(op: Op) -> float:
+    """Some tens of operations for every number that comes back; the table itself is not read."""
+    n = len(op.params["modes"])
+    return 20.0 * sum(math.prod(s) for s in op.shapes[-n:])
+
+
+def _traffic(op: Op) -> float:
+    """The rows as they come, and those of the table and of its state read and written."""
+    n = len(op.params["modes"])
+    rows = sum(math.prod(s) for s in op.shapes[-n:]) * compat.itemsize(op.dtypes[0])
+    lines = 1 + sum(by_row_shape(s, op.shapes[0]) for s in op.shapes[1 : -2 * n])
+    return rows * (1 + 2 * lines)
+
+
+@rule(
+    "sbp_update_rows",
+    local=_local,
+    talks=_talks,
+    flops=_flops,
+    traffic=_traffic,
+    note="rows by a sparse exchange",
+)
+def rows(op: Op) -> list[Row]:
+    """Rows of the table; ids and rows split alike by an exchange; columns, if the step keeps them apart."""
+    n, (table, *_) = len(op.params["modes"]), op.shapes
+    state, ids, given = _parted(op.shapes[1:], n)
+    lying: list[Signature] = [Split(0) if by_row_shape(s, table) else B for s in state]
+    whole: list[Signature] = [B] * n
+    out: list[Row] = []
+    if table[0] > 1:
+        out.append(_row(Split(0), lying, whole, whole))
+        for d in range(min(map(len, ids))):
+            if all(i[d] > 1 for i in ids):
+                out.append(_row(Split(0), lying, [Split(d)] * n, [Split(d)] * n))
+    columns = op.params["columns"]
+    if columns is not None and table[-1] > 1:
+        across = [Split(len(r) - 1) for r in given]
+        out.append(_row(Split(len(table) - 1), columns, whole, across))
+    return out
+
+
+def _row(
+    table: Signature, state: Sequence[Signature], ids: Sequence[Signature], rows: Sequence[Signature]
+) -> Row:
+    return Row((table, *state, *ids, *rows), (table, *state))
+
+
+def by_row_shape(leaf: Sequence[int], table: Sequence[int]) -> bool:
+    """Whether a leaf of this shape has a line per row of the table."""
+    return bool(leaf) and leaf[0] == table[0]

@@ -1,0 +1,70 @@
+"""Applications of the step of a lazy optimizer on rows, with whole numbers in which every step is exact."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.lax import GatherScatterMode
+
+from sbp.lazy import Update
+from sbp.rules.update import update_rows_p
+from sbp.signature import B, S
+from tests.rules.claims import Sample, sample, whole
+
+FILL, CLIP = GatherScatterMode.FILL_OR_DROP, GatherScatterMode.CLIP
+IDS = np.array([[3, 9, 3], [0, 4, 12], [3, 7, -1], [4, 4, 0], [8, 9, 3]], np.int32)
+
+
+def plain(grad: Any, state: Any, param: Any) -> tuple[Any, Any]:
+    """Adds the gradient, twice."""
+    return 2 * grad, state
+
+
+def curved(grad: Any, state: Any, param: Any) -> tuple[Any, Any]:
+    """Not linear in the gradient, with a state as large as the table, and a count."""
+    total, count = state
+    total = total + grad * grad
+    return -grad * total + param, (total, count + 1)
+
+
+def by_row(grad: Any, state: Any, param: Any) -> tuple[Any, Any]:
+    """One number per row, of all its columns."""
+    total = state + jnp.sum(grad * grad, axis=1)
+    return grad * total[:, None], total
+
+
+def update(
+    step: Callable[..., Any], state: Any, *ids: Any, modes: Sequence[Any], columns: Any, **options: Any
+) -> Sample:
+    """A step with the given lookups; `capacity` is of the exchange."""
+    leaves, tree = jax.tree.flatten(state)
+    capacity = options.pop("capacity", None)
+    label = f"{step.__name__}-{len(ids)}-{capacity}-{'-'.join(str(m).rsplit('.')[-1] for m in modes)}"
+
+    def fn(table: Any, *operands: Any) -> Any:
+        return update_rows_p.bind(
+            table,
+            *operands,
+            update=Update(step, tree, True),
+            modes=tuple(modes),
+            columns=columns,
+            capacity=capacity,
+            wire_dtype=None,
+            samples=(),
+        )
+
+    rows = [whole((*i.shape, 3), seed=k) for k, i in enumerate(ids)]
+    return sample("sbp_update_rows", fn, whole((10, 3)), *leaves, *ids, *rows, label=label, **options)
+
+
+TOTALS = whole((10, 3), low=0)
+
+SAMPLES = [
+    update(plain, (), IDS, modes=[FILL], columns=(), pairs=2),
+    update(plain, (), IDS, modes=[CLIP], columns=(), capacity=1),
+    update(curved, (TOTALS, np.int32(1)), IDS, modes=[FILL], columns=(S(1), B), pairs=2),
+    update(by_row, whole((10,), low=0), IDS, modes=[FILL], columns=None, capacity=2),
+    update(plain, (), IDS, IDS[:, 0], modes=[FILL, CLIP], columns=()),
+]
