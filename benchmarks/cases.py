@@ -13,8 +13,8 @@ import numpy as np
 import optax
 from jax.sharding import NamedSharding
 
-from models import classifier, gpt, mlp, parallel
-from sbp import B
+from models import classifier, gpt, mlp, parallel, resnet
+from sbp import AUTO, B, S
 from sbp.placement import Placement
 from sbp.resolve import to_partition_spec
 
@@ -154,6 +154,95 @@ def equinox_case(choice: str, shape: Sequence[int], layers: int) -> Case:
     return library_case(lambda p, x: jax.vmap(eqx.combine(p, static))(x), init, choice, shape)
 
 
+def resnet_case(choice: str, shape: Sequence[int], layers: int) -> Case:
+    """ResNet-18 or -50 (`layers` convolutions deep), a quarter of the usual width, 32 images of 64 x 64."""
+    base = resnet.DEPTHS[layers if layers in resnet.DEPTHS else 18]
+    config = resnet.Config(base.blocks, base.bottleneck, width=16)
+    optimizer = optax.sgd(0.05, momentum=0.9)
+    rng = np.random.default_rng(0)
+    batch = rng.normal(size=(32, 64, 64, 3)).astype(np.float32), rng.integers(0, 10, 32).astype(np.int32)
+    return Case(
+        resnet.make_train_step(optimizer),
+        lambda: _arguments(jax.jit(partial(resnet.init, config=config)), optimizer, batch),
+        resnet.signatures(choice, shape, config, optimizer),
+    )
+
+
+def grouped_case(choice: str, shape: Sequence[int], layers: int) -> Case:
+    """Grouped convolutions (`layers` of them) of 64 channels in 8 groups, split by channels; 16 images."""
+    optimizer = optax.sgd(0.05)
+    rng = np.random.default_rng(0)
+    batch = rng.normal(size=(16, 16, 16, 64)).astype(np.float32)
+    kernels = [rng.normal(size=(3, 3, 8, 64)).astype(np.float32) / 8 for _ in range(layers)]
+
+    def step(kernels: Any, state: Any, x: Any, key: Any) -> Any:
+        def loss(kernels: Any) -> Any:
+            y = x
+            for k in kernels:
+                dims = ("NHWC", "HWIO", "NHWC")
+                y = jax.nn.relu(
+                    jax.lax.conv_general_dilated(
+                        y, k, (1, 1), "SAME", dimension_numbers=dims, feature_group_count=8
+                    )
+                )
+            return jnp.square(y).mean()
+
+        value, grads = jax.value_and_grad(loss)(kernels)
+        updates, state = optimizer.update(grads, state, kernels)
+        return optax.apply_updates(kernels, updates), state, value
+
+    whole = [B] * len(shape)
+    return Case(
+        step,
+        lambda: (kernels, optimizer.init(kernels), batch, jax.random.key(0)),
+        ([S(3)], AUTO, [S(0)], whole) if choice == "groups" else (whole, AUTO, [S(0)], whole),
+    )
+
+
+def scan_case(choice: str, shape: Sequence[int], layers: int) -> Case:
+    """An MLP of `layers` blocks in one `lax.scan` over stacked weights, width 128, batch 128, SGD."""
+    optimizer = optax.sgd(0.05, momentum=0.9)
+    rng = np.random.default_rng(0)
+    weights = {
+        "up": rng.normal(size=(layers, 128, 512)).astype(np.float32) / 12,
+        "down": rng.normal(size=(layers, 512, 128)).astype(np.float32) / 23,
+    }
+    batch = rng.normal(size=(128, 128)).astype(np.float32)
+
+    def step(weights: Any, state: Any, x: Any, key: Any) -> Any:
+        def loss(weights: Any) -> Any:
+            def block(x: Any, w: Any) -> Any:
+                return x + jax.nn.gelu(x @ w["up"]) @ w["down"], None
+
+            return jnp.square(jax.lax.scan(block, x, weights)[0]).mean()
+
+        value, grads = jax.value_and_grad(loss)(weights)
+        updates, state = optimizer.update(grads, state, weights)
+        return optax.apply_updates(weights, updates), state, value
+
+    table = {"up": S(2), "down": S(1)}
+    params = jax.eval_shape(lambda: weights)
+    return Case(
+        step,
+        lambda: (weights, optimizer.init(weights), batch, jax.random.key(0)),
+        parallel.signatures(choice, shape, table, params, optimizer),
+    )
+
+
+def embedding_case(choice: str, shape: Sequence[int], layers: int) -> Case:
+    """A table of 8,192 rows x 64 and its dense gradient, 4,096 ids, SGD: a scatter-add of embeddings."""
+    rng = np.random.default_rng(0)
+    table = rng.normal(size=(8192, 64)).astype(np.float32)
+    ids = rng.integers(0, 8192, 4096).astype(np.int32)
+
+    def step(table: Any, state: Any, ids: Any, key: Any) -> Any:
+        value, grad = jax.value_and_grad(lambda t: jnp.square(t[ids] - 1).mean())(table)
+        return table - 0.1 * grad, state, value
+
+    lying = {"rows": [S(0)], "columns": [S(1)], "data": [B]}[choice]
+    return Case(step, lambda: (table, (), ids, jax.random.key(0)), (lying, None, [S(0)], [B]))
+
+
 def _arguments(init: Any, optimizer: optax.GradientTransformation, batch: Any) -> tuple[Any, ...]:
     params = init(jax.random.key(0))
     return params, jax.jit(optimizer.init)(params), batch, jax.random.key(1)
@@ -165,4 +254,8 @@ CASES: dict[str, Callable[[str, Sequence[int], int], Case]] = {
     "classifier": classifier_case,
     "flax": flax_case,
     "equinox": equinox_case,
+    "resnet": resnet_case,
+    "grouped": grouped_case,
+    "scan": scan_case,
+    "embedding": embedding_case,
 }

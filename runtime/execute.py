@@ -24,6 +24,7 @@ from sbp.passes.trace import Traced, leaf_paths, trace
 from sbp.placement import Placement
 from sbp.resolve import resolve
 from sbp.runtime import arguments
+from sbp.runtime.counts import Counting, KeyCount
 from sbp.runtime.lower import lower, shardings
 from sbp.signature import AUTO
 
@@ -102,20 +103,22 @@ class Built:
     donate: tuple[int, ...]
     weak: tuple[bool, ...]
     lacks_samples: bool = False
+    counting: Counting | None = None
     moved: dict[str, str] = field(default_factory=dict)
 
     def jitted(self, mesh: Any) -> Any:
         """The program over a mesh: flat arguments in, flat results out."""
         physical = self.plan.physical
         assert physical is not None
-        program = lower(physical, mesh, self.donate)
+        program = lower(physical, mesh, self.donate, self.counting)
         if not any(self.weak):
             return program
+        weak = self.weak if self.counting is None else (*self.weak, False)
 
         def weakly_typed(*args: Any) -> tuple[Any, ...]:
-            return tuple(_weaken(x) if w else x for x, w in zip(program(*args), self.weak, strict=True))
+            return tuple(_weaken(x) if w else x for x, w in zip(program(*args), weak, strict=True))
 
-        ins, outs = shardings(physical, mesh)
+        ins, outs = shardings(physical, mesh, self.counting)
         return jax.jit(
             weakly_typed, donate_argnums=self.donate, in_shardings=tuple(ins), out_shardings=tuple(outs)
         )
@@ -136,6 +139,9 @@ class Built:
         jitted, _, consts = self.executable
         placed = self.place(leaves)
         out = jitted(*placed, *consts)
+        if self.counting is not None:
+            *out, counts = out
+            self.counting.add(counts)
         for i in self.donate:
             # What had to be moved was donated as a copy; donation promises that the original is gone too.
             if isinstance(leaves[i], jax.Array) and not leaves[i].is_deleted():
@@ -226,6 +232,13 @@ class Program:
         call, built = self._prepare(args, {}, concrete=True)
         (dynamic, _) = jax.tree.unflatten(call.tree, built.place(call.leaves))
         return tuple(call.full(dynamic))
+
+    def key_counts(self) -> tuple[KeyCount, ...]:
+        """What every sparse exchange has been given and has served, with `Options(count_keys=True)`.
+
+        Exchanges inside loops are not counted.
+        """
+        return tuple(c for b in self._built.values() if b.counting is not None for c in b.counting.read())
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """What the program will do with such arguments (arrays or `ShapeDtypeStruct`s); needs no devices.
@@ -328,7 +341,8 @@ class Program:
         assert plan.physical is not None
         known = all(isinstance(x, np.ndarray | jax.Array) for x in call.leaves)
         lacking = not known and lacks_samples(plan.physical.graph)
-        return Built(traced, plan, call.donated(self.donate_argnums), tuple(weak), lacking)
+        counting = Counting() if self.options.count_keys else None
+        return Built(traced, plan, call.donated(self.donate_argnums), tuple(weak), lacking, counting)
 
 
 def compile(

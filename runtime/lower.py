@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import jax
 import numpy as np
 from jax import lax
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, PartitionSpec
 
-from sbp.passes.graph import Const, Operand
+from sbp.passes.graph import Const, Node, Operand
 from sbp.passes.moves import Move
 from sbp.passes.physical import Border, Box, Compute, Physical, Step, Version, writes
 from sbp.passes.plan.candidates import rule_of
@@ -23,30 +23,43 @@ from sbp.rules.local import Local
 from sbp.runtime.buckets import Parcel, apply_bucket
 from sbp.runtime.collectives import apply_move
 from sbp.runtime.control import CONTROL, Leaving, Region
+from sbp.runtime.counts import Counting
 from sbp.signature import B, NdSbp, Partial
 
 Env: TypeAlias = dict[Version, Any]
 
 
-def device_function(physical: Physical) -> Callable[..., tuple[Any, ...]]:
-    """The program of one device: local shards in, local shards out, in the order of the graph's inputs."""
+def device_function(physical: Physical, counting: Counting | None = None) -> Callable[..., tuple[Any, ...]]:
+    """The program of one device: local shards in, local shards out, in the order of the graph's inputs.
+
+    Arguments:
+      counting: takes what exchanges count, which then is one result more.
+    """
     graph, placement = physical.graph, physical.placement
 
     def run(*shards: Any) -> tuple[Any, ...]:
-        device = _Device(physical, [lax.axis_index(name) for name in placement.axes])
+        reports: list[tuple[Node, Any]] | None = None if counting is None else []
+        device = _Device(physical, [lax.axis_index(name) for name in placement.axes], reports)
         env: Env = dict(zip(zip(graph.inputs, physical.inputs, strict=True), shards, strict=True))
         device.run(physical.steps, env)
-        return tuple(device.read(x, nd, env) for x, nd in zip(graph.outputs, physical.outputs, strict=True))
+        outs = tuple(device.read(x, nd, env) for x, nd in zip(graph.outputs, physical.outputs, strict=True))
+        return outs if counting is None or reports is None else (*outs, counting.stacked(reports))
 
     return run
 
 
 @dataclass(frozen=True)
 class _Device:
-    """Executes steps on one device's shards; `coords` are its traced positions along the placement's axes."""
+    """Executes steps on one device's shards.
+
+    Arguments:
+      coords: its traced positions along the placement's axes.
+      reports: what ops count, if somebody asks; inside a loop nobody can.
+    """
 
     physical: Physical
     coords: Sequence[Any]
+    reports: list[tuple[Node, Any]] | None = None
 
     def run(self, steps: Sequence[Step], env: Env) -> None:
         """Executes `steps`, adding the versions that they make to `env`."""
@@ -64,7 +77,7 @@ class _Device:
             elif isinstance(step, Border):
                 env.update(zip(writes(step), CONTROL[step.node.op](self.region(step, env)), strict=True))
             else:
-                _compute(self.physical, step, env, self.coords)
+                self.compute(step, env)
             i += 1
 
     def move(self, step: Box, env: Env) -> None:
@@ -92,6 +105,28 @@ class _Device:
         """A version of a value, or a scalar."""
         return _constant(x, nd, self.physical.placement, self.coords) if isinstance(x, Const) else env[x, nd]
 
+    def compute(self, step: Compute, env: Env) -> None:
+        """Runs one op on the shards."""
+        graph, placement = self.physical.graph, self.physical.placement
+        node, strategy = step.node, step.strategy
+        operands = [self.read(x, nd, env) for x, nd in zip(node.inputs, strategy.operands, strict=True)]
+        counts: list[Any] = []
+        local = Local(
+            node.primitive,
+            node.params,
+            *layouts(graph, node, strategy, placement.shape),
+            self.coords,
+            placement.axes,
+            [graph.operand(x).dtype for x in node.inputs],
+            counts,
+        )
+        rule = rule_of(node)
+        own = rule.local if rule is not None else None
+        results = local.bind(*operands) if own is None else own(local, *operands)
+        env.update(zip(writes(step), results, strict=True))
+        if self.reports is not None:
+            self.reports.extend((node, x) for x in counts)
+
     def region(self, step: Border, env: Env) -> Region:
         """A loop or a branch with what enters it here."""
         wired = list(zip(ports(step.node), step.inside, strict=True))
@@ -101,7 +136,7 @@ class _Device:
             for i, x in entering.items():
                 port, nd = wired[i]
                 inner.update({(v, nd): x for v in port.enters if v in inputs})
-            self.run(step.bodies[k], inner)
+            replace(self, reports=None).run(step.bodies[k], inner)
             return [self.read(x, nd, inner) for x, nd in leaving]
 
         outer = {
@@ -122,27 +157,6 @@ def _constant(x: Const, nd: NdSbp, placement: Placement, coords: Sequence[Any]) 
     return value
 
 
-def _compute(physical: Physical, step: Compute, env: dict[Version, Any], coords: Sequence[Any]) -> None:
-    """Runs one op on the shards."""
-    graph, placement, node, strategy = physical.graph, physical.placement, step.node, step.strategy
-    reads = list(zip(node.inputs, strategy.operands, strict=True))
-    operands = [
-        _constant(x, nd, placement, coords) if isinstance(x, Const) else env[x, nd] for x, nd in reads
-    ]
-    local = Local(
-        node.primitive,
-        node.params,
-        *layouts(graph, node, strategy, placement.shape),
-        coords,
-        placement.axes,
-        [graph.operand(x).dtype for x in node.inputs],
-    )
-    rule = rule_of(node)
-    own = rule.local if rule is not None else None
-    results = local.bind(*operands) if own is None else own(local, *operands)
-    env.update(zip(writes(step), results, strict=True))
-
-
 def _barrier(steps: Sequence[Step], i: int, env: Env) -> int:
     """Lowers all ops of one barrier as one; returns the position after them."""
     group = []
@@ -160,7 +174,9 @@ def _barrier(steps: Sequence[Step], i: int, env: Env) -> int:
     return i
 
 
-def shardings(physical: Physical, mesh: Any) -> tuple[list[NamedSharding], list[NamedSharding]]:
+def shardings(
+    physical: Physical, mesh: Any, counting: Counting | None = None
+) -> tuple[list[NamedSharding], list[NamedSharding]]:
     """How arguments arrive and results leave, as JAX's shardings."""
     graph, placement = physical.graph, physical.placement
 
@@ -169,14 +185,20 @@ def shardings(physical: Physical, mesh: Any) -> tuple[list[NamedSharding], list[
 
     ins = [named(graph.values[v].shape, nd) for v, nd in zip(graph.inputs, physical.inputs, strict=True)]
     outs = [named(graph.operand(x).shape, nd) for x, nd in zip(graph.outputs, physical.outputs, strict=True)]
+    if counting is not None:
+        outs.append(NamedSharding(mesh, PartitionSpec(placement.axes)))
     return ins, outs
 
 
-def lower(physical: Physical, mesh: Any, donate: Sequence[int]) -> Any:
-    """The jitted program over `mesh` (a real or an abstract one): flat arguments in, flat results out."""
-    ins, outs = shardings(physical, mesh)
+def lower(physical: Physical, mesh: Any, donate: Sequence[int], counting: Counting | None = None) -> Any:
+    """The jitted program over `mesh` (a real or an abstract one): flat arguments in, flat results out.
+
+    Arguments:
+      counting: takes what exchanges count, which then is one result more.
+    """
+    ins, outs = shardings(physical, mesh, counting)
     mapped = jax.shard_map(
-        device_function(physical),
+        device_function(physical, counting),
         mesh=mesh,
         in_specs=tuple(s.spec for s in ins),
         out_specs=tuple(s.spec for s in outs),

@@ -33,6 +33,9 @@ _FACE = {
     "load_plan": "sbp.passes.save",
 }
 
+# whole packages under a shorter name
+_PACKAGES = {"embedding": "sbp.runtime.embedding"}
+
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
@@ -44,12 +47,15 @@ if TYPE_CHECKING:
     from sbp.passes.explain import Collective, Plan
     from sbp.passes.save import load_plan
     from sbp.rules import register_rule
+    from sbp.runtime import embedding
     from sbp.runtime.execute import Program, compile
     from sbp.runtime.verify import verify
     from sbp.signature import AUTO, B, Broadcast, P, Partial, S, Split
 
 
 def __getattr__(name: str) -> Any:
+    if name in _PACKAGES:
+        return importlib.import_module(_PACKAGES[name])
     if name not in _FACE:
         raise AttributeError(f"module 'sbp' has no attribute {name!r}")
     return getattr(importlib.import_module(_FACE[name]), name)
@@ -73,6 +79,7 @@ __all__ = [
     "Split",
     "annotate",
     "compile",
+    "embedding",
     "load_plan",
     "on",
     "placement",
@@ -83,4 +90,4 @@ __all__ = [
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_FACE})
+    return sorted({*globals(), *_FACE, *_PACKAGES})

@@ -22,6 +22,7 @@ class Options:
       exchange_capacity: keys that a device can send to one owner of rows at a time, in lookups of tables that
         are split by rows; None to go by the first batch. Fuller buckets take more rounds.
       exchange_dtype: the floating type in which rows travel there, such as "bfloat16"; None for their own.
+      count_keys: whether `Program.key_counts` says how many keys exchanges were given and have served.
     """
 
     memory_limit: float | None = None
@@ -31,3 +32,4 @@ class Options:
     check: bool | None = None
     exchange_capacity: int | None = None
     exchange_dtype: str | None = None
+    count_keys: bool = False

@@ -36,8 +36,8 @@ def loss(params: PyTree, batch: Batch, sizes: Sequence[int]) -> jax.Array:
     return optax.sigmoid_binary_cross_entropy(logits(params, batch, sizes), batch.label).mean()
 
 
-def fit(batches: Iterable[Batch], sizes: Sequence[int], dense: int, lr: float = 0.02) -> PyTree:
-    """The weights after one pass of Adam (Kingma and Ba, 2015) over batches of one size.
+def fit(batches: Iterable[Batch], sizes: Sequence[int], dense: int, lr: float = 0.05) -> PyTree:
+    """The weights after one pass of Adagrad (Duchi et al., 2011) over batches of one size.
 
     Arguments:
       batches: with rows as `keys` (`hashed`).
@@ -45,7 +45,7 @@ def fit(batches: Iterable[Batch], sizes: Sequence[int], dense: int, lr: float = 
       dense: the number of dense features.
       lr: the learning rate.
     """
-    optimizer = optax.adam(lr)
+    optimizer = optax.adagrad(lr, initial_accumulator_value=1e-8, eps=1e-10)
     step = jax.jit(train.gradient_step(lambda params, batch, key: loss(params, batch, sizes), optimizer))
     params, key = init(sizes, dense), jax.random.key(0)
     state = optimizer.init(params)

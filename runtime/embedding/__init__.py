@@ -4,7 +4,9 @@ The tables are plain arrays and a lookup is plain JAX, so a model that uses them
 device; what travels between devices is the compiler's part.
 """
 
+from sbp.runtime.embedding.choice import Choice, TableChoice, choose
 from sbp.runtime.embedding.collection import Collection
+from sbp.runtime.embedding.costs import Estimate
 from sbp.runtime.embedding.features import Bags, KeyedBags, PaddedBags
 from sbp.runtime.embedding.keys import NO_ID, check_ids, separate, unify
 from sbp.runtime.embedding.pooling import COMBINERS, pool
@@ -33,8 +35,10 @@ __all__ = [
     "NO_ID",
     "Assignment",
     "Bags",
+    "Choice",
     "Collection",
     "ColumnWise",
+    "Estimate",
     "FeatureConfig",
     "KeyedBags",
     "LeastFrequentlyUsed",
@@ -45,11 +49,13 @@ __all__ = [
     "Refuse",
     "Replicated",
     "RowWise",
+    "TableChoice",
     "TableConfig",
     "TableWise",
     "Uncompressed",
     "Vocabulary",
     "check_ids",
+    "choose",
     "initial_rows",
     "pool",
     "separate",

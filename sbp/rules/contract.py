@@ -97,7 +97,7 @@ def _conv_local(ctx: Local, lhs: Any, rhs: Any) -> list[Any]:
         groups = lhs.shape[ls[1]] // rhs.shape[rs[1]]
     if batches > 1:
         batches = lhs.shape[ls[0]] // ctx.results[0].local[os[0]]
-    if groups == 1 and batches == 1:
+    if ctx.params["feature_group_count"] == 1:
         lhs = ctx.mask(lhs, ctx.operands[0], [ls[1]], 0)
         rhs = ctx.mask(rhs, ctx.operands[1], [rs[1]], 0)
     slides, padding = _conv_slides(ctx), list(ctx.params["padding"])
@@ -157,8 +157,9 @@ def conv_general_dilated(op: Op) -> list[Row]:
     groups, batches = op.params["feature_group_count"], op.params["batch_group_count"]
     if batches == 1:
         operands[0][ls[0]] = result[os[0]] = "n"
-    if groups == 1 and batches == 1:
+    if groups == 1:
         operands[0][ls[1]] = operands[1][rs[1]] = "c"
+    if groups == 1 and batches == 1:
         operands[1][rs[0]] = result[os[1]] = "o"
     letters = [tuple(o) for o in operands]
     rows = factors(op, letters, [tuple(result)], reduced={"c": "sum"}, linear=_linear(op))

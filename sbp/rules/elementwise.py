@@ -11,21 +11,22 @@ import numpy as np
 from sbp.rules.factors import MAX, MIN, factors, same_dims
 from sbp.rules.local import float_limits, identity_of, integer_limits
 from sbp.rules.registry import Op, Row, element_flops, rule
+from sbp.rules.shape import extrema_rows
 
 # What holds for sums, maxima and minima in the operands of each op. A plain op passes splits only.
 PLAIN = """
-abs acos acosh asin atan2 atanh cos cosh digamma erf_inv exp2 igamma igammac igamma_grad_a is_finite
-lgamma nextafter not or and xor population_count clz polygamma polynomial pow rem
-regularized_incomplete_beta rsqrt sin square sinh tan shift_right_arithmetic shift_right_logical eq ne lt
+abs acos asin atan2 atanh cos cosh digamma erf_inv igamma igammac igamma_grad_a is_finite
+lgamma nextafter or and xor population_count clz polygamma polynomial pow rem
+regularized_incomplete_beta rsqrt sin square tan shift_right_arithmetic shift_right_logical eq ne lt
 le gt ge eq_to le_to lt_to bessel_i0e bessel_i1e one_minus_square zeta threefry2x32
 """.split()
-# Defined on the whole line. (atanh, acosh are not: a part below the maximum may be outside, and give NaN.)
+# Defined on the whole line. (atanh is not: a part below the maximum may be outside, and give NaN.)
 INCREASING = """
-asinh atan cbrt ceil erf exp expm1 floor logistic round sign tanh
+asinh atan cbrt ceil erf exp exp2 expm1 floor logistic round sign sinh tanh
 """.split()
 # Defined from some point upwards: where the minimum is inside, every part is.
-INCREASING_ABOVE = "sqrt log log1p log2".split()
-DECREASING = "erfc".split()
+INCREASING_ABOVE = "acosh sqrt log log1p log2".split()
+DECREASING = "erfc not".split()
 # No maxima pass here: infinity plus minus infinity is NaN, and integers wrap around.
 ADDITIVE = "add sub add_any complex".split()
 IDENTITY = "copy name stop_gradient sbp_annotate sbp_cotangent optimization_barrier".split()
@@ -122,16 +123,19 @@ def clamp(op: Op) -> list[Row]:
 
 @rule("integer_pow", fused=True)
 def integer_pow(op: Op) -> list[Row]:
-    """Linear only as the first power."""
+    """Linear only as the first power; odd powers increase, where nothing wraps."""
     operands, results = same_dims(op)
-    return factors(op, operands, results, additive=(0,) if op.params["y"] == 1 else ())
+    y = op.params["y"]
+    rises = y == 1 or (y > 0 and y % 2 == 1 and jnp.issubdtype(op.dtypes[0], jnp.floating))
+    return factors(op, operands, results, additive=(0,) if y == 1 else (), increasing=(0,) if rises else ())
 
 
 @rule("select_n", fused=True)
 def select_n(op: Op) -> list[Row]:
-    """Additive in the cases while the predicate is whole."""
+    """Sums and extrema of all cases pass while the predicate is whole."""
     operands, results = same_dims(op)
-    return factors(op, operands, results, additive=tuple(range(1, len(op.shapes))))
+    cases = tuple(range(1, len(op.shapes)))
+    return [*factors(op, operands, results, additive=cases), *extrema_rows(op, cases)]
 
 
 @rule("convert_element_type", "reduce_precision", fused=True)

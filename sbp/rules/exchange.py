@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +37,26 @@ OVERFLOW = "overflow_rounds"
 
 Serve: TypeAlias = Callable[[Any], Any]
 Apply: TypeAlias = Callable[[Any, Any, Any], Any]
+
+
+class Tally(NamedTuple):
+    """How many keys a device had, how many of them have been served, and in how many rounds."""
+
+    given: Any
+    served: Any
+    rounds: Any
+
+    def after(self, now: Any) -> Tally:
+        """One round later, in which the keys at `now` were served."""
+        return Tally(self.given, self.served + _count(now), self.rounds + np.int32(1))
+
+
+# Of keys that do not travel.
+NOTHING = Tally(np.int32(0), np.int32(0), np.int32(0))
+
+
+def _count(flags: Any) -> Any:
+    return jnp.sum(flags, dtype=np.int32)
 
 
 def places(ctx: Local, route: Route, keys: Any) -> Any:
@@ -131,12 +151,16 @@ def lookup(ctx: Local, route: Route, keys: Any, serve: Serve) -> Any:
       keys: `[n]` int32, `NO_KEY` for none.
       serve: gives rows for their places in this device's shard, `[m]` int32, and zeros for the shard's size.
     """
-    return _looked_up(ctx, route, legs(route), keys, serve)
+    rows, tally = _looked_up(ctx, route, legs(route), keys, serve)
+    ctx.report(tally)
+    return rows
 
 
-def _looked_up(ctx: Local, route: Route, ahead: Sequence[Leg], keys: Any, serve: Serve) -> Any:
+def _looked_up(
+    ctx: Local, route: Route, ahead: Sequence[Leg], keys: Any, serve: Serve
+) -> tuple[Any, Tally]:
     if not ahead:
-        return serve(places(ctx, route, keys))
+        return serve(places(ctx, route, keys)), NOTHING
     leg, inner = ahead[0], ahead[1:]
     keys = _within(ctx, leg.outer, keys)
     found = _distinct(keys)
@@ -153,25 +177,27 @@ def _looked_up(ctx: Local, route: Route, ahead: Sequence[Leg], keys: Any, serve:
         """Which keys are answered in a round, and their rows: zeros for the others."""
         at = _windows(starts[:-1] + done, room)
         asked = jnp.where(at < starts[1:, None], _taken(found.keys, at), NO_KEY)
-        got = _looked_up(ctx, route, inner, ctx.all_to_all(asked, leg.axis).reshape(-1), serve)
+        got, _ = _looked_up(ctx, route, inner, ctx.all_to_all(asked, leg.axis).reshape(-1), serve)
         back = _travel(ctx, got.reshape(*asked.shape, *got.shape[1:]), leg, route.wire_dtype)
         place = inside - done
         now = (keys != NO_KEY) & (place >= 0) & (place < room)
         place = jnp.where(now, owners * np.int32(room) + place, np.int32(leg.group * room))
         return now, rows_at(back.reshape(got.shape), place)
 
-    def more(room: int, state: tuple[Any, Any]) -> tuple[Any, Any]:
-        now, rows = ask(state[0], room)
-        return state[0] + np.int32(room), jnp.where(_beside(now, rows), rows, state[1])
+    def more(room: int, state: tuple[Any, Any, Tally]) -> tuple[Any, Any, Tally]:
+        done, rows, tally = state
+        now, some = ask(done, room)
+        return done + np.int32(room), jnp.where(_beside(now, some), some, rows), tally.after(now)
 
-    _, rows = ask(np.int32(0), leg.capacity)
+    now, rows = ask(np.int32(0), leg.capacity)
+    tally = Tally(_count(keys != NO_KEY), np.int32(0), np.int32(0)).after(now)
     if leg.fits:
-        return rows
+        return rows, tally
     fullest = ctx.maximum(jnp.max(starts[1:] - starts[:-1]), _axes(route))
-    begin = jnp.int32(leg.capacity), rows
+    begin = jnp.int32(leg.capacity), rows, tally
     with jax.named_scope(OVERFLOW):
         one = _sized(leg, lambda state: fullest - state[0], more)
-        return lax.while_loop(lambda state: state[0] < fullest, one, begin)[1]
+        return lax.while_loop(lambda state: state[0] < fullest, one, begin)[1:]
 
 
 def _sized(leg: Leg, left: Callable[[Any], Any], more: Callable[[int, Any], Any]) -> Callable[[Any], Any]:
@@ -202,43 +228,50 @@ def deliver(ctx: Local, route: Route, keys: Any, rows: Any, state: Any, apply: A
       apply: from state, places in this device's shard `[m]` int32 and rows `[m, ...]` to state. Places are in
         order, no row twice; behind them stands the shard's size.
     """
-    return _delivered(ctx, route, legs(route), keys, rows, state, apply)
+    state, tally = _delivered(ctx, route, legs(route), keys, rows, state, apply)
+    ctx.report(tally)
+    return state
 
 
 def _delivered(
     ctx: Local, route: Route, ahead: Sequence[Leg], keys: Any, rows: Any, state: Any, apply: Apply
-) -> Any:
+) -> tuple[Any, Tally]:
     depth = len(route.rows.axes)
     found = _distinct(_within(ctx, ahead[0].outer if ahead else cut(route.rows, depth), keys))
     sums = _summed(rows, found)
     if not ahead:
-        return apply(state, places(ctx, route, found.keys), sums)
+        return apply(state, places(ctx, route, found.keys), sums), NOTHING
     leg, inner = ahead[0], ahead[1:]
     starts = _starts(ctx, leg, found.keys)
 
-    def send(at: Any, ends: Any, room: int, state: Any) -> tuple[Any, Any]:
-        """Sends keys below `ends`, from the places `at` on, and their rows: what is next, and the state."""
+    def send(at: Any, ends: Any, room: int, state: Any) -> tuple[Any, Any, Any]:
+        """Sends keys below `ends`, from the places `at` on, and their rows.
+
+        What is next, which places were sent, and the state.
+        """
         window = _windows(at, room)
         some, away = (_taken(x, window) for x in (found.keys, sums))
         now = (window < starts[1:, None]) & (some < ends[:, None])
         away = jnp.where(_beside(now, away), away, jnp.zeros((), away.dtype))
         got = ctx.all_to_all(jnp.where(now, some, NO_KEY), leg.axis).reshape(-1)
         came = _travel(ctx, away, leg, route.wire_dtype).reshape(leg.group * room, *sums.shape[1:])
-        state = _delivered(ctx, route, inner, got, came, state, apply)
-        return at + jnp.sum(now, axis=1, dtype=np.int32), state
+        state, _ = _delivered(ctx, route, inner, got, came, state, apply)
+        return at + jnp.sum(now, axis=1, dtype=np.int32), now, state
 
-    def more(room: int, carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
-        at, _, state = carry
+    def more(room: int, carry: tuple[Any, Any, Any, Tally]) -> tuple[Any, Any, Any, Tally]:
+        at, _, state, tally = carry
         ends, left = _bounds(ctx, route, leg, found.keys, starts, at, room)
-        at, state = send(at, ends, room, state)
-        return at, left, state
+        at, now, state = send(at, ends, room, state)
+        return at, left, state, tally.after(now)
 
+    tally = Tally(starts[-1] - starts[0], np.int32(0), np.int32(0))
     if leg.fits:
-        return send(starts[:-1], jnp.full(leg.group, NO_KEY), leg.capacity, state)[1]
-    first = more(leg.capacity, (starts[:-1], None, state))
+        _, now, state = send(starts[:-1], jnp.full(leg.group, NO_KEY), leg.capacity, state)
+        return state, tally.after(now)
+    first = more(leg.capacity, (starts[:-1], None, state, tally))
     with jax.named_scope(OVERFLOW):
         one = _sized(leg, lambda carry: ctx.maximum(jnp.max(starts[1:] - carry[0]), _axes(route)), more)
-        return lax.while_loop(lambda carry: carry[1], one, first)[2]
+        return lax.while_loop(lambda carry: carry[1], one, first)[2:]
 
 
 def _summed(rows: Any, found: _Distinct) -> Any:

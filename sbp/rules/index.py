@@ -12,9 +12,10 @@ from jax import lax
 from jax.lax import GatherScatterMode
 
 from sbp.layout import Layout
-from sbp.rules.factors import Letters, additive_row, split_rows
+from sbp.rules.factors import Letters, additive_row, monotone_rows, split_rows
 from sbp.rules.local import Local, integer_limits
 from sbp.rules.registry import Op, Row, Shape, row_traffic, rule
+from sbp.rules.shape import extrema_rows
 from sbp.signature import B, P, Partial, Signature, Split
 
 Pairs: TypeAlias = Sequence[tuple[int, int]]
@@ -83,12 +84,12 @@ def _lookup_dims(op: Op, dn: Any, index_map: Sequence[int], removed: Sequence[in
     traffic=row_traffic(),
 )
 def gather(op: Op) -> list[Row]:
-    """Index dims, whole window dims and batching dims split; a split looked-up dim leaves a sum; linear."""
+    """Index, whole window and batching dims split; a looked-up one leaves a sum; sums and extrema pass."""
     dn = op.params["dimension_numbers"]
     operand, indices, result = _gather_letters(op)
     sizes = _sizes([operand, indices, result], [op.shapes[0], op.shapes[1], op.results[0]])
     rows = list(split_rows([operand, indices], [result], sizes, {}))
-    rows.append(Row((P, B), (P,)))
+    rows += [Row((P, B), (P,)), *monotone_rows(2, 1, 0, increasing=True)]
     for d in _lookup_dims(op, dn, dn.start_index_map, dn.collapsed_slice_dims):
         why = f"rows of dim {d} of operand 0 are looked up here, and it is split over {{axes}}"
         rows.append(Row((Split(d), B), (P,), reason=why))
@@ -303,6 +304,7 @@ def scatter_extremum(op: Op) -> list[Row]:
 
 @rule("scatter", local=_scatter_local, flops=_two_per_row, traffic=row_traffic(2))
 def scatter(op: Op) -> list[Row]:
-    """As every scatter; additive where no two updates meet: which of them wins is not defined."""
+    """As every scatter; sums and extrema where no two updates meet: which of them wins is not defined."""
     rows = _scatter_rows(op)
-    return [*rows, additive_row(3, 1, (0, 2))] if op.params["unique_indices"] else rows
+    moved = [additive_row(3, 1, (0, 2)), *extrema_rows(op, (0, 2))]
+    return [*rows, *moved] if op.params["unique_indices"] else rows

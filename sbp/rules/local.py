@@ -52,6 +52,7 @@ class Local:
       coords: this device's traced position along each placement axis.
       names: the placement axes' names, for bodies that talk to other devices.
       dtypes: of the operands.
+      reports: where bodies leave what they have counted; None if nobody asks.
     """
 
     primitive: Any
@@ -61,10 +62,16 @@ class Local:
     coords: Sequence[Any]
     names: Sequence[str] = ()
     dtypes: Sequence[Any] = ()
+    reports: list[Any] | None = None
 
     def bind(self, *args: Any, **changed: Any) -> list[Any]:
         """The primitive on local arrays, with some parameters changed."""
         return compat.bind(self.primitive, args, {**self.params, **changed})
+
+    def report(self, counts: Any) -> None:
+        """Leaves some numbers of this device for whoever asks."""
+        if self.reports is not None:
+            self.reports.append(counts)
 
     def offset(self, layout: Layout, dim: int) -> Any:
         """The logical position of this shard's first row along `dim`, an int32 scalar."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sbp.rules.factors import Letters, factors
+from sbp.rules.factors import MAX, MIN, Letters, factors
 from sbp.rules.local import Local, integer_limits
 from sbp.rules.registry import Op, Row, rule
 from sbp.signature import B, P, Split
@@ -18,6 +18,16 @@ from sbp.signature import B, P, Split
 
 def _dims(n: int) -> Letters:
     return tuple(f"d{i}" for i in range(n))
+
+
+def extrema_rows(op: Op, operands: Sequence[int]) -> Iterable[Row]:
+    """Maxima, and minima, in all of `operands` at once pass where results are made of their elements.
+
+    A whole operand is the maximum of its copies, so it needs nothing to be one.
+    """
+    for how in (MAX, MIN):
+        ins = tuple(how if i in operands else B for i in range(len(op.shapes)))
+        yield Row(ins, (how,) * len(op.results), fills=tuple(operands))
 
 
 def _broadcast_local(ctx: Local, x: Any, *_: Any) -> list[Any]:
@@ -104,20 +114,21 @@ def reshape(op: Op) -> list[Row]:
 
 @rule("stack", note="the new dim is whole")
 def stack(op: Op) -> list[Row]:
-    """Every old dim; additive in all operands together."""
+    """Every old dim; sums and extrema of all operands together."""
     at = op.params.get("axis", op.params.get("dimension", 0)) % len(op.results[0])
     names = _dims(len(op.shapes[0]))
     result = (*names[:at], None, *names[at:])
-    return factors(op, [names] * len(op.shapes), [result], additive=tuple(range(len(op.shapes))))
+    every = tuple(range(len(op.shapes)))
+    return [*factors(op, [names] * len(every), [result], additive=every), *extrema_rows(op, every)]
 
 
 @rule("unstack", note="the removed dim is whole")
 def unstack(op: Op) -> list[Row]:
-    """Every dim that stays; additive."""
+    """Every dim that stays; sums and extrema."""
     at = op.params.get("axis", op.params.get("dimension", 0)) % len(op.shapes[0])
     names = _dims(len(op.results[0]))
     operand = (*names[:at], None, *names[at:])
-    return factors(op, [operand], [names] * len(op.results), additive=(0,))
+    return factors(op, [operand], [names] * len(op.results), additive=(0,), increasing=(0,))
 
 
 def _iota_local(ctx: Local, *_: Any) -> list[Any]:
@@ -201,10 +212,10 @@ def _dynamic_update_local(ctx: Local, x: Any, update: Any, *starts: Any) -> list
 
 @rule("dynamic_update_slice", local=_dynamic_update_local)
 def dynamic_update_slice(op: Op) -> list[Row]:
-    """Every dim; an updated one without moving the update's rows; additive in operand and update together."""
+    """Every dim; an updated one without moving the update's rows; sums and extrema of both."""
     names = _taken(op, op.logical[0], op.logical[1])
     rest: list[Letters] = [()] * (len(op.shapes) - 2)
-    rows = factors(op, [names, names, *rest], [names], additive=(0, 1))
+    rows = [*factors(op, [names, names, *rest], [names], additive=(0, 1)), *extrema_rows(op, (0, 1))]
     for d, name in enumerate(names):
         if name is None and op.shapes[0][d] > 1:
             rows.append(Row((Split(d), B, *(B,) * len(rest)), (Split(d),)))

@@ -18,6 +18,7 @@ from sbp.rules.halo import Extent, devices, extent, own, taken
 from sbp.rules.local import Local
 from sbp.rules.registry import Op, Row, Talk, rule
 from sbp.rules.route import Route, Run, Side, every, held, needed, pays, route, routed, talks, turned
+from sbp.rules.shape import extrema_rows
 from sbp.signature import B, P, Signature, Split
 
 MOVED = "dims whose rows move with an exchange"
@@ -211,10 +212,10 @@ def _pad_talks(ctx: Local) -> Iterable[Talk]:
 
 @rule("pad", local=_pad_local, talks=_pad_talks, fused=True, note=MOVED)
 def pad(op: Op) -> list[Row]:
-    """Every dim; additive in operand and padding value together."""
+    """Every dim; sums and extrema of operand and padding value together."""
     config = op.params["padding_config"]
     names = _letters(not any(c) for c in config)
-    rows = factors(op, [names, ()], [names], additive=(0, 1))
+    rows = [*factors(op, [names, ()], [names], additive=(0, 1)), *extrema_rows(op, (0, 1))]
     for d, (low, _, between) in enumerate(config):
         n, m = op.shapes[0][d], op.results[0][d]
         if names[d] is not None or n < 1 or m < 2:
@@ -252,10 +253,11 @@ def _concatenate_talks(ctx: Local) -> Iterable[Talk]:
 
 @rule("concatenate", local=_concatenate_local, talks=_concatenate_talks, note=MOVED)
 def concatenate(op: Op) -> list[Row]:
-    """Every dim; additive in all operands together. Of the joined dim, operands of one row are whole."""
+    """Every dim; sums and extrema of all together. Of the joined dim, operands of one row are whole."""
     dim = int(op.params["dimension"])
     names = _letters(d != dim for d in range(len(op.results[0])))
-    rows = factors(op, [names] * len(op.shapes), [names], additive=tuple(range(len(op.shapes))))
+    joined = tuple(range(len(op.shapes)))
+    rows = [*factors(op, [names] * len(op.shapes), [names], additive=joined), *extrema_rows(op, joined)]
     sizes, whole = [s[dim] for s in op.shapes], op.results[0][dim]
     parts = tuple(_on_an_axis(op, n) if n > 1 else _whole(op, n) for n in sizes)
     sides = _joined_sides(parts, _on_an_axis(op, whole))
@@ -300,10 +302,10 @@ def _split_talks(ctx: Local) -> Iterable[Talk]:
 
 @rule("split", local=_split_local, talks=_split_talks, note=MOVED)
 def split(op: Op) -> list[Row]:
-    """Every dim; additive. Of the cut dim, results of one row leave a sum."""
+    """Every dim; sums and extrema. Of the cut dim, results of one row leave a sum."""
     dim = int(op.params["axis"])
     names = _letters(d != dim for d in range(len(op.shapes[0])))
-    rows = factors(op, [names], [names] * len(op.results), additive=(0,))
+    rows = factors(op, [names], [names] * len(op.results), additive=(0,), increasing=(0,))
     size, sizes = op.shapes[0][dim], [s[dim] for s in op.results]
     parts = tuple(_on_an_axis(op, n) if n > 1 else _whole(op, n) for n in sizes)
     partial = tuple(() if n > 1 else (0,) for n in sizes)

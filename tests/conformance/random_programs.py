@@ -41,7 +41,8 @@ class Outcome:
     """What happened to a program.
 
     Arguments:
-      kind: "equal", "refused" (an error of ours), "differs", "crashed", or "sends" (not the bytes planned).
+      kind: "equal", "refused" (an error of ours), "differs", "crashed", "sends" (not the bytes planned), or
+        "miscompiled": the plain program is wrong once it is jitted, ours is as JAX computes it op by op.
       what: the particulars.
       planned, sent: bytes on the wire, of the plan and of the compiled program: XLA drops collectives of
         constants, and those that occur twice, so that may be less.
@@ -55,7 +56,7 @@ class Outcome:
     @property
     def good(self) -> bool:
         """Whether nothing is wrong with the compiler."""
-        return self.kind in ("equal", "refused")
+        return self.kind in ("equal", "refused", "miscompiled")
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,10 @@ def run(program: Program) -> Outcome:
         return Outcome("crashed", f"{type(e).__name__}: {e}")
     wrong = list(differences(program, done.got, done.want))
     if wrong:
-        return Outcome("differs", "\n".join(wrong))
+        with jax.disable_jit():
+            op_by_op = jax.tree.leaves(function(program)(*args))
+        right = not any(differences(program, done.got, op_by_op))
+        return Outcome("miscompiled" if right else "differs", "\n".join(wrong))
     text = program.source
     if UNMEASURED.search(text):
         return Outcome("equal")
@@ -228,7 +232,7 @@ def main() -> None:
         less += outcome.sent < 0.99 * outcome.planned
         if outcome.kind == "refused":
             refusals[outcome.what] += 1
-        if not outcome.good:
+        if not outcome.good or outcome.kind == "miscompiled":
             print(
                 f"\n== seed {asked.seed}, program {number}: {outcome.kind}\n{outcome.what[:2000]}", flush=True
             )
