@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.lax import GatherScatterMode
 
@@ -78,6 +81,41 @@ def adds_rows(node: Node, shapes: Sequence[Sequence[int]]) -> bool:
     dn = node.params["dimension_numbers"]
     window, removed = dn.update_window_dims, dn.inserted_window_dims
     return _by_rows(shapes[:3], dn.scatter_dims_to_operand_dims, removed, dn.operand_batching_dims, window)
+
+
+def adds_rows_of_groups(node: Node, shapes: Sequence[Sequence[int]]) -> bool:
+    """Whether a scatter adds rows to tables of equal size in a stack, each group of ids to its own.
+
+    Arguments:
+      shapes: of the stack, "groups rows ...", the indices, "groups ... 1", and the rows.
+    """
+    if node.op != "scatter-add":
+        return False
+    dn = node.params["dimension_numbers"]
+    stack, indices, rows = shapes[:3]
+    return (
+        len(stack) > 2
+        and tuple(dn.scatter_dims_to_operand_dims) == tuple(dn.inserted_window_dims) == (1,)
+        and tuple(dn.operand_batching_dims) == tuple(dn.scatter_indices_batching_dims) == (0,)
+        and tuple(dn.update_window_dims) == tuple(range(len(indices) - 1, len(rows)))
+        and tuple(rows[len(indices) - 1 :]) == tuple(stack[2:])
+    )
+
+
+def keys_of_groups(
+    editor: Editor, indices: Operand, stack: Sequence[int], clips: bool, source: Source
+) -> tuple[list[Node], Operand]:
+    """The ops that make ids in the whole stack of those in its groups, and the ids; -1 is out of bounds."""
+    height = stack[1]
+
+    def flat(indices: Any) -> Any:
+        ids = lax.squeeze(indices, (indices.ndim - 1,)).astype(np.int32)
+        ids = jnp.clip(ids, 0, height - 1) if clips else ids
+        first = lax.broadcasted_iota(np.int32, ids.shape, 0) * np.int32(height)
+        return jnp.where((ids >= 0) & (ids < height), ids + first, np.int32(-1))
+
+    made, (ids,) = editor.emit(flat, [indices], source)
+    return made, ids
 
 
 def mark_lookups(graph: Graph, transfer: Transfer) -> Graph:

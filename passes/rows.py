@@ -18,7 +18,13 @@ from sbp import compat, lazy
 from sbp.passes import rowwise
 from sbp.passes.edit import Editor
 from sbp.passes.graph import Const, Graph, Node, Operand, walk
-from sbp.passes.lookups import Transfer, adds_rows, keys_of
+from sbp.passes.lookups import (
+    Transfer,
+    adds_rows,
+    adds_rows_of_groups,
+    keys_of,
+    keys_of_groups,
+)
 from sbp.passes.trace import trace
 from sbp.rules.update import update_rows_p
 from sbp.signature import B, Signature, Split
@@ -36,12 +42,14 @@ class Part:
       rows: "... d".
       mode: what happens to ids that are out of bounds.
       made: the ops that make ids and rows of what the graph has.
+      grouped: whether the ids of a group are rows of its own part of the table.
     """
 
     ids: Operand
     rows: Operand
     mode: GatherScatterMode
     made: tuple[Node, ...]
+    grouped: bool = False
 
 
 class _NotByRows(Exception):
@@ -129,6 +137,7 @@ class _Scope:
             "update": node.params["update"],
             "modes": tuple(p.mode for p in parts),
             "columns": columns,
+            "grouped": all(p.grouped for p in parts),
             "capacity": transfer.capacity,
             "wire_dtype": transfer.wire_dtype,
             "samples": (),
@@ -178,12 +187,32 @@ class _Scope:
             return tuple(self.each(p, node, ()) for p in self.parts(node.inputs[0]))
         if node.op in ("mul", "div"):
             return self.scaled(node)
+        if node.op == "reshape":
+            return (self.groups(node),)
         shapes = [self.editor.operand(x).shape for x in node.inputs]
         if not adds_rows(node, shapes) or not self.zero(node.inputs[0]):
             raise _NotByRows(f"its gradient is not of lookups alone: {node.op} at {node.source}")
         made, ids = keys_of(self.editor, node.inputs[1], node.source)
         mode = GatherScatterMode.from_any(node.params["mode"])
         return (Part(ids, node.inputs[2], mode, tuple(made)),)
+
+    def groups(self, reshape: Node) -> Part:
+        """The rows of tables in a stack, "groups rows ...", which the gradient has one after the other."""
+        node = self.source(reshape.inputs[0])
+        if node is not None:
+            shapes = [self.editor.operand(x).shape for x in node.inputs]
+            stack, flat = shapes[0], self.editor.operand(reshape.outputs[0]).shape
+            merged = len(stack) > 2 and flat == (stack[0] * stack[1], *stack[2:])
+            if merged and adds_rows_of_groups(node, shapes) and self.zero(node.inputs[0]):
+                clips = GatherScatterMode.from_any(node.params["mode"]) == GatherScatterMode.CLIP
+                made, ids = keys_of_groups(self.editor, node.inputs[1], stack, clips, node.source)
+                return Part(ids, node.inputs[2], GatherScatterMode.FILL_OR_DROP, tuple(made), True)
+        raise _NotByRows(f"its gradient is not of lookups alone: reshape at {reshape.source}")
+
+    def source(self, x: Operand) -> Node | None:
+        """The op that makes an operand, behind those that hand it on."""
+        node = None if isinstance(x, Const) else self.maker.get(x)
+        return self.source(node.inputs[0]) if node is not None and node.op in SAME else node
 
     def scaled(self, node: Node) -> tuple[Part, ...]:
         """The rows of a gradient that is multiplied or divided by a number."""

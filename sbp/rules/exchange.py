@@ -156,9 +156,7 @@ def lookup(ctx: Local, route: Route, keys: Any, serve: Serve) -> Any:
     return rows
 
 
-def _looked_up(
-    ctx: Local, route: Route, ahead: Sequence[Leg], keys: Any, serve: Serve
-) -> tuple[Any, Tally]:
+def _looked_up(ctx: Local, route: Route, ahead: Sequence[Leg], keys: Any, serve: Serve) -> tuple[Any, Tally]:
     if not ahead:
         return serve(places(ctx, route, keys)), NOTHING
     leg, inner = ahead[0], ahead[1:]

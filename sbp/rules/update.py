@@ -34,6 +34,7 @@ def update_rows(
     update: Any,
     modes: Sequence[Any],
     columns: Any,
+    grouped: bool,
     capacity: Any,
     wire_dtype: Any,
     samples: Any,
@@ -46,6 +47,7 @@ def update_rows(
       update: the optimizer's step, an `sbp.lazy.Update`.
       modes: per lookup, what happens to ids that are out of bounds.
       columns: how the state lies where the table is split by columns; None where it may not be.
+      grouped: whether dim 0 of the ids counts equal parts of the table, and each has ids of its own part.
       capacity, wire_dtype, samples: of the exchange.
     """
     s, ids, rows = _parted(rest, len(modes))
@@ -139,7 +141,10 @@ def _local(ctx: Local, table: Any, *rest: Any) -> list[Any]:
 def _route(ctx: Local) -> Route:
     table, n = ctx.operands[0], len(ctx.params["modes"])
     ids = ctx.operands[-2 * n : -n]
-    axes = tuple(a for a in table.axes(0) if any(a in i.axes(d) for i in ids for d in range(len(i.shape))))
+    split = {a for i in ids for d in range(len(i.shape)) for a in i.axes(d)}
+    # Ids of groups lie where the rows of their groups do.
+    at_home = ctx.params["grouped"] and all(i.axes(0) == table.axes(0) and not i.padded(0) for i in ids)
+    axes = () if at_home else tuple(a for a in table.axes(0) if a in split)
     keys = sum(math.prod(i.local) for i in ids)
     route = Route(extent(table, 0), axes, keys, ctx.params["capacity"], ctx.params["wire_dtype"])
     return planned(route, ctx.params["samples"], ids)

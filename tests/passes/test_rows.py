@@ -11,6 +11,7 @@ import pytest
 
 import sbp
 from sbp import B, S
+from sbp.hardware import BYTES_ONLY
 from sbp.passes.physical import Compute
 from sbp.runtime.embedding.optimizers import ftrl, rowwise_adagrad
 
@@ -285,3 +286,27 @@ def test_a_plan_without_a_batch_is_made_again_with_one() -> None:
     assert before.node.params["samples"] == () and len(after.node.params["samples"]) == 1
     # One key in all: one row per device and owner instead of an even share of six.
     assert known.wire_bytes < without.wire_bytes
+
+
+@pytest.mark.parametrize("place", [LINE, GRID], ids=("line", "grid"))
+def test_whole_tables_stay_on_their_devices(place: sbp.Placement) -> None:
+    """Eight tables of five rows in a stack: pooled vectors travel, gradients of rows do not."""
+    tx, tables = sbp.rows(optax.adagrad(0.1)), 8
+
+    def step(table: Any, state: Any, weight: Any, ids: Any) -> Any:
+        stack = table.reshape(tables, -1, WIDTH)
+
+        def loss(stack: Any) -> Any:
+            ids_of_tables = jnp.broadcast_to(ids, (tables, *ids.shape)) % 6 - 1
+            found = jax.vmap(lambda t, i: t.at[i].get(mode="fill", fill_value=0))(stack, ids_of_tables)
+            return jnp.square(found.sum((0, 2)) @ weight - 1).mean()
+
+        value, grad = jax.value_and_grad(loss)(stack)
+        added, state = tx.update(grad.reshape(table.shape), state, table)
+        return optax.apply_updates(table, added), state, weight, value
+
+    axes = [S(0)] * len(place.shape)
+    plan = compare(step, tx, place, (axes, sbp.AUTO, None, axes), hardware=BYTES_ONLY)
+    (update,) = updates(plan)
+    assert not any("sbp_update_rows" in c.reason for c in plan.collectives)
+    assert update.strategy.operands[0] == update.strategy.operands[-1] == tuple(axes)

@@ -15,6 +15,8 @@ from tests.rules.claims import Sample, sample, whole
 
 FILL, CLIP = GatherScatterMode.FILL_OR_DROP, GatherScatterMode.CLIP
 IDS = np.array([[3, 9, 3], [0, 4, 12], [3, 7, -1], [4, 4, 0], [8, 9, 3]], np.int32)
+# Five groups of two rows, and a bag of three ids for each; -1 is none.
+GROUPS = np.array([[0, 1, 1], [2, 2, -1], [4, 5, 4], [-1, -1, -1], [9, 8, 9]], np.int32)
 
 
 def plain(grad: Any, state: Any, param: Any) -> tuple[Any, Any]:
@@ -38,10 +40,12 @@ def by_row(grad: Any, state: Any, param: Any) -> tuple[Any, Any]:
 def update(
     step: Callable[..., Any], state: Any, *ids: Any, modes: Sequence[Any], columns: Any, **options: Any
 ) -> Sample:
-    """A step with the given lookups; `capacity` is of the exchange."""
+    """A step with the given lookups; `capacity` is of the exchange, `grouped` as the op has it."""
     leaves, tree = jax.tree.flatten(state)
-    capacity = options.pop("capacity", None)
-    label = f"{step.__name__}-{len(ids)}-{capacity}-{'-'.join(str(m).rsplit('.')[-1] for m in modes)}"
+    capacity, grouped = options.pop("capacity", None), options.pop("grouped", False)
+    kind = "grouped-" if grouped else ""
+    names = "-".join(str(m).rsplit(".")[-1] for m in modes)
+    label = f"{step.__name__}-{len(ids)}-{capacity}-{kind}{options.get('groups', '')}{names}"
 
     def fn(table: Any, *operands: Any) -> Any:
         return update_rows_p.bind(
@@ -50,6 +54,7 @@ def update(
             update=Update(step, tree, True),
             modes=tuple(modes),
             columns=columns,
+            grouped=grouped,
             capacity=capacity,
             wire_dtype=None,
             samples=(),
@@ -67,4 +72,6 @@ SAMPLES = [
     update(curved, (TOTALS, np.int32(1)), IDS, modes=[FILL], columns=(S(1), B), pairs=2),
     update(by_row, whole((10,), low=0), IDS, modes=[FILL], columns=None, capacity=2),
     update(plain, (), IDS, IDS[:, 0], modes=[FILL, CLIP], columns=()),
+    update(curved, (TOTALS, np.int32(1)), GROUPS, modes=[FILL], columns=(S(1), B), grouped=True),
+    update(curved, (TOTALS, np.int32(1)), GROUPS, modes=[FILL], columns=(S(1), B), grouped=True, groups=(5,)),
 ]
