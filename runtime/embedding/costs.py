@@ -18,8 +18,8 @@ from sbp.layout import local_shape
 from sbp.options import Options
 from sbp.passes.explain import Plan
 from sbp.placement import Placement
+from sbp.rules.lookups import MOST_ROWS
 from sbp.runtime.embedding.collection import Collection
-from sbp.runtime.embedding.keys import LIMITS
 from sbp.runtime.embedding.tables import (
     ColumnWise,
     FeatureConfig,
@@ -84,6 +84,11 @@ Estimates: TypeAlias = Mapping[str, Estimate]
 
 
 def collection_of(features: Sequence[FeatureConfig], devices: int, rounded: int) -> Collection:
+    """A collection whose stacks of rows divide.
+
+    Arguments:
+      rounded: rows are rounded up to a multiple of this, and of the devices.
+    """
     return Collection(tuple(features), multiple=math.lcm(rounded, devices))
 
 
@@ -152,8 +157,8 @@ class Step:
         return tables, state, lying
 
     def _ids(self, feature: FeatureConfig) -> Any:
-        assert feature.input_shape is not None
-        return compat.struct((self.batch, *(n or 1 for n in feature.input_shape[1:])), np.dtype(np.int32))
+        hotness = (n for n in (feature.input_shape or ())[1:] if n is not None)
+        return compat.struct((self.batch, *hotness), np.dtype(np.int32))
 
     def alone(self, features: Sequence[FeatureConfig], layout: str) -> Estimate:
         """The cost of one table under one layout, its features given.
@@ -162,7 +167,7 @@ class Step:
         tables fill all devices, and no layout is charged more latency than another.
         """
         devices, table = self.placement.size, features[0].table
-        most = LIMITS.max // sum(table.compression.parts(table.vocabulary_size).values())
+        most = (MOST_ROWS - devices) // sum(table.compression.parts(table.vocabulary_size).values())
         count = devices if layout == "whole" else max(1, min(devices, most))
         made = KINDS[layout].make(devices)
         copies = [replace(table, name=str(i), placement=made) for i in range(count)]
