@@ -283,7 +283,9 @@ def natural(row: Row, ops: Sequence[Partials]) -> bool:
     if not wanted or all(have):
         return True
     making = any(isinstance(s, Split) for s in row.operands)
-    return all(h or i in row.fills for h, (i, _) in zip(have, wanted, strict=True)) and (any(have) or making)
+    # Only zeros are filled in: there is no boxing from a whole tensor to one that waits for an extremum.
+    filled = [h or (i in row.fills and op == "sum") for h, (i, op) in zip(have, wanted, strict=True)]
+    return all(filled) and (any(have) or making)
 
 
 def _combine(rows: tuple[Row, ...], n_operands: int, n_results: int) -> Strategy:

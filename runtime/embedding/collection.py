@@ -27,7 +27,7 @@ Stack: TypeAlias = RowStack | TableStack
 MAX_MULTIPLE = 1 << 15
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Collection:
     """Embedding tables and the features that are looked up in them; holds no arrays.
 

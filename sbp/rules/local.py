@@ -138,6 +138,11 @@ class Local:
         exchange: Any = lax.all_to_all
         return exchange(x, self.names[axis], split_axis=0, concat_axis=0, tiled=True)
 
+    def total(self, x: Any, axes: Sequence[int]) -> Any:
+        """The sum of what the devices along `axes` have."""
+        add: Any = lax.psum
+        return add(x, tuple(self.names[a] for a in axes))
+
     def maximum(self, x: Any, axes: Sequence[int]) -> Any:
         """The largest of what the devices along `axes` have, element by element."""
         largest: Any = lax.pmax

@@ -33,7 +33,7 @@ from sbp.rules.halo import extent
 from sbp.rules.index import _fill_value, _signed
 from sbp.rules.legs import Route, legs
 from sbp.rules.local import Local
-from sbp.rules.registry import Op, Row, Talk, rule
+from sbp.rules.registry import Op, Row, Talk, row_traffic, rule
 from sbp.rules.sample import planned
 from sbp.signature import B, P, Split
 
@@ -162,10 +162,9 @@ def keys_of(ctx: Local, ids: Any, layout: Layout, clips: bool) -> tuple[Any, Any
       clips: whether ids out of bounds mean the nearest row; otherwise they are no keys, as padding is.
     """
     ids, last = _narrow(ids), np.int32(ctx.operands[0].shape[0] - 1)
-    ids = jnp.clip(ids, 0, last) if clips else ids
     legal = (ids >= 0) & (ids <= last)
-    real = ctx.mask(legal, layout, range(ids.ndim), False)
-    return jnp.where(real, ids, NO_KEY), legal
+    keys = jnp.clip(ids, 0, last) if clips else jnp.where(legal, ids, NO_KEY)
+    return ctx.mask(keys, layout, range(ids.ndim), NO_KEY), legal
 
 
 def _lookup_local(ctx: Local, table: Any, ids: Any) -> list[Any]:
@@ -195,6 +194,7 @@ def _lookup_talks(ctx: Local) -> Iterable[Talk]:
     "sbp_lookup",
     local=_lookup_local,
     talks=_lookup_talks,
+    traffic=row_traffic(),
     note="rows of a gather; ids split with the table's rows: a sparse exchange",
 )
 def sbp_lookup(op: Op) -> list[Row]:
@@ -244,6 +244,7 @@ def _split_ids(op: Op) -> Iterable[Row]:
     "sbp_add_rows",
     local=_add_rows_local,
     talks=_add_rows_talks,
+    traffic=row_traffic(2),
     flops=lambda op: 2 * math.prod(op.shapes[2]),
     note="rows of a scatter-add; ids split with the table's rows: a sparse exchange",
 )

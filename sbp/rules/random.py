@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 
 from sbp import compat
-from sbp.rules.factors import Letters, factors
+from sbp.rules.factors import Letters, factors, same_dims
 from sbp.rules.local import Local
 from sbp.rules.registry import Op, Row, rule
 
@@ -83,7 +83,16 @@ def key_words(op: Op) -> list[Row]:
     return factors(op, [operand], [result])
 
 
-@rule("random_seed", "random_fold_in", "random_split", "random_gamma")
+@rule("random_fold_in")
+def fold_in(op: Op) -> list[Row]:
+    """Element by element, of keys and data that may be repeated (threefry)."""
+    if not compat.is_partitionable_threefry(op.dtypes[0]):
+        return []
+    operands, results = same_dims(op)
+    return factors(op, operands, results)
+
+
+@rule("random_seed", "random_split", "random_gamma")
 def key_by_key(op: Op) -> list[Row]:
     """Dims of keys, where each key is treated by itself (threefry); a key's own children stay together."""
     types = [d for d in (*op.dtypes, *op.result_dtypes) if compat.is_key(d)]

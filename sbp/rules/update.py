@@ -17,6 +17,7 @@ from jax import lax
 from jax.lax import GatherScatterMode
 
 from sbp import compat
+from sbp.layout import Layout
 from sbp.lazy import by_row, dense
 from sbp.rules.exchange import deliver, deliver_talks, wire_type
 from sbp.rules.halo import extent
@@ -125,23 +126,52 @@ def _local(ctx: Local, table: Any, *rest: Any) -> list[Any]:
     """Sums by key go to the owners of the rows, which update them in place."""
     modes = ctx.params["modes"]
     state, ids, rows = _parted(rest, len(modes))
-    layouts = ctx.operands[1 + len(state) :]
-    found = zip(ids, layouts, modes, strict=False)
-    clips = GatherScatterMode.CLIP
-    keys = jnp.concatenate([keys_of(ctx, i, at, m == clips)[0].reshape(-1) for i, at, m in found])
-    flat = jnp.concatenate([r.reshape(-1, *table.shape[1:]) for r in rows])
+    lookups = zip(ids, ctx.operands[1 + len(state) :], rows, modes, strict=False)
+    found = [_keyed(ctx, i, at, r.reshape(-1, *table.shape[1:]), mode) for i, at, r, mode in lookups]
+    keys, flat = (jnp.concatenate([pair[k] for pair in found]) for k in (0, 1))
     lines = [by_row(x, ctx.operands[0]) for x in ctx.operands[1 : 1 + len(state)]]
     step = _Step(ctx, state, lines)
     if ctx.operands[0].axes(0):
         # XLA of jax 0.10 reads through the slice that made a shard, without clamping to the shard first.
         table, *state = _BARRIER((table, *state))
-    return list(deliver(ctx, _route(ctx), keys, flat, [table, *state], step))
+    if not _copied_axes(ctx):
+        return list(deliver(ctx, _route(ctx), keys, flat, [table, *state], step))
+
+    def add(grad: Any, at: Any, sums: Any) -> Any:
+        return grad.at[at].add(sums, mode="drop")
+
+    grad = deliver(ctx, _route(ctx), keys, flat, jnp.zeros(table.shape, flat.dtype), add)
+    grad = ctx.total(grad, _copied_axes(ctx))
+    return step([table, *state], lax.iota(np.int32, table.shape[0]), grad)
+
+
+def _keyed(ctx: Local, ids: Any, layout: Layout, rows: Any, mode: Any) -> tuple[Any, Any]:
+    """The keys of a lookup, and its rows.
+
+    Where JAX was promised indices in bounds, reading clamps the others, and adding drops them. With the keys
+    that reading has, and zeros for what is dropped, XLA sorts them once for both.
+    """
+    keys, legal = keys_of(ctx, ids, layout, mode != GatherScatterMode.FILL_OR_DROP)
+    if mode == GatherScatterMode.PROMISE_IN_BOUNDS:
+        flags = legal.reshape(-1, *[1] * (rows.ndim - 1))
+        rows = jnp.where(flags, rows, jnp.zeros((), rows.dtype))
+    return keys.reshape(-1), rows
+
+
+def _split_axes(ctx: Local) -> set[int]:
+    """The axes that split ids of some lookup."""
+    n = len(ctx.params["modes"])
+    return {a for i in ctx.operands[-2 * n : -n] for d in range(len(i.shape)) for a in i.axes(d)}
+
+
+def _copied_axes(ctx: Local) -> tuple[int, ...]:
+    """The axes along which devices have the same rows, and ids of their own: they add up a gradient."""
+    return tuple(sorted(_split_axes(ctx) - set(ctx.operands[0].axes(0))))
 
 
 def _route(ctx: Local) -> Route:
     table, n = ctx.operands[0], len(ctx.params["modes"])
-    ids = ctx.operands[-2 * n : -n]
-    split = {a for i in ids for d in range(len(i.shape)) for a in i.axes(d)}
+    ids, split = ctx.operands[-2 * n : -n], _split_axes(ctx)
     # Ids of groups lie where the rows of their groups do.
     at_home = ctx.params["grouped"] and all(i.axes(0) == table.axes(0) and not i.padded(0) for i in ids)
     axes = () if at_home else tuple(a for a in table.axes(0) if a in split)
@@ -159,10 +189,16 @@ def _talks(ctx: Local) -> Iterable[Talk]:
     for talk in deliver_talks(route, row_bytes):
         operand = first + (0 if talk.operand == 1 else n)
         yield Talk(talk.kind, talk.axes, talk.wire_bytes, operand, talk.reason)
+    copied = _copied_axes(ctx)
+    if copied:
+        group = ctx.group(copied)
+        wire_bytes = 2 * (group - 1) / group * local[0] * math.prod(local[1:]) * compat.itemsize(dtype)
+        why = "every device over {axes} has these rows, and a part of their gradient"
+        yield Talk("all_reduce", copied, wire_bytes, first + n, why)
     axes = _column_axes(ctx)
     if axes:
         group = ctx.group(axes)
-        places = legs(route)[-1].room if legs(route) else route.keys
+        places = local[0] if copied else legs(route)[-1].room if legs(route) else route.keys
         wire_bytes = 2 * (group - 1) / group * 4 * places
         why = "a row is touched if any of its columns is; the columns are split over {axes}"
         yield Talk("all_reduce", axes, wire_bytes, first + n, why)
@@ -191,7 +227,7 @@ def _traffic(op: Op) -> float:
     note="rows by a sparse exchange",
 )
 def rows(op: Op) -> list[Row]:
-    """Rows of the table; ids and rows split alike by an exchange; columns, if the step keeps them apart."""
+    """Rows, by an exchange with ids that are split too; a copied table; columns that are kept apart."""
     n, (table, *_) = len(op.params["modes"]), op.shapes
     state, ids, given = _parted(op.shapes[1:], n)
     lying: list[Signature] = [Split(0) if by_row_shape(s, table) else B for s in state]
@@ -199,9 +235,12 @@ def rows(op: Op) -> list[Row]:
     out: list[Row] = []
     if table[0] > 1:
         out.append(_row(Split(0), lying, whole, whole))
-        for d in range(min(map(len, ids))):
-            if all(i[d] > 1 for i in ids):
-                out.append(_row(Split(0), lying, [Split(d)] * n, [Split(d)] * n))
+    for d in range(min(map(len, ids))):
+        if all(i[d] > 1 for i in ids):
+            alike: list[Signature] = [Split(d)] * n
+            out.append(_row(B, [B] * len(state), alike, alike))
+            if table[0] > 1:
+                out.append(_row(Split(0), lying, alike, alike))
     columns = op.params["columns"]
     if columns is not None and table[-1] > 1:
         across = [Split(len(r) - 1) for r in given]
