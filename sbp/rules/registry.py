@@ -48,7 +48,8 @@ class Row:
     Arguments:
       operands, results: a signature each.
       fills: operands whose P may be made from a whole value by filling the other devices with zeros. Only
-        additive ops may see such zeros: zero times infinity is NaN.
+        additive ops may see such zeros: zero times infinity is NaN. A P(max) or P(min) needs no zeros: a
+        whole value is the extremum of its copies; the planner does not make use of that yet.
       reason: why the results are partial, if they become so here.
     """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -35,10 +36,14 @@ class Sample:
 
 
 def planned(route: Route, samples: tuple[Sample, ...], layouts: Sequence[Layout]) -> Route:
-    """The route with room for its samples, unless it was given one."""
+    """The route with room for its samples and a little more, unless it was given one.
+
+    Buckets of other batches differ by about the root of their size; a round more costs a message.
+    """
     if route.capacity is not None or not samples:
         return route
-    return replace(route, capacity=fullest_bucket(route, samples, tuple(layouts)))
+    most = fullest_bucket(route, samples, tuple(layouts))
+    return replace(route, capacity=most + math.isqrt(most) // 2)
 
 
 @lru_cache(maxsize=256)
