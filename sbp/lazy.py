@@ -51,7 +51,7 @@ class Update:
 def by_row(leaf: Any, param: Any) -> bool:
     """Whether a leaf of the state has a line per row of the parameter.
 
-    >>> by_row(np.zeros((5, 1)), np.zeros((5, 3))), by_row(np.zeros(()), np.zeros((5, 3)))
+    >>> by_row(jnp.zeros((5, 1)), jnp.zeros((5, 3))), by_row(jnp.zeros(()), jnp.zeros((5, 3)))
     (True, False)
     """
     return bool(leaf.shape and param.shape) and leaf.shape[0] == param.shape[0]
@@ -93,9 +93,9 @@ def rows(tx: Any) -> Transformation:
 
     >>> import optax
     >>> tx, table = rows(optax.sgd(1.0)), jnp.ones((3, 2))
-    >>> added, _ = tx.update(jnp.array([[0.0, 0.0], [1.0, 0.0], [0.0, 0.0]]), tx.init(table), table)
+    >>> added, _ = tx.update(jnp.array([[0.0, 0.0], [1.0, 2.0], [0.0, 0.0]]), tx.init(table), table)
     >>> added.tolist()
-    [[0.0, 0.0], [-1.0, 0.0], [0.0, 0.0]]
+    [[0.0, 0.0], [-1.0, -2.0], [0.0, 0.0]]
     """
     if not (callable(getattr(tx, "init", None)) and callable(getattr(tx, "update", None))):
         raise ArgumentError(_no_optimizer(tx))

@@ -104,9 +104,8 @@ def test_every_layout_learns_what_one_device_does(
         (many.tables.unstack(params["tables"]), params["dense"]),
         expected,
     )
-    # A step on whole tables needs nothing of other devices, and takes all their rows.
     (note,) = [note for note in plan.notes if note.startswith("sbp.rows at ")]
-    assert (BY_ROWS in note) == (layout != "whole")
+    assert BY_ROWS in note
 
 
 def test_scores_are_one_number_for_each_example() -> None:

@@ -51,5 +51,6 @@ def test_every_key_is_counted() -> None:
 
 def test_nothing_is_counted_unless_asked() -> None:
     program = sbp.compile(step, LINE, in_sbp=([S(0)], None, [B]))
-    program(np.ones((ROWS, WIDTH), np.float32), TX.init(np.ones((ROWS, WIDTH), np.float32)), np.zeros(8, np.int32))
+    table = np.ones((ROWS, WIDTH), np.float32)
+    program(table, TX.init(table), np.zeros(8, np.int32))
     assert program.key_counts() == ()
