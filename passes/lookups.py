@@ -16,7 +16,7 @@ from jax.lax import GatherScatterMode
 
 from sbp.passes.edit import Editor
 from sbp.passes.graph import Graph, Node, Operand, Source
-from sbp.rules.lookups import add_rows_p, lookup_p
+from sbp.rules.lookups import add_rows_p, lookup_p, narrow
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +109,10 @@ def keys_of_groups(
     height = stack[1]
 
     def flat(indices: Any) -> Any:
-        ids = lax.squeeze(indices, (indices.ndim - 1,)).astype(np.int32)
+        ids = narrow(lax.squeeze(indices, (indices.ndim - 1,)))
         ids = jnp.clip(ids, 0, height - 1) if clips else ids
         first = lax.broadcasted_iota(np.int32, ids.shape, 0) * np.int32(height)
-        return jnp.where((ids >= 0) & (ids < height), ids + first, np.int32(-1))
+        return jnp.where((ids >= 0) & (ids < height), ids.astype(np.int32) + first, np.int32(-1))
 
     made, (ids,) = editor.emit(flat, [indices], source)
     return made, ids

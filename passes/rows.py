@@ -217,11 +217,14 @@ class _Scope:
     def scaled(self, node: Node) -> tuple[Part, ...]:
         """The rows of a gradient that is multiplied or divided by a number."""
         first, second = (self.scalar(x) for x in node.inputs)
-        if second is not None:
-            return tuple(self.each(p, node, (second,)) for p in self.parts(node.inputs[0]))
-        if first is None or node.op == "div":
+        by, of = (second, 0) if second is not None else (first, 1)
+        if by is None or (node.op == "div" and of == 1):
             raise _NotByRows(f"its gradient is not of lookups alone: {node.op} at {node.source}")
-        return tuple(self.each(p, node, (first,)) for p in self.parts(node.inputs[1]))
+        # Zero times infinity is NaN, in every row of a table.
+        number = np.asarray(by.value, np.float64) if isinstance(by, Const) else np.float64("nan")
+        if not np.isfinite(number) or (node.op == "div" and number == 0):
+            raise _NotByRows(f"its gradient is scaled by a number that may not be finite: {node.source}")
+        return tuple(self.each(p, node, (by,)) for p in self.parts(node.inputs[of]))
 
     def each(self, part: Part, node: Node, scalars: tuple[Operand, ...]) -> Part:
         """The same rows after an op that treats every element alike."""
@@ -259,21 +262,39 @@ def _columns(node: Node, operands: Sequence[Any]) -> tuple[Signature, ...] | Non
     Raises:
       _NotByRows: if the step mixes rows.
     """
-    update = node.params["update"]
-    avals = [compat.struct(x.shape, x.dtype) for x in operands]
-    graph = trace(update, avals, {}).graph
-    grad, state = operands[0], operands[1 : len(node.outputs)]
-    given = 1 if update.has_param else 0
-    by_row: list[Signature] = [Split(0) if lazy.by_row(x, grad) else B for x in state]
-    if _along(graph, by_row, Split(0), given) != [Split(0), *by_row]:
+    update, grad = node.params["update"], operands[0]
+    state, params = operands[1 : len(node.outputs)], 1 if update.has_param else 0
+    by_row: list[Signature] = [Split(0) if lazy.by_row(x.shape, grad.shape) else B for x in state]
+    if not _apart(update, operands, [Split(0), *by_row, *[Split(0)] * params]):
         raise _NotByRows("its step is not known to treat every row by itself")
     last = len(grad.shape) - 1
     across: list[Signature] = [Split(last) if x.shape == grad.shape else B for x in state]
-    ok = last > 0 and _along(graph, across, Split(last), given) == [Split(last), *across]
+    ok = last > 0 and _apart(update, operands, [Split(last), *across, *[Split(last)] * params])
     return tuple(across) if ok else None
 
 
-def _along(graph: Graph, state: Sequence[Signature], s: Signature, params: int) -> list[Signature] | None:
-    """How the results of a step lie if gradient and parameter are split so, and the state as given."""
-    signatures = [s, *state, *[s] * params]
-    return rowwise.along(graph, dict(zip(graph.inputs, signatures, strict=False)))
+def _apart(update: Any, operands: Sequence[Any], lying: Sequence[Signature]) -> bool:
+    """Whether a step treats by itself whatever stands at one place of the dims that are split.
+
+    Its ops are asked, and its numbers: they may not change with the size of those dims.
+    """
+
+    def traced(longer: int) -> Graph:
+        shapes = [
+            tuple(n + longer * (s == Split(d)) for d, n in enumerate(x.shape))
+            for x, s in zip(operands, lying, strict=True)
+        ]
+        avals = [compat.struct(s, x.dtype) for s, x in zip(shapes, operands, strict=True)]
+        return trace(update, avals, {}).graph
+
+    graph = traced(0)
+    results = rowwise.along(graph, dict(zip(graph.inputs, lying, strict=False)))
+    return results == list(lying[: len(graph.outputs)]) and _numbers(graph) == _numbers(traced(1))
+
+
+def _numbers(graph: Graph) -> list[tuple[str, ...]]:
+    """The ops of a function with the numbers that stand in them."""
+    lines = [(node.op, node.inputs) for node in graph.nodes]
+    return [
+        (op, *(str(x.value) for x in xs if isinstance(x, Const))) for op, xs in [*lines, ("", graph.outputs)]
+    ]

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
-import numpy as np
 from jax.extend.core import primitives
 
 from sbp.errors import PlacementError, SbpError, raise_all
@@ -281,7 +280,7 @@ class Program:
         built = self._built.get(key)
         # What was planned without a batch is planned again once there is one to plan exchanges from.
         if built is None or (concrete and built.lacks_samples):
-            self._built[key] = self._build(call, avals)
+            self._built[key] = self._build(call, avals, concrete)
         return call, self._built[key]
 
     def _check(self, call: Call, concrete: bool) -> None:
@@ -298,8 +297,8 @@ class Program:
             _, wrong = arguments.resolve_inputs(self.in_sbp, dynamic, named, names(), self.placement)
             raise_all([*problems, *wrong])
 
-    def _build(self, call: Call, avals: Sequence[arguments.Abstract]) -> Built:
-        """Traces and plans for one abstract signature."""
+    def _build(self, call: Call, avals: Sequence[arguments.Abstract], concrete: bool) -> Built:
+        """Traces and plans for one abstract signature; `concrete`: of a call that will run."""
         args, kwargs = call.traced([arguments.struct(a) for a in avals])
         ins, problems = arguments.resolve_inputs(
             self.in_sbp, args, kwargs, call.paths(self.fn), self.placement
@@ -339,8 +338,7 @@ class Program:
         )
         plan = compile_plan(traced, request, check=bool(self.options.check))
         assert plan.physical is not None
-        known = all(isinstance(x, np.ndarray | jax.Array) for x in call.leaves)
-        lacking = not known and lacks_samples(plan.physical.graph)
+        lacking = not concrete and lacks_samples(plan.physical.graph)
         counting = Counting() if self.options.count_keys else None
         return Built(traced, plan, call.donated(self.donate_argnums), tuple(weak), lacking, counting)
 

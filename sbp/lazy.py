@@ -48,13 +48,13 @@ class Update:
         return [added, *self.tree.flatten_up_to(state)]
 
 
-def by_row(leaf: Any, param: Any) -> bool:
-    """Whether a leaf of the state has a line per row of the parameter.
+def by_row(leaf: Sequence[int], param: Sequence[int]) -> bool:
+    """Whether a leaf of the state has a line per row of the parameter, by their shapes.
 
-    >>> by_row(jnp.zeros((5, 1)), jnp.zeros((5, 3))), by_row(jnp.zeros(()), jnp.zeros((5, 3)))
+    >>> by_row((5, 1), (5, 3)), by_row((), (5, 3))
     (True, False)
     """
-    return bool(leaf.shape and param.shape) and leaf.shape[0] == param.shape[0]
+    return bool(leaf and param) and leaf[0] == param[0]
 
 
 def dense(grad: Any, *rest: Any, update: Update) -> list[Any]:
@@ -67,7 +67,7 @@ def dense(grad: Any, *rest: Any, update: Update) -> list[Any]:
         flags = touched.reshape(touched.shape + (1,) * (after.ndim - touched.ndim))
         return jnp.where(flags, after, before)
 
-    kept = [chosen(n, o) if by_row(o, grad) else n for n, o in zip(new, old, strict=True)]
+    kept = [chosen(n, o) if by_row(o.shape, grad.shape) else n for n, o in zip(new, old, strict=True)]
     return [chosen(added, jnp.zeros((), added.dtype)), *kept]
 
 

@@ -51,7 +51,7 @@ _IN_ORDER: dict[str, Any] = {
 }
 
 
-def _narrow(ids: Any) -> Any:
+def narrow(ids: Any) -> Any:
     """Ids of 64 bits in 32, which JAX would cut off: those that do not fit stay out of bounds."""
     ids = _signed(ids)
     return ids if ids.dtype.itemsize == 4 else jnp.clip(ids, -1, NO_KEY.astype(ids.dtype)).astype(np.int32)
@@ -74,7 +74,7 @@ def _looked_up(
         start_index_map=(0,),
     )
     sizes = (1, *table.shape[1:])
-    index = _narrow(ids)[..., None]
+    index = narrow(ids)[..., None]
     return [lax.gather(table, index, dims, sizes, mode=mode, fill_value=fill_value)]
 
 
@@ -95,7 +95,7 @@ def _added(
         inserted_window_dims=(0,),
         scatter_dims_to_operand_dims=(0,),
     )
-    return [lax.scatter_add(operand, _narrow(ids)[..., None], rows, dims, mode=mode)]
+    return [lax.scatter_add(operand, narrow(ids)[..., None], rows, dims, mode=mode)]
 
 
 lookup_p = compat.make_op("sbp_lookup", _looked_up)
@@ -161,7 +161,7 @@ def keys_of(ctx: Local, ids: Any, layout: Layout, clips: bool) -> tuple[Any, Any
       layout: how the ids lie.
       clips: whether ids out of bounds mean the nearest row; otherwise they are no keys, as padding is.
     """
-    ids, last = _narrow(ids), np.int32(ctx.operands[0].shape[0] - 1)
+    ids, last = narrow(ids), np.int32(ctx.operands[0].shape[0] - 1)
     legal = (ids >= 0) & (ids <= last)
     keys = jnp.clip(ids, 0, last) if clips else jnp.where(legal, ids, NO_KEY)
     return ctx.mask(keys, layout, range(ids.ndim), NO_KEY), legal

@@ -129,7 +129,7 @@ def _local(ctx: Local, table: Any, *rest: Any) -> list[Any]:
     lookups = zip(ids, ctx.operands[1 + len(state) :], rows, modes, strict=False)
     found = [_keyed(ctx, i, at, r.reshape(-1, *table.shape[1:]), mode) for i, at, r, mode in lookups]
     keys, flat = (jnp.concatenate([pair[k] for pair in found]) for k in (0, 1))
-    lines = [by_row(x, ctx.operands[0]) for x in ctx.operands[1 : 1 + len(state)]]
+    lines = [by_row(x.shape, ctx.operands[0].shape) for x in ctx.operands[1 : 1 + len(state)]]
     step = _Step(ctx, state, lines)
     if ctx.operands[0].axes(0):
         # XLA of jax 0.10 reads through the slice that made a shard, without clamping to the shard first.
@@ -214,7 +214,7 @@ def _traffic(op: Op) -> float:
     """The rows as they come, and those of the table and of its state read and written."""
     n = len(op.params["modes"])
     rows = sum(math.prod(s) for s in op.shapes[-n:]) * compat.itemsize(op.dtypes[0])
-    lines = 1 + sum(by_row_shape(s, op.shapes[0]) for s in op.shapes[1 : -2 * n])
+    lines = 1 + sum(by_row(s, op.shapes[0]) for s in op.shapes[1 : -2 * n])
     return rows * (1 + 2 * lines)
 
 
@@ -230,7 +230,7 @@ def rows(op: Op) -> list[Row]:
     """Rows, by an exchange with ids that are split too; a copied table; columns that are kept apart."""
     n, (table, *_) = len(op.params["modes"]), op.shapes
     state, ids, given = _parted(op.shapes[1:], n)
-    lying: list[Signature] = [Split(0) if by_row_shape(s, table) else B for s in state]
+    lying: list[Signature] = [Split(0) if by_row(s, table) else B for s in state]
     whole: list[Signature] = [B] * n
     out: list[Row] = []
     if table[0] > 1:
@@ -252,8 +252,3 @@ def _row(
     table: Signature, state: Sequence[Signature], ids: Sequence[Signature], rows: Sequence[Signature]
 ) -> Row:
     return Row((table, *state, *ids, *rows), (table, *state))
-
-
-def by_row_shape(leaf: Sequence[int], table: Sequence[int]) -> bool:
-    """Whether a leaf of this shape has a line per row of the table."""
-    return bool(leaf) and leaf[0] == table[0]

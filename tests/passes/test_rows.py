@@ -206,6 +206,11 @@ def without_the_last(grads: Any, state: Any, params: Any = None) -> Any:
     return -0.1 * jnp.pad(grads[:-1], ((0, 1), (0, 0))), state
 
 
+def by_count(grads: Any, state: Any, params: Any = None) -> Any:
+    """A step that depends on how many rows there are."""
+    return -grads / grads.shape[0], state
+
+
 def halved_after(tx: Any) -> Callable[..., Any]:
     """What the optimizer gives is not just added."""
 
@@ -216,9 +221,21 @@ def halved_after(tx: Any) -> Callable[..., Any]:
     return step
 
 
+def rescaled(tx: Any) -> Callable[..., Any]:
+    """Gradients are scaled by a number that is computed."""
+
+    def step(table: Any, state: Any, weight: Any, ids: Any) -> Any:
+        grad = jax.grad(lambda t: jnp.square(sums(t, ids) @ weight).mean())(table)
+        added, state = tx.update(grad * (1 / (1 + jnp.square(weight).sum())), state, table)
+        return optax.apply_updates(table, added), state, weight, jnp.zeros(())
+
+    return step
+
+
 LOCAL = sbp.rows(optax.sgd(0.1))
 NORMED = sbp.rows(optax.chain(optax.clip_by_global_norm(0.1), optax.sgd(0.1)))
 SHORT = sbp.rows(optax.GradientTransformation(lambda p: (), without_the_last))
+COUNTED = sbp.rows(optax.GradientTransformation(lambda p: (), by_count))
 PLACED = sbp.rows(optax.GradientTransformation(lambda p: (), by_position))
 
 
@@ -227,11 +244,13 @@ PLACED = sbp.rows(optax.GradientTransformation(lambda p: (), by_position))
     [
         (NORMED, make_step(NORMED), "not known to treat every row by itself"),
         (PLACED, make_step(PLACED), "not known to treat every row by itself"),
+        (COUNTED, make_step(COUNTED), "not known to treat every row by itself"),
+        (LOCAL, rescaled(LOCAL), "scaled by a number that may not be finite"),
         (SHORT, make_step(SHORT), "not known to treat every row by itself"),
         (LOCAL, make_step(LOCAL, decayed), "its gradient is not of lookups alone: broadcast_in_dim at"),
         (LOCAL, halved_after(LOCAL), "its result is not just added to the table"),
     ],
-    ids=("norm", "position", "last", "decay", "halved"),
+    ids=("norm", "position", "count", "rescaled", "last", "decay", "halved"),
 )
 def test_what_needs_the_whole_table_says_why(tx: Any, step: Callable[..., Any], reason: str) -> None:
     plan = compare(step, tx, LINE, ([S(0)], sbp.AUTO, [B], [S(0)]))
