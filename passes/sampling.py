@@ -12,6 +12,7 @@ import numpy as np
 from sbp import compat
 from sbp.passes.graph import Const, Graph, Node, Operand
 from sbp.rules.sample import Sample
+from sbp.rules.update import parted
 
 # Ids are made of a batch by a handful of small ops; what is more than that is not worth running twice.
 MOST_OPS, MOST_ELEMENTS = 200, 1 << 26
@@ -20,8 +21,7 @@ MOST_OPS, MOST_ELEMENTS = 200, 1 << 26
 def ids_of(node: Node) -> tuple[Operand, ...]:
     """The operands of an op that are ids of rows of a table."""
     if node.op == "sbp_update_rows":
-        n = len(node.params["modes"])
-        return node.inputs[-2 * n : -n]
+        return tuple(parted(node.inputs[1:], len(node.params["modes"]))[1])
     return node.inputs[1:2] if node.op in ("sbp_lookup", "sbp_add_rows") else ()
 
 

@@ -14,11 +14,9 @@ from jax import lax
 from sbp import compat
 from sbp.layout import chunk_sizes, local_shape
 from sbp.passes.moves import Move, frame, route
-from sbp.rules.local import identity_of
+from sbp.rules.local import barrier, identity_of
 from sbp.signature import Partial, Split
 
-# It carries no types itself.
-_BARRIER: Callable[[Any], Any] = lax.optimization_barrier
 REDUCE: dict[str, Callable[..., Any]] = {"sum": lax.psum, "max": lax.pmax, "min": lax.pmin}
 FOLD: dict[str, Callable[..., Any]] = {"sum": jnp.sum, "max": jnp.max, "min": jnp.min}
 
@@ -107,7 +105,7 @@ def _all_to_all(x: Any, move: Move, shape: Any, hierarchy: Any, names: Any, grou
     parts = explode(x, j, groups)
     if parts.shape != x.shape:
         # XLA on CPUs takes the pieces apart, and may give those that are padding alone another layout.
-        parts = _BARRIER(parts)
+        parts = barrier(parts)
     if isinstance(move.old, Partial):
         swapped = lax.all_to_all(parts, names, split_axis=j, concat_axis=j, tiled=True)
         rows = swapped.shape[j] // g

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import jax.numpy as jnp
@@ -13,15 +13,13 @@ from jax.lax import GatherScatterMode
 
 from sbp.layout import Layout
 from sbp.rules.factors import Letters, additive_row, monotone_rows, split_rows
-from sbp.rules.local import Local, integer_limits
+from sbp.rules.local import Local, barrier, integer_limits
 from sbp.rules.registry import Op, Row, Shape, row_traffic, rule
 from sbp.rules.shape import extrema_rows
 from sbp.signature import B, P, Partial, Signature, Split
 
 Pairs: TypeAlias = Sequence[tuple[int, int]]
 
-# It carries no types itself.
-_BARRIER: Callable[[Any], Any] = lax.optimization_barrier
 FILL, CLIP = GatherScatterMode.FILL_OR_DROP, GatherScatterMode.CLIP
 
 
@@ -227,7 +225,7 @@ def _scatter_local(ctx: Local, x: Any, index: Any, updates: Any) -> list[Any]:
         index, mine = _owned(ctx, index, layout, dims, index_map)
         keep &= mine
         # XLA of jax 0.10 reads through the slice that made a shard, without clamping to the shard first.
-        x = _BARRIER(x)
+        x = barrier(x)
     index = jnp.where(keep[..., None], index, integer_limits(index.dtype).max)
     return ctx.bind(x, index, updates, mode=FILL, indices_are_sorted=False, unique_indices=False)
 

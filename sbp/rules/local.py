@@ -17,6 +17,7 @@ from sbp.layout import Layout, chunk_sizes
 # JAX's own know bfloat16 and the eight-bit types; they carry no types themselves.
 integer_limits: Callable[[Any], Any] = jnp.iinfo
 float_limits: Callable[[Any], Any] = jnp.finfo
+barrier: Callable[[Any], Any] = lax.optimization_barrier
 
 
 def identity_of(op: str, dtype: Any) -> Any:

@@ -8,7 +8,7 @@ that are split along the same axes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -32,7 +32,7 @@ from sbp.rules.factors import Letters, additive_row, factors
 from sbp.rules.halo import extent
 from sbp.rules.index import _fill_value, _signed
 from sbp.rules.legs import Route, legs
-from sbp.rules.local import Local
+from sbp.rules.local import Local, barrier
 from sbp.rules.registry import Op, Row, Talk, row_traffic, rule
 from sbp.rules.sample import planned
 from sbp.signature import B, P, Split
@@ -40,8 +40,6 @@ from sbp.signature import B, P, Split
 FILL, CLIP = GatherScatterMode.FILL_OR_DROP, GatherScatterMode.CLIP
 # Positions are int32, and bounds of buckets lie up to one row per device behind the last one.
 MOST_ROWS = int(NO_KEY) - (1 << 16)
-# It carries no types itself.
-_BARRIER: Callable[[Any], Any] = lax.optimization_barrier
 # What is known of the places that `deliver` gives.
 _IN_ORDER: dict[str, Any] = {
     "mode": "drop",
@@ -216,7 +214,7 @@ def _add_rows_local(ctx: Local, x: Any, ids: Any, rows: Any) -> list[Any]:
     keys = keys_of(ctx, ids, ctx.operands[1], mode == CLIP)[0].reshape(-1)
     rows = rows.reshape(count, *x.shape[1:])
     # XLA of jax 0.10 reads through the slice that made a shard, without clamping to the shard first.
-    x = _BARRIER(x)
+    x = barrier(x)
     if not legs(route):
         return [x.at[places(ctx, route, keys)].add(rows, mode="drop", wrap_negative_indices=False)]
 

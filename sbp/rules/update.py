@@ -7,7 +7,7 @@ table, the leaves of the optimizer's state, then ids and rows of each lookup. Re
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from sbp.lazy import by_row, dense
 from sbp.rules.exchange import deliver, deliver_talks, wire_type
 from sbp.rules.halo import extent
 from sbp.rules.legs import Route, legs
-from sbp.rules.local import Local
+from sbp.rules.local import Local, barrier
 from sbp.rules.lookups import keys_of
 from sbp.rules.registry import Op, Row, Talk, rule
 from sbp.rules.sample import planned
@@ -51,7 +51,7 @@ def update_rows(
       grouped: whether dim 0 of the ids counts equal parts of the table, and each has ids of its own part.
       capacity, wire_dtype, samples: of the exchange.
     """
-    s, ids, rows = _parted(rest, len(modes))
+    s, ids, rows = parted(rest, len(modes))
     grad = jnp.zeros(table.shape, rows[0].dtype)
     for i, r, mode in zip(ids, rows, modes, strict=True):
         grad = grad.at[i].add(r, mode=mode, wrap_negative_indices=False)
@@ -60,14 +60,12 @@ def update_rows(
     return [table + added.astype(table.dtype), *state]
 
 
-def _parted(rest: Sequence[Any], lookups: int) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
+def parted(rest: Sequence[Any], lookups: int) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
     """Something of each operand but the table: of the state, the ids and the rows."""
     n = len(rest) - 2 * lookups
     return rest[:n], rest[n : n + lookups], rest[n + lookups :]
 
 
-# It carries no types itself.
-_BARRIER: Callable[[Any], Any] = lax.optimization_barrier
 update_rows_p = compat.make_op("sbp_update_rows", update_rows)
 
 
@@ -125,7 +123,7 @@ def _column_axes(ctx: Local) -> tuple[int, ...]:
 def _local(ctx: Local, table: Any, *rest: Any) -> list[Any]:
     """Sums by key go to the owners of the rows, which update them in place."""
     modes = ctx.params["modes"]
-    state, ids, rows = _parted(rest, len(modes))
+    state, ids, rows = parted(rest, len(modes))
     lookups = zip(ids, ctx.operands[1 + len(state) :], rows, modes, strict=False)
     found = [_keyed(ctx, i, at, r.reshape(-1, *table.shape[1:]), mode) for i, at, r, mode in lookups]
     keys, flat = (jnp.concatenate([pair[k] for pair in found]) for k in (0, 1))
@@ -133,7 +131,7 @@ def _local(ctx: Local, table: Any, *rest: Any) -> list[Any]:
     step = _Step(ctx, state, lines)
     if ctx.operands[0].axes(0):
         # XLA of jax 0.10 reads through the slice that made a shard, without clamping to the shard first.
-        table, *state = _BARRIER((table, *state))
+        table, *state = barrier((table, *state))
     if not _copied_axes(ctx):
         return list(deliver(ctx, _route(ctx), keys, flat, [table, *state], step))
 
@@ -229,7 +227,7 @@ def _traffic(op: Op) -> float:
 def rows(op: Op) -> list[Row]:
     """Rows, by an exchange with ids that are split too; a copied table; columns that are kept apart."""
     n, (table, *_) = len(op.params["modes"]), op.shapes
-    state, ids, given = _parted(op.shapes[1:], n)
+    state, ids, given = parted(op.shapes[1:], n)
     lying: list[Signature] = [Split(0) if by_row(s, table) else B for s in state]
     whole: list[Signature] = [B] * n
     out: list[Row] = []
