@@ -137,6 +137,7 @@ class _Scope:
             "update": node.params["update"],
             "modes": tuple(p.mode for p in parts),
             "columns": columns,
+            "additive": _additive(node, [self.editor.operand(x) for x in node.inputs]),
             "grouped": all(p.grouped for p in parts),
             "capacity": transfer.capacity,
             "wire_dtype": transfer.wire_dtype,
@@ -271,6 +272,14 @@ def _columns(node: Node, operands: Sequence[Any]) -> tuple[Signature, ...] | Non
     across: list[Signature] = [Split(last) if x.shape == grad.shape else B for x in state]
     ok = last > 0 and _apart(update, operands, [Split(last), *across, *[Split(last)] * params])
     return tuple(across) if ok else None
+
+
+def _additive(node: Node, operands: Sequence[Any]) -> bool:
+    """Whether the steps of addends of a gradient add up to the step of their sum."""
+    update, grad, state = node.params["update"], operands[0], operands[1 : len(node.outputs)]
+    if update.has_param or any(lazy.by_row(x.shape, grad.shape) for x in state):
+        return False
+    return rowwise.additive(trace(update, [compat.struct(x.shape, x.dtype) for x in operands], {}).graph)
 
 
 def _apart(update: Any, operands: Sequence[Any], lying: Sequence[Signature]) -> bool:

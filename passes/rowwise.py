@@ -1,4 +1,4 @@
-"""Whether a function treats every row of its arguments by itself: asked of the rules of its ops.
+"""Whether a function treats every row of its arguments, or every addend, by itself: asked of its ops' rules.
 
 A function is row-wise along a dim if its arguments split there, and every op then runs on the shards without
 a word between devices. What stands in a row may not depend on which row it is either: a value that is the
@@ -15,7 +15,7 @@ from sbp.passes.plan.candidates import Strategy, make_op, rule_of
 from sbp.passes.plan.cost import talks_of
 from sbp.rules import Row
 from sbp.rules.registry import all_broadcast, valid_rows
-from sbp.signature import B, Partial, Signature, Split
+from sbp.signature import B, P, Partial, Signature, Split
 
 GROUP = 2
 
@@ -100,3 +100,30 @@ def along(graph: Graph, arguments: Mapping[int, Signature]) -> list[Signature] |
     if not all(map(walk.visit, graph.nodes)):
         return None
     return [walk.of(x) for x in graph.outputs]
+
+
+def additive(graph: Graph) -> bool:
+    """Whether the first result alone depends on the first argument, and adds up over its addends."""
+    lying: dict[int, Signature] = {v: P if i == 0 else B for i, v in enumerate(graph.inputs)}
+
+    def of(x: Operand) -> Signature:
+        return B if isinstance(x, Const) else lying[x]
+
+    for node in graph.nodes:
+        given = tuple(map(of, node.inputs))
+        results = _additive_results(graph, node, given) if P in given else (B,) * len(node.outputs)
+        if results is None:
+            return False
+        lying.update(zip(node.outputs, results, strict=True))
+    first, *others = map(of, graph.outputs)
+    return first == P and P not in others
+
+
+def _additive_results(graph: Graph, node: Node, given: Sequence[Signature]) -> Sequence[Signature] | None:
+    """How the results of an op lie, some operands of which are sums; None if it wants the sums themselves."""
+    rule = rule_of(node)
+    if rule is None or node.bodies:
+        return None
+    operands = [graph.operand(x).shape for x in node.inputs]
+    op = make_op(graph, node, operands, [graph.values[v].shape for v in node.outputs], GROUP)
+    return next((r.results for r in valid_rows(rule, op) if tuple(r.operands) == given), None)

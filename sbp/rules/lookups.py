@@ -18,9 +18,9 @@ from jax.lax import GatherScatterMode
 
 from sbp import compat
 from sbp.layout import Layout
+from sbp.rules.delivery import deliver, sums_apart
 from sbp.rules.exchange import (
     NO_KEY,
-    deliver,
     deliver_talks,
     lookup,
     lookup_talks,
@@ -41,12 +41,7 @@ FILL, CLIP = GatherScatterMode.FILL_OR_DROP, GatherScatterMode.CLIP
 # Positions are int32, and bounds of buckets lie up to one row per device behind the last one.
 MOST_ROWS = int(NO_KEY) - (1 << 16)
 # What is known of the places that `deliver` gives.
-_IN_ORDER: dict[str, Any] = {
-    "mode": "drop",
-    "unique_indices": True,
-    "indices_are_sorted": True,
-    "wrap_negative_indices": False,
-}
+_IN_ORDER: dict[str, Any] = {"unique_indices": True, "indices_are_sorted": True}
 
 
 def narrow(ids: Any) -> Any:
@@ -165,6 +160,11 @@ def keys_of(ctx: Local, ids: Any, layout: Layout, clips: bool) -> tuple[Any, Any
     return ctx.mask(keys, layout, range(ids.ndim), NO_KEY), legal
 
 
+def keys_as(mode: Any) -> bool:
+    """What tells the keys that reading makes of ids from those of another mode, of the same ids."""
+    return bool(mode == FILL)
+
+
 def _lookup_local(ctx: Local, table: Any, ids: Any) -> list[Any]:
     """The sparse exchange; of the devices of a sum one gives what stands for ids out of bounds."""
     layout, fills = ctx.operands[0], ctx.params["mode"] == FILL
@@ -185,7 +185,7 @@ def _lookup_local(ctx: Local, table: Any, ids: Any) -> list[Any]:
 
 
 def _lookup_talks(ctx: Local) -> Iterable[Talk]:
-    return lookup_talks(_route(ctx), _row_bytes(ctx), keys=ctx.params["mode"] == FILL)
+    return lookup_talks(_route(ctx), _row_bytes(ctx), keys_as(ctx.params["mode"]))
 
 
 @rule(
@@ -218,14 +218,22 @@ def _add_rows_local(ctx: Local, x: Any, ids: Any, rows: Any) -> list[Any]:
     if not legs(route):
         return [x.at[places(ctx, route, keys)].add(rows, mode="drop", wrap_negative_indices=False)]
 
-    def apply(x: Any, at: Any, sums: Any) -> Any:
-        return x.at[at].add(sums, **_IN_ORDER)
+    additive = sums_apart(rows.dtype)
+    known = {} if additive else _IN_ORDER
 
-    return [deliver(ctx, route, keys, rows, x, apply)]
+    def apply(x: Any, at: Any, sums: Any) -> Any:
+        return x.at[at].add(sums, mode="drop", wrap_negative_indices=False, **known)
+
+    return [deliver(ctx, route, keys, rows, x, apply, additive)]
+
+
+def _same_keys(mode: Any) -> bool | None:
+    """What `keys_as` says, if adding makes the same keys of the ids as reading."""
+    return keys_as(mode) if mode in (FILL, CLIP) else None
 
 
 def _add_rows_talks(ctx: Local) -> Iterable[Talk]:
-    return deliver_talks(_route(ctx), _row_bytes(ctx))
+    return deliver_talks(_route(ctx), _row_bytes(ctx), _same_keys(ctx.params["mode"]))
 
 
 def _split_ids(op: Op) -> Iterable[Row]:

@@ -19,11 +19,12 @@ from jax.lax import GatherScatterMode
 from sbp import compat
 from sbp.layout import Layout
 from sbp.lazy import by_row, dense
-from sbp.rules.exchange import deliver, deliver_talks, wire_type
+from sbp.rules.delivery import deliver, sums_apart
+from sbp.rules.exchange import deliver_talks, wire_type
 from sbp.rules.halo import extent
 from sbp.rules.legs import Route, legs
 from sbp.rules.local import Local, barrier
-from sbp.rules.lookups import keys_of
+from sbp.rules.lookups import keys_as, keys_of
 from sbp.rules.registry import Op, Row, Talk, rule
 from sbp.rules.sample import planned
 from sbp.signature import B, Signature, Split
@@ -35,6 +36,7 @@ def update_rows(
     update: Any,
     modes: Sequence[Any],
     columns: Any,
+    additive: bool,
     grouped: bool,
     capacity: Any,
     wire_dtype: Any,
@@ -48,6 +50,7 @@ def update_rows(
       update: the optimizer's step, an `sbp.lazy.Update`.
       modes: per lookup, what happens to ids that are out of bounds.
       columns: how the state lies where the table is split by columns; None where it may not be.
+      additive: whether steps of addends of a gradient add up to the step of their sum.
       grouped: whether dim 0 of the ids counts equal parts of the table, and each has ids of its own part.
       capacity, wire_dtype, samples: of the exchange.
     """
@@ -103,6 +106,11 @@ class _Step:
         kept = [put(x, n) if line else n for x, n, line in zip(state[1:], new, self.lines, strict=True)]
         return [put(table, param + added.astype(param.dtype)), *kept]
 
+    def add(self, state: Sequence[Any], places: Any, grad: Any) -> list[Any]:
+        """Table and state with the steps of addends at `places`, which may occur more than once."""
+        added, *new = self.ctx.params["update"](grad, *self.old)
+        return [state[0].at[places].add(added, mode="drop", wrap_negative_indices=False), *new]
+
     def taken(self, x: Any, places: Any) -> Any:
         """The rows of a shard at `places`."""
         return x.at[places].get(mode="fill", fill_value=0)
@@ -133,7 +141,9 @@ def _local(ctx: Local, table: Any, *rest: Any) -> list[Any]:
         # XLA of jax 0.10 reads through the slice that made a shard, without clamping to the shard first.
         table, *state = barrier((table, *state))
     if not _copied_axes(ctx):
-        return list(deliver(ctx, _route(ctx), keys, flat, [table, *state], step))
+        additive = _additive(ctx)
+        apply = step.add if additive else step
+        return list(deliver(ctx, _route(ctx), keys, flat, [table, *state], apply, additive))
 
     def add(grad: Any, at: Any, sums: Any) -> Any:
         return grad.at[at].add(sums, mode="drop")
@@ -167,6 +177,12 @@ def _copied_axes(ctx: Local) -> tuple[int, ...]:
     return tuple(sorted(_split_axes(ctx) - set(ctx.operands[0].axes(0))))
 
 
+def _additive(ctx: Local) -> bool:
+    """Whether addends of a row may be applied one by one."""
+    apart = sums_apart(ctx.dtypes[0]) and sums_apart(ctx.dtypes[-1])
+    return bool(ctx.params["additive"]) and apart and not _copied_axes(ctx)
+
+
 def _route(ctx: Local) -> Route:
     table, n = ctx.operands[0], len(ctx.params["modes"])
     ids, split = ctx.operands[-2 * n : -n], _split_axes(ctx)
@@ -184,7 +200,8 @@ def _talks(ctx: Local) -> Iterable[Talk]:
     local, dtype = ctx.operands[0].local, ctx.dtypes[-1]
     row_bytes = math.prod(local[1:]) * compat.itemsize(wire_type(dtype, route.wire_dtype))
     first = len(ctx.operands) - 2 * n
-    for talk in deliver_talks(route, row_bytes):
+    mode = ctx.params["modes"][0]
+    for talk in deliver_talks(route, row_bytes, keys_as(mode) if n == 1 else None):
         operand = first + (0 if talk.operand == 1 else n)
         yield Talk(talk.kind, talk.axes, talk.wire_bytes, operand, talk.reason)
     copied = _copied_axes(ctx)
@@ -194,7 +211,7 @@ def _talks(ctx: Local) -> Iterable[Talk]:
         why = "every device over {axes} has these rows, and a part of their gradient"
         yield Talk("all_reduce", copied, wire_bytes, first + n, why)
     axes = _column_axes(ctx)
-    if axes:
+    if axes and not _additive(ctx):
         group = ctx.group(axes)
         places = local[0] if copied else legs(route)[-1].room if legs(route) else route.keys
         wire_bytes = 2 * (group - 1) / group * 4 * places

@@ -19,7 +19,7 @@ IDS = np.array([[3, 9, 3], [0, 4, 12], [3, 7, -1], [4, 4, 0], [8, 9, 3]], np.int
 GROUPS = np.array([[0, 1, 1], [2, 2, -1], [4, 5, 4], [-1, -1, -1], [9, 8, 9]], np.int32)
 
 
-def plain(grad: Any, state: Any, param: Any) -> tuple[Any, Any]:
+def plain(grad: Any, state: Any, param: Any = None) -> tuple[Any, Any]:
     """Adds the gradient, twice."""
     return 2 * grad, state
 
@@ -40,10 +40,11 @@ def by_row(grad: Any, state: Any, param: Any) -> tuple[Any, Any]:
 def update(
     step: Callable[..., Any], state: Any, *ids: Any, modes: Sequence[Any], columns: Any, **options: Any
 ) -> Sample:
-    """A step with the given lookups; `capacity` is of the exchange, `grouped` as the op has it."""
+    """A step with the given lookups; options are the op's, and those of a sample."""
     leaves, tree = jax.tree.flatten(state)
     capacity, grouped = options.pop("capacity", None), options.pop("grouped", False)
-    kind = "grouped-" if grouped else ""
+    additive = options.pop("additive", False)
+    kind = "grouped-" if grouped else "additive-" if additive else ""
     names = "-".join(str(m).rsplit(".")[-1] for m in modes)
     label = f"{step.__name__}-{len(ids)}-{capacity}-{kind}{options.get('groups', '')}{names}"
 
@@ -51,9 +52,10 @@ def update(
         return update_rows_p.bind(
             table,
             *operands,
-            update=Update(step, tree, True),
+            update=Update(step, tree, not additive),
             modes=tuple(modes),
             columns=columns,
+            additive=additive,
             grouped=grouped,
             capacity=capacity,
             wire_dtype=None,
@@ -69,6 +71,8 @@ TOTALS = whole((10, 3), low=0)
 SAMPLES = [
     update(plain, (), IDS, modes=[FILL], columns=(), pairs=2),
     update(plain, (), IDS, modes=[CLIP], columns=(), capacity=1),
+    update(plain, (), IDS, modes=[FILL], columns=(), additive=True, pairs=2),
+    update(plain, (), IDS, IDS[:, 0], modes=[CLIP, FILL], columns=(), additive=True, capacity=1),
     update(curved, (TOTALS, np.int32(1)), IDS, modes=[FILL], columns=(S(1), B), pairs=2),
     update(by_row, whole((10,), low=0), IDS, modes=[FILL], columns=None, capacity=2),
     update(plain, (), IDS, IDS[:, 0], modes=[FILL, CLIP], columns=()),
