@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote, unquote
 
 import jax
 
@@ -15,6 +17,7 @@ from sbp.placement import Placement
 from sbp.signature import NdSbp, Signature, Split, format_sbp, is_signature, normalise
 
 SCOPE = "sbp.on:"
+_ON = re.compile(re.escape(SCOPE) + r"(\w+)\[([\d,]+)\]([\dx]+)\[([^\]]*)\]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +135,33 @@ def on(placement: Placement) -> Iterator[None]:
     >>> with on(make("cpu", shape=(2,))):
     ...     pass
     """
+    with jax.named_scope(scope_of(placement)):
+        yield
+
+
+def scope_of(placement: Placement) -> str:
+    """The name scope of the ops of a placement.
+
+    >>> from sbp.placement import placement as make
+    >>> scope_of(make("cpu", [4, 5], axes=("data",)))
+    'sbp.on:cpu[4,5]2[data]'
+    """
     ranks = ",".join(map(str, placement.ranks))
     shape = "x".join(map(str, placement.shape))
-    with jax.named_scope(f"{SCOPE}{placement.kind}[{ranks}]{shape}"):
-        yield
+    axes = ",".join(quote(a, safe="") for a in placement.axes)
+    return f"{SCOPE}{placement.kind}[{ranks}]{shape}[{axes}]"
+
+
+def placement_in(scope: str) -> Placement | None:
+    """The placement of the innermost `on` in a name scope, as JAX hands it through its transformations.
+
+    >>> print(placement_in("transpose(jvp(sbp.on:cpu[4,5]2[data]))/layer"))
+    cpu(data=2, ranks [4, 5])
+    """
+    found = _ON.findall(scope)
+    if not found:
+        return None
+    kind, ranks, shape, axes = found[-1]
+    sizes = tuple(map(int, shape.split("x")))
+    names = tuple(map(unquote, axes.split(",")))
+    return Placement(kind, tuple(map(int, ranks.split(","))), sizes, names)

@@ -1,0 +1,225 @@
+"""Where every op belongs: on the placement of its scope, or where its operands are, or wherever it is used.
+
+An op outside of any `sbp.on` belongs to the placement of its operands: of the one that is made last, in a
+loop over micro-batches, else of the largest. One that has no such operand (masks, random bits, casts of
+weights) is *free*: every placement that needs it computes it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from sbp import compat
+from sbp.annotation import placement_in
+from sbp.errors import AnnotationError, Problem
+from sbp.microbatch import SCOPE
+from sbp.passes.graph import Body, Const, Graph, Node, Operand, walk
+from sbp.placement import Placement
+
+SUMS = ("add_any",)
+"""Ops whose scope says nothing: JAX adds cotangents wherever it comes by."""
+
+
+@dataclass(frozen=True)
+class Where:
+    """Where the ops and values of a program are.
+
+    Arguments:
+      placements: in the order in which the forward pass comes by.
+      nodes: per op, outer ones and those of the loop's body, the positions of the placements that compute it.
+      values: per value, of the placements that have it without being sent it; arguments of the program are
+        everywhere.
+    """
+
+    placements: tuple[Placement, ...]
+    nodes: Mapping[int, frozenset[int]]
+    values: Mapping[int, frozenset[int]]
+
+    def home(self, v: int) -> int:
+        """The placement that others get a value from."""
+        return min(self.values[v])
+
+
+def loop_of(graph: Graph) -> Node | None:
+    """The loop over micro-batches.
+
+    Raises:
+      AnnotationError: if there are several.
+    """
+    found = [n for n in graph.nodes if n.op == "scan" and SCOPE in n.source.scope]
+    if len(found) > 1:
+        raise AnnotationError(
+            Problem(
+                "annotation",
+                " and ".join(str(n.source) for n in found[:2]),
+                f"{len(found)} calls of what sbp.microbatch made",
+                "one in a program with stages",
+                "the micro-batches of one loop are what a schedule orders",
+                "combine both functions into one, or compile two programs",
+            )
+        )
+    return found[0] if found else None
+
+
+def placements_of(graph: Graph) -> tuple[Placement, ...]:
+    """The placements that ops belong to, in the order of the forward pass."""
+    found = dict.fromkeys(_scoped(n) for n in graph.walk() if "transpose(" not in n.source.scope)
+    found.update(dict.fromkeys(_scoped(n) for n in graph.walk()))
+    return tuple(p for p in found if p is not None)
+
+
+def _scoped(node: Node) -> Placement | None:
+    return None if node.op in SUMS else placement_in(node.source.scope)
+
+
+def find_places(graph: Graph) -> Where:
+    """Where everything is.
+
+    Raises:
+      AnnotationError: for a loop or a branch, other than that over micro-batches, whose ops belong to several
+        placements.
+    """
+    search = _Search(graph, placements_of(graph), loop_of(graph))
+    search.place(graph.nodes)
+    search.spread()
+    return Where(
+        search.placements,
+        {i: frozenset(at) for i, at in search.needed.items()},
+        {v: frozenset(at) for v, at in search.having.items()},
+    )
+
+
+class _Search:
+    """Forward, ops get the place of their operands; backward, free ones those of their users."""
+
+    def __init__(self, graph: Graph, placements: tuple[Placement, ...], loop: Node | None) -> None:
+        self.graph, self.placements, self.loop = graph, placements, loop
+        self.number = {p: i for i, p in enumerate(placements)}
+        self.fixed: dict[int, int] = {}  # value -> the one place that computes it
+        self.depth: dict[int, int] = {}  # value -> how late it is made: hops between placements
+        self.needed: dict[int, set[int]] = {}  # op -> places
+        self.having: dict[int, set[int]] = {}  # value -> places
+
+    def place(self, nodes: Sequence[Node], inside: bool = False) -> None:
+        """Finds the place of every op that has one."""
+        for node in nodes:
+            if node is self.loop:
+                self.place_loop(node)
+                continue
+            at = self.of_scope(node)
+            if at is None:
+                at = self.of_operands(node, inside)
+            if at is not None:
+                depth = max((self.hops(x, at) for x in _read(node)), default=0)
+                for v in node.outputs:
+                    self.fixed[v], self.depth[v] = at, depth
+
+    def hops(self, x: int, at: int) -> int:
+        return self.depth.get(x, 0) + (x in self.fixed and self.fixed[x] != at)
+
+    def of_scope(self, node: Node) -> int | None:
+        """The place that a scope says, that of an op or of those inside it."""
+        scopes = {p: n for n in walk([node]) if (p := _scoped(n)) is not None}
+        if len(scopes) > 1:
+            raise AnnotationError(_torn(node, scopes))
+        return self.number[next(iter(scopes))] if scopes else None
+
+    def of_operands(self, node: Node, inside: bool) -> int | None:
+        """The place of the operand that is made last, or of the largest."""
+        at = [x for x in _read(node) if x in self.fixed]
+        if not at:
+            return None
+        size = {x: _bytes(self.graph, x) for x in at}
+        if inside:
+            return self.fixed[max(at, key=lambda x: (self.depth[x], size[x]))]
+        return self.fixed[max(at, key=lambda x: (size[x], -self.fixed[x]))]
+
+    def place_loop(self, node: Node) -> None:
+        """The body, then the loop's results, which are where the body makes them."""
+        (body,) = node.bodies
+        for x, v in zip(node.inputs, body.inputs, strict=True):
+            if not isinstance(x, Const) and x in self.fixed:
+                self.fixed[v], self.depth[v] = self.fixed[x], 0
+        self.place(body.nodes, inside=True)
+        for v, x in zip(node.outputs, body.outputs, strict=True):
+            if not isinstance(x, Const) and x in self.fixed:
+                self.fixed[v], self.depth[v] = self.fixed[x], 0
+
+    def spread(self) -> None:
+        """Gives every op the places that need it, from the results back."""
+        for x in self.graph.outputs:
+            self.want(x, {0})
+        for node in reversed(self.graph.nodes):
+            if node is self.loop:
+                self.spread_loop(node)
+            else:
+                self.visit(node)
+
+    def want(self, x: Operand, places: Iterable[int]) -> None:
+        """Notes that places need a value: those that have it, or the one that makes it."""
+        if not isinstance(x, Const):
+            self.having.setdefault(x, set()).update({self.fixed[x]} if x in self.fixed else places)
+
+    def visit(self, node: Node) -> set[int]:
+        """Gives one op its places, and asks for its operands."""
+        at = {p for v in node.outputs for p in self.having.get(v, ())}
+        at |= {self.fixed[v] for v in node.outputs if v in self.fixed}
+        at = at or {0}  # an effect
+        self.needed[node.id] = at
+        for v in node.outputs:
+            self.having[v] = set(at)
+        for x in _read(node):
+            self.want(x, at)
+        return at
+
+    def spread_loop(self, node: Node) -> None:
+        """The body's ops, again and again while carried values reach new places; then what enters."""
+        (body,) = node.bodies
+        n_const, n_carry = compat.scan_counts(node.params, len(node.inputs))
+        carries = list(zip(body.inputs[n_const : n_const + n_carry], body.outputs, strict=False))
+        for v, x in zip(node.outputs, body.outputs, strict=True):
+            self.want(x, self.having.get(v, {0}))
+        before = None
+        while before != (before := {c: frozenset(self.having.get(c, ())) for c, _ in carries}):
+            for inner in reversed(body.nodes):
+                self.visit(inner)
+            for c, x in carries:
+                if not isinstance(x, Const) and x in self.fixed:
+                    self.having[c] = {self.fixed[x]}
+                self.want(x, self.having.get(c, set()))
+        self.needed[node.id] = {p for n in body.nodes for p in self.needed[n.id]}
+        for v, x in zip(node.outputs, body.outputs, strict=True):
+            self.having[v] = set(self.having.get(x, {0})) if not isinstance(x, Const) else {0}
+        for x, v in zip(node.inputs, body.inputs, strict=True):
+            self.want(x, self.having.get(v, ()))
+
+
+def _read(node: Node) -> Iterator[int]:
+    """The values that an op reads from outside, those of its bodies too."""
+    inner = {v for n in walk([node]) for v in n.outputs} | {v for b in _bodies(node) for v in b.inputs}
+    reads = dict.fromkeys(x for n in walk([node]) for x in n.inputs if not isinstance(x, Const))
+    yield from (x for x in reads if x not in inner)
+
+
+def _bodies(node: Node) -> Iterator[Body]:
+    for n in walk([node]):
+        yield from n.bodies
+
+
+def _bytes(graph: Graph, v: int) -> float:
+    value = graph.values[v]
+    return math.prod(value.shape) * compat.itemsize(value.dtype)
+
+
+def _torn(node: Node, scopes: Mapping[Placement, Node]) -> Problem:
+    places = " and ".join(f"{p} ({n.source})" for p, n in list(scopes.items())[:2])
+    return Problem(
+        "annotation",
+        f"{node.op} at {node.source}",
+        f"ops on {places}",
+        "ops of one placement",
+        "a loop or a branch runs as a whole, on one placement",
+        "write the layers of different stages one after the other; loop over those of one stage",
+    )
