@@ -112,7 +112,7 @@ class _Search:
             if at is None:
                 at = self.of_operands(node, inside)
             if at is not None:
-                depth = max((self.hops(x, at) for x in _read(node)), default=0)
+                depth = max((self.hops(x, at) for x in reads_of(node)), default=0)
                 for v in node.outputs:
                     self.fixed[v], self.depth[v] = at, depth
 
@@ -128,7 +128,7 @@ class _Search:
 
     def of_operands(self, node: Node, inside: bool) -> int | None:
         """The place of the operand that is made last, or of the largest."""
-        at = [x for x in _read(node) if x in self.fixed]
+        at = [x for x in reads_of(node) if x in self.fixed]
         if not at:
             return None
         size = {x: _bytes(self.graph, x) for x in at}
@@ -170,7 +170,7 @@ class _Search:
         self.needed[node.id] = at
         for v in node.outputs:
             self.having[v] = set(at)
-        for x in _read(node):
+        for x in reads_of(node):
             self.want(x, at)
         return at
 
@@ -196,7 +196,7 @@ class _Search:
             self.want(x, self.having.get(v, ()))
 
 
-def _read(node: Node) -> Iterator[int]:
+def reads_of(node: Node) -> Iterator[int]:
     """The values that an op reads from outside, those of its bodies too."""
     inner = {v for n in walk([node]) for v in n.outputs} | {v for b in _bodies(node) for v in b.inputs}
     reads = dict.fromkeys(x for n in walk([node]) for x in n.inputs if not isinstance(x, Const))

@@ -1,0 +1,229 @@
+"""Stages and phases: what of the loop's body is whose forward, what its backward, and what nobody waits for.
+
+A stage is what one placement does without a word from another one in between. Hops between placements number
+the stages; a placement that comes by twice (interleaved, or a V) has two. Backward ops belong to the stage
+whose forward they undo.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TypeAlias
+
+from sbp.passes.graph import Const, Graph, Node, Operand
+from sbp.passes.pipeline.where import Where, loop_of, reads_of
+
+MARK = "sbp.part:"
+_MARK = re.compile(re.escape(MARK) + r"(\w+):(\d+)")
+
+
+class Phase(StrEnum):
+    """When a part of a stage runs: once before the loop, per micro-batch, or once after it."""
+
+    BEFORE = "before"
+    FORWARD = "F"
+    INPUT = "I"  # gradients that other stages wait for
+    WEIGHT = "W"  # the rest of the backward pass
+    AFTER = "after"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Part:
+    """Some ops of one placement that run together.
+
+    Arguments:
+      at: the number of the stage; outside of the loop, how many hops between placements come first.
+    """
+
+    phase: Phase
+    at: int
+
+    @property
+    def mark(self) -> str:
+        """What the scopes of its ops end with."""
+        return f"{MARK}{self.phase}:{self.at}"
+
+
+def part_of(node: Node) -> Part | None:
+    """The part that an op says it belongs to."""
+    found = _MARK.findall(node.source.scope)
+    return Part(Phase(found[-1][0]), int(found[-1][1])) if found else None
+
+
+def marked(node: Node, part: Part) -> Node:
+    """The op as one of a part."""
+    return replace(node, source=replace(node.source, scope=f"{node.source.scope}/{part.mark}"))
+
+
+Item: TypeAlias = tuple[int, int]
+"""An op on a placement: its id, and the position of the placement."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """The parts of a program.
+
+    Arguments:
+      parts: of every op on every placement that computes it.
+      stages: per stage, the position of its placement.
+      loop: the part that the loop waits for, per placement.
+    """
+
+    parts: Mapping[Item, Part]
+    stages: tuple[int, ...]
+    loop: Mapping[int, Part]
+
+
+def find_order(graph: Graph, where: Where) -> Order:
+    """The parts of a program whose ops have been placed."""
+    loop = loop_of(graph)
+    parts: dict[Item, Part] = {}
+    stages: tuple[int, ...] = ()
+    if loop is not None:
+        inner = _Inner(_Items(loop.bodies[0].nodes, where))
+        stages = inner.stages
+        parts.update(inner.parts())
+    outer, waits = _outer(graph, where, loop)
+    return Order({**parts, **outer}, stages, waits)
+
+
+class _Items:
+    """Ops on placements, and which of them they wait for."""
+
+    def __init__(self, nodes: Sequence[Node], where: Where) -> None:
+        self.where = where
+        self.nodes = {n.id: n for n in nodes}
+        self.maker = {v: n.id for n in nodes for v in n.outputs}
+        self.items: list[Item] = [(n.id, p) for n in nodes for p in sorted(where.nodes[n.id])]
+        self.before = {item: list(self.sources(item)) for item in self.items}
+        self.after: dict[Item, list[Item]] = {item: [] for item in self.items}
+        for item, sources in self.before.items():
+            for s in sources:
+                self.after[s].append(item)
+
+    def sources(self, item: Item) -> Iterable[Item]:
+        node, place = self.nodes[item[0]], item[1]
+        for x in reads_of(node):
+            if x in self.maker:
+                made = self.maker[x]
+                at = self.where.nodes[made]
+                yield made, place if place in at else min(at)
+
+    def levels(self, items: Sequence[Item]) -> dict[Item, int]:
+        """How many hops between placements come first, at the least, and as late as that allows."""
+        inside = set(items)
+        level: dict[Item, int] = {}
+        for item in items:
+            sources = [s for s in self.before[item] if s in inside]
+            level[item] = max((level[s] + (s[1] != item[1]) for s in sources), default=0)
+        for item in reversed(items):
+            users = [u for u in self.after[item] if u in inside]
+            latest = min((level[u] - (u[1] != item[1]) for u in users), default=level[item])
+            level[item] = max(level[item], latest)
+        return level
+
+
+class _Inner:
+    """The parts of the loop's body."""
+
+    def __init__(self, graph: _Items) -> None:
+        self.graph = graph
+        self.backward: set[Item] = set()
+        for item in graph.items:
+            node = graph.nodes[item[0]]
+            undone = "transpose(" in node.source.scope
+            if undone or any(s in self.backward for s in graph.before[item]):
+                self.backward.add(item)
+        forward = [i for i in graph.items if i not in self.backward]
+        level = self.anchored(forward, graph.levels(forward))
+        keys = sorted({(level[i], i[1]) for i in forward} | self.without(forward, level))
+        self.stages = tuple(place for _, place in keys)
+        self.level = {s: at for s, (at, _) in enumerate(keys)}
+        self.stage = {i: keys.index((level[i], i[1])) for i in forward}
+
+    def anchored(self, forward: Sequence[Item], level: Mapping[Item, int]) -> dict[Item, int]:
+        """The same levels, but what no other placement has to do with goes with what one has."""
+        bound = set[tuple[int, int]]()
+        for item in forward:
+            for s in self.graph.before[item]:
+                if s[1] != item[1]:
+                    bound |= {(level[item], item[1]), (level[s], s[1])}
+
+        def nearest(at: int, place: int) -> int:
+            known = sorted(n for n, p in bound if p == place)
+            return at if not known else next((n for n in known if n >= at), known[-1])
+
+        return {i: nearest(level[i], i[1]) for i in forward}
+
+    def without(self, forward: Sequence[Item], level: Mapping[Item, int]) -> set[tuple[int, int]]:
+        """Placements that have backward ops only: a stage behind all others."""
+        have = {place for _, place in forward}
+        last = max(level.values(), default=-1) + 1
+        return {(last, place) for _, place in self.backward if place not in have}
+
+    def parts(self) -> dict[Item, Part]:
+        """The part of every op."""
+        for item in (i for i in self.graph.items if i in self.backward):
+            self.stage[item] = self.undoes(item)
+        waited = self.waited()
+        phase = {
+            i: (Phase.INPUT if i in waited else Phase.WEIGHT) if i in self.backward else Phase.FORWARD
+            for i in self.graph.items
+        }
+        return {i: Part(phase[i], self.stage[i]) for i in self.graph.items}
+
+    def undoes(self, item: Item) -> int:
+        """The stage of a backward op: the last one of its placement that nothing before it has left."""
+        mine = [s for s, place in enumerate(self.stages) if place == item[1]]
+        sources = self.graph.before[item]
+        limit = min((self.level[self.stage[s]] for s in sources if s in self.backward), default=None)
+        kept = [self.stage[s] for s in sources if s not in self.backward and s[1] == item[1]]
+        below = [s for s in mine if limit is None or self.level[s] <= limit] or mine[:1]
+        known = [s for s in kept if s in below]
+        return max(known or below)
+
+    def waited(self) -> set[Item]:
+        """Backward ops that a backward op of another stage waits for."""
+        out: set[Item] = set()
+        for item in reversed([i for i in self.graph.items if i in self.backward]):
+            users = [u for u in self.graph.after[item] if u in self.backward]
+            if any(u in out or self.stage[u] != self.stage[item] for u in users):
+                out.add(item)
+        return out
+
+
+def _outer(graph: Graph, where: Where, loop: Node | None) -> tuple[dict[Item, Part], dict[int, Part]]:
+    """The parts of what stands outside of the loop, and what the loop waits for on each placement."""
+    items = _Items(graph.nodes, where)
+    first = _ancestors(items, loop)
+    early = [i for i in items.items if i in first]
+    late = [i for i in items.items if i not in first and (loop is None or i[0] != loop.id)]
+    parts: dict[Item, Part] = {}
+    for phase, some in ((Phase.BEFORE, early), (Phase.AFTER, late)):
+        parts.update({i: Part(phase, n) for i, n in items.levels(some).items()})
+    waits: dict[int, Part] = {}
+    for place in where.nodes[loop.id] if loop is not None else ():
+        sources = items.before[loop.id, place] if loop is not None else []
+        levels = [parts[s].at + (s[1] != place) for s in sources]
+        waits[place] = Part(Phase.BEFORE, max(levels, default=0))
+    return parts, waits
+
+
+def _ancestors(items: _Items, loop: Node | None) -> set[Item]:
+    """What a loop waits for."""
+    found: set[Item] = set()
+    todo = [i for i in items.items if loop is not None and i[0] == loop.id]
+    while todo:
+        for s in items.before[todo.pop()]:
+            if s not in found:
+                found.add(s)
+                todo.append(s)
+    return found
+
+
+def operands(xs: Iterable[Operand]) -> list[int]:
+    """Those operands that are values."""
+    return [x for x in xs if not isinstance(x, Const)]

@@ -1,0 +1,289 @@
+"""A graph for each placement: its ops, the loop over its part of the body, and what is sent and received.
+
+Each is a program by itself: what other placements send in the loop comes stacked, as scanned operands do, and
+what is sent leaves stacked. So the planner sees forward, backward and optimizer of a stage at once, with how
+often each runs. Values keep their ids: a value of one placement has the same id where it is received.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from sbp import compat
+from sbp.annotation import Pin, annotate_p
+from sbp.passes.graph import Body, Const, Graph, Node, Operand, Source, Value, numbered
+from sbp.passes.pipeline.order import Order, Part, marked
+from sbp.passes.pipeline.sums import loop_params
+from sbp.passes.pipeline.where import Where, loop_of, reads_of
+from sbp.signature import NdSbp
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one placement computes.
+
+    Arguments:
+      place: its position.
+      graph: inputs are `arguments`, `received`, stacks of `fed`, then arrays that the program closes over;
+        outputs are `results`, `sent`, stacks of `passed`.
+      arguments: positions among the program's inputs.
+      closed: likewise, of the arrays.
+      results: positions among the program's results.
+      received, sent: values from and for other placements, once.
+      fed, passed: likewise, for every micro-batch: values inside the loop.
+      stacks: of those, the values outside of the loop that stand for them.
+    """
+
+    place: int
+    graph: Graph
+    arguments: tuple[int, ...]
+    closed: tuple[int, ...]
+    results: tuple[int, ...]
+    received: tuple[int, ...]
+    sent: tuple[int, ...]
+    fed: tuple[int, ...]
+    passed: tuple[int, ...]
+    stacks: Mapping[int, int]
+
+
+@dataclass(frozen=True)
+class Splitter:
+    """Makes the graphs of a program that has been placed and ordered.
+
+    Arguments:
+      inputs: how many of the graph's inputs are arguments.
+    """
+
+    graph: Graph
+    where: Where
+    order: Order
+    inputs: int
+
+    @property
+    def loop(self) -> Node | None:
+        """The loop over micro-batches."""
+        return loop_of(self.graph)
+
+    def here(self, nodes: Iterable[Node], place: int) -> list[Node]:
+        """The ops that a placement computes, marked with their parts."""
+        return [
+            marked(n, self.order.parts[n.id, place])
+            for n in nodes
+            if place in self.where.nodes[n.id] and (n.id, place) in self.order.parts
+        ]
+
+    def fed(self, place: int) -> list[int]:
+        """Values inside the loop that others send to a placement for every micro-batch."""
+        if self.loop is None:
+            return []
+        (body,) = self.loop.bodies
+        nodes = self.here(body.nodes, place)
+        made = {v for n in nodes for v in n.outputs}
+        n_const, n_carry = compat.scan_counts(self.loop.params, len(self.loop.inputs))
+        carried = body.inputs[n_const : n_const + n_carry]
+        free = {v for v in body.inputs if v not in carried}
+        free |= {v for v in carried if place in self.where.values.get(v, ())}
+        reads = dict.fromkeys(x for n in nodes for x in reads_of(n))
+        return [x for x in reads if x not in made and x not in free]
+
+    def stacks(self) -> tuple[Graph, dict[int, int]]:
+        """The graph with a value for the stack of every value that is sent in the loop, and those values."""
+        values, stacks = list(self.graph.values), dict[int, int]()
+        for place in range(len(self.where.placements)):
+            for v in self.fed(place):
+                if v not in stacks and self.loop is not None:
+                    value, length = values[v], int(self.loop.params["length"])
+                    stacks[v] = len(values)
+                    shape = (length, *value.shape)
+                    values.append(Value(len(values), shape, value.dtype, value.name))
+        return replace(self.graph, values=tuple(values)), stacks
+
+    def shares(self, pins: Mapping[tuple[int, int], NdSbp]) -> list[Share]:
+        """What every placement computes.
+
+        Arguments:
+          pins: how values that are sent in the loop lie, by value and placement.
+        """
+        graph, stacks = self.stacks()
+        places = range(len(self.where.placements))
+        fed = {p: self.fed(p) for p in places}
+        read = {p: self.read(p, fed[p]) for p in places}
+        return [_Share(self, graph, stacks, fed, read, p, pins).made() for p in places]
+
+    def read(self, place: int, fed: Sequence[int]) -> list[int]:
+        """Values outside of the loop that a placement reads, and does not make."""
+        nodes = self.here(self.graph.nodes, place)
+        made = {v for n in nodes for v in n.outputs}
+        reads = [x for n in nodes for x in reads_of(n)]
+        loop = self.loop
+        if loop is not None and place in self.where.nodes[loop.id]:
+            wiring = self.wiring(place, fed)
+            made |= set(wiring.results(loop))
+            reads += [x for x in wiring.operands(loop) if not isinstance(x, Const)]
+        reads += [
+            x for i, x in enumerate(self.graph.outputs) if not isinstance(x, Const) and self.at(i) == place
+        ]
+        return [x for x in dict.fromkeys(reads) if x not in made]
+
+    def at(self, i: int) -> int:
+        """Which placement gives a result."""
+        x = self.graph.outputs[i]
+        return 0 if isinstance(x, Const) else min(self.where.values.get(x, {0}))
+
+    def wiring(self, place: int, fed: Sequence[int]) -> _Wiring:
+        """Which operands and results of the loop a placement has."""
+        assert self.loop is not None
+        loop, (body,) = self.loop, self.loop.bodies
+        n_const, n_carry = compat.scan_counts(loop.params, len(loop.inputs))
+        reads = {x for n in self.here(body.nodes, place) for x in reads_of(n)}
+        carries = [k for k in range(n_carry) if place in self.where.values.get(body.inputs[n_const + k], ())]
+        outs = range(n_carry, len(body.outputs))
+        stacked = [t for t in outs if place == min(self.where.values[loop.outputs[t]])]
+        ends = {x for t in (*carries, *stacked) if not isinstance(x := body.outputs[t], Const)}
+        reads |= ends
+        consts = [i for i in range(n_const) if body.inputs[i] in reads]
+        scanned = [i for i in range(n_const + n_carry, len(body.inputs)) if body.inputs[i] in reads]
+        return _Wiring(tuple(consts), tuple(carries), tuple(scanned), tuple(stacked), n_const)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wiring:
+    """Positions at the loop: constants, carried values, scanned operands, stacked results."""
+
+    consts: tuple[int, ...]
+    carries: tuple[int, ...]
+    scanned: tuple[int, ...]
+    stacked: tuple[int, ...]
+    n_const: int
+
+    def entering(self) -> list[int]:
+        """Positions among the loop's operands."""
+        return [*self.consts, *(self.n_const + k for k in self.carries), *self.scanned]
+
+    def operands(self, loop: Node) -> list[Operand]:
+        """What enters."""
+        return [loop.inputs[i] for i in self.entering()]
+
+    def results(self, loop: Node) -> list[int]:
+        """What leaves."""
+        return [loop.outputs[k] for k in (*self.carries, *self.stacked)]
+
+
+@dataclass(frozen=True)
+class _Share:
+    """Makes the graph of one placement."""
+
+    splitter: Splitter
+    graph: Graph
+    stacks: Mapping[int, int]
+    fed: Mapping[int, Sequence[int]]
+    read: Mapping[int, Sequence[int]]
+    place: int
+    pins: Mapping[tuple[int, int], NdSbp]
+
+    def made(self) -> Share:
+        """The share."""
+        s, g = self.splitter, self.splitter.graph
+        known = {v: i for i, v in enumerate(g.inputs)}
+        mine = [known[v] for v in self.read[self.place] if v in known]
+        arguments = sorted(i for i in mine if i < s.inputs)
+        closed = sorted(i for i in mine if i >= s.inputs)
+        received = [v for v in self.read[self.place] if v not in known]
+        passed, sent = self.given(self.fed, inside=True), self.given(self.read, inside=False)
+        results = [i for i in range(len(g.outputs)) if s.at(i) == self.place]
+        fed = self.fed[self.place]
+        values = list(self.graph.values)
+        nodes = self.nodes(values, fed, passed)
+        inputs = [g.inputs[i] for i in arguments] + received + [self.stacks[v] for v in fed]
+        outputs = [g.outputs[i] for i in results] + sent + [self.stacks[v] for v in passed]
+        made = Graph(
+            tuple(values),
+            (*inputs, *(g.inputs[i] for i in closed)),
+            tuple(g.consts[i - s.inputs] for i in closed),
+            numbered(nodes),
+            tuple(outputs),
+        )
+        both = {v: self.stacks[v] for v in (*fed, *passed)}
+        return Share(
+            self.place,
+            made,
+            tuple(arguments),
+            tuple(closed),
+            tuple(results),
+            tuple(received),
+            tuple(sent),
+            tuple(fed),
+            tuple(passed),
+            both,
+        )
+
+    def given(self, wanted: Mapping[int, Sequence[int]], inside: bool) -> list[int]:
+        """Values that other placements want of this one."""
+        s = self.splitter
+        inputs = set(s.graph.inputs)
+        asked = dict.fromkeys(v for p, vs in wanted.items() if p != self.place for v in vs)
+        return [v for v in asked if v not in inputs and s.where.home(v) == self.place and (inside or v >= 0)]
+
+    def nodes(self, values: list[Value], fed: Sequence[int], passed: Sequence[int]) -> list[Node]:
+        """The ops, with the loop where it was."""
+        s, out = self.splitter, list[Node]()
+        for node in s.graph.nodes:
+            if node is s.loop and self.place in s.where.nodes[node.id]:
+                out.append(self.looped(node, values, fed, passed))
+            elif node is not s.loop:
+                out += s.here([node], self.place)
+        return out
+
+    def looped(self, loop: Node, values: list[Value], fed: Sequence[int], passed: Sequence[int]) -> Node:
+        """The loop over this placement's part of the body."""
+        s, (body,) = self.splitter, loop.bodies
+        w = s.wiring(self.place, fed)
+        nodes = s.here(body.nodes, self.place)
+        enters, leaves, first, last = list[int](), list[Operand](), list[Node](), list[Node]()
+        for v in fed:
+            raw, pin = self.pinned(v, values)
+            enters.append(v if pin is None else raw)
+            if pin is not None:
+                part = self.part(n for n in nodes if v in reads_of(n))
+                first.append(_annotation(raw, v, pin, part))
+        for v in passed:
+            lying, pin = self.pinned(v, values)
+            leaves.append(v if pin is None else lying)
+            if pin is not None:
+                part = self.part(n for n in nodes if v in n.outputs)
+                last.append(_annotation(v, lying, pin, part))
+        inside = Body(
+            (*(body.inputs[i] for i in w.entering()), *enters),
+            (*first, *nodes, *last),
+            (*(body.outputs[k] for k in (*w.carries, *w.stacked)), *leaves),
+        )
+        node = replace(
+            loop,
+            inputs=(*w.operands(loop), *(self.stacks[v] for v in fed)),
+            outputs=(*w.results(loop), *(self.stacks[v] for v in passed)),
+            bodies=(inside,),
+            params=loop_params(loop.params, len(w.consts), len(w.carries)),
+        )
+        return marked(node, s.order.loop[self.place])
+
+    def pinned(self, v: int, values: list[Value]) -> tuple[int, NdSbp | None]:
+        """A value like another, if that has to lie in a certain way, and how."""
+        nd = self.pins.get((v, self.place))
+        if nd is None:
+            return v, None
+        values.append(replace(values[v], id=len(values)))
+        return len(values) - 1, nd
+
+    def part(self, nodes: Iterable[Node]) -> Node | None:
+        """The first of some ops."""
+        return next(iter(nodes), None)
+
+
+def _annotation(x: int, v: int, nd: NdSbp, like: Node | None) -> Node:
+    """An op that says how a value lies, of the part of another op."""
+    source = Source() if like is None else like.source
+    return Node(0, annotate_p, (x,), (v,), {"pin": Pin(nd, None, None)}, source)
+
+
+__all__ = ["Part", "Share", "Splitter"]
