@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from sbp import compat
-from sbp.annotation import SCOPE, Pin, annotate_p
+from sbp.annotation import Pin, annotate_p, placement_in
 from sbp.errors import Problem
 from sbp.layout import at_rest
 from sbp.passes.boxing import Boxings
@@ -110,19 +110,17 @@ def check_annotations(graph: Graph, placement: Placement) -> list[Problem]:
 
 def _check_scopes(graph: Graph, placement: Placement) -> Iterator[Problem]:
     """Ops that belong to other placements: one problem for each of those."""
-    found: dict[str, list[Node]] = {}
+    found: dict[Placement, list[Node]] = {}
     for node in graph.walk():
-        at = node.source.scope.rfind(SCOPE)
-        if at >= 0:
-            text = node.source.scope[at + len(SCOPE) :].split("/")[0].rstrip(")")
-            found.setdefault(text, []).append(node)
-    own = f"{placement.kind}[{','.join(map(str, placement.ranks))}]{'x'.join(map(str, placement.shape))}"
-    for text, nodes in found.items():
-        if text != own:
-            kind, ranks, shape = text.replace("]", "[").split("[")
+        # JAX adds cotangents wherever it comes by: the scope of such a sum says nothing.
+        there = None if node.op == "add_any" else placement_in(node.source.scope)
+        if there is not None:
+            found.setdefault(there, []).append(node)
+    for there, nodes in found.items():
+        if there.ranks != placement.ranks or there.shape != placement.shape or there.kind != placement.kind:
             more = f" and {len(nodes) - 1} more ops" if len(nodes) > 1 else ""
             where = f"{nodes[0].op} at {nodes[0].source}{more}, inside sbp.on(...)"
-            yield _other_placement(where, f"{kind}({shape.replace('x', ' x ')}), ranks {ranks}", placement)
+            yield _other_placement(where, str(there), placement)
 
 
 def _check_foreign(graph: Graph, node: Node, placement: Placement) -> Iterator[Problem]:

@@ -39,7 +39,7 @@ def device_function(physical: Physical, counting: Counting | None = None) -> Cal
 
     def run(*shards: Any) -> tuple[Any, ...]:
         reports: list[tuple[Node, Any]] | None = None if counting is None else []
-        device = _Device(physical, [lax.axis_index(name) for name in placement.axes], reports)
+        device = Device(physical, [lax.axis_index(name) for name in placement.axes], reports)
         env: Env = dict(zip(zip(graph.inputs, physical.inputs, strict=True), shards, strict=True))
         device.run(physical.steps, env)
         outs = tuple(device.read(x, nd, env) for x, nd in zip(graph.outputs, physical.outputs, strict=True))
@@ -49,7 +49,7 @@ def device_function(physical: Physical, counting: Counting | None = None) -> Cal
 
 
 @dataclass(frozen=True)
-class _Device:
+class Device:
     """Executes steps on one device's shards.
 
     Arguments:

@@ -93,7 +93,10 @@ def _accumulated(
     tree = trees[0]
     ways = ["mean"] * len(leaves) if callable(reduce) else _ways(reduce, tree)
     raise_all([p for w, x in zip(ways, leaves, strict=True) if w == "rows" for p in _rowless(x, parts, n)])
-    begin = [None if w == "rows" else jnp.zeros(x.shape, _wide(x.dtype, w)) for w, x in zip(ways, leaves, strict=True)]
+    begin = [
+        None if w == "rows" else jnp.zeros(x.shape, _wide(x.dtype, w))
+        for w, x in zip(ways, leaves, strict=True)
+    ]
 
     def body(carry: Any, xs: Any) -> tuple[Any, Any]:
         sums, total = carry
@@ -198,7 +201,11 @@ def _indivisible(where: str, name: str, shape: Sequence[int], n: int) -> list[Pr
         return []
     got = f"{name} of shape {list(shape)}"
     near = [m for m in range(n, 0, -1) if shape and shape[0] % m == 0][:1]
-    fix = f"n={near[0]}, or a batch of {-(-shape[0] // n) * n}" if near and shape[0] else "drop it from batch_args"
+    fix = (
+        f"n={near[0]}, or a batch of {-(-shape[0] // n) * n}"
+        if near and shape[0]
+        else "drop it from batch_args"
+    )
     return [Problem("argument", where, got, f"dim 0 a multiple of {n}", "all parts have the same shape", fix)]
 
 

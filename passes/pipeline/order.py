@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TypeAlias
 
-from sbp.passes.graph import Const, Graph, Node, Operand
+from sbp.passes.graph import Const, Graph, Node
 from sbp.passes.pipeline.where import Where, loop_of, reads_of
 
 MARK = "sbp.part:"
@@ -206,10 +206,18 @@ def _outer(graph: Graph, where: Where, loop: Node | None) -> tuple[dict[Item, Pa
         parts.update({i: Part(phase, n) for i, n in items.levels(some).items()})
     waits: dict[int, Part] = {}
     for place in where.nodes[loop.id] if loop is not None else ():
-        sources = items.before[loop.id, place] if loop is not None else []
-        levels = [parts[s].at + (s[1] != place) for s in sources]
+        levels = [parts[s].at + (s[1] != place) for s in _entering(items, loop, place)]
         waits[place] = Part(Phase.BEFORE, max(levels, default=0))
     return parts, waits
+
+
+def _entering(items: _Items, loop: Node | None, place: int) -> Iterable[Item]:
+    """What a placement's part of the loop waits for."""
+    assert loop is not None
+    for x, v in zip(loop.inputs, loop.bodies[0].inputs, strict=True):
+        if not isinstance(x, Const) and x in items.maker and place in items.where.values.get(v, ()):
+            at = items.where.nodes[items.maker[x]]
+            yield items.maker[x], place if place in at else min(at)
 
 
 def _ancestors(items: _Items, loop: Node | None) -> set[Item]:
@@ -222,8 +230,3 @@ def _ancestors(items: _Items, loop: Node | None) -> set[Item]:
                 found.add(s)
                 todo.append(s)
     return found
-
-
-def operands(xs: Iterable[Operand]) -> list[int]:
-    """Those operands that are values."""
-    return [x for x in xs if not isinstance(x, Const)]

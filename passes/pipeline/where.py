@@ -74,14 +74,17 @@ def _scoped(node: Node) -> Placement | None:
     return None if node.op in SUMS else placement_in(node.source.scope)
 
 
-def find_places(graph: Graph) -> Where:
+def find_places(graph: Graph, placements: tuple[Placement, ...]) -> Where:
     """Where everything is.
+
+    Arguments:
+      placements: those that ops belong to.
 
     Raises:
       AnnotationError: for a loop or a branch, other than that over micro-batches, whose ops belong to several
         placements.
     """
-    search = _Search(graph, placements_of(graph), loop_of(graph))
+    search = _Search(graph, placements, loop_of(graph))
     search.place(graph.nodes)
     search.spread()
     return Where(

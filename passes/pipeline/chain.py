@@ -1,0 +1,211 @@
+"""From a traced function with several placements to the pieces of each: the list of passes of a pipeline.
+
+    where -> sums -> order -> split -> (the chain of `passes/chain.py`, per placement) -> cut
+
+Placements are planned one after the other. The first of two that plans decides how a value lies that goes
+from one to the other; where their hierarchies differ, each decides for itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from sbp.hardware import Hardware
+from sbp.layout import at_rest
+from sbp.passes.chain import Request, compile_plan
+from sbp.passes.explain import Plan
+from sbp.passes.graph import Const, Graph, Operand
+from sbp.passes.lookups import Transfer
+from sbp.passes.physical import Physical
+from sbp.passes.pipeline.cut import Cut, cut, transfers_inside
+from sbp.passes.pipeline.order import find_order
+from sbp.passes.pipeline.split import Share, Splitter
+from sbp.passes.pipeline.sums import split_sums
+from sbp.passes.pipeline.where import Where, find_places, loop_of, placements_of
+from sbp.passes.trace import Traced
+from sbp.placement import Placement
+from sbp.signature import NdSbp, Split
+
+Resolved = Callable[[Placement], tuple[Sequence[NdSbp | None], Sequence[NdSbp | None]]]
+"""What the user asked of the leaves of arguments and results, read for a placement."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is asked.
+
+    Arguments:
+      name: the function's name.
+      hardware: what a placement is planned for.
+      asked: signatures of arguments and results.
+      ties: per result, the argument that it comes back as, or None.
+      time_limit_seconds, memory_limit_bytes, transfer, check: as of `Request` and `compile_plan`.
+    """
+
+    name: str
+    hardware: Callable[[Placement], Hardware]
+    asked: Resolved
+    ties: Sequence[int | None]
+    time_limit_seconds: float | None = None
+    memory_limit_bytes: float | None = None
+    transfer: Transfer = field(default_factory=Transfer)
+    check: bool = False
+
+
+@dataclass(frozen=True)
+class Stages:
+    """A program taken apart.
+
+    Arguments:
+      traced: the whole.
+      where: its placements.
+      stages: per stage, the position of its placement.
+      microbatches: how many there are; 0 for a program without a loop over them.
+      shares, plans: per placement.
+    """
+
+    traced: Traced
+    where: Where
+    stages: tuple[int, ...]
+    microbatches: int
+    shares: tuple[Share, ...]
+    plans: tuple[Plan, ...]
+
+    def cuts(self, merged: bool) -> tuple[Cut, ...]:
+        """The pieces of every placement; `merged` as of `cut`."""
+        return tuple(cut(s, _physical(p), merged) for s, p in zip(self.shares, self.plans, strict=True))
+
+
+def _physical(plan: Plan) -> Physical:
+    assert plan.physical is not None
+    return plan.physical
+
+
+def plan_stages(traced: Traced, job: Job) -> Stages:
+    """Takes a program apart, and plans every placement.
+
+    Raises:
+      SbpError: for scopes and annotations that cannot be honoured.
+    """
+    graph = traced.graph
+    placements = placements_of(graph)
+    graph = split_sums(graph, find_places(graph, placements))
+    where = find_places(graph, placements)
+    order = find_order(graph, where)
+    planning = _Planning(traced, graph, where, Splitter(graph, where, order, len(traced.in_paths)), job)
+    loop = loop_of(graph)
+    count = 0 if loop is None else int(loop.params["length"])
+    shares, plans = planning.run()
+    return Stages(traced, where, order.stages, count, shares, plans)
+
+
+@dataclass
+class _Planning:
+    traced: Traced
+    graph: Graph
+    where: Where
+    splitter: Splitter
+    job: Job
+    pins: dict[tuple[int, int], NdSbp] = field(default_factory=dict)
+    outer: dict[tuple[int, int], NdSbp] = field(default_factory=dict)
+
+    def run(self) -> tuple[tuple[Share, ...], tuple[Plan, ...]]:
+        shares, plans = list[Share](), list[Plan]()
+        for place in range(len(self.where.placements)):
+            share, plan = self.planned(place)
+            if self.repinned(share, plan):
+                share, plan = self.planned(place)
+                assert not self.repinned(share, plan), f"what {share.place} sends does not lie as it should"
+            self.agree(share, plan)
+            shares.append(share)
+            plans.append(plan)
+        return tuple(shares), tuple(plans)
+
+    def planned(self, place: int) -> tuple[Share, Plan]:
+        """One placement, with what has been agreed on so far."""
+        placement, job = self.where.placements[place], self.job
+        share = self.splitter.shares(self.pins)[place]
+        ins, outs = job.asked(placement)
+        fed = [self.pins.get((v, place)) for v in share.fed]
+        request = Request(
+            name=f"{job.name} on {placement}",
+            placement=placement,
+            hardware=job.hardware(placement),
+            in_sbp=(
+                *(ins[i] for i in share.arguments),
+                *(self.outer.get((v, place)) for v in share.received),
+                *(None if nd is None else _stacked(nd) for nd in fed),
+            ),
+            out_sbp=(
+                *(outs[i] for i in share.results),
+                *(self.outer.get((v, place)) for v in share.sent),
+                *(None for _ in share.passed),
+            ),
+            ties=self.ties(share),
+            time_limit_seconds=job.time_limit_seconds,
+            memory_limit_bytes=job.memory_limit_bytes,
+            transfer=job.transfer,
+        )
+        return share, compile_plan(self.sub_traced(share), request, check=job.check)
+
+    def sub_traced(self, share: Share) -> Traced:
+        """A share as a traced function, with names."""
+        names = [v.name for v in self.graph.values]
+        ins = [self.traced.in_paths[i] for i in share.arguments]
+        ins += [f"received {names[v]}" for v in (*share.received, *share.fed)]
+        outs = [self.traced.out_paths[i] for i in share.results]
+        outs += [f"sent {names[v]}" for v in (*share.sent, *share.passed)]
+        return Traced(share.graph, tuple(ins), None, tuple(outs))
+
+    def ties(self, share: Share) -> tuple[int | None, ...]:
+        """Per result of a share, its argument that it comes back as."""
+        position = {i: k for k, i in enumerate(share.arguments)}
+        tied = (self.job.ties[i] for i in share.results)
+        ends = [None if i is None else position.get(i) for i in tied]
+        return (*ends, *[None] * (len(share.sent) + len(share.passed)))
+
+    def repinned(self, share: Share, plan: Plan) -> bool:
+        """Whether something is sent in the loop that does not lie as an array can: it is to, from now on."""
+        found = False
+        for v, nd in transfers_inside(share, _physical(plan)).items():
+            shape, hierarchy = self.graph.values[v].shape, plan.placement.shape
+            rest = at_rest(shape, nd, hierarchy)
+            if rest != nd:
+                self.pins[v, share.place] = rest
+                found = True
+        return found
+
+    def agree(self, share: Share, plan: Plan) -> None:
+        """Has the other placements of equal hierarchy send and receive what this one does, as it does."""
+        physical = _physical(plan)
+        inside = transfers_inside(share, physical)
+        ins = dict(zip(physical.graph.inputs, physical.inputs, strict=True))
+        outs: dict[Operand, NdSbp] = {
+            x: nd
+            for x, nd in zip(physical.graph.outputs, physical.outputs, strict=True)
+            if not isinstance(x, Const)
+        }
+        for q, other in enumerate(self.where.placements):
+            if other.shape == plan.placement.shape and q != share.place:
+                for v, nd in inside.items():
+                    self.pins.setdefault((v, q), nd)
+                for v in (*share.received, *share.sent):
+                    self.outer.setdefault((v, q), ins[v] if v in share.received else outs[v])
+
+
+def _stacked(nd: NdSbp) -> NdSbp:
+    """How a stack lies, of tensors that lie so."""
+    return tuple(Split(s.dim + 1) if isinstance(s, Split) else s for s in nd)
+
+
+def outline(stages: Stages, cuts: Mapping[int, Cut]) -> str:
+    """The pieces as text, for tests and for the curious."""
+    lines = []
+    for p, c in cuts.items():
+        lines.append(f"{stages.where.placements[p]}")
+        for piece in c.pieces:
+            ins = ", ".join(f"{r.slot.kind}:{r.slot.value}" for r in piece.reads)
+            outs = ", ".join(f"{w.slot.kind}:{w.slot.value}" for w in piece.writes)
+            lines.append(f"  {piece.part.phase}{piece.part.at}: {len(piece.steps)} steps, {ins} -> {outs}")
+    return "\n".join(lines)

@@ -1,0 +1,423 @@
+"""The physical program of one placement, cut into pieces: what runs once, and what runs per micro-batch.
+
+The planner has seen the placement's whole program, so signatures agree wherever two pieces meet. A tensor
+that one piece makes and another reads lies in a *slot*, as it lies on the devices: uneven and partial too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from sbp.microbatch import SCOPE
+from sbp.passes.graph import Const, Operand
+from sbp.passes.physical import Border, Box, Compute, Physical, Step, Version, reads, writes
+from sbp.passes.pipeline.order import Part, Phase, part_of
+from sbp.passes.pipeline.split import Share
+from sbp.passes.wiring import Port, ports
+from sbp.signature import NdSbp
+
+
+class Kind(StrEnum):
+    """How long what is in a slot lives: for the step, for a micro-batch, or from one of them to the next."""
+
+    ONCE = "once"
+    EACH = "each"
+    CARRY = "carry"
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A place for a tensor between pieces."""
+
+    kind: Kind
+    value: int
+    nd: NdSbp
+
+
+class How(StrEnum):
+    """How a piece takes what is in a slot: as it is, its micro-batch's slice, or those of all, stacked."""
+
+    WHOLE = "whole"
+    SLICE = "slice"
+    STACK = "stack"
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A piece reads a slot, and calls the tensor `version`."""
+
+    slot: Slot
+    version: Version
+    how: How = How.WHOLE
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """A piece puts a version of a value, or a number, into a slot."""
+
+    operand: Operand
+    nd: NdSbp
+    slot: Slot
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one placement runs in one go.
+
+    Arguments:
+      numbers: what enters the loop as a number: the version that its body reads, and the number.
+    """
+
+    part: Part
+    steps: tuple[Step, ...]
+    reads: tuple[Read, ...]
+    writes: tuple[Write, ...]
+    numbers: tuple[tuple[Version, Const], ...] = ()
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The pieces of one placement.
+
+    Arguments:
+      pieces: those before the loop, of the body, and after it, in an order in which they can run.
+      arguments, closed, results, received, sent: the slots of those of its share; a result may be a number.
+      fed, passed: likewise, of what is sent for every micro-batch.
+    """
+
+    share: Share
+    physical: Physical
+    pieces: tuple[Piece, ...]
+    arguments: tuple[Slot, ...]
+    closed: tuple[Slot, ...]
+    results: tuple[Slot, ...]
+    received: Mapping[int, Slot]
+    sent: Mapping[int, Slot]
+    fed: Mapping[int, Slot]
+    passed: Mapping[int, Slot]
+
+
+def border_of(physical: Physical) -> Border | None:
+    """The loop over micro-batches."""
+    found = (s for s in physical.steps if isinstance(s, Border) and s.node.op == "scan")
+    return next((s for s in found if SCOPE in s.node.source.scope and part_of(s.node)), None)
+
+
+def transfers_inside(share: Share, physical: Physical) -> dict[int, NdSbp]:
+    """How every value that is sent or received in the loop lies inside of it."""
+    loop = border_of(physical)
+    if loop is None:
+        return {}
+    by_stack = {stack: v for v, stack in share.stacks.items()}
+    out: dict[int, NdSbp] = {}
+    for port, nd in zip(ports(loop.node), loop.inside, strict=True):
+        x = loop.node.inputs[port.operand] if port.operand is not None else None
+        y = loop.node.outputs[port.result] if port.result is not None else None
+        for v in (x, y):
+            if isinstance(v, int) and v in by_stack:
+                out[by_stack[v]] = nd
+    return out
+
+
+def cut(share: Share, physical: Physical, merged: bool) -> Cut:
+    """Cuts the program of a placement.
+
+    Arguments:
+      merged: whether a backward pass is one piece; otherwise what other stages wait for is one of its own.
+    """
+    return _Cutting(share, physical, merged).run()
+
+
+@dataclass
+class _Draft:
+    part: Part
+    steps: list[Step] = field(default_factory=list)
+
+
+class _Cutting:
+    def __init__(self, share: Share, physical: Physical, merged: bool) -> None:
+        self.share, self.physical, self.merged = share, physical, merged
+        self.loop = border_of(physical)
+        self.wired: list[tuple[Port, NdSbp]] = []
+        if self.loop is not None:
+            self.wired = list(zip(ports(self.loop.node), self.loop.inside, strict=True))
+        self.parts = {n.id: p for n in physical.graph.walk() if (p := part_of(n)) is not None}
+        self.made: dict[int, Part] = {}
+        self.drafts: dict[Part, _Draft] = {}
+
+    def run(self) -> Cut:
+        outside = [s for s in self.physical.steps if s is not self.loop]
+        self.assign(outside, Part(Phase.AFTER, 0))
+        inner = self.loop.bodies[0] if self.loop is not None else ()
+        first = next((p for s in inner if (p := self.said(s)) is not None), Part(Phase.FORWARD, 0))
+        self.assign(inner, first)
+        if self.loop is not None:
+            self.draft(self.merge(self.parts[self.loop.node.id]))
+        drafts = [_unbucketed(d) for d in sorted(self.drafts.values(), key=lambda d: _rank(d.part))]
+        return self.finished(self.linked(drafts))
+
+    def merge(self, part: Part) -> Part:
+        return replace(part, phase=Phase.INPUT) if self.merged and part.phase == Phase.WEIGHT else part
+
+    def draft(self, part: Part) -> _Draft:
+        return self.drafts.setdefault(part, _Draft(part))
+
+    def said(self, step: Step) -> Part | None:
+        """The part that a step's op belongs to."""
+        if isinstance(step, Box):
+            return None
+        return self.parts.get(step.node.id)
+
+    def assign(self, steps: Sequence[Step], default: Part) -> None:
+        """Gives every step to a part: that of its op, of the op that wants it, or of what it reads."""
+        for step in steps:
+            part = self.said(step)
+            if part is None and isinstance(step, Box) and step.user >= 0:
+                part = (
+                    self.parts.get(step.user) if self.loop is None or step.user != self.loop.node.id else None
+                )
+                if part is None and self.loop is not None and step.user == self.loop.node.id:
+                    inside = step in self.loop.bodies[0]
+                    part = None if inside else self.parts[self.loop.node.id]
+            sources = [self.made[v] for v, _ in reads(step) if v in self.made]
+            latest = max(sources, key=_rank, default=None)
+            part = (latest or default) if part is None else self.merge(part)
+            if latest is not None and _rank(part) < _rank(latest):
+                part = latest
+            self.draft(part).steps.append(step)
+            for v, _ in writes(step):
+                if not isinstance(step, Box):
+                    self.made[v] = part
+
+    def entering(self) -> tuple[dict[Version, Read], dict[Version, Const]]:
+        """What the body's pieces read of what enters the loop."""
+        found: dict[Version, Read] = {}
+        numbers: dict[Version, Const] = {}
+        assert self.loop is not None
+        by_stack = {stack: v for v, stack in self.share.stacks.items()}
+        for port, nd in self.wired:
+            x = self.loop.node.inputs[port.operand] if port.operand is not None else None
+            if x is None:
+                continue
+            (v,) = port.enters
+            version = v, nd
+            if port.result is not None:
+                found[version] = Read(Slot(Kind.CARRY, v, nd), version)
+            elif isinstance(x, Const):
+                numbers[version] = x
+            elif port.stacked and x in by_stack and by_stack[x] in self.share.fed:
+                found[version] = Read(Slot(Kind.EACH, v, nd), version)
+            else:
+                outer = Slot(Kind.ONCE, x, port.outer(nd))
+                found[version] = Read(outer, version, How.SLICE if port.stacked else How.WHOLE)
+        return found, numbers
+
+    def linked(self, drafts: Sequence[_Draft]) -> list[Piece]:
+        """The pieces, with the slots between them."""
+        inside = [d for d in drafts if d.part.phase not in (Phase.BEFORE, Phase.AFTER)]
+        outside = [d for d in drafts if d.part.phase in (Phase.BEFORE, Phase.AFTER)]
+        entering, numbers = self.entering() if self.loop is not None else ({}, {})
+        pieces = _link(inside, entering, numbers, self.leaving(inside), Kind.EACH)
+        stacked = self.stacked()
+        begin = Part(Phase.AFTER, 0)
+        if begin not in self.drafts and any(
+            isinstance(x, Const) or (x, nd) in stacked for x, nd in self.ends()
+        ):
+            outside.append(_Draft(begin))
+        wanted: dict[Part, list[Write]] = {d.part: [] for d in outside}
+        made = {v: d.part for d in outside for s in d.steps for v in writes(s)}
+        if self.loop is not None:
+            wanted[self.merge(self.parts[self.loop.node.id])] += self.begins()
+        once = {r.slot for p in pieces for r in p.reads if r.slot.kind == Kind.ONCE}
+        for x, nd in self.ends():
+            if isinstance(x, Const):
+                wanted[begin].append(Write(x, nd, Slot(Kind.ONCE, -1 - len(wanted[begin]), nd)))
+            elif not isinstance(x, Const):
+                once.add(Slot(Kind.ONCE, x, nd))
+        for slot in sorted(once, key=lambda s: s.value):
+            part = made.get((slot.value, slot.nd))
+            if part is None and (slot.value, slot.nd) in stacked:
+                part = begin
+            if part is not None:
+                wanted[part].append(Write(slot.value, slot.nd, slot))
+        return [*pieces, *_link(outside, stacked, {}, wanted, Kind.ONCE)]
+
+    def ends(self) -> list[tuple[Operand, NdSbp]]:
+        """What leaves once: results, and what is sent."""
+        count = len(self.share.results) + len(self.share.sent)
+        return list(zip(self.physical.graph.outputs, self.physical.outputs, strict=True))[:count]
+
+    def leaving(self, drafts: Sequence[_Draft]) -> dict[Part, list[Write]]:
+        """What the body's pieces write of what leaves the loop."""
+        out: dict[Part, list[Write]] = {d.part: [] for d in drafts}
+        makers = {v: d.part for d in drafts for s in d.steps for v in writes(s)}
+        nexts: dict[int, Part] = {}
+        for port, nd in self.wired:
+            if port.result is None:
+                continue
+            (x,) = port.leaves
+            part = makers.get((x, nd)) if isinstance(x, int) else None
+            if port.operand is not None:
+                (v,) = port.enters
+                if x == v:
+                    continue
+                part = part or self.last(out)
+                nexts[v] = part
+                out[part].append(Write(x, nd, Slot(Kind.CARRY, v, nd)))
+        for port, nd in self.wired:
+            if port.result is not None and port.operand is None:
+                (x,) = port.leaves
+                part = makers.get((x, nd)) if isinstance(x, int) else None
+                part = part or (nexts.get(x) if isinstance(x, int) else None) or self.last(out)
+                out[part].append(Write(x, nd, self.left(port, nd)))
+        return out
+
+    def left(self, port: Port, nd: NdSbp) -> Slot:
+        """The slot of what leaves for every micro-batch: by the stack that stands for it."""
+        assert self.loop is not None and port.result is not None
+        return Slot(Kind.EACH, self.loop.node.outputs[port.result], nd)
+
+    def last(self, parts: Iterable[Part]) -> Part:
+        return max(parts, key=_rank)
+
+    def begins(self) -> list[Write]:
+        """The first values of what is carried."""
+        assert self.loop is not None
+        out: list[Write] = []
+        for port, nd in self.wired:
+            if port.operand is not None and port.result is not None:
+                x = self.loop.node.inputs[port.operand]
+                out.append(Write(x, nd, Slot(Kind.CARRY, port.enters[0], nd)))
+        return out
+
+    def stacked(self) -> dict[Version, Read]:
+        """How what comes after the loop reads its results."""
+        found: dict[Version, Read] = {}
+        for port, nd in self.wired:
+            if port.result is None or self.loop is None:
+                continue
+            version = self.loop.node.outputs[port.result], port.outer(nd)
+            if port.operand is not None:
+                found[version] = Read(Slot(Kind.CARRY, port.enters[0], nd), version)
+            else:
+                found[version] = Read(self.left(port, nd), version, How.STACK)
+        return found
+
+    def finished(self, pieces: Sequence[Piece]) -> Cut:
+        share, p = self.share, self.physical
+        slots = [Slot(Kind.ONCE, v, nd) for v, nd in zip(p.graph.inputs, p.inputs, strict=True)]
+        n, k, f = len(share.arguments), len(share.received), len(share.fed)
+        numbers = {w.slot for piece in pieces for w in piece.writes if w.slot.value < 0}
+        spare = sorted(numbers, key=lambda s: -s.value)
+        ends: list[Slot] = []
+        for x, nd in self.ends():
+            ends.append(spare.pop(0) if isinstance(x, Const) else Slot(Kind.ONCE, x, nd))
+        r, s = len(share.results), len(share.sent)
+        enters = (
+            {
+                self.loop.node.inputs[q.operand]: (q, nd)
+                for q, nd in self.wired
+                if q.operand is not None and q.stacked
+            }
+            if self.loop
+            else {}
+        )
+        leaves = (
+            {self.loop.node.outputs[q.result]: (q, nd) for q, nd in self.wired if q.result is not None}
+            if self.loop
+            else {}
+        )
+        fed: dict[int, Slot] = {}
+        for v in share.fed:
+            port, nd = enters[share.stacks[v]]
+            fed[v] = Slot(Kind.EACH, port.enters[0], nd)
+        passed: dict[int, Slot] = {}
+        for v in share.passed:
+            port, nd = leaves[share.stacks[v]]
+            passed[v] = self.left(port, nd)
+        return Cut(
+            share,
+            p,
+            tuple(pieces),
+            tuple(slots[:n]),
+            tuple(slots[n + k + f :]),
+            tuple(ends[:r]),
+            dict(zip(share.received, slots[n : n + k], strict=True)),
+            dict(zip(share.sent, ends[r : r + s], strict=True)),
+            fed,
+            passed,
+        )
+
+
+_PHASES = {Phase.BEFORE: 0, Phase.FORWARD: 1, Phase.INPUT: 2, Phase.WEIGHT: 2, Phase.AFTER: 4}
+
+
+def _rank(part: Part) -> tuple[int, int, int]:
+    """The order in which parts of one micro-batch can run: forward by stages, backward the other way."""
+    backward = part.phase in (Phase.INPUT, Phase.WEIGHT)
+    return _PHASES[part.phase], -part.at if backward else part.at, int(part.phase == Phase.WEIGHT)
+
+
+def _unbucketed(draft: _Draft) -> _Draft:
+    """The same without buckets that the cut has torn: their moves then go by themselves."""
+    whole: list[Step] = []
+    for i, s in enumerate(draft.steps):
+        alone = isinstance(s, Box) and s.bucket >= 0 and not _beside(draft.steps, i)
+        whole.append(replace(s, bucket=-1) if alone and isinstance(s, Box) else s)
+    return _Draft(draft.part, whole)
+
+
+def _beside(steps: Sequence[Step], i: int) -> bool:
+    """Whether a neighbour is of the same bucket."""
+    one = steps[i]
+    near = [steps[j] for j in (i - 1, i + 1) if 0 <= j < len(steps)]
+    return any(isinstance(s, Box) and isinstance(one, Box) and s.bucket == one.bucket for s in near)
+
+
+def _link(
+    drafts: Sequence[_Draft],
+    entering: Mapping[Version, Read],
+    numbers: Mapping[Version, Const],
+    wanted: Mapping[Part, Sequence[Write]],
+    kind: Kind,
+) -> list[Piece]:
+    """Pieces of drafts: what one makes and another reads goes through a slot.
+
+    Arguments:
+      entering, numbers: what the drafts read from elsewhere.
+      wanted: what they write for others.
+      kind: of the slots between them.
+    """
+    makers: dict[Version, Part] = {}
+    needs: dict[Part, list[Version]] = {}
+    for d in drafts:
+        own: set[Version] = set()
+        need: dict[Version, None] = {}
+        for s in d.steps:
+            need.update(dict.fromkeys(x for x in reads(s) if x not in own))
+            own.update(writes(s))
+        for w in wanted[d.part]:
+            if isinstance(w.operand, int) and (w.operand, w.nd) not in own:
+                need[w.operand, w.nd] = None
+        needs[d.part] = list(need)
+        for version in own:
+            makers.setdefault(version, d.part)
+    between: dict[Part, dict[Version, None]] = {d.part: {} for d in drafts}
+    for d in drafts:
+        for x in needs[d.part]:
+            if x in makers and makers[x] != d.part:
+                between[makers[x]][x] = None
+    out: list[Piece] = []
+    for d in drafts:
+        gets = [entering.get(x, Read(Slot(kind, *x), x)) for x in needs[d.part] if x not in numbers]
+        puts = {w.slot: w for w in wanted[d.part]}
+        for v, nd in between[d.part]:
+            puts.setdefault(Slot(kind, v, nd), Write(v, nd, Slot(kind, v, nd)))
+        held = tuple((x, numbers[x]) for x in needs[d.part] if x in numbers)
+        out.append(Piece(d.part, tuple(d.steps), tuple(gets), tuple(puts.values()), held))
+    return out
+
+
+__all__ = ["Compute", "Cut", "How", "Kind", "Piece", "Read", "Slot", "Write", "border_of", "cut"]

@@ -1,0 +1,1 @@
+"""Pipelines on devices: the pieces of each placement as programs, run in the order of a schedule."""

@@ -1,0 +1,172 @@
+"""One piece of a pipeline as a jitted program over its placement's mesh.
+
+What lies as a `jax.Array` can is one; anything else (partial sums, uneven splits) is handed on *packed*: the
+shards of all devices stacked along a new dim 0.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from sbp.layout import at_rest
+from sbp.passes.physical import Physical
+from sbp.passes.pipeline.cut import How, Kind, Piece, Read, Slot
+from sbp.passes.pipeline.order import Phase
+from sbp.resolve import to_partition_spec
+from sbp.runtime.lower import Device, Env
+
+
+@dataclass(frozen=True)
+class Slots:
+    """How tensors in the slots of a placement are held."""
+
+    physical: Physical
+    mesh: Any
+
+    def packed(self, slot: Slot) -> bool:
+        """Whether no array can hold the tensor as it lies."""
+        if slot.value < 0:
+            return False
+        shape = self.physical.graph.values[slot.value].shape
+        return at_rest(shape, slot.nd, self.physical.placement.shape) != slot.nd
+
+    def spec(self, slot: Slot) -> PartitionSpec:
+        """How the array lies that holds it."""
+        placement = self.physical.placement
+        if self.packed(slot):
+            return PartitionSpec(placement.axes)
+        ndim = 0 if slot.value < 0 else len(self.physical.graph.values[slot.value].shape)
+        return to_partition_spec(slot.nd, ndim, placement)
+
+    def held(self, slot: Slot) -> Any:
+        """What two arrays have in common that can take each other's memory."""
+        value = self.physical.graph.values[slot.value] if slot.value >= 0 else None
+        return None if value is None else (value.shape, str(value.dtype), slot.nd)
+
+    def sharding(self, slot: Slot) -> NamedSharding:
+        """The same as JAX has it."""
+        return NamedSharding(self.mesh, self.spec(slot))
+
+
+@dataclass(frozen=True)
+class Runnable:
+    """A piece that can be run.
+
+    Arguments:
+      piece: what it is.
+      run: from the micro-batch's number and the arrays in its reads' slots to those of its writes.
+    """
+
+    piece: Piece
+    run: Any
+
+
+def runnable(slots: Slots, piece: Piece, microbatches: int, donated: Collection[Slot]) -> Runnable:
+    """Makes the program of a piece; nothing is compiled before it runs.
+
+    Arguments:
+      donated: slots whose arrays are gone afterwards.
+    """
+    reads = [r for r in piece.reads for _ in range(microbatches if r.how is How.STACK else 1)]
+    ins = [slots.spec(r.slot) for r in reads]
+    outs = [slots.spec(w.slot) for w in piece.writes]
+    mapped = jax.shard_map(
+        _device_function(slots, piece, microbatches),
+        mesh=slots.mesh,
+        in_specs=(PartitionSpec(), *ins),
+        out_specs=tuple(outs),
+        check_vma=False,
+    )
+    donate = tuple(1 + i for i, r in enumerate(reads) if r.slot in donated)
+
+    def named(*args: Any) -> Any:
+        return mapped(*args)
+
+    named.__name__ = f"{piece.part.phase}{piece.part.at}"
+    shardings = [NamedSharding(slots.mesh, s) for s in (PartitionSpec(), *ins)]
+    jitted = jax.jit(
+        named,
+        donate_argnums=donate,
+        in_shardings=tuple(shardings),
+        out_shardings=tuple(NamedSharding(slots.mesh, s) for s in outs),
+    )
+    return Runnable(piece, jitted)
+
+
+def _device_function(slots: Slots, piece: Piece, microbatches: int) -> Any:
+    """The piece on one device: local shards in, local shards out."""
+    physical = slots.physical
+
+    def run(index: Any, *shards: Any) -> tuple[Any, ...]:
+        coords = [lax.axis_index(name) for name in physical.placement.axes]
+        device, env = Device(physical, coords), Env()
+        given = iter(shards)
+        for read in piece.reads:
+            env[read.version] = _taken(slots, read, given, index, microbatches)
+        for (v, nd), number in piece.numbers:
+            env[v, nd] = device.read(number, nd, env)
+        device.run(piece.steps, env)
+        found = [device.read(w.operand, w.nd, env) for w in piece.writes]
+        return tuple(x[None] if slots.packed(w.slot) else x for x, w in zip(found, piece.writes, strict=True))
+
+    return run
+
+
+def _taken(slots: Slots, read: Read, given: Iterator[Any], index: Any, microbatches: int) -> Any:
+    """What a piece reads, as its steps want it."""
+
+    def one() -> Any:
+        x = next(given)
+        return x[0] if slots.packed(read.slot) else x
+
+    if read.how is How.STACK:
+        return jnp.stack([one() for _ in range(microbatches)])
+    x = one()
+    return lax.dynamic_index_in_dim(x, index, keepdims=False) if read.how is How.SLICE else x
+
+
+def donations(slots: Slots, pieces: Sequence[Piece], kept: Collection[Slot]) -> dict[int, set[Slot]]:
+    """Per position of a piece, the slots whose arrays it can write its own into: nobody reads them after it.
+
+    Arguments:
+      kept: slots that are read by others, or that belong to the user.
+    """
+    readers: dict[Slot, list[int]] = {}
+    for i, piece in enumerate(pieces):
+        for r in piece.reads:
+            if r.slot.kind is not Kind.ONCE and r.slot not in kept and r.how is How.WHOLE:
+                readers.setdefault(r.slot, []).append(i)
+    stacked = {r.slot for piece in pieces for r in piece.reads if r.how is How.STACK}
+    out: dict[int, set[Slot]] = {}
+    for slot, at in readers.items():
+        inside = [i for i in at if pieces[i].part.phase not in (Phase.BEFORE, Phase.AFTER)]
+        turns = slot.kind is Kind.CARRY and len(inside) == 1 and _writes(pieces[inside[0]], slot)
+        last = slot.kind is Kind.EACH and len(at) == 1 and slot not in stacked
+        for i in inside if turns else at if last else ():
+            out.setdefault(i, set()).add(slot)
+    return {i: _used(slots, pieces[i], found) for i, found in out.items()}
+
+
+def _used(slots: Slots, piece: Piece, given: Collection[Slot]) -> set[Slot]:
+    """Those slots that something of the same shape is written in place of."""
+    room = Counter(slots.held(w.slot) for w in piece.writes if w.slot.kind is not Kind.CARRY)
+    out: set[Slot] = set()
+    for slot in sorted(given, key=lambda s: s.value):
+        if slot.kind is Kind.CARRY:
+            out.add(slot)
+        elif room[slots.held(slot)]:
+            room[slots.held(slot)] -= 1
+            out.add(slot)
+    return out
+
+
+def _writes(piece: Piece, slot: Slot) -> bool:
+    return any(w.slot == slot for w in piece.writes)
