@@ -269,6 +269,14 @@ def resolve_inputs(
     return [*sbps, *[None] * n_kwargs], problems
 
 
+def misread(
+    in_sbp: Any, args: Sequence[Any], kwargs: Any, paths: Sequence[str], placement: Placement
+) -> list[Problem]:
+    """What is wrong with signatures of a function that could not be traced, and may have stages."""
+    whole = [placement, *(placement.split(a)[0] for a in range(placement.ndim) if placement.ndim > 1)]
+    return min((resolve_inputs(in_sbp, args, kwargs, paths, p)[1] for p in whole), key=len)
+
+
 def adopt(
     plan: Any,
     traced: Traced,

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 from jax.extend.core import primitives
 
-from sbp.errors import PlacementError, SbpError, raise_all
+from sbp.errors import ArgumentError, PlacementError, Problem, SbpError, raise_all
 from sbp.hardware import hardware_for
 from sbp.options import Options
 from sbp.passes.chain import Request, compile_plan
@@ -21,10 +21,11 @@ from sbp.passes.pins import check_annotations
 from sbp.passes.sampling import lacks_samples
 from sbp.passes.trace import Traced, leaf_paths, trace
 from sbp.placement import Placement
-from sbp.resolve import resolve
 from sbp.runtime import arguments
 from sbp.runtime.counts import Counting, KeyCount
 from sbp.runtime.lower import lower, shardings
+from sbp.runtime.pipeline.build import Signatures, build_pipeline, is_pipeline
+from sbp.runtime.pipeline.program import BuiltPipeline
 from sbp.signature import AUTO
 
 # Settings of JAX that a traced program depends on, as those of jit do.
@@ -201,7 +202,7 @@ class Program:
         self.in_sbp, self.out_sbp = in_sbp, out_sbp
         self.donate_argnums, self.static_argnums = tuple(donate_argnums), tuple(static_argnums)
         self.options = options
-        self._built: dict[Any, Built] = {}
+        self._built: dict[Any, Built | BuiltPipeline] = {}
 
     def __repr__(self) -> str:
         return f"<Program {getattr(self.fn, '__name__', self.fn)} on {self.placement}>"
@@ -257,6 +258,8 @@ class Program:
           SbpError: as a call does.
         """
         call, built = self._prepare(args, kwargs)
+        if isinstance(built, BuiltPipeline):
+            raise ArgumentError(_many_programs(self))
         physical = built.plan.physical
         assert physical is not None
         avals = [arguments.struct(arguments.abstract(x)) for x in (*call.leaves, *physical.graph.consts)]
@@ -270,7 +273,7 @@ class Program:
 
     def _prepare(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], *, concrete: bool = False
-    ) -> tuple[Call, Built]:
+    ) -> tuple[Call, Built | BuiltPipeline]:
         """A call taken apart, and the program built for its abstract signature."""
         call = Call.take(args, kwargs, self.static_argnums)
         self._check(call, concrete)
@@ -297,12 +300,11 @@ class Program:
             _, wrong = arguments.resolve_inputs(self.in_sbp, dynamic, named, names(), self.placement)
             raise_all([*problems, *wrong])
 
-    def _build(self, call: Call, avals: Sequence[arguments.Abstract], concrete: bool) -> Built:
+    def _build(
+        self, call: Call, avals: Sequence[arguments.Abstract], concrete: bool
+    ) -> Built | BuiltPipeline:
         """Traces and plans for one abstract signature; `concrete`: of a call that will run."""
         args, kwargs = call.traced([arguments.struct(a) for a in avals])
-        ins, problems = arguments.resolve_inputs(
-            self.in_sbp, args, kwargs, call.paths(self.fn), self.placement
-        )
         weak: list[bool] = []
 
         @functools.wraps(self.fn, updated=())
@@ -314,18 +316,23 @@ class Program:
         try:
             traced = trace(watched, call.full(args), kwargs, sorted(call.static))
         except Exception as e:
+            problems = arguments.misread(self.in_sbp, args, kwargs, call.paths(self.fn), self.placement)
             raise_all([*problems, *(e.problems if isinstance(e, SbpError) else ())] if problems else ())
             raise
         graph = traced.graph
         out = jax.tree.unflatten(traced.out_tree, [graph.operand(x) for x in graph.outputs])
-        outs, wrong = resolve(self.out_sbp, out, traced.out_paths, self.placement, "out_sbp")
-        problems += [*wrong, *check_annotations(graph, self.placement)]
+        signatures = Signatures(traced, args, kwargs, out, self.in_sbp, self.out_sbp)
+        name, donate = getattr(self.fn, "__name__", "program"), call.donated(self.donate_argnums)
+        if is_pipeline(graph, self.placement):
+            return build_pipeline(signatures, self.placement, self.options, name, donate)
+        ins, outs, problems = signatures.on(self.placement)
+        problems += check_annotations(graph, self.placement)
         if self.options.plan is not None:
             ins, outs, wrong = arguments.adopt(self.options.plan, traced, ins, outs, self.placement)
             problems += wrong
         raise_all(problems)
         request = Request(
-            name=getattr(self.fn, "__name__", "program"),
+            name=name,
             placement=self.placement,
             hardware=self.options.hardware or hardware_for(self.placement.kind),
             in_sbp=tuple(ins),
@@ -340,7 +347,18 @@ class Program:
         assert plan.physical is not None
         lacking = not concrete and lacks_samples(plan.physical.graph)
         counting = Counting() if self.options.count_keys else None
-        return Built(traced, plan, call.donated(self.donate_argnums), tuple(weak), lacking, counting)
+        return Built(traced, plan, donate, tuple(weak), lacking, counting)
+
+
+def _many_programs(program: Program) -> Problem:
+    return Problem(
+        "argument",
+        f"{program}.lower(...)",
+        "a program with stages",
+        "a program of one placement",
+        "each piece of a stage is a program of its own",
+        "Program.plan(...) says what they do",
+    )
 
 
 def compile(

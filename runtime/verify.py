@@ -19,6 +19,7 @@ from sbp.passes.moves import Move
 from sbp.passes.physical import Box, Physical, Step, reads, writes
 from sbp.runtime.execute import Built, Program
 from sbp.runtime.lower import lower
+from sbp.runtime.pipeline.program import BuiltPipeline
 from sbp.signature import B, NdSbp, Partial, Split, format_sbp
 
 # Relative to the largest magnitude of the tensor, by item size in bytes; integers and booleans must be equal.
@@ -84,8 +85,11 @@ def verify(program: Program, *args: Any, **kwargs: Any) -> Report:
     host = [_to_host(x) for x in call.leaves]
     graph = built.traced.graph
     expected = _one_device(graph, host, [x for x in graph.outputs if not isinstance(x, Const)])
-    jitted, _, consts = built.executable
-    got = jitted(*map(_to_host, host), *consts)
+    if isinstance(built, BuiltPipeline):
+        got = jax.tree.leaves(built.run([_to_host(x) for x in host]))
+    else:
+        jitted, _, consts = built.executable
+        got = jitted(*map(_to_host, host), *consts)
     largest = 0.0
     for path, x, out in zip(built.traced.out_paths, graph.outputs, got, strict=True):
         if isinstance(x, Const):
@@ -93,6 +97,8 @@ def verify(program: Program, *args: Any, **kwargs: Any) -> Report:
         error = difference(out, expected[x])
         largest = max(largest, error)
         if error > limit(graph.values[x].dtype):
+            if isinstance(built, BuiltPipeline):
+                raise MismatchError(_unnamed(built, path, error))
             raise MismatchError(_first_difference(built, host, path, error))
     return Report(len(graph.outputs), largest)
 
@@ -145,6 +151,19 @@ def _first_difference(built: Built, host: Sequence[Any], path: str, error: float
         "the same numbers as on one device, up to rounding",
         "no single op differs beyond rounding: the differences add up",
         "compare under jax_enable_x64, which separates rounding from bugs",
+    )
+
+
+def _unnamed(built: BuiltPipeline, path: str, error: float) -> Problem:
+    """Of a program with stages, the result that differs."""
+    stages = ", ".join(map(str, built.stages.where.placements))
+    return Problem(
+        "mismatch",
+        path,
+        f"a relative difference of {error:.1e}",
+        "the same numbers as on one device, up to rounding",
+        f"the program runs on {stages}; ops are named only in programs of one placement",
+        "verify the function without sbp.on, on one of them",
     )
 
 

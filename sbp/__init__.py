@@ -21,6 +21,7 @@ _FACE = {
     "Link": "sbp.hardware",
     "annotate": "sbp.annotation",
     "on": "sbp.annotation",
+    "microbatch": "sbp.batching",
     "Options": "sbp.options",
     "register_rule": "sbp.rules",
     "rows": "sbp.lazy",
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from sbp.errors import SbpError
     from sbp.hardware import Hardware, Link
     from sbp.lazy import rows
+    from sbp.batching import microbatch
     from sbp.options import Options
     from sbp.passes.explain import Collective, Plan
     from sbp.passes.save import load_plan
@@ -81,6 +83,7 @@ __all__ = [
     "compile",
     "embedding",
     "load_plan",
+    "microbatch",
     "on",
     "placement",
     "register_rule",

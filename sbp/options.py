@@ -22,6 +22,9 @@ class Options:
       exchange_capacity: keys that a device can send to one owner of rows at a time, in lookups of tables that
         are split by rows; None to go by the first batch. Fuller buckets take more rounds.
       exchange_dtype: the floating type in which rows travel there, such as "bfloat16"; None for their own.
+      schedule: of a program with stages and micro-batches: a name ("gpipe", "1f1b", "interleaved", "zb-h1",
+        "zb-v", "dualpipe-v", "forward"), or a `Schedule`; None for "1f1b".
+      threads: whether every placement of such a program is driven by a thread of its own.
       count_keys: whether `Program.key_counts` says how many keys exchanges were given and have served.
     """
 
@@ -33,3 +36,5 @@ class Options:
     exchange_capacity: int | None = None
     exchange_dtype: str | None = None
     count_keys: bool = False
+    schedule: Any = None
+    threads: bool = False

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from sbp.hardware import Hardware
 from sbp.layout import at_rest
@@ -18,8 +19,9 @@ from sbp.passes.explain import Plan
 from sbp.passes.graph import Const, Graph, Operand
 from sbp.passes.lookups import Transfer
 from sbp.passes.physical import Physical
-from sbp.passes.pipeline.cut import Cut, cut, transfers_inside
+from sbp.passes.pipeline.cut import cut, transfers_inside
 from sbp.passes.pipeline.order import find_order
+from sbp.passes.pipeline.slots import Cut
 from sbp.passes.pipeline.split import Share, Splitter
 from sbp.passes.pipeline.sums import split_sums
 from sbp.passes.pipeline.where import Where, find_places, loop_of, placements_of
@@ -27,8 +29,9 @@ from sbp.passes.trace import Traced
 from sbp.placement import Placement
 from sbp.signature import NdSbp, Split
 
-Resolved = Callable[[Placement], tuple[Sequence[NdSbp | None], Sequence[NdSbp | None]]]
-"""What the user asked of the leaves of arguments and results, read for a placement."""
+Signed: TypeAlias = Sequence[NdSbp | None]
+Asked: TypeAlias = Callable[[Placement, Sequence[int], Sequence[int]], tuple[Signed, Signed]]
+"""What the user asked of some arguments and results (by position), read for a placement."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ class Job:
 
     name: str
     hardware: Callable[[Placement], Hardware]
-    asked: Resolved
+    asked: Asked
     ties: Sequence[int | None]
     time_limit_seconds: float | None = None
     memory_limit_bytes: float | None = None
@@ -126,19 +129,19 @@ class _Planning:
         """One placement, with what has been agreed on so far."""
         placement, job = self.where.placements[place], self.job
         share = self.splitter.shares(self.pins)[place]
-        ins, outs = job.asked(placement)
+        ins, outs = job.asked(placement, share.arguments, share.results)
         fed = [self.pins.get((v, place)) for v in share.fed]
         request = Request(
             name=f"{job.name} on {placement}",
             placement=placement,
             hardware=job.hardware(placement),
             in_sbp=(
-                *(ins[i] for i in share.arguments),
+                *ins,
                 *(self.outer.get((v, place)) for v in share.received),
                 *(None if nd is None else _stacked(nd) for nd in fed),
             ),
             out_sbp=(
-                *(outs[i] for i in share.results),
+                *outs,
                 *(self.outer.get((v, place)) for v in share.sent),
                 *(None for _ in share.passed),
             ),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sbp.passes.pipeline.cut import Cut, Kind
 from sbp.passes.pipeline.order import Part, Phase
+from sbp.passes.pipeline.slots import Cut, Kind
 from sbp.passes.schedule.dataflow import Edge
 
 BACKWARD = (Phase.INPUT, Phase.WEIGHT)

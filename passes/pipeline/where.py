@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from sbp import compat
 from sbp.annotation import placement_in
+from sbp.batching import SCOPE
 from sbp.errors import AnnotationError, Problem
-from sbp.microbatch import SCOPE
 from sbp.passes.graph import Body, Const, Graph, Node, Operand, walk
 from sbp.placement import Placement
 

@@ -16,8 +16,8 @@ from typing import Any
 import jax
 
 from sbp.passes.pipeline.chain import Stages
-from sbp.passes.pipeline.cut import Kind, Slot
 from sbp.passes.pipeline.order import Part, Phase
+from sbp.passes.pipeline.slots import Kind, Slot
 from sbp.passes.schedule import actions
 from sbp.passes.schedule.actions import Action, Schedule
 from sbp.passes.schedule.communication import issue_order

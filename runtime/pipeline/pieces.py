@@ -18,8 +18,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from sbp.layout import at_rest
 from sbp.passes.physical import Physical
-from sbp.passes.pipeline.cut import How, Kind, Piece, Read, Slot
 from sbp.passes.pipeline.order import Phase
+from sbp.passes.pipeline.slots import How, Kind, Piece, Read, Slot
 from sbp.resolve import to_partition_spec
 from sbp.runtime.lower import Device, Env
 

@@ -11,11 +11,12 @@ import jax
 
 from sbp.errors import ArgumentError, Problem
 from sbp.passes.pipeline.chain import Stages
-from sbp.passes.pipeline.cut import Cut, Slot
 from sbp.passes.pipeline.edges import edges_of, trains
 from sbp.passes.pipeline.plan import PipelinePlan
+from sbp.passes.pipeline.slots import Cut, Slot
 from sbp.passes.schedule.actions import Kind, Schedule
 from sbp.passes.schedule.orders import make
+from sbp.passes.trace import Traced
 from sbp.runtime.pipeline.machine import Machine, make_machine
 
 DEFAULT = "1f1b"
@@ -39,6 +40,11 @@ class BuiltPipeline:
     moved: dict[str, str] = field(default_factory=dict)
     lacks_samples: bool = False
     counting: None = None
+
+    @property
+    def traced(self) -> Traced:
+        """The whole function."""
+        return self.stages.traced
 
     @functools.cached_property
     def machine(self) -> Machine:

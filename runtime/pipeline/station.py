@@ -11,8 +11,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from sbp.passes.pipeline.cut import Cut, How, Kind, Read, Slot
 from sbp.passes.pipeline.order import Part, Phase
+from sbp.passes.pipeline.slots import Cut, How, Kind, Read, Slot
 from sbp.placement import Placement
 from sbp.runtime.pipeline.pieces import Runnable, Slots, donations, runnable
 

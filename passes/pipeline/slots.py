@@ -1,0 +1,93 @@
+"""What a placement's program is cut into: pieces, and the slots that tensors between them lie in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from sbp.passes.graph import Const, Operand
+from sbp.passes.physical import Physical, Step, Version
+from sbp.passes.pipeline.order import Part
+from sbp.passes.pipeline.split import Share
+from sbp.signature import NdSbp
+
+
+class Kind(StrEnum):
+    """How long what is in a slot lives: for the step, for a micro-batch, or from one of them to the next."""
+
+    ONCE = "once"
+    EACH = "each"
+    CARRY = "carry"
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A place for a tensor between pieces."""
+
+    kind: Kind
+    value: int
+    nd: NdSbp
+
+
+class How(StrEnum):
+    """How a piece takes what is in a slot: as it is, its micro-batch's slice, or those of all, stacked."""
+
+    WHOLE = "whole"
+    SLICE = "slice"
+    STACK = "stack"
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A piece reads a slot, and calls the tensor `version`."""
+
+    slot: Slot
+    version: Version
+    how: How = How.WHOLE
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """A piece puts a version of a value, or a number, into a slot."""
+
+    operand: Operand
+    nd: NdSbp
+    slot: Slot
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one placement runs in one go.
+
+    Arguments:
+      numbers: what enters the loop as a number: the version that its body reads, and the number.
+    """
+
+    part: Part
+    steps: tuple[Step, ...]
+    reads: tuple[Read, ...]
+    writes: tuple[Write, ...]
+    numbers: tuple[tuple[Version, Const], ...] = ()
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The pieces of one placement.
+
+    Arguments:
+      pieces: those before the loop, of the body, and after it, in an order in which they can run.
+      arguments, closed, results, received, sent: the slots of those of its share; a result may be a number.
+      fed, passed: likewise, of what is sent for every micro-batch.
+    """
+
+    share: Share
+    physical: Physical
+    pieces: tuple[Piece, ...]
+    arguments: tuple[Slot, ...]
+    closed: tuple[Slot, ...]
+    results: tuple[Slot, ...]
+    received: Mapping[int, Slot]
+    sent: Mapping[int, Slot]
+    fed: Mapping[int, Slot]
+    passed: Mapping[int, Slot]
