@@ -23,7 +23,10 @@ class Options:
         are split by rows; None to go by the first batch. Fuller buckets take more rounds.
       exchange_dtype: the floating type in which rows travel there, such as "bfloat16"; None for their own.
       schedule: of a program with stages and micro-batches: a name ("gpipe", "1f1b", "interleaved", "zb-h1",
-        "zb-v", "dualpipe-v", "forward"), or a `Schedule`; None for "1f1b".
+        "zb-v", "dualpipe-v", "forward"), "auto" for the fastest one found for the estimated times within the
+        memory limit, or a `Schedule`, such as `Profile.best` finds for measured times; None for "1f1b".
+      stages: into how many the planner cuts a program with micro-batches that marks none itself; a multiple of
+        the size of the placement's first axis, along which they lie.
       threads: whether every placement of such a program is driven by a thread of its own.
       count_keys: whether `Program.key_counts` says how many keys exchanges were given and have served.
     """
@@ -37,4 +40,5 @@ class Options:
     exchange_dtype: str | None = None
     count_keys: bool = False
     schedule: Any = None
+    stages: int | None = None
     threads: bool = False

@@ -1,6 +1,6 @@
 """From a traced function with several placements to the pieces of each: the list of passes of a pipeline.
 
-    where -> sums -> order -> split -> (the chain of `passes/chain.py`, per placement) -> cut
+    hoist -> where -> sums -> order -> split -> (the chain of `passes/chain.py`, per placement) -> cut
 
 Placements are planned one after the other. The first of two that plans decides how a value lies that goes
 from one to the other; where their hierarchies differ, each decides for itself.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TypeAlias
 
 from sbp.hardware import Hardware
@@ -18,8 +19,11 @@ from sbp.passes.chain import Request, compile_plan
 from sbp.passes.explain import Plan
 from sbp.passes.graph import Const, Graph, Operand
 from sbp.passes.lookups import Transfer
+from sbp.passes.names import Names
 from sbp.passes.physical import Physical
 from sbp.passes.pipeline.cut import cut, transfers_inside
+from sbp.passes.pipeline.hoist import hoist_casts
+from sbp.passes.pipeline.labels import Labels
 from sbp.passes.pipeline.order import find_order
 from sbp.passes.pipeline.slots import Cut
 from sbp.passes.pipeline.split import Share, Splitter
@@ -43,6 +47,7 @@ class Job:
       hardware: what a placement is planned for.
       asked: signatures of arguments and results.
       ties: per result, the argument that it comes back as, or None.
+      rank_of: stage -> placement, as the schedule wants it; None for any.
       time_limit_seconds, memory_limit_bytes, transfer, check: as of `Request` and `compile_plan`.
     """
 
@@ -50,6 +55,7 @@ class Job:
     hardware: Callable[[Placement], Hardware]
     asked: Asked
     ties: Sequence[int | None]
+    rank_of: Sequence[int] | None = None
     time_limit_seconds: float | None = None
     memory_limit_bytes: float | None = None
     transfer: Transfer = field(default_factory=Transfer)
@@ -66,6 +72,7 @@ class Stages:
       stages: per stage, the position of its placement.
       microbatches: how many there are; 0 for a program without a loop over them.
       shares, plans: per placement.
+      labels: the words for what goes from one placement to another.
     """
 
     traced: Traced
@@ -74,6 +81,7 @@ class Stages:
     microbatches: int
     shares: tuple[Share, ...]
     plans: tuple[Plan, ...]
+    labels: Labels
 
     def cuts(self, merged: bool) -> tuple[Cut, ...]:
         """The pieces of every placement; `merged` as of `cut`."""
@@ -93,14 +101,15 @@ def plan_stages(traced: Traced, job: Job) -> Stages:
     """
     graph = traced.graph
     placements = placements_of(graph)
+    graph = hoist_casts(graph)
     graph = split_sums(graph, find_places(graph, placements))
     where = find_places(graph, placements)
-    order = find_order(graph, where)
+    order = find_order(graph, where, job.rank_of)
     planning = _Planning(traced, graph, where, Splitter(graph, where, order, len(traced.in_paths)), job)
     loop = loop_of(graph)
     count = 0 if loop is None else int(loop.params["length"])
     shares, plans = planning.run()
-    return Stages(traced, where, order.stages, count, shares, plans)
+    return Stages(traced, where, order.stages, count, shares, plans, planning.labels)
 
 
 @dataclass
@@ -125,6 +134,12 @@ class _Planning:
             plans.append(plan)
         return tuple(shares), tuple(plans)
 
+    @cached_property
+    def labels(self) -> Labels:
+        """The words for what goes from one placement to another."""
+        names = Names(self.graph, self.traced.in_paths, self.traced.out_paths)
+        return Labels(self.graph, self.where, self.splitter.order, names)
+
     def planned(self, place: int) -> tuple[Share, Plan]:
         """One placement, with what has been agreed on so far."""
         placement, job = self.where.placements[place], self.job
@@ -132,7 +147,7 @@ class _Planning:
         ins, outs = job.asked(placement, share.arguments, share.results)
         fed = [self.pins.get((v, place)) for v in share.fed]
         request = Request(
-            name=f"{job.name} on {placement}",
+            name=f"{job.name}, placement {place} of {len(self.where.placements)}",
             placement=placement,
             hardware=job.hardware(placement),
             in_sbp=(
@@ -147,18 +162,18 @@ class _Planning:
             ),
             ties=self.ties(share),
             time_limit_seconds=job.time_limit_seconds,
-            memory_limit_bytes=job.memory_limit_bytes,
+            # Here all micro-batches would count; of a program with a loop the schedule is checked instead.
+            memory_limit_bytes=job.memory_limit_bytes if self.splitter.loop is None else None,
             transfer=job.transfer,
         )
         return share, compile_plan(self.sub_traced(share), request, check=job.check)
 
     def sub_traced(self, share: Share) -> Traced:
         """A share as a traced function, with names."""
-        names = [v.name for v in self.graph.values]
         ins = [self.traced.in_paths[i] for i in share.arguments]
-        ins += [f"received {names[v]}" for v in (*share.received, *share.fed)]
+        ins += self.labels.received([*share.received, *share.fed])
         outs = [self.traced.out_paths[i] for i in share.results]
-        outs += [f"sent {names[v]}" for v in (*share.sent, *share.passed)]
+        outs += self.labels.sent([*share.sent, *share.passed])
         return Traced(share.graph, tuple(ins), None, tuple(outs))
 
     def ties(self, share: Share) -> tuple[int | None, ...]:

@@ -24,7 +24,7 @@ WIDENS = "convert_element_type"
 
 
 @dataclass(frozen=True, slots=True)
-class _Sum:
+class Sum:
     """A carried value that is only added to.
 
     Arguments:
@@ -45,12 +45,17 @@ def split_sums(graph: Graph, where: Where) -> Graph:
         return graph
     n_const, n_carry = compat.scan_counts(loop.params, len(loop.inputs))
     (body,) = loop.bodies
-    found = [s for k in range(n_carry) if (s := _sum(body, body.inputs[n_const + k], k)) is not None]
+    found = sums_of(body, body.inputs[n_const : n_const + n_carry])
     torn = [s for s in found if len(_places(s, where)) > 1]
     return _Rewriting(Editor(graph), where, loop, n_const, n_carry).run(torn) if torn else graph
 
 
-def _places(s: _Sum, where: Where) -> dict[int, list[Operand]]:
+def sums_of(body: Body, carried: Sequence[int]) -> list[Sum]:
+    """The carried values that are only added to."""
+    return [s for k, v in enumerate(carried) if (s := _sum(body, v, k)) is not None]
+
+
+def _places(s: Sum, where: Where) -> dict[int, list[Operand]]:
     """The addends of each placement."""
     out: dict[int, list[Operand]] = {}
     for x in s.addends:
@@ -58,7 +63,7 @@ def _places(s: _Sum, where: Where) -> dict[int, list[Operand]]:
     return out
 
 
-def _sum(body: Body, carried: int, k: int) -> _Sum | None:
+def _sum(body: Body, carried: int, k: int) -> Sum | None:
     """The sum that a carried value is, if it is one."""
     makers = {v: n for n in body.nodes for v in n.outputs}
     uses: dict[int, int] = {}
@@ -81,7 +86,7 @@ def _sum(body: Body, carried: int, k: int) -> _Sum | None:
         return [y for operand in node.inputs for y in addends(operand)]
 
     first, second = last.inputs
-    return _Sum(k, tuple(addends(second if first == carried else first)), tuple(gone))
+    return Sum(k, tuple(addends(second if first == carried else first)), tuple(gone))
 
 
 @dataclass
@@ -92,7 +97,7 @@ class _Rewriting:
     n_const: int
     n_carry: int
 
-    def run(self, sums: Sequence[_Sum]) -> Graph:
+    def run(self, sums: Sequence[Sum]) -> Graph:
         """The graph with a carried value for each placement of each of the sums."""
         loop, (body,) = self.loop, self.loop.bodies
         gone = {n.id for s in sums for n in s.gone}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sbp.errors import Problem, raise_all
@@ -11,15 +11,21 @@ from sbp.hardware import hardware_for
 from sbp.options import Options
 from sbp.passes.graph import Graph
 from sbp.passes.lookups import Transfer
+from sbp.passes.pipeline.auto import cut_model
 from sbp.passes.pipeline.chain import Asked, Job, plan_stages
 from sbp.passes.pipeline.plan import pipeline_plan
 from sbp.passes.pipeline.where import placements_of
+from sbp.passes.schedule.actions import Schedule
+from sbp.passes.schedule.orders import GENERATORS
+from sbp.passes.schedule.requirements import V
 from sbp.passes.trace import Traced
 from sbp.placement import Placement
 from sbp.resolve import resolve
 from sbp.runtime import arguments
 from sbp.runtime.pipeline.program import BuiltPipeline, schedule_for
 from sbp.signature import NdSbp
+
+V_SHAPED = ("zb-v", "dualpipe-v")
 
 
 @dataclass(frozen=True)
@@ -47,12 +53,11 @@ class Signatures:
 
     def asked(self) -> Asked:
         """The same for the leaves that a placement has; an argument of several is signed on its first one."""
-        signed: set[int] = set()
+        signed: dict[int, Placement] = {}
 
         def asked(placement: Placement, given: Sequence[int], back: Sequence[int]) -> Any:
             ins, outs, problems = self.on(placement)
-            fresh = [i for i in given if i not in signed]
-            signed.update(given)
+            fresh = [i for i in given if signed.setdefault(i, placement) == placement]
             names = {self.traced.in_paths[i] for i in fresh} | {self.traced.out_paths[i] for i in back}
             every = {*self.traced.in_paths, *self.traced.out_paths}
             mine = [p for p in problems if (at := p.where.split(": ")[0]) in names or at not in every]
@@ -69,33 +74,56 @@ def is_pipeline(graph: Graph, placement: Placement) -> bool:
 
 
 def build_pipeline(
-    signatures: Signatures, placement: Placement, options: Options, name: str, donate: tuple[int, ...]
+    signatures: Signatures,
+    placement: Placement,
+    options: Options,
+    name: str,
+    donate: tuple[int, ...],
+    weak: tuple[bool, ...],
 ) -> BuiltPipeline:
     """Plans a program with stages.
 
     Arguments:
       placement: that of the whole program; its devices are those of the stages.
+      donate: positions of the leaves that are gone after a call.
+      weak: per result, whether it is weakly typed.
 
     Raises:
       SbpError: for placements, annotations or a schedule that cannot be had, all problems of a kind at once.
     """
     traced = signatures.traced
-    raise_all(_check_placements(placements_of(traced.graph), placement))
+    found = placements_of(traced.graph)
+    raise_all([*_check_placements(found, placement), *_check_stages(found, placement, options)])
+    if options.stages is not None:
+        places = stage_placements(placement, options.stages, options.schedule)
+        hardware = _hardware(options)(placement)
+        graph = cut_model(traced.graph, places, hardware, options.memory_limit)
+        traced = replace(traced, graph=graph)
+        signatures = replace(signatures, traced=traced)
     outs = signatures.on(placement)[1]
     job = Job(
         name=name,
         hardware=_hardware(options),
         asked=signatures.asked(),
         ties=arguments.ties(signatures.args, signatures.out, outs),
+        rank_of=_rank_of(options.schedule, len(placements_of(traced.graph))),
         time_limit_seconds=options.time_limit,
         memory_limit_bytes=options.memory_limit,
         transfer=Transfer(options.exchange_capacity, options.exchange_dtype),
         check=bool(options.check),
     )
     stages = plan_stages(traced, job)
-    schedule = schedule_for(stages, options.schedule)
-    plan = pipeline_plan(name, placement, stages, schedule)
-    return BuiltPipeline(stages, schedule, plan, donate, options.threads)
+    schedule, notes = schedule_for(stages, options.schedule, options.memory_limit)
+    plan = pipeline_plan(name, placement, stages, schedule, notes)
+    return BuiltPipeline(stages, schedule, plan, donate, weak, options.threads)
+
+
+def _rank_of(schedule: Any, ranks: int) -> Sequence[int] | None:
+    """Where the schedule wants the stages to be, as far as it says so: a V comes by its last rank twice."""
+    if isinstance(schedule, Schedule):
+        return schedule.rank_of
+    known = isinstance(schedule, str) and schedule in GENERATORS
+    return V.example(ranks, 2) if known and GENERATORS[schedule].asks.map is V else None
 
 
 def _hardware(options: Options) -> Callable[[Placement], Any]:
@@ -114,6 +142,30 @@ def _check_placements(found: Sequence[Placement], whole: Placement) -> Iterator[
         if clash is not None:
             yield _no_stage(p, whole, f"it shares devices with {clash}")
         taken.update(dict.fromkeys(p.ranks, p))
+
+
+def _check_stages(found: Sequence[Placement], whole: Placement, options: Options) -> Iterator[Problem]:
+    """Stages are marked or counted, not both, and the first axis has room for each."""
+    count = options.stages
+    if count is None:
+        return
+    where, fix = f"Options(stages={count!r})", f"stages={whole.shape[0]}"
+    if found:
+        legal, why = "sbp.on in the model, or a number of stages", "the model says itself what its stages are"
+        yield Problem("argument", where, f"ops on {found[0]}", legal, why, "leave one of them out")
+    elif isinstance(count, bool) or not isinstance(count, int) or count < 1 or count % whole.shape[0]:
+        legal = f"a multiple of {whole.shape[0]}"
+        why = f"stages lie along the first axis of {whole}, the same number on each part of it"
+        yield Problem("argument", where, f"stages={count!r}", legal, why, fix)
+
+
+def stage_placements(whole: Placement, stages: int, schedule: object) -> list[Placement]:
+    """The placements of so many stages along the first axis: around in a loop, or forth and back in a V."""
+    parts = whole.split(0)
+    name = schedule if isinstance(schedule, str) else ""
+    if name in V_SHAPED and stages == 2 * len(parts):
+        return [*parts, *reversed(parts)]
+    return [parts[s % len(parts)] for s in range(stages)]
 
 
 def _no_stage(p: Placement, whole: Placement, why: str) -> Problem:

@@ -1,0 +1,46 @@
+"""Programs that differ in nothing but their devices are compiled once, and loaded onto the others.
+
+So compile time goes with the number of different stages. Tracing and lowering are done for each.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sbp import compat
+
+# The host's functions are not saved with an executable.
+CALLBACK = "callback"
+
+
+@dataclass
+class Executables:
+    """What has been compiled, by the text of the lowered program.
+
+    Arguments:
+      compiled: how many programs XLA has compiled.
+      loaded: how many were taken from another stage.
+    """
+
+    known: dict[str, Any] = field(default_factory=dict)
+    compiled: int = 0
+    loaded: int = 0
+
+    def get(self, lowered: Any, devices: Sequence[Any]) -> Any:
+        """The executable of a lowered program on its devices."""
+        text = lowered.as_text()
+        key = hashlib.sha256(f"{lowered.args_info}{text}".encode()).hexdigest()
+        known = self.known.get(key)
+        if known is not None and CALLBACK not in text:
+            made, held = known
+            found = compat.onto_devices(made, held, devices)
+            if found is not None:
+                self.loaded += 1
+                return found
+        made = lowered.compile()
+        self.known.setdefault(key, (made, tuple(devices)))
+        self.compiled += 1
+        return made
