@@ -127,9 +127,16 @@ def mark_lookups(graph: Graph, transfer: Transfer) -> Graph:
 
 
 def _marked(editor: Editor, nodes: Sequence[Node], transfer: Transfer) -> list[Node]:
-    """The ops of one body, its lookups marked."""
+    """The ops of one body, its lookups marked; ids are made once of the same indices."""
     out: list[Node] = []
+    known: dict[Operand, int] = {}
     for node in nodes:
+        if _makes_ids(editor, node):
+            (indices,) = node.inputs
+            if indices in known:
+                editor.substitute(node.outputs, [known[indices]])
+                continue
+            known[indices] = node.outputs[0]
         shapes = [editor.operand(x).shape for x in (*node.inputs, *node.outputs)]
         primitive = lookup_p if reads_rows(node, shapes) else add_rows_p if adds_rows(node, shapes) else None
         if primitive is None:
@@ -137,7 +144,10 @@ def _marked(editor: Editor, nodes: Sequence[Node], transfer: Transfer) -> list[N
             out.append(replace(node, bodies=bodies))
             continue
         table, indices, *rows = node.inputs
-        made, ids = keys_of(editor, indices, node.source)
+        if indices not in known:
+            made, ids = keys_of(editor, indices, node.source)
+            out += made
+            known[indices] = ids
         params = {
             "mode": GatherScatterMode.from_any(node.params["mode"]),
             "fill_value": node.params.get("fill_value"),
@@ -145,11 +155,18 @@ def _marked(editor: Editor, nodes: Sequence[Node], transfer: Transfer) -> list[N
             "wire_dtype": transfer.wire_dtype,
             "samples": (),
         }
-        out += [*made, replace(node, primitive=primitive, inputs=(table, ids, *rows), params=params)]
+        inputs = (table, known[indices], *rows)
+        out.append(replace(node, primitive=primitive, inputs=inputs, params=params))
     return out
 
 
-def keys_of(editor: Editor, indices: Operand, source: Source) -> tuple[list[Node], Operand]:
+def _makes_ids(editor: Editor, node: Node) -> bool:
+    """Whether an op is the one that `keys_of` makes."""
+    last = len(editor.operand(node.inputs[0]).shape) - 1 if node.op == "squeeze" else 0
+    return node.op == "squeeze" and tuple(node.params["dimensions"]) == (last,)
+
+
+def keys_of(editor: Editor, indices: Operand, source: Source) -> tuple[list[Node], int]:
     """The ops that make plain ids of index vectors of one entry, and the ids."""
-    made, (ids,) = editor.emit(lambda i: lax.squeeze(i, (i.ndim - 1,)), [indices], source)
-    return made, ids
+    made, _ = editor.emit(lambda i: lax.squeeze(i, (i.ndim - 1,)), [indices], source)
+    return made, made[-1].outputs[0]

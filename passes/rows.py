@@ -277,9 +277,12 @@ def _columns(node: Node, operands: Sequence[Any]) -> tuple[Signature, ...] | Non
 def _additive(node: Node, operands: Sequence[Any]) -> bool:
     """Whether the steps of addends of a gradient add up to the step of their sum."""
     update, grad, state = node.params["update"], operands[0], operands[1 : len(node.outputs)]
-    if update.has_param or any(lazy.by_row(x.shape, grad.shape) for x in state):
+    if any(lazy.by_row(x.shape, grad.shape) for x in state):
         return False
-    return rowwise.additive(trace(update, [compat.struct(x.shape, x.dtype) for x in operands], {}).graph)
+    graph = trace(update, [compat.struct(x.shape, x.dtype) for x in operands], {}).graph
+    used = {x for n in graph.walk() for x in n.inputs if not isinstance(x, Const)} | set(graph.outputs)
+    param = {graph.inputs[len(state) + 1]} if update.has_param else set()
+    return not param & used and rowwise.additive(graph)
 
 
 def _apart(update: Any, operands: Sequence[Any], lying: Sequence[Signature]) -> bool:

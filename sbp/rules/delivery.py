@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -16,22 +16,20 @@ from sbp.rules.exchange import (
     NO_KEY,
     NOTHING,
     OVERFLOW,
-    Distinct,
+    Buckets,
     Tally,
     axes_of,
-    beside,
-    distinct,
-    fullest,
+    bucketed,
+    count_of,
+    first_round,
     places,
+    ranked,
     sized,
-    starts_of,
     taken,
     travel,
-    windows,
-    within,
 )
 from sbp.rules.legs import Leg, Route, cut, legs
-from sbp.rules.local import Local
+from sbp.rules.local import Local, barrier
 
 Apply: TypeAlias = Callable[[Any, Any, Any], Any]
 
@@ -60,17 +58,18 @@ def deliver(
     if not ahead:
         ctx.report(NOTHING)
         return given.applied(state, keys, rows)
-    buckets = given.bucketed(ahead[0], keys, rows)
-    came, away, fits = given.at_once(ahead, buckets)
-    total = buckets.starts[-1] - buckets.starts[0]
+    buckets = bucketed(ctx, ahead[0], keys)
+    # The loop reads the rows too: without a barrier XLA computes them for each of the two.
+    rows = rows if all(leg.fits for leg in ahead) else barrier(rows)
+    came, away, fits, now = given.at_once(ahead, buckets, rows)
+    tally = Tally(count_of(buckets.keys != NO_KEY), np.int32(0), np.int32(0)).after(now & fits)
     if all(leg.fits for leg in ahead):
-        ctx.report(Tally(total, total, np.int32(1)))
+        ctx.report(tally)
         return given.applied(state, came, away)
     state = given.applied(state, jnp.where(fits, came, NO_KEY), away)
-    tally = Tally(total, jnp.where(fits, total, np.int32(0)), np.int32(1))
-    begin = buckets.starts[:-1], jnp.logical_not(fits), state, tally
+    begin = jnp.zeros_like(buckets.sizes), jnp.logical_not(fits), state, tally
     with jax.named_scope(OVERFLOW):
-        state, tally = given.loop(ahead, buckets, begin)
+        state, tally = given.loop(ahead, buckets, rows, begin)
     ctx.report(tally)
     return state
 
@@ -78,14 +77,6 @@ def deliver(
 def sums_apart(dtype: Any) -> bool:
     """Whether rows of a dtype may be added one by one; short floats lose too much."""
     return not jnp.issubdtype(dtype, jnp.floating) or compat.itemsize(dtype) >= 4
-
-
-class _Buckets(NamedTuple):
-    """Distinct keys in order, [n], the sums of their rows, and where each owner's start, [group + 1]."""
-
-    keys: Any
-    sums: Any
-    starts: Any
 
 
 @dataclass(frozen=True)
@@ -99,58 +90,51 @@ class _Given:
 
     def applied(self, state: Any, keys: Any, rows: Any) -> Any:
         """The state with rows of this device's shard applied; keys of other rows count as none."""
+        at = places(self.ctx, self.route, keys)
         if self.additive:
-            return self.apply(state, places(self.ctx, self.route, keys), rows)
-        found = distinct(within(self.ctx, cut(self.route.rows, len(self.route.rows.axes)), keys))
-        return self.apply(state, places(self.ctx, self.route, found.keys), _summed(rows, found))
+            return self.apply(state, at, rows)
+        count, size = at.shape[0], cut(self.route.rows, len(self.route.rows.axes)).local[0]
+        ranks = ranked(at, size)[2]
+        once = jnp.full(count, np.int32(size)).at[ranks].set(at, wrap_negative_indices=False)
+        return self.apply(state, once, _summed(rows, ranks, count))
 
-    def bucketed(self, leg: Leg, keys: Any, rows: Any) -> _Buckets:
-        """The buckets that keys and rows make for the owners of a leg."""
-        found = distinct(within(self.ctx, leg.outer, keys))
-        return _Buckets(found.keys, _summed(rows, found), starts_of(self.ctx, leg, found.keys))
-
-    def at_once(self, ahead: Sequence[Leg], buckets: _Buckets) -> tuple[Any, Any, Any]:
-        """The keys and sums that reach this device in one round, and whether that is all on every device."""
-        leg, inner, starts = ahead[0], ahead[1:], buckets.starts
-        window = windows(starts[:-1], leg.capacity)
-        there = window < starts[1:, None]
-        came = self.moved(leg, buckets, window, there)
-        fits: Any = True if leg.fits else fullest(self.ctx, self.route, starts) <= leg.capacity
+    def at_once(self, ahead: Sequence[Leg], buckets: Buckets, rows: Any) -> tuple[Any, Any, Any, Any]:
+        """The keys and sums that reach this device in one round, whether that is all, and which went."""
+        leg, inner = ahead[0], ahead[1:]
+        first = first_round(self.ctx, self.route, leg, buckets)
+        came = self.moved(leg, leg.capacity, first.slots, rows)
+        fits: Any = np.bool_(True) if leg.fits else first.most <= leg.capacity
         if not inner:
-            return *came, fits
-        keys, rows, others = self.at_once(inner, self.bucketed(inner[0], *came))
-        return keys, rows, fits & others
+            return first.came, came, fits, first.now
+        keys, sums, others, _ = self.at_once(inner, bucketed(self.ctx, inner[0], first.came), came)
+        return keys, sums, fits & others, first.now
 
-    def moved(self, leg: Leg, buckets: _Buckets, window: Any, now: Any) -> tuple[Any, Any]:
-        """What devices of a leg have sent to this one: keys [m] and rows [m, ...].
+    def moved(self, leg: Leg, room: int, slots: Any, rows: Any) -> Any:
+        """The sums of rows that come to this device, [group * room, ...]; `slots` say where they are sent."""
+        sums = _summed(rows, slots, leg.group * room)
+        came = travel(self.ctx, sums.reshape(leg.group, room, *rows.shape[1:]), leg, self.route.wire_dtype)
+        return came.reshape(sums.shape)
 
-        Arguments:
-          window: places in the buckets, [group, room].
-          now: which of them are sent.
-        """
-        keys, rows = taken(buckets.keys, window), taken(buckets.sums, window)
-        rows = jnp.where(beside(now, rows), rows, jnp.zeros((), rows.dtype))
-        got = self.ctx.all_to_all(jnp.where(now, keys, NO_KEY), leg.axis).reshape(-1)
-        came = travel(self.ctx, rows, leg, self.route.wire_dtype)
-        return got, came.reshape(*got.shape, *rows.shape[2:])
-
-    def loop(self, ahead: Sequence[Leg], buckets: _Buckets, begin: Any) -> tuple[Any, Tally]:
+    def loop(self, ahead: Sequence[Leg], buckets: Buckets, rows: Any, begin: Any) -> tuple[Any, Tally]:
         """Rounds until no device has a key left: the state and the tally.
 
         Arguments:
-          begin: the next places of each bucket, whether anything is left, the state, and the tally.
+          begin: how many keys of each bucket are done, whether anything is left, the state, and the tally.
         """
-        ctx, leg, (keys, _, starts) = self.ctx, ahead[0], buckets
+        ctx, leg = self.ctx, ahead[0]
 
         def more(room: int, carry: tuple[Any, Any, Any, Tally]) -> tuple[Any, Any, Any, Tally]:
-            at, _, state, tally = carry
-            ends, left = _bounds(ctx, self.route, leg, keys, starts, at, room)
-            window = windows(at, room)
-            now = (window < starts[1:, None]) & (taken(keys, window) < ends[:, None])
-            state = self.nested(ahead[1:], *self.moved(leg, buckets, window, now), state)
-            return at + jnp.sum(now, axis=1, dtype=np.int32), left, state, tally.after(now)
+            done, _, state, tally = carry
+            ends, left = _bounds(ctx, self.route, leg, buckets, done, room)
+            now, slots = buckets.slots(room, done, ends)
+            asked = buckets.asked(slots, room)
+            came = ctx.all_to_all(asked, leg.axis).reshape(-1)
+            state = self.nested(ahead[1:], came, self.moved(leg, room, slots, rows), state)
+            return done + jnp.sum(asked != NO_KEY, axis=1, dtype=np.int32), left, state, tally.after(now)
 
-        one = sized(leg, lambda carry: ctx.maximum(jnp.max(starts[1:] - carry[0]), axes_of(self.route)), more)
+        one = sized(
+            leg, lambda carry: ctx.maximum(jnp.max(buckets.sizes - carry[0]), axes_of(self.route)), more
+        )
         _, _, state, tally = lax.while_loop(lambda carry: carry[1], one, begin)
         return state, tally
 
@@ -158,28 +142,28 @@ class _Given:
         """The state after the rounds of the legs that are left."""
         if not ahead:
             return self.applied(state, keys, rows)
-        buckets = self.bucketed(ahead[0], keys, rows)
-        begin = buckets.starts[:-1], jnp.array(True), state, NOTHING
-        return self.loop(ahead, buckets, begin)[0]
+        buckets = bucketed(self.ctx, ahead[0], keys)
+        begin = jnp.zeros_like(buckets.sizes), jnp.array(True), state, NOTHING
+        return self.loop(ahead, buckets, rows, begin)[0]
 
 
-def _summed(rows: Any, found: Distinct) -> Any:
-    """The sum of the rows of each distinct key."""
-    wide = taken(rows, found.order).astype(rows.dtype if sums_apart(rows.dtype) else np.float32)
-    sums = jax.ops.segment_sum(wide, found.ranks, found.keys.shape[0], indices_are_sorted=True)
+def _summed(rows: Any, at: Any, count: int) -> Any:
+    """The sums [count, ...] of rows at places; those at `count` are dropped."""
+    wide = rows.dtype if sums_apart(rows.dtype) else np.dtype(np.float32)
+    sums = jnp.zeros((count, *rows.shape[1:]), wide)
+    sums = sums.at[at].add(rows.astype(wide), mode="drop", wrap_negative_indices=False)
     return sums.astype(rows.dtype)
 
 
-def _bounds(
-    ctx: Local, route: Route, leg: Leg, keys: Any, starts: Any, at: Any, room: int
-) -> tuple[Any, Any]:
+def _bounds(ctx: Local, route: Route, leg: Leg, buckets: Buckets, done: Any, room: int) -> tuple[Any, Any]:
     """Below which key of each owner a round ends, [group], and whether another follows on any device.
 
     Devices that the legs before lead to have keys of their own, and bounds: one reduction is of them all, so
     that all run equally many rounds.
     """
-    beyond = at + np.int32(room)
-    ends = jnp.where(beyond < starts[1:], taken(keys, beyond), NO_KEY)
+    next_ = (buckets.keys != NO_KEY) & (buckets.inside == taken(done + np.int32(room), buckets.owners))
+    at = jnp.where(next_, buckets.owners, np.int32(leg.group))
+    ends = jnp.full(leg.group, NO_KEY).at[at].set(buckets.keys, mode="drop", wrap_negative_indices=False)
     own = ctx.rank(leg.before)
     every = jnp.full((ctx.group(leg.before), leg.group), NO_KEY).at[own].set(ends)
     every = ctx.minimum(every, axes_of(route))

@@ -47,14 +47,15 @@ class Tally(NamedTuple):
 
     def after(self, now: Any) -> Tally:
         """One round later, in which the keys at `now` were served."""
-        return Tally(self.given, self.served + _count(now), self.rounds + np.int32(1))
+        return Tally(self.given, self.served + count_of(now), self.rounds + np.int32(1))
 
 
 # Of keys that do not travel.
 NOTHING = Tally(np.int32(0), np.int32(0), np.int32(0))
 
 
-def _count(flags: Any) -> Any:
+def count_of(flags: Any) -> Any:
+    """How many flags are set."""
     return jnp.sum(flags, dtype=np.int32)
 
 
@@ -81,43 +82,116 @@ def within(ctx: Local, layout: Layout, keys: Any) -> Any:
     return jnp.where((at >= 0) & (at < ctx.length(layout, 0)), keys, NO_KEY)
 
 
-@dataclass(frozen=True, slots=True)
-class Distinct:
-    """Keys in order.
+def ranked(keys: Any, below: int) -> tuple[Any, Any, Any]:
+    """Keys in order, [n], which of them differ from the one before, and the ranks of the given ones, [n].
+
+    Equal keys have one rank, and ranks have no gaps. One number holds key and place where it can: XLA sorts
+    single numbers faster than pairs.
 
     Arguments:
-      keys: [n], each once; behind them no key.
-      order: [n], which of the given keys comes first, second, ...
-      ranks: [n], where each of those is in `keys`.
+      keys: [n] int32, none negative; those from `below` on come out as `below`.
+    """
+    count = keys.shape[0]
+    keys = jnp.minimum(keys, np.int32(below))
+    if (below + 1) * count <= 1 << 32:
+        each = np.uint32(max(count, 1))
+        pairs = lax.sort(keys.astype(np.uint32) * each + lax.iota(np.uint32, count), is_stable=False)
+        ordered, order = (x.astype(np.int32) for x in (lax.div(pairs, each), lax.rem(pairs, each)))
+    else:
+        ordered, order = lax.sort((keys, lax.iota(np.int32, count)), num_keys=1)
+    new = jnp.concatenate([jnp.ones(min(count, 1), bool), ordered[1:] != ordered[:-1]])
+    ranks = jnp.cumsum(new, dtype=np.int32) - np.int32(1)
+    back = jnp.zeros(count, np.int32).at[order].set(ranks, unique_indices=True, wrap_negative_indices=False)
+    return ordered, new, back
+
+
+@dataclass(frozen=True, slots=True)
+class Buckets:
+    """Where the keys of a device lie among those that it sends to each owner along a leg.
+
+    Arguments:
+      keys: [n], as given; no key in the place of those whose rows lie elsewhere.
+      owners: [n], the position of the device that has the row.
+      inside: [n], the rank among the distinct keys of that owner.
+      sizes: [group], how many distinct keys each owner is asked for.
     """
 
     keys: Any
-    order: Any
-    ranks: Any
+    owners: Any
+    inside: Any
+    sizes: Any
+
+    def slots(self, room: int, done: Any = None, ends: Any = None) -> tuple[Any, Any]:
+        """Which keys a round takes, [n], and where each lies in its message, [n]: behind it for others.
+
+        Arguments:
+          room: keys for each owner.
+          done: how many of each owner's have been taken before, [] or [group].
+          ends: keys of each owner from this one on are left for later, [group].
+        """
+        place, now = self.inside, self.keys != NO_KEY
+        if done is not None:
+            place = place - (taken(done, self.owners) if done.ndim else done)
+            now = now & (place >= 0)
+        if ends is not None:
+            now = now & (self.keys < taken(ends, self.owners))
+        now = now & (place < room)
+        return now, jnp.where(now, self.owners * np.int32(room) + place, np.int32(self.group * room))
+
+    @property
+    def group(self) -> int:
+        """How many owners there are."""
+        return int(self.sizes.shape[0])
+
+    def asked(self, slots: Any, room: int) -> Any:
+        """The message of a round, [group, room]."""
+        flat = jnp.full(self.group * room, NO_KEY)
+        return flat.at[slots].set(self.keys, mode="drop", wrap_negative_indices=False).reshape(-1, room)
 
 
-def distinct(keys: Any) -> Distinct:
-    count = keys.shape[0]
-    ordered, order = lax.sort((keys, lax.iota(np.int32, count)), num_keys=1)
-    new = jnp.concatenate([jnp.ones(1, bool), ordered[1:] != ordered[:-1]])
-    ranks = jnp.cumsum(new, dtype=np.int32) - np.int32(1)
-    once = (
-        jnp.full(count, NO_KEY).at[ranks].set(ordered, indices_are_sorted=True, wrap_negative_indices=False)
-    )
-    return Distinct(once, order, ranks)
+def bucketed(ctx: Local, leg: Leg, keys: Any) -> Buckets:
+    """The buckets that keys make for the owners of a leg."""
+    keys = within(ctx, leg.outer, keys)
+    rows, chunk = leg.outer.local[0], np.int32(leg.chunk)
+    at = jnp.where(keys == NO_KEY, np.int32(rows), keys - ctx.offset(leg.outer, 0))
+    ordered, new, ranks = ranked(at, rows)
+    receivers = jnp.where(new & (ordered < rows), lax.div(ordered, chunk), np.int32(leg.group))
+    sizes = jnp.zeros(leg.group, np.int32).at[receivers].add(1, mode="drop", wrap_negative_indices=False)
+    owners = jnp.minimum(lax.div(at, chunk), np.int32(leg.group - 1))
+    starts = jnp.cumsum(sizes, dtype=np.int32) - sizes
+    return Buckets(keys, owners, ranks - taken(starts, owners), sizes)
 
 
-def starts_of(ctx: Local, leg: Leg, keys: Any) -> Any:
-    """Where the bucket of each owner starts among sorted keys, [group + 1]: the last one is where it ends."""
-    first = ctx.offset(leg.outer, 0)
-    bounds = first + np.arange(leg.group + 1, dtype=np.int32) * np.int32(leg.chunk)
-    bounds = jnp.minimum(bounds, first + ctx.length(leg.outer, 0))
-    return jnp.sum(keys[None] < bounds[:, None], axis=1, dtype=np.int32)
+class First(NamedTuple):
+    """The first round along a leg.
+
+    Arguments:
+      now, slots: which keys it takes, and where they lie in the message, [n].
+      came: the keys that have come to this device, [group * capacity].
+      most: how many keys the fullest bucket of any device has; None if one round is always enough.
+    """
+
+    now: Any
+    slots: Any
+    came: Any
+    most: Any
 
 
-def windows(starts: Any, room: int) -> Any:
-    """The places [group, room] from each of [group] starts on."""
-    return starts[:, None] + lax.iota(np.int32, room)
+def first_round(ctx: Local, route: Route, leg: Leg, buckets: Buckets) -> First:
+    """Sends the keys of the first round: lookups and deliveries of the same keys do it in the same words.
+
+    Where there is one leg, every message brings along how many keys the fullest bucket of its sender has.
+    """
+    now, slots = buckets.slots(leg.capacity)
+    asked, most = buckets.asked(slots, leg.capacity), jnp.max(buckets.sizes)
+    if leg.fits:
+        return First(now, slots, ctx.all_to_all(asked, leg.axis).reshape(-1), None)
+    if not leg.alone:
+        came = ctx.all_to_all(asked, leg.axis).reshape(-1)
+        return First(now, slots, came, ctx.maximum(most, axes_of(route)))
+    told = jnp.concatenate([asked, jnp.broadcast_to(most, (leg.group, 1))], axis=1)
+    got = ctx.all_to_all(told, leg.axis)
+    return First(now, slots, got[:, :-1].reshape(-1), jnp.max(got[:, -1]))
 
 
 def beside(flags: Any, rows: Any) -> Any:
@@ -143,58 +217,57 @@ def travel(ctx: Local, rows: Any, leg: Leg, wire: str | None) -> Any:
     return lax.bitcast_convert_type(ctx.all_to_all(bits, leg.axis), dtype).astype(rows.dtype)
 
 
-def lookup(ctx: Local, route: Route, keys: Any, serve: Serve) -> Any:
+def lookup(ctx: Local, route: Route, keys: Any, serve: Serve, absent: Any = None) -> Any:
     """The rows of `keys`, `[n, ...]`; zeros where there is no key, or where the row is not along the route.
 
     Arguments:
       keys: `[n]` int32, `NO_KEY` for none.
       serve: gives rows for their places in this device's shard, `[m]` int32, and zeros for the shard's size.
+      absent: `[n]`, what stands in the rows where there is no key; None for zero.
     """
-    rows, tally = _looked_up(ctx, route, legs(route), keys, serve)
+    ahead = legs(route)
+    if not ahead:
+        ctx.report(NOTHING)
+        rows = serve(places(ctx, route, keys))
+        return rows if absent is None else jnp.where(beside(keys != NO_KEY, rows), rows, beside(absent, rows))
+    rows, tally = _looked_up(ctx, route, ahead, keys, serve, absent)
     ctx.report(tally)
     return rows
 
 
-def _looked_up(ctx: Local, route: Route, ahead: Sequence[Leg], keys: Any, serve: Serve) -> tuple[Any, Tally]:
+def _looked_up(
+    ctx: Local, route: Route, ahead: Sequence[Leg], keys: Any, serve: Serve, absent: Any = None
+) -> tuple[Any, Tally]:
     if not ahead:
         return serve(places(ctx, route, keys)), NOTHING
     leg, inner = ahead[0], ahead[1:]
-    keys = within(ctx, leg.outer, keys)
-    found = distinct(keys)
-    starts = starts_of(ctx, leg, found.keys)
-    slots = (
-        jnp.zeros_like(keys)
-        .at[found.order]
-        .set(found.ranks, unique_indices=True, wrap_negative_indices=False)
-    )
-    owners = jnp.clip((keys - ctx.offset(leg.outer, 0)) // np.int32(leg.chunk), 0, leg.group - 1)
-    inside = slots - taken(starts, owners)
+    buckets = bucketed(ctx, leg, keys)
 
-    def ask(done: Any, room: int) -> tuple[Any, Any]:
-        """Which keys are answered in a round, and their rows: zeros for the others."""
-        at = windows(starts[:-1] + done, room)
-        asked = jnp.where(at < starts[1:, None], taken(found.keys, at), NO_KEY)
-        got, _ = _looked_up(ctx, route, inner, ctx.all_to_all(asked, leg.axis).reshape(-1), serve)
-        back = travel(ctx, got.reshape(*asked.shape, *got.shape[1:]), leg, route.wire_dtype)
-        place = inside - done
-        now = (keys != NO_KEY) & (place >= 0) & (place < room)
-        place = jnp.where(now, owners * np.int32(room) + place, np.int32(leg.group * room))
-        return now, rows_at(back.reshape(got.shape), place)
+    def answered(came: Any, room: int) -> Any:
+        """The rows that come back for a message."""
+        got, _ = _looked_up(ctx, route, inner, came, serve)
+        return travel(ctx, got.reshape(leg.group, room, *got.shape[1:]), leg, route.wire_dtype).reshape(
+            got.shape
+        )
 
     def more(room: int, state: tuple[Any, Any, Tally]) -> tuple[Any, Any, Tally]:
         done, rows, tally = state
-        now, some = ask(done, room)
+        now, slots = buckets.slots(room, done)
+        came = ctx.all_to_all(buckets.asked(slots, room), leg.axis).reshape(-1)
+        some = taken(answered(came, room), slots)
         return done + np.int32(room), jnp.where(beside(now, some), some, rows), tally.after(now)
 
-    now, rows = ask(np.int32(0), leg.capacity)
-    tally = Tally(_count(keys != NO_KEY), np.int32(0), np.int32(0)).after(now)
+    first = first_round(ctx, route, leg, buckets)
+    rows = taken(answered(first.came, leg.capacity), first.slots)
+    none = jnp.zeros((), rows.dtype) if absent is None else beside(absent, rows)
+    rows = jnp.where(beside(first.now, rows), rows, none)
+    tally = Tally(count_of(buckets.keys != NO_KEY), np.int32(0), np.int32(0)).after(first.now)
     if leg.fits:
         return rows, tally
-    most = fullest(ctx, route, starts)
     begin = jnp.int32(leg.capacity), rows, tally
     with jax.named_scope(OVERFLOW):
-        one = sized(leg, lambda state: most - state[0], more)
-        return lax.while_loop(lambda state: state[0] < most, one, begin)[1:]
+        one = sized(leg, lambda state: first.most - state[0], more)
+        return lax.while_loop(lambda state: state[0] < first.most, one, begin)[1:]
 
 
 def sized(leg: Leg, left: Callable[[Any], Any], more: Callable[[int, Any], Any]) -> Callable[[Any], Any]:
@@ -209,11 +282,6 @@ def sized(leg: Leg, left: Callable[[Any], Any], more: Callable[[int, Any], Any])
         return full
     small = partial(more, leg.spill)
     return lambda state: lax.cond(left(state) > leg.spill, full, small, state)
-
-
-def fullest(ctx: Local, route: Route, starts: Any) -> Any:
-    """How many keys the fullest bucket of any device has."""
-    return ctx.maximum(jnp.max(starts[1:] - starts[:-1]), axes_of(route))
 
 
 def axes_of(route: Route) -> tuple[int, ...]:
@@ -252,14 +320,15 @@ def _asked(route: Route, leg: Leg, keys: Hashable) -> Iterable[Talk]:
     """What is sent of the keys: the same for lookups and deliveries of the same keys."""
     size = route.rows.size
     one, two = (None if keys is None else (what, keys, size, leg) for what in ("rounds", "keys"))
-    if not leg.fits:
+    if not leg.fits and not leg.alone:
         why = f"the fullest bucket of keys of {size} rows says how many rounds follow"
         yield _agreement(route, why, one)
-    yield _exchange(leg, KEY_BYTES, 1, f"keys of {size} rows travel to the devices that own the rows", two)
+    why = f"keys of {size} rows travel to the devices that own the rows"
+    yield _exchange(leg, KEY_BYTES, 1, why, two, told=int(leg.alone and not leg.fits))
 
 
-def _exchange(leg: Leg, each: float, operand: int, why: str, sent: Hashable = None) -> Talk:
-    wire_bytes = (leg.group - 1) * leg.capacity * each
+def _exchange(leg: Leg, each: float, operand: int, why: str, sent: Hashable = None, told: int = 0) -> Talk:
+    wire_bytes = (leg.group - 1) * (leg.capacity + told) * each
     return Talk("all_to_all", (leg.axis,), wire_bytes, operand, f"{why}; dim 0 is split over {{axes}}", sent)
 
 

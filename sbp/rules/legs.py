@@ -70,9 +70,14 @@ class Leg:
     last: bool
 
     @property
+    def alone(self) -> bool:
+        """Whether this is the only leg."""
+        return not self.before and self.last
+
+    @property
     def spill(self) -> int:
         """The room of a round that takes the little that is left; that of any round where legs are nested."""
-        return max(1, self.capacity // SPILL) if not self.before and self.last else self.capacity
+        return max(1, self.capacity // SPILL) if self.alone else self.capacity
 
     @property
     def fits(self) -> bool:

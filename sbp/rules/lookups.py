@@ -174,14 +174,13 @@ def _lookup_local(ctx: Local, table: Any, ids: Any) -> list[Any]:
     keys, legal = keys_of(ctx, ids, ctx.operands[1], not fills)
     route = _route(ctx)
 
-    rows = lookup(ctx, route, keys.reshape(-1), lambda at: rows_at(table, at))
-    rows = rows.reshape(*ids.shape, *table.shape[1:])
-    if not fills:
-        return [rows]
-    once = ctx.first([*sums, *(a for a in layout.axes(0) if a not in route.axes)])
-    missing = jnp.where(once, _fill_value(ctx.params["fill_value"], rows.dtype), jnp.zeros((), rows.dtype))
-    legal = lax.broadcast_in_dim(legal, rows.shape, range(ids.ndim))
-    return [jnp.where(legal, rows, missing)]
+    absent = None
+    if fills:
+        once = ctx.first([*sums, *(a for a in layout.axes(0) if a not in route.axes)])
+        fill = _fill_value(ctx.params["fill_value"], table.dtype)
+        absent = jnp.where(legal.reshape(-1) | ~once, jnp.zeros((), table.dtype), fill)
+    rows = lookup(ctx, route, keys.reshape(-1), lambda at: rows_at(table, at), absent)
+    return [rows.reshape(*ids.shape, *table.shape[1:])]
 
 
 def _lookup_talks(ctx: Local) -> Iterable[Talk]:

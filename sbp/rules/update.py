@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -94,21 +94,28 @@ class _Step:
             self.taken(x, places) if line else o
             for x, o, line in zip(state[1:], self.old, self.lines, strict=True)
         ]
-        param = self.taken(table, places)
-        added, *new = update(grad, *here, *([param] if update.has_param else []))
+        param = [self.taken(table, places)] if update.has_param or not sums_apart(table.dtype) else []
+        added, *new = update(grad, *here, *(param if update.has_param else []))
         # Rows that are left as they are have distinct places out of bounds: no two are ever written at once.
         beyond = np.int32(size) + lax.iota(np.int32, places.shape[0])
         at = jnp.where(self.touched(grad) & (places < size), places, beyond)
+        flags: dict[str, Any] = {"mode": "drop", "unique_indices": True, "wrap_negative_indices": False}
 
         def put(x: Any, rows: Any) -> Any:
-            return x.at[at].set(rows.astype(x.dtype), mode="drop", unique_indices=True)
+            return x.at[at].set(rows.astype(x.dtype), **flags)
 
+        added = added.astype(table.dtype)
+        # XLA widens a whole table of short floats to add to it.
+        table = table.at[at].add(added, **flags) if sums_apart(table.dtype) else put(table, param[0] + added)
         kept = [put(x, n) if line else n for x, n, line in zip(state[1:], new, self.lines, strict=True)]
-        return [put(table, param + added.astype(param.dtype)), *kept]
+        return [table, *kept]
 
     def add(self, state: Sequence[Any], places: Any, grad: Any) -> list[Any]:
         """Table and state with the steps of addends at `places`, which may occur more than once."""
-        added, *new = self.ctx.params["update"](grad, *self.old)
+        update = self.ctx.params["update"]
+        # A step that adds up does not read the parameter.
+        param = [jnp.zeros(grad.shape, state[0].dtype)] if update.has_param else []
+        added, *new = update(grad, *self.old, *param)
         return [state[0].at[places].add(added, mode="drop", wrap_negative_indices=False), *new]
 
     def taken(self, x: Any, places: Any) -> Any:
@@ -203,7 +210,7 @@ def _talks(ctx: Local) -> Iterable[Talk]:
     mode = ctx.params["modes"][0]
     for talk in deliver_talks(route, row_bytes, keys_as(mode) if n == 1 else None):
         operand = first + (0 if talk.operand == 1 else n)
-        yield Talk(talk.kind, talk.axes, talk.wire_bytes, operand, talk.reason)
+        yield replace(talk, operand=operand)
     copied = _copied_axes(ctx)
     if copied:
         group = ctx.group(copied)

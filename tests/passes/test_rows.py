@@ -31,7 +31,10 @@ OPTIMIZERS: dict[str, Callable[[], Any]] = {
     "adamw": lambda: optax.adamw(0.05, weight_decay=0.1),
     "ftrl": lambda: ftrl(0.1, l1=0.01, l2=0.1),
     "schedule": lambda: optax.sgd(optax.linear_schedule(0.1, 0.0, 3)),
+    "decay": lambda: optax.chain(optax.add_decayed_weights(0.1), optax.sgd(0.1)),
 }
+# Their steps add up over addends of a gradient, though the parameter is given to them.
+ADDITIVE = "sgd", "schedule"
 
 
 def sums(table: Any, ids: Any) -> Any:
@@ -110,6 +113,7 @@ def test_rows_alone_are_updated(name: str) -> None:
     assert any(BY_ROWS in note for note in plan.notes)
     assert len(updates(plan)) == 1 and table_sized(plan) == 0
     assert updates(plan)[0].strategy.operands[-1] == (S(0),)
+    assert updates(plan)[0].node.params["additive"] == (name in ADDITIVE)
     assert {"all_to_all"} <= set(plan.by_kind())
 
 

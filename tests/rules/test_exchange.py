@@ -15,7 +15,7 @@ from jax.sharding import Mesh, PartitionSpec
 from sbp import view
 from sbp.layout import Layout
 from sbp.rules.delivery import deliver
-from sbp.rules.exchange import NO_KEY, lookup
+from sbp.rules.exchange import NO_KEY, lookup, ranked, rows_at
 from sbp.rules.halo import extent
 from sbp.rules.legs import Route, default_capacity, legs
 from sbp.rules.local import Local
@@ -296,3 +296,27 @@ def test_rows_travel_in_a_narrower_type() -> None:
     counts = np.bincount(keys, minlength=ROWS)
     got = view.join(state["sums"], table.shape, case.summed, case.hierarchy)
     np.testing.assert_array_equal(got, np.stack([counts] * WIDTH, 1))
+
+
+@pytest.mark.parametrize("below", [40, (1 << 31) - 2])
+def test_ranks_of_keys(below: int) -> None:
+    """Whether key and place fit in one number or not."""
+    rng = np.random.default_rng(below)
+    for keys in (rng.integers(0, below, 300), rng.integers(0, 40, 300), np.full(300, below), np.zeros(0)):
+        keys = keys.astype(np.int32)
+        ordered, new, ranks = map(np.asarray, ranked(jnp.asarray(keys), below))
+        once, want = np.unique(keys, return_inverse=True)
+        np.testing.assert_array_equal(ranks, want)
+        np.testing.assert_array_equal(ordered, np.sort(keys))
+        np.testing.assert_array_equal(ordered[new], once)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])
+def test_rows_of_several_lines(dtype: str) -> None:
+    """Numbers that are not finite are read like any others, and no place moves."""
+    table = np.arange(5 * 70).reshape(5, 70).astype(dtype)
+    if dtype != "int32":
+        table[1], table[2] = np.nan, np.inf
+    got = np.asarray(rows_at(jnp.asarray(table), jnp.array([1, 5, 4, 2, 1])))
+    want = np.concatenate([table, np.zeros_like(table[:1])])[[1, 5, 4, 2, 1]]
+    np.testing.assert_array_equal(got.astype(np.float32), want.astype(np.float32))

@@ -183,14 +183,16 @@ class Trained:
         return jax.tree.unflatten(self.tree, self.executable(*jax.tree.leaves(args)))
 
     def check_exchanges(self) -> None:
-        """Keys and rows travel between table and batch as both lie, there and back, in rounds."""
+        """Keys and rows travel between table and batch as both lie, there and back, in rounds; keys once."""
         assert self.plan.physical is not None
         computed = [s for s, _ in self.plan.physical.walk() if isinstance(s, Compute)]
         split = (S(0),) * len(self.case.shape)
         lying = {s.node.op: s.strategy.operands for s in computed if s.node.op.startswith("sbp_")}
         for op in ("sbp_lookup", "sbp_update_rows"):
             assert lying[op][0] == lying[op][-1] == split
-        kinds = {c.kind for c in read_compiled(self.executable).collectives if OVERFLOW in c.source}
+        meter = read_compiled(self.executable)
+        assert meter.first_rounds().wire_bytes == pytest.approx(self.plan.wire_bytes, rel=1e-9)
+        kinds = {c.kind for c in meter.collectives if OVERFLOW in c.source}
         assert kinds == {"all_to_all", "all_reduce"}
 
 
