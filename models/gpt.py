@@ -3,6 +3,10 @@
     python -m models.gpt --placement cpu:2x4 --parallel 2d
 
 trains it on text, prints every collective of the distributed program, and compares it with one device.
+
+    python -m models.gpt --stages 2 --microbatches 8 --schedule zb-h1 --placement cpu:2x2x2
+
+does so in a pipeline of two stages, each of them data and tensor parallel.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ import numpy as np
 import optax
 
 from models import parallel, text, train
+from models.pipeline import WHOLE, Pipeline, add_options, pipeline_of
 from sbp import B, S
 
 PyTree: TypeAlias = Any
@@ -150,28 +155,42 @@ def mlp(x: jax.Array, layer: PyTree) -> jax.Array:
     return jax.nn.gelu(x @ layer["up"] + layer["up_bias"]) @ layer["down"] + layer["down_bias"]
 
 
-def logits(params: PyTree, tokens: jax.Array, key: jax.Array | None, config: Config) -> jax.Array:
-    """The logits of the next token at every position, `b s -> b s v`; without a key there is no dropout."""
+def logits(
+    params: PyTree, tokens: jax.Array, key: jax.Array | None, config: Config, pipeline: Pipeline = WHOLE
+) -> jax.Array:
+    """The logits of the next token at every position, `b s -> b s v`; without a key there is no dropout.
+
+    Arguments:
+      pipeline: its first stage also embeds, and its last one also scores.
+    """
     keys = repeat(None) if key is None else iter(jax.random.split(key, 1 + 3 * config.layers))
-    x = params["embedding"][tokens] + params["position"][: tokens.shape[1]]
-    x = drop(x, next(keys), config.dropout)
+    with pipeline.stage(0):
+        x = params["embedding"][tokens] + params["position"][: tokens.shape[1]]
+        x = drop(x, next(keys), config.dropout)
     for index, layer in enumerate(params["layers"]):
-        with jax.named_scope(f"layer{index}"):
+        with pipeline.block(index, config.layers), jax.named_scope(f"layer{index}"):
             mixed = attention(normalize(x, layer["attention_norm"]), layer, next(keys), config)
             x = x + drop(mixed, next(keys), config.dropout)
             x = x + drop(mlp(normalize(x, layer["mlp_norm"]), layer), next(keys), config.dropout)
-    return normalize(x, params["norm"]) @ params["embedding"].T
+    with pipeline.stage(-1):
+        return normalize(x, params["norm"]) @ params["embedding"].T
 
 
-def loss(params: PyTree, tokens: jax.Array, key: jax.Array | None, config: Config) -> jax.Array:
+def loss(
+    params: PyTree, tokens: jax.Array, key: jax.Array | None, config: Config, pipeline: Pipeline = WHOLE
+) -> jax.Array:
     """The mean cross-entropy in nats of predicting `tokens[:, 1:]` from `tokens[:, :-1]`."""
-    log_probability = jax.nn.log_softmax(logits(params, tokens[:, :-1], key, config))
-    return -jnp.take_along_axis(log_probability, tokens[:, 1:, None], axis=-1).mean()
+    scores = logits(params, tokens[:, :-1], key, config, pipeline)
+    with pipeline.stage(-1):
+        log_probability = jax.nn.log_softmax(scores)
+        return -jnp.take_along_axis(log_probability, tokens[:, 1:, None], axis=-1).mean()
 
 
-def make_train_step(config: Config, optimizer: optax.GradientTransformation) -> train.Step:
+def make_train_step(
+    config: Config, optimizer: optax.GradientTransformation, pipeline: Pipeline = WHOLE
+) -> train.Step:
     """One step of training on a batch of `sequence + 1` tokens per row."""
-    return train.gradient_step(partial(loss, config=config), optimizer)
+    return train.gradient_step(partial(loss, config=config, pipeline=pipeline), optimizer, pipeline)
 
 
 @partial(jax.jit, static_argnames=("config", "length"))
@@ -231,13 +250,14 @@ def parser() -> argparse.ArgumentParser:
         "--sample", type=int, default=400, metavar="N", help="characters to write at the end"
     )
     options.add_argument("--temperature", type=float, default=0.7, help="of the sampled text; 0 is greedy")
+    add_options(options)
     return options
 
 
 def main(argv: Sequence[str] | None = None) -> train.Result:
     """Runs the main job."""
     args = parser().parse_args(argv)
-    placement = train.prepare(args)
+    pipeline, placement, options = pipeline_of(args, train.prepare(args))
     config = Config(args.layers, args.width, args.heads, args.vocab, args.seq, args.dropout)
     optimizer = optax.adamw(args.lr, b2=0.99)
     corpus = text.read(args.text)
@@ -247,11 +267,12 @@ def main(argv: Sequence[str] | None = None) -> train.Result:
     result = train.run(
         train.Job(
             title=f"GPT, {config}, on {len(tokens):,} characters of {args.text or 'pydoc_data.topics'}",
-            step=make_train_step(config, optimizer),
+            step=make_train_step(config, optimizer, pipeline),
             init=lambda key: init(key, config),
             optimizer=optimizer,
             batch=lambda step: text.windows(tokens, args.batch, config.sequence + 1, (args.seed, step)),
-            in_sbp=signatures(args.parallel, placement.shape, config, optimizer),
+            in_sbp=signatures(args.parallel, pipeline.stage_shape(placement), config, optimizer),
+            options=options,
         ),
         placement,
         args,

@@ -1,9 +1,11 @@
-"""A residual network that reads digits: convolutions split by batch, or by the rows of the images.
+"""A residual network that reads digits: split by batch, by the rows of the images, or into stages.
 
     python -m models.resnet --depth 18 --size 32 --parallel data
+    python -m models.resnet --stages 4 --microbatches 8 --schedule 1f1b --placement cpu:4x2
 
 Batch normalisation takes its mean and variance over the whole batch, however that is split: what the devices
-add up is one line per channel. Split by rows, each convolution fetches the rows around its own from the
+add up is one line per channel. In a pipeline that is the whole micro-batch, and the averages of training move
+by the mean of all micro-batches. Split by rows, each convolution fetches the rows around its own from the
 neighbours, and nothing else travels but gradients.
 """
 
@@ -23,6 +25,7 @@ from jax import lax
 from numpy.typing import NDArray
 
 from models import mlp, parallel, train
+from models.pipeline import WHOLE, Pipeline, add_options, pipeline_of
 from sbp import B, S
 from sbp.signature import Signature
 
@@ -38,9 +41,9 @@ class Config:
     """The shape of the net (He et al., 2016).
 
     Arguments:
-      blocks: residual blocks in each of the four stages.
+      blocks: residual blocks in each of the four groups of equal images.
       bottleneck: whether a block narrows its input before the 3 x 3 convolution and widens it after.
-      width: channels of the first stage; every stage doubles them and halves the image.
+      width: channels of the first group; every group doubles them and halves the image.
       classes: what is told apart.
     """
 
@@ -76,16 +79,16 @@ def init(key: jax.Array, config: Config) -> PyTree:
         norm = {"scale": jnp.ones(shape[-1]), "bias": jnp.zeros(shape[-1])}
         return {"kernel": kernel, **norm, "mean": jnp.zeros(shape[-1]), "variance": jnp.ones(shape[-1])}
 
-    params: dict[str, Any] = {"stem": layer((7, 7, 3, config.width)), "stages": []}
+    params: dict[str, Any] = {"stem": layer((7, 7, 3, config.width)), "groups": []}
     channels = config.width
-    for stage, blocks in enumerate(config.blocks):
-        out = config.width * 2**stage
+    for group, blocks in enumerate(config.blocks):
+        out = config.width * 2**group
         made = []
         for block in range(blocks):
             kernels = _kernels(config, channels, out, block == 0)
             made.append({name: layer(shape) for name, shape in kernels.items()})
             channels = 4 * out if config.bottleneck else out
-        params["stages"].append(made)
+        params["groups"].append(made)
     scale = channels**-0.5
     params["head"] = {
         "weight": jax.random.normal(jax.random.fold_in(key, 0), (channels, config.classes)) * scale,
@@ -96,22 +99,27 @@ def init(key: jax.Array, config: Config) -> PyTree:
 
 @dataclass(frozen=True)
 class _Pass:
-    """One pass through the net: with the statistics of the batch, or with the averages of training."""
+    """One pass through the net: with the statistics of the batch, or with the averages of training.
+
+    Arguments:
+      pipeline: its stages have equally many blocks; the first one also the stem, and the last one the head.
+    """
 
     training: bool
+    pipeline: Pipeline = WHOLE
 
     def conv(self, layer: PyTree, x: jax.Array, stride: int = 1) -> tuple[jax.Array, PyTree]:
-        """A convolution and its normalisation (Ioffe and Szegedy, 2015), and the layer with new averages."""
+        """A convolution and its normalisation (Ioffe and Szegedy, 2015), and its new averages."""
         dims = ("NHWC", "HWIO", "NHWC")
         x = lax.conv_general_dilated(x, layer["kernel"], (stride, stride), "SAME", dimension_numbers=dims)
         mean, variance = layer["mean"], layer["variance"]
+        averages = {"mean": mean, "variance": variance}
         if self.training:
             mean = x.mean((0, 1, 2))
             variance = jnp.square(x - mean).mean((0, 1, 2))
             averages = {"mean": _moved(layer["mean"], mean), "variance": _moved(layer["variance"], variance)}
-            layer = {**layer, **averages}
         x = (x - mean) * lax.rsqrt(variance + EPSILON) * layer["scale"] + layer["bias"]
-        return x, layer
+        return x, averages
 
     def block(self, layers: PyTree, x: jax.Array, stride: int) -> tuple[jax.Array, PyTree]:
         """The convolutions of one block, and its input added to what they give."""
@@ -127,19 +135,22 @@ class _Pass:
         return jax.nn.relu(x + y), new
 
     def net(self, params: PyTree, images: jax.Array) -> tuple[jax.Array, PyTree]:
-        """The scores of the classes, "b classes", and the parameters with new averages."""
-        x, stem = self.conv(params["stem"], images, 2)
-        x = lax.reduce_window(jax.nn.relu(x), -jnp.inf, lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "SAME")
-        stages = []
-        for stage, blocks in enumerate(params["stages"]):
-            new = []
-            for index, layers in enumerate(blocks):
-                x, layers = self.block(layers, x, 2 if stage and not index else 1)
-                new.append(layers)
-            stages.append(new)
+        """The scores of the classes, "b classes", and the new averages of all layers."""
+        blocks = [
+            (g, i, layers) for g, group in enumerate(params["groups"]) for i, layers in enumerate(group)
+        ]
+        with self.pipeline.stage(0):
+            x, stem = self.conv(params["stem"], images, 2)
+            x = lax.reduce_window(jax.nn.relu(x), -jnp.inf, lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "SAME")
+        groups: list[list[PyTree]] = [[] for _ in params["groups"]]
+        for at, (group, index, layers) in enumerate(blocks):
+            with self.pipeline.block(at, len(blocks)):
+                x, averages = self.block(layers, x, 2 if group and not index else 1)
+            groups[group].append(averages)
         head = params["head"]
-        scores = x.mean((1, 2)) @ head["weight"] + head["bias"]
-        return scores, {"stem": stem, "stages": stages, "head": head}
+        with self.pipeline.stage(-1):
+            scores = x.mean((1, 2)) @ head["weight"] + head["bias"]
+        return scores, {"stem": stem, "groups": groups}
 
 
 def _moved(average: jax.Array, new: jax.Array) -> jax.Array:
@@ -152,24 +163,37 @@ def logits(params: PyTree, images: jax.Array) -> jax.Array:
     return _Pass(training=False).net(params, images)[0]
 
 
-def loss(params: PyTree, batch: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, PyTree]:
-    """The mean cross-entropy in nats, and the parameters with new averages."""
+def loss(
+    params: PyTree, batch: tuple[jax.Array, jax.Array], pipeline: Pipeline = WHOLE
+) -> tuple[jax.Array, PyTree]:
+    """The mean cross-entropy in nats, and the new averages."""
     images, labels = batch
-    scores, params = _Pass(training=True).net(params, images)
-    log_probability = jax.nn.log_softmax(scores)
-    return -jnp.take_along_axis(log_probability, labels[:, None], axis=-1).mean(), params
+    scores, averages = _Pass(True, pipeline).net(params, images)
+    with pipeline.stage(-1):
+        log_probability = jax.nn.log_softmax(scores)
+        return -jnp.take_along_axis(log_probability, labels[:, None], axis=-1).mean(), averages
 
 
-def make_train_step(optimizer: optax.GradientTransformation) -> train.Step:
+def make_train_step(optimizer: optax.GradientTransformation, pipeline: Pipeline = WHOLE) -> train.Step:
     """One step of training on a batch of images and labels; the key is not used."""
+    gradients = pipeline.cut(jax.value_and_grad(partial(loss, pipeline=pipeline), has_aux=True), (1,))
 
     def step(params: PyTree, state: PyTree, batch: Any, key: jax.Array) -> tuple[PyTree, PyTree, jax.Array]:
-        (value, averaged), grads = jax.value_and_grad(loss, has_aux=True)(params, batch)
+        (value, averages), grads = gradients(params, batch)
         updates, state = optimizer.update(grads, state, params)
         # The averages have no gradient: what an optimizer adds to them is nothing.
-        return optax.apply_updates(averaged, updates), state, value
+        return optax.apply_updates(_with(params, averages), updates), state, value
 
     return step
+
+
+def _with(params: PyTree, averages: PyTree) -> PyTree:
+    """The parameters with other averages."""
+    if isinstance(params, dict):
+        return {k: _with(x, averages[k]) if k in averages else x for k, x in params.items()}
+    if isinstance(params, list):
+        return [_with(x, new) for x, new in zip(params, averages, strict=True)]
+    return averages
 
 
 def signatures(
@@ -203,16 +227,17 @@ def parser() -> argparse.ArgumentParser:
         batch=64,
         lr=0.05,
     )
-    options.add_argument("--depth", type=int, choices=tuple(DEPTHS), default=18)
-    options.add_argument("--width", type=int, default=16, help="channels of the first stage")
+    options.add_argument("--depth", type=int, choices=tuple(DEPTHS), default=18, help="layers with weights")
+    options.add_argument("--width", type=int, default=16, help="channels of the first convolution")
     options.add_argument("--size", type=int, default=32, help="pixels of a side")
+    add_options(options)
     return options
 
 
 def main(argv: Sequence[str] | None = None) -> train.Result:
     """Trains the network."""
     args = parser().parse_args(argv)
-    placement = train.prepare(args)
+    pipeline, placement, options = pipeline_of(args, train.prepare(args))
     shape = DEPTHS[args.depth]
     config = Config(shape.blocks, shape.bottleneck, args.width)
     optimizer, data = optax.sgd(args.lr, momentum=0.9), mlp.digits()
@@ -224,11 +249,12 @@ def main(argv: Sequence[str] | None = None) -> train.Result:
     return train.run(
         train.Job(
             title=f"ResNet-{args.depth}, on {data.name} ({len(data.labels):,} images)",
-            step=make_train_step(optimizer),
+            step=make_train_step(optimizer, pipeline),
             init=partial(init, config=config),
             optimizer=optimizer,
             batch=batch,
-            in_sbp=signatures(args.parallel, placement.shape, config, optimizer),
+            in_sbp=signatures(args.parallel, pipeline.stage_shape(placement), config, optimizer),
+            options=options,
         ),
         placement,
         args,

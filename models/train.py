@@ -6,7 +6,7 @@ import argparse
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -16,6 +16,7 @@ import optax
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 import sbp
+from models.pipeline import WHOLE, Pipeline
 from sbp.placement import Placement, parse_placement
 
 PyTree: TypeAlias = Any
@@ -33,6 +34,7 @@ class Job:
       optimizer: makes the state of the parameters.
       batch: number of the step -> batch, as host arrays.
       in_sbp: the signatures of the four arguments of `step`.
+      options: of the compilation.
     """
 
     title: str
@@ -41,6 +43,7 @@ class Job:
     optimizer: optax.GradientTransformation
     batch: Callable[[int], PyTree]
     in_sbp: PyTree
+    options: sbp.Options = field(default_factory=sbp.Options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,14 +119,21 @@ def prepare(args: argparse.Namespace) -> Placement:
 
 
 def gradient_step(
-    loss: Callable[[PyTree, PyTree, jax.Array], jax.Array], optimizer: optax.GradientTransformation
+    loss: Callable[[PyTree, PyTree, jax.Array], jax.Array],
+    optimizer: optax.GradientTransformation,
+    pipeline: Pipeline = WHOLE,
 ) -> Step:
-    """The train step of `loss(params, batch, key)`: a function for one giant device."""
+    """The train step of `loss(params, batch, key)`: a function for one giant device.
+
+    Arguments:
+      pipeline: says into how many micro-batches a batch is cut; each has a key of its own.
+    """
+    gradients = pipeline.cut(jax.value_and_grad(loss), (1, 2))
 
     def train_step(
         params: PyTree, opt_state: PyTree, batch: PyTree, key: jax.Array
     ) -> tuple[PyTree, PyTree, jax.Array]:
-        value, grads = jax.value_and_grad(loss)(params, batch, key)
+        value, grads = gradients(params, batch, key)
         updates, opt_state = optimizer.update(grads, opt_state, params)
         return optax.apply_updates(params, updates), opt_state, value
 
@@ -136,7 +146,7 @@ def run(job: Job, placement: Placement, args: argparse.Namespace) -> Result:
     out.mkdir(parents=True, exist_ok=True)
     print(f"{job.title}\non {placement}, --parallel {args.parallel}\n")
     with jax.enable_x64(args.x64):
-        step = sbp.compile(job.step, placement, in_sbp=job.in_sbp, donate_argnums=(0, 1))
+        step = sbp.compile(job.step, placement, in_sbp=job.in_sbp, donate_argnums=(0, 1), options=job.options)
         plan = step.plan(*_start(job, args), job.batch(0), _key(args, 0))
         plan.save(str(out / "plan.html"))
         print(plan, end="\n\n")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable
 
 from sbp.passes.explain import Collective, Plan
 from sbp.passes.names import without_indices
+from sbp.passes.pipeline.plan import PipelinePlan
 from sbp.passes.report import bytes_text, collapse, gap_text, kind_text, over_text, seconds_text, tensor_text
 from sbp.signature import format_sbp
 
@@ -39,9 +40,18 @@ def diff_text(a: Plan, b: Plan, names: tuple[str, str] = ("a", "b")) -> str:
         x, y = figure(a), figure(b)
         change = "" if x == y else f"  ({100 * (y - x) / x:+.1f} %)" if x else "  (new)"
         lines.append(f"{name:<12} {text(x):>10} -> {text(y):>10}{change}")
+    if isinstance(a, PipelinePlan) and isinstance(b, PipelinePlan):
+        lines.append(f"{'schedule':<12} {_schedule(a)} -> {_schedule(b)}")
     lines.append(f"{'plan':<12} {gap_text(a.gap)} -> {gap_text(b.gap)}")
     lines += _collectives(a, b, names) + _signatures(a, b)
     return "\n".join(lines)
+
+
+def _schedule(plan: PipelinePlan) -> str:
+    """The name of a schedule, and its bubble."""
+    if plan.schedule is None or plan.timeline is None:
+        return "none"
+    return f"{plan.schedule.name}, bubble {plan.timeline.bubble_fraction:.1%}"
 
 
 def _collectives(a: Plan, b: Plan, names: tuple[str, str]) -> list[str]:

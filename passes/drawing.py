@@ -191,35 +191,51 @@ def dot_text(plan: Plan) -> str:
     Raises:
       ValueError: for a plan that was loaded from a file.
     """
-    out = drawing(plan)
     title = f"{plan.name} on {plan.placement}: {bytes_text(plan.wire_bytes)} sent per device per step"
+    return digraph(plan.name, title, dot_lines(drawing(plan)))
+
+
+def digraph(name: str, title: str, body: Iterable[str], more: str = "") -> str:
+    """A whole file in Graphviz's language.
+
+    Arguments:
+      more: further attributes of the graph.
+    """
     lines = [
-        f"digraph {_quoted(plan.name)} {{",
-        f'  graph [rankdir=TB, fontname="Helvetica", labelloc=t, label={_quoted(title)}];',
+        f"digraph {quoted(name)} {{",
+        f'  graph [rankdir=TB, fontname="Helvetica", labelloc=t, label={quoted(title)}{more}];',
         '  node [shape=box, style="filled,rounded", fontname="Helvetica", fontsize=10];',
         '  edge [color="#8c959f", fontname="Helvetica", fontsize=8];',
     ]
+    return "\n".join([*lines, *body, "}", ""])
+
+
+def dot_lines(out: nx.DiGraph, prefix: str = "") -> list[str]:
+    """The nodes and edges of a drawing; `prefix` tells those of several apart."""
+    lines = []
     for lane in PHASES:
         members = [(n, d) for n, d in out.nodes(data=True) if d["lane"] == lane]
         if members:
-            lines.append(f"  subgraph {_quoted('cluster_' + lane)} {{")
-            lines.append(f'    label={_quoted(lane)}; color="#d0d7de"; fontname="Helvetica";')
-            lines += [f"    n{n} [{_dot_node(d)}];" for n, d in members]
+            lines.append(f"  subgraph {quoted('cluster_' + prefix + lane)} {{")
+            lines.append(f'    label={quoted(lane)}; color="#d0d7de"; fontname="Helvetica";')
+            lines += [f"    {prefix}n{n} [{dot_node(d)}];" for n, d in members]
             lines.append("  }")
     for a, b, d in out.edges(data=True):
-        label = f" [label={_quoted(d['label'])}]" if d["label"] else ""
-        lines.append(f"  n{a} -> n{b}{label};")
-    return "\n".join([*lines, "}", ""])
+        label = f" [label={quoted(d['label'])}]" if d["label"] else ""
+        lines.append(f"  {prefix}n{a} -> {prefix}n{b}{label};")
+    return lines
 
 
-def _dot_node(d: dict[str, Any]) -> str:
+def dot_node(d: dict[str, Any]) -> str:
+    """The attributes of a node."""
     fill, border = COLOURS[d["kind"]]
     text = [" ".join(t for t in (d["head"], d.get("note", "")) if t), *d["body"]]
-    label = _quoted("\n".join(t for t in text if t))
+    label = quoted("\n".join(t for t in text if t))
     return f'label={label}, fillcolor="{fill}", color="{border}"'
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
+    """A text as Graphviz reads it."""
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
 
 

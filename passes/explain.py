@@ -34,7 +34,7 @@ class Collective:
       tensor, shape, dtype: the logical tensor; one that is neither an argument nor a result, nor a gradient
         of an argument, is called by the op that makes it.
       before, after: its N-D signatures.
-      axes: names of the placement axes that take part.
+      axes: names of the placement axes that take part; of a send, the numbers of the two placements.
       group_size: devices that talk to each other.
       count: times per step.
       wire_bytes: what one device sends per step, bytes.
@@ -135,6 +135,10 @@ class Plan:
             )
             for same in rows.values()
         )
+
+    def part(self, index: int) -> tuple[Plan, int]:
+        """The plan of one placement that a collective belongs to, and its number there."""
+        return self, index
 
     def __str__(self) -> str:
         from sbp.passes.show import plan_text

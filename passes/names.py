@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from sbp.batching import SCOPE
 from sbp.passes.graph import Const, Graph, Node
 
 PHASES = ("forward", "backward", "update")
@@ -119,7 +120,24 @@ class Names:
         node = self._producers.get(v)
         if node is None:
             return self.graph.values[v].name
+        if (part := _addend(node, v)) is not None:
+            while (before := self.same_tensor(part)) is not None:
+                part = before
+            return f"sum of {self.of(part)}"
         return f"{node.op} (backward)" if self.phases[node.id] == "backward" else node.op
+
+
+def _addend(node: Node, v: int) -> int | None:
+    """What a loop over micro-batches adds up to its result `v`, if that is one tensor."""
+    if node.op != "scan" or SCOPE not in node.source.scope:
+        return None
+    (body,) = node.bodies
+    end = body.outputs[node.outputs.index(v)]
+    last = next((n for n in body.nodes if end in n.outputs), None)
+    if last is None or last.op not in ("add", "add_any"):
+        return None
+    addends = [x for x in _values(last) if x not in body.inputs]
+    return addends[0] if len(addends) == 1 else None
 
 
 def _phases(nodes: Sequence[Node], default: str) -> Iterator[tuple[int, str]]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from html import escape
 
 from sbp.passes.drawing import COLOURS
 from sbp.passes.explain import Plan
 from sbp.passes.report import (
+    MAX_ROWS,
     Row,
     bytes_text,
     kind_text,
@@ -68,45 +69,67 @@ for (const th of document.querySelectorAll(".sbp table.rows thead th")) th.addEv
 
 def plan_html(plan: Plan) -> str:
     """The short form: totals, the table, and the picture to be unfolded."""
-    shown, rest = rows(plan)
-    picture = (
-        f"<details><summary>picture</summary>{_picture(plan)}</details>" if plan.physical is not None else ""
+    return short(
+        [heading(plan.name, _where(plan), totals(plan)), *table(plan, MAX_ROWS), folded(plan), notes(plan)]
     )
-    body = _heading(plan) + _table(shown, rest) + picture + _notes(plan)
-    return f'<style>{STYLE}</style><div class="sbp">{body}</div>'
 
 
-def plan_page(plan: Plan) -> str:
-    """The whole page: totals, a table that sorts by a click, the picture, signatures at rest, notes."""
-    shown, rest = rows(plan, PAGE_ROWS)
-    ins, outs = rest_lines(plan)
-    picture = "<h2>The program</h2>" + _picture(plan) if plan.physical is not None else ""
+def plan_page(plan: Plan, measured: Sequence[tuple[str, str]] = ()) -> str:
+    """The whole page: totals, a table that sorts by a click, the picture, signatures at rest, notes.
+
+    Arguments:
+      measured: more figures, each with its name.
+    """
     body = [
-        _heading(plan),
+        heading(plan.name, _where(plan), [*totals(plan), *measured]),
         "<h2>Collectives</h2>",
-        _table(shown, rest),
-        picture,
+        *table(plan),
+        "<h2>The program</h2>" + picture(plan_svg(plan)) if plan.physical is not None else "",
         "<h2>At rest</h2>",
-        _signatures("argument", ins),
-        _signatures("result", outs),
-        _notes(plan),
+        *signatures(plan),
+        notes(plan),
     ]
+    return document(f"{plan.name} on {plan.placement}", body)
+
+
+def _where(plan: Plan) -> str:
+    return f"on {plan.placement}, planned for {plan.hardware.name}"
+
+
+def short(body: Iterable[str]) -> str:
+    """What notebooks show."""
+    return f'<style>{STYLE}</style><div class="sbp">{"".join(body)}</div>'
+
+
+def document(title: str, body: Iterable[str]) -> str:
+    """A page."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f"<title>{escape(plan.name)} on {escape(str(plan.placement))}</title>"
+        f"<title>{escape(title)}</title>"
         f'<style>{STYLE}{PAGE_STYLE}</style></head>\n<body><div class="sbp">\n'
         + "\n".join(part for part in body if part)
         + f"\n</div>\n<script>{SCRIPT}</script></body></html>\n"
     )
 
 
-def _heading(plan: Plan) -> str:
-    figures = "".join(f"<tr><td>{escape(k)}</td><td>{escape(v)}</td></tr>" for k, v in totals(plan))
-    where = f"on {plan.placement}, planned for {plan.hardware.name}"
+def heading(title: str, where: str, figures: Sequence[tuple[str, str]]) -> str:
+    """What it is, and its figures, each with its name."""
+    lines = "".join(f"<tr><td>{escape(k)}</td><td>{escape(v)}</td></tr>" for k, v in figures)
     return (
-        f"<h1>{escape(plan.name)} <small>{escape(where)}</small></h1>"
-        f'<table class="totals"><tbody>{figures}</tbody></table>'
+        f"<h1>{escape(title)} <small>{escape(where)}</small></h1>"
+        f'<table class="totals"><tbody>{lines}</tbody></table>'
     )
+
+
+def table(plan: Plan, limit: int = PAGE_ROWS) -> list[str]:
+    """The collectives of a plan."""
+    return [_table(*rows(plan, limit))]
+
+
+def signatures(plan: Plan, whole: Plan | None = None) -> list[str]:
+    """How arguments and results lie at rest; `whole` as of `rest_lines`."""
+    ins, outs = rest_lines(plan, whole)
+    return [_signatures("argument", ins), _signatures("result", outs)]
 
 
 def _table(shown: Sequence[Row], rest: Sequence[Row]) -> str:
@@ -144,10 +167,36 @@ def _signatures(title: str, lines: Sequence[tuple[str, str, str]]) -> str:
     return f"<table>{head}<tbody>{body}</tbody></table>" if lines else ""
 
 
-def _picture(plan: Plan) -> str:
-    return f'<div class="picture">{plan_svg(plan)}</div>'
+def picture(svg: str) -> str:
+    """A picture that may be larger than the page."""
+    return f'<div class="picture">{svg}</div>'
 
 
-def _notes(plan: Plan) -> str:
-    items = "".join(f"<li>{escape(note)}</li>" for note in plan.notes)
+def folded(plan: Plan) -> str:
+    """The picture of a plan, to be unfolded."""
+    if plan.physical is None:
+        return ""
+    return f"<details><summary>picture</summary>{picture(plan_svg(plan))}</details>"
+
+
+def notes(plan: Plan) -> str:
+    """Remarks; those of several lines keep them."""
+    items = "".join(
+        f"<li>{f'<pre>{escape(note)}</pre>' if chr(10) in note else escape(note)}</li>" for note in plan.notes
+    )
     return f"<h2>Notes</h2><ul>{items}</ul>" if items else ""
+
+
+def figures_table(lines: Sequence[Sequence[str]], figures: Collection[str]) -> str:
+    """A table of texts, the first line being its headings.
+
+    Arguments:
+      figures: headings of columns that are aligned to the right.
+    """
+
+    def cells(tag: str, line: Sequence[str]) -> str:
+        sides = [' class="n"' if h in figures else "" for h in lines[0]]
+        return "".join(f"<{tag}{side}>{escape(x)}</{tag}>" for x, side in zip(line, sides, strict=True))
+
+    body = "\n".join(f"<tr>{cells('td', line)}</tr>" for line in lines[1:])
+    return f"<table><thead><tr>{cells('th', lines[0])}</tr></thead><tbody>\n{body}\n</tbody></table>"

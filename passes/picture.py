@@ -58,7 +58,7 @@ def clean_scope(scope: str) -> str:
     for part in scope.split("/"):
         while (wrapped := _WRAPPED.fullmatch(part)) is not None:
             part = wrapped[1]
-        if part not in _NOISE and re.fullmatch(r"[\w.\[\]-]+", part):
+        if part not in _NOISE and not part.startswith("sbp.") and re.fullmatch(r"[\w.\[\]-]+", part):
             parts.append(part)
     return "/".join(parts)
 

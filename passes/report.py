@@ -15,6 +15,7 @@ from sbp.signature import NdSbp, format_sbp
 # What a tool may show at once before it groups.
 MAX_ROWS = 60
 _KEY = re.compile(r"\[(?:'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[^\]]*)\]|\.[^.\[]+|[^.\[]+")
+_WORDS = re.compile(r"\w+ ")
 _BYTES = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
@@ -73,6 +74,8 @@ def tensor_text(c: Collective) -> str:
 
 def over_text(c: Collective) -> str:
     """Over which axes, and how many devices talk to each other."""
+    if c.kind == "send":
+        return "placement " + " to ".join(c.axes)
     return f"{' x '.join(c.axes)} ({c.group_size} devices)"
 
 
@@ -187,15 +190,24 @@ def collapse(
     """
     whole: Counter[str] = Counter()
     for path in every or paths:
-        keys = _KEY.findall(path) or [path]
+        keys = _keys(path)
         whole.update("".join(keys[: i + 1]) for i in range(len(keys)))
     root = _Tree("", whole)
     for path, nd in zip(paths, sbps, strict=True):
         at = root
-        for key in _KEY.findall(path) or [path]:
+        for key in _keys(path):
             at = at.child(key)
         at.signature = nd
     return [line for key, child in root.children.items() for line in _prefixed(key, _lines(child))]
+
+
+def _keys(path: str) -> list[str]:
+    """The keys of a path; the words for a tensor of another placement are no path.
+
+    >>> _keys("p['l'][0].w"), _keys("from stage 0: tanh, mlp.py:3")
+    (['p', "['l']", '[0]', '.w'], ['from stage 0: tanh, mlp.py:3'])
+    """
+    return [path] if _WORDS.match(path) else _KEY.findall(path) or [path]
 
 
 def _lines(tree: _Tree) -> Lines:
@@ -235,12 +247,19 @@ def _label(keys: Sequence[str], whole: bool) -> str:
     return f".{{{listed}}}" if keys[0].startswith(".") else f"[{listed}]"
 
 
-def rest_lines(plan: Plan) -> tuple[list[tuple[str, str, str]], list[tuple[str, str, str]]]:
+def rest_lines(
+    plan: Plan, whole: Plan | None = None
+) -> tuple[list[tuple[str, str, str]], list[tuple[str, str, str]]]:
     """Signatures of arguments and of results: (path, signature, a remark on how many leaves).
 
     A result that lies as an argument with the same leaves is one line, `as params`.
+
+    Arguments:
+      whole: the plan of the program that this one is of a placement of; `params` then means all of it.
     """
-    ins, outs = collapse(plan.in_paths, plan.in_sbp), collapse(plan.out_paths, plan.out_sbp)
+    every = plan if whole is None else whole
+    ins = collapse(plan.in_paths, plan.in_sbp, every.in_paths)
+    outs = collapse(plan.out_paths, plan.out_sbp, every.out_paths)
     arguments = {lines: name for name, lines in _by_head(ins, 1).items() if len(lines) > 1}
     results = _by_head(outs, 1)
     if results.keys() == {"result"} and results["result"] not in arguments:
@@ -262,6 +281,6 @@ def _by_head(lines: Sequence[tuple[str, NdSbp, int]], keys: int) -> dict[str, Li
     """Lines by the first keys of their paths."""
     out: dict[str, Lines] = {}
     for path, nd, n in lines:
-        head = "".join(_KEY.findall(path)[:keys])
+        head = "".join(_keys(path)[:keys])
         out[head] = (*out.get(head, ()), (path[len(head) :], nd, n))
     return out

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,16 @@ from sbp.placement import Placement
 from sbp.signature import format_sbp, parse_sbp
 
 FORMAT, VERSION = "sbp-plan", 1
+TRACE = ".trace.json"
 
 
 def plan_json(plan: Plan) -> str:
     """The plan without its program: every figure, exactly."""
+    return json.dumps(plan_data(plan), indent=1) + "\n"
+
+
+def plan_data(plan: Plan) -> dict[str, Any]:
+    """The plan as JSON has it, but for what a subclass adds."""
     data: dict[str, Any] = {"format": FORMAT, "version": VERSION}
     for f in dataclasses.fields(plan):
         if f.name != "physical":
@@ -35,7 +41,7 @@ def plan_json(plan: Plan) -> str:
         dataclasses.asdict(c) | {"before": format_sbp(c.before), "after": format_sbp(c.after)}
         for c in plan.collectives
     ]
-    return json.dumps(data, indent=1) + "\n"
+    return data
 
 
 WRITERS: Mapping[str, Callable[[Plan], str]] = {
@@ -46,22 +52,24 @@ WRITERS: Mapping[str, Callable[[Plan], str]] = {
 }
 
 
-def check_suffix(path: str | os.PathLike[str]) -> str:
-    """The suffix of a file that a plan can be saved to.
+def check_suffix(path: str | os.PathLike[str], writers: Collection[str] = WRITERS.keys()) -> str:
+    """The suffix of a file that a plan can be saved to, the longest of those that it ends with.
 
     Raises:
       ArgumentError: for another suffix.
     """
-    suffix = Path(path).suffix.lower()
-    if suffix not in WRITERS:
-        raise _problem(
+    name, suffix = Path(path).name.lower(), Path(path).suffix.lower()
+    known = [s for s in writers if name.endswith(s) and name != s]
+    # What another kind of plan can be saved as is not what the end of it says.
+    if not known or (name.endswith(TRACE) and TRACE not in writers):
+        raise problem(
             f"the suffix {suffix!r}" if suffix else "no suffix",
-            ", ".join(WRITERS),
+            ", ".join(writers),
             "the suffix of the file says in which form the plan is written",
             f"{Path(path).stem}.html to read it, {Path(path).stem}.json to load it again",
             f"saving a plan to {os.fspath(path)!r}",
         )
-    return suffix
+    return max(known, key=len)
 
 
 def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
@@ -72,14 +80,24 @@ def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
     """
     suffix = check_suffix(path)
     if plan.physical is None and suffix in (".dot", ".svg"):
-        raise _problem(
-            f"a plan of {plan.name!r} that was loaded from a file",
-            ".json, .html",
-            "the picture shows the program, and a file holds only what the plan says of it",
-            "save the picture of the plan that Program.plan(...) returns",
-            f"saving a plan to {os.fspath(path)!r}",
-        )
-    Path(path).write_text(WRITERS[suffix](plan), encoding="utf-8")
+        raise no_picture(plan, path, ".json, .html")
+    write(path, WRITERS[suffix](plan))
+
+
+def write(path: str | os.PathLike[str], text: str) -> None:
+    """Writes a file."""
+    Path(path).write_text(text, encoding="utf-8")
+
+
+def no_picture(plan: Plan, path: str | os.PathLike[str], legal: str) -> ArgumentError:
+    """The error for the picture of a plan that has no program."""
+    return problem(
+        f"a plan of {plan.name!r} that was loaded from a file",
+        legal,
+        "the picture shows the program, and a file holds only what the plan says of it",
+        "save the picture of the plan that Program.plan(...) returns",
+        f"saving a plan to {os.fspath(path)!r}",
+    )
 
 
 def load_plan(path: str | os.PathLike[str]) -> Plan:
@@ -93,19 +111,24 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as e:
-        raise _problem(str(e), legal, "the file cannot be read as JSON", fix, where) from None
+        raise problem(str(e), legal, "the file cannot be read as JSON", fix, where) from None
     if not isinstance(data, dict) or (data.get("format"), data.get("version")) != (FORMAT, VERSION):
         found = (data.get("format"), data.get("version")) if isinstance(data, dict) else type(data).__name__
-        raise _problem(f"{found}", legal, "only files of this format can be read", fix, where)
+        raise problem(f"{found}", legal, "only files of this format can be read", fix, where)
     try:
-        return _plan(data)
+        if "stages" in data:
+            from sbp.passes.pipeline.save import read_plan as read_pipeline
+
+            return read_pipeline(data)
+        return read_plan(data)
     except (KeyError, TypeError, ValueError) as e:
-        raise _problem(
+        raise problem(
             f"{type(e).__name__}: {e}", legal, "a field is missing or has no legal value", fix, where
         ) from None
 
 
-def _plan(data: Mapping[str, Any]) -> Plan:
+def read_plan(data: Mapping[str, Any]) -> Plan:
+    """The plan of such data, without what a subclass adds."""
     at, on = data["placement"], data["hardware"]
     return Plan(
         data["name"],
@@ -139,5 +162,6 @@ def _collective(c: Mapping[str, Any]) -> Collective:
     return Collective(**{k: read[k](v) if k in read else v for k, v in c.items()})
 
 
-def _problem(got: str, legal: str, why: str, fix: str, where: str) -> ArgumentError:
+def problem(got: str, legal: str, why: str, fix: str, where: str) -> ArgumentError:
+    """The error for a file or a plan that does not suit."""
     return ArgumentError(Problem("argument", where, got, legal, why, fix))

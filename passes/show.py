@@ -34,19 +34,34 @@ HEADINGS = ("", "collective", "tensor", "before -> after", "over", "sent", "why"
 
 def plan_text(plan: Plan) -> str:
     """The plan as a table of at most 160 columns, without colour."""
-    shown, rest = rows(plan)
     parts = [f"{plan.name} on {plan.placement}, planned for {plan.hardware.name}", ""]
-    if shown:
-        parts += [_render(_table(shown)), *([f"  {rest_text(rest)}"] if rest else []), ""]
-    width = max(len(name) for name, _ in totals(plan))
-    parts += [f"{name:<{width}}  {text}" for name, text in totals(plan)]
-    ins, outs = rest_lines(plan)
-    for title, lines in (("arguments", ins), ("results", outs)):
-        if lines:
-            parts += ["", f"{title} at rest", *_aligned(lines)]
-    if plan.notes:
-        parts += ["", "notes", *(f"  - {note}" for note in plan.notes)]
+    parts += [*table_lines(plan), *totals_lines(totals(plan)), *signature_lines(plan), *note_lines(plan)]
     return "\n".join(parts)
+
+
+def table_lines(plan: Plan) -> list[str]:
+    """The table of collectives and an empty line; nothing without collectives."""
+    shown, rest = rows(plan)
+    return [_render(_table(shown)), *([f"  {rest_text(rest)}"] if rest else []), ""] if shown else []
+
+
+def totals_lines(figures: Sequence[tuple[str, str]]) -> list[str]:
+    """Figures with their names."""
+    width = max(len(name) for name, _ in figures)
+    return [f"{name:<{width}}  {text}" for name, text in figures]
+
+
+def signature_lines(plan: Plan, whole: Plan | None = None) -> list[str]:
+    """Signatures of arguments and results at rest; `whole` as of `rest_lines`."""
+    ins, outs = rest_lines(plan, whole)
+    titled = (("arguments", ins), ("results", outs))
+    return [x for title, lines in titled if lines for x in ("", f"{title} at rest", *_aligned(lines))]
+
+
+def note_lines(plan: Plan) -> list[str]:
+    """Remarks."""
+    notes = [note.replace("\n", "\n    ") for note in plan.notes]
+    return ["", "notes", *(f"  - {note}" for note in notes)] if notes else []
 
 
 def _table(shown: Sequence[Row]) -> Table:

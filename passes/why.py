@@ -164,6 +164,8 @@ def _one(plan: Plan, index: int, what_if: Alternatives | None) -> list[str]:
         + (f" ({c.count} times per step)" if c.count > 1 else ""),
         f"  why: {c.reason}",
     ]
+    if c.kind == "send":
+        return lines
     if what_if is None:
         return [*lines, "  (a plan from a file knows no alternatives)"]
     steps = [(s, n) for s, n in what_if.physical.walk() if isinstance(s, Compute)]

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import jax
 import numpy as np
+from jax.extend.core import primitives
 
 from sbp.compat import is_key
 from sbp.errors import Problem
@@ -46,6 +47,11 @@ def abstract(leaf: Any) -> Abstract:
         return tuple(leaf.shape), dtype, bool(leaf.weak_type)
     aval = jax.typeof(leaf)
     return tuple(aval.shape), jax.dtypes.canonicalize_dtype(aval.dtype), bool(aval.weak_type)
+
+
+def weaken(x: Any) -> Any:
+    """The same value, weakly typed: it came from Python scalars, and `shard_map` forgets that."""
+    return primitives.convert_element_type_p.bind(x, new_dtype=x.dtype, weak_type=True, sharding=None)
 
 
 def is_weak(leaf: Any) -> bool:

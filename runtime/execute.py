@@ -9,9 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
-from jax.extend.core import primitives
 
-from sbp.errors import ArgumentError, PlacementError, Problem, SbpError, raise_all
+from sbp.errors import ArgumentError, PlacementError, SbpError, raise_all
 from sbp.hardware import hardware_for
 from sbp.options import Options
 from sbp.passes.chain import Request, compile_plan
@@ -25,7 +24,8 @@ from sbp.runtime import arguments
 from sbp.runtime.counts import Counting, KeyCount
 from sbp.runtime.lower import lower, shardings
 from sbp.runtime.pipeline.build import Signatures, build_pipeline, is_pipeline
-from sbp.runtime.pipeline.program import BuiltPipeline
+from sbp.runtime.pipeline.profile import Profile, measure
+from sbp.runtime.pipeline.program import BuiltPipeline, many_programs, unstaged
 from sbp.signature import AUTO
 
 # Settings of JAX that a traced program depends on, as those of jit do.
@@ -116,7 +116,7 @@ class Built:
         weak = self.weak if self.counting is None else (*self.weak, False)
 
         def weakly_typed(*args: Any) -> tuple[Any, ...]:
-            return tuple(_weaken(x) if w else x for x, w in zip(program(*args), weak, strict=True))
+            return tuple(arguments.weaken(x) if w else x for x, w in zip(program(*args), weak, strict=True))
 
         ins, outs = shardings(physical, mesh, self.counting)
         return jax.jit(
@@ -177,11 +177,6 @@ class Built:
 def _lies(x: Any, sharding: Any) -> bool:
     """Whether a leaf already lies as the program wants it."""
     return isinstance(x, jax.Array) and x.committed and x.sharding == sharding
-
-
-def _weaken(x: Any) -> Any:
-    """The same value, weakly typed: it came from Python scalars, and `shard_map` forgets that."""
-    return primitives.convert_element_type_p.bind(x, new_dtype=x.dtype, weak_type=True, sharding=None)
 
 
 class Program:
@@ -251,6 +246,18 @@ class Program:
             return built.plan
         return replace(built.plan, notes=(*built.plan.notes, *(f"{m}: moved" for m in built.moved.values())))
 
+    def profile(self, *args: Any, **kwargs: Any) -> Profile:
+        """Runs some steps with these arguments and measures them; donated ones are copied, and still there.
+
+        Of a program with stages and micro-batches every action is measured, against the plan's estimate; of
+        any other one the whole step. `key_counts` counts the steps too.
+
+        Raises:
+          SbpError: as a call does.
+        """
+        call, built = self._prepare(args, kwargs, concrete=True)
+        return measure(built, call.leaves)
+
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """The lowered program, as `jax.stages.Lowered`; without the devices it can be read but not compiled.
 
@@ -259,7 +266,7 @@ class Program:
         """
         call, built = self._prepare(args, kwargs)
         if isinstance(built, BuiltPipeline):
-            raise ArgumentError(_many_programs(self))
+            raise ArgumentError(many_programs(self))
         physical = built.plan.physical
         assert physical is not None
         avals = [arguments.struct(arguments.abstract(x)) for x in (*call.leaves, *physical.graph.consts)]
@@ -323,8 +330,10 @@ class Program:
         out = jax.tree.unflatten(traced.out_tree, [graph.operand(x) for x in graph.outputs])
         signatures = Signatures(traced, args, kwargs, out, self.in_sbp, self.out_sbp)
         name, donate = getattr(self.fn, "__name__", "program"), call.donated(self.donate_argnums)
-        if is_pipeline(graph, self.placement):
-            return build_pipeline(signatures, self.placement, self.options, name, donate)
+        if is_pipeline(graph, self.placement) or self.options.stages is not None:
+            return build_pipeline(signatures, self.placement, self.options, name, donate, tuple(weak))
+        if self.options.schedule is not None:
+            raise ArgumentError(unstaged(self.options.schedule))
         ins, outs, problems = signatures.on(self.placement)
         problems += check_annotations(graph, self.placement)
         if self.options.plan is not None:
@@ -348,17 +357,6 @@ class Program:
         lacking = not concrete and lacks_samples(plan.physical.graph)
         counting = Counting() if self.options.count_keys else None
         return Built(traced, plan, donate, tuple(weak), lacking, counting)
-
-
-def _many_programs(program: Program) -> Problem:
-    return Problem(
-        "argument",
-        f"{program}.lower(...)",
-        "a program with stages",
-        "a program of one placement",
-        "each piece of a stage is a program of its own",
-        "Program.plan(...) says what they do",
-    )
 
 
 def compile(

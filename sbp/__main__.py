@@ -19,8 +19,9 @@ TARGET = "FILE.py:FUNCTION"
 HELP = """\
 FUNCTION is a single-device JAX function at the top level of FILE.py. Its arguments are what FUNCTION_args()
 or example_args() of the same file returns: a tuple of arrays or jax.ShapeDtypeStructs. FUNCTION_sbp, if it is
-there, is its in_sbp, or a function from the placement to it. No device of the placement's kind is needed,
-except to verify.
+there, is its in_sbp, or a function from the placement to it; FUNCTION_placement is the placement, which a
+function with stages (sbp.on) needs. No device of the placement's kind is needed, except to verify and to
+profile.
 """
 
 
@@ -50,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="FILE",
-        help="save it: .json .html .dot .svg; repeatable",
+        help="save it: .json .html .dot .svg, with stages also .trace.json; repeatable",
     )
     explain = command("explain", "say at length why collectives are there, with alternatives", _explain)
     explain.add_argument("target", metavar=f"{TARGET}|PLAN.json")
@@ -66,12 +67,24 @@ def _parser() -> argparse.ArgumentParser:
         "verify", "run a function on one device and distributed, and compare every result", _verify
     )
     verify.add_argument("target", metavar=TARGET)
-    for c in (plan, explain, verify):
+    profile = command("profile", "run a function, and compare what it takes with its plan", _profile)
+    profile.add_argument("target", metavar=TARGET)
+    profile.add_argument(
+        "--out",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="save it: .html, with stages also .svg .trace.json; repeatable",
+    )
+    for c in (plan, explain, verify, profile):
         c.add_argument(
             "--placement",
-            default="cpu:8",
             metavar="KIND:AxB",
-            help="such as cpu:2x4 or h100:16x8 (default: %(default)s)",
+            help="such as cpu:2x4 or h100:16x8 (default: FUNCTION_placement of the file, else cpu:8)",
+        )
+        c.add_argument("--stages", type=int, metavar="N", help="cut a function with micro-batches into N")
+        c.add_argument(
+            "--schedule", metavar="NAME", help="of the micro-batches of stages: 1f1b, zb-h1, auto, ..."
         )
         c.add_argument(
             "--args", metavar="FILE.py:NAME", help="the arguments, or a function that returns them"
@@ -184,10 +197,15 @@ def _signatures(options: argparse.Namespace, placement: Placement) -> Any:
 
 def _program(options: argparse.Namespace) -> tuple[Any, tuple[Any, ...]]:
     """The compiled function and its arguments."""
-    placement = parse_placement(options.placement)
     import jax
 
-    if options.run is _verify:
+    # The file may ask JAX for its devices, so its placement comes after those that the option needs.
+    placement = parse_placement(options.placement) if options.placement else None
+    runs = options.run in (_verify, _profile)
+    if runs and placement is not None:
+        _make_devices(placement)
+    placement = placement or _placement(options)
+    if runs:
         _make_devices(placement)
     if options.x64:
         jax.config.update("jax_enable_x64", True)  # type: ignore[no-untyped-call]
@@ -199,8 +217,15 @@ def _program(options: argparse.Namespace) -> tuple[Any, tuple[Any, ...]]:
         raise _problem(
             options.target, f"{type(fn).__name__}", "a function", "a program is made of a function", TARGET
         )
-    limits = Options(time_limit=options.time_limit)
-    return compile(fn, placement, in_sbp=_signatures(options, placement), options=limits), _arguments(options)
+    given = Options(time_limit=options.time_limit, stages=options.stages, schedule=options.schedule)
+    return compile(fn, placement, in_sbp=_signatures(options, placement), options=given), _arguments(options)
+
+
+def _placement(options: argparse.Namespace) -> Placement:
+    """The placement that stands beside the function in its file, or the default."""
+    file, name = _split(options.target, "the function")
+    found = _value(getattr(_module(file), f"{name}_placement", None))
+    return found if isinstance(found, Placement) else parse_placement("cpu:8")
 
 
 def _make_devices(placement: Placement) -> None:
@@ -216,10 +241,10 @@ def _make_devices(placement: Placement) -> None:
 
 
 def _plan(options: argparse.Namespace) -> None:
-    from sbp.passes.save import check_suffix
+    from sbp.passes.save import TRACE, WRITERS, check_suffix
 
     for path in options.out:
-        check_suffix(path)
+        check_suffix(path, [*WRITERS, TRACE])
     program, args = _program(options)
     plan = program.plan(*args)
     print(plan)
@@ -251,7 +276,11 @@ def _explain(options: argparse.Namespace) -> None:
                 "no collective has such a line, tensor or kind",
                 "`plan` lists them all",
             )
-    print(why_text(plan, found) if found else f"{plan.name} on {plan.placement}: no collectives")
+    # Those of one placement together: what its ops could do instead is found once.
+    parts = [plan.part(i) for i in found]
+    plans = {id(part): part for part, _ in parts}
+    texts = [why_text(p, [i for part, i in parts if part is p]) for p in plans.values()]
+    print("\n\n".join(texts) or f"{plan.name} on {plan.placement}: no collectives")
 
 
 def _diff(options: argparse.Namespace) -> None:
@@ -266,6 +295,15 @@ def _verify(options: argparse.Namespace) -> None:
 
     program, args = _program(options)
     print(verify(program, *_concrete(args)))
+
+
+def _profile(options: argparse.Namespace) -> None:
+    program, args = _program(options)
+    profile = program.profile(*_concrete(args))
+    print(profile)
+    for path in options.out:
+        profile.save(path)
+        print(f"saved {path}")
 
 
 def _concrete(args: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -83,6 +83,7 @@ def _accumulated(
         """Results of a part, and its weight."""
         args = full(i, part)
         leaves, tree = jax.tree.flatten(fn(*args))
+        leaves = [jnp.asarray(x) for x in leaves]
         weight = reduce(*args) if callable(reduce) else None
         trees.append(tree)
         return leaves, weight

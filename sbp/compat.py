@@ -264,7 +264,9 @@ def onto_devices(compiled: Any, old: Sequence[Any], new: Sequence[Any]) -> Any:
     except (ValueError, NotImplementedError, jax.errors.JaxRuntimeError):
         return None
 
-    class Loading(saving._JaxPjrtUnpickler):  # type: ignore[misc, unused-ignore]
+    unpickler: Any = saving._JaxPjrtUnpickler
+
+    class Loading(unpickler):  # type: ignore[misc, unused-ignore]
         def persistent_load(self, pid: Any) -> Any:
             if pid[0] == "device":
                 return moved[pid[1]]

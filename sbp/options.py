@@ -25,8 +25,8 @@ class Options:
       schedule: of a program with stages and micro-batches: a name ("gpipe", "1f1b", "interleaved", "zb-h1",
         "zb-v", "dualpipe-v", "forward"), "auto" for the fastest one found for the estimated times within the
         memory limit, or a `Schedule`, such as `Profile.best` finds for measured times; None for "1f1b".
-      stages: into how many the planner cuts a program with micro-batches that marks none itself; a multiple of
-        the size of the placement's first axis, along which they lie.
+      stages: into how many the planner cuts a program with micro-batches that marks none itself; a multiple
+        of the size of the placement's first axis, along which they lie.
       threads: whether every placement of such a program is driven by a thread of its own.
       count_keys: whether `Program.key_counts` says how many keys exchanges were given and have served.
     """

@@ -7,6 +7,7 @@ XLA reads its flags once, when the first backend starts, so they are set here, b
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -19,11 +20,30 @@ os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {COUNT}"
 os.environ["JAX_ENABLE_X64"] = "0"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
+# Below tests/: pure Python, or so long that CI runs it on one Python only.
+ONCE = (
+    "docs",
+    "models",
+    "passes/plan",
+    "passes/schedule",
+    "conformance/test_random_programs.py",
+    "benchmarks",
+)
+
 import jax  # noqa: E402  (after the flags, on purpose)
 
 # No deadline: the first example of a test pays for the compilation. Derandomized: a failure repeats.
 settings.register_profile("sbp", deadline=None, derandomize=True)
 settings.load_profile("sbp")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks what CI runs once."""
+    here = Path(__file__).parent
+    once = tuple(here / part for part in ONCE)
+    for item in items:
+        if any(item.path == path or path in item.path.parents for path in once):
+            item.add_marker(pytest.mark.once)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -210,7 +210,8 @@ def balance(
     near = [hardware.link([*a.ranks, *b.ranks]) for a, b in pairwise(placements)]
     link = min(near, key=lambda x: x.bytes_per_second, default=hardware.links[0])
     crossing = line.crossing[at]
-    sends = 2 * (crossing / size / link.bytes_per_second + link.latency_seconds * (crossing > 0))
+    # Every cut has the same latency; and what a stage sends can be on its way while it computes.
+    sends = 2 * crossing / size / link.bytes_per_second
     sends[0] = sends[count] = 0.0
     work = np.concatenate([[0.0], np.cumsum(line.seconds)])[at] / size
     stage = work[None, :] - work[:, None] + sends[: count + 1, None]  # [begin, end]

@@ -21,6 +21,7 @@ from sbp.passes.graph import Const, Graph, Operand
 from sbp.passes.lookups import Transfer
 from sbp.passes.names import Names
 from sbp.passes.physical import Physical
+from sbp.passes.pipeline.check import check_cuts
 from sbp.passes.pipeline.cut import cut, transfers_inside
 from sbp.passes.pipeline.hoist import hoist_casts
 from sbp.passes.pipeline.labels import Labels
@@ -102,14 +103,18 @@ def plan_stages(traced: Traced, job: Job) -> Stages:
     graph = traced.graph
     placements = placements_of(graph)
     graph = hoist_casts(graph)
-    graph = split_sums(graph, find_places(graph, placements))
+    where = find_places(graph, placements)
+    graph = split_sums(graph, where, find_order(graph, where, job.rank_of))
     where = find_places(graph, placements)
     order = find_order(graph, where, job.rank_of)
     planning = _Planning(traced, graph, where, Splitter(graph, where, order, len(traced.in_paths)), job)
     loop = loop_of(graph)
     count = 0 if loop is None else int(loop.params["length"])
     shares, plans = planning.run()
-    return Stages(traced, where, order.stages, count, shares, plans, planning.labels)
+    stages = Stages(traced, where, order.stages, count, shares, plans, planning.labels)
+    for merged in (True, False) if job.check else ():
+        check_cuts(stages.cuts(merged))
+    return stages
 
 
 @dataclass

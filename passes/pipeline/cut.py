@@ -91,18 +91,14 @@ class _Cutting:
         return self.parts.get(step.node.id)
 
     def assign(self, steps: Sequence[Step], default: Part) -> None:
-        """Gives every step to a part: that of its op, of the op that wants it, or of what it reads."""
+        """Gives every step to a part: that of its op, the first one that wants it, or of what it reads."""
+        wanted = self.wanted(steps)
         for step in steps:
-            part = self.said(step)
-            if part is None and isinstance(step, Box) and step.user >= 0:
-                part = (
-                    self.parts.get(step.user) if self.loop is None or step.user != self.loop.node.id else None
-                )
-                if part is None and self.loop is not None and step.user == self.loop.node.id:
-                    inside = step in self.loop.bodies[0]
-                    part = None if inside else self.parts[self.loop.node.id]
             sources = [self.made[v] for v, _ in reads(step) if v in self.made]
             latest = max(sources, key=_rank, default=None)
+            part = self.said(step) or min(
+                (wanted[v] for v in writes(step) if v in wanted), key=_rank, default=None
+            )
             part = (latest or default) if part is None else self.merge(part)
             if latest is not None and _rank(part) < _rank(latest):
                 part = latest
@@ -110,6 +106,17 @@ class _Cutting:
             for v, _ in writes(step):
                 if not isinstance(step, Box):
                     self.made[v] = part
+
+    def wanted(self, steps: Sequence[Step]) -> dict[Version, Part]:
+        """The first part that reads each version, through moves."""
+        out: dict[Version, Part] = {}
+        if self.loop is not None and steps is not self.loop.bodies[0]:
+            out.update(dict.fromkeys(reads(self.loop), self.parts[self.loop.node.id]))
+        for step in reversed(steps):
+            part = out.get(writes(step)[0]) if isinstance(step, Box) else self.said(step)
+            if part is not None:
+                out.update({v: min(out.get(v, part), part, key=_rank) for v in reads(step)})
+        return out
 
     def entering(self) -> tuple[dict[Version, Read], dict[Version, Const]]:
         """What the body's pieces read of what enters the loop."""
@@ -197,7 +204,7 @@ class _Cutting:
     def left(self, port: Port, nd: NdSbp) -> Slot:
         """The slot of what leaves for every micro-batch: by the stack that stands for it."""
         assert self.loop is not None and port.result is not None
-        return Slot(Kind.EACH, self.loop.node.outputs[port.result], nd)
+        return Slot(Kind.EACH, self.loop.node.outputs[port.result], nd, slice=True)
 
     def last(self, parts: Iterable[Part]) -> Part:
         return max(parts, key=_rank)

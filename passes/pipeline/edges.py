@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sbp.errors import AnnotationError, Problem
 from sbp.passes.pipeline.order import Part, Phase
 from sbp.passes.pipeline.slots import Cut, Kind
 from sbp.passes.schedule.dataflow import Edge
@@ -33,11 +34,32 @@ def flows(cuts: Sequence[Cut]) -> set[tuple[Part, Part]]:
 
 
 def edges_of(cuts: Sequence[Cut]) -> tuple[Edge, ...]:
-    """The edges between stages, and whether gradients come back along them."""
-    between = flows(cuts)
-    forward = {(a.at, b.at) for a, b in between if a.phase is Phase.FORWARD and a.at < b.at}
-    back = {(b.at, a.at) for a, b in between if a.phase in BACKWARD and b.phase in BACKWARD and b.at < a.at}
-    return tuple(Edge(s, t, (s, t) in back) for s, t in sorted(forward | back))
+    """The edges between stages, and whether their backward passes wait for each other.
+
+    Raises:
+      AnnotationError: for a backward op of a stage that waits for that of an earlier one.
+    """
+    found: dict[tuple[int, int], bool] = {}
+    for made, read in sorted(flows(cuts)):
+        assert made.phase is not Phase.WEIGHT or made.at == read.at, f"{read} waits for {made}"
+        back = read.phase in BACKWARD and made.at > read.at
+        if (made.at > read.at and not back) or (made.phase in BACKWARD and made.at < read.at):
+            raise AnnotationError(_against(cuts, made, read))
+        pair = min(made.at, read.at), max(made.at, read.at)
+        found[pair] = found.get(pair, False) or back
+    return tuple(Edge(s, t, gradient) for (s, t), gradient in sorted(found.items()))
+
+
+def _against(cuts: Sequence[Cut], made: Part, read: Part) -> Problem:
+    places = {p.part: c.physical.placement for c in cuts for p in c.pieces}
+    return Problem(
+        "annotation",
+        f"stage {read.at} on {places[read]}",
+        f"ops of its backward pass that wait for that of stage {made.at} on {places[made]}",
+        "forward from stage to stage, and backward the other way",
+        "a schedule runs the backward pass of a stage once per micro-batch, after those of later stages",
+        "checkpoint each stage by itself; do what needs gradients of several stages after sbp.microbatch",
+    )
 
 
 def trains(cuts: Sequence[Cut]) -> bool:

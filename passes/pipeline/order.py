@@ -11,10 +11,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TypeAlias
 
 from sbp.passes.graph import Const, Graph, Node
-from sbp.passes.pipeline.where import Where, loop_of, reads_of
+from sbp.passes.pipeline.numbering import Flow, Item, collapsed, halves
+from sbp.passes.pipeline.where import Where, is_backward, loop_of, reads_of
 
 MARK = "sbp.part:"
 _MARK = re.compile(re.escape(MARK) + r"(\w+):(\d+)")
@@ -58,10 +58,6 @@ def marked(node: Node, part: Part) -> Node:
     return replace(node, source=replace(node.source, scope=f"{node.source.scope}/{part.mark}"))
 
 
-Item: TypeAlias = tuple[int, int]
-"""An op on a placement: its id, and the position of the placement."""
-
-
 @dataclass(frozen=True)
 class Order:
     """The parts of a program.
@@ -77,13 +73,18 @@ class Order:
     loop: Mapping[int, Part]
 
 
-def find_order(graph: Graph, where: Where) -> Order:
-    """The parts of a program whose ops have been placed."""
+def find_order(graph: Graph, where: Where, rank_of: Sequence[int] | None = None) -> Order:
+    """The parts of a program whose ops have been placed.
+
+    Arguments:
+      rank_of: stage -> rank, as a schedule wants it: where it has several stages of a rank in a row, what is
+        one stage otherwise is cut.
+    """
     loop = loop_of(graph)
     parts: dict[Item, Part] = {}
     stages: tuple[int, ...] = ()
     if loop is not None:
-        inner = _Inner(_Items(loop.bodies[0].nodes, where))
+        inner = _Inner(graph, _Items(loop.bodies[0].nodes, where), rank_of)
         stages = inner.stages
         parts.update(inner.parts())
     outer, waits = _outer(graph, where, loop)
@@ -108,55 +109,38 @@ class _Items:
         node, place = self.nodes[item[0]], item[1]
         for x in reads_of(node):
             if x in self.maker:
-                made = self.maker[x]
-                at = self.where.nodes[made]
-                yield made, place if place in at else min(at)
+                at = self.where.values[x]
+                yield self.maker[x], place if place in at else min(at)
 
-    def levels(self, items: Sequence[Item]) -> dict[Item, int]:
-        """How many hops between placements come first, at the least, and as late as that allows."""
-        inside = set(items)
-        level: dict[Item, int] = {}
-        for item in items:
-            sources = [s for s in self.before[item] if s in inside]
-            level[item] = max((level[s] + (s[1] != item[1]) for s in sources), default=0)
-        for item in reversed(items):
-            users = [u for u in self.after[item] if u in inside]
-            latest = min((level[u] - (u[1] != item[1]) for u in users), default=level[item])
-            level[item] = max(level[item], latest)
-        return level
+    def flow(self, items: Sequence[Item]) -> Flow:
+        """Some of them."""
+        return Flow(items, self.before, self.after)
 
 
 class _Inner:
     """The parts of the loop's body."""
 
-    def __init__(self, graph: _Items) -> None:
-        self.graph = graph
+    def __init__(self, graph: Graph, items: _Items, rank_of: Sequence[int] | None) -> None:
+        self.graph = items
         self.backward: set[Item] = set()
-        for item in graph.items:
-            node = graph.nodes[item[0]]
-            undone = "transpose(" in node.source.scope
-            if undone or any(s in self.backward for s in graph.before[item]):
+        for item in items.items:
+            undone = is_backward(items.nodes[item[0]])
+            if undone or any(s in self.backward for s in items.before[item]):
                 self.backward.add(item)
-        forward = [i for i in graph.items if i not in self.backward]
-        level = self.anchored(forward, graph.levels(forward))
+        forward = [i for i in items.items if i not in self.backward]
+        level = items.flow(forward).levels()
         keys = sorted({(level[i], i[1]) for i in forward} | self.without(forward, level))
+        members = [[i for i in forward if (level[i], i[1]) == key] for key in keys]
+        wanted = collapsed(rank_of or ())
+        if [place for _, place in keys] == [rank for rank, _ in wanted]:
+            cut = [
+                halves(graph, items.nodes, m, items.after, n)
+                for m, (_, n) in zip(members, wanted, strict=True)
+            ]
+            keys = [key for key, some in zip(keys, cut, strict=True) for _ in some]
+            members = [m for some in cut for m in some]
         self.stages = tuple(place for _, place in keys)
-        self.level = {s: at for s, (at, _) in enumerate(keys)}
-        self.stage = {i: keys.index((level[i], i[1])) for i in forward}
-
-    def anchored(self, forward: Sequence[Item], level: Mapping[Item, int]) -> dict[Item, int]:
-        """The same levels, but what no other placement has to do with goes with what one has."""
-        bound = set[tuple[int, int]]()
-        for item in forward:
-            for s in self.graph.before[item]:
-                if s[1] != item[1]:
-                    bound |= {(level[item], item[1]), (level[s], s[1])}
-
-        def nearest(at: int, place: int) -> int:
-            known = sorted(n for n, p in bound if p == place)
-            return at if not known else next((n for n in known if n >= at), known[-1])
-
-        return {i: nearest(level[i], i[1]) for i in forward}
+        self.stage = {i: s for s, some in enumerate(members) for i in some}
 
     def without(self, forward: Sequence[Item], level: Mapping[Item, int]) -> set[tuple[int, int]]:
         """Placements that have backward ops only: a stage behind all others."""
@@ -179,11 +163,16 @@ class _Inner:
         """The stage of a backward op: the last one of its placement that nothing before it has left."""
         mine = [s for s, place in enumerate(self.stages) if place == item[1]]
         sources = self.graph.before[item]
-        limit = min((self.level[self.stage[s]] for s in sources if s in self.backward), default=None)
-        kept = [self.stage[s] for s in sources if s not in self.backward and s[1] == item[1]]
-        below = [s for s in mine if limit is None or self.level[s] <= limit] or mine[:1]
-        known = [s for s in kept if s in below]
-        return max(known or below)
+        limit = min((self.stage[s] for s in sources if s in self.backward), default=len(self.stages))
+        below = [s for s in mine if s <= limit] or mine[:1]
+        kept = [self.knowing(s) for s in sources if s not in self.backward and s[1] == item[1]]
+        known = [max(some) for stages in kept if (some := stages.intersection(below))]
+        return min(known, default=max(below))
+
+    def knowing(self, item: Item) -> set[int]:
+        """The stages of its placement whose forward makes or reads what an op makes."""
+        users = (u for u in self.graph.after[item] if u not in self.backward and u[1] == item[1])
+        return {self.stage[item], *(self.stage[u] for u in users)}
 
     def waited(self) -> set[Item]:
         """Backward ops that a backward op of another stage waits for."""
@@ -200,15 +189,21 @@ def _outer(graph: Graph, where: Where, loop: Node | None) -> tuple[dict[Item, Pa
     items = _Items(graph.nodes, where)
     first = _ancestors(items, loop)
     early = [i for i in items.items if i in first]
-    late = [i for i in items.items if i not in first and (loop is None or i[0] != loop.id)]
+    late = [i for i in items.items if i not in first]  # the loop too: what it gives is there at once
     parts: dict[Item, Part] = {}
     for phase, some in ((Phase.BEFORE, early), (Phase.AFTER, late)):
-        parts.update({i: Part(phase, n) for i, n in items.levels(some).items()})
+        parts.update({i: Part(phase, n) for i, n in _late(items.flow(some)).items()})
+    parts = {i: part for i, part in parts.items() if loop is None or i[0] != loop.id}
     waits: dict[int, Part] = {}
     for place in where.nodes[loop.id] if loop is not None else ():
         levels = [parts[s].at + (s[1] != place) for s in _entering(items, loop, place)]
         waits[place] = Part(Phase.BEFORE, max(levels, default=0))
     return parts, waits
+
+
+def _late(flow: Flow) -> dict[Item, int]:
+    """How many hops between placements come first, at the least, and as late as that allows."""
+    return flow.latest(flow.earliest())
 
 
 def _entering(items: _Items, loop: Node | None, place: int) -> Iterable[Item]:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import math
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from sbp import compat
 from sbp.passes.explain import Collective, Plan
 from sbp.passes.pipeline.chain import Stages
 from sbp.passes.pipeline.edges import edges_of
-from sbp.passes.pipeline.times import estimated_times, outside_seconds
-from sbp.passes.report import bytes_text, seconds_text
+from sbp.passes.pipeline.figures import StageFigures, figures_of
+from sbp.passes.pipeline.slots import Cut
+from sbp.passes.pipeline.times import Way, outside_seconds, ways
 from sbp.passes.schedule.actions import Kind, Schedule
+from sbp.passes.schedule.memory import peaks, units
 from sbp.passes.schedule.simulate import simulate
 from sbp.passes.schedule.spans import Timeline
 from sbp.placement import Placement
@@ -28,49 +29,87 @@ class PipelinePlan(Plan):
         those of all of them, then what is sent between placements.
       schedule: in which order; None without micro-batches.
       timeline: the schedule as simulated with the estimated times; likewise.
+      figures: what every stage costs; () without micro-batches.
+      memory: per placement, the peak per device with this schedule, bytes.
     """
 
     stages: tuple[Plan, ...] = ()
     schedule: Schedule | None = None
     timeline: Timeline | None = None
+    figures: tuple[StageFigures, ...] = ()
+    memory: tuple[float, ...] = ()
 
     @property
     def sends(self) -> tuple[Collective, ...]:
-        """What goes from one placement to another."""
-        return tuple(c for c in self.collectives if c.kind == "send")
+        """What goes from one placement to another; it stands behind the collectives of the placements."""
+        return self.collectives[sum(len(p.collectives) for p in self.stages) :]
 
     @property
     def wire_bytes(self) -> float:
         """What one device sends per step at the most, bytes: of one placement, and to others."""
-        return max((p.wire_bytes for p in self.stages), default=0.0) + sum(c.wire_bytes for c in self.sends)
+        given = [p.wire_bytes for p in self.stages]
+        for c in self.sends:
+            given[int(c.axes[0])] += c.wire_bytes
+        return max(given, default=0.0)
 
     @property
     def gap(self) -> float:
         """The largest gap of any placement's plan."""
         return max((p.gap for p in self.stages), default=0.0)
 
+    @property
+    def live(self) -> tuple[float, ...]:
+        """Per placement, the most micro-batches of its stages that are held at once."""
+        return () if self.schedule is None else peaks(self.schedule, units(self.schedule.stages))
+
+    def part(self, index: int) -> tuple[Plan, int]:
+        """The plan of a placement that a collective belongs to, and its number there."""
+        for plan in self.stages:
+            if index < len(plan.collectives):
+                return plan, index
+            index -= len(plan.collectives)
+        return self, index + len(self.collectives) - len(self.sends)
+
     def __str__(self) -> str:
-        head = [f"{self.name}: {len(self.stages)} placements"]
-        if self.schedule is not None and self.timeline is not None:
-            head[0] += f", {self.schedule.microbatches} micro-batches, schedule {self.schedule.name}"
-            head.append(f"time    {seconds_text(self.seconds)} per step, estimated")
-            head.append(f"bubble  {self.timeline.bubble_fraction:.0%} of all devices' time")
-        head += [
-            f"send    {c.count} x {c.tensor} {c.dtype}{list(c.shape)}: {bytes_text(c.wire_bytes)}; {c.reason}"
-            for c in self.sends
-        ]
-        head += [f"note    {n}" for n in self.notes]
-        return "\n\n".join(["\n".join(head), *map(str, self.stages)])
+        from sbp.passes.pipeline.show import plan_text
+
+        return plan_text(self)
+
+    def _repr_html_(self) -> str:
+        from sbp.passes.pipeline.page import plan_html
+
+        return plan_html(self)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the plan; the suffix chooses the form: .json, .html, .dot, .svg, .trace.json (Perfetto).
+
+        Raises:
+          ValueError: for another suffix.
+        """
+        from sbp.passes.pipeline.save import save_plan
+
+        save_plan(self, path)
 
 
-def pipeline_plan(name: str, placement: Placement, stages: Stages, schedule: Schedule | None) -> PipelinePlan:
+def pipeline_plan(
+    name: str,
+    placement: Placement,
+    stages: Stages,
+    schedule: Schedule | None,
+    notes: Sequence[str] = (),
+) -> PipelinePlan:
     """The plan of a program that has been taken apart."""
     plans, timeline = stages.plans, None
-    seconds = sum(p.seconds for p in plans)
+    seconds, memory = sum(p.seconds for p in plans), tuple(p.memory_bytes for p in plans)
+    merged = schedule is None or not any(a.kind is Kind.W for order in schedule.orders for a in order)
+    cuts, figures = stages.cuts(merged), None
     if schedule is not None:
-        cuts = stages.cuts(not any(a.kind is Kind.W for order in schedule.orders for a in order))
-        timeline = simulate(schedule, estimated_times(stages, cuts), edges_of(cuts))
+        figures = figures_of(stages)
+        timeline = simulate(schedule, figures.times, edges_of(cuts))
         seconds = float(timeline.makespan) + outside_seconds(stages, cuts)
+        memory = figures.memory(schedule)
+    # What is sent once may be in the way of everything after it.
+    seconds += sum(way.seconds(stages) for way in ways(stages, cuts) if not way.inside)
     ins, outs = dict[int, NdSbp](), dict[int, NdSbp]()
     for share, plan in reversed(list(zip(stages.shares, plans, strict=True))):
         ins.update(zip(share.arguments, plan.in_sbp, strict=False))
@@ -81,54 +120,46 @@ def pipeline_plan(name: str, placement: Placement, stages: Stages, schedule: Sch
         name=name,
         placement=placement,
         hardware=plans[0].hardware,
-        collectives=(*(c for p in plans for c in p.collectives), *sends_of(stages)),
+        collectives=(*(c for p in plans for c in p.collectives), *sends_of(stages, cuts)),
         seconds=seconds,
         bound=seconds * (1 - max(p.gap for p in plans)),
-        memory_bytes=max(p.memory_bytes for p in plans),
+        memory_bytes=max(memory),
         in_sbp=tuple(ins.get(i, whole) for i in range(len(traced.in_paths))),
         out_sbp=tuple(outs.get(i, whole) for i in range(len(traced.out_paths))),
         in_paths=traced.in_paths,
         out_paths=traced.out_paths,
-        notes=tuple(dict.fromkeys(n for p in plans for n in p.notes)),
-        stages=plans,
+        notes=tuple(dict.fromkeys([*notes, *(n for p in plans for n in p.notes)])),
+        stages=tuple(replace(p, memory_bytes=m) for p, m in zip(plans, memory, strict=True)),
         schedule=schedule,
         timeline=timeline,
+        figures=() if figures is None else figures.stages,
+        memory=memory,
     )
 
 
-def sends_of(stages: Stages) -> tuple[Collective, ...]:
+def sends_of(stages: Stages, cuts: Sequence[Cut]) -> tuple[Collective, ...]:
     """What goes between placements, once and per micro-batch."""
-    out: list[Collective] = []
-    for p, share in enumerate(stages.shares):
-        there = stages.plans[p].placement
-        for times, values in ((1, share.sent), (stages.microbatches, share.passed)):
-            for v in values:
-                to = [
-                    str(stages.plans[q].placement)
-                    for q, other in enumerate(stages.shares)
-                    if v in other.fed or v in other.received
-                ]
-                value = share.graph.values[v]
-                size = math.prod(value.shape) * compat.itemsize(value.dtype)
-                out.append(
-                    Collective(
-                        "send",
-                        value.name,
-                        value.shape,
-                        str(value.dtype),
-                        (),
-                        (),
-                        (),
-                        1,
-                        times,
-                        times * len(to) * size / there.size,
-                        0.0,
-                        "",
-                        f"made on {there}, wanted on {_listed(to)}",
-                    )
-                )
-    return tuple(out)
+    return tuple(_send(stages, way) for way in ways(stages, cuts))
 
 
-def _listed(names: Sequence[str]) -> str:
-    return " and ".join(names)
+def _send(stages: Stages, way: Way) -> Collective:
+    value, labels = stages.shares[way.source].graph.values[way.value], stages.labels
+    times = stages.microbatches if way.inside else 1
+    return Collective(
+        "send",
+        labels.names.of(way.value),
+        value.shape,
+        str(value.dtype),
+        way.before,
+        way.after,
+        (str(way.source), str(way.target)),
+        2,
+        times,
+        times * way.wire_bytes,
+        times * way.seconds(stages),
+        labels.source(way.value),
+        f"{labels.maker(way.value)} makes it, {labels.readers(way.value)} "
+        + ("needs" if " and " not in labels.readers(way.value) else "need")
+        + f" it on placement {way.target}"
+        + (", for every micro-batch" if way.inside else ""),
+    )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from sbp.passes.graph import Const, Operand
+from sbp.passes.graph import Const, Graph, Operand
 from sbp.passes.physical import Physical, Step, Version
 from sbp.passes.pipeline.order import Part
 from sbp.passes.pipeline.split import Share
@@ -23,11 +23,28 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A place for a tensor between pieces."""
+    """A place for a tensor between pieces.
+
+    Arguments:
+      value: whose; that of a number is negative.
+      nd: how it lies in there.
+      slice: whether the value is the stack of all micro-batches', and this is one of them.
+    """
 
     kind: Kind
     value: int
     nd: NdSbp
+    slice: bool = False
+
+    def shape(self, graph: Graph) -> tuple[int, ...]:
+        """The logical shape of what it holds."""
+        if self.value < 0:
+            return ()
+        return graph.values[self.value].shape[1 if self.slice else 0 :]
+
+    def __hash__(self) -> int:
+        # Slots are keys in the driver's loop; that of all fields is several times slower.
+        return self.value
 
 
 class How(StrEnum):

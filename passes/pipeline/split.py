@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from sbp import compat
 from sbp.annotation import Pin, annotate_p
 from sbp.passes.graph import Body, Const, Graph, Node, Operand, Source, Value, numbered
-from sbp.passes.pipeline.order import Order, Part, marked
+from sbp.passes.pipeline.order import Order, Part, marked, part_of
 from sbp.passes.pipeline.sums import loop_params
 from sbp.passes.pipeline.where import Where, loop_of, reads_of
 from sbp.signature import NdSbp
@@ -282,7 +282,8 @@ class _Share:
 
 def _annotation(x: int, v: int, nd: NdSbp, like: Node | None) -> Node:
     """An op that says how a value lies, of the part of another op."""
-    source = Source() if like is None else like.source
+    part = None if like is None else part_of(like)
+    source = Source() if like is None or part is None else replace(like.source, scope=part.mark)
     return Node(0, annotate_p, (x,), (v,), {"pin": Pin(nd, None, None)}, source)
 
 

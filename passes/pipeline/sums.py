@@ -1,14 +1,17 @@
-"""What is added up over micro-batches, kept apart: a sum for each placement that adds to it.
+"""What is added up over micro-batches, kept apart: a sum for each stage that adds to it.
 
 The gradient of a weight that several stages use (a tied embedding) is a sum over stages. Inside the loop each
-stage adds up its own part; they meet once, after the last micro-batch.
+stage adds up its own part, and waits for no other one; they meet once, after the last micro-batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax.numpy as jnp
 from jax import lax
@@ -16,11 +19,18 @@ from jax import lax
 from sbp import compat
 from sbp.annotation import scope_of
 from sbp.passes.edit import Editor
-from sbp.passes.graph import Body, Const, Graph, Node, Operand, Source
+from sbp.passes.graph import Body, Const, Graph, Node, Operand, Source, walk
+from sbp.passes.pipeline.order import Order
 from sbp.passes.pipeline.where import Where, loop_of
 
 ADDS = ("add", "add_any")
+SCALES = "mul"
 WIDENS = "convert_element_type"
+
+Addend: TypeAlias = tuple[Operand, tuple[Operand, ...]]
+"""A value, and what it is multiplied by."""
+Home: TypeAlias = tuple[int, int]
+"""A placement, and a stage on it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,61 +39,85 @@ class Sum:
 
     Arguments:
       carry: which.
-      addends: what is added, of the loop's body.
+      addends: what is added, of the loop's body, with what it is multiplied by first.
       gone: the ops that add them up.
     """
 
     carry: int
-    addends: tuple[Operand, ...]
+    addends: tuple[Addend, ...]
     gone: tuple[Node, ...]
 
 
-def split_sums(graph: Graph, where: Where) -> Graph:
-    """The graph with sums of several placements kept apart inside the loop over micro-batches."""
+def split_sums(graph: Graph, where: Where, order: Order) -> Graph:
+    """The graph with sums of several stages kept apart inside the loop over micro-batches."""
     loop = loop_of(graph)
     if loop is None:
         return graph
     n_const, n_carry = compat.scan_counts(loop.params, len(loop.inputs))
     (body,) = loop.bodies
     found = sums_of(body, body.inputs[n_const : n_const + n_carry])
-    torn = [s for s in found if len(_places(s, where)) > 1]
-    return _Rewriting(Editor(graph), where, loop, n_const, n_carry).run(torn) if torn else graph
+    makers = {v: n.id for n in body.nodes for v in n.outputs}
+
+    def home(x: Operand) -> Home:
+        """The placement and the stage of an addend."""
+        if isinstance(x, Const) or x not in makers:
+            return 0 if isinstance(x, Const) else where.home(x), 0
+        place = where.home(x)
+        return place, order.parts[makers[x], place].at
+
+    homes = {s.carry: _homes(s, home) for s in found}
+    torn = [s for s in found if len(homes[s.carry]) > 1]
+    if not torn:
+        return graph
+    return _Rewriting(Editor(graph), where, loop, n_const, n_carry, homes).run(torn)
 
 
 def sums_of(body: Body, carried: Sequence[int]) -> list[Sum]:
     """The carried values that are only added to."""
-    return [s for k, v in enumerate(carried) if (s := _sum(body, v, k)) is not None]
+    makers = {v: n for n in body.nodes for v in n.outputs}
+    read = [x for n in walk(body.nodes) for x in n.inputs] + [x for b in _bodies(body) for x in b.outputs]
+    uses = Counter(x for x in read if not isinstance(x, Const))
+    return [s for k, v in enumerate(carried) if (s := _sum(body.outputs[k], v, k, makers, uses)) is not None]
 
 
-def _places(s: Sum, where: Where) -> dict[int, list[Operand]]:
-    """The addends of each placement."""
-    out: dict[int, list[Operand]] = {}
-    for x in s.addends:
-        out.setdefault(0 if isinstance(x, Const) else where.home(x), []).append(x)
+def _bodies(body: Body) -> list[Body]:
+    return [body, *(b for n in walk(body.nodes) for b in n.bodies)]
+
+
+def _homes(s: Sum, home: Callable[[Operand], Home]) -> dict[Home, list[Addend]]:
+    """The addends of each stage."""
+    out: dict[Home, list[Addend]] = {}
+    for addend in s.addends:
+        out.setdefault(home(addend[0]), []).append(addend)
     return out
 
 
-def _sum(body: Body, carried: int, k: int) -> Sum | None:
+def _sum(
+    out: Operand, carried: int, k: int, makers: Mapping[int, Node], uses: Mapping[int, int]
+) -> Sum | None:
     """The sum that a carried value is, if it is one."""
-    makers = {v: n for n in body.nodes for v in n.outputs}
-    uses: dict[int, int] = {}
-    for x in (*(x for n in body.nodes for x in n.inputs), *body.outputs):
-        if not isinstance(x, Const):
-            uses[x] = uses.get(x, 0) + 1
-    out = body.outputs[k]
     last = None if isinstance(out, Const) else makers.get(out)
     if last is None or last.op not in ADDS or carried not in last.inputs or uses[carried] != 1:
         return None
     gone = [last]
 
-    def addends(x: Operand) -> list[Operand]:
+    def addends(x: Operand) -> list[Addend]:
+        """What is added up to `x`; of a cast or a product, if there is more than one."""
         node = None if isinstance(x, Const) else makers.get(x)
-        if node is None or node.op not in (*ADDS, WIDENS) or isinstance(x, Const) or uses[x] != 1:
-            return [x]
-        if node.op == WIDENS and len(below := addends(node.inputs[0])) == 1:
-            return [x] if below == [node.inputs[0]] else below
-        gone.append(node)
-        return [y for operand in node.inputs for y in addends(operand)]
+        if node is None or isinstance(x, Const) or uses[x] != 1:
+            return [(x, ())]
+        if node.op in ADDS:
+            gone.append(node)
+            return [y for operand in node.inputs for y in addends(operand)]
+        if node.op == WIDENS and len(below := addends(node.inputs[0])) > 1:
+            gone.append(node)
+            return below
+        if node.op == SCALES:
+            for one, other in (node.inputs, node.inputs[::-1]):
+                if len(below := addends(one)) > 1:
+                    gone.append(node)
+                    return [(y, (*factors, other)) for y, factors in below]
+        return [(x, ())]
 
     first, second = last.inputs
     return Sum(k, tuple(addends(second if first == carried else first)), tuple(gone))
@@ -96,9 +130,10 @@ class _Rewriting:
     loop: Node
     n_const: int
     n_carry: int
+    homes: Mapping[int, Mapping[Home, Sequence[Addend]]]
 
     def run(self, sums: Sequence[Sum]) -> Graph:
-        """The graph with a carried value for each placement of each of the sums."""
+        """The graph with a carried value for each stage of each of the sums."""
         loop, (body,) = self.loop, self.loop.bodies
         gone = {n.id for s in sums for n in s.gone}
         nodes = [n for n in body.nodes if n.id not in gone]
@@ -106,13 +141,13 @@ class _Rewriting:
         before, after = list[Node](), list[Node]()
         outs, ends = list(loop.outputs), list(body.outputs)
         for s in sums:
-            parts = _places(s, self.where)
+            parts = self.homes[s.carry]
             carried, result = body.inputs[self.n_const + s.carry], loop.outputs[s.carry]
             outs[s.carry] = self.like(result)
             total: Operand = outs[s.carry]
             first = min(parts)
             for at, addends in sorted(parts.items()):
-                source = self.source(at)
+                source = self.source(at[0])
                 if at == first:
                     made, end = self.added(carried, addends, source)
                     ends[s.carry] = end
@@ -125,7 +160,7 @@ class _Rewriting:
                     leaves.append(end)
                     begins.append(zero)
                     before += zeros
-                    meet, (total,) = self.editor.emit(lax.add, [total, results[-1]], self.source(first))
+                    meet, (total,) = self.editor.emit(lax.add, [total, results[-1]], self.source(first[0]))
                     after += meet
                 nodes += made
             self.editor.substitute([result], [total])
@@ -156,17 +191,20 @@ class _Rewriting:
         """The line of the loop, and the scope of a placement."""
         return replace(self.loop.source, scope=scope_of(self.where.placements[at]))
 
-    def added(self, carried: int, addends: Sequence[Operand], source: Source) -> tuple[list[Node], Operand]:
+    def added(self, carried: int, addends: Sequence[Addend], source: Source) -> tuple[list[Node], Operand]:
         """The ops that add to a carried value."""
+        counts = [1 + len(factors) for _, factors in addends]
 
         def fn(total: Any, *xs: Any) -> Any:
-            terms = [x.astype(total.dtype) for x in xs]
-            whole = terms[0]
-            for x in terms[1:]:
-                whole = whole + x
-            return total + whole
+            rest = iter(xs)
+            terms = []
+            for n in counts:
+                factors = list(itertools.islice(rest, n))
+                terms.append(math.prod(factors[1:], start=factors[0]).astype(total.dtype))
+            return total + sum(terms[1:], start=terms[0])
 
-        made, (end,) = self.editor.emit(fn, [carried, *addends], source)
+        operands = [y for x, factors in addends for y in (x, *factors)]
+        made, (end,) = self.editor.emit(fn, [carried, *operands], source)
         return made, end
 
 

@@ -1,18 +1,18 @@
-"""How long the pieces of a pipeline take, estimated."""
+"""How long the pieces of a pipeline take, estimated, and what is on the way between placements."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
-from sbp import compat
 from sbp.passes.boxing import Boxings, Network
 from sbp.passes.physical import Physical, total_seconds
 from sbp.passes.pipeline.chain import Stages
 from sbp.passes.pipeline.order import Part, Phase
 from sbp.passes.pipeline.slots import Cut, Piece
+from sbp.passes.plan.cost import local_bytes
 from sbp.passes.schedule.times import Times
+from sbp.signature import NdSbp
 
 
 def piece_seconds(physical: Physical, piece: Piece, boxings: Boxings) -> float:
@@ -33,29 +33,59 @@ def outside_seconds(stages: Stages, cuts: Sequence[Cut]) -> float:
 def estimated_times(stages: Stages, cuts: Sequence[Cut]) -> Times:
     """The estimated times of all actions; a backward that is one piece counts as input gradient."""
     seconds: dict[Part, float] = {}
-    sent: dict[tuple[int, int], float] = {}
     for plan, c in zip(stages.plans, cuts, strict=True):
         boxings = Boxings(Network(plan.placement, plan.hardware))
         seconds.update({piece.part: piece_seconds(c.physical, piece, boxings) for piece in c.pieces})
-    for p, c in enumerate(cuts):
-        for q, other in enumerate(cuts):
-            values = [v for v in c.passed if v in other.fed]
-            size = sum(_bytes(c.physical, v) for v in values)
-            link = stages.plans[p].hardware.links[-1]
-            if values:
-                each = size / min(stages.plans[p].placement.size, stages.plans[q].placement.size)
-                for s, t in _pairs(stages.stages, p, q):
-                    sent[s, t] = link.latency_seconds + each / link.bytes_per_second
+    sent: dict[tuple[int, int], float] = {}
+    for way in ways(stages, cuts):
+        if way.inside:
+            for pair in _pairs(stages.stages, way.source, way.target):
+                sent[pair] = sent.get(pair, 0.0) + way.seconds(stages)
     phases = (Phase.FORWARD, Phase.INPUT, Phase.WEIGHT)
     every = [tuple(seconds.get(Part(phase, s), 0.0) for s in range(len(stages.stages))) for phase in phases]
     return Times(every[0], every[1], every[2], transfers=sent)
 
 
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A value on its way from a placement to another one.
+
+    Arguments:
+      value, source, target: the value, and the positions of the placements.
+      inside: whether it goes for every micro-batch.
+      before, after: how it lies on each.
+      wire_bytes: what a device of the source sends, once.
+    """
+
+    value: int
+    source: int
+    target: int
+    inside: bool
+    before: NdSbp
+    after: NdSbp
+    wire_bytes: float
+
+    def seconds(self, stages: Stages) -> float:
+        """The estimated time on the way, once."""
+        ends = (stages.plans[i] for i in (self.source, self.target))
+        link = stages.plans[self.source].hardware.link([r for p in ends for r in p.placement.ranks])
+        return link.latency_seconds + self.wire_bytes / link.bytes_per_second
+
+
+def ways(stages: Stages, cuts: Sequence[Cut]) -> Iterator[Way]:
+    """All that is sent, once and for every micro-batch."""
+    for p, c in enumerate(cuts):
+        size = stages.plans[p].placement.size
+        for q, other in enumerate(cuts):
+            there = stages.plans[q].placement
+            for inside, given, taken in ((False, c.sent, other.received), (True, c.passed, other.fed)):
+                for v in given:
+                    if q != p and v in taken:
+                        value = c.share.graph.values[v]
+                        shard = local_bytes(value.shape, value.dtype, taken[v].nd, there.shape)
+                        yield Way(v, p, q, inside, given[v].nd, taken[v].nd, shard * there.size / size)
+
+
 def _pairs(ranks: Sequence[int], p: int, q: int) -> list[tuple[int, int]]:
     """The stages of two placements, in both roles."""
     return [(s, t) for s, a in enumerate(ranks) for t, b in enumerate(ranks) if a == p and b == q]
-
-
-def _bytes(physical: Physical, v: int) -> float:
-    value = physical.graph.values[v]
-    return float(math.prod(value.shape) * compat.itemsize(value.dtype))

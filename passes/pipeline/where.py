@@ -8,16 +8,19 @@ weights) is *free*: every placement that needs it computes it.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from sbp import compat
+from sbp.annotation import SCOPE as ON
 from sbp.annotation import placement_in
 from sbp.batching import SCOPE
 from sbp.errors import AnnotationError, Problem
 from sbp.passes.graph import Body, Const, Graph, Node, Operand, walk
 from sbp.placement import Placement
 
+_TRANSFORMS = re.compile(r"\b(jvp|transpose)\(")
 SUMS = ("add_any",)
 """Ops whose scope says nothing: JAX adds cotangents wherever it comes by."""
 
@@ -65,9 +68,17 @@ def loop_of(graph: Graph) -> Node | None:
 
 def placements_of(graph: Graph) -> tuple[Placement, ...]:
     """The placements that ops belong to, in the order of the forward pass."""
-    found = dict.fromkeys(_scoped(n) for n in graph.walk() if "transpose(" not in n.source.scope)
+    found = dict.fromkeys(_scoped(n) for n in graph.walk() if not is_backward(n))
     found.update(dict.fromkeys(_scoped(n) for n in graph.walk()))
     return tuple(p for p in found if p is not None)
+
+
+def is_backward(node: Node) -> bool:
+    """Whether JAX made an op to undo others, by its scope; not for a gradient inside of the forward pass.
+
+    The first transformation around the scope of a placement is what the program as a whole is put through.
+    """
+    return _TRANSFORMS.findall(node.source.scope.split(ON, 1)[0])[:1] == ["transpose"]
 
 
 def _scoped(node: Node) -> Placement | None:
@@ -85,6 +96,7 @@ def find_places(graph: Graph, placements: tuple[Placement, ...]) -> Where:
         placements.
     """
     search = _Search(graph, placements, loop_of(graph))
+    search.ask(list(graph.walk()))
     search.place(graph.nodes)
     search.spread()
     return Where(
@@ -101,9 +113,24 @@ class _Search:
         self.graph, self.placements, self.loop = graph, placements, loop
         self.number = {p: i for i, p in enumerate(placements)}
         self.fixed: dict[int, int] = {}  # value -> the one place that computes it
+        self.asked: dict[int, int] = {}  # value -> where the first op is that wants it, if its scope says so
         self.depth: dict[int, int] = {}  # value -> how late it is made: hops between placements
         self.needed: dict[int, set[int]] = {}  # op -> places
         self.having: dict[int, set[int]] = {}  # value -> places
+
+    def ask(self, nodes: Sequence[Node]) -> None:
+        """Finds where values are wanted; a sum is wanted where its user is."""
+        for node in reversed(nodes):
+            there = _scoped(node)
+            at = (
+                self.asked.get(node.outputs[0])
+                if node.op in SUMS
+                else self.number.get(there)
+                if there
+                else None
+            )
+            if at is not None:
+                self.asked.update((x, at) for x in node.inputs if not isinstance(x, Const))
 
     def place(self, nodes: Sequence[Node], inside: bool = False) -> None:
         """Finds the place of every op that has one."""
@@ -135,6 +162,8 @@ class _Search:
         if not at:
             return None
         size = {x: _bytes(self.graph, x) for x in at}
+        if node.op in SUMS and node.outputs[0] in self.asked and len({self.fixed[x] for x in at}) > 1:
+            return self.asked[node.outputs[0]]
         if inside:
             return self.fixed[max(at, key=lambda x: (self.depth[x], size[x]))]
         return self.fixed[max(at, key=lambda x: (size[x], -self.fixed[x]))]

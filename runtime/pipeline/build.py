@@ -138,6 +138,11 @@ def _check_placements(found: Sequence[Placement], whole: Placement) -> Iterator[
         if p.kind != whole.kind or away:
             yield _no_stage(p, whole, "it has devices that the program's placement does not have")
             continue
+        if len(p.ranks) == len(whole.ranks):
+            same = "it is the program's own, of which the other stages are parts"
+            other = "it has all the devices, in another hierarchy: compile on it instead"
+            yield _no_stage(p, whole, same if p.shape == whole.shape else other)
+            continue
         clash = next((taken[r] for r in p.ranks if r in taken), None)
         if clash is not None:
             yield _no_stage(p, whole, f"it shares devices with {clash}")

@@ -7,9 +7,11 @@ own, which waits for what others send.
 
 from __future__ import annotations
 
+import functools
+import math
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,10 +29,10 @@ from sbp.runtime.pipeline.pieces import Runnable
 from sbp.runtime.pipeline.station import OUTSIDE, Shelf, Station, make_station
 
 PHASES = {
-    actions.Kind.F: Phase.FORWARD,
-    actions.Kind.B: Phase.INPUT,
-    actions.Kind.I: Phase.INPUT,
-    actions.Kind.W: Phase.WEIGHT,
+    actions.Kind.F: (Phase.FORWARD,),
+    actions.Kind.B: (Phase.INPUT, Phase.WEIGHT),
+    actions.Kind.I: (Phase.INPUT,),
+    actions.Kind.W: (Phase.WEIGHT,),
 }
 
 
@@ -39,9 +41,10 @@ class Record:
     """What was measured of one step.
 
     Arguments:
-      spans: per rank, when each action ran, in seconds; each was waited for.
+      spans: per rank, when each action ran, in seconds; each was waited for. With one driver what is sent
+        was waited for too, and has spans of its own.
       live: per rank, the most micro-batches of a stage whose forward had run and whose backward had not.
-      live_bytes: per rank, the most bytes that were kept for micro-batches after an action, all devices.
+      live_bytes: per rank, the most bytes that one device kept for micro-batches after an action.
     """
 
     spans: list[list[Span]]
@@ -49,9 +52,33 @@ class Record:
     live_bytes: list[int]
     now: list[int] = field(default_factory=list)
 
+    def way(self, place: int, action: Action, peer: int, left: float) -> float:
+        """Notes when something that was sent has come, and how long that took."""
+        kind = actions.Kind.SEND_F if action.kind is actions.Kind.F else actions.Kind.SEND_B
+        send = Action(kind, action.stage, action.microbatch, peer)
+        self.spans[place].append(Span(place, send, left, come := time.perf_counter()))
+        return come - left
+
     def timeline(self, name: str) -> Timeline:
         """The step as a timeline."""
         return Timeline(name, tuple(map(tuple, self.spans)))
+
+
+@dataclass(frozen=True)
+class Sends:
+    """What a piece sends, in one go.
+
+    Arguments:
+      positions: of the arrays, among those that the piece writes.
+      to: per array, the placement and the slot that it is for.
+      peer: the nearest stage that lives on one of these placements.
+      shardings: how each lies there.
+    """
+
+    positions: tuple[int, ...]
+    to: tuple[tuple[int, Slot], ...]
+    shardings: tuple[Any, ...]
+    peer: int
 
 
 @dataclass(frozen=True)
@@ -78,20 +105,29 @@ class Machine:
         Arguments:
           placed: per placement, its arguments and closed-over arrays.
         """
+        shelves = self.begin(placed)
+        if self.schedule is not None:
+            (self.threaded if threads else self.driven)(shelves, record)
+        return self.end(shelves)
+
+    def begin(self, placed: Sequence[Mapping[Slot, Any]]) -> list[Shelf]:
+        """Runs what comes before the loop; everything that the loop needs is on its way then."""
         shelves = [Shelf() for _ in self.stations]
         for shelf, arrays in zip(shelves, placed, strict=True):
-            for slot, x in arrays.items():
-                shelf.put(slot, OUTSIDE, x)
+            shelf.put({(slot, OUTSIDE): x for slot, x in arrays.items()})
         self.once(shelves, Phase.BEFORE)
         if self.schedule is not None:
             self.fetch(shelves)
-            (self.threaded if threads else self.driven)(shelves, record)
+        return shelves
+
+    def end(self, shelves: Sequence[Shelf]) -> list[Any]:
+        """Runs what comes after the loop; the results' leaves."""
         self.once(shelves, Phase.AFTER)
         count = sum(len(s.cut.share.results) for s in self.stations)
         out: list[Any] = [None] * count
         for s, shelf in zip(self.stations, shelves, strict=True):
             for i, slot in zip(s.cut.share.results, s.cut.results, strict=True):
-                out[i] = shelf.get(slot, OUTSIDE, False)
+                out[i] = shelf.get(slot)
         return out
 
     def once(self, shelves: Sequence[Shelf], phase: Phase) -> None:
@@ -100,7 +136,8 @@ class Machine:
         for _, p, r in sorted(todo, key=lambda x: x[:2]):
             for read in r.piece.reads:
                 self.bring(shelves, p, read.slot)
-            self.stations[p].run(shelves[p], r, OUTSIDE)
+            station, shelf = self.stations[p], shelves[p]
+            station.run(shelf, r, OUTSIDE, station.given(shelf, r, OUTSIDE))
 
     def bring(self, shelves: Sequence[Shelf], place: int, slot: Slot) -> None:
         """Makes sure that what is sent once has come."""
@@ -108,8 +145,8 @@ class Machine:
         if source is None or (slot, OUTSIDE) in shelves[place].arrays:
             return
         p, at = source
-        moved = jax.device_put(shelves[p].get(at, OUTSIDE, False), self.stations[place].slots.sharding(slot))
-        shelves[place].put(slot, OUTSIDE, moved)
+        moved = jax.device_put(shelves[p].get(at), self.stations[place].slots.sharding(slot))
+        shelves[place].put({(slot, OUTSIDE): moved})
 
     def fetch(self, shelves: Sequence[Shelf]) -> None:
         """Brings what the loop reads of what was sent before it."""
@@ -119,32 +156,68 @@ class Machine:
             }:
                 self.bring(shelves, p, slot)
 
-    def piece(self, action: Action) -> tuple[int, Runnable | None]:
-        """The placement of an action, and what it runs; a stage may have nothing to do for it."""
-        place = self.stages.stages[action.stage]
-        return place, self.stations[place].runnables.get(Part(PHASES[action.kind], action.stage))
+    @functools.cached_property
+    def works(self) -> Mapping[tuple[actions.Kind, int], tuple[int, list[tuple[Runnable, Sends]]]]:
+        """Per kind of action and stage, the placement, what it runs there, and what is sent then.
+
+        A stage may have nothing to do for an action.
+        """
+        return {
+            (kind, stage): (place, list(self._works(kind, stage, place)))
+            for kind in PHASES
+            for stage, place in enumerate(self.stages.stages)
+        }
+
+    def _works(self, kind: actions.Kind, stage: int, place: int) -> Iterator[tuple[Runnable, Sends]]:
+        runnables = self.stations[place].runnables
+        for phase in PHASES[kind]:
+            if (run := runnables.get(Part(phase, stage))) is not None:
+                found = [
+                    (i, to)
+                    for i, w in enumerate(run.piece.writes)
+                    for to in self.receivers.get((place, w.slot), ())
+                ]
+                shardings = tuple(self.stations[q].slots.sharding(slot) for _, (q, slot) in found)
+                ways = tuple(i for i, _ in found), tuple(to for _, to in found)
+                yield run, Sends(*ways, shardings, self._peer(stage, phase, {q for q, _ in ways[1]}))
+
+    def _peer(self, stage: int, phase: Phase, places: Collection[int]) -> int:
+        """The next stage on some placements: after a forward a later one, else an earlier one."""
+        there = [t for t, q in enumerate(self.stages.stages) if q in places]
+        ahead = [t for t in there if (t > stage) == (phase is Phase.FORWARD) and t != stage]
+        return min(ahead or there, key=lambda t: abs(t - stage), default=stage)
 
     def act(self, shelves: Sequence[Shelf], action: Action, record: Record | None, patient: bool) -> None:
         """Runs one action, and sends what it makes."""
-        place, run = self.piece(action)
-        began = time.perf_counter()
-        if run is not None:
-            written = self.stations[place].run(shelves[place], run, action.microbatch, patient)
+        place, works = self.works[action.kind, action.stage]
+        station, shelf, microbatch = self.stations[place], shelves[place], action.microbatch
+        began, waited = 0.0, 0.0
+        for run, sends in works:
+            given = station.given(shelf, run, microbatch, patient)
             if record is not None:
-                jax.block_until_ready([x for _, x in written])
-            for slot, x in written:
-                for q, at in self.receivers.get((place, slot), ()):
-                    moved = jax.device_put(x, self.stations[q].slots.sharding(at))
-                    shelves[q].put(at, action.microbatch, moved)
+                jax.block_until_ready(given)
+                began = began or time.perf_counter()
+            made = station.run(shelf, run, microbatch, given)
+            if record is not None:
+                jax.block_until_ready(made)
+            if sends.to:
+                left = time.perf_counter()
+                moved = _put([made[i] for i in sends.positions], sends.shardings)
+                for (q, slot), x in zip(sends.to, moved, strict=True):
+                    shelves[q].put({(slot, microbatch): x})
+                if record is not None and not patient:
+                    jax.block_until_ready(moved)
+                    waited += record.way(place, action, sends.peer, left)
         if record is not None:
-            record.spans[place].append(Span(place, action, began, time.perf_counter()))
-            self.count(shelves[place], place, action, record)
+            ended = time.perf_counter() - waited
+            record.spans[place].append(Span(place, action, began or ended, ended))
+            self.count(shelf, place, action, record)
 
     def count(self, shelf: Shelf, place: int, action: Action, record: Record) -> None:
         """Notes what is kept."""
         record.now[place] += {actions.Kind.F: 1, actions.Kind.B: -1, actions.Kind.W: -1}.get(action.kind, 0)
         record.live[place] = max(record.live[place], record.now[place])
-        record.live_bytes[place] = max(record.live_bytes[place], sum(int(x.nbytes) for x in shelf.kept))
+        record.live_bytes[place] = max(record.live_bytes[place], sum(map(_device_bytes, shelf.kept)))
 
     def driven(self, shelves: Sequence[Shelf], record: Record | None) -> None:
         """The loop, by one driver."""
@@ -152,7 +225,7 @@ class Machine:
         for action in self.order:
             self.act(shelves, action, record, False)
 
-    @property
+    @functools.cached_property
     def order(self) -> tuple[Action, ...]:
         """All actions in one order."""
         assert self.schedule is not None
@@ -186,10 +259,34 @@ class Machine:
         return Record([[] for _ in range(n)], [0] * n, [0] * n, [0] * n)
 
 
-def make_machine(stages: Stages, schedule: Schedule | None, edges: tuple[Edge, ...], merged: bool) -> Machine:
-    """The machine of a program whose devices are there."""
+def _put(arrays: Sequence[Any], shardings: Sequence[Any]) -> Sequence[Any]:
+    """Arrays on other devices; one alone needs no pytree, which is a tenth of the time."""
+    if len(arrays) == 1:
+        return (jax.device_put(arrays[0], shardings[0]),)
+    moved: Sequence[Any] = jax.device_put(list(arrays), list(shardings))
+    return moved
+
+
+def _device_bytes(x: Any) -> int:
+    """What one device has of an array."""
+    return math.prod(x.sharding.shard_shape(x.shape)) * int(x.dtype.itemsize)
+
+
+def make_machine(
+    stages: Stages,
+    schedule: Schedule | None,
+    edges: tuple[Edge, ...],
+    merged: bool,
+    donate: Collection[int] = (),
+) -> Machine:
+    """The machine of a program whose devices are there.
+
+    Arguments:
+      merged: whether a backward pass is one piece.
+      donate: positions of arguments whose memory the results may take.
+    """
     cuts = stages.cuts(merged)
-    stations = tuple(make_station(c, stages.microbatches) for c in cuts)
+    stations = tuple(make_station(c, stages.microbatches, donate) for c in cuts)
     receivers: dict[tuple[int, Slot], list[tuple[int, Slot]]] = {}
     sources: dict[tuple[int, Slot], tuple[int, Slot]] = {}
     for q, c in enumerate(cuts):

@@ -6,6 +6,7 @@ shards of all devices stacked along a new dim 0.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,10 +14,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from sbp.layout import at_rest
+from sbp.layout import at_rest, local_shape
 from sbp.passes.physical import Physical
 from sbp.passes.pipeline.order import Phase
 from sbp.passes.pipeline.slots import How, Kind, Piece, Read, Slot
@@ -33,9 +35,7 @@ class Slots:
 
     def packed(self, slot: Slot) -> bool:
         """Whether no array can hold the tensor as it lies."""
-        if slot.value < 0:
-            return False
-        shape = self.physical.graph.values[slot.value].shape
+        shape = slot.shape(self.physical.graph)
         return at_rest(shape, slot.nd, self.physical.placement.shape) != slot.nd
 
     def spec(self, slot: Slot) -> PartitionSpec:
@@ -43,17 +43,28 @@ class Slots:
         placement = self.physical.placement
         if self.packed(slot):
             return PartitionSpec(placement.axes)
-        ndim = 0 if slot.value < 0 else len(self.physical.graph.values[slot.value].shape)
-        return to_partition_spec(slot.nd, ndim, placement)
+        return to_partition_spec(slot.nd, len(slot.shape(self.physical.graph)), placement)
+
+    def dtype(self, slot: Slot) -> Any:
+        """The dtype of what is in a slot that has a value."""
+        return self.physical.graph.values[slot.value].dtype
 
     def held(self, slot: Slot) -> Any:
-        """What two arrays have in common that can take each other's memory."""
-        value = self.physical.graph.values[slot.value] if slot.value >= 0 else None
-        return None if value is None else (value.shape, str(value.dtype), slot.nd)
+        """What two arrays have in common that can take each other's memory; None for a number."""
+        if slot.value < 0:
+            return None
+        return slot.shape(self.physical.graph), str(self.dtype(slot)), slot.nd
 
     def sharding(self, slot: Slot) -> NamedSharding:
         """The same as JAX has it."""
         return NamedSharding(self.mesh, self.spec(slot))
+
+    def struct(self, slot: Slot) -> Any:
+        """The array that holds it."""
+        hierarchy, shape = self.physical.placement.shape, slot.shape(self.physical.graph)
+        if self.packed(slot):
+            shape = math.prod(hierarchy), *local_shape(shape, slot.nd, hierarchy)
+        return jax.ShapeDtypeStruct(shape, self.dtype(slot), sharding=self.sharding(slot))
 
 
 @dataclass(frozen=True)
@@ -70,35 +81,34 @@ class Runnable:
 
 
 def runnable(slots: Slots, piece: Piece, microbatches: int, donated: Collection[Slot]) -> Runnable:
-    """Makes the program of a piece; nothing is compiled before it runs.
+    """Compiles the program of a piece: on the caller's thread, which has the user's settings of JAX.
 
     Arguments:
       donated: slots whose arrays are gone afterwards.
     """
     reads = [r for r in piece.reads for _ in range(microbatches if r.how is How.STACK else 1)]
-    ins = [slots.spec(r.slot) for r in reads]
-    outs = [slots.spec(w.slot) for w in piece.writes]
     mapped = jax.shard_map(
         _device_function(slots, piece, microbatches),
         mesh=slots.mesh,
-        in_specs=(PartitionSpec(), *ins),
-        out_specs=tuple(outs),
+        in_specs=(PartitionSpec(), *(slots.spec(r.slot) for r in reads)),
+        out_specs=tuple(slots.spec(w.slot) for w in piece.writes),
         check_vma=False,
     )
-    donate = tuple(1 + i for i, r in enumerate(reads) if r.slot in donated)
 
     def named(*args: Any) -> Any:
         return mapped(*args)
 
     named.__name__ = f"{piece.part.phase}{piece.part.at}"
-    shardings = [NamedSharding(slots.mesh, s) for s in (PartitionSpec(), *ins)]
+    everywhere = NamedSharding(slots.mesh, PartitionSpec())
+    ins = [jax.ShapeDtypeStruct((), np.int32, sharding=everywhere), *(slots.struct(r.slot) for r in reads)]
     jitted = jax.jit(
         named,
-        donate_argnums=donate,
-        in_shardings=tuple(shardings),
-        out_shardings=tuple(NamedSharding(slots.mesh, s) for s in outs),
+        donate_argnums=tuple(1 + i for i, r in enumerate(reads) if r.slot in donated),
+        in_shardings=tuple(x.sharding for x in ins),
+        out_shardings=tuple(slots.sharding(w.slot) for w in piece.writes),
+        keep_unused=True,
     )
-    return Runnable(piece, jitted)
+    return Runnable(piece, jitted.lower(*ins).compile())
 
 
 def _device_function(slots: Slots, piece: Piece, microbatches: int) -> Any:
@@ -133,36 +143,38 @@ def _taken(slots: Slots, read: Read, given: Iterator[Any], index: Any, microbatc
     return lax.dynamic_index_in_dim(x, index, keepdims=False) if read.how is How.SLICE else x
 
 
-def donations(slots: Slots, pieces: Sequence[Piece], kept: Collection[Slot]) -> dict[int, set[Slot]]:
+def donations(
+    slots: Slots, pieces: Sequence[Piece], kept: Collection[Slot], free: Collection[Slot]
+) -> dict[int, set[Slot]]:
     """Per position of a piece, the slots whose arrays it can write its own into: nobody reads them after it.
 
     Arguments:
       kept: slots that are read by others, or that belong to the user.
+      free: of those, slots that belong to the user no more.
     """
     readers: dict[Slot, list[int]] = {}
     for i, piece in enumerate(pieces):
         for r in piece.reads:
-            if r.slot.kind is not Kind.ONCE and r.slot not in kept and r.how is How.WHOLE:
+            if r.slot in free or r.slot not in kept:
                 readers.setdefault(r.slot, []).append(i)
     stacked = {r.slot for piece in pieces for r in piece.reads if r.how is How.STACK}
     out: dict[int, set[Slot]] = {}
-    for slot, at in readers.items():
-        inside = [i for i in at if pieces[i].part.phase not in (Phase.BEFORE, Phase.AFTER)]
-        turns = slot.kind is Kind.CARRY and len(inside) == 1 and _writes(pieces[inside[0]], slot)
-        last = slot.kind is Kind.EACH and len(at) == 1 and slot not in stacked
-        for i in inside if turns else at if last else ():
+    for slot in readers.keys() - stacked:
+        inside = [i for i in readers[slot] if pieces[i].part.phase not in (Phase.BEFORE, Phase.AFTER)]
+        after = [i for i in readers[slot] if pieces[i].part.phase is Phase.AFTER]
+        turns = inside if len(inside) == 1 and slot.kind is Kind.CARRY else []
+        once = readers[slot] if slot.kind is Kind.EACH else after if slot in free or turns else []
+        for i in (*turns, *once) if len(once) <= 1 else turns:
             out.setdefault(i, set()).add(slot)
     return {i: _used(slots, pieces[i], found) for i, found in out.items()}
 
 
 def _used(slots: Slots, piece: Piece, given: Collection[Slot]) -> set[Slot]:
-    """Those slots that something of the same shape is written in place of."""
-    room = Counter(slots.held(w.slot) for w in piece.writes if w.slot.kind is not Kind.CARRY)
+    """Those slots that something of the same shape is written in place of: sums in place of themselves."""
+    room = Counter(slots.held(w.slot) for w in piece.writes if w.slot.value >= 0)
     out: set[Slot] = set()
-    for slot in sorted(given, key=lambda s: s.value):
-        if slot.kind is Kind.CARRY:
-            out.add(slot)
-        elif room[slots.held(slot)]:
+    for slot in sorted(given, key=lambda s: (not _writes(piece, s), s.value)):
+        if room[slots.held(slot)]:
             room[slots.held(slot)] -= 1
             out.add(slot)
     return out

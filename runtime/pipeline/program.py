@@ -8,15 +8,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from sbp.errors import ArgumentError, Problem
 from sbp.passes.pipeline.chain import Stages
+from sbp.passes.pipeline.choose import AUTO, candidates_note, found_schedule, task_of
 from sbp.passes.pipeline.edges import edges_of, trains
 from sbp.passes.pipeline.plan import PipelinePlan
-from sbp.passes.pipeline.slots import Cut, Slot
+from sbp.passes.pipeline.slots import Slot
 from sbp.passes.schedule.actions import Kind, Schedule
-from sbp.passes.schedule.orders import make
+from sbp.passes.schedule.orders import GENERATORS, make
 from sbp.passes.trace import Traced
+from sbp.runtime.arguments import weaken
 from sbp.runtime.pipeline.machine import Machine, make_machine
 
 DEFAULT = "1f1b"
@@ -29,6 +32,7 @@ class BuiltPipeline:
     Arguments:
       stages, schedule: what was planned.
       donate: positions of the leaves that are gone after a call.
+      weak: per result, whether it is weakly typed.
       threads: whether each rank has a thread of its own.
     """
 
@@ -36,6 +40,7 @@ class BuiltPipeline:
     schedule: Schedule | None
     plan: PipelinePlan
     donate: tuple[int, ...]
+    weak: tuple[bool, ...]
     threads: bool
     moved: dict[str, str] = field(default_factory=dict)
     lacks_samples: bool = False
@@ -50,7 +55,9 @@ class BuiltPipeline:
     def machine(self) -> Machine:
         """The pipeline on its devices."""
         merged = self.schedule is None or merges(self.schedule)
-        return make_machine(self.stages, self.schedule, edges_of(self.stages.cuts(merged)), merged)
+        return make_machine(
+            self.stages, self.schedule, edges_of(self.stages.cuts(merged)), merged, self.donate
+        )
 
     @functools.cached_property
     def closed(self) -> list[dict[Slot, Any]]:
@@ -68,9 +75,13 @@ class BuiltPipeline:
     def run(self, leaves: Sequence[Any]) -> Any:
         """Runs one step on the leaves of a call."""
         out = self.machine.run(self.arguments(leaves), self.threads)
-        for i in self.donate:
-            if isinstance(leaves[i], jax.Array) and not leaves[i].is_deleted():
-                leaves[i].delete()
+        gone = [x for i in self.donate if isinstance(x := leaves[i], jax.Array)]
+        # An argument that is a result too lives on as that.
+        out = [jnp.copy(x) if any(x is y for y in gone) else x for x in out]
+        out = [weaken(x) if weak else x for x, weak in zip(out, self.weak, strict=True)]
+        for x in gone:
+            if not x.is_deleted():
+                x.delete()
         return jax.tree.unflatten(self.stages.traced.out_tree, out)
 
     def arguments(self, leaves: Sequence[Any]) -> list[Mapping[Slot, Any]]:
@@ -97,22 +108,37 @@ def merges(schedule: Schedule) -> bool:
     return not any(a.kind in (Kind.I, Kind.W) for order in schedule.orders for a in order)
 
 
-def schedule_for(stages: Stages, asked: str | Schedule | None) -> Schedule | None:
-    """The schedule of a program.
+def schedule_for(
+    stages: Stages, asked: str | Schedule | None, memory_limit_bytes: float | None = None
+) -> tuple[Schedule | None, list[str]]:
+    """The schedule of a program, and remarks on it.
 
     Raises:
       ArgumentError: for one that does not suit its stages.
+      MemoryLimitError: for one that holds more than it may, and if none that was looked at does not.
     """
+    if asked is not None and not isinstance(asked, str | Schedule):
+        raise ArgumentError(_no_schedule(asked))
     if not stages.microbatches:
         if asked is not None:
             raise ArgumentError(_no_loop(asked))
-        return None
+        return None, []
+    # Whether there is a backward pass does not depend on how it is cut.
+    training = trains(stages.cuts(True))
+    if asked == AUTO and training:
+        choice = task_of(stages).search(memory_limit_bytes)
+        return found_schedule(choice), [candidates_note(choice, memory_limit_bytes)]
     if isinstance(asked, Schedule):
         _check_suits(asked, stages)
-        return asked
-    # Whether there is a backward pass does not depend on how it is cut.
-    name = asked or (DEFAULT if trains(stages.cuts(True)) else "forward")
-    return make(name, stages.stages, stages.microbatches)
+        schedule = asked
+    else:
+        name = (asked or DEFAULT) if training or asked not in (None, AUTO) else "forward"
+        schedule = make(name, stages.stages, stages.microbatches)
+    if training and not schedule.trains:
+        raise ArgumentError(_no_backward(schedule))
+    if memory_limit_bytes is not None:
+        task_of(stages).check(schedule, memory_limit_bytes)
+    return schedule, []
 
 
 def _no_loop(asked: object) -> Problem:
@@ -123,6 +149,40 @@ def _no_loop(asked: object) -> Problem:
         "a program with sbp.microbatch",
         "a schedule orders micro-batches",
         "sbp.microbatch(jax.value_and_grad(loss), 8, batch_args=1)",
+    )
+
+
+def unstaged(schedule: object) -> Problem:
+    """What is wrong with a schedule for a program without stages."""
+    return Problem(
+        "argument",
+        "Options(schedule=...)",
+        repr(schedule if isinstance(schedule, str) else "a schedule"),
+        "a program with stages",
+        "a schedule says in which order stages run",
+        "with sbp.on(placement.split(0)[0]): ... in the model, or Options(stages=...)",
+    )
+
+
+def _no_schedule(asked: object) -> Problem:
+    return Problem(
+        "argument",
+        "Options(schedule=...)",
+        repr(asked),
+        ", ".join(map(repr, (*GENERATORS, AUTO))) + ", a Schedule, or None",
+        "it says in which order the stages run",
+        f"{DEFAULT!r}",
+    )
+
+
+def _no_backward(schedule: Schedule) -> Problem:
+    return Problem(
+        "argument",
+        f"Options(schedule={schedule.name!r})",
+        "a schedule without backward",
+        "one of a training",
+        "the program has gradients, which it would leave out",
+        f"{DEFAULT!r}, or sbp.microbatch of the loss alone",
     )
 
 
@@ -140,6 +200,13 @@ def _check_suits(schedule: Schedule, stages: Stages) -> None:
         )
 
 
-def cuts_of(stages: Stages, schedule: Schedule | None) -> tuple[Cut, ...]:
-    """The pieces that a schedule runs."""
-    return stages.cuts(schedule is None or merges(schedule))
+def many_programs(program: object) -> Problem:
+    """What is wrong with lowering a program that is several."""
+    return Problem(
+        "argument",
+        f"{program}.lower(...)",
+        "a program with stages",
+        "a program of one placement",
+        "each piece of a stage is a program of its own",
+        "Program.plan(...) says what they do",
+    )

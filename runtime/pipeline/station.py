@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -18,6 +19,8 @@ from sbp.runtime.pipeline.pieces import Runnable, Slots, donations, runnable
 
 OUTSIDE = -1
 """The number of the micro-batch of what does not belong to one."""
+Key: TypeAlias = tuple[Slot, int]
+"""A slot, and the micro-batch whose array is in it."""
 
 
 @dataclass
@@ -27,35 +30,40 @@ class Shelf:
     What is put here by another thread is waited for; what nobody will read any more is dropped.
     """
 
-    arrays: dict[tuple[Slot, int], Any] = field(default_factory=dict)
-    left: Counter[tuple[Slot, int]] = field(default_factory=Counter)
+    arrays: dict[Key, Any] = field(default_factory=dict)
+    left: dict[Key, int] = field(default_factory=dict)
     arrived: threading.Condition = field(default_factory=threading.Condition)
     failed: BaseException | None = None
 
-    def put(self, slot: Slot, microbatch: int, array: Any) -> None:
-        """Puts an array into a slot."""
+    def put(self, arrays: Mapping[Key, Any]) -> None:
+        """Puts arrays into slots."""
         with self.arrived:
-            self.arrays[slot, microbatch if slot.kind is Kind.EACH else OUTSIDE] = array
+            self.arrays.update(arrays)
             self.arrived.notify_all()
 
-    def get(self, slot: Slot, microbatch: int, patient: bool) -> Any:
-        """The array in a slot; `patient` waits for it to come."""
-        key = slot, microbatch if slot.kind is Kind.EACH else OUTSIDE
-        with self.arrived:
-            while patient and key not in self.arrays and self.failed is None:
-                self.arrived.wait()
-            if self.failed is not None:
-                raise RuntimeError("another stage failed") from self.failed
-            return self.arrays[key]
+    def get(self, slot: Slot) -> Any:
+        """What does not belong to a micro-batch."""
+        return self.take([((slot, OUTSIDE), 0)], False)[0]
 
-    def used(self, slot: Slot, microbatch: int, readers: int) -> None:
-        """Notes that one of the readers of a slot is done."""
-        if slot.kind is not Kind.EACH:
-            return
-        self.left[slot, microbatch] += 1
-        if self.left[slot, microbatch] >= readers:
-            with self.arrived:
-                self.arrays.pop((slot, microbatch), None)
+    def take(self, wanted: Sequence[tuple[Key, int]], patient: bool) -> list[Any]:
+        """Arrays, each with how many read it; the last reader takes it away, and 0 leaves it for ever.
+
+        Arguments:
+          patient: waits for them to come.
+        """
+        out = []
+        with self.arrived:
+            for key, readers in wanted:
+                while patient and key not in self.arrays and self.failed is None:
+                    self.arrived.wait()
+                if self.failed is not None:
+                    raise RuntimeError("another stage failed") from self.failed
+                out.append(self.arrays[key])
+                if readers:
+                    self.left[key] = self.left.get(key, readers) - 1
+                    if not self.left[key]:
+                        del self.arrays[key]
+        return out
 
     def fail(self, why: BaseException) -> None:
         """Wakes up who waits: nothing will come."""
@@ -96,35 +104,62 @@ class Station:
         """What runs for every micro-batch."""
         return [r for p, r in self.runnables.items() if p.phase not in (Phase.BEFORE, Phase.AFTER)]
 
-    def arrays(self, shelf: Shelf, read: Read, microbatch: int, patient: bool) -> list[Any]:
-        """What a piece reads."""
+    @functools.cached_property
+    def reads(self) -> Mapping[Part, list[tuple[Slot, int | None, int]]]:
+        """Per part what it reads: the slot; the micro-batch, None for its own; how many pieces read it."""
+        return {
+            part: [x for r in run.piece.reads for x in self._read(r)] for part, run in self.runnables.items()
+        }
+
+    def _read(self, read: Read) -> Iterator[tuple[Slot, int | None, int]]:
         if read.how is How.STACK:
-            return [shelf.get(read.slot, i, patient) for i in range(len(self.indices))]
-        return [shelf.get(read.slot, microbatch, patient)]
+            yield from ((read.slot, i, 0) for i in range(len(self.indices)))
+        elif read.slot.kind is Kind.EACH:
+            yield read.slot, None, self.readers[read.slot]
+        else:
+            yield read.slot, OUTSIDE, 0
 
-    def run(
-        self, shelf: Shelf, run: Runnable, microbatch: int, patient: bool = False
-    ) -> list[tuple[Slot, Any]]:
-        """Runs one piece; what it has written."""
-        reads = run.piece.reads
-        given = [x for r in reads for x in self.arrays(shelf, r, microbatch, patient)]
+    @functools.cached_property
+    def writes(self) -> Mapping[Part, list[tuple[int, Slot, bool]]]:
+        """Per part what it writes that is kept here: position, slot, whether it is the micro-batch's own."""
+        return {
+            part: [
+                (i, w.slot, w.slot.kind is Kind.EACH)
+                for i, w in enumerate(run.piece.writes)
+                if w.slot.kind is not Kind.EACH or w.slot in self.readers
+            ]
+            for part, run in self.runnables.items()
+        }
+
+    def given(self, shelf: Shelf, run: Runnable, microbatch: int, patient: bool = False) -> list[Any]:
+        """All that a piece reads; `patient` waits for it to come."""
+        wanted = [
+            ((slot, microbatch if i is None else i), readers)
+            for slot, i, readers in self.reads[run.piece.part]
+        ]
+        return shelf.take(wanted, patient)
+
+    def run(self, shelf: Shelf, run: Runnable, microbatch: int, given: Sequence[Any]) -> Sequence[Any]:
+        """Runs one piece; what it has made. What nobody here will read is not kept."""
         index = self.indices[max(microbatch, 0)] if self.indices else np.int32(0)
-        made = run.run(index, *given)
-        for r in reads:
-            shelf.used(r.slot, microbatch, self.readers[r.slot])
-        written = [(w.slot, x) for w, x in zip(run.piece.writes, made, strict=True)]
-        for slot, x in written:
-            shelf.put(slot, microbatch, x)
-        return written
+        made: Sequence[Any] = run.run(index, *given)
+        kept = self.writes[run.piece.part]
+        shelf.put({(slot, microbatch if each else OUTSIDE): made[i] for i, slot, each in kept})
+        return made
 
 
-def make_station(cut: Cut, microbatches: int) -> Station:
-    """The station of a placement whose devices are there."""
+def make_station(cut: Cut, microbatches: int, donate: Collection[int] = ()) -> Station:
+    """The station of a placement whose devices are there; its programs are compiled.
+
+    Arguments:
+      donate: positions of arguments whose memory the results may take.
+    """
     placement = cut.physical.placement
     slots = Slots(cut.physical, placement.mesh)
     kept = {*cut.arguments, *cut.closed, *cut.received.values(), *cut.sent.values(), *cut.results}
     kept |= {*cut.passed.values()}
-    taken = donations(slots, cut.pieces, kept)
+    free = {s for i, s in zip(cut.share.arguments, cut.arguments, strict=True) if i in donate}
+    taken = donations(slots, cut.pieces, kept, free - {*cut.results, *cut.sent.values()})
     readers = Counter(r.slot for piece in cut.pieces for r in piece.reads)
     runnables = {
         piece.part: runnable(slots, piece, microbatches, taken.get(i, set()))

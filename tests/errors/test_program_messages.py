@@ -33,11 +33,6 @@ def of(fn: Any = double, *args: Any, on: Any = GRID, **options: Any) -> Any:
     return sbp.compile(fn, on, **options).plan(*(args or (X,)))
 
 
-def on_line(x: Any) -> Any:
-    with sbp.on(LINE):
-        return x * 2
-
-
 MESSAGES: Messages = {
     "signature longer than the placement": (
         lambda: of(in_sbp=([S(0), B, B],)),
@@ -188,15 +183,6 @@ MESSAGES: Messages = {
         AnnotationError,
         "annotate(...) at {line}: float32[8, 8]",
         "cpu(x=8)",
-        "cpu(data=2 x model=4)",
-        OWN,
-        "leave placement= and sbp.on out, or compile on that placement",
-    ),
-    "ops on another placement": (
-        lambda: of(on_line),
-        AnnotationError,
-        "mul at {line}, inside sbp.on(...)",
-        "cpu(8), ranks 0,1,2,3,4,5,6,7",
         "cpu(data=2 x model=4)",
         OWN,
         "leave placement= and sbp.on out, or compile on that placement",

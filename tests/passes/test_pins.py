@@ -10,7 +10,7 @@ from jax import lax
 
 import sbp
 from sbp import AUTO, B, P, S, annotate
-from sbp.errors import AnnotationError, SbpError, SignatureError
+from sbp.errors import AnnotationError, PlacementError, SbpError, SignatureError
 from sbp.passes.explain import Plan
 from sbp.passes.physical import Compute
 from sbp.signature import NdSbp
@@ -173,10 +173,10 @@ def on_line(x: Any) -> Any:
 def test_ops_of_another_placement_are_one_problem() -> None:
     with sbp.on(GRID):
         plan(lambda x: x + 1, M)
-    with pytest.raises(AnnotationError) as caught:
+    with pytest.raises(PlacementError) as refused:
         plan(jax.grad(lambda x: on_line(x).sum()), M)
-    (problem,) = caught.value.problems
-    assert problem.got == "cpu(8), ranks 0,1,2,3,4,5,6,7"
+    (problem,) = refused.value.problems
+    assert (problem.where, problem.got) == ("sbp.on(cpu(x=8))", "ranks [0, 1, 2, 3, 4, 5, 6, 7]")
     with pytest.raises(AnnotationError) as caught:
         plan(lambda x: annotate(x, [S(0)], placement=LINE), M)
     assert caught.value.problems[0].got == "cpu(x=8)"

@@ -1,0 +1,106 @@
+"""What must hold of a program that has been cut, checked where `Options(check=True)` asks for it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from sbp.passes.graph import Const
+from sbp.passes.physical import Box
+from sbp.passes.physical import reads as reads_of
+from sbp.passes.physical import writes as writes_of
+from sbp.passes.pipeline.cut import border_of
+from sbp.passes.pipeline.edges import flows
+from sbp.passes.pipeline.order import Part, Phase
+from sbp.passes.pipeline.slots import Cut, Kind, Piece, Slot
+
+OUTSIDE = (Phase.BEFORE, Phase.AFTER)
+
+
+def check_cuts(cuts: Sequence[Cut]) -> None:
+    """Asserts what every later pass counts on, of all placements."""
+    for c in cuts:
+        check_steps(c)
+        check_versions(c)
+        check_slots(c)
+    check_sent(cuts)
+
+
+def check_steps(cut: Cut) -> None:
+    """Every step of the placement's program is in one piece, no more and no less."""
+    loop = border_of(cut.physical)
+    wanted = Counter(id(s) for s in _unbucketed(s for s in cut.physical.steps if s is not loop))
+    wanted += Counter(id(s) for s in _unbucketed(() if loop is None else loop.bodies[0]))
+    found = Counter(id(s) for piece in cut.pieces for s in _unbucketed(piece.steps))
+    moves = sum(isinstance(s, Box) for s in (*cut.physical.steps, *(() if loop is None else loop.bodies[0])))
+    assert found == wanted, f"steps of {cut.physical.placement} that are lost or done twice"
+    assert moves == sum(isinstance(s, Box) for piece in cut.pieces for s in piece.steps), "moves are lost"
+    parts = [piece.part for piece in cut.pieces]
+    assert len(set(parts)) == len(parts), f"two pieces of one part: {parts}"
+
+
+def _unbucketed(steps: Iterable[object]) -> Iterable[object]:
+    """All but moves, which a cut may take out of their buckets: they are other objects then."""
+    return (s for s in steps if not isinstance(s, Box))
+
+
+def check_versions(cut: Cut) -> None:
+    """In a piece, everything is read from a slot, is a number, or is made before it is used."""
+    for piece in cut.pieces:
+        known = {r.version for r in piece.reads} | {version for version, _ in piece.numbers}
+        for step in piece.steps:
+            missing = [v for v in reads_of(step) if v not in known]
+            assert not missing, f"{piece.part}: {step} reads {missing}, which is not there"
+            known.update(writes_of(step))
+        for w in piece.writes:
+            there = isinstance(w.operand, Const) or (w.operand, w.nd) in known
+            assert there, f"{piece.part} writes {w.operand} as {w.nd}, which it does not have"
+
+
+def check_slots(cut: Cut) -> None:
+    """Whatever a piece reads has been written before, by one piece alone, or comes from elsewhere."""
+    given = {*cut.arguments, *cut.closed, *cut.received.values(), *cut.fed.values()}
+    writers: dict[Slot, list[Part]] = {}
+    for piece in cut.pieces:
+        for w in piece.writes:
+            writers.setdefault(w.slot, []).append(piece.part)
+    for slot, parts in writers.items():
+        inside = [p for p in parts if p.phase not in OUTSIDE]
+        most = 1 if slot.kind is not Kind.CARRY else 2
+        assert len(parts) <= most and len(inside) <= 1, f"{slot} is written by {parts}"
+    for piece in cut.pieces:
+        for r in piece.reads:
+            if r.slot not in given:
+                assert r.slot in writers, f"{piece.part} reads {r.slot}, which nobody writes"
+                assert any(_before(p, piece) for p in writers[r.slot]), (
+                    f"{piece.part} reads {r.slot} too early"
+                )
+    for slot in (*cut.results, *cut.sent.values(), *cut.passed.values()):
+        assert slot in writers or slot in given, f"{slot} leaves, but nobody writes it"
+
+
+_TIMES = {Phase.BEFORE: 0, Phase.FORWARD: 1, Phase.INPUT: 2, Phase.WEIGHT: 2, Phase.AFTER: 3}
+
+
+def _before(part: Part, piece: Piece) -> bool:
+    """Whether a part can have run when a piece does: the stages say in which order within a phase."""
+    a, b = _TIMES[part.phase], _TIMES[piece.part.phase]
+    if a != b or part == piece.part:
+        return a <= b
+    if a != _TIMES[Phase.INPUT]:
+        return part.at <= piece.part.at
+    return (-part.at, part.phase is Phase.WEIGHT) <= (-piece.part.at, piece.part.phase is Phase.WEIGHT)
+
+
+def check_sent(cuts: Sequence[Cut]) -> None:
+    """What a placement receives, one other placement sends, and it lies as an array can."""
+    for q, c in enumerate(cuts):
+        for v in c.received:
+            assert sum(v in other.sent for p, other in enumerate(cuts) if p != q) == 1, (
+                f"value {v} is not sent"
+            )
+        for v in c.fed:
+            assert sum(v in other.passed for p, other in enumerate(cuts) if p != q) == 1, f"{v} is not passed"
+    for made, read in flows(cuts):
+        forward = made.at < read.at and made.phase is Phase.FORWARD
+        assert forward or read.phase not in (Phase.FORWARD,), f"{read} waits for {made}"

@@ -1,0 +1,180 @@
+"""What the stages of a pipeline cost, estimated: seconds of their actions, and bytes that they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sbp.passes.physical import Step, Version, writes
+from sbp.passes.physical import reads as reads_of
+from sbp.passes.pipeline.chain import Stages
+from sbp.passes.pipeline.cut import border_of
+from sbp.passes.pipeline.order import Part, Phase
+from sbp.passes.pipeline.slots import Cut, How, Kind, Piece, Slot
+from sbp.passes.pipeline.times import estimated_times
+from sbp.passes.plan.cost import local_bytes
+from sbp.passes.schedule.actions import Schedule
+from sbp.passes.schedule.memory import Footprint, peaks
+from sbp.passes.schedule.times import Times
+
+
+@dataclass(frozen=True, slots=True)
+class StageFigures:
+    """One stage; bytes are those of one device.
+
+    Arguments:
+      place: the position of its placement.
+      forward_seconds, input_seconds, weight_seconds: of a micro-batch's forward, of the gradients that other
+        stages wait for, and of the rest of the backward pass.
+      residual_bytes: what a micro-batch leaves from its forward to the end of its backward.
+      for_weights_bytes: what of that, and of what the gradients for others made, the rest of the backward
+        pass still needs.
+      weight_bytes: what the forward reads whole for every micro-batch.
+    """
+
+    place: int
+    forward_seconds: float
+    input_seconds: float
+    weight_seconds: float
+    residual_bytes: float
+    for_weights_bytes: float
+    weight_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceFigures:
+    """One placement; bytes are those of one device.
+
+    Arguments:
+      steady_bytes: arguments, sums over micro-batches, and what one piece needs while it runs.
+      outside_bytes: the peak before and after the loop over micro-batches.
+    """
+
+    steady_bytes: float
+    outside_bytes: float
+
+
+@dataclass(frozen=True)
+class Figures:
+    """All stages and placements of a program, and the times that follow from them."""
+
+    stages: tuple[StageFigures, ...]
+    places: tuple[PlaceFigures, ...]
+    times: Times
+
+    @property
+    def footprint(self) -> Footprint:
+        """What a micro-batch leaves on each stage."""
+        return Footprint(
+            tuple(s.residual_bytes for s in self.stages), tuple(s.for_weights_bytes for s in self.stages)
+        )
+
+    def memory(self, schedule: Schedule) -> tuple[float, ...]:
+        """The peak per device of each placement with a schedule, bytes."""
+        held = peaks(schedule, self.footprint)
+        return tuple(max(p.outside_bytes, p.steady_bytes + h) for p, h in zip(self.places, held, strict=True))
+
+
+def figures_of(stages: Stages) -> Figures:
+    """The figures of a program with micro-batches."""
+    cuts = stages.cuts(False)
+    times = estimated_times(stages, cuts)
+    sizes = [_Sizes(c) for c in cuts]
+    found = []
+    for s, place in enumerate(stages.stages):
+        residual, late = sizes[place].residuals(s)
+        seconds = times.forward[s], times.input_gradient[s], times.weight_gradient[s]
+        found.append(StageFigures(place, *seconds, residual, late, sizes[place].weights(s)))
+    places = [
+        size.place(plan.memory_bytes, stages.microbatches)
+        for size, plan in zip(sizes, stages.plans, strict=True)
+    ]
+    return Figures(tuple(found), tuple(places), times)
+
+
+class _Sizes:
+    """Bytes per device of what lies in the slots of a placement."""
+
+    def __init__(self, cut: Cut) -> None:
+        self.cut = cut
+        self.pieces = {p.part: p for p in cut.pieces}
+        loop = border_of(cut.physical)
+        self.stacks = set[int]() if loop is None else set(loop.node.outputs)
+        self.backward = [p for p in cut.pieces if p.part.phase in (Phase.INPUT, Phase.WEIGHT)]
+        self.inside = [*self.backward, *(p for p in cut.pieces if p.part.phase is Phase.FORWARD)]
+
+    def of(self, slot: Slot) -> float:
+        """The bytes in a slot; those of all micro-batches lie in one each."""
+        if slot.value < 0:
+            return 8.0
+        value, hierarchy = self.cut.physical.graph.values[slot.value], self.cut.physical.placement.shape
+        each = slot.kind is Kind.EACH and slot.value in self.stacks
+        return local_bytes(value.shape[1:] if each else value.shape, value.dtype, slot.nd, hierarchy)
+
+    def sum(self, slots: set[Slot]) -> float:
+        """The bytes in several."""
+        return sum(self.of(s) for s in sorted(slots, key=lambda s: s.value))
+
+    def residuals(self, stage: int) -> tuple[float, float]:
+        """What a stage's forward keeps for the backward, and what is left of it for the last part of that."""
+        forward, late = (self.pieces.get(Part(p, stage)) for p in (Phase.FORWARD, Phase.WEIGHT))
+        kept = _each(forward, True) & {slot for p in self.backward for slot in _each(p, False)}
+        left = _each(late, False) & (kept | _each(self.pieces.get(Part(Phase.INPUT, stage)), True))
+        return self.sum(kept), self.sum(left)
+
+    def weights(self, stage: int) -> float:
+        """What the forward of a stage reads that is the same for all micro-batches."""
+        piece = self.pieces.get(Part(Phase.FORWARD, stage))
+        return 0.0 if piece is None else self.sum(_whole(piece))
+
+    def place(self, whole_bytes: float, microbatches: int) -> PlaceFigures:
+        """What the placement holds but for micro-batches."""
+        steady = {*self.cut.arguments, *self.cut.closed, *self.cut.received.values()}
+        for p in self.inside:
+            steady |= {r.slot for r in p.reads if r.slot.kind is not Kind.EACH}
+            steady |= {w.slot for w in p.writes if w.slot.kind is Kind.CARRY}
+        working = max((self.working(p) for p in self.inside), default=0.0)
+        # Its plan has what is sent and received for all micro-batches as one tensor.
+        stacks = {*self.cut.fed.values(), *self.cut.passed.values()}
+        outside = whole_bytes - microbatches * self.sum(stacks)
+        return PlaceFigures(self.sum(steady) + working, max(outside, self.sum(steady)))
+
+    def working(self, piece: Piece) -> float:
+        """The most that a piece's own tensors take while it runs."""
+        graph, hierarchy = self.cut.physical.graph, self.cut.physical.placement.shape
+
+        def size(version: Version) -> float:
+            value = graph.values[version[0]]
+            return local_bytes(value.shape, value.dtype, version[1], hierarchy)
+
+        last: dict[Version, int] = {}
+        for i, step in enumerate(piece.steps):
+            last.update(dict.fromkeys([*reads_of(step), *writes(step)], i))
+        for w in piece.writes:
+            if isinstance(w.operand, int):
+                last[w.operand, w.nd] = len(piece.steps)
+        live, most, made = 0.0, 0.0, set[Version]()
+        for i, step in enumerate(piece.steps):
+            fresh = [v for v in _made(step) if v not in made]
+            made.update(fresh)
+            live += sum(map(size, fresh))
+            most = max(most, live)
+            done = [v for v in (*reads_of(step), *fresh) if last[v] == i and v in made]
+            live -= sum(size(v) for v in dict.fromkeys(done))
+        return most
+
+
+def _made(step: Step) -> Sequence[Version]:
+    return list(dict.fromkeys(writes(step)))
+
+
+def _each(piece: Piece | None, writes: bool) -> set[Slot]:
+    """What a piece reads of a micro-batch's own tensors, and what it writes of them."""
+    if piece is None:
+        return set()
+    found = {r.slot for r in piece.reads if r.slot.kind is Kind.EACH}
+    return found | ({w.slot for w in piece.writes if w.slot.kind is Kind.EACH} if writes else set())
+
+
+def _whole(piece: Piece) -> set[Slot]:
+    return {r.slot for r in piece.reads if r.slot.kind is Kind.ONCE and r.how is How.WHOLE}

@@ -1,0 +1,72 @@
+"""What a pipeline keeps while it runs: as the schedule says, and not longer."""
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import pytest
+
+import sbp
+from sbp.passes.schedule.memory import peaks, units
+from sbp.passes.schedule.orders import make
+from sbp.runtime.pipeline.machine import Machine, Record
+from sbp.runtime.pipeline.program import BuiltPipeline
+from sbp.runtime.pipeline.station import OUTSIDE
+from tests.runtime.pipeline.programs import dense_case
+from tests.runtime.pipeline.running import leaves_of
+
+
+def machines(microbatches: int) -> tuple[BuiltPipeline, list[Any]]:
+    """A program of two stages, and the leaves of a call."""
+    case = dense_case((0, 1), 2, microbatches, ("1f1b",))
+    built = sbp.compile(case.step, case.whole)._prepare(case.args, {})[1]
+    assert isinstance(built, BuiltPipeline)
+    return built, leaves_of(case, case.args[0])
+
+
+def measured(machine: Machine, built: BuiltPipeline, leaves: list[Any]) -> Record:
+    record = machine.new_record()
+    jax.block_until_ready(machine.run(built.arguments(leaves), record=record))
+    return record
+
+
+def test_one_forward_one_backward_holds_as_much_however_many_there_are() -> None:
+    found = {}
+    for m in (4, 8):
+        built, leaves = machines(m)
+        for name in ("1f1b", "gpipe"):
+            machine = replace(built.machine, schedule=make(name, (0, 1), m))
+            record = measured(machine, built, leaves)
+            assert machine.schedule is not None
+            assert tuple(record.live) == peaks(machine.schedule, units(2))
+            found[name, m] = record
+    assert found["1f1b", 4].live == found["1f1b", 8].live == [2, 1]
+    assert found["1f1b", 4].live_bytes == found["1f1b", 8].live_bytes
+    for rank, few in enumerate(found["gpipe", 4].live_bytes):
+        assert found["gpipe", 8].live_bytes[rank] == pytest.approx(2 * few, rel=0.01)
+        assert found["1f1b", 8].live_bytes[rank] < few
+
+
+def test_nothing_of_a_micro_batch_is_left_after_the_loop() -> None:
+    built, leaves = machines(4)
+    machine = built.machine
+    shelves = machine.begin(built.arguments(leaves))
+    machine.driven(shelves, None)
+    assert [shelf.kept for shelf in shelves] == [[], []]
+    assert all(at == OUTSIDE for shelf in shelves for _, at in shelf.arrays)
+
+
+def test_a_stage_that_fails_stops_the_others() -> None:
+    """Threads that wait for it are woken up, and the first failure is what the caller sees."""
+    built, leaves = machines(4)
+
+    def fail(*args: Any) -> Any:
+        raise ValueError("this stage is broken")
+
+    broken = built.machine.stations[1]
+    runnables = {part: replace(r, run=fail) for part, r in broken.runnables.items()}
+    stations = built.machine.stations[0], replace(broken, runnables=runnables)
+    machine = replace(built.machine, stations=stations)
+    for threads in (True, False):
+        with pytest.raises(ValueError, match="this stage is broken"):
+            machine.run(built.arguments(leaves), threads=threads)
