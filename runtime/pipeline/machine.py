@@ -26,6 +26,7 @@ from sbp.passes.schedule.communication import issue_order
 from sbp.passes.schedule.dataflow import Edge
 from sbp.passes.schedule.spans import Span, Timeline
 from sbp.runtime.pipeline.pieces import Runnable
+from sbp.runtime.pipeline.shared import Executables
 from sbp.runtime.pipeline.station import OUTSIDE, Shelf, Station, make_station
 
 PHASES = {
@@ -88,6 +89,7 @@ class Machine:
     Arguments:
       receivers: per placement and slot, the placements and slots that an array is sent to.
       sources: per placement and slot of what it is sent once, where that comes from.
+      executables: what has been compiled.
     """
 
     stages: Stages
@@ -96,6 +98,7 @@ class Machine:
     stations: tuple[Station, ...]
     receivers: Mapping[tuple[int, Slot], tuple[tuple[int, Slot], ...]]
     sources: Mapping[tuple[int, Slot], tuple[int, Slot]]
+    executables: Executables
 
     def run(
         self, placed: Sequence[Mapping[Slot, Any]], threads: bool = False, record: Record | None = None
@@ -286,7 +289,8 @@ def make_machine(
       donate: positions of arguments whose memory the results may take.
     """
     cuts = stages.cuts(merged)
-    stations = tuple(make_station(c, stages.microbatches, donate) for c in cuts)
+    executables = Executables()
+    stations = tuple(make_station(c, stages.microbatches, executables, donate) for c in cuts)
     receivers: dict[tuple[int, Slot], list[tuple[int, Slot]]] = {}
     sources: dict[tuple[int, Slot], tuple[int, Slot]] = {}
     for q, c in enumerate(cuts):
@@ -296,4 +300,5 @@ def make_machine(
         for v, slot in c.received.items():
             p = next(p for p, other in enumerate(cuts) if v in other.sent)
             sources[q, slot] = p, cuts[p].sent[v]
-    return Machine(stages, schedule, edges, stations, {k: tuple(v) for k, v in receivers.items()}, sources)
+    sent = {k: tuple(v) for k, v in receivers.items()}
+    return Machine(stages, schedule, edges, stations, sent, sources, executables)

@@ -24,6 +24,7 @@ from sbp.passes.pipeline.order import Phase
 from sbp.passes.pipeline.slots import How, Kind, Piece, Read, Slot
 from sbp.resolve import to_partition_spec
 from sbp.runtime.lower import Device, Env
+from sbp.runtime.pipeline.shared import Executables
 
 
 @dataclass(frozen=True)
@@ -80,11 +81,14 @@ class Runnable:
     run: Any
 
 
-def runnable(slots: Slots, piece: Piece, microbatches: int, donated: Collection[Slot]) -> Runnable:
+def runnable(
+    slots: Slots, piece: Piece, microbatches: int, donated: Collection[Slot], executables: Executables
+) -> Runnable:
     """Compiles the program of a piece: on the caller's thread, which has the user's settings of JAX.
 
     Arguments:
       donated: slots whose arrays are gone afterwards.
+      executables: what other placements have compiled.
     """
     reads = [r for r in piece.reads for _ in range(microbatches if r.how is How.STACK else 1)]
     mapped = jax.shard_map(
@@ -98,7 +102,7 @@ def runnable(slots: Slots, piece: Piece, microbatches: int, donated: Collection[
     def named(*args: Any) -> Any:
         return mapped(*args)
 
-    named.__name__ = f"{piece.part.phase}{piece.part.at}"
+    named.__name__ = str(piece.part.phase)
     everywhere = NamedSharding(slots.mesh, PartitionSpec())
     ins = [jax.ShapeDtypeStruct((), np.int32, sharding=everywhere), *(slots.struct(r.slot) for r in reads)]
     jitted = jax.jit(
@@ -108,7 +112,7 @@ def runnable(slots: Slots, piece: Piece, microbatches: int, donated: Collection[
         out_shardings=tuple(slots.sharding(w.slot) for w in piece.writes),
         keep_unused=True,
     )
-    return Runnable(piece, jitted.lower(*ins).compile())
+    return Runnable(piece, executables.get(jitted.lower(*ins), list(slots.mesh.devices.flat)))
 
 
 def _device_function(slots: Slots, piece: Piece, microbatches: int) -> Any:

@@ -16,6 +16,7 @@ from sbp.passes.pipeline.order import Part, Phase
 from sbp.passes.pipeline.slots import Cut, How, Kind, Read, Slot
 from sbp.placement import Placement
 from sbp.runtime.pipeline.pieces import Runnable, Slots, donations, runnable
+from sbp.runtime.pipeline.shared import Executables
 
 OUTSIDE = -1
 """The number of the micro-batch of what does not belong to one."""
@@ -148,10 +149,13 @@ class Station:
         return made
 
 
-def make_station(cut: Cut, microbatches: int, donate: Collection[int] = ()) -> Station:
+def make_station(
+    cut: Cut, microbatches: int, executables: Executables, donate: Collection[int] = ()
+) -> Station:
     """The station of a placement whose devices are there; its programs are compiled.
 
     Arguments:
+      executables: what other stations have compiled.
       donate: positions of arguments whose memory the results may take.
     """
     placement = cut.physical.placement
@@ -162,14 +166,9 @@ def make_station(cut: Cut, microbatches: int, donate: Collection[int] = ()) -> S
     taken = donations(slots, cut.pieces, kept, free - {*cut.results, *cut.sent.values()})
     readers = Counter(r.slot for piece in cut.pieces for r in piece.reads)
     runnables = {
-        piece.part: runnable(slots, piece, microbatches, taken.get(i, set()))
+        piece.part: runnable(slots, piece, microbatches, taken.get(i, set()), executables)
         for i, piece in enumerate(cut.pieces)
     }
     everywhere = jax.sharding.NamedSharding(slots.mesh, jax.sharding.PartitionSpec())
     indices = tuple(jax.device_put(np.int32(i), everywhere) for i in range(microbatches))
     return Station(placement, cut, slots, runnables, readers, indices)
-
-
-def parts_of(stations: Sequence[Station]) -> list[Part]:
-    """The parts of all stations."""
-    return [part for s in stations for part in s.runnables]

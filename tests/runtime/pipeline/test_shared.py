@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+import sbp
 from sbp.runtime.pipeline.shared import Executables
 
 
@@ -51,3 +52,27 @@ def test_programs_that_call_the_host_are_not_shared() -> None:
     shared = Executables()
     assert run(shared, 0, 1.0, True).tolist() == run(shared, 2, 1.0, True).tolist()
     assert (shared.compiled, shared.loaded) == (2, 0)
+
+
+def test_stages_that_are_alike_share_their_programs() -> None:
+    """Of eight stages the first two, those between, and the last one differ; each has four programs."""
+    place = sbp.placement("cpu", shape=(8,))
+    stages = place.split(0)
+
+    def loss(weights: Any, x: Any) -> Any:
+        for stage, w in zip(stages, weights, strict=True):
+            with sbp.on(stage):
+                x = jnp.tanh(x @ w)
+        with sbp.on(stages[-1]):
+            return jnp.mean(x * x)
+
+    def step(weights: Any, x: Any) -> Any:
+        value, grads = sbp.microbatch(jax.value_and_grad(loss), 2, batch_args=1)(weights, x)
+        return [w - g for w, g in zip(weights, grads, strict=True)], value
+
+    weights = [0.1 * i + jnp.eye(4) for i in range(8)]
+    program = sbp.compile(step, place)
+    assert sbp.verify(program, weights, jnp.ones((4, 4))).largest < 1e-5
+    built: Any = program._prepare((weights, jnp.ones((4, 4))), {})[1]
+    executables = built.machine.executables
+    assert (executables.compiled, executables.loaded) == (16, 16)
