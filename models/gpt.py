@@ -238,14 +238,14 @@ def parser() -> argparse.ArgumentParser:
     )
     default = Config()
     options.add_argument("--text", metavar="FILE", help="a text of your own (default: CPython's help topics)")
-    options.add_argument("--layers", type=int, default=default.layers)
-    options.add_argument("--width", type=int, default=default.width)
-    options.add_argument("--heads", type=int, default=default.heads)
+    options.add_argument("--layers", type=int, default=default.layers, help="pairs of attention and MLP")
+    options.add_argument("--width", type=int, default=default.width, help="of the residual stream")
+    options.add_argument("--heads", type=int, default=default.heads, help="of attention, per layer")
     options.add_argument("--seq", type=int, default=default.sequence, help="tokens seen at once")
     options.add_argument(
         "--vocab", type=int, default=default.vocabulary, help="ids; rarer characters share one"
     )
-    options.add_argument("--dropout", type=float, default=default.dropout)
+    options.add_argument("--dropout", type=float, default=default.dropout, help="rate; 0 is none")
     options.add_argument(
         "--sample", type=int, default=400, metavar="N", help="characters to write at the end"
     )

@@ -93,7 +93,8 @@ def signatures(
     axes = len(placement_shape)
     if len(uses) > axes:
         raise ValueError(
-            f"--parallel {choice} uses {len(uses)} placement axes, but --placement has {axes}: try cpu:2x4"
+            f"--parallel {choice} uses {len(uses)} placement axes, but --placement has {axes}, "
+            "that of stages not counted: try cpu:2x4, or cpu:2x2x2 with --stages 2"
         )
     uses += uses[-1:] * (axes - len(uses))
     devices = prod(placement_shape)

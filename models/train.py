@@ -82,11 +82,13 @@ def parser(
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     options.add_argument("--placement", default="cpu:2x4", help="KIND:AxBxC; CPU devices are made as needed")
-    options.add_argument("--parallel", choices=parallel, default=parallel[0])
+    options.add_argument(
+        "--parallel", choices=parallel, default=parallel[0], help="how batch and weights lie along the axes"
+    )
     options.add_argument("--steps", type=int, help="of training")
     options.add_argument("--batch", type=int, help="examples per step, over all devices")
     options.add_argument("--lr", type=float, help="learning rate")
-    options.add_argument("--seed", type=int, default=0)
+    options.add_argument("--seed", type=int, default=0, help="of parameters, batches and dropout")
     options.add_argument(
         "--x64", action=argparse.BooleanOptionalAction, default=False, help="compute in float64"
     )

@@ -74,7 +74,8 @@ class Call:
 
     def values(self) -> tuple[Any, ...]:
         """The static arguments, with their types: 1, 1.0 and True are equal, but not the same program."""
-        return tuple((i, type(self.args[i]), self.args[i]) for i in sorted(self.static))
+        at = sorted(self.static) if self.static else ()
+        return tuple([(i, type(self.args[i]), self.args[i]) for i in at])
 
     def donated(self, argnums: Sequence[int]) -> tuple[int, ...]:
         """Positions of the leaves of arguments."""
@@ -295,7 +296,7 @@ class Program:
 
     def _check(self, call: Call, concrete: bool) -> None:
         """Raises for arguments that cannot be taken, together with what is wrong with in_sbp."""
-        names = functools.cache(lambda: call.paths(self.fn))
+        names = functools.partial(call.paths, self.fn)
         found = [arguments.check_leaf(x, i, names, concrete) for i, x in enumerate(call.leaves)]
         problems = [p for p in found if p is not None]
         problems += arguments.check_static(call.values())
