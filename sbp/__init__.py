@@ -41,10 +41,10 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from sbp.annotation import annotate, on
+    from sbp.batching import microbatch
     from sbp.errors import SbpError
     from sbp.hardware import Hardware, Link
     from sbp.lazy import rows
-    from sbp.batching import microbatch
     from sbp.options import Options
     from sbp.passes.explain import Collective, Plan
     from sbp.passes.save import load_plan

@@ -12,7 +12,7 @@ from urllib.parse import quote, unquote
 import jax
 
 from sbp import compat
-from sbp.errors import Problem, SignatureError
+from sbp.errors import PlacementError, Problem, SignatureError
 from sbp.placement import Placement
 from sbp.signature import NdSbp, Signature, Split, format_sbp, is_signature, normalise
 
@@ -131,12 +131,28 @@ def _read(x: Any, signature: Any, name: str) -> NdSbp:
 def on(placement: Placement) -> Iterator[None]:
     """Ops traced inside belong to `placement`, and so do their backward ops.
 
+    Raises:
+      PlacementError: for something that is not a placement.
+
     >>> from sbp.placement import placement as make
     >>> with on(make("cpu", shape=(2,))):
     ...     pass
     """
+    if not isinstance(placement, Placement):
+        raise PlacementError(_no_placement(placement))
     with jax.named_scope(scope_of(placement)):
         yield
+
+
+def _no_placement(got: object) -> Problem:
+    return Problem(
+        "placement",
+        "sbp.on(...)",
+        repr(got),
+        "one placement",
+        "a scope says on which devices its ops run",
+        'with sbp.on(placement.split("stage")[0]): ...',
+    )
 
 
 def scope_of(placement: Placement) -> str:

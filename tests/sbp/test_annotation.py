@@ -11,7 +11,7 @@ import pytest
 
 from sbp import compat
 from sbp.annotation import SCOPE, Pin, annotate, annotate_p, cotangent_p, on
-from sbp.errors import SignatureError
+from sbp.errors import PlacementError, SignatureError
 from sbp.placement import placement
 from sbp.signature import B, P, S, Signature
 
@@ -243,3 +243,9 @@ def test_scopes_nest_and_close() -> None:
     (inner,), (outside,) = found["sin"], found["cos"]
     assert inner.index("[0,1,2,3]") < inner.index("[4,5,6,7]")
     assert SCOPE not in outside
+
+
+@pytest.mark.parametrize("wrong", [[DEVICES], "stage0", None])
+def test_on_wants_a_placement(wrong: Any) -> None:
+    with pytest.raises(PlacementError, match="one placement"), on(wrong):
+        pass
