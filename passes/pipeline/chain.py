@@ -1,6 +1,6 @@
 """From a traced function with several placements to the pieces of each: the list of passes of a pipeline.
 
-    hoist -> where -> order -> sums -> (where, order again) -> split -> (`passes/chain.py`, per placement) -> cut
+    hoist -> where, order -> sums -> where, order -> split -> (`passes/chain.py`, per placement) -> cut
 
 Placements are planned one after the other. The first of two that plans decides how a value lies that goes
 from one to the other; where their hierarchies differ, each decides for itself.

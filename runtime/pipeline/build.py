@@ -93,7 +93,8 @@ def build_pipeline(
     """
     traced = signatures.traced
     found = placements_of(traced.graph)
-    raise_all([*_check_placements(found, placement), *_check_stages(found, placement, options)])
+    wrong = [*_check_placements(found, placement), *_check_stages(found, placement, options)]
+    raise_all([*wrong, *_check_options(options)])
     if options.stages is not None:
         places = stage_placements(placement, options.stages, options.schedule)
         hardware = _hardware(options)(placement)
@@ -162,6 +163,20 @@ def _check_stages(found: Sequence[Placement], whole: Placement, options: Options
         legal = f"a multiple of {whole.shape[0]}"
         why = f"stages lie along the first axis of {whole}, the same number on each part of it"
         yield Problem("argument", where, f"stages={count!r}", legal, why, fix)
+
+
+def _check_options(options: Options) -> Iterator[Problem]:
+    """What programs with stages do not do."""
+    legal = "a program of one placement for it"
+    if options.plan is not None:
+        why = "the signatures of a plan are those of one placement"
+        yield Problem(
+            "argument", "Options(plan=...)", "a program with stages", legal, why, "in_sbp and out_sbp"
+        )
+    if options.count_keys:
+        why = "exchanges inside of stages are not counted"
+        fix = "count in a program without sbp.on"
+        yield Problem("argument", "Options(count_keys=True)", "a program with stages", legal, why, fix)
 
 
 def stage_placements(whole: Placement, stages: int, schedule: object) -> list[Placement]:
