@@ -20,8 +20,8 @@ the rounds that run only if a bucket overflows; the ideal is the distinct keys o
 and their vectors there and back. Then: the time over sizes of the table, and the exchanges of 26 tables in
 one `Collection`.
 
-Steps are timed in turns of `TURN`, the first of which is not counted: it finds the caches as another kind of
-step has left them, and a training loop is followed by itself.
+The kinds take turns of `TURN_SECONDS` each; a turn counts as the median of its steps but the first. A step
+finds caches and cores as the one before has left them, and in a training loop that is one of its own kind.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from sbp.runtime.embedding.tables import FeatureConfig, TableConfig
 from sbp.runtime.look.meter import Meter, read_compiled
 
 DEVICES, RATE, ZIPF = 8, 0.05, 1.2
-TURN, LEAST_TURNS = 6, 6
+TURN_SECONDS, LEAST_TURNS = 0.5, 4
 MOST_GATHERED = 1 << 18
 OPTIMIZERS: dict[str, Callable[[], Any]] = {
     "SGD": lambda: optax.sgd(RATE),
@@ -306,16 +306,17 @@ class Contest:
 
 
 def in_turns(loops: Sequence[Loop], seconds: float) -> list[list[float]]:
-    """Advances all loops by turns, in a random order each time; the steps of each that count."""
+    """Advances all loops by turns, in a random order each time; the median step of every turn of each."""
     order, began, turns = random.Random(0), time.perf_counter(), 0
     kept: dict[int, list[float]] = {id(loop): [] for loop in loops}
     while turns < 1 + LEAST_TURNS or time.perf_counter() - began < seconds:
         for loop in order.sample(loops, len(loops)):
-            for _ in range(TURN):
+            first, start = len(loop.seconds), time.perf_counter()
+            while len(loop.seconds) < first + 3 or time.perf_counter() - start < TURN_SECONDS:
                 loop.advance()
-            kept[id(loop)] += loop.seconds[1 - TURN :] if turns else []
+            kept[id(loop)].append(statistics.median(loop.seconds[first + 1 :]))
         turns += 1
-    return [kept[id(loop)] for loop in loops]
+    return [kept[id(loop)][1:] for loop in loops]
 
 
 def compare(problem: Problem, optimizer: str, seconds: float) -> list[Measured]:
