@@ -31,6 +31,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 DEVICES = 'jax.config.update("jax_num_cpu_devices", 8)'
 _ESTIMATE = re.compile(r"\bestimated\b|\bat the peak\b|\bx the time\b")
+_TIME = re.compile(r"\b\d+(\.\d+)? (us|ms|s)\b")
 _BLOCK = re.compile(
     r"(?P<skip><!-- not run -->\n)?^```(?P<language>python|sh)\n(?P<code>.*?)^```\n"
     r"(?:\n<!-- (?P<kind>prints|raises) -->\n```text\n(?P<shown>.*?)^```\n)?",
@@ -66,9 +67,14 @@ def blocks(text: str) -> list[Block]:
 
 def without_estimates(text: str) -> str:
     """A page's output without estimated times and memory: versions of JAX spell some ops otherwise."""
-    return "\n".join(
-        re.sub(r"\d+(\.\d+)?", "#", line) if _ESTIMATE.search(line) else line for line in text.splitlines()
-    )
+    return "\n".join(map(_without_estimates, text.splitlines()))
+
+
+def _without_estimates(line: str) -> str:
+    if _ESTIMATE.search(line):
+        return re.sub(r"\d+(\.\d+)?", "#", line)
+    # Columns are as wide as their figures.
+    return re.sub(r" +", " ", _TIME.sub("# s", line)) if _TIME.search(line) else line
 
 
 def program_name(page: Path) -> str:

@@ -58,6 +58,17 @@ class Collective:
     reason: str
 
 
+def together(same: Sequence[Collective]) -> Collective:
+    """Collectives that are alike as one."""
+    return replace(
+        same[0],
+        tensor=common(c.tensor for c in same),
+        count=sum(c.count for c in same),
+        wire_bytes=sum(c.wire_bytes for c in same),
+        seconds=sum(c.seconds for c in same),
+    )
+
+
 @dataclass(frozen=True)
 class Plan:
     """What a program will do, and why.
@@ -122,17 +133,7 @@ class Plan:
             key = (c.kind, c.shape, c.dtype, c.before, c.after, c.axes, c.source, why)
             rows.setdefault(key, []).append(c)
         return tuple(
-            (
-                replace(
-                    same[0],
-                    tensor=common(c.tensor for c in same),
-                    reason=common(c.reason for c in same),
-                    count=sum(c.count for c in same),
-                    wire_bytes=sum(c.wire_bytes for c in same),
-                    seconds=sum(c.seconds for c in same),
-                ),
-                len(same),
-            )
+            (replace(together(same), reason=common(c.reason for c in same)), len(same))
             for same in rows.values()
         )
 

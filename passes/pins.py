@@ -156,7 +156,7 @@ def _other_placement(where: str, got: str, placement: Placement) -> Problem:
         where,
         got,
         str(placement),
-        "one program runs on one placement; ops on several placements would be pipeline stages",
+        "all ops of this program run on one placement; stages are marked by sbp.on of several",
         "leave placement= and sbp.on out, or compile on that placement",
     )
 

@@ -171,7 +171,8 @@ class Reasons:
         node, strategy = self._nodes[box.user]
         if pin_of(node) is not None:
             where = node.source if node.source.file else node.source.scope
-            return f"{where} is annotated {format_sbp(strategy.results[0])}"
+            why = node.params.get("why", f"{where} is annotated")
+            return f"{why} {format_sbp(strategy.results[0])}"
         how = self._need(node, strategy, box.value, box.move)
         who = "the update" if self.names.phases[node.id] == "update" else node.op
         return f"{who} at {node.source} needs it {how}"

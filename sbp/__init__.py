@@ -30,6 +30,8 @@ _FACE = {
     "Program": "sbp.runtime.execute",
     "verify": "sbp.runtime.verify",
     "Plan": "sbp.passes.explain",
+    "PipelinePlan": "sbp.passes.pipeline.plan",
+    "Profile": "sbp.runtime.pipeline.profile",
     "Collective": "sbp.passes.explain",
     "load_plan": "sbp.passes.save",
 }
@@ -47,10 +49,12 @@ if TYPE_CHECKING:
     from sbp.lazy import rows
     from sbp.options import Options
     from sbp.passes.explain import Collective, Plan
+    from sbp.passes.pipeline.plan import PipelinePlan
     from sbp.passes.save import load_plan
     from sbp.rules import register_rule
     from sbp.runtime import embedding
     from sbp.runtime.execute import Program, compile
+    from sbp.runtime.pipeline.profile import Profile
     from sbp.runtime.verify import verify
     from sbp.signature import AUTO, B, Broadcast, P, Partial, S, Split
 
@@ -73,8 +77,10 @@ __all__ = [
     "Options",
     "P",
     "Partial",
+    "PipelinePlan",
     "Placement",
     "Plan",
+    "Profile",
     "Program",
     "S",
     "SbpError",

@@ -20,7 +20,7 @@ from sbp.annotation import scope_of
 from sbp.errors import AnnotationError, Problem
 from sbp.hardware import Hardware
 from sbp.passes.boxing import Network
-from sbp.passes.graph import Const, Graph, Node
+from sbp.passes.graph import Graph, Node
 from sbp.passes.pipeline.sums import sums_of
 from sbp.passes.pipeline.where import loop_of, reads_of
 from sbp.passes.plan.candidates import Strategy, make_op
@@ -328,10 +328,10 @@ def _bytes(graph: Graph, v: int) -> float:
 
 
 def _uncut(graph: Graph, got: str, fix: str) -> Problem:
-    lines = [str(n.source) for n in graph.nodes if not isinstance(n.source, Const)]
+    line = str(graph.nodes[0].source) if graph.nodes else "a program without ops"
     return Problem(
         "annotation",
-        f"Options(stages=...), {lines[0] if lines else 'a program without ops'}",
+        f"Options(stages=...), {line}",
         got,
         "a loop over micro-batches with an op for every stage",
         "stages are cut out of the loop over micro-batches",

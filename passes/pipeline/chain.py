@@ -8,7 +8,7 @@ from one to the other; where their hierarchies differ, each decides for itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeAlias
@@ -220,15 +220,3 @@ class _Planning:
 def _stacked(nd: NdSbp) -> NdSbp:
     """How a stack lies, of tensors that lie so."""
     return tuple(Split(s.dim + 1) if isinstance(s, Split) else s for s in nd)
-
-
-def outline(stages: Stages, cuts: Mapping[int, Cut]) -> str:
-    """The pieces as text, for tests and for the curious."""
-    lines = []
-    for p, c in cuts.items():
-        lines.append(f"{stages.where.placements[p]}")
-        for piece in c.pieces:
-            ins = ", ".join(f"{r.slot.kind}:{r.slot.value}" for r in piece.reads)
-            outs = ", ".join(f"{w.slot.kind}:{w.slot.value}" for w in piece.writes)
-            lines.append(f"  {piece.part.phase}{piece.part.at}: {len(piece.steps)} steps, {ins} -> {outs}")
-    return "\n".join(lines)

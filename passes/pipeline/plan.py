@@ -12,7 +12,7 @@ from sbp.passes.pipeline.edges import edges_of
 from sbp.passes.pipeline.figures import StageFigures, figures_of
 from sbp.passes.pipeline.slots import Cut
 from sbp.passes.pipeline.times import Way, outside_seconds, ways
-from sbp.passes.schedule.actions import Kind, Schedule
+from sbp.passes.schedule.actions import Schedule
 from sbp.passes.schedule.memory import peaks, units
 from sbp.passes.schedule.simulate import simulate
 from sbp.passes.schedule.spans import Timeline
@@ -101,7 +101,7 @@ def pipeline_plan(
     """The plan of a program that has been taken apart."""
     plans, timeline = stages.plans, None
     seconds, memory = sum(p.seconds for p in plans), tuple(p.memory_bytes for p in plans)
-    merged = schedule is None or not any(a.kind is Kind.W for order in schedule.orders for a in order)
+    merged = schedule is None or not schedule.splits
     cuts, figures = stages.cuts(merged), None
     if schedule is not None:
         figures = figures_of(stages)

@@ -6,11 +6,10 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from sbp.passes.explain import Collective, Plan
-from sbp.passes.names import common, without_indices
+from sbp.passes.explain import Collective, Plan, together
+from sbp.passes.names import without_indices
 from sbp.passes.pipeline.plan import PipelinePlan
 from sbp.passes.report import bytes_text, gap_text, kind_text, over_text, seconds_text, tensor_text
-from sbp.passes.schedule.actions import Kind
 from sbp.passes.show import note_lines, signature_lines, table_lines, totals_lines
 from sbp.signature import format_sbp
 
@@ -111,9 +110,7 @@ def _listed(figures: Sequence[float], text: Callable[[float], str]) -> str:
 
 def stage_rows(plan: PipelinePlan) -> list[tuple[str, ...]]:
     """The table of stages, with its headings: seconds of a micro-batch's actions, and bytes per device."""
-    split = plan.schedule is not None and any(
-        a.kind is Kind.W for order in plan.schedule.orders for a in order
-    )
+    split = plan.schedule is not None and plan.schedule.splits
     kinds = ("F", "I", "W") if split else ("F", "B")
     out: list[tuple[str, ...]] = [("stage", "placement", *kinds, "kept", "weights")]
     for i, s in enumerate(plan.figures):
@@ -158,16 +155,7 @@ def merged_sends(plan: PipelinePlan) -> list[Collective]:
     for c in plan.sends:
         key = without_indices(c.tensor), c.shape, c.dtype, c.axes, c.before, c.after, c.source
         rows.setdefault(key, []).append(c)
-    return [
-        replace(
-            same[0],
-            tensor=common(c.tensor for c in same),
-            count=sum(c.count for c in same),
-            wire_bytes=sum(c.wire_bytes for c in same),
-            seconds=sum(c.seconds for c in same),
-        )
-        for same in rows.values()
-    ]
+    return [together(same) for same in rows.values()]
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -13,10 +13,13 @@ from dataclasses import dataclass, replace
 from sbp import compat
 from sbp.annotation import Pin, annotate_p
 from sbp.passes.graph import Body, Const, Graph, Node, Operand, Source, Value, numbered
-from sbp.passes.pipeline.order import Order, Part, marked, part_of
+from sbp.passes.pipeline.order import Order, marked, part_of
 from sbp.passes.pipeline.sums import loop_params
 from sbp.passes.pipeline.where import Where, loop_of, reads_of
 from sbp.signature import NdSbp
+
+SENT, RECEIVED = "it is sent to another placement as", "another placement sends it as"
+"""Why a tensor lies as it does that goes from one placement to another."""
 
 
 @dataclass(frozen=True)
@@ -190,7 +193,7 @@ class _Share:
         arguments = sorted(i for i in mine if i < s.inputs)
         closed = sorted(i for i in mine if i >= s.inputs)
         received = [v for v in self.read[self.place] if v not in known]
-        passed, sent = self.given(self.fed, inside=True), self.given(self.read, inside=False)
+        passed, sent = self.given(self.fed), self.given(self.read)
         results = [i for i in range(len(g.outputs)) if s.at(i) == self.place]
         fed = self.fed[self.place]
         values = list(self.graph.values)
@@ -218,12 +221,12 @@ class _Share:
             both,
         )
 
-    def given(self, wanted: Mapping[int, Sequence[int]], inside: bool) -> list[int]:
+    def given(self, wanted: Mapping[int, Sequence[int]]) -> list[int]:
         """Values that other placements want of this one."""
         s = self.splitter
         inputs = set(s.graph.inputs)
         asked = dict.fromkeys(v for p, vs in wanted.items() if p != self.place for v in vs)
-        return [v for v in asked if v not in inputs and s.where.home(v) == self.place and (inside or v >= 0)]
+        return [v for v in asked if v not in inputs and s.where.home(v) == self.place]
 
     def nodes(self, values: list[Value], fed: Sequence[int], passed: Sequence[int]) -> list[Node]:
         """The ops, with the loop where it was."""
@@ -245,14 +248,14 @@ class _Share:
             raw, pin = self.pinned(v, values)
             enters.append(v if pin is None else raw)
             if pin is not None:
-                part = self.part(n for n in nodes if v in reads_of(n))
-                first.append(_annotation(raw, v, pin, part))
+                readers = (n for n in nodes if v in reads_of(n))
+                first.append(_annotation(raw, v, pin, RECEIVED, readers))
         for v in passed:
             lying, pin = self.pinned(v, values)
             leaves.append(v if pin is None else lying)
             if pin is not None:
-                part = self.part(n for n in nodes if v in n.outputs)
-                last.append(_annotation(v, lying, pin, part))
+                makers = (n for n in nodes if v in n.outputs)
+                last.append(_annotation(v, lying, pin, SENT, makers))
         inside = Body(
             (*(body.inputs[i] for i in w.entering()), *enters),
             (*first, *nodes, *last),
@@ -275,16 +278,10 @@ class _Share:
         values.append(replace(values[v], id=len(values)))
         return len(values) - 1, nd
 
-    def part(self, nodes: Iterable[Node]) -> Node | None:
-        """The first of some ops."""
-        return next(iter(nodes), None)
 
-
-def _annotation(x: int, v: int, nd: NdSbp, like: Node | None) -> Node:
-    """An op that says how a value lies, of the part of another op."""
+def _annotation(x: int, v: int, nd: NdSbp, why: str, beside: Iterable[Node]) -> Node:
+    """An op that says how a value lies, and why, of the part of the first of some ops."""
+    like = next(iter(beside), None)
     part = None if like is None else part_of(like)
     source = Source() if like is None or part is None else replace(like.source, scope=part.mark)
-    return Node(0, annotate_p, (x,), (v,), {"pin": Pin(nd, None, None)}, source)
-
-
-__all__ = ["Part", "Share", "Splitter"]
+    return Node(0, annotate_p, (x,), (v,), {"pin": Pin(nd, None, None), "why": why}, source)

@@ -126,6 +126,11 @@ class Schedule:
         return any(a.kind in (Kind.B, Kind.I) for order in self.orders for a in order)
 
     @property
+    def splits(self) -> bool:
+        """Whether gradients of weights are actions of their own."""
+        return any(a.kind in (Kind.I, Kind.W) for order in self.orders for a in order)
+
+    @property
     def has_transfers(self) -> bool:
         """Whether its sends and receives are in it."""
         return any(not a.computes for order in self.orders for a in order)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any
 
 import jax
@@ -16,7 +17,7 @@ from sbp.passes.pipeline.choose import AUTO, candidates_note, found_schedule, ta
 from sbp.passes.pipeline.edges import edges_of, trains
 from sbp.passes.pipeline.plan import PipelinePlan
 from sbp.passes.pipeline.slots import Slot
-from sbp.passes.schedule.actions import Kind, Schedule
+from sbp.passes.schedule.actions import Schedule
 from sbp.passes.schedule.orders import GENERATORS, make
 from sbp.passes.trace import Traced
 from sbp.runtime.arguments import weaken
@@ -54,7 +55,7 @@ class BuiltPipeline:
     @functools.cached_property
     def machine(self) -> Machine:
         """The pipeline on its devices."""
-        merged = self.schedule is None or merges(self.schedule)
+        merged = self.schedule is None or not self.schedule.splits
         return make_machine(
             self.stages, self.schedule, edges_of(self.stages.cuts(merged)), merged, self.donate
         )
@@ -103,11 +104,6 @@ class BuiltPipeline:
         return out
 
 
-def merges(schedule: Schedule) -> bool:
-    """Whether a backward pass is one action."""
-    return not any(a.kind in (Kind.I, Kind.W) for order in schedule.orders for a in order)
-
-
 def schedule_for(
     stages: Stages, asked: str | Schedule | None, memory_limit_bytes: float | None = None
 ) -> tuple[Schedule | None, list[str]]:
@@ -117,11 +113,15 @@ def schedule_for(
       ArgumentError: for one that does not suit its stages.
       MemoryLimitError: for one that holds more than it may, and if none that was looked at does not.
     """
-    if asked is not None and not isinstance(asked, str | Schedule):
+    known = isinstance(asked, str) and asked in (*GENERATORS, AUTO)
+    if asked is not None and not known and not isinstance(asked, Schedule):
         raise ArgumentError(_no_schedule(asked))
     if not stages.microbatches:
         if asked is not None:
-            raise ArgumentError(_no_loop(asked))
+            fix = "sbp.microbatch(jax.value_and_grad(loss), 8, batch_args=1)"
+            raise ArgumentError(
+                _idle(asked, "a program with sbp.microbatch", "a schedule orders micro-batches", fix)
+            )
         return None, []
     # Whether there is a backward pass does not depend on how it is cut.
     training = trains(stages.cuts(True))
@@ -141,27 +141,16 @@ def schedule_for(
     return schedule, []
 
 
-def _no_loop(asked: object) -> Problem:
-    return Problem(
-        "argument",
-        "Options(schedule=...)",
-        repr(asked if isinstance(asked, str) else "a schedule"),
-        "a program with sbp.microbatch",
-        "a schedule orders micro-batches",
-        "sbp.microbatch(jax.value_and_grad(loss), 8, batch_args=1)",
-    )
-
-
 def unstaged(schedule: object) -> Problem:
     """What is wrong with a schedule for a program without stages."""
-    return Problem(
-        "argument",
-        "Options(schedule=...)",
-        repr(schedule if isinstance(schedule, str) else "a schedule"),
-        "a program with stages",
-        "a schedule says in which order stages run",
-        "with sbp.on(placement.split(0)[0]): ... in the model, or Options(stages=...)",
-    )
+    fix = "with sbp.on(placement.split(0)[0]): ... in the model, or Options(stages=...)"
+    return _idle(schedule, "a program with stages", "a schedule says in which order stages run", fix)
+
+
+def _idle(asked: object, legal: str, why: str, fix: str) -> Problem:
+    """What is wrong with a schedule where there is nothing to order."""
+    got = repr(asked if isinstance(asked, str) else "a schedule")
+    return Problem("argument", "Options(schedule=...)", got, legal, why, fix)
 
 
 def _no_schedule(asked: object) -> Problem:
@@ -171,7 +160,7 @@ def _no_schedule(asked: object) -> Problem:
         repr(asked),
         ", ".join(map(repr, (*GENERATORS, AUTO))) + ", a Schedule, or None",
         "it says in which order the stages run",
-        f"{DEFAULT!r}",
+        repr(get_close_matches(asked, (*GENERATORS, AUTO), 1, 0.0)[0] if isinstance(asked, str) else DEFAULT),
     )
 
 

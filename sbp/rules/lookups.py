@@ -135,15 +135,23 @@ def _route(ctx: Local) -> Route:
     """How keys and rows of an application travel: nothing does unless table and ids are split alike."""
     table, ids = ctx.operands[:2]
     split = {a for d in range(len(ids.shape)) for a in ids.axes(d)}
-    axes = tuple(a for a in table.axes(0) if a in split)
-    keys = math.prod(ids.local)
-    route = Route(extent(table, 0), axes, keys, ctx.params["capacity"], ctx.params["wire_dtype"])
-    return planned(route, ctx.params.get("samples", ()), [ids])
+    return route_along(ctx, [a for a in table.axes(0) if a in split], [ids])
 
 
-def _row_bytes(ctx: Local) -> float:
-    """Bytes of a row of the shard as it travels."""
-    wire = wire_type(ctx.dtypes[0], ctx.params["wire_dtype"])
+def route_along(ctx: Local, axes: Iterable[int], ids: Sequence[Layout]) -> Route:
+    """How keys and rows of the table, operand 0, travel along `axes` of its dim 0.
+
+    Arguments:
+      ids: how they lie, of every lookup that takes part.
+    """
+    keys, asked = sum(math.prod(i.local) for i in ids), ctx.params
+    route = Route(extent(ctx.operands[0], 0), tuple(axes), keys, asked["capacity"], asked["wire_dtype"])
+    return planned(route, asked.get("samples", ()), ids)
+
+
+def row_bytes(ctx: Local, dtype: Any) -> float:
+    """Bytes of a row of the shard of the table, operand 0, as it travels."""
+    wire = wire_type(dtype, ctx.params["wire_dtype"])
     return math.prod(ctx.operands[0].local[1:]) * compat.itemsize(wire)
 
 
@@ -184,7 +192,7 @@ def _lookup_local(ctx: Local, table: Any, ids: Any) -> list[Any]:
 
 
 def _lookup_talks(ctx: Local) -> Iterable[Talk]:
-    return lookup_talks(_route(ctx), _row_bytes(ctx), keys_as(ctx.params["mode"]))
+    return lookup_talks(_route(ctx), row_bytes(ctx, ctx.dtypes[0]), keys_as(ctx.params["mode"]))
 
 
 @rule(
@@ -232,7 +240,7 @@ def _same_keys(mode: Any) -> bool | None:
 
 
 def _add_rows_talks(ctx: Local) -> Iterable[Talk]:
-    return deliver_talks(_route(ctx), _row_bytes(ctx), _same_keys(ctx.params["mode"]))
+    return deliver_talks(_route(ctx), row_bytes(ctx, ctx.dtypes[0]), _same_keys(ctx.params["mode"]))
 
 
 def _split_ids(op: Op) -> Iterable[Row]:

@@ -20,13 +20,11 @@ from sbp import compat
 from sbp.layout import Layout
 from sbp.lazy import by_row, dense
 from sbp.rules.delivery import deliver, sums_apart
-from sbp.rules.exchange import deliver_talks, wire_type
-from sbp.rules.halo import extent
+from sbp.rules.exchange import deliver_talks
 from sbp.rules.legs import Route, legs
 from sbp.rules.local import Local, barrier
-from sbp.rules.lookups import keys_as, keys_of
+from sbp.rules.lookups import keys_as, keys_of, route_along, row_bytes
 from sbp.rules.registry import Op, Row, Talk, rule
-from sbp.rules.sample import planned
 from sbp.signature import B, Signature, Split
 
 
@@ -195,20 +193,16 @@ def _route(ctx: Local) -> Route:
     ids, split = ctx.operands[-2 * n : -n], _split_axes(ctx)
     # Ids of groups lie where the rows of their groups do.
     at_home = ctx.params["grouped"] and all(i.axes(0) == table.axes(0) and not i.padded(0) for i in ids)
-    axes = () if at_home else tuple(a for a in table.axes(0) if a in split)
-    keys = sum(math.prod(i.local) for i in ids)
-    route = Route(extent(table, 0), axes, keys, ctx.params["capacity"], ctx.params["wire_dtype"])
-    return planned(route, ctx.params["samples"], ids)
+    return route_along(ctx, [] if at_home else [a for a in table.axes(0) if a in split], ids)
 
 
 def _talks(ctx: Local) -> Iterable[Talk]:
     """The exchange, and where the table is split by columns a flag per row."""
     route, n = _route(ctx), len(ctx.params["modes"])
     local, dtype = ctx.operands[0].local, ctx.dtypes[-1]
-    row_bytes = math.prod(local[1:]) * compat.itemsize(wire_type(dtype, route.wire_dtype))
     first = len(ctx.operands) - 2 * n
     mode = ctx.params["modes"][0]
-    for talk in deliver_talks(route, row_bytes, keys_as(mode) if n == 1 else None):
+    for talk in deliver_talks(route, row_bytes(ctx, dtype), keys_as(mode) if n == 1 else None):
         operand = first + (0 if talk.operand == 1 else n)
         yield replace(talk, operand=operand)
     copied = _copied_axes(ctx)

@@ -64,7 +64,7 @@ def test_the_example_sets_up_its_devices() -> None:
     """The tests leave that line out, since their devices are there already."""
     for page in PAGES:
         code = "".join(block.code for block in pages.blocks(page.read_text(encoding="utf-8")))
-        assert pages.DEVICES in code or "placement(\"cpu\"" not in code, page.name
+        assert pages.DEVICES in code or 'placement("cpu"' not in code, page.name
 
 
 def test_the_readme_example_runs_as_typed(tmp_path: Path) -> None:

@@ -167,10 +167,10 @@ MESSAGES: Messages = {
     "an unknown schedule": (
         lambda: plan(train(), schedule="1f1"),
         ArgumentError,
-        "schedule",
+        "Options(schedule=...)",
         "'1f1'",
-        NAMES,
-        "there is none of that name",
+        NAMES + ", 'auto', a Schedule, or None",
+        "it says in which order the stages run",
         "'1f1b'",
     ),
     "something else for a schedule": (

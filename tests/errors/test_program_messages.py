@@ -20,7 +20,7 @@ X = np.ones((8, 8), np.float32)
 FORMS = "[S(0), B], a PartitionSpec, a NamedSharding, sbp.AUTO or None"
 OPEN = "sbp.AUTO (or None) where the compiler may choose"
 CHOOSE = "count dims from 0; sbp.AUTO lets the compiler choose"
-OWN = "one program runs on one placement; ops on several placements would be pipeline stages"
+OWN = "all ops of this program run on one placement; stages are marked by sbp.on of several"
 PREFIX = "signatures are a pytree prefix: containers must match, and one signature stands for a subtree"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,15 @@ import sbp
 from models import gpt, resnet
 from models.pipeline import SCHEDULES, Pipeline, add_options, pipeline_of
 from sbp.annotation import placement_in
+from sbp.passes.schedule.orders import GENERATORS
 from sbp.passes.trace import trace
 from sbp.placement import parse_placement
 
 STEPS = 20
 CUBE = sbp.placement("cpu", shape=(2, 2, 2), axes=("stage", "data", "model"))
 LINE = sbp.placement("cpu", shape=(4,), axes=("stage",))
-SAME_PLACEMENTS = ("gpipe", "1f1b", "zb-h1")
+ONE_EACH = ("gpipe", "1f1b", "zb-h1")
+TWO_EACH = ("interleaved", "zb-v", "dualpipe-v")
 # Dropout: a micro-batch has random numbers of its own. Heads and a vocabulary that two devices divide.
 TINY = gpt.Config(layers=2, width=8, heads=2, vocabulary=12, sequence=6, dropout=0.1)
 RESNET_18 = resnet.Config(resnet.DEPTHS[18].blocks, width=2)
@@ -147,16 +149,17 @@ class Case:
 
 
 @cache
-def one_device(case: Callable[[], Case], dtype: Any) -> tuple[Any, list[float]]:
-    """What all schedules of a case are compared with."""
-    made = case()
+def one_device(case: Callable[[str], Case], like: str, dtype: Any) -> tuple[Any, list[float]]:
+    """What all schedules that cut a case alike are compared with."""
+    made = case(like)
     state, losses = made.train(jax.jit(made.step), dtype)
     return jax.device_get(state), losses
 
 
-def check(case: Callable[[], Case], schedule: str, dtype: Any) -> None:
+def check(case: Callable[[str], Case], schedule: str, dtype: Any) -> None:
     """Losses within 1e-5 of one device's; in float64 parameters and optimizer state within 1e-9."""
-    made, (state, losses) = case(), one_device(case, dtype)
+    like = ONE_EACH[0] if schedule in ONE_EACH else schedule
+    made, (state, losses) = case(schedule), one_device(case, like, dtype)
     options = sbp.Options(schedule=schedule, check=True)
     got, found = made.train(
         sbp.compile(made.step, made.placement, in_sbp=made.in_sbp, options=options), dtype
@@ -170,38 +173,50 @@ def check(case: Callable[[], Case], schedule: str, dtype: Any) -> None:
             np.testing.assert_allclose(a, b, rtol=0, atol=1e-9)
 
 
-def gpt_case() -> Case:
-    pipeline, optimizer = Pipeline(tuple(CUBE.split("stage")), 4), optax.adamw(1e-2)
+def groups_of(whole: sbp.Placement, schedule: str) -> tuple[sbp.Placement, ...]:
+    """Where the stages live, as a schedule wants it: of some, every group of devices has two."""
+    groups, each = whole.split("stage"), 2 if schedule in TWO_EACH else 1
+    order = GENERATORS[schedule].asks.map.example(len(groups), each)
+    return tuple(groups[i] for i in order)
+
+
+def gpt_case(schedule: str) -> Case:
+    pipeline, optimizer = Pipeline(groups_of(CUBE, schedule), 4), optax.adamw(1e-2)
+    config = replace(TINY, layers=len(pipeline.placements))
 
     def batch(step: int) -> Any:
-        rows = np.random.default_rng(step % 2).integers(0, TINY.vocabulary, (8, TINY.sequence + 1))
+        rows = np.random.default_rng(step % 2).integers(0, config.vocabulary, (8, config.sequence + 1))
         return rows.astype(np.int32)
 
-    step = gpt.make_train_step(TINY, optimizer, pipeline)
-    in_sbp = gpt.signatures("2d", (2, 2), TINY, optimizer)
-    return Case(CUBE, step, partial(gpt.init, config=TINY), optimizer, in_sbp, batch)
+    step = gpt.make_train_step(config, optimizer, pipeline)
+    in_sbp = gpt.signatures("2d", (2, 2), config, optimizer)
+    return Case(CUBE, step, partial(gpt.init, config=config), optimizer, in_sbp, batch)
 
 
-def resnet_of(config: resnet.Config, size: int) -> Case:
-    """In float32 two devices agree as long as there are many numbers under each mean and variance."""
-    pipeline, optimizer = Pipeline(tuple(LINE.split("stage")), 2), optax.sgd(2e-3, momentum=0.9)
+def resnet_of(config: resnet.Config, size: int, schedule: str) -> Case:
+    """In four stages. In float32 two devices agree if many numbers are under each mean and variance."""
+    line = LINE if schedule not in TWO_EACH else sbp.placement("cpu", shape=(2,), axes=("stage",))
+    microbatches = 4 if schedule == "dualpipe-v" else 2
+    pipeline, optimizer = Pipeline(groups_of(line, schedule), microbatches), optax.sgd(2e-3, momentum=0.9)
+    assert len(pipeline.placements) == 4
+    rows = 8 * microbatches
 
     def batch(step: int) -> Any:
         rng = np.random.default_rng(step % 2)
-        images = rng.normal(size=(16, size, size, 3)).astype(jnp.result_type(float))
-        return images, rng.integers(0, 10, 16).astype(np.int32)
+        images = rng.normal(size=(rows, size, size, 3)).astype(jnp.result_type(float))
+        return images, rng.integers(0, 10, rows).astype(np.int32)
 
     step = resnet.make_train_step(optimizer, pipeline)
     in_sbp = resnet.signatures("data", (1,), config, optimizer)
-    return Case(LINE, step, partial(resnet.init, config=config), optimizer, in_sbp, batch)
+    return Case(line, step, partial(resnet.init, config=config), optimizer, in_sbp, batch)
 
 
-def resnet_18() -> Case:
-    return resnet_of(RESNET_18, 64)
+def resnet_18(schedule: str) -> Case:
+    return resnet_of(RESNET_18, 64, schedule)
 
 
-def resnet_10() -> Case:
-    return resnet_of(resnet.Config((1, 1, 1, 1), width=2), 32)
+def resnet_10(schedule: str) -> Case:
+    return resnet_of(resnet.Config((1, 1, 1, 1), width=2), 32, schedule)
 
 
 def test_gpt_on_stages_of_two_axes() -> None:
@@ -213,14 +228,14 @@ def test_resnet_in_four_stages(x64: None) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("schedule", SAME_PLACEMENTS)
+@pytest.mark.parametrize("schedule", (*ONE_EACH, *TWO_EACH))
 @pytest.mark.parametrize("case", (gpt_case, resnet_18))
 def test_float32(case: Any, schedule: str) -> None:
     check(case, schedule, jnp.float32)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("schedule", SAME_PLACEMENTS)
+@pytest.mark.parametrize("schedule", (*ONE_EACH, *TWO_EACH))
 @pytest.mark.parametrize("case", (gpt_case, resnet_18))
 def test_float64(case: Any, schedule: str, x64: None) -> None:
     check(case, schedule, jnp.float64)

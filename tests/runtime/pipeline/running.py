@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 import sbp
-from sbp.runtime.pipeline.program import BuiltPipeline, merges
+from sbp.runtime.pipeline.program import BuiltPipeline
 from tests.runtime.pipeline.programs import CASES, Case
 
 STEPS = 20
@@ -59,7 +59,7 @@ def _compiled(name: str, schedule: str, x64: bool) -> BuiltPipeline:
     )
     found = program._prepare(case.args, {})[1]
     assert isinstance(found, BuiltPipeline)
-    assert found.schedule is not None and merges(found.schedule) != _cut(schedule)[0]
+    assert found.schedule is not None and found.schedule.splits == _cut(schedule)[0]
     return found
 
 
