@@ -143,7 +143,7 @@ class _Pass:
             (g, i, layers) for g, group in enumerate(params["groups"]) for i, layers in enumerate(group)
         ]
         with self.pipeline.stage(0):
-            x, stem = self.conv(params["stem"], images, 2)
+            x, stem = self.conv(params["stem"], images.astype(params["stem"]["kernel"].dtype), 2)
             x = lax.reduce_window(jax.nn.relu(x), -jnp.inf, lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "SAME")
         groups: list[list[PyTree]] = [[] for _ in params["groups"]]
         for at, (group, index, layers) in enumerate(blocks):

@@ -93,6 +93,27 @@ class Timeline:
         return (s for spans in self.spans for s in spans)
 
 
+def apart(a: Timeline, b: Timeline) -> float:
+    """The most that an action of one timeline starts or ends before or after that of the other.
+
+    Each begins with its first action; transfers do not count. Relative to the longer makespan.
+
+    Raises:
+      KeyError: if a rank of `a` has an action that it does not have in `b`.
+
+    >>> from sbp.passes.schedule.actions import Kind
+    >>> row = lambda end: Timeline("", ((Span(0, Action(Kind.F, 0, 0), 0, end),),))
+    >>> apart(row(8), row(10))
+    0.2
+    """
+    other = {(s.rank, s.action): s for rank in range(b.ranks) for s in b.computing(rank)}
+    pairs = [(s, other[s.rank, s.action]) for rank in range(a.ranks) for s in a.computing(rank)]
+    early = [abs((s.start - a.start) - (t.start - b.start)) for s, t in pairs]
+    late = [abs((s.end - a.start) - (t.end - b.start)) for s, t in pairs]
+    whole = max(a.makespan, b.makespan)
+    return float(max(*early, *late, 0.0) / whole) if whole else 0.0
+
+
 def _merged(spans: Iterable[Span]) -> list[tuple[float, float]]:
     """Intervals that do not overlap, of spans by their starts."""
     out: list[tuple[float, float]] = []

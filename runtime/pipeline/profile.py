@@ -22,7 +22,7 @@ from sbp.passes.pipeline.show import NUMBERS, columns
 from sbp.passes.report import bytes_text, seconds_text
 from sbp.passes.schedule.actions import SENDS, Kind, Schedule
 from sbp.passes.schedule.simulate import simulate
-from sbp.passes.schedule.spans import Timeline
+from sbp.passes.schedule.spans import Timeline, apart
 from sbp.passes.schedule.timeline import chrome_trace, timeline_svg
 from sbp.passes.schedule.times import Times
 from sbp.runtime.pipeline.machine import Machine, Record
@@ -142,6 +142,11 @@ class Profile:
                         f"{name} {seconds_text(float(t.makespan))}, bubble {t.bubble_fraction:.1%}"
                         for name, t in parts
                     ),
+                ),
+                (
+                    "apart",
+                    f"actions start and end within {apart(self.timeline, self.replayed):.1%} of the loop "
+                    f"of when they are simulated with measured times",
                 ),
                 (
                     "held",
