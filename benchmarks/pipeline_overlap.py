@@ -108,8 +108,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         stages = stages_of(name, args.stages)
         alone = 3 * unit * len(stages) * args.microbatches
         n = len(stages)
-        # The weights' gradients are made at once: what sleeps is the gradient of the inputs.
-        times = Times((unit,) * n, (2 * unit,) * n, (0.0,) * n)
+        # What sleeps is the gradient of the inputs, but the first stage has none of them to send.
+        back = (2 * unit,) * (n - 1)
+        times = Times((unit,) * n, (0.0, *back), (2 * unit, *(0.0 for _ in back)))
         timeline = simulate(make(name, stages, args.microbatches), times)
         ideal = float(timeline.makespan)
         step, whole, given = step_of(name, args.stages, args.microbatches, unit)

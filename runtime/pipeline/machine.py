@@ -163,7 +163,7 @@ class Machine:
     def works(self) -> Mapping[tuple[actions.Kind, int], tuple[int, list[tuple[Runnable, Sends]]]]:
         """Per kind of action and stage, the placement, what it runs there, and what is sent then.
 
-        A stage may have nothing to do for an action.
+        A stage may have nothing to do for an action, as the first one for the gradient of its inputs.
         """
         return {
             (kind, stage): (place, list(self._works(kind, stage, place)))
@@ -212,8 +212,9 @@ class Machine:
                     jax.block_until_ready(moved)
                     waited += record.way(place, action, sends.peer, left)
         if record is not None:
-            ended = time.perf_counter() - waited
-            record.spans[place].append(Span(place, action, began or ended, ended))
+            if works:
+                ended = time.perf_counter() - waited
+                record.spans[place].append(Span(place, action, began or ended, ended))
             self.count(shelf, place, action, record)
 
     def count(self, shelf: Shelf, place: int, action: Action, record: Record) -> None:
