@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from sbp import compat
 from sbp.hardware import Hardware
@@ -22,6 +22,8 @@ from sbp.passes.reasons import Reasons
 from sbp.placement import Placement
 from sbp.rules.registry import Talk
 from sbp.signature import NdSbp
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,15 @@ class Collective:
     seconds: float
     source: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Forms(Generic[T]):
+    """How a kind of plan is shown and written."""
+
+    text: Callable[[T], str]
+    html: Callable[[T], str]
+    save: Callable[[T, str | os.PathLike[str]], None]
 
 
 def together(same: Sequence[Collective]) -> Collective:
@@ -141,25 +152,24 @@ class Plan:
         """The plan of one placement that a collective belongs to, and its number there."""
         return self, index
 
-    def __str__(self) -> str:
-        from sbp.passes.show import plan_text
+    def _forms(self) -> Forms[Any]:
+        from sbp.passes import save, show
 
-        return plan_text(self)
+        return Forms(show.plan_text, show.plan_html, save.save_plan)
+
+    def __str__(self) -> str:
+        return self._forms().text(self)
 
     def _repr_html_(self) -> str:
-        from sbp.passes.show import plan_html
-
-        return plan_html(self)
+        return self._forms().html(self)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the plan; the suffix chooses the form: .json, .html, .dot or .svg.
+        """Writes the plan; the suffix chooses the form: .json, .html, .dot or .svg, with stages .trace.json.
 
         Raises:
           ValueError: for another suffix.
         """
-        from sbp.passes.save import save_plan
-
-        save_plan(self, path)
+        self._forms().save(self, path)
 
 
 def explain(

@@ -44,15 +44,14 @@ def _parser() -> argparse.ArgumentParser:
         c.set_defaults(run=run)
         return c
 
+    def saved(c: argparse.ArgumentParser, suffixes: str) -> None:
+        c.add_argument(
+            "--out", action="append", default=[], metavar="FILE", help=f"save it: {suffixes}; repeatable"
+        )
+
     plan = command("plan", "print the plan of a function: every collective, what it costs and why", _plan)
     plan.add_argument("target", metavar=TARGET)
-    plan.add_argument(
-        "--out",
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="save it: .json .html .dot .svg, with stages also .trace.json; repeatable",
-    )
+    saved(plan, ".json .html .dot .svg, with stages also .trace.json")
     explain = command("explain", "say at length why collectives are there, with alternatives", _explain)
     explain.add_argument("target", metavar=f"{TARGET}|PLAN.json")
     explain.add_argument(
@@ -69,13 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument("target", metavar=TARGET)
     profile = command("profile", "run a function, and compare what it takes with its plan", _profile)
     profile.add_argument("target", metavar=TARGET)
-    profile.add_argument(
-        "--out",
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="save it: .html, with stages also .svg .trace.json; repeatable",
-    )
+    saved(profile, ".html, with stages also .svg .trace.json")
     for c in (plan, explain, verify, profile):
         c.add_argument(
             "--placement",

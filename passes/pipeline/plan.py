@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from sbp.passes.explain import Collective, Plan
+from sbp.passes.explain import Collective, Forms, Plan
 from sbp.passes.pipeline.chain import Stages
 from sbp.passes.pipeline.edges import edges_of
 from sbp.passes.pipeline.figures import StageFigures, figures_of
@@ -70,25 +70,10 @@ class PipelinePlan(Plan):
             index -= len(plan.collectives)
         return self, index + len(self.collectives) - len(self.sends)
 
-    def __str__(self) -> str:
-        from sbp.passes.pipeline.show import plan_text
+    def _forms(self) -> Forms[Any]:
+        from sbp.passes.pipeline import page, save, show
 
-        return plan_text(self)
-
-    def _repr_html_(self) -> str:
-        from sbp.passes.pipeline.page import plan_html
-
-        return plan_html(self)
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the plan; the suffix chooses the form: .json, .html, .dot, .svg, .trace.json (Perfetto).
-
-        Raises:
-          ValueError: for another suffix.
-        """
-        from sbp.passes.pipeline.save import save_plan
-
-        save_plan(self, path)
+        return Forms(show.plan_text, page.plan_html, save.save_plan)
 
 
 def pipeline_plan(
