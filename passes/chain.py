@@ -18,7 +18,7 @@ from sbp.passes.explain import Plan, explain
 from sbp.passes.lookups import Transfer, mark_lookups
 from sbp.passes.physical import Physical, insert_boxing
 from sbp.passes.plan.candidates import Candidates, enumerate_candidates
-from sbp.passes.plan.model import Assignment, choose
+from sbp.passes.plan.model import Assignment, Way, choose
 from sbp.passes.rows import train_rows
 from sbp.passes.sampling import with_samples
 from sbp.passes.trace import Traced
@@ -35,6 +35,7 @@ class Request:
       placement, hardware: where it runs, and what it is planned for.
       in_sbp, out_sbp: per leaf, the user's signature or None for AUTO.
       ties: per result leaf, the argument leaf that it comes back as, or None.
+      ways_in, ways_out: as of `Boundary`.
       notes: remarks for the plan.
       time_limit_seconds: for the search.
       memory_limit_bytes: per device; a plan over it is refused.
@@ -48,6 +49,8 @@ class Request:
     in_sbp: tuple[NdSbp | None, ...]
     out_sbp: tuple[NdSbp | None, ...]
     ties: tuple[int | None, ...]
+    ways_in: tuple[Way | None, ...] = ()
+    ways_out: tuple[Way | None, ...] = ()
     notes: tuple[str, ...] = ()
     time_limit_seconds: float | None = None
     memory_limit_bytes: float | None = None
@@ -110,6 +113,7 @@ def choose_signatures(s: State) -> State:
     assert s.candidates is not None
     r = s.request
     asked = pins.boundary(s.traced.graph, _with_consts(s, r.in_sbp), r.out_sbp, r.ties, r.placement)
+    asked = replace(asked, ways_in=r.ways_in, ways_out=r.ways_out)
     assignment = choose(s.candidates, asked, s.boxings, r.time_limit_seconds)
     return replace(s, assignment=assignment)
 

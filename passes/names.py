@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from sbp import compat
 from sbp.batching import SCOPE
 from sbp.passes.graph import Const, Graph, Node
 
@@ -68,7 +69,21 @@ class Names:
                     names[node.outputs[0]] = f"new {path}"
                     self._name_gradient(node, v, path, names)
         names.update(zip(self.graph.inputs, self.in_paths, strict=False))
+        names.update(self._inside(names))
         return names
+
+    def _inside(self, known: Mapping[int, str]) -> Iterator[tuple[int, str]]:
+        """What enters a loop over micro-batches is called inside as it is outside."""
+        for node in self.graph.nodes:
+            if node.op == "scan" and SCOPE in node.source.scope:
+                (body,) = node.bodies
+                n_const, n_carry = compat.scan_counts(node.params, len(node.inputs))
+                for i, (x, v) in enumerate(zip(node.inputs, body.inputs, strict=True)):
+                    at = None if isinstance(x, Const) or n_const <= i < n_const + n_carry else x
+                    while at is not None and at not in known:
+                        at = self.same_tensor(at)
+                    if at is not None:
+                        yield v, known[at]
 
     def _same_shape(self, node: Node, v: int) -> bool:
         values = self.graph.values

@@ -3,7 +3,8 @@
     hoist -> where, order -> sums -> where, order -> split -> (`passes/chain.py`, per placement) -> cut
 
 Placements are planned one after the other. The first of two that plans decides how a value lies that goes
-from one to the other; where their hierarchies differ, each decides for itself.
+from one to the other, and counts what it takes to send it; where their hierarchies differ, each decides for
+itself.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from sbp.passes.pipeline.slots import Cut
 from sbp.passes.pipeline.split import Share, Splitter
 from sbp.passes.pipeline.sums import split_sums
 from sbp.passes.pipeline.where import Where, find_places, loop_of, placements_of
+from sbp.passes.plan.model import Way
 from sbp.passes.trace import Traced
 from sbp.placement import Placement
 from sbp.signature import NdSbp, Split
@@ -148,7 +150,11 @@ class _Planning:
     def planned(self, place: int) -> tuple[Share, Plan]:
         """One placement, with what has been agreed on so far."""
         placement, job = self.where.placements[place], self.job
-        share = self.splitter.shares(self.pins)[place]
+        shares = self.splitter.shares(self.pins)
+        share = shares[place]
+        readers = {
+            v: [s.place for s in shares if v in (*s.received, *s.fed)] for v in (*share.sent, *share.passed)
+        }
         ins, outs = job.asked(placement, share.arguments, share.results)
         fed = [self.pins.get((v, place)) for v in share.fed]
         request = Request(
@@ -166,12 +172,30 @@ class _Planning:
                 *(None for _ in share.passed),
             ),
             ties=self.ties(share),
+            ways_in=(
+                *(None for _ in share.arguments),
+                *(
+                    self.way([place, self.where.home(v)], v in share.fed)
+                    for v in (*share.received, *share.fed)
+                ),
+            ),
+            ways_out=(
+                *(None for _ in share.results),
+                *(self.way([place, *readers[v]], v in share.passed) for v in (*share.sent, *share.passed)),
+            ),
             time_limit_seconds=job.time_limit_seconds,
             # Here all micro-batches would count; of a program with a loop the schedule is checked instead.
             memory_limit_bytes=job.memory_limit_bytes if self.splitter.loop is None else None,
             transfer=job.transfer,
         )
         return share, compile_plan(self.sub_traced(share), request, check=job.check)
+
+    def way(self, places: Sequence[int], stacked: bool) -> Way:
+        """From the first of some placements to each of the others, or the other way."""
+        ranks = [self.where.placements[p].ranks for p in places]
+        hardware = self.job.hardware(self.where.placements[places[0]])
+        links = [hardware.link([*ranks[0], *other]) for other in ranks[1:]]
+        return Way(sum(1 / link.bytes_per_second for link in links), stacked)
 
     def sub_traced(self, share: Share) -> Traced:
         """A share as a traced function, with names."""

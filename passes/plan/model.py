@@ -17,11 +17,25 @@ import numpy as np
 from sbp.passes.boxing import Boxing, Boxings
 from sbp.passes.graph import Const, Graph, Node, Operand
 from sbp.passes.plan.candidates import Candidates, Strategy, rest_signatures
-from sbp.passes.plan.cost import node_seconds
+from sbp.passes.plan.cost import local_bytes, node_seconds
 from sbp.passes.plan.network import CostNetwork, Table
 from sbp.passes.plan.solve import solve
 from sbp.passes.wiring import assumed_trips, ports
-from sbp.signature import B, NdSbp, Partial
+from sbp.signature import B, NdSbp, Partial, Split
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """An argument or a result that goes from one placement to another.
+
+    Arguments:
+      seconds_per_byte: of a device's part.
+      stacked: whether dim 0 counts micro-batches. They go one by one: it cannot be split, and what the loop
+        takes or gives is sent as it lies in the loop.
+    """
+
+    seconds_per_byte: float
+    stacked: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +46,15 @@ class Boundary:
       inputs: per graph input, its signature at rest, or None for AUTO.
       outputs: per output, likewise.
       ties: per output, the position of the input that it comes back as, or None.
+      ways_in, ways_out: per input and output, where it comes from or goes to; None, as behind the last one,
+        if that is not another placement.
     """
 
     inputs: tuple[NdSbp | None, ...]
     outputs: tuple[NdSbp | None, ...]
     ties: tuple[int | None, ...]
+    ways_in: tuple[Way | None, ...] = ()
+    ways_out: tuple[Way | None, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -48,7 +66,8 @@ class Assignment:
       strategies: per node id.
       ports: per id of a control-flow op, the signature inside of each of its ports.
       shares: per value with several uses, what it is boxed to first.
-      seconds, bound: the estimated time, and a proven lower bound on every plan's.
+      seconds, bound: the estimated time, and a proven lower bound on every plan's. What it takes to send
+        something to another placement, or from there, is in neither.
     """
 
     inputs: tuple[NdSbp, ...]
@@ -94,23 +113,27 @@ class Model:
         self.unary.append(np.zeros(len(states)) if cost is None else cost)
         return len(self.states) - 1
 
-    def rest(self, wanted: NdSbp | None, value: Any) -> tuple[NdSbp, ...]:
+    def rest(self, wanted: NdSbp | None, value: Any, way: Way | None) -> tuple[NdSbp, ...]:
         """The states of an argument or result."""
-        key = "rest", wanted, *(() if wanted is not None else (value.shape, value.dtype))
+        whole = way is not None and way.stacked
+        key = "rest", wanted, *(() if wanted is not None else (value.shape, value.dtype, whole))
         if key not in self.columns:
-            self.columns[key] = (
-                (wanted,)
-                if wanted is not None
-                else rest_signatures(value.shape, value.dtype, self.c.placement)
-            )
+            free = () if wanted is not None else rest_signatures(value.shape, value.dtype, self.c.placement)
+            self.columns[key] = tuple(nd for nd in free if not (whole and Split(0) in nd)) or (wanted,)
         return self.columns[key]
 
     def build(self) -> CostNetwork:
-        values = self.graph.values
+        values, b = self.graph.values, self.boundary
+        ways = (
+            *zip(self.graph.inputs, b.ways_in, strict=False),
+            *zip(self.graph.outputs, b.ways_out, strict=False),
+        )
+        self.stacks = {v for v, way in ways if way is not None and way.stacked}
         self.inputs: list[int] = []
-        for v, wanted in zip(self.graph.inputs, self.boundary.inputs, strict=True):
-            states = self.rest(wanted, values[v])
-            self.inputs.append(self.variable(states))
+        for i, (v, wanted) in enumerate(zip(self.graph.inputs, self.boundary.inputs, strict=True)):
+            way = _at(self.boundary.ways_in, i)
+            states = self.rest(wanted, values[v], way)
+            self.inputs.append(self.variable(states, self.sending(way, v, states)))
             self.supply[v] = _Use(self.inputs[-1], states, (), 1)
         self.nodes: dict[int, int] = {}
         self.ports: dict[int, list[int]] = {}
@@ -183,10 +206,20 @@ class Model:
         if tie is not None:
             variable = self.inputs[tie]
         else:
-            variable = self.variable(self.rest(self.boundary.outputs[i], self.graph.values[x]))
+            way = _at(self.boundary.ways_out, i)
+            rest = self.rest(self.boundary.outputs[i], self.graph.values[x], way)
+            variable = self.variable(rest, self.sending(way, x, rest))
         states = tuple(self.states[variable])
         self.want(x, _Use(variable, states, self.alike(False, len(states)), 1))
         return variable
+
+    def sending(self, way: Way | None, v: int, states: Sequence[NdSbp]) -> Table | None:
+        """What it takes to send a value from one placement to another, however it lies."""
+        if way is None:
+            return None
+        value, hierarchy = self.graph.values[v], self.c.placement.shape
+        parts = [local_bytes(value.shape, value.dtype, nd, hierarchy) for nd in states]
+        return way.seconds_per_byte * np.array(parts)
 
     def boxing(self, v: int) -> Boxing:
         value = self.graph.values[v]
@@ -222,7 +255,8 @@ class Model:
         boxing = self.boxing(v)
         # By identity: hashing hundreds of signatures for each edge would take longer than all else here.
         # What `column`, `shared`, `rest` and `alike` did not make belongs to a use, and lives as long.
-        key = id(boxing), id(supply.needs), id(use.needs), id(use.strict), use.times
+        stays = v in self.stacks
+        key = id(boxing), id(supply.needs), id(use.needs), id(use.strict), use.times, stays
         if key not in self.tables:
             rows = [boxing.index[nd] for nd in supply.needs]
             columns = [boxing.index[nd] for nd in use.needs]
@@ -230,8 +264,13 @@ class Model:
             if any(use.strict):
                 strict = boxing.strict_seconds[np.ix_(rows, columns)]
                 table = np.where(np.array(use.strict)[None, :], strict, table)
-            self.tables[key] = table * use.times
+            same = np.array(rows)[:, None] == np.array(columns)[None, :]
+            self.tables[key] = np.where(same, 0.0, np.inf) if stays else table * use.times
         self.edges.append((supply.variable, use.variable, self.tables[key]))
+
+
+def _at(ways: Sequence[Way | None], i: int) -> Way | None:
+    return ways[i] if i < len(ways) else None
 
 
 def boxing_of(boxings: Boxings, c: Candidates, shape: tuple[int, ...], dtype: Any, v: int) -> Boxing:
@@ -258,12 +297,14 @@ def choose(
         return model.states[variable][solution.states[variable]]
 
     n = candidates.placement.ndim
+    ends = {x for x in (*model.inputs, *model.outputs) if x is not None}
+    sent = float(sum(model.unary[x][solution.states[x]] for x in ends))
     return Assignment(
         tuple(state(x) for x in model.inputs),
         tuple((B,) * n if x is None else state(x) for x in model.outputs),
         {i: state(x) for i, x in model.nodes.items()},
         {i: tuple(state(x) for x in xs) for i, xs in model.ports.items()},
         {v: state(x) for v, x in model.shares.items()},
-        solution.cost,
-        solution.bound,
+        solution.cost - sent,
+        solution.bound - sent,
     )

@@ -239,11 +239,14 @@ class Machine:
         """The loop, by a thread per rank."""
         assert self.schedule is not None
         failures: list[BaseException] = []
+        # A thread does not inherit it from `with jax.enable_x64(...)`, and would halve what it sends.
+        x64 = jax.config.read("jax_enable_x64")
 
         def work(order: Sequence[Action]) -> None:
             try:
-                for action in order:
-                    self.act(shelves, action, record, True)
+                with jax.enable_x64(x64):
+                    for action in order:
+                        self.act(shelves, action, record, True)
             except BaseException as e:
                 failures.append(e)
                 for shelf in shelves:
