@@ -156,7 +156,6 @@ class _Planning:
             v: [s.place for s in shares if v in (*s.received, *s.fed)] for v in (*share.sent, *share.passed)
         }
         ins, outs = job.asked(placement, share.arguments, share.results)
-        fed = [self.pins.get((v, place)) for v in share.fed]
         request = Request(
             name=f"{job.name}, placement {place} of {len(self.where.placements)}",
             placement=placement,
@@ -164,12 +163,12 @@ class _Planning:
             in_sbp=(
                 *ins,
                 *(self.outer.get((v, place)) for v in share.received),
-                *(None if nd is None else _stacked(nd) for nd in fed),
+                *(self.stacked(v, place) for v in share.fed),
             ),
             out_sbp=(
                 *outs,
                 *(self.outer.get((v, place)) for v in share.sent),
-                *(None for _ in share.passed),
+                *(self.stacked(v, place) for v in share.passed),
             ),
             ties=self.ties(share),
             ways_in=(
@@ -189,6 +188,11 @@ class _Planning:
             transfer=job.transfer,
         )
         return share, compile_plan(self.sub_traced(share), request, check=job.check)
+
+    def stacked(self, v: int, place: int) -> NdSbp | None:
+        """How the stack lies of a value that is sent in the loop, as far as that has been agreed on."""
+        nd = self.pins.get((v, place))
+        return None if nd is None else tuple(Split(s.dim + 1) if isinstance(s, Split) else s for s in nd)
 
     def way(self, places: Sequence[int], stacked: bool) -> Way:
         """From the first of some placements to each of the others, or the other way."""
@@ -239,8 +243,3 @@ class _Planning:
                     self.pins.setdefault((v, q), nd)
                 for v in (*share.received, *share.sent):
                     self.outer.setdefault((v, q), ins[v] if v in share.received else outs[v])
-
-
-def _stacked(nd: NdSbp) -> NdSbp:
-    """How a stack lies, of tensors that lie so."""
-    return tuple(Split(s.dim + 1) if isinstance(s, Split) else s for s in nd)

@@ -46,6 +46,7 @@ def test_activations_and_gradients_are_sent_in_parts(hardware: Hardware) -> None
     there, back = (c for c in plan.sends if c.wire_bytes > 100)
     part = MICROBATCHES * 4 * ROWS * WIDTH / 4
     assert there.axes == ("0", "1") and back.axes == ("1", "0")
+    assert there.before == there.after and back.before == back.after  # both placements agree
     if hardware is NODES_OF_FOUR:
         assert there.wire_bytes == back.wire_bytes == part
     assert part <= there.wire_bytes <= 4 * part and part <= back.wire_bytes <= 4 * part
