@@ -75,7 +75,7 @@ class Names:
     def _inside(self, known: Mapping[int, str]) -> Iterator[tuple[int, str]]:
         """What enters a loop over micro-batches is called inside as it is outside."""
         for node in self.graph.nodes:
-            if node.op == "scan" and SCOPE in node.source.scope:
+            if loop_name(node) != node.op:
                 (body,) = node.bodies
                 n_const, n_carry = compat.scan_counts(node.params, len(node.inputs))
                 for i, (x, v) in enumerate(zip(node.inputs, body.inputs, strict=True)):
@@ -142,9 +142,14 @@ class Names:
         return f"{node.op} (backward)" if self.phases[node.id] == "backward" else node.op
 
 
+def loop_name(node: Node) -> str:
+    """What the user calls a loop or a branch."""
+    return "sbp.microbatch" if node.op == "scan" and SCOPE in node.source.scope else node.op
+
+
 def _addend(node: Node, v: int) -> int | None:
     """What a loop over micro-batches adds up to its result `v`, if that is one tensor."""
-    if node.op != "scan" or SCOPE not in node.source.scope:
+    if loop_name(node) == node.op:
         return None
     (body,) = node.bodies
     end = body.outputs[node.outputs.index(v)]

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from sbp.passes.graph import Const, Node, Source
 from sbp.passes.moves import Move
-from sbp.passes.names import Names
+from sbp.passes.names import Names, loop_name
 from sbp.passes.physical import Border, Box, Compute, Physical, Version
 from sbp.passes.plan.candidates import Strategy, pin_of
 from sbp.passes.wiring import ports
@@ -167,15 +167,21 @@ class Reasons:
             return f"{name} leaves as {format_sbp(self.physical.outputs[i])}"
         if box.user in self._borders:
             border = self._borders[box.user]
-            return f"{border.op} at {border.source} takes it as {format_sbp(box.move.after)}"
+            who = self._reader(box.value) or f"{loop_name(border)} at {border.source}"
+            return f"{who} takes it as {format_sbp(box.move.after)}"
         node, strategy = self._nodes[box.user]
         if pin_of(node) is not None:
             where = node.source if node.source.file else node.source.scope
-            why = node.params.get("why", f"{where} is annotated")
-            return f"{why} {format_sbp(strategy.results[0])}"
+            return f"{where} is annotated {format_sbp(strategy.results[0])}"
         how = self._need(node, strategy, box.value, box.move)
         who = "the update" if self.names.phases[node.id] == "update" else node.op
         return f"{who} at {node.source} needs it {how}"
+
+    def _reader(self, value: int) -> str | None:
+        """Who gets a value that leaves a loop for another placement, such as "stage 1"."""
+        paths = dict(zip(self.physical.graph.outputs, self.names.out_paths, strict=False))
+        found = (paths.get(y, "") for y, x in self._across.items() if x == value)
+        return next((path[3:].split(":")[0] for path in found if path.startswith("to ")), None)
 
     def _need(self, node: Node, strategy: Strategy, value: int, move: Move) -> str:
         pairs = zip(node.inputs, strategy.operands, strict=True)

@@ -9,13 +9,12 @@ itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeAlias
 
 from sbp.hardware import Hardware
-from sbp.layout import at_rest
 from sbp.passes.chain import Request, compile_plan
 from sbp.passes.explain import Plan
 from sbp.passes.graph import Const, Graph, Operand
@@ -129,17 +128,17 @@ class _Planning:
     pins: dict[tuple[int, int], NdSbp] = field(default_factory=dict)
     outer: dict[tuple[int, int], NdSbp] = field(default_factory=dict)
 
+    @cached_property
+    def shares(self) -> tuple[Share, ...]:
+        """What every placement computes."""
+        return tuple(self.splitter.shares())
+
     def run(self) -> tuple[tuple[Share, ...], tuple[Plan, ...]]:
-        shares, plans = list[Share](), list[Plan]()
-        for place in range(len(self.where.placements)):
-            share, plan = self.planned(place)
-            if self.repinned(share, plan):
-                share, plan = self.planned(place)
-                assert not self.repinned(share, plan), f"what {share.place} sends does not lie as it should"
-            self.agree(share, plan)
-            shares.append(share)
-            plans.append(plan)
-        return tuple(shares), tuple(plans)
+        plans = list[Plan]()
+        for share in self.shares:
+            plans.append(self.planned(share))
+            self.agree(share, plans[-1])
+        return self.shares, tuple(plans)
 
     @cached_property
     def labels(self) -> Labels:
@@ -147,52 +146,44 @@ class _Planning:
         names = Names(self.graph, self.traced.in_paths, self.traced.out_paths)
         return Labels(self.graph, self.where, self.splitter.order, names)
 
-    def planned(self, place: int) -> tuple[Share, Plan]:
+    def planned(self, share: Share) -> Plan:
         """One placement, with what has been agreed on so far."""
-        placement, job = self.where.placements[place], self.job
-        shares = self.splitter.shares(self.pins)
-        share = shares[place]
-        readers = {
-            v: [s.place for s in shares if v in (*s.received, *s.fed)] for v in (*share.sent, *share.passed)
-        }
+        place, job = share.place, self.job
+        placement = self.where.placements[place]
         ins, outs = job.asked(placement, share.arguments, share.results)
         request = Request(
             name=f"{job.name}, placement {place} of {len(self.where.placements)}",
             placement=placement,
             hardware=job.hardware(placement),
-            in_sbp=(
-                *ins,
-                *(self.outer.get((v, place)) for v in share.received),
-                *(self.stacked(v, place) for v in share.fed),
-            ),
-            out_sbp=(
-                *outs,
-                *(self.outer.get((v, place)) for v in share.sent),
-                *(self.stacked(v, place) for v in share.passed),
-            ),
+            in_sbp=(*ins, *self.agreed(place, share.received, share.fed)),
+            out_sbp=(*outs, *self.agreed(place, share.sent, share.passed)),
             ties=self.ties(share),
-            ways_in=(
-                *(None for _ in share.arguments),
-                *(
-                    self.way([place, self.where.home(v)], v in share.fed)
-                    for v in (*share.received, *share.fed)
-                ),
-            ),
-            ways_out=(
-                *(None for _ in share.results),
-                *(self.way([place, *readers[v]], v in share.passed) for v in (*share.sent, *share.passed)),
-            ),
+            ways_in=(*(None for _ in share.arguments), *self.ways_in(share)),
+            ways_out=(*(None for _ in share.results), *self.ways_out(share)),
             time_limit_seconds=job.time_limit_seconds,
             # Here all micro-batches would count; of a program with a loop the schedule is checked instead.
             memory_limit_bytes=job.memory_limit_bytes if self.splitter.loop is None else None,
             transfer=job.transfer,
         )
-        return share, compile_plan(self.sub_traced(share), request, check=job.check)
+        return compile_plan(self.sub_traced(share), request, check=job.check)
 
-    def stacked(self, v: int, place: int) -> NdSbp | None:
-        """How the stack lies of a value that is sent in the loop, as far as that has been agreed on."""
-        nd = self.pins.get((v, place))
-        return None if nd is None else tuple(Split(s.dim + 1) if isinstance(s, Split) else s for s in nd)
+    def agreed(self, place: int, once: Sequence[int], inside: Sequence[int]) -> Iterator[NdSbp | None]:
+        """How values lie that are sent once, and stacks of those that are sent in the loop; None if free."""
+        yield from (self.outer.get((v, place)) for v in once)
+        for v in inside:
+            nd = self.pins.get((v, place))
+            yield nd and tuple(Split(s.dim + 1) if isinstance(s, Split) else s for s in nd)
+
+    def ways_in(self, share: Share) -> Iterator[Way]:
+        """Where what is received comes from."""
+        for v in (*share.received, *share.fed):
+            yield self.way([share.place, self.where.home(v)], v in share.fed)
+
+    def ways_out(self, share: Share) -> Iterator[Way]:
+        """Where what is sent goes to."""
+        for v in (*share.sent, *share.passed):
+            readers = [s.place for s in self.shares if v in (*s.received, *s.fed)]
+            yield self.way([share.place, *readers], v in share.passed)
 
     def way(self, places: Sequence[int], stacked: bool) -> Way:
         """From the first of some placements to each of the others, or the other way."""
@@ -215,17 +206,6 @@ class _Planning:
         tied = (self.job.ties[i] for i in share.results)
         ends = [None if i is None else position.get(i) for i in tied]
         return (*ends, *[None] * (len(share.sent) + len(share.passed)))
-
-    def repinned(self, share: Share, plan: Plan) -> bool:
-        """Whether something is sent in the loop that does not lie as an array can: it is to, from now on."""
-        found = False
-        for v, nd in transfers_inside(share, _physical(plan)).items():
-            shape, hierarchy = self.graph.values[v].shape, plan.placement.shape
-            rest = at_rest(shape, nd, hierarchy)
-            if rest != nd:
-                self.pins[v, share.place] = rest
-                found = True
-        return found
 
     def agree(self, share: Share, plan: Plan) -> None:
         """Has the other placements of equal hierarchy send and receive what this one does, as it does."""

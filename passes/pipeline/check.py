@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from sbp.layout import at_rest
 from sbp.passes.graph import Const
 from sbp.passes.physical import Box
 from sbp.passes.physical import reads as reads_of
@@ -101,6 +102,9 @@ def check_sent(cuts: Sequence[Cut]) -> None:
             )
         for v in c.fed:
             assert sum(v in other.passed for p, other in enumerate(cuts) if p != q) == 1, f"{v} is not passed"
+        hierarchy, values = c.physical.placement.shape, c.share.graph
+        for slot in (*c.received.values(), *c.fed.values(), *c.sent.values(), *c.passed.values()):
+            assert at_rest(slot.shape(values), slot.nd, hierarchy) == slot.nd, f"no array lies as {slot}"
     for made, read in flows(cuts):
         forward = made.at < read.at and made.phase is Phase.FORWARD
         assert forward or read.phase not in (Phase.FORWARD,), f"{read} waits for {made}"

@@ -11,15 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sbp import compat
-from sbp.annotation import Pin, annotate_p
-from sbp.passes.graph import Body, Const, Graph, Node, Operand, Source, Value, numbered
-from sbp.passes.pipeline.order import Order, marked, part_of
+from sbp.passes.graph import Body, Const, Graph, Node, Operand, Value, numbered
+from sbp.passes.pipeline.order import Order, marked
 from sbp.passes.pipeline.sums import loop_params
 from sbp.passes.pipeline.where import Where, loop_of, reads_of
-from sbp.signature import NdSbp
-
-SENT, RECEIVED = "it is sent to another placement as", "another placement sends it as"
-"""Why a tensor lies as it does that goes from one placement to another."""
 
 
 @dataclass(frozen=True)
@@ -102,17 +97,13 @@ class Splitter:
                     values.append(Value(len(values), shape, value.dtype, value.name))
         return replace(self.graph, values=tuple(values)), stacks
 
-    def shares(self, pins: Mapping[tuple[int, int], NdSbp]) -> list[Share]:
-        """What every placement computes.
-
-        Arguments:
-          pins: how values that are sent in the loop lie, by value and placement.
-        """
+    def shares(self) -> list[Share]:
+        """What every placement computes."""
         graph, stacks = self.stacks()
         places = range(len(self.where.placements))
         fed = {p: self.fed(p) for p in places}
         read = {p: self.read(p, fed[p]) for p in places}
-        return [_Share(self, graph, stacks, fed, read, p, pins).made() for p in places]
+        return [_Share(self, graph, stacks, fed, read, p).made() for p in places]
 
     def read(self, place: int, fed: Sequence[int]) -> list[int]:
         """Values outside of the loop that a placement reads, and does not make."""
@@ -183,7 +174,6 @@ class _Share:
     fed: Mapping[int, Sequence[int]]
     read: Mapping[int, Sequence[int]]
     place: int
-    pins: Mapping[tuple[int, int], NdSbp]
 
     def made(self) -> Share:
         """The share."""
@@ -196,12 +186,11 @@ class _Share:
         passed, sent = self.given(self.fed), self.given(self.read)
         results = [i for i in range(len(g.outputs)) if s.at(i) == self.place]
         fed = self.fed[self.place]
-        values = list(self.graph.values)
-        nodes = self.nodes(values, fed, passed)
+        nodes = self.nodes(fed, passed)
         inputs = [g.inputs[i] for i in arguments] + received + [self.stacks[v] for v in fed]
         outputs = [g.outputs[i] for i in results] + sent + [self.stacks[v] for v in passed]
         made = Graph(
-            tuple(values),
+            self.graph.values,
             (*inputs, *(g.inputs[i] for i in closed)),
             tuple(g.consts[i - s.inputs] for i in closed),
             numbered(nodes),
@@ -228,38 +217,25 @@ class _Share:
         asked = dict.fromkeys(v for p, vs in wanted.items() if p != self.place for v in vs)
         return [v for v in asked if v not in inputs and s.where.home(v) == self.place]
 
-    def nodes(self, values: list[Value], fed: Sequence[int], passed: Sequence[int]) -> list[Node]:
+    def nodes(self, fed: Sequence[int], passed: Sequence[int]) -> list[Node]:
         """The ops, with the loop where it was."""
         s, out = self.splitter, list[Node]()
         for node in s.graph.nodes:
             if node is s.loop and self.place in s.where.nodes[node.id]:
-                out.append(self.looped(node, values, fed, passed))
+                out.append(self.looped(node, fed, passed))
             elif node is not s.loop:
                 out += s.here([node], self.place)
         return out
 
-    def looped(self, loop: Node, values: list[Value], fed: Sequence[int], passed: Sequence[int]) -> Node:
+    def looped(self, loop: Node, fed: Sequence[int], passed: Sequence[int]) -> Node:
         """The loop over this placement's part of the body."""
         s, (body,) = self.splitter, loop.bodies
         w = s.wiring(self.place, fed)
         nodes = s.here(body.nodes, self.place)
-        enters, leaves, first, last = list[int](), list[Operand](), list[Node](), list[Node]()
-        for v in fed:
-            raw, pin = self.pinned(v, values)
-            enters.append(v if pin is None else raw)
-            if pin is not None:
-                readers = (n for n in nodes if v in reads_of(n))
-                first.append(_annotation(raw, v, pin, RECEIVED, readers))
-        for v in passed:
-            lying, pin = self.pinned(v, values)
-            leaves.append(v if pin is None else lying)
-            if pin is not None:
-                makers = (n for n in nodes if v in n.outputs)
-                last.append(_annotation(v, lying, pin, SENT, makers))
         inside = Body(
-            (*(body.inputs[i] for i in w.entering()), *enters),
-            (*first, *nodes, *last),
-            (*(body.outputs[k] for k in (*w.carries, *w.stacked)), *leaves),
+            (*(body.inputs[i] for i in w.entering()), *fed),
+            tuple(nodes),
+            (*(body.outputs[k] for k in (*w.carries, *w.stacked)), *passed),
         )
         node = replace(
             loop,
@@ -269,19 +245,3 @@ class _Share:
             params=loop_params(loop.params, len(w.consts), len(w.carries)),
         )
         return marked(node, s.order.loop[self.place])
-
-    def pinned(self, v: int, values: list[Value]) -> tuple[int, NdSbp | None]:
-        """A value like another, if that has to lie in a certain way, and how."""
-        nd = self.pins.get((v, self.place))
-        if nd is None:
-            return v, None
-        values.append(replace(values[v], id=len(values)))
-        return len(values) - 1, nd
-
-
-def _annotation(x: int, v: int, nd: NdSbp, why: str, beside: Iterable[Node]) -> Node:
-    """An op that says how a value lies, and why, of the part of the first of some ops."""
-    like = next(iter(beside), None)
-    part = None if like is None else part_of(like)
-    source = Source() if like is None or part is None else replace(like.source, scope=part.mark)
-    return Node(0, annotate_p, (x,), (v,), {"pin": Pin(nd, None, None), "why": why}, source)
