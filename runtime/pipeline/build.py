@@ -25,8 +25,6 @@ from sbp.runtime import arguments
 from sbp.runtime.pipeline.program import BuiltPipeline, schedule_for
 from sbp.signature import NdSbp
 
-V_SHAPED = ("zb-v", "dualpipe-v")
-
 
 @dataclass(frozen=True)
 class Signatures:
@@ -123,8 +121,12 @@ def _rank_of(schedule: Any, ranks: int) -> Sequence[int] | None:
     """Where the schedule wants the stages to be, as far as it says so: a V comes by its last rank twice."""
     if isinstance(schedule, Schedule):
         return schedule.rank_of
-    known = isinstance(schedule, str) and schedule in GENERATORS
-    return V.example(ranks, 2) if known and GENERATORS[schedule].asks.map is V else None
+    return V.example(ranks, 2) if _is_v(schedule) else None
+
+
+def _is_v(schedule: object) -> bool:
+    """Whether a schedule of that name goes forth and back over its ranks."""
+    return isinstance(schedule, str) and schedule in GENERATORS and GENERATORS[schedule].asks.map is V
 
 
 def _hardware(options: Options) -> Callable[[Placement], Any]:
@@ -182,8 +184,7 @@ def _check_options(options: Options) -> Iterator[Problem]:
 def stage_placements(whole: Placement, stages: int, schedule: object) -> list[Placement]:
     """The placements of so many stages along the first axis: around in a loop, or forth and back in a V."""
     parts = whole.split(0)
-    name = schedule if isinstance(schedule, str) else ""
-    if name in V_SHAPED and stages == 2 * len(parts):
+    if _is_v(schedule) and stages == 2 * len(parts):
         return [*parts, *reversed(parts)]
     return [parts[s % len(parts)] for s in range(stages)]
 
