@@ -27,6 +27,7 @@ ONCE = (
     "passes/plan",
     "passes/schedule",
     "conformance/test_random_programs.py",
+    "test_wire_bytes.py",
     "benchmarks",
 )
 
