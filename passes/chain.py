@@ -18,7 +18,7 @@ from sbp.passes.explain import Plan, explain
 from sbp.passes.lookups import Transfer, mark_lookups
 from sbp.passes.physical import Physical, insert_boxing
 from sbp.passes.plan.candidates import Candidates, enumerate_candidates
-from sbp.passes.plan.model import Assignment, Way, choose
+from sbp.passes.plan.model import Assignment, Crossing, choose
 from sbp.passes.rows import train_rows
 from sbp.passes.sampling import with_samples
 from sbp.passes.trace import Traced
@@ -49,8 +49,8 @@ class Request:
     in_sbp: tuple[NdSbp | None, ...]
     out_sbp: tuple[NdSbp | None, ...]
     ties: tuple[int | None, ...]
-    ways_in: tuple[Way | None, ...] = ()
-    ways_out: tuple[Way | None, ...] = ()
+    ways_in: tuple[Crossing | None, ...] = ()
+    ways_out: tuple[Crossing | None, ...] = ()
     notes: tuple[str, ...] = ()
     time_limit_seconds: float | None = None
     memory_limit_bytes: float | None = None

@@ -7,7 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from sbp import compat
 from sbp.hardware import Hardware
@@ -22,8 +22,6 @@ from sbp.passes.reasons import Reasons
 from sbp.placement import Placement
 from sbp.rules.registry import Talk
 from sbp.signature import NdSbp
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +59,12 @@ class Collective:
 
 
 @dataclass(frozen=True, slots=True)
-class Forms(Generic[T]):
+class Forms:
     """How a kind of plan is shown and written."""
 
-    text: Callable[[T], str]
-    html: Callable[[T], str]
-    save: Callable[[T, str | os.PathLike[str]], None]
+    text: Callable[[Any], str]
+    html: Callable[[Any], str]
+    save: Callable[[Any, str | os.PathLike[str]], None]
 
 
 def together(same: Sequence[Collective]) -> Collective:
@@ -152,7 +150,7 @@ class Plan:
         """The plan of one placement that a collective belongs to, and its number there."""
         return self, index
 
-    def _forms(self) -> Forms[Any]:
+    def _forms(self) -> Forms:
         from sbp.passes import save, show
 
         return Forms(show.plan_text, show.plan_html, save.save_plan)

@@ -75,7 +75,7 @@ class Names:
     def _inside(self, known: Mapping[int, str]) -> Iterator[tuple[int, str]]:
         """What enters a loop over micro-batches is called inside as it is outside."""
         for node in self.graph.nodes:
-            if loop_name(node) != node.op:
+            if runs_microbatches(node):
                 (body,) = node.bodies
                 n_const, n_carry = compat.scan_counts(node.params, len(node.inputs))
                 for i, (x, v) in enumerate(zip(node.inputs, body.inputs, strict=True)):
@@ -142,14 +142,19 @@ class Names:
         return f"{node.op} (backward)" if self.phases[node.id] == "backward" else node.op
 
 
+def runs_microbatches(node: Node) -> bool:
+    """Whether a node is the loop that `sbp.microbatch` makes."""
+    return node.op == "scan" and SCOPE in node.source.scope
+
+
 def loop_name(node: Node) -> str:
     """What the user calls a loop or a branch."""
-    return "sbp.microbatch" if node.op == "scan" and SCOPE in node.source.scope else node.op
+    return "sbp.microbatch" if runs_microbatches(node) else node.op
 
 
 def _addend(node: Node, v: int) -> int | None:
     """What a loop over micro-batches adds up to its result `v`, if that is one tensor."""
-    if loop_name(node) == node.op:
+    if not runs_microbatches(node):
         return None
     (body,) = node.bodies
     end = body.outputs[node.outputs.index(v)]

@@ -64,6 +64,10 @@ class Hardware:
                 return link
         return self.links[-1]
 
+    def between(self, a: Sequence[int], b: Sequence[int]) -> Link:
+        """The level that the ranks of one placement talk to those of another through."""
+        return self.link([*a, *b])
+
 
 _ANY = 1 << 62
 _NVLINK4 = Link(8, 370e9, 8e-6)  # 450 GB/s nominal, at most 370 measured by NCCL tests

@@ -30,7 +30,7 @@ from sbp.passes.pipeline.slots import Cut
 from sbp.passes.pipeline.split import Share, Splitter
 from sbp.passes.pipeline.sums import split_sums
 from sbp.passes.pipeline.where import Where, find_places, loop_of, placements_of
-from sbp.passes.plan.model import Way
+from sbp.passes.plan.model import Crossing
 from sbp.passes.trace import Traced
 from sbp.placement import Placement
 from sbp.signature import NdSbp, Split
@@ -174,23 +174,22 @@ class _Planning:
             nd = self.pins.get((v, place))
             yield nd and tuple(Split(s.dim + 1) if isinstance(s, Split) else s for s in nd)
 
-    def ways_in(self, share: Share) -> Iterator[Way]:
+    def ways_in(self, share: Share) -> Iterator[Crossing]:
         """Where what is received comes from."""
         for v in (*share.received, *share.fed):
             yield self.way([share.place, self.where.home(v)], v in share.fed)
 
-    def ways_out(self, share: Share) -> Iterator[Way]:
+    def ways_out(self, share: Share) -> Iterator[Crossing]:
         """Where what is sent goes to."""
         for v in (*share.sent, *share.passed):
             readers = [s.place for s in self.shares if v in (*s.received, *s.fed)]
             yield self.way([share.place, *readers], v in share.passed)
 
-    def way(self, places: Sequence[int], stacked: bool) -> Way:
+    def way(self, places: Sequence[int], stacked: bool) -> Crossing:
         """From the first of some placements to each of the others, or the other way."""
-        ranks = [self.where.placements[p].ranks for p in places]
-        hardware = self.job.hardware(self.where.placements[places[0]])
-        links = [hardware.link([*ranks[0], *other]) for other in ranks[1:]]
-        return Way(sum(1 / link.bytes_per_second for link in links), stacked)
+        here, *others = (self.where.placements[p] for p in places)
+        links = [self.job.hardware(here).between(here.ranks, other.ranks) for other in others]
+        return Crossing(sum(1 / link.bytes_per_second for link in links), stacked)
 
     def sub_traced(self, share: Share) -> Traced:
         """A share as a traced function, with names."""

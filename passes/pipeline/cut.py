@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from sbp.batching import SCOPE
 from sbp.passes.graph import Const, Operand
+from sbp.passes.names import runs_microbatches
 from sbp.passes.physical import Border, Box, Physical, Step, Version, reads, writes
 from sbp.passes.pipeline.order import Part, Phase, part_of
 from sbp.passes.pipeline.slots import Cut, How, Kind, Piece, Read, Slot, Write
@@ -22,7 +22,7 @@ from sbp.signature import NdSbp
 def border_of(physical: Physical) -> Border | None:
     """The loop over micro-batches."""
     found = (s for s in physical.steps if isinstance(s, Border) and s.node.op == "scan")
-    return next((s for s in found if SCOPE in s.node.source.scope and part_of(s.node)), None)
+    return next((s for s in found if runs_microbatches(s.node) and part_of(s.node)), None)
 
 
 def transfers_inside(share: Share, physical: Physical) -> dict[int, NdSbp]:

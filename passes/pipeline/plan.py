@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from sbp.passes.explain import Collective, Forms, Plan
 from sbp.passes.pipeline.chain import Stages
@@ -70,7 +69,7 @@ class PipelinePlan(Plan):
             index -= len(plan.collectives)
         return self, index + len(self.collectives) - len(self.sends)
 
-    def _forms(self) -> Forms[Any]:
+    def _forms(self) -> Forms:
         from sbp.passes.pipeline import page, save, show
 
         return Forms(show.plan_text, page.plan_html, save.save_plan)

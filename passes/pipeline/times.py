@@ -67,8 +67,8 @@ class Way:
 
     def seconds(self, stages: Stages) -> float:
         """The estimated time on the way, once."""
-        ends = (stages.plans[i] for i in (self.source, self.target))
-        link = stages.plans[self.source].hardware.link([r for p in ends for r in p.placement.ranks])
+        source, target = (stages.plans[i] for i in (self.source, self.target))
+        link = source.hardware.between(source.placement.ranks, target.placement.ranks)
         return link.latency_seconds + self.wire_bytes / link.bytes_per_second
 
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from sbp import compat
 from sbp.annotation import SCOPE as ON
 from sbp.annotation import placement_in
-from sbp.batching import SCOPE
 from sbp.errors import AnnotationError, Problem
 from sbp.passes.graph import Body, Const, Graph, Node, Operand, walk
+from sbp.passes.names import runs_microbatches
 from sbp.placement import Placement
 
 _TRANSFORMS = re.compile(r"\b(jvp|transpose)\(")
@@ -51,7 +51,7 @@ def loop_of(graph: Graph) -> Node | None:
     Raises:
       AnnotationError: if there are several.
     """
-    found = [n for n in graph.nodes if n.op == "scan" and SCOPE in n.source.scope]
+    found = [n for n in graph.nodes if runs_microbatches(n)]
     if len(found) > 1:
         raise AnnotationError(
             Problem(

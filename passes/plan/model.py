@@ -25,7 +25,7 @@ from sbp.signature import B, NdSbp, Partial, Split
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class Crossing:
     """An argument or a result that goes from one placement to another.
 
     Arguments:
@@ -53,8 +53,8 @@ class Boundary:
     inputs: tuple[NdSbp | None, ...]
     outputs: tuple[NdSbp | None, ...]
     ties: tuple[int | None, ...]
-    ways_in: tuple[Way | None, ...] = ()
-    ways_out: tuple[Way | None, ...] = ()
+    ways_in: tuple[Crossing | None, ...] = ()
+    ways_out: tuple[Crossing | None, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Model:
         self.unary.append(np.zeros(len(states)) if cost is None else cost)
         return len(self.states) - 1
 
-    def rest(self, wanted: NdSbp | None, value: Any, way: Way | None) -> tuple[NdSbp, ...]:
+    def rest(self, wanted: NdSbp | None, value: Any, way: Crossing | None) -> tuple[NdSbp, ...]:
         """The states of an argument or result."""
         whole = way is not None and way.stacked
         key = "rest", wanted, *(() if wanted is not None else (value.shape, value.dtype, whole))
@@ -213,7 +213,7 @@ class Model:
         self.want(x, _Use(variable, states, self.alike(False, len(states)), 1))
         return variable
 
-    def sending(self, way: Way | None, v: int, states: Sequence[NdSbp]) -> Table | None:
+    def sending(self, way: Crossing | None, v: int, states: Sequence[NdSbp]) -> Table | None:
         """What it takes to send a value from one placement to another, however it lies."""
         if way is None:
             return None
@@ -269,7 +269,7 @@ class Model:
         self.edges.append((supply.variable, use.variable, self.tables[key]))
 
 
-def _at(ways: Sequence[Way | None], i: int) -> Way | None:
+def _at(ways: Sequence[Crossing | None], i: int) -> Crossing | None:
     return ways[i] if i < len(ways) else None
 
 

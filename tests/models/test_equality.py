@@ -19,6 +19,7 @@ STEPS = 30
 # A vocabulary that nothing divides; heads that 8 devices divide.
 CONFIG = gpt.Config(layers=1, width=32, heads=8, vocabulary=257, sequence=16, dropout=0.1)
 CHOICES = ("data:8", "tensor:8", "2d:2x4", "zero:8", "zero:2x4", "auto:8", "auto:2x2x2")
+# In float64 these say little more than 2-D does, and take a minute together.
 SINGLE = ("data", "tensor", "zero", "auto")
 OPTIMIZER = optax.adamw(1e-3)
 
