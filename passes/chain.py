@@ -16,6 +16,7 @@ from sbp.passes.boxing import Boxings, Network
 from sbp.passes.buckets import bucket_collectives
 from sbp.passes.explain import Plan, explain
 from sbp.passes.lookups import Transfer, mark_lookups
+from sbp.passes.parts import mark_owners, parts_notes, strict_notes
 from sbp.passes.physical import Physical, insert_boxing
 from sbp.passes.plan.candidates import Candidates, enumerate_candidates
 from sbp.passes.plan.model import Assignment, Crossing, choose
@@ -40,6 +41,7 @@ class Request:
       time_limit_seconds: for the search.
       memory_limit_bytes: per device; a plan over it is refused.
       transfer: how rows of split tables travel.
+      strict_nonfinite: whether a sum is added up before anything is computed from it.
       example: the leaves of the arguments of a call, as far as they are known.
     """
 
@@ -55,6 +57,7 @@ class Request:
     time_limit_seconds: float | None = None
     memory_limit_bytes: float | None = None
     transfer: Transfer = field(default_factory=Transfer)
+    strict_nonfinite: bool = False
     example: tuple[Any, ...] = ()
 
 
@@ -103,7 +106,8 @@ def list_candidates(s: State) -> State:
     pinned = {
         v: nd for v, nd in zip(graph.inputs, _with_consts(s, s.request.in_sbp), strict=True) if nd is not None
     }
-    candidates = enumerate_candidates(graph, s.request.placement, pinned)
+    strict = s.request.strict_nonfinite
+    candidates = enumerate_candidates(graph, s.request.placement, pinned, strict_nonfinite=strict)
     raise_all(pins.check_partials(candidates, s.boxings))
     return replace(s, candidates=candidates)
 
@@ -124,6 +128,12 @@ def box(s: State) -> State:
     return replace(s, physical=insert_boxing(s.candidates, s.assignment, s.boxings))
 
 
+def find_owners(s: State) -> State:
+    """Marks the reductions that bring bits of one device each, and compute nothing."""
+    assert s.physical is not None
+    return replace(s, physical=mark_owners(s.physical))
+
+
 def bucket(s: State) -> State:
     """Brings small collectives together."""
     assert s.physical is not None
@@ -136,7 +146,7 @@ def write_plan(s: State) -> State:
     paths = s.traced.in_paths, s.traced.out_paths
     r, graph = s.request, s.traced.graph
     uneven = pins.uneven_notes(r.in_sbp, r.out_sbp, s.traced, r.placement)
-    notes = (*r.notes, *uneven, *pins.effect_notes(graph, r.placement))
+    notes = (*r.notes, *uneven, *pins.effect_notes(graph, r.placement), *parts_notes(s.physical))
     plan = explain(s.request.name, s.physical, s.boxings, s.assignment.bound, paths, notes)
     memory.check_limit(plan, s.request.memory_limit_bytes)
     return replace(s, plan=plan)
@@ -148,6 +158,7 @@ CHAIN: tuple[Pass, ...] = (
     Pass("candidates", list_candidates, lambda s: spec.check_candidates(s.candidates)),  # type: ignore[arg-type]
     Pass("choice", choose_signatures, lambda s: spec.check_assignment(s.candidates, s.assignment, s.boxings)),  # type: ignore[arg-type]
     Pass("boxing", box, lambda s: spec.check_physical(s.physical)),  # type: ignore[arg-type]
+    Pass("owners", find_owners, lambda s: spec.check_physical(s.physical)),  # type: ignore[arg-type]
     Pass("buckets", bucket, lambda s: spec.check_physical(s.physical)),  # type: ignore[arg-type]
     Pass("plan", write_plan, lambda s: None),
 )
@@ -165,9 +176,18 @@ def compile_plan(traced: Traced, request: Request, *, check: bool = False) -> Pl
       SbpError: for annotations that cannot be honoured, all of them at once.
       SpecError: with `check`, if a pass broke its contract.
     """
-    state = State(request, traced, Boxings(Network(request.placement, request.hardware)))
+    boxings = Boxings(Network(request.placement, request.hardware))
     if check:
         spec.check_graph(traced.graph)
+    plan = _run_chain(State(request, traced, boxings), check)
+    if not request.strict_nonfinite:
+        return plan
+    usual = replace(request, strict_nonfinite=False, memory_limit_bytes=None)
+    notes = strict_notes(plan, _run_chain(State(usual, traced, boxings), check))
+    return replace(plan, notes=(*plan.notes, *notes))
+
+
+def _run_chain(state: State, check: bool) -> Plan:
     for p in CHAIN:
         state = p.run(state)
         if check:

@@ -351,6 +351,7 @@ class Program:
             time_limit_seconds=self.options.time_limit,
             memory_limit_bytes=self.options.memory_limit,
             transfer=Transfer(self.options.exchange_capacity, self.options.exchange_dtype),
+            strict_nonfinite=self.options.strict_nonfinite,
             example=tuple(call.leaves),
         )
         plan = compile_plan(traced, request, check=bool(self.options.check))

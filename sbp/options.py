@@ -27,6 +27,8 @@ class Options:
         memory limit, or a `Schedule`, such as `Profile.best` finds for measured times; None for "1f1b".
       stages: into how many the planner cuts a program with micro-batches that marks none itself; a multiple
         of the size of the placement's first axis, along which they lie.
+      strict_nonfinite: whether a sum is added up before anything is computed from it, so that infinities, NaN
+        and signs come out as on one device whatever the data are; the plan says how many bytes that takes.
       threads: whether every placement of such a program is driven by a thread of its own.
       count_keys: whether `Program.key_counts` says how many keys exchanges were given and have served.
     """
@@ -42,3 +44,4 @@ class Options:
     schedule: Any = None
     stages: int | None = None
     threads: bool = False
+    strict_nonfinite: bool = False

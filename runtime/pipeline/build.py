@@ -109,6 +109,7 @@ def build_pipeline(
         time_limit_seconds=options.time_limit,
         memory_limit_bytes=options.memory_limit,
         transfer=Transfer(options.exchange_capacity, options.exchange_dtype),
+        strict_nonfinite=options.strict_nonfinite,
         check=bool(options.check),
     )
     stages = plan_stages(traced, job)

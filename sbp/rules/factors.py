@@ -6,6 +6,7 @@ reduced by sum yields every valid 1-D signature of a matrix product:
 - split one letter: what carries it is S(its dim), the others B; a result without it is P(its reduction);
 - linear in an operand: that operand P(sum), the others B, results P(sum);
 - additive: the listed operands all P(sum), the others B, results P(sum);
+- moved: results are made of elements of the listed operands, so all of these may be P, under one reduction;
 - increasing / decreasing: P(max) and P(min) pass through, or are exchanged.
 """
 
@@ -55,10 +56,22 @@ def linear_rows(n_operands: int, n_results: int, linear: Iterable[int]) -> Itera
         yield Row(tuple(P if j == i else B for j in range(n_operands)), (P,) * n_results)
 
 
-def additive_row(n_operands: int, n_results: int, operands: Sequence[int]) -> Row:
+def additive_row(n_operands: int, n_results: int, operands: Sequence[int], *, moves: bool = False) -> Row:
     """Sums in all of `operands` at once pass through; a whole operand may be filled with zeros for it."""
     fills = tuple(operands) if len(operands) > 1 else ()
-    return Row(tuple(P if j in operands else B for j in range(n_operands)), (P,) * n_results, fills)
+    ins = tuple(P if j in operands else B for j in range(n_operands))
+    return Row(ins, (P,) * n_results, fills, moves=moves)
+
+
+def moved_rows(n_operands: int, n_results: int, operands: Sequence[int]) -> Iterable[Row]:
+    """Sums, maxima and minima, in all of `operands` at once, pass where results are made of their elements.
+
+    A whole operand is the maximum of its copies, so it needs nothing to be one.
+    """
+    yield additive_row(n_operands, n_results, operands, moves=True)
+    for how in (MAX, MIN):
+        ins = tuple(how if j in operands else B for j in range(n_operands))
+        yield Row(ins, (how,) * n_results, tuple(operands), moves=True)
 
 
 def monotone_rows(n_operands: int, n_results: int, operand: int, *, increasing: bool) -> Iterable[Row]:
@@ -106,6 +119,7 @@ def factors(
     reduced: Mapping[str, str] | None = None,
     linear: Iterable[int] = (),
     additive: Sequence[int] = (),
+    moved: Sequence[int] = (),
     increasing: Iterable[int] = (),
     decreasing: Iterable[int] = (),
 ) -> list[Row]:
@@ -115,6 +129,8 @@ def factors(
     rows.extend(linear_rows(n, m, linear))
     if additive:
         rows.append(additive_row(n, m, additive))
+    if moved:
+        rows.extend(moved_rows(n, m, moved))
     for i in increasing:
         rows.extend(monotone_rows(n, m, i, increasing=True))
     for i in decreasing:

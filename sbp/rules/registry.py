@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from sbp import compat
 from sbp.errors import Problem, RuleError
 from sbp.rules.local import Local
-from sbp.signature import B, Partial, Signature
+from sbp.signature import B, P, Partial, Signature
 
 Shape: TypeAlias = tuple[int, ...]
 
@@ -51,12 +51,23 @@ class Row:
         additive ops may see such zeros: zero times infinity is NaN. A P(max) or P(min) needs no zeros: a
         whole value is the extremum of its copies; the planner does not make use of that yet.
       reason: why the results are partial, if they become so here.
+      moves: whether results are made of the operands' elements, with no arithmetic: then a P passes bit for
+        bit. What computes with the parts of a sum need not give what the sum gives: with a factor that is
+        infinite, parts of both signs, or zeros among them, give NaN (docs/decisions/0004).
+      owned: whether one device has an element of a P result, and the others zeros.
     """
 
     operands: tuple[Signature, ...]
     results: tuple[Signature, ...]
     fills: tuple[int, ...] = ()
     reason: str = ""
+    moves: bool = False
+    owned: bool = False
+
+    def computes_with_parts(self, op: Op) -> bool:
+        """Whether numbers are computed from the parts of a sum that can be infinite, NaN or minus zero."""
+        wanted = zip(self.operands, op.dtypes, strict=True)
+        return not self.moves and any(s == P and jnp.issubdtype(t, jnp.inexact) for s, t in wanted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +138,8 @@ class Rule:
       traffic: bytes that it reads and writes, with local shapes.
       fused: whether compilers merge it into its neighbours' loops, so that its memory traffic is small.
       talks: the collectives inside the body, given the layouts; None if there are none.
+      functions: the parameters that hold functions and that the rows account for. An application that holds
+        a function elsewhere runs whole: nothing is known of what it computes.
       family: the file it stands in, for the table in the docs.
       note: a remark for the table.
       function: of the user's, if the op is a call of one.
@@ -139,12 +152,15 @@ class Rule:
     fused: bool = False
     talks: Talks | None = None
     traffic: Traffic = element_traffic
+    functions: tuple[str, ...] = ()
     family: str = ""
     note: str = ""
     function: Any = None
 
 
 REGISTRY: dict[str, Rule] = {}
+USER = "user"
+"""The family of the rules that users register."""
 
 
 def all_broadcast(op: Op) -> Row:
@@ -158,12 +174,22 @@ def valid_rows(rule: Rule | None, op: Op) -> tuple[Row, ...]:
     Raises:
       RuleError: if a row does not have one signature per operand and result.
     """
-    rows = [] if rule is None else list(rule.rows(op))
+    rows = [] if rule is None or unknown_functions(rule, op.params) else list(rule.rows(op))
     for row in rows:
         if len(row.operands) != len(op.shapes) or len(row.results) != len(op.results):
             raise _bad_row(op, row, "a row has one signature per operand and per result")
     legal = [r for r in rows if not _partial_of_unsummable(op, r)]
     return tuple(dict.fromkeys([*legal, all_broadcast(op)]))
+
+
+def unknown_functions(rule: Rule, params: Mapping[str, Any]) -> tuple[str, ...]:
+    """The parameters that hold a function which the rows do not account for.
+
+    A rule that a user registered accounts for all: its op is the call of a function.
+    """
+    if rule.family == USER:
+        return ()
+    return tuple(k for k, v in params.items() if k not in rule.functions and compat.holds_function(v))
 
 
 def _partial_of_unsummable(op: Op, row: Row) -> bool:
@@ -202,6 +228,7 @@ def rule(
     fused: bool = False,
     talks: Talks | None = None,
     traffic: Traffic = element_traffic,
+    functions: tuple[str, ...] = (),
     note: str = "",
 ) -> Callable[[Rows], Rows]:
     """Enters the decorated function as the rule of `names`; the built-in families use it."""
@@ -209,7 +236,7 @@ def rule(
     def enter(rows: Rows) -> Rows:
         family = rows.__module__.rsplit(".", 1)[-1]
         for name in names:
-            _add(Rule(name, rows, local, flops, fused, talks, traffic, family, note))
+            _add(Rule(name, rows, local, flops, fused, talks, traffic, functions, family, note))
         return rows
 
     return enter
