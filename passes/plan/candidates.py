@@ -267,7 +267,7 @@ def _strategies(
                 memo[ins, outs] = [
                     r
                     for r in valid_rows(rule, op)
-                    if natural(r, ops) and not (strict_nonfinite and r.computes_with_parts(op))
+                    if natural(r, ops) and not (strict_nonfinite and r.needs_finite(op))
                 ]
             for row in memo[ins, outs]:
                 left = tuple(split_shape(s, r, group) for s, r in zip(ins, row.operands, strict=True))

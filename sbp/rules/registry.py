@@ -55,6 +55,8 @@ class Row:
         bit. What computes with the parts of a sum need not give what the sum gives: with a factor that is
         infinite, parts of both signs, or zeros among them, give NaN (docs/decisions/0004).
       owned: whether one device has an element of a P result, and the others zeros.
+      finite_only: whether it gives what one device gives only where the operands are finite: how many of its
+        zeros a library multiplies depends on the shape that it is given.
     """
 
     operands: tuple[Signature, ...]
@@ -63,11 +65,13 @@ class Row:
     reason: str = ""
     moves: bool = False
     owned: bool = False
+    finite_only: bool = False
 
-    def computes_with_parts(self, op: Op) -> bool:
-        """Whether numbers are computed from the parts of a sum that can be infinite, NaN or minus zero."""
+    def needs_finite(self, op: Op) -> bool:
+        """Whether infinities, NaN and the signs of zeros may come out otherwise than on one device."""
         wanted = zip(self.operands, op.dtypes, strict=True)
-        return not self.moves and any(s == P and jnp.issubdtype(t, jnp.inexact) for s, t in wanted)
+        parts = any(s == P and jnp.issubdtype(t, jnp.inexact) for s, t in wanted)
+        return self.finite_only or (parts and not self.moves)
 
 
 @dataclass(frozen=True, slots=True)
