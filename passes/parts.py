@@ -143,7 +143,8 @@ def _scales_parts(graph: Graph, step: Compute) -> bool:
         for i, (x, dtype) in enumerate(zip(node.inputs, op.dtypes, strict=True))
         if jnp.issubdtype(dtype, jnp.inexact) and not isinstance(x, Const)
     ]
-    return any(r.needs_finite(op) and any(r.operands[i] != P for i in factors) for r in rows if P in r.operands)
+    mixed = [r for r in rows if P in r.operands and any(r.operands[i] != P for i in factors)]
+    return any(r.needs_finite(op) for r in mixed)
 
 
 def strict_notes(strict: Plan, usual: Plan) -> tuple[str, ...]:

@@ -12,10 +12,13 @@ reduced by sum yields every valid 1-D signature of a matrix product:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeAlias
 
 from sbp.errors import Problem, RuleError
+from sbp.rules.local import Local
 from sbp.rules.registry import Op, Row
 from sbp.signature import B, P, Partial, Signature, Split
 
@@ -138,21 +141,52 @@ def factors(
     return rows
 
 
-def from_spec(spec: str, reduced: Mapping[str, str], linear: Sequence[int]) -> Callable[[Op], list[Row]]:
-    """The rule that a user writes as text, such as "b k, k n -> b n"."""
+@dataclass(frozen=True)
+class Spec:
+    """A rule that a user writes as text, such as "b k, k n -> b n".
 
-    def side(text: str) -> list[Letters]:
-        return [tuple(None if c == "_" else c for c in part.split()) for part in text.split(",")]
+    Arguments:
+      text: the letters.
+      reduced: the letters that a reduction removes, and by what.
+      linear: the operands in which the op is linear.
+      masks: whether the body sees to the padding of reduced letters itself.
+    """
 
-    left, _, right = spec.partition("->")
-    operands, results = side(left), side(right)
+    text: str
+    reduced: Mapping[str, str]
+    linear: tuple[int, ...]
+    masks: bool
 
-    def rows(op: Op) -> list[Row]:
+    @cached_property
+    def letters(self) -> tuple[list[Letters], list[Letters]]:
+        """Of the operands, and of the results."""
+        left, _, right = self.text.partition("->")
+        return _side(left), _side(right)
+
+    @cached_property
+    def neutral(self) -> frozenset[str]:
+        """The reduced letters along which zeros change nothing: of a sum that is linear in what has them."""
+        carried = {letter for i in self.linear for letter in self.letters[0][i]}
+        return frozenset(k for k, how in self.reduced.items() if how == "sum" and k in carried)
+
+    def rows(self, op: Op) -> list[Row]:
+        """The rows. Where nothing is known that padding could be, a reduced letter splits if it divides."""
+        operands, results = self.letters
         if len(operands) != len(op.shapes) or len(results) != len(op.results):
-            raise _misfit(op, f"{spec!r} has {len(operands)} operands and {len(results)} results")
-        return factors(op, operands, results, reduced=reduced, linear=linear)
+            raise _misfit(op, f"{self.text!r} has {len(operands)} operands and {len(results)} results")
+        even = {k: v for k, v in self.reduced.items() if self.masks or k in self.neutral}
+        sizes = sizes_of(op, operands, results)
+        even |= {k: v for k, v in self.reduced.items() if sizes.get(k, 1) % op.group == 0}
+        return factors(op, operands, results, reduced=even, linear=self.linear)
 
-    return rows
+    def masked(self, ctx: Local, *args: Any) -> list[Any]:
+        """The shards, zeros for the padding of reduced letters in all of them: zero times NaN is NaN."""
+        dims = ([d for d, c in enumerate(letters) if c in self.neutral] for letters in self.letters[0])
+        return [ctx.mask(x, at, d, 0) for x, at, d in zip(args, ctx.operands, dims, strict=True)]
+
+
+def _side(text: str) -> list[Letters]:
+    return [tuple(None if c == "_" else c for c in part.split()) for part in text.split(",")]
 
 
 def same_dims(op: Op) -> tuple[list[Letters], list[Letters]]:

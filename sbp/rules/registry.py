@@ -281,7 +281,9 @@ def register_rule(
         a dim that must be whole).
       reduced: with factors: the letters that a reduction removes, and by what: {"k": "sum"}.
       linear: with factors: the operands in which the op is linear.
-      local: the body that runs on the shards; None binds the primitive to them, or calls the function.
+      local: the body that runs on the shards; None binds the primitive to them, or calls the function, with
+        zeros for the padding of letters that are summed up. That is right where the op is linear in an
+        operand that has the letter; other reduced letters are then split only where they divide.
       flops: of an application with local shapes.
       talks: the collectives that `local` runs itself, for the plan and its costs.
       replace: whether an existing rule may be replaced.
@@ -294,18 +296,30 @@ def register_rule(
     'user'
     >>> del REGISTRY["my_scale"]
     """
-    from sbp.rules.factors import from_spec
+    from sbp.rules.factors import Spec
 
     call = compat.custom_call(op)
-    if call is not None:
-        local = local or (lambda ctx, *args: jax.tree.leaves(op(*args)))
     name = op if isinstance(op, str) else call or getattr(op, "name", None)
     if not isinstance(name, str):
         raise _no_op(op)
-    given = from_spec(rows, reduced or {}, tuple(linear)) if isinstance(rows, str) else rows
     function = op if call is not None else None
-    entry = Rule(name, given, local, flops, talks=talks, family="user", function=function)
+    if isinstance(rows, str):
+        spec = Spec(rows, dict(reduced or {}), tuple(linear), local is not None)
+        rows, local = spec.rows, local or _body(function, spec.masked)
+    entry = Rule(name, rows, local or _body(function), flops, talks=talks, family=USER, function=function)
     _add(entry, replace)
+
+
+def _body(function: Any, masked: Callable[..., list[Any]] | None = None) -> Body | None:
+    """The body of an op that has none of its own: it, or the function that it is a call of, on the shards."""
+    if function is None and masked is None:
+        return None
+
+    def body(ctx: Local, *args: Any) -> list[Any]:
+        shards = args if masked is None else masked(ctx, *args)
+        return ctx.bind(*shards) if function is None else jax.tree.leaves(function(*shards))
+
+    return body
 
 
 def _no_op(op: Any) -> RuleError:

@@ -36,6 +36,12 @@ GROUPS, MORE_GROUPS = (4,), (2, 3, 4)
 HASTY: dict[str, Any] = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
+# Operands that must be what an op was promised: identities of a user's function, ids of their own group.
+PROMISED: dict[str, Callable[[Any, int], Sequence[int]]] = {
+    "reduce": lambda params, n: range(n // 2, n),
+    "reduce_window": lambda params, n: range(n // 2, n),
+    "sbp_update_rows": lambda params, n: range(n) if params["grouped"] else (),
+}
 ZEROS_WITHOUT_SIGN = {
     "sbp_update_rows": "a row that no id names stays as it is; the dense step adds +0.0 to it",
 }
@@ -112,10 +118,9 @@ class Application:
     def special(self) -> tuple[list[Array], tuple[Any, ...]]:
         """Other operands, of which many are special, and what one device makes of them."""
         rng = np.random.default_rng(1)
-        # Ids that are promised to be of their own group must be.
-        kept = "iu" if self.node.params.get("grouped") else ""
+        kept = PROMISED.get(self.node.op, lambda params, n: ())(self.node.params, len(self.operands))
         given = [(to_numpy(x), x.dtype) for x in self.operands]
-        values = [v if v.dtype.kind in kept else special_draw(v, dtype, rng) for v, dtype in given]
+        values = [v if i in kept else special_draw(v, dtype, rng) for i, (v, dtype) in enumerate(given)]
         origin = (np.int32(0),)
         args = [from_numpy(v, x) for v, x in zip(values, self.operands, strict=True)]
 

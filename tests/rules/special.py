@@ -1,4 +1,4 @@
-"""Values that rules must not assume away: infinities, NaN, both zeros, the ends of integers; and their parts."""
+"""Values that no rule may assume away: infinities, NaN, both zeros, the ends of integers; and their parts."""
 
 from __future__ import annotations
 
@@ -106,8 +106,8 @@ def unlike_special(
     """What is wrong with what parts reduce to, as the collectives do it.
 
     Arguments:
-      bit_for_bit: whether each element should be on one device alone, whose bits come through. Of other sums the
-        sign of a zero is not looked at: a sum is arithmetic.
+      bit_for_bit: whether each element should be on one device alone, whose bits come through. Of other sums
+        the sign of a zero is not looked at: a sum is arithmetic.
     """
     if bit_for_bit and want.dtype.kind == "c":
         found = [unlike_special(p, op, w, close, True) for *p, w in halves(*parts, want)]
