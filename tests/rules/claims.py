@@ -27,24 +27,13 @@ from sbp.rules.local import Local, identity_of
 from sbp.rules.registry import valid_rows
 from sbp.runtime.look.meter import read_compiled
 from sbp.signature import NdSbp, P, Partial, Split
-from tests.rules.special import special_draw, special_parts, unlike, unlike_special
+from tests.rules.special import PROMISED, from_numpy, special_draw, special_problem, to_numpy
 
 Array = np.ndarray[Any, Any]
 # Five over four: two full shards, one with padding, an empty one. Samples that matter most see more sizes.
 GROUPS, MORE_GROUPS = (4,), (2, 3, 4)
 # Nearly all the time goes into compiling hundreds of tiny programs: the compiler need not try hard.
 HASTY: dict[str, Any] = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-
-
-# Operands that must be what an op was promised: identities of a user's function, ids of their own group.
-PROMISED: dict[str, Callable[[Any, int], Sequence[int]]] = {
-    "reduce": lambda params, n: range(n // 2, n),
-    "reduce_window": lambda params, n: range(n // 2, n),
-    "sbp_update_rows": lambda params, n: range(n) if params["grouped"] else (),
-}
-ZEROS_WITHOUT_SIGN = {
-    "sbp_update_rows": "a row that no id names stays as it is; the dense step adds +0.0 to it",
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,18 +163,6 @@ def applications(one: Sample) -> list[Application]:
         results = programs.find(plain, origin, *operands)(origin, *operands)
         out.append(Application(node, tuple(operands), tuple(results), programs))
     return out
-
-
-def to_numpy(x: Any) -> Array:
-    """The array in NumPy; a typed key as its words, in one more dim."""
-    return np.asarray(jax.random.key_data(x) if compat.is_key(x.dtype) else x)
-
-
-def from_numpy(x: Array, like: Any) -> Any:
-    """The opposite of `to_numpy`."""
-    if not compat.is_key(like.dtype):
-        return x
-    return jax.random.wrap_key_data(jax.numpy.asarray(x), impl=jax.random.key_impl(like))
 
 
 def as_sums(value: Array, group: int, rng: np.random.Generator) -> list[Array]:
@@ -353,37 +330,6 @@ def _false_row(app: Application, values: Sequence[Array], row: Row, group: int, 
     except Exception as e:
         bad = f"{type(e).__name__}: {e}"
     return [f"{where}: {bad}"] if bad else []
-
-
-def special_problem(claim: Claim, row: Row, close: float) -> str | None:
-    """What is wrong where operands are infinite, NaN, -0.0 or the ends of integers.
-
-    A row that says so may be wrong there, and no other: it is what the default may do differently, and what
-    `Options(strict_nonfinite=True)` does without.
-    """
-    app, (group,) = claim.app, claim.hierarchy
-    op = app.op([x.shape for x in app.operands], [x.shape for x in app.results], group)
-    if row.needs_finite(op):
-        return None
-    values, results = app.special
-    rng, owned = np.random.default_rng(3), any(s == P for s in row.operands)
-    for keeps in (False, True) if owned else (False,):
-        shards = [
-            dict(zip(view.coordinates((group,)), special_parts(v, s.op, group, keeps, rng), strict=True))
-            if isinstance(s, Partial)
-            else view.split(v, (s,), (group,))
-            for v, s in zip(values, row.operands, strict=True)
-        ]
-        for i, got in enumerate(claim.run(shards)):
-            s, want, bits = row.results[i], to_numpy(results[i]), row.owned or (keeps and row.moves)
-            if isinstance(s, Partial):
-                bad = unlike_special(list(got.values()), s.op, want, close, bits)
-            else:
-                signs = app.node.op not in ZEROS_WITHOUT_SIGN
-                bad = unlike(view.join(got, want.shape, (s,), (group,)), want, close, signs)
-            if bad:
-                return f"special values, result {i}: {bad}\nof\n{values}"
-    return None
 
 
 def compositions(app: Application, hierarchy: Sequence[int]) -> list[tuple[Row, ...]]:

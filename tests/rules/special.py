@@ -3,15 +3,39 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
-from sbp import compat
+from sbp import compat, view
+from sbp.rules import Row
+from sbp.signature import P, Partial
 
 Array = np.ndarray[Any, Any]
 SPECIAL = (np.inf, -np.inf, np.nan, -0.0)
+# Operands that must be what an op was promised: identities of a user's function, ids of their own group.
+PROMISED: dict[str, Callable[[Any, int], Sequence[int]]] = {
+    "reduce": lambda params, n: range(n // 2, n),
+    "reduce_window": lambda params, n: range(n // 2, n),
+    "sbp_update_rows": lambda params, n: range(n) if params["grouped"] else (),
+}
+ZEROS_WITHOUT_SIGN = {
+    "sbp_update_rows": "a row that no id names stays as it is; the dense step adds +0.0 to it",
+}
+
+
+def to_numpy(x: Any) -> Array:
+    """The array in NumPy; a typed key as its words, in one more dim."""
+    return np.asarray(jax.random.key_data(x) if compat.is_key(x.dtype) else x)
+
+
+def from_numpy(x: Array, like: Any) -> Any:
+    """The opposite of `to_numpy`."""
+    if not compat.is_key(like.dtype):
+        return x
+    return jax.random.wrap_key_data(jax.numpy.asarray(x), impl=jax.random.key_impl(like))
 
 
 def redrawn(value: Array, dtype: Any, extreme: bool, rng: np.random.Generator) -> Array:
@@ -142,3 +166,34 @@ def unlike(got: Array, want: Array, close: float, signs: bool = True) -> str | N
         zeros = (x == 0) & (y == 0)
         alike = alike and np.array_equal(np.signbit(x[zeros]), np.signbit(y[zeros]))
     return None if alike else f"got\n{got}\nwant\n{want}"
+
+
+def special_problem(claim: Any, row: Row, close: float) -> str | None:
+    """What is wrong where operands are infinite, NaN, -0.0 or the ends of integers.
+
+    A row that says so may be wrong there, and no other: it is what the default may do differently, and what
+    `Options(strict_nonfinite=True)` does without.
+    """
+    app, (group,) = claim.app, claim.hierarchy
+    op = app.op([x.shape for x in app.operands], [x.shape for x in app.results], group)
+    if row.needs_finite(op):
+        return None
+    values, results = app.special
+    rng, owned = np.random.default_rng(3), any(s == P for s in row.operands)
+    for keeps in (False, True) if owned else (False,):
+        shards = [
+            dict(zip(view.coordinates((group,)), special_parts(v, s.op, group, keeps, rng), strict=True))
+            if isinstance(s, Partial)
+            else view.split(v, (s,), (group,))
+            for v, s in zip(values, row.operands, strict=True)
+        ]
+        for i, got in enumerate(claim.run(shards)):
+            s, want, bits = row.results[i], to_numpy(results[i]), row.owned or (keeps and row.moves)
+            if isinstance(s, Partial):
+                bad = unlike_special(list(got.values()), s.op, want, close, bits)
+            else:
+                signs = app.node.op not in ZEROS_WITHOUT_SIGN
+                bad = unlike(view.join(got, want.shape, (s,), (group,)), want, close, signs)
+            if bad:
+                return f"special values, result {i}: {bad}\nof\n{values}"
+    return None
