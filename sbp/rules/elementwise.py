@@ -138,7 +138,9 @@ def integer_pow(op: Op) -> list[Row]:
     operands, results = same_dims(op)
     y = op.params["y"]
     rises = y == 1 or (y > 0 and y % 2 == 1 and jnp.issubdtype(op.dtypes[0], jnp.floating))
-    return factors(op, operands, results, additive=(0,) if y == 1 else (), increasing=(0,) if rises else ())
+    first = y == 1
+    up = (0,) if rises and not first else ()
+    return factors(op, operands, results, moved=(0,) if first else (), increasing=up)
 
 
 @rule("select_n", fused=True)

@@ -149,7 +149,7 @@ def test_extrema_keep_nan(name: str) -> None:
 
 
 def test_short_maxima_are_sent_in_pieces() -> None:
-    """Compared in a collective they take 32 bits; sent in pieces and compared where they arrive, their own 16."""
+    """Compared in a collective they take 32 bits; sent in pieces and compared at home, their own 16."""
     n, network = 1 << 20, Network(LINE, hardware_for("cpu"))
     box = Boxing((n,), np.dtype(np.float16), network, frozenset(["max"]), (0,))
     direct = Move("all_reduce", (0,), (Partial("max"),), (B,), Partial("max"), B)
