@@ -15,8 +15,8 @@ from sbp.passes import memory, pins, spec
 from sbp.passes.boxing import Boxings, Network
 from sbp.passes.buckets import bucket_collectives
 from sbp.passes.explain import Plan, explain
-from sbp.passes.lookups import Transfer, mark_lookups
-from sbp.passes.physical import Physical, insert_boxing
+from sbp.passes.lookups import Transfer, check_wire, mark_lookups
+from sbp.passes.physical import Compute, Physical, insert_boxing
 from sbp.passes.plan.candidates import Candidates, enumerate_candidates
 from sbp.passes.plan.model import Assignment, Crossing, choose
 from sbp.passes.rows import train_rows
@@ -135,6 +135,8 @@ def write_plan(s: State) -> State:
     assert s.physical is not None and s.assignment is not None
     paths = s.traced.in_paths, s.traced.out_paths
     r, graph = s.request, s.traced.graph
+    computed = (step for step, _ in s.physical.walk() if isinstance(step, Compute))
+    raise_all(check_wire(graph, ((step.node, step.strategy.operands) for step in computed)))
     uneven = pins.uneven_notes(r.in_sbp, r.out_sbp, s.traced, r.placement)
     notes = (*r.notes, *uneven, *pins.effect_notes(graph, r.placement))
     plan = explain(s.request.name, s.physical, s.boxings, s.assignment.bound, paths, notes)

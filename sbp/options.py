@@ -21,7 +21,8 @@ class Options:
       check: whether the contract between passes is checked.
       exchange_capacity: keys that a device can send to one owner of rows at a time, in lookups of tables that
         are split by rows; None to go by the first batch. Fuller buckets take more rounds.
-      exchange_dtype: the floating type in which rows travel there, such as "bfloat16"; None for their own.
+      exchange_dtype: the floating type in which wider rows travel there, such as "bfloat16"; None for their
+        own. Types with smaller exponents, in which rows could overflow, are refused.
       schedule: of a program with stages and micro-batches: a name ("gpipe", "1f1b", "interleaved", "zb-h1",
         "zb-v", "dualpipe-v", "forward"), "auto" for the fastest one found for the estimated times within the
         memory limit, or a `Schedule`, such as `Profile.best` finds for measured times; None for "1f1b".
@@ -41,4 +42,4 @@ class Options:
     count_keys: bool = False
     schedule: Any = None
     stages: int | None = None
-    threads: bool = False
+    threads: bool | None = None

@@ -26,12 +26,14 @@ from jax import lax
 from sbp import compat
 from sbp.layout import Layout
 from sbp.rules.legs import Leg, Route, cut, legs
-from sbp.rules.local import Local
+from sbp.rules.local import Local, float_limits
 from sbp.rules.registry import Talk
 
 # In the place of a key where there is none: greater than every key.
 NO_KEY = np.int32(np.iinfo(np.int32).max)
 KEY_BYTES = 4
+# In what rows may travel: floating types with exponents as large as those of float32.
+WIRE_TYPES = ("bfloat16", "float32", "float64")
 # What the rounds after the first are called in the names of compiled instructions.
 OVERFLOW = "overflow_rounds"
 
@@ -205,6 +207,16 @@ def wire_type(dtype: Any, wire: str | None) -> Any:
         return dtype
     narrow = jnp.dtype(wire)
     return narrow if compat.itemsize(narrow) < compat.itemsize(dtype) else dtype
+
+
+def overflows(dtype: Any, wire: str | None) -> bool:
+    """Whether numbers of a dtype can be too large for the one in which they travel.
+
+    >>> overflows(np.dtype("float32"), "bfloat16"), overflows(np.dtype("float64"), "bfloat16")
+    (False, True)
+    """
+    narrow = wire_type(dtype, wire)
+    return bool(narrow != dtype and float_limits(narrow).maxexp < float_limits(dtype).maxexp)
 
 
 def travel(ctx: Local, rows: Any, leg: Leg, wire: str | None) -> Any:
