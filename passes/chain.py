@@ -41,6 +41,7 @@ class Request:
       memory_limit_bytes: per device; a plan over it is refused.
       transfer: how rows of split tables travel.
       example: the leaves of the arguments of a call, as far as they are known.
+      again: whether the example takes the place of an earlier one that others were not like.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Request:
     memory_limit_bytes: float | None = None
     transfer: Transfer = field(default_factory=Transfer)
     example: tuple[Any, ...] = ()
+    again: bool = False
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ class Pass:
 def find_rows(s: State) -> State:
     """Finds tables that are looked up and trained by rows."""
     graph, notes = train_rows(s.traced.graph, s.request.transfer)
-    graph = with_samples(mark_lookups(graph, s.request.transfer), s.request.example)
+    graph = with_samples(mark_lookups(graph, s.request.transfer), s.request.example, s.request.again)
     traced = replace(s.traced, graph=graph)
     return replace(s, traced=traced, request=replace(s.request, notes=(*s.request.notes, *notes)))
 

@@ -41,12 +41,12 @@ def _flag(x: Any) -> bool:
 
 
 def _count(x: Any) -> bool:
-    return isinstance(x, int | np.integer) and not _flag(x) and x >= 1
+    return isinstance(x, int | np.integer) and not _flag(x) and int(x) >= 1
 
 
 def _seconds(x: Any) -> bool:
     number = isinstance(x, int | float | np.integer | np.floating) and not _flag(x)
-    return number and not math.isnan(x) and x >= 0
+    return number and not math.isnan(x) and float(x) >= 0
 
 
 def _wire(x: Any) -> bool:
@@ -124,4 +124,4 @@ def _why_not(x: Any) -> str:
     if not jnp.issubdtype(jnp.dtype(x), jnp.floating):
         return f"rows of a table are floating numbers, of which {name} would keep none"
     info = jnp.finfo(jnp.dtype(x))
-    return f"{name} has numbers from {float(info.min):.4g} to {float(info.max):.4g} alone: larger ones overflow"
+    return f"{name} has numbers from {float(info.min):.4g} to {float(info.max):.4g}: larger ones overflow"

@@ -119,10 +119,10 @@ def _sum(
                 if len(below := addends(one)) > 1:
                     gone.append(node)
                     return [(y, (*factors, (SCALES, other))) for y, factors in below]
-        if node.op == SELECTS and len(node.inputs) == 3 and _zero(node.inputs[2], makers):
-            if len(below := addends(node.inputs[1])) > 1:
-                gone.append(node)
-                return [(y, (*factors, (SELECTS, node.inputs[0]))) for y, factors in below]
+        clears = node.op == SELECTS and len(node.inputs) == 3 and _zero(node.inputs[2], makers)
+        if clears and len(below := addends(node.inputs[1])) > 1:
+            gone.append(node)
+            return [(y, (*factors, (SELECTS, node.inputs[0]))) for y, factors in below]
         return [(x, ())]
 
     first, second = last.inputs

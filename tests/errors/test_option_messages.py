@@ -56,7 +56,7 @@ MESSAGES: Messages = {
         "Options(exchange_dtype=...)",
         "'float16'",
         TYPES,
-        "float16 has numbers from -6.55e+04 to 6.55e+04 alone: larger ones overflow",
+        "float16 has numbers from -6.55e+04 to 6.55e+04: larger ones overflow",
         "exchange_dtype='bfloat16'",
     ),
     "rows of an unknown type": (
