@@ -84,7 +84,7 @@ class Pass:
 
 def find_rows(s: State) -> State:
     """Finds tables that are looked up and trained by rows."""
-    graph, notes = train_rows(s.traced.graph, s.request.transfer)
+    graph, notes = train_rows(s.traced.graph, s.request.transfer, s.traced.in_paths)
     graph = with_samples(mark_lookups(graph, s.request.transfer), s.request.example, s.request.again)
     traced = replace(s.traced, graph=graph)
     return replace(s, traced=traced, request=replace(s.request, notes=(*s.request.notes, *notes)))
