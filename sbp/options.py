@@ -28,7 +28,8 @@ class Options:
         memory limit, or a `Schedule`, such as `Profile.best` finds for measured times; None for "1f1b".
       stages: into how many the planner cuts a program with micro-batches that marks none itself; a multiple
         of the size of the placement's first axis, along which they lie.
-      threads: whether every placement of such a program is driven by a thread of its own.
+      threads: whether every placement of such a program is driven by a thread of its own; None to time both
+        in the first steps where threads can help, and to go on with the faster one. Results are the same.
       count_keys: whether `Program.key_counts` says how many keys exchanges were given and have served.
     """
 
