@@ -281,7 +281,7 @@ def _dense(where: str, table: str, why: str) -> Problem:
     return Problem(
         "argument",
         where,
-        f"a step on the whole table {table}",
+        f"{table}, updated whole",
         'a step on rows that were looked up, for sbp.rows(..., dense="error")',
         why,
         "a table whose gradient is of lookups alone, and a step that is just added to it; or "

@@ -85,7 +85,7 @@ def test_whatever_the_note_says_the_error_says(name: str) -> None:
         plan_of(name, dense="error")
     (problem,) = caught.value.problems
     assert (problem.where, problem.why) == (where, reason)
-    assert problem.got == "a step on the whole table table: float32[400, 6]"
+    assert problem.got == "table: float32[400, 6], updated whole"
     assert "test_rows" in where
 
 
@@ -138,7 +138,7 @@ MESSAGES: Messages = {
         lambda: plan_of("halved", dense="error"),
         ArgumentError,
         "sbp.rows at {line}",
-        "a step on the whole table table: float32[400, 6]",
+        "table: float32[400, 6], updated whole",
         'a step on rows that were looked up, for sbp.rows(..., dense="error")',
         "its result is not just added to the table",
         FIX,

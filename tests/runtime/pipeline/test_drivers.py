@@ -1,4 +1,4 @@
-"""Who drives a pipeline: the faster of one driver and a thread for each placement, unless one is asked for."""
+"""Who drives a pipeline: the faster of one driver and a thread for each placement, or what is asked for."""
 
 import threading
 import time
