@@ -141,7 +141,7 @@ class Station:
         """What a stage's forward pass has or makes for a micro-batch and its backward pass reads."""
         pieces = [r.piece for part, r in self.runnables.items() if part.at == stage]
         forward = [p for p in pieces if p.part.phase is Phase.FORWARD]
-        had = {x.slot for p in forward for x in (*p.reads, *p.writes)}
+        had = {r.slot for p in forward for r in p.reads} | {w.slot for p in forward for w in p.writes}
         wanted = {r.slot for p in pieces if p.part.phase in (Phase.INPUT, Phase.WEIGHT) for r in p.reads}
         return {slot for slot in had & wanted if slot.kind is Kind.EACH}
 
