@@ -15,9 +15,9 @@ from sbp.passes import memory, pins, spec
 from sbp.passes.boxing import Boxings, Network
 from sbp.passes.buckets import bucket_collectives
 from sbp.passes.explain import Plan, explain
-from sbp.passes.lookups import Transfer, mark_lookups
+from sbp.passes.lookups import Transfer, check_wire, mark_lookups
 from sbp.passes.parts import mark_owners, parts_notes, strict_notes
-from sbp.passes.physical import Physical, insert_boxing
+from sbp.passes.physical import Compute, Physical, insert_boxing
 from sbp.passes.plan.candidates import Candidates, enumerate_candidates
 from sbp.passes.plan.model import Assignment, Crossing, choose
 from sbp.passes.rows import train_rows
@@ -43,6 +43,7 @@ class Request:
       transfer: how rows of split tables travel.
       strict_nonfinite: whether a sum is added up before anything is computed from it.
       example: the leaves of the arguments of a call, as far as they are known.
+      again: whether the example takes the place of an earlier one that others were not like.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Request:
     transfer: Transfer = field(default_factory=Transfer)
     strict_nonfinite: bool = False
     example: tuple[Any, ...] = ()
+    again: bool = False
 
 
 @dataclass(frozen=True)
@@ -85,8 +87,8 @@ class Pass:
 
 def find_rows(s: State) -> State:
     """Finds tables that are looked up and trained by rows."""
-    graph, notes = train_rows(s.traced.graph, s.request.transfer)
-    graph = with_samples(mark_lookups(graph, s.request.transfer), s.request.example)
+    graph, notes = train_rows(s.traced.graph, s.request.transfer, s.traced.in_paths)
+    graph = with_samples(mark_lookups(graph, s.request.transfer), s.request.example, s.request.again)
     traced = replace(s.traced, graph=graph)
     return replace(s, traced=traced, request=replace(s.request, notes=(*s.request.notes, *notes)))
 
@@ -145,6 +147,8 @@ def write_plan(s: State) -> State:
     assert s.physical is not None and s.assignment is not None
     paths = s.traced.in_paths, s.traced.out_paths
     r, graph = s.request, s.traced.graph
+    computed = (step for step, _ in s.physical.walk() if isinstance(step, Compute))
+    raise_all(check_wire(graph, ((step.node, step.strategy.operands) for step in computed)))
     uneven = pins.uneven_notes(r.in_sbp, r.out_sbp, s.traced, r.placement)
     notes = (*r.notes, *uneven, *pins.effect_notes(graph, r.placement), *parts_notes(s.physical))
     plan = explain(s.request.name, s.physical, s.boxings, s.assignment.bound, paths, notes)
