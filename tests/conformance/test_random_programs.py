@@ -79,7 +79,7 @@ def broken(text: str) -> Any:
 
 def scaled_rows() -> Program:
     """Rows of a table, looked up as a sum of which each is one device's, times what may be infinite."""
-    table, small = Value((8, 4), "float32", 4.0, 0.0), Value((3, 4), "float32", 4.0, 0.0)
+    table, small = Value((8, 32), "float32", 4.0, 0.0), Value((3, 32), "float32", 4.0, 0.0)
     return Program(
         grid=[1, 0],
         splitting=False,
@@ -91,7 +91,7 @@ def scaled_rows() -> Program:
         ),
         lines=(
             Line(3, 'jnp.take(v0, v1, 0, mode="clip")', (0, 1), small),
-            Line(4, "jnp.sum(v3 * v2, 1)", (3, 2), replace(small, shape=(3,))),
+            Line(4, "jnp.sum((v3 * v2).reshape(3, -1, 2), 2)", (3, 2), replace(small, shape=(3, 16))),
         ),
         outs=((4, (B,)),),
     )
