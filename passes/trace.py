@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from sbp import compat
+from sbp.passes.effects import without_effects
 from sbp.passes.graph import Body, Const, Graph, Node, Operand, Source, Value, numbered, walk
 from sbp.passes.unshard import ShardMap, on_one_device
 from sbp.rules import lookup
@@ -192,6 +193,7 @@ def trace(
     sin
     """
     closed, shapes = jax.make_jaxpr(fn, static_argnums=tuple(static), return_shape=True)(*args, **kwargs)
+    closed = without_effects(closed)
     dynamic = tuple(a for i, a in enumerate(args) if i not in static)
     in_paths = leaf_paths(fn, dynamic, kwargs, [i for i in range(len(args)) if i not in static])
     b = Builder()

@@ -76,6 +76,8 @@ def check_leaf(leaf: Any, i: int, names: Names, concrete: bool) -> Problem | Non
     """
     if isinstance(leaf, jax.core.Tracer):
         return _traced(leaf, names()[i])
+    if isinstance(leaf, jax.Ref):
+        return _a_ref(leaf, names()[i])
     if isinstance(leaf, jax.Array):
         return _deleted(leaf, names()[i]) if leaf.is_deleted() else None
     if isinstance(leaf, jax.ShapeDtypeStruct):
@@ -97,6 +99,17 @@ def _traced(leaf: Any, path: str) -> Problem:
         "arrays",
         "a Program is the outermost thing: it cannot be called inside jit, grad, vmap or another program",
         "compile the outer function instead, which calls the plain one: sbp.compile(jax.grad(fn), ...)",
+    )
+
+
+def _a_ref(leaf: Any, path: str) -> Problem:
+    return Problem(
+        "argument",
+        path,
+        f"a ref: {jax.typeof(leaf).str_short()}",
+        "arrays; refs are made inside the function, by jax.new_ref(...)",
+        "a ref is one buffer that is changed in place, and here it would have to change on every device at once",
+        "pass its value r[...], return the new one, and write it back after the call",
     )
 
 

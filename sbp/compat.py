@@ -91,6 +91,23 @@ def without_unused(closed: Any) -> tuple[Any, Sequence[Any]]:
     return kept, closed.consts
 
 
+def discharged(closed: Any) -> Any:
+    """The same function with its refs as values, each op with its own line.
+
+    Raises:
+      NotImplementedError: for a ref in an op that JAX cannot discharge.
+    """
+    from jax._src.state.discharge import discharge_state
+
+    return discharge_state(closed)
+
+
+def retraced(fun: Callable[..., Any], eqn: Any) -> Any:
+    """The closed jaxpr of a function of an equation's operands; what has no line of its own has the equation's."""
+    with source_info_util.user_context(eqn.source_info.traceback):
+        return jax.make_jaxpr(fun)(*(v.aval for v in eqn.invars))
+
+
 def target_of(primitive: str, params: Mapping[str, Any]) -> str:
     """Which kernel or function a call is of, where that is known; "" for any other primitive."""
     if primitive == "pallas_call":

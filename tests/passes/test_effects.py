@@ -1,0 +1,235 @@
+"""Effects: refs made inside a function are values of its graph; what else a program does is known or refused."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.experimental import checkify, io_callback
+
+import sbp
+from sbp import S
+from sbp.errors import AnnotationError, SbpError
+from sbp.passes.effects import KNOWN
+from sbp.passes.trace import trace
+from tests.passes.test_trace import evaluate
+
+LINE = sbp.placement("cpu", shape=(8,))
+X = np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32)
+OUTER = jax.new_ref(jnp.zeros(4))
+
+
+def swap(x: Any) -> Any:
+    r = jax.new_ref(jnp.zeros(4))
+    r[...] = r[...] + x.sum(0)
+    r[1:3] = x[0, 1:3]
+    r[2] += 3.0
+    return r[...]
+
+
+def frozen(x: Any) -> Any:
+    r = jax.new_ref(jnp.zeros(4))
+    r[1:3] = x[0, 1:3]
+    return jax.freeze(r)
+
+
+def gathered(x: Any) -> Any:
+    """Rows by an array of positions."""
+    r = jax.new_ref(x)
+    r[jnp.array([3, 1])] = 2 * x[:2]
+    return r[...]
+
+
+def fori(x: Any) -> Any:
+    r = jax.new_ref(jnp.zeros(4))
+
+    def body(i: Any, carry: Any) -> Any:
+        r[...] += x[i]
+        return carry
+
+    lax.fori_loop(0, 16, body, 0)
+    return r[...]
+
+
+def while_true(x: Any) -> Any:
+    r = jax.new_ref(x[0])
+
+    def body(n: Any) -> Any:
+        r[...] = r[...] * 1.5 + n
+        return n + 1
+
+    return lax.while_loop(lambda n: n < 5, body, 0), r[...]
+
+
+def scanned(x: Any) -> Any:
+    r = jax.new_ref(jnp.zeros(4))
+
+    def body(carry: Any, row: Any) -> Any:
+        r[...] += row
+        return carry, r[0]
+
+    return lax.scan(body, 0, x)[1], r[...]
+
+
+def inside_scan(x: Any) -> Any:
+    def body(carry: Any, row: Any) -> Any:
+        r = jax.new_ref(row)
+        r[0] = carry
+        return carry + 1, r[...]
+
+    return lax.scan(body, 0.0, x)
+
+
+def branch(x: Any) -> Any:
+    r = jax.new_ref(jnp.zeros(4))
+
+    def write() -> None:
+        r[...] = x[0]
+
+    lax.cond(x[0, 0] > -9, write, lambda: None)
+    return r[...]
+
+
+def call(x: Any) -> Any:
+    r = jax.new_ref(jnp.zeros(4))
+
+    @jax.jit
+    def write(r: Any, y: Any) -> None:
+        r[...] = y
+
+    write(r, x.sum(0))
+    return r[...]
+
+
+def rows(x: Any) -> Any:
+    def one(row: Any) -> Any:
+        r = jax.new_ref(row)
+        r[0] = row[1] * 2
+        return r[...]
+
+    return jax.vmap(one)(x)
+
+
+def gradient(x: Any) -> Any:
+    def loss(w: Any) -> Any:
+        r = jax.new_ref(jnp.zeros(4))
+        r[...] = (x @ w).sum(0)
+        return jnp.sum(r[...] ** 2)
+
+    return jax.grad(loss)(jnp.ones((4, 4)))
+
+
+def checkpointed(x: Any) -> Any:
+    def total(w: Any) -> Any:
+        r = jax.new_ref(jnp.zeros(4))
+        r[...] = jnp.sin(x @ w).sum(0)
+        return jnp.sum(r[...] ** 2)
+
+    return jax.checkpoint(total)(jnp.ones((4, 4)))
+
+
+REFS = (swap, frozen, gathered, fori, while_true, scanned, inside_scan, branch, call, rows, gradient)
+REFS = (*REFS, checkpointed)
+OF_REFS = {"new_ref", "empty_ref", "get", "swap", "addupdate", "freeze", "free_ref"}
+
+
+@pytest.mark.parametrize("fn", REFS, ids=lambda f: f.__name__)
+def test_refs_made_inside_are_values(fn: Any) -> None:
+    """No op of a ref is left, and the graph computes what the function does."""
+    graph = trace(fn, (X,), {}).graph
+    assert OF_REFS.isdisjoint(n.op for n in graph.walk())
+    expected = jax.tree.leaves(jax.jit(fn)(X))
+    for a, b in zip(evaluate(graph, X), expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("fn", (swap, scanned, gradient), ids=lambda f: f.__name__)
+def test_refs_run_split(fn: Any) -> None:
+    program = sbp.compile(fn, LINE, in_sbp=([S(0)],))
+    for a, b in zip(jax.tree.leaves(program(X)), jax.tree.leaves(jax.jit(fn)(X)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+    assert not program.plan(X).notes
+
+
+def test_ops_of_a_function_with_refs_keep_their_lines() -> None:
+    found = {n.op: n.source for n in trace(swap, (X,), {}).graph.nodes}
+    first = swap.__code__.co_firstlineno
+    assert str(found["reduce_sum"]) == f"test_effects.py:{first + 2}"
+    assert str(found["dynamic_update_slice"]) == f"test_effects.py:{first + 4}"
+
+
+def read_outer(x: Any) -> Any:
+    return x + OUTER[...]
+
+
+def write_outer(x: Any) -> Any:
+    OUTER[...] = x[0]
+    return x
+
+
+def outer_in_a_loop(x: Any) -> Any:
+    return lax.scan(lambda carry, row: (carry + OUTER[...], None), x[0], x)[0]
+
+
+def check_unhandled(x: Any) -> Any:
+    checkify.check(x.sum() > 0, "negative")
+    return x
+
+
+def foreign(x: Any) -> Any:
+    return jax.ffi.ffi_call("target", jax.ShapeDtypeStruct((4,), x.dtype), has_side_effect=True)(x)
+
+
+@pytest.mark.parametrize(
+    ("fn", "got"),
+    [
+        (read_outer, "a ref that was made outside the function"),
+        (write_outer, "a ref that was made outside the function"),
+        (outer_in_a_loop, "a ref that was made outside the function"),
+        (check_unhandled, "a checkify.check that nobody handles"),
+        (foreign, "a foreign call with side effects"),
+    ],
+    ids=lambda x: getattr(x, "__name__", ""),
+)
+def test_other_effects_are_refused_with_their_line(fn: Any, got: str) -> None:
+    with pytest.raises(AnnotationError) as caught:
+        trace(fn, (X,), {})
+    (problem,) = caught.value.problems
+    assert problem.got == got
+    assert f"test_effects.py:{fn.__code__.co_firstlineno + 1}" in problem.where
+
+
+def ordered(x: Any) -> Any:
+    jax.debug.callback(lambda v: None, x, ordered=True)
+    return x
+
+
+def host(x: Any) -> Any:
+    return x + io_callback(lambda v: v, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+
+@pytest.mark.parametrize("fn", (ordered, host), ids=lambda f: f.__name__)
+def test_known_effects_that_need_one_device_are_refused_on_several(fn: Any) -> None:
+    with pytest.raises(SbpError, match="test_effects"):
+        sbp.compile(fn, LINE).plan(X)
+
+
+def test_an_unknown_effect_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is in no table is not taken, whatever it is."""
+    monkeypatch.delitem(KNOWN, "DebugEffect")
+
+    def speaks(x: Any) -> Any:
+        jax.debug.print("{}", x)
+        return x
+
+    with pytest.raises(AnnotationError, match="an op with the effect DebugEffect"):
+        trace(speaks, (X,), {})
+
+
+def test_a_handled_check_is_a_result() -> None:
+    def checked(x: Any) -> Any:
+        return checkify.checkify(lambda x: check_unhandled(x) * 2)(x)[1]
+
+    np.testing.assert_array_equal(evaluate(trace(checked, (X,), {}).graph, X)[0], 2 * X)
