@@ -44,7 +44,7 @@ class Refusal:
 OUTER_REF = Refusal(
     "a ref that was made outside the function",
     "refs made inside: jax.new_ref(...) in the function",
-    "a ref is one buffer that is changed in place, and here it would have to change on every device at once",
+    "a ref is one buffer that is changed in place: here it would have to change on every device at once",
     "pass its value r[...] as an argument, return the new one, and write it back after the call",
 )
 REFUSED = {

@@ -108,7 +108,7 @@ def _a_ref(leaf: Any, path: str) -> Problem:
         path,
         f"a ref: {jax.typeof(leaf).str_short()}",
         "arrays; refs are made inside the function, by jax.new_ref(...)",
-        "a ref is one buffer that is changed in place, and here it would have to change on every device at once",
+        "a ref is one buffer that is changed in place: here it would have to change on every device at once",
         "pass its value r[...], return the new one, and write it back after the call",
     )
 

@@ -103,7 +103,7 @@ def discharged(closed: Any) -> Any:
 
 
 def retraced(fun: Callable[..., Any], eqn: Any) -> Any:
-    """The closed jaxpr of a function of an equation's operands; what has no line of its own has the equation's."""
+    """The closed jaxpr of a function of an equation's operands; its ops have the equation's line."""
     with source_info_util.user_context(eqn.source_info.traceback):
         return jax.make_jaxpr(fun)(*(v.aval for v in eqn.invars))
 

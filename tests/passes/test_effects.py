@@ -1,4 +1,4 @@
-"""Effects: refs made inside a function are values of its graph; what else a program does is known or refused."""
+"""Effects: refs made inside a function are values of its graph; what is not known is refused."""
 
 from typing import Any
 
