@@ -11,8 +11,8 @@ import numpy as np
 
 from sbp import compat
 from sbp.passes.effects import without_effects
+from sbp.passes.expand import expanded, plain_params
 from sbp.passes.graph import Body, Const, Graph, Node, Operand, Source, Value, numbered, walk
-from sbp.passes.unshard import ShardMap, on_one_device
 from sbp.rules import lookup
 
 REMAT = ("remat2", "checkpoint")
@@ -82,9 +82,9 @@ class Builder:
             if eqn.primitive.name == "reshard":  # to what the mesh of a shard_map wanted
                 env[eqn.outvars[0]] = inputs[0]
                 continue
-            expanded = _expanded(eqn)
-            if expanded is not None:
-                outs = self.inline(*compat.sub_jaxpr({"jaxpr": expanded}, "jaxpr"), inputs, source)
+            meant = expanded(eqn)
+            if meant is not None:
+                outs = self.inline(*compat.sub_jaxpr({"jaxpr": meant}, "jaxpr"), inputs, source)
                 env.update(zip(eqn.outvars, outs, strict=True))
                 continue
             target = compat.target_of(eqn.primitive.name, eqn.params)
@@ -129,7 +129,7 @@ class Builder:
                 eqn.primitive,
                 tuple(inputs),
                 outs,
-                eqn.params,
+                plain_params(eqn.params),
                 source,
                 bodies=bodies,
                 target=target,
@@ -145,14 +145,6 @@ class Builder:
         outputs = self.inline(jaxpr, consts, inputs, at)
         nodes, self.nodes = self.nodes, outside
         return Body(inputs, tuple(nodes), tuple(outputs))
-
-
-def _expanded(eqn: Any) -> Any:
-    """What an equation stands for, if it is to be seen through but does not hold its body."""
-    if eqn.primitive.name == "shard_map":
-        call = ShardMap(*compat.shard_map_specs(eqn.params))
-        return on_one_device(call, [v.aval for v in eqn.invars])
-    return compat.expansion(eqn)
 
 
 def _has_rule(eqn: Any, target: str) -> bool:

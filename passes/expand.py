@@ -1,0 +1,111 @@
+"""Ops that stand for others: what an equation is in ops that the compiler knows."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend.core import jaxpr_as_fun
+
+from sbp import compat
+from sbp.passes.unshard import REDUCTIONS, ShardMap, on_one_device
+
+
+def _shard_map(eqn: Any) -> Any:
+    """A program for several devices as one for one device."""
+    call = ShardMap(*compat.shard_map_specs(eqn.params))
+    return on_one_device(call, [v.aval for v in eqn.invars])
+
+
+def _while(eqn: Any) -> Any:
+    """A loop whose rows end one by one, as `vmap` makes it: it runs while any row does, and only rows that
+    still run change. None for a loop with one condition."""
+    params = eqn.params
+    test_jaxpr, body_jaxpr = params["cond_jaxpr"], params["body_jaxpr"]
+    if not test_jaxpr.out_avals[0].shape:
+        return None
+    n_test, n_body = params["cond_nconsts"], params["body_nconsts"]
+    test, body = jaxpr_as_fun(test_jaxpr), jaxpr_as_fun(body_jaxpr)
+
+    def run(*operands: Any) -> Any:
+        of_test, of_body = operands[:n_test], operands[n_test : n_test + n_body]
+
+        def runs(carry: Sequence[Any]) -> Any:
+            return test(*of_test, *carry)[0]
+
+        def trip(carry: Sequence[Any]) -> list[Any]:
+            mine = runs(carry)
+            new = body(*of_body, *carry)
+            return [_selected(mine, x, old) for x, old in zip(new, carry, strict=True)]
+
+        return lax.while_loop(lambda carry: _any(runs(carry)), trip, list(operands[n_test + n_body :]))
+
+    return compat.retraced(run, eqn)
+
+
+def _any(rows: Any) -> Any:
+    """Whether any row holds, as a maximum of numbers: split rows then send one number."""
+    return lax.reduce_max(rows.astype(np.int32), tuple(range(rows.ndim))) > 0
+
+
+def _selected(rows: Any, new: Any, old: Any) -> Any:
+    """`new` in the rows (leading dims) where `rows` holds, else `old`."""
+    return jnp.where(rows.reshape(rows.shape + (1,) * (new.ndim - rows.ndim)), new, old)
+
+
+def _reduction(eqn: Any) -> Any:
+    """A reduction over a dim that `vmap` named: positions instead of names. None over the axes of a mesh."""
+    axes = eqn.params["axes"]
+    if not all(isinstance(a, int) for a in axes) or eqn.params.get("axis_index_groups"):
+        return None
+    reduce = REDUCTIONS[eqn.primitive.name]
+    return compat.retraced(lambda *args: [reduce(x, axis=tuple(axes)) for x in args], eqn)
+
+
+EXPANDED: dict[str, Callable[[Any], Any]] = {
+    "shard_map": _shard_map,
+    "while": _while,
+    **dict.fromkeys(REDUCTIONS, _reduction),
+}
+"""Per primitive the closed jaxpr of an equation, or None if this one stays as it is."""
+
+
+def expanded(eqn: Any) -> Any:
+    """What an equation stands for, if it is to be seen through but does not hold its body; else None."""
+    expand = EXPANDED.get(eqn.primitive.name, compat.expansion)
+    return expand(eqn)
+
+
+def plain(x: Any) -> Any:
+    """A parameter with Python integers for NumPy's, which `vmap` puts into dims and sizes: they print, hash
+    and compare otherwise."""
+    if isinstance(x, np.integer | np.bool_):
+        return x.item()
+    if isinstance(x, tuple):
+        items = [plain(v) for v in x]
+        if all(a is b for a, b in zip(items, x, strict=True)):
+            return x
+        return type(x)(*items) if hasattr(x, "_fields") else tuple(items)
+    if isinstance(x, list):
+        items = [plain(v) for v in x]
+        return x if all(a is b for a, b in zip(items, x, strict=True)) else items
+    if dataclasses.is_dataclass(x) and not isinstance(x, type):
+        return _plain_fields(x)
+    return x
+
+
+def _plain_fields(x: Any) -> Any:
+    """A dataclass of dims, such as RaggedDotDimensionNumbers."""
+    held = {f.name: getattr(x, f.name) for f in dataclasses.fields(x) if f.init}
+    new = {name: plain(v) for name, v in held.items()}
+    changed = {name: v for name, v in new.items() if v is not held[name]}
+    return dataclasses.replace(x, **changed) if changed else x
+
+
+def plain_params(params: Mapping[str, Any]) -> dict[str, Any]:
+    """An equation's parameters, each as `plain` gives it."""
+    return {name: plain(x) for name, x in params.items()}
