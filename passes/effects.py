@@ -70,9 +70,9 @@ REFUSED = {
 """The effects that are refused for a reason of their own."""
 
 
-def refuse(where: str, reason: Refusal) -> Problem:
-    """The problem of an effect at a place."""
-    return Problem("annotation", where, reason.got, reason.legal, reason.why, reason.fix)
+def refuse(where: str, reason: Refusal, kind: str = "annotation") -> Problem:
+    """The problem of an effect at a place, or of an argument that brings it."""
+    return Problem(kind, where, reason.got, reason.legal, reason.why, reason.fix)
 
 
 def unknown(effect: str) -> Refusal:

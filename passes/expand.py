@@ -13,6 +13,7 @@ from jax.extend.core import jaxpr_as_fun
 
 from sbp import compat
 from sbp.passes.unshard import REDUCTIONS, ShardMap, on_one_device
+from sbp.rules import REGISTRY
 
 
 def _shard_map(eqn: Any) -> Any:
@@ -57,6 +58,12 @@ def _selected(rows: Any, new: Any, old: Any) -> Any:
     return jnp.where(rows.reshape(rows.shape + (1,) * (new.ndim - rows.ndim)), new, old)
 
 
+def _empty(eqn: Any) -> Any:
+    """Memory that nobody has written: zeros are as good, and may lie in any way."""
+    (made,) = eqn.outvars
+    return compat.retraced(lambda *_: lax.full(made.aval.shape, 0, made.aval.dtype), eqn)
+
+
 def _reduction(eqn: Any) -> Any:
     """A reduction over a dim that `vmap` named: positions instead of names. None over the axes of a mesh."""
     axes = eqn.params["axes"]
@@ -66,9 +73,25 @@ def _reduction(eqn: Any) -> Any:
     return compat.retraced(lambda *args: [reduce(x, axis=tuple(axes)) for x in args], eqn)
 
 
+CONTROL = {"scan": ("jaxpr",), "while": ("cond_jaxpr", "body_jaxpr"), "cond": ("branches",)}
+"""Control flow keeps its bodies: per primitive the parameters that hold them."""
+
+PASSED = {
+    "reshard": "to what the mesh of a shard_map wanted",
+    "layout_constraint": "the order of dims in memory is XLA's",
+    "relayout": "the order of dims in memory is XLA's",
+    "with_memory_space_constraint": "the placement decides",
+    "xla_metadata_value": "a remark for XLA",
+    "shard_alike": "the plan decides",
+    "stage": "a value as it is",
+    "tie": "the second operand, in an order that the graph has anyway",
+}
+"""Ops whose results are their last operands, and what they say beside that."""
+
 EXPANDED: dict[str, Callable[[Any], Any]] = {
     "shard_map": _shard_map,
     "while": _while,
+    "empty": _empty,
     **dict.fromkeys(REDUCTIONS, _reduction),
 }
 """Per primitive the closed jaxpr of an equation, or None if this one stays as it is."""
@@ -76,8 +99,11 @@ EXPANDED: dict[str, Callable[[Any], Any]] = {
 
 def expanded(eqn: Any) -> Any:
     """What an equation stands for, if it is to be seen through but does not hold its body; else None."""
-    expand = EXPANDED.get(eqn.primitive.name, compat.expansion)
-    return expand(eqn)
+    name = eqn.primitive.name
+    if name in EXPANDED:
+        return EXPANDED[name](eqn)
+    known = name in REGISTRY or name in CONTROL or name in compat.CALLS
+    return None if known else compat.expansion(eqn)
 
 
 def plain(x: Any) -> Any:

@@ -11,13 +11,11 @@ import numpy as np
 
 from sbp import compat
 from sbp.passes.effects import without_effects
-from sbp.passes.expand import expanded, plain_params
+from sbp.passes.expand import CONTROL, PASSED, expanded, plain_params
 from sbp.passes.graph import Body, Const, Graph, Node, Operand, Source, Value, numbered, walk
 from sbp.rules import lookup
 
 REMAT = ("remat2", "checkpoint")
-# Control flow keeps its bodies: primitive -> the parameters that hold them.
-CONTROL = {"scan": ("jaxpr",), "while": ("cond_jaxpr", "body_jaxpr"), "cond": ("branches",)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +77,8 @@ class Builder:
         for eqn in jaxpr.eqns:
             source = _source(eqn, at)
             inputs = [read(a) for a in eqn.invars]
-            if eqn.primitive.name == "reshard":  # to what the mesh of a shard_map wanted
-                env[eqn.outvars[0]] = inputs[0]
+            if eqn.primitive.name in PASSED:
+                env.update(zip(eqn.outvars, inputs[-len(eqn.outvars) :], strict=True))
                 continue
             meant = expanded(eqn)
             if meant is not None:

@@ -14,6 +14,7 @@ from sbp.compat import is_key
 from sbp.errors import Problem
 from sbp.layout import at_rest
 from sbp.options import Options
+from sbp.passes.effects import OUTER_REF, refuse
 from sbp.passes.explain import Plan
 from sbp.passes.trace import Traced
 from sbp.placement import Placement
@@ -77,7 +78,7 @@ def check_leaf(leaf: Any, i: int, names: Names, concrete: bool) -> Problem | Non
     if isinstance(leaf, jax.core.Tracer):
         return _traced(leaf, names()[i])
     if isinstance(leaf, jax.Ref):
-        return _a_ref(leaf, names()[i])
+        return refuse(f"{names()[i]}: {jax.typeof(leaf).str_short()}", OUTER_REF, "argument")
     if isinstance(leaf, jax.Array):
         return _deleted(leaf, names()[i]) if leaf.is_deleted() else None
     if isinstance(leaf, jax.ShapeDtypeStruct):
@@ -99,17 +100,6 @@ def _traced(leaf: Any, path: str) -> Problem:
         "arrays",
         "a Program is the outermost thing: it cannot be called inside jit, grad, vmap or another program",
         "compile the outer function instead, which calls the plain one: sbp.compile(jax.grad(fn), ...)",
-    )
-
-
-def _a_ref(leaf: Any, path: str) -> Problem:
-    return Problem(
-        "argument",
-        path,
-        f"a ref: {jax.typeof(leaf).str_short()}",
-        "arrays; refs are made inside the function, by jax.new_ref(...)",
-        "a ref is one buffer that is changed in place: here it would have to change on every device at once",
-        "pass its value r[...], return the new one, and write it back after the call",
     )
 
 

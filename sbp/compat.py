@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,6 +36,10 @@ CALLS = {
     "custom_vjp_call_jaxpr": "fun_jaxpr",
     "remat2": "jaxpr",
     "checkpoint": "jaxpr",
+    "composite": "call_jaxpr",
+    "custom_partitioning": "call",
+    "xla_metadata_call": "jaxpr",
+    "call": "call_jaxpr",
 }
 CUSTOM = {jax.custom_vjp: "custom_vjp_call", jax.custom_jvp: "custom_jvp_call"}
 
@@ -77,7 +82,7 @@ def scope_of(source_info: Any) -> str:
 
 def sub_jaxpr(params: dict[str, Any], key: str) -> tuple[Any, Sequence[Any]]:
     """The jaxpr that a call-like equation holds under `key`, and its constants."""
-    inner = params[key]
+    inner = params[key] if key in params else params["jaxpr"]  # of a composite in jax 0.10
     return getattr(inner, "jaxpr", inner), tuple(getattr(inner, "consts", ()))
 
 
@@ -115,6 +120,8 @@ def target_of(primitive: str, params: Mapping[str, Any]) -> str:
         return str(named or "")
     if primitive == "ffi_call":
         return str(params["target_name"])
+    if primitive == "composite":
+        return str(params["name"])
     if primitive in CUSTOM.values():
         jaxpr = params["call_jaxpr"]
         return str(getattr(jaxpr, "jaxpr", jaxpr).debug_info.func_src_info or "")
@@ -138,13 +145,24 @@ def is_call_of(fn: Any, eqn: Any) -> bool:
 def expansion(eqn: Any) -> Any:
     """The closed jaxpr that an equation stands for, if JAX has one that the parameters do not hold."""
     primitive, params = eqn.primitive, eqn.params
-    if primitive.name == "call_hi_primitive":  # jax 0.12
-        run = primitive.to_lojax
-    elif primitive.name == "custom_linear_solve":
-        run = primitive.impl
-    else:
+    hi = primitive.name == "call_hi_primitive"  # of jax 0.12
+    run = primitive.to_lojax if hi else lowered_function(primitive)
+    return None if run is None else retraced(lambda *args: run(*args, **params), eqn)
+
+
+@cache
+def lowered_function(primitive: Any) -> Any:
+    """The function as which JAX lowers a primitive of its own, such as a sparse product; else None."""
+    entry: Any = mlir
+    rule: Any = getattr(entry._lowerings.get(primitive), "rule", None)
+    if getattr(rule, "__qualname__", "") != "lower_fun.<locals>.f_lowered":
         return None
-    return jax.make_jaxpr(lambda *args: run(*args, **params))(*(v.aval for v in eqn.invars))
+    held = inspect.getclosurevars(rule).nonlocals
+    run = held["fun"]
+    home = getattr(run, "func", run).__module__
+    if not home.startswith("jax."):
+        return None
+    return run if held["multiple_results"] else lambda *args, **params: [run(*args, **params)]
 
 
 def shard_map_specs(params: Mapping[str, Any]) -> tuple[Any, dict[str, int], list[Any], list[Any]]:
