@@ -19,7 +19,9 @@ LINE = sbp.placement("cpu", shape=(8,))
 X = np.ones((8, 8), np.float32)
 REF = jax.new_ref(jnp.zeros(8))
 LIKE = jax.ShapeDtypeStruct((8,), jnp.float32)
-ONE_BUFFER = "a ref is one buffer that is changed in place: here it would have to change on every device at once"
+ONE_BUFFER = (
+    "a ref is one buffer that is changed in place: here it would have to change on every device at once"
+)
 INSIDE = "refs made inside: jax.new_ref(...) in the function"
 WRITE_BACK = "pass its value r[...] as an argument, return the new one, and write it back after the call"
 PER_DEVICE = "it would run once per device, and not at all where its results are not used"
