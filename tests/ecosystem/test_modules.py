@@ -58,6 +58,31 @@ def test_statistics_and_random_state_are_changes_too(nnx: Any) -> None:
     sbp.compile(lambda layer, x: layer(x), LINE).plan(layer, X)
 
 
+def test_modules_are_found_wherever_they_are(nnx: Any) -> None:
+    """In containers, beside static arguments, as keywords; a variable that is added is lost too."""
+
+    def nested(modules: Any, x: Any) -> Any:
+        modules["a"][0].kernel[...] *= 2
+        return modules["a"][0](x)
+
+    def scaled(n: int, module: Any, *, x: Any) -> Any:
+        module.kernel[...] *= n
+        return module(x)
+
+    def records(module: Any, x: Any) -> Any:
+        module.mean = nnx.Intermediate(x.mean())
+        return module(x)
+
+    module, _ = made(nnx)
+    for call, name in (
+        (lambda: sbp.compile(nested, LINE).plan({"a": [module]}, X), r"modules\['a'\]\[0\]\.kernel"),
+        (lambda: sbp.compile(scaled, LINE, static_argnums=0).plan(3, module, x=X), r"module\.kernel"),
+        (lambda: sbp.compile(records, LINE).plan(module, X), r"module\.mean"),
+    ):
+        with pytest.raises(ArgumentError, match=name):
+            call()
+
+
 def test_a_module_that_is_returned_trains(nnx: Any) -> None:
     def step(module: Any, optimizer: Any, x: Any, y: Any) -> Any:
         loss = train(nnx)(module, optimizer, x, y)

@@ -129,8 +129,45 @@ def checkpointed(x: Any) -> Any:
     return jax.checkpoint(total)(jnp.ones((4, 4)))
 
 
+def through_custom_vjp(x: Any) -> Any:
+    @jax.custom_vjp
+    def double(x: Any) -> Any:
+        return 2 * x
+
+    def forward(x: Any) -> Any:
+        r = jax.new_ref(x)
+        r[0] = 3 * r[0]
+        return 2 * r[...], x
+
+    def backward(x: Any, ct: Any) -> Any:
+        r = jax.new_ref(ct)
+        r[0] = 3 * r[0]
+        return (2 * r[...],)
+
+    double.defvjp(forward, backward)
+    return jax.grad(lambda x: (double(x) ** 2).sum())(x)
+
+
+def accumulated(x: Any) -> Any:
+    """A gradient that is added to a ref."""
+    total = jax.new_ref(jnp.ones((4, 4)))
+    _, vjp = jax.vjp(lambda w: (x @ w).sum(), jnp.eye(4))
+    vjp.with_refs(total)(jnp.ones(()))
+    return total[...]
+
+
+def mapped(x: Any) -> Any:
+    def double(x: Any) -> Any:
+        r = jax.new_ref(x)
+        r[...] = 2 * r[...]
+        return r[...]
+
+    rows = jax.sharding.PartitionSpec("x")
+    return jax.shard_map(double, mesh=LINE.mesh, in_specs=rows, out_specs=rows, check_vma=False)(x)
+
+
 REFS = (swap, frozen, gathered, fori, while_true, scanned, inside_scan, branch, call, rows, gradient)
-REFS = (*REFS, checkpointed)
+REFS = (*REFS, checkpointed, through_custom_vjp, accumulated, mapped)
 OF_REFS = {"new_ref", "empty_ref", "get", "swap", "addupdate", "freeze", "free_ref"}
 
 

@@ -76,9 +76,21 @@ def inside(x: Any) -> Any:
     return lax.scan(lambda c, _: (until(c) - 45, None), x, None, length=3)[0]
 
 
+def mapped(x: Any) -> Any:
+    """Devices of a `shard_map` are rows too: each leaves its loop by itself."""
+
+    def shard(x: Any) -> Any:
+        return lax.while_loop(lambda c: c.sum() < 50, lambda c: c * 1.5 + 1, x)
+
+    rows = jax.sharding.PartitionSpec("x")
+    return jax.shard_map(shard, mesh=LINE.mesh, in_specs=rows, out_specs=rows, check_vma=False)(x)
+
+
 @pytest.mark.once
 @pytest.mark.parametrize(
-    "fn", (until, twice, keys, trips, poisson, binomial, conjugate, decay, inside), ids=lambda f: f.__name__
+    "fn",
+    (until, twice, keys, trips, poisson, binomial, conjugate, decay, inside, mapped),
+    ids=lambda f: f.__name__,
 )
 def test_rows_that_end_one_by_one(fn: Any) -> None:
     program = sbp.compile(fn, LINE, in_sbp=([S(0)],))
