@@ -123,11 +123,6 @@ def _check_scopes(graph: Graph, placement: Placement) -> Iterator[Problem]:
             yield _other_placement(where, str(there), placement)
 
 
-def _is_ordered(node: Node) -> bool:
-    """Whether a callback must run in the order of the program."""
-    return bool(node.params.get("ordered")) or "Ordered" in type(node.params.get("effect")).__name__
-
-
 def _check_foreign(graph: Graph, node: Node, placement: Placement) -> Iterator[Problem]:
     """Ops by which JAX itself places tensors on devices: a single-device program has none."""
     if node.op == "io_callback":
@@ -138,15 +133,6 @@ def _check_foreign(graph: Graph, node: Node, placement: Placement) -> Iterator[P
             "jax.debug.callback (runs once), jax.pure_callback (runs on each device)",
             "it would run once per device, and each device would get an answer of its own",
             "call it outside the program, and pass its result as an argument",
-        )
-    elif node.op in ("debug_callback", "debug_print") and placement.size > 1 and _is_ordered(node):
-        yield Problem(
-            "annotation",
-            f"{node.op} at {node.source}",
-            "ordered=True",
-            "ordered=False",
-            "JAX keeps callbacks in order on one device only",
-            "ordered=False: it still runs once per call, with whole tensors; pass a step number to sort by",
         )
     elif node.op == "sharding_constraint":
         value = graph.operand(node.inputs[0])

@@ -67,12 +67,6 @@ def speaks(x: Any) -> Any:
     return x
 
 
-ORDERED = (
-    "ordered=True",
-    "ordered=False",
-    "JAX keeps callbacks in order on one device only",
-    "ordered=False: it still runs once per call, with whole tensors; pass a step number to sort by",
-)
 MESSAGES: Messages = {
     "a ref as an argument": (
         lambda: of(lambda r: r[...], REF),
@@ -92,8 +86,6 @@ MESSAGES: Messages = {
         ONE_BUFFER,
         WRITE_BACK,
     ),
-    "prints in order": (lambda: of(prints_in_order), AnnotationError, "debug_print at {line}", *ORDERED),
-    "callbacks in order": (lambda: of(calls_in_order), AnnotationError, "debug_callback at {line}", *ORDERED),
     "a check that nobody handles": (
         lambda: of(checks),
         AnnotationError,
