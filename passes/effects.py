@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from sbp import compat
+from sbp import compat, compat_ops
 from sbp.errors import Problem, raise_all
 from sbp.passes.graph import Source
 
@@ -95,7 +95,7 @@ def without_effects(closed: Any) -> Any:
     if OWN_REFS not in _names(closed.jaxpr):
         return closed
     try:
-        return compat.discharged(closed)
+        return compat_ops.discharged(closed)
     except NotImplementedError as e:
         where = _where(closed.jaxpr, lambda eqn: OWN_REFS in _names(eqn))
         reason = Refusal(

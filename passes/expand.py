@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 from jax.extend.core import jaxpr_as_fun
 
-from sbp import compat
+from sbp import compat, compat_ops
 from sbp.passes.unshard import REDUCTIONS, ShardMap, on_one_device
 from sbp.rules import REGISTRY
 
@@ -45,7 +45,7 @@ def _while(eqn: Any) -> Any:
 
         return lax.while_loop(lambda carry: _any(runs(carry)), trip, list(operands[n_test + n_body :]))
 
-    return compat.retraced(run, eqn)
+    return compat_ops.retraced(run, eqn)
 
 
 def _any(rows: Any) -> Any:
@@ -61,7 +61,7 @@ def _selected(rows: Any, new: Any, old: Any) -> Any:
 def _empty(eqn: Any) -> Any:
     """Memory that nobody has written: zeros are as good, and may lie in any way."""
     (made,) = eqn.outvars
-    return compat.retraced(lambda *_: lax.full(made.aval.shape, 0, made.aval.dtype), eqn)
+    return compat_ops.retraced(lambda *_: lax.full(made.aval.shape, 0, made.aval.dtype), eqn)
 
 
 def _reduction(eqn: Any) -> Any:
@@ -70,7 +70,7 @@ def _reduction(eqn: Any) -> Any:
     if not all(isinstance(a, int) for a in axes) or eqn.params.get("axis_index_groups"):
         return None
     reduce = REDUCTIONS[eqn.primitive.name]
-    return compat.retraced(lambda *args: [reduce(x, axis=tuple(axes)) for x in args], eqn)
+    return compat_ops.retraced(lambda *args: [reduce(x, axis=tuple(axes)) for x in args], eqn)
 
 
 CONTROL = {"scan": ("jaxpr",), "while": ("cond_jaxpr", "body_jaxpr"), "cond": ("branches",)}
@@ -103,7 +103,7 @@ def expanded(eqn: Any) -> Any:
     if name in EXPANDED:
         return EXPANDED[name](eqn)
     known = name in REGISTRY or name in CONTROL or name in compat.CALLS
-    return None if known else compat.expansion(eqn)
+    return None if known else compat_ops.expansion(eqn)
 
 
 def plain(x: Any) -> Any:

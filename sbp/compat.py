@@ -1,8 +1,10 @@
-"""Every touch of a JAX internal, and every difference between the supported JAX lines, in one place."""
+"""Every touch of a JAX internal, and every difference between the supported JAX lines, in one place.
+
+`compat_ops` has what is needed to write an op in other ops.
+"""
 
 from __future__ import annotations
 
-import inspect
 import os
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -96,23 +98,6 @@ def without_unused(closed: Any) -> tuple[Any, Sequence[Any]]:
     return kept, closed.consts
 
 
-def discharged(closed: Any) -> Any:
-    """The same function with its refs as values, each op with its own line.
-
-    Raises:
-      NotImplementedError: for a ref in an op that JAX cannot discharge.
-    """
-    from jax._src.state.discharge import discharge_state
-
-    return discharge_state(closed)
-
-
-def retraced(fun: Callable[..., Any], eqn: Any) -> Any:
-    """The closed jaxpr of a function of an equation's operands; its ops have the equation's line."""
-    with source_info_util.user_context(eqn.source_info.traceback):
-        return jax.make_jaxpr(fun)(*(v.aval for v in eqn.invars))
-
-
 def target_of(primitive: str, params: Mapping[str, Any]) -> str:
     """Which kernel or function a call is of, where that is known; "" for any other primitive."""
     if primitive == "pallas_call":
@@ -140,29 +125,6 @@ def is_call_of(fn: Any, eqn: Any) -> bool:
         return False
     again = jax.make_jaxpr(fn)(*(v.aval for v in eqn.invars)).jaxpr.eqns
     return len(again) == 1 and str(again[0].params["call_jaxpr"]) == str(eqn.params["call_jaxpr"])
-
-
-def expansion(eqn: Any) -> Any:
-    """The closed jaxpr that an equation stands for, if JAX has one that the parameters do not hold."""
-    primitive, params = eqn.primitive, eqn.params
-    hi = primitive.name == "call_hi_primitive"  # of jax 0.12
-    run = primitive.to_lojax if hi else lowered_function(primitive)
-    return None if run is None else retraced(lambda *args: run(*args, **params), eqn)
-
-
-@cache
-def lowered_function(primitive: Any) -> Any:
-    """The function as which JAX lowers a primitive of its own, such as a sparse product; else None."""
-    entry: Any = mlir
-    rule: Any = getattr(entry._lowerings.get(primitive), "rule", None)
-    if getattr(rule, "__qualname__", "") != "lower_fun.<locals>.f_lowered":
-        return None
-    held = inspect.getclosurevars(rule).nonlocals
-    run = held["fun"]
-    home = getattr(run, "func", run).__module__
-    if not home.startswith("jax."):
-        return None
-    return run if held["multiple_results"] else lambda *args, **params: [run(*args, **params)]
 
 
 def shard_map_specs(params: Mapping[str, Any]) -> tuple[Any, dict[str, int], list[Any], list[Any]]:

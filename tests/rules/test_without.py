@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from jax._src.interpreters import mlir
 
-from sbp import compat
+from sbp import compat, compat_ops
 from sbp.passes.expand import CONTROL, EXPANDED, PASSED
 from sbp.rules import REGISTRY
 from sbp.rules.without import WITHOUT
@@ -65,7 +65,7 @@ def uncovered() -> set[str]:
     """The names that nothing but the table can account for."""
     known = {*REGISTRY, *compat.CALLS, *CONTROL, *EXPANDED, *PASSED}
     rest = {name: found for name, found in primitives().items() if name not in known}
-    return {name for name, found in rest.items() if not all(map(compat.lowered_function, found))}
+    return {name for name, found in rest.items() if not all(map(compat_ops.lowered_function, found))}
 
 
 def test_every_primitive_without_a_rule_has_its_reason() -> None:
