@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from tests.conformance.gradient_samples import SAMPLES, Sample
-from tests.conformance.random_code import GRIDS, signature
-from tests.conformance.random_programs import distance, execute
+from tests.conformance.random_code import GRIDS, ODD, signature
+from tests.conformance.random_programs import distance, execute, needs_finite
+from tests.rules.special import unlike
 
 
 def scalar(one: Sample) -> Any:
@@ -42,6 +43,29 @@ def check(one: Sample) -> None:
         assert off <= one.close * size, f"{where}: off by {off}\n{got}\nnot\n{want}"
 
 
+def odd_args(one: Sample) -> list[Any]:
+    """Its arguments, of which some numbers are infinite, NaN or -0.0 instead."""
+    rng = np.random.default_rng(7)
+    drawn = ((x, rng.random(np.shape(x)), rng.choice(np.array(ODD), np.shape(x))) for x in one.args)
+    return [x if x.dtype == np.int32 else np.where(at < 0.08, v, x).astype(x.dtype) for x, at, v in drawn]
+
+
+def check_odd(one: Sample) -> None:
+    """NaN, infinities and values as on one device; by default, where the plan has no op that may differ."""
+    choose = random.Random(f"{one.name}.0").choice
+    grid, args = choose(GRIDS), odd_args(one)
+    fn = jax.value_and_grad(scalar(one), tuple(i for i, x in enumerate(args) if x.dtype != np.int32))
+    in_sbp = tuple(signature(choose, x.ndim, np.ndim(grid)) if choose((0, 1, 1)) else None for x in args)
+    splitting = choose((True, True, False))
+    for strict in (True, False):
+        done = execute(fn, args, grid, in_sbp, None, splitting, strict)
+        for got, want in zip(done.got, map(np.asarray, done.want), strict=True):
+            size = float(np.max(np.abs(want), initial=1.0, where=np.isfinite(want)))
+            wrong = unlike(np.asarray(got), want, one.close * size, signs=False)
+            admitted = not strict and needs_finite(done.physical)
+            assert not wrong or admitted, f"grid {grid}, in_sbp {in_sbp}, strict {strict}: {wrong}"
+
+
 QUICK = 5
 """Every so many of the samples is quick; the others are slow."""
 
@@ -54,3 +78,8 @@ CASES = [
 @pytest.mark.parametrize("one", CASES)
 def test_gradients_equal_one_device(one: Sample) -> None:
     check(one)
+
+
+@pytest.mark.parametrize("one", CASES)
+def test_gradients_of_odd_values(one: Sample) -> None:
+    check_odd(one)
