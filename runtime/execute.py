@@ -19,7 +19,7 @@ from sbp.passes.lookups import Transfer
 from sbp.passes.pins import check_annotations
 from sbp.passes.sampling import lacks_samples
 from sbp.passes.trace import Traced, leaf_paths, trace
-from sbp.placement import Placement
+from sbp.placement import Placement, as_placement
 from sbp.runtime import arguments
 from sbp.runtime.counts import Counting, KeyCount
 from sbp.runtime.lower import lower, shardings
@@ -186,7 +186,7 @@ class Program:
     def __init__(
         self,
         fn: Callable[..., Any],
-        placement: Placement,
+        placement: Placement | jax.sharding.Mesh,
         in_sbp: Any,
         out_sbp: Any,
         donate_argnums: Sequence[int],
@@ -194,7 +194,7 @@ class Program:
         options: Options,
     ) -> None:
         functools.update_wrapper(self, fn, updated=())
-        self.fn, self.placement = fn, placement
+        self.fn, self.placement = fn, as_placement(placement, "compile(fn, placement)")
         self.in_sbp, self.out_sbp = in_sbp, out_sbp
         self.donate_argnums, self.static_argnums = tuple(donate_argnums), tuple(static_argnums)
         self.options = options
@@ -362,7 +362,7 @@ class Program:
 
 def compile(
     fn: Callable[..., Any],
-    placement: Placement,
+    placement: Placement | jax.sharding.Mesh,
     *,
     in_sbp: Any = AUTO,
     out_sbp: Any = AUTO,
@@ -374,7 +374,7 @@ def compile(
 
     Arguments:
       fn: any JAX function over pytrees: a model, its loss, a whole train step.
-      placement: the devices.
+      placement: the devices: an `sbp.placement`, or a `jax.sharding.Mesh`.
       in_sbp: a pytree prefix of signatures for the positional arguments that are not static; AUTO is chosen.
       out_sbp: the same for the results; state that comes back keeps its argument's signature.
       donate_argnums: arguments whose memory the results may take; they are gone after the call.

@@ -13,7 +13,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from sbp.errors import ArgumentError, Problem, SbpError
-from sbp.placement import Placement, parse_placement
+from sbp.placement import Placement, as_placement, parse_placement
 
 TARGET = "FILE.py:FUNCTION"
 HELP = """\
@@ -217,8 +217,9 @@ def _program(options: argparse.Namespace) -> tuple[Any, tuple[Any, ...]]:
 def _placement(options: argparse.Namespace) -> Placement:
     """The placement that stands beside the function in its file, or the default."""
     file, name = _split(options.target, "the function")
-    found = _value(getattr(_module(file), f"{name}_placement", None))
-    return found if isinstance(found, Placement) else parse_placement("cpu:8")
+    given = f"{name}_placement"
+    found = _value(getattr(_module(file), given, None))
+    return parse_placement("cpu:8") if found is None else as_placement(found, f"{given} of {file.name}")
 
 
 def _make_devices(placement: Placement) -> None:

@@ -9,11 +9,13 @@ from itertools import combinations
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
+import jax
+
 from sbp.errors import EmbeddingError, Problem
 from sbp.hardware import BYTES_ONLY, Hardware, hardware_for
 from sbp.passes.explain import Plan
 from sbp.passes.report import bytes_text, kind_text, seconds_text
-from sbp.placement import Placement
+from sbp.placement import Placement, as_placement
 from sbp.runtime.embedding.collection import Collection
 from sbp.runtime.embedding.costs import (
     KINDS,
@@ -123,7 +125,7 @@ def _aligned(lines: Sequence[Sequence[str]]) -> str:
 def choose(
     features: Sequence[FeatureConfig],
     batch: int,
-    placement: Placement,
+    placement: Placement | jax.sharding.Mesh,
     *,
     optimizer: Any,
     hardware: Hardware | None = None,
@@ -139,7 +141,7 @@ def choose(
     Arguments:
       features: each with an input shape, as the cost depends on how many ids an example has.
       batch: examples in a step, over all devices.
-      placement: the devices; tables are split over all axes.
+      placement: the devices, a `Mesh` being taken too; tables are split over all axes.
       optimizer: of all tables, such as `sbp.rows(optax.adagrad(0.05))`.
       hardware: what is planned for; default: the placement's kind. Under `BYTES_ONLY` the bytes on the wire
         are made small, otherwise the seconds of the plan.
@@ -148,7 +150,7 @@ def choose(
     Raises:
       EmbeddingError: if a shape is open or another one, or if nothing fits.
     """
-    features = tuple(features)
+    features, placement = tuple(features), as_placement(placement, "choose(..., placement)")
     tables = unique_tables(features)
     _check(features, batch)
     hardware = hardware or hardware_for(placement.kind)

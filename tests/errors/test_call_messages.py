@@ -16,6 +16,10 @@ GRID = sbp.placement("cpu", shape=(2, 4))
 LINE = sbp.placement("cpu", shape=(8,))
 X = np.ones((8, 8), np.float32)
 INT32 = "-2147483648..2147483647"
+NO_PLACEMENT = (
+    "an sbp.placement, or a jax.sharding.Mesh",
+    "a placement says which devices a program, or a part of it, runs on",
+)
 AGAIN = "make the plan again with Program.plan(...), or leave the option out"
 
 
@@ -134,18 +138,24 @@ MESSAGES: Messages = {
         PlacementError,
         "compile(fn, placement)",
         "'cpu'",
-        "an sbp.placement",
-        "the second argument says which devices the program runs on",
+        *NO_PLACEMENT,
         "sbp.placement('cpu', shape=(8,))",
     ),
-    "a mesh": (
-        lambda: sbp.compile(double, LINE.mesh),  # type: ignore[arg-type]
+    "a placement in the command line's form": (
+        lambda: sbp.compile(double, "cpu:2x4"),  # type: ignore[arg-type]
         PlacementError,
         "compile(fn, placement)",
-        repr(LINE.mesh)[:80],
-        "an sbp.placement",
-        "the second argument says which devices the program runs on",
-        "sbp.Placement.from_mesh(mesh)",
+        "'cpu:2x4'",
+        *NO_PLACEMENT,
+        "sbp.placement('cpu', shape=(2, 4))",
+    ),
+    "a mesh without devices": (
+        lambda: sbp.compile(double, GRID.abstract_mesh),  # type: ignore[arg-type]
+        PlacementError,
+        "compile(fn, placement)",
+        repr(GRID.abstract_mesh)[:80],
+        *NO_PLACEMENT,
+        "sbp.placement('cpu', shape=(2, 4), axes=('data', 'model')): that mesh has no devices",
     ),
     "no options": (
         lambda: sbp.compile(double, GRID, options={"check": True}),  # type: ignore[arg-type]
