@@ -38,9 +38,13 @@ class Request:
       ways_in, ways_out: as of `Boundary`.
       notes: remarks for the plan.
       time_limit_seconds: for the search.
-      memory_limit_bytes: per device; a plan over it is refused.
+      memory_limit_bytes: per device; a plan over it is refused. Without it, one whose arguments and results
+        alone are over what the device has.
       transfer: how rows of split tables travel.
       example: the leaves of the arguments of a call, as far as they are known.
+      donated: positions of the argument leaves whose memory the results may take.
+      whole_step: whether the plan's peak is that of a step; of a placement that works on micro-batches it is
+        not, as all of them would count.
     """
 
     name: str
@@ -56,6 +60,8 @@ class Request:
     memory_limit_bytes: float | None = None
     transfer: Transfer = field(default_factory=Transfer)
     example: tuple[Any, ...] = ()
+    donated: tuple[int, ...] = ()
+    whole_step: bool = True
 
 
 @dataclass(frozen=True)
@@ -138,7 +144,11 @@ def write_plan(s: State) -> State:
     uneven = pins.uneven_notes(r.in_sbp, r.out_sbp, s.traced, r.placement)
     notes = (*r.notes, *uneven, *pins.effect_notes(graph, r.placement))
     plan = explain(s.request.name, s.physical, s.boxings, s.assignment.bound, paths, notes)
-    memory.check_limit(plan, s.request.memory_limit_bytes)
+    if r.whole_step:
+        memory.check_limit(plan, r.memory_limit_bytes)
+        plan = memory.with_warning(plan)
+    if r.memory_limit_bytes is None:
+        memory.check_rest(plan, r.donated)
     return replace(s, plan=plan)
 
 

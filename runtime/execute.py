@@ -349,9 +349,10 @@ class Program:
             out_sbp=tuple(outs),
             ties=arguments.ties(args, out, outs),
             time_limit_seconds=self.options.time_limit,
-            memory_limit_bytes=self.options.memory_limit,
+            memory_limit_bytes=self.options.memory_limit_bytes,
             transfer=Transfer(self.options.exchange_capacity, self.options.exchange_dtype),
             example=tuple(call.leaves),
+            donated=donate,
         )
         plan = compile_plan(traced, request, check=bool(self.options.check))
         assert plan.physical is not None

@@ -13,6 +13,7 @@ import jax
 
 from sbp.errors import EmbeddingError, Problem
 from sbp.hardware import BYTES_ONLY, Hardware, hardware_for
+from sbp.options import bytes_of
 from sbp.passes.explain import Plan
 from sbp.passes.report import bytes_text, kind_text, seconds_text
 from sbp.placement import Placement, as_placement
@@ -129,7 +130,7 @@ def choose(
     *,
     optimizer: Any,
     hardware: Hardware | None = None,
-    memory_limit: float | None = None,
+    memory_limit: float | str | None = None,
 ) -> Choice:
     """Chooses rows, columns, whole tables or copies for every table; needs no devices.
 
@@ -145,7 +146,8 @@ def choose(
       optimizer: of all tables, such as `sbp.rows(optax.adagrad(0.05))`.
       hardware: what is planned for; default: the placement's kind. Under `BYTES_ONLY` the bytes on the wire
         are made small, otherwise the seconds of the plan.
-      memory_limit: bytes per device for tables and optimizer state; default: the memory of a device.
+      memory_limit: per device for tables and optimizer state, in bytes or as a text such as "80GB"; default:
+        the memory of a device.
 
     Raises:
       EmbeddingError: if a shape is open or another one, or if nothing fits.
@@ -154,7 +156,8 @@ def choose(
     tables = unique_tables(features)
     _check(features, batch)
     hardware = hardware or hardware_for(placement.kind)
-    limit = hardware.memory_bytes if memory_limit is None else memory_limit
+    asked = bytes_of(memory_limit, "choose(..., memory_limit=...)")
+    limit = hardware.memory_bytes if asked is None else asked
     step = Step(batch, placement, hardware, optimizer)
     estimates = _estimates(step, tables, features)
     search = _Search(step, features, tables, estimates, limit)

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
+from sbp.options import bytes_of
 from sbp.passes import save
 from sbp.passes.explain import Plan
 from sbp.passes.page import figures_table, heading, picture, plan_page, short
@@ -95,11 +96,11 @@ class Profile:
     driver_seconds: float | None = None
     task: Task | None = field(default=None, repr=False, compare=False)
 
-    def best(self, memory_limit: float | None = None) -> Schedule:
+    def best(self, memory_limit: float | str | None = None) -> Schedule:
         """The fastest schedule found for the measured times, to be given to `Options(schedule=...)`.
 
         Arguments:
-          memory_limit: bytes per device; None for all that it has.
+          memory_limit: per device, in bytes or as a text such as "80GB"; None for all that it has.
 
         Raises:
           ArgumentError: for a program without stages and micro-batches, or without a backward pass.
@@ -113,7 +114,8 @@ class Profile:
                 "sbp.microbatch(jax.value_and_grad(loss), 8, batch_args=1) and sbp.on(...)",
                 "Profile.best",
             )
-        return found_schedule(self.task.search(memory_limit, self.times))
+        limit_bytes = bytes_of(memory_limit, "Profile.best(memory_limit=...)")
+        return found_schedule(self.task.search(limit_bytes, self.times))
 
     @property
     def timelines(self) -> tuple[Timeline, ...]:
