@@ -142,6 +142,19 @@ def gradient_step(
     return train_step
 
 
+def example(
+    init: Callable[[jax.Array], PyTree], optimizer: optax.GradientTransformation, batch: PyTree
+) -> tuple[PyTree, PyTree, PyTree, jax.ShapeDtypeStruct]:
+    """The shapes of the four arguments of a train step, for `python -m sbp plan`; no device is used.
+
+    Arguments:
+      batch: `jax.ShapeDtypeStruct`s.
+    """
+    key = jax.eval_shape(jax.random.key, 0)
+    params = jax.eval_shape(init, key)
+    return params, jax.eval_shape(optimizer.init, params), batch, key
+
+
 def run(job: Job, placement: Placement, args: argparse.Namespace) -> Result:
     """Plans, trains, draws the losses and (with `--check`) repeats it all on one device."""
     out = Path(args.out)

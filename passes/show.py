@@ -27,7 +27,7 @@ from sbp.passes.report import (
     totals,
     verdict_text,
 )
-from sbp.passes.width import MAX_WIDTH, fitted, terminal_width
+from sbp.passes.width import MAX_WIDTH, drawn, fitted, terminal_width
 from sbp.signature import format_sbp
 
 MAX_TENSOR = 44
@@ -145,7 +145,7 @@ def _render(table: Table) -> str:
     console = Console(file=io.StringIO(), width=MAX_WIDTH, color_system=None, force_terminal=False)
     with console.capture() as captured:
         console.print(table)
-    return "\n".join(line.rstrip() for line in captured.get().rstrip("\n").split("\n"))
+    return drawn("\n".join(line.rstrip() for line in captured.get().rstrip("\n").split("\n")))
 
 
 def _aligned(lines: Sequence[tuple[str, str, str]]) -> list[str]:

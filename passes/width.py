@@ -1,4 +1,4 @@
-"""Text that fits the terminal that it is printed to."""
+"""Text that fits the terminal that it is printed to: its width, and its letters."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TextIO
 MAX_WIDTH = 160
 """Columns of a table, on a wider terminal too, and where text goes to a pipe or a file."""
 MIN_WIDTH = 40
+RULE = "\N{BOX DRAWINGS LIGHT HORIZONTAL}"
 _LABEL = re.compile(r"\s*(?:- |\S.*?\s{2,}(?=\S))")
 
 
@@ -51,3 +52,13 @@ def _lines(line: str, width: int) -> list[str]:
         replace_whitespace=False,
         break_on_hyphens=False,
     )
+
+
+def drawn(text: str, stream: TextIO | None = None) -> str:
+    """A text with rules of `-`, if the terminal that a stream writes to has no letter for lines."""
+    stream = sys.stdout if stream is None else stream
+    try:
+        RULE.encode(getattr(stream, "encoding", None) or "utf-8")
+    except (LookupError, UnicodeEncodeError):
+        return text.replace(RULE, "-")
+    return text

@@ -24,6 +24,7 @@ from models.recommender.layers import Inputs
 from models.recommender.learner import LAYOUTS, OPTIMIZERS, Learner, Model, collection
 from models.recommender.metrics import Clicks
 from models.recommender.stages import Flow
+from models.recommender.synthetic import CARDINALITIES, DENSE
 from sbp.placement import Placement
 
 PyTree: TypeAlias = Any
@@ -101,6 +102,32 @@ def parser(prog: str, model: Model) -> argparse.ArgumentParser:
     add("--check", action="store_true", help="repeat the training on one device and compare")
     add("--out", default="out", metavar="DIR", help="where plan.html goes, and synthetic clicks")
     return options
+
+
+def example(
+    model: Model,
+) -> tuple[Callable[..., Any], Callable[[], tuple[PyTree, ...]], Callable[[Placement], PyTree]]:
+    """What `python -m sbp plan` plans: the train step on synthetic clicks, its arguments, its signatures.
+
+    The step is the same for all placements whose number of devices divides 256.
+    """
+    defaults = parser("", model).parse_args([])
+    rule = OPTIMIZERS[defaults.optimizer]
+    tables = collection(CARDINALITIES, defaults.width, LAYOUTS[defaults.table](1), 1)
+    inputs = Inputs(DENSE, len(CARDINALITIES), defaults.width)
+    learner = Learner(model, inputs, tables, rule.make(rule.lr), optax.adam(defaults.dense_lr))
+
+    def train_step(params: PyTree, state: PyTree, batch: Batch) -> tuple[PyTree, PyTree, jax.Array]:
+        return learner.step(params, state, batch)
+
+    def arguments() -> tuple[PyTree, ...]:
+        params = jax.eval_shape(learner.init, jax.eval_shape(jax.random.key, 0))
+        n = defaults.batch
+        dense, keys = np.zeros((n, DENSE), np.float32), np.zeros((n, len(CARDINALITIES)), np.int32)
+        batch = jax.eval_shape(lambda batch: batch, Batch(np.zeros(n, np.float32), dense, keys))
+        return params, jax.eval_shape(learner.init_state, params), batch
+
+    return train_step, arguments, lambda placement: learner.in_sbp(placement, defaults.table)
 
 
 def main(prog: str, model: Model, argv: Sequence[str] | None = None) -> Result:

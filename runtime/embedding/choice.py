@@ -56,9 +56,9 @@ class TableChoice:
     reason: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Choice:
-    """A layout for each table, and why; `print` shows it.
+    """A layout for each table, and why; `print` shows it, `repr` is one line.
 
     Arguments:
       features: with the chosen placements.
@@ -85,6 +85,10 @@ class Choice:
     def collection(self) -> Collection:
         """The collection with the chosen placements."""
         return collection_of(self.features, self.placement.size, ROUNDED)
+
+    def __repr__(self) -> str:
+        layouts = ", ".join(f"{t.table.name} {t.layout}" for t in self.tables)
+        return f"<Choice for {len(self.tables)} tables on {self.placement}: {layouts}>"
 
     def __str__(self) -> str:
         bytes_only = self.hardware == BYTES_ONLY

@@ -66,9 +66,9 @@ class ActionTime:
     together: float | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Profile:
-    """What a program took, and what its plan says.
+    """What a program took, and what its plan says; `print` shows it, `repr` is one line.
 
     Arguments:
       plan: of the program.
@@ -168,6 +168,9 @@ class Profile:
             seconds = (a.estimated, a.alone, a.together)
             out.append((str(a.kind), str(a.stage), *("" if s is None else seconds_text(s) for s in seconds)))
         return out
+
+    def __repr__(self) -> str:
+        return f"<Profile of {self.plan.name} on {self.plan.placement}: measured {self.figures()[0][1]}>"
 
     def __str__(self) -> str:
         width = max(len(name) for name, _ in self.figures())
