@@ -176,7 +176,8 @@ def run(job: Job, placement: Placement, args: argparse.Namespace) -> Result:
             one_device = jax.jit(job.step, donate_argnums=(0, 1))
             one_params, curves["one device"] = _loop(one_device, job, args, "one device")
             difference = compare(params, losses, one_params, curves["one device"])
-            print(f"largest difference to one device: {difference}")
+            rounding = "" if args.x64 else "; rounding grows with the steps, under --x64 hardly"
+            print(f"largest difference to one device: {difference}{rounding}")
     _draw(curves, job.title, out / "loss.png")
     return Result(params, losses, plan, difference)
 
