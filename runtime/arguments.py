@@ -254,7 +254,8 @@ def resolve_inputs(
     """One signature per argument leaf; keyword arguments are AUTO."""
     n_kwargs = len(jax.tree.leaves(kwargs))
     positional = paths[: len(paths) - n_kwargs]
-    if type(in_sbp) in (list, tuple) and not is_leaf(in_sbp) and len(in_sbp) != len(args):
+    container = type(in_sbp) in (list, tuple) and not is_leaf(in_sbp)
+    if container and len(in_sbp) != len(args) and not any(isinstance(x, str | type) for x in in_sbp):
         by_keyword = "; those given by keyword are AUTO" if kwargs else ""
         problem = Problem(
             "signature",

@@ -13,6 +13,7 @@ import jax
 
 from sbp import compat
 from sbp.errors import Problem, SignatureError
+from sbp.meant import meant
 from sbp.placement import Placement, as_placement
 from sbp.signature import NdSbp, Signature, Split, format_sbp, is_signature, normalise
 
@@ -105,14 +106,18 @@ def _read(x: Any, signature: Any, name: str) -> NdSbp:
             if isinstance(signature, jax.sharding.PartitionSpec)
             else ""
         )
+        near = meant(signature)
+        if near is not None and "PartitionSpec" in near[1]:
+            near = None  # which is no annotation either
+        why, fix = near or ("an annotation is an N-D signature" + hint, "annotate(x, [S(0), B])")
         raise SignatureError(
             Problem(
                 "signature",
                 f"annotate(x: {x.dtype}{list(x.shape)}, {name}=...)",
                 repr(signature),
                 "S(dim), B or P, or a list of them, one per placement axis",
-                "an annotation is an N-D signature" + hint,
-                "annotate(x, [S(0), B])",
+                why,
+                fix,
             )
         )
     out = normalise(nd, x.ndim)
