@@ -14,6 +14,7 @@ from sbp.hardware import Hardware
 from sbp.passes import memory, pins, spec
 from sbp.passes.boxing import Boxings, Network
 from sbp.passes.buckets import bucket_collectives
+from sbp.passes.everywhere import everywhere_notes
 from sbp.passes.explain import Plan, explain
 from sbp.passes.lookups import Transfer, mark_lookups
 from sbp.passes.physical import Physical, insert_boxing
@@ -142,7 +143,8 @@ def write_plan(s: State) -> State:
     paths = s.traced.in_paths, s.traced.out_paths
     r, graph = s.request, s.traced.graph
     uneven = pins.uneven_notes(r.in_sbp, r.out_sbp, s.traced, r.placement)
-    notes = (*r.notes, *uneven, *pins.effect_notes(graph, r.placement))
+    same = everywhere_notes(s.physical, r.in_sbp, s.traced.in_paths, s.boxings.network)
+    notes = (*r.notes, *uneven, *same, *pins.effect_notes(graph, r.placement))
     plan = explain(s.request.name, s.physical, s.boxings, s.assignment.bound, paths, notes)
     if r.whole_step:
         memory.check_limit(plan, r.memory_limit_bytes)

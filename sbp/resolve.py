@@ -138,7 +138,8 @@ def _outline(tree: Any) -> str:
     entries = [f"{k!r}: ..." for k in tree] if isinstance(tree, dict) else ["..."] * len(tree)
     shown = ", ".join(entries if len(entries) <= MOST_ENTRIES else [*entries[:MOST_ENTRIES], "and so on"])
     last = "," if len(tree) == 1 else ""
-    return {dict: f"{{{shown}}}", list: f"[{shown}]", tuple: f"({shown}{last})"}[type(tree)] + " with "
+    outlines: dict[type, str] = {dict: f"{{{shown}}}", list: f"[{shown}]", tuple: f"({shown}{last})"}
+    return f"{outlines[type(tree)]} with "
 
 
 def _not_a_signature(s: Any, where: str, near: tuple[str, str] | None = None) -> Problem:
