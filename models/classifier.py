@@ -1,6 +1,7 @@
 """A classifier of very many classes: the batch and the classes are split over the same devices.
 
     python -m models.classifier --classes 1000000
+    python -m sbp plan models/classifier.py:train_step --placement h100:8
 
 Each device scores its own classes for the whole batch, which is gathered before or after the small net,
 wherever that is cheaper. The softmax over the split classes needs only maxima and sums of the size of the
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 
 from models import parallel, train
 from sbp import B, S
+from sbp.placement import Placement
 
 PyTree: TypeAlias = Any
 
@@ -60,6 +62,22 @@ def loss(params: PyTree, batch: tuple[jax.Array, jax.Array]) -> jax.Array:
 def make_train_step(optimizer: optax.GradientTransformation) -> train.Step:
     """One step of training on a batch of inputs and labels; the key is not used."""
     return train.gradient_step(lambda params, batch, key: loss(params, batch), optimizer)
+
+
+# What `python -m sbp plan` plans: 100,000 classes, as without options.
+BEGIN, OPTIMIZER = partial(init, inputs=32, width=64, classes=100_000), optax.sgd(0.05, momentum=0.9)
+train_step = make_train_step(OPTIMIZER)
+
+
+def train_step_args() -> tuple[PyTree, ...]:
+    """The shapes of the arguments: 64 examples."""
+    inputs = jax.ShapeDtypeStruct((64, 32), jnp.float32)
+    return train.example(BEGIN, OPTIMIZER, (inputs, jax.ShapeDtypeStruct((64,), jnp.int32)))
+
+
+def train_step_sbp(placement: Placement) -> PyTree:
+    """Batch and classes are split over all devices."""
+    return parallel.signatures("classes", placement.shape, TABLE, train_step_args()[0], OPTIMIZER)
 
 
 @dataclass(frozen=True, slots=True)

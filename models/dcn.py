@@ -1,6 +1,7 @@
 """DCN V2: layers that multiply the features with mixtures of themselves, and a net after them.
 
     python -m models.dcn --placement cpu:8 --table rows
+    python -m sbp plan models/dcn.py:train_step --placement h100:8
 
 Source: Wang et al., "DCN V2: Improved Deep & Cross Network and Practical Lessons for Web-scale Learning to
 Rank Systems", 2021; the stacked structure.
@@ -73,6 +74,10 @@ def cross(layer: PyTree, first: jax.Array, x: jax.Array) -> jax.Array:
     for weight in layer["weights"]:
         mixed = mixed @ weight
     return first * (mixed + layer["bias"]) + x
+
+
+# What `python -m sbp plan` plans: the job as it is without options.
+train_step, train_step_args, train_step_sbp = training.example(DCN())
 
 
 def main(argv: Sequence[str] | None = None) -> training.Result:

@@ -1,6 +1,7 @@
 """DeepFM: a factorization machine and a net that share their vectors; their scores are added.
 
     python -m models.deepfm --placement cpu:8 --table rows
+    python -m sbp plan models/deepfm.py:train_step --placement h100:8
 
 The first number of a row is the weight of its key, the others are its factors: one lookup gets both.
 
@@ -72,6 +73,10 @@ def pairs(factors: jax.Array) -> jax.Array:
     """The sum of the dot products of all pairs, `batch features width -> batch`, in linear time (Rendle)."""
     square_of_sum, sum_of_squares = jnp.square(factors.sum(axis=1)), jnp.square(factors).sum(axis=1)
     return 0.5 * (square_of_sum - sum_of_squares).sum(axis=1)
+
+
+# What `python -m sbp plan` plans: the job as it is without options.
+train_step, train_step_args, train_step_sbp = training.example(DeepFM())
 
 
 def main(argv: Sequence[str] | None = None) -> training.Result:

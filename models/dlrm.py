@@ -1,6 +1,7 @@
 """DLRM: dense features through a net, dot products of all pairs of vectors, and a net over them.
 
     python -m models.dlrm --placement cpu:8 --table rows
+    python -m sbp plan models/dlrm.py:train_step --placement h100:8
 
 Source: Naumov et al., "Deep Learning Recommendation Model for Personalization and Recommendation Systems",
 2019.
@@ -64,6 +65,10 @@ def dot_products(vectors: jax.Array) -> jax.Array:
     products = jnp.einsum("bid,bjd->bij", vectors, vectors).reshape(-1, count * count)
     row, column = np.tril_indices(count, -1)
     return products[:, (row * count + column).astype(np.int32)]
+
+
+# What `python -m sbp plan` plans: the job as it is without options.
+train_step, train_step_args, train_step_sbp = training.example(DLRM())
 
 
 def main(argv: Sequence[str] | None = None) -> training.Result:

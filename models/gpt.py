@@ -6,7 +6,10 @@ trains it on text, prints every collective of the distributed program, and compa
 
     python -m models.gpt --stages 2 --microbatches 8 --schedule zb-h1 --placement cpu:2x2x2
 
-does so in a pipeline of two stages, each of them data and tensor parallel.
+does so in a pipeline of two stages, each of them data and tensor parallel. Without training, nor any device:
+
+    python -m sbp plan models/gpt.py:train_step --placement h100:4x8
+    python -m sbp plan models/gpt.py:pipeline_step --stages 2 --schedule zb-h1 --placement h100:2x8
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ import optax
 from models import parallel, text, train
 from models.pipeline import WHOLE, Pipeline, add_options, pipeline_of
 from sbp import B, S
+from sbp.placement import Placement
 
 PyTree: TypeAlias = Any
 
@@ -191,6 +195,24 @@ def make_train_step(
 ) -> train.Step:
     """One step of training on a batch of `sequence + 1` tokens per row."""
     return train.gradient_step(partial(loss, config=config, pipeline=pipeline), optimizer, pipeline)
+
+
+# What `python -m sbp plan` plans: the main job as it is without options. The parts of `pipeline_step` are for
+# `--stages`.
+OPTIMIZER = optax.adamw(3e-3, b2=0.99)
+train_step = make_train_step(Config(), OPTIMIZER)
+pipeline_step = make_train_step(Config(), OPTIMIZER, Pipeline(microbatches=8))
+
+
+def example_args() -> tuple[PyTree, ...]:
+    """The shapes of the arguments: 32 rows of tokens."""
+    tokens = jax.ShapeDtypeStruct((32, Config().sequence + 1), jnp.int32)
+    return train.example(partial(init, config=Config()), OPTIMIZER, tokens)
+
+
+def train_step_sbp(placement: Placement) -> PyTree:
+    """Data parallel along the first axis, and tensor parallel along the others."""
+    return signatures("2d" if placement.ndim > 1 else "data", placement.shape, Config(), OPTIMIZER)
 
 
 @partial(jax.jit, static_argnames=("config", "length"))

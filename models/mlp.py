@@ -1,6 +1,7 @@
 """An MLP that reads handwritten digits: the smallest model, and its table of signatures.
 
     python -m models.mlp --parallel tensor
+    python -m sbp plan models/mlp.py:train_step --placement h100:2x4
 
 Its digits are those of scikit-learn where that is installed, else a synthetic set of the same shape.
 """
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 
 from models import parallel, train
 from sbp import B, S
+from sbp.placement import Placement
 
 PyTree: TypeAlias = Any
 
@@ -65,6 +67,23 @@ def loss(params: PyTree, batch: tuple[jax.Array, jax.Array]) -> jax.Array:
 def make_train_step(optimizer: optax.GradientTransformation) -> train.Step:
     """One step of training on a batch of images and labels; the key is not used."""
     return train.gradient_step(lambda params, batch, key: loss(params, batch), optimizer)
+
+
+# What `python -m sbp plan` plans: the job as it is without options.
+BEGIN, OPTIMIZER = partial(init, width=128, layers=4), optax.adam(3e-3)
+train_step = make_train_step(OPTIMIZER)
+
+
+def train_step_args() -> tuple[PyTree, ...]:
+    """The shapes of the arguments: 64 images."""
+    images = jax.ShapeDtypeStruct((64, PIXELS), jnp.float32)
+    return train.example(BEGIN, OPTIMIZER, (images, jax.ShapeDtypeStruct((64,), jnp.int32)))
+
+
+def train_step_sbp(placement: Placement) -> PyTree:
+    """Data parallel along the first axis, and tensor parallel along the others."""
+    choice, params = "2d" if placement.ndim > 1 else "data", train_step_args()[0]
+    return parallel.signatures(choice, placement.shape, table(len(params)), params, OPTIMIZER)
 
 
 @dataclass(frozen=True, slots=True)

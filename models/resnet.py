@@ -2,6 +2,8 @@
 
     python -m models.resnet --depth 18 --size 32 --parallel data
     python -m models.resnet --stages 4 --microbatches 8 --schedule 1f1b --placement cpu:4x2
+    python -m sbp plan models/resnet.py:train_step --placement h100:8
+    python -m sbp plan models/resnet.py:pipeline_step --stages 4 --schedule 1f1b --placement h100:4x2
 
 Batch normalisation takes its mean and variance over the whole batch, however that is split: what the devices
 add up is one line per channel. In a pipeline that is the whole micro-batch, and the averages of training move
@@ -30,6 +32,7 @@ from numpy.typing import NDArray
 from models import mlp, parallel, train
 from models.pipeline import WHOLE, Pipeline, add_options, pipeline_of
 from sbp import B, S
+from sbp.placement import Placement
 from sbp.signature import Signature
 
 PyTree: TypeAlias = Any
@@ -209,6 +212,25 @@ def signatures(
     weights, state, _, key = parallel.signatures("data", shape, B, params, optimizer)
     images, labels = ([s] * len(shape) for s in BATCH[choice])
     return weights, state, (images, labels), key
+
+
+# What `python -m sbp plan` plans: the job as it is without options. The parts of `pipeline_step` are for
+# `--stages`.
+SMALL, OPTIMIZER = Config(width=16), optax.sgd(0.05, momentum=0.9)
+train_step = make_train_step(OPTIMIZER)
+pipeline_step = make_train_step(OPTIMIZER, Pipeline(microbatches=8))
+
+
+def example_args() -> tuple[PyTree, ...]:
+    """The shapes of the arguments: 64 images of 32 x 32 pixels."""
+    images = jax.ShapeDtypeStruct((64, 32, 32, 3), jnp.float32)
+    labels = jax.ShapeDtypeStruct((64,), jnp.int32)
+    return train.example(partial(init, config=SMALL), OPTIMIZER, (images, labels))
+
+
+def train_step_sbp(placement: Placement) -> PyTree:
+    """Data parallel along all axes."""
+    return signatures("data", placement.shape, SMALL, OPTIMIZER)
 
 
 def enlarged(images: NDArray[np.float32], size: int) -> NDArray[np.float32]:

@@ -14,6 +14,7 @@ from sbp.hardware import Hardware
 from sbp.passes import memory, pins, spec
 from sbp.passes.boxing import Boxings, Network
 from sbp.passes.buckets import bucket_collectives
+from sbp.passes.everywhere import everywhere_notes
 from sbp.passes.explain import Plan, explain
 from sbp.passes.lookups import Transfer, check_wire, mark_lookups
 from sbp.passes.parts import mark_owners, parts_notes, strict_notes
@@ -39,11 +40,15 @@ class Request:
       ways_in, ways_out: as of `Boundary`.
       notes: remarks for the plan.
       time_limit_seconds: for the search.
-      memory_limit_bytes: per device; a plan over it is refused.
+      memory_limit_bytes: per device; a plan over it is refused. Without it, one whose arguments and results
+        alone are over what the device has.
       transfer: how rows of split tables travel.
       strict_nonfinite: whether a sum is added up before anything is computed from it.
       example: the leaves of the arguments of a call, as far as they are known.
       again: whether the example takes the place of an earlier one that others were not like.
+      donated: positions of the argument leaves whose memory the results may take.
+      whole_step: whether the plan's peak is that of a step; of a placement that works on micro-batches it is
+        not, as all of them would count.
     """
 
     name: str
@@ -61,6 +66,8 @@ class Request:
     strict_nonfinite: bool = False
     example: tuple[Any, ...] = ()
     again: bool = False
+    donated: tuple[int, ...] = ()
+    whole_step: bool = True
 
 
 @dataclass(frozen=True)
@@ -150,9 +157,15 @@ def write_plan(s: State) -> State:
     computed = (step for step, _ in s.physical.walk() if isinstance(step, Compute))
     raise_all(check_wire(graph, ((step.node, step.strategy.operands) for step in computed)))
     uneven = pins.uneven_notes(r.in_sbp, r.out_sbp, s.traced, r.placement)
-    notes = (*r.notes, *uneven, *pins.effect_notes(graph, r.placement), *parts_notes(s.physical))
+    same = everywhere_notes(s.physical, r.in_sbp, s.traced.in_paths, s.boxings.network)
+    odd = parts_notes(s.physical)
+    notes = (*r.notes, *uneven, *same, *pins.effect_notes(graph, r.placement), *odd)
     plan = explain(s.request.name, s.physical, s.boxings, s.assignment.bound, paths, notes)
-    memory.check_limit(plan, s.request.memory_limit_bytes)
+    if r.whole_step:
+        memory.check_limit(plan, r.memory_limit_bytes)
+        plan = memory.with_warning(plan)
+    if r.memory_limit_bytes is None:
+        memory.check_rest(plan, r.donated)
     return replace(s, plan=plan)
 
 

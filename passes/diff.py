@@ -7,7 +7,15 @@ from collections.abc import Callable, Hashable
 from sbp.passes.explain import Collective, Plan
 from sbp.passes.names import without_indices
 from sbp.passes.pipeline.plan import PipelinePlan
-from sbp.passes.report import bytes_text, collapse, gap_text, kind_text, over_text, seconds_text, tensor_text
+from sbp.passes.report import (
+    bytes_text,
+    collapse,
+    kind_text,
+    over_text,
+    seconds_text,
+    tensor_text,
+    verdict_text,
+)
 from sbp.signature import format_sbp
 
 Total = tuple[Collective, int, float, float]
@@ -42,7 +50,7 @@ def diff_text(a: Plan, b: Plan, names: tuple[str, str] = ("a", "b")) -> str:
         lines.append(f"{name:<12} {text(x):>10} -> {text(y):>10}{change}")
     if isinstance(a, PipelinePlan) and isinstance(b, PipelinePlan):
         lines.append(f"{'schedule':<12} {_schedule(a)} -> {_schedule(b)}")
-    lines.append(f"{'plan':<12} {gap_text(a.gap)} -> {gap_text(b.gap)}")
+    lines.append(f"{'plan':<12} {verdict_text(a)} -> {verdict_text(b)}")
     lines += _collectives(a, b, names) + _signatures(a, b)
     return "\n".join(lines)
 

@@ -61,6 +61,7 @@ class Collective:
 class Forms:
     """How a kind of plan is shown and written."""
 
+    line: Callable[[Any], str]
     text: Callable[[Any], str]
     html: Callable[[Any], str]
     save: Callable[[Any, str | os.PathLike[str]], None]
@@ -77,9 +78,9 @@ def together(same: Sequence[Collective]) -> Collective:
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
-    """What a program will do, and why.
+    """What a program will do, and why; `print` shows it, `repr` is one line.
 
     Arguments:
       name: the function's name.
@@ -121,6 +122,11 @@ class Plan:
         gap = (self.seconds - self.bound) / self.seconds
         return gap if gap > 1e-6 else 0.0
 
+    @property
+    def fits(self) -> bool:
+        """Whether the estimated peak is within what a device has."""
+        return self.memory_bytes <= self.hardware.memory_bytes
+
     def by_kind(self) -> dict[str, tuple[int, float]]:
         """Per kind of collective: how many are executed, and their bytes."""
         count: Counter[str] = Counter()
@@ -152,10 +158,13 @@ class Plan:
     def _forms(self) -> Forms:
         from sbp.passes import save, show
 
-        return Forms(show.plan_text, show.plan_html, save.save_plan)
+        return Forms(show.plan_line, show.plan_text, show.plan_html, save.save_plan)
 
     def __str__(self) -> str:
         return self._forms().text(self)
+
+    def __repr__(self) -> str:
+        return self._forms().line(self)
 
     def _repr_html_(self) -> str:
         return self._forms().html(self)

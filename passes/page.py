@@ -12,6 +12,7 @@ from sbp.passes.report import (
     Row,
     bytes_text,
     kind_text,
+    misfit_text,
     over_text,
     rest_lines,
     rest_text,
@@ -43,6 +44,7 @@ STYLE = f"""
 .sbp .n {{ text-align: right; }}
 .sbp .mono {{ font: {MONO}; white-space: nowrap; }}
 .sbp .soft, .sbp .totals td:first-child {{ color: #57606a; }}
+.sbp .alarm {{ color: #b42318; font-weight: 600; margin: 4px 0; }}
 .sbp .pill {{ border: 1.5px solid; border-radius: 9px; padding: 0 8px; white-space: nowrap; }}
 .sbp .picture {{ overflow: auto; border: 1px solid #e4e8ec; border-radius: 8px; }}
 .sbp .picture svg {{ max-width: 100%; height: auto; }}
@@ -69,9 +71,8 @@ for (const th of document.querySelectorAll(".sbp table.rows thead th")) th.addEv
 
 def plan_html(plan: Plan) -> str:
     """The short form: totals, the table, and the picture to be unfolded."""
-    return short(
-        [heading(plan.name, _where(plan), totals(plan)), *table(plan, MAX_ROWS), folded(plan), notes(plan)]
-    )
+    top = heading(plan.name, _where(plan), totals(plan), misfit_text(plan))
+    return short([top, *table(plan, MAX_ROWS), folded(plan), notes(plan)])
 
 
 def plan_page(plan: Plan, measured: Sequence[tuple[str, str]] = ()) -> str:
@@ -81,7 +82,7 @@ def plan_page(plan: Plan, measured: Sequence[tuple[str, str]] = ()) -> str:
       measured: more figures, each with its name.
     """
     body = [
-        heading(plan.name, _where(plan), [*totals(plan), *measured]),
+        heading(plan.name, _where(plan), [*totals(plan), *measured], misfit_text(plan)),
         "<h2>Collectives</h2>",
         *table(plan),
         "<h2>The program</h2>" + picture(plan_svg(plan)) if plan.physical is not None else "",
@@ -112,12 +113,13 @@ def document(title: str, body: Iterable[str]) -> str:
     )
 
 
-def heading(title: str, where: str, figures: Sequence[tuple[str, str]]) -> str:
-    """What it is, and its figures, each with its name."""
+def heading(title: str, where: str, figures: Sequence[tuple[str, str]], alarm: str = "") -> str:
+    """What it is, and its figures with their names; in red, if not empty, what must be seen first."""
     lines = "".join(f"<tr><td>{escape(k)}</td><td>{escape(v)}</td></tr>" for k, v in figures)
     return (
         f"<h1>{escape(title)} <small>{escape(where)}</small></h1>"
-        f'<table class="totals"><tbody>{lines}</tbody></table>'
+        + (f'<p class="alarm">{escape(alarm)}</p>' if alarm else "")
+        + f'<table class="totals"><tbody>{lines}</tbody></table>'
     )
 
 

@@ -298,12 +298,20 @@ def uneven_notes(
         for dim in sorted({s.dim for s in nd if isinstance(s, Split)}):
             group = math.prod(placement.shape[a] for a in splits_of(nd, dim))
             if shape[dim] % group:
+                others = [str(Split(d)) for d in _even_dims(shape, nd, group, placement)]
                 notes.append(
                     f"{path}: dim {dim} of size {shape[dim]} does not divide by {group}: "
                     f"{format_sbp(nd)} inside, {format_sbp(rest)} at rest; "
-                    f"a size of {-(-shape[dim] // group) * group} would stay split"
+                    + (f"{' or '.join(others)} divides; " if others else "")
+                    + f"a size of {-(-shape[dim] // group) * group} would stay split"
                 )
     return notes
+
+
+def _even_dims(shape: Sequence[int], nd: NdSbp, group: int, placement: Placement) -> list[int]:
+    """The dims that `group` devices could split evenly instead, beside what is split already."""
+    taken = [math.prod(placement.shape[a] for a in splits_of(nd, d)) for d in range(len(shape))]
+    return [d for d, n in enumerate(shape) if n and n % (group * taken[d]) == 0]
 
 
 def effect_notes(graph: Graph, placement: Placement) -> list[str]:

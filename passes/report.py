@@ -58,6 +58,28 @@ def gap_text(gap: float) -> str:
     return "proven optimal" if gap == 0.0 else f"at most {100 * gap:.3g} % from the optimum"
 
 
+def verdict_text(plan: Plan) -> str:
+    """How good a plan is known to be; the best of all plans may still not fit."""
+    known = gap_text(plan.gap)
+    return known if plan.fits else f"does not fit its device; {known} among plans of any size"
+
+
+def misfit_text(plan: Plan) -> str:
+    """What a reader must see first of a plan that is too large for its device; "" for one that is not."""
+    if plan.fits:
+        return ""
+    return (
+        f"DOES NOT FIT: {bytes_text(plan.memory_bytes)} at the peak per device by the estimate, "
+        f"and {plan.hardware.name} has {bytes_text(plan.hardware.memory_bytes)}"
+    )
+
+
+def capacity_text(plan: Plan) -> str:
+    """How much memory a device has, if that is known, to stand behind what a plan needs."""
+    capacity = plan.hardware.memory_bytes
+    return f", of {bytes_text(capacity)}" if math.isfinite(capacity) else ""
+
+
 def kind_text(kind: str) -> str:
     """The name of a collective as people write it.
 
@@ -142,7 +164,6 @@ def totals(plan: Plan) -> list[tuple[str, str]]:
     """The figures of the whole plan, each with its name."""
     kinds = [f"{n} {kind_text(k)} {bytes_text(b)}" for k, (n, b) in plan.by_kind().items()]
     moving = sum(c.seconds for c in plan.collectives)
-    capacity = plan.hardware.memory_bytes
     return [
         (
             "collectives",
@@ -153,8 +174,8 @@ def totals(plan: Plan) -> list[tuple[str, str]]:
             "time",
             f"{seconds_text(plan.seconds)} per step, estimated; {seconds_text(moving)} of it in collectives",
         ),
-        ("memory", f"{bytes_text(plan.memory_bytes)} at the peak per device, of {bytes_text(capacity)}"),
-        ("plan", gap_text(plan.gap)),
+        ("memory", f"{bytes_text(plan.memory_bytes)} at the peak per device{capacity_text(plan)}"),
+        ("plan", verdict_text(plan)),
     ]
 
 

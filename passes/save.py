@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -34,7 +35,7 @@ def plan_data(plan: Plan) -> dict[str, Any]:
         if f.name != "physical":
             data[f.name] = getattr(plan, f.name)
     data["placement"] = dataclasses.asdict(plan.placement)
-    data["hardware"] = dataclasses.asdict(plan.hardware)
+    data["hardware"] = _without_infinity(dataclasses.asdict(plan.hardware))
     data["in_sbp"] = [format_sbp(nd) for nd in plan.in_sbp]
     data["out_sbp"] = [format_sbp(nd) for nd in plan.out_sbp]
     data["collectives"] = [
@@ -42,6 +43,28 @@ def plan_data(plan: Plan) -> dict[str, Any]:
         for c in plan.collectives
     ]
     return data
+
+
+def _without_infinity(data: Any) -> Any:
+    """JSON has no infinity: a figure without a bound is null.
+
+    >>> _without_infinity({"name": "x", "rates": ((8, math.inf),)}), _with_infinity({"memory_bytes": None})
+    ({'name': 'x', 'rates': [[8, None]]}, {'memory_bytes': inf})
+    """
+    if isinstance(data, dict):
+        return {k: _without_infinity(x) for k, x in data.items()}
+    if isinstance(data, list | tuple):
+        return [_without_infinity(x) for x in data]
+    return None if data == math.inf else data
+
+
+def _with_infinity(data: Any) -> Any:
+    """What `_without_infinity` was given, lists for tuples."""
+    if isinstance(data, dict):
+        return {k: _with_infinity(x) for k, x in data.items()}
+    if isinstance(data, list | tuple):
+        return [_with_infinity(x) for x in data]
+    return math.inf if data is None else data
 
 
 WRITERS: Mapping[str, Callable[[Plan], str]] = {
@@ -129,7 +152,7 @@ def load_plan(path: str | os.PathLike[str]) -> Plan:
 
 def read_plan(data: Mapping[str, Any]) -> Plan:
     """The plan of such data, without what a subclass adds."""
-    at, on = data["placement"], data["hardware"]
+    at, on = data["placement"], _with_infinity(data["hardware"])
     return Plan(
         data["name"],
         Placement(at["kind"], tuple(at["ranks"]), tuple(at["shape"]), tuple(at["axes"])),

@@ -17,32 +17,78 @@ from sbp.passes.report import (
     Row,
     bytes_text,
     kind_text,
+    misfit_text,
     over_text,
     rest_lines,
     rest_text,
     rows,
+    seconds_text,
     tensor_text,
     totals,
+    verdict_text,
 )
+from sbp.passes.width import MAX_WIDTH, drawn, fitted, terminal_width
 from sbp.signature import format_sbp
 
-MAX_WIDTH = 160
 MAX_TENSOR = 44
 MIN_REASON = 40
 HEADINGS = ("", "collective", "tensor", "before -> after", "over", "sent", "why")
 
 
-def plan_text(plan: Plan) -> str:
-    """The plan as a table of at most 160 columns, without colour."""
-    parts = [f"{plan.name} on {plan.placement}, planned for {plan.hardware.name}", ""]
-    parts += [*table_lines(plan), *totals_lines(totals(plan)), *signature_lines(plan), *note_lines(plan)]
-    return "\n".join(parts)
+def plan_text(plan: Plan, width: int | None = None) -> str:
+    """The plan as text, without colour.
+
+    Arguments:
+      width: columns of a line; by default those of the terminal. Without one only the table has a width.
+    """
+    width = terminal_width() if width is None else width
+    parts = [f"{plan.name} on {plan.placement}, planned for {plan.hardware.name}", *misfit_lines(plan), ""]
+    parts += [*table_lines(plan, width), *totals_lines(totals(plan))]
+    parts += [*signature_lines(plan), *note_lines(plan)]
+    return fitted("\n".join(parts), width)
 
 
-def table_lines(plan: Plan) -> list[str]:
-    """The table of collectives and an empty line; nothing without collectives."""
+def plan_line(plan: Plan) -> str:
+    """The plan in one line."""
+    return f"<Plan {plan.name} on {plan.placement}: {short_figures(plan)}>"
+
+
+def short_figures(plan: Plan) -> str:
+    """The figures that one asks for first."""
+    figures = (
+        f"{sum(c.count for c in plan.collectives)} collectives",
+        f"{bytes_text(plan.wire_bytes)} sent per device",
+        f"{seconds_text(plan.seconds)} estimated",
+        f"{bytes_text(plan.memory_bytes)} at the peak",
+        verdict_text(plan),
+    )
+    return ", ".join(figures)
+
+
+def misfit_lines(plan: Plan) -> list[str]:
+    """That the plan does not fit its device; nothing if it does."""
+    return [text] if (text := misfit_text(plan)) else []
+
+
+def table_lines(plan: Plan, width: int | None = None) -> list[str]:
+    """The collectives and an empty line; nothing without collectives. Where a table is too wide, a list."""
     shown, rest = rows(plan)
-    return [_render(_table(shown)), *([f"  {rest_text(rest)}"] if rest else []), ""] if shown else []
+    if not shown:
+        return []
+    table = _table(shown, width or MAX_WIDTH)
+    lines = [line for r in shown for line in _listed(r)] if table is None else [_render(table)]
+    return [*lines, *([f"  {rest_text(rest)}"] if rest else []), ""]
+
+
+def _listed(r: Row) -> list[str]:
+    """A row without columns."""
+    c, times = r.collective, f"{r.times} x " if r.times > 1 else ""
+    return [
+        f"  {times}{kind_text(c.kind)} of {c.tensor}, {tensor_text(c)}, at {c.source}",
+        f"    {format_sbp(c.before)} -> {format_sbp(c.after)} over {over_text(c)}, "
+        f"{bytes_text(c.wire_bytes)} sent",
+        f"    {c.reason}",
+    ]
 
 
 def totals_lines(figures: Sequence[tuple[str, str]]) -> list[str]:
@@ -64,18 +110,20 @@ def note_lines(plan: Plan) -> list[str]:
     return ["", "notes", *(f"  - {note}" for note in notes)] if notes else []
 
 
-def _table(shown: Sequence[Row]) -> Table:
-    """A cell has two lines: what, and how exactly; the reason takes as many as it needs."""
+def _table(shown: Sequence[Row], most: int) -> Table | None:
+    """A cell has two lines: what, and how exactly; the reason takes as many as it needs. None: too narrow."""
     lines = [_cells(r) for r in shown]
     columns = list(zip(HEADINGS[:-1], *lines, strict=True))
     widths = [max(cell_len(part) for cell in column for part in cell.split("\n")) for column in columns]
     widths[2] = min(widths[2], MAX_TENSOR)
-    left = MAX_WIDTH - sum(widths) - 2 * len(widths)
+    left = most - sum(widths) - 2 * len(widths)
+    longest = max(len(r.collective.reason) for r in shown)
+    if left < min(MIN_REASON, longest):
+        return None
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     for heading, width in zip(HEADINGS[:-1], widths, strict=True):
         table.add_column(heading, width=width, justify="right" if heading in ("", "sent") else "left")
-    longest = max(len(r.collective.reason) for r in shown)
-    table.add_column(HEADINGS[-1], width=min(longest, max(left, MIN_REASON)))
+    table.add_column(HEADINGS[-1], width=min(longest, left))
     for r, cells in zip(shown, lines, strict=True):
         table.add_row(*map(Text, cells), Text(r.collective.reason))
     return table
@@ -94,10 +142,10 @@ def _cells(r: Row) -> tuple[str, ...]:
 
 
 def _render(table: Table) -> str:
-    console = Console(file=io.StringIO(), width=MAX_WIDTH + 40, color_system=None, force_terminal=False)
+    console = Console(file=io.StringIO(), width=MAX_WIDTH, color_system=None, force_terminal=False)
     with console.capture() as captured:
         console.print(table)
-    return "\n".join(line.rstrip() for line in captured.get().rstrip("\n").split("\n"))
+    return drawn("\n".join(line.rstrip() for line in captured.get().rstrip("\n").split("\n")))
 
 
 def _aligned(lines: Sequence[tuple[str, str, str]]) -> list[str]:

@@ -11,12 +11,13 @@ import networkx as nx
 from sbp.passes.drawing import COLOURS, drawing, kinds_of
 from sbp.passes.explain import Plan
 from sbp.passes.layered import Layout, Spot, place
-from sbp.passes.report import bytes_text, gap_text, kind_text, seconds_text
+from sbp.passes.report import bytes_text, kind_text, seconds_text, verdict_text
 
 MARGIN = 24.0
 HEADER = 92.0
 SANS = "Inter,'Helvetica Neue',Helvetica,Arial,'DejaVu Sans',sans-serif"
 INK, SOFT, LINE, GROUND = "#1f2933", "#57606a", "#b6bfc9", "#f3f6f9"
+ALARM = "#b42318"
 
 
 def plan_svg(plan: Plan) -> str:
@@ -65,12 +66,12 @@ def _heading(plan: Plan, graph: nx.DiGraph) -> list[str]:
     """What it is, its figures, and what the colours mean."""
     figures = (
         f"{bytes_text(plan.wire_bytes)} sent per device per step · {seconds_text(plan.seconds)} estimated · "
-        f"{bytes_text(plan.memory_bytes)} peak per device · {gap_text(plan.gap)}"
+        f"{bytes_text(plan.memory_bytes)} peak per device · {verdict_text(plan)}"
     )
     out = [
         _text(MARGIN, 38, plan.name, 19, font_weight="700", fill=INK),
         _text(MARGIN + 11.5 * len(plan.name) + 12, 38, f"on {plan.placement}", 14, fill=SOFT),
-        _text(MARGIN, 60, figures, 12, fill=SOFT),
+        _text(MARGIN, 60, figures, 12, fill=SOFT if plan.fits else ALARM),
     ]
     x = MARGIN
     for kind, (count, wire) in kinds_of(graph).items():

@@ -11,13 +11,13 @@ import numpy as np
 from jax.extend.core import primitives
 
 from sbp.compat import is_key
-from sbp.errors import Problem
+from sbp.errors import PlacementError, Problem
 from sbp.layout import at_rest
 from sbp.options import Options
 from sbp.passes.effects import OUTER_REF, refuse
 from sbp.passes.explain import Plan
 from sbp.passes.trace import Traced
-from sbp.placement import Placement
+from sbp.placement import Placement, as_placement
 from sbp.resolve import check_fit, is_leaf, resolve
 from sbp.runtime.options import check_options
 from sbp.signature import NdSbp, format_sbp
@@ -201,16 +201,10 @@ def check_compile(fn: Any, placement: Any, options: Any, both: Sequence[int]) ->
             "the first argument is the single-device program",
             "sbp.compile(train_step, placement)",
         )
-    if not isinstance(placement, Placement):
-        mesh = isinstance(placement, jax.sharding.Mesh)
-        yield Problem(
-            "placement",
-            "compile(fn, placement)",
-            f"{placement!r:.80}",
-            "an sbp.placement",
-            "the second argument says which devices the program runs on",
-            "sbp.Placement.from_mesh(mesh)" if mesh else "sbp.placement('cpu', shape=(8,))",
-        )
+    try:
+        as_placement(placement, "compile(fn, placement)")
+    except PlacementError as e:
+        yield from e.problems
     if options is not None and not isinstance(options, Options):
         yield Problem(
             "argument",
@@ -266,7 +260,8 @@ def resolve_inputs(
     """One signature per argument leaf; keyword arguments are AUTO."""
     n_kwargs = len(jax.tree.leaves(kwargs))
     positional = paths[: len(paths) - n_kwargs]
-    if type(in_sbp) in (list, tuple) and not is_leaf(in_sbp) and len(in_sbp) != len(args):
+    container = type(in_sbp) in (list, tuple) and not is_leaf(in_sbp)
+    if container and len(in_sbp) != len(args) and not any(isinstance(x, str | type) for x in in_sbp):
         by_keyword = "; those given by keyword are AUTO" if kwargs else ""
         problem = Problem(
             "signature",

@@ -18,7 +18,7 @@ from sbp.passes.explain import Plan
 from sbp.passes.lookups import Transfer
 from sbp.passes.pins import check_annotations
 from sbp.passes.trace import Traced, leaf_paths, trace
-from sbp.placement import Placement
+from sbp.placement import Placement, as_placement
 from sbp.runtime import arguments, modules
 from sbp.runtime.counts import Counting, KeyCount
 from sbp.runtime.lower import lower, shardings
@@ -187,7 +187,7 @@ class Program:
     def __init__(
         self,
         fn: Callable[..., Any],
-        placement: Placement,
+        placement: Placement | jax.sharding.Mesh,
         in_sbp: Any,
         out_sbp: Any,
         donate_argnums: Sequence[int],
@@ -195,7 +195,7 @@ class Program:
         options: Options,
     ) -> None:
         functools.update_wrapper(self, fn, updated=())
-        self.fn, self.placement = fn, placement
+        self.fn, self.placement = fn, as_placement(placement, "compile(fn, placement)")
         self.in_sbp, self.out_sbp = in_sbp, out_sbp
         self.donate_argnums, self.static_argnums = tuple(donate_argnums), tuple(static_argnums)
         self.options = options
@@ -354,10 +354,11 @@ class Program:
             out_sbp=tuple(outs),
             ties=arguments.ties(args, out, outs),
             time_limit_seconds=self.options.time_limit,
-            memory_limit_bytes=self.options.memory_limit,
+            memory_limit_bytes=self.options.memory_limit_bytes,
             transfer=Transfer(self.options.exchange_capacity, self.options.exchange_dtype),
             strict_nonfinite=self.options.strict_nonfinite,
             example=tuple(call.leaves),
+            donated=donate,
         )
         plan = compile_plan(traced, request, check=bool(self.options.check))
         lacking, count = rooms_of(plan, concrete, self.options.count_keys)
@@ -366,7 +367,7 @@ class Program:
 
 def compile(
     fn: Callable[..., Any],
-    placement: Placement,
+    placement: Placement | jax.sharding.Mesh,
     *,
     in_sbp: Any = AUTO,
     out_sbp: Any = AUTO,
@@ -378,7 +379,7 @@ def compile(
 
     Arguments:
       fn: any JAX function over pytrees: a model, its loss, a whole train step.
-      placement: the devices.
+      placement: the devices: an `sbp.placement`, or a `jax.sharding.Mesh`.
       in_sbp: a pytree prefix of signatures for the positional arguments that are not static; AUTO is chosen.
       out_sbp: the same for the results; state that comes back keeps its argument's signature.
       donate_argnums: arguments whose memory the results may take; they are gone after the call.

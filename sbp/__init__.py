@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from typing import TYPE_CHECKING, Any
+
+if importlib.util.find_spec("sbp.passes") is None or importlib.util.find_spec("sbp.runtime") is None:
+    raise ImportError(
+        "sbp/passes and sbp/runtime are no links to the folders passes and runtime here: an archive from a "
+        "web page, or git without core.symlinks, makes text files of them. Try: pip install . (or -e .) in "
+        "the folder that holds pyproject.toml, or git clone -c core.symlinks=true"
+    )
 
 # `placement` is also a module's name, so it is bound at once (its import is cheap); all else waits.
 from sbp.placement import Placement, placement

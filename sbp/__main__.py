@@ -5,17 +5,22 @@ from __future__ import annotations
 import argparse
 import hashlib
 import importlib.util
+import io
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, TextIO
 
+from sbp import __version__
 from sbp.errors import ArgumentError, Problem, SbpError
-from sbp.placement import Placement, parse_placement
+from sbp.passes.width import fitted, terminal_width
+from sbp.placement import Placement, as_placement, parse_placement
 
 TARGET = "FILE.py:FUNCTION"
+EXAMPLE = "such as models/gpt.py:train_step of the repository"
 HELP = """\
 FUNCTION is a single-device JAX function at the top level of FILE.py. Its arguments are what FUNCTION_args()
 or example_args() of the same file returns: a tuple of arrays or jax.ShapeDtypeStructs. FUNCTION_sbp, if it is
@@ -29,6 +34,7 @@ def _parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="python -m sbp", description="Plans single-device JAX functions for many devices."
     )
+    top.add_argument("--version", action="version", version=f"sbp {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def command(
@@ -89,6 +95,9 @@ def _parser() -> argparse.ArgumentParser:
         )
         c.add_argument("--x64", action="store_true", help="with 64-bit types")
         c.add_argument("--time-limit", type=float, metavar="SECONDS", help="for the search")
+        c.add_argument(
+            "--memory-limit", metavar="SIZE", help="per device, such as 80GB: a plan over it is refused"
+        )
     return top
 
 
@@ -101,17 +110,14 @@ def _split(target: str, what: str) -> tuple[Path, str]:
     file, _, name = target.rpartition(":")
     if not file or not name.isidentifier():
         raise _problem(
-            what, repr(target), f"{TARGET}", "the file and the name in it are needed", "models/mlp.py:loss"
+            what, repr(target), f"{TARGET}", "the file and the name in it are needed", EXAMPLE
         )
-    if not Path(file).is_file():
-        raise _problem(
-            what,
-            repr(file),
-            "a Python file",
-            "there is no such file from here",
-            f"a path from {Path.cwd().name}/",
-        )
-    return Path(file), name
+    path = Path(file)
+    if not path.is_file() or path.suffix != ".py":
+        why = "this is none" if path.exists() else "there is no such file from here"
+        fix = EXAMPLE if path.exists() else f"a path from {Path.cwd().name}/"
+        raise _problem(what, repr(file), "a Python file, NAME.py", why, fix)
+    return path, name
 
 
 def _module(file: Path) -> ModuleType:
@@ -140,7 +146,8 @@ def _named(target: str, what: str) -> Any:
     file, name = _split(target, what)
     module = _module(file)
     if not hasattr(module, name):
-        there = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
+        own = [n for n, v in vars(module).items() if getattr(v, "__module__", "") == module.__name__]
+        there = [n for n in own if callable(getattr(module, n)) and not n.startswith("_")]
         raise _problem(
             what,
             f"{file.name} has no {name!r}",
@@ -210,15 +217,21 @@ def _program(options: argparse.Namespace) -> tuple[Any, tuple[Any, ...]]:
         raise _problem(
             options.target, f"{type(fn).__name__}", "a function", "a program is made of a function", TARGET
         )
-    given = Options(time_limit=options.time_limit, stages=options.stages, schedule=options.schedule)
+    given = Options(
+        memory_limit=options.memory_limit,
+        time_limit=options.time_limit,
+        stages=options.stages,
+        schedule=options.schedule,
+    )
     return compile(fn, placement, in_sbp=_signatures(options, placement), options=given), _arguments(options)
 
 
 def _placement(options: argparse.Namespace) -> Placement:
     """The placement that stands beside the function in its file, or the default."""
     file, name = _split(options.target, "the function")
-    found = _value(getattr(_module(file), f"{name}_placement", None))
-    return found if isinstance(found, Placement) else parse_placement("cpu:8")
+    given = f"{name}_placement"
+    found = _value(getattr(_module(file), given, None))
+    return parse_placement("cpu:8") if found is None else as_placement(found, f"{given} of {file.name}")
 
 
 def _make_devices(placement: Placement) -> None:
@@ -240,10 +253,10 @@ def _plan(options: argparse.Namespace) -> None:
         check_suffix(path, [*WRITERS, TRACE])
     program, args = _program(options)
     plan = program.plan(*args)
-    print(plan)
+    _print(str(plan))
     for path in options.out:
         plan.save(path)
-        print(f"saved {path}")
+        _print(f"saved {path}")
 
 
 def _explain(options: argparse.Namespace) -> None:
@@ -273,30 +286,30 @@ def _explain(options: argparse.Namespace) -> None:
     parts = [plan.part(i) for i in found]
     plans = {id(part): part for part, _ in parts}
     texts = [why_text(p, [i for part, i in parts if part is p]) for p in plans.values()]
-    print("\n\n".join(texts) or f"{plan.name} on {plan.placement}: no collectives")
+    _print("\n\n".join(texts) or f"{plan.name} on {plan.placement}: no collectives")
 
 
 def _diff(options: argparse.Namespace) -> None:
     from sbp.passes.diff import diff_text
     from sbp.passes.save import load_plan
 
-    print(diff_text(load_plan(options.a), load_plan(options.b), (options.a, options.b)))
+    _print(diff_text(load_plan(options.a), load_plan(options.b), (options.a, options.b)))
 
 
 def _verify(options: argparse.Namespace) -> None:
     from sbp.runtime.verify import verify
 
     program, args = _program(options)
-    print(verify(program, *_concrete(args)))
+    _print(str(verify(program, *_concrete(args))))
 
 
 def _profile(options: argparse.Namespace) -> None:
     program, args = _program(options)
     profile = program.profile(*_concrete(args))
-    print(profile)
+    _print(str(profile))
     for path in options.out:
         profile.save(path)
-        print(f"saved {path}")
+        _print(f"saved {path}")
 
 
 def _concrete(args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -319,18 +332,52 @@ def _concrete(args: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(jax.tree.unflatten(tree, [array(x, k) for x, k in zip(leaves, keys, strict=False)]))
 
 
+def _print(text: str) -> None:
+    """Prints what fits the terminal; what a reader must see first is red where there are colours."""
+    from rich.console import Console
+    from rich.text import Text
+
+    shown = Text(fitted(text, terminal_width()))
+    shown.highlight_regex(r"(?m)^DOES NOT FIT(?:.*\n {2,})*.*", "bold red")
+    Console(file=sys.stdout, highlight=False).print(shown, soft_wrap=True)
+
+
+@contextmanager
+def _writable(stream: TextIO) -> Iterator[None]:
+    """A stream whose encoding lacks a letter writes `?` for it instead of failing."""
+    errors = stream.errors if isinstance(stream, io.TextIOWrapper) else None
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="replace")
+    try:
+        yield
+    finally:
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=errors)
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    try:
+        options = _parser().parse_args(argv)
+        options.run(options)
+    except BrokenPipeError:
+        raise
+    except (SbpError, OSError) as e:
+        print(fitted(f"error: {e}", terminal_width(sys.stderr)), file=sys.stderr)
+        return 1
+    finally:
+        sys.stdout.flush()
+    return 0
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; 0 is success, 1 a problem with the program (printed, no traceback), 2 wrong usage."""
-    options = _parser().parse_args(argv)
     try:
-        options.run(options)
-    except SbpError as e:
-        print(f"error: {e}", file=sys.stderr)
+        with _writable(sys.stdout), _writable(sys.stderr):
+            return _run(argv)
+    except BrokenPipeError:
+        # Whoever read has seen enough, as `head` has; what Python writes when it ends goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except OSError as e:
-        print(f"error: {e}", file=sys.stderr)
-        return 1
-    return 0
 
 
 if __name__ == "__main__":

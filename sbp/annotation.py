@@ -12,8 +12,9 @@ from urllib.parse import quote, unquote
 import jax
 
 from sbp import compat
-from sbp.errors import PlacementError, Problem, SignatureError
-from sbp.placement import Placement
+from sbp.errors import Problem, SignatureError
+from sbp.meant import meant
+from sbp.placement import Placement, as_placement
 from sbp.signature import NdSbp, Signature, Split, format_sbp, is_signature, normalise
 
 SCOPE = "sbp.on:"
@@ -70,17 +71,20 @@ cotangent_p = compat.make_primitive(
 )
 
 
-def annotate(x: Any, signature: Any, *, placement: Placement | None = None, grad: Any = None) -> Any:
+def annotate(
+    x: Any, signature: Any, *, placement: Placement | jax.sharding.Mesh | None = None, grad: Any = None
+) -> Any:
     """Says how a tensor inside a model lies; the identity everywhere else.
 
     Arguments:
       x: an array.
       signature: one `S(dim)`, `B` or `P` per placement axis (a bare one for a 1-D placement).
-      placement: where it lies; the program's placement if None.
+      placement: where it lies, a `Mesh` being taken too; the program's placement if None.
       grad: the signature of its cotangent, likewise; free if None.
 
     Raises:
       SignatureError: for something that is not a signature, or a split of a dim that does not exist.
+      PlacementError: for something that is not a placement.
 
     >>> import jax.numpy as jnp
     >>> from sbp.signature import B, S
@@ -88,7 +92,8 @@ def annotate(x: Any, signature: Any, *, placement: Placement | None = None, grad
     (4, 2)
     """
     x = jax.numpy.asarray(x)
-    pin = Pin(_read(x, signature, "signature"), placement, None if grad is None else _read(x, grad, "grad"))
+    there = None if placement is None else as_placement(placement, "annotate(..., placement=...)")
+    pin = Pin(_read(x, signature, "signature"), there, None if grad is None else _read(x, grad, "grad"))
     return annotate_p.bind(x, pin=pin)
 
 
@@ -101,14 +106,18 @@ def _read(x: Any, signature: Any, name: str) -> NdSbp:
             if isinstance(signature, jax.sharding.PartitionSpec)
             else ""
         )
+        near = meant(signature)
+        if near is not None and "PartitionSpec" in near[1]:
+            near = None  # which is no annotation either
+        why, fix = near or ("an annotation is an N-D signature" + hint, "annotate(x, [S(0), B])")
         raise SignatureError(
             Problem(
                 "signature",
                 f"annotate(x: {x.dtype}{list(x.shape)}, {name}=...)",
                 repr(signature),
                 "S(dim), B or P, or a list of them, one per placement axis",
-                "an annotation is an N-D signature" + hint,
-                "annotate(x, [S(0), B])",
+                why,
+                fix,
             )
         )
     out = normalise(nd, x.ndim)
@@ -128,8 +137,8 @@ def _read(x: Any, signature: Any, name: str) -> NdSbp:
 
 
 @contextlib.contextmanager
-def on(placement: Placement) -> Iterator[None]:
-    """Ops traced inside belong to `placement`, and so do their backward ops.
+def on(placement: Placement | jax.sharding.Mesh) -> Iterator[None]:
+    """Ops traced inside belong to `placement` (or to the devices of a `Mesh`), and so do their backward ops.
 
     Raises:
       PlacementError: for something that is not a placement.
@@ -138,21 +147,8 @@ def on(placement: Placement) -> Iterator[None]:
     >>> with on(make("cpu", shape=(2,))):
     ...     pass
     """
-    if not isinstance(placement, Placement):
-        raise PlacementError(_no_placement(placement))
-    with jax.named_scope(scope_of(placement)):
+    with jax.named_scope(scope_of(as_placement(placement, "sbp.on(...)"))):
         yield
-
-
-def _no_placement(got: object) -> Problem:
-    return Problem(
-        "placement",
-        "sbp.on(...)",
-        repr(got),
-        "one placement",
-        "a scope says on which devices its ops run",
-        'with sbp.on(placement.split("stage")[0]): ...',
-    )
 
 
 def scope_of(placement: Placement) -> str:

@@ -6,7 +6,7 @@
       AnnotationError     annotations that contradict each other or that an op cannot honour
       ArgumentError       arguments of a call that cannot be taken as they are
       DonationError       a donated array used again
-      MemoryLimitError    a plan that needs more memory than it may use
+      MemoryLimitError    a plan that needs more memory than it may use, or than a device has
       RuleError           a rule that a user registered does not describe its op
       MismatchError       `sbp.verify` found an op whose distributed result differs
       EmbeddingError      keys, ids, features or tables of sparse embeddings that cannot be taken
@@ -90,7 +90,7 @@ class DonationError(SbpError):
 
 
 class MemoryLimitError(SbpError):
-    """A plan that needs more memory per device than `Options(memory_limit=...)` allows."""
+    """A plan that needs more memory than `Options(memory_limit=...)` allows, or at rest than a device has."""
 
 
 class RuleError(SbpError):

@@ -35,7 +35,8 @@ class Hardware:
     Arguments:
       flops_per_second: dense rate by item size in bytes; the nearest larger item size is used.
       vector_flops_per_second: of element-wise arithmetic, float32, outside the matrix units.
-      memory_bytes_per_second, memory_bytes: of one device.
+      memory_bytes_per_second: of one device.
+      memory_bytes: what one device has; infinite where nothing is known to be too much.
       links: levels from the innermost out; the last one has no size limit.
       efficiency: the share of the peak rate that large matrix products reach.
       merges_collectives: whether XLA merges small collectives of every kind itself, as it does on GPUs.
@@ -90,8 +91,8 @@ CATALOGUE: dict[str, Hardware] = {
     ),
     # Forced host devices on two cores. Latency is what benchmarks/cpu_links.py measures (a rendezvous of
     # threads); the link is set below what it measures, so that plans prefer few bytes on the wire, as on a
-    # real network.
-    "cpu": Hardware("cpu", ((8, 25e9),), 2e9, 4e9, 4e9, (Link(_ANY, 0.5e9, 100e-6),), 1.0, False),
+    # real network. They share the memory of a host, of which nothing is known.
+    "cpu": Hardware("cpu", ((8, 25e9),), 2e9, 4e9, math.inf, (Link(_ANY, 0.5e9, 100e-6),), 1.0, False),
 }
 # Nothing costs anything but bytes on the wire: a plan for it sends the least that any plan can.
 BYTES_ONLY = Hardware(

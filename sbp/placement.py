@@ -162,23 +162,27 @@ def placement(
 
     Arguments:
       kind: a JAX platform ("cpu", "gpu") or a catalogue name ("a100", "h100", "h200", "b200").
-      ranks: nested lists of positions in `jax.devices(kind)`; the nesting is the hierarchy.
+      ranks: nested lists of positions in `jax.devices(kind)`; the nesting is the hierarchy. A flat tuple or
+        a lone number is refused, since it reads as a shape: write `shape=(2, 4)`, or the list `[2, 4]`.
       shape: the hierarchy instead, with ranks 0, 1, 2, ...
       axes: a name per level; the default is ("data", "model") in 2-D.
 
     Raises:
-      PlacementError: for an unknown kind, ragged, negative or repeated ranks, or names that do not fit.
+      PlacementError: for an unknown kind, ragged, negative or repeated ranks, names that do not fit, or a
+        shape where ranks are expected.
 
     >>> placement("cpu", shape=(2, 4)).axes
     ('data', 'model')
     """
     known = sorted({*CATALOGUE, *PLATFORMS, "tpu"})
-    if kind not in known:
+    if not isinstance(kind, str) or kind not in known:
         raise _problem(
             f"kind {kind!r}",
             ", ".join(known),
             "the kind is a JAX platform or a catalogue name",
-            "'cpu' or 'gpu' to run, a chip's name to plan for it",
+            "'cpu' or 'gpu' to run, a chip's name to plan for it"
+            if isinstance(kind, str)
+            else "placement('cpu', ...); a Mesh is taken as it is where a placement is wanted",
         )
     grid = _grid(ranks, shape)
     default = AXIS_NAMES.get(grid.ndim) or tuple(f"x{i}" for i in range(grid.ndim))
@@ -193,6 +197,57 @@ def placement(
     return Placement(kind, tuple(int(r) for r in grid.flat), tuple(map(int, grid.shape)), names)
 
 
+def as_placement(given: Any, where: str) -> Placement:
+    """A placement as it is, and a `jax.sharding.Mesh` as the placement of its devices.
+
+    Arguments:
+      where: the argument that it was given as, for the message.
+
+    Raises:
+      PlacementError: for anything else.
+
+    >>> as_placement(placement("cpu", shape=(2, 4)), "compile(fn, placement)").shape
+    (2, 4)
+    """
+    from jax.sharding import AbstractMesh, Mesh
+
+    if isinstance(given, Placement):
+        return given
+    if isinstance(given, Mesh):
+        return Placement.from_mesh(given)
+    fix = "sbp.placement('cpu', shape=(8,))"
+    if isinstance(given, AbstractMesh):
+        named = f"shape={given.axis_sizes}, axes={given.axis_names}"
+        fix = f"sbp.placement('cpu', {named}): that mesh has no devices"
+    elif isinstance(given, str) and ":" in given:
+        kind, _, shape = given.partition(":")
+        sizes = shape.lower().replace("x", ", ")
+        fix = f"sbp.placement({kind!r}, shape=({sizes}{',' * ('x' not in shape.lower())}))"
+    raise _problem(
+        f"{given!r:.80}",
+        "an sbp.placement, or a jax.sharding.Mesh",
+        "a placement says which devices a program, or a part of it, runs on",
+        fix,
+        where=where,
+    )
+
+
+def _listed(devices: Sequence[int]) -> str:
+    """
+    >>> _listed([2, 4]), _listed([8])
+    ('2 and 4', '8')
+    """
+    *most, last = map(str, devices)
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def _is_shape(ranks: object) -> bool:
+    """Whether ranks are written as JAX and NumPy write a shape: a lone integer, or a flat tuple of them."""
+    if isinstance(ranks, tuple):
+        return bool(ranks) and all(isinstance(n, int | np.integer) for n in ranks)
+    return isinstance(ranks, int | np.integer)
+
+
 def _is_sizes(shape: object) -> bool:
     return isinstance(shape, list | tuple) and all(isinstance(n, int | np.integer) and n >= 1 for n in shape)
 
@@ -201,6 +256,15 @@ def _grid(ranks: Any, shape: Sequence[int] | None) -> np.ndarray[Any, Any]:
     """The ranks as an integer array, checked."""
     if ranks is None and shape is None:
         raise _problem("neither ranks nor shape", "one of them", "the devices must be named", "shape=(8,)")
+    if ranks is not None and _is_shape(ranks):
+        sizes = ranks if isinstance(ranks, tuple) else (ranks,)
+        devices = list(map(int, sizes))
+        raise _problem(
+            repr(ranks),
+            "nested lists of ranks, or shape=",
+            f"as ranks it would mean device{'s' * (len(devices) > 1)} {_listed(devices)}, and no others",
+            f"did you mean shape={tuple(devices)}? If these are the ranks: ranks={devices}",
+        )
     if shape is not None and not _is_sizes(shape):
         raise _problem(
             f"shape={shape!r}",

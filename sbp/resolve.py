@@ -11,6 +11,7 @@ from jax.tree_util import keystr, tree_flatten_with_path
 
 from sbp.compat import is_key
 from sbp.errors import Problem
+from sbp.meant import meant
 from sbp.placement import Placement
 from sbp.signature import (
     AUTO,
@@ -24,6 +25,8 @@ from sbp.signature import (
     is_signature,
     normalise,
 )
+
+MOST_ENTRIES = 4  # of a container that a message outlines
 
 
 def is_leaf(x: Any) -> bool:
@@ -70,9 +73,10 @@ def _spread(prefix: Any, tree: Any, where: str, out: list[Any]) -> Iterator[Prob
         out.extend([prefix] * n_leaves)
         return
     ours, theirs = _children(prefix), _children(tree)
-    if ours is None:
+    near = meant(prefix) if ours is None or theirs is None or len(ours) != len(theirs) else None
+    if ours is None or near is not None:
         out.extend([AUTO] * n_leaves)
-        yield _not_a_signature(prefix, where)
+        yield _not_a_signature(prefix, where, near)
     elif theirs is None or not _alike(prefix, tree, ours, theirs):
         out.extend([AUTO] * n_leaves)
         yield _not_a_prefix(prefix, tree, where)
@@ -110,8 +114,9 @@ def _describe(x: Any) -> str:
 
 
 def _not_a_prefix(prefix: Any, tree: Any, where: str) -> Problem:
-    legal = f"{_describe(tree)}, or one signature for all of it" if _children(tree) else "one signature"
-    why = "signatures are a pytree prefix: containers must match, and one signature stands for a subtree"
+    leaf = hasattr(tree, "shape")
+    there = f"one tensor, {tree.dtype}{list(tree.shape)}" if leaf else _describe(tree)
+    why = f"{_describe(prefix)} stands for {there}: signatures are a pytree prefix, so containers must match"
     if isinstance(prefix, dict) and isinstance(tree, dict):
         odd = [f"{k!r} is not there" for k in prefix if k not in tree]
         odd += [f"{k!r} has no entry" for k in tree if k not in prefix]
@@ -120,15 +125,26 @@ def _not_a_prefix(prefix: Any, tree: Any, where: str) -> Problem:
         "signature",
         where,
         _describe(prefix),
-        legal,
+        f"{_describe(tree)}, or one signature for all of it" if _children(tree) else "one signature",
         why,
-        "sbp.AUTO (or None) where the compiler may choose",
+        f"{_outline(tree)}sbp.AUTO (or None) where the compiler may choose",
     )
 
 
-def _not_a_signature(s: Any, where: str) -> Problem:
+def _outline(tree: Any) -> str:
+    """How the signatures of a plain container are written."""
+    if type(tree) not in (dict, list, tuple) or not tree:
+        return ""
+    entries = [f"{k!r}: ..." for k in tree] if isinstance(tree, dict) else ["..."] * len(tree)
+    shown = ", ".join(entries if len(entries) <= MOST_ENTRIES else [*entries[:MOST_ENTRIES], "and so on"])
+    last = "," if len(tree) == 1 else ""
+    outlines: dict[type, str] = {dict: f"{{{shown}}}", list: f"[{shown}]", tuple: f"({shown}{last})"}
+    return f"{outlines[type(tree)]} with "
+
+
+def _not_a_signature(s: Any, where: str, near: tuple[str, str] | None = None) -> Problem:
     kind = type(s).__name__
-    fix = "sbp.AUTO lets the compiler choose"
+    why, fix = near or (f"a {kind} is none of them", "sbp.AUTO lets the compiler choose")
     if isinstance(s, Sharding):
         fix = f"a {kind} names no axes of the placement: jax.sharding.NamedSharding(placement.mesh, spec)"
     return Problem(
@@ -136,7 +152,7 @@ def _not_a_signature(s: Any, where: str) -> Problem:
         where,
         repr(s),
         "[S(0), B], a PartitionSpec, a NamedSharding, sbp.AUTO or None",
-        f"a {kind} is none of them",
+        why,
         fix,
     )
 

@@ -1,9 +1,6 @@
-"""From the columns of a file to a batch: which columns there are, how each is read, what is refused."""
+"""From the columns of a file to a batch: how each is read, what is refused."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -11,47 +8,10 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from models.recommender.batch import Batch, Keys, Lists, as_lists
+from models.recommender.layout import Layout
 
 BLANK = 2**48 - 1
 """The key of a blank field. It fits 48 bits, and a file that has it as a key is refused."""
-
-
-def log_counts(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """log(1 + max(x, 0)): what is usual for the raw counts of Criteo."""
-    return np.log1p(np.maximum(x, 0))
-
-
-def as_is(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Numbers that somebody has scaled already."""
-    return x
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """The columns of a file, in the order of a TSV.
-
-    Arguments:
-      label: a column of 0 and 1.
-      dense: columns of numbers.
-      categorical: columns of keys: hexadecimal text, integers, or lists of either (Parquet only).
-      scale: what is done to the dense numbers; a blank is 0 after it.
-    """
-
-    label: str
-    dense: tuple[str, ...]
-    categorical: tuple[str, ...]
-    scale: Callable[[NDArray[np.float64]], NDArray[np.float64]] = log_counts
-
-    @property
-    def names(self) -> list[str]:
-        """All columns."""
-        return [self.label, *self.dense, *self.categorical]
-
-
-CRITEO = Layout("label", tuple(f"I{i}" for i in range(1, 14)), tuple(f"C{i}" for i in range(1, 27)))
-"""Criteo's own columns with raw counts, as in the Kaggle set and the terabyte set."""
-PREPARED = replace(CRITEO, scale=as_is)
-"""The same columns after NVTabular or the like: dense features are scaled, keys are integers or lists."""
 
 
 class BadField(ValueError):

@@ -22,17 +22,14 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from models.recommender.batch import Batch, concatenate, rebatch
-from models.recommender.columns import CRITEO, BadField, Layout, convert, unreadable
-from sbp.errors import Problem, SbpError
+from models.recommender.columns import BadField, convert, unreadable
+from models.recommender.layout import CRITEO, DataError, Layout
+from sbp.errors import Problem
 
 BLOCK_BYTES = 8 << 20
 BLOCK_ROWS = 1 << 15
 SHOWN = 80
 PARQUET = (".parquet", ".pq")
-
-
-class DataError(SbpError):
-    """A file that cannot be read, or a line of it."""
 
 
 def refuse(problem: Problem) -> None:

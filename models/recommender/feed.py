@@ -1,26 +1,26 @@
-"""Batches for training and evaluation: files, keys as rows of tables, and copies to where they are wanted."""
+"""Batches for training and evaluation: clicks, keys as rows of tables, copies to where they are wanted."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from models.recommender import criteo, synthetic
+from models.recommender import synthetic
 from models.recommender.batch import Batch, hashed, rebatch
-from models.recommender.columns import PREPARED, Layout
-from models.recommender.criteo import DataError
+from models.recommender.layout import PREPARED, DataError, Layout, needs_pyarrow
 from models.recommender.stages import Flow, Stage
-from models.recommender.synthetic import Teacher
+from models.recommender.synthetic import Drawn, Piece, Teacher
 from sbp.errors import Problem
 
 Cut: TypeAlias = Callable[[Iterator[Batch]], Iterator[Batch]]
-"""Makes batches of pieces of files."""
+"""Makes batches of what was parsed."""
+Source: TypeAlias = str | Drawn
+"""A file of clicks, or clicks that are drawn as they are needed."""
 Copy: TypeAlias = Callable[[Batch], Batch]
 """Copies a batch to where it is wanted, and waits for it."""
 
@@ -32,21 +32,21 @@ HELD_OUT = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """Clicks in files.
+    """Clicks in files, or drawn.
 
     Arguments:
       name: what they are, for all output.
-      train: files to train on.
-      test: files to evaluate on; if there are none, what the training has left of its own.
-      layout: the columns of the files.
+      train: what to train on.
+      test: what to evaluate on; if there is none, what the training has left of its own.
+      layout: the columns of files.
       sizes: the rows of each feature's table.
       hashing: whether keys are hashed to rows; otherwise they are rows.
       teacher: who knows the truth, of synthetic clicks.
     """
 
     name: str
-    train: tuple[str, ...]
-    test: tuple[str, ...]
+    train: tuple[Source, ...]
+    test: tuple[Source, ...]
     layout: Layout
     sizes: tuple[int, ...]
     hashing: bool
@@ -77,9 +77,23 @@ class Data:
             raise self.refused(got, legal, "--rows N hashes keys", "keys are taken as rows of tables")
         return replace(batch, keys=batch.keys.astype(np.int32))
 
-    def batches(self, paths: Sequence[str], size: int, stop: int) -> Iterator[Batch]:
+    def pieces(self, sources: Sequence[Source]) -> Iterator[Any]:
+        """What `parsed` makes batches of; of files, what can be read without parsing it.
+
+        Raises:
+          DataError: for files, without pyarrow.
+        """
+        for source in sources:
+            if isinstance(source, Drawn):
+                yield from source.pieces()
+                continue
+            with needs_pyarrow():
+                from models.recommender import criteo
+            yield from criteo.blocks(source, layout=self.layout)
+
+    def batches(self, sources: Sequence[Source], size: int, stop: int) -> Iterator[Batch]:
         """The first `stop` full batches, with rows, of one thread."""
-        found = criteo.batches(paths, size, layout=self.layout, drop_last=True)
+        found = rebatch(map(parsed, self.pieces(sources)), size, drop_last=True)
         return map(self.rows, islice(found, stop))
 
     def first(self, size: int) -> Batch:
@@ -93,8 +107,17 @@ class Data:
         raise self.refused(f"fewer than {size:,} rows", "one batch or more", "a smaller --batch")
 
 
-def made(folder: Path, samples: int, held_out: int, seed: int, rows: int | None = None) -> Data:
-    """The synthetic set, written to a folder as two Parquet files.
+def parsed(piece: Any) -> Batch:
+    """The batch of a piece; of several threads each may parse another one."""
+    if isinstance(piece, Piece):
+        return piece.draw()
+    from models.recommender import criteo
+
+    return criteo.parse(piece)
+
+
+def made(samples: int, held_out: int, seed: int, rows: int | None = None) -> Data:
+    """The synthetic set.
 
     Arguments:
       samples: to train on.
@@ -103,9 +126,7 @@ def made(folder: Path, samples: int, held_out: int, seed: int, rows: int | None 
       rows: what keys are hashed to, at most; without it keys are rows.
     """
     teacher = Teacher.planted(seed=seed)
-    train, test = (str(folder / f"synthetic-{part}.parquet") for part in ("train", "test"))
-    synthetic.write(train, teacher, samples)
-    synthetic.write(test, teacher, held_out, start=HELD_OUT)
+    train, test = Drawn(teacher, samples), Drawn(teacher, held_out, start=HELD_OUT)
     sizes = tuple(min(size, rows or size) for size in teacher.cardinalities)
     name = f"{synthetic.NAME} (seed {seed})"
     return Data(name, (train,), (test,), PREPARED, sizes, rows is not None, teacher)
@@ -128,26 +149,26 @@ class Workers:
 
 def flow(
     data: Data,
-    paths: Sequence[str],
+    sources: Sequence[Source],
     size: int,
     cut: Cut,
     copy: Copy,
     workers: Workers,
     name: str,
 ) -> Flow:
-    """Files to batches on devices, in stages that work at the same time.
+    """Clicks to batches on devices, in stages that work at the same time.
 
     Arguments:
-      paths: of files.
+      sources: of the clicks.
       size: of every batch; what fills a smaller one up has the label `NOBODY`.
       name: what is done with the batches, for the table of rates.
     """
     stages = [
-        Stage("parse", criteo.parse, workers=workers.parse),
+        Stage("parse", parsed, workers=workers.parse),
         Stage("batch", stream=cut),
         Stage("hash, copy", lambda batch: copy(filled(data.rows(batch), size)), workers=workers.copy),
     ]
-    return Flow(criteo.blocks(paths, layout=data.layout), stages, names=("read", name))
+    return Flow(data.pieces(sources), stages, names=("read", name))
 
 
 def full(size: int, stop: int) -> Cut:

@@ -8,7 +8,7 @@ It shows that a model learns what is there to learn; it says nothing of the qual
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.recommender.batch import Batch
+from models.recommender.layout import needs_pyarrow
 
 NAME = "synthetic clicks"
 
@@ -145,16 +146,56 @@ class Teacher:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One batch of a teacher, not drawn yet."""
+
+    teacher: Teacher
+    size: int
+    index: int
+
+    def __len__(self) -> int:
+        return self.size
+
+    def draw(self) -> Batch:
+        """The batch."""
+        return self.teacher.batch(self.size, self.index)
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Synthetic clicks that are drawn as they are needed; a file that `write` makes has the same ones.
+
+    Arguments:
+      teacher: who decides them.
+      samples: how many.
+      start: the number of the first batch of the teacher that is taken: other batches are other clicks.
+      group: rows of one batch.
+    """
+
+    teacher: Teacher
+    samples: int
+    start: int = 0
+    group: int = GROUP
+
+    def pieces(self) -> Iterator[Piece]:
+        """The batches, one after the other."""
+        for index, at in enumerate(range(0, self.samples, self.group), self.start):
+            yield Piece(self.teacher, min(self.group, self.samples - at), index)
+
+
 def write(path: str | Path, teacher: Teacher, samples: int, *, start: int = 0, group: int = GROUP) -> None:
     """Writes synthetic clicks as Parquet; read them with the layout `PREPARED`, or `layout(teacher)`.
 
     Arguments:
-      samples: rows.
-      start: the number of the first batch of the teacher that is taken: other batches are other clicks.
-      group: rows of one batch, and of one row group.
+      samples, start, group: as of `Drawn`; a group is a row group.
+
+    Raises:
+      DataError: without pyarrow.
     """
-    import pyarrow as pa
-    import pyarrow.parquet
+    with needs_pyarrow():
+        import pyarrow as pa
+        import pyarrow.parquet
 
     dense = [f"I{i}" for i in range(1, len(teacher.dense) + 1)]
     keys = [f"C{i}" for i in range(1, len(teacher.features) + 1)]
@@ -164,8 +205,8 @@ def write(path: str | Path, teacher: Teacher, samples: int, *, start: int = 0, g
     ]
     schema = pa.schema(fields, metadata={"source": NAME, "seed": str(teacher.seed)})
     with pyarrow.parquet.ParquetWriter(path, schema) as file:
-        for index, at in enumerate(range(0, samples, group), start):
-            batch = teacher.batch(min(group, samples - at), index)
+        for piece in Drawn(teacher, samples, start, group).pieces():
+            batch = piece.draw()
             assert not isinstance(batch.keys, tuple)
             columns = [batch.label, *batch.dense.T, *batch.keys.T]
             arrays = [pa.array(np.ascontiguousarray(column)) for column in columns]

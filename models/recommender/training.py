@@ -18,12 +18,13 @@ import sbp
 from models import train
 from models.recommender import feed, logistic
 from models.recommender.batch import Batch
-from models.recommender.columns import CRITEO, PREPARED
 from models.recommender.feed import Data
 from models.recommender.layers import Inputs
+from models.recommender.layout import CRITEO, PREPARED
 from models.recommender.learner import LAYOUTS, OPTIMIZERS, Learner, Model, collection
 from models.recommender.metrics import Clicks
 from models.recommender.stages import Flow
+from models.recommender.synthetic import CARDINALITIES, DENSE
 from sbp.placement import Placement
 
 PyTree: TypeAlias = Any
@@ -31,6 +32,9 @@ PyTree: TypeAlias = Any
 HASHED_ROWS = 100_000
 SHOWN = 10
 """How many losses a run prints."""
+CHECKED = 50
+"""How many steps are compared with one device, at most."""
+CHECK = f"repeat the first {CHECKED} steps in 64 bits, distributed and on one device, and compare"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +102,35 @@ def parser(prog: str, model: Model) -> argparse.ArgumentParser:
     add("--parsers", type=int, default=1, help="threads that parse")
     add("--copiers", type=int, default=1, help="threads that hash keys and copy batches to the devices")
     add("--baseline", action="store_true", help="fit a logistic regression too")
-    add("--check", action="store_true", help="repeat the training on one device and compare")
-    add("--out", default="out", metavar="DIR", help="where plan.html goes, and synthetic clicks")
+    add("--check", action="store_true", help=CHECK)
+    add("--out", default="out", metavar="DIR", help="where plan.html goes")
     return options
+
+
+def example(
+    model: Model,
+) -> tuple[Callable[..., Any], Callable[[], tuple[PyTree, ...]], Callable[[Placement], PyTree]]:
+    """What `python -m sbp plan` plans: the train step on synthetic clicks, its arguments, its signatures.
+
+    The step is the same for all placements whose number of devices divides 256.
+    """
+    defaults = parser("", model).parse_args([])
+    rule = OPTIMIZERS[defaults.optimizer]
+    tables = collection(CARDINALITIES, defaults.width, LAYOUTS[defaults.table](1), 1)
+    inputs = Inputs(DENSE, len(CARDINALITIES), defaults.width)
+    learner = Learner(model, inputs, tables, rule.make(rule.lr), optax.adam(defaults.dense_lr))
+
+    def train_step(params: PyTree, state: PyTree, batch: Batch) -> tuple[PyTree, PyTree, jax.Array]:
+        return learner.step(params, state, batch)
+
+    def arguments() -> tuple[PyTree, ...]:
+        params = jax.eval_shape(learner.init, jax.eval_shape(jax.random.key, 0))
+        n = defaults.batch
+        dense, keys = np.zeros((n, DENSE), np.float32), np.zeros((n, len(CARDINALITIES)), np.int32)
+        batch = jax.eval_shape(lambda batch: batch, Batch(np.zeros(n, np.float32), dense, keys))
+        return params, jax.eval_shape(learner.init_state, params), batch
+
+    return train_step, arguments, lambda placement: learner.in_sbp(placement, defaults.table)
 
 
 def main(prog: str, model: Model, argv: Sequence[str] | None = None) -> Result:
@@ -109,7 +139,7 @@ def main(prog: str, model: Model, argv: Sequence[str] | None = None) -> Result:
     placement = train.prepare(args)
     out = Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
-    data = _data(args, out)
+    data = _data(args)
     inputs = Inputs(len(data.layout.dense), len(data.sizes), args.width)
     devices = int(np.prod(placement.shape))
     tables = collection(data.sizes, args.width, LAYOUTS[args.table](devices), devices)
@@ -123,11 +153,11 @@ def main(prog: str, model: Model, argv: Sequence[str] | None = None) -> Result:
     return Run(args, data, learner, placement).all(out)
 
 
-def _data(args: argparse.Namespace, out: Path) -> Data:
+def _data(args: argparse.Namespace) -> Data:
     """The files of the command line, or synthetic ones."""
     if not args.data:
         samples = args.batch * args.steps if args.samples is None else args.samples
-        return feed.made(out, samples, args.held_out, args.seed, args.rows)
+        return feed.made(samples, args.held_out, args.seed, args.rows)
     layout = PREPARED if args.prepared else CRITEO
     sizes = (args.rows or HASHED_ROWS,) * len(layout.categorical)
     name = f"{len(args.data)} files" if len(args.data) > 1 else args.data[0]
@@ -153,12 +183,13 @@ class Run:
         print(plan, end="\n\n")
 
         *placed, first = step.place(*start, first)
-        params, losses = self.trained(step, placed, _copy_like(first), str(self.placement))
-        difference = self.compared(params, losses, start) if self.args.check else None
+        copy = _copy_like(first)
+        params, losses = self.trained(step, placed, copy, str(self.placement), self.args.steps)
+        difference = self.compared(step, start, copy) if self.args.check else None
 
         scorer = sbp.compile(self.learner.scores, self.placement, in_sbp=(in_sbp[0], in_sbp[2]))
         name = type(self.learner.model).__name__
-        scores = {name: self.evaluated(name, partial(scorer, params), _copy_like(first), len(losses))}
+        scores = {name: self.evaluated(name, partial(scorer, params), copy, len(losses))}
         scores |= self.others(len(losses))
         _show(scores, self.data.name)
         return Result(jax.device_get(params), losses, plan, scores, difference)
@@ -168,18 +199,18 @@ class Run:
         params = jax.jit(self.learner.init)(jax.random.key(self.args.seed))
         return jax.device_get((params, jax.jit(self.learner.init_state)(params)))
 
-    def _flow(self, paths: Sequence[str], cut: feed.Cut, copy: feed.Copy, name: str) -> Flow:
+    def _flow(self, sources: Sequence[feed.Source], cut: feed.Cut, copy: feed.Copy, name: str) -> Flow:
         workers = feed.Workers(self.args.parsers, self.args.copiers)
-        return feed.flow(self.data, paths, self.args.batch, cut, copy, workers, name)
+        return feed.flow(self.data, sources, self.args.batch, cut, copy, workers, name)
 
     def trained(
-        self, step: Callable[..., Any], start: Sequence[PyTree], copy: feed.Copy, where: str
+        self, step: Callable[..., Any], start: Sequence[PyTree], copy: feed.Copy, where: str, steps: int
     ) -> tuple[PyTree, list[float]]:
         """Parameters after all steps, and the losses; prints some of these, and the rates of the stages."""
         (params, state), losses = start, list[float]()
-        every = -(-self.args.steps // SHOWN)
+        every = -(-steps // SHOWN)
         print(f"training on {where}")
-        cut = feed.full(self.args.batch, self.args.steps)
+        cut = feed.full(self.args.batch, steps)
         with self._flow(self.data.train, cut, copy, "train") as batches:
             began = time.perf_counter()
             for batch in batches:
@@ -194,12 +225,22 @@ class Run:
         print(f"{compiled - began:.1f} s to the first loss with compilation, then {rate:,.0f} samples/s\n")
         return params, losses
 
-    def compared(self, params: PyTree, losses: list[float], start: Sequence[PyTree]) -> train.Difference:
-        """The training repeated on one device, and how far it is from there."""
-        one_device = jax.jit(self.learner.step, donate_argnums=(0, 1))
-        once, alone = self.trained(one_device, start, _copy, "one device")
-        difference = train.compare(jax.device_get(params), losses, jax.device_get(once), alone)
-        print(f"largest difference to one device: {difference}\n")
+    def compared(
+        self, step: Callable[..., Any], start: Sequence[PyTree], copy: feed.Copy
+    ) -> train.Difference:
+        """The first steps once more, distributed and on one device, and how far apart these two end.
+
+        In 64 bits: Adam and Adagrad divide a gradient by its own size, and a ReLU has a corner, so the
+        rounding of 32 bits grows within some tens of steps to differences that say nothing.
+        """
+        steps = min(self.args.steps, CHECKED)
+        with jax.enable_x64(True):
+            once = jax.jit(self.learner.step, donate_argnums=(0, 1))
+            wide = [jax.tree.map(_doubled, tree) for tree in start]
+            params, losses = self.trained(step, wide, copy, f"{self.placement}, in 64 bits", steps)
+            alone, expected = self.trained(once, wide, _copy, "one device, in 64 bits", steps)
+            difference = train.compare(*jax.device_get((params, losses, alone, expected)))
+        print(f"largest difference to one device in {steps} steps of 64 bits: {difference}\n")
         return difference
 
     def evaluated(
@@ -211,12 +252,12 @@ class Run:
           scorer: batch -> `[batch]`.
           trained: how many batches the training has taken.
         """
-        paths, start = (self.data.test, 0) if self.data.test else (self.data.train, trained)
+        sources, start = (self.data.test, 0) if self.data.test else (self.data.train, trained)
         cut = feed.rest(self.args.batch, start, self.args.held_out)
         clicks = Clicks()
         # Compiled before the clock starts.
         jax.block_until_ready(scorer(copy(self.data.first(self.args.batch))))
-        with self._flow(paths, cut, copy, "evaluate") as batches:
+        with self._flow(sources, cut, copy, "evaluate") as batches:
             for batch in batches:
                 label = np.asarray(batch.label)
                 real = label != feed.NOBODY
@@ -241,6 +282,11 @@ class Run:
                 clicks.add(label, logits)
             found["teacher, without noise"] = Score.of(clicks)
         return found
+
+
+def _doubled(x: Any) -> Any:
+    """A floating-point array in 64 bits; any other one as it is."""
+    return np.asarray(x, np.float64) if np.issubdtype(x.dtype, np.floating) else x
 
 
 def _copy(batch: Batch) -> Batch:

@@ -50,7 +50,7 @@ class Job:
       asked: signatures of arguments and results.
       ties: per result, the argument that it comes back as, or None.
       rank_of: stage -> placement, as the schedule wants it; None for any.
-      time_limit_seconds, memory_limit_bytes, transfer, strict_nonfinite, check: as of `Request` and
+      time_limit_seconds, memory_limit_bytes, transfer, strict_nonfinite, donated, check: as of `Request` and
         `compile_plan`.
     """
 
@@ -63,6 +63,7 @@ class Job:
     memory_limit_bytes: float | None = None
     transfer: Transfer = field(default_factory=Transfer)
     strict_nonfinite: bool = False
+    donated: Sequence[int] = ()
     check: bool = False
 
 
@@ -163,10 +164,12 @@ class _Planning:
             ways_in=(*(None for _ in share.arguments), *self.ways_in(share)),
             ways_out=(*(None for _ in share.results), *self.ways_out(share)),
             time_limit_seconds=job.time_limit_seconds,
-            # Here all micro-batches would count; of a program with a loop the schedule is checked instead.
-            memory_limit_bytes=job.memory_limit_bytes if self.splitter.loop is None else None,
+            memory_limit_bytes=job.memory_limit_bytes,
             transfer=job.transfer,
             strict_nonfinite=job.strict_nonfinite,
+            donated=tuple(k for k, i in enumerate(share.arguments) if i in job.donated),
+            # Of a program with a loop the schedule is checked instead.
+            whole_step=self.splitter.loop is None,
         )
         return compile_plan(self.sub_traced(share), request, check=job.check)
 

@@ -19,7 +19,7 @@ from sbp.passes.pipeline.show import (
     send_rows,
     stage_rows,
 )
-from sbp.passes.report import bytes_text
+from sbp.passes.report import bytes_text, misfit_text
 from sbp.passes.schedule.spans import Timeline
 from sbp.passes.schedule.timeline import timeline_svg
 from sbp.passes.svg import plan_svg as one_svg
@@ -64,7 +64,7 @@ def _top(
 ) -> list[str]:
     """What is not about one placement."""
     name, _, rest = heading(plan).partition(" ")
-    parts = [page.heading(name.rstrip(":"), rest, [*figures(plan), *measured])]
+    parts = [page.heading(name.rstrip(":"), rest, [*figures(plan), *measured], misfit_text(plan))]
     if plan.timeline is not None:
         svg = timeline_svg(timelines or [estimated(plan)], f"{plan.name}: the schedule")
         parts += ["<h2>Timeline</h2>", page.picture(svg)]

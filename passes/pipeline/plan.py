@@ -18,8 +18,13 @@ from sbp.passes.schedule.spans import Timeline
 from sbp.placement import Placement
 from sbp.signature import B, NdSbp
 
+TOO_LARGE = (
+    "it does not fit; try: Options(schedule='auto'), which looks for a schedule that does, smaller "
+    "micro-batches, more stages, or splitting what lies whole. Options(memory_limit=...) refuses such a plan"
+)
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class PipelinePlan(Plan):
     """What a program with stages will do, and why.
 
@@ -72,7 +77,7 @@ class PipelinePlan(Plan):
     def _forms(self) -> Forms:
         from sbp.passes.pipeline import page, save, show
 
-        return Forms(show.plan_text, page.plan_html, save.save_plan)
+        return Forms(show.plan_line, show.plan_text, page.plan_html, save.save_plan)
 
 
 def pipeline_plan(
@@ -100,6 +105,9 @@ def pipeline_plan(
         outs.update(zip(share.results, plan.out_sbp, strict=False))
     traced = stages.traced
     whole = (B,) * plans[0].placement.ndim
+    remarks = [*notes, *(n for p in plans for n in p.notes)]
+    if schedule is not None and max(memory) > plans[0].hardware.memory_bytes:
+        remarks.insert(0, TOO_LARGE)
     return PipelinePlan(
         name=name,
         placement=placement,
@@ -112,7 +120,7 @@ def pipeline_plan(
         out_sbp=tuple(outs.get(i, whole) for i in range(len(traced.out_paths))),
         in_paths=traced.in_paths,
         out_paths=traced.out_paths,
-        notes=tuple(dict.fromkeys([*notes, *(n for p in plans for n in p.notes)])),
+        notes=tuple(dict.fromkeys(remarks)),
         stages=tuple(replace(p, memory_bytes=m) for p, m in zip(plans, memory, strict=True)),
         schedule=schedule,
         timeline=timeline,

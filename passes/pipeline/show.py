@@ -9,8 +9,24 @@ from dataclasses import replace
 from sbp.passes.explain import Collective, Plan, together
 from sbp.passes.names import without_indices
 from sbp.passes.pipeline.plan import PipelinePlan
-from sbp.passes.report import bytes_text, gap_text, kind_text, over_text, seconds_text, tensor_text
-from sbp.passes.show import note_lines, signature_lines, table_lines, totals_lines
+from sbp.passes.report import (
+    bytes_text,
+    capacity_text,
+    kind_text,
+    over_text,
+    seconds_text,
+    tensor_text,
+    verdict_text,
+)
+from sbp.passes.show import (
+    misfit_lines,
+    note_lines,
+    short_figures,
+    signature_lines,
+    table_lines,
+    totals_lines,
+)
+from sbp.passes.width import fitted, terminal_width
 from sbp.signature import format_sbp
 
 SMALL = 1000
@@ -40,19 +56,28 @@ _NUMBERS = re.compile(r"\b(stage|stages|placement) [\d, and]+")
 _INDICES = re.compile(r"\[[\d|]+\]")
 
 
-def plan_text(plan: PipelinePlan) -> str:
-    """The plan of a pipeline as text."""
-    parts = [heading(plan), "", *totals_lines(figures(plan))]
+def plan_text(plan: PipelinePlan, width: int | None = None) -> str:
+    """The plan of a pipeline as text; `width` as of a plan's."""
+    width = terminal_width() if width is None else width
+    parts = [heading(plan), *misfit_lines(plan), "", *totals_lines(figures(plan))]
     for title, lines in (("stages", stage_rows(plan)), ("sent between placements", send_rows(plan))):
         if len(lines) > 1:
-            parts += ["", title, *columns(lines)]
+            parts += ["", title, *columns(lines, width)]
     parts += note_lines(plan)
     known: dict[str, int] = {}
     for i in range(len(plan.stages)):
-        body = _place_text(plan, i)
+        body = _place_text(plan, i, width)
         same = known.setdefault(_alike(body), i)
         parts += ["", place_heading(plan, i), *([f"  as placement {same}"] if same != i else ["", body])]
-    return "\n".join(parts)
+    return fitted("\n".join(parts), width)
+
+
+def plan_line(plan: PipelinePlan) -> str:
+    """The plan of a pipeline in one line."""
+    stages = f"{len(plan.stages)} placements"
+    if plan.schedule is not None:
+        stages = f"{plan.schedule.stages} stages on {stages}, schedule {plan.schedule.name}"
+    return f"<PipelinePlan {plan.name} on {plan.placement}: {stages}, {short_figures(plan)}>"
 
 
 def heading(plan: PipelinePlan) -> str:
@@ -85,13 +110,12 @@ def figures(plan: PipelinePlan) -> list[tuple[str, str]]:
             ("live", f"{_listed(plan.live, '{:g}'.format)} micro-batches at the most"),
         ]
     kinds = [f"{n} {kind_text(k)} {bytes_text(b)}" for k, (n, b) in plan.by_kind().items()]
-    capacity = bytes_text(plan.hardware.memory_bytes)
     return [
         *out,
-        ("memory", f"{_listed(plan.memory, bytes_text)} at the peak per device, of {capacity}"),
+        ("memory", f"{_listed(plan.memory, bytes_text)} at the peak per device{capacity_text(plan)}"),
         ("moved", ", ".join(kinds) or "nothing"),
         ("wire", f"{bytes_text(plan.wire_bytes)} sent per device per step at the most"),
-        ("plan", gap_text(plan.gap)),
+        ("plan", verdict_text(plan)),
     ]
 
 
@@ -158,8 +182,11 @@ def merged_sends(plan: PipelinePlan) -> list[Collective]:
     return [together(same) for same in rows.values()]
 
 
-def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+def columns(rows: Sequence[Sequence[str]], most: int | None = None) -> list[str]:
     """Rows as aligned columns, the first row being their headings; figures are aligned to the right.
+
+    Arguments:
+      most: columns of the terminal; rows that are wider are lists.
 
     >>> columns([("line", "time"), ("mlp.py:3", "2.00 ms"), ("mlp.py:12", "12 us")])
     ['  line          time', '  mlp.py:3   2.00 ms', '  mlp.py:12    12 us']
@@ -169,6 +196,9 @@ def columns(rows: Sequence[Sequence[str]]) -> list[str]:
     for row in rows:
         cells = zip(row, widths, rows[0], strict=True)
         out.append("  ".join(f"{x:>{w}}" if h in NUMBERS else f"{x:<{w}}" for x, w, h in cells))
+    if most is not None and max(map(len, out)) + 2 > most:
+        named = [[f"{h} {x}" for h, x in zip(rows[0], row, strict=True) if x] for row in rows[1:]]
+        return [f"  {', '.join(cells)}" for cells in named]
     return [f"  {line}".rstrip() for line in out]
 
 
@@ -179,7 +209,7 @@ def place_heading(plan: PipelinePlan, place: int) -> str:
     return f"placement {place}: {plan.stages[place].placement}{lives}"
 
 
-def _place_text(plan: PipelinePlan, place: int) -> str:
+def _place_text(plan: PipelinePlan, place: int, width: int | None) -> str:
     """The collectives of one placement, and its figures."""
     p = own_signatures(plan.stages[place])
     moving = sum(c.seconds for c in p.collectives)
@@ -188,7 +218,7 @@ def _place_text(plan: PipelinePlan, place: int) -> str:
         f"collectives  {per_step}, {bytes_text(p.wire_bytes)} sent per device, {seconds_text(moving)} of "
         f"{seconds_text(p.seconds)}; {bytes_text(plan.memory[place])} at the peak per device"
     )
-    return "\n".join([*table_lines(p), total, *signature_lines(p, plan)])
+    return "\n".join([*table_lines(p, width), total, *signature_lines(p, plan)])
 
 
 def own_signatures(plan: Plan) -> Plan:

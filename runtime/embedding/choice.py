@@ -9,11 +9,14 @@ from itertools import combinations
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
+import jax
+
 from sbp.errors import EmbeddingError, Problem
 from sbp.hardware import BYTES_ONLY, Hardware, hardware_for
+from sbp.options import bytes_of
 from sbp.passes.explain import Plan
 from sbp.passes.report import bytes_text, kind_text, seconds_text
-from sbp.placement import Placement
+from sbp.placement import Placement, as_placement
 from sbp.runtime.embedding.collection import Collection
 from sbp.runtime.embedding.costs import (
     KINDS,
@@ -53,9 +56,9 @@ class TableChoice:
     reason: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Choice:
-    """A layout for each table, and why; `print` shows it.
+    """A layout for each table, and why; `print` shows it, `repr` is one line.
 
     Arguments:
       features: with the chosen placements.
@@ -82,6 +85,10 @@ class Choice:
     def collection(self) -> Collection:
         """The collection with the chosen placements."""
         return collection_of(self.features, self.placement.size, ROUNDED)
+
+    def __repr__(self) -> str:
+        layouts = ", ".join(f"{t.table.name} {t.layout}" for t in self.tables)
+        return f"<Choice for {len(self.tables)} tables on {self.placement}: {layouts}>"
 
     def __str__(self) -> str:
         bytes_only = self.hardware == BYTES_ONLY
@@ -123,11 +130,11 @@ def _aligned(lines: Sequence[Sequence[str]]) -> str:
 def choose(
     features: Sequence[FeatureConfig],
     batch: int,
-    placement: Placement,
+    placement: Placement | jax.sharding.Mesh,
     *,
     optimizer: Any,
     hardware: Hardware | None = None,
-    memory_limit: float | None = None,
+    memory_limit: float | str | None = None,
 ) -> Choice:
     """Chooses rows, columns, whole tables or copies for every table; needs no devices.
 
@@ -139,20 +146,22 @@ def choose(
     Arguments:
       features: each with an input shape, as the cost depends on how many ids an example has.
       batch: examples in a step, over all devices.
-      placement: the devices; tables are split over all axes.
+      placement: the devices, a `Mesh` being taken too; tables are split over all axes.
       optimizer: of all tables, such as `sbp.rows(optax.adagrad(0.05))`.
       hardware: what is planned for; default: the placement's kind. Under `BYTES_ONLY` the bytes on the wire
         are made small, otherwise the seconds of the plan.
-      memory_limit: bytes per device for tables and optimizer state; default: the memory of a device.
+      memory_limit: per device for tables and optimizer state, in bytes or as a text such as "80GB"; default:
+        the memory of a device.
 
     Raises:
       EmbeddingError: if a shape is open or another one, or if nothing fits.
     """
-    features = tuple(features)
+    features, placement = tuple(features), as_placement(placement, "choose(..., placement)")
     tables = unique_tables(features)
     _check(features, batch)
     hardware = hardware or hardware_for(placement.kind)
-    limit = hardware.memory_bytes if memory_limit is None else memory_limit
+    asked = bytes_of(memory_limit, "choose(..., memory_limit=...)")
+    limit = hardware.memory_bytes if asked is None else asked
     step = Step(batch, placement, hardware, optimizer)
     estimates = _estimates(step, tables, features)
     search = _Search(step, features, tables, estimates, limit)

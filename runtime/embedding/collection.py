@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sbp.errors import EmbeddingError, Problem
-from sbp.placement import Placement
+from sbp.placement import Placement, as_placement
 from sbp.runtime.embedding.groups import TableStack
 from sbp.runtime.embedding.inputs import Entry, check_inputs, entries
 from sbp.runtime.embedding.keys import check_ids, problem
@@ -156,17 +156,20 @@ class Collection:
         new = array.at[stack.at(part, jnp.asarray(checked))].set(jnp.asarray(values, array.dtype))
         return {**params, stack.name: new}
 
-    def in_sbp(self, placement: Placement, axes: Sequence[str] | None = None) -> dict[str, list[Signature]]:
+    def in_sbp(
+        self, placement: Placement | jax.sharding.Mesh, axes: Sequence[str] | None = None
+    ) -> dict[str, list[Signature]]:
         """The signatures of the parameters, for `sbp.compile(..., in_sbp=...)`.
 
         Arguments:
-          placement: the devices.
+          placement: the devices, a `Mesh` being taken too.
           axes: over which tables are split (default: all); along the others they are copied.
 
         Raises:
           EmbeddingError: if there is no such axis, or what is split does not divide: it would lie whole at
             rest.
         """
+        placement = as_placement(placement, "in_sbp(placement)")
         wanted = placement.axes if axes is None else tuple(axes)
         found: list[Problem] = []
         for axis in sorted(set(wanted) - set(placement.axes)):

@@ -132,7 +132,8 @@ class Step:
             self.placement,
             in_sbp=(tables, lying, split, split),
             out_sbp=(split, tables, lying),
-            options=Options(hardware=self.hardware),
+            # What fits is decided by who asks.
+            options=Options(hardware=self.hardware, memory_limit=math.inf),
         )
         plan = program.plan(params, state, inputs, slopes)
         sent = {kind: wire_bytes for kind, (_, wire_bytes) in plan.by_kind().items()}

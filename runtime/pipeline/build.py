@@ -97,7 +97,7 @@ def build_pipeline(
     if options.stages is not None:
         places = stage_placements(placement, options.stages, options.schedule)
         hardware = _hardware(options)(placement)
-        graph = cut_model(traced.graph, places, hardware, options.memory_limit)
+        graph = cut_model(traced.graph, places, hardware, options.memory_limit_bytes)
         traced = replace(traced, graph=graph)
         signatures = replace(signatures, traced=traced)
     outs = signatures.on(placement)[1]
@@ -108,13 +108,14 @@ def build_pipeline(
         ties=arguments.ties(signatures.args, signatures.out, outs),
         rank_of=_rank_of(options.schedule, len(placements_of(traced.graph))),
         time_limit_seconds=options.time_limit,
-        memory_limit_bytes=options.memory_limit,
+        memory_limit_bytes=options.memory_limit_bytes,
         transfer=Transfer(options.exchange_capacity, options.exchange_dtype),
         strict_nonfinite=options.strict_nonfinite,
+        donated=donate,
         check=bool(options.check),
     )
     stages = plan_stages(traced, job)
-    schedule, notes = schedule_for(stages, options.schedule, options.memory_limit)
+    schedule, notes = schedule_for(stages, options.schedule, options.memory_limit_bytes)
     plan = pipeline_plan(name, placement, stages, schedule, notes)
     places = [stage.placement for stage in plan.stages]
     threads = options.threads

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
+from sbp.options import bytes_of
 from sbp.passes import save
 from sbp.passes.explain import Plan
 from sbp.passes.page import figures_table, heading, picture, plan_page, short
@@ -65,9 +66,9 @@ class ActionTime:
     together: float | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Profile:
-    """What a program took, and what its plan says.
+    """What a program took, and what its plan says; `print` shows it, `repr` is one line.
 
     Arguments:
       plan: of the program.
@@ -95,11 +96,11 @@ class Profile:
     driver_seconds: float | None = None
     task: Task | None = field(default=None, repr=False, compare=False)
 
-    def best(self, memory_limit: float | None = None) -> Schedule:
+    def best(self, memory_limit: float | str | None = None) -> Schedule:
         """The fastest schedule found for the measured times, to be given to `Options(schedule=...)`.
 
         Arguments:
-          memory_limit: bytes per device; None for all that it has.
+          memory_limit: per device, in bytes or as a text such as "80GB"; None for all that it has.
 
         Raises:
           ArgumentError: for a program without stages and micro-batches, or without a backward pass.
@@ -113,7 +114,8 @@ class Profile:
                 "sbp.microbatch(jax.value_and_grad(loss), 8, batch_args=1) and sbp.on(...)",
                 "Profile.best",
             )
-        return found_schedule(self.task.search(memory_limit, self.times))
+        limit_bytes = bytes_of(memory_limit, "Profile.best(memory_limit=...)")
+        return found_schedule(self.task.search(limit_bytes, self.times))
 
     @property
     def timelines(self) -> tuple[Timeline, ...]:
@@ -166,6 +168,9 @@ class Profile:
             seconds = (a.estimated, a.alone, a.together)
             out.append((str(a.kind), str(a.stage), *("" if s is None else seconds_text(s) for s in seconds)))
         return out
+
+    def __repr__(self) -> str:
+        return f"<Profile of {self.plan.name} on {self.plan.placement}: measured {self.figures()[0][1]}>"
 
     def __str__(self) -> str:
         width = max(len(name) for name, _ in self.figures())

@@ -14,8 +14,13 @@ from tests.errors.messages import Messages, check_message, kinds
 
 GRID = sbp.placement("cpu", shape=(2, 4))
 LINE = sbp.placement("cpu", shape=(8,))
+CHIP = sbp.placement("h100", shape=(1,))
 X = np.ones((8, 8), np.float32)
 INT32 = "-2147483648..2147483647"
+NO_PLACEMENT = (
+    "an sbp.placement, or a jax.sharding.Mesh",
+    "a placement says which devices a program, or a part of it, runs on",
+)
 AGAIN = "make the plan again with Program.plan(...), or leave the option out"
 
 
@@ -134,18 +139,24 @@ MESSAGES: Messages = {
         PlacementError,
         "compile(fn, placement)",
         "'cpu'",
-        "an sbp.placement",
-        "the second argument says which devices the program runs on",
+        *NO_PLACEMENT,
         "sbp.placement('cpu', shape=(8,))",
     ),
-    "a mesh": (
-        lambda: sbp.compile(double, LINE.mesh),  # type: ignore[arg-type]
+    "a placement in the command line's form": (
+        lambda: sbp.compile(double, "cpu:2x4"),  # type: ignore[arg-type]
         PlacementError,
         "compile(fn, placement)",
-        repr(LINE.mesh)[:80],
-        "an sbp.placement",
-        "the second argument says which devices the program runs on",
-        "sbp.Placement.from_mesh(mesh)",
+        "'cpu:2x4'",
+        *NO_PLACEMENT,
+        "sbp.placement('cpu', shape=(2, 4))",
+    ),
+    "a mesh without devices": (
+        lambda: sbp.compile(double, GRID.abstract_mesh),  # type: ignore[arg-type]
+        PlacementError,
+        "compile(fn, placement)",
+        repr(GRID.abstract_mesh)[:80],
+        *NO_PLACEMENT,
+        "sbp.placement('cpu', shape=(2, 4), axes=('data', 'model')): that mesh has no devices",
     ),
     "no options": (
         lambda: sbp.compile(double, GRID, options={"check": True}),  # type: ignore[arg-type]
@@ -201,6 +212,43 @@ MESSAGES: Messages = {
         "the plan was made for other sizes: this one does not divide by the axis",
         AGAIN,
     ),
+    "a limit on memory without a unit": (
+        lambda: sbp.Options(memory_limit="80"),
+        ArgumentError,
+        "Options(memory_limit=...)",
+        "'80'",
+        "bytes, or a text such as '80GB' or '80GiB'",
+        "a text needs a unit",
+        "80 for bytes, or '80GB'",
+    ),
+    "a limit on memory of no unit that is known": (
+        lambda: sbp.Options(memory_limit="79.5gib"),
+        ArgumentError,
+        "Options(memory_limit=...)",
+        "'79.5gib'",
+        "bytes, or a text such as '80GB' or '80GiB'",
+        "a text needs a unit",
+        "'79.5GiB'",
+    ),
+    "a limit on memory below nothing": (
+        lambda: sbp.Options(memory_limit=-1),
+        ArgumentError,
+        "Options(memory_limit=...)",
+        "-1",
+        "bytes, or a text such as '80GB' or '80GiB'",
+        "it is an amount of memory per device",
+        "'80GB'",
+    ),
+    "what can never fit": (
+        lambda: of(double, jax.ShapeDtypeStruct((50_000, 400_000), np.float32), on=CHIP),
+        MemoryLimitError,
+        "double on h100(x=1)",
+        "160 GB per device for arguments and results alone",
+        "at most 80.0 GB, which h100 has",
+        "at rest: x [S(0)] 80.0 GB, result [S(0)] 80.0 GB",
+        "donate_argnums for state that comes back; "
+        "a placement with more devices, or a smaller batch; Options(memory_limit=...) if a device has more",
+    ),
     "too little memory": (
         lambda: of(in_sbp=([B, B],), options=sbp.Options(memory_limit=300)),
         MemoryLimitError,
@@ -209,7 +257,6 @@ MESSAGES: Messages = {
         "at most 300 B",
         "alive at the peak: x [B, B] 256 B, result [B, B] 256 B",
         "split what lies whole on every device: in_sbp for x; "
-        "jax.checkpoint around a layer, so that its activations are not kept; "
         "a placement with more devices, or a smaller batch",
     ),
 }

@@ -33,6 +33,10 @@ PARTIAL = (
 SPEC = "did you mean jax.sharding.PartitionSpec({})? It is accepted in in_sbp"
 KIND_NAMES = "a100, b200, cpu, cuda, gpu, h100, h200"
 ANNOTATION = "S(dim), B or P, or a list of them, one per placement axis"
+NO_PLACEMENT = (
+    "an sbp.placement, or a jax.sharding.Mesh",
+    "a placement says which devices a program, or a part of it, runs on",
+)
 MATRIX = "annotate(x: float32[3, 4], {}=...)"
 
 Call = Callable[[], Any]
@@ -160,6 +164,41 @@ MESSAGES: dict[str, tuple[Call, type[SbpError], str, str, str, str, str]] = {
         "every level of the hierarchy has devices",
         "shape=(2, 4)",
     ),
+    "a shape where ranks are expected": (
+        lambda: placement("cpu", (2, 4)),
+        PlacementError,
+        "placement(...)",
+        "(2, 4)",
+        "nested lists of ranks, or shape=",
+        "as ranks it would mean devices 2 and 4, and no others",
+        "did you mean shape=(2, 4)? If these are the ranks: ranks=[2, 4]",
+    ),
+    "a count where ranks are expected": (
+        lambda: placement("cpu", 8),
+        PlacementError,
+        "placement(...)",
+        "8",
+        "nested lists of ranks, or shape=",
+        "as ranks it would mean device 8, and no others",
+        "did you mean shape=(8,)? If these are the ranks: ranks=[8]",
+    ),
+    "a mesh for a kind": (
+        lambda: placement(placement("cpu", shape=(2,)).mesh),  # type: ignore[arg-type]
+        PlacementError,
+        "placement(...)",
+        f"kind {placement('cpu', shape=(2,)).mesh!r}",
+        KIND_NAMES + ", tpu",
+        "the kind is a JAX platform or a catalogue name",
+        "placement('cpu', ...); a Mesh is taken as it is where a placement is wanted",
+    ),
+    "an annotation's placement": (
+        lambda: annotate(X, [S(0)], placement="cpu"),  # type: ignore[arg-type]
+        PlacementError,
+        "annotate(..., placement=...)",
+        "'cpu'",
+        *NO_PLACEMENT,
+        "sbp.placement('cpu', shape=(8,))",
+    ),
     "ragged ranks": (
         lambda: placement("cpu", [[0, 1], [2]]),
         PlacementError,
@@ -250,14 +289,32 @@ MESSAGES: dict[str, tuple[Call, type[SbpError], str, str, str, str, str]] = {
         "a plan needs the rates of the device and of its links; the catalogue has none for it",
         "Options(hardware=...) with the rates of the device",
     ),
-    "an annotation that is no signature": (
+    "an annotation in quotes": (
         lambda: annotate(X, "S(0)"),
         SignatureError,
         MATRIX.format("signature"),
         "'S(0)'",
         ANNOTATION,
+        "a text is no signature",
+        "S(0), without quotes",
+    ),
+    "an annotation by the name of an axis": (
+        lambda: annotate(X, "data"),
+        SignatureError,
+        MATRIX.format("signature"),
+        "'data'",
+        ANNOTATION,
         "an annotation is an N-D signature",
         "annotate(x, [S(0), B])",
+    ),
+    "an annotation without a dim": (
+        lambda: annotate(X, [B, S]),
+        SignatureError,
+        MATRIX.format("signature"),
+        "[B, <class 'sbp.signature.Split'>]",
+        ANNOTATION,
+        "S alone does not say which dim is split",
+        "[B, S(0)]",
     ),
     "an annotation with a hole": (
         lambda: annotate(X, B, grad=[S(0), None]),
@@ -265,8 +322,8 @@ MESSAGES: dict[str, tuple[Call, type[SbpError], str, str, str, str, str]] = {
         MATRIX.format("grad"),
         "[S(0), None]",
         ANNOTATION,
-        "an annotation is an N-D signature",
-        "annotate(x, [S(0), B])",
+        "None and AUTO are for a whole tensor, not for one axis of the placement",
+        "[S(0), B]",
     ),
     "a PartitionSpec as annotation": (
         lambda: annotate(X, PartitionSpec("data")),

@@ -247,5 +247,5 @@ def test_scopes_nest_and_close() -> None:
 
 @pytest.mark.parametrize("wrong", [[DEVICES], "stage0", None])
 def test_on_wants_a_placement(wrong: Any) -> None:
-    with pytest.raises(PlacementError, match="one placement"), on(wrong):
+    with pytest.raises(PlacementError, match=r"an sbp.placement, or a jax.sharding.Mesh"), on(wrong):
         pass

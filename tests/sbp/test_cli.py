@@ -1,5 +1,15 @@
 """The command line, through `main`: no device of the placement's kind is here."""
 
+import contextlib
+import fcntl
+import io
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
+import threading
 from pathlib import Path
 
 import pytest
@@ -9,6 +19,7 @@ from sbp.__main__ import main
 
 FILE = Path(__file__).resolve().parents[1] / "golden" / "two_layers.py"
 STEP = f"{FILE}:step"
+README = FILE.parents[2] / "README.md"
 
 
 def run(*argv: object) -> int:
@@ -46,7 +57,19 @@ def test_typo_in_a_signature(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["plan", f"{FILE}:lonely"], "def lonely_args():"),
         (["plan", f"{FILE}:stepp"], "has no 'stepp'"),
+        (["plan", f"{FILE}:stepp"], "legal  loss, step, step_args, "),
         (["plan", f"{FILE}"], "FILE.py:FUNCTION"),
+        (["plan", f"{README}:step"], "a Python file, NAME.py"),
+        (["plan", f"{README}"], "FILE.py:FUNCTION"),
+        (["plan", f"{FILE.parent}:step"], "a Python file, NAME.py"),
+        (["plan", STEP, "--args", f"{README}:args"], "a Python file, NAME.py"),
+        (["plan", STEP, "--in-sbp", f"{README}:sbp"], "a Python file, NAME.py"),
+        (["explain", f"{README}"], "FILE.py:FUNCTION"),
+        (["verify", f"{README}:step"], "a Python file, NAME.py"),
+        (["profile", f"{README}:step"], "a Python file, NAME.py"),
+        (["diff", f"{README}", f"{README}"], "cannot be read as JSON"),
+        (["plan", STEP, "--memory-limit", "80"], "such as '80GB'"),
+        (["plan", STEP, "--placement", "h100:8", "--memory-limit", "80kB"], "at most 80.0 kB"),
         (["plan", "nowhere.py:step"], "'nowhere.py'"),
         (["plan", STEP, "--placement", "h1000:8"], "kind 'h1000'"),
         (["plan", STEP, "--placement", "cpu:2by4"], "KIND:AxBxC"),
@@ -127,3 +150,77 @@ def test_diff_of_signatures(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
 def test_verify(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("verify", STEP, "--placement", "cpu:2x4", "--args", f"{FILE}:small_args") == 0
     assert "3 results equal one device's" in capsys.readouterr().out
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as e:
+        main(["--version"])
+    assert (e.value.code, capsys.readouterr().out) == (0, f"sbp {sbp.__version__}\n")
+
+
+def test_a_terminal_without_letters_for_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="ascii") for _ in range(2))
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", err)
+    assert run("plan", STEP, "--placement", "h100:2x4") == 0
+    assert b"-" * 100 in out.buffer.getvalue() and b"?" not in out.buffer.getvalue()  # type: ignore[attr-defined]
+    assert run("plan", f"{FILE}:h\N{LATIN SMALL LETTER E WITH ACUTE}") == 1
+    err.flush()
+    assert err.buffer.getvalue().startswith(b"error: ")  # type: ignore[attr-defined]
+    assert b"'h?'" in err.buffer.getvalue()  # type: ignore[attr-defined]
+
+
+@pytest.mark.once
+def test_a_reader_that_has_seen_enough() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    env = {**os.environ, "PYTHONPATH": str(FILE.parents[2])}
+    argv = [sys.executable, "-m", "sbp", "plan", STEP, "--placement", "h100:2x4"]
+    done = subprocess.run(argv, stdout=write, stderr=subprocess.PIPE, env=env, check=False)
+    os.close(write)
+    assert (done.stderr, done.returncode) == (b"", 1)
+
+
+def on_a_terminal(monkeypatch: pytest.MonkeyPatch, width: int, *argv: object) -> str:
+    """What is seen on a terminal of so many columns."""
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, width, 0, 0))
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    seen: list[bytes] = []
+
+    def read() -> None:
+        # Its other end is closed: an error on Linux, nothing on macOS.
+        with contextlib.suppress(OSError):
+            while part := os.read(master, 1 << 16):
+                seen.append(part)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    with os.fdopen(slave, "w", encoding="utf-8") as terminal:
+        monkeypatch.setattr(sys, "stdout", terminal)
+        code = run(*argv)
+    reader.join()
+    os.close(master)
+    assert code == 0
+    return b"".join(seen).decode().replace("\r\n", "\n")
+
+
+@pytest.mark.parametrize("width", [40, 72, 120])
+def test_text_fits_the_terminal(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    text = on_a_terminal(monkeypatch, width, "plan", STEP, "--placement", "h100:2x4")
+    assert max(map(len, text.split("\n"))) <= width and "all-reduce" in text
+    text = on_a_terminal(monkeypatch, width, "explain", STEP, "--placement", "h100:2x4", "--at", "all-reduce")
+    assert max(map(len, text.split("\n"))) <= width and "why: " in text
+
+
+def test_what_does_not_fit_is_red(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "large.py"
+    file.write_text(
+        "import jax, jax.numpy as jnp\n"
+        "def f(x):\n    return (jnp.sin(x) * jnp.cos(x) * jnp.exp(x)).sum()\n"
+        "f_args = (jax.ShapeDtypeStruct((10**10,), 'float32'),)\n",
+        encoding="utf-8",
+    )
+    text = on_a_terminal(monkeypatch, 120, "plan", f"{file}:f", "--placement", "h100:1")
+    assert "\x1b[1;31mDOES NOT FIT: " in text

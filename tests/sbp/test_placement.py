@@ -1,6 +1,8 @@
 """Placements: order of ranks, groups, stages, and the way to a mesh and back."""
 
 import itertools
+import re
+from typing import Any
 
 import jax
 import numpy as np
@@ -9,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbp.errors import PlacementError
-from sbp.placement import Placement, parse_placement, placement
+from sbp.placement import Placement, as_placement, parse_placement, placement
 
 PERMUTED = [
     placement("cpu", ranks=[3, 1, 0, 2]),
@@ -110,6 +112,30 @@ def test_from_a_mesh_that_jax_made() -> None:
     assert p.mesh == mesh
 
 
+def test_what_is_taken_for_a_placement() -> None:
+    for p in PERMUTED:
+        assert as_placement(p, "here") is p
+        assert as_placement(p.mesh, "here") == p
+
+
+@pytest.mark.parametrize("ranks", [np.arange(8), range(8), list(range(8)), list(np.arange(8))], ids=repr)
+def test_ranks_in_a_row_are_a_list(ranks: Any) -> None:
+    assert placement("cpu", ranks) == placement("cpu", ranks=ranks) == placement("cpu", shape=(8,))
+
+
+@pytest.mark.parametrize("ranks", [((0, 1), (2, 3)), [(0, 1), (2, 3)], ([0, 1], [2, 3])], ids=repr)
+def test_nested_tuples_are_no_shape(ranks: Any) -> None:
+    assert placement("cpu", ranks) == placement("cpu", shape=(2, 2))
+
+
+@pytest.mark.parametrize("shape", [(2, 4), (8,), 8, np.int64(8), (np.int64(2), 4), (3, 1, 2)], ids=repr)
+def test_a_shape_where_ranks_are_expected(shape: Any) -> None:
+    meant = shape if isinstance(shape, tuple) else (shape,)
+    for call in (lambda: placement("cpu", shape), lambda: placement("cpu", ranks=shape)):
+        with pytest.raises(PlacementError, match=re.escape(f"did you mean shape={tuple(map(int, meant))}?")):
+            call()
+
+
 def test_chips_are_planned_for_without_being_there() -> None:
     p = placement("h100", shape=(16, 8))
     assert p.platform == "gpu"
@@ -130,5 +156,5 @@ def test_the_command_lines_form(kind: str, shape: list[int]) -> None:
 
 
 def test_one_device() -> None:
-    p = placement("cpu", ranks=5)
+    p = placement("cpu", ranks=[5])
     assert (p.ranks, p.shape, p.axes) == ((5,), (1,), ("x",))

@@ -120,7 +120,7 @@ MISFITS = {
     "container for a tensor": ({"w": AUTO}, MATRIX, "containers must match"),
     "dict for a tuple": ({"w": AUTO}, (MATRIX,), "containers must match"),
     "tuple for a named tuple": ((AUTO, AUTO), Pair(MATRIX, MATRIX), "containers must match"),
-    "a name": ("data", (MATRIX, MATRIX), "a str is none of them"),
+    "a name": ("data", (MATRIX, MATRIX), "a text is no signature"),
     "a device": (jax.devices("cpu")[0], MATRIX, "is none of them"),
     "a sharding of one device": (
         jax.sharding.SingleDeviceSharding(jax.devices("cpu")[0]),

@@ -12,8 +12,9 @@ import pytest
 
 from models.recommender import columns, criteo
 from models.recommender.batch import Batch, as_lists, concatenate
-from models.recommender.columns import BLANK, CRITEO, PREPARED, Layout
-from models.recommender.criteo import DataError, Skip
+from models.recommender.columns import BLANK
+from models.recommender.criteo import Skip
+from models.recommender.layout import CRITEO, PREPARED, DataError, Layout, as_is
 
 SMALL = Layout("label", ("I1", "I2"), ("C1", "C2"))
 TEXT = "1\t3\t\t68fd1e64\t\n0\t-2\t100\t\tffffffff\n1\t\t0\t7fffffffffffffff\t00000001\n"
@@ -121,7 +122,7 @@ def test_blanks_in_lists(write: Callable[..., Path]) -> None:
 
 def test_prepared_numbers_are_taken_as_they_are(write: Callable[..., Path]) -> None:
     table = small_table().set_column(4, "I1", pa.array([-1.5, None, 2.0]))
-    batch = read(write(table, "a.parquet"), replace(SMALL, scale=columns.as_is))
+    batch = read(write(table, "a.parquet"), replace(SMALL, scale=as_is))
     assert batch.dense[:, 0].tolist() == [-1.5, 0, 2]
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from models.recommender import criteo, stages, synthetic
 from models.recommender.batch import Batch, hashed, rebatch
-from models.recommender.columns import PREPARED
+from models.recommender.layout import PREPARED
 from models.recommender.stages import Flow, Stage
 
 one = partial(Flow, size=lambda item: 1)

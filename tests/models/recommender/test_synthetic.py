@@ -11,7 +11,7 @@ import pytest
 
 from models.recommender import criteo, logistic, synthetic
 from models.recommender.batch import Batch, Lists, concatenate, hashed
-from models.recommender.columns import PREPARED
+from models.recommender.layout import PREPARED
 from models.recommender.metrics import Clicks
 from models.recommender.synthetic import Teacher
 

@@ -1,0 +1,44 @@
+"""Every model of the gallery can be planned by the command that its page shows."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from sbp.__main__ import EXAMPLE, main
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMAND = re.compile(r"python -m (sbp \w+ models/[^\n`]*)")
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "models").glob("*.py"))]
+COMMANDS = sorted({m[1] for page in PAGES for m in COMMAND.finditer(page.read_text(encoding="utf-8"))})
+
+
+def test_every_model_has_such_a_command() -> None:
+    gallery = {
+        p.name for p in (ROOT / "models").glob("*.py") if "\ndef main(" in p.read_text(encoding="utf-8")
+    }
+    for name in gallery:
+        page = (ROOT / "models" / name).read_text(encoding="utf-8")
+        assert f"python -m sbp plan models/{name}:train_step" in page.split('"""')[1], name
+    assert gallery >= {"gpt.py", "mlp.py", "classifier.py", "resnet.py", "dlrm.py", "dcn.py", "deepfm.py"}
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_command_plans_it(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").symlink_to(ROOT / "models")
+    assert main(shlex.split(command)[1:]) == 0
+    captured = capsys.readouterr()
+    assert "at the peak per device" in captured.out and "results at rest" in captured.out and not captured.err
+
+
+def test_the_tool_s_own_hint_works(capsys: pytest.CaptureFixture[str]) -> None:
+    target = re.search(r"\S+\.py:\w+", EXAMPLE)
+    assert target is not None
+    file, name = target[0].split(":")
+    assert main(["plan", f"{ROOT / file}:{name}", "--placement", "h100:2"]) == 0
+    assert "results at rest" in capsys.readouterr().out

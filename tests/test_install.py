@@ -1,0 +1,92 @@
+"""What is installed, from a tree whose two links have become text files as from any other."""
+
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
+FOLDERS = {"sbp": "sbp", "passes": "sbp/passes", "runtime": "sbp/runtime"}
+BUILD = "import setuptools.build_meta as m; print(m.build_wheel('wheels'))"
+# More than an import: all of the compiler, and a run.
+USE = """
+import jax
+jax.config.update("jax_num_cpu_devices", 2)
+import jax.numpy as jnp, sbp
+total = sbp.compile(lambda x: x.sum(0), sbp.placement("cpu", shape=(2,)), in_sbp=[sbp.S(0)])
+print(sbp.__file__, total(jnp.ones(4)), len(total.plan(jnp.ones(4)).collectives))
+"""
+
+
+def modules() -> set[str]:
+    """All modules, as files of the wheel."""
+    found = set()
+    for folder, there in FOLDERS.items():
+        for path in (ROOT / folder).rglob("*.py"):
+            rest = path.relative_to(ROOT / folder)
+            if folder != "sbp" or rest.parts[0] not in ("passes", "runtime"):
+                found.add(f"{there}/{rest.as_posix()}")
+    return found
+
+
+def has_setuptools() -> bool:
+    """Whether a wheel can be built without fetching anything."""
+    try:
+        return int(metadata.version("setuptools").split(".")[0]) >= 80
+    except metadata.PackageNotFoundError:
+        return False
+
+
+@pytest.fixture(scope="module")
+def text_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the tree with text for links, as in an archive from a web page."""
+    tree = tmp_path_factory.mktemp("archive")
+    ignore = shutil.ignore_patterns("__pycache__", "*.egg-info")
+    for name in FOLDERS:
+        shutil.copytree(ROOT / name, tree / name, symlinks=True, ignore=ignore)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tree)
+    for name in ("passes", "runtime"):
+        (tree / "sbp" / name).unlink()
+        (tree / "sbp" / name).write_text(f"../{name}", encoding="utf-8")
+    return tree
+
+
+def run(code: str, folder: Path, *flags: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, *flags, "-c", code]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_every_package_is_listed_and_mapped() -> None:
+    packages = {
+        name.rpartition("/")[0].replace("/", ".") for name in modules() if name.endswith("__init__.py")
+    }
+    assert set(SETTINGS["packages"]) == packages
+    assert SETTINGS["package-dir"] == {there.replace("/", "."): folder for folder, there in FOLDERS.items()}
+
+
+def test_without_links_the_import_says_what_to_do(text_tree: Path) -> None:
+    # Without the packages of the environment: this tree may be installed there.
+    done = run("import sbp", text_tree, "-S")
+    assert done.returncode == 1
+    last = done.stderr.strip().split("\n")[-1]
+    assert last.startswith("ImportError: sbp/passes and sbp/runtime are no links") and "pip install ." in last
+
+
+@pytest.mark.once
+@pytest.mark.skipif(not has_setuptools(), reason="the extra `test` brings the setuptools that builds it")
+def test_a_wheel_from_it_has_every_module_and_works(text_tree: Path, tmp_path: Path) -> None:
+    done = run(BUILD, text_tree)
+    assert done.returncode == 0, done.stderr
+    with zipfile.ZipFile(text_tree / "wheels" / done.stdout.split()[-1]) as wheel:
+        names = {name for name in wheel.namelist() if ".dist-info/" not in name}
+        wheel.extractall(tmp_path)
+    assert names == modules() | {"sbp/py.typed"}
+    done = run(USE, tmp_path)
+    assert done.stdout.split() == [str(tmp_path / "sbp" / "__init__.py"), "4.0", "1"], done.stderr
