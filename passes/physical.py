@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from sbp import compat
 from sbp.passes.boxing import Boxings, makes_sum
-from sbp.passes.graph import Const, Graph, Node
+from sbp.passes.graph import Const, Graph, Node, Source
 from sbp.passes.moves import Move
 from sbp.passes.plan.candidates import Candidates, Strategy
 from sbp.passes.plan.cost import local_bytes, node_seconds
@@ -31,20 +31,29 @@ class Box:
       move: from which signature to which.
       user: the node that asked for it, or the position of the output (-1 - i).
       bucket: moves of one bucket are sent as one collective; -1 for a move on its own.
+      source: the line that caused it.
+      row: the name of its row in the plan; "" if it sends nothing.
     """
 
     value: int
     move: Move
     user: int
     bucket: int = -1
+    source: Source = field(default=Source(), compare=False)
+    row: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """One op under its signature."""
+    """One op under its signature.
+
+    Arguments:
+      rows: the names of the plan's rows of what it sends itself.
+    """
 
     node: Node
     strategy: Strategy
+    rows: tuple[str, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from sbp.passes.trace import Traced, leaf_paths, trace
 from sbp.placement import Placement
 from sbp.runtime import arguments
 from sbp.runtime.counts import Counting, KeyCount
-from sbp.runtime.lower import lower, shardings
+from sbp.runtime.lower import Title, lower, shardings
 from sbp.runtime.pipeline.build import Signatures, build_pipeline, is_pipeline
 from sbp.runtime.pipeline.profile import Profile, measure
 from sbp.runtime.pipeline.program import BuiltPipeline, many_programs, unstaged
@@ -111,18 +111,7 @@ class Built:
         """The program over a mesh: flat arguments in, flat results out."""
         physical = self.plan.physical
         assert physical is not None
-        program = lower(physical, mesh, self.donate, self.counting)
-        if not any(self.weak):
-            return program
-        weak = self.weak if self.counting is None else (*self.weak, False)
-
-        def weakly_typed(*args: Any) -> tuple[Any, ...]:
-            return tuple(arguments.weaken(x) if w else x for x, w in zip(program(*args), weak, strict=True))
-
-        ins, outs = shardings(physical, mesh, self.counting)
-        return jax.jit(
-            weakly_typed, donate_argnums=self.donate, in_shardings=tuple(ins), out_shardings=tuple(outs)
-        )
+        return lower(physical, mesh, self.donate, self.counting, Title(self.plan.name, self.traced.source), self.weak)
 
     @functools.cached_property
     def executable(self) -> tuple[Any, list[Any], list[Any]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,6 +14,7 @@ import jax
 import jax.extend.core as jex
 import numpy as np
 from jax._src import api_util, source_info_util
+from jax._src.interpreters import partial_eval as partial_eval_internal
 from jax.extend.core import primitives
 from jax.extend.random import threefry_prng_impl
 from jax.interpreters import ad, batching, mlir, partial_eval
@@ -36,6 +39,8 @@ CALLS = {
     "remat2": "jaxpr",
     "checkpoint": "jaxpr",
 }
+# What JAX calls what is inside of them.
+_CALLED = {"remat2": "checkpoint", "checkpoint": "checkpoint"}
 CUSTOM = {jax.custom_vjp: "custom_vjp_call", jax.custom_jvp: "custom_jvp_call"}
 
 _LIBRARIES = tuple(
@@ -46,6 +51,10 @@ _PACKAGE = os.path.dirname(os.path.realpath(__file__)) + os.sep
 _OWN = tuple(
     os.path.join(os.path.dirname(os.path.dirname(_PACKAGE)), d, "") for d in ("sbp", "passes", "runtime")
 )
+
+# A compiled program is the user's: its lines are theirs, not those of this package that traced it.
+for _path in {_PACKAGE, os.path.dirname(os.path.abspath(__file__)) + os.sep}:
+    source_info_util.register_exclusion(_path)
 
 
 def frames(source_info: Any) -> Iterator[tuple[str, int, str]]:
@@ -73,6 +82,56 @@ def any_line(source_info: Any) -> tuple[str, int] | None:
 def scope_of(source_info: Any) -> str:
     """The name stack, such as `jvp(layer0)/attention`."""
     return str(source_info.name_stack)
+
+
+def inside(outer: Any, source_info: Any, own_frames: bool) -> Any:
+    """The source info of an equation of an inlined call: names behind those of the call.
+
+    Arguments:
+      outer: the source info of the call; None for none.
+      own_frames: whether the equation's Python frames are kept; else it has those of the call.
+    """
+    if outer is None:
+        return source_info
+    frames = source_info.traceback if own_frames else outer.traceback
+    return source_info_util.SourceInfo(frames, outer.name_stack + source_info.name_stack)
+
+
+def inside_call(outer: Any, eqn: Any) -> Any:
+    """The source info of a call whose body is inlined, named as JAX names what is inside."""
+    name = eqn.primitive.name
+    called = f"jit({eqn.params['name']})" if name in ("jit", "pjit") else _CALLED.get(name)
+    return outer.replace(name_stack=outer.name_stack.extend(called)) if called else outer
+
+
+def inside_loop(outer: Any) -> Any:
+    """The source info of a loop or a branch, for what is inside: there, names start anew."""
+    return outer.replace(name_stack=source_info_util.new_name_stack())
+
+
+def definition(fn: Callable[..., Any]) -> Any:
+    """The source info of the line where a function is defined; None where there is no such line."""
+    fn = inspect.unwrap(fn)
+    while isinstance(fn, functools.partial):
+        fn = inspect.unwrap(fn.func)
+    code = getattr(fn, "__code__", None) or getattr(getattr(type(fn), "__call__", None), "__code__", None)
+    if code is None:
+        return None
+    here = compile("frames()", code.co_filename, "eval").replace(
+        co_name=code.co_name, co_qualname=code.co_qualname, co_firstlineno=code.co_firstlineno
+    )
+    with partial_eval_internal.TracebackScope():
+        found = eval(here, {"frames": source_info_util.Traceback.get_traceback})
+    return source_info_util.SourceInfo(found, source_info_util.new_name_stack())
+
+
+def marked(source_info: Any, scope: str = "") -> Any:
+    """A context in which what is traced has the frames and names of an equation, and those of a scope."""
+    names = source_info_util.current_name_stack()
+    frames = None
+    if source_info is not None:
+        names, frames = names + source_info.name_stack, source_info.traceback
+    return source_info_util.user_context(frames, name_stack=names.extend(scope) if scope else names)
 
 
 def sub_jaxpr(params: dict[str, Any], key: str) -> tuple[Any, Sequence[Any]]:
