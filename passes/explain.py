@@ -238,7 +238,7 @@ def named(physical: Physical, reasons: Reasons) -> Physical:
     def tell(step: Step) -> Step:
         own = tuple(dict.fromkeys(rows.get(id(step), ())))
         if isinstance(step, Box):
-            return replace(step, source=reasons.source(step), row="".join(own))
+            return replace(step, source=reasons.source(step), rows=own)
         if isinstance(step, Border):
             return replace(step, bodies=tuple(tuple(map(tell, body)) for body in step.bodies))
         return replace(step, rows=own) if own else step

@@ -32,15 +32,15 @@ class Box:
       user: the node that asked for it, or the position of the output (-1 - i).
       bucket: moves of one bucket are sent as one collective; -1 for a move on its own.
       source: the line that caused it.
-      row: the name of its row in the plan; "" if it sends nothing.
+      rows: the name of its row in the plan; () if it sends nothing.
     """
 
     value: int
     move: Move
     user: int
     bucket: int = -1
-    source: Source = field(default=Source(), compare=False)
-    row: str = field(default="", compare=False)
+    source: Source = field(default_factory=Source, compare=False)
+    rows: tuple[str, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,11 @@ class Border:
     node: Node
     inside: tuple[NdSbp, ...]
     bodies: tuple[tuple[Step, ...], ...]
+
+    @property
+    def rows(self) -> tuple[str, ...]:
+        """It sends nothing but what the steps of its bodies send."""
+        return ()
 
 
 Step: TypeAlias = Box | Compute | Border

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -34,7 +34,7 @@ class Traced:
     in_paths: tuple[str, ...]
     out_tree: Any
     out_paths: tuple[str, ...]
-    source: Source = Source()
+    source: Source = field(default_factory=Source)
 
 
 class Builder:
@@ -207,9 +207,14 @@ def trace(
     )
     assert len(flat) == len(outs)
     graph = Graph(tuple(b.values), tuple(inputs + b.const_ids), tuple(b.consts), tuple(b.nodes), tuple(outs))
+    return Traced(clone_sources(prune(graph)), in_paths, out_tree, out_paths, definition_of(fn))
+
+
+def definition_of(fn: Callable[..., Any]) -> Source:
+    """Where a function is defined, as far as Python knows."""
     info = compat.definition(fn)
-    source = Source(*((info and compat.any_line(info)) or ()), info=info)
-    return Traced(clone_sources(prune(graph)), in_paths, out_tree, out_paths, source)
+    file, line = (compat.any_line(info) if info is not None else None) or ("", 0)
+    return Source(file, line, info=info)
 
 
 def leaf_paths(

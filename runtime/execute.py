@@ -111,7 +111,8 @@ class Built:
         """The program over a mesh: flat arguments in, flat results out."""
         physical = self.plan.physical
         assert physical is not None
-        return lower(physical, mesh, self.donate, self.counting, Title(self.plan.name, self.traced.source), self.weak)
+        title = Title(self.plan.name, self.traced.source)
+        return lower(physical, mesh, self.donate, self.counting, title, self.weak)
 
     @functools.cached_property
     def executable(self) -> tuple[Any, list[Any], list[Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import jax
@@ -15,7 +15,7 @@ from sbp import compat
 from sbp.passes.explain import scope_of_rows
 from sbp.passes.graph import Const, Node, Operand, Source
 from sbp.passes.moves import Move
-from sbp.passes.physical import Border, Box, Compute, Physical, Step, Version, writes
+from sbp.passes.physical import Border, Box, Compute, Physical, Step, Version, walk_steps, writes
 from sbp.passes.plan.candidates import rule_of
 from sbp.passes.plan.cost import layouts
 from sbp.passes.wiring import ports
@@ -42,7 +42,7 @@ class Title:
     """
 
     name: str = "program"
-    source: Source = Source()
+    source: Source = field(default_factory=Source)
 
     def of(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         """The function under this name."""
@@ -187,9 +187,13 @@ def _constant(x: Const, nd: NdSbp, placement: Placement, coords: Sequence[Any]) 
 
 def _marked(*steps: Step) -> Any:
     """A context in which what is traced says which line of the user it is of, and which rows of the plan."""
-    rows = [row for s in steps for row in (s.rows if isinstance(s, Compute) else [s.row] if isinstance(s, Box) else [])]
     source = steps[0].source if isinstance(steps[0], Box) else steps[0].node.source
-    return compat.marked(source.info, scope_of_rows(rows))
+    return compat.marked(source.info, scope_of_rows([row for s in steps for row in s.rows]))
+
+
+def rows_in(steps: Sequence[Step]) -> tuple[str, ...]:
+    """The names of all rows of the plan that some steps send something for, in order, bodies included."""
+    return tuple(row for s, _ in walk_steps(steps) for row in s.rows)
 
 
 def _barrier(steps: Sequence[Step], i: int, env: Env) -> int:
@@ -231,14 +235,14 @@ def lower(
     mesh: Any,
     donate: Sequence[int],
     counting: Counting | None = None,
-    title: Title = Title(),
+    title: Title | None = None,
     weak: Sequence[bool] = (),
 ) -> Any:
     """The jitted program over `mesh` (a real or an abstract one): flat arguments in, flat results out.
 
     Arguments:
       counting: takes what exchanges count, which then is one result more.
-      title: what it is called.
+      title: what it is called; None for nothing of the user's.
       weak: per result, whether it is weakly typed; none is by default.
     """
     ins, outs = shardings(physical, mesh, counting)
@@ -254,5 +258,5 @@ def lower(
     def run(*args: Any) -> tuple[Any, ...]:
         return tuple(weaken(x) if i in weaker else x for i, x in enumerate(mapped(*args)))
 
-    program = title.of(run)
+    program = (title or Title()).of(run)
     return jax.jit(program, donate_argnums=tuple(donate), in_shardings=tuple(ins), out_shardings=tuple(outs))

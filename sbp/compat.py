@@ -111,18 +111,18 @@ def inside_loop(outer: Any) -> Any:
 
 def definition(fn: Callable[..., Any]) -> Any:
     """The source info of the line where a function is defined; None where there is no such line."""
-    fn = inspect.unwrap(fn)
-    while isinstance(fn, functools.partial):
-        fn = inspect.unwrap(fn.func)
-    code = getattr(fn, "__code__", None) or getattr(getattr(type(fn), "__call__", None), "__code__", None)
+    found: Any = inspect.unwrap(fn)
+    while isinstance(found, functools.partial):
+        found = inspect.unwrap(found.func)
+    code = getattr(found, "__code__", None) or getattr(found.__call__, "__code__", None)
     if code is None:
         return None
     here = compile("frames()", code.co_filename, "eval").replace(
         co_name=code.co_name, co_qualname=code.co_qualname, co_firstlineno=code.co_firstlineno
     )
     with partial_eval_internal.TracebackScope():
-        found = eval(here, {"frames": source_info_util.Traceback.get_traceback})
-    return source_info_util.SourceInfo(found, source_info_util.new_name_stack())
+        frames = eval(here, {"frames": source_info_util.Traceback.get_traceback})
+    return source_info_util.SourceInfo(frames, source_info_util.new_name_stack())
 
 
 def marked(source_info: Any, scope: str = "") -> Any:
