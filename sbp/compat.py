@@ -65,11 +65,12 @@ def frames(source_info: Any) -> Iterator[tuple[str, int, str]]:
 
 def user_line(source_info: Any) -> tuple[str, int] | None:
     """The innermost frame in a file of the user's: not of an installed library, not of this package."""
-    return next(((file, line) for file, line, _ in frames(source_info) if _is_user_file(file)), None)
+    return next(((file, line) for file, line, _ in frames(source_info) if is_user_file(file)), None)
 
 
 @cache
-def _is_user_file(file: str) -> bool:
+def is_user_file(file: str) -> bool:
+    """Whether a file is the user's: not of an installed library, not of this package."""
     path = os.path.realpath(file)
     return not path.startswith((*_LIBRARIES, *_OWN, _STDLIB))
 
