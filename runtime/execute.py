@@ -200,6 +200,10 @@ class Program:
           SbpError: for arguments, signatures or annotations that cannot be taken, all of them at once.
         """
         call, built = self._prepare(args, kwargs, concrete=True)
+        if jax.config.jax_debug_nans or jax.config.jax_debug_infs:
+            from sbp.runtime import nonfinite
+
+            return nonfinite.run(built, call.leaves)
         return built.run(call.leaves)
 
     def place(self, *args: Any) -> tuple[Any, ...]:

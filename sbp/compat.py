@@ -288,7 +288,7 @@ def itemsize(dtype: Any) -> float:
     return float(dtype.itemsize)
 
 
-def _config(name: str) -> Any:
+def setting(name: str) -> Any:
     """One of JAX's settings."""
     config: Any = jax.config
     return getattr(config, name)
@@ -297,7 +297,7 @@ def _config(name: str) -> Any:
 def is_partitionable_threefry(key_dtype: Any) -> bool:
     """Whether bits of this key are a function of the key and the logical position alone."""
     impl = getattr(key_dtype, "_impl", None)
-    return impl is threefry_prng_impl and bool(_config("jax_threefry_partitionable"))
+    return impl is threefry_prng_impl and bool(setting("jax_threefry_partitionable"))
 
 
 def threefry(k1: Any, k2: Any, hi: Any, lo: Any) -> list[Any]:

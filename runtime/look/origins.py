@@ -29,8 +29,8 @@ class Origin:
       instruction: its name, which is also that of its events in a profile.
       opcode: what it is, such as "fusion".
       path: the user's function, scopes and op, such as "jit(train_step)/shard_map/jvp(layer0)/dot_general".
-      file, line: the user's innermost line; that of a library where no frame is the user's; "" and 0 if XLA has
-        made the instruction itself.
+      file, line: the user's innermost line; that of a library where no frame is the user's; "" and 0 if XLA
+        has made the instruction itself.
       rows: the names of the plan's collectives that it is executed for, all that were combined.
     """
 
