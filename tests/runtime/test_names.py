@@ -109,8 +109,9 @@ def test_the_program_has_the_users_name_scopes_and_lines() -> None:
     assert not any("jit(run)" in p for p in paths)
     own = [f for f in re.findall(r'^\d+ "(.*)"$', c.text, re.MULTILINE) if re.search(r"/sbp/\w+", f)]
     assert own == []
-    line = next(i for i, s in enumerate(Path(gpt.__file__).read_text().splitlines(), 1) if '@ layer["down"]' in s)
-    assert f"gpt.py:{line}" in {o.source for o in c.origins.values() if o.path.endswith("dot_general")}
+    lines = Path(gpt.__file__).read_text().splitlines()
+    down = next(i for i, line in enumerate(lines, 1) if '@ layer["down"]' in line)
+    assert f"gpt.py:{down}" in {o.source for o in c.origins.values() if o.path.endswith("dot_general")}
 
 
 def layers(weights: Any, x: jax.Array) -> jax.Array:
@@ -137,9 +138,12 @@ def branches(x: jax.Array, w: jax.Array) -> Any:
 
 def windows(k: jax.Array, x: jax.Array) -> Any:
     dims = ("NHWC", "HWIO", "NHWC")
-    return jax.grad(
-        lambda k: jnp.square(jax.lax.conv_general_dilated(x, k, (1, 1), "SAME", dimension_numbers=dims)).mean()
-    )(k)
+
+    def loss(k: jax.Array) -> jax.Array:
+        y = jax.lax.conv_general_dilated(x, k, (1, 1), "SAME", dimension_numbers=dims)
+        return jnp.square(y).mean()
+
+    return jax.grad(loss)(k)
 
 
 def weak(x: jax.Array) -> Any:
