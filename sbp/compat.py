@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import os
@@ -126,13 +127,21 @@ def definition(fn: Callable[..., Any]) -> Any:
     return source_info_util.SourceInfo(frames, source_info_util.new_name_stack())
 
 
-def marked(source_info: Any, scope: str = "") -> Any:
+# JAX keeps what it has traced of its own functions, with the line of who called them first: not across lines.
+_make_context: Any = jax.make_user_context
+_line = _make_context("")
+
+
+@contextlib.contextmanager
+def marked(source_info: Any, scope: str = "") -> Iterator[None]:
     """A context in which what is traced has the frames and names of an equation, and those of a scope."""
-    names = source_info_util.current_name_stack()
-    frames = None
+    names, frames, line = source_info_util.current_name_stack(), None, ""
     if source_info is not None:
         names, frames = names + source_info.name_stack, source_info.traceback
-    return source_info_util.user_context(frames, name_stack=names.extend(scope) if scope else names)
+        line = str(user_line(source_info))
+    names = names.extend(scope) if scope else names
+    with source_info_util.user_context(frames, name_stack=names), _line(line):
+        yield
 
 
 def sub_jaxpr(params: dict[str, Any], key: str) -> tuple[Any, Sequence[Any]]:

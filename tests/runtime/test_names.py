@@ -28,6 +28,9 @@ LINE, GRID = sbp.placement("cpu", shape=(8,)), sbp.placement("cpu", shape=(2, 4)
 # What the clause on lines leaves out: they compute nothing.
 PLAIN = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "copy"}
 CHOICES = {"data": LINE, "tensor": LINE, "2d": GRID, "zero": LINE}
+each_choice = pytest.mark.parametrize(
+    "choice", ["data", "2d", *(pytest.param(c, marks=pytest.mark.once) for c in ("tensor", "zero"))]
+)
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,7 @@ def check_rows(c: Case) -> None:
         assert {x.source for x in rows} >= {c.origins[name].source}
 
 
-@pytest.mark.parametrize("choice", CHOICES)
+@each_choice
 def test_collectives_of_the_gpt_lead_to_their_rows(choice: str) -> None:
     c = of_gpt(choice)
     check_rows(c)
@@ -90,7 +93,7 @@ def test_what_xla_combined_leads_to_all_rows() -> None:
     assert re.search(rf"%{re.escape(name)} = \(.* all-reduce\(", c.text)
 
 
-@pytest.mark.parametrize("choice", CHOICES)
+@each_choice
 def test_instructions_of_the_gpt_carry_a_line_or_a_row(choice: str) -> None:
     """The line is one of the model's: that of the call does not count."""
     c = of_gpt(choice)
@@ -181,6 +184,20 @@ def test_names_inside_a_loop_are_those_of_the_loop_and_of_its_body() -> None:
     c = case(sbp.compile(fn, LINE, in_sbp=signatures), *args)
     inside = [o.path for n, o in c.origins.items() if n in c.rows and "while" in o.path]
     assert inside and all(re.search(r"^jit\(scanned\)/.*while/body/.*block/sbp\.row\d+", p) for p in inside)
+
+
+def test_what_jax_traces_once_has_the_line_of_each_use() -> None:
+    """Both sums are padded by one function of JAX's, on shards of one shape."""
+
+    def sums(x: jax.Array) -> Any:
+        first = jnp.cumsum(x * 2, 0)
+        return first, jnp.cumsum(x * 3, 0)
+
+    program = sbp.compile(sums, LINE, in_sbp=([S(0)],), out_sbp=([S(0)], [S(0)]))
+    origins = origins_of(program.lower(f32(10, 4)).compile())
+    start = sums.__code__.co_firstlineno
+    found = {o.line - start for o in origins.values() if "jit(cumsum)" in o.path and o.opcode == "pad"}
+    assert found == {1, 2}
 
 
 def test_what_an_op_sends_is_told_apart_by_size() -> None:
