@@ -1,4 +1,4 @@
-"""Writes docs/ops.md, the table of ops and their signatures, from the registry of rules.
+"""Writes docs/ops.md, the table of ops and their signatures, and a table in docs/concepts.md, from the rules.
 
     python docs/make_ops.py
 
@@ -17,6 +17,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "ops.md"
+CONCEPTS = ROOT / "docs" / "concepts.md"
+BEGIN, END = "<!-- begin: python docs/make_ops.py -->\n", "<!-- end -->\n"
 GROUP = 2
 SHOWN = 8
 HEAD = """# Ops
@@ -93,6 +95,63 @@ def lines() -> dict[str, str]:
     return out
 
 
+def odd_values() -> str:
+    """Which ops may treat infinities, NaN and signs otherwise than one device: a line per way."""
+    from sbp.rules import REGISTRY
+    from sbp.rules.registry import USER
+
+    ways: dict[str, set[str]] = {"factor": set(), "zeros": set(), "sum": set(), "extremum": set()}
+    for name, samples_ in samples().items():
+        rule = REGISTRY.get(name)
+        if rule is not None and rule.family != USER:
+            for way in set().union(*(odd_rows(rule, s) for s in samples_)):
+                ways[way].add(name)
+    what = {
+        "factor": "1. compute with the parts of a sum",
+        "zeros": "1. may multiply zeros that one device does not, or leave them out",
+        "sum": "2. leave sums of their own",
+        "extremum": "3. leave maxima or minima",
+    }
+    rows = [f"| {text} | {', '.join(f'`{n}`' for n in sorted(ways[way]))} |" for way, text in what.items()]
+    return "\n".join(["| which ops | |", "|---|---|", *rows]) + "\n"
+
+
+def odd_rows(rule: Any, sample: Any) -> set[str]:
+    """In which ways some signature of a sample's op may treat infinities, NaN and signs otherwise."""
+    from sbp.rules.registry import valid_rows
+    from sbp.signature import P, Partial
+
+    found: set[str] = set()
+    for op in ops_of(sample):
+        for row in valid_rows(rule, op):
+            parts = [s for s in row.operands if isinstance(s, Partial)]
+            if row.needs_finite(op):
+                found.add("zeros" if row.finite_only else "factor")
+            elif not parts and P in row.results and not row.owned:
+                found.add("sum")
+            elif not parts and any(isinstance(s, Partial) and s != P for s in row.results):
+                found.add("extremum")
+    return found
+
+
+def ops_of(sample: Any) -> Iterator[Any]:
+    """The applications of a sample's op, as an axis of `GROUP` devices sees them."""
+    from sbp.passes.plan.candidates import make_op
+    from sbp.passes.trace import trace
+
+    graph = trace(sample.fn, sample.args, {}).graph
+    for node in graph.walk():
+        if node.op == sample.name:
+            shapes = ([tuple(x.shape) for x in map(graph.operand, xs)] for xs in (node.inputs, node.outputs))
+            yield make_op(graph, node, *shapes, GROUP)
+
+
+def with_odd_values(page: str, table: str) -> str:
+    """The page of concepts with its table replaced."""
+    head, _, rest = page.partition(BEGIN)
+    return f"{head}{BEGIN}\n{table}\n{END}{rest.partition(END)[2]}"
+
+
 def page(kept: str) -> Iterator[str]:
     """The page; lines of ops that have no sample here are taken from `kept`, the page as it was."""
     from sbp.rules import REGISTRY
@@ -112,6 +171,8 @@ def main() -> None:
     """Writes the page."""
     kept = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
     PAGE.write_text("\n".join(page(kept)).rstrip() + "\n", encoding="utf-8")
+    concepts = CONCEPTS.read_text(encoding="utf-8")
+    CONCEPTS.write_text(with_odd_values(concepts, odd_values()), encoding="utf-8")
 
 
 if __name__ == "__main__":

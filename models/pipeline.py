@@ -90,8 +90,8 @@ def add_options(options: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--threads",
         action=argparse.BooleanOptionalAction,
-        default=False,
-        help="drive each group of devices by a thread of its own",
+        help="drive each group of devices by a thread of its own (if not given, the first steps are timed "
+        "both ways where that can help)",
     )
 
 

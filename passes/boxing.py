@@ -16,7 +16,7 @@ from scipy.sparse.csgraph import dijkstra
 from sbp import compat
 from sbp.hardware import Hardware
 from sbp.layout import is_even, local_shape
-from sbp.passes.moves import Move, can_permute, moves_from, permute_targets, wire_bytes
+from sbp.passes.moves import Move, can_permute, itemsize, moves_from, permute_targets, wire_bytes
 from sbp.placement import Placement
 from sbp.signature import B, NdSbp, P, Partial, Signature, Split
 
@@ -93,12 +93,11 @@ class Boxing:
     @cached_property
     def _moves(self) -> dict[tuple[int, int], tuple[float, Move]]:
         """The cheapest single move between signatures, where there is one."""
-        itemsize = compat.itemsize(self.dtype)
         out: dict[tuple[int, int], tuple[float, Move]] = {}
         for i, nd in enumerate(self.universe):
             for move in itertools.chain(moves_from(nd, self.signatures), self._permutes(nd)):
                 j = self.index[move.after]
-                seconds = self.network.seconds(move, self.shape, itemsize) + _STEP
+                seconds = self.network.seconds(move, self.shape, itemsize(move, self.dtype)) + _STEP
                 if (i, j) not in out or seconds < out[i, j][0]:
                     out[i, j] = seconds, move
         return out

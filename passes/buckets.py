@@ -77,7 +77,7 @@ class _Small:
                 and all(makers.get(v, 1) == 1 for v in (*reads(step), *writes(step)))
             ):
                 dtype = str(self.physical.graph.values[step.value].dtype)
-                keys[i] = (step.move.kind, step.move.axes, dtype)
+                keys[i] = (step.move.kind, step.move.axes, dtype, step.owned)
         return keys
 
     def is_small(self, box: Box) -> bool:

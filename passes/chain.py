@@ -15,8 +15,9 @@ from sbp.passes import memory, pins, spec
 from sbp.passes.boxing import Boxings, Network
 from sbp.passes.buckets import bucket_collectives
 from sbp.passes.explain import Plan, explain
-from sbp.passes.lookups import Transfer, mark_lookups
-from sbp.passes.physical import Physical, insert_boxing
+from sbp.passes.lookups import Transfer, check_wire, mark_lookups
+from sbp.passes.parts import mark_owners, parts_notes, strict_notes
+from sbp.passes.physical import Compute, Physical, insert_boxing
 from sbp.passes.plan.candidates import Candidates, enumerate_candidates
 from sbp.passes.plan.model import Assignment, Crossing, choose
 from sbp.passes.rows import train_rows
@@ -40,7 +41,9 @@ class Request:
       time_limit_seconds: for the search.
       memory_limit_bytes: per device; a plan over it is refused.
       transfer: how rows of split tables travel.
+      strict_nonfinite: whether a sum is added up before anything is computed from it.
       example: the leaves of the arguments of a call, as far as they are known.
+      again: whether the example takes the place of an earlier one that others were not like.
     """
 
     name: str
@@ -55,7 +58,9 @@ class Request:
     time_limit_seconds: float | None = None
     memory_limit_bytes: float | None = None
     transfer: Transfer = field(default_factory=Transfer)
+    strict_nonfinite: bool = False
     example: tuple[Any, ...] = ()
+    again: bool = False
 
 
 @dataclass(frozen=True)
@@ -82,8 +87,8 @@ class Pass:
 
 def find_rows(s: State) -> State:
     """Finds tables that are looked up and trained by rows."""
-    graph, notes = train_rows(s.traced.graph, s.request.transfer)
-    graph = with_samples(mark_lookups(graph, s.request.transfer), s.request.example)
+    graph, notes = train_rows(s.traced.graph, s.request.transfer, s.traced.in_paths)
+    graph = with_samples(mark_lookups(graph, s.request.transfer), s.request.example, s.request.again)
     traced = replace(s.traced, graph=graph)
     return replace(s, traced=traced, request=replace(s.request, notes=(*s.request.notes, *notes)))
 
@@ -103,7 +108,8 @@ def list_candidates(s: State) -> State:
     pinned = {
         v: nd for v, nd in zip(graph.inputs, _with_consts(s, s.request.in_sbp), strict=True) if nd is not None
     }
-    candidates = enumerate_candidates(graph, s.request.placement, pinned)
+    strict = s.request.strict_nonfinite
+    candidates = enumerate_candidates(graph, s.request.placement, pinned, strict_nonfinite=strict)
     raise_all(pins.check_partials(candidates, s.boxings))
     return replace(s, candidates=candidates)
 
@@ -124,6 +130,12 @@ def box(s: State) -> State:
     return replace(s, physical=insert_boxing(s.candidates, s.assignment, s.boxings))
 
 
+def find_owners(s: State) -> State:
+    """Marks the reductions that bring bits of one device each, and compute nothing."""
+    assert s.physical is not None
+    return replace(s, physical=mark_owners(s.physical))
+
+
 def bucket(s: State) -> State:
     """Brings small collectives together."""
     assert s.physical is not None
@@ -135,8 +147,10 @@ def write_plan(s: State) -> State:
     assert s.physical is not None and s.assignment is not None
     paths = s.traced.in_paths, s.traced.out_paths
     r, graph = s.request, s.traced.graph
+    computed = (step for step, _ in s.physical.walk() if isinstance(step, Compute))
+    raise_all(check_wire(graph, ((step.node, step.strategy.operands) for step in computed)))
     uneven = pins.uneven_notes(r.in_sbp, r.out_sbp, s.traced, r.placement)
-    notes = (*r.notes, *uneven, *pins.effect_notes(graph, r.placement))
+    notes = (*r.notes, *uneven, *pins.effect_notes(graph, r.placement), *parts_notes(s.physical))
     plan = explain(s.request.name, s.physical, s.boxings, s.assignment.bound, paths, notes)
     memory.check_limit(plan, s.request.memory_limit_bytes)
     return replace(s, plan=plan)
@@ -148,6 +162,7 @@ CHAIN: tuple[Pass, ...] = (
     Pass("candidates", list_candidates, lambda s: spec.check_candidates(s.candidates)),  # type: ignore[arg-type]
     Pass("choice", choose_signatures, lambda s: spec.check_assignment(s.candidates, s.assignment, s.boxings)),  # type: ignore[arg-type]
     Pass("boxing", box, lambda s: spec.check_physical(s.physical)),  # type: ignore[arg-type]
+    Pass("owners", find_owners, lambda s: spec.check_physical(s.physical)),  # type: ignore[arg-type]
     Pass("buckets", bucket, lambda s: spec.check_physical(s.physical)),  # type: ignore[arg-type]
     Pass("plan", write_plan, lambda s: None),
 )
@@ -165,9 +180,18 @@ def compile_plan(traced: Traced, request: Request, *, check: bool = False) -> Pl
       SbpError: for annotations that cannot be honoured, all of them at once.
       SpecError: with `check`, if a pass broke its contract.
     """
-    state = State(request, traced, Boxings(Network(request.placement, request.hardware)))
+    boxings = Boxings(Network(request.placement, request.hardware))
     if check:
         spec.check_graph(traced.graph)
+    plan = _run_chain(State(request, traced, boxings), check)
+    if not request.strict_nonfinite:
+        return plan
+    usual = replace(request, strict_nonfinite=False, memory_limit_bytes=None)
+    notes = strict_notes(plan, _run_chain(State(usual, traced, boxings), check))
+    return replace(plan, notes=(*plan.notes, *notes))
+
+
+def _run_chain(state: State, check: bool) -> Plan:
     for p in CHAIN:
         state = p.run(state)
         if check:

@@ -10,18 +10,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sbp import compat
 from sbp.hardware import Hardware
 from sbp.passes.boxing import Boxings
 from sbp.passes.graph import Const, Graph
-from sbp.passes.moves import wire_bytes
+from sbp.passes.moves import itemsize, wire_bytes
 from sbp.passes.names import Names, common, without_indices
 from sbp.passes.physical import Border, Box, Compute, Physical, Step, peak_bytes, total_seconds
 from sbp.passes.plan.candidates import rule_of
 from sbp.passes.plan.cost import talk_seconds, talks_of
 from sbp.passes.reasons import Reasons
 from sbp.placement import Placement
-from sbp.rules.registry import Talk
+from sbp.rules.registry import Talk, unknown_functions
 from sbp.signature import NdSbp
 
 ROW_SCOPE = "sbp."
@@ -285,14 +284,13 @@ def rows_of(physical: Physical) -> Iterator[tuple[int, Box | Inside, int]]:
 
 def _talks(box: Box, physical: Physical) -> bool:
     value = physical.graph.values[box.value]
-    itemsize = compat.itemsize(value.dtype)
-    return wire_bytes(box.move, value.shape, itemsize, physical.placement.shape) > 0
+    size = itemsize(box.move, value.dtype)
+    return wire_bytes(box.move, value.shape, size, physical.placement.shape) > 0
 
 
 def _collective(box: Box, times: int, physical: Physical, boxings: Boxings, reasons: Reasons) -> Collective:
     value, placement, move = physical.graph.values[box.value], physical.placement, box.move
-    itemsize = compat.itemsize(value.dtype)
-    group = 1
+    size, group = itemsize(move, value.dtype), 1
     for a in move.axes:
         group *= placement.shape[a]
     return Collective(
@@ -305,8 +303,8 @@ def _collective(box: Box, times: int, physical: Physical, boxings: Boxings, reas
         tuple(placement.axes[a] for a in move.axes),
         group,
         times,
-        times * wire_bytes(move, value.shape, itemsize, placement.shape),
-        times * boxings.network.seconds(move, value.shape, itemsize),
+        times * wire_bytes(move, value.shape, size, placement.shape),
+        times * boxings.network.seconds(move, value.shape, size),
         str(reasons.source(box)),
         reasons.reason(box),
     )
@@ -334,9 +332,13 @@ def _inside(inside: Inside, times: int, physical: Physical, boxings: Boxings, re
 
 
 def _no_rule(graph: Graph, physical: Physical) -> list[str]:
-    """Ops that ran whole on every device because they have no rule."""
+    """Ops that ran whole on every device because they have no rule, or none for a function that they hold."""
     found: dict[str, list[str]] = {}
     for step, _ in physical.walk():
-        if isinstance(step, Compute) and rule_of(step.node) is None:
-            found.setdefault(step.node.op, []).append(str(step.node.source))
+        if isinstance(step, Compute):
+            rule, op = rule_of(step.node), step.node.op
+            functions = unknown_functions(rule, step.node.params) if rule else ()
+            if rule is None or functions:
+                held = f" with a function as {', '.join(functions)}" if functions else ""
+                found.setdefault(op + held, []).append(str(step.node.source))
     return [f"no rule for {op}: gathered ({', '.join(dict.fromkeys(at))})" for op, at in found.items()]

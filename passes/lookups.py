@@ -5,7 +5,7 @@ They become ops of their own, `sbp_lookup` and `sbp_add_rows`, whose rules offer
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,9 +14,12 @@ import numpy as np
 from jax import lax
 from jax.lax import GatherScatterMode
 
+from sbp.errors import Problem
 from sbp.passes.edit import Editor
 from sbp.passes.graph import Graph, Node, Operand, Source
+from sbp.rules.exchange import overflows
 from sbp.rules.lookups import add_rows_p, lookup_p, narrow
+from sbp.signature import NdSbp, Split
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +161,28 @@ def _marked(editor: Editor, nodes: Sequence[Node], transfer: Transfer) -> list[N
         inputs = (table, known[indices], *rows)
         out.append(replace(node, primitive=primitive, inputs=inputs, params=params))
     return out
+
+
+def check_wire(graph: Graph, lying: Iterable[tuple[Node, Sequence[NdSbp]]]) -> Iterator[Problem]:
+    """What is wrong with the type in which rows travel: those of a split table could overflow in it.
+
+    Arguments:
+      lying: ops, and how their operands lie.
+    """
+    for node, operands in lying:
+        wire = node.params.get("wire_dtype")
+        if wire is None or Split(0) not in operands[0]:
+            continue
+        dtype = graph.operand(node.inputs[0]).dtype
+        if overflows(dtype, wire):
+            yield Problem(
+                "argument",
+                f"Options(exchange_dtype={wire!r}), a lookup at {node.source}",
+                f"rows of {dtype}",
+                f"{str(dtype)!r}, or None for the table's own",
+                f"{dtype} has larger exponents than {wire}: its largest numbers would become infinite",
+                "a table of float32, or leave the option out",
+            )
 
 
 def _makes_ids(editor: Editor, node: Node) -> bool:

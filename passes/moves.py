@@ -13,7 +13,9 @@ import numpy as np
 from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import maximum_bipartite_matching
 
+from sbp import compat
 from sbp.layout import chunk_sizes, local_shape, offset
+from sbp.rules.bits import compared_bytes
 from sbp.signature import Broadcast, NdSbp, Partial, Signature, Split, splits_of
 from sbp.view import coordinates
 
@@ -181,6 +183,12 @@ def frame(
     for c in chunk_sizes(size, rest, hierarchy):
         size = c
     return size, chunk_sizes(size, move.axes, hierarchy)
+
+
+def itemsize(move: Move, dtype: Any) -> float:
+    """Bytes that an element takes in a move: maxima of short floats are compared in wider ones."""
+    compared = move.kind == "all_reduce" and isinstance(move.old, Partial) and move.old.op != "sum"
+    return compared_bytes(dtype) if compared else compat.itemsize(dtype)
 
 
 def wire_bytes(move: Move, shape: Sequence[int], itemsize: float, hierarchy: Sequence[int]) -> float:

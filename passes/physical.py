@@ -7,10 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from sbp import compat
 from sbp.passes.boxing import Boxings, makes_sum
 from sbp.passes.graph import Const, Graph, Node, Source
-from sbp.passes.moves import Move
+from sbp.passes.moves import Move, itemsize
 from sbp.passes.plan.candidates import Candidates, Strategy
 from sbp.passes.plan.cost import local_bytes, node_seconds
 from sbp.passes.plan.model import Assignment, boxing_of
@@ -31,6 +30,7 @@ class Box:
       move: from which signature to which.
       user: the node that asked for it, or the position of the output (-1 - i).
       bucket: moves of one bucket are sent as one collective; -1 for a move on its own.
+      owned: whether the move adds up a sum of which one device has each element, and the others zeros.
       source: the line that caused it.
       rows: the name of its row in the plan; () if it sends nothing.
     """
@@ -39,6 +39,7 @@ class Box:
     move: Move
     user: int
     bucket: int = -1
+    owned: bool = False
     source: Source = field(default_factory=Source, compare=False)
     rows: tuple[str, ...] = field(default=(), compare=False)
 
@@ -292,7 +293,7 @@ def total_seconds(physical: Physical, boxings: Boxings) -> float:
     for step, times in physical.walk():
         if isinstance(step, Box):
             value = graph.values[step.value]
-            seconds += times * network.seconds(step.move, value.shape, compat.itemsize(value.dtype))
+            seconds += times * network.seconds(step.move, value.shape, itemsize(step.move, value.dtype))
         elif isinstance(step, Compute):
             seconds += times * node_seconds(graph, step.node, step.strategy, network)
     return seconds

@@ -6,13 +6,12 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from sbp import compat
 from sbp.annotation import Pin, annotate_p, placement_in
 from sbp.errors import Problem
 from sbp.layout import at_rest
 from sbp.passes.boxing import Boxings
 from sbp.passes.graph import Const, Graph, Node, Operand, Source, Value, numbered
-from sbp.passes.moves import wire_bytes
+from sbp.passes.moves import itemsize, wire_bytes
 from sbp.passes.plan.candidates import Candidates, pin_of, rest_signatures
 from sbp.passes.plan.cost import node_seconds
 from sbp.passes.plan.model import Boundary, boxing_of
@@ -246,9 +245,9 @@ def _alternatives(c: Candidates, x: Operand, maker: Node | None, boxings: Boxing
         own = frozenset(s.op for s in nd if isinstance(s, Partial))
         dims = tuple(sorted({s.dim for s in nd if isinstance(s, Split)}))
         path = boxings.of(value.shape, value.dtype, own, dims).path(nd, whole)
-        size = compat.itemsize(value.dtype)
-        box = sum(network.seconds(m, value.shape, size) for m in path)
-        wire = sum(wire_bytes(m, value.shape, size, hierarchy) for m in path if m.is_collective)
+        sizes = [(m, itemsize(m, value.dtype)) for m in path]
+        box = sum(network.seconds(m, value.shape, size) for m, size in sizes)
+        wire = sum(wire_bytes(m, value.shape, size, hierarchy) for m, size in sizes if m.is_collective)
         out.append(_Alternative(nd, op, box, wire))
     return sorted(out, key=lambda a: a.op_seconds + a.box_seconds)
 

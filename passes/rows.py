@@ -7,7 +7,7 @@ the table. Anywhere else the lazy optimizer becomes what it means, and the plan 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 from jax.lax import GatherScatterMode
 
 from sbp import compat, lazy
+from sbp.errors import Problem, raise_all
 from sbp.passes import rowwise
 from sbp.passes.edit import Editor
 from sbp.passes.graph import Const, Graph, Node, Operand, walk
@@ -56,12 +57,22 @@ class _NotByRows(Exception):
     """Why a step needs the whole table."""
 
 
-def train_rows(graph: Graph, transfer: Transfer) -> tuple[Graph, tuple[str, ...]]:
-    """The graph with every lazy optimizer replaced, and a note for each."""
+def train_rows(
+    graph: Graph, transfer: Transfer, in_paths: Sequence[str] = ()
+) -> tuple[Graph, tuple[str, ...]]:
+    """The graph with every lazy optimizer replaced, and a note for each.
+
+    Arguments:
+      in_paths: names of the leaves of the arguments.
+
+    Raises:
+      ArgumentError: for all strict ones that need the whole table.
+    """
     if not any(node.op == lazy.NAME for node in graph.walk()):
         return graph, ()
-    pass_ = _Pass(Editor(graph), transfer, [])
+    pass_ = _Pass(Editor(graph), transfer, [], [], dict(zip(graph.inputs, in_paths, strict=False)))
     nodes = pass_.rewritten(graph.nodes, graph.outputs)
+    raise_all(pass_.problems)
     return pass_.editor.finish(nodes), tuple(pass_.notes)
 
 
@@ -70,6 +81,8 @@ class _Pass:
     editor: Editor
     transfer: Transfer
     notes: list[str]
+    problems: list[Problem]
+    names: Mapping[int, str]
 
     def rewritten(self, nodes: Sequence[Node], outputs: Sequence[Operand]) -> list[Node]:
         """The ops of one body with its lazy optimizers replaced."""
@@ -89,6 +102,8 @@ class _Pass:
         try:
             made = scope.fused(node, self.transfer)
         except _NotByRows as why:
+            if node.params["update"].strict:
+                self.problems.append(_dense(at, scope.named(node, self.names), str(why)))
             self.notes.append(f"{at}: the whole table is updated, since {why}")
             return scope.whole(node)
         self.notes.append(f"{at}: only the rows that were looked up are updated")
@@ -210,6 +225,21 @@ class _Scope:
                 return Part(ids, node.inputs[2], GatherScatterMode.FILL_OR_DROP, tuple(made), True)
         raise _NotByRows(f"its gradient is not of lookups alone: reshape at {reshape.source}")
 
+    def named(self, node: Node, names: Mapping[int, str]) -> str:
+        """What the user calls the table of a lazy optimizer, with its type and shape."""
+        added = next((u for u in self.users.get(node.outputs[0], ()) if u.op == "add"), None)
+        tables = [x for x in (added.inputs if added else ()) if x != node.outputs[0]]
+        tables += node.inputs[-1:] if node.params["update"].has_param else []
+        found = (names.get(y) for x in tables if not isinstance(y := self.behind(x), Const))
+        value = self.editor.operand(node.inputs[0])
+        name = next((name for name in found if name), "a table")
+        return f"{name}: {value.dtype}[{', '.join(map(str, value.shape))}]"
+
+    def behind(self, x: Operand) -> Operand:
+        """What an operand is, behind ops that hand it on or only shape it."""
+        node = None if isinstance(x, Const) else self.maker.get(x)
+        return self.behind(node.inputs[0]) if node is not None and node.op in (*SAME, "reshape") else x
+
     def source(self, x: Operand) -> Node | None:
         """The op that makes an operand, behind those that hand it on."""
         node = None if isinstance(x, Const) else self.maker.get(x)
@@ -244,6 +274,19 @@ class _Scope:
         """Whether an operand is known to be zero all over."""
         number = self.scalar(x)
         return isinstance(number, Const) and not np.any(np.asarray(number.value))
+
+
+def _dense(where: str, table: str, why: str) -> Problem:
+    """What is wrong with a step that was to be on rows alone."""
+    return Problem(
+        "argument",
+        where,
+        f"{table}, updated whole",
+        'a step on rows that were looked up, for sbp.rows(..., dense="error")',
+        why,
+        "a table whose gradient is of lookups alone, and a step that is just added to it; or "
+        'dense="note", which says so in the plan',
+    )
 
 
 _EACH: dict[str, Callable[[Any], Callable[..., Any]]] = {

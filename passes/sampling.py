@@ -1,4 +1,8 @@
-"""The ids of a first batch, from which the room of every sparse exchange is planned."""
+"""The ids of a batch, from which the room of every sparse exchange is planned.
+
+All processes of a program must plan the same rooms, or their collectives would not match: only what every
+process has, and has alike, is looked at.
+"""
 
 from __future__ import annotations
 
@@ -25,24 +29,35 @@ def ids_of(node: Node) -> tuple[Operand, ...]:
     return node.inputs[1:2] if node.op in ("sbp_lookup", "sbp_add_rows") else ()
 
 
-def with_samples(graph: Graph, example: Sequence[Any]) -> Graph:
+def with_samples(graph: Graph, example: Sequence[Any], again: bool = False) -> Graph:
     """The graph whose lookups know the ids of one batch, where those can be had from the arguments.
 
     Arguments:
       example: the leaves of the arguments; those that are not arrays are not known.
+      again: whether the batch takes the place of an earlier one that others were not like.
     """
-    given = {
-        v: x for v, x in zip(graph.inputs, example, strict=False) if isinstance(x, np.ndarray | jax.Array)
-    }
-    given.update(zip(graph.inputs[len(graph.inputs) - len(graph.consts) :], graph.consts, strict=True))
+    if not any(ids_of(node) for node in graph.nodes):
+        return graph
+    consts = zip(graph.inputs[len(graph.inputs) - len(graph.consts) :], graph.consts, strict=True)
+    every = [*zip(graph.inputs, example, strict=False), *consts]
+    given = {v: x for v, x in every if known_to_all(x)}
     known: dict[Operand, Sample | None] = {}
     nodes = []
     for node in graph.nodes:
-        samples = tuple(_sample(graph, x, given, known) for x in ids_of(node))
+        samples = tuple(_sample(graph, x, given, known, again) for x in ids_of(node))
         if samples and None not in samples:
             node = replace(node, params={**node.params, "samples": samples})
         nodes.append(node)
     return replace(graph, nodes=tuple(nodes))
+
+
+def known_to_all(x: Any) -> bool:
+    """Whether a value of an argument is one that all processes of the program have alike.
+
+    Of several processes each has its own part of a batch, and what they have whole nobody has compared.
+    """
+    whole = isinstance(x, np.ndarray) or (isinstance(x, jax.Array) and x.is_fully_addressable)
+    return whole and jax.process_count() == 1
 
 
 def lacks_samples(graph: Graph) -> bool:
@@ -51,12 +66,12 @@ def lacks_samples(graph: Graph) -> bool:
 
 
 def _sample(
-    graph: Graph, ids: Operand, given: Mapping[int, Any], known: dict[Operand, Sample | None]
+    graph: Graph, ids: Operand, given: Mapping[int, Any], known: dict[Operand, Sample | None], again: bool
 ) -> Sample | None:
     """The ids of the batch; what was asked before is in `known`, so that equal ids are one sample."""
     if ids not in known:
         value = ids.value if isinstance(ids, Const) else _computed(graph, ids, given)
-        known[ids] = None if value is None else Sample(np.asarray(value))
+        known[ids] = None if value is None else Sample(np.asarray(value), again)
     return known[ids]
 
 

@@ -18,6 +18,7 @@ from sbp.passes.explain import Plan
 from sbp.passes.trace import Traced
 from sbp.placement import Placement
 from sbp.resolve import check_fit, is_leaf, resolve
+from sbp.runtime.options import check_options
 from sbp.signature import NdSbp, format_sbp
 
 Abstract: TypeAlias = tuple[tuple[int, ...], Any, bool]
@@ -216,6 +217,8 @@ def check_compile(fn: Any, placement: Any, options: Any, both: Sequence[int]) ->
             f"a {type(options).__name__} is none",
             "sbp.Options(memory_limit=16e9)",
         )
+    elif options is not None:
+        yield from check_options(options)
     for i in both:
         yield Problem(
             "argument",

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from sbp.passes.moves import Move, frame
+from sbp.rules import bits
 from sbp.runtime.collectives import explode, implode
 from sbp.signature import Split
 
@@ -22,11 +23,13 @@ class Parcel:
     Arguments:
       x: the shard under `move.before`.
       move, shape: the move, and the logical shape.
+      owned: of a sum, whether of each element one device has it, and the others zeros.
     """
 
     x: Any
     move: Move
     shape: tuple[int, ...]
+    owned: bool = False
 
 
 def apply_bucket(parcels: Sequence[Parcel], hierarchy: Sequence[int], axes: Sequence[str]) -> list[Any]:
@@ -34,6 +37,7 @@ def apply_bucket(parcels: Sequence[Parcel], hierarchy: Sequence[int], axes: Sequ
     first = parcels[0].move
     names, groups = tuple(axes[a] for a in first.axes), [hierarchy[a] for a in first.axes]
     pack, send, unpack = _WAYS[first.kind]
+    send = _scatter_owned if parcels[0].owned else send
     packed = [pack(p, groups) for p in parcels]
     sent = send(jnp.concatenate([x.reshape(x.shape[0], -1) for x in packed], axis=1), names)
     out, at = [], 0
@@ -64,6 +68,10 @@ def _gather(x: Any, names: Sequence[str]) -> Any:
 
 def _scatter(x: Any, names: Sequence[str]) -> Any:
     return lax.psum_scatter(x, names, scatter_dimension=0, tiled=True)
+
+
+def _scatter_owned(x: Any, names: Sequence[str]) -> Any:
+    return bits.owned_scatter(x, names, 0)
 
 
 def _swap(x: Any, names: Sequence[str]) -> Any:

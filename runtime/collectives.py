@@ -14,11 +14,9 @@ from jax import lax
 from sbp import compat
 from sbp.layout import chunk_sizes, local_shape
 from sbp.passes.moves import Move, frame, route
+from sbp.rules import bits
 from sbp.rules.local import barrier, identity_of
 from sbp.signature import Partial, Split
-
-REDUCE: dict[str, Callable[..., Any]] = {"sum": lax.psum, "max": lax.pmax, "min": lax.pmin}
-FOLD: dict[str, Callable[..., Any]] = {"sum": jnp.sum, "max": jnp.max, "min": jnp.min}
 
 
 def explode(x: Any, dim: int, groups: Sequence[int], fill: Any = 0) -> Any:
@@ -61,7 +59,13 @@ def implode(x: Any, dim: int, groups: Sequence[int], size: int) -> Any:
 
 
 def apply_move(
-    x: Any, move: Move, shape: Sequence[int], hierarchy: Sequence[int], axes: Sequence[str], coords: Any
+    x: Any,
+    move: Move,
+    shape: Sequence[int],
+    hierarchy: Sequence[int],
+    axes: Sequence[str],
+    coords: Any,
+    owned: bool = False,
 ) -> Any:
     """One move on this device's shard.
 
@@ -70,17 +74,25 @@ def apply_move(
       shape: the logical shape.
       hierarchy, axes: the placement's sizes and axis names.
       coords: this device's traced position along each axis.
+      owned: whether of each element of a sum one device has it, and the others zeros.
     """
     if math.prod(shape) == 0:  # nothing to send, and XLA refuses empty collectives
         return jnp.zeros(local_shape(shape, move.after, hierarchy), x.dtype)
     names = tuple(axes[a] for a in move.axes)
     groups = [hierarchy[a] for a in move.axes]
-    return _APPLY[move.kind](x, move, shape, hierarchy, names, groups, coords)
+    apply = _OWNED[move.kind] if owned else _APPLY[move.kind]
+    return apply(x, move, shape, hierarchy, names, groups, coords)
 
 
 def _all_reduce(x: Any, move: Move, shape: Any, hierarchy: Any, names: Any, groups: Any, coords: Any) -> Any:
     assert isinstance(move.old, Partial)
-    return REDUCE[move.old.op](x, names)
+    return lax.psum(x, names) if move.old.op == "sum" else bits.extremum(x, move.old.op, names)
+
+
+def _owned_all_reduce(
+    x: Any, move: Move, shape: Any, hierarchy: Any, names: Any, groups: Any, coords: Any
+) -> Any:
+    return bits.owned_sum(x, names)
 
 
 def _all_gather(x: Any, move: Move, shape: Any, hierarchy: Any, names: Any, groups: Any, coords: Any) -> Any:
@@ -99,6 +111,13 @@ def _reduce_scatter(
     )
 
 
+def _owned_reduce_scatter(
+    x: Any, move: Move, shape: Any, hierarchy: Any, names: Any, groups: Any, coords: Any
+) -> Any:
+    assert isinstance(move.new, Split)
+    return bits.owned_scatter(explode(x, move.new.dim, groups), names, move.new.dim)
+
+
 def _all_to_all(x: Any, move: Move, shape: Any, hierarchy: Any, names: Any, groups: Any, coords: Any) -> Any:
     assert isinstance(move.new, Split)
     j, g = move.new.dim, math.prod(groups)
@@ -110,7 +129,7 @@ def _all_to_all(x: Any, move: Move, shape: Any, hierarchy: Any, names: Any, grou
         swapped = lax.all_to_all(parts, names, split_axis=j, concat_axis=j, tiled=True)
         rows = swapped.shape[j] // g
         stacked = swapped.reshape(*swapped.shape[:j], g, rows, *swapped.shape[j + 1 :])
-        return FOLD[move.old.op](stacked, axis=j).astype(x.dtype)
+        return bits.fold(stacked, move.old.op, j)
     assert isinstance(move.old, Split)
     size, _ = frame(move, move.old, shape, hierarchy)
     swapped = lax.all_to_all(parts, names, split_axis=j, concat_axis=move.old.dim, tiled=True)
@@ -166,4 +185,8 @@ _APPLY: dict[str, Callable[..., Any]] = {
     "keep": _keep,
     "embed": _embed,
     "permute": _permute,
+}
+_OWNED: dict[str, Callable[..., Any]] = {
+    "all_reduce": _owned_all_reduce,
+    "reduce_scatter": _owned_reduce_scatter,
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -14,6 +14,8 @@ from sbp.passes.graph import Node
 
 # Calls whose counts may wait on the devices before they are added up on the host.
 MOST_PENDING = 64
+# Rounds that nobody needs to hear of; the calls at first that are looked at, and then every n-th.
+MOST_ROUNDS, FIRST_CALLS, EVERY = 2, 4, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +46,18 @@ class KeyCount:
 
 @dataclass
 class Counting:
-    """The counts of one compiled program; `exchanges` are the ops that count, in order."""
+    """The counts of one compiled program.
 
+    Arguments:
+      keys: whether keys are counted, not only how often they would fill the room of a round.
+      watches: whether somebody wants to hear of exchanges that take many rounds.
+      exchanges: the ops that count, in order.
+      waiting: the counts of a call that will be looked at once they are there.
+    """
+
+    keys: bool = True
+    watches: bool = False
+    waiting: Any = None
     exchanges: list[Node] = field(default_factory=list)
     pending: list[jax.Array] = field(default_factory=list)
     calls: int = 0
@@ -53,23 +65,51 @@ class Counting:
     rounds: Any = None
 
     def stacked(self, reports: Sequence[tuple[Node, Any]]) -> Any:
-        """What a device returns besides its results, "1 exchanges 3"; called while it is traced."""
+        """What a device returns besides its results; called while it is traced.
+
+        "1 exchanges 4", the numbers of a `Tally`; without keys its last one, "1 exchanges 1".
+        """
         self.exchanges[:] = [node for node, _ in reports]
-        lines = [jnp.stack([jnp.asarray(x, np.int32) for x in tally]) for _, tally in reports]
-        return jnp.stack(lines)[None] if lines else jnp.zeros((1, 0, 3), np.int32)
+        width = 4 if self.keys else 1
+        lines = [jnp.stack([jnp.asarray(x, np.int32) for x in tally[-width:]]) for _, tally in reports]
+        return jnp.stack(lines)[None] if lines else jnp.zeros((1, 0, width), np.int32)
 
     def add(self, counts: jax.Array) -> None:
-        """Takes the counts of one call, "devices exchanges 3"."""
+        """Takes the counts of one call, "devices exchanges 4" or "devices exchanges 1"."""
         self.calls += 1
-        self.pending.append(counts)
+        looked_at = self.calls <= FIRST_CALLS or self.calls % EVERY == 0
+        # Of several processes each could come to another conclusion: none of them draws any.
+        if self.watches and looked_at and self.waiting is None and counts.is_fully_addressable:
+            self.waiting = counts
+        if self.keys:
+            self.pending.append(counts)
         if len(self.pending) >= MOST_PENDING:
             self.fold()
+
+    def onward(self) -> Counting:
+        """What counts for the same exchanges in another program, from here on."""
+        self.fold()
+        return replace(self, watches=False, waiting=None, exchanges=[], pending=[])
+
+    def crowded(self) -> list[tuple[Node, int]]:
+        """Exchanges with keys for too many rounds in a recent call, and for how many; waits for no device."""
+        if self.waiting is None or not self.waiting.is_ready():
+            return []
+        most = np.asarray(self.waiting)[..., -1].max(0)
+        self.waiting = None
+        return [
+            (node, int(rounds))
+            for node, rounds in zip(self.exchanges, most, strict=True)
+            if rounds > MOST_ROUNDS and node.params["capacity"] is None
+        ]
 
     def fold(self) -> None:
         """Adds up what waits."""
         if self.pending:
             new = np.stack([np.asarray(x, np.int64) for x in self.pending])
             sums, most = new[..., :2].sum((0, 1)), new[..., 2].max((0, 1))
+            if self.totals is not None and len(self.totals) != len(sums):  # planned again, with others
+                self.calls, self.totals, self.rounds = len(self.pending), None, None
             self.totals = sums if self.totals is None else self.totals + sums
             self.rounds = most if self.rounds is None else np.maximum(self.rounds, most)
             self.pending.clear()

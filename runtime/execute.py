@@ -17,7 +17,6 @@ from sbp.passes.chain import Request, compile_plan
 from sbp.passes.explain import Plan
 from sbp.passes.lookups import Transfer
 from sbp.passes.pins import check_annotations
-from sbp.passes.sampling import lacks_samples
 from sbp.passes.trace import Traced, leaf_paths, trace
 from sbp.placement import Placement
 from sbp.runtime import arguments
@@ -26,6 +25,7 @@ from sbp.runtime.lower import Title, lower, shardings
 from sbp.runtime.pipeline.build import Signatures, build_pipeline, is_pipeline
 from sbp.runtime.pipeline.profile import Profile, measure
 from sbp.runtime.pipeline.program import BuiltPipeline, many_programs, unstaged
+from sbp.runtime.rooms import give_room, rooms_of
 from sbp.signature import AUTO
 
 # Settings of JAX that a traced program depends on, as those of jit do.
@@ -105,14 +105,15 @@ class Built:
     weak: tuple[bool, ...]
     lacks_samples: bool = False
     counting: Counting | None = None
+    request: Request | None = None
     moved: dict[str, str] = field(default_factory=dict)
 
-    def jitted(self, mesh: Any) -> Any:
-        """The program over a mesh: flat arguments in, flat results out."""
+    def jitted(self, mesh: Any, counting: Counting | None = None) -> Any:
+        """The program over a mesh: flat arguments in, flat results out, and counts if something counts."""
         physical = self.plan.physical
         assert physical is not None
         title = Title(self.plan.name, self.traced.source)
-        return lower(physical, mesh, self.donate, self.counting, title, self.weak)
+        return lower(physical, mesh, self.donate, counting, title, self.weak)
 
     @functools.cached_property
     def executable(self) -> tuple[Any, list[Any], list[Any]]:
@@ -123,7 +124,7 @@ class Built:
         ins, _ = shardings(physical, mesh)
         n = len(self.traced.in_paths)
         consts = [jax.device_put(c, s) for c, s in zip(physical.graph.consts, ins[n:], strict=True)]
-        return self.jitted(mesh), ins, consts
+        return self.jitted(mesh, self.counting), ins, consts
 
     def run(self, leaves: Sequence[Any]) -> Any:
         """Runs the program on the leaves of a call."""
@@ -286,6 +287,8 @@ class Program:
         # What was planned without a batch is planned again once there is one to plan exchanges from.
         if built is None or (concrete and built.lacks_samples):
             self._built[key] = self._build(call, avals, concrete)
+        elif concrete and built.counting is not None:
+            give_room(built, call.leaves)
         return call, self._built[key]
 
     def _check(self, call: Call, concrete: bool) -> None:
@@ -345,13 +348,12 @@ class Program:
             time_limit_seconds=self.options.time_limit,
             memory_limit_bytes=self.options.memory_limit,
             transfer=Transfer(self.options.exchange_capacity, self.options.exchange_dtype),
+            strict_nonfinite=self.options.strict_nonfinite,
             example=tuple(call.leaves),
         )
         plan = compile_plan(traced, request, check=bool(self.options.check))
-        assert plan.physical is not None
-        lacking = not concrete and lacks_samples(plan.physical.graph)
-        counting = Counting() if self.options.count_keys else None
-        return Built(traced, plan, donate, tuple(weak), lacking, counting)
+        lacking, count = rooms_of(plan, concrete, self.options.count_keys)
+        return Built(traced, plan, donate, tuple(weak), lacking, count, request)
 
 
 def compile(

@@ -110,8 +110,9 @@ class Device:
     def move(self, step: Box, env: Env) -> None:
         """One boxing move."""
         placement, shape = self.physical.placement, self.physical.graph.values[step.value].shape
+        x = env[step.value, step.move.before]
         moved = apply_move(
-            env[step.value, step.move.before], step.move, shape, placement.shape, placement.axes, self.coords
+            x, step.move, shape, placement.shape, placement.axes, self.coords, owned=step.owned
         )
         env[step.value, step.move.after] = moved
 
@@ -123,7 +124,7 @@ class Device:
             if not isinstance(step, Box) or (boxes and step.bucket != boxes[0].bucket):
                 break
             boxes.append(step)
-        parcels = [Parcel(env[b.value, b.move.before], b.move, values[b.value].shape) for b in boxes]
+        parcels = [Parcel(env[b.value, b.move.before], b.move, values[b.value].shape, b.owned) for b in boxes]
         with _marked(*boxes):
             moved = apply_bucket(parcels, placement.shape, placement.axes)
         env.update(zip(((b.value, b.move.after) for b in boxes), moved, strict=True))

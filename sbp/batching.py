@@ -42,8 +42,9 @@ def microbatch(
       batch_args: positions of the arguments that have the batch as dim 0 of every leaf.
       reduce: how results are combined, a pytree prefix of them: "mean", "sum", or "rows" for results with a
         row per row of the batch, which come back in its order. A function, of the same arguments as `fn`,
-        gives the weight of a part in a mean of all results: the number of tokens that count, say. Floats of
-        16 bits are added up in 32.
+        gives the weight of a part in a mean of all results: the number of tokens that count, say. A part of
+        weight zero is left out, whatever its results are (0 / 0 tokens is NaN), and so are its derivatives.
+        Floats of 16 bits are added up in 32.
 
     Raises:
       ArgumentError: for a number of parts that does not divide the batch, or another `reduce`.
@@ -82,9 +83,11 @@ def _accumulated(
     def one(i: Any, part: Sequence[Any]) -> tuple[list[Any], Any]:
         """Results of a part, and its weight."""
         args = full(i, part)
+        weight = reduce(*args) if callable(reduce) else None
+        if weight is not None:
+            args = [_unless(weight == 0, a) for a in args]
         leaves, tree = jax.tree.flatten(fn(*args))
         leaves = [jnp.asarray(x) for x in leaves]
-        weight = reduce(*args) if callable(reduce) else None
         trees.append(tree)
         return leaves, weight
 
@@ -104,7 +107,8 @@ def _accumulated(
         out, weight = one(*xs)
         if weight is not None:
             total = total + weight
-            out = [x * weight for x in out]
+            # Selected, not multiplied alone: zero times NaN is NaN.
+            out = [jnp.where(weight == 0, jnp.zeros((), x.dtype), x) * weight for x in out]
         added = [None if s is None else s + x.astype(s.dtype) for s, x in zip(sums, out, strict=True)]
         return (added, total), [x if w == "rows" else None for w, x in zip(ways, out, strict=True)]
 
@@ -118,6 +122,28 @@ def _accumulated(
         return (s / count).astype(_result(x.dtype)) if way == "mean" else s.astype(x.dtype)
 
     return jax.tree.unflatten(tree, [ended(*one) for one in zip(ways, leaves, sums, rows, strict=True)])
+
+
+def _unless(left_out: Any, arg: Any) -> Any:
+    """An argument of a part of the batch; no gradient flows back into it if the part is left out."""
+
+    def leaf(x: Any) -> Any:
+        taken = isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jnp.inexact)
+        return _same(x, left_out) if taken else x
+
+    return jax.tree.map(leaf, arg)
+
+
+@jax.custom_jvp
+def _same(x: Any, left_out: Any) -> Any:
+    """Its first argument, with the derivative of a constant where it is left out."""
+    return x
+
+
+@_same.defjvp
+def _same_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
+    x, left_out = primals
+    return x, jnp.where(left_out, jnp.zeros((), x.dtype), tangents[0])
 
 
 def _wide(dtype: Any, way: str) -> Any:

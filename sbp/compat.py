@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import functools
 import inspect
 import os
@@ -277,6 +278,17 @@ def make_op(name: str, fun: Callable[..., Sequence[Any]]) -> Any:
     p.def_abstract_eval(abstract)
     mlir.register_lowering(p, mlir.lower_fun(fun, multiple_results=True))
     return p
+
+
+def holds_function(param: Any) -> bool:
+    """Whether a parameter of an equation holds a function: a jaxpr, or something that can be called.
+
+    Named tuples hold what JAX says of dims, or of a kind of random key; types say which dtype is meant.
+    """
+    if type(param) in (tuple, list):
+        return any(map(holds_function, param))
+    jaxpr = getattr(param, "jaxpr", param)
+    return isinstance(jaxpr, Jaxpr) or (callable(param) and not isinstance(param, type | enum.Enum))
 
 
 @cache

@@ -13,6 +13,7 @@ from sbp import compat
 from sbp.errors import ArgumentError, Problem
 
 NAME = "sbp_rows"
+DENSE = ("note", "error")
 
 
 class Transformation(NamedTuple):
@@ -30,11 +31,13 @@ class Update:
       run: the inner optimizer's `update`.
       tree: of its state.
       has_param: whether the parameter itself is given.
+      strict: whether a step on the whole parameter is an error.
     """
 
     run: Callable[..., Any]
     tree: Any
     has_param: bool
+    strict: bool = False
 
     def __call__(self, grad: Any, *rest: Any) -> list[Any]:
         """What is added to the parameter, then the leaves of the new state.
@@ -74,7 +77,7 @@ def dense(grad: Any, *rest: Any, update: Update) -> list[Any]:
 rows_p = compat.make_op(NAME, dense)
 
 
-def rows(tx: Any) -> Transformation:
+def rows(tx: Any, *, dense: str = "note") -> Transformation:
     """Makes an optimizer lazy: rows whose gradient is all zero keep their values and their state.
 
     On one device this is `where(any(grad != 0, -1), new, old)`, for the parameter and for every leaf of the
@@ -85,9 +88,11 @@ def rows(tx: Any) -> Transformation:
 
     Arguments:
       tx: an optimizer with `init` and `update`, of optax or of your own; it sees one parameter at a time.
+      dense: what becomes of a step that needs the whole table: "note", a note in the plan says why; "error",
+        compiling the program fails and says why. Functions that are not compiled by sbp run either way.
 
     Raises:
-      ArgumentError: if `tx` has no `init` and `update`.
+      ArgumentError: if `tx` has no `init` and `update`, or for another `dense`.
 
     Source: the sparse part of Adam, "lazy", as fused embedding optimizers have it.
 
@@ -99,6 +104,8 @@ def rows(tx: Any) -> Transformation:
     """
     if not (callable(getattr(tx, "init", None)) and callable(getattr(tx, "update", None))):
         raise ArgumentError(_no_optimizer(tx))
+    if not (isinstance(dense, str) and dense in DENSE):
+        raise ArgumentError(_no_way(dense))
 
     def init(params: Any) -> Any:
         return jax.tree.map(tx.init, params)
@@ -108,18 +115,20 @@ def rows(tx: Any) -> Transformation:
         tree: Any = structure
         states = tree.flatten_up_to(state)
         given = [None] * len(leaves) if params is None else tree.flatten_up_to(params)
-        done = [_step(tx, g, s, p) for g, s, p in zip(leaves, states, given, strict=True)]
+        strict = dense == "error"
+        done = [_step(tx, strict, g, s, p) for g, s, p in zip(leaves, states, given, strict=True)]
         added, new = (jax.tree.unflatten(tree, [d[i] for d in done]) for i in (0, 1))
         return added, new
 
     return Transformation(init, update)
 
 
-def _step(tx: Any, grad: Any, state: Any, param: Any) -> tuple[Any, Any]:
+def _step(tx: Any, strict: bool, grad: Any, state: Any, param: Any) -> tuple[Any, Any]:
     """One parameter's part of the update, as one op."""
     leaves, tree = jax.tree.flatten(state)
     operands: Sequence[Any] = [grad, *leaves, *([] if param is None else [param])]
-    out = rows_p.bind(*map(jnp.asarray, operands), update=Update(tx.update, tree, param is not None))
+    update = Update(tx.update, tree, param is not None, strict)
+    out = rows_p.bind(*map(jnp.asarray, operands), update=update)
     return out[0], jax.tree.unflatten(tree, out[1:])
 
 
@@ -131,4 +140,15 @@ def _no_optimizer(tx: Any) -> Problem:
         "an optimizer with init(params) and update(grads, state, params)",
         "a lazy optimizer is made from an ordinary one",
         "sbp.rows(optax.adagrad(0.05))",
+    )
+
+
+def _no_way(dense: Any) -> Problem:
+    return Problem(
+        "argument",
+        "sbp.rows(tx, dense=...)",
+        f"{dense!r:.60}",
+        " or ".join(map(repr, DENSE)),
+        "it says what becomes of a step that needs the whole table",
+        'dense="error" to be told of it',
     )

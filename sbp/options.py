@@ -21,13 +21,17 @@ class Options:
       check: whether the contract between passes is checked.
       exchange_capacity: keys that a device can send to one owner of rows at a time, in lookups of tables that
         are split by rows; None to go by the first batch. Fuller buckets take more rounds.
-      exchange_dtype: the floating type in which rows travel there, such as "bfloat16"; None for their own.
+      exchange_dtype: the floating type in which wider rows travel there, such as "bfloat16"; None for their
+        own. Types with smaller exponents, in which rows could overflow, are refused.
       schedule: of a program with stages and micro-batches: a name ("gpipe", "1f1b", "interleaved", "zb-h1",
         "zb-v", "dualpipe-v", "forward"), "auto" for the fastest one found for the estimated times within the
         memory limit, or a `Schedule`, such as `Profile.best` finds for measured times; None for "1f1b".
       stages: into how many the planner cuts a program with micro-batches that marks none itself; a multiple
         of the size of the placement's first axis, along which they lie.
-      threads: whether every placement of such a program is driven by a thread of its own.
+      strict_nonfinite: whether a sum is added up before anything is computed from it, so that infinities, NaN
+        and signs come out as on one device whatever the data are; the plan says how many bytes that takes.
+      threads: whether every placement of such a program is driven by a thread of its own; None to time both
+        in the first steps where threads can help, and to go on with the faster one. Results are the same.
       count_keys: whether `Program.key_counts` says how many keys exchanges were given and have served.
     """
 
@@ -41,4 +45,5 @@ class Options:
     count_keys: bool = False
     schedule: Any = None
     stages: int | None = None
-    threads: bool = False
+    threads: bool | None = None
+    strict_nonfinite: bool = False

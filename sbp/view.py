@@ -18,8 +18,15 @@ from sbp.signature import Broadcast, Partial, Signature, Split, splits_of
 Array = np.ndarray[Any, Any]
 Shards = dict[tuple[int, ...], Array]
 
+
+
+def _summed(xs: Sequence[Array]) -> Array:
+    with np.errstate(all="ignore"):  # infinities of both signs are NaN, as they should be
+        return np.asarray(np.sum(np.stack(xs), axis=0, dtype=xs[0].dtype))
+
+
 REDUCERS: dict[str, Callable[[Sequence[Array]], Array]] = {
-    "sum": lambda xs: np.sum(np.stack(xs), axis=0, dtype=xs[0].dtype),
+    "sum": _summed,
     "max": lambda xs: np.max(np.stack(xs), axis=0),
     "min": lambda xs: np.min(np.stack(xs), axis=0),
 }

@@ -50,7 +50,8 @@ class Job:
       asked: signatures of arguments and results.
       ties: per result, the argument that it comes back as, or None.
       rank_of: stage -> placement, as the schedule wants it; None for any.
-      time_limit_seconds, memory_limit_bytes, transfer, check: as of `Request` and `compile_plan`.
+      time_limit_seconds, memory_limit_bytes, transfer, strict_nonfinite, check: as of `Request` and
+        `compile_plan`.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Job:
     time_limit_seconds: float | None = None
     memory_limit_bytes: float | None = None
     transfer: Transfer = field(default_factory=Transfer)
+    strict_nonfinite: bool = False
     check: bool = False
 
 
@@ -166,6 +168,7 @@ class _Planning:
             # Here all micro-batches would count; of a program with a loop the schedule is checked instead.
             memory_limit_bytes=job.memory_limit_bytes if self.splitter.loop is None else None,
             transfer=job.transfer,
+            strict_nonfinite=job.strict_nonfinite,
         )
         return compile_plan(self.sub_traced(share), request, check=job.check)
 

@@ -6,14 +6,13 @@ stage adds up its own part, and waits for no other one; they meet once, after th
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from sbp import compat
@@ -25,10 +24,13 @@ from sbp.passes.pipeline.where import Where, loop_of
 
 ADDS = ("add", "add_any")
 SCALES = "mul"
+SELECTS = "select_n"
 WIDENS = "convert_element_type"
 
-Addend: TypeAlias = tuple[Operand, tuple[Operand, ...]]
-"""A value, and what it is multiplied by."""
+Factor: TypeAlias = tuple[str, Operand]
+"""`SCALES` and what a value is multiplied by, or `SELECTS` and the flags where zero stands in its place."""
+Addend: TypeAlias = tuple[Operand, tuple[Factor, ...]]
+"""A value, and what is done with it before it is added, in order."""
 Home: TypeAlias = tuple[int, int]
 """A placement, and a stage on it."""
 
@@ -39,7 +41,7 @@ class Sum:
 
     Arguments:
       carry: which.
-      addends: what is added, of the loop's body, with what it is multiplied by first.
+      addends: what is added, of the loop's body, with what is done with it first.
       gone: the ops that add them up.
     """
 
@@ -102,7 +104,7 @@ def _sum(
     gone = [last]
 
     def addends(x: Operand) -> list[Addend]:
-        """What is added up to `x`; of a cast or a product, if there is more than one."""
+        """What is added up to `x`; of a cast, a product or a selection, if there is more than one."""
         node = None if isinstance(x, Const) else makers.get(x)
         if node is None or isinstance(x, Const) or uses[x] != 1:
             return [(x, ())]
@@ -116,11 +118,28 @@ def _sum(
             for one, other in (node.inputs, node.inputs[::-1]):
                 if len(below := addends(one)) > 1:
                     gone.append(node)
-                    return [(y, (*factors, other)) for y, factors in below]
+                    return [(y, (*factors, (SCALES, other))) for y, factors in below]
+        clears = node.op == SELECTS and len(node.inputs) == 3 and _zero(node.inputs[2], makers)
+        if clears and len(below := addends(node.inputs[1])) > 1:
+            gone.append(node)
+            return [(y, (*factors, (SELECTS, node.inputs[0]))) for y, factors in below]
         return [(x, ())]
 
     first, second = last.inputs
     return Sum(k, tuple(addends(second if first == carried else first)), tuple(gone))
+
+
+def _zero(x: Operand, makers: Mapping[int, Node]) -> bool:
+    """Whether an operand is known to be zero all over."""
+    if isinstance(x, Const):
+        return not np.any(np.asarray(x.value))
+    node = makers.get(x)
+    return node is not None and node.op == "broadcast_in_dim" and _zero(node.inputs[0], makers)
+
+
+def _with(x: Any, factor: str, by: Any) -> Any:
+    """An addend after what is done with it."""
+    return x * by if factor == SCALES else jnp.where(by, jnp.zeros((), x.dtype), x)
 
 
 @dataclass
@@ -193,17 +212,18 @@ class _Rewriting:
 
     def added(self, carried: int, addends: Sequence[Addend], source: Source) -> tuple[list[Node], Operand]:
         """The ops that add to a carried value."""
-        counts = [1 + len(factors) for _, factors in addends]
 
         def fn(total: Any, *xs: Any) -> Any:
             rest = iter(xs)
             terms = []
-            for n in counts:
-                factors = list(itertools.islice(rest, n))
-                terms.append(math.prod(factors[1:], start=factors[0]).astype(total.dtype))
+            for _, factors in addends:
+                term = next(rest)
+                for factor, _ in factors:
+                    term = _with(term, factor, next(rest))
+                terms.append(term.astype(total.dtype))
             return total + sum(terms[1:], start=terms[0])
 
-        operands = [y for x, factors in addends for y in (x, *factors)]
+        operands = [y for x, factors in addends for y in (x, *(by for _, by in factors))]
         made, (end,) = self.editor.emit(fn, [carried, *operands], source)
         return made, end
 

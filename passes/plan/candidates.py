@@ -87,14 +87,19 @@ def pin_of(node: Node) -> Pin | None:
 
 
 def enumerate_candidates(
-    graph: Graph, placement: Placement, pinned_inputs: Mapping[int, NdSbp]
+    graph: Graph,
+    placement: Placement,
+    pinned_inputs: Mapping[int, NdSbp],
+    *,
+    strict_nonfinite: bool = False,
 ) -> Candidates:
     """The candidates of every op.
 
     Arguments:
       pinned_inputs: signatures of values that are arguments with a given signature.
+      strict_nonfinite: whether a sum is added up before anything is computed from it.
     """
-    found = _Enumeration(graph, placement.shape)
+    found = _Enumeration(graph, placement.shape, strict_nonfinite)
     found.partials.update(dict.fromkeys(graph.inputs, NONE))
     found.visit(graph.nodes)
     dims = _dims(graph, pinned_inputs)
@@ -112,6 +117,7 @@ class _Enumeration:
 
     graph: Graph
     hierarchy: tuple[int, ...]
+    strict_nonfinite: bool
     memo: _Memo = field(default_factory=_Memo)
     partials: dict[int, Partials] = field(default_factory=dict)
     strategies: dict[int, tuple[Strategy, ...]] = field(default_factory=dict)
@@ -138,7 +144,7 @@ class _Enumeration:
             ops = tuple(self.of(x) for x in node.inputs)
             key = _key(self.graph, node, ops)
             if key not in self.memo.strategies:
-                made = _strategies(self.graph, node, self.hierarchy, ops)
+                made = _strategies(self.graph, node, self.hierarchy, ops, self.strict_nonfinite)
                 self.memo.strategies[key], self.memo.reach[key] = made
             self.strategies[node.id], reach = self.memo.strategies[key], self.memo.reach[key]
         self.partials.update(zip(node.outputs, reach, strict=True))
@@ -216,7 +222,7 @@ def _dims(graph: Graph, pinned_inputs: Mapping[int, NdSbp]) -> dict[int, tuple[i
 
 def _key(graph: Graph, node: Node, ops: Sequence[Partials]) -> Hashable:
     """What the strategies of a node depend on."""
-    params = tuple(sorted((k, _hashable(v)) for k, v in node.params.items() if k not in _OPAQUE))
+    params = tuple(sorted((k, _hashable(v is None if k in _OPAQUE else v)) for k, v in node.params.items()))
     return (
         node.op,
         params,
@@ -245,7 +251,7 @@ def make_op(graph: Graph, node: Node, shapes: Sequence[Any], results: Sequence[A
 
 
 def _strategies(
-    graph: Graph, node: Node, hierarchy: tuple[int, ...], ops: Sequence[Partials]
+    graph: Graph, node: Node, hierarchy: tuple[int, ...], ops: Sequence[Partials], strict_nonfinite: bool
 ) -> tuple[tuple[Strategy, ...], tuple[Partials, ...]]:
     """All N-D strategies of a node and the partials of its results: rows along each axis on what remains."""
     rule = lookup(node.op)
@@ -258,7 +264,11 @@ def _strategies(
         for rows, ins, outs in chains:
             if (ins, outs) not in memo:
                 op = make_op(graph, node, ins, outs, group)
-                memo[ins, outs] = [r for r in valid_rows(rule, op) if natural(r, ops)]
+                memo[ins, outs] = [
+                    r
+                    for r in valid_rows(rule, op)
+                    if natural(r, ops) and not (strict_nonfinite and r.needs_finite(op))
+                ]
             for row in memo[ins, outs]:
                 left = tuple(split_shape(s, r, group) for s, r in zip(ins, row.operands, strict=True))
                 made = tuple(split_shape(s, r, group) for s, r in zip(outs, row.results, strict=True))

@@ -22,6 +22,7 @@ from sbp.passes.trace import Traced
 from sbp.placement import Placement
 from sbp.resolve import resolve
 from sbp.runtime import arguments
+from sbp.runtime.pipeline.drivers import Drivers, may_help
 from sbp.runtime.pipeline.program import BuiltPipeline, schedule_for
 from sbp.signature import NdSbp
 
@@ -109,12 +110,17 @@ def build_pipeline(
         time_limit_seconds=options.time_limit,
         memory_limit_bytes=options.memory_limit,
         transfer=Transfer(options.exchange_capacity, options.exchange_dtype),
+        strict_nonfinite=options.strict_nonfinite,
         check=bool(options.check),
     )
     stages = plan_stages(traced, job)
     schedule, notes = schedule_for(stages, options.schedule, options.memory_limit)
     plan = pipeline_plan(name, placement, stages, schedule, notes)
-    return BuiltPipeline(stages, schedule, plan, donate, weak, options.threads)
+    places = [stage.placement for stage in plan.stages]
+    threads = options.threads
+    if threads is None and not may_help(places, schedule is not None):
+        threads = False
+    return BuiltPipeline(stages, schedule, plan, donate, weak, Drivers(threads))
 
 
 def _rank_of(schedule: Any, ranks: int) -> Sequence[int] | None:

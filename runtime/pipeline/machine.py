@@ -11,8 +11,9 @@ import functools
 import math
 import threading
 import time
+import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -45,14 +46,25 @@ class Record:
     Arguments:
       spans: per rank, when each action ran, in seconds; each was waited for. With one driver what is sent
         was waited for too, and has spans of its own.
-      live: per rank, the most micro-batches of a stage whose forward had run and whose backward had not.
+      live: per rank, of the most micro-batches of a stage something was held for a backward pass, after an
+        action: arrays that anybody still had, and whose memory was not given away.
       live_bytes: per rank, the most bytes that one device kept for micro-batches after an action.
+      held: per rank, what the forward pass of a stage has left of a micro-batch; it may be gone by now.
     """
 
     spans: list[list[Span]]
     live: list[int]
     live_bytes: list[int]
-    now: list[int] = field(default_factory=list)
+    held: list[dict[tuple[int, int], list[weakref.ref[Any]]]]
+
+    def count(self, place: int, action: Action, left: Sequence[Any]) -> None:
+        """Notes what is still held after an action, and what it has left."""
+        held = self.held[place]
+        if left:
+            held[action.stage, action.microbatch] = list(map(weakref.ref, left))
+        for key in [k for k, refs in held.items() if not any(map(_is_held, refs))]:
+            del held[key]
+        self.live[place] = max(self.live[place], len(held))
 
     def way(self, place: int, action: Action, peer: int, left: float) -> float:
         """Notes when something that was sent has come, and how long that took."""
@@ -64,6 +76,12 @@ class Record:
     def timeline(self, name: str) -> Timeline:
         """The step as a timeline."""
         return Timeline(name, tuple(map(tuple, self.spans)))
+
+
+def _is_held(ref: weakref.ref[Any]) -> bool:
+    """Whether somebody has an array, and the array its memory."""
+    array = ref()
+    return array is not None and not array.is_deleted()
 
 
 @dataclass(frozen=True)
@@ -193,6 +211,13 @@ class Machine:
 
     def act(self, shelves: Sequence[Shelf], action: Action, record: Record | None, patient: bool) -> None:
         """Runs one action, and sends what it makes."""
+        self.work(shelves, action, record, patient)
+        if record is not None:
+            # What the work had at hand is let go of by now.
+            self.count(shelves, action, record)
+
+    def work(self, shelves: Sequence[Shelf], action: Action, record: Record | None, patient: bool) -> None:
+        """What an action runs and sends."""
         place, works = self.works[action.kind, action.stage]
         station, shelf, microbatch = self.stations[place], shelves[place], action.microbatch
         began, waited = 0.0, 0.0
@@ -212,16 +237,17 @@ class Machine:
                 if record is not None and not patient:
                     jax.block_until_ready(moved)
                     waited += record.way(place, action, sends.peer, left)
-        if record is not None:
-            if works:
-                ended = time.perf_counter() - waited
-                record.spans[place].append(Span(place, action, began or ended, ended))
-            self.count(shelf, place, action, record)
+        if record is not None and works:
+            ended = time.perf_counter() - waited
+            record.spans[place].append(Span(place, action, began or ended, ended))
 
-    def count(self, shelf: Shelf, place: int, action: Action, record: Record) -> None:
+    def count(self, shelves: Sequence[Shelf], action: Action, record: Record) -> None:
         """Notes what is kept."""
-        record.now[place] += {actions.Kind.F: 1, actions.Kind.B: -1, actions.Kind.W: -1}.get(action.kind, 0)
-        record.live[place] = max(record.live[place], record.now[place])
+        place = self.stages.stages[action.stage]
+        shelf = shelves[place]
+        forward = action.kind is actions.Kind.F
+        slots = self.stations[place].residuals(action.stage) if forward else ()
+        record.count(place, action, shelf.there(slots, action.microbatch))
         record.live_bytes[place] = max(record.live_bytes[place], sum(map(_device_bytes, shelf.kept)))
 
     def driven(self, shelves: Sequence[Shelf], record: Record | None) -> None:
@@ -256,15 +282,21 @@ class Machine:
         workers = [threading.Thread(target=work, args=(order,)) for order in self.schedule.orders]
         for w in workers:
             w.start()
-        for w in workers:
-            w.join()
+        try:
+            for w in workers:
+                w.join()
+        except BaseException as e:
+            # An interrupt: nobody waits for what no longer comes.
+            for shelf in shelves:
+                shelf.fail(e)
+            raise
         if failures:
             raise failures[0]
 
     def new_record(self) -> Record:
         """An empty record."""
         n = len(self.stations)
-        return Record([[] for _ in range(n)], [0] * n, [0] * n, [0] * n)
+        return Record([[] for _ in range(n)], [0] * n, [0] * n, [{} for _ in range(n)])
 
 
 def _put(arrays: Sequence[Any], shardings: Sequence[Any]) -> Sequence[Any]:

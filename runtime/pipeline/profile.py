@@ -212,6 +212,8 @@ def measure(built: Runs, leaves: Sequence[Any]) -> Profile:
         jax.block_until_ready(copied)
         return copied
 
+    while isinstance(built, BuiltPipeline) and built.drivers.threads is None:
+        built.run(fresh())
     seconds = [_seconds(built.run, fresh()) for _ in range(STEPS + 1)]
     profile = Profile(built.plan, median(seconds[1:]))
     if isinstance(built, BuiltPipeline) and built.schedule is not None:

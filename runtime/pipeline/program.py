@@ -21,6 +21,7 @@ from sbp.passes.schedule.actions import Schedule
 from sbp.passes.schedule.orders import GENERATORS, make
 from sbp.passes.trace import Traced
 from sbp.runtime.arguments import weaken
+from sbp.runtime.pipeline.drivers import Drivers
 from sbp.runtime.pipeline.machine import Machine, make_machine
 
 DEFAULT = "1f1b"
@@ -34,7 +35,7 @@ class BuiltPipeline:
       stages, schedule: what was planned.
       donate: positions of the leaves that are gone after a call.
       weak: per result, whether it is weakly typed.
-      threads: whether each rank has a thread of its own.
+      drivers: whether each placement has a thread of its own.
     """
 
     stages: Stages
@@ -42,7 +43,7 @@ class BuiltPipeline:
     plan: PipelinePlan
     donate: tuple[int, ...]
     weak: tuple[bool, ...]
-    threads: bool
+    drivers: Drivers
     moved: dict[str, str] = field(default_factory=dict)
     lacks_samples: bool = False
     counting: None = None
@@ -75,7 +76,9 @@ class BuiltPipeline:
 
     def run(self, leaves: Sequence[Any]) -> Any:
         """Runs one step on the leaves of a call."""
-        out = self.machine.run(self.arguments(leaves), self.threads)
+        placed = self.arguments(leaves)
+        given = [x for arrays in placed for x in arrays.values()]
+        out = self.drivers.run(lambda threads: self.machine.run(placed, threads), given)
         gone = [x for i in self.donate if isinstance(x := leaves[i], jax.Array)]
         # An argument that is a result too lives on as that.
         out = [jnp.copy(x) if any(x is y for y in gone) else x for x in out]

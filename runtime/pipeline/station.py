@@ -73,6 +73,11 @@ class Shelf:
             self.failed = why
             self.arrived.notify_all()
 
+    def there(self, slots: Collection[Slot], microbatch: int) -> list[Any]:
+        """The arrays of a micro-batch that are in some slots."""
+        with self.arrived:
+            return [self.arrays[key] for slot in slots if (key := (slot, microbatch)) in self.arrays]
+
     @property
     def kept(self) -> list[Any]:
         """What is kept for micro-batches."""
@@ -132,6 +137,14 @@ class Station:
             ]
             for part, run in self.runnables.items()
         }
+
+    def residuals(self, stage: int) -> Collection[Slot]:
+        """What a stage's forward pass has or makes for a micro-batch and its backward pass reads."""
+        pieces = [r.piece for part, r in self.runnables.items() if part.at == stage]
+        forward = [p for p in pieces if p.part.phase is Phase.FORWARD]
+        had = {r.slot for p in forward for r in p.reads} | {w.slot for p in forward for w in p.writes}
+        wanted = {r.slot for p in pieces if p.part.phase in (Phase.INPUT, Phase.WEIGHT) for r in p.reads}
+        return {slot for slot in had & wanted if slot.kind is Kind.EACH}
 
     def given(self, shelf: Shelf, run: Runnable, microbatch: int, patient: bool = False) -> list[Any]:
         """All that a piece reads; `patient` waits for it to come."""

@@ -130,7 +130,8 @@ def _spatial_rows(op: Op) -> Iterable[Row]:
         sizes = op.shapes[0][a], op.shapes[1][k], op.results[0][o]
         base, taps, out = (Extent(n, (0,), (op.group,)) for n in sizes)
         if min(sizes[0], sizes[2]) > 1 and _pays(base, Extent(sizes[1], (), (op.group,)), out, window):
-            yield Row((Split(a), B), (Split(o),))
+            # The zeros of a dilation meet a kernel that is infinite, or do not, as XLA has it for the shape.
+            yield Row((Split(a), B), (Split(o),), finite_only=window.base_dilation > 1)
         divides = sizes[1] % op.group == 0 and sizes[2] > 0
         if min(sizes[:2]) > 1 and divides and _pays(base, taps, Extent(sizes[2], (), (op.group,)), window):
             reason = f"dim {a} of operand 0 meets dim {k} of operand 1 here and is split over {{axes}}"

@@ -14,6 +14,7 @@ from jax import lax
 from sbp import compat
 from sbp.rules.exchange import (
     NO_KEY,
+    NONE,
     NOTHING,
     OVERFLOW,
     Buckets,
@@ -61,8 +62,9 @@ def deliver(
     buckets = bucketed(ctx, ahead[0], keys)
     # The loop reads the rows too: without a barrier XLA computes them for each of the two.
     rows = rows if all(leg.fits for leg in ahead) else barrier(rows)
-    came, away, fits, now = given.at_once(ahead, buckets, rows)
-    tally = Tally(count_of(buckets.keys != NO_KEY), np.int32(0), np.int32(0)).after(now & fits)
+    came, away, fills, now = given.at_once(ahead, buckets, rows)
+    fits = fills <= 1
+    tally = Tally(count_of(buckets.keys != NO_KEY), NONE, NONE, fills).after(now & fits)
     if all(leg.fits for leg in ahead):
         ctx.report(tally)
         return given.applied(state, came, away)
@@ -99,15 +101,18 @@ class _Given:
         return self.apply(state, once, _summed(rows, ranks, count))
 
     def at_once(self, ahead: Sequence[Leg], buckets: Buckets, rows: Any) -> tuple[Any, Any, Any, Any]:
-        """The keys and sums that reach this device in one round, whether that is all, and which went."""
+        """The keys and sums that reach this device in one round, how often buckets would fill it, which went.
+
+        One round brings all if no bucket fills it more often than once.
+        """
         leg, inner = ahead[0], ahead[1:]
         first = first_round(self.ctx, self.route, leg, buckets)
         came = self.moved(leg, leg.capacity, first.slots, rows)
-        fits: Any = np.bool_(True) if leg.fits else first.most <= leg.capacity
+        fills = first.fills(leg)
         if not inner:
-            return first.came, came, fits, first.now
+            return first.came, came, fills, first.now
         keys, sums, others, _ = self.at_once(inner, bucketed(self.ctx, inner[0], first.came), came)
-        return keys, sums, fits & others, first.now
+        return keys, sums, jnp.maximum(fills, others), first.now
 
     def moved(self, leg: Leg, room: int, slots: Any, rows: Any) -> Any:
         """The sums of rows that come to this device, [group * room, ...]; `slots` say where they are sent."""
@@ -129,8 +134,9 @@ class _Given:
             now, slots = buckets.slots(room, done, ends)
             asked = buckets.asked(slots, room)
             came = ctx.all_to_all(asked, leg.axis).reshape(-1)
-            state = self.nested(ahead[1:], came, self.moved(leg, room, slots, rows), state)
-            return done + jnp.sum(asked != NO_KEY, axis=1, dtype=np.int32), left, state, tally.after(now)
+            state, inner = self.nested(ahead[1:], came, self.moved(leg, room, slots, rows), state)
+            done = done + jnp.sum(asked != NO_KEY, axis=1, dtype=np.int32)
+            return done, left, state, tally.after(now, inner)
 
         one = sized(
             leg, lambda carry: ctx.maximum(jnp.max(buckets.sizes - carry[0]), axes_of(self.route)), more
@@ -138,13 +144,14 @@ class _Given:
         _, _, state, tally = lax.while_loop(lambda carry: carry[1], one, begin)
         return state, tally
 
-    def nested(self, ahead: Sequence[Leg], keys: Any, rows: Any, state: Any) -> Any:
-        """The state after the rounds of the legs that are left."""
+    def nested(self, ahead: Sequence[Leg], keys: Any, rows: Any, state: Any) -> tuple[Any, Any]:
+        """The state after the rounds of the legs that are left, and how many there were."""
         if not ahead:
-            return self.applied(state, keys, rows)
+            return self.applied(state, keys, rows), NONE
         buckets = bucketed(self.ctx, ahead[0], keys)
         begin = jnp.zeros_like(buckets.sizes), jnp.array(True), state, NOTHING
-        return self.loop(ahead, buckets, rows, begin)[0]
+        state, tally = self.loop(ahead, buckets, rows, begin)
+        return state, tally.rounds
 
 
 def _summed(rows: Any, at: Any, count: int) -> Any:

@@ -8,10 +8,9 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from sbp.rules.factors import MAX, MIN, factors, same_dims
+from sbp.rules.factors import MAX, MIN, additive_row, factors, same_dims
 from sbp.rules.local import float_limits, identity_of, integer_limits
 from sbp.rules.registry import Op, Row, element_flops, rule
-from sbp.rules.shape import extrema_rows
 
 # What holds for sums, maxima and minima in the operands of each op. A plain op passes splits only.
 PLAIN = """
@@ -28,9 +27,9 @@ asinh atan cbrt ceil erf exp exp2 expm1 floor logistic round sign sinh tanh
 INCREASING_ABOVE = "acosh sqrt log log1p log2".split()
 DECREASING = "erfc not".split()
 # No maxima pass here: infinity plus minus infinity is NaN, and integers wrap around.
-ADDITIVE = "add sub add_any complex".split()
+ADDITIVE = "add sub add_any".split()
 IDENTITY = "copy name stop_gradient sbp_annotate sbp_cotangent optimization_barrier".split()
-ADDITIVE_UNARY = ["neg", "real", "imag", "conj", *IDENTITY]
+PARTS_OF_COMPLEX = ["real", "imag"]
 
 
 def _splits(op: Op) -> list[Row]:
@@ -73,14 +72,26 @@ def additive(op: Op) -> list[Row]:
     return factors(op, operands, results, additive=(0, 1))
 
 
-@rule(*ADDITIVE_UNARY, fused=True)
-def additive_unary(op: Op) -> list[Row]:
-    """Functions that are additive in their one operand; the least integer has no negative."""
+@rule(*IDENTITY, *PARTS_OF_COMPLEX, fused=True)
+def unchanged(op: Op) -> list[Row]:
+    """What comes out is what went in, or a part of it; complex numbers have no extrema."""
+    operands, results = same_dims(op)
+    return factors(op, operands, results, moved=(0,))
+
+
+@rule("neg", "conj", fused=True)
+def negated(op: Op) -> list[Row]:
+    """Additive; maxima and minima are exchanged, but for integers: the least has no negative."""
     operands, results = same_dims(op)
     turned = op.name == "neg" and jnp.issubdtype(op.dtypes[0], jnp.floating)
-    kept = op.name in IDENTITY
-    up, down = (0,) if kept else (), (0,) if turned else ()
-    return factors(op, operands, results, additive=(0,), increasing=up, decreasing=down)
+    return factors(op, operands, results, additive=(0,), decreasing=(0,) if turned else ())
+
+
+@rule("complex", fused=True)
+def complex_(op: Op) -> list[Row]:
+    """Both parts partial at once; one of the two may be filled with zeros."""
+    operands, results = same_dims(op)
+    return factors(op, operands, results, moved=(0, 1))
 
 
 @rule("mul", fused=True)
@@ -127,7 +138,9 @@ def integer_pow(op: Op) -> list[Row]:
     operands, results = same_dims(op)
     y = op.params["y"]
     rises = y == 1 or (y > 0 and y % 2 == 1 and jnp.issubdtype(op.dtypes[0], jnp.floating))
-    return factors(op, operands, results, additive=(0,) if y == 1 else (), increasing=(0,) if rises else ())
+    first = y == 1
+    up = (0,) if rises and not first else ()
+    return factors(op, operands, results, moved=(0,) if first else (), increasing=up)
 
 
 @rule("select_n", fused=True)
@@ -135,7 +148,7 @@ def select_n(op: Op) -> list[Row]:
     """Sums and extrema of all cases pass while the predicate is whole."""
     operands, results = same_dims(op)
     cases = tuple(range(1, len(op.shapes)))
-    return [*factors(op, operands, results, additive=cases), *extrema_rows(op, cases)]
+    return factors(op, operands, results, moved=cases)
 
 
 @rule("convert_element_type", "reduce_precision", fused=True)
@@ -145,9 +158,9 @@ def convert(op: Op) -> list[Row]:
     old, new = op.dtypes[0], op.result_dtypes[0]
     rounds = op.name == "reduce_precision"
     sums = not rounds and (old == new or sums_pass(old, new))
-    return factors(
-        op, operands, results, additive=(0,) if sums else (), increasing=(0,) if _rises(old, new) else ()
-    )
+    rows = factors(op, operands, results, increasing=(0,) if _rises(old, new) else ())
+    # A wider type holds the same numbers: to whom an element belongs, its sign and NaN stay.
+    return [*rows, additive_row(1, 1, (0,), moves=True)] if sums else rows
 
 
 def _kind(dtype: Any) -> str:

@@ -26,32 +26,44 @@ from jax import lax
 from sbp import compat
 from sbp.layout import Layout
 from sbp.rules.legs import Leg, Route, cut, legs
-from sbp.rules.local import Local
+from sbp.rules.local import Local, float_limits
 from sbp.rules.registry import Talk
 
 # In the place of a key where there is none: greater than every key.
 NO_KEY = np.int32(np.iinfo(np.int32).max)
 KEY_BYTES = 4
+# In what rows may travel: floating types with exponents as large as those of float32.
+WIRE_TYPES = ("bfloat16", "float32", "float64")
 # What the rounds after the first are called in the names of compiled instructions.
 OVERFLOW = "overflow_rounds"
+
+NONE = np.int32(0)
 
 Serve: TypeAlias = Callable[[Any], Any]
 
 
 class Tally(NamedTuple):
-    """How many keys a device had, how many of them have been served, and in how many rounds."""
+    """What an exchange has done on one device.
+
+    Arguments:
+      given, served: how many keys it had, and how many of them have been served.
+      rounds: in how many rounds.
+      fills: how often the fullest bucket of any device would fill the room of the first round.
+    """
 
     given: Any
     served: Any
     rounds: Any
+    fills: Any
 
-    def after(self, now: Any) -> Tally:
-        """One round later, in which the keys at `now` were served."""
-        return Tally(self.given, self.served + count_of(now), self.rounds + np.int32(1))
+    def after(self, now: Any, inner: Any = NONE) -> Tally:
+        """A round later, in which the keys at `now` were served, after `inner` rounds of the legs behind."""
+        rounds = self.rounds + jnp.maximum(inner, np.int32(1))
+        return self._replace(served=self.served + count_of(now), rounds=rounds)
 
 
 # Of keys that do not travel.
-NOTHING = Tally(np.int32(0), np.int32(0), np.int32(0))
+NOTHING = Tally(NONE, NONE, NONE, NONE)
 
 
 def count_of(flags: Any) -> Any:
@@ -176,6 +188,10 @@ class First(NamedTuple):
     came: Any
     most: Any
 
+    def fills(self, leg: Leg) -> Any:
+        """How often the fullest bucket would fill the room."""
+        return np.int32(1) if self.most is None else lax.div(self.most - 1, np.int32(leg.capacity)) + 1
+
 
 def first_round(ctx: Local, route: Route, leg: Leg, buckets: Buckets) -> First:
     """Sends the keys of the first round: lookups and deliveries of the same keys do it in the same words.
@@ -205,6 +221,16 @@ def wire_type(dtype: Any, wire: str | None) -> Any:
         return dtype
     narrow = jnp.dtype(wire)
     return narrow if compat.itemsize(narrow) < compat.itemsize(dtype) else dtype
+
+
+def overflows(dtype: Any, wire: str | None) -> bool:
+    """Whether numbers of a dtype can be too large for the one in which they travel.
+
+    >>> overflows(np.dtype("float32"), "bfloat16"), overflows(np.dtype("float64"), "bfloat16")
+    (False, True)
+    """
+    narrow = wire_type(dtype, wire)
+    return bool(narrow != dtype and float_limits(narrow).maxexp < float_limits(dtype).maxexp)
 
 
 def travel(ctx: Local, rows: Any, leg: Leg, wire: str | None) -> Any:
@@ -243,25 +269,28 @@ def _looked_up(
     leg, inner = ahead[0], ahead[1:]
     buckets = bucketed(ctx, leg, keys)
 
-    def answered(came: Any, room: int) -> Any:
-        """The rows that come back for a message."""
-        got, _ = _looked_up(ctx, route, inner, came, serve)
-        return travel(ctx, got.reshape(leg.group, room, *got.shape[1:]), leg, route.wire_dtype).reshape(
-            got.shape
-        )
+    def answered(came: Any, room: int) -> tuple[Any, Tally]:
+        """The rows that come back for a message, and what the legs behind have done."""
+        got, tally = _looked_up(ctx, route, inner, came, serve)
+        back = travel(ctx, got.reshape(leg.group, room, *got.shape[1:]), leg, route.wire_dtype)
+        return back.reshape(got.shape), tally
 
     def more(room: int, state: tuple[Any, Any, Tally]) -> tuple[Any, Any, Tally]:
         done, rows, tally = state
         now, slots = buckets.slots(room, done)
         came = ctx.all_to_all(buckets.asked(slots, room), leg.axis).reshape(-1)
-        some = taken(answered(came, room), slots)
-        return done + np.int32(room), jnp.where(beside(now, some), some, rows), tally.after(now)
+        found, behind = answered(came, room)
+        some = taken(found, slots)
+        tally = tally.after(now, behind.rounds)
+        return done + np.int32(room), jnp.where(beside(now, some), some, rows), tally
 
     first = first_round(ctx, route, leg, buckets)
-    rows = taken(answered(first.came, leg.capacity), first.slots)
+    found, behind = answered(first.came, leg.capacity)
+    rows = taken(found, first.slots)
     none = jnp.zeros((), rows.dtype) if absent is None else beside(absent, rows)
     rows = jnp.where(beside(first.now, rows), rows, none)
-    tally = Tally(count_of(buckets.keys != NO_KEY), np.int32(0), np.int32(0)).after(first.now)
+    fills = jnp.maximum(first.fills(leg), behind.fills)
+    tally = Tally(count_of(buckets.keys != NO_KEY), NONE, NONE, fills).after(first.now, behind.rounds)
     if leg.fits:
         return rows, tally
     begin = jnp.int32(leg.capacity), rows, tally
@@ -277,8 +306,8 @@ def sized(leg: Leg, left: Callable[[Any], Any], more: Callable[[int, Any], Any])
       left: the most keys that are left in any bucket of any device, of the state.
       more: a round, of its room and the state.
     """
-    full = partial(more, leg.capacity)
-    if leg.spill == leg.capacity:
+    full = partial(more, leg.later)
+    if leg.spill == leg.later:
         return full
     small = partial(more, leg.spill)
     return lambda state: lax.cond(left(state) > leg.spill, full, small, state)

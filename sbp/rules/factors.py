@@ -6,15 +6,19 @@ reduced by sum yields every valid 1-D signature of a matrix product:
 - split one letter: what carries it is S(its dim), the others B; a result without it is P(its reduction);
 - linear in an operand: that operand P(sum), the others B, results P(sum);
 - additive: the listed operands all P(sum), the others B, results P(sum);
+- moved: results are made of elements of the listed operands, so all of these may be P, under one reduction;
 - increasing / decreasing: P(max) and P(min) pass through, or are exchanged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeAlias
 
 from sbp.errors import Problem, RuleError
+from sbp.rules.local import Local
 from sbp.rules.registry import Op, Row
 from sbp.signature import B, P, Partial, Signature, Split
 
@@ -55,10 +59,22 @@ def linear_rows(n_operands: int, n_results: int, linear: Iterable[int]) -> Itera
         yield Row(tuple(P if j == i else B for j in range(n_operands)), (P,) * n_results)
 
 
-def additive_row(n_operands: int, n_results: int, operands: Sequence[int]) -> Row:
+def additive_row(n_operands: int, n_results: int, operands: Sequence[int], *, moves: bool = False) -> Row:
     """Sums in all of `operands` at once pass through; a whole operand may be filled with zeros for it."""
     fills = tuple(operands) if len(operands) > 1 else ()
-    return Row(tuple(P if j in operands else B for j in range(n_operands)), (P,) * n_results, fills)
+    ins = tuple(P if j in operands else B for j in range(n_operands))
+    return Row(ins, (P,) * n_results, fills, moves=moves)
+
+
+def moved_rows(n_operands: int, n_results: int, operands: Sequence[int]) -> Iterable[Row]:
+    """Sums, maxima and minima, in all of `operands` at once, pass where results are made of their elements.
+
+    A whole operand is the maximum of its copies, so it needs nothing to be one.
+    """
+    yield additive_row(n_operands, n_results, operands, moves=True)
+    for how in (MAX, MIN):
+        ins = tuple(how if j in operands else B for j in range(n_operands))
+        yield Row(ins, (how,) * n_results, tuple(operands), moves=True)
 
 
 def monotone_rows(n_operands: int, n_results: int, operand: int, *, increasing: bool) -> Iterable[Row]:
@@ -106,6 +122,7 @@ def factors(
     reduced: Mapping[str, str] | None = None,
     linear: Iterable[int] = (),
     additive: Sequence[int] = (),
+    moved: Sequence[int] = (),
     increasing: Iterable[int] = (),
     decreasing: Iterable[int] = (),
 ) -> list[Row]:
@@ -115,6 +132,8 @@ def factors(
     rows.extend(linear_rows(n, m, linear))
     if additive:
         rows.append(additive_row(n, m, additive))
+    if moved:
+        rows.extend(moved_rows(n, m, moved))
     for i in increasing:
         rows.extend(monotone_rows(n, m, i, increasing=True))
     for i in decreasing:
@@ -122,21 +141,52 @@ def factors(
     return rows
 
 
-def from_spec(spec: str, reduced: Mapping[str, str], linear: Sequence[int]) -> Callable[[Op], list[Row]]:
-    """The rule that a user writes as text, such as "b k, k n -> b n"."""
+@dataclass(frozen=True)
+class Spec:
+    """A rule that a user writes as text, such as "b k, k n -> b n".
 
-    def side(text: str) -> list[Letters]:
-        return [tuple(None if c == "_" else c for c in part.split()) for part in text.split(",")]
+    Arguments:
+      text: the letters.
+      reduced: the letters that a reduction removes, and by what.
+      linear: the operands in which the op is linear.
+      masks: whether the body sees to the padding of reduced letters itself.
+    """
 
-    left, _, right = spec.partition("->")
-    operands, results = side(left), side(right)
+    text: str
+    reduced: Mapping[str, str]
+    linear: tuple[int, ...]
+    masks: bool
 
-    def rows(op: Op) -> list[Row]:
+    @cached_property
+    def letters(self) -> tuple[list[Letters], list[Letters]]:
+        """Of the operands, and of the results."""
+        left, _, right = self.text.partition("->")
+        return _side(left), _side(right)
+
+    @cached_property
+    def neutral(self) -> frozenset[str]:
+        """The reduced letters along which zeros change nothing: of a sum that is linear in what has them."""
+        carried = {letter for i in self.linear for letter in self.letters[0][i]}
+        return frozenset(k for k, how in self.reduced.items() if how == "sum" and k in carried)
+
+    def rows(self, op: Op) -> list[Row]:
+        """The rows. Where nothing is known that padding could be, a reduced letter splits if it divides."""
+        operands, results = self.letters
         if len(operands) != len(op.shapes) or len(results) != len(op.results):
-            raise _misfit(op, f"{spec!r} has {len(operands)} operands and {len(results)} results")
-        return factors(op, operands, results, reduced=reduced, linear=linear)
+            raise _misfit(op, f"{self.text!r} has {len(operands)} operands and {len(results)} results")
+        even = {k: v for k, v in self.reduced.items() if self.masks or k in self.neutral}
+        sizes = sizes_of(op, operands, results)
+        even |= {k: v for k, v in self.reduced.items() if sizes.get(k, 1) % op.group == 0}
+        return factors(op, operands, results, reduced=even, linear=self.linear)
 
-    return rows
+    def masked(self, ctx: Local, *args: Any) -> list[Any]:
+        """The shards, zeros for the padding of reduced letters in all of them: zero times NaN is NaN."""
+        dims = ([d for d, c in enumerate(letters) if c in self.neutral] for letters in self.letters[0])
+        return [ctx.mask(x, at, d, 0) for x, at, d in zip(args, ctx.operands, dims, strict=True)]
+
+
+def _side(text: str) -> list[Letters]:
+    return [tuple(None if c == "_" else c for c in part.split()) for part in text.split(",")]
 
 
 def same_dims(op: Op) -> tuple[list[Letters], list[Letters]]:

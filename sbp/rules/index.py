@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import jax.numpy as jnp
@@ -12,10 +13,9 @@ from jax import lax
 from jax.lax import GatherScatterMode
 
 from sbp.layout import Layout
-from sbp.rules.factors import Letters, additive_row, monotone_rows, split_rows
+from sbp.rules.factors import Letters, additive_row, monotone_rows, moved_rows, split_rows
 from sbp.rules.local import Local, barrier, integer_limits
 from sbp.rules.registry import Op, Row, Shape, row_traffic, rule
-from sbp.rules.shape import extrema_rows
 from sbp.signature import B, P, Partial, Signature, Split
 
 Pairs: TypeAlias = Sequence[tuple[int, int]]
@@ -87,10 +87,10 @@ def gather(op: Op) -> list[Row]:
     operand, indices, result = _gather_letters(op)
     sizes = _sizes([operand, indices, result], [op.shapes[0], op.shapes[1], op.results[0]])
     rows = list(split_rows([operand, indices], [result], sizes, {}))
-    rows += [Row((P, B), (P,)), *monotone_rows(2, 1, 0, increasing=True)]
+    rows += [Row((P, B), (P,), moves=True), *monotone_rows(2, 1, 0, increasing=True)]
     for d in _lookup_dims(op, dn, dn.start_index_map, dn.collapsed_slice_dims):
         why = f"rows of dim {d} of operand 0 are looked up here, and it is split over {{axes}}"
-        rows.append(Row((Split(d), B), (P,), reason=why))
+        rows.append(Row((Split(d), B), (P,), reason=why, owned=True))
     return rows
 
 
@@ -273,25 +273,31 @@ def _two_per_row(op: Op) -> float:
     return 2.0 * math.prod(op.shapes[2])
 
 
-@rule("scatter-add", local=_scatter_local, flops=_two_per_row, traffic=row_traffic(2))
+# What is done where updates meet stands in the names, but for "scatter".
+_scattering = partial(
+    rule, local=_scatter_local, flops=_two_per_row, traffic=row_traffic(2), functions=("update_jaxpr",)
+)
+
+
+@_scattering("scatter-add")
 def scatter_add(op: Op) -> list[Row]:
     """As every scatter; additive; updates split by index leave a sum."""
     return [*_scatter_rows(op), additive_row(3, 1, (0, 2)), *_split_updates(op, P, "added up")]
 
 
-@rule("scatter-sub", local=_scatter_local, flops=_two_per_row, traffic=row_traffic(2))
+@_scattering("scatter-sub")
 def scatter_sub(op: Op) -> list[Row]:
     """As every scatter; additive; updates split by index leave a sum."""
     return [*_scatter_rows(op), additive_row(3, 1, (0, 2)), *_split_updates(op, P, "subtracted")]
 
 
-@rule("scatter-mul", local=_scatter_local, flops=_two_per_row, traffic=row_traffic(2))
+@_scattering("scatter-mul")
 def scatter_mul(op: Op) -> list[Row]:
     """As every scatter; linear in the operand."""
     return [*_scatter_rows(op), Row((P, B, B), (P,))]
 
 
-@rule("scatter-min", "scatter-max", local=_scatter_local, flops=_two_per_row, traffic=row_traffic(2))
+@_scattering("scatter-min", "scatter-max")
 def scatter_extremum(op: Op) -> list[Row]:
     """As every scatter; extrema of extrema pass; updates split by index leave an extremum."""
     partial = Partial(op.name.removeprefix("scatter-"))
@@ -300,9 +306,12 @@ def scatter_extremum(op: Op) -> list[Row]:
     return [*_scatter_rows(op), *rows, *_split_updates(op, partial, "compared")]
 
 
-@rule("scatter", local=_scatter_local, flops=_two_per_row, traffic=row_traffic(2))
+@_scattering("scatter")
 def scatter(op: Op) -> list[Row]:
-    """As every scatter; sums and extrema where no two updates meet: which of them wins is not defined."""
+    """As every scatter; sums and extrema where no two updates meet: which of them wins is not defined.
+
+    With a function of the user's (`x.at[i].apply(f)`) the rows that it changes are computed, not moved.
+    """
     rows = _scatter_rows(op)
-    moved = [additive_row(3, 1, (0, 2)), *extrema_rows(op, (0, 2))]
-    return [*rows, *moved] if op.params["unique_indices"] else rows
+    moves = op.params["unique_indices"] and op.params["update_jaxpr"] is None
+    return [*rows, *moved_rows(3, 1, (0, 2))] if moves else rows

@@ -37,6 +37,8 @@ class Route:
       keys: how many keys a device has, absent ones included.
       capacity: keys that a device can send to one owner in one round; None for `default_capacity`.
       wire_dtype: the floating type in which rows of a wider one travel; None for their own.
+      planned: whether the capacity was planned from a batch. Another one may be fuller: rounds after the
+        first have room for an even share at least.
     """
 
     rows: Extent
@@ -44,6 +46,11 @@ class Route:
     keys: int
     capacity: int | None = None
     wire_dtype: str | None = None
+    planned: bool = False
+
+    def even_share(self, group: int) -> int:
+        """Keys for each of `group` owners if they are dealt out evenly."""
+        return -(-self.keys // group)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +63,8 @@ class Leg:
       outer: dim 0 as the table's outer axes split it: the rows that the devices of the group have together.
       chunk: the rows of each of them.
       keys: how many keys a device has before it sends.
-      capacity: how many of them it can send to one owner in one round.
+      capacity: how many of them it can send to one owner in the first round.
+      later: the same of later rounds.
       last: whether no leg follows.
     """
 
@@ -67,6 +75,7 @@ class Leg:
     chunk: int
     keys: int
     capacity: int
+    later: int
     last: bool
 
     @property
@@ -77,7 +86,7 @@ class Leg:
     @property
     def spill(self) -> int:
         """The room of a round that takes the little that is left; that of any round where legs are nested."""
-        return max(1, self.capacity // SPILL) if self.alone else self.capacity
+        return max(1, self.later // SPILL) if self.alone else self.later
 
     @property
     def fits(self) -> bool:
@@ -86,7 +95,7 @@ class Leg:
 
     @property
     def room(self) -> int:
-        """How many keys a device gets in one round."""
+        """How many keys a device gets in the first round."""
         return self.group * self.capacity
 
 
@@ -101,10 +110,11 @@ def legs(route: Route) -> tuple[Leg, ...]:
             continue
         wanted = route.capacity or default_capacity(route.keys, group)
         capacity = min(wanted, keys, chunk)
+        later = max(capacity, min(route.even_share(group), keys, chunk)) if route.planned else capacity
         before = tuple(leg.axis for leg in out)
         last = not any(a in route.axes and rows.hierarchy[a] > 1 for a in rows.axes[depth + 1 :])
-        out.append(Leg(axis, group, before, cut(rows, depth), chunk, keys, capacity, last))
-        keys = out[-1].room
+        out.append(Leg(axis, group, before, cut(rows, depth), chunk, keys, capacity, later, last))
+        keys = group * later
     return tuple(out)
 
 

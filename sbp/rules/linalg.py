@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from sbp.rules.factors import Letters, factors
@@ -61,10 +62,13 @@ def fft(op: Op) -> list[Row]:
 
 @rule("triangular_solve", flops=_cubic, note="the matrices are whole")
 def triangular_solve(op: Op) -> list[Row]:
-    """Batch dims, and the right-hand sides one by one; linear in them."""
+    """Batch dims, and the right-hand sides one by one; linear in them.
+
+    Whether a zero is multiplied or left out depends on how many right-hand sides there are.
+    """
     (a, b), _ = _batched(op, 2)
     sides = b[:-2] + ((None, "n") if op.params["left_side"] else ("n", None))
-    return factors(op, [a, sides], [sides], linear=(1,))
+    return [replace(r, finite_only=True) for r in factors(op, [a, sides], [sides], linear=(1,))]
 
 
 @rule("tridiagonal_solve", note="the diagonals are whole")

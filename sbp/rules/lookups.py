@@ -205,10 +205,10 @@ def _lookup_talks(ctx: Local) -> Iterable[Talk]:
 def sbp_lookup(op: Op) -> list[Row]:
     """Ids and the table's columns split; split rows leave a sum, or serve ids that are split too; linear."""
     table, ids, result = _letters(op)
-    rows = [*factors(op, [table, ids], [result]), Row((P, B), (P,))]
+    rows = [*factors(op, [table, ids], [result]), Row((P, B), (P,), moves=True)]
     if _by_rows(op):
         why = "rows of dim 0 of operand 0 are looked up here, and it is split over {axes}"
-        rows.append(Row((Split(0), B), (P,), reason=why))
+        rows.append(Row((Split(0), B), (P,), reason=why, owned=True))
     return [*rows, *(Row((Split(0), Split(d)), (Split(d),)) for d in _exchanged_dims(op))]
 
 

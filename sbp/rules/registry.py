@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from sbp import compat
 from sbp.errors import Problem, RuleError
 from sbp.rules.local import Local
-from sbp.signature import B, Partial, Signature
+from sbp.signature import B, P, Partial, Signature
 
 Shape: TypeAlias = tuple[int, ...]
 
@@ -51,12 +51,27 @@ class Row:
         additive ops may see such zeros: zero times infinity is NaN. A P(max) or P(min) needs no zeros: a
         whole value is the extremum of its copies; the planner does not make use of that yet.
       reason: why the results are partial, if they become so here.
+      moves: whether results are made of the operands' elements, with no arithmetic: then a P passes bit for
+        bit. What computes with the parts of a sum need not give what the sum gives: with a factor that is
+        infinite, parts of both signs, or zeros among them, give NaN (docs/decisions/0004).
+      owned: whether one device has an element of a P result, and the others zeros.
+      finite_only: whether it gives what one device gives only where the operands are finite: how many of its
+        zeros a library multiplies depends on the shape that it is given.
     """
 
     operands: tuple[Signature, ...]
     results: tuple[Signature, ...]
     fills: tuple[int, ...] = ()
     reason: str = ""
+    moves: bool = False
+    owned: bool = False
+    finite_only: bool = False
+
+    def needs_finite(self, op: Op) -> bool:
+        """Whether infinities, NaN and the signs of zeros may come out otherwise than on one device."""
+        wanted = zip(self.operands, op.dtypes, strict=True)
+        parts = any(s == P and jnp.issubdtype(t, jnp.inexact) for s, t in wanted)
+        return self.finite_only or (parts and not self.moves)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +142,8 @@ class Rule:
       traffic: bytes that it reads and writes, with local shapes.
       fused: whether compilers merge it into its neighbours' loops, so that its memory traffic is small.
       talks: the collectives inside the body, given the layouts; None if there are none.
+      functions: the parameters that hold functions and that the rows account for. An application that holds
+        a function elsewhere runs whole: nothing is known of what it computes.
       family: the file it stands in, for the table in the docs.
       note: a remark for the table.
       function: of the user's, if the op is a call of one.
@@ -139,12 +156,15 @@ class Rule:
     fused: bool = False
     talks: Talks | None = None
     traffic: Traffic = element_traffic
+    functions: tuple[str, ...] = ()
     family: str = ""
     note: str = ""
     function: Any = None
 
 
 REGISTRY: dict[str, Rule] = {}
+USER = "user"
+"""The family of the rules that users register."""
 
 
 def all_broadcast(op: Op) -> Row:
@@ -158,12 +178,22 @@ def valid_rows(rule: Rule | None, op: Op) -> tuple[Row, ...]:
     Raises:
       RuleError: if a row does not have one signature per operand and result.
     """
-    rows = [] if rule is None else list(rule.rows(op))
+    rows = [] if rule is None or unknown_functions(rule, op.params) else list(rule.rows(op))
     for row in rows:
         if len(row.operands) != len(op.shapes) or len(row.results) != len(op.results):
             raise _bad_row(op, row, "a row has one signature per operand and per result")
     legal = [r for r in rows if not _partial_of_unsummable(op, r)]
     return tuple(dict.fromkeys([*legal, all_broadcast(op)]))
+
+
+def unknown_functions(rule: Rule, params: Mapping[str, Any]) -> tuple[str, ...]:
+    """The parameters that hold a function which the rows do not account for.
+
+    A rule that a user registered accounts for all: its op is the call of a function.
+    """
+    if rule.family == USER:
+        return ()
+    return tuple(k for k, v in params.items() if k not in rule.functions and compat.holds_function(v))
 
 
 def _partial_of_unsummable(op: Op, row: Row) -> bool:
@@ -202,6 +232,7 @@ def rule(
     fused: bool = False,
     talks: Talks | None = None,
     traffic: Traffic = element_traffic,
+    functions: tuple[str, ...] = (),
     note: str = "",
 ) -> Callable[[Rows], Rows]:
     """Enters the decorated function as the rule of `names`; the built-in families use it."""
@@ -209,7 +240,7 @@ def rule(
     def enter(rows: Rows) -> Rows:
         family = rows.__module__.rsplit(".", 1)[-1]
         for name in names:
-            _add(Rule(name, rows, local, flops, fused, talks, traffic, family, note))
+            _add(Rule(name, rows, local, flops, fused, talks, traffic, functions, family, note))
         return rows
 
     return enter
@@ -250,7 +281,9 @@ def register_rule(
         a dim that must be whole).
       reduced: with factors: the letters that a reduction removes, and by what: {"k": "sum"}.
       linear: with factors: the operands in which the op is linear.
-      local: the body that runs on the shards; None binds the primitive to them, or calls the function.
+      local: the body that runs on the shards; None binds the primitive to them, or calls the function, with
+        zeros for the padding of letters that are summed up. That is right where the op is linear in an
+        operand that has the letter; other reduced letters are then split only where they divide.
       flops: of an application with local shapes.
       talks: the collectives that `local` runs itself, for the plan and its costs.
       replace: whether an existing rule may be replaced.
@@ -263,18 +296,30 @@ def register_rule(
     'user'
     >>> del REGISTRY["my_scale"]
     """
-    from sbp.rules.factors import from_spec
+    from sbp.rules.factors import Spec
 
     call = compat.custom_call(op)
-    if call is not None:
-        local = local or (lambda ctx, *args: jax.tree.leaves(op(*args)))
     name = op if isinstance(op, str) else call or getattr(op, "name", None)
     if not isinstance(name, str):
         raise _no_op(op)
-    given = from_spec(rows, reduced or {}, tuple(linear)) if isinstance(rows, str) else rows
     function = op if call is not None else None
-    entry = Rule(name, given, local, flops, talks=talks, family="user", function=function)
+    if isinstance(rows, str):
+        spec = Spec(rows, dict(reduced or {}), tuple(linear), local is not None)
+        rows, local = spec.rows, local or _body(function, spec.masked)
+    entry = Rule(name, rows, local or _body(function), flops, talks=talks, family=USER, function=function)
     _add(entry, replace)
+
+
+def _body(function: Any, masked: Callable[..., list[Any]] | None = None) -> Body | None:
+    """The body of an op that has none of its own: it, or the function that it is a call of, on the shards."""
+    if function is None and masked is None:
+        return None
+
+    def body(ctx: Local, *args: Any) -> list[Any]:
+        shards = args if masked is None else masked(ctx, *args)
+        return ctx.bind(*shards) if function is None else jax.tree.leaves(function(*shards))
+
+    return body
 
 
 def _no_op(op: Any) -> RuleError:

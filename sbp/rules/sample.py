@@ -19,9 +19,14 @@ from sbp.rules.legs import Leg, Route, legs
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """The ids of one lookup in one batch, as host integers; equal to nothing but itself."""
+    """The ids of one lookup in one batch, as host integers; equal to nothing but itself.
+
+    Arguments:
+      again: whether the batch takes the place of an earlier one that others were not like.
+    """
 
     ids: NDArray[Any]
+    again: bool = False
 
     def shard(self, layout: Layout, coords: Coords) -> NDArray[Any]:
         """The distinct ids of the device at `coords`."""
@@ -38,12 +43,20 @@ class Sample:
 def planned(route: Route, samples: tuple[Sample, ...], layouts: Sequence[Layout]) -> Route:
     """The route with room for its samples and a little more, unless it was given one.
 
-    Buckets of other batches differ by about the root of their size; a round more costs a message.
+    Buckets of other batches differ by about the root of their size; a round more costs a message. A batch
+    that asks no owner for two rows, as one of zeros does, says nothing of the next: the room is that of a
+    route without samples, more than an even share. So it is at least where batches have been misleading.
     """
     if route.capacity is not None or not samples:
         return route
     most = fullest_bucket(route, samples, tuple(layouts))
-    return replace(route, capacity=most + math.isqrt(most) // 2)
+    if most == 1:
+        return route
+    capacity = most + math.isqrt(most) // 2
+    if any(s.again for s in samples):
+        groups = [leg.group for leg in legs(route)]
+        capacity = max(capacity, *(route.even_share(group) for group in groups))
+    return replace(route, capacity=capacity, planned=True)
 
 
 @lru_cache(maxsize=256)

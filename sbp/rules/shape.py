@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sbp.rules.factors import MAX, MIN, Letters, factors
+from sbp.rules.factors import Letters, factors
 from sbp.rules.local import Local, integer_limits
 from sbp.rules.registry import Op, Row, rule
 from sbp.signature import B, P, Split
@@ -18,16 +18,6 @@ from sbp.signature import B, P, Split
 
 def _dims(n: int) -> Letters:
     return tuple(f"d{i}" for i in range(n))
-
-
-def extrema_rows(op: Op, operands: Sequence[int]) -> Iterable[Row]:
-    """Maxima, and minima, in all of `operands` at once pass where results are made of their elements.
-
-    A whole operand is the maximum of its copies, so it needs nothing to be one.
-    """
-    for how in (MAX, MIN):
-        ins = tuple(how if i in operands else B for i in range(len(op.shapes)))
-        yield Row(ins, (how,) * len(op.results), fills=tuple(operands))
 
 
 def _broadcast_local(ctx: Local, x: Any, *_: Any) -> list[Any]:
@@ -42,7 +32,7 @@ def broadcast_in_dim(op: Op) -> list[Row]:
     result = _dims(len(out))
     operand = tuple(result[d] if n == out[d] else None for d, n in zip(at, op.shapes[0], strict=True))
     rest: list[Letters] = [(None,) * len(s) for s in op.shapes[1:]]
-    return factors(op, [operand, *rest], [result], additive=(0,), increasing=(0,))
+    return factors(op, [operand, *rest], [result], moved=(0,))
 
 
 @rule("transpose", flops=lambda op: 0.0)
@@ -50,7 +40,7 @@ def transpose(op: Op) -> list[Row]:
     """Every dim moves with its split."""
     names = _dims(len(op.shapes[0]))
     moved = tuple(names[d] for d in op.params["permutation"])
-    return factors(op, [names], [moved], additive=(0,), increasing=(0,))
+    return factors(op, [names], [moved], moved=(0,))
 
 
 @rule("squeeze", fused=True, flops=lambda op: 0.0)
@@ -60,7 +50,7 @@ def squeeze(op: Op) -> list[Row]:
     gone = [d % len(names) for d in op.params["dimensions"]]
     kept = tuple(n for d, n in enumerate(names) if d not in gone)
     operand = tuple(n if n in kept else None for n in names)
-    return factors(op, [operand], [kept], additive=(0,), increasing=(0,))
+    return factors(op, [operand], [kept], moved=(0,))
 
 
 def reshape_groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[int]]]:
@@ -100,7 +90,7 @@ def reshape(op: Op) -> list[Row]:
     # The gradient of a product reads the dims in another order: they are transposed first.
     order = op.params.get("dimensions") or tuple(range(len(shape)))
     old = [shape[d] for d in order]
-    rows = factors(op, [(None,) * len(old)], [(None,) * len(new)], additive=(0,), increasing=(0,))
+    rows = factors(op, [(None,) * len(old)], [(None,) * len(new)], moved=(0,))
     for before, after in reshape_groups(old, new):
         b = [d for d in before if old[d] > 1]
         a = [d for d in after if new[d] > 1]
@@ -119,7 +109,7 @@ def stack(op: Op) -> list[Row]:
     names = _dims(len(op.shapes[0]))
     result = (*names[:at], None, *names[at:])
     every = tuple(range(len(op.shapes)))
-    return [*factors(op, [names] * len(every), [result], additive=every), *extrema_rows(op, every)]
+    return factors(op, [names] * len(every), [result], moved=every)
 
 
 @rule("unstack", note="the removed dim is whole")
@@ -128,7 +118,7 @@ def unstack(op: Op) -> list[Row]:
     at = op.params.get("axis", op.params.get("dimension", 0)) % len(op.shapes[0])
     names = _dims(len(op.results[0]))
     operand = (*names[:at], None, *names[at:])
-    return factors(op, [operand], [names] * len(op.results), additive=(0,), increasing=(0,))
+    return factors(op, [operand], [names] * len(op.results), moved=(0,))
 
 
 def _iota_local(ctx: Local, *_: Any) -> list[Any]:
@@ -181,11 +171,11 @@ def dynamic_slice(op: Op) -> list[Row]:
     """Every dim that is taken whole; a sliced dim that is split leaves a sum; additive in the operand."""
     names = _taken(op, op.logical[0], op.params["slice_sizes"])
     rest: list[Letters] = [()] * (len(op.shapes) - 1)
-    rows = factors(op, [names, *rest], [names], additive=(0,), increasing=(0,))
+    rows = factors(op, [names, *rest], [names], moved=(0,))
     for d, name in enumerate(names):
         if name is None and op.shapes[0][d] > 1 and op.results[0][d] > 0:
             why = f"rows of dim {d} of operand 0 are sliced out here, and it is split over {{axes}}"
-            rows.append(Row((Split(d), *(B,) * len(rest)), (P,), reason=why))
+            rows.append(Row((Split(d), *(B,) * len(rest)), (P,), reason=why, owned=True))
     return rows
 
 
@@ -215,7 +205,7 @@ def dynamic_update_slice(op: Op) -> list[Row]:
     """Every dim; an updated one without moving the update's rows; sums and extrema of both."""
     names = _taken(op, op.logical[0], op.logical[1])
     rest: list[Letters] = [()] * (len(op.shapes) - 2)
-    rows = [*factors(op, [names, names, *rest], [names], additive=(0, 1)), *extrema_rows(op, (0, 1))]
+    rows = factors(op, [names, names, *rest], [names], moved=(0, 1))
     for d, name in enumerate(names):
         if name is None and op.shapes[0][d] > 1:
             rows.append(Row((Split(d), B, *(B,) * len(rest)), (Split(d),)))

@@ -18,7 +18,6 @@ from sbp.rules.halo import Extent, devices, extent, own, taken
 from sbp.rules.local import Local
 from sbp.rules.registry import Op, Row, Talk, rule
 from sbp.rules.route import Route, Run, Side, every, held, needed, pays, route, routed, talks, turned
-from sbp.rules.shape import extrema_rows
 from sbp.signature import B, P, Signature, Split
 
 MOVED = "dims whose rows move with an exchange"
@@ -118,7 +117,7 @@ def slice_(op: Op) -> list[Row]:
         )
     )
     names = _letters(n == m for n, m in zip(logical, sizes, strict=True))
-    rows = factors(op, [names], [names], additive=(0,), increasing=(0,))
+    rows = factors(op, [names], [names], moved=(0,))
     for d, (n, m) in enumerate(zip(shape, out, strict=True)):
         if names[d] is not None or m < 1 or n == 1:
             continue
@@ -127,7 +126,7 @@ def slice_(op: Op) -> list[Row]:
         if m > 1 and _worth(op, d, *sides):
             rows.append(Row((Split(d),), (Split(d),)))
         if 2 * m <= n:
-            rows.append(Row((Split(d),), (P,), reason=_taken_out(d)))
+            rows.append(Row((Split(d),), (P,), reason=_taken_out(d), owned=True))
     return rows
 
 
@@ -215,7 +214,7 @@ def pad(op: Op) -> list[Row]:
     """Every dim; sums and extrema of operand and padding value together."""
     config = op.params["padding_config"]
     names = _letters(not any(c) for c in config)
-    rows = [*factors(op, [names, ()], [names], additive=(0, 1)), *extrema_rows(op, (0, 1))]
+    rows = factors(op, [names, ()], [names], moved=(0, 1))
     for d, (low, _, between) in enumerate(config):
         n, m = op.shapes[0][d], op.results[0][d]
         if names[d] is not None or n < 1 or m < 2:
@@ -257,7 +256,7 @@ def concatenate(op: Op) -> list[Row]:
     dim = int(op.params["dimension"])
     names = _letters(d != dim for d in range(len(op.results[0])))
     joined = tuple(range(len(op.shapes)))
-    rows = [*factors(op, [names] * len(op.shapes), [names], additive=joined), *extrema_rows(op, joined)]
+    rows = factors(op, [names] * len(op.shapes), [names], moved=joined)
     sizes, whole = [s[dim] for s in op.shapes], op.results[0][dim]
     parts = tuple(_on_an_axis(op, n) if n > 1 else _whole(op, n) for n in sizes)
     sides = _joined_sides(parts, _on_an_axis(op, whole))
@@ -305,7 +304,7 @@ def split(op: Op) -> list[Row]:
     """Every dim; sums and extrema. Of the cut dim, results of one row leave a sum."""
     dim = int(op.params["axis"])
     names = _letters(d != dim for d in range(len(op.shapes[0])))
-    rows = factors(op, [names], [names] * len(op.results), additive=(0,), increasing=(0,))
+    rows = factors(op, [names], [names] * len(op.results), moved=(0,))
     size, sizes = op.shapes[0][dim], [s[dim] for s in op.results]
     parts = tuple(_on_an_axis(op, n) if n > 1 else _whole(op, n) for n in sizes)
     partial = tuple(() if n > 1 else (0,) for n in sizes)
@@ -313,7 +312,7 @@ def split(op: Op) -> list[Row]:
     if size > 1 and _worth(op, dim, *sides):
         outs: tuple[Signature, ...] = tuple(Split(dim) if n > 1 else P for n in sizes)
         reason = _taken_out(dim) if P in outs else ""
-        rows.append(Row((Split(dim),), outs, reason=reason))
+        rows.append(Row((Split(dim),), outs, reason=reason, owned=True))
     return rows
 
 
@@ -345,7 +344,7 @@ def rev(op: Op) -> list[Row]:
     """Every dim."""
     gone, (shape,) = tuple(map(int, op.params["dimensions"])), op.shapes
     names = _letters(d not in gone for d in range(len(shape)))
-    rows = factors(op, [names], [names], additive=(0,), increasing=(0,))
+    rows = factors(op, [names], [names], moved=(0,))
     for d in gone:
         if shape[d] > 1 and _worth(op, d, *_rev_sides(_on_an_axis(op, shape[d]))):
             rows.append(Row((Split(d),), (Split(d),)))

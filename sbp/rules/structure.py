@@ -31,7 +31,7 @@ def device_put(op: Op) -> list[Row]:
     if len(op.shapes) > 1:
         return []
     operands, results = same_dims(op)
-    return factors(op, operands, results, additive=(0,), increasing=(0,))
+    return factors(op, operands, results, moved=(0,))
 
 
 @rule("platform_index", note="no tensor")
@@ -79,7 +79,13 @@ def _on_the_first(ctx: Local, *args: Any) -> list[Any]:
     return []
 
 
-@rule("debug_print", "debug_callback", local=_on_the_first, note="runs on the first device only")
+@rule(
+    "debug_print",
+    "debug_callback",
+    local=_on_the_first,
+    functions=("callback",),
+    note="runs on the first device only",
+)
 def debug(op: Op) -> list[Row]:
     """The host sees whole tensors, once."""
     return []

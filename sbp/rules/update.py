@@ -240,6 +240,7 @@ def _traffic(op: Op) -> float:
     talks=_talks,
     flops=_flops,
     traffic=_traffic,
+    functions=("update",),
     note="rows by a sparse exchange",
 )
 def rows(op: Op) -> list[Row]:

@@ -157,6 +157,7 @@ def reduce_window_extremum(op: Op) -> list[Row]:
     local=_local(lambda ctx, *args: args[len(args) // 2 :]),
     talks=_talks,
     flops=_window_flops,
+    functions=("jaxpr",),
     note=HALOS,
 )
 def reduce_window(op: Op) -> list[Row]:
@@ -235,14 +236,24 @@ def select_and_scatter_add(op: Op) -> list[Row]:
     return rows
 
 
-@rule("select_and_scatter", flops=_window_flops, note="windowed dims are whole")
+@rule(
+    "select_and_scatter",
+    flops=_window_flops,
+    functions=("select_jaxpr", "scatter_jaxpr"),
+    note="windowed dims are whole",
+)
 def select_and_scatter(op: Op) -> list[Row]:
     """Dims without a window."""
     names = _still(op)
     return factors(op, [names, names, ()], [names])
 
 
-@rule("reduce", flops=lambda op: float(sum(math.prod(s) for s in op.shapes)), note="reduced dims are whole")
+@rule(
+    "reduce",
+    flops=lambda op: float(sum(math.prod(s) for s in op.shapes)),
+    functions=("computation", "jaxpr"),
+    note="reduced dims are whole",
+)
 def reduce(op: Op) -> list[Row]:
     """The dims that stay: nothing is known of the user's function."""
     n = len(op.results)

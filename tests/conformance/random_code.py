@@ -108,11 +108,25 @@ def _said(nd: NdSbp | None) -> str:
     return "None" if nd is None else format_sbp(nd)
 
 
-def tensor(seed: int, shape: Sequence[int], dtype: str) -> Any:
-    """Small whole numbers, or a key."""
+ODD = (np.inf, -np.inf, np.nan, -0.0)
+HOW_ODD = 0.15  # of the elements
+
+
+def tensor(seed: int, shape: Sequence[int], dtype: str, odd: Sequence[str] = ()) -> Any:
+    """Small whole numbers, or a key.
+
+    Arguments:
+      odd: dtypes of which some elements are infinite, NaN or -0.0 instead, or the ends of the integers.
+    """
     if dtype.startswith("key"):
         return jax.random.key(seed)
-    numbers = np.random.default_rng(seed).integers(-4, 5, size=tuple(shape))
+    rng = np.random.default_rng(seed)
+    numbers = rng.integers(-4, 5, size=tuple(shape))
+    if dtype in odd:
+        kind = jnp.dtype(dtype)
+        ends = ODD if jnp.issubdtype(kind, jnp.inexact) else (np.iinfo(kind).min, np.iinfo(kind).max)
+        drawn = rng.choice(np.array(ends, np.float64), numbers.shape)
+        return np.where(rng.random(numbers.shape) < HOW_ODD, drawn, numbers).astype(kind)
     if dtype == "bool":
         return numbers > 0
     if dtype == "complex64":

@@ -1,8 +1,9 @@
 """Random programs under random signatures, against the same function on one device.
 
-    python -m tests.conformance.random_programs --count 2000 --seed 0 [--shard 0/2]
+    python -m tests.conformance.random_programs --count 2000 --seed 0 [--shard 0/2] [--odd]
 
-runs many, and prints those that fail; `--only 17` makes the program of that number as small as it can.
+runs many, and prints those that fail; `--only 17` makes the program of that number as small as it can. With
+`--odd` arguments have infinities, NaN, -0.0 and the ends of integers: see `run_odd`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -24,9 +26,11 @@ import sbp
 from sbp.hardware import Hardware, Link
 from sbp.passes.explain import Inside, talking
 from sbp.passes.physical import Compute, Physical
+from sbp.passes.plan.candidates import make_op
 from sbp.passes.plan.cost import talks_of
 from sbp.runtime.look.meter import read_compiled, read_hlo
 from tests.conformance.random_code import NOISE, Input, Program, draw_program, function, tensor, without_dead
+from tests.rules.special import unlike
 
 FAST = {"xla_backend_optimization_level": 0}
 # Ops cost, sending does not: what can run split, does.
@@ -44,8 +48,9 @@ class Outcome:
     """What happened to a program.
 
     Arguments:
-      kind: "equal", "refused" (an error of ours), "differs", "crashed", "sends" (not the bytes planned), or
-        "miscompiled": the plain program is wrong once it is jitted, ours is as JAX computes it op by op.
+      kind: "equal", "refused" (an error of ours), "differs", "crashed", "sends" (not the bytes planned),
+        "miscompiled": the plain program is wrong once it is jitted, ours is as JAX computes it op by op; or
+        "attributed": infinities or NaN differ by default, as the plan says they may, and not if strict.
       what: the particulars.
       planned, sent: bytes on the wire, of the plan and of the compiled program: XLA drops collectives of
         constants, and those that occur twice, so that may be less.
@@ -59,7 +64,7 @@ class Outcome:
     @property
     def good(self) -> bool:
         """Whether nothing is wrong with the compiler."""
-        return self.kind in ("equal", "refused", "miscompiled")
+        return self.kind in ("equal", "refused", "miscompiled", "attributed")
 
 
 @dataclass(frozen=True)
@@ -77,17 +82,26 @@ class Executed:
     shared: float
     lowered: float
     compiled: float
+    physical: Physical
 
 
 def execute(
-    fn: Callable[..., Any], args: Sequence[Any], grid: Any, in_sbp: Any, out_sbp: Any, splitting: bool
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    grid: Any,
+    in_sbp: Any,
+    out_sbp: Any,
+    splitting: bool,
+    strict: bool = False,
 ) -> Executed:
     """Runs a function on the devices of `grid` and on one; compiled in a hurry.
 
     Arguments:
       splitting: whether it is planned for hardware on which everything is worth splitting.
+      strict: whether sums are added up before anything is computed from them.
     """
-    options = sbp.Options(check=True, hardware=SPLITTING if splitting else None)
+    hardware = SPLITTING if splitting else None
+    options = sbp.Options(check=True, hardware=hardware, strict_nonfinite=strict)
     program = sbp.compile(fn, sbp.placement("cpu", grid), in_sbp=in_sbp, out_sbp=out_sbp, options=options)
     plan = program.plan(*args)
     lowered = program.lower(*args)
@@ -96,7 +110,7 @@ def execute(
     want = jax.tree.leaves(jax.jit(fn).lower(*args).compile(compiler_options=FAST)(*args))
     before = read_hlo(lowered.compiler_ir("hlo").as_hlo_text()).first_rounds().wire_bytes
     after = read_compiled(compiled).first_rounds().wire_bytes
-    return Executed(got, want, plan.wire_bytes, shared_bytes(plan.physical), before, after)
+    return Executed(got, want, plan.wire_bytes, shared_bytes(plan.physical), before, after, plan.physical)
 
 
 def shared_bytes(physical: Physical) -> float:
@@ -128,6 +142,11 @@ def run(program: Program) -> Outcome:
             op_by_op = jax.tree.leaves(function(program)(*args))
         right = not any(differences(program, done.got, op_by_op))
         return Outcome("miscompiled" if right else "differs", "\n".join(wrong))
+    return measured(program, done)
+
+
+def measured(program: Program, done: Executed) -> Outcome:
+    """Of a program whose results are right: whether it sends what was planned."""
     text = program.source
     if UNMEASURED.search(text):
         return Outcome("equal")
@@ -138,6 +157,73 @@ def run(program: Program) -> Outcome:
     right = least <= done.lowered <= most and (wide or done.compiled <= 1.01 * done.planned)
     what = f"{done.planned} bytes planned, {done.lowered} in the program, {done.compiled} compiled"
     return Outcome("equal" if right else "sends", what, done.planned, done.planned if wide else done.compiled)
+
+
+def run_odd(program: Program, integers: bool) -> Outcome:
+    """Runs a program on odd values, and compares NaN, infinities, signs and values.
+
+    If strict, everything equals one device. By default it may differ only where the plan has an op that says
+    so (`Row.needs_finite`).
+
+    Arguments:
+      integers: whether the ends of integers are among the arguments, and only what is computed from integers
+        alone is compared: as floats they are so large that the order of additions shows.
+    """
+    odd = ("int32",) if integers else ("float32", "bfloat16", "complex64")
+    args = [tensor(x.at, x.shape, x.dtype, odd) for x in program.inputs]
+    fn, outs = function(program), [nd for _, nd in program.outs]
+    asked = program.grid, tuple(x.sbp for x in program.inputs), (outs, None) if program.wrt else outs
+    for strict in (True, False):
+        try:
+            done = execute(fn, args, *asked, program.splitting, strict)
+        except sbp.SbpError as e:
+            return Outcome("refused", "; ".join(p.why for p in e.problems))
+        except Exception as e:
+            return Outcome("crashed", f"strict={strict}: {type(e).__name__}: {e}")
+        wrong = list(odd_differences(program, done.got, done.want, integers))
+        if wrong and not (strict or integers) and needs_finite(done.physical):
+            return Outcome("attributed", "\n".join(wrong))
+        if wrong:
+            with jax.disable_jit():
+                op_by_op = jax.tree.leaves(fn(*args))
+            right = not any(odd_differences(program, done.got, op_by_op, integers))
+            return Outcome("miscompiled" if right else "differs", f"strict={strict}\n" + "\n".join(wrong))
+    return Outcome("equal")
+
+
+def needs_finite(physical: Physical) -> bool:
+    """Whether some op of the plan may treat infinities otherwise than one device."""
+    graph = physical.graph
+    for step, _ in physical.walk():
+        if isinstance(step, Compute):
+            shapes = [[graph.operand(x).shape for x in xs] for xs in (step.node.inputs, step.node.outputs)]
+            op = make_op(graph, step.node, *shapes, 1)
+            if any(row.needs_finite(op) for row in step.strategy.rows):
+                return True
+    return False
+
+
+def odd_differences(
+    program: Program, got: Sequence[Any], want: Sequence[Any], integers: bool
+) -> Iterator[str]:
+    """Results that differ in NaN, in an infinity, in a sign, or by more than rounding."""
+    exact = {x.at for x in program.inputs if x.dtype in ("int32", "bool")}
+    for line in program.lines:
+        if exact.issuperset(line.reads) and line.value.dtype in ("int32", "bool"):
+            exact.add(line.at)
+    kept = [i for i, (at, _) in enumerate(program.outs) if not integers or at in exact]
+    if integers:
+        got, want = [got[i] for i in kept], [want[i] for i in kept]
+    for i, (a, b) in enumerate(zip(got, want, strict=True)):
+        if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
+            a, b = jax.random.key_data(a), jax.random.key_data(b)
+        x, y = np.asarray(a), np.asarray(b)
+        noise = NOISE.get(str(y.dtype), 0.0)
+        with np.errstate(all="ignore"):
+            size = np.max(np.abs(y), initial=1.0, where=np.isfinite(y)) if y.dtype != bool else 1.0
+            off = unlike(x, y, 10 * noise * float(size), signs=False)
+        if off:
+            yield f"result {i}: {off}"
 
 
 def differences(program: Program, got: Sequence[Any], want: Sequence[Any]) -> Iterator[str]:
@@ -209,7 +295,7 @@ def _without_annotation(p: Program, at: int, of: int) -> Program:
     return replace(p, lines=lines, outs=tuple((of if i == at else i, nd) for i, nd in p.outs))
 
 
-def shrunk(program: Program, kind: str) -> Program:
+def shrunk(program: Program, kind: str, run: Callable[[Program], Outcome] = run) -> Program:
     """The smallest program found whose outcome is still `kind`."""
     trials, found = 0, True
     while found:
@@ -233,6 +319,7 @@ def main() -> None:
     parser.add_argument(
         "--only", type=int, help="one program of the seed, printed and made smaller if it fails"
     )
+    parser.add_argument("--odd", action="store_true", help="infinities, NaN, -0.0, the ends of integers")
     asked = parser.parse_args()
     jax.config.update("jax_num_cpu_devices", 8)
     i, n = map(int, asked.shard.split("/"))
@@ -246,7 +333,8 @@ def main() -> None:
         program = draw_program(random.Random(f"{asked.seed}.{number}").choice)
         if asked.only is not None:
             print(program)
-        outcome = run(program)
+        check = partial(run_odd, integers=number % 4 == 3) if asked.odd else run
+        outcome = check(program)
         kinds[outcome.kind] += 1
         if done % 50 == 49:
             print(f"{done + 1} programs, {time.monotonic() - began:.0f} s: {dict(kinds)}", flush=True)
@@ -258,7 +346,7 @@ def main() -> None:
             print(
                 f"\n== seed {asked.seed}, program {number}: {outcome.kind}\n{outcome.what[:2000]}", flush=True
             )
-            print(program if asked.only is None else shrunk(program, outcome.kind), flush=True)
+            print(program if asked.only is None else shrunk(program, outcome.kind, check), flush=True)
     print(f"\n{sum(kinds.values())} programs in {time.monotonic() - began:.0f} s: {dict(kinds)}")
     print(f"{planned:.0f} bytes planned; {less} programs send less once XLA has compiled them")
     for why, times in refusals.most_common():

@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from sbp import B, S
-from sbp.rules.registry import REGISTRY
+from sbp.rules.registry import REGISTRY, Row
 from tests.conformance.random_code import Input, Line, Program, draw_program
 from tests.conformance.random_ops import Value
-from tests.conformance.random_programs import run, shrunk
+from tests.conformance.random_programs import run, run_odd, shrunk
 
 CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example]
 
@@ -30,6 +30,14 @@ def programs(draw: Any) -> Program:
 @given(programs())
 def test_equals_one_device(program: Program) -> None:
     outcome = run(program)
+    event(outcome.kind)
+    assert outcome.good, f"{outcome.kind}: {outcome.what}"
+
+
+@settings(max_examples=4, suppress_health_check=CHECKS)
+@given(programs(), st.booleans())
+def test_equals_one_device_on_odd_values(program: Program, integers: bool) -> None:
+    outcome = run_odd(program, integers)
     event(outcome.kind)
     assert outcome.good, f"{outcome.kind}: {outcome.what}"
 
@@ -67,6 +75,34 @@ SMALL = Program(
 def broken(text: str) -> Any:
     """A body for `sin` that is not one."""
     return lambda ctx, x: [eval(text, {"x": x, "jnp": jnp})]
+
+
+def scaled_rows() -> Program:
+    """Rows of a table, looked up as a sum of which each is one device's, times what may be infinite."""
+    table, small = Value((8, 32), "float32", 4.0, 0.0), Value((3, 32), "float32", 4.0, 0.0)
+    return Program(
+        grid=[1, 0],
+        splitting=False,
+        grad=False,
+        inputs=(
+            Input(0, table.shape, table.dtype, (S(0),)),
+            Input(1, (3,), "int32", (B,)),
+            Input(2, small.shape, small.dtype, (B,)),
+        ),
+        lines=(
+            Line(3, 'jnp.take(v0, v1, 0, mode="clip")', (0, 1), small),
+            Line(4, "jnp.sum((v3 * v2).reshape(3, -1, 2), 2)", (3, 2), replace(small, shape=(3, 16))),
+        ),
+        outs=((4, (B,)),),
+    )
+
+
+def test_a_difference_is_attributed_to_the_op_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A difference that no op of the plan admits is an error."""
+    assert run_odd(scaled_rows(), integers=False).kind == "attributed"
+    monkeypatch.setattr(Row, "needs_finite", lambda row, op: False)
+    outcome = run_odd(scaled_rows(), integers=False)
+    assert (outcome.kind, outcome.what.splitlines()[0]) == ("differs", "strict=True")
 
 
 @pytest.mark.parametrize(

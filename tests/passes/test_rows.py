@@ -300,14 +300,14 @@ def test_a_plan_without_a_batch_is_made_again_with_one() -> None:
     program = sbp.compile(
         make_step(tx), LINE, in_sbp=([S(0)], sbp.AUTO, [B], [S(0)]), options=sbp.Options(hardware=DEAR)
     )
-    args = (*start(tx), np.zeros((16, 3), np.int32))
+    args = (*start(tx), (np.arange(48, dtype=np.int32) % 6 * 25).reshape(16, 3))
     structs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(np.shape(x), np.asarray(x).dtype), args)
     without = program.plan(*structs)
     program(*args)
     known = program.plan(*structs)
     (before,), (after,) = updates(without), updates(known)
     assert before.node.params["samples"] == () and len(after.node.params["samples"]) == 1
-    # One key in all: one row per device and owner instead of an even share of six.
+    # Six keys in all, two of each owner: room for two per device and owner instead of six.
     assert known.wire_bytes < without.wire_bytes
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import jax
@@ -27,6 +27,7 @@ from sbp.rules.local import Local, identity_of
 from sbp.rules.registry import valid_rows
 from sbp.runtime.look.meter import read_compiled
 from sbp.signature import NdSbp, P, Partial, Split
+from tests.rules.special import PROMISED, from_numpy, special_draw, special_problem, to_numpy
 
 Array = np.ndarray[Any, Any]
 # Five over four: two full shards, one with padding, an empty one. Samples that matter most see more sizes.
@@ -102,6 +103,21 @@ class Application:
     results: tuple[Any, ...]
     programs: Programs
 
+    @cached_property
+    def special(self) -> tuple[list[Array], tuple[Any, ...]]:
+        """Other operands, of which many are special, and what one device makes of them."""
+        rng = np.random.default_rng(1)
+        kept = PROMISED.get(self.node.op, lambda params, n: ())(self.node.params, len(self.operands))
+        given = [(to_numpy(x), x.dtype) for x in self.operands]
+        values = [v if i in kept else special_draw(v, dtype, rng) for i, (v, dtype) in enumerate(given)]
+        origin = (np.int32(0),)
+        args = [from_numpy(v, x) for v, x in zip(values, self.operands, strict=True)]
+
+        def plain(coords: Any, *args: Any) -> list[Any]:
+            return compat.bind(self.node.primitive, args, dict(self.node.params))
+
+        return values, tuple(self.programs.find(plain, origin, *args)(origin, *args))
+
     def op(self, shapes: Sequence[Any], results: Sequence[Any], group: int) -> Op:
         """The equation as an axis of size `group` sees it, on the given shapes."""
         return Op(
@@ -147,18 +163,6 @@ def applications(one: Sample) -> list[Application]:
         results = programs.find(plain, origin, *operands)(origin, *operands)
         out.append(Application(node, tuple(operands), tuple(results), programs))
     return out
-
-
-def to_numpy(x: Any) -> Array:
-    """The array in NumPy; a typed key as its words, in one more dim."""
-    return np.asarray(jax.random.key_data(x) if compat.is_key(x.dtype) else x)
-
-
-def from_numpy(x: Array, like: Any) -> Any:
-    """The opposite of `to_numpy`."""
-    if not compat.is_key(like.dtype):
-        return x
-    return jax.random.wrap_key_data(jax.numpy.asarray(x), impl=jax.random.key_impl(like))
 
 
 def as_sums(value: Array, group: int, rng: np.random.Generator) -> list[Array]:
@@ -263,10 +267,13 @@ class Claim:
         results = [to_numpy(y) for y in program(*stacked)]
         return [{c: y[c] for c in places} for y in results]
 
-    def problem(self, shards: Sequence[view.Shards], close: float) -> str | None:
-        """What is wrong with the results, if anything."""
+    def problem(
+        self, shards: Sequence[view.Shards], close: float, results: Sequence[Any] | None = None
+    ) -> str | None:
+        """What is wrong with the results, if anything; `results` are those of one device."""
+        results = self.app.results if results is None else results
         for i, got in enumerate(self.run(shards)):
-            want, layout = to_numpy(self.app.results[i]), self.results[i]
+            want, layout = to_numpy(results[i]), self.results[i]
             words = want.shape[len(layout.shape) :]
             shapes = {x.shape for x in got.values()}
             if shapes != {layout.local + words}:
@@ -318,8 +325,8 @@ def _false_row(app: Application, values: Sequence[Array], row: Row, group: int, 
     where = f"group {group}: {describe(row.operands, row.results)}"
     try:
         claim = Claim(app, [(s,) for s in row.operands], [(s,) for s in row.results], (group,))
-        found = (claim.problem(shards, close) for shards in variants(values, row, group))
-        bad = next((f for f in found if f), None)
+        found = [claim.problem(shards, close) for shards in variants(values, row, group)]
+        bad = next((f for f in found if f), None) or special_problem(claim, row, close)
     except Exception as e:
         bad = f"{type(e).__name__}: {e}"
     return [f"{where}: {bad}"] if bad else []

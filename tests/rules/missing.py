@@ -49,6 +49,7 @@ from tests.rules.claims import (
     same,
     to_numpy,
 )
+from tests.rules.special import any_integers, ignored, redrawn
 
 GROUPS = (2, 3, 5, 7)
 # As many choices of the operands' signatures as three matrices and a scalar have.
@@ -56,7 +57,6 @@ MOST = 900
 DRAWS, EXTREMES = 3, 20
 # What holds of fewer elements may hold by chance.
 LEAST = 4
-SPECIAL = (np.inf, -np.inf, np.nan, -0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,46 +110,6 @@ def maximal(rows: Sequence[Row]) -> list[Row]:
         if not any(is_implied(row, k) for k in kept):
             kept = [k for k in kept if not is_implied(k, row)] + [row]
     return kept
-
-
-def redrawn(value: Array, dtype: Any, extreme: bool, rng: np.random.Generator) -> Array:
-    """Other values of the same kind: small numbers; integers, which may be indices, up to what there is."""
-    if compat.is_key(dtype):
-        return np.asarray(rng.permutation(value.reshape(-1)).reshape(value.shape))
-    if value.dtype.kind == "b":
-        return np.asarray(rng.integers(0, 2, value.shape).astype(bool))
-    if value.dtype.kind in "iu":
-        low, high = min(0, int(value.min())), int(value.max())
-        return rng.integers(low, high, value.shape, value.dtype, endpoint=True)
-    # Not zero: a finite sum of parts divided by zero is infinite, the parts are so with both signs.
-    small = [-4, -3, -2, -1, 1, 2, 3, 4]
-    fresh = rng.choice(small, value.shape).astype(value.dtype)
-    if value.dtype.kind == "c":
-        fresh = fresh + 1j * rng.choice(small, value.shape).astype(value.dtype)
-    if extreme:
-        fresh = fresh + (value.dtype.itemsize > 2) * rng.integers(0, 4, value.shape) / 4
-        odd = rng.permutation(np.resize(rng.permutation(SPECIAL), value.size)).reshape(value.shape)
-        fresh = np.where(rng.random(value.shape) < 0.6, odd, fresh)
-    return np.asarray(fresh).astype(value.dtype)
-
-
-def any_integers(value: Array, rng: np.random.Generator) -> Array:
-    """Integers of the whole range of their type, its ends often."""
-    info = np.iinfo(value.dtype)
-    ends = rng.choice(np.array([info.min, info.max, 0, 1], value.dtype), value.shape)
-    middle = rng.integers(info.min, info.max, value.shape, value.dtype, endpoint=True)
-    return np.where(rng.random(value.shape) < 0.6, ends, middle)
-
-
-def ignored(value: Array, op: str, rng: np.random.Generator) -> Array:
-    """What a maximum (minimum) with `value` ignores: any integers, fractions, anything beside NaN."""
-    if value.dtype.kind in "iu":
-        info = np.iinfo(value.dtype)
-        low, high = (info.min, value) if op == "max" else (value, info.max)
-        return rng.integers(low, high, value.shape, value.dtype, endpoint=True)
-    noise = (rng.integers(0, 20, value.shape) / 4).astype(value.dtype)
-    near = value - noise if op == "max" else value + noise
-    return np.where(near == near, near, rng.integers(-9, 10, value.shape).astype(value.dtype))
 
 
 def extreme_parts(value: Array, op: str, group: int, rng: np.random.Generator, exact: bool) -> list[Array]:

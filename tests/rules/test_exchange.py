@@ -41,6 +41,7 @@ class Case:
     rows: int = ROWS
     keys: int = KEYS
     wire: str | None = None
+    planned: bool = False
 
     def nd(self, axes: tuple[int, ...], other: tuple[int, ...] = ()) -> NdSbp:
         """Split along `axes`, a sum along `other`."""
@@ -57,7 +58,7 @@ class Case:
     @property
     def route(self) -> Route:
         axes = tuple(a for a in self.by_rows if a in self.by_keys)
-        return Route(extent(self.table, 0), axes, self.ids.local[0], self.capacity, self.wire)
+        return Route(extent(self.table, 0), axes, self.ids.local[0], self.capacity, self.wire, self.planned)
 
     @property
     def found(self) -> NdSbp:
@@ -78,9 +79,11 @@ CASES = [
     replace(LINE, capacity=3),
     replace(LINE, capacity=2, rows=3),
     replace(LINE, capacity=2, keys=5),
+    replace(LINE, capacity=1, keys=8 * 45, planned=True),
     GRID,
     replace(GRID, capacity=1),
     replace(GRID, capacity=2, rows=5),
+    replace(GRID, capacity=1, keys=8 * 29, planned=True),
     Case((2, 4), (0,), (0,), 2),
     Case((2, 4), (0,), (0, 1), 2),
     Case((2, 4), (1,), (0, 1), 2),
@@ -92,7 +95,8 @@ CASES = [
 def name(case: Case) -> str:
     shape = "x".join(map(str, case.hierarchy))
     sizes = f"{case.keys}-of-{case.rows}"
-    return f"{shape}-rows{case.by_rows}-keys{case.by_keys}-{sizes}-room-{case.capacity}".replace(" ", "")
+    room = f"{case.capacity}{'-planned' * case.planned}"
+    return f"{shape}-rows{case.by_rows}-keys{case.by_keys}-{sizes}-room-{room}".replace(" ", "")
 
 
 def step(state: dict[str, Any], at: Any, sums: Any) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Ops of the user's own: kernels and functions that the compiler takes as one op."""
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -8,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental import pallas as pl
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
 
 import sbp
 import sbp.rules
@@ -171,3 +174,71 @@ def test_a_plain_function_is_refused() -> None:
         "  try    jax.custom_vjp around it, or the name of its kernel: 'pallas_call[name]', "
         "'ffi_call[target]'",
     ]
+
+
+def primitive(name: str, fn: Callable[..., Any]) -> Any:
+    """An op of a user's that computes `fn`, as a kernel would."""
+    op: Any = Primitive(name)
+    op.def_impl(jax.jit(fn))
+    op.def_abstract_eval(lambda *args: jax.core.ShapedArray(*_shape_and_type(jax.eval_shape(fn, *args))))
+    mlir.register_lowering(op, mlir.lower_fun(fn, multiple_results=False))
+    return op
+
+
+def _shape_and_type(x: Any) -> tuple[Any, Any]:
+    return x.shape, x.dtype
+
+
+def product_flops(op: Any) -> float:
+    return 2.0 * op.shapes[0][1] * math.prod(op.results[0])
+
+
+# Per op of one line: what it computes, its letters, what a reduction removes, where it is linear, and whether
+# the reduced letter can be split unevenly. None of them has a body: the line is enough.
+ONE_LINE: dict[str, tuple[Callable[..., Any], str, dict[str, str], tuple[int, ...], bool]] = {
+    "product": (lambda x, w: x @ w, "b k, k n -> b n", {"k": "sum"}, (0, 1), True),
+    "weighted": (lambda x, w: x @ jnp.exp(w), "b k, k n -> b n", {"k": "sum"}, (0,), True),
+    "powers": (lambda x, w: (jnp.exp(x) @ jnp.exp(w)), "b k, k n -> b n", {"k": "sum"}, (), False),
+    "largest": (lambda x, w: (x[..., None] + w).max(1), "b k, k n -> b n", {"k": "max"}, (), False),
+}
+
+
+@pytest.mark.parametrize("size", [10, 16])
+@pytest.mark.parametrize("name", ONE_LINE)
+def test_a_line_of_letters_is_enough(name: str, size: int) -> None:
+    """Padding of a reduced letter is NaN here: the logarithm of what no device wrote."""
+    fn, letters, reduced, linear, uneven = ONE_LINE[name]
+    op = primitive(f"one_line_{name}", fn)
+    sbp.register_rule(op, letters, reduced=reduced, linear=linear, flops=product_flops)
+
+    def model(x: Any, w: Any) -> Any:
+        split = sbp.annotate(jnp.log(x), [S(1)]), sbp.annotate(jnp.log(w) - 1, [S(0)])
+        return op.bind(*split)
+
+    rng = np.random.default_rng(size)
+    x, w = (rng.uniform(0.5, 2, shape).astype(np.float32) for shape in ((3, size), (size, 2)))
+    options = sbp.Options(hardware=SPLITTING)
+    program = sbp.compile(model, LINE, options=options)
+    np.testing.assert_allclose(program(x, w), model(x, w), rtol=1e-5)
+    (used,) = [s for s in compute_steps(program.plan(x, w)) if s.node.op == op.name]
+    split = used.strategy.operands == ((S(1),), (S(0),))
+    assert split == (uneven or size % 8 == 0)
+
+
+def test_a_function_of_one_line_masks_its_padding() -> None:
+    @jax.custom_jvp
+    def product(x: Any, w: Any) -> Any:
+        return x @ w
+
+    product.defjvp(lambda primals, tangents: (product(*primals), tangents[0] @ primals[1]))
+    letters = "b k, k n -> b n"
+    sbp.register_rule(product, letters, reduced={"k": "sum"}, linear=(0, 1), flops=product_flops)
+
+    def model(x: Any, w: Any) -> Any:
+        return product(sbp.annotate(jnp.log(x), [S(1)]), sbp.annotate(jnp.log(w), [S(0)]))
+
+    x, w = np.full((3, 10), 2, np.float32), np.full((10, 2), 3, np.float32)
+    program = sbp.compile(model, LINE, options=sbp.Options(hardware=SPLITTING))
+    np.testing.assert_allclose(program(x, w), model(x, w), rtol=1e-5)
+    (used,) = [s for s in compute_steps(program.plan(x, w)) if "product" in s.node.op]
+    assert used.strategy.operands == ((S(1),), (S(0),))

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 import sbp
+from sbp.runtime.pipeline.drivers import Drivers
 from sbp.runtime.pipeline.program import BuiltPipeline
 from tests.runtime.pipeline.programs import CASES, Case
 
@@ -35,7 +36,7 @@ def built(name: str, schedule: str, threads: bool = False) -> BuiltPipeline:
     if schedule == first and not threads:
         return shared
     asked = sbp.passes.schedule.orders.make(schedule, case.stages, shared.stages.microbatches)
-    other = replace(shared, schedule=asked, threads=threads)
+    other = replace(shared, schedule=asked, drivers=Drivers(threads))
     other.machine = replace(shared.machine, schedule=asked)
     return other
 

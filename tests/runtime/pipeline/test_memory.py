@@ -4,14 +4,16 @@ from dataclasses import replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 import sbp
 from sbp.passes.schedule.memory import peaks, units
 from sbp.passes.schedule.orders import make
 from sbp.runtime.pipeline.machine import Machine, Record
+from sbp.runtime.pipeline.pieces import Runnable
 from sbp.runtime.pipeline.program import BuiltPipeline
-from sbp.runtime.pipeline.station import OUTSIDE
+from sbp.runtime.pipeline.station import OUTSIDE, Shelf, Station
 from tests.runtime.pipeline.programs import dense_case
 from tests.runtime.pipeline.running import leaves_of
 
@@ -24,9 +26,9 @@ def machines(microbatches: int) -> tuple[BuiltPipeline, list[Any]]:
     return built, leaves_of(case, case.args[0])
 
 
-def measured(machine: Machine, built: BuiltPipeline, leaves: list[Any]) -> Record:
+def measured(machine: Machine, built: BuiltPipeline, leaves: list[Any], threads: bool = False) -> Record:
     record = machine.new_record()
-    jax.block_until_ready(machine.run(built.arguments(leaves), record=record))
+    jax.block_until_ready(machine.run(built.arguments(leaves), threads, record))
     return record
 
 
@@ -70,3 +72,50 @@ def test_a_stage_that_fails_stops_the_others() -> None:
     for threads in (True, False):
         with pytest.raises(ValueError, match="this stage is broken"):
             machine.run(built.arguments(leaves), threads=threads)
+
+
+def hoard_on_shelves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has been read by all is left on its shelf."""
+    take = Shelf.take
+
+    def forgetful(self: Shelf, wanted: Any, patient: bool) -> list[Any]:
+        return take(self, [(key, 0) for key, _ in wanted], patient)
+
+    monkeypatch.setattr(Shelf, "take", forgetful)
+
+
+def hoard_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shelves are emptied, but something else still has what was on them."""
+    run, kept = Station.run, list[Any]()
+
+    def leaky(self: Station, shelf: Shelf, piece: Any, microbatch: int, given: Any) -> Any:
+        made = run(self, shelf, piece, microbatch, given)
+        kept.extend((given, made))
+        return made
+
+    monkeypatch.setattr(Station, "run", leaky)
+
+
+@pytest.mark.parametrize("hoard", [hoard_on_shelves, hoard_elsewhere])
+@pytest.mark.parametrize("threads", [False, True])
+def test_a_machine_that_frees_nothing_is_seen(
+    hoard: Any, threads: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is counted is held, not what the schedule says should be."""
+    built, leaves = machines(4)
+    machine = built.machine
+    assert machine.schedule is not None and machine.schedule.name == "1f1b"
+    # Memory that a piece may write its results into is free, whoever still has the array.
+    stations = [
+        replace(s, runnables={part: without_donation(r) for part, r in s.runnables.items()})
+        for s in machine.stations
+    ]
+    machine = replace(machine, stations=tuple(stations))
+    assert measured(machine, built, leaves, threads).live == [2, 1]
+    hoard(monkeypatch)
+    assert measured(machine, built, leaves, threads).live == [4, 4]
+
+
+def without_donation(one: Runnable) -> Runnable:
+    """A piece that writes into none of what it reads."""
+    return replace(one, run=lambda index, *given: one.run(index, *map(jnp.copy, given)))

@@ -1,0 +1,127 @@
+"""What is wrong with options of a compilation, whatever the program is.
+
+Plans, schedules and stages are checked against the program, when it is built.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from sbp.errors import Problem
+from sbp.hardware import Hardware
+from sbp.options import Options
+from sbp.rules.exchange import WIRE_TYPES
+
+
+@dataclass(frozen=True, slots=True)
+class Legal:
+    """What an option may be.
+
+    Arguments:
+      words: for the user.
+      test: whether a value is legal.
+      why: for what the option is.
+      fix: an example.
+    """
+
+    words: str
+    test: Callable[[Any], bool]
+    why: str
+    fix: str
+
+
+def _flag(x: Any) -> bool:
+    return isinstance(x, bool | np.bool_)
+
+
+def _count(x: Any) -> bool:
+    return isinstance(x, int | np.integer) and not _flag(x) and int(x) >= 1
+
+
+def _seconds(x: Any) -> bool:
+    number = isinstance(x, int | float | np.integer | np.floating) and not _flag(x)
+    return number and not math.isnan(x) and float(x) >= 0
+
+
+def _wire(x: Any) -> bool:
+    return _dtype_name(x) in WIRE_TYPES
+
+
+# By name, else by the annotation of the field.
+LEGAL: Mapping[str, Legal] = {
+    "bool": Legal("True or False", _flag, "it says whether something is done", "{name}=True"),
+    "bool | None": Legal(
+        "True, False or None",
+        lambda x: x is None or _flag(x),
+        "it says whether something is done; None leaves it to the compiler",
+        "{name}=True",
+    ),
+    "time_limit": Legal(
+        "a number of seconds from 0 on, or None",
+        lambda x: x is None or _seconds(x),
+        "it is how long the search for a plan may take",
+        "time_limit=60.0",
+    ),
+    "hardware": Legal(
+        "an sbp.Hardware, or None for the placement's kind",
+        lambda x: x is None or isinstance(x, Hardware),
+        "it has the rates that the plan's times are estimated from",
+        "sbp.placement('h100', ...) for a chip of the catalogue, or sbp.Hardware(...) for your own",
+    ),
+    "exchange_capacity": Legal(
+        "an integer of at least 1, or None to go by the batch",
+        lambda x: x is None or _count(x),
+        "it is how many keys a device can send to one owner of rows at a time",
+        "exchange_capacity=512",
+    ),
+    "exchange_dtype": Legal(
+        ", ".join(map(repr, WIRE_TYPES)) + ", or None for the table's own",
+        lambda x: x is None or _wire(x),
+        "rows of a table travel in it",
+        "exchange_dtype='bfloat16'",
+    ),
+}
+
+
+def check_options(options: Options) -> Iterator[Problem]:
+    """What is wrong with every option that can be told by itself."""
+    for f in fields(options):
+        legal = LEGAL.get(f.name) or LEGAL.get(str(f.type))
+        value = getattr(options, f.name)
+        if legal is not None and not legal.test(value):
+            why = _why_not(value) if f.name == "exchange_dtype" else ""
+            yield Problem(
+                "argument",
+                f"Options({f.name}=...)",
+                f"{value!r:.60}",
+                legal.words,
+                why or legal.why,
+                legal.fix.format(name=f.name),
+            )
+
+
+def _dtype_name(x: Any) -> str:
+    """The name of what is meant as a dtype; "" if it is none."""
+    if x is None:
+        return ""
+    try:
+        return str(jnp.dtype(x).name)
+    except TypeError:
+        return ""
+
+
+def _why_not(x: Any) -> str:
+    """Why rows cannot travel in a type; "" if it is none."""
+    name = _dtype_name(x)
+    if not name:
+        return ""
+    if not jnp.issubdtype(jnp.dtype(x), jnp.floating):
+        return f"rows of a table are floating numbers, of which {name} would keep none"
+    info = jnp.finfo(jnp.dtype(x))
+    return f"{name} has numbers from {float(info.min):.4g} to {float(info.max):.4g}: larger ones overflow"

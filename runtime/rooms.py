@@ -1,0 +1,88 @@
+"""Rooms of sparse exchanges that turned out too small: noticed while a program runs, and planned once more.
+
+The room of an exchange is planned from the first batch. If others are not like it (it was a warm-up with
+zeros, say), every step takes many rounds. So programs count their rounds, which the host looks at now and
+then, once they are there, and a program whose exchanges took more than two is planned again from the batch
+at hand. Once: a batch now and then may take more.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from sbp.passes.chain import compile_plan
+from sbp.passes.explain import Plan
+from sbp.passes.physical import Compute
+from sbp.passes.sampling import ids_of, lacks_samples
+from sbp.runtime.counts import Counting
+from sbp.signature import Split
+
+
+def rooms_of(plan: Plan, concrete: bool, keys: bool) -> tuple[bool, Counting | None]:
+    """Whether a plan waits for a batch to plan rooms from, and what counts its exchanges, if anything does.
+
+    Arguments:
+      concrete: whether it was made for a call that will run.
+      keys: whether the user has asked for numbers of keys.
+    """
+    physical = plan.physical
+    assert physical is not None
+    lacking = not concrete and lacks_samples(physical.graph)
+    watches = any(isinstance(step, Compute) and _may_fill(step) for step in physical.steps)
+    return lacking, Counting(keys, watches) if keys or watches else None
+
+
+def _may_fill(step: Compute) -> bool:
+    """Whether an op is an exchange whose room the user has not fixed."""
+    node = step.node
+    is_lookup = bool(ids_of(node)) and Split(0) in step.strategy.operands[0]
+    return is_lookup and node.params["capacity"] is None
+
+
+def give_room(built: Any, leaves: Sequence[Any]) -> None:
+    """Plans a program again, once, if its exchanges have had keys for too many rounds, and warns of it.
+
+    State stays where it is: the signatures of arguments and results are those that there were.
+
+    Arguments:
+      built: with its plan, its request, its executable and what counts for it.
+      leaves: the arguments at hand.
+    """
+    found = built.counting.crowded()
+    if not found:
+        return
+    built.counting.watches = False
+    note = "; ".join(f"{n.op} at {n.source} had keys for {rounds} rounds in one step" for n, rounds in found)
+    fix = "Options(exchange_capacity=...) gives it more"
+    if any(node.params["samples"] for node, _ in found):
+        note += ": the first batch was not like later ones, and its room was planned again from one of them"
+        fix = f"make the first call with a batch like those that follow; {fix}"
+        _plan_again(built, leaves, note)
+    else:
+        note += ": its room is an even share and some more, since its ids are not made of arguments alone"
+        built.plan = replace(built.plan, notes=(*built.plan.notes, note))
+    warnings.warn(f"sbp: {note}; {fix}", stacklevel=4)
+
+
+def _plan_again(built: Any, leaves: Sequence[Any], note: str) -> None:
+    """Another plan for the same program, with the room for a batch."""
+    plan, asked = built.plan, built.request
+    built.request = replace(
+        asked,
+        in_sbp=_filled(asked.in_sbp, plan.in_sbp),
+        out_sbp=_filled(asked.out_sbp, plan.out_sbp),
+        notes=(*asked.notes, note),
+        example=tuple(leaves),
+        again=True,
+    )
+    built.plan = compile_plan(built.traced, built.request)
+    built.counting = built.counting.onward()
+    built.__dict__.pop("executable", None)
+
+
+def _filled(asked: Sequence[Any], planned: Sequence[Any]) -> tuple[Any, ...]:
+    """What was asked for, and what was chosen where nothing was."""
+    return tuple(p if a is None else a for a, p in zip(asked, planned, strict=True))

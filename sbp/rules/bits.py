@@ -1,0 +1,107 @@
+"""Reductions between devices that lose neither NaN nor the sign of a zero.
+
+Left to itself a collective loses both. A maximum of floats drops NaN on CPUs and in NCCL (both compare with
+an instruction that does), where one device gives NaN. A sum on CPUs starts from +0.0, so that a -0.0 that one
+device has, and zeros that the others fill in, come out as +0.0. Reduced as integers, both survive, for as
+many bytes: floats of 16 bits and less have their maxima compared in 32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from sbp import compat
+
+COMPARED_BYTES = 4
+"""The least width in which maxima and minima of floats are compared: no collective compares int16."""
+
+_pmax: Callable[..., Any] = lax.pmax
+_pmin: Callable[..., Any] = lax.pmin
+_psum: Callable[..., Any] = lax.psum
+_psum_scatter: Callable[..., Any] = lax.psum_scatter
+
+
+def compared_bytes(dtype: Any) -> float:
+    """Bytes that an element takes in a maximum or minimum between devices.
+
+    >>> [compared_bytes(np.dtype(name)) for name in ("float64", "float16", "int8")]
+    [8.0, 4.0, 1.0]
+    """
+    itemsize = compat.itemsize(dtype)
+    return max(itemsize, float(COMPARED_BYTES)) if jnp.issubdtype(dtype, jnp.floating) else itemsize
+
+
+def extremum(x: Any, how: str, names: Sequence[str]) -> Any:
+    """The "max" or "min" of what the devices along the mesh axes `names` have; NaN where one has NaN.
+
+    Read as an integer, a float that is not negative orders as it should; of a negative one all bits but the
+    sign are turned around first. NaN becomes the integer beyond all others.
+    """
+    reduce = _pmax if how == "max" else _pmin
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return reduce(x, tuple(names))
+    wide = x if x.dtype.itemsize >= COMPARED_BYTES else x.astype(np.float32)
+    word = np.dtype(f"int{8 * wide.dtype.itemsize}")
+    beyond = np.iinfo(word).max if how == "max" else np.iinfo(word).min
+    ordered = jnp.where(jnp.isnan(wide), word.type(beyond), _turned(lax.bitcast_convert_type(wide, word)))
+    best = _turned(reduce(ordered, tuple(names)))  # the integers beyond all others are read as NaN
+    return lax.bitcast_convert_type(best, wide.dtype).astype(x.dtype)
+
+
+def _turned(word: Any) -> Any:
+    """Bits of floats as integers that order alike, and back: it is its own inverse."""
+    info = np.iinfo(word.dtype)
+    return jnp.where(word < 0, word ^ word.dtype.type(info.max), word)
+
+
+def owned_sum(x: Any, names: Sequence[str]) -> Any:
+    """The sum along the mesh axes `names` of elements that one device has, and the others zeros: its bits."""
+    if not jnp.issubdtype(x.dtype, jnp.inexact):
+        return _psum(x, tuple(names))
+    words = _words(x)
+    if words.dtype.itemsize == 2:  # two in one word: collectives add up int32, and no bit meets another
+        flat = words.reshape(-1)
+        paired = jnp.pad(flat, (0, flat.size % 2)).reshape(-1, 2)
+        summed = _psum(lax.bitcast_convert_type(paired, np.uint32), tuple(names))
+        words = lax.bitcast_convert_type(summed, np.uint16).reshape(-1)[: flat.size].reshape(words.shape)
+    else:
+        words = _psum(words, tuple(names))
+    return _floats(words, x.dtype)
+
+
+def owned_scatter(x: Any, names: Sequence[str], dim: int) -> Any:
+    """The same, of which each device keeps its part of `dim`."""
+    if not jnp.issubdtype(x.dtype, jnp.inexact):
+        return _psum_scatter(x, names, scatter_dimension=dim, tiled=True)
+    return _floats(_psum_scatter(_words(x), names, scatter_dimension=dim, tiled=True), x.dtype)
+
+
+def _words(x: Any) -> Any:
+    """The bits of floats; of complex numbers those of both parts, in one more dim at the end."""
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        x = jnp.stack([x.real, x.imag], axis=-1)
+    return lax.bitcast_convert_type(x, np.dtype(f"uint{8 * x.dtype.itemsize}"))
+
+
+def _floats(words: Any, dtype: Any) -> Any:
+    """The inverse of `_words`."""
+    if not jnp.issubdtype(dtype, jnp.complexfloating):
+        return lax.bitcast_convert_type(words, dtype)
+    part = np.dtype(f"float{8 * words.dtype.itemsize}")
+    return lax.complex(*(lax.bitcast_convert_type(words[..., k], part) for k in (0, 1)))
+
+
+def fold(x: Any, how: str, axis: int) -> Any:
+    """The "max" or "min" along a short `axis`: XLA on CPUs loses NaN in reductions of many numbers."""
+    pick: Callable[[Any, Any], Any] = lax.max if how == "max" else lax.min
+    rows = [lax.index_in_dim(x, i, axis, keepdims=False) for i in range(x.shape[axis])]
+    out = rows[0]
+    for row in rows[1:]:
+        out = pick(out, row)
+    return out
+

@@ -1,0 +1,186 @@
+"""Every message about options: each field of `sbp.Options` refuses what it cannot mean."""
+
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import sbp
+from sbp import S
+from sbp.errors import ArgumentError, SbpError
+from sbp.hardware import BYTES_ONLY
+from sbp.rules.exchange import WIRE_TYPES
+from sbp.runtime.options import LEGAL
+from tests.errors.messages import Messages, check_message, kinds
+
+pytestmark = pytest.mark.once
+
+LINE = sbp.placement("cpu", shape=(8,))
+TABLE, IDS = jax.ShapeDtypeStruct((64, 4), jnp.float32), jax.ShapeDtypeStruct((16,), jnp.int32)
+
+
+def look_up(table: Any, ids: Any) -> Any:
+    return table[ids]
+
+
+def given(table: Any = TABLE, **options: Any) -> Any:
+    """The plan of a lookup in a split table."""
+    asked = sbp.Options(hardware=options.pop("hardware", BYTES_ONLY), **options)
+    return sbp.compile(look_up, LINE, in_sbp=([S(0)], [S(0)]), options=asked).plan(table, IDS)
+
+
+def wide() -> Any:
+    """A table of 64 bits."""
+    with jax.enable_x64(True):
+        return given(jax.ShapeDtypeStruct((64, 4), jnp.float64), exchange_dtype="bfloat16")
+
+
+TYPES = "'bfloat16', 'float32', 'float64', or None for the table's own"
+MESSAGES: Messages = {
+    "rows as integers": (
+        lambda: given(exchange_dtype="int8"),
+        ArgumentError,
+        "Options(exchange_dtype=...)",
+        "'int8'",
+        TYPES,
+        "rows of a table are floating numbers, of which int8 would keep none",
+        "exchange_dtype='bfloat16'",
+    ),
+    "rows that overflow": (
+        lambda: given(exchange_dtype="float16"),
+        ArgumentError,
+        "Options(exchange_dtype=...)",
+        "'float16'",
+        TYPES,
+        "float16 has numbers from -6.55e+04 to 6.55e+04: larger ones overflow",
+        "exchange_dtype='bfloat16'",
+    ),
+    "rows of an unknown type": (
+        lambda: given(exchange_dtype="bf16"),
+        ArgumentError,
+        "Options(exchange_dtype=...)",
+        "'bf16'",
+        TYPES,
+        "rows of a table travel in it",
+        "exchange_dtype='bfloat16'",
+    ),
+    "rows of 64 bits that overflow": (
+        wide,
+        ArgumentError,
+        "Options(exchange_dtype='bfloat16'), a lookup at {line}",
+        "rows of float64",
+        "'float64', or None for the table's own",
+        "float64 has larger exponents than bfloat16: its largest numbers would become infinite",
+        "a table of float32, or leave the option out",
+    ),
+    "no room": (
+        lambda: given(exchange_capacity=-1),
+        ArgumentError,
+        "Options(exchange_capacity=...)",
+        "-1",
+        "an integer of at least 1, or None to go by the batch",
+        "it is how many keys a device can send to one owner of rows at a time",
+        "exchange_capacity=512",
+    ),
+    "a time as text": (
+        lambda: given(time_limit="a minute"),
+        ArgumentError,
+        "Options(time_limit=...)",
+        "'a minute'",
+        "a number of seconds from 0 on, or None",
+        "it is how long the search for a plan may take",
+        "time_limit=60.0",
+    ),
+    "hardware as text": (
+        lambda: given(hardware="h100"),
+        ArgumentError,
+        "Options(hardware=...)",
+        "'h100'",
+        "an sbp.Hardware, or None for the placement's kind",
+        "it has the rates that the plan's times are estimated from",
+        "sbp.placement('h100', ...) for a chip of the catalogue, or sbp.Hardware(...) for your own",
+    ),
+    "no flag": (
+        lambda: given(count_keys="yes"),
+        ArgumentError,
+        "Options(count_keys=...)",
+        "'yes'",
+        "True or False",
+        "it says whether something is done",
+        "count_keys=True",
+    ),
+    "no flag, and not left open": (
+        lambda: given(threads=2),
+        ArgumentError,
+        "Options(threads=...)",
+        "2",
+        "True, False or None",
+        "it says whether something is done; None leaves it to the compiler",
+        "threads=True",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_message(name: str) -> None:
+    call, error, *texts = MESSAGES[name]
+    check_message(call, error, *texts)
+
+
+# What is checked against the program, not by itself; a limit may also be a text with a unit.
+ELSEWHERE: dict[str, Callable[[Any], Any]] = {
+    "plan": lambda x: given(plan=x),
+    "schedule": lambda x: given(schedule=x),
+    "stages": lambda x: given(stages=x),
+    "memory_limit": lambda x: None,
+}
+NEVER: tuple[Any, ...] = ("nonsense", b"1", object(), [1], {}, -1, float("nan"), np.ones(2), 1j)
+
+
+@pytest.mark.parametrize("name", [f.name for f in fields(sbp.Options)])
+def test_every_option_refuses_what_it_cannot_mean(name: str) -> None:
+    """A new field of `Options` is checked by its type, or has an entry of its own."""
+    field = next(f for f in fields(sbp.Options) if f.name == name)
+    if name in ELSEWHERE:
+        if name != "memory_limit":
+            with pytest.raises(SbpError):
+                ELSEWHERE[name]("nonsense")
+        return
+    assert name in LEGAL or str(field.type) in LEGAL
+    sbp.compile(look_up, LINE, options=sbp.Options(**{name: field.default}))
+    for wrong in NEVER:
+        options = sbp.Options(**{name: wrong})
+        found = kinds(lambda options=options: sbp.compile(look_up, LINE, options=options))  # type: ignore[misc]
+        assert found == [("argument", f"Options({name}=...)")], wrong
+
+
+def test_all_that_is_wrong_is_said_at_once() -> None:
+    wrong = sbp.Options(exchange_dtype="int8", exchange_capacity=0, check="no", time_limit=True)  # type: ignore[arg-type]
+    assert len(kinds(lambda: sbp.compile(look_up, LINE, options=wrong, static_argnums=7))) == 5
+
+
+@pytest.mark.parametrize("capacity", [1, 7, np.int32(3), None])
+@pytest.mark.parametrize("wire", [*WIRE_TYPES, jnp.bfloat16, np.float32, np.dtype("float32"), None])
+def test_what_is_legal_is_taken(wire: Any, capacity: Any) -> None:
+    options = sbp.Options(exchange_dtype=wire, exchange_capacity=capacity, time_limit=5, threads=False)
+    sbp.compile(look_up, LINE, options=options)
+
+
+def test_every_floating_type_keeps_large_rows_or_is_refused() -> None:
+    """Whatever type JAX has: rows arrive rounded, or the type is refused."""
+    large = np.float32(3e38) * np.sign(np.arange(64 * 4).reshape(64, 4) % 3 - 1).astype(np.float32)
+    names = {str(jnp.dtype(x)) for x in vars(jnp).values() if isinstance(x, type(jnp.float32))}
+    assert {"bfloat16", "float16", "int8", "bool", "float8_e8m0fnu"} <= names
+    for name in sorted(names):
+        options = sbp.Options(hardware=BYTES_ONLY, exchange_dtype=name)
+        try:
+            program = sbp.compile(look_up, LINE, in_sbp=([S(0)], [S(0)]), options=options)
+        except ArgumentError:
+            continue
+        assert name in WIRE_TYPES
+        ids = np.arange(16, dtype=np.int32) * 3
+        np.testing.assert_allclose(program(large, ids), large[ids], rtol=0.01)

@@ -1,0 +1,237 @@
+"""The room of an exchange: planned from a batch, and again where others are not like it; one for all."""
+
+import warnings
+from typing import Any
+from unittest.mock import NonCallableMock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import sbp
+from sbp import S
+from sbp.hardware import BYTES_ONLY
+from sbp.layout import Layout
+from sbp.passes.sampling import ids_of, known_to_all
+from sbp.rules.halo import extent
+from sbp.rules.legs import Route, default_capacity, legs
+from sbp.rules.sample import Sample, planned
+from sbp.runtime.counts import EVERY, FIRST_CALLS, Counting
+from sbp.runtime.execute import Built
+from sbp.runtime.look.meter import read_compiled
+
+Array = np.ndarray[Any, Any]
+LINE, GRID = sbp.placement("cpu", shape=(8,)), sbp.placement("cpu", shape=(2, 4))
+ROWS, WIDTH, KEYS = 1 << 13, 2, 2048
+TX = sbp.rows(optax.sgd(0.1))
+SHARE = KEYS // 64
+
+pytestmark = pytest.mark.once
+
+
+def step(table: Any, state: Any, ids: Any) -> Any:
+    def loss(table: Any) -> Any:
+        return jnp.square(table.at[ids].get(mode="fill", fill_value=0)).mean()
+
+    value, grad = jax.value_and_grad(loss)(table)
+    added, state = TX.update(grad, state, table)
+    return table + added, state, value
+
+
+def look_up(table: Any, ids: Any) -> Any:
+    return table.at[ids].get(mode="fill", fill_value=0)
+
+
+def program_of(fn: Any = look_up, on: sbp.Placement = LINE, **options: Any) -> sbp.Program:
+    lying = [S(0)] * on.ndim
+    signatures = (lying, lying) if fn is look_up else (lying, None, lying)
+    return sbp.compile(fn, on, in_sbp=signatures, options=sbp.Options(hardware=BYTES_ONLY, **options))
+
+
+TABLE: Array = np.random.default_rng(0).normal(size=(ROWS, WIDTH)).astype(np.float32)
+FEW = (np.arange(KEYS) % 16 * (ROWS // 16)).astype(np.int32)
+SHAPES = jax.eval_shape(lambda: (TABLE, FEW))
+
+
+def real(seed: int = 1) -> Array:
+    return np.random.default_rng(seed).integers(0, ROWS, KEYS).astype(np.int32)
+
+
+def looked_up(program: sbp.Program, first: Array, calls: int) -> list[str]:
+    """The warnings of some calls with one batch and then real ones, each of which finds its rows."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for i in range(calls):
+            ids = first if i == 0 else real(i)
+            found = np.asarray(program(TABLE, ids))
+            np.testing.assert_array_equal(found, np.where(ids[:, None] < ROWS, TABLE[ids % ROWS], 0))
+    return [str(w.message) for w in caught]
+
+
+@pytest.mark.parametrize("number", [0, ROWS], ids=["zeros", "no ids"])
+def test_a_warm_up_says_nothing_of_the_room(number: int) -> None:
+    """The room is that of a plan without a batch, more than an even share."""
+    program = program_of(count_keys=True)
+    assert looked_up(program, np.full(KEYS, number, np.int32), FIRST_CALLS + 2) == []
+    assert max(c.most_rounds for c in program.key_counts()) <= 2
+    assert program.plan(*SHAPES).wire_bytes == program_of().plan(*SHAPES).wire_bytes
+
+
+def check_planned_again(program: sbp.Program, warned: list[str], args: Any) -> None:
+    """One warning, a note, and rooms from a later batch."""
+    assert len(warned) == 1
+    assert "the first batch was not like later ones" in warned[0] and "exchange_capacity" in warned[0]
+    plan = program.plan(*args)
+    assert len([n for n in plan.notes if "planned again" in n and n in warned[0]]) == 1
+    assert plan.physical is not None
+    found = [node.params["samples"] for node in plan.physical.graph.walk() if ids_of(node)]
+    assert found and all(s.again for samples in found for s in samples)
+    (built,) = program._built.values()
+    assert isinstance(built.counting, Counting) and not built.counting.watches
+
+
+@pytest.mark.parametrize("on", [LINE, GRID], ids=str)
+def test_a_room_too_small_is_noticed_and_planned_once_more(on: sbp.Placement) -> None:
+    """The first batch has few ids; until that is noticed, later rounds have room for an even share."""
+    program, calls = program_of(on=on, count_keys=True), EVERY + FIRST_CALLS
+    warned = looked_up(program, FEW, calls)
+    check_planned_again(program, warned, SHAPES)
+    assert "sbp_lookup at test_rooms.py" in warned[0]
+    (count,) = program.key_counts()
+    assert count.calls == calls and count.given == count.served == KEYS * calls
+    assert count.most_rounds <= (3 if on is LINE else 6)
+
+
+def test_training_goes_on_where_it_was() -> None:
+    """State that was left to the compiler lies as before, and tables end as on one device."""
+    program, tx = program_of(step), TX
+    table, state = TABLE, tx.init(TABLE)
+    wanted, lay = np.array(TABLE), []
+    reference = jax.jit(step)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for i in range(FIRST_CALLS + 2):
+            ids = FEW if i == 0 else real(i)
+            table, state, _ = jax.block_until_ready(program(table, state, ids))
+            wanted = reference(wanted, state, ids)[0]
+            lay.append(table.sharding)
+    check_planned_again(program, [str(w.message) for w in caught], (table, state, FEW))
+    assert "sbp_update_rows at test_rooms.py" in str(caught[0].message)
+    np.testing.assert_allclose(table, wanted, rtol=1e-5, atol=1e-6)
+    assert len(set(lay)) == 1
+
+
+def test_what_is_like_the_first_batch_is_not_planned_again() -> None:
+    program = program_of()
+    assert looked_up(program, real(0), EVERY + 2) == []
+    assert not [n for n in program.plan(*SHAPES).notes if "again" in n]
+
+
+def test_a_room_that_was_asked_for_stays() -> None:
+    program = program_of(exchange_capacity=2)
+    assert looked_up(program, FEW, FIRST_CALLS + 2) == []
+    (built,) = program._built.values()
+    assert built.counting is None
+
+
+def test_ids_that_no_argument_tells_are_reported() -> None:
+    """They come out of a loop, so that no batch can be looked at; all of them are of one owner."""
+
+    def looped(table: Any, ids: Any) -> Any:
+        halved, _ = jax.lax.scan(lambda x, _: (x // 2, None), ids, None, length=3)
+        return table[halved]
+
+    program = sbp.compile(looped, LINE, in_sbp=([S(0)], [S(0)]), options=sbp.Options(hardware=BYTES_ONLY))
+    ids = np.arange(KEYS, dtype=np.int32) * 4
+    with pytest.warns(UserWarning, match=r"(?s)had keys for \d+ rounds.*even share.*exchange_capacity"):
+        for _ in range(3):
+            np.testing.assert_array_equal(jax.block_until_ready(program(TABLE, ids)), TABLE[ids // 8])
+    for _ in range(FIRST_CALLS + 1):
+        program(TABLE, ids)
+    assert sum("even share" in n for n in program.plan(TABLE, ids).notes) == 1
+
+
+def test_looking_at_rounds_costs_no_collective() -> None:
+    """The program that counts sends what the one sends that does not, and the host waits for nothing."""
+    program = program_of()
+    args = program.place(TABLE, real())
+    (built,) = program._built.values()
+    assert isinstance(built, Built)
+    counting = built.counting
+    assert isinstance(counting, Counting) and counting.watches
+    plain, counted = (
+        read_compiled(built.jitted(LINE.mesh, c).lower(*args).compile()) for c in (None, counting)
+    )
+    assert plain.by_kind() == counted.by_kind()
+    waits = NonCallableMock(is_ready=lambda: False, is_fully_addressable=True)
+    counting.add(waits)
+    assert counting.waiting is waits and counting.crowded() == [] and counting.waiting is waits
+    program(*args)
+    assert counting.pending == []
+
+
+# --- rooms ------------------------------------------------------------------------------------------------
+
+
+def route_of(keys: int, hierarchy: tuple[int, ...] = (8,)) -> tuple[Route, Layout]:
+    axes, lying = tuple(range(len(hierarchy))), tuple(S(0) for _ in hierarchy)
+    table = Layout((ROWS, WIDTH), lying, hierarchy)
+    ids = Layout((keys,), lying, hierarchy)
+    return Route(extent(table, 0), axes, ids.local[0]), ids
+
+
+@pytest.mark.parametrize("hierarchy", [(8,), (2, 4)])
+@pytest.mark.parametrize("ids", [FEW, np.zeros(KEYS, np.int32), real(), np.sort(real()), np.arange(KEYS)])
+def test_whatever_the_batch_two_rounds_take_an_even_share(ids: Array, hierarchy: tuple[int, ...]) -> None:
+    route, lies = route_of(KEYS, hierarchy)
+    for again in (False, True):
+        found = planned(route, (Sample(ids, again),), (lies,))
+        for leg in legs(found):
+            share = route.even_share(leg.group)
+            assert leg.later >= min(share, leg.chunk)
+            assert not again or leg.capacity >= min(share, leg.chunk)
+            assert leg.keys >= leg.capacity
+
+
+def test_a_batch_like_the_next_has_the_room_that_it_fills() -> None:
+    """Ids of which many are equal need less than an even share: no byte more is sent for them."""
+    ids = np.minimum(np.random.default_rng(0).zipf(1.5, KEYS), ROWS) - 1
+    route, lies = route_of(KEYS)
+    (leg,) = legs(planned(route, (Sample(ids * 2039 % ROWS),), (lies,)))
+    most = max(np.bincount(np.unique(part) // leg.chunk).max() for part in np.split(ids * 2039 % ROWS, 8))
+    assert leg.capacity == most + int(most**0.5) // 2 < SHARE <= leg.later
+    assert legs(route)[0].capacity == default_capacity(KEYS // 8, 8)
+
+
+# --- processes --------------------------------------------------------------------------------------------
+
+
+def part_of_an_array() -> Any:
+    """An array of which other processes have parts: reading it here is an error."""
+    away = NonCallableMock(spec=jax.Array, is_fully_addressable=False)
+    assert isinstance(away, jax.Array)
+    return away
+
+
+def test_only_what_every_process_has_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert known_to_all(real()) and known_to_all(jnp.zeros(3))
+    assert not known_to_all(part_of_an_array()) and not known_to_all(jax.ShapeDtypeStruct((3,), np.int32))
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    assert not known_to_all(real()) and not known_to_all(jnp.zeros(3))
+
+
+@pytest.mark.parametrize("ids", [FEW, real()], ids=["few", "real"])
+def test_of_two_processes_both_plan_the_same_room(ids: Array, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever part of the batch each of them has: the room is that of a plan without a batch."""
+    alone = program_of().plan(TABLE, ids)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    plan = program_of().plan(TABLE, ids)
+    assert plan.wire_bytes == program_of().plan(*SHAPES).wire_bytes != alone.wire_bytes
+
+
+def test_rounds_that_only_this_process_knows_are_not_looked_at() -> None:
+    counting = Counting(keys=False, watches=True)
+    counting.add(part_of_an_array())
+    assert counting.waiting is None and counting.crowded() == []
