@@ -165,6 +165,20 @@ def page(kept: str) -> Iterator[str]:
         for name in names:
             yield old.get(name, made[name]) if "| no sample |" in made[name] else made[name]
         yield ""
+    yield "\n".join(without())
+
+
+def without() -> Iterator[str]:
+    """The section of what has no rule, and why."""
+    from sbp.rules.without import WITHOUT
+
+    yield "## Ops without a rule, and why\n"
+    yield "Ops that hold their body (calls, `lax.composite`, `custom_partitioning`) are seen through; so are"
+    yield "those that JAX itself writes in other ops: sparse products (BCOO, BCSR, COO, CSR), `custom_vmap`,"
+    yield "updates of factorisations, and more. Loops and branches are planned inside."
+    yield "What is left:\n\n| why | ops |\n|---|---|"
+    for group in WITHOUT:
+        yield f"| {group.why} | {', '.join(f'`{op}`' for op in group.ops)} |"
 
 
 def main() -> None:

@@ -10,13 +10,12 @@ import jax
 import numpy as np
 
 from sbp import compat
+from sbp.passes.effects import without_effects
+from sbp.passes.expand import CONTROL, PASSED, expanded, plain_params
 from sbp.passes.graph import Body, Const, Graph, Node, Operand, Source, Value, numbered, walk
-from sbp.passes.unshard import ShardMap, on_one_device
 from sbp.rules import lookup
 
 REMAT = ("remat2", "checkpoint")
-# Control flow keeps its bodies: primitive -> the parameters that hold them.
-CONTROL = {"scan": ("jaxpr",), "while": ("cond_jaxpr", "body_jaxpr"), "cond": ("branches",)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +79,12 @@ class Builder:
         for eqn in jaxpr.eqns:
             source = _source(eqn, at)
             inputs = [read(a) for a in eqn.invars]
-            if eqn.primitive.name == "reshard":  # to what the mesh of a shard_map wanted
-                env[eqn.outvars[0]] = inputs[0]
+            if eqn.primitive.name in PASSED:
+                env.update(zip(eqn.outvars, inputs[-len(eqn.outvars) :], strict=True))
                 continue
-            expanded = _expanded(eqn)
-            if expanded is not None:
-                outs = self.inline(*compat.sub_jaxpr({"jaxpr": expanded}, "jaxpr"), inputs, source)
+            meant = expanded(eqn)
+            if meant is not None:
+                outs = self.inline(*compat.sub_jaxpr({"jaxpr": meant}, "jaxpr"), inputs, source)
                 env.update(zip(eqn.outvars, outs, strict=True))
                 continue
             target = compat.target_of(eqn.primitive.name, eqn.params)
@@ -131,7 +130,7 @@ class Builder:
                 eqn.primitive,
                 tuple(inputs),
                 outs,
-                eqn.params,
+                plain_params(eqn.params),
                 source,
                 bodies=bodies,
                 target=target,
@@ -148,14 +147,6 @@ class Builder:
         outputs = self.inline(jaxpr, consts, inputs, at)
         nodes, self.nodes = self.nodes, outside
         return Body(inputs, tuple(nodes), tuple(outputs))
-
-
-def _expanded(eqn: Any) -> Any:
-    """What an equation stands for, if it is to be seen through but does not hold its body."""
-    if eqn.primitive.name == "shard_map":
-        call = ShardMap(*compat.shard_map_specs(eqn.params))
-        return on_one_device(call, [v.aval for v in eqn.invars])
-    return compat.expansion(eqn)
 
 
 def _has_rule(eqn: Any, target: str) -> bool:
@@ -196,6 +187,7 @@ def trace(
     sin
     """
     closed, shapes = jax.make_jaxpr(fn, static_argnums=tuple(static), return_shape=True)(*args, **kwargs)
+    closed = without_effects(closed)
     dynamic = tuple(a for i, a in enumerate(args) if i not in static)
     in_paths = leaf_paths(fn, dynamic, kwargs, [i for i in range(len(args)) if i not in static])
     b = Builder()

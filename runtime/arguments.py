@@ -14,6 +14,7 @@ from sbp.compat import is_key
 from sbp.errors import Problem
 from sbp.layout import at_rest
 from sbp.options import Options
+from sbp.passes.effects import OUTER_REF, refuse
 from sbp.passes.explain import Plan
 from sbp.passes.trace import Traced
 from sbp.placement import Placement
@@ -77,6 +78,8 @@ def check_leaf(leaf: Any, i: int, names: Names, concrete: bool) -> Problem | Non
     """
     if isinstance(leaf, jax.core.Tracer):
         return _traced(leaf, names()[i])
+    if isinstance(leaf, jax.Ref):
+        return refuse(f"{names()[i]}: {jax.typeof(leaf).str_short()}", OUTER_REF, "argument")
     if isinstance(leaf, jax.Array):
         return _deleted(leaf, names()[i]) if leaf.is_deleted() else None
     if isinstance(leaf, jax.ShapeDtypeStruct):

@@ -19,7 +19,7 @@ from sbp.passes.lookups import Transfer
 from sbp.passes.pins import check_annotations
 from sbp.passes.trace import Traced, leaf_paths, trace
 from sbp.placement import Placement
-from sbp.runtime import arguments
+from sbp.runtime import arguments, modules
 from sbp.runtime.counts import Counting, KeyCount
 from sbp.runtime.lower import Title, lower, shardings
 from sbp.runtime.pipeline.build import Signatures, build_pipeline, is_pipeline
@@ -295,7 +295,7 @@ class Program:
         """Raises for arguments that cannot be taken, together with what is wrong with in_sbp."""
         names = functools.partial(call.paths, self.fn)
         found = [arguments.check_leaf(x, i, names, concrete) for i, x in enumerate(call.leaves)]
-        problems = [p for p in found if p is not None]
+        problems = modules.advised(found, call.traced(call.leaves))
         problems += arguments.check_static(call.values())
         if concrete and self.donate_argnums:
             problems += arguments.check_donated(call.leaves, call.donated(self.donate_argnums), names)
@@ -311,10 +311,11 @@ class Program:
         """Traces and plans for one abstract signature; `concrete`: of a call that will run."""
         args, kwargs = call.traced([arguments.struct(a) for a in avals])
         weak: list[bool] = []
+        watch = modules.Watch(self.fn, call.static)
 
         @functools.wraps(self.fn, updated=())
         def watched(*args: Any, **kwargs: Any) -> Any:
-            out = self.fn(*args, **kwargs)
+            out = watch(*args, **kwargs)
             weak[:] = map(arguments.is_weak, jax.tree.leaves(out))
             return out
 
@@ -324,6 +325,7 @@ class Program:
             problems = arguments.misread(self.in_sbp, args, kwargs, call.paths(self.fn), self.placement)
             raise_all([*problems, *(e.problems if isinstance(e, SbpError) else ())] if problems else ())
             raise
+        raise_all(watch.lost(call.full(args), kwargs))
         graph = traced.graph
         out = jax.tree.unflatten(traced.out_tree, [graph.operand(x) for x in graph.outputs])
         signatures = Signatures(traced, args, kwargs, out, self.in_sbp, self.out_sbp)

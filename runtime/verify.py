@@ -17,7 +17,7 @@ from sbp.passes.boxing import Boxings, Network
 from sbp.passes.graph import Const, Graph, Node
 from sbp.passes.moves import Move
 from sbp.passes.physical import Box, Physical, Step, reads, writes
-from sbp.runtime.execute import Built, Program
+from sbp.runtime.execute import Built, Call, Program
 from sbp.runtime.lower import lower
 from sbp.runtime.pipeline.program import BuiltPipeline
 from sbp.signature import B, NdSbp, Partial, Split, format_sbp
@@ -72,7 +72,7 @@ def limit(dtype: Any) -> float:
 
 
 def verify(program: Program, *args: Any, **kwargs: Any) -> Report:
-    """Runs the logical function on one device and the distributed program, and compares every result.
+    """Runs the function itself on one device and the distributed program, and compares every result.
 
     Arguments:
       program: made by `sbp.compile`.
@@ -83,24 +83,57 @@ def verify(program: Program, *args: Any, **kwargs: Any) -> Report:
     """
     call, built = program._prepare(args, kwargs, concrete=True)
     host = [_to_host(x) for x in call.leaves]
-    graph = built.traced.graph
-    expected = _one_device(graph, host, [x for x in graph.outputs if not isinstance(x, Const)])
+    expected = _plain(program, call, host)
     if isinstance(built, BuiltPipeline):
         got = jax.tree.leaves(built.run([_to_host(x) for x in host]))
     else:
         jitted, _, consts = built.executable
         got = jitted(*map(_to_host, host), *consts)
-    largest = 0.0
-    for path, x, out in zip(built.traced.out_paths, graph.outputs, got, strict=True):
-        if isinstance(x, Const):
-            continue
-        error = difference(out, expected[x])
-        largest = max(largest, error)
-        if error > limit(graph.values[x].dtype):
-            if isinstance(built, BuiltPipeline):
-                raise MismatchError(_unnamed(built, path, error))
-            raise MismatchError(_first_difference(built, host, path, error))
-    return Report(len(graph.outputs), largest)
+    errors = [_apart(out, plain) for out, plain in zip(got, expected, strict=True)]
+    for k, (plain, error) in enumerate(zip(expected, errors, strict=True)):
+        if error > limit(plain.dtype):
+            raise MismatchError(_cause(built, host, k, plain, error))
+    return Report(len(errors), max(errors, default=0.0))
+
+
+def _plain(program: Program, call: Call, host: Sequence[Any]) -> list[Any]:
+    """The results of the user's own function under `jax.jit`, without anything of the compiler's."""
+
+    def run(*leaves: Any) -> list[Any]:
+        dynamic, kwargs = call.traced(leaves)
+        return [jnp.asarray(x) for x in jax.tree.leaves(program.fn(*call.full(dynamic), **kwargs))]
+
+    return list(jax.jit(run)(*map(_to_host, host)))
+
+
+def _apart(out: Any, plain: Any) -> float:
+    """The difference of two results; infinite if they are not alike in shape and type."""
+    return difference(out, plain) if (out.shape, out.dtype) == (plain.shape, plain.dtype) else float("inf")
+
+
+def _cause(built: Built | BuiltPipeline, host: Sequence[Any], k: int, plain: Any, error: float) -> Problem:
+    """Why result `k` differs: the trace itself, or the first op that ran otherwise."""
+    path, graph = built.traced.out_paths[k], built.traced.graph
+    x = graph.outputs[k]
+    traced = jnp.asarray(x.value, x.dtype) if isinstance(x, Const) else _one_device(graph, host, [x])[x]
+    off = _apart(traced, plain)
+    if off > limit(plain.dtype):
+        return _wrong_trace(path, off)
+    if isinstance(built, BuiltPipeline):
+        return _unnamed(built, path, error)
+    return _first_difference(built, host, path, error)
+
+
+def _wrong_trace(path: str, error: float) -> Problem:
+    """Of a program whose logical graph does not compute what the function does."""
+    return Problem(
+        "mismatch",
+        f"{path} differs, and the trace differs",
+        f"a relative difference of {error:.1e} before anything is split",
+        "the same numbers as the function itself under jax.jit, up to rounding",
+        "the graph that was read from the function computes something else: no op of the plan is to blame",
+        "if the function gives the same numbers every time, this is a bug in the compiler: please report it",
+    )
 
 
 def _to_host(x: Any) -> Any:

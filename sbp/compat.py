@@ -1,4 +1,7 @@
-"""Every touch of a JAX internal, and every difference between the supported JAX lines, in one place."""
+"""Every touch of a JAX internal, and every difference between the supported JAX lines, in one place.
+
+`compat_ops` has what is needed to write an op in other ops.
+"""
 
 from __future__ import annotations
 
@@ -40,6 +43,10 @@ CALLS = {
     "custom_vjp_call_jaxpr": "fun_jaxpr",
     "remat2": "jaxpr",
     "checkpoint": "jaxpr",
+    "composite": "call_jaxpr",
+    "custom_partitioning": "call",
+    "xla_metadata_call": "jaxpr",
+    "call": "call_jaxpr",
 }
 # What JAX calls what is inside of them.
 _CALLED = {"remat2": "checkpoint", "checkpoint": "checkpoint"}
@@ -147,7 +154,7 @@ def marked(source_info: Any, scope: str = "") -> Iterator[None]:
 
 def sub_jaxpr(params: dict[str, Any], key: str) -> tuple[Any, Sequence[Any]]:
     """The jaxpr that a call-like equation holds under `key`, and its constants."""
-    inner = params[key]
+    inner = params[key] if key in params else params["jaxpr"]  # of a composite in jax 0.10
     return getattr(inner, "jaxpr", inner), tuple(getattr(inner, "consts", ()))
 
 
@@ -168,6 +175,8 @@ def target_of(primitive: str, params: Mapping[str, Any]) -> str:
         return str(named or "")
     if primitive == "ffi_call":
         return str(params["target_name"])
+    if primitive == "composite":
+        return str(params["name"])
     if primitive in CUSTOM.values():
         jaxpr = params["call_jaxpr"]
         return str(getattr(jaxpr, "jaxpr", jaxpr).debug_info.func_src_info or "")
@@ -186,18 +195,6 @@ def is_call_of(fn: Any, eqn: Any) -> bool:
         return False
     again = jax.make_jaxpr(fn)(*(v.aval for v in eqn.invars)).jaxpr.eqns
     return len(again) == 1 and str(again[0].params["call_jaxpr"]) == str(eqn.params["call_jaxpr"])
-
-
-def expansion(eqn: Any) -> Any:
-    """The closed jaxpr that an equation stands for, if JAX has one that the parameters do not hold."""
-    primitive, params = eqn.primitive, eqn.params
-    if primitive.name == "call_hi_primitive":  # jax 0.12
-        run = primitive.to_lojax
-    elif primitive.name == "custom_linear_solve":
-        run = primitive.impl
-    else:
-        return None
-    return jax.make_jaxpr(lambda *args: run(*args, **params))(*(v.aval for v in eqn.invars))
 
 
 def shard_map_specs(params: Mapping[str, Any]) -> tuple[Any, dict[str, int], list[Any], list[Any]]:

@@ -210,3 +210,27 @@ def dynamic_update_slice(op: Op) -> list[Row]:
         if name is None and op.shapes[0][d] > 1:
             rows.append(Row((Split(d), B, *(B,) * len(rest)), (Split(d),)))
     return rows
+
+
+def _tile_local(ctx: Local, x: Any, *_: Any) -> list[Any]:
+    """Repeats what is whole; of a repeated dim that is split each device makes its own rows."""
+    result, reps = ctx.results[0], list(ctx.params["reps"])
+    for d, n in enumerate(ctx.operands[0].shape):
+        if reps[d] > 1 and result.axes(d):
+            x = jnp.take(x, ctx.positions(result, d) % n, axis=d)
+            reps[d] = 1
+    return [lax.tile(x, reps)]
+
+
+@rule("tile", local=_tile_local, fused=True, flops=lambda op: 0.0)
+def tile(op: Op) -> list[Row]:
+    """Every dim that is not repeated; a repeated one is made locally, of the whole; sums and extrema."""
+    (shape,), (out,) = op.shapes, op.results
+    names = _dims(len(shape))
+    repeated = [r != 1 for r in op.params["reps"]]
+    ins = tuple(None if again else name for name, again in zip(names, repeated, strict=True))
+    rows = factors(op, [ins], [ins], additive=(0,), increasing=(0,))
+    for d, again in enumerate(repeated):
+        if again and out[d] > 1:
+            rows.append(Row((B,), (Split(d),)))
+    return rows

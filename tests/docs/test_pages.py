@@ -100,3 +100,4 @@ def test_the_table_of_ops_is_up_to_date() -> None:
     stale = [name for name in made if "| no sample |" not in made[name] and made[name] != rows.get(name)]
     assert not stale, "run `python docs/make_ops.py` with the newest JAX that is supported"
     assert rows.keys() == made.keys()
+    assert "\n".join(make_ops.without()) in table

@@ -12,7 +12,10 @@ from jax import lax
 import sbp
 from sbp import B, S
 from sbp.errors import MismatchError
+from sbp.passes.graph import Const
+from sbp.passes.trace import trace
 from sbp.rules.registry import REGISTRY
+from sbp.runtime import execute
 from sbp.runtime.verify import difference, limit
 
 GRID = sbp.placement("cpu", shape=(2, 4))
@@ -69,6 +72,47 @@ def test_a_wrong_loop_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with pytest.raises(MismatchError, match=r"the first op that differs is scan at test_verify\.py:\d+"):
         sbp.verify(sbp.compile(loop, GRID), X)
+
+
+def test_an_error_of_the_tracer_is_seen_and_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reference is the function: what reads the function wrongly does not also make the reference."""
+
+    def forgets_the_last_sum(*args: Any, **kwargs: Any) -> Any:
+        traced = trace(*args, **kwargs)
+        last = next(n for n in reversed(traced.graph.nodes) if n.op == "add")
+        outs = tuple(last.inputs[0] if x == last.outputs[0] else x for x in traced.graph.outputs)
+        return replace(traced, graph=replace(traced.graph, outputs=outs))
+
+    def step(x: Any, w: Any) -> Any:
+        return (x @ w).sum(), x + w[:, :8].T
+
+    monkeypatch.setattr(execute, "trace", forgets_the_last_sum)
+    with pytest.raises(MismatchError) as caught:
+        sbp.verify(sbp.compile(step, GRID, in_sbp=SPLIT), X, W)
+    (problem,) = caught.value.problems
+    assert problem.where == "result[1] differs, and the trace differs"
+    assert problem.why.startswith("the graph that was read from the function computes something else")
+    assert "bug in the compiler" in problem.fix
+
+
+def test_results_that_are_constants_are_compared_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def other_constant(*args: Any, **kwargs: Any) -> Any:
+        traced = trace(*args, **kwargs)
+        outs = tuple(replace(x, value=2.5) if isinstance(x, Const) else x for x in traced.graph.outputs)
+        return replace(traced, graph=replace(traced.graph, outputs=outs))
+
+    monkeypatch.setattr(execute, "trace", other_constant)
+    with pytest.raises(MismatchError, match=r"result\[1\] differs, and the trace differs"):
+        sbp.verify(sbp.compile(lambda x: (x + 1, 1.5), GRID), X)
+
+
+def test_static_and_keyword_arguments_reach_the_reference() -> None:
+    def power(n: int, x: Any, *, scale: Any) -> Any:
+        assert isinstance(n, int)
+        return x**n * scale
+
+    program = sbp.compile(power, GRID, static_argnums=0)
+    assert sbp.verify(program, 3, X, scale=2.0).outputs == 1
 
 
 def test_what_a_difference_is() -> None:
