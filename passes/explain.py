@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,13 +15,15 @@ from sbp.passes.boxing import Boxings
 from sbp.passes.graph import Const, Graph
 from sbp.passes.moves import itemsize, wire_bytes
 from sbp.passes.names import Names, common, without_indices
-from sbp.passes.physical import Box, Compute, Physical, peak_bytes, total_seconds
+from sbp.passes.physical import Border, Box, Compute, Physical, Step, peak_bytes, total_seconds
 from sbp.passes.plan.candidates import rule_of
 from sbp.passes.plan.cost import talk_seconds, talks_of
 from sbp.passes.reasons import Reasons
 from sbp.placement import Placement
 from sbp.rules.registry import Talk, unknown_functions
 from sbp.signature import NdSbp
+
+ROW_SCOPE = "sbp."
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,8 @@ class Collective:
       seconds: estimated time per step.
       source: the user's line that caused it, such as "gpt.py:41".
       reason: one sentence.
+      name: what its instructions are called in the compiled program, such as "row12": its position among the
+        collectives of its placement. "" for a send, which is no instruction.
     """
 
     kind: str
@@ -55,6 +60,7 @@ class Collective:
     seconds: float
     source: str
     reason: str
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +78,7 @@ def together(same: Sequence[Collective]) -> Collective:
     return replace(
         same[0],
         tensor=common(c.tensor for c in same),
+        name="+".join(c.name for c in same if c.name),
         count=sum(c.count for c in same),
         wire_bytes=sum(c.wire_bytes for c in same),
         seconds=sum(c.seconds for c in same),
@@ -190,10 +197,13 @@ def explain(
     graph, placement, network = physical.graph, physical.placement, boxings.network
     reasons = Reasons(physical, Names(graph, *paths))
     collectives = tuple(
-        _collective(s, n, physical, boxings, reasons)
-        if isinstance(s, Box)
-        else _inside(s, n, physical, boxings, reasons)
-        for s, n in talking(physical)
+        replace(
+            _collective(s, n, physical, boxings, reasons)
+            if isinstance(s, Box)
+            else _inside(s, n, physical, boxings, reasons),
+            name=row_name(i),
+        )
+        for i, (s, n) in enumerate(talking(physical))
     )
     return Plan(
         name,
@@ -208,8 +218,40 @@ def explain(
         tuple(paths[0]),
         tuple(paths[1]),
         (*notes, *_no_rule(graph, physical)),
-        physical,
+        named(physical, reasons),
     )
+
+
+def row_name(position: int) -> str:
+    """The name of a collective in the compiled program."""
+    return f"row{position}"
+
+
+def scope_of_rows(names: Sequence[str]) -> str:
+    """The name scope of what is sent for some collectives; "" for none.
+
+    >>> scope_of_rows(["row3", "row4"])
+    'sbp.row3+row4'
+    """
+    return ROW_SCOPE + "+".join(names) if any(names) else ""
+
+
+def named(physical: Physical, reasons: Reasons) -> Physical:
+    """The same program, whose steps know their rows of the plan, and moves the line that caused them."""
+    rows: dict[int, list[str]] = {}
+    for row, what, _ in rows_of(physical):
+        step = what if isinstance(what, Box) else what.step
+        rows.setdefault(id(step), []).append(row_name(row))
+
+    def tell(step: Step) -> Step:
+        own = tuple(dict.fromkeys(rows.get(id(step), ())))
+        if isinstance(step, Box):
+            return replace(step, source=reasons.source(step), rows=own)
+        if isinstance(step, Border):
+            return replace(step, bodies=tuple(tuple(map(tell, body)) for body in step.bodies))
+        return replace(step, rows=own) if own else step
+
+    return replace(physical, steps=tuple(map(tell, physical.steps)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,25 +263,32 @@ class Inside:
 
 
 def talking(physical: Physical) -> list[tuple[Box | Inside, int]]:
-    """One per `Plan.collectives`: the moves and the ops that send something, and how often each is run.
+    """One per `Plan.collectives`: the moves and the ops that send something, and how often each is run."""
+    first: dict[int, tuple[Box | Inside, int]] = {}
+    for row, what, times in rows_of(physical):
+        first.setdefault(row, (what, times))
+    return list(first.values())
+
+
+def rows_of(physical: Physical) -> Iterator[tuple[int, Box | Inside, int]]:
+    """What sends something: its position in `Plan.collectives`, the move or the op, and how often it is run.
 
     Moves over groups of one device and of empty tensors send nothing. What several ops ask of the same
-    shards (a halo, forward and backward) XLA sends once.
+    shards (a halo, forward and backward) XLA sends once: it is one row of the plan.
     """
-    out: list[tuple[Box | Inside, int]] = []
-    asked: set[object] = set()
+    fresh = itertools.count()
+    asked: dict[object, int] = {}
     for step, times in physical.walk():
         if isinstance(step, Box) and _talks(step, physical):
-            out.append((step, times))
+            yield next(fresh), step, times
         elif isinstance(step, Compute):
             talks = talks_of(physical.graph, step.node, step.strategy, physical.placement.shape)
             for t in talks:
                 version = step.node.inputs[t.operand], step.strategy.operands[t.operand]
                 same = *version, t.axes, t.sent, times
                 if t.sent is None or same not in asked:
-                    asked.add(same)
-                    out.append((Inside(step, t), times))
-    return out
+                    asked[same] = next(fresh)
+                yield asked[same], Inside(step, t), times
 
 
 def _talks(box: Box, physical: Physical) -> bool:

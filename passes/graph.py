@@ -13,11 +13,18 @@ import networkx as nx
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where in the user's program something comes from."""
+    """Where in the user's program something comes from.
+
+    Arguments:
+      scope: the name stack, such as `jvp(layer0)/attention`.
+      info: the same as JAX knows it, with the stack inside of the loop that holds the op; what is lowered is
+        marked with it. None for what passes have made.
+    """
 
     file: str = ""
     line: int = 0
     scope: str = ""
+    info: Any = field(default=None, hash=False, compare=False, repr=False)
 
     def __str__(self) -> str:
         return f"{os.path.basename(self.file)}:{self.line}" if self.file else "?"

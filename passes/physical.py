@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from sbp.passes.boxing import Boxings, makes_sum
-from sbp.passes.graph import Const, Graph, Node
+from sbp.passes.graph import Const, Graph, Node, Source
 from sbp.passes.moves import Move, itemsize
 from sbp.passes.plan.candidates import Candidates, Strategy
 from sbp.passes.plan.cost import local_bytes, node_seconds
@@ -31,6 +31,8 @@ class Box:
       user: the node that asked for it, or the position of the output (-1 - i).
       bucket: moves of one bucket are sent as one collective; -1 for a move on its own.
       owned: whether the move adds up a sum of which one device has each element, and the others zeros.
+      source: the line that caused it.
+      rows: the name of its row in the plan; () if it sends nothing.
     """
 
     value: int
@@ -38,14 +40,21 @@ class Box:
     user: int
     bucket: int = -1
     owned: bool = False
+    source: Source = field(default_factory=Source, compare=False)
+    rows: tuple[str, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """One op under its signature."""
+    """One op under its signature.
+
+    Arguments:
+      rows: the names of the plan's rows of what it sends itself.
+    """
 
     node: Node
     strategy: Strategy
+    rows: tuple[str, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +70,11 @@ class Border:
     node: Node
     inside: tuple[NdSbp, ...]
     bodies: tuple[tuple[Step, ...], ...]
+
+    @property
+    def rows(self) -> tuple[str, ...]:
+        """It sends nothing but what the steps of its bodies send."""
+        return ()
 
 
 Step: TypeAlias = Box | Compute | Border

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -26,12 +26,14 @@ class Traced:
       graph: the graph.
       in_paths: a name per argument leaf, such as `params['w']`.
       out_tree, out_paths: the results' pytree and a name per leaf.
+      source: where the function is defined.
     """
 
     graph: Graph
     in_paths: tuple[str, ...]
     out_tree: Any
     out_paths: tuple[str, ...]
+    source: Source = field(default_factory=Source)
 
 
 class Builder:
@@ -95,6 +97,7 @@ class Builder:
 
     def call(self, eqn: Any, inputs: list[Operand], source: Source) -> list[Operand]:
         body, consts = compat.sub_jaxpr(eqn.params, compat.CALLS[eqn.primitive.name])
+        source = replace(source, info=compat.inside_call(source.info, eqn))
         if eqn.primitive.name in REMAT and eqn.params["differentiated"] and eqn.params["prevent_cse"]:
             inputs = self.barrier(inputs, source)
         return self.inline(body, consts, inputs, source)
@@ -138,6 +141,7 @@ class Builder:
     def body(self, inner: Any, at: Source) -> Body:
         """The graph of a loop's body or of a branch."""
         jaxpr, consts = compat.sub_jaxpr({"jaxpr": inner}, "jaxpr")
+        at = replace(at, info=compat.inside_loop(at.info))
         outside, self.nodes = self.nodes, []
         inputs = tuple(self.value(v.aval, "carried") for v in jaxpr.invars)
         outputs = self.inline(jaxpr, consts, inputs, at)
@@ -161,12 +165,12 @@ def _listed(x: Any) -> Sequence[Any]:
 
 def _source(eqn: Any, at: Source) -> Source:
     """The user's line of an equation, else that of the call around it; scopes are joined."""
-    line = compat.user_line(eqn.source_info) or (
-        (at.file, at.line) if at.file else compat.any_line(eqn.source_info)
-    )
+    own = compat.user_line(eqn.source_info)
+    line = own or ((at.file, at.line) if at.file else compat.any_line(eqn.source_info))
     inner = compat.scope_of(eqn.source_info)
     scope = "/".join(s for s in (at.scope, inner) if s)
-    return Source(*(line or ("", 0)), scope)
+    info = compat.inside(at.info, eqn.source_info, own is not None or not at.file)
+    return Source(*(line or ("", 0)), scope, info)
 
 
 def trace(
@@ -195,7 +199,14 @@ def trace(
     )
     assert len(flat) == len(outs)
     graph = Graph(tuple(b.values), tuple(inputs + b.const_ids), tuple(b.consts), tuple(b.nodes), tuple(outs))
-    return Traced(clone_sources(prune(graph)), in_paths, out_tree, out_paths)
+    return Traced(clone_sources(prune(graph)), in_paths, out_tree, out_paths, definition_of(fn))
+
+
+def definition_of(fn: Callable[..., Any]) -> Source:
+    """Where a function is defined, as far as Python knows."""
+    info = compat.definition(fn)
+    file, line = (compat.any_line(info) if info is not None else None) or ("", 0)
+    return Source(file, line, info=info)
 
 
 def leaf_paths(

@@ -21,7 +21,7 @@ from sbp.passes.trace import Traced, leaf_paths, trace
 from sbp.placement import Placement, as_placement
 from sbp.runtime import arguments, modules
 from sbp.runtime.counts import Counting, KeyCount
-from sbp.runtime.lower import lower, shardings
+from sbp.runtime.lower import Title, lower, shardings
 from sbp.runtime.pipeline.build import Signatures, build_pipeline, is_pipeline
 from sbp.runtime.pipeline.profile import Profile, measure
 from sbp.runtime.pipeline.program import BuiltPipeline, many_programs, unstaged
@@ -112,18 +112,8 @@ class Built:
         """The program over a mesh: flat arguments in, flat results out, and counts if something counts."""
         physical = self.plan.physical
         assert physical is not None
-        program = lower(physical, mesh, self.donate, counting)
-        if not any(self.weak):
-            return program
-        weak = self.weak if counting is None else (*self.weak, False)
-
-        def weakly_typed(*args: Any) -> tuple[Any, ...]:
-            return tuple(arguments.weaken(x) if w else x for x, w in zip(program(*args), weak, strict=True))
-
-        ins, outs = shardings(physical, mesh, counting)
-        return jax.jit(
-            weakly_typed, donate_argnums=self.donate, in_shardings=tuple(ins), out_shardings=tuple(outs)
-        )
+        title = Title(self.plan.name, self.traced.source)
+        return lower(physical, mesh, self.donate, counting, title, self.weak)
 
     @functools.cached_property
     def executable(self) -> tuple[Any, list[Any], list[Any]]:
@@ -211,6 +201,10 @@ class Program:
           SbpError: for arguments, signatures or annotations that cannot be taken, all of them at once.
         """
         call, built = self._prepare(args, kwargs, concrete=True)
+        if jax.config.jax_debug_nans or jax.config.jax_debug_infs:
+            from sbp.runtime import nonfinite
+
+            return nonfinite.run(built, call.leaves)
         return built.run(call.leaves)
 
     def place(self, *args: Any) -> tuple[Any, ...]:

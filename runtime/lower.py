@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import jax
@@ -11,15 +11,18 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from sbp.passes.graph import Const, Node, Operand
+from sbp import compat
+from sbp.passes.explain import scope_of_rows
+from sbp.passes.graph import Const, Node, Operand, Source
 from sbp.passes.moves import Move
-from sbp.passes.physical import Border, Box, Compute, Physical, Step, Version, writes
+from sbp.passes.physical import Border, Box, Compute, Physical, Step, Version, walk_steps, writes
 from sbp.passes.plan.candidates import rule_of
 from sbp.passes.plan.cost import layouts
 from sbp.passes.wiring import ports
 from sbp.placement import Placement
 from sbp.resolve import to_partition_spec
 from sbp.rules.local import Local
+from sbp.runtime.arguments import weaken
 from sbp.runtime.buckets import Parcel, apply_bucket
 from sbp.runtime.collectives import apply_move
 from sbp.runtime.control import CONTROL, Leaving, Region
@@ -27,6 +30,29 @@ from sbp.runtime.counts import Counting
 from sbp.signature import B, NdSbp, Partial
 
 Env: TypeAlias = dict[Version, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Title:
+    """What a compiled program is called, and the line of what no op of the user stands for.
+
+    Arguments:
+      name: of the user's function.
+      source: where it is defined.
+    """
+
+    name: str = "program"
+    source: Source = field(default_factory=Source)
+
+    def of(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """The function under this name."""
+
+        def run(*args: Any) -> Any:
+            with compat.marked(self.source.info):
+                return fn(*args)
+
+        run.__name__ = run.__qualname__ = self.name
+        return run
 
 
 def device_function(physical: Physical, counting: Counting | None = None) -> Callable[..., tuple[Any, ...]]:
@@ -50,7 +76,7 @@ def device_function(physical: Physical, counting: Counting | None = None) -> Cal
 
 @dataclass(frozen=True)
 class Device:
-    """Executes steps on one device's shards.
+    """Executes steps on one device's shards; each is marked with the user's line and its rows of the plan.
 
     Arguments:
       coords: its traced positions along the placement's axes.
@@ -72,12 +98,13 @@ class Device:
             if isinstance(step, Box) and step.bucket >= 0:
                 i = self.bucket(steps, i, env)
                 continue
-            if isinstance(step, Box):
-                self.move(step, env)
-            elif isinstance(step, Border):
-                env.update(zip(writes(step), CONTROL[step.node.op](self.region(step, env)), strict=True))
-            else:
-                self.compute(step, env)
+            with _marked(step):
+                if isinstance(step, Box):
+                    self.move(step, env)
+                elif isinstance(step, Border):
+                    env.update(zip(writes(step), CONTROL[step.node.op](self.region(step, env)), strict=True))
+                else:
+                    self.compute(step, env)
             i += 1
 
     def move(self, step: Box, env: Env) -> None:
@@ -98,7 +125,8 @@ class Device:
                 break
             boxes.append(step)
         parcels = [Parcel(env[b.value, b.move.before], b.move, values[b.value].shape, b.owned) for b in boxes]
-        moved = apply_bucket(parcels, placement.shape, placement.axes)
+        with _marked(*boxes):
+            moved = apply_bucket(parcels, placement.shape, placement.axes)
         env.update(zip(((b.value, b.move.after) for b in boxes), moved, strict=True))
         return i + len(boxes)
 
@@ -158,6 +186,17 @@ def _constant(x: Const, nd: NdSbp, placement: Placement, coords: Sequence[Any]) 
     return value
 
 
+def _marked(*steps: Step) -> Any:
+    """A context in which what is traced says which line of the user it is of, and which rows of the plan."""
+    source = steps[0].source if isinstance(steps[0], Box) else steps[0].node.source
+    return compat.marked(source.info, scope_of_rows([row for s in steps for row in s.rows]))
+
+
+def rows_in(steps: Sequence[Step]) -> tuple[str, ...]:
+    """The names of all rows of the plan that some steps send something for, in order, bodies included."""
+    return tuple(row for s, _ in walk_steps(steps) for row in s.rows)
+
+
 def _barrier(steps: Sequence[Step], i: int, env: Env) -> int:
     """Lowers all ops of one barrier as one; returns the position after them."""
     group = []
@@ -170,7 +209,8 @@ def _barrier(steps: Sequence[Step], i: int, env: Env) -> int:
         group.append(step)
         i += 1
     reads = [(s.node.inputs[0], s.strategy.operands[0]) for s in group]
-    held = lax.optimization_barrier(tuple(env[x, nd] for x, nd in reads if not isinstance(x, Const)))
+    with _marked(first):
+        held = lax.optimization_barrier(tuple(env[x, nd] for x, nd in reads if not isinstance(x, Const)))
     env.update(zip(((s.node.outputs[0], s.strategy.results[0]) for s in group), held, strict=True))
     return i
 
@@ -191,11 +231,20 @@ def shardings(
     return ins, outs
 
 
-def lower(physical: Physical, mesh: Any, donate: Sequence[int], counting: Counting | None = None) -> Any:
+def lower(
+    physical: Physical,
+    mesh: Any,
+    donate: Sequence[int],
+    counting: Counting | None = None,
+    title: Title | None = None,
+    weak: Sequence[bool] = (),
+) -> Any:
     """The jitted program over `mesh` (a real or an abstract one): flat arguments in, flat results out.
 
     Arguments:
       counting: takes what exchanges count, which then is one result more.
+      title: what it is called; None for nothing of the user's.
+      weak: per result, whether it is weakly typed; none is by default.
     """
     ins, outs = shardings(physical, mesh, counting)
     mapped = jax.shard_map(
@@ -205,4 +254,10 @@ def lower(physical: Physical, mesh: Any, donate: Sequence[int], counting: Counti
         out_specs=tuple(s.spec for s in outs),
         check_vma=False,
     )
-    return jax.jit(mapped, donate_argnums=tuple(donate), in_shardings=tuple(ins), out_shardings=tuple(outs))
+    weaker = {i for i, w in enumerate(weak) if w}
+
+    def run(*args: Any) -> tuple[Any, ...]:
+        return tuple(weaken(x) if i in weaker else x for i, x in enumerate(mapped(*args)))
+
+    program = (title or Title()).of(run)
+    return jax.jit(program, donate_argnums=tuple(donate), in_shardings=tuple(ins), out_shardings=tuple(outs))

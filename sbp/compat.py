@@ -5,7 +5,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
+import functools
+import inspect
 import os
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,6 +19,7 @@ import jax
 import jax.extend.core as jex
 import numpy as np
 from jax._src import api_util, source_info_util
+from jax._src.interpreters import partial_eval as partial_eval_internal
 from jax.extend.core import primitives
 from jax.extend.random import threefry_prng_impl
 from jax.interpreters import ad, batching, mlir, partial_eval
@@ -44,6 +48,8 @@ CALLS = {
     "xla_metadata_call": "jaxpr",
     "call": "call_jaxpr",
 }
+# What JAX calls what is inside of them.
+_CALLED = {"remat2": "checkpoint", "checkpoint": "checkpoint"}
 CUSTOM = {jax.custom_vjp: "custom_vjp_call", jax.custom_jvp: "custom_jvp_call"}
 
 _LIBRARIES = tuple(
@@ -55,6 +61,10 @@ _OWN = tuple(
     os.path.join(os.path.dirname(os.path.dirname(_PACKAGE)), d, "") for d in ("sbp", "passes", "runtime")
 )
 
+# A compiled program is the user's: its lines are theirs, not those of this package that traced it.
+for _path in {_PACKAGE, os.path.dirname(os.path.abspath(__file__)) + os.sep}:
+    source_info_util.register_exclusion(_path)
+
 
 def frames(source_info: Any) -> Iterator[tuple[str, int, str]]:
     """The Python frames (file, line, function) of an equation, innermost first, without JAX's own."""
@@ -64,11 +74,12 @@ def frames(source_info: Any) -> Iterator[tuple[str, int, str]]:
 
 def user_line(source_info: Any) -> tuple[str, int] | None:
     """The innermost frame in a file of the user's: not of an installed library, not of this package."""
-    return next(((file, line) for file, line, _ in frames(source_info) if _is_user_file(file)), None)
+    return next(((file, line) for file, line, _ in frames(source_info) if is_user_file(file)), None)
 
 
 @cache
-def _is_user_file(file: str) -> bool:
+def is_user_file(file: str) -> bool:
+    """Whether a file is the user's: not of an installed library, not of this package."""
     path = os.path.realpath(file)
     return not path.startswith((*_LIBRARIES, *_OWN, _STDLIB))
 
@@ -81,6 +92,64 @@ def any_line(source_info: Any) -> tuple[str, int] | None:
 def scope_of(source_info: Any) -> str:
     """The name stack, such as `jvp(layer0)/attention`."""
     return str(source_info.name_stack)
+
+
+def inside(outer: Any, source_info: Any, own_frames: bool) -> Any:
+    """The source info of an equation of an inlined call: names behind those of the call.
+
+    Arguments:
+      outer: the source info of the call; None for none.
+      own_frames: whether the equation's Python frames are kept; else it has those of the call.
+    """
+    if outer is None:
+        return source_info
+    frames = source_info.traceback if own_frames else outer.traceback
+    return source_info_util.SourceInfo(frames, outer.name_stack + source_info.name_stack)
+
+
+def inside_call(outer: Any, eqn: Any) -> Any:
+    """The source info of a call whose body is inlined, named as JAX names what is inside."""
+    name = eqn.primitive.name
+    called = f"jit({eqn.params['name']})" if name in ("jit", "pjit") else _CALLED.get(name)
+    return outer.replace(name_stack=outer.name_stack.extend(called)) if called else outer
+
+
+def inside_loop(outer: Any) -> Any:
+    """The source info of a loop or a branch, for what is inside: there, names start anew."""
+    return outer.replace(name_stack=source_info_util.new_name_stack())
+
+
+def definition(fn: Callable[..., Any]) -> Any:
+    """The source info of the line where a function is defined; None where there is no such line."""
+    found: Any = inspect.unwrap(fn)
+    while isinstance(found, functools.partial):
+        found = inspect.unwrap(found.func)
+    code = getattr(found, "__code__", None) or getattr(found.__call__, "__code__", None)
+    if code is None:
+        return None
+    here = compile("frames()", code.co_filename, "eval").replace(
+        co_name=code.co_name, co_qualname=code.co_qualname, co_firstlineno=code.co_firstlineno
+    )
+    with partial_eval_internal.TracebackScope():
+        frames = eval(here, {"frames": source_info_util.Traceback.get_traceback})
+    return source_info_util.SourceInfo(frames, source_info_util.new_name_stack())
+
+
+# JAX keeps what it has traced of its own functions, with the line of who called them first: not across lines.
+_make_context: Any = jax.make_user_context
+_line = _make_context("")
+
+
+@contextlib.contextmanager
+def marked(source_info: Any, scope: str = "") -> Iterator[None]:
+    """A context in which what is traced has the frames and names of an equation, and those of a scope."""
+    names, frames, line = source_info_util.current_name_stack(), None, ""
+    if source_info is not None:
+        names, frames = names + source_info.name_stack, source_info.traceback
+        line = str(user_line(source_info))
+    names = names.extend(scope) if scope else names
+    with source_info_util.user_context(frames, name_stack=names), _line(line):
+        yield
 
 
 def sub_jaxpr(params: dict[str, Any], key: str) -> tuple[Any, Sequence[Any]]:
@@ -237,7 +306,7 @@ def itemsize(dtype: Any) -> float:
     return float(dtype.itemsize)
 
 
-def _config(name: str) -> Any:
+def setting(name: str) -> Any:
     """One of JAX's settings."""
     config: Any = jax.config
     return getattr(config, name)
@@ -246,7 +315,7 @@ def _config(name: str) -> Any:
 def is_partitionable_threefry(key_dtype: Any) -> bool:
     """Whether bits of this key are a function of the key and the logical position alone."""
     impl = getattr(key_dtype, "_impl", None)
-    return impl is threefry_prng_impl and bool(_config("jax_threefry_partitionable"))
+    return impl is threefry_prng_impl and bool(setting("jax_threefry_partitionable"))
 
 
 def threefry(k1: Any, k2: Any, hi: Any, lo: Any) -> list[Any]:

@@ -10,6 +10,7 @@
       RuleError           a rule that a user registered does not describe its op
       MismatchError       `sbp.verify` found an op whose distributed result differs
       EmbeddingError      keys, ids, features or tables of sparse embeddings that cannot be taken
+      NonFiniteError      a result that JAX was told to refuse: NaN or infinite; also a `FloatingPointError`
 
 All are `ValueError`s. One exception carries every problem of its call.
 """
@@ -105,6 +106,10 @@ class EmbeddingError(SbpError):
     """Keys, ids, features or tables of sparse embeddings that cannot be taken as they are."""
 
 
+class NonFiniteError(SbpError, FloatingPointError):
+    """A result that is NaN or infinite, where `jax_debug_nans` or `jax_debug_infs` demands that none is."""
+
+
 KINDS: dict[str, type[SbpError]] = {
     "signature": SignatureError,
     "placement": PlacementError,
@@ -115,6 +120,7 @@ KINDS: dict[str, type[SbpError]] = {
     "rule": RuleError,
     "mismatch": MismatchError,
     "embedding": EmbeddingError,
+    "nonfinite": NonFiniteError,
 }
 
 

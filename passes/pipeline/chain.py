@@ -72,6 +72,7 @@ class Stages:
     """A program taken apart.
 
     Arguments:
+      name: the function's name.
       traced: the whole.
       where: its placements.
       stages: per stage, the position of its placement.
@@ -80,6 +81,7 @@ class Stages:
       labels: the words for what goes from one placement to another.
     """
 
+    name: str
     traced: Traced
     where: Where
     stages: tuple[int, ...]
@@ -115,7 +117,7 @@ def plan_stages(traced: Traced, job: Job) -> Stages:
     loop = loop_of(graph)
     count = 0 if loop is None else int(loop.params["length"])
     shares, plans = planning.run()
-    stages = Stages(traced, where, order.stages, count, shares, plans, planning.labels)
+    stages = Stages(job.name, traced, where, order.stages, count, shares, plans, planning.labels)
     for merged in (True, False) if job.check else ():
         check_cuts(stages.cuts(merged))
     return stages

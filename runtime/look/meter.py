@@ -10,7 +10,7 @@ It shares no code with the planner and knows only the text of one HLO module. Th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Protocol
@@ -112,10 +112,25 @@ def read_hlo(text: str) -> Meter:
 
 def read_compiled(compiled: HasText) -> Meter:
     """Meter a `jax.stages.Compiled`; raises HloTextError when its backend gives no text."""
+    return read_hlo(text_of(compiled))
+
+
+def text_of(compiled: HasText) -> str:
+    """The HLO text of a `jax.stages.Compiled`; raises HloTextError when its backend gives none."""
     text = compiled.as_text()
     if text is None:
         raise HloTextError("compiled.as_text() gave None: this backend prints no HLO to be metered")
-    return read_hlo(text)
+    return text
+
+
+def each_collective(module: Module) -> Iterator[tuple[str, MeteredCollective]]:
+    """Every collective that puts bytes on the wire, in all branches: its instruction, and one execution."""
+    walk = _Walk(module)
+    for computation in module.computations.values():
+        for instruction in computation.instructions.values():
+            found = walk.collective(computation, instruction)
+            if found is not None:
+                yield instruction.name, found
 
 
 # Sub-byte types take a whole byte unless the layout says E(bits), as in XLA's own ShapeUtil.
@@ -252,7 +267,7 @@ class _Walk:
     def _instruction(self, computation: Computation, instruction: Instruction) -> Meter:
         opcode = _base_opcode(instruction)
         if opcode in _FORMS:
-            found = self._collective(computation, instruction)
+            found = self.collective(computation, instruction)
             return Meter((found,) if found else ())
         if opcode in _CALLERS:
             return _total(map(self.measure, instruction.called("calls", "to_apply", "called_computations")))
@@ -277,8 +292,11 @@ class _Walk:
         # The condition also runs once more, to end the loop.
         return _total([_scale(condition, trips + 1), _scale(body, trips)])
 
-    def _collective(self, computation: Computation, instruction: Instruction) -> MeteredCollective | None:
-        form = _FORMS[_base_opcode(instruction)]
+    def collective(self, computation: Computation, instruction: Instruction) -> MeteredCollective | None:
+        """One execution of a collective; None for anything else, and for one that sends nothing."""
+        form = _FORMS.get(_base_opcode(instruction))
+        if form is None:
+            return None
         group = self._group(form, instruction)
         operands = [computation.instructions.get(name) for name in instruction.operands[: form.data_operands]]
         if "slice_sizes" in instruction.attributes or None in operands:

@@ -26,6 +26,7 @@ from sbp.passes.schedule.actions import Action, Schedule
 from sbp.passes.schedule.communication import issue_order
 from sbp.passes.schedule.dataflow import Edge
 from sbp.passes.schedule.spans import Span, Timeline
+from sbp.runtime.lower import Title
 from sbp.runtime.pipeline.pieces import Runnable
 from sbp.runtime.pipeline.shared import Executables
 from sbp.runtime.pipeline.station import OUTSIDE, Shelf, Station, make_station
@@ -326,7 +327,8 @@ def make_machine(
     """
     cuts = stages.cuts(merged)
     executables = Executables()
-    stations = tuple(make_station(c, stages.microbatches, executables, donate) for c in cuts)
+    title = Title(stages.name, stages.traced.source)
+    stations = tuple(make_station(c, stages.microbatches, title, executables, donate) for c in cuts)
     receivers: dict[tuple[int, Slot], list[tuple[int, Slot]]] = {}
     sources: dict[tuple[int, Slot], tuple[int, Slot]] = {}
     for q, c in enumerate(cuts):

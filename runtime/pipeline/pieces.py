@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -23,7 +23,7 @@ from sbp.passes.physical import Physical
 from sbp.passes.pipeline.order import Phase
 from sbp.passes.pipeline.slots import How, Kind, Piece, Read, Slot
 from sbp.resolve import to_partition_spec
-from sbp.runtime.lower import Device, Env
+from sbp.runtime.lower import Device, Env, Title, rows_in
 from sbp.runtime.pipeline.shared import Executables
 
 
@@ -82,13 +82,20 @@ class Runnable:
 
 
 def runnable(
-    slots: Slots, piece: Piece, microbatches: int, donated: Collection[Slot], executables: Executables
+    slots: Slots,
+    piece: Piece,
+    microbatches: int,
+    donated: Collection[Slot],
+    executables: Executables,
+    title: Title,
 ) -> Runnable:
     """Compiles the program of a piece: on the caller's thread, which has the user's settings of JAX.
 
     Arguments:
       donated: slots whose arrays are gone afterwards.
       executables: what other placements have compiled.
+      title: of the whole program; the piece is called by it and its phase. Its stage is not in the name, so
+        that stages that are alike can share it.
     """
     reads = [r for r in piece.reads for _ in range(microbatches if r.how is How.STACK else 1)]
     mapped = jax.shard_map(
@@ -99,20 +106,17 @@ def runnable(
         check_vma=False,
     )
 
-    def named(*args: Any) -> Any:
-        return mapped(*args)
-
-    named.__name__ = str(piece.part.phase)
     everywhere = NamedSharding(slots.mesh, PartitionSpec())
     ins = [jax.ShapeDtypeStruct((), np.int32, sharding=everywhere), *(slots.struct(r.slot) for r in reads)]
     jitted = jax.jit(
-        named,
+        replace(title, name=f"{title.name}_{piece.part.phase}").of(mapped),
         donate_argnums=tuple(1 + i for i, r in enumerate(reads) if r.slot in donated),
         in_shardings=tuple(x.sharding for x in ins),
         out_shardings=tuple(slots.sharding(w.slot) for w in piece.writes),
         keep_unused=True,
     )
-    return Runnable(piece, executables.get(jitted.lower(*ins), list(slots.mesh.devices.flat)))
+    found = executables.get(jitted.lower(*ins), list(slots.mesh.devices.flat), rows_in(piece.steps))
+    return Runnable(piece, found)
 
 
 def _device_function(slots: Slots, piece: Piece, microbatches: int) -> Any:

@@ -29,10 +29,15 @@ class Executables:
     compiled: int = 0
     loaded: int = 0
 
-    def get(self, lowered: Any, devices: Sequence[Any]) -> Any:
-        """The executable of a lowered program on its devices."""
+    def get(self, lowered: Any, devices: Sequence[Any], rows: Sequence[str] = ()) -> Any:
+        """The executable of a lowered program on its devices.
+
+        Arguments:
+          rows: the names of its collectives, in order: a shared executable brings along its own. The text
+            has neither them nor the user's lines, which are those of the stage that was compiled.
+        """
         text = lowered.as_text()
-        key = hashlib.sha256(f"{lowered.args_info}{text}".encode()).hexdigest()
+        key = hashlib.sha256(f"{lowered.args_info}{rows}{text}".encode()).hexdigest()
         known = self.known.get(key)
         if known is not None and CALLBACK not in text:
             made, held = known

@@ -15,6 +15,7 @@ import numpy as np
 from sbp.passes.pipeline.order import Part, Phase
 from sbp.passes.pipeline.slots import Cut, How, Kind, Read, Slot
 from sbp.placement import Placement
+from sbp.runtime.lower import Title
 from sbp.runtime.pipeline.pieces import Runnable, Slots, donations, runnable
 from sbp.runtime.pipeline.shared import Executables
 
@@ -163,11 +164,12 @@ class Station:
 
 
 def make_station(
-    cut: Cut, microbatches: int, executables: Executables, donate: Collection[int] = ()
+    cut: Cut, microbatches: int, title: Title, executables: Executables, donate: Collection[int] = ()
 ) -> Station:
     """The station of a placement whose devices are there; its programs are compiled.
 
     Arguments:
+      title: of the whole program.
       executables: what other stations have compiled.
       donate: positions of arguments whose memory the results may take.
     """
@@ -179,7 +181,7 @@ def make_station(
     taken = donations(slots, cut.pieces, kept, free - {*cut.results, *cut.sent.values()})
     readers = Counter(r.slot for piece in cut.pieces for r in piece.reads)
     runnables = {
-        piece.part: runnable(slots, piece, microbatches, taken.get(i, set()), executables)
+        piece.part: runnable(slots, piece, microbatches, taken.get(i, set()), executables, title)
         for i, piece in enumerate(cut.pieces)
     }
     everywhere = jax.sharding.NamedSharding(slots.mesh, jax.sharding.PartitionSpec())

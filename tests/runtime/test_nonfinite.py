@@ -1,0 +1,154 @@
+"""Under `jax_debug_nans` and `jax_debug_infs` an error names the user's line, whatever runs there."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import sbp
+from sbp import B, P, S
+from sbp.errors import NonFiniteError
+from tests.errors.messages import check_message
+
+LINE = sbp.placement("cpu", shape=(8,))
+X, W = np.ones((16, 16), np.float32), np.full((16, 16), 0.1, np.float32)
+LEGAL = "finite numbers, as jax_debug_nans and jax_debug_infs demand"
+FIX = "jax.debug.print beside that line; jax.numpy.where before the op, not behind it"
+
+
+@pytest.fixture(autouse=True)
+def demanded() -> Iterator[None]:
+    with jax.debug_nans(True):
+        yield
+
+
+def bad(x: jax.Array) -> jax.Array:
+    return jnp.log(x - 1000)
+
+
+def model(w: jax.Array, x: jax.Array) -> jax.Array:
+    with jax.named_scope("first"):
+        x = jnp.tanh(x @ w)
+    with jax.named_scope("second"):
+        return bad(x @ w).mean()
+
+
+def step(w: jax.Array, x: jax.Array) -> Any:
+    value, grad = jax.value_and_grad(jax.checkpoint(model))(w, x)
+    return w - grad, value
+
+
+def partial_sums(w: jax.Array, x: jax.Array) -> jax.Array:
+    return jnp.sqrt(sbp.annotate(x @ w, [P]) - 10)
+
+
+def padded(x: jax.Array) -> Any:
+    """The padding of a split of 10 over 8 is 0 / 0, which nobody sees."""
+    return (x / x.sum(1, keepdims=True)).sum(), bad(x[3:]).sum()
+
+
+def looped(w: jax.Array, x: jax.Array) -> jax.Array:
+    """The last trip makes it, inside a branch."""
+
+    def one(h: jax.Array, i: jax.Array) -> tuple[jax.Array, None]:
+        with jax.named_scope("inner"):
+            return jax.lax.cond(i > 2, bad, jnp.tanh, h @ w), None
+
+    return jax.lax.scan(one, x, jnp.arange(4))[0]
+
+
+def until(x: jax.Array) -> jax.Array:
+    return jax.lax.while_loop(lambda c: c[1] < 3, lambda c: (jnp.sqrt(c[0] - 1), c[1] + 1), (x, 0))[0]
+
+
+def micro(w: jax.Array, x: jax.Array) -> Any:
+    return sbp.microbatch(jax.value_and_grad(model), 2, batch_args=1)(w, x)
+
+
+def staged(w: jax.Array, x: jax.Array) -> jax.Array:
+    first, second = LINE.split(0)[:2]
+    with sbp.on(first):
+        x = x @ w
+    with sbp.on(second):
+        return bad(x).sum()
+
+
+def run(fn: Callable[..., Any], *args: Any, sbp_of: Any = sbp.AUTO, **how: Any) -> Callable[[], Any]:
+    return lambda: sbp.compile(fn, LINE, in_sbp=sbp_of, **how)(*args)
+
+
+TEN = np.ones((10, 4), np.float32)
+MESSAGES: dict[str, tuple[Callable[[], Any], str, str]] = {
+    "a model": (
+        run(model, W, X, sbp_of=([B], [S(0)])),
+        "result",
+        "log at {line} in second: log:float32[16, 16]",
+    ),
+    "its training": (run(step, W, X), "result[1]", "log at {line} in second: log:float32[16, 16]"),
+    "a donated argument": (
+        run(step, jnp.asarray(W), X, donate_argnums=0),
+        "result[1]",
+        "log at {line} in second: log:float32[16, 16]",
+    ),
+    "partial sums": (
+        run(partial_sums, W, X, sbp_of=([S(0)], [S(1)])),
+        "result",
+        "sqrt at {line}: sqrt:float32[16, 16]",
+    ),
+    "padding is not looked at": (
+        run(padded, TEN, sbp_of=([S(0)],)),
+        "result[1]",
+        "log at {line}: log:float32[7, 4]",
+    ),
+    "a branch in a loop": (
+        run(looped, W, X, sbp_of=([B], [S(0)])),
+        "result",
+        "log at {line} in inner: log:float32[16, 16]",
+    ),
+    "a while loop": (run(until, X, sbp_of=([S(0)],)), "result", "sqrt at {line}: sqrt:float32[16, 16]"),
+    "micro-batches": (run(micro, W, X), "result[0]", "log at {line} in second: log:float32[8, 16]"),
+    "a program with stages": (run(staged, W, X), "result", "log at {line}: log:float32[16, 16]"),
+}
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_message(name: str) -> None:
+    call, where, first = MESSAGES[name]
+    why = f"the first op whose result has one is {first}"
+    check_message(call, NonFiniteError, where, "NaN", LEGAL, why, FIX)
+
+
+def test_what_came_in_is_named() -> None:
+    call = run(lambda w, x: x @ w, W, np.full_like(X, np.nan), sbp_of=([B], [S(0)]))
+    check_message(
+        call,
+        NonFiniteError,
+        "result",
+        "NaN",
+        LEGAL,
+        "it came in with x",
+        "look at what made them, in the step before",
+    )
+
+
+def test_infinities_are_looked_for_if_asked() -> None:
+    call = run(lambda x: jnp.exp(x * 100).sum(), X, sbp_of=([S(0)],))
+    assert np.isinf(call())
+    found = r"is exp at test_nonfinite.py:\d+: exp"
+    with jax.debug_infs(True), pytest.raises(FloatingPointError, match=found):
+        call()
+
+
+def test_what_is_finite_passes_and_donation_is_kept() -> None:
+    w = jnp.asarray(W)
+    program = sbp.compile(lambda w: (w * 2, jnp.log(jnp.where(w > 1, w, 1))), LINE, donate_argnums=0)
+    doubled, _ = program(w)
+    np.testing.assert_array_equal(doubled, 2 * W)
+    assert w.is_deleted()
+
+
+def test_what_is_masked_is_no_error() -> None:
+    assert run(lambda x: jnp.where(x > 2, bad(x), x).sum(), X, sbp_of=([S(0)],))() == 256
