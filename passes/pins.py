@@ -134,6 +134,15 @@ def _check_foreign(graph: Graph, node: Node, placement: Placement) -> Iterator[P
             "it would run once per device, and each device would get an answer of its own",
             "call it outside the program, and pass its result as an argument",
         )
+    elif compat.is_ordered(node.params) and placement.size > 1:
+        yield Problem(
+            "annotation",
+            f"{node.op} at {node.source}",
+            "ordered=True",
+            "ordered=False, or a placement of one device",
+            f"JAX keeps the order of callbacks on one device only, and {placement} has {placement.size}",
+            "leave ordered=True out: the callback still runs once per step, with the whole value",
+        )
     elif node.op == "sharding_constraint":
         value = graph.operand(node.inputs[0])
         where = f"with_sharding_constraint at {node.source}: {value.dtype}{list(value.shape)}"
