@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.extend.core as jex
 import numpy as np
-from jax._src import api_util, config, effects, source_info_util
+from jax._src import api_util, array, config, effects, source_info_util
 from jax.extend.core import primitives
 from jax.extend.random import threefry_prng_impl
 from jax.interpreters import ad, batching, mlir, partial_eval
@@ -23,6 +23,8 @@ Primitive = jex.Primitive
 Var = jex.Var
 DropVar = jex.DropVar
 Zero = ad.Zero
+ARRAY: Any = array.ArrayImpl
+"""The type of every array that is neither traced nor of typed keys."""
 # Call-like primitives and the parameter that holds their body.
 CALLS = {
     "jit": "jaxpr",
