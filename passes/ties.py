@@ -173,8 +173,8 @@ def _doubts(
             exchanged = near[i, m] - near[i, j] + (0 if k is None else near[k, j] - near[k, m])
             if not exchanged and (k is None or other[k, m]):
                 yield (
-                    f"{results[i].path} keeps the signature of {args[j].path}, not that of {args[m].path}, by "
-                    "their order: nothing else tells them apart; out_sbp may say otherwise"
+                    f"{results[i].path} keeps the signature of {args[j].path}, not that of {args[m].path}, "
+                    "by their order: nothing else tells them apart; out_sbp may say otherwise"
                 )
 
 

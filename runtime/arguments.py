@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 import jax
@@ -51,30 +52,33 @@ def abstract(leaf: Any) -> Abstract:
 def seen(leaves: Sequence[Any]) -> tuple[Any, ...] | None:
     """What of the leaves decides which program runs, in the least time; None if a leaf is to be looked at.
 
-    Leaves that are seen alike are alike to `abstract`, and nothing keeps them from being taken; whether an
-    array still exists shows when the program runs.
+    Leaves that are seen alike are alike to `abstract`, and nothing keeps them from being taken. Whether an
+    array still exists is looked at each time: JAX 0.10 crashes where it does not.
 
     >>> a, b = jax.numpy.ones(2), jax.numpy.zeros(2)
     >>> seen([a, np.ones(2), 1.0]) == seen([b, np.zeros(2), 2.0]), seen(["text"])
     (True, None)
     """
     if list(map(type, leaves)).count(ARRAY) == len(leaves):
-        return tuple([x.aval for x in leaves])
-    out = tuple([x.aval if type(x) is ARRAY else _seen(x) for x in leaves])
+        return None if any(map(ARRAY.is_deleted, leaves)) else tuple(map(attrgetter("aval"), leaves))
+    out = tuple([_seen(x) for x in leaves])
     return None if any(x is None for x in out) else out
 
 
 def _seen(leaf: Any) -> Any:
-    """As `seen`, of one leaf that is no plain array."""
+    """As `seen`, of one leaf."""
     kind = type(leaf)
+    if kind is ARRAY:
+        return None if leaf.is_deleted() else leaf.aval
     if kind in (bool, float, complex):
         return kind
     if kind is int:
         return kind if -(2**31) <= leaf < 2**31 else None
     if isinstance(leaf, np.ndarray | np.generic):
         return None if _cut(leaf) is not None else (np.ndarray, leaf.shape, leaf.dtype)
-    keys = isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer) and is_key(leaf.dtype)
-    return (leaf.shape, leaf.dtype) if keys else None
+    if not isinstance(leaf, jax.Array) or isinstance(leaf, jax.core.Tracer) or leaf.is_deleted():
+        return None
+    return leaf.shape, leaf.dtype
 
 
 def weaken(x: Any) -> Any:

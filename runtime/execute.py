@@ -91,7 +91,7 @@ class Built:
         if self.kept is None:
             with self.lock:  # the first run compiles
                 out = jitted(*placed, *consts)
-                self.kept = tuple(i for i in self.donate if i not in away and not placed[i].is_deleted())
+                self.kept = tuple(i for i in self.donate if not placed[i].is_deleted())
         else:
             out = jitted(*placed, *consts)
         if self.counting is not None:
@@ -184,9 +184,9 @@ class Program:
         assert slot.built is not None
         try:
             return slot.built.run(call.leaves)
-        except RuntimeError as e:
-            if "deleted" in str(e) or "donated" in str(e):
-                self._check(call, True)
+        except (RuntimeError, ValueError) as e:
+            if not isinstance(e, SbpError) and ("deleted" in str(e) or "donated" in str(e)):
+                self._check(call, True)  # of JAX: which argument it is
             raise
 
     def place(self, *args: Any) -> tuple[Any, ...]:
