@@ -24,6 +24,8 @@ from sbp.signature import NdSbp
 
 FAR = 1_000
 """What an op counts whose result has another shape than its operand: what comes after it is no update."""
+CONTRACTIONS = frozenset({"dot_general", "conv_general_dilated"})
+"""Ops that count as much, although the shapes may happen to be equal."""
 UNRELATED = 1_000_000
 """Ops between a result and an argument that it does not depend on."""
 
@@ -168,7 +170,9 @@ def _doubts(
     for i, j in taken:
         for m in range(len(args)):
             k = of.get(m)
-            if m == j or not other[i, j] or signed(j) == signed(m) or (k is not None and k < i):
+            if m == j or signed(j) == signed(m) or (k is not None and k < i):
+                continue
+            if near[i, j] >= FAR or not other[i, j]:
                 continue
             exchanged = near[i, m] - near[i, j] + (0 if k is None else near[k, j] - near[k, m])
             if not exchanged and (k is None or other[k, m]):
@@ -218,4 +222,6 @@ def _step(graph: Graph, node: Node, operand: int, result: int, carried: set[Any]
     if node.bodies:
         return 1 if (operand, result) in carried else FAR
     there = graph.operand(node.inputs[operand])
+    if node.op in CONTRACTIONS:
+        return FAR
     return 1 if there.shape == graph.values[node.outputs[result]].shape else FAR

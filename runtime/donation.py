@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 import jax
@@ -13,6 +14,8 @@ import jax.numpy as jnp
 from sbp.compat import is_key
 from sbp.errors import DonationError, Problem
 from sbp.runtime.arguments import Names
+
+SHARDING = attrgetter("sharding")
 
 
 def buffers(x: jax.Array) -> frozenset[tuple[int, int]]:
@@ -76,15 +79,11 @@ class Owners:
         """
         if not self.donate:
             return []
-        # Small numbers of Python are one object, and own no memory.
-        arrays = [id(x) for x, layout in zip(leaves, layouts, strict=True) if layout is not None]
         known = self.layouts or [None] * len(leaves)
-        new = [
-            i for i, (a, b) in enumerate(zip(layouts, known, strict=True)) if a is not b and a is not None
-        ]
-        if not new and len(set(arrays)) == len(arrays):
+        new = {i for i, (a, b) in enumerate(zip(layouts, known, strict=True)) if a is not b and a is not None}
+        if not new and distinct(leaves):
             return []
-        found = list(self.clashes(leaves, layouts, set(new), names))
+        found = list(self.clashes(leaves, layouts, new, names))
         if not found:
             self.layouts = list(layouts)
         return found
@@ -122,6 +121,14 @@ def _shared(x: jax.Array, same: bool, path: str, other: str) -> Problem:
     )
 
 
+def distinct(leaves: Sequence[Any]) -> bool:
+    """Whether no object comes twice."""
+    return len(set(map(id, leaves))) == len(leaves)
+
+
 def layouts_of(leaves: Sequence[Any]) -> list[Any]:
     """The shardings of the leaves; None for what is no `jax.Array`."""
-    return [getattr(x, "sharding", None) for x in leaves]
+    try:
+        return list(map(SHARDING, leaves))
+    except AttributeError:
+        return [getattr(x, "sharding", None) for x in leaves]

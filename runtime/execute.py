@@ -7,6 +7,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from operator import is_
 from typing import Any
 
 import jax
@@ -27,7 +28,7 @@ from sbp.runtime import arguments
 from sbp.runtime.builds import Builds, Slot, locked_property
 from sbp.runtime.call import Call, Parameters, parameters
 from sbp.runtime.counts import Counting, KeyCount
-from sbp.runtime.donation import Owners, layouts_of, own_copy
+from sbp.runtime.donation import Owners, distinct, layouts_of, own_copy
 from sbp.runtime.given import given
 from sbp.runtime.lower import lower, shardings
 from sbp.runtime.pipeline.build import Signatures, build_pipeline, is_pipeline
@@ -49,6 +50,7 @@ class Built:
     moved: dict[str, str] = field(default_factory=dict)
     lock: Any = field(default_factory=threading.RLock, repr=False)
     kept: tuple[int, ...] | None = None
+    settled: list[Any] = field(default_factory=list)
 
     @functools.cached_property
     def owners(self) -> Owners:
@@ -116,8 +118,12 @@ class Built:
         """
         _, ins, _ = self.executable
         layouts = layouts_of(leaves)
+        # In a loop they are the very objects that were all in place the last time.
+        if self.settled and all(map(is_, layouts, self.settled)) and (not self.donate or distinct(leaves)):
+            return list(leaves), []
         raise_all(self.owners.check(leaves, layouts, lambda: self.traced.in_paths))
         if layouts == ins:
+            self.settled = layouts
             return list(leaves), []
         placed = list(leaves)
         away = [i for i, (x, s) in enumerate(zip(layouts, ins, strict=True)) if x != s]
