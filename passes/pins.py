@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from sbp import compat
 from sbp.annotation import Pin, annotate_p, placement_in
 from sbp.errors import Problem
 from sbp.layout import at_rest
@@ -132,6 +133,15 @@ def _check_foreign(graph: Graph, node: Node, placement: Placement) -> Iterator[P
             "jax.debug.callback (runs once), jax.pure_callback (runs on each device)",
             "it would run once per device, and each device would get an answer of its own",
             "call it outside the program, and pass its result as an argument",
+        )
+    elif compat.is_ordered(node.params) and placement.size > 1:
+        yield Problem(
+            "annotation",
+            f"{node.op} at {node.source}",
+            "ordered=True",
+            "ordered=False, or a placement of one device",
+            f"JAX keeps the order of callbacks on one device only, and {placement} has {placement.size}",
+            "leave ordered=True out: the callback still runs once per step, with the whole value",
         )
     elif node.op == "sharding_constraint":
         value = graph.operand(node.inputs[0])

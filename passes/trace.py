@@ -48,7 +48,8 @@ class Builder:
         self.nodes: list[Node] = []
         self.const_ids: list[int] = []
         self.consts: list[Any] = []
-        self.known: dict[int, int] = {}
+        # The object is held with its value's id: a dead one's address could be given to another array.
+        self.known: dict[int, tuple[Any, int]] = {}
         self.barriers = 0
 
     def value(self, aval: Any, name: str) -> int:
@@ -60,11 +61,12 @@ class Builder:
         if np.ndim(array) == 0 and not compat.is_key(jax.numpy.result_type(array)):
             return Const(array, jax.numpy.result_type(array))
         if id(array) not in self.known:
-            held = array if isinstance(array, jax.Array) else jax.numpy.asarray(array)
-            self.known[id(array)] = self.value(held.aval, name or f"const{len(self.consts)}")
-            self.const_ids.append(self.known[id(array)])
+            # A copy of a NumPy array: what its owner writes into it later is not this program's.
+            held = array if isinstance(array, jax.Array) else jax.numpy.array(array)
+            self.const_ids.append(self.value(held.aval, name or f"const{len(self.consts)}"))
             self.consts.append(held)
-        return self.known[id(array)]
+            self.known[id(array)] = array, self.const_ids[-1]
+        return self.known[id(array)][1]
 
     def inline(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Operand], at: Source) -> list[Operand]:
         """Walks one jaxpr; `at` is the line and scope of the call that holds it."""

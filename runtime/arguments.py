@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 import jax
 import numpy as np
 from jax.extend.core import primitives
 
-from sbp.compat import is_key
+from sbp.compat import ARRAY, is_key
 from sbp.errors import PlacementError, Problem
 from sbp.layout import at_rest
 from sbp.options import Options
@@ -18,7 +18,7 @@ from sbp.passes.effects import OUTER_REF, refuse
 from sbp.passes.explain import Plan
 from sbp.passes.trace import Traced
 from sbp.placement import Placement, as_placement
-from sbp.resolve import check_fit, is_leaf, resolve
+from sbp.resolve import check_fit
 from sbp.runtime.options import check_options
 from sbp.signature import NdSbp, format_sbp
 
@@ -49,6 +49,38 @@ def abstract(leaf: Any) -> Abstract:
         return tuple(leaf.shape), dtype, bool(leaf.weak_type)
     aval = jax.typeof(leaf)
     return tuple(aval.shape), jax.dtypes.canonicalize_dtype(aval.dtype), bool(aval.weak_type)
+
+
+def seen(leaves: Sequence[Any]) -> tuple[Any, ...] | None:
+    """What of the leaves decides which program runs, in the least time; None if a leaf is to be looked at.
+
+    Leaves that are seen alike are alike to `abstract`, and nothing keeps them from being taken. Whether an
+    array still exists is looked at each time: JAX 0.10 crashes where it does not.
+
+    >>> a, b = jax.numpy.ones(2), jax.numpy.zeros(2)
+    >>> seen([a, np.ones(2), 1.0]) == seen([b, np.zeros(2), 2.0]), seen(["text"])
+    (True, None)
+    """
+    if list(map(type, leaves)).count(ARRAY) == len(leaves):
+        return None if any(map(ARRAY.is_deleted, leaves)) else tuple(map(attrgetter("aval"), leaves))
+    out = tuple([_seen(x) for x in leaves])
+    return None if any(x is None for x in out) else out
+
+
+def _seen(leaf: Any) -> Any:
+    """As `seen`, of one leaf."""
+    kind = type(leaf)
+    if kind is ARRAY:
+        return None if leaf.is_deleted() else leaf.aval
+    if kind in (bool, float, complex):
+        return kind
+    if kind is int:
+        return kind if -(2**31) <= leaf < 2**31 else None
+    if isinstance(leaf, np.ndarray | np.generic):
+        return None if _cut(leaf) is not None else (np.ndarray, leaf.shape, leaf.dtype)
+    if not isinstance(leaf, jax.Array) or isinstance(leaf, jax.core.Tracer) or leaf.is_deleted():
+        return None
+    return leaf.shape, leaf.dtype
 
 
 def weaken(x: Any) -> Any:
@@ -139,12 +171,10 @@ def _deleted(leaf: jax.Array, path: str) -> Problem:
 
 def _too_wide(leaf: Any, i: int, names: Names) -> Problem | None:
     """64-bit integers that JAX would silently cut to 32 bits."""
-    if leaf.dtype not in WIDE or jax.config.read("jax_enable_x64") or not leaf.size:
+    cut = _cut(leaf)
+    if cut is None:
         return None
-    narrow = np.iinfo(WIDE[leaf.dtype])
-    low, high = leaf.min(), leaf.max()
-    if low >= narrow.min and high <= narrow.max:
-        return None
+    low, high, narrow = cut
     return Problem(
         "argument",
         names()[i],
@@ -155,26 +185,16 @@ def _too_wide(leaf: Any, i: int, names: Names) -> Problem | None:
     )
 
 
-def check_donated(leaves: Sequence[Any], donate: Sequence[int], names: Names) -> Iterator[Problem]:
-    """Arrays that are donated and used a second time in the same call."""
-    first: dict[int, int] = {}
-    given = set(donate)
-    for i, x in enumerate(leaves):
-        if not isinstance(x, jax.Array):
-            continue
-        j = first.setdefault(id(x), i)
-        if j != i and (i in given or j in given):
-            yield Problem(
-                "donation",
-                f"{names()[i]}: {x.dtype}{list(x.shape)}",
-                f"the same array as {names()[j]}",
-                "an array of its own",
-                "one of the two is donated, and its memory can be given away only once",
-                "donate neither, or pass a copy: jnp.array(x, copy=True)",
-            )
+def _cut(leaf: Any) -> tuple[Any, Any, Any] | None:
+    """Least and largest value, and the range that JAX would cut them to; None if nothing is cut."""
+    if leaf.dtype not in WIDE or not leaf.size or jax.config.read("jax_enable_x64"):
+        return None
+    narrow = np.iinfo(WIDE[leaf.dtype])
+    low, high = leaf.min(), leaf.max()
+    return None if low >= narrow.min and high <= narrow.max else (low, high, narrow)
 
 
-def check_static(static: Sequence[tuple[int, type, Any]]) -> Iterator[Problem]:
+def check_static(static: Sequence[tuple[int | str, type, Any]]) -> Iterator[Problem]:
     """Static arguments that a program cannot be remembered by."""
     for i, kind, value in static:
         try:
@@ -190,8 +210,8 @@ def check_static(static: Sequence[tuple[int, type, Any]]) -> Iterator[Problem]:
             )
 
 
-def check_compile(fn: Any, placement: Any, options: Any, both: Sequence[int]) -> Iterator[Problem]:
-    """What is wrong with the arguments of `compile`; `both` are positions that are static and donated."""
+def check_compile(fn: Any, placement: Any, options: Any) -> Iterator[Problem]:
+    """What is wrong with the arguments of `compile`."""
     if not callable(fn):
         yield Problem(
             "argument",
@@ -216,72 +236,6 @@ def check_compile(fn: Any, placement: Any, options: Any, both: Sequence[int]) ->
         )
     elif options is not None:
         yield from check_options(options)
-    for i in both:
-        yield Problem(
-            "argument",
-            "compile(..., static_argnums=..., donate_argnums=...)",
-            f"position {i} in both",
-            "each position in one of them",
-            "a static argument is a Python value: it has no memory to donate",
-            f"leave {i} out of donate_argnums",
-        )
-
-
-def positions(
-    argnums: int | Sequence[int], fn: Callable[..., Any], name: str
-) -> tuple[tuple[int, ...], list[Problem]]:
-    """Positions of arguments as given, and what is wrong with them."""
-    nums = (argnums,) if isinstance(argnums, int) else tuple(argnums)
-    try:
-        parameters = inspect.signature(fn).parameters.values()
-    except (TypeError, ValueError):
-        return nums, []
-    kinds = [p.kind for p in parameters]
-    n = sum(k in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD) for k in kinds)
-    if inspect.Parameter.VAR_POSITIONAL in kinds:
-        return nums, []
-    return nums, [
-        Problem(
-            "argument",
-            f"compile(..., {name}={argnums!r})",
-            f"position {i}",
-            f"{-n}..{n - 1}" if n else "none",
-            f"{getattr(fn, '__name__', 'the function')} takes {n} positional argument{'s' * (n != 1)}",
-            "count positions from 0",
-        )
-        for i in nums
-        if not -n <= i < n
-    ]
-
-
-def resolve_inputs(
-    in_sbp: Any, args: Sequence[Any], kwargs: Any, paths: Sequence[str], placement: Placement
-) -> tuple[list[NdSbp | None], list[Problem]]:
-    """One signature per argument leaf; keyword arguments are AUTO."""
-    n_kwargs = len(jax.tree.leaves(kwargs))
-    positional = paths[: len(paths) - n_kwargs]
-    container = type(in_sbp) in (list, tuple) and not is_leaf(in_sbp)
-    if container and len(in_sbp) != len(args) and not any(isinstance(x, str | type) for x in in_sbp):
-        by_keyword = "; those given by keyword are AUTO" if kwargs else ""
-        problem = Problem(
-            "signature",
-            "in_sbp",
-            f"{len(in_sbp)} entr{'y' if len(in_sbp) == 1 else 'ies'}",
-            f"{len(args)}: one per positional argument that is not static",
-            f"the call has {len(args)} such argument{'s' * (len(args) != 1)}{by_keyword}",
-            "sbp.AUTO (or None) for an argument leaves it open",
-        )
-        return [None] * len(paths), [problem]
-    sbps, problems = resolve(in_sbp, tuple(args), positional, placement, "in_sbp")
-    return [*sbps, *[None] * n_kwargs], problems
-
-
-def misread(
-    in_sbp: Any, args: Sequence[Any], kwargs: Any, paths: Sequence[str], placement: Placement
-) -> list[Problem]:
-    """What is wrong with signatures of a function that could not be traced, and may have stages."""
-    whole = [placement, *(placement.split(a)[0] for a in range(placement.ndim) if placement.ndim > 1)]
-    return min((resolve_inputs(in_sbp, args, kwargs, paths, p)[1] for p in whole), key=len)
 
 
 def adopt(
@@ -353,33 +307,3 @@ def _plan_fit(nd: NdSbp, value: Any, where: str, placement: Placement, fix: str)
             "the plan was made for other sizes: this one does not divide by the axis",
             fix,
         )
-
-
-def ties(args: Sequence[Any], out: Any, out_sbp: Sequence[NdSbp | None]) -> tuple[int | None, ...]:
-    """For each result leaf, the argument leaf that it comes back as.
-
-    A result (or an element of a result tuple) whose tree, shapes and dtypes equal those of an argument is
-    that argument's next value; a leaf whose signature was given is not tied. Each argument is taken once.
-    """
-    results = list(out) if isinstance(out, tuple | list) and not hasattr(out, "_fields") else [out]
-    start, free = 0, []
-    for arg in args:
-        n = len(jax.tree.leaves(arg))
-        free.append((_kind(arg), start))
-        start += n
-    tied: list[int | None] = []
-    for result in results:
-        kind, n = _kind(result), len(jax.tree.leaves(result))
-        given = out_sbp[len(tied) : len(tied) + n]
-        match = next((f for f in free if f[0] == kind), None) if None in given else None
-        if match is None:
-            tied += [None] * n
-            continue
-        free.remove(match)
-        tied += [match[1] + k if nd is None else None for k, nd in enumerate(given)]
-    return tuple(tied)
-
-
-def _kind(tree: Any) -> Any:
-    leaves, treedef = jax.tree.flatten(tree)
-    return treedef, tuple((tuple(x.shape), x.dtype) for x in leaves)

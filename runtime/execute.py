@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
 
+from sbp.compat import trace_context
 from sbp.errors import ArgumentError, PlacementError, SbpError, raise_all
 from sbp.hardware import hardware_for
 from sbp.options import Options
@@ -17,158 +17,21 @@ from sbp.passes.chain import Request, compile_plan
 from sbp.passes.explain import Plan
 from sbp.passes.lookups import Transfer
 from sbp.passes.pins import check_annotations
-from sbp.passes.trace import Traced, leaf_paths, trace
+from sbp.passes.trace import trace
 from sbp.placement import Placement, as_placement
+from sbp.rules import REGISTRY
 from sbp.runtime import arguments, modules
-from sbp.runtime.counts import Counting, KeyCount
-from sbp.runtime.lower import Title, lower, shardings
+from sbp.runtime.builds import Builds, Slot
+from sbp.runtime.built import Built
+from sbp.runtime.call import Call, Parameters, parameters
+from sbp.runtime.counts import KeyCount
+from sbp.runtime.donation import Owners, layouts_of
+from sbp.runtime.given import given
 from sbp.runtime.pipeline.build import Signatures, build_pipeline, is_pipeline
 from sbp.runtime.pipeline.profile import Profile, measure
 from sbp.runtime.pipeline.program import BuiltPipeline, many_programs, unstaged
-from sbp.runtime.rooms import give_room, rooms_of
+from sbp.runtime.rooms import rooms_of
 from sbp.signature import AUTO
-
-# Settings of JAX that a traced program depends on, as those of jit do.
-SETTINGS = (
-    "jax_enable_x64",
-    "jax_default_matmul_precision",
-    "jax_threefry_partitionable",
-    "jax_default_prng_impl",
-    "jax_numpy_dtype_promotion",
-    "jax_numpy_rank_promotion",
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """The arguments of one call, taken apart.
-
-    Arguments:
-      args, kwargs: as given.
-      static: positions of the arguments that are not traced.
-      leaves, tree: of the others.
-    """
-
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    static: frozenset[int]
-    leaves: list[Any]
-    tree: Any
-
-    @staticmethod
-    def take(args: tuple[Any, ...], kwargs: Mapping[str, Any], static: Sequence[int]) -> Call:
-        """Takes a call apart; negative positions count from the end."""
-        at = frozenset(i % len(args) for i in static if -len(args) <= i < len(args))
-        dynamic = tuple(a for i, a in enumerate(args) if i not in at) if at else args
-        return Call(args, kwargs, at, *jax.tree.flatten((dynamic, dict(kwargs))))
-
-    def traced(self, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-        """The arguments that are not static, with other leaves."""
-        args, kwargs = jax.tree.unflatten(self.tree, leaves)
-        return args, kwargs
-
-    def full(self, dynamic: Sequence[Any]) -> list[Any]:
-        """All positional arguments, those that are not static replaced."""
-        rest = iter(dynamic)
-        return [a if i in self.static else next(rest) for i, a in enumerate(self.args)]
-
-    def values(self) -> tuple[Any, ...]:
-        """The static arguments, with their types: 1, 1.0 and True are equal, but not the same program."""
-        at = sorted(self.static) if self.static else ()
-        return tuple([(i, type(self.args[i]), self.args[i]) for i in at])
-
-    def donated(self, argnums: Sequence[int]) -> tuple[int, ...]:
-        """Positions of the leaves of arguments."""
-        n = len(self.args)
-        given = {i % n for i in argnums if -n <= i < n}
-        out: list[int] = []
-        start = 0
-        for i, a in enumerate(self.args):
-            size = 0 if i in self.static else len(jax.tree.leaves(a))
-            out += range(start, start + size) if i in given else ()
-            start += size
-        return tuple(out)
-
-    def paths(self, fn: Callable[..., Any]) -> tuple[str, ...]:
-        """A name per leaf."""
-        at = [i for i in range(len(self.args)) if i not in self.static]
-        return leaf_paths(fn, tuple(self.args[i] for i in at), self.kwargs, at)
-
-
-@dataclass
-class Built:
-    """One compiled signature of a program: made on its first call, run on every later one."""
-
-    traced: Traced
-    plan: Plan
-    donate: tuple[int, ...]
-    weak: tuple[bool, ...]
-    lacks_samples: bool = False
-    counting: Counting | None = None
-    request: Request | None = None
-    moved: dict[str, str] = field(default_factory=dict)
-
-    def jitted(self, mesh: Any, counting: Counting | None = None) -> Any:
-        """The program over a mesh: flat arguments in, flat results out, and counts if something counts."""
-        physical = self.plan.physical
-        assert physical is not None
-        title = Title(self.plan.name, self.traced.source)
-        return lower(physical, mesh, self.donate, counting, title, self.weak)
-
-    @functools.cached_property
-    def executable(self) -> tuple[Any, list[Any], list[Any]]:
-        """The jitted program, the shardings of its arguments, and the closed-over arrays."""
-        physical = self.plan.physical
-        assert physical is not None
-        mesh = physical.placement.mesh
-        ins, _ = shardings(physical, mesh)
-        n = len(self.traced.in_paths)
-        consts = [jax.device_put(c, s) for c, s in zip(physical.graph.consts, ins[n:], strict=True)]
-        return self.jitted(mesh, self.counting), ins, consts
-
-    def run(self, leaves: Sequence[Any]) -> Any:
-        """Runs the program on the leaves of a call."""
-        jitted, _, consts = self.executable
-        placed = self.place(leaves)
-        out = jitted(*placed, *consts)
-        if self.counting is not None:
-            *out, counts = out
-            self.counting.add(counts)
-        for i in self.donate:
-            # What had to be moved was donated as a copy; donation promises that the original is gone too.
-            if isinstance(leaves[i], jax.Array) and not leaves[i].is_deleted():
-                leaves[i].delete()
-        return jax.tree.unflatten(self.traced.out_tree, out)
-
-    def place(self, leaves: Sequence[Any]) -> list[Any]:
-        """The leaves as the program wants them: jit would compile once more for what it moves itself."""
-        _, ins, _ = self.executable
-        placed = list(leaves)
-        away = [i for i, (x, s) in enumerate(zip(leaves, ins, strict=False)) if not _lies(x, s)]
-        for i in away:
-            self._note_move(i, leaves[i], ins[i])
-        moved = jax.device_put([leaves[i] for i in away], [ins[i] for i in away]) if away else ()
-        for i, x in zip(away, moved, strict=True):
-            placed[i] = x
-        return placed
-
-    def _note_move(self, i: int, x: Any, sharding: Any) -> None:
-        """Warns, once, of an argument that already lies on several devices, but otherwise."""
-        if not isinstance(x, jax.Array) or not x.committed or len(x.sharding.device_set) == 1:
-            return
-        path = self.traced.in_paths[i]
-        if path not in self.moved and not x.sharding.is_equivalent_to(sharding, x.ndim):
-            self.moved[path] = f"{path} arrived as {getattr(x.sharding, 'spec', x.sharding)}"
-            warnings.warn(
-                f"sbp: {self.moved[path]} and is moved to {sharding.spec} on every call; "
-                "place it once with jax.device_put, or give in_sbp the signature that it has",
-                stacklevel=5,
-            )
-
-
-def _lies(x: Any, sharding: Any) -> bool:
-    """Whether a leaf already lies as the program wants it."""
-    return isinstance(x, jax.Array) and x.committed and x.sharding == sharding
 
 
 class Program:
@@ -180,16 +43,15 @@ class Program:
         placement: Placement | jax.sharding.Mesh,
         in_sbp: Any,
         out_sbp: Any,
-        donate_argnums: Sequence[int],
-        static_argnums: Sequence[int],
+        own: Parameters,
         options: Options,
     ) -> None:
         functools.update_wrapper(self, fn, updated=())
         self.fn, self.placement = fn, as_placement(placement, "compile(fn, placement)")
         self.in_sbp, self.out_sbp = in_sbp, out_sbp
-        self.donate_argnums, self.static_argnums = tuple(donate_argnums), tuple(static_argnums)
-        self.options = options
-        self._built: dict[Any, Built | BuiltPipeline] = {}
+        self.parameters, self.options = own, options
+        self._built: Builds[Built | BuiltPipeline] = Builds()
+        self._seen: dict[Any, Slot[Built | BuiltPipeline]] = {}
 
     def __repr__(self) -> str:
         return f"<Program {getattr(self.fn, '__name__', self.fn)} on {self.placement}>"
@@ -200,12 +62,28 @@ class Program:
         Raises:
           SbpError: for arguments, signatures or annotations that cannot be taken, all of them at once.
         """
-        call, built = self._prepare(args, kwargs, concrete=True)
+        call = self.parameters.take(args, kwargs)
+        seen = arguments.seen(call.leaves)
+        key = (call.tree, call.values(), seen, self._context()) if seen is not None else None
+        try:
+            slot = self._seen.get(key) if key is not None else None
+        except TypeError:  # a static argument without a hash
+            slot = None
+        if slot is None:
+            slot = self._slot(call, concrete=True)
+            if key is not None:
+                self._seen[key] = slot
+        assert slot.built is not None
         if jax.config.jax_debug_nans or jax.config.jax_debug_infs:
             from sbp.runtime import nonfinite
 
-            return nonfinite.run(built, call.leaves)
-        return built.run(call.leaves)
+            return nonfinite.run(slot.built, call.leaves)
+        try:
+            return slot.built.run(call.leaves)
+        except (RuntimeError, ValueError) as e:
+            if not isinstance(e, SbpError) and ("deleted" in str(e) or "donated" in str(e)):
+                self._check(call, True)  # of JAX: which argument it is
+            raise
 
     def place(self, *args: Any) -> tuple[Any, ...]:
         """The arguments of a call as the program wants them: what is placed once is not moved on every call.
@@ -278,58 +156,66 @@ class Program:
         self, args: tuple[Any, ...], kwargs: dict[str, Any], *, concrete: bool = False
     ) -> tuple[Call, Built | BuiltPipeline]:
         """A call taken apart, and the program built for its abstract signature."""
-        call = Call.take(args, kwargs, self.static_argnums)
+        call = self.parameters.take(args, kwargs)
+        built = self._slot(call, concrete).built
+        assert built is not None
+        return call, built
+
+    def _context(self) -> tuple[Any, ...]:
+        """What a build depends on besides arguments: JAX's settings, and the rules."""
+        return (*trace_context(), REGISTRY.version)
+
+    def _slot(self, call: Call, concrete: bool) -> Slot[Built | BuiltPipeline]:
+        """What is built for the abstract signature of a call that can be taken."""
         self._check(call, concrete)
         avals = tuple(map(arguments.abstract, call.leaves))
-        settings = tuple(getattr(jax.config, name) for name in SETTINGS)
-        key = call.tree, call.values(), avals, settings
-        built = self._built.get(key)
+        slot = self._built.slot((call.tree, call.values(), avals, self._context()))
         # What was planned without a batch is planned again once there is one to plan exchanges from.
-        if built is None or (concrete and built.lacks_samples):
-            self._built[key] = self._build(call, avals, concrete)
-        elif concrete and built.counting is not None:
-            give_room(built, call.leaves)
-        return call, self._built[key]
+        slot.get(lambda b: concrete and b.lacks_samples, lambda: self._build(call, avals, concrete))
+        return slot
 
     def _check(self, call: Call, concrete: bool) -> None:
         """Raises for arguments that cannot be taken, together with what is wrong with in_sbp."""
         names = functools.partial(call.paths, self.fn)
+        missing = list(self.parameters.check(call))
         found = [arguments.check_leaf(x, i, names, concrete) for i, x in enumerate(call.leaves)]
-        problems = modules.advised(found, call.traced(call.leaves))
+        problems = [*missing, *modules.advised(found, call.traced(call.leaves))]
         problems += arguments.check_static(call.values())
-        if concrete and self.donate_argnums:
-            problems += arguments.check_donated(call.leaves, call.donated(self.donate_argnums), names)
-        if problems:
+        if concrete and not problems:
+            owners = Owners(call.donated(self.parameters.donate))
+            problems += owners.check(call.leaves, layouts_of(call.leaves), names)
+        if problems and not missing:
             known = [arguments.NOT_TAKEN if p else x for p, x in zip(found, call.leaves, strict=True)]
-            dynamic, named = call.traced(known)
-            _, wrong = arguments.resolve_inputs(self.in_sbp, dynamic, named, names(), self.placement)
-            raise_all([*problems, *wrong])
+            asked = given(self.in_sbp, call, self.parameters)
+            problems += asked.resolve(*call.traced(known), names(), self.placement)[1]
+        raise_all(problems)
 
     def _build(
         self, call: Call, avals: Sequence[arguments.Abstract], concrete: bool
     ) -> Built | BuiltPipeline:
         """Traces and plans for one abstract signature; `concrete`: of a call that will run."""
         args, kwargs = call.traced([arguments.struct(a) for a in avals])
+        asked = given(self.in_sbp, call, self.parameters)
         weak: list[bool] = []
         watch = modules.Watch(self.fn, call.static)
 
         @functools.wraps(self.fn, updated=())
         def watched(*args: Any, **kwargs: Any) -> Any:
-            out = watch(*args, **kwargs)
+            out = watch(*args, **kwargs, **call.static_kwargs)
             weak[:] = map(arguments.is_weak, jax.tree.leaves(out))
             return out
 
         try:
             traced = trace(watched, call.full(args), kwargs, sorted(call.static))
         except Exception as e:
-            problems = arguments.misread(self.in_sbp, args, kwargs, call.paths(self.fn), self.placement)
+            problems = asked.misread(args, kwargs, call.paths(self.fn), self.placement)
             raise_all([*problems, *(e.problems if isinstance(e, SbpError) else ())] if problems else ())
             raise
         raise_all(watch.lost(call.full(args), kwargs))
         graph = traced.graph
         out = jax.tree.unflatten(traced.out_tree, [graph.operand(x) for x in graph.outputs])
-        signatures = Signatures(traced, args, kwargs, out, self.in_sbp, self.out_sbp)
-        name, donate = getattr(self.fn, "__name__", "program"), call.donated(self.donate_argnums)
+        signatures = Signatures(traced, args, kwargs, out, asked, self.out_sbp)
+        name, donate = getattr(self.fn, "__name__", "program"), call.donated(self.parameters.donate)
         if is_pipeline(graph, self.placement) or self.options.stages is not None:
             return build_pipeline(signatures, self.placement, self.options, name, donate, tuple(weak))
         if self.options.schedule is not None:
@@ -340,13 +226,15 @@ class Program:
             ins, outs, wrong = arguments.adopt(self.options.plan, traced, ins, outs, self.placement)
             problems += wrong
         raise_all(problems)
+        tied = signatures.ties(ins, outs)
         request = Request(
             name=name,
             placement=self.placement,
             hardware=self.options.hardware or hardware_for(self.placement.kind),
             in_sbp=tuple(ins),
             out_sbp=tuple(outs),
-            ties=arguments.ties(args, out, outs),
+            ties=tied.arguments,
+            notes=(*signatures.notes, *tied.notes),
             time_limit_seconds=self.options.time_limit,
             memory_limit_bytes=self.options.memory_limit_bytes,
             transfer=Transfer(self.options.exchange_capacity, self.options.exchange_dtype),
@@ -365,8 +253,10 @@ def compile(
     *,
     in_sbp: Any = AUTO,
     out_sbp: Any = AUTO,
-    donate_argnums: int | Sequence[int] = (),
-    static_argnums: int | Sequence[int] = (),
+    donate_argnums: int | Iterable[int] = (),
+    donate_argnames: str | Iterable[str] = (),
+    static_argnums: int | Iterable[int] = (),
+    static_argnames: str | Iterable[str] = (),
     options: Options | None = None,
 ) -> Program:
     """Makes a distributed program of a single-device JAX function.
@@ -374,10 +264,14 @@ def compile(
     Arguments:
       fn: any JAX function over pytrees: a model, its loss, a whole train step.
       placement: the devices: an `sbp.placement`, or a `jax.sharding.Mesh`.
-      in_sbp: a pytree prefix of signatures for the positional arguments that are not static; AUTO is chosen.
+      in_sbp: a pytree prefix of signatures for the arguments that are not static, in the order of the
+        function's parameters, whether they are given by position or by keyword; or a dict of such by the
+        parameters' names, which alone reaches those that have no position. AUTO is chosen.
       out_sbp: the same for the results; state that comes back keeps its argument's signature.
-      donate_argnums: arguments whose memory the results may take; they are gone after the call.
-      static_argnums: arguments that are Python values; negative positions count from the end of the call.
+      donate_argnums, donate_argnames: arguments whose memory the results may take; they are gone after the
+        call. The positions say the names, and the names the positions, as in `jax.jit`.
+      static_argnums, static_argnames: arguments that are Python values. Negative positions count from the
+        end of the parameters, or of the arguments where a function takes any number.
       options: limits, hardware, checks.
 
     Raises:
@@ -389,8 +283,6 @@ def compile(
     >>> double(jnp.ones(2)).tolist()
     [2.0, 2.0]
     """
-    donate, wrong = arguments.positions(donate_argnums, fn, "donate_argnums")
-    static, also = arguments.positions(static_argnums, fn, "static_argnums")
-    both = sorted(set(donate) & set(static))
-    raise_all([*arguments.check_compile(fn, placement, options, both), *wrong, *also])
-    return Program(fn, placement, in_sbp, out_sbp, donate, static, options or Options())
+    own, wrong = parameters(fn, donate_argnums, donate_argnames, static_argnums, static_argnames)
+    raise_all([*arguments.check_compile(fn, placement, options), *wrong])
+    return Program(fn, placement, in_sbp, out_sbp, own, options or Options())

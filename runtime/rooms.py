@@ -81,6 +81,7 @@ def _plan_again(built: Any, leaves: Sequence[Any], note: str) -> None:
     built.plan = compile_plan(built.traced, built.request)
     built.counting = built.counting.onward()
     built.__dict__.pop("executable", None)
+    built.kept = None
 
 
 def _filled(asked: Sequence[Any], planned: Sequence[Any]) -> tuple[Any, ...]:

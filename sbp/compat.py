@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import jax.extend.core as jex
 import numpy as np
-from jax._src import api_util, source_info_util
+from jax._src import api_util, array, config, effects, source_info_util
 from jax._src.interpreters import partial_eval as partial_eval_internal
 from jax.extend.core import primitives
 from jax.extend.random import threefry_prng_impl
@@ -31,6 +31,8 @@ Primitive = jex.Primitive
 Var = jex.Var
 DropVar = jex.DropVar
 Zero = ad.Zero
+ARRAY: Any = array.ArrayImpl
+"""The type of every array that is neither traced nor of typed keys."""
 # Call-like primitives and the parameter that holds their body.
 CALLS = {
     "jit": "jaxpr",
@@ -231,6 +233,18 @@ def _extremum_params() -> dict[str, Any]:
     """What `lax.reduce_max` says besides axes; jax 0.12 misses it in `shard_map` where a program did not."""
     eqn = jax.make_jaxpr(lambda x: jax.lax.reduce_max(x, (0,)))(np.zeros(1, np.float32)).eqns[0]
     return {k: v for k, v in eqn.params.items() if k != "axes"}
+
+
+def is_ordered(params: Mapping[str, Any]) -> bool:
+    """Whether an op with these parameters has an effect that must keep its place among others of its kind."""
+    effect = params.get("effect")
+    ordered = effect is not None and effects.ordered_effects.contains(effect)
+    return bool(ordered or params.get("ordered"))
+
+
+def trace_context() -> tuple[Any, ...]:
+    """All settings that a trace depends on, as `jax.jit` keys its own; and the kind of new random keys."""
+    return (*config.trace_context(), setting("jax_default_prng_impl"))
 
 
 def barrier_primitive() -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -26,7 +27,12 @@ from sbp.signature import (
     normalise,
 )
 
-MOST_ENTRIES = 4  # of a container that a message outlines
+MOST_ENTRIES = 4
+"""Entries of a container that a message outlines."""
+MOST_DIMS = 64
+"""More than any tensor has."""
+MOST_SCALARS = 4
+"""Scalars that a remark names."""
 
 
 def is_leaf(x: Any) -> bool:
@@ -41,10 +47,21 @@ def is_leaf(x: Any) -> bool:
     return plain and len(x) > 0 and all(map(is_signature, x))
 
 
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """What a leaf is given: a signature, and whether it stands for a whole subtree that the leaf is in."""
+
+    signature: Any
+    for_subtree: bool = False
+
+
 def resolve(
     prefix: Any, tree: Any, paths: Sequence[str], placement: Placement, name: str
 ) -> tuple[list[NdSbp | None], list[Problem]]:
     """One signature (None: AUTO) per leaf of `tree`, and everything that is wrong with them.
+
+    A signature that stands for a whole subtree leaves the scalars in it B, as the step count of an optimizer;
+    any other leaf without the dim that it splits is a mistake, and so is one given for a scalar itself.
 
     Arguments:
       prefix: a pytree prefix of signatures.
@@ -52,33 +69,65 @@ def resolve(
       paths: a name per leaf.
       name: the argument that is resolved, "in_sbp" or "out_sbp".
     """
-    given: list[Any] = []
+    given: list[_Given] = []
     problems = list(_spread(prefix, tree, name, given))
     out: list[NdSbp | None] = []
-    for s, leaf, path in zip(given, jax.tree.leaves(tree), paths, strict=True):
+    for part, leaf, path in zip(given, jax.tree.leaves(tree), paths, strict=True):
         if not hasattr(leaf, "shape"):
             out.append(None)
             continue
         where = f"{path}: {leaf.dtype}{list(leaf.shape)}, {name}"
-        nd, found = _one(s, leaf, where, placement)
+        nd, found = _one(part, leaf.shape, leaf.dtype, where, placement)
         out.append(nd)
         problems.extend(found)
     return out, problems
 
 
-def _spread(prefix: Any, tree: Any, where: str, out: list[Any]) -> Iterator[Problem]:
+def scalar_notes(prefix: Any, tree: Any, paths: Sequence[str], name: str) -> list[str]:
+    """A remark for each signature of a subtree that leaves scalars in it B; arguments as of `resolve`.
+
+    >>> state = {"count": jax.ShapeDtypeStruct((), "int32"), "mu": jax.ShapeDtypeStruct((8,), "float32")}
+    >>> scalar_notes(([Split(0)],), (state,), ["s.count", "s.mu"], "in_sbp")
+    ['in_sbp: [S(0)] leaves scalars B: s.count']
+    """
+    given: list[_Given] = []
+    list(_spread(prefix, tree, name, given))
+    left: dict[str, list[str]] = {}
+    for part, leaf, path in zip(given, jax.tree.leaves(tree), paths, strict=True):
+        if part.for_subtree and getattr(leaf, "shape", None) == () and _splits(part.signature):
+            left.setdefault(_text(part.signature), []).append(path)
+    return [
+        f"{name}: {signature} leaves scalars B: {', '.join(found[:MOST_SCALARS])}"
+        + (f" and {len(found) - MOST_SCALARS} more" if len(found) > MOST_SCALARS else "")
+        for signature, found in left.items()
+    ]
+
+
+def _splits(s: Any) -> bool:
+    """Whether a leaf of a signature tree splits anything."""
+    if isinstance(s, PartitionSpec | NamedSharding):
+        return any(s.spec if isinstance(s, NamedSharding) else s)
+    return any(isinstance(e, Split) for e in (s if isinstance(s, list | tuple) else (s,)))
+
+
+def _text(s: Any) -> str:
+    """A leaf of a signature tree as its user wrote it."""
+    return format_sbp(s) if isinstance(s, list | tuple) and not isinstance(s, PartitionSpec) else str(s)
+
+
+def _spread(prefix: Any, tree: Any, where: str, out: list[_Given]) -> Iterator[Problem]:
     """Gives every leaf of `tree` its part of `prefix`; where the two part ways, a problem, and AUTO below."""
     n_leaves = len(jax.tree.leaves(tree))
     if is_leaf(prefix):
-        out.extend([prefix] * n_leaves)
+        out.extend([_Given(prefix, _children(tree) is not None)] * n_leaves)
         return
     ours, theirs = _children(prefix), _children(tree)
     near = meant(prefix) if ours is None or theirs is None or len(ours) != len(theirs) else None
     if ours is None or near is not None:
-        out.extend([AUTO] * n_leaves)
+        out.extend([_Given(AUTO)] * n_leaves)
         yield _not_a_signature(prefix, where, near)
     elif theirs is None or not _alike(prefix, tree, ours, theirs):
-        out.extend([AUTO] * n_leaves)
+        out.extend([_Given(AUTO)] * n_leaves)
         yield _not_a_prefix(prefix, tree, where)
     else:
         for (key, part), (_, sub) in zip(ours, theirs, strict=True):
@@ -157,8 +206,15 @@ def _not_a_signature(s: Any, where: str, near: tuple[str, str] | None = None) ->
     )
 
 
-def _one(s: Any, leaf: Any, where: str, placement: Placement) -> tuple[NdSbp | None, list[Problem]]:
+def _one(
+    part: _Given, shape: tuple[int, ...], dtype: Any, where: str, placement: Placement
+) -> tuple[NdSbp | None, list[Problem]]:
     """One leaf's signature, checked."""
+    s = part.signature
+    if part.for_subtree and not shape and _splits(s):
+        # Checked as that of a tensor that has the dims.
+        nd, problems = _one(_Given(s), (1,) * MOST_DIMS, dtype, where, placement)
+        return None if nd is None else (B,) * placement.ndim, problems
     if s is None or s is AUTO:
         return None, []
     if isinstance(s, NamedSharding):
@@ -167,9 +223,9 @@ def _one(s: Any, leaf: Any, where: str, placement: Placement) -> tuple[NdSbp | N
             return None, [problem]
         s = s.spec
     if isinstance(s, PartitionSpec):
-        return from_partition_spec(s, leaf.shape, where, placement)
-    nd: Sequence[Signature] = (s,) if is_signature(s) else tuple(s)
-    problems = list(check_fit(nd, leaf.shape, leaf.dtype, where, placement))
+        return from_partition_spec(s, shape, where, placement)
+    nd = (s,) if is_signature(s) else tuple(s)
+    problems = list(check_fit(nd, shape, dtype, where, placement))
     if has_partial(nd):
         problems.append(
             Problem(
@@ -181,7 +237,7 @@ def _one(s: Any, leaf: Any, where: str, placement: Placement) -> tuple[NdSbp | N
                 "B, or annotate(x, [P, ...]) inside the model",
             )
         )
-    return (None if problems else normalise(nd, len(leaf.shape))), problems
+    return (None if problems else normalise(nd, len(shape))), problems
 
 
 def check_fit(

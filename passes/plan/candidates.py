@@ -11,6 +11,7 @@ import numpy as np
 
 from sbp import compat
 from sbp.annotation import Pin
+from sbp.exact import key_of
 from sbp.layout import is_even, split_shape
 from sbp.passes.graph import Const, Graph, Node, Operand
 from sbp.passes.wiring import Port, ports
@@ -222,7 +223,7 @@ def _dims(graph: Graph, pinned_inputs: Mapping[int, NdSbp]) -> dict[int, tuple[i
 
 def _key(graph: Graph, node: Node, ops: Sequence[Partials]) -> Hashable:
     """What the strategies of a node depend on."""
-    params = tuple(sorted((k, _hashable(v is None if k in _OPAQUE else v)) for k, v in node.params.items()))
+    params = key_of({k: v is None if k in _OPAQUE else v for k, v in node.params.items()})
     return (
         node.op,
         params,
@@ -230,10 +231,6 @@ def _key(graph: Graph, node: Node, ops: Sequence[Partials]) -> Hashable:
         tuple((graph.values[v].shape, str(graph.values[v].dtype)) for v in node.outputs),
         tuple(ops),
     )
-
-
-def _hashable(x: Any) -> str:
-    return repr(x)
 
 
 def make_op(graph: Graph, node: Node, shapes: Sequence[Any], results: Sequence[Any], group: int) -> Op:

@@ -18,10 +18,11 @@ from sbp.passes.pipeline.where import placements_of
 from sbp.passes.schedule.actions import Schedule
 from sbp.passes.schedule.orders import GENERATORS
 from sbp.passes.schedule.requirements import V
+from sbp.passes.ties import Ties, ties
 from sbp.passes.trace import Traced
 from sbp.placement import Placement
-from sbp.resolve import resolve
-from sbp.runtime import arguments
+from sbp.resolve import resolve, scalar_notes
+from sbp.runtime.given import Given
 from sbp.runtime.pipeline.drivers import Drivers, may_help
 from sbp.runtime.pipeline.program import BuiltPipeline, schedule_for
 from sbp.signature import NdSbp
@@ -33,22 +34,32 @@ class Signatures:
 
     Arguments:
       args, kwargs, out: the trees, of shapes.
-      in_sbp, out_sbp: as given to `compile`.
+      in_sbp, out_sbp: as given to `compile`; the former beside the arguments.
     """
 
     traced: Traced
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
     out: Any
-    in_sbp: Any
+    in_sbp: Given
     out_sbp: Any
 
     def on(self, placement: Placement) -> tuple[list[NdSbp | None], list[NdSbp | None], list[Problem]]:
         """Signatures of all leaves of arguments and results, read for a placement, and what is wrong."""
         paths = self.traced.in_paths
-        ins, wrong = arguments.resolve_inputs(self.in_sbp, self.args, self.kwargs, paths, placement)
+        ins, wrong = self.in_sbp.resolve(self.args, self.kwargs, paths, placement)
         outs, also = resolve(self.out_sbp, self.out, self.traced.out_paths, placement, "out_sbp")
         return ins, outs, [*wrong, *also]
+
+    def ties(self, ins: Sequence[NdSbp | None], outs: Sequence[NdSbp | None]) -> Ties:
+        """Which result is which argument's next value, given the signatures of all leaves."""
+        return ties(self.traced, self.args, self.kwargs, self.out, ins, outs)
+
+    @property
+    def notes(self) -> list[str]:
+        """Remarks on what was asked."""
+        remarks = self.in_sbp.notes(self.args, self.kwargs, self.traced.in_paths)
+        return remarks + scalar_notes(self.out_sbp, self.out, self.traced.out_paths, "out_sbp")
 
     def asked(self) -> Asked:
         """The same for the leaves that a placement has; an argument of several is signed on its first one."""
@@ -100,12 +111,12 @@ def build_pipeline(
         graph = cut_model(traced.graph, places, hardware, options.memory_limit_bytes)
         traced = replace(traced, graph=graph)
         signatures = replace(signatures, traced=traced)
-    outs = signatures.on(placement)[1]
+    tied = signatures.ties(*signatures.on(placement)[:2])
     job = Job(
         name=name,
         hardware=_hardware(options),
         asked=signatures.asked(),
-        ties=arguments.ties(signatures.args, signatures.out, outs),
+        ties=tied.arguments,
         rank_of=_rank_of(options.schedule, len(placements_of(traced.graph))),
         time_limit_seconds=options.time_limit,
         memory_limit_bytes=options.memory_limit_bytes,
@@ -116,7 +127,7 @@ def build_pipeline(
     )
     stages = plan_stages(traced, job)
     schedule, notes = schedule_for(stages, options.schedule, options.memory_limit_bytes)
-    plan = pipeline_plan(name, placement, stages, schedule, notes)
+    plan = pipeline_plan(name, placement, stages, schedule, [*signatures.notes, *tied.notes, *notes])
     places = [stage.placement for stage in plan.stages]
     threads = options.threads
     if threads is None and not may_help(places, schedule is not None):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -11,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from sbp.errors import ArgumentError, Problem
+from sbp.errors import ArgumentError, Problem, raise_all
 from sbp.passes.pipeline.chain import Stages
 from sbp.passes.pipeline.choose import AUTO, candidates_note, found_schedule, task_of
 from sbp.passes.pipeline.edges import edges_of, trains
@@ -21,6 +22,8 @@ from sbp.passes.schedule.actions import Schedule
 from sbp.passes.schedule.orders import GENERATORS, make
 from sbp.passes.trace import Traced
 from sbp.runtime.arguments import weaken
+from sbp.runtime.builds import locked_property
+from sbp.runtime.donation import Owners, layouts_of, own_copy
 from sbp.runtime.pipeline.drivers import Drivers
 from sbp.runtime.pipeline.machine import Machine, make_machine
 
@@ -47,13 +50,19 @@ class BuiltPipeline:
     moved: dict[str, str] = field(default_factory=dict)
     lacks_samples: bool = False
     counting: None = None
+    lock: Any = field(default_factory=threading.RLock, repr=False)
+
+    @functools.cached_property
+    def owners(self) -> Owners:
+        """Who has the memory of what is donated."""
+        return Owners(self.donate)
 
     @property
     def traced(self) -> Traced:
         """The whole function."""
         return self.stages.traced
 
-    @functools.cached_property
+    @locked_property
     def machine(self) -> Machine:
         """The pipeline on its devices."""
         merged = self.schedule is None or not self.schedule.splits
@@ -61,21 +70,28 @@ class BuiltPipeline:
             self.stages, self.schedule, edges_of(self.stages.cuts(merged)), merged, self.donate
         )
 
-    @functools.cached_property
+    @locked_property
     def closed(self) -> list[dict[Slot, Any]]:
         """The closed-over arrays, per placement."""
-        consts = self.stages.traced.graph.consts
+        graph = self.stages.traced.graph
         n = len(self.stages.traced.in_paths)
         return [
             {
-                slot: jax.device_put(consts[i - n], s.slots.sharding(slot))
+                slot: own_copy(
+                    graph.consts[i - n], s.slots.sharding(slot), graph.values[graph.inputs[i]].name
+                )
                 for i, slot in zip(s.cut.share.closed, s.cut.closed, strict=True)
             }
             for s in self.machine.stations
         ]
 
     def run(self, leaves: Sequence[Any]) -> Any:
-        """Runs one step on the leaves of a call."""
+        """Runs one step on the leaves of a call.
+
+        Raises:
+          DonationError: if the memory of a donated one is also that of another one.
+        """
+        raise_all(self.owners.check(leaves, layouts_of(leaves), lambda: self.traced.in_paths))
         placed = self.arguments(leaves)
         given = [x for arrays in placed for x in arrays.values()]
         out = self.drivers.run(lambda threads: self.machine.run(placed, threads), given)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import UserDict
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -162,7 +163,21 @@ class Rule:
     function: Any = None
 
 
-REGISTRY: dict[str, Rule] = {}
+class Registry(UserDict[str, Rule]):
+    """Rules by name; `version` grows with every change: what was planned before may be old."""
+
+    version = 0
+
+    def __setitem__(self, name: str, entry: Rule) -> None:
+        super().__setitem__(name, entry)
+        self.version += 1
+
+    def __delitem__(self, name: str) -> None:
+        super().__delitem__(name)
+        self.version += 1
+
+
+REGISTRY = Registry()
 USER = "user"
 """The family of the rules that users register."""
 

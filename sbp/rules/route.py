@@ -20,6 +20,7 @@ import numpy as np
 from jax import lax
 
 from sbp import compat
+from sbp.exact import key_of
 from sbp.rules.halo import Coords, Extent, devices, own, taken
 from sbp.rules.local import Local
 from sbp.rules.registry import Talk
@@ -339,7 +340,7 @@ def talks(ctx: Local, ways: Mapping[int, Route], shape: Sequence[int], plain: bo
       plain: whether the first one sends rows of the only operand as they lie.
     """
     local, itemsize = list(shape), compat.itemsize(ctx.dtypes[0])
-    op = (ctx.primitive.name, repr(sorted(ctx.params.items()))) if len(ctx.operands) == 1 else None
+    op = (ctx.primitive.name, key_of(ctx.params)) if len(ctx.operands) == 1 else None
     for dim, way in ways.items():
         local[dim] = 1
         row = math.prod(local) * itemsize

@@ -43,6 +43,18 @@ def a_plan(fn: Any = double, on: Any = GRID, **signatures: Any) -> Any:
     return sbp.compile(fn, on, **signatures).plan(X)
 
 
+def added(a: Any, b: Any) -> Any:
+    return sbp.compile(lambda a, b: a + b, GRID, donate_argnums=0)(a, b)
+
+
+def gone_before_the_first_call() -> Any:
+    held = jnp.ones(8) + 1
+    program = sbp.compile(lambda x: x + held, GRID)
+    program.plan(X)
+    held.delete()
+    return program(X)
+
+
 MESSAGES: Messages = {
     "a leaf that JAX cannot take": (
         lambda: of(double, "text"),
@@ -90,13 +102,85 @@ MESSAGES: Messages = {
         "use what that call returned: params, ... = step(params, ...); or leave donate_argnums out",
     ),
     "an array donated and used": (
-        lambda: (lambda x: sbp.compile(lambda a, b: a + b, GRID, donate_argnums=0)(x, x))(jnp.ones(8)),
+        lambda: (lambda x: added(x, x))(jnp.ones(8)),
         DonationError,
         "b: float32[8]",
         "the same array as a",
         "an array of its own",
         "one of the two is donated, and its memory can be given away only once",
         "donate neither, or pass a copy: jnp.array(x, copy=True)",
+    ),
+    "an array in the memory of a donated one": (
+        lambda: (lambda x: added(x, jax.device_put(x, x.sharding)))(jnp.ones(8)),
+        DonationError,
+        "b: float32[8]",
+        "an array in the memory of a",
+        "an array of its own",
+        "one of the two is donated, and its memory can be given away only once",
+        "donate neither, or pass a copy: jnp.array(x, copy=True)",
+    ),
+    "a closed-over array that is gone": (
+        gone_before_the_first_call,
+        DonationError,
+        "const0: float32[8], which the function closes over",
+        "an array whose memory is gone: donated or deleted since the function was traced",
+        "an array that still exists at the first call",
+        "the first call takes a copy of what the function closes over, which it keeps",
+        "call the program before the array is donated, or pass the array as an argument",
+    ),
+    "a missing argument": (
+        lambda: sbp.compile(lambda params, state, x, rate=0.1: x, GRID, in_sbp=(None, None, None)).plan(X, X),
+        ArgumentError,
+        "x",
+        "nothing",
+        "an argument",
+        "<lambda>(params, state, x, rate=...): x has no default",
+        "x=...",
+    ),
+    "an argument by an unknown keyword": (
+        lambda: sbp.compile(lambda x, *, scale=1: x, GRID).plan(X, scael=2),
+        ArgumentError,
+        "<lambda>(scael=...)",
+        "'scael'",
+        "x, scale",
+        "<lambda>(x, *, scale=...)",
+        "did you mean scale=...?",
+    ),
+    "an argument twice": (
+        lambda: sbp.compile(lambda x, y: x, GRID).plan(X, X, y=X),
+        ArgumentError,
+        "y",
+        "an argument that is given twice",
+        "one of them",
+        "it stands at position 1 as well",
+        "leave one of the two out",
+    ),
+    "too many arguments": (
+        lambda: sbp.compile(double, GRID).plan(X, X),
+        ArgumentError,
+        "double(...)",
+        "2 positional arguments",
+        "at most 1",
+        "double(x)",
+        "leave the others out, or give them by keyword",
+    ),
+    "a name that does not exist": (
+        lambda: sbp.compile(lambda x, count: x, GRID, static_argnames="cuont"),
+        ArgumentError,
+        "compile(..., static_argnames='cuont')",
+        "'cuont'",
+        "'x', 'count'",
+        "<lambda> has no parameter of that name",
+        "did you mean 'count'?",
+    ),
+    "static and donated, by name": (
+        lambda: sbp.compile(lambda x, *, k: x, GRID, donate_argnames="k", static_argnames="k"),
+        ArgumentError,
+        "compile(..., static_argnames=..., donate_argnames=...)",
+        "'k' in both",
+        "each name in one of them",
+        "a static argument is a Python value: it has no memory to donate",
+        "leave 'k' out of donate_argnames",
     ),
     "a static argument that cannot be hashed": (
         lambda: sbp.compile(lambda x, n: x, GRID, static_argnums=1).plan(X, [3]),

@@ -1,6 +1,7 @@
 """Leaves of a call: what they are to the compiler, which of them come back, and which cannot be taken."""
 
-from typing import Any, NamedTuple
+import itertools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,22 +11,14 @@ import pytest
 from sbp.errors import Problem
 from sbp.runtime.arguments import (
     abstract,
-    check_donated,
     check_leaf,
     check_static,
     is_weak,
-    positions,
+    seen,
     struct,
-    ties,
 )
-from sbp.signature import B, NdSbp, S
 
 NAMES = ("a", "b", "c")
-
-
-class Pair(NamedTuple):
-    w: Any
-    b: Any
 
 
 def shape(*sizes: int, dtype: Any = np.float32) -> jax.ShapeDtypeStruct:
@@ -63,6 +56,36 @@ def test_leaves_are_what_jit_sees(name: str) -> None:
     jax.eval_shape(lambda x: seen.append(jax.typeof(x)), leaf)
     made = struct(found)
     assert (made.shape, made.dtype, made.weak_type) == (seen[0].shape, seen[0].dtype, seen[0].weak_type)
+
+
+def test_what_is_seen_alike_is_alike() -> None:
+    """The quick look at leaves tells apart all that the slow one does, and passes on what it must look at."""
+    leaves = [leaf for leaf, *_ in ABSTRACT.values() if not isinstance(leaf, jax.ShapeDtypeStruct)]
+    looked = [seen([leaf]) for leaf in leaves]
+    assert None not in looked
+    for a, b in itertools.combinations(range(len(leaves)), 2):
+        assert looked[a] != looked[b] or abstract(leaves[a]) == abstract(leaves[b])
+
+
+LOOKED_AT: dict[str, Any] = {
+    "text": "text",
+    "None": None,
+    "a shape": shape(2),
+    "wide": 2**31,
+    "an array of wide ones": np.array([2**31]),
+    "an object": object(),
+}
+
+
+@pytest.mark.parametrize("leaf", LOOKED_AT.values(), ids=LOOKED_AT)
+def test_what_must_be_looked_at(leaf: Any) -> None:
+    assert seen([jnp.ones(2), leaf]) is None
+
+
+def test_a_traced_value_must_be_looked_at() -> None:
+    found = []
+    jax.make_jaxpr(lambda x: found.append(seen([x])))(1.0)
+    assert found == [None]
 
 
 def test_a_shape_of_a_wide_type_is_narrow() -> None:
@@ -123,59 +146,7 @@ def test_tracers_and_deleted_arrays() -> None:
     assert [p.kind for p in found if p] == ["argument", "donation"]
 
 
-def test_an_array_is_donated_once() -> None:
-    x, y = jnp.ones(3), jnp.ones(3)
-
-    def wrong(leaves: list[Any], donate: tuple[int, ...]) -> list[tuple[str, str]]:
-        return [(p.where, p.got) for p in check_donated(leaves, donate, lambda: NAMES)]
-
-    assert wrong([x, y, 2.0], (0, 1)) == []
-    assert wrong([x, x, y], ()) == wrong([x, x, y], (2,)) == []
-    twice = [("b: float32[3]", "the same array as a")]
-    assert wrong([x, x, y], (0,)) == wrong([x, x, y], (1,)) == twice
-    assert len(wrong([x, x, x], (0,))) == 2
-
-
-def test_positions() -> None:
-    def f(a: Any, b: Any, *, c: Any) -> Any: ...
-    def g(a: Any, *rest: Any) -> Any: ...
-
-    assert positions(1, f, "static_argnums") == ((1,), [])
-    assert positions((-1, 0), f, "static_argnums") == ((-1, 0), [])
-    assert [p.got for p in positions((2, -3, 1), f, "static_argnums")[1]] == ["position 2", "position -3"]
-    assert positions(9, g, "static_argnums") == ((9,), [])
-    assert positions((0, 3), jnp.add, "donate_argnums")[0] == (0, 3)
-
-
 def test_static_values_are_hashed() -> None:
     assert list(check_static([(0, int, 3), (2, tuple, (1, "a"))])) == []
     (found,) = check_static([(1, list, [3])])
     assert found.where == "static argument 1"
-
-
-M, V = shape(8, 8), shape(8)
-STATE = ({"w": M, "b": V}, Pair(M, V), M)
-OPEN: list[NdSbp | None] = [None] * 8
-
-
-def test_state_is_tied_to_the_argument_that_it_was() -> None:
-    assert ties(STATE, STATE, OPEN[:5]) == (0, 1, 2, 3, 4)
-    assert ties(STATE, (STATE[1], shape(), STATE[0]), OPEN[:5]) == (2, 3, None, 0, 1)
-    # A named tuple is one result, not a tuple of results.
-    assert ties((Pair(M, V), M), Pair(M, V), OPEN[:2]) == (0, 1)
-    assert ties((M,), M, OPEN[:1]) == (0,)
-
-
-def test_each_argument_is_taken_once_and_only_by_its_equal() -> None:
-    assert ties((M, M), (M, M, M), OPEN[:3]) == (0, 1, None)
-    assert ties((M, V), (shape(8, 4), shape(8, dtype=np.int32)), OPEN[:2]) == (None, None)
-    assert ties(({"w": M},), ({"v": M},), OPEN[:1]) == (None,)
-    assert ties((), (), ()) == ()
-    assert ties(({}, M), ({}, M), OPEN[:1]) == (0,)
-
-
-def test_a_given_signature_unties_its_leaf_alone() -> None:
-    given = (S(0), B)
-    assert ties(({"w": M, "b": V},), {"w": M, "b": V}, [None, given]) == (0, None)
-    # A result whose leaves are all given takes nobody's argument.
-    assert ties((M,), (M, M), [given, None]) == (None, 0)

@@ -1,0 +1,127 @@
+"""One compiled signature of a program, and how it runs."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from operator import is_
+from typing import Any
+
+import jax
+
+from sbp.errors import raise_all
+from sbp.passes.chain import Request
+from sbp.passes.explain import Plan
+from sbp.passes.trace import Traced
+from sbp.runtime.builds import locked_property
+from sbp.runtime.counts import Counting
+from sbp.runtime.donation import Owners, distinct, layouts_of, own_copy
+from sbp.runtime.lower import Title, lower, shardings
+from sbp.runtime.rooms import give_room
+
+
+@dataclass
+class Built:
+    """One compiled signature of a program: made on its first call, run on every later one."""
+
+    traced: Traced
+    plan: Plan
+    donate: tuple[int, ...]
+    weak: tuple[bool, ...]
+    lacks_samples: bool = False
+    counting: Counting | None = None
+    request: Request | None = None
+    moved: dict[str, str] = field(default_factory=dict)
+    lock: Any = field(default_factory=threading.RLock, repr=False)
+    kept: tuple[int, ...] | None = None
+    settled: list[Any] = field(default_factory=list)
+
+    @functools.cached_property
+    def owners(self) -> Owners:
+        """Who has the memory of what is donated."""
+        return Owners(self.donate)
+
+    def jitted(self, mesh: Any, counting: Counting | None = None) -> Any:
+        """The program over a mesh: flat arguments in, flat results out, and counts if something counts."""
+        physical = self.plan.physical
+        assert physical is not None
+        title = Title(self.plan.name, self.traced.source)
+        return lower(physical, mesh, self.donate, counting, title, self.weak)
+
+    @locked_property
+    def executable(self) -> tuple[Any, list[Any], list[Any]]:
+        """The jitted program, the shardings of its arguments, and the closed-over arrays."""
+        physical = self.plan.physical
+        assert physical is not None
+        mesh = physical.placement.mesh
+        ins, _ = shardings(physical, mesh)
+        n = len(self.traced.in_paths)
+        names = [physical.graph.values[v].name for v in physical.graph.inputs[n:]]
+        consts = [own_copy(*c) for c in zip(physical.graph.consts, ins[n:], names, strict=True)]
+        return self.jitted(mesh, self.counting), ins[:n], consts
+
+    def run(self, leaves: Sequence[Any]) -> Any:
+        """Runs the program on the leaves of a call."""
+        if self.counting is not None:
+            give_room(self, leaves)
+        jitted, _, consts = self.executable
+        placed, away = self._placed(leaves)
+        if self.kept is None:
+            with self.lock:  # the first run compiles
+                out = jitted(*placed, *consts)
+                self.kept = tuple(i for i in self.donate if not placed[i].is_deleted())
+        else:
+            out = jitted(*placed, *consts)
+        if self.counting is not None:
+            *out, counts = out
+            self.counting.add(counts)
+        # What had to be moved was donated as a copy, and XLA has no use for some; donation promises that
+        # the original is gone too.
+        for i in (*self.kept, *away) if self.donate else ():
+            if i in self.donate and isinstance(leaves[i], jax.Array) and not leaves[i].is_deleted():
+                leaves[i].delete()
+        return jax.tree.unflatten(self.traced.out_tree, out)
+
+    def place(self, leaves: Sequence[Any]) -> list[Any]:
+        """The leaves as the program wants them: jit would compile once more for what it moves itself."""
+        return self._placed(leaves)[0]
+
+    def _placed(self, leaves: Sequence[Any]) -> tuple[list[Any], list[int]]:
+        """The leaves as the program wants them, and the positions of those that were moved.
+
+        Raises:
+          DonationError: if the memory of a donated one is also that of another one.
+        """
+        _, ins, _ = self.executable
+        layouts = layouts_of(leaves)
+        # In a loop they are the very objects that were all in place the last time.
+        if self.settled and all(map(is_, layouts, self.settled)) and (not self.donate or distinct(leaves)):
+            return list(leaves), []
+        raise_all(self.owners.check(leaves, layouts, lambda: self.traced.in_paths))
+        if layouts == ins:
+            self.settled = layouts
+            return list(leaves), []
+        placed = list(leaves)
+        away = [i for i, (x, s) in enumerate(zip(layouts, ins, strict=True)) if x != s]
+        for i in away:
+            self._note_move(i, leaves[i], ins[i])
+        moved = jax.device_put([leaves[i] for i in away], [ins[i] for i in away])
+        for i, x in zip(away, moved, strict=True):
+            placed[i] = x
+        return placed, away
+
+    def _note_move(self, i: int, x: Any, sharding: Any) -> None:
+        """Warns, once, of an argument that already lies on several devices, but otherwise."""
+        if not isinstance(x, jax.Array) or not x.committed or len(x.sharding.device_set) == 1:
+            return
+        path = self.traced.in_paths[i]
+        if path not in self.moved and not x.sharding.is_equivalent_to(sharding, x.ndim):
+            self.moved[path] = f"{path} arrived as {getattr(x.sharding, 'spec', x.sharding)}"
+            warnings.warn(
+                f"sbp: {self.moved[path]} and is moved to {sharding.spec} on every call; "
+                "place it once with jax.device_put, or give in_sbp the signature that it has",
+                stacklevel=5,
+            )

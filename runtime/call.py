@@ -1,0 +1,291 @@
+"""A call taken apart: keywords brought to their positions, static arguments apart, the others as leaves."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from typing import Any
+
+import jax
+
+from sbp.errors import Problem
+from sbp.passes.trace import leaf_paths
+
+Kind = inspect.Parameter
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Some parameters of a function: by position, and by name where they are given by keyword.
+
+    Arguments:
+      argnums: as given; those that count from the end of the parameters are made to count from the front,
+        if the function says how many it has.
+      argnames: as given, with the names of the positions, and the other way round.
+    """
+
+    argnums: tuple[int, ...] = ()
+    argnames: frozenset[str] = frozenset()
+
+    def positions(self, n: int) -> frozenset[int]:
+        """The positions among `n` arguments; negative ones count from the end."""
+        return frozenset(i % n for i in self.argnums if -n <= i < n)
+
+
+@dataclass(frozen=True)
+class Call:
+    """The arguments of one call, taken apart.
+
+    Arguments:
+      args, kwargs: all of them; what was given by keyword stands at its position, if those before it do.
+      static, static_names: positions and names of those that are not traced.
+      leaves, tree: of the others, as a pair of positional and keyword arguments.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    static: frozenset[int]
+    static_names: tuple[str, ...]
+    leaves: list[Any]
+    tree: Any
+
+    def traced(self, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+        """The arguments that are not static, with other leaves."""
+        args, kwargs = jax.tree.unflatten(self.tree, leaves)
+        return args, kwargs
+
+    def full(self, dynamic: Sequence[Any]) -> list[Any]:
+        """All positional arguments, those that are not static replaced."""
+        rest = iter(dynamic)
+        return [a if i in self.static else next(rest) for i, a in enumerate(self.args)]
+
+    @property
+    def static_kwargs(self) -> dict[str, Any]:
+        """The static arguments that are given by keyword."""
+        return {k: self.kwargs[k] for k in self.static_names}
+
+    def values(self) -> tuple[Any, ...]:
+        """The static arguments, with their types: 1, 1.0 and True are equal, but not the same program."""
+        if not self.static and not self.static_names:
+            return ()
+        given = [(i, self.args[i]) for i in sorted(self.static)]
+        return tuple((at, type(x), x) for at, x in (*given, *self.static_kwargs.items()))
+
+    @property
+    def at(self) -> list[int]:
+        """The positions of the arguments that are not static."""
+        return [i for i in range(len(self.args)) if i not in self.static]
+
+    def donated(self, chosen: Chosen) -> tuple[int, ...]:
+        """Positions of the leaves of chosen arguments."""
+        given = chosen.positions(len(self.args))
+        parts = [(i in given, self.args[i]) for i in self.at]
+        # As JAX orders the entries of a dict.
+        parts += [
+            (k in chosen.argnames, self.kwargs[k]) for k in sorted(self.kwargs) if k not in self.static_names
+        ]
+        out: list[int] = []
+        start = 0
+        for taken, tree in parts:
+            size = len(jax.tree.leaves(tree))
+            out += range(start, start + size) if taken else ()
+            start += size
+        return tuple(out)
+
+    def paths(self, fn: Callable[..., Any]) -> tuple[str, ...]:
+        """A name per leaf."""
+        kwargs = {k: v for k, v in self.kwargs.items() if k not in self.static_names}
+        return leaf_paths(fn, tuple(self.args[i] for i in self.at), kwargs, self.at)
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """What the parameters of a function are to `compile`.
+
+    Arguments:
+      name: of the function.
+      positional: names of the parameters that have a position; None where the function does not tell.
+      unnamed: how many of them cannot be given by keyword.
+      required: names of all that have no default.
+      rest: the name of `*args`, if it has that; `others`: names of those that have no position.
+      any_keyword: whether it takes all keywords.
+      static, donate: those that are not traced, and whose memory results may take.
+    """
+
+    name: str
+    positional: tuple[str, ...] | None = None
+    unnamed: int = 0
+    required: tuple[str, ...] = ()
+    rest: str | None = None
+    others: tuple[str, ...] = ()
+    any_keyword: bool = True
+    static: Chosen = Chosen()
+    donate: Chosen = Chosen()
+
+    @staticmethod
+    def of(fn: Callable[..., Any]) -> Parameters:
+        """Those of a function; some builtins do not tell."""
+        name = getattr(fn, "__name__", "the function")
+        try:
+            found = list(inspect.signature(fn).parameters.values())
+        except (TypeError, ValueError):
+            return Parameters(name)
+
+        def named(*kinds: Any) -> tuple[str, ...]:
+            return tuple(p.name for p in found if p.kind in kinds)
+
+        many = (Kind.VAR_POSITIONAL, Kind.VAR_KEYWORD)
+        return Parameters(
+            name,
+            named(Kind.POSITIONAL_ONLY, Kind.POSITIONAL_OR_KEYWORD),
+            len(named(Kind.POSITIONAL_ONLY)),
+            tuple(p.name for p in found if p.default is Kind.empty and p.kind not in many),
+            next(iter(named(Kind.VAR_POSITIONAL)), None),
+            named(Kind.KEYWORD_ONLY),
+            bool(named(Kind.VAR_KEYWORD)),
+        )
+
+    @property
+    def count(self) -> int | None:
+        """How many arguments may be given by position; None for any number."""
+        return None if self.positional is None or self.rest is not None else len(self.positional)
+
+    def chosen(self, argnums: int | Iterable[int], argnames: str | Iterable[str]) -> Chosen:
+        """Parameters by position and by name: one says the other, as in `jax.jit`."""
+        nums = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+        names = {argnames} if isinstance(argnames, str) else set(argnames)
+        if self.positional is None:
+            return Chosen(nums, frozenset(names))
+        if self.count is not None:
+            nums = tuple(i + self.count if i < 0 else i for i in nums)
+        named = {self.positional[i] for i in nums if self.unnamed <= i < len(self.positional)}
+        at = [i for i, k in enumerate(self.positional) if k in names]
+        return Chosen(tuple(dict.fromkeys((*nums, *at))), frozenset(names | named))
+
+    def take(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+        """Takes a call apart."""
+        if kwargs:
+            args, kwargs = self.by_position(args, kwargs)
+        if not self.static.argnums and not self.static.argnames:
+            return Call(args, kwargs, frozenset(), (), *jax.tree.flatten((args, dict(kwargs))))
+        static = self.static.positions(len(args))
+        names = tuple(k for k in sorted(kwargs) if k in self.static.argnames)
+        dynamic = tuple(a for i, a in enumerate(args) if i not in static)
+        rest = {k: v for k, v in kwargs.items() if k not in names}
+        return Call(args, kwargs, static, names, *jax.tree.flatten((dynamic, rest)))
+
+    def by_position(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The same call with keywords at their positions, up to the first parameter that is left out.
+
+        >>> Parameters.of(lambda a, b, c=0, d=1: a).by_position((1,), {"d": 4, "b": 2})
+        ((1, 2), {'d': 4})
+        """
+        left = dict(kwargs)
+        moved = list(args)
+        for name in (self.positional or ())[max(len(args), self.unnamed) :]:
+            if len(moved) < self.unnamed or name not in left:
+                break
+            moved.append(left.pop(name))
+        return tuple(moved), left
+
+    def check(self, call: Call) -> Iterator[Problem]:
+        """Arguments that are missing, given twice, or that the function does not have."""
+        if self.positional is None:
+            return
+        here = self.positional[: len(call.args)]
+        takes = f"{self.name}({', '.join(self.shown())})"
+        for name in self.required:
+            if name not in here and name not in call.kwargs:
+                why = f"{takes}: {name} has no default"
+                yield Problem("argument", name, "nothing", "an argument", why, f"{name}=...")
+        if self.count is not None and len(call.args) > self.count:
+            yield Problem(
+                "argument",
+                f"{self.name}(...)",
+                f"{len(call.args)} positional arguments",
+                f"at most {self.count}",
+                takes,
+                "leave the others out, or give them by keyword",
+            )
+        for name in call.kwargs:
+            if name in here[self.unnamed :] or (name in here and not self.any_keyword):
+                why, fix = f"it stands at position {here.index(name)} as well", "leave one of the two out"
+                yield Problem("argument", name, "an argument that is given twice", "one of them", why, fix)
+            elif not self.any_keyword and name not in (*self.positional[self.unnamed :], *self.others):
+                near = get_close_matches(name, (*self.positional, *self.others), 1)
+                fix = f"did you mean {near[0]}=...?" if near else "leave it out"
+                legal = ", ".join((*self.positional[self.unnamed :], *self.others)) or "none"
+                yield Problem("argument", f"{self.name}({name}=...)", f"{name!r}", legal, takes, fix)
+
+    def shown(self) -> list[str]:
+        """The parameters as a reader knows them."""
+        optional = {*(self.positional or ()), *self.others} - {*self.required}
+        names = [f"{k}=..." if k in optional else k for k in self.positional or ()]
+        names += [f"*{self.rest or ''}"] if self.rest is not None or self.others else []
+        return [*names, *(f"{k}=..." if k in optional else k for k in self.others)]
+
+
+def parameters(
+    fn: Callable[..., Any],
+    donate_argnums: int | Iterable[int],
+    donate_argnames: str | Iterable[str],
+    static_argnums: int | Iterable[int],
+    static_argnames: str | Iterable[str],
+) -> tuple[Parameters, list[Problem]]:
+    """The parameters of a function as `compile` is told of them, and what is wrong with that."""
+    own = Parameters.of(fn)
+    donate, static = own.chosen(donate_argnums, donate_argnames), own.chosen(static_argnums, static_argnames)
+    wrong = [*_no_position(own, donate_argnums, "donate_argnums")]
+    wrong += _no_position(own, static_argnums, "static_argnums")
+    wrong += _no_name(own, donate_argnames, "donate_argnames")
+    wrong += _no_name(own, static_argnames, "static_argnames")
+    by_number = sorted({*donate.argnums} & {*static.argnums})
+    known = {k for i, k in enumerate(own.positional or ()) if i in by_number}
+    wrong += [_in_both(f"position {i}", str(i), "argnums") for i in by_number]
+    by_name = sorted({*donate.argnames} & {*static.argnames} - known)
+    wrong += [_in_both(repr(k), repr(k), "argnames") for k in by_name]
+    return replace(own, static=static, donate=donate), wrong
+
+
+def _no_position(own: Parameters, argnums: int | Iterable[int], name: str) -> Iterator[Problem]:
+    n = own.count
+    for i in (argnums,) if isinstance(argnums, int) else tuple(argnums):
+        if n is not None and not -n <= i < n:
+            yield Problem(
+                "argument",
+                f"compile(..., {name}={argnums!r})",
+                f"position {i}",
+                f"{-n}..{n - 1}" if n else "none",
+                f"{own.name} takes {n} positional argument{'s' * (n != 1)}",
+                "count positions from 0",
+            )
+
+
+def _no_name(own: Parameters, argnames: str | Iterable[str], name: str) -> Iterator[Problem]:
+    legal = (*(own.positional or ())[own.unnamed :], *own.others)
+    for k in (argnames,) if isinstance(argnames, str) else tuple(argnames):
+        if not own.any_keyword and k not in legal:
+            near = get_close_matches(k, legal, 1)
+            yield Problem(
+                "argument",
+                f"compile(..., {name}={argnames!r})",
+                repr(k),
+                ", ".join(map(repr, legal)) or "none",
+                f"{own.name} has no parameter of that name",
+                f"did you mean {near[0]!r}?" if near else "leave it out",
+            )
+
+
+def _in_both(got: str, what: str, how: str) -> Problem:
+    return Problem(
+        "argument",
+        f"compile(..., static_{how}=..., donate_{how}=...)",
+        f"{got} in both",
+        "each position in one of them" if how == "argnums" else "each name in one of them",
+        "a static argument is a Python value: it has no memory to donate",
+        f"leave {what} out of donate_{how}",
+    )

@@ -1,0 +1,55 @@
+"""Keys that say exactly what something is: equal for equal parameters of ops, and for those only."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+import numpy as np
+
+
+class Same:
+    """An object as a key: equal to itself alone, and kept alive, so that no other one gets its address."""
+
+    __slots__ = ("held",)
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and self.held is other.held
+
+    def __hash__(self) -> int:
+        return id(self.held)
+
+
+def key_of(x: Any) -> Hashable:
+    """A key of a parameter, exact to the last bit and to its type.
+
+    Arrays are compared by their bytes (their text leaves out the middle of a large one), containers by what
+    they hold, and anything that can neither be hashed nor looked into by identity.
+
+    >>> key_of(np.arange(3)) == key_of(np.arange(3)), key_of(1) == key_of(1.0), key_of(0.0) == key_of(-0.0)
+    (True, False, False)
+    >>> key_of({"a": [1, np.zeros(5000)]}) == key_of({"a": [1, np.eye(1, 5000, 2500)[0]]})
+    False
+    """
+    kind = type(x)
+    if isinstance(x, np.ndarray) and not x.dtype.hasobject:
+        return kind, x.dtype, x.shape, x.tobytes()
+    if isinstance(x, np.generic):
+        return kind, x.dtype, x.tobytes()
+    if isinstance(x, float | complex):
+        return kind, repr(x)
+    if isinstance(x, Mapping):
+        return kind, frozenset((key_of(k), key_of(v)) for k, v in x.items())
+    if isinstance(x, list | tuple):
+        return kind, tuple(map(key_of, x))
+    try:
+        hash(x)
+    except TypeError:
+        if dataclasses.is_dataclass(x):
+            return kind, tuple(key_of(getattr(x, f.name)) for f in dataclasses.fields(x))
+        return Same(x)
+    return kind, x
