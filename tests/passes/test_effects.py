@@ -186,7 +186,7 @@ def test_refs_run_split(fn: Any) -> None:
     program = sbp.compile(fn, LINE, in_sbp=([S(0)],))
     for a, b in zip(jax.tree.leaves(program(X)), jax.tree.leaves(jax.jit(fn)(X)), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
-    assert not program.plan(X).notes
+    assert not [note for note in program.plan(X).notes if "no rule" in note]
 
 
 def test_ops_of_a_function_with_refs_keep_their_lines() -> None:

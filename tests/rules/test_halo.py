@@ -160,8 +160,9 @@ def test_a_network_split_in_batch_and_height() -> None:
     compiled = program.lower(ws, x).compile()
     # XLA exchanges once what forward and backward both need, and so says the plan.
     assert read_compiled(compiled).wire_bytes == pytest.approx(plan.wire_bytes, rel=0.01)
+    # How XLA shares a convolution out among threads decides the order of its sums: the small ones cancel.
     for got, want in zip(jax.tree.leaves(program(ws, x)), jax.tree.leaves(step(ws, x)), strict=True):
-        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6 * np.abs(want).max())
 
 
 def test_groups_stay_split_between_grouped_convolutions() -> None:
