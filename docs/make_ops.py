@@ -100,15 +100,16 @@ def odd_values() -> str:
     from sbp.rules import REGISTRY
     from sbp.rules.registry import USER
 
-    ways: dict[str, set[str]] = {"factor": set(), "zeros": set(), "sum": set(), "extremum": set()}
+    ways: dict[str, set[str]] = {k: set() for k in ("factor", "zeros", "sign", "sum", "extremum")}
     for name, samples_ in samples().items():
         rule = REGISTRY.get(name)
         if rule is not None and rule.family != USER:
             for way in set().union(*(odd_rows(rule, s) for s in samples_)):
                 ways[way].add(name)
     what = {
-        "factor": "1. compute with the parts of a sum",
+        "factor": "1. multiply the parts of a sum",
         "zeros": "1. may multiply zeros that one device does not, or leave them out",
+        "sign": "1. add up or negate the parts of a sum: the sign of a zero alone",
         "sum": "2. leave sums of their own",
         "extremum": "3. leave maxima or minima",
     }
@@ -126,7 +127,7 @@ def odd_rows(rule: Any, sample: Any) -> set[str]:
         for row in valid_rows(rule, op):
             parts = [s for s in row.operands if isinstance(s, Partial)]
             if row.needs_finite(op):
-                found.add("zeros" if row.finite_only else "factor")
+                found.add("zeros" if row.finite_only else "factor" if row.multiplies else "sign")
             elif not parts and P in row.results and not row.owned:
                 found.add("sum")
             elif not parts and any(isinstance(s, Partial) and s != P for s in row.results):

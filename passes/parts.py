@@ -18,7 +18,6 @@ from sbp.passes.explain import Plan
 from sbp.passes.graph import Const, Graph
 from sbp.passes.moves import Move
 from sbp.passes.physical import Border, Compute, Physical, Step, Version
-from sbp.passes.plan.candidates import make_op
 from sbp.passes.wiring import ports
 from sbp.signature import NdSbp, P
 
@@ -134,17 +133,14 @@ def parts_notes(physical: Physical) -> tuple[str, ...]:
 
 
 def _scales_parts(graph: Graph, step: Compute) -> bool:
-    """Whether along some axis an op takes a sum in parts, and a float of the run that is no sum."""
-    node, rows = step.node, step.strategy.rows
-    shapes = [graph.operand(x).shape for x in node.inputs], [graph.values[v].shape for v in node.outputs]
-    op = make_op(graph, node, *shapes, 1)
+    """Whether along some axis an op multiplies the parts of a sum by a float that the run computes."""
+    node = step.node
     factors = [
         i
-        for i, (x, dtype) in enumerate(zip(node.inputs, op.dtypes, strict=True))
-        if jnp.issubdtype(dtype, jnp.inexact) and not isinstance(x, Const)
+        for i, x in enumerate(node.inputs)
+        if jnp.issubdtype(graph.operand(x).dtype, jnp.inexact) and not isinstance(x, Const)
     ]
-    mixed = [r for r in rows if P in r.operands and any(r.operands[i] != P for i in factors)]
-    return any(r.needs_finite(op) for r in mixed)
+    return any(r.multiplies and any(r.operands[i] != P for i in factors) for r in step.strategy.rows)
 
 
 def strict_notes(strict: Plan, usual: Plan) -> tuple[str, ...]:

@@ -56,7 +56,8 @@ def _reason(operands: Sequence[Signature]) -> str:
 def linear_rows(n_operands: int, n_results: int, linear: Iterable[int]) -> Iterable[Row]:
     """A sum in one operand alone passes through."""
     for i in linear:
-        yield Row(tuple(P if j == i else B for j in range(n_operands)), (P,) * n_results)
+        ins = tuple(P if j == i else B for j in range(n_operands))
+        yield Row(ins, (P,) * n_results, multiplies=n_operands > 1)
 
 
 def additive_row(n_operands: int, n_results: int, operands: Sequence[int], *, moves: bool = False) -> Row:

@@ -294,7 +294,7 @@ def scatter_sub(op: Op) -> list[Row]:
 @_scattering("scatter-mul")
 def scatter_mul(op: Op) -> list[Row]:
     """As every scatter; linear in the operand."""
-    return [*_scatter_rows(op), Row((P, B, B), (P,))]
+    return [*_scatter_rows(op), Row((P, B, B), (P,), multiplies=True)]
 
 
 @_scattering("scatter-min", "scatter-max")

@@ -55,6 +55,7 @@ class Row:
       moves: whether results are made of the operands' elements, with no arithmetic: then a P passes bit for
         bit. What computes with the parts of a sum need not give what the sum gives: with a factor that is
         infinite, parts of both signs, or zeros among them, give NaN (docs/decisions/0004).
+      multiplies: whether the parts of a sum are multiplied by another operand, which may be infinite.
       owned: whether one device has an element of a P result, and the others zeros.
       finite_only: whether it gives what one device gives only where the operands are finite: how many of its
         zeros a library multiplies depends on the shape that it is given.
@@ -65,6 +66,7 @@ class Row:
     fills: tuple[int, ...] = ()
     reason: str = ""
     moves: bool = False
+    multiplies: bool = False
     owned: bool = False
     finite_only: bool = False
 

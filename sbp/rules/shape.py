@@ -229,7 +229,7 @@ def tile(op: Op) -> list[Row]:
     names = _dims(len(shape))
     repeated = [r != 1 for r in op.params["reps"]]
     ins = tuple(None if again else name for name, again in zip(names, repeated, strict=True))
-    rows = factors(op, [ins], [ins], additive=(0,), increasing=(0,))
+    rows = factors(op, [ins], [ins], moved=(0,))
     for d, again in enumerate(repeated):
         if again and out[d] > 1:
             rows.append(Row((B,), (Split(d),)))

@@ -176,9 +176,9 @@ def reduce_window(op: Op) -> list[Row]:
     note=HALOS,
 )
 def select_and_gather_add(op: Op) -> list[Row]:
-    """Every dim; linear in what is gathered."""
+    """Every dim; additive in what is gathered."""
     names = _still(op)
-    return [*factors(op, [names, names], [names], linear=(0,)), *_halo_rows(op, 2)]
+    return [*factors(op, [names, names], [names], additive=(0,)), *_halo_rows(op, 2)]
 
 
 def _scatter_of(params: Any, dim: int, source: Extent, operand: Extent) -> Scatter:
@@ -224,9 +224,9 @@ def _scatter_talks(ctx: Local) -> Iterable[Talk]:
     note=HALOS,
 )
 def select_and_scatter_add(op: Op) -> list[Row]:
-    """Every dim; linear in what is scattered."""
+    """Every dim; additive in what is scattered."""
     names = _still(op)
-    rows = factors(op, [names, names], [names], linear=(0,))
+    rows = factors(op, [names, names], [names], additive=(0,))
     for d, (m, n) in enumerate(zip(op.shapes[0], op.shapes[1], strict=True)):
         if _moves(op.params, d) and min(m, n) > 1:
             extents = (Extent(size, (0,), (op.group,)) for size in (m, n))
