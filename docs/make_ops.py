@@ -108,7 +108,7 @@ def odd_values() -> str:
                 ways[way].add(name)
     what = {
         "factor": "1. multiply the parts of a sum",
-        "zeros": "1. may multiply zeros that one device does not, or leave them out",
+        "zeros": "1. treat zeros beside an infinity, or NaN, by the shape that they have",
         "sign": "1. add up or negate the parts of a sum: the sign of a zero alone",
         "sum": "2. leave sums of their own",
         "extremum": "3. leave maxima or minima",

@@ -49,7 +49,8 @@ class Record:
       live: per rank, of the most micro-batches of a stage something was held for a backward pass, after an
         action: arrays that anybody still had, and whose memory was not given away.
       live_bytes: per rank, the most bytes that one device kept for micro-batches after an action.
-      held: per rank, what the forward pass of a stage has left of a micro-batch; it may be gone by now.
+      held: per rank, what the forward pass of a stage has left of a micro-batch; it may be gone by now. What
+        another stage there reads too counts for a stage until its own backward pass is done.
     """
 
     spans: list[list[Span]]
@@ -57,11 +58,18 @@ class Record:
     live_bytes: list[int]
     held: list[dict[tuple[int, int], list[weakref.ref[Any]]]]
 
-    def count(self, place: int, action: Action, left: Sequence[Any]) -> None:
-        """Notes what is still held after an action, and what it has left."""
-        held = self.held[place]
+    def count(self, place: int, action: Action, left: Sequence[Any], shared: Sequence[Any]) -> None:
+        """Notes what is still held after an action.
+
+        Arguments:
+          left: what the action has left for a backward pass, if it is a forward one.
+          shared: what other stages of the placement still read, if this one was the last of its stage.
+        """
+        held, unit = self.held[place], (action.stage, action.microbatch)
         if left:
-            held[action.stage, action.microbatch] = list(map(weakref.ref, left))
+            held[unit] = list(map(weakref.ref, left))
+        others = set(map(id, shared))
+        held[unit] = [ref for ref in held.get(unit, ()) if id(ref()) not in others]
         for key in [k for k, refs in held.items() if not any(map(_is_held, refs))]:
             del held[key]
         self.live[place] = max(self.live[place], len(held))
@@ -245,9 +253,12 @@ class Machine:
         """Notes what is kept."""
         place = self.stages.stages[action.stage]
         shelf = shelves[place]
-        forward = action.kind is actions.Kind.F
-        slots = self.stations[place].residuals(action.stage) if forward else ()
-        record.count(place, action, shelf.there(slots, action.microbatch))
+        station, stage, microbatch = self.stations[place], action.stage, action.microbatch
+        own = station.residuals(stage)
+        others = {slot for s in station.stages - {stage} for slot in station.residuals(s)}
+        left = own if action.kind is actions.Kind.F else ()
+        shared = own & others if action.kind in (actions.Kind.B, actions.Kind.W) else ()
+        record.count(place, action, shelf.there(left, microbatch), shelf.there(shared, microbatch))
         record.live_bytes[place] = max(record.live_bytes[place], sum(map(_device_bytes, shelf.kept)))
 
     def driven(self, shelves: Sequence[Shelf], record: Record | None) -> None:

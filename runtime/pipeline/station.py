@@ -138,7 +138,12 @@ class Station:
             for part, run in self.runnables.items()
         }
 
-    def residuals(self, stage: int) -> Collection[Slot]:
+    @property
+    def stages(self) -> set[int]:
+        """The stages that run here."""
+        return {part.at for part in self.runnables}
+
+    def residuals(self, stage: int) -> set[Slot]:
         """What a stage's forward pass has or makes for a micro-batch and its backward pass reads."""
         pieces = [r.piece for part, r in self.runnables.items() if part.at == stage]
         forward = [p for p in pieces if p.part.phase is Phase.FORWARD]

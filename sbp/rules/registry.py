@@ -58,7 +58,7 @@ class Row:
       multiplies: whether the parts of a sum are multiplied by another operand, which may be infinite.
       owned: whether one device has an element of a P result, and the others zeros.
       finite_only: whether it gives what one device gives only where the operands are finite: how many of its
-        zeros a library multiplies depends on the shape that it is given.
+        zeros a library multiplies, or where it puts NaN, depends on the shape that it is given.
     """
 
     operands: tuple[Signature, ...]
