@@ -206,15 +206,23 @@ def needs_finite(physical: Physical) -> bool:
 def odd_differences(
     program: Program, got: Sequence[Any], want: Sequence[Any], integers: bool
 ) -> Iterator[str]:
-    """Results that differ in NaN, in an infinity, in a sign, or by more than rounding."""
+    """Results that differ in NaN, in an infinity, in a sign, or by more than rounding.
+
+    What follows from a `top_k` is left out: XLA on CPUs orders NaN by its sign, and which sign the NaN of a
+    sum has depends on the order of the addends.
+    """
     exact = {x.at for x in program.inputs if x.dtype in ("int32", "bool")}
+    ordered: set[int] = set()
     for line in program.lines:
         if exact.issuperset(line.reads) and line.value.dtype in ("int32", "bool"):
             exact.add(line.at)
-    kept = [i for i, (at, _) in enumerate(program.outs) if not integers or at in exact]
-    if integers:
-        got, want = [got[i] for i in kept], [want[i] for i in kept]
-    for i, (a, b) in enumerate(zip(got, want, strict=True)):
+        if "top_k(" in line.text or ordered.intersection(line.reads):
+            ordered.add(line.at)
+    outs = [at not in ordered and (not integers or at in exact) for at, _ in program.outs]
+    outs += [not ordered and not integers] * (len(got) - len(outs))  # gradients
+    for i, (a, b, told) in enumerate(zip(got, want, outs, strict=True)):
+        if not told:
+            continue
         if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
             a, b = jax.random.key_data(a), jax.random.key_data(b)
         x, y = np.asarray(a), np.asarray(b)
