@@ -1,8 +1,6 @@
 """Every message of the language, whole: where, what was given, what is legal, why, and what to try."""
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import jax.numpy as jnp
 import pytest
@@ -19,6 +17,7 @@ from sbp.errors import (
     raise_all,
 )
 from sbp.signature import B, P, Partial, S, parse_sbp
+from tests.errors.messages import Messages, check_message, kinds
 
 X = jnp.ones((3, 4))
 PARTIAL = (
@@ -30,9 +29,7 @@ SPEC = "did you mean jax.sharding.PartitionSpec({})? It is accepted in in_sbp"
 ANNOTATION = "S(dim), B or P, or a list of them, one per placement axis"
 MATRIX = "annotate(x: float32[3, 4], {}=...)"
 
-Call = Callable[[], Any]
-# name -> (the call, its error, where, got, legal, why, try)
-MESSAGES: dict[str, tuple[Call, type[SbpError], str, str, str, str, str]] = {
+MESSAGES: Messages = {
     "a split of no integer": (
         lambda: S("batch"),  # type: ignore[arg-type]
         SignatureError,
@@ -169,19 +166,8 @@ MESSAGES: dict[str, tuple[Call, type[SbpError], str, str, str, str, str]] = {
 
 @pytest.mark.parametrize("name", MESSAGES)
 def test_the_whole_message(name: str) -> None:
-    call, error, where, got, legal, why, fix = MESSAGES[name]
-    with pytest.raises(SbpError) as caught:
-        call()
-    assert type(caught.value) is error
-    assert str(caught.value).splitlines() == [
-        where,
-        f"  got    {got}",
-        f"  legal  {legal}",
-        f"  why    {why}",
-        f"  try    {fix}",
-    ]
-    (problem,) = caught.value.problems
-    assert KINDS[problem.kind] is error
+    check_message(*MESSAGES[name])
+    assert KINDS[kinds(MESSAGES[name][0])[0][0]] is MESSAGES[name][1]
 
 
 def problem(kind: str, where: str = "here") -> Problem:

@@ -1,6 +1,5 @@
 """Every message about placements, word for word: what was given, what is legal, why, and what to try."""
 
-from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -10,11 +9,11 @@ from sbp.annotation import annotate
 from sbp.errors import (
     KINDS,
     PlacementError,
-    SbpError,
 )
 from sbp.hardware import hardware_for
 from sbp.placement import parse_placement, placement
 from sbp.signature import S
+from tests.errors.messages import Messages, check_message, kinds
 
 X = jnp.ones((3, 4))
 GRID = {"shape": (2, 2)}
@@ -24,9 +23,7 @@ NO_PLACEMENT = (
     "a placement says which devices a program, or a part of it, runs on",
 )
 
-Call = Callable[[], Any]
-# name -> (the call, its error, where, got, legal, why, try)
-MESSAGES: dict[str, tuple[Call, type[SbpError], str, str, str, str, str]] = {
+MESSAGES: Messages = {
     "an unknown kind": (
         lambda: placement("cuda:0", shape=(2,)),
         PlacementError,
@@ -220,19 +217,8 @@ MESSAGES: dict[str, tuple[Call, type[SbpError], str, str, str, str, str]] = {
 
 @pytest.mark.parametrize("name", MESSAGES)
 def test_the_whole_message(name: str) -> None:
-    call, error, where, got, legal, why, fix = MESSAGES[name]
-    with pytest.raises(SbpError) as caught:
-        call()
-    assert type(caught.value) is error
-    assert str(caught.value).splitlines() == [
-        where,
-        f"  got    {got}",
-        f"  legal  {legal}",
-        f"  why    {why}",
-        f"  try    {fix}",
-    ]
-    (problem,) = caught.value.problems
-    assert KINDS[problem.kind] is error
+    check_message(*MESSAGES[name])
+    assert KINDS[kinds(MESSAGES[name][0])[0][0]] is MESSAGES[name][1]
 
 
 def test_a_missing_platform_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
