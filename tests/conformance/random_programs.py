@@ -192,13 +192,17 @@ def run_odd(program: Program, integers: bool) -> Outcome:
 
 
 def needs_finite(physical: Physical) -> bool:
-    """Whether some op of the plan may treat infinities otherwise than one device."""
+    """Whether some op of the plan may treat infinities otherwise than one device.
+
+    Those that add up or negate the parts of a sum lose the sign of a zero alone, which is not compared here.
+    """
     graph = physical.graph
     for step, _ in physical.walk():
         if isinstance(step, Compute):
             shapes = [[graph.operand(x).shape for x in xs] for xs in (step.node.inputs, step.node.outputs)]
             op = make_op(graph, step.node, *shapes, 1)
-            if any(row.needs_finite(op) for row in step.strategy.rows):
+            rows = (r for r in step.strategy.rows if r.multiplies or r.finite_only)
+            if any(row.needs_finite(op) for row in rows):
                 return True
     return False
 
