@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.extend.core import primitives
 
-from sbp.compat import ARRAY, is_key
+from sbp.compat import ARRAY, is_key, setting
 from sbp.errors import PlacementError, Problem
 from sbp.layout import at_rest
 from sbp.options import Options
@@ -187,7 +187,7 @@ def _too_wide(leaf: Any, i: int, names: Names) -> Problem | None:
 
 def _cut(leaf: Any) -> tuple[Any, Any, Any] | None:
     """Least and largest value, and the range that JAX would cut them to; None if nothing is cut."""
-    if leaf.dtype not in WIDE or not leaf.size or jax.config.read("jax_enable_x64"):
+    if leaf.dtype not in WIDE or not leaf.size or setting("jax_enable_x64"):
         return None
     narrow = np.iinfo(WIDE[leaf.dtype])
     low, high = leaf.min(), leaf.max()

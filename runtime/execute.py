@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from sbp.compat import trace_context
+from sbp.compat import setting, trace_context
 from sbp.errors import ArgumentError, PlacementError, SbpError, raise_all
 from sbp.hardware import hardware_for
 from sbp.options import Options
@@ -74,7 +74,7 @@ class Program:
             if key is not None:
                 self._seen[key] = slot
         assert slot.built is not None
-        if jax.config.jax_debug_nans or jax.config.jax_debug_infs:
+        if setting("jax_debug_nans") or setting("jax_debug_infs"):
             from sbp.runtime import nonfinite
 
             return nonfinite.run(slot.built, call.leaves)

@@ -18,6 +18,7 @@ from typing import Any
 
 import jax
 
+from sbp.compat import setting
 from sbp.passes.pipeline.chain import Stages
 from sbp.passes.pipeline.order import Part, Phase
 from sbp.passes.pipeline.slots import Kind, Slot
@@ -278,7 +279,7 @@ class Machine:
         assert self.schedule is not None
         failures: list[BaseException] = []
         # A thread does not inherit it from `with jax.enable_x64(...)`, and would halve what it sends.
-        x64 = jax.config.read("jax_enable_x64")
+        x64 = setting("jax_enable_x64")
 
         def work(order: Sequence[Action]) -> None:
             try:
