@@ -56,10 +56,11 @@ def samples() -> dict[str, list[Any]]:
 
 def signatures(sample: Any) -> tuple[str, list[str]] | None:
     """The operands of a sample's op, and its signatures along one axis; None if this JAX has no such op."""
-    from sbp.passes.plan.candidates import make_op
-    from sbp.passes.trace import trace
+    from sbp.passes.program.trace import trace
+    from sbp.passes.program.views import make_op
     from sbp.rules import lookup
-    from sbp.rules.registry import all_broadcast, valid_rows
+    from sbp.rules.entry import all_broadcast
+    from sbp.rules.registry import valid_rows
 
     graph = trace(sample.fn, sample.args, {}).graph
     node = next((n for n in graph.walk() if n.op == sample.name), None)
@@ -137,8 +138,8 @@ def odd_rows(rule: Any, sample: Any) -> set[str]:
 
 def ops_of(sample: Any) -> Iterator[Any]:
     """The applications of a sample's op, as an axis of `GROUP` devices sees them."""
-    from sbp.passes.plan.candidates import make_op
-    from sbp.passes.trace import trace
+    from sbp.passes.program.trace import trace
+    from sbp.passes.program.views import make_op
 
     graph = trace(sample.fn, sample.args, {}).graph
     for node in graph.walk():

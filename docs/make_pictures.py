@@ -1,6 +1,6 @@
 """Draws the pictures of the pages, from the programs of the pages.
 
-    python docs/make_pictures.py
+python docs/make_pictures.py
 """
 
 from __future__ import annotations

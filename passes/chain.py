@@ -1,218 +1,355 @@
-"""THE list of passes: from a JAX function to the physical program and its plan.
+"""THE lists of passes: from a JAX function to the physical program and its plan.
 
-Each pass is a function from `State` to `State`; `holds` says what must be true after it.
+A pass is a function from what there is to what there is then; `holds` says what must be true of it. A program
+of one placement goes through `PLACEMENT`. One with stages goes through `STAGES`, whose pass "plan" sends what
+each placement computes through `PLACEMENT`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
 
 from sbp.errors import raise_all
-from sbp.hardware import Hardware
-from sbp.passes import memory, pins, spec
-from sbp.passes.boxing import Boxings, Network
-from sbp.passes.buckets import bucket_collectives
-from sbp.passes.everywhere import everywhere_notes
-from sbp.passes.explain import Plan, explain
-from sbp.passes.lookups import Transfer, check_wire, mark_lookups
-from sbp.passes.parts import mark_owners, parts_notes, strict_notes
-from sbp.passes.physical import Compute, Physical, insert_boxing
+from sbp.passes import spec
+from sbp.passes.boxing.links import Network
+from sbp.passes.boxing.paths import Boxings
+from sbp.passes.explain import memory, notes
+from sbp.passes.explain.collectives import explain
+from sbp.passes.explain.everywhere import everywhere_notes
+from sbp.passes.explain.plan import PlanData
+from sbp.passes.face import PipelinePlan, Plan, faced
+from sbp.passes.physical.buckets import bucket_collectives
+from sbp.passes.physical.insert import insert_boxing
+from sbp.passes.physical.owners import mark_owners
+from sbp.passes.physical.program import Compute, Physical
+from sbp.passes.pipeline.auto import cut_model
+from sbp.passes.pipeline.check import check_schedule, check_stages
+from sbp.passes.pipeline.choose import schedule_for
+from sbp.passes.pipeline.hoist import hoist_casts
+from sbp.passes.pipeline.order import Order, find_order
+from sbp.passes.pipeline.plan import pipeline_plan
+from sbp.passes.pipeline.planning import plan_shares
+from sbp.passes.pipeline.stages import Stages
+from sbp.passes.pipeline.sums import split_sums
+from sbp.passes.pipeline.where import Where, find_places, placements_of
+from sbp.passes.plan import pins
 from sbp.passes.plan.candidates import Candidates, enumerate_candidates
-from sbp.passes.plan.model import Assignment, Crossing, choose
-from sbp.passes.rows import train_rows
-from sbp.passes.sampling import with_samples
-from sbp.passes.trace import Traced
-from sbp.placement import Placement
+from sbp.passes.plan.model import Assignment, choose
+from sbp.passes.program.graph import Graph
+from sbp.passes.program.trace import Traced
+from sbp.passes.request import Request, StagesRequest
+from sbp.passes.rows.lookups import check_wire, mark_lookups
+from sbp.passes.rows.tables import train_rows
+from sbp.passes.schedule.actions import Schedule
 from sbp.signature import NdSbp
 
+In = TypeVar("In")
+Out = TypeVar("Out")
+Next = TypeVar("Next")
+
 
 @dataclass(frozen=True)
-class Request:
-    """What is asked of the compiler.
-
-    Arguments:
-      name: the function's name.
-      placement, hardware: where it runs, and what it is planned for.
-      in_sbp, out_sbp: per leaf, the user's signature or None for AUTO.
-      ties: per result leaf, the argument leaf that it comes back as, or None.
-      ways_in, ways_out: as of `Boundary`.
-      notes: remarks for the plan.
-      time_limit_seconds: for the search.
-      memory_limit_bytes: per device; a plan over it is refused. Without it, one whose arguments and results
-        alone are over what the device has.
-      transfer: how rows of split tables travel.
-      strict_nonfinite: whether a sum is added up before anything is computed from it.
-      example: the leaves of the arguments of a call, as far as they are known.
-      again: whether the example takes the place of an earlier one that others were not like.
-      donated: positions of the argument leaves whose memory the results may take.
-      whole_step: whether the plan's peak is that of a step; of a placement that works on micro-batches it is
-        not, as all of them would count.
-    """
+class Pass(Generic[In, Out]):
+    """One pass: its name, what it does, and what must hold of what it gives."""
 
     name: str
-    placement: Placement
-    hardware: Hardware
-    in_sbp: tuple[NdSbp | None, ...]
-    out_sbp: tuple[NdSbp | None, ...]
-    ties: tuple[int | None, ...]
-    ways_in: tuple[Crossing | None, ...] = ()
-    ways_out: tuple[Crossing | None, ...] = ()
-    notes: tuple[str, ...] = ()
-    time_limit_seconds: float | None = None
-    memory_limit_bytes: float | None = None
-    transfer: Transfer = field(default_factory=Transfer)
-    strict_nonfinite: bool = False
-    example: tuple[Any, ...] = ()
-    again: bool = False
-    donated: tuple[int, ...] = ()
-    whole_step: bool = True
+    run: Callable[[In], Out]
+    holds: Callable[[Out], None]
 
 
 @dataclass(frozen=True)
-class State:
-    """A program on its way through the passes; each one fills in its field."""
+class Chain(Generic[In, Out]):
+    """Passes one after the other; each takes what the one before it gives."""
+
+    passes: tuple[Pass[Any, Any], ...]
+
+    def then(self, name: str, run: Callable[[Out], Next], holds: Callable[[Next], None]) -> Chain[In, Next]:
+        """The chain with one more pass."""
+        return Chain((*self.passes, Pass(name, run, holds)))
+
+    def run(self, given: In, check: bool = False) -> Out:
+        """Runs all passes.
+
+        Arguments:
+          check: whether the contract of each pass is checked after it.
+
+        Raises:
+          SpecError: with `check`, if a pass broke its contract.
+        """
+        at: Any = given
+        for p in self.passes:
+            at = p.run(at)
+            if check:
+                p.holds(at)
+        out: Out = at
+        return out
+
+
+def first(name: str, run: Callable[[In], Out], holds: Callable[[Out], None]) -> Chain[In, Out]:
+    """A chain of one pass."""
+    return Chain((Pass(name, run, holds),))
+
+
+# What goes from pass to pass, for one placement.
+
+
+@dataclass(frozen=True)
+class Logical:
+    """What is asked, and the logical graph."""
 
     request: Request
     traced: Traced
     boxings: Boxings
-    candidates: Candidates | None = None
-    assignment: Assignment | None = None
-    physical: Physical | None = None
-    plan: Plan | None = None
+
+    @property
+    def graph(self) -> Graph:
+        """The graph of the program."""
+        return self.traced.graph
+
+    @property
+    def asked_inputs(self) -> list[NdSbp | None]:
+        """Signatures of all inputs: the arrays that the function closes over are AUTO."""
+        return [*self.request.in_sbp, *[None] * len(self.graph.consts)]
+
+    def with_graph(self, graph: Graph) -> Logical:
+        """The same with another graph."""
+        return replace(self, traced=replace(self.traced, graph=graph))
 
 
 @dataclass(frozen=True)
-class Pass:
-    """One pass: its name, what it does, and what must hold after it."""
+class Listed(Logical):
+    """With every N-D signature of every op."""
 
-    name: str
-    run: Callable[[State], State]
-    holds: Callable[[State], None]
+    candidates: Candidates
 
 
-def find_rows(s: State) -> State:
+@dataclass(frozen=True)
+class Chosen(Listed):
+    """With one signature for each op, argument and result."""
+
+    assignment: Assignment
+
+
+@dataclass(frozen=True)
+class Placed(Chosen):
+    """With the collectives in place."""
+
+    physical: Physical
+
+
+def find_rows(s: Logical) -> Logical:
     """Finds tables that are looked up and trained by rows."""
-    graph, notes = train_rows(s.traced.graph, s.request.transfer, s.traced.in_paths)
-    graph = with_samples(mark_lookups(graph, s.request.transfer), s.request.example, s.request.again)
-    traced = replace(s.traced, graph=graph)
-    return replace(s, traced=traced, request=replace(s.request, notes=(*s.request.notes, *notes)))
-
-
-def honour_pins(s: State) -> State:
-    """Checks every annotation, and honours uneven signatures of arguments and results inside."""
-    graph, r = s.traced.graph, s.request
-    raise_all(pins.check_annotations(graph, r.placement))
-    graph = pins.pin_inputs(graph, _with_consts(s, r.in_sbp), r.placement)
-    graph = pins.pin_outputs(graph, r.out_sbp, r.placement)
-    return replace(s, traced=replace(s.traced, graph=graph))
-
-
-def list_candidates(s: State) -> State:
-    """Lists every N-D signature of every op."""
-    graph = s.traced.graph
-    pinned = {
-        v: nd for v, nd in zip(graph.inputs, _with_consts(s, s.request.in_sbp), strict=True) if nd is not None
-    }
-    strict = s.request.strict_nonfinite
-    candidates = enumerate_candidates(graph, s.request.placement, pinned, strict_nonfinite=strict)
-    raise_all(pins.check_partials(candidates, s.boxings))
-    return replace(s, candidates=candidates)
-
-
-def choose_signatures(s: State) -> State:
-    """Chooses the signatures with the least estimated time, over the whole graph at once."""
-    assert s.candidates is not None
     r = s.request
-    asked = pins.boundary(s.traced.graph, _with_consts(s, r.in_sbp), r.out_sbp, r.ties, r.placement)
+    graph, remarks = train_rows(s.graph, r.terms.transfer, s.traced.in_paths)
+    graph = mark_lookups(graph, r.terms.transfer)
+    graph = graph if r.sampled is None else r.sampled(graph)
+    return replace(s.with_graph(graph), request=replace(r, notes=(*r.notes, *remarks)))
+
+
+def honour_pins(s: Logical) -> Logical:
+    """Checks every annotation, and honours uneven signatures of arguments and results inside."""
+    r = s.request
+    raise_all(pins.check_annotations(s.graph, r.placement))
+    graph = pins.pin_inputs(s.graph, s.asked_inputs, r.placement)
+    return s.with_graph(pins.pin_outputs(graph, r.out_sbp, r.placement))
+
+
+def list_candidates(s: Logical) -> Listed:
+    """Lists every N-D signature of every op."""
+    pinned = {v: nd for v, nd in zip(s.graph.inputs, s.asked_inputs, strict=True) if nd is not None}
+    strict = s.request.terms.strict_nonfinite
+    candidates = enumerate_candidates(s.graph, s.request.placement, pinned, strict_nonfinite=strict)
+    raise_all(pins.check_partials(candidates, s.boxings))
+    return Listed(**vars(s), candidates=candidates)
+
+
+def choose_signatures(s: Listed) -> Chosen:
+    """Chooses the signatures with the least estimated time, over the whole graph at once."""
+    r = s.request
+    asked = pins.boundary(s.graph, s.asked_inputs, r.out_sbp, r.ties, r.placement)
     asked = replace(asked, ways_in=r.ways_in, ways_out=r.ways_out)
-    assignment = choose(s.candidates, asked, s.boxings, r.time_limit_seconds)
-    return replace(s, assignment=assignment)
+    assignment = choose(s.candidates, asked, s.boxings, r.terms.time_limit_seconds)
+    return Chosen(**vars(s), assignment=assignment)
 
 
-def box(s: State) -> State:
+def box(s: Chosen) -> Placed:
     """Inserts the collectives."""
-    assert s.candidates is not None and s.assignment is not None
-    return replace(s, physical=insert_boxing(s.candidates, s.assignment, s.boxings))
+    return Placed(**vars(s), physical=insert_boxing(s.candidates, s.assignment, s.boxings))
 
 
-def find_owners(s: State) -> State:
+def find_owners(s: Placed) -> Placed:
     """Marks the reductions that bring bits of one device each, and compute nothing."""
-    assert s.physical is not None
     return replace(s, physical=mark_owners(s.physical))
 
 
-def bucket(s: State) -> State:
+def bucket(s: Placed) -> Placed:
     """Brings small collectives together."""
-    assert s.physical is not None
     return replace(s, physical=bucket_collectives(s.physical, s.request.hardware))
 
 
-def write_plan(s: State) -> State:
+def write_plan(s: Placed) -> PlanData:
     """Writes down every collective with its reason."""
-    assert s.physical is not None and s.assignment is not None
-    paths = s.traced.in_paths, s.traced.out_paths
-    r, graph = s.request, s.traced.graph
+    r, limit = s.request, s.request.terms.memory_limit_bytes
     computed = (step for step, _ in s.physical.walk() if isinstance(step, Compute))
-    raise_all(check_wire(graph, ((step.node, step.strategy.operands) for step in computed)))
-    uneven = pins.uneven_notes(r.in_sbp, r.out_sbp, s.traced, r.placement)
-    same = everywhere_notes(s.physical, r.in_sbp, s.traced.in_paths, s.boxings.network)
-    odd = parts_notes(s.physical)
-    notes = (*r.notes, *uneven, *same, *pins.effect_notes(graph, r.placement), *odd)
-    plan = explain(s.request.name, s.physical, s.boxings, s.assignment.bound, paths, notes)
+    raise_all(check_wire(s.graph, ((step.node, step.strategy.operands) for step in computed)))
+    remarks = (
+        *r.notes,
+        *notes.uneven_notes(r.in_sbp, r.out_sbp, s.traced, r.placement),
+        *everywhere_notes(s.physical, r.in_sbp, s.traced.in_paths, s.boxings.network),
+        *notes.effect_notes(s.graph, r.placement),
+        *notes.parts_notes(s.physical),
+    )
+    paths = s.traced.in_paths, s.traced.out_paths
+    plan = explain(r.name, s.physical, s.boxings, s.assignment.bound, paths, remarks)
     if r.whole_step:
-        memory.check_limit(plan, r.memory_limit_bytes)
+        memory.check_limit(plan, limit)
         plan = memory.with_warning(plan)
-    if r.memory_limit_bytes is None:
+    if limit is None:
         memory.check_rest(plan, r.donated)
-    return replace(s, plan=plan)
+    return plan
 
 
-CHAIN: tuple[Pass, ...] = (
-    Pass("rows", find_rows, lambda s: spec.check_graph(s.traced.graph)),
-    Pass("pins", honour_pins, lambda s: spec.check_graph(s.traced.graph)),
-    Pass("candidates", list_candidates, lambda s: spec.check_candidates(s.candidates)),  # type: ignore[arg-type]
-    Pass("choice", choose_signatures, lambda s: spec.check_assignment(s.candidates, s.assignment, s.boxings)),  # type: ignore[arg-type]
-    Pass("boxing", box, lambda s: spec.check_physical(s.physical)),  # type: ignore[arg-type]
-    Pass("owners", find_owners, lambda s: spec.check_physical(s.physical)),  # type: ignore[arg-type]
-    Pass("buckets", bucket, lambda s: spec.check_physical(s.physical)),  # type: ignore[arg-type]
-    Pass("plan", write_plan, lambda s: None),
+PLACEMENT: Chain[Logical, PlanData] = (
+    first("rows", find_rows, lambda s: spec.check_graph(s.graph))
+    .then("pins", honour_pins, lambda s: spec.check_graph(s.graph))
+    .then("candidates", list_candidates, lambda s: spec.check_candidates(s.candidates))
+    .then("choice", choose_signatures, lambda s: spec.check_assignment(s.candidates, s.assignment, s.boxings))
+    .then("boxing", box, lambda s: spec.check_physical(s.physical))
+    .then("owners", find_owners, lambda s: spec.check_physical(s.physical))
+    .then("buckets", bucket, lambda s: spec.check_physical(s.physical))
+    .then("plan", write_plan, spec.check_plan)
 )
 
 
-def compile_plan(traced: Traced, request: Request, *, check: bool = False) -> Plan:
-    """Runs the chain.
+def compile_plan(traced: Traced, request: Request) -> Plan:
+    """The plan of a program of one placement.
 
     Arguments:
       traced: the logical graph.
       request: what is asked.
-      check: whether the contract of each pass is checked after it.
 
     Raises:
       SbpError: for annotations that cannot be honoured, all of them at once.
-      SpecError: with `check`, if a pass broke its contract.
+      SpecError: with `Terms.check`, if a pass broke its contract.
     """
-    boxings = Boxings(Network(request.placement, request.hardware))
-    if check:
+    boxings, terms = Boxings(Network(request.placement, request.hardware)), request.terms
+    if terms.check:
         spec.check_graph(traced.graph)
-    plan = _run_chain(State(request, traced, boxings), check)
-    if not request.strict_nonfinite:
-        return plan
-    usual = replace(request, strict_nonfinite=False, memory_limit_bytes=None)
-    notes = strict_notes(plan, _run_chain(State(usual, traced, boxings), check))
-    return replace(plan, notes=(*plan.notes, *notes))
+    plan = PLACEMENT.run(Logical(request, traced, boxings), terms.check)
+    if terms.strict_nonfinite:
+        usual = replace(request, terms=replace(terms, strict_nonfinite=False, memory_limit_bytes=None))
+        other = PLACEMENT.run(Logical(usual, traced, boxings), terms.check)
+        plan = replace(plan, notes=(*plan.notes, *notes.strict_notes(plan, other)))
+    return faced(plan)
 
 
-def _run_chain(state: State, check: bool) -> Plan:
-    for p in CHAIN:
-        state = p.run(state)
-        if check:
-            p.holds(state)
-    assert state.plan is not None
-    return state.plan
+# What goes from pass to pass, for a program with stages.
 
 
-def _with_consts(s: State, signatures: Sequence[NdSbp | None]) -> list[NdSbp | None]:
-    """Signatures of all inputs: the arrays that the function closes over are AUTO."""
-    return [*signatures, *[None] * len(s.traced.graph.consts)]
+@dataclass(frozen=True)
+class Whole:
+    """What is asked, and the logical graph of the whole program; `graph` is what passes have made of it."""
+
+    request: StagesRequest
+    traced: Traced
+    graph: Graph
+
+
+@dataclass(frozen=True)
+class Ordered(Whole):
+    """With the places of all ops, and the stages that follow from them."""
+
+    where: Where
+    order: Order
+
+
+@dataclass(frozen=True)
+class Planned(Ordered):
+    """With a plan for every placement."""
+
+    stages: Stages
+
+
+@dataclass(frozen=True)
+class Scheduled(Planned):
+    """With the order in which the stages run; None without micro-batches."""
+
+    schedule: Schedule | None
+
+
+@dataclass(frozen=True)
+class Staged:
+    """A program with stages, ready to be run."""
+
+    stages: Stages
+    schedule: Schedule | None
+    plan: PipelinePlan
+
+
+def cut_into_stages(s: Whole) -> Whole:
+    """Cuts a model that does not say what its stages are."""
+    r = s.request
+    if not r.cut:
+        return s
+    graph = cut_model(s.graph, r.cut, r.hardware(r.placement), r.terms.memory_limit_bytes)
+    return replace(s, traced=replace(s.traced, graph=graph), graph=graph)
+
+
+def hoist(s: Whole) -> Whole:
+    """Takes casts of weights out of the loop over micro-batches."""
+    return replace(s, graph=hoist_casts(s.graph))
+
+
+def keep_sums_apart(s: Whole) -> Ordered:
+    """Finds places and stages, and keeps what each stage adds up over micro-batches apart."""
+    placements, wanted = placements_of(s.traced.graph), s.request.rank_of
+    where = find_places(s.graph, placements)
+    graph = split_sums(s.graph, where, find_order(s.graph, where, wanted))
+    where = find_places(graph, placements)
+    whole = replace(s, graph=graph)
+    return Ordered(**vars(whole), where=where, order=find_order(graph, where, wanted))
+
+
+def plan_placements(s: Ordered) -> Planned:
+    """Plans what each placement computes, one after the other."""
+    return Planned(
+        **vars(s), stages=plan_shares(s.request, s.traced, s.graph, s.where, s.order, compile_plan)
+    )
+
+
+def choose_schedule(s: Planned) -> Scheduled:
+    """Makes the schedule that is asked for, or looks for one."""
+    r = s.request
+    schedule, remarks = schedule_for(s.stages, r.schedule, r.terms.memory_limit_bytes)
+    request = replace(r, notes=(*r.notes, *remarks))
+    return Scheduled(**vars(replace(s, request=request)), schedule=schedule)
+
+
+def write_stages(s: Scheduled) -> Staged:
+    """Writes down what every placement does, and what is sent between them."""
+    r = s.request
+    plan = faced(pipeline_plan(r.name, r.placement, s.stages, s.schedule, r.notes))
+    assert isinstance(plan, PipelinePlan)
+    return Staged(s.stages, s.schedule, plan)
+
+
+STAGES: Chain[Whole, Staged] = (
+    first("cut", cut_into_stages, lambda s: spec.check_graph(s.graph))
+    .then("hoist", hoist, lambda s: spec.check_graph(s.graph))
+    .then("sums", keep_sums_apart, lambda s: spec.check_graph(s.graph))
+    .then("plan", plan_placements, lambda s: check_stages(s.stages))
+    .then("schedule", choose_schedule, lambda s: check_schedule(s.stages, s.schedule))
+    .then("stages", write_stages, lambda s: spec.check_plan(s.plan))
+)
+
+
+def compile_stages(traced: Traced, request: StagesRequest) -> Staged:
+    """The plans, the schedule and the pieces of a program with stages.
+
+    Raises:
+      SbpError: for scopes, annotations or a schedule that cannot be had, all problems of a kind at once.
+      SpecError: with `Terms.check`, if a pass broke its contract.
+    """
+    return STAGES.run(Whole(request, traced, traced.graph), request.terms.check)

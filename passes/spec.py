@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from sbp.passes.boxing import Boxings
-from sbp.passes.graph import Const, Graph, Node
-from sbp.passes.physical import Border, Box, Physical, Step, Version, reads, writes
+from sbp.passes.boxing.paths import Boxings
+from sbp.passes.explain.plan import PlanData
+from sbp.passes.physical.program import Border, Box, Physical, Step, Version, reads, writes
 from sbp.passes.plan.candidates import Candidates
 from sbp.passes.plan.model import Assignment, boxing_of
-from sbp.passes.wiring import ports
+from sbp.passes.program.graph import Const, Graph, Node
+from sbp.passes.program.wiring import ports
 from sbp.signature import NdSbp, Split
 
 
@@ -137,3 +138,22 @@ def _step_problems(p: Physical, steps: Sequence[Step], have: set[Version]) -> It
                 }
                 yield from _step_problems(p, body, have | entering)
         have.update(writes(step))
+
+
+def check_plan(plan: PlanData) -> None:
+    """Every collective is one of the placement, and every leaf has a signature and a name."""
+    _demand(_plan_problems(plan), "the plan")
+
+
+def _plan_problems(plan: PlanData) -> Iterator[str]:
+    for what, sbps, paths in (
+        ("arguments", plan.in_sbp, plan.in_paths),
+        ("results", plan.out_sbp, plan.out_paths),
+    ):
+        if len(sbps) != len(paths):
+            yield f"{len(sbps)} signatures of {len(paths)} {what}"
+    for c in plan.collectives:
+        if c.kind != "send" and not set(c.axes) <= {*plan.part(plan.collectives.index(c))[0].placement.axes}:
+            yield f"{c.kind} of {c.tensor} over {c.axes}, which {plan.placement} does not have"
+        if c.wire_bytes <= 0 or c.count < 1 or c.seconds < 0:
+            yield f"{c.kind} of {c.tensor}: {c.count} times, {c.wire_bytes} bytes, {c.seconds} seconds"

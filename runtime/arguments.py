@@ -14,9 +14,9 @@ from sbp.compat import ARRAY, is_key, setting
 from sbp.errors import PlacementError, Problem
 from sbp.layout import at_rest
 from sbp.options import Options
-from sbp.passes.effects import OUTER_REF, refuse
-from sbp.passes.explain import Plan
-from sbp.passes.trace import Traced
+from sbp.passes.face import Plan
+from sbp.passes.program.effects import OUTER_REF, refuse
+from sbp.passes.program.trace import Traced
 from sbp.placement import Placement, as_placement
 from sbp.resolve import check_fit
 from sbp.runtime.options import check_options

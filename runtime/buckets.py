@@ -10,7 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from sbp.passes.moves import Move, frame
+from sbp.passes.boxing.moves import Move, frame
 from sbp.rules import bits
 from sbp.runtime.collectives import explode, implode
 from sbp.signature import Split

@@ -13,9 +13,9 @@ from typing import Any
 import jax
 
 from sbp.errors import raise_all
-from sbp.passes.chain import Request
-from sbp.passes.explain import Plan
-from sbp.passes.trace import Traced
+from sbp.passes.face import Plan
+from sbp.passes.program.trace import Traced
+from sbp.passes.request import Request
 from sbp.runtime.builds import locked_property
 from sbp.runtime.counts import Counting
 from sbp.runtime.donation import Owners, distinct, layouts_of, own_copy

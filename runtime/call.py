@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from sbp.errors import Problem
-from sbp.passes.trace import leaf_paths
+from sbp.passes.program.trace import leaf_paths
 
 Kind = inspect.Parameter
 

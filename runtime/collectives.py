@@ -13,7 +13,7 @@ from jax import lax
 
 from sbp import compat
 from sbp.layout import chunk_sizes, local_shape
-from sbp.passes.moves import Move, frame, route
+from sbp.passes.boxing.moves import Move, frame, route
 from sbp.rules import bits
 from sbp.rules.local import barrier, identity_of
 from sbp.signature import Partial, Split

@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 
 from jax import lax
 
-from sbp.passes.graph import Node, Operand
-from sbp.passes.wiring import Port
+from sbp.passes.program.graph import Node, Operand
+from sbp.passes.program.wiring import Port
 from sbp.signature import NdSbp
 
 Leaving: TypeAlias = Sequence[tuple[Operand, NdSbp]]

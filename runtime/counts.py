@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sbp.passes.graph import Node
+from sbp.passes.program.graph import Node
 
 # Calls whose counts may wait on the devices before they are added up on the host.
 MOST_PENDING = 64

@@ -13,11 +13,12 @@ from sbp.compat import setting, trace_context
 from sbp.errors import ArgumentError, PlacementError, SbpError, raise_all
 from sbp.hardware import hardware_for
 from sbp.options import Options
-from sbp.passes.chain import Request, compile_plan
-from sbp.passes.explain import Plan
-from sbp.passes.lookups import Transfer
-from sbp.passes.pins import check_annotations
-from sbp.passes.trace import trace
+from sbp.passes.chain import compile_plan
+from sbp.passes.face import Plan
+from sbp.passes.pipeline.choose import unstaged
+from sbp.passes.plan.pins import check_annotations
+from sbp.passes.program.trace import trace
+from sbp.passes.request import Request
 from sbp.placement import Placement, as_placement
 from sbp.rules import REGISTRY
 from sbp.runtime import arguments, modules
@@ -27,10 +28,12 @@ from sbp.runtime.call import Call, Parameters, parameters
 from sbp.runtime.counts import KeyCount
 from sbp.runtime.donation import Owners, layouts_of
 from sbp.runtime.given import given
+from sbp.runtime.options import terms_of
 from sbp.runtime.pipeline.build import Signatures, build_pipeline, is_pipeline
 from sbp.runtime.pipeline.profile import Profile, measure
-from sbp.runtime.pipeline.program import BuiltPipeline, many_programs, unstaged
+from sbp.runtime.pipeline.program import BuiltPipeline, many_programs
 from sbp.runtime.rooms import rooms_of
+from sbp.runtime.sampling import with_samples
 from sbp.signature import AUTO
 
 
@@ -235,14 +238,11 @@ class Program:
             out_sbp=tuple(outs),
             ties=tied.arguments,
             notes=(*signatures.notes, *tied.notes),
-            time_limit_seconds=self.options.time_limit,
-            memory_limit_bytes=self.options.memory_limit_bytes,
-            transfer=Transfer(self.options.exchange_capacity, self.options.exchange_dtype),
-            strict_nonfinite=self.options.strict_nonfinite,
-            example=tuple(call.leaves),
+            terms=terms_of(self.options),
             donated=donate,
+            sampled=functools.partial(with_samples, example=tuple(call.leaves)),
         )
-        plan = compile_plan(traced, request, check=bool(self.options.check))
+        plan = compile_plan(traced, request)
         lacking, count = rooms_of(plan, concrete, self.options.count_keys)
         return Built(traced, plan, donate, tuple(weak), lacking, count, request)
 

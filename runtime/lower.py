@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
@@ -12,16 +13,15 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from sbp import compat
-from sbp.passes.explain import scope_of_rows
-from sbp.passes.graph import Const, Node, Operand, Source
-from sbp.passes.moves import Move
-from sbp.passes.physical import Border, Box, Compute, Physical, Step, Version, walk_steps, writes
-from sbp.passes.plan.candidates import rule_of
-from sbp.passes.plan.cost import layouts
-from sbp.passes.wiring import ports
+from sbp.layout import local_shape
+from sbp.passes.boxing.moves import Move
+from sbp.passes.explain.collectives import scope_of_rows
+from sbp.passes.physical.program import Border, Box, Compute, Physical, Step, Version, walk_steps, writes
+from sbp.passes.program.graph import Const, Node, Operand, Source
+from sbp.passes.program.views import local_of
+from sbp.passes.program.wiring import ports
 from sbp.placement import Placement
 from sbp.resolve import to_partition_spec
-from sbp.rules.local import Local
 from sbp.runtime.arguments import weaken
 from sbp.runtime.buckets import Parcel, apply_bucket
 from sbp.runtime.collectives import apply_move
@@ -140,16 +140,8 @@ class Device:
         node, strategy = step.node, step.strategy
         operands = [self.read(x, nd, env) for x, nd in zip(node.inputs, strategy.operands, strict=True)]
         counts: list[Any] = []
-        local = Local(
-            node.primitive,
-            node.params,
-            *layouts(graph, node, strategy, placement.shape),
-            self.coords,
-            placement.axes,
-            [graph.operand(x).dtype for x in node.inputs],
-            counts,
-        )
-        rule = rule_of(node)
+        local = local_of(graph, node, strategy.lying, placement.shape, self.coords, placement.axes, counts)
+        rule = node.rule
         own = rule.local if rule is not None else None
         results = local.bind(*operands) if own is None else own(local, *operands)
         env.update(zip(writes(step), results, strict=True))
@@ -247,17 +239,32 @@ def lower(
       weak: per result, whether it is weakly typed; none is by default.
     """
     ins, outs = shardings(physical, mesh, counting)
+    on_device, taken = device_function(physical, counting), ins
+    if not any(math.prod(physical.graph.values[v].shape) for v in physical.graph.inputs):
+        # XLA takes tensors without elements for constants, and refuses a shard_map that is given no other.
+        on_device, taken = _without_inputs(on_device, physical), []
     mapped = jax.shard_map(
-        device_function(physical, counting),
+        on_device,
         mesh=mesh,
-        in_specs=tuple(s.spec for s in ins),
+        in_specs=tuple(s.spec for s in taken),
         out_specs=tuple(s.spec for s in outs),
         check_vma=False,
     )
     weaker = {i for i, w in enumerate(weak) if w}
 
     def run(*args: Any) -> tuple[Any, ...]:
-        return tuple(weaken(x) if i in weaker else x for i, x in enumerate(mapped(*args)))
+        return tuple(weaken(x) if i in weaker else x for i, x in enumerate(mapped(*args[: len(taken)])))
 
     program = (title or Title()).of(run)
     return jax.jit(program, donate_argnums=tuple(donate), in_shardings=tuple(ins), out_shardings=tuple(outs))
+
+
+def _without_inputs(on_device: Callable[..., Any], physical: Physical) -> Callable[[], Any]:
+    """The program of one device, none of whose inputs has an element: it makes them itself."""
+    graph, hierarchy = physical.graph, physical.placement.shape
+    inputs = [(graph.values[v], nd) for v, nd in zip(graph.inputs, physical.inputs, strict=True)]
+
+    def run() -> Any:
+        return on_device(*(compat.zeros(local_shape(v.shape, nd, hierarchy), v.dtype) for v, nd in inputs))
+
+    return run

@@ -13,8 +13,8 @@ from typing import Any
 import jax
 
 from sbp.errors import Problem
-from sbp.passes.graph import Const, Graph, Operand
-from sbp.passes.trace import leaf_paths, trace
+from sbp.passes.program.graph import Const, Graph, Operand
+from sbp.passes.program.trace import leaf_paths, trace
 
 NNX, EQUINOX = "flax.nnx", "equinox"
 INSTEAD = {

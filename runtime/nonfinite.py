@@ -15,12 +15,12 @@ import numpy as np
 
 from sbp import compat
 from sbp.errors import NonFiniteError, Problem
-from sbp.passes.graph import Body, Const, Graph, Node, Operand
-from sbp.passes.names import loop_name
-from sbp.passes.picture import clean_scope
-from sbp.runtime.lower import lower
+from sbp.passes.look.picture import clean_scope
+from sbp.passes.program.graph import Body, Const, Graph, Node
+from sbp.passes.program.names import loop_name
 from sbp.runtime.pipeline.program import BuiltPipeline
-from sbp.runtime.verify import CHUNK, with_outputs
+from sbp.runtime.plain import evaluate, value_of
+from sbp.runtime.probe import CHUNK, probe
 
 # What JAX looks for under which of its settings.
 CHECKS: dict[str, tuple[str, Callable[[Any], Any]]] = {
@@ -104,14 +104,14 @@ def _first(graph: Graph, probe: Probe, looks: Looks) -> Found | None:
 def _inside(node: Node, env: Mapping[int, Any], looks: Looks) -> Found | None:
     """The first op in the body of a loop or a branch, run trip by trip on one device."""
     bodies = {id(b): _jitted(b) for b in node.bodies}
-    for body, inputs in TRIPS[node.op](node, [_value(x, env) for x in node.inputs]):
+    for body, inputs in TRIPS[node.op](node, [value_of(x, env) for x in node.inputs]):
         values = dict(zip(body.inputs, inputs, strict=True))
         values.update(bodies[id(body)](*inputs))
         for n in body.nodes:
             for v in n.outputs:
                 if _found(values[v], looks):
                     return (_inside(n, values, looks) if n.bodies else None) or (n, v)
-        inputs[:] = [_value(x, values) for x in body.outputs]
+        inputs[:] = [value_of(x, values) for x in body.outputs]
     return None
 
 
@@ -171,9 +171,8 @@ def _probe(built: Any, leaves: Sequence[Any]) -> tuple[Graph, Probe]:
     def distributed(values: Sequence[int]) -> Sequence[Any]:
         known = dict(zip(physical.graph.inputs, inputs, strict=True))
         made = [v for v in values if v not in known]
-        probed = with_outputs(physical, made)
         if made:
-            known.update(zip(made, lower(probed, probed.placement.mesh, ())(*inputs), strict=True))
+            known.update(zip(made, probe(built, inputs, made), strict=True))
         return [known[v] for v in values]
 
     return physical.graph, distributed
@@ -181,17 +180,4 @@ def _probe(built: Any, leaves: Sequence[Any]) -> tuple[Graph, Probe]:
 
 def _run(nodes: Sequence[Node], inputs: Sequence[int], values: Sequence[int]) -> Callable[..., list[Any]]:
     """A function of some tensors that gives others, by the ops between them."""
-
-    def run(*args: Any) -> list[Any]:
-        env: dict[int, Any] = dict(zip(inputs, args, strict=True))
-        for node in nodes:
-            given = [_value(x, env) for x in node.inputs]
-            out = given[:1] if node.barrier >= 0 else compat.bind(node.primitive, given, dict(node.params))
-            env.update(zip(node.outputs, out, strict=True))
-        return [env[v] for v in values]
-
-    return run
-
-
-def _value(x: Operand, env: Mapping[int, Any]) -> Any:
-    return np.asarray(x.value, x.dtype) if isinstance(x, Const) else env[x]
+    return lambda *args: evaluate(nodes, dict(zip(inputs, args, strict=True)), values)

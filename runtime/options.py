@@ -16,6 +16,8 @@ import numpy as np
 from sbp.errors import Problem
 from sbp.hardware import Hardware
 from sbp.options import Options
+from sbp.passes.request import Terms
+from sbp.passes.rows.lookups import Transfer
 from sbp.rules.exchange import WIRE_TYPES
 
 
@@ -125,3 +127,14 @@ def _why_not(x: Any) -> str:
         return f"rows of a table are floating numbers, of which {name} would keep none"
     info = jnp.finfo(jnp.dtype(x))
     return f"{name} has numbers from {float(info.min):.4g} to {float(info.max):.4g}: larger ones overflow"
+
+
+def terms_of(options: Options) -> Terms:
+    """What options say of every placement of a program."""
+    return Terms(
+        time_limit_seconds=options.time_limit,
+        memory_limit_bytes=options.memory_limit_bytes,
+        transfer=Transfer(options.exchange_capacity, options.exchange_dtype),
+        strict_nonfinite=options.strict_nonfinite,
+        check=bool(options.check),
+    )

@@ -11,13 +11,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from sbp.passes.chain import compile_plan
-from sbp.passes.explain import Plan
-from sbp.passes.physical import Compute
-from sbp.passes.sampling import ids_of, lacks_samples
+from sbp.passes.face import Plan
+from sbp.passes.physical.program import Compute
 from sbp.runtime.counts import Counting
+from sbp.runtime.sampling import ids_of, lacks_samples, with_samples
 from sbp.signature import Split
 
 
@@ -75,8 +76,7 @@ def _plan_again(built: Any, leaves: Sequence[Any], note: str) -> None:
         in_sbp=_filled(asked.in_sbp, plan.in_sbp),
         out_sbp=_filled(asked.out_sbp, plan.out_sbp),
         notes=(*asked.notes, note),
-        example=tuple(leaves),
-        again=True,
+        sampled=partial(with_samples, example=tuple(leaves), again=True),
     )
     built.plan = compile_plan(built.traced, built.request)
     built.counting = built.counting.onward()

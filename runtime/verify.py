@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -12,21 +12,18 @@ import numpy as np
 
 from sbp import compat
 from sbp.errors import MismatchError, Problem
-from sbp.hardware import hardware_for
-from sbp.passes.boxing import Boxings, Network
-from sbp.passes.graph import Const, Graph, Node
-from sbp.passes.moves import Move
-from sbp.passes.physical import Box, Physical, Step, reads, writes
+from sbp.passes.physical.program import Box, reads, writes
+from sbp.passes.program.graph import Const, Graph, Node
 from sbp.runtime.built import Built
 from sbp.runtime.call import Call
 from sbp.runtime.execute import Program
-from sbp.runtime.lower import lower
 from sbp.runtime.pipeline.program import BuiltPipeline
-from sbp.signature import B, NdSbp, Partial, Split, format_sbp
+from sbp.runtime.plain import evaluate
+from sbp.runtime.probe import CHUNK, probe
+from sbp.signature import format_sbp
 
 # Relative to the largest magnitude of the tensor, by item size in bytes; integers and booleans must be equal.
 TOLERANCE = {2: 2e-2, 4: 1e-4, 8: 1e-9, 16: 1e-9}
-CHUNK = 200  # intermediate tensors that are fetched at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,19 +150,9 @@ def _one_device(graph: Graph, host: Sequence[Any], wanted: Sequence[int]) -> dic
     """The values of some tensors, by the logical graph on the first device."""
 
     def run(*inputs: Any) -> list[Any]:
-        env: dict[int, Any] = dict(zip(graph.inputs, inputs, strict=True))
-        for node in graph.nodes:
-            env.update(zip(node.outputs, _evaluate(graph, node, env), strict=True))
-        return [env[v] for v in wanted]
+        return evaluate(graph.nodes, dict(zip(graph.inputs, inputs, strict=True)), wanted)
 
     return dict(zip(wanted, jax.jit(run)(*host, *graph.consts), strict=True))
-
-
-def _evaluate(graph: Graph, node: Node, env: dict[int, Any]) -> list[Any]:
-    args = [np.asarray(x.value, x.dtype) if isinstance(x, Const) else env[x] for x in node.inputs]
-    if node.barrier >= 0:
-        return [jax.lax.optimization_barrier(args[0])]
-    return compat.bind(node.primitive, args, dict(node.params))
 
 
 def _first_difference(built: Built, host: Sequence[Any], path: str, error: float) -> Problem:
@@ -174,7 +161,7 @@ def _first_difference(built: Built, host: Sequence[Any], path: str, error: float
     for nodes in _chunks(graph):
         values = [v for node in nodes for v in node.outputs]
         expected = _one_device(graph, host, values)
-        got = _probe(built, host, values)
+        got = dict(zip(values, probe(built, [*host, *graph.consts], values), strict=True))
         for node in nodes:
             for v in node.outputs:
                 bad = difference(got[v], expected[v])
@@ -223,35 +210,3 @@ def _problem(built: Built, node: Node, v: int, path: str, error: float, bad: flo
         f"it ran as {ins} -> {outs} on {physical.placement}",
         "if the op's rule is yours, check its rows; else this is a bug in the compiler: please report it",
     )
-
-
-def _probe(built: Built, host: Sequence[Any], values: Sequence[int]) -> dict[int, Any]:
-    """The distributed values of some tensors, gathered."""
-    physical = built.plan.physical
-    assert physical is not None
-    probed = with_outputs(physical, values)
-    jitted = lower(probed, probed.placement.mesh, ())
-    return dict(zip(values, jitted(*host, *probed.graph.consts), strict=True))
-
-
-def with_outputs(physical: Physical, values: Sequence[int]) -> Physical:
-    """The same program with other results: `values`, each brought to B right after it is made."""
-    graph, placement = physical.graph, physical.placement
-    wanted, whole = set(values), (B,) * placement.ndim
-    boxings = Boxings(Network(placement, hardware_for(placement.kind)))
-    steps: list[Step] = []
-    for step in physical.steps:
-        steps.append(step)
-        if not isinstance(step, Box):
-            for v, nd in writes(step):
-                if v in wanted:
-                    steps += [Box(v, m, -1) for m in _gather(boxings, graph, v, nd, whole)]
-    outputs = tuple(whole for _ in values)
-    return replace(physical, graph=replace(graph, outputs=tuple(values)), steps=tuple(steps), outputs=outputs)
-
-
-def _gather(boxings: Boxings, graph: Graph, v: int, nd: NdSbp, whole: NdSbp) -> tuple[Move, ...]:
-    value = graph.values[v]
-    partials = frozenset(s.op for s in nd if isinstance(s, Partial))
-    dims = {s.dim for s in nd if isinstance(s, Split)} | {d for d, n in enumerate(value.shape) if n > 1}
-    return boxings.of(value.shape, value.dtype, partials, tuple(sorted(dims))).path(nd, whole)

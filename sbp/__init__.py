@@ -37,11 +37,11 @@ _FACE = {
     "compile": "sbp.runtime.execute",
     "Program": "sbp.runtime.execute",
     "verify": "sbp.runtime.verify",
-    "Plan": "sbp.passes.explain",
-    "PipelinePlan": "sbp.passes.pipeline.plan",
+    "Plan": "sbp.passes.face",
+    "PipelinePlan": "sbp.passes.face",
     "Profile": "sbp.runtime.pipeline.profile",
-    "Collective": "sbp.passes.explain",
-    "load_plan": "sbp.passes.save",
+    "Collective": "sbp.passes.explain.plan",
+    "load_plan": "sbp.passes.face",
 }
 
 # whole packages under a shorter name
@@ -56,9 +56,9 @@ if TYPE_CHECKING:
     from sbp.hardware import Hardware, Link
     from sbp.lazy import rows
     from sbp.options import Options
-    from sbp.passes.explain import Collective, Plan
-    from sbp.passes.pipeline.plan import PipelinePlan
-    from sbp.passes.save import load_plan
+    from sbp.passes.explain.plan import Collective
+    from sbp.passes.face import PipelinePlan, Plan
+    from sbp.passes.look.files import load_plan
     from sbp.rules import register_rule
     from sbp.runtime import embedding
     from sbp.runtime.execute import Program, compile

@@ -16,7 +16,7 @@ from typing import Any, TextIO
 
 from sbp import __version__
 from sbp.errors import ArgumentError, Problem, SbpError
-from sbp.passes.width import fitted, terminal_width
+from sbp.passes.look.width import fitted, terminal_width
 from sbp.placement import Placement, as_placement, parse_placement
 
 TARGET = "FILE.py:FUNCTION"
@@ -109,9 +109,7 @@ def _split(target: str, what: str) -> tuple[Path, str]:
     """FILE.py and the name after the colon."""
     file, _, name = target.rpartition(":")
     if not file or not name.isidentifier():
-        raise _problem(
-            what, repr(target), f"{TARGET}", "the file and the name in it are needed", EXAMPLE
-        )
+        raise _problem(what, repr(target), f"{TARGET}", "the file and the name in it are needed", EXAMPLE)
     path = Path(file)
     if not path.is_file() or path.suffix != ".py":
         why = "this is none" if path.exists() else "there is no such file from here"
@@ -247,7 +245,7 @@ def _make_devices(placement: Placement) -> None:
 
 
 def _plan(options: argparse.Namespace) -> None:
-    from sbp.passes.save import TRACE, WRITERS, check_suffix
+    from sbp.passes.look.files import TRACE, WRITERS, check_suffix
 
     for path in options.out:
         check_suffix(path, [*WRITERS, TRACE])
@@ -260,8 +258,8 @@ def _plan(options: argparse.Namespace) -> None:
 
 
 def _explain(options: argparse.Namespace) -> None:
-    from sbp.passes.save import load_plan
-    from sbp.passes.why import select, why_text
+    from sbp.passes.explain.why import select, why_text
+    from sbp.passes.face import load_plan
 
     if options.target.endswith(".json"):
         plan = load_plan(options.target)
@@ -290,8 +288,8 @@ def _explain(options: argparse.Namespace) -> None:
 
 
 def _diff(options: argparse.Namespace) -> None:
-    from sbp.passes.diff import diff_text
-    from sbp.passes.save import load_plan
+    from sbp.passes.face import load_plan
+    from sbp.passes.look.diff import diff_text
 
     _print(diff_text(load_plan(options.a), load_plan(options.b), (options.a, options.b)))
 

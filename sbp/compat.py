@@ -320,6 +320,14 @@ def itemsize(dtype: Any) -> float:
     return float(dtype.itemsize)
 
 
+def zeros(shape: tuple[int, ...], dtype: Any) -> Any:
+    """An array of zeros; of keys, whose words are zeros."""
+    if not is_key(dtype):
+        return jax.numpy.zeros(shape, dtype)
+    words = jax.numpy.zeros((*shape, *dtype._impl.key_shape), np.uint32)
+    return jax.random.wrap_key_data(words, impl=dtype._impl.name)
+
+
 def setting(name: str) -> Any:
     """One of JAX's settings."""
     config: Any = jax.config

@@ -19,7 +19,6 @@ Array = np.ndarray[Any, Any]
 Shards = dict[tuple[int, ...], Array]
 
 
-
 def _summed(xs: Sequence[Array]) -> Array:
     with np.errstate(all="ignore"):  # infinities of both signs are NaN, as they should be
         return np.asarray(np.sum(np.stack(xs), axis=0, dtype=xs[0].dtype))

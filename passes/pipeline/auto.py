@@ -19,15 +19,16 @@ from sbp import compat
 from sbp.annotation import scope_of
 from sbp.errors import AnnotationError, Problem
 from sbp.hardware import Hardware
-from sbp.passes.boxing import Network
-from sbp.passes.graph import Graph, Node
+from sbp.passes.boxing.links import Network
 from sbp.passes.pipeline.sums import sums_of
 from sbp.passes.pipeline.where import loop_of, reads_of
-from sbp.passes.plan.candidates import Strategy, make_op
+from sbp.passes.plan.candidates import Strategy
 from sbp.passes.plan.cost import node_seconds
-from sbp.passes.wiring import assumed_trips
+from sbp.passes.program.graph import Graph, Node
+from sbp.passes.program.views import make_op
+from sbp.passes.program.wiring import assumed_trips
 from sbp.placement import Placement
-from sbp.rules.registry import all_broadcast
+from sbp.rules.entry import all_broadcast
 
 Vector = NDArray[np.float64]
 STATE = 4.0

@@ -6,16 +6,35 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from sbp.layout import at_rest
-from sbp.passes.graph import Const
-from sbp.passes.physical import Box
-from sbp.passes.physical import reads as reads_of
-from sbp.passes.physical import writes as writes_of
+from sbp.passes.physical.program import Box
+from sbp.passes.physical.program import reads as reads_of
+from sbp.passes.physical.program import writes as writes_of
 from sbp.passes.pipeline.cut import border_of
-from sbp.passes.pipeline.edges import flows
+from sbp.passes.pipeline.edges import edges_of, flows
 from sbp.passes.pipeline.order import Part, Phase
 from sbp.passes.pipeline.slots import Cut, Kind, Piece, Slot
+from sbp.passes.pipeline.stages import Stages
+from sbp.passes.program.graph import Const
+from sbp.passes.schedule.actions import Schedule
+from sbp.passes.schedule.deadlock import find_deadlock
 
 OUTSIDE = (Phase.BEFORE, Phase.AFTER)
+
+
+def check_stages(stages: Stages) -> None:
+    """Asserts it of both ways to cut the program."""
+    for merged in (True, False):
+        check_cuts(stages.cuts(merged))
+
+
+def check_schedule(stages: Stages, schedule: Schedule | None) -> None:
+    """Asserts that a schedule is of these stages, and that nothing waits for ever."""
+    if schedule is None:
+        return
+    assert schedule.rank_of == stages.stages, f"{schedule.name} has its stages on {schedule.rank_of}"
+    assert schedule.microbatches == stages.microbatches, f"{schedule.name} has other micro-batches"
+    circle = find_deadlock(schedule, edges_of(stages.cuts(not schedule.splits)))
+    assert circle is None, f"{schedule.name} waits in a circle: {circle}"
 
 
 def check_cuts(cuts: Sequence[Cut]) -> None:

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from sbp.passes.graph import Const, Operand
-from sbp.passes.names import runs_microbatches
-from sbp.passes.physical import Border, Box, Physical, Step, Version, reads, writes
+from sbp.passes.physical.program import Border, Box, Physical, Step, Version, reads, writes
 from sbp.passes.pipeline.order import Part, Phase, part_of
 from sbp.passes.pipeline.slots import Cut, How, Kind, Piece, Read, Slot, Write
 from sbp.passes.pipeline.split import Share
-from sbp.passes.wiring import Port, ports
+from sbp.passes.program.graph import Const, Operand
+from sbp.passes.program.names import runs_microbatches
+from sbp.passes.program.wiring import Port, ports
 from sbp.signature import NdSbp
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sbp.passes.physical import Step, Version, writes
-from sbp.passes.physical import reads as reads_of
-from sbp.passes.pipeline.chain import Stages
+from sbp.passes.physical.program import Step, Version, writes
+from sbp.passes.physical.program import reads as reads_of
 from sbp.passes.pipeline.cut import border_of
 from sbp.passes.pipeline.order import Part, Phase
 from sbp.passes.pipeline.slots import Cut, How, Kind, Piece, Slot
+from sbp.passes.pipeline.stages import Stages
 from sbp.passes.pipeline.times import estimated_times
 from sbp.passes.plan.cost import local_bytes
 from sbp.passes.schedule.actions import Schedule

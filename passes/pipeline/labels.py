@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from sbp.passes.graph import Graph, Node
-from sbp.passes.names import Names
 from sbp.passes.pipeline.order import Order, Phase
 from sbp.passes.pipeline.where import Where
+from sbp.passes.program.graph import Graph, Node
+from sbp.passes.program.names import Names
 
 
 @dataclass(frozen=True)

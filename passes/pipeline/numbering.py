@@ -13,10 +13,10 @@ from itertools import accumulate, groupby, pairwise
 from typing import TypeAlias
 
 from sbp import compat
-from sbp.passes.graph import Graph, Node
-from sbp.passes.plan.candidates import make_op, rule_of
-from sbp.passes.wiring import trips
-from sbp.rules.registry import element_flops
+from sbp.passes.program.graph import Graph, Node
+from sbp.passes.program.views import make_op
+from sbp.passes.program.wiring import trips
+from sbp.rules.entry import element_flops
 
 Item: TypeAlias = tuple[int, int]
 """An op on a placement: its id, and the position of the placement."""
@@ -128,7 +128,7 @@ def _flops(graph: Graph, node: Node) -> float:
         return trips(node) * inner
     shapes = [graph.operand(x).shape for x in node.inputs]
     op = make_op(graph, node, shapes, [graph.values[v].shape for v in node.outputs], 1)
-    rule = rule_of(node)
+    rule = node.rule
     return element_flops(op) if rule is None else rule.flops(op)
 
 

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from sbp.passes.graph import Const, Graph, Node
 from sbp.passes.pipeline.numbering import Flow, Item, collapsed, halves
 from sbp.passes.pipeline.where import Where, is_backward, loop_of, reads_of
+from sbp.passes.program.graph import Const, Graph, Node
 
 MARK = "sbp.part:"
 _MARK = re.compile(re.escape(MARK) + r"(\w+):(\d+)")

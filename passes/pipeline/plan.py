@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from sbp.passes.explain import Collective, Forms, Plan
-from sbp.passes.pipeline.chain import Stages
+from sbp.passes.explain.plan import Collective, PlanData
 from sbp.passes.pipeline.edges import edges_of
 from sbp.passes.pipeline.figures import StageFigures, figures_of
 from sbp.passes.pipeline.slots import Cut
+from sbp.passes.pipeline.stages import Stages
 from sbp.passes.pipeline.times import Way, outside_seconds, ways
 from sbp.passes.schedule.actions import Schedule
 from sbp.passes.schedule.memory import peaks, units
@@ -25,7 +25,7 @@ TOO_LARGE = (
 
 
 @dataclass(frozen=True, repr=False)
-class PipelinePlan(Plan):
+class PipelineData(PlanData):
     """What a program with stages will do, and why.
 
     Arguments:
@@ -37,7 +37,7 @@ class PipelinePlan(Plan):
       memory: per placement, the peak per device with this schedule, bytes.
     """
 
-    stages: tuple[Plan, ...] = ()
+    stages: tuple[PlanData, ...] = ()
     schedule: Schedule | None = None
     timeline: Timeline | None = None
     figures: tuple[StageFigures, ...] = ()
@@ -66,18 +66,13 @@ class PipelinePlan(Plan):
         """Per placement, the most micro-batches of its stages that are held at once."""
         return () if self.schedule is None else peaks(self.schedule, units(self.schedule.stages))
 
-    def part(self, index: int) -> tuple[Plan, int]:
+    def part(self, index: int) -> tuple[PlanData, int]:
         """The plan of a placement that a collective belongs to, and its number there."""
         for plan in self.stages:
             if index < len(plan.collectives):
                 return plan, index
             index -= len(plan.collectives)
         return self, index + len(self.collectives) - len(self.sends)
-
-    def _forms(self) -> Forms:
-        from sbp.passes.pipeline import page, save, show
-
-        return Forms(show.plan_line, show.plan_text, page.plan_html, save.save_plan)
 
 
 def pipeline_plan(
@@ -86,7 +81,7 @@ def pipeline_plan(
     stages: Stages,
     schedule: Schedule | None,
     notes: Sequence[str] = (),
-) -> PipelinePlan:
+) -> PipelineData:
     """The plan of a program that has been taken apart."""
     plans, timeline = stages.plans, None
     seconds, memory = sum(p.seconds for p in plans), tuple(p.memory_bytes for p in plans)
@@ -108,7 +103,7 @@ def pipeline_plan(
     remarks = [*notes, *(n for p in plans for n in p.notes)]
     if schedule is not None and max(memory) > plans[0].hardware.memory_bytes:
         remarks.insert(0, TOO_LARGE)
-    return PipelinePlan(
+    return PipelineData(
         name=name,
         placement=placement,
         hardware=plans[0].hardware,

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from sbp.passes.graph import Const, Graph, Operand
-from sbp.passes.physical import Physical, Step, Version
+from sbp.passes.physical.program import Physical, Step, Version
 from sbp.passes.pipeline.order import Part
 from sbp.passes.pipeline.split import Share
+from sbp.passes.program.graph import Const, Graph, Operand
 from sbp.signature import NdSbp
 
 

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sbp import compat
-from sbp.passes.graph import Body, Const, Graph, Node, Operand, Value, numbered
 from sbp.passes.pipeline.order import Order, marked
 from sbp.passes.pipeline.sums import loop_params
 from sbp.passes.pipeline.where import Where, loop_of, reads_of
+from sbp.passes.program.graph import Body, Const, Graph, Node, Operand, Value, numbered
 
 
 @dataclass(frozen=True)

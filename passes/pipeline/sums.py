@@ -17,10 +17,10 @@ from jax import lax
 
 from sbp import compat
 from sbp.annotation import scope_of
-from sbp.passes.edit import Editor
-from sbp.passes.graph import Body, Const, Graph, Node, Operand, Source, walk
 from sbp.passes.pipeline.order import Order
 from sbp.passes.pipeline.where import Where, loop_of
+from sbp.passes.program.edit import Editor
+from sbp.passes.program.graph import Body, Const, Graph, Node, Operand, Source, walk
 
 ADDS = ("add", "add_any")
 SCALES = "mul"

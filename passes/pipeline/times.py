@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from sbp.passes.boxing import Boxings, Network
-from sbp.passes.physical import Physical, total_seconds
-from sbp.passes.pipeline.chain import Stages
+from sbp.passes.boxing.links import Network
+from sbp.passes.boxing.paths import Boxings
+from sbp.passes.physical.evaluate import total_seconds
+from sbp.passes.physical.program import Physical
 from sbp.passes.pipeline.order import Part, Phase
 from sbp.passes.pipeline.slots import Cut, Piece
+from sbp.passes.pipeline.stages import Stages
 from sbp.passes.plan.cost import local_bytes
 from sbp.passes.schedule.times import Times
 from sbp.signature import NdSbp

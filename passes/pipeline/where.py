@@ -16,8 +16,8 @@ from sbp import compat
 from sbp.annotation import SCOPE as ON
 from sbp.annotation import placement_in
 from sbp.errors import AnnotationError, Problem
-from sbp.passes.graph import Body, Const, Graph, Node, Operand, walk
-from sbp.passes.names import runs_microbatches
+from sbp.passes.program.graph import Body, Const, Graph, Node, Operand, walk
+from sbp.passes.program.names import runs_microbatches
 from sbp.placement import Placement
 
 _TRANSFORMS = re.compile(r"\b(jvp|transpose)\(")

@@ -13,10 +13,11 @@ from sbp import compat
 from sbp.annotation import Pin
 from sbp.exact import key_of
 from sbp.layout import is_even, split_shape
-from sbp.passes.graph import Const, Graph, Node, Operand
-from sbp.passes.wiring import Port, ports
+from sbp.passes.program.graph import Const, Graph, Node, Operand
+from sbp.passes.program.views import make_op
+from sbp.passes.program.wiring import Port, ports
 from sbp.placement import Placement
-from sbp.rules import Op, Row, Rule, lookup
+from sbp.rules import Row
 from sbp.rules.registry import valid_rows
 from sbp.signature import B, NdSbp, P, Partial, Signature, Split
 
@@ -51,6 +52,11 @@ class Strategy:
     results: tuple[NdSbp, ...]
     strict: tuple[bool, ...]
     rows: tuple[Row, ...]
+
+    @property
+    def lying(self) -> tuple[tuple[NdSbp, ...], tuple[NdSbp, ...]]:
+        """How operands and results lie."""
+        return self.operands, self.results
 
 
 @dataclass(frozen=True)
@@ -233,25 +239,11 @@ def _key(graph: Graph, node: Node, ops: Sequence[Partials]) -> Hashable:
     )
 
 
-def make_op(graph: Graph, node: Node, shapes: Sequence[Any], results: Sequence[Any], group: int) -> Op:
-    """The rule's view of a node, given what the outer axes left of its shapes."""
-    return Op(
-        node.op,
-        tuple(shapes),
-        tuple(results),
-        tuple(graph.operand(x).dtype for x in node.inputs),
-        tuple(graph.values[v].dtype for v in node.outputs),
-        node.params,
-        group,
-        tuple(graph.operand(x).shape for x in node.inputs),
-    )
-
-
 def _strategies(
     graph: Graph, node: Node, hierarchy: tuple[int, ...], ops: Sequence[Partials], strict_nonfinite: bool
 ) -> tuple[tuple[Strategy, ...], tuple[Partials, ...]]:
     """All N-D strategies of a node and the partials of its results: rows along each axis on what remains."""
-    rule = lookup(node.op)
+    rule = node.rule
     shapes = tuple(graph.operand(x).shape for x in node.inputs)
     results = tuple(graph.values[v].shape for v in node.outputs)
     chains: list[tuple[tuple[Row, ...], Any, Any]] = [((), shapes, results)]
@@ -316,8 +308,3 @@ def rest_signatures(shape: Sequence[int], dtype: Any, placement: Placement) -> t
         one_d += [Split(d) for d, n in enumerate(shape) if n > 1]
     every = itertools.product(one_d, repeat=placement.ndim)
     return tuple(nd for nd in every if is_even(shape, nd, placement.shape))
-
-
-def rule_of(node: Node) -> Rule | None:
-    """The rule of a node's op, if there is one."""
-    return lookup(node.op)

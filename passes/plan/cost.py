@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from sbp import compat
-from sbp.layout import Layout, local_shape
-from sbp.passes.boxing import Network
-from sbp.passes.graph import Graph, Node
-from sbp.passes.plan.candidates import Strategy, make_op, rule_of
-from sbp.rules.local import Local
-from sbp.rules.registry import Talk, element_flops, element_traffic
+from sbp.layout import local_shape
+from sbp.passes.boxing.links import Network
+from sbp.passes.plan.candidates import Strategy
+from sbp.passes.program.graph import Graph, Node
+from sbp.passes.program.views import make_op, talks_of
+from sbp.rules.entry import Talk, element_flops, element_traffic
 
 # The share of an element-wise op's memory traffic that is left once it is fused with its neighbours.
 FUSED_TRAFFIC = 0.25
@@ -21,25 +21,6 @@ FUSED_TRAFFIC = 0.25
 def local_bytes(shape: Sequence[int], dtype: Any, nd: Any, hierarchy: Sequence[int]) -> float:
     """Bytes of one device's shard, padding included."""
     return math.prod(local_shape(shape, nd, hierarchy)) * compat.itemsize(dtype)
-
-
-def layouts(
-    graph: Graph, node: Node, strategy: Strategy, hierarchy: tuple[int, ...]
-) -> tuple[tuple[Layout, ...], tuple[Layout, ...]]:
-    """How the operands and results of an op lie under a strategy."""
-    ins = zip((graph.operand(x).shape for x in node.inputs), strategy.operands, strict=True)
-    outs = zip((graph.values[v].shape for v in node.outputs), strategy.results, strict=True)
-    return tuple(Layout(s, nd, hierarchy) for s, nd in ins), tuple(Layout(s, nd, hierarchy) for s, nd in outs)
-
-
-def talks_of(graph: Graph, node: Node, strategy: Strategy, hierarchy: tuple[int, ...]) -> tuple[Talk, ...]:
-    """The collectives inside an op's body; those that send nothing are left out."""
-    rule = rule_of(node)
-    if rule is None or rule.talks is None:
-        return ()
-    dtypes = [graph.operand(x).dtype for x in node.inputs]
-    local = Local(node.primitive, node.params, *layouts(graph, node, strategy, hierarchy), (), (), dtypes)
-    return tuple(t for t in rule.talks(local) if t.wire_bytes > 0)
 
 
 def talk_seconds(talk: Talk, network: Network) -> float:
@@ -54,7 +35,7 @@ def node_seconds(graph: Graph, node: Node, strategy: Strategy, network: Network)
     What the op says to other devices is added.
     """
     hierarchy, hardware = network.placement.shape, network.hardware
-    rule = rule_of(node)
+    rule = node.rule
     operands = [graph.operand(x) for x in node.inputs]
     results = [graph.values[v] for v in node.outputs]
     ins = [local_shape(v.shape, nd, hierarchy) for v, nd in zip(operands, strategy.operands, strict=True)]
@@ -67,5 +48,5 @@ def node_seconds(graph: Graph, node: Node, strategy: Strategy, network: Network)
     size = min((compat.itemsize(v.dtype) for v in results), default=4.0)
     matrix = rule is not None and rule.family == "contract"
     rate = hardware.flops(max(1, int(size))) if matrix else hardware.vector_flops_per_second
-    talking = sum(talk_seconds(t, network) for t in talks_of(graph, node, strategy, hierarchy))
+    talking = sum(talk_seconds(t, network) for t in talks_of(graph, node, strategy.lying, hierarchy))
     return max(flops / rate, traffic / hardware.memory_bytes_per_second) + talking

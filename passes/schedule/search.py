@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from sbp.errors import Problem, SbpError, raise_all
-from sbp.passes.report import bytes_text, seconds_text
 from sbp.passes.schedule.actions import Schedule
 from sbp.passes.schedule.dataflow import Edge
 from sbp.passes.schedule.greedy import Policy, Task, list_schedule
@@ -17,6 +16,7 @@ from sbp.passes.schedule.orders import GENERATORS, make
 from sbp.passes.schedule.simulate import simulate
 from sbp.passes.schedule.spans import Timeline
 from sbp.passes.schedule.times import Times
+from sbp.units import bytes_text, seconds_text
 
 TRIES = 200
 """Simulations that local improvement may take."""

@@ -14,8 +14,8 @@ import jax
 from sbp.errors import EmbeddingError, Problem
 from sbp.hardware import BYTES_ONLY, Hardware, hardware_for
 from sbp.options import bytes_of
-from sbp.passes.explain import Plan
-from sbp.passes.report import bytes_text, kind_text, seconds_text
+from sbp.passes.explain.words import kind_text
+from sbp.passes.face import Plan
 from sbp.placement import Placement, as_placement
 from sbp.runtime.embedding.collection import Collection
 from sbp.runtime.embedding.costs import (
@@ -31,6 +31,7 @@ from sbp.runtime.embedding.costs import (
 )
 from sbp.runtime.embedding.keys import problem
 from sbp.runtime.embedding.tables import FeatureConfig, TableConfig, unique_tables
+from sbp.units import bytes_text, seconds_text
 
 Assignment: TypeAlias = tuple[str, ...]
 """The layout of each table."""

@@ -16,7 +16,7 @@ from sbp import compat
 from sbp.hardware import BYTES_ONLY, Hardware
 from sbp.layout import local_shape
 from sbp.options import Options
-from sbp.passes.explain import Plan
+from sbp.passes.face import Plan
 from sbp.placement import Placement
 from sbp.rules.lookups import MOST_ROWS
 from sbp.runtime.embedding.collection import Collection

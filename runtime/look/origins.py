@@ -14,7 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from sbp import compat
-from sbp.passes.explain import ROW_SCOPE, Collective, Plan
+from sbp.passes.explain.collectives import ROW_SCOPE
+from sbp.passes.explain.plan import Collective
+from sbp.passes.face import Plan
 from sbp.runtime.look.hlo_text import Computation, Instruction, Module, pairs, parse, unquote
 from sbp.runtime.look.meter import HasText, MeteredCollective, each_collective, text_of
 

@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from sbp.errors import Problem, raise_all
 from sbp.hardware import hardware_for
 from sbp.options import Options
-from sbp.passes.graph import Graph
-from sbp.passes.lookups import Transfer
-from sbp.passes.pipeline.auto import cut_model
-from sbp.passes.pipeline.chain import Asked, Job, plan_stages
-from sbp.passes.pipeline.plan import pipeline_plan
+from sbp.passes.chain import compile_stages
 from sbp.passes.pipeline.where import placements_of
+from sbp.passes.program.graph import Graph
+from sbp.passes.program.ties import Ties, ties
+from sbp.passes.program.trace import Traced
+from sbp.passes.request import Asked, StagesRequest
 from sbp.passes.schedule.actions import Schedule
 from sbp.passes.schedule.orders import GENERATORS
 from sbp.passes.schedule.requirements import V
-from sbp.passes.ties import Ties, ties
-from sbp.passes.trace import Traced
 from sbp.placement import Placement
 from sbp.resolve import resolve, scalar_notes
 from sbp.runtime.given import Given
+from sbp.runtime.options import terms_of
 from sbp.runtime.pipeline.drivers import Drivers, may_help
-from sbp.runtime.pipeline.program import BuiltPipeline, schedule_for
+from sbp.runtime.pipeline.program import BuiltPipeline
 from sbp.signature import NdSbp
 
 
@@ -105,34 +104,29 @@ def build_pipeline(
     found = placements_of(traced.graph)
     wrong = [*_check_placements(found, placement), *_check_stages(found, placement, options)]
     raise_all([*wrong, *_check_options(options)])
-    if options.stages is not None:
-        places = stage_placements(placement, options.stages, options.schedule)
-        hardware = _hardware(options)(placement)
-        graph = cut_model(traced.graph, places, hardware, options.memory_limit_bytes)
-        traced = replace(traced, graph=graph)
-        signatures = replace(signatures, traced=traced)
+    count, cut = options.stages, tuple[Placement, ...]()
+    if count is not None:
+        cut = stage_placements(placement, count, options.schedule)
     tied = signatures.ties(*signatures.on(placement)[:2])
-    job = Job(
+    request = StagesRequest(
         name=name,
+        placement=placement,
         hardware=_hardware(options),
         asked=signatures.asked(),
         ties=tied.arguments,
-        rank_of=_rank_of(options.schedule, len(placements_of(traced.graph))),
-        time_limit_seconds=options.time_limit,
-        memory_limit_bytes=options.memory_limit_bytes,
-        transfer=Transfer(options.exchange_capacity, options.exchange_dtype),
-        strict_nonfinite=options.strict_nonfinite,
+        cut=cut,
+        rank_of=_rank_of(options.schedule, len(set(cut)) or len(found)),
+        schedule=options.schedule,
+        notes=(*signatures.notes, *tied.notes),
+        terms=terms_of(options),
         donated=donate,
-        check=bool(options.check),
     )
-    stages = plan_stages(traced, job)
-    schedule, notes = schedule_for(stages, options.schedule, options.memory_limit_bytes)
-    plan = pipeline_plan(name, placement, stages, schedule, [*signatures.notes, *tied.notes, *notes])
-    places = [stage.placement for stage in plan.stages]
+    staged = compile_stages(traced, request)
+    places = [stage.placement for stage in staged.plan.stages]
     threads = options.threads
-    if threads is None and not may_help(places, schedule is not None):
+    if threads is None and not may_help(places, staged.schedule is not None):
         threads = False
-    return BuiltPipeline(stages, schedule, plan, donate, weak, Drivers(threads))
+    return BuiltPipeline(staged.stages, staged.schedule, staged.plan, donate, weak, Drivers(threads))
 
 
 def _rank_of(schedule: Any, ranks: int) -> Sequence[int] | None:
@@ -199,12 +193,12 @@ def _check_options(options: Options) -> Iterator[Problem]:
         yield Problem("argument", "Options(count_keys=True)", "a program with stages", legal, why, fix)
 
 
-def stage_placements(whole: Placement, stages: int, schedule: object) -> list[Placement]:
+def stage_placements(whole: Placement, stages: int, schedule: object) -> tuple[Placement, ...]:
     """The placements of so many stages along the first axis: around in a loop, or forth and back in a V."""
     parts = whole.split(0)
     if _is_v(schedule) and stages == 2 * len(parts):
-        return [*parts, *reversed(parts)]
-    return [parts[s % len(parts)] for s in range(stages)]
+        return (*parts, *reversed(parts))
+    return tuple(parts[s % len(parts)] for s in range(stages))
 
 
 def _no_stage(p: Placement, whole: Placement, why: str) -> Problem:

@@ -19,7 +19,7 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from sbp.layout import at_rest, local_shape
-from sbp.passes.physical import Physical
+from sbp.passes.physical.program import Physical
 from sbp.passes.pipeline.order import Phase
 from sbp.passes.pipeline.slots import How, Kind, Piece, Read, Slot
 from sbp.resolve import to_partition_spec

@@ -13,21 +13,19 @@ import jax
 import jax.numpy as jnp
 
 from sbp.options import bytes_of
-from sbp.passes import save
-from sbp.passes.explain import Plan
-from sbp.passes.page import figures_table, heading, picture, plan_page, short
-from sbp.passes.pipeline import page as pipeline_page
+from sbp.passes.face import PipelinePlan, Plan
+from sbp.passes.look import files, pipeline_page
+from sbp.passes.look.page import figures_table, heading, picture, plan_page, short
+from sbp.passes.look.pipeline_text import NUMBERS, columns
+from sbp.passes.look.timeline import chrome_trace, timeline_svg
 from sbp.passes.pipeline.choose import Task, found_schedule, split_seconds, task_of
-from sbp.passes.pipeline.plan import PipelinePlan
-from sbp.passes.pipeline.show import NUMBERS, columns
-from sbp.passes.report import bytes_text, seconds_text
 from sbp.passes.schedule.actions import SENDS, Kind, Schedule
 from sbp.passes.schedule.simulate import simulate
 from sbp.passes.schedule.spans import Timeline, apart
-from sbp.passes.schedule.timeline import chrome_trace, timeline_svg
 from sbp.passes.schedule.times import Times
 from sbp.runtime.pipeline.machine import Machine, Record
 from sbp.runtime.pipeline.program import BuiltPipeline
+from sbp.units import bytes_text, seconds_text
 
 STEPS = 3
 """Steps of each kind that are measured, after one that is not."""
@@ -107,7 +105,7 @@ class Profile:
           MemoryLimitError: if nothing fits.
         """
         if self.task is None or self.times is None or not self.task.trains:
-            raise save.problem(
+            raise files.problem(
                 f"a profile of {self.plan.name!r}",
                 "one of a training with stages and micro-batches",
                 "a schedule orders the forwards and backwards of micro-batches",
@@ -189,8 +187,8 @@ class Profile:
         Raises:
           ArgumentError: for another suffix; without micro-batches there are no timelines.
         """
-        suffix = save.check_suffix(path, WRITERS if self.timelines else {".html": _page})
-        save.write(path, WRITERS[suffix](self))
+        suffix = files.check_suffix(path, WRITERS if self.timelines else {".html": _page})
+        files.write(path, WRITERS[suffix](self))
 
 
 def _page(profile: Profile) -> str:

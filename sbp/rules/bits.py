@@ -103,4 +103,3 @@ def fold(x: Any, how: str, axis: int) -> Any:
         half = -(-n // 2)  # of an odd number the one in the middle is in both
         x = pick(lax.slice_in_dim(x, 0, half, axis=axis), lax.slice_in_dim(x, n - half, n, axis=axis))
     return jnp.squeeze(x, axis)
-

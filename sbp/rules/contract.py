@@ -9,10 +9,11 @@ from typing import Any
 import jax.numpy as jnp
 
 from sbp.rules.elementwise import sums_pass
+from sbp.rules.entry import Op, Row, Talk
 from sbp.rules.factors import Letters, factors
 from sbp.rules.halo import Extent, Slide, Window, cropped, extent, fetched, pays, slide, talks
 from sbp.rules.local import Local
-from sbp.rules.registry import Op, Row, Talk, rule
+from sbp.rules.registry import rule
 from sbp.signature import B, P, Split
 
 

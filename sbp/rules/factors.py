@@ -18,8 +18,8 @@ from functools import cached_property
 from typing import Any, TypeAlias
 
 from sbp.errors import Problem, RuleError
+from sbp.rules.entry import Op, Row
 from sbp.rules.local import Local
-from sbp.rules.registry import Op, Row
 from sbp.signature import B, P, Partial, Signature, Split
 
 Letters: TypeAlias = tuple[str | None, ...]

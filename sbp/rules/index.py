@@ -13,9 +13,10 @@ from jax import lax
 from jax.lax import GatherScatterMode
 
 from sbp.layout import Layout
+from sbp.rules.entry import Op, Row, Shape, row_traffic
 from sbp.rules.factors import Letters, additive_row, monotone_rows, moved_rows, split_rows
 from sbp.rules.local import Local, barrier, integer_limits
-from sbp.rules.registry import Op, Row, Shape, row_traffic, rule
+from sbp.rules.registry import rule
 from sbp.signature import B, P, Partial, Signature, Split
 
 Pairs: TypeAlias = Sequence[tuple[int, int]]

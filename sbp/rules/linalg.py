@@ -7,9 +7,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from sbp.rules.entry import Op, Row
 from sbp.rules.factors import Letters, factors
 from sbp.rules.local import Local
-from sbp.rules.registry import Op, Row, rule
+from sbp.rules.registry import rule
 
 # The dims that one problem takes at the end of the first operand.
 MATRIX = """

@@ -19,6 +19,7 @@ from jax.lax import GatherScatterMode
 from sbp import compat
 from sbp.layout import Layout
 from sbp.rules.delivery import deliver, sums_apart
+from sbp.rules.entry import Op, Row, Talk, row_traffic
 from sbp.rules.exchange import (
     NO_KEY,
     deliver_talks,
@@ -33,7 +34,7 @@ from sbp.rules.halo import extent
 from sbp.rules.index import _fill_value, _signed
 from sbp.rules.legs import Route, legs
 from sbp.rules.local import Local, barrier
-from sbp.rules.registry import Op, Row, Talk, row_traffic, rule
+from sbp.rules.registry import rule
 from sbp.rules.sample import planned
 from sbp.signature import B, P, Split
 

@@ -17,9 +17,10 @@ import numpy as np
 from jax import lax
 
 from sbp import compat
+from sbp.rules.entry import Op, Row, Talk
 from sbp.rules.factors import Letters, additive_row, factors
 from sbp.rules.local import Local, identity_of
-from sbp.rules.registry import Op, Row, Talk, rule
+from sbp.rules.registry import rule
 from sbp.signature import B, Partial, Split
 
 

@@ -11,9 +11,10 @@ import numpy as np
 from jax import lax
 
 from sbp import compat
+from sbp.rules.entry import Op, Row
 from sbp.rules.factors import Letters, factors, same_dims
 from sbp.rules.local import Local
-from sbp.rules.registry import Op, Row, rule
+from sbp.rules.registry import rule
 
 _WORD = 1 << 32
 

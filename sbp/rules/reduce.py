@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from sbp.rules.entry import Op, Row
 from sbp.rules.factors import Letters, factors
 from sbp.rules.local import Local, identity_of
-from sbp.rules.registry import Op, Row, rule
+from sbp.rules.registry import rule
 from sbp.signature import Partial
 
 

@@ -21,9 +21,9 @@ from jax import lax
 
 from sbp import compat
 from sbp.exact import key_of
+from sbp.rules.entry import Talk
 from sbp.rules.halo import Coords, Extent, devices, own, taken
 from sbp.rules.local import Local
-from sbp.rules.registry import Talk
 
 # So many exchanges, and one more per operand and result, are worth a program's size.
 MOST_ROUNDS = 8

@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from sbp.rules.entry import Op, Row
 from sbp.rules.factors import Letters, factors
 from sbp.rules.local import Local, integer_limits
-from sbp.rules.registry import Op, Row, rule
+from sbp.rules.registry import rule
 from sbp.signature import B, P, Split
 
 

@@ -10,9 +10,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from sbp import compat
+from sbp.rules.entry import Op, Row, Talk
 from sbp.rules.factors import factors, same_dims
 from sbp.rules.local import Local
-from sbp.rules.registry import Op, Row, Talk, rule
+from sbp.rules.registry import rule
 
 
 @rule("create_token", note="no tensor")

@@ -1,7 +1,7 @@
 """The step of a lazy optimizer on the rows of a table that a batch has looked up.
 
-A pass makes this op of a gradient by rows, an optimizer and an addition (`passes/rows.py`). Operands: the
-table, the leaves of the optimizer's state, then ids and rows of each lookup. Results: table and state.
+A pass (`passes/rows/tables.py`) makes this op of a gradient by rows, an optimizer and an addition. Operands:
+the table, the leaves of the optimizer's state, then ids and rows of each lookup. Results: table and state.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from sbp import compat
 from sbp.layout import Layout
 from sbp.lazy import by_row, dense
 from sbp.rules.delivery import deliver, sums_apart
+from sbp.rules.entry import Op, Row, Talk
 from sbp.rules.exchange import deliver_talks
 from sbp.rules.legs import Route, legs
 from sbp.rules.local import Local, barrier
 from sbp.rules.lookups import keys_as, keys_of, route_along, row_bytes
-from sbp.rules.registry import Op, Row, Talk, rule
+from sbp.rules.registry import rule
 from sbp.signature import B, Signature, Split
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
+from sbp.rules.entry import Op, Row, Talk
 from sbp.rules.factors import Letters, factors
 from sbp.rules.halo import (
     Extent,
@@ -26,7 +27,7 @@ from sbp.rules.halo import (
     talks,
 )
 from sbp.rules.local import Local, identity_of
-from sbp.rules.registry import Op, Row, Talk, rule
+from sbp.rules.registry import rule
 from sbp.signature import B, Partial, Split
 
 

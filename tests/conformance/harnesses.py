@@ -23,8 +23,8 @@ import numpy as np
 
 import sbp
 from sbp.hardware import Hardware, Link
-from sbp.passes.explain import Plan
-from sbp.passes.physical import Compute, Physical
+from sbp.passes.face import Plan
+from sbp.passes.physical.program import Compute, Physical
 from sbp.signature import B, NdSbp, Signature, Split, format_sbp
 from tests.conformance.compare import mismatch
 

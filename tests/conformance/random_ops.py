@@ -296,5 +296,5 @@ control:
   smooth same 1d full  | lax.scan(lambda c, r: (jnp.sin(c + r), c), {x:f}[0], {again}, reverse=True)[1]
   smooth same 1d full  | lax.scan(lambda c, r: (jnp.sin(r + jnp.mean(c)), jnp.sum(c)), {x:f}[0], {again})[0]
   smooth same 1d full  | lax.fori_loop(0, 3, lambda i, c: jnp.sin(c + {x:f}), {again})
-  exact plus forward   | lax.while_loop(lambda c: c[0] < {number}, lambda c: (c[0] + 2, -c[1]), (0, {x:n}))[1]
+exact plus forward | lax.while_loop(lambda c: c[0] < {number} % 9, lambda c: (c[0] + 2, -c[1]), (0, {x:n}))[1]
 """)

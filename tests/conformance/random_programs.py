@@ -24,10 +24,9 @@ import numpy as np
 
 import sbp
 from sbp.hardware import Hardware, Link
-from sbp.passes.explain import Inside, talking
-from sbp.passes.physical import Compute, Physical
-from sbp.passes.plan.candidates import make_op
-from sbp.passes.plan.cost import talks_of
+from sbp.passes.explain.collectives import Inside, talking
+from sbp.passes.physical.program import Compute, Physical
+from sbp.passes.program.views import make_op, talks_of
 from sbp.runtime.look.meter import read_compiled, read_hlo
 from tests.conformance.random_code import NOISE, Input, Program, draw_program, function, tensor, without_dead
 from tests.rules.special import unlike
@@ -118,7 +117,9 @@ def shared_bytes(physical: Physical) -> float:
     inside = [(step, times) for step, times in physical.walk() if isinstance(step, Compute)]
     hierarchy = physical.placement.shape
     every = sum(
-        n * t.wire_bytes for s, n in inside for t in talks_of(physical.graph, s.node, s.strategy, hierarchy)
+        n * t.wire_bytes
+        for s, n in inside
+        for t in talks_of(physical.graph, s.node, s.strategy.lying, hierarchy)
     )
     once = sum(n * x.talk.wire_bytes for x, n in talking(physical) if isinstance(x, Inside))
     return every - once

@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from sbp import B, S
-from sbp.rules.registry import REGISTRY, Row
+from sbp.rules.entry import Row
+from sbp.rules.registry import REGISTRY
 from tests.conformance.random_code import Input, Line, Program, draw_program
 from tests.conformance.random_ops import Value
 from tests.conformance.random_programs import run, run_odd, shrunk

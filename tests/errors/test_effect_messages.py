@@ -11,8 +11,8 @@ from jax.experimental.buffer_callback import buffer_callback
 
 import sbp
 from sbp.errors import AnnotationError, ArgumentError
-from sbp.passes.effects import KNOWN, REFUSED
-from sbp.passes.trace import trace
+from sbp.passes.program.effects import KNOWN, REFUSED
+from sbp.passes.program.trace import trace
 from tests.errors.messages import Messages, check_message
 
 LINE = sbp.placement("cpu", shape=(8,))

@@ -13,7 +13,7 @@ import sbp
 from sbp import B, S
 from sbp.errors import ArgumentError
 from tests.errors.messages import Messages, check_message, kinds
-from tests.passes.test_rows import (
+from tests.passes.rows.test_tables import (
     by_count,
     by_position,
     decayed,

@@ -19,8 +19,8 @@ import sbp
 from models import gpt, resnet
 from models.pipeline import SCHEDULES, Pipeline, add_options, pipeline_of
 from sbp.annotation import placement_in
+from sbp.passes.program.trace import trace
 from sbp.passes.schedule.orders import GENERATORS
-from sbp.passes.trace import trace
 from sbp.placement import parse_placement
 
 STEPS = 20

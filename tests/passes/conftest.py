@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 
 import sbp
-from sbp.passes.explain import Plan
+from sbp.passes.face import Plan
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 # Round figures of no real chip: the golden texts must not change with the catalogue.

@@ -8,13 +8,15 @@ import numpy as np
 import pytest
 
 from sbp.hardware import hardware_for
-from sbp.passes.boxing import Boxings, Network
-from sbp.passes.graph import Graph
-from sbp.passes.physical import Box, insert_boxing
+from sbp.passes.boxing.links import Network
+from sbp.passes.boxing.paths import Boxings
+from sbp.passes.physical.insert import insert_boxing
+from sbp.passes.physical.program import Box
 from sbp.passes.plan.candidates import Candidates, enumerate_candidates
 from sbp.passes.plan.model import Assignment, Boundary, choose
+from sbp.passes.program.graph import Graph
+from sbp.passes.program.trace import trace
 from sbp.passes.spec import SpecError, check_assignment, check_candidates, check_graph, check_physical
-from sbp.passes.trace import trace
 from sbp.placement import placement
 from sbp.signature import B, S
 

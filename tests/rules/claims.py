@@ -20,8 +20,8 @@ from jax.sharding import Mesh, PartitionSpec
 
 from sbp import compat, view
 from sbp.layout import Layout, split_shape
-from sbp.passes.graph import Const, Node
-from sbp.passes.trace import trace
+from sbp.passes.program.graph import Const, Node
+from sbp.passes.program.trace import trace
 from sbp.rules import Op, Row, lookup
 from sbp.rules.local import Local, identity_of
 from sbp.rules.registry import valid_rows

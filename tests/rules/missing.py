@@ -32,7 +32,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sbp import compat, view
-from sbp.rules import Row, lookup
+from sbp.rules import Row
 from sbp.rules.factors import MAX, MIN
 from sbp.rules.registry import valid_rows
 from sbp.signature import B, P, Partial, Signature, Split
@@ -142,7 +142,7 @@ class Search:
         self.app, self.group, self.close = app, group, close
         self.shapes, self.results = [x.shape for x in app.operands], [x.shape for x in app.results]
         self.op = app.op(self.shapes, self.results, group)
-        self.rule = lookup(app.node.op)
+        self.rule = app.node.rule
         self.bodied = self.rule is not None and self.rule.local is not None
         self.listed = valid_rows(self.rule, self.op)
         self.claims: dict[Any, Claim | None] = {}

@@ -6,7 +6,7 @@ import pytest
 from jax.extend.core import primitives
 
 from sbp.rules import REGISTRY, Row
-from sbp.rules.registry import Rule
+from sbp.rules.entry import Rule
 from sbp.signature import B, P, Partial, S
 from tests.rules import (
     samples_contract,

@@ -10,11 +10,12 @@ import pytest
 
 import sbp
 from sbp import B, S, compat
-from sbp.passes.graph import Node
-from sbp.passes.plan.candidates import make_op
-from sbp.passes.trace import trace
+from sbp.passes.program.graph import Node
+from sbp.passes.program.trace import trace
+from sbp.passes.program.views import make_op
 from sbp.rules import REGISTRY, Op
-from sbp.rules.registry import all_broadcast, unknown_functions, valid_rows
+from sbp.rules.entry import all_broadcast
+from sbp.rules.registry import unknown_functions, valid_rows
 from tests.rules.test_claims import SAMPLES
 
 LINE = sbp.placement("cpu", shape=(8,))

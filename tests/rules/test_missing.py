@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 
 from sbp.rules import REGISTRY, Op, Row
-from sbp.rules.registry import Rule
+from sbp.rules.entry import Rule
 from sbp.signature import Partial, Split
 from tests.rules.claims import Sample, describe, sample, whole
 from tests.rules.missing import report

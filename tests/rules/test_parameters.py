@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 
-from sbp.passes.trace import trace
+from sbp.passes.program.trace import trace
 from tests.rules import samples_lookup
 from tests.rules.test_claims import SAMPLES
 

@@ -16,7 +16,7 @@ import sbp
 import sbp.rules
 from sbp import B, S
 from sbp.errors import RuleError
-from sbp.passes.physical import Compute
+from sbp.passes.physical.program import Compute
 from sbp.rules import REGISTRY
 
 LINE = sbp.placement("cpu", shape=(8,))
@@ -198,7 +198,7 @@ def product_flops(op: Any) -> float:
 ONE_LINE: dict[str, tuple[Callable[..., Any], str, dict[str, str], tuple[int, ...], bool]] = {
     "product": (lambda x, w: x @ w, "b k, k n -> b n", {"k": "sum"}, (0, 1), True),
     "weighted": (lambda x, w: x @ jnp.exp(w), "b k, k n -> b n", {"k": "sum"}, (0,), True),
-    "powers": (lambda x, w: (jnp.exp(x) @ jnp.exp(w)), "b k, k n -> b n", {"k": "sum"}, (), False),
+    "powers": (lambda x, w: jnp.exp(x) @ jnp.exp(w), "b k, k n -> b n", {"k": "sum"}, (), False),
     "largest": (lambda x, w: (x[..., None] + w).max(1), "b k, k n -> b n", {"k": "max"}, (), False),
 }
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import sbp
-from sbp.passes.expand import plain
-from sbp.passes.graph import Graph
-from sbp.passes.plan.candidates import make_op
-from sbp.passes.trace import trace
+from sbp.passes.program.expand import plain
+from sbp.passes.program.graph import Graph
+from sbp.passes.program.trace import trace
+from sbp.passes.program.views import make_op
 from sbp.rules import REGISTRY, lookup
 from sbp.rules.registry import valid_rows
 from sbp.signature import Split

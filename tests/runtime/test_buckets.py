@@ -9,8 +9,8 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from sbp import view
-from sbp.passes.buckets import KINDS
-from sbp.passes.moves import Move
+from sbp.passes.boxing.moves import Move
+from sbp.passes.physical.buckets import KINDS
 from sbp.placement import placement
 from sbp.runtime.buckets import Parcel, apply_bucket
 from sbp.runtime.collectives import apply_move

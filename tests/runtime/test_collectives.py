@@ -17,13 +17,14 @@ from jax.sharding import PartitionSpec
 from sbp import view
 from sbp.hardware import hardware_for
 from sbp.layout import local_shape
-from sbp.passes.boxing import Boxing, Network
-from sbp.passes.moves import Move, wire_bytes
+from sbp.passes.boxing.links import Network
+from sbp.passes.boxing.moves import Move, wire_bytes
+from sbp.passes.boxing.paths import Boxing
 from sbp.placement import Placement, placement
 from sbp.runtime.collectives import apply_move, explode, implode
 from sbp.runtime.look.meter import read_compiled
 from sbp.signature import B, NdSbp, P, Partial, S, Signature
-from tests.passes.move_reference import interpret
+from tests.passes.boxing.move_reference import interpret
 from tests.sbp.slicer import HOLE, rows_of
 
 SHAPES = [(4, 4), (6, 8), (5, 7), (1, 3), (0, 2)]

@@ -18,7 +18,8 @@ import pytest
 import sbp
 from models import gpt
 from sbp import B, S
-from sbp.passes.explain import Collective, Plan, together
+from sbp.passes.explain.plan import Collective, together
+from sbp.passes.face import Plan
 from sbp.runtime.look.meter import read_compiled
 from sbp.runtime.look.origins import Origin, origins_of, rows_of
 

@@ -78,6 +78,16 @@ FACES: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {
     "no argument": (lambda: (jnp.ones(3), 2), (), {}),
     "a named tuple": (lambda p: Results(p.value * 2), (Results(X),), {"in_sbp": (Results([S(0), B]),)}),
     "zero rows": (lambda a: (a + 1, a.sum(), a.sum(0)), (np.zeros((0, 8), np.float32),), ROWS),
+    "no element at all": (
+        lambda a, k: (
+            lax.cumsum(a, 1),
+            jnp.full((1, 8), 2).at[a].max(2),
+            a.sum(),
+            jax.vmap(jax.random.bits)(k),
+        ),
+        (np.zeros((0, 8), np.int32), jax.random.split(KEY, 0)),
+        {"in_sbp": ([S(0), S(1)], sbp.AUTO)},
+    ),
     "booleans": (lambda a: (~a, a.any(), a.sum(), a & a), (X > 0,), {"in_sbp": ([S(0), S(1)],)}),
     "integers": (lambda a: (sbp.annotate(a.sum(0), [sbp.P, B]) * 2,), (np.arange(64).reshape(8, 8),), ROWS),
     "half precision": (lambda a: jnp.tanh(a) * 2, (jnp.asarray(X, jnp.bfloat16),), ROWS),

@@ -11,7 +11,7 @@ from jax.experimental.ode import odeint
 
 import sbp
 from sbp import B, S
-from sbp.passes.trace import trace
+from sbp.passes.program.trace import trace
 
 LINE = sbp.placement("cpu", shape=(8,))
 GRID = sbp.placement("cpu", shape=(2, 4))

@@ -15,10 +15,11 @@ import sbp
 from sbp import B, P, S
 from sbp.hardware import hardware_for
 from sbp.layout import local_shape
-from sbp.passes.boxing import Boxing, Network
-from sbp.passes.moves import Move, itemsize, wire_bytes
-from sbp.passes.parts import mark_owners
-from sbp.passes.physical import Box
+from sbp.passes.boxing.links import Network
+from sbp.passes.boxing.moves import Move, itemsize, wire_bytes
+from sbp.passes.boxing.paths import Boxing
+from sbp.passes.physical.owners import mark_owners
+from sbp.passes.physical.program import Box
 from sbp.runtime.collectives import apply_move
 from sbp.signature import Partial
 from tests.rules.special import special_parts, unlike

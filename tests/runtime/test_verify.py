@@ -12,8 +12,8 @@ from jax import lax
 import sbp
 from sbp import B, S
 from sbp.errors import MismatchError
-from sbp.passes.graph import Const
-from sbp.passes.trace import trace
+from sbp.passes.program.graph import Const
+from sbp.passes.program.trace import trace
 from sbp.rules.registry import REGISTRY
 from sbp.runtime import execute
 from sbp.runtime.verify import difference, limit

@@ -13,7 +13,7 @@ from jax import lax
 from sbp.compat import make_op
 from sbp.exact import Same, key_of
 from sbp.passes.plan.candidates import enumerate_candidates
-from sbp.passes.trace import Builder, trace
+from sbp.passes.program.trace import Builder, trace
 from sbp.placement import placement
 from sbp.rules import REGISTRY, Op, Row, Rule
 from sbp.signature import S

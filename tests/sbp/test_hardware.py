@@ -7,7 +7,7 @@ import pytest
 
 from sbp.errors import PlacementError
 from sbp.hardware import CATALOGUE, PLATFORMS, Link, hardware_for
-from sbp.passes.boxing import Network
+from sbp.passes.boxing.links import Network
 from sbp.placement import Placement, placement
 
 H100 = hardware_for("h100")

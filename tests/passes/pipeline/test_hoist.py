@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 
 import sbp
-from sbp.passes.graph import Graph
 from sbp.passes.pipeline.hoist import hoist_casts
 from sbp.passes.pipeline.where import loop_of
-from sbp.passes.trace import trace
+from sbp.passes.program.graph import Graph
+from sbp.passes.program.trace import trace
 
 W, X = jnp.ones((4, 4)), jnp.ones((8, 4))
 

@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 
 import sbp
-from sbp.passes.graph import Graph, Node
-from sbp.passes.pipeline.chain import Stages
 from sbp.passes.pipeline.check import check_cuts
 from sbp.passes.pipeline.edges import edges_of
 from sbp.passes.pipeline.numbering import Flow, Item, collapsed
 from sbp.passes.pipeline.order import Order, Part, Phase, find_order
 from sbp.passes.pipeline.slots import Cut, Kind
 from sbp.passes.pipeline.split import Splitter
+from sbp.passes.pipeline.stages import Stages
 from sbp.passes.pipeline.sums import split_sums, sums_of
 from sbp.passes.pipeline.where import Where, find_places, is_backward, loop_of, placements_of
+from sbp.passes.program.graph import Graph, Node
+from sbp.passes.program.trace import trace
 from sbp.passes.schedule.dataflow import Edge
-from sbp.passes.trace import trace
 from sbp.runtime.pipeline.program import BuiltPipeline
 
 WHOLE = sbp.placement("cpu", shape=(4, 2), axes=("stage", "data"))

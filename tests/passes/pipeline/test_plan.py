@@ -12,10 +12,10 @@ import pytest
 
 import sbp
 from sbp.__main__ import main
+from sbp.passes.face import PipelinePlan
+from sbp.passes.look.pipeline_files import WRITERS
+from sbp.passes.look.pipeline_text import send_rows, stage_rows
 from sbp.passes.pipeline.figures import figures_of
-from sbp.passes.pipeline.plan import PipelinePlan
-from sbp.passes.pipeline.save import WRITERS
-from sbp.passes.pipeline.show import send_rows, stage_rows
 from sbp.passes.schedule.orders import make
 from tests.golden import two_stages
 

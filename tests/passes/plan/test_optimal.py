@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 
 from sbp.hardware import Hardware, Link
-from sbp.passes.boxing import Boxings, Network
-from sbp.passes.graph import Graph
-from sbp.passes.pins import boundary
+from sbp.passes.boxing.links import Network
+from sbp.passes.boxing.paths import Boxings
 from sbp.passes.plan.candidates import enumerate_candidates, rest_signatures
 from sbp.passes.plan.model import Model, choose
 from sbp.passes.plan.network import CostNetwork
-from sbp.passes.trace import trace
+from sbp.passes.plan.pins import boundary
+from sbp.passes.program.graph import Graph
+from sbp.passes.program.trace import trace
 from sbp.placement import Placement, placement
 
 # Fast and slow links, compute that matters: optima that are neither all split nor all whole.

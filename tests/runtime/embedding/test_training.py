@@ -17,7 +17,7 @@ import pytest
 
 import sbp
 from sbp import B, S
-from sbp.passes.physical import Compute
+from sbp.passes.physical.program import Compute
 from sbp.rules.exchange import OVERFLOW
 from sbp.runtime.embedding.optimizers import ftrl, rowwise_adagrad
 from sbp.runtime.look.meter import read_compiled

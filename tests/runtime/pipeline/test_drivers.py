@@ -17,7 +17,7 @@ from tests.runtime.pipeline.programs import chain_of, parts, training
 
 pytestmark = pytest.mark.once
 
-NAP = 0.01
+NAP = 0.03
 WIDE = sbp.placement("cpu", shape=(2, 2), axes=("stage", "data"))
 CHIPS = sbp.placement("h100", shape=(2, 8), axes=("stage", "data"))
 

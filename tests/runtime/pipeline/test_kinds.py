@@ -10,7 +10,7 @@ import pytest
 
 import sbp
 from sbp import AUTO, B, S
-from sbp.passes.pipeline.plan import PipelinePlan
+from sbp.passes.face import PipelinePlan
 from tests.runtime.pipeline.programs import Keys, parts
 from tests.runtime.pipeline.running import assert_close
 

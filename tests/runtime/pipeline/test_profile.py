@@ -11,7 +11,7 @@ import pytest
 
 import sbp
 from sbp.__main__ import main
-from sbp.passes.pipeline.plan import PipelinePlan
+from sbp.passes.face import PipelinePlan
 from sbp.passes.schedule.actions import Kind
 from sbp.passes.schedule.memory import peaks
 from sbp.runtime.pipeline.profile import Profile, measured_times

@@ -1,0 +1,45 @@
+"""What a move costs on the links of a placement."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from sbp.hardware import Hardware
+from sbp.layout import local_shape
+from sbp.passes.boxing.moves import Move, wire_bytes
+from sbp.placement import Placement
+
+
+@dataclass(frozen=True)
+class Network:
+    """What collectives cost on a placement.
+
+    Arguments:
+      placement: the devices.
+      hardware: its links.
+    """
+
+    placement: Placement
+    hardware: Hardware
+    _links: dict[tuple[int, ...], tuple[float, float]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
+
+    def link(self, axes: tuple[int, ...]) -> tuple[float, float]:
+        """Latency in seconds and bandwidth in bytes per second of the slowest group along `axes`."""
+        if axes not in self._links:
+            links = [self.hardware.link([int(r) for r in g]) for g in self.placement.groups(axes)]
+            worst = min(links, key=lambda x: x.bytes_per_second)
+            self._links[axes] = worst.latency_seconds, worst.bytes_per_second
+        return self._links[axes]
+
+    def seconds(self, move: Move, shape: tuple[int, ...], itemsize: float) -> float:
+        """The time of one move: latency and wire for a collective, memory traffic for a local step."""
+        hierarchy = self.placement.shape
+        if not move.is_collective:
+            moved = math.prod(local_shape(shape, move.after, hierarchy)) * itemsize
+            return 0.0 if move.kind == "keep" else moved / self.hardware.memory_bytes_per_second
+        axes = tuple(range(len(hierarchy))) if move.kind == "permute" else move.axes
+        latency, rate = self.link(axes)
+        return latency + wire_bytes(move, shape, itemsize, hierarchy) / rate

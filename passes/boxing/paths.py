@@ -1,0 +1,145 @@
+"""Boxing: the cheapest sequence of moves from any signature to any other."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from scipy.sparse import csr_matrix
+from scipy.sparse.csgraph import dijkstra
+
+from sbp import compat
+from sbp.layout import is_even
+from sbp.passes.boxing.links import Network
+from sbp.passes.boxing.moves import Move, can_permute, itemsize, moves_from, permute_targets
+from sbp.signature import B, NdSbp, P, Partial, Signature, Split
+
+Array = np.ndarray[Any, Any]
+_STEP = 1e-12  # seconds; among equal paths the shorter one wins
+
+
+@dataclass(frozen=True)
+class Boxing:
+    """All transitions of one kind of tensor.
+
+    Arguments:
+      shape, dtype: of the logical tensor.
+      network: where it lies.
+      partials: the reductions it may wait for.
+      dims: the dims that may be split.
+    """
+
+    shape: tuple[int, ...]
+    dtype: Any
+    network: Network
+    partials: frozenset[str]
+    dims: tuple[int, ...]
+
+    @cached_property
+    def signatures(self) -> tuple[Signature, ...]:
+        """The 1-D signatures that the tensor can have."""
+        return (B, *(Split(d) for d in self.dims), *(Partial(op) for op in sorted(self.partials)))
+
+    @cached_property
+    def universe(self) -> tuple[NdSbp, ...]:
+        """The N-D signatures."""
+        return tuple(itertools.product(self.signatures, repeat=self.network.placement.ndim))
+
+    @cached_property
+    def index(self) -> Mapping[NdSbp, int]:
+        """The position of each signature in the tables."""
+        return {nd: i for i, nd in enumerate(self.universe)}
+
+    @cached_property
+    def _moves(self) -> dict[tuple[int, int], tuple[float, Move]]:
+        """The cheapest single move between signatures, where there is one."""
+        out: dict[tuple[int, int], tuple[float, Move]] = {}
+        for i, nd in enumerate(self.universe):
+            for move in itertools.chain(moves_from(nd, self.signatures), self._permutes(nd)):
+                j = self.index[move.after]
+                seconds = self.network.seconds(move, self.shape, itemsize(move, self.dtype)) + _STEP
+                if (i, j) not in out or seconds < out[i, j][0]:
+                    out[i, j] = seconds, move
+        return out
+
+    def _permutes(self, nd: NdSbp) -> Iterable[Move]:
+        hierarchy = self.network.placement.shape
+        if len(nd) < 2 or not is_even(self.shape, nd, hierarchy):
+            return
+        for after in permute_targets(nd):
+            if is_even(self.shape, after, hierarchy) and can_permute(nd, after, hierarchy):
+                yield Move("permute", tuple(range(len(nd))), nd, after, B, B)
+
+    def _shortest(self, strict: bool) -> tuple[Array, Array]:
+        """Seconds between all pairs, and the predecessors on the cheapest paths."""
+        n = len(self.universe)
+        used = [(i, j, s) for (i, j), (s, m) in self._moves.items() if not (strict and makes_sum(m))]
+        at = np.array([(i, j) for i, j, _ in used], dtype=np.int64).reshape(-1, 2)
+        graph = csr_matrix(([s for _, _, s in used], (at[:, 0], at[:, 1])), shape=(n, n))
+        cost, before = dijkstra(graph, return_predecessors=True)
+        return cost, before
+
+    @cached_property
+    def _loose(self) -> tuple[Array, Array]:
+        return self._shortest(strict=False)
+
+    @cached_property
+    def _strict(self) -> tuple[Array, Array]:
+        return self._shortest(strict=True)
+
+    @property
+    def seconds(self) -> Array:
+        """The time from each signature (row) to each other (column)."""
+        return self._loose[0]
+
+    @property
+    def strict_seconds(self) -> Array:
+        """The same without filling a sum with zeros: infinite where only filling would make it."""
+        return self._strict[0]
+
+    def path(self, before: NdSbp, after: NdSbp, *, strict: bool = False) -> tuple[Move, ...]:
+        """The cheapest sequence of moves; a strict one makes no sum by filling.
+
+        >>> from sbp.hardware import hardware_for
+        >>> from sbp.placement import placement
+        >>> net = Network(placement("cpu", shape=(4,)), hardware_for("cpu"))
+        >>> box = Boxing((8, 8), np.dtype("float32"), net, frozenset(["sum"]), (0, 1))
+        >>> [m.kind for m in box.path((P,), (B,))]
+        ['all_reduce']
+        """
+        i, j = self.index[before], self.index[after]
+        predecessors = (self._strict if strict else self._loose)[1]
+        steps: list[Move] = []
+        while j != i:
+            k = int(predecessors[i, j])
+            steps.append(self._moves[k, j][1])
+            j = k
+        return tuple(reversed(steps))
+
+
+def makes_sum(move: Move) -> bool:
+    """Whether a move makes a sum by filling with zeros."""
+    return move.kind in ("fill", "embed") and move.new == P
+
+
+@dataclass(frozen=True)
+class Boxings:
+    """The transitions of every kind of tensor in a program, made once per kind."""
+
+    network: Network
+    _made: dict[Any, Boxing] = field(default_factory=dict, compare=False, repr=False)
+
+    def of(
+        self, shape: tuple[int, ...], dtype: Any, partials: frozenset[str], dims: tuple[int, ...]
+    ) -> Boxing:
+        """The table for tensors of this shape; keys (PRNG) and booleans are never partial."""
+        if compat.is_key(dtype) or dtype == bool:
+            partials = frozenset()
+        key = shape, str(dtype), partials, dims
+        if key not in self._made:
+            self._made[key] = Boxing(shape, dtype, self.network, partials, dims)
+        return self._made[key]

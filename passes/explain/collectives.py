@@ -1,0 +1,191 @@
+"""The plan of a physical program: a row for everything that is sent, each with its cost and its reason."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from sbp.passes.boxing.moves import itemsize, wire_bytes
+from sbp.passes.boxing.paths import Boxings
+from sbp.passes.explain.plan import Collective, PlanData
+from sbp.passes.explain.reasons import Reasons
+from sbp.passes.physical.evaluate import peak_bytes, total_seconds
+from sbp.passes.physical.program import Border, Box, Compute, Physical, Step
+from sbp.passes.plan.cost import talk_seconds
+from sbp.passes.program.graph import Const, Graph
+from sbp.passes.program.names import Names
+from sbp.passes.program.views import talks_of
+from sbp.rules.entry import Talk
+from sbp.rules.registry import unknown_functions
+
+ROW_SCOPE = "sbp."
+
+
+def explain(
+    name: str,
+    physical: Physical,
+    boxings: Boxings,
+    bound: float,
+    paths: tuple[Sequence[str], Sequence[str]],
+    notes: Sequence[str],
+) -> PlanData:
+    """The plan of a physical program."""
+    graph, placement, network = physical.graph, physical.placement, boxings.network
+    reasons = Reasons(physical, Names(graph, *paths))
+    collectives = tuple(
+        replace(
+            _collective(s, n, physical, boxings, reasons)
+            if isinstance(s, Box)
+            else _inside(s, n, physical, boxings, reasons),
+            name=row_name(i),
+        )
+        for i, (s, n) in enumerate(talking(physical))
+    )
+    return PlanData(
+        name,
+        placement,
+        network.hardware,
+        collectives,
+        total_seconds(physical, boxings),
+        bound,
+        peak_bytes(physical),
+        physical.inputs[: len(paths[0])],
+        physical.outputs,
+        tuple(paths[0]),
+        tuple(paths[1]),
+        (*notes, *_no_rule(graph, physical)),
+        named(physical, reasons),
+    )
+
+
+def row_name(position: int) -> str:
+    """The name of a collective in the compiled program."""
+    return f"row{position}"
+
+
+def scope_of_rows(names: Sequence[str]) -> str:
+    """The name scope of what is sent for some collectives; "" for none.
+
+    >>> scope_of_rows(["row3", "row4"])
+    'sbp.row3+row4'
+    """
+    return ROW_SCOPE + "+".join(names) if any(names) else ""
+
+
+def named(physical: Physical, reasons: Reasons) -> Physical:
+    """The same program, whose steps know their rows of the plan, and moves the line that caused them."""
+    rows: dict[int, list[str]] = {}
+    for row, what, _ in rows_of(physical):
+        step = what if isinstance(what, Box) else what.step
+        rows.setdefault(id(step), []).append(row_name(row))
+
+    def tell(step: Step) -> Step:
+        own = tuple(dict.fromkeys(rows.get(id(step), ())))
+        if isinstance(step, Box):
+            return replace(step, source=reasons.source(step), rows=own)
+        if isinstance(step, Border):
+            return replace(step, bodies=tuple(tuple(map(tell, body)) for body in step.bodies))
+        return replace(step, rows=own) if own else step
+
+    return replace(physical, steps=tuple(map(tell, physical.steps)))
+
+
+@dataclass(frozen=True, slots=True)
+class Inside:
+    """A collective inside an op."""
+
+    step: Compute
+    talk: Talk
+
+
+def talking(physical: Physical) -> list[tuple[Box | Inside, int]]:
+    """One per `Plan.collectives`: the moves and the ops that send something, and how often each is run."""
+    first: dict[int, tuple[Box | Inside, int]] = {}
+    for row, what, times in rows_of(physical):
+        first.setdefault(row, (what, times))
+    return list(first.values())
+
+
+def rows_of(physical: Physical) -> Iterator[tuple[int, Box | Inside, int]]:
+    """What sends something: its position in `Plan.collectives`, the move or the op, and how often it is run.
+
+    Moves over groups of one device and of empty tensors send nothing. What several ops ask of the same
+    shards (a halo, forward and backward) XLA sends once: it is one row of the plan.
+    """
+    fresh = itertools.count()
+    asked: dict[object, int] = {}
+    for step, times in physical.walk():
+        if isinstance(step, Box) and _talks(step, physical):
+            yield next(fresh), step, times
+        elif isinstance(step, Compute):
+            talks = talks_of(physical.graph, step.node, step.strategy.lying, physical.placement.shape)
+            for t in talks:
+                version = step.node.inputs[t.operand], step.strategy.operands[t.operand]
+                same = *version, t.axes, t.sent, times
+                if t.sent is None or same not in asked:
+                    asked[same] = next(fresh)
+                yield asked[same], Inside(step, t), times
+
+
+def _talks(box: Box, physical: Physical) -> bool:
+    value = physical.graph.values[box.value]
+    size = itemsize(box.move, value.dtype)
+    return wire_bytes(box.move, value.shape, size, physical.placement.shape) > 0
+
+
+def _collective(box: Box, times: int, physical: Physical, boxings: Boxings, reasons: Reasons) -> Collective:
+    value, placement, move = physical.graph.values[box.value], physical.placement, box.move
+    size, group = itemsize(move, value.dtype), 1
+    for a in move.axes:
+        group *= placement.shape[a]
+    return Collective(
+        move.kind,
+        reasons.names.of(box.value),
+        value.shape,
+        str(value.dtype),
+        move.before,
+        move.after,
+        tuple(placement.axes[a] for a in move.axes),
+        group,
+        times,
+        times * wire_bytes(move, value.shape, size, placement.shape),
+        times * boxings.network.seconds(move, value.shape, size),
+        str(reasons.source(box)),
+        reasons.reason(box),
+    )
+
+
+def _inside(inside: Inside, times: int, physical: Physical, boxings: Boxings, reasons: Reasons) -> Collective:
+    step, talk, placement = inside.step, inside.talk, physical.placement
+    x, nd = step.node.inputs[talk.operand], step.strategy.operands[talk.operand]
+    value = physical.graph.operand(x)
+    return Collective(
+        talk.kind,
+        step.node.op if isinstance(x, Const) else reasons.names.of(x),
+        value.shape,
+        str(value.dtype),
+        nd,
+        nd,
+        tuple(placement.axes[a] for a in talk.axes),
+        math.prod(placement.shape[a] for a in talk.axes),
+        times,
+        times * talk.wire_bytes,
+        times * talk_seconds(talk, boxings.network),
+        str(step.node.source),
+        reasons.inside(step, talk),
+    )
+
+
+def _no_rule(graph: Graph, physical: Physical) -> list[str]:
+    """Ops that ran whole on every device because they have no rule, or none for a function that they hold."""
+    found: dict[str, list[str]] = {}
+    for step, _ in physical.walk():
+        if isinstance(step, Compute):
+            rule, op = step.node.rule, step.node.op
+            functions = unknown_functions(rule, step.node.params) if rule else ()
+            if rule is None or functions:
+                held = f" with a function as {', '.join(functions)}" if functions else ""
+                found.setdefault(op + held, []).append(str(step.node.source))
+    return [f"no rule for {op}: gathered ({', '.join(dict.fromkeys(at))})" for op, at in found.items()]

@@ -1,0 +1,182 @@
+"""Memory: a plan that needs more than it may is refused, or says so, with the largest tensors named."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, repeat
+
+from sbp.errors import MemoryLimitError, Problem
+from sbp.passes.explain.plan import PlanData
+from sbp.passes.physical.program import Physical, Version, reads, writes
+from sbp.passes.plan.cost import local_bytes
+from sbp.passes.program.graph import Const
+from sbp.passes.program.names import Names
+from sbp.signature import B, NdSbp, format_sbp
+from sbp.units import bytes_text
+
+SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """A tensor that is alive at the peak.
+
+    Arguments:
+      version: which tensor, under which signature.
+      bytes: of one device's shard.
+    """
+
+    version: Version
+    bytes: float
+
+
+def live_at_peak(physical: Physical) -> list[Live]:
+    """What one device holds when it holds most, the largest first; bodies of loops count as one op."""
+    graph, hierarchy = physical.graph, physical.placement.shape
+
+    def live(version: Version) -> Live:
+        value = graph.values[version[0]]
+        return Live(version, local_bytes(value.shape, value.dtype, version[1], hierarchy))
+
+    arguments = list(zip(graph.inputs, physical.inputs, strict=True))
+    outputs = zip(graph.outputs, physical.outputs, strict=True)
+    results = [(x, nd) for x, nd in outputs if not isinstance(x, Const)]
+    last = {version: i for i, step in enumerate(physical.steps) for version in reads(step)}
+    last.update(dict.fromkeys([*arguments, *results], len(physical.steps)))
+    now = {v: live(v) for v in arguments}
+    peak, most = list(now.values()), sum(x.bytes for x in now.values())
+    for i, step in enumerate(physical.steps):
+        now.update((v, live(v)) for v in writes(step) if v in last)
+        held = sum(x.bytes for x in now.values())
+        if held > most:
+            peak, most = list(now.values()), held
+        now = {v: x for v, x in now.items() if last[v] > i}
+    return sorted(peak, key=lambda x: -x.bytes)
+
+
+def check_limit(plan: PlanData, limit_bytes: float | None) -> None:
+    """Refuses a plan that needs too much.
+
+    Raises:
+      MemoryLimitError: with the largest tensors at the peak, how they lie, and what to try.
+    """
+    if limit_bytes is None or plan.memory_bytes <= limit_bytes or plan.physical is None:
+        return
+    live = live_at_peak(plan.physical)
+    raise MemoryLimitError(
+        Problem(
+            "memory",
+            f"{plan.name} on {plan.placement}, Options(memory_limit={limit_bytes:.4g})",
+            f"{bytes_text(plan.memory_bytes)} per device at the peak",
+            f"at most {bytes_text(limit_bytes)}",
+            f"alive at the peak: {_largest(plan, live)}",
+            _advice(plan, live),
+        )
+    )
+
+
+def check_rest(plan: PlanData, donated: Sequence[int] = ()) -> None:
+    """Refuses a plan whose arguments and results alone are more than a device has.
+
+    Arguments:
+      donated: positions of arguments whose memory the results may take.
+
+    Raises:
+      MemoryLimitError: with the largest of them, how they lie, and what to try.
+    """
+    if plan.physical is None or plan.fits:
+        return
+    rest = live_at_rest(plan, donated)
+    need, has = sum(x.bytes for x in rest), plan.hardware.memory_bytes
+    if need <= has:
+        return
+    again = "" if donated else "donate_argnums for state that comes back; "
+    raise MemoryLimitError(
+        Problem(
+            "memory",
+            f"{plan.name} on {plan.placement}",
+            f"{bytes_text(need)} per device for arguments and results alone",
+            f"at most {bytes_text(has)}, which {plan.hardware.name} has",
+            f"at rest: {_largest(plan, rest)}",
+            f"{again}{_advice(plan, rest)}; Options(memory_limit=...) if a device has more",
+        )
+    )
+
+
+def live_at_rest(plan: PlanData, donated: Sequence[int] = ()) -> list[Live]:
+    """Arguments and results as one device holds them between two steps, the largest first.
+
+    A result that may take the memory of a donated argument is not counted. Of a placement in a pipeline, what
+    comes from others and goes to them is no argument and no result.
+    """
+    physical = plan.physical
+    assert physical is not None
+    graph, hierarchy = physical.graph, physical.placement.shape
+
+    def live(x: int, nd: NdSbp) -> Live:
+        value = graph.values[x]
+        return Live((x, nd), local_bytes(value.shape, value.dtype, nd, hierarchy))
+
+    arguments = [live(x, nd) for x, nd in zip(graph.inputs, physical.inputs, strict=True)]
+    # Arrays that are closed over stand behind the arguments, and have no path.
+    paths = chain(plan.in_paths, repeat(""))
+    own = [x for x, path in zip(arguments, paths, strict=False) if not path.startswith("from ")]
+
+    def kind(x: Live) -> object:
+        value = graph.values[x.version[0]]
+        return value.shape, value.dtype, x.version[1]
+
+    free = Counter(kind(arguments[i]) for i in donated)
+    results = list[Live]()
+    for path, x, nd in zip(plan.out_paths, graph.outputs, physical.outputs, strict=True):
+        if isinstance(x, Const) or path.startswith("to "):
+            continue
+        result = live(x, nd)
+        if free[kind(result)]:
+            free[kind(result)] -= 1
+        else:
+            results.append(result)
+    return sorted([*own, *results], key=lambda x: -x.bytes)
+
+
+def with_warning(plan: PlanData) -> PlanData:
+    """The plan, with a note on what is largest and what to try if it does not fit its device."""
+    if plan.fits or plan.physical is None:
+        return plan
+    live = live_at_peak(plan.physical)
+    note = (
+        f"it does not fit: alive at the peak are {_largest(plan, live)}; try: {_advice(plan, live)}. "
+        "Options(memory_limit=...) refuses such a plan"
+    )
+    return replace(plan, notes=(note, *plan.notes))
+
+
+def _largest(plan: PlanData, live: Sequence[Live]) -> str:
+    """The largest tensors by name, signature and bytes."""
+    assert plan.physical is not None
+    names = Names(plan.physical.graph, plan.in_paths, plan.out_paths)
+    largest = [
+        f"{names.of(v)} {format_sbp(nd)} {bytes_text(x.bytes)}" for x in live[:SHOWN] for v, nd in [x.version]
+    ]
+    more = [f"{len(live) - SHOWN} smaller"] if len(live) > SHOWN else []
+    return ", ".join([*largest, *more])
+
+
+def _advice(plan: PlanData, live: Sequence[Live]) -> str:
+    """What would make the largest tensors smaller."""
+    assert plan.physical is not None
+    graph = plan.physical.graph
+    paths = dict(zip(graph.inputs, plan.in_paths, strict=False))
+    whole = [
+        paths[v]
+        for x in live
+        for v, nd in [x.version]
+        if v in paths and all(s == B for s in nd) and max(graph.values[v].shape, default=1) > 1
+    ]
+    advice = [f"split what lies whole on every device: in_sbp for {', '.join(whole[:3])}"] if whole else []
+    ends = {*graph.inputs, *graph.outputs}
+    if any(x.version[0] not in ends for x in live[:SHOWN]):
+        advice.append("jax.checkpoint around a layer, so that its activations are not kept")
+    return "; ".join([*advice, "a placement with more devices, or a smaller batch"])

@@ -1,0 +1,94 @@
+"""Remarks on a plan: what the reader did not ask about and should know."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+
+from sbp.layout import at_rest
+from sbp.passes.explain.plan import PlanData
+from sbp.passes.physical.program import Compute, Physical
+from sbp.passes.program.graph import Const, Graph
+from sbp.passes.program.trace import Traced
+from sbp.placement import Placement
+from sbp.signature import NdSbp, P, Split, format_sbp, splits_of
+
+
+def uneven_notes(
+    in_sbp: Sequence[NdSbp | None], out_sbp: Sequence[NdSbp | None], traced: Traced, placement: Placement
+) -> list[str]:
+    """A remark for each pinned tensor that JAX cannot hold split, with the size that would avoid it."""
+    graph = traced.graph
+    ins = zip(traced.in_paths, graph.inputs, in_sbp, strict=False)
+    outs = zip(traced.out_paths, graph.outputs, out_sbp, strict=True)
+    notes = []
+    for path, x, nd in (*ins, *outs):
+        shape = graph.operand(x).shape
+        rest = None if nd is None else at_rest(shape, nd, placement.shape)
+        if nd is None or rest is None or rest == nd:
+            continue
+        for dim in sorted({s.dim for s in nd if isinstance(s, Split)}):
+            group = math.prod(placement.shape[a] for a in splits_of(nd, dim))
+            if shape[dim] % group:
+                others = [str(Split(d)) for d in _even_dims(shape, nd, group, placement)]
+                notes.append(
+                    f"{path}: dim {dim} of size {shape[dim]} does not divide by {group}: "
+                    f"{format_sbp(nd)} inside, {format_sbp(rest)} at rest; "
+                    + (f"{' or '.join(others)} divides; " if others else "")
+                    + f"a size of {-(-shape[dim] // group) * group} would stay split"
+                )
+    return notes
+
+
+def _even_dims(shape: Sequence[int], nd: NdSbp, group: int, placement: Placement) -> list[int]:
+    """The dims that `group` devices could split evenly instead, beside what is split already."""
+    taken = [math.prod(placement.shape[a] for a in splits_of(nd, d)) for d in range(len(shape))]
+    return [d for d, n in enumerate(shape) if n and n % (group * taken[d]) == 0]
+
+
+def effect_notes(graph: Graph, placement: Placement) -> list[str]:
+    """A remark for each pure callback: every device executes it."""
+    found = {n.source: n.op for n in graph.walk() if n.op == "pure_callback"}
+    if placement.size == 1:
+        return []
+    return [f"{op} at {at} runs on each of the {placement.size} devices" for at, op in found.items()]
+
+
+def parts_notes(physical: Physical) -> tuple[str, ...]:
+    """Says which ops multiply the parts of a sum by what is known only when the program runs."""
+    graph = physical.graph
+    at = [
+        f"{step.node.op} at {step.node.source}"
+        for step, _ in physical.walk()
+        if isinstance(step, Compute) and _scales_parts(graph, step)
+    ]
+    places = list(dict.fromkeys(at))
+    if not places:
+        return ()
+    more = f" and {len(places) - 1} more" if len(places) > 1 else ""
+    return (
+        f"parts of a sum are multiplied before they are added up ({places[0]}{more}): where a factor is "
+        "infinite that gives NaN; Options(strict_nonfinite=True) adds up first",
+    )
+
+
+def _scales_parts(graph: Graph, step: Compute) -> bool:
+    """Whether along some axis an op multiplies the parts of a sum by a float that the run computes."""
+    node = step.node
+    factors = [
+        i
+        for i, x in enumerate(node.inputs)
+        if jnp.issubdtype(graph.operand(x).dtype, jnp.inexact) and not isinstance(x, Const)
+    ]
+    return any(r.multiplies and any(r.operands[i] != P for i in factors) for r in step.strategy.rows)
+
+
+def strict_notes(strict: PlanData, usual: PlanData) -> tuple[str, ...]:
+    """What it takes on the wire to add up every sum before anything is computed from it."""
+    more = strict.wire_bytes - usual.wire_bytes
+    return (
+        f"strict_nonfinite: every sum is added up before anything is computed from it: {more:+,.0f} bytes on "
+        f"the wire ({strict.wire_bytes:,.0f}, {usual.wire_bytes:,.0f} without)",
+    )

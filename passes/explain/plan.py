@@ -1,0 +1,141 @@
+"""A plan as data: every collective of a program, what it costs, and why it is there."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from sbp.hardware import Hardware
+from sbp.passes.physical.program import Physical
+from sbp.passes.program.names import common, without_indices
+from sbp.placement import Placement
+from sbp.signature import NdSbp
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """One inserted collective.
+
+    Arguments:
+      kind: "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute", "ragged_all_to_all" or
+        "send".
+      tensor, shape, dtype: the logical tensor; one that is neither an argument nor a result, nor a gradient
+        of an argument, is called by the op that makes it.
+      before, after: its N-D signatures.
+      axes: names of the placement axes that take part; of a send, the numbers of the two placements.
+      group_size: devices that talk to each other.
+      count: times per step.
+      wire_bytes: what one device sends per step, bytes.
+      seconds: estimated time per step.
+      source: the user's line that caused it, such as "gpt.py:41".
+      reason: one sentence.
+      name: what its instructions are called in the compiled program, such as "row12": its position among the
+        collectives of its placement. "" for a send, which is no instruction.
+    """
+
+    kind: str
+    tensor: str
+    shape: tuple[int, ...]
+    dtype: str
+    before: NdSbp
+    after: NdSbp
+    axes: tuple[str, ...]
+    group_size: int
+    count: int
+    wire_bytes: float
+    seconds: float
+    source: str
+    reason: str
+    name: str = ""
+
+
+def together(same: Sequence[Collective]) -> Collective:
+    """Collectives that are alike as one."""
+    return replace(
+        same[0],
+        tensor=common(c.tensor for c in same),
+        name="+".join(c.name for c in same if c.name),
+        count=sum(c.count for c in same),
+        wire_bytes=sum(c.wire_bytes for c in same),
+        seconds=sum(c.seconds for c in same),
+    )
+
+
+@dataclass(frozen=True, repr=False)
+class PlanData:
+    """What a program will do, and why. `Plan` (passes/face.py) is the same with its ways to be shown.
+
+    Arguments:
+      name: the function's name.
+      placement, hardware: where it runs and what it is planned for.
+      collectives: all of them, in order of execution.
+      seconds: estimated time of one step.
+      bound: a proven lower bound on the estimate of every plan with these pins, seconds.
+      memory_bytes: peak per device, estimated.
+      in_sbp, out_sbp: signatures at rest of arguments and results, as `jax.Array`s arrive and leave.
+      in_paths, out_paths: their names.
+      notes: remarks: ops without a rule, uneven sizes that are gathered, arguments that are moved.
+      physical: the program itself; None for a plan that was loaded from a file.
+    """
+
+    name: str
+    placement: Placement
+    hardware: Hardware
+    collectives: tuple[Collective, ...]
+    seconds: float
+    bound: float
+    memory_bytes: float
+    in_sbp: tuple[NdSbp, ...]
+    out_sbp: tuple[NdSbp, ...]
+    in_paths: tuple[str, ...]
+    out_paths: tuple[str, ...]
+    notes: tuple[str, ...]
+    physical: Physical | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def wire_bytes(self) -> float:
+        """What one device sends per step, bytes."""
+        return sum(c.wire_bytes for c in self.collectives)
+
+    @property
+    def gap(self) -> float:
+        """How far the estimate can be from the optimum, relative; 0.0 is proven optimal."""
+        if self.seconds <= 0:
+            return 0.0
+        gap = (self.seconds - self.bound) / self.seconds
+        return gap if gap > 1e-6 else 0.0
+
+    @property
+    def fits(self) -> bool:
+        """Whether the estimated peak is within what a device has."""
+        return self.memory_bytes <= self.hardware.memory_bytes
+
+    def by_kind(self) -> dict[str, tuple[int, float]]:
+        """Per kind of collective: how many are executed, and their bytes."""
+        count: Counter[str] = Counter()
+        wire: dict[str, float] = {}
+        for c in self.collectives:
+            count[c.kind] += c.count
+            wire[c.kind] = wire.get(c.kind, 0.0) + c.wire_bytes
+        return {k: (n, wire[k]) for k, n in count.items()}
+
+    def merged(self) -> tuple[tuple[Collective, int], ...]:
+        """Collectives that differ in nothing a reader cares about as one row, with how many there are.
+
+        Names that differ in an index only, as those of layers do, are one name with `[*]`.
+        """
+        rows: dict[Any, list[Collective]] = {}
+        for c in self.collectives:
+            why = without_indices(c.reason)
+            key = (c.kind, c.shape, c.dtype, c.before, c.after, c.axes, c.source, why)
+            rows.setdefault(key, []).append(c)
+        return tuple(
+            (replace(together(same), reason=common(c.reason for c in same)), len(same))
+            for same in rows.values()
+        )
+
+    def part(self, index: int) -> tuple[PlanData, int]:
+        """The plan of one placement that a collective belongs to, and its number there."""
+        return self, index

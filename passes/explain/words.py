@@ -1,0 +1,277 @@
+"""What every form of a plan says: its rows, totals and signatures, in words."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from sbp.passes.explain.plan import Collective, PlanData
+from sbp.passes.program.names import common
+from sbp.signature import NdSbp, format_sbp
+from sbp.units import bytes_text, seconds_text
+
+# What a tool may show at once before it groups.
+MAX_ROWS = 60
+_KEY = re.compile(r"\[(?:'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[^\]]*)\]|\.[^.\[]+|[^.\[]+")
+_WORDS = re.compile(r"\w+ ")
+
+
+def gap_text(gap: float) -> str:
+    """How good the plan is known to be.
+
+    >>> gap_text(0.0), gap_text(0.0123)
+    ('proven optimal', 'at most 1.23 % from the optimum')
+    """
+    return "proven optimal" if gap == 0.0 else f"at most {100 * gap:.3g} % from the optimum"
+
+
+def verdict_text(plan: PlanData) -> str:
+    """How good a plan is known to be; the best of all plans may still not fit."""
+    known = gap_text(plan.gap)
+    return known if plan.fits else f"does not fit its device; {known} among plans of any size"
+
+
+def misfit_text(plan: PlanData) -> str:
+    """What a reader must see first of a plan that is too large for its device; "" for one that is not."""
+    if plan.fits:
+        return ""
+    return (
+        f"DOES NOT FIT: {bytes_text(plan.memory_bytes)} at the peak per device by the estimate, "
+        f"and {plan.hardware.name} has {bytes_text(plan.hardware.memory_bytes)}"
+    )
+
+
+def capacity_text(plan: PlanData) -> str:
+    """How much memory a device has, if that is known, to stand behind what a plan needs."""
+    capacity = plan.hardware.memory_bytes
+    return f", of {bytes_text(capacity)}" if math.isfinite(capacity) else ""
+
+
+def kind_text(kind: str) -> str:
+    """The name of a collective as people write it.
+
+    >>> kind_text("all_reduce")
+    'all-reduce'
+    """
+    return kind.replace("_", "-")
+
+
+def tensor_text(c: Collective) -> str:
+    """The dtype and shape of a collective's tensor."""
+    return f"{c.dtype}[{', '.join(map(str, c.shape))}]"
+
+
+def over_text(c: Collective) -> str:
+    """Over which axes, and how many devices talk to each other."""
+    if c.kind == "send":
+        return "placement " + " to ".join(c.axes)
+    return f"{' x '.join(c.axes)} ({c.group_size} devices)"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table.
+
+    Arguments:
+      collective: the collectives of the row as one: their bytes and seconds added up.
+      times: how many are executed per step.
+      tensors: how many different ones it stands for.
+    """
+
+    collective: Collective
+    times: int
+    tensors: int = 1
+
+
+def rows(plan: PlanData, limit: int = MAX_ROWS) -> tuple[tuple[Row, ...], tuple[Row, ...]]:
+    """The rows to show, in order of execution, and those that are left for a summary.
+
+    Equal collectives are one row. If there are still more than `limit`, those of one kind at one line become
+    one; if that is not enough, the ones with the fewest bytes are left over.
+    """
+    found = [Row(c, c.count, n) for c, n in plan.merged()]
+    if len(found) > limit:
+        found = _by_line(found)
+    if len(found) <= limit:
+        return tuple(found), ()
+    order = sorted(range(len(found)), key=lambda i: -found[i].collective.wire_bytes)
+    shown = set(order[:limit])
+    return (
+        tuple(r for i, r in enumerate(found) if i in shown),
+        tuple(r for i, r in enumerate(found) if i not in shown),
+    )
+
+
+def _by_line(found: Sequence[Row]) -> list[Row]:
+    """One row per kind, axes and line: the largest collective of it speaks for the others."""
+    groups: dict[tuple[str, tuple[str, ...], str], list[Row]] = {}
+    for r in found:
+        groups.setdefault((r.collective.kind, r.collective.axes, r.collective.source), []).append(r)
+    out = []
+    for same in groups.values():
+        first = max(same, key=lambda r: r.collective.wire_bytes).collective
+        one = replace(
+            first,
+            tensor=common([first.tensor, *(r.collective.tensor for r in same)]),
+            wire_bytes=sum(r.collective.wire_bytes for r in same),
+            seconds=sum(r.collective.seconds for r in same),
+            count=sum(r.times for r in same),
+        )
+        out.append(Row(one, one.count, sum(r.tensors for r in same)))
+    return out
+
+
+def rest_text(rest: Sequence[Row]) -> str:
+    """The summary of what is not shown."""
+    times, sent = sum(r.times for r in rest), sum(r.collective.wire_bytes for r in rest)
+    return f"and {times} more, each smaller: {bytes_text(sent)} in all; Plan.collectives has every one"
+
+
+def totals(plan: PlanData) -> list[tuple[str, str]]:
+    """The figures of the whole plan, each with its name."""
+    kinds = [f"{n} {kind_text(k)} {bytes_text(b)}" for k, (n, b) in plan.by_kind().items()]
+    moving = sum(c.seconds for c in plan.collectives)
+    return [
+        (
+            "collectives",
+            f"{sum(c.count for c in plan.collectives)} per step" + (f": {', '.join(kinds)}" if kinds else ""),
+        ),
+        ("wire", f"{bytes_text(plan.wire_bytes)} sent per device per step"),
+        (
+            "time",
+            f"{seconds_text(plan.seconds)} per step, estimated; {seconds_text(moving)} of it in collectives",
+        ),
+        ("memory", f"{bytes_text(plan.memory_bytes)} at the peak per device{capacity_text(plan)}"),
+        ("plan", verdict_text(plan)),
+    ]
+
+
+@dataclass
+class _Tree:
+    """Leaves by the keys of their paths; `whole` counts those that the program has, here or not."""
+
+    path: str
+    whole: Counter[str]
+    children: dict[str, _Tree] = field(default_factory=dict)
+    signature: NdSbp | None = None
+
+    def child(self, key: str) -> _Tree:
+        return self.children.setdefault(key, _Tree(self.path + key, self.whole))
+
+
+Lines = tuple[tuple[str, NdSbp, int], ...]
+"""What is left of some leaves once equal ones are one line: (path, signature, how many)."""
+
+
+def collapse(
+    paths: Sequence[str], sbps: Sequence[NdSbp], every: Sequence[str] = ()
+) -> list[tuple[str, NdSbp, int]]:
+    """Signatures at rest, a line for all neighbours that lie alike; layers that lie alike become `[*]`.
+
+    Arguments:
+      every: the paths that the program has, if `paths` are only some of them: `params` then means all of it.
+
+    >>> from sbp.signature import parse_sbp
+    >>> s, b = parse_sbp("S(0)"), parse_sbp("B")
+    >>> collapse(["p[0]['w']", "p[0]['b']", "p[1]['w']", "p[1]['b']", "x"], [s, b, s, b, s])
+    [("p[*]['w']", (S(0),), 2), ("p[*]['b']", (B,), 2), ('x', (S(0),), 1)]
+    """
+    whole: Counter[str] = Counter()
+    for path in every or paths:
+        keys = _keys(path)
+        whole.update("".join(keys[: i + 1]) for i in range(len(keys)))
+    root = _Tree("", whole)
+    for path, nd in zip(paths, sbps, strict=True):
+        at = root
+        for key in _keys(path):
+            at = at.child(key)
+        at.signature = nd
+    return [line for key, child in root.children.items() for line in _prefixed(key, _lines(child))]
+
+
+def _keys(path: str) -> list[str]:
+    """The keys of a path; the words for a tensor of another placement are no path.
+
+    >>> _keys("p['l'][0].w"), _keys("from stage 0: tanh, mlp.py:3")
+    (['p', "['l']", '[0]', '.w'], ['from stage 0: tanh, mlp.py:3'])
+    """
+    return [path] if _WORDS.match(path) else _KEY.findall(path) or [path]
+
+
+def _lines(tree: _Tree) -> Lines:
+    if tree.signature is not None:
+        return (("", tree.signature, 1),)
+    groups: dict[Lines, list[str]] = {}
+    for key, child in tree.children.items():
+        groups.setdefault(_lines(child), []).append(key)
+    n = sum(k * len(keys) for lines, keys in groups.items() for _, _, k in lines)
+    complete = n == tree.whole[tree.path]
+    if (
+        complete
+        and len({(path, nd) for lines in groups for path, nd, _ in lines}) == 1
+        and next(iter(groups))[0][0] == ""
+    ):
+        return (("", next(iter(groups))[0][1], n),)
+    whole = complete and len(groups) == 1
+    return tuple(
+        (path, nd, n * len(keys))
+        for lines, keys in groups.items()
+        for path, nd, n in _prefixed(_label(keys, whole), lines)
+    )
+
+
+def _prefixed(key: str, lines: Lines) -> Iterator[tuple[str, NdSbp, int]]:
+    return ((key + path, nd, n) for path, nd, n in lines)
+
+
+def _label(keys: Sequence[str], whole: bool) -> str:
+    """One key for several that lie alike."""
+    if len(keys) == 1:
+        return keys[0]
+    if whole and all(re.fullmatch(r"\[\d+\]", k) for k in keys):
+        return "[*]"
+    inner = [k.strip("[].") for k in keys]
+    listed = "|".join(inner) if len(inner) <= 4 else "|".join(inner[:3]) + f"|{len(inner) - 3} more"
+    return f".{{{listed}}}" if keys[0].startswith(".") else f"[{listed}]"
+
+
+def rest_lines(
+    plan: PlanData, whole: PlanData | None = None
+) -> tuple[list[tuple[str, str, str]], list[tuple[str, str, str]]]:
+    """Signatures of arguments and of results: (path, signature, a remark on how many leaves).
+
+    A result that lies as an argument with the same leaves is one line, `as params`.
+
+    Arguments:
+      whole: the plan of the program that this one is of a placement of; `params` then means all of it.
+    """
+    every = plan if whole is None else whole
+    ins = collapse(plan.in_paths, plan.in_sbp, every.in_paths)
+    outs = collapse(plan.out_paths, plan.out_sbp, every.out_paths)
+    arguments = {lines: name for name, lines in _by_head(ins, 1).items() if len(lines) > 1}
+    results = _by_head(outs, 1)
+    if results.keys() == {"result"} and results["result"] not in arguments:
+        results = _by_head(outs, 2)
+    after: list[tuple[str, str, str]] = []
+    for name, lines in results.items():
+        if lines in arguments:
+            after.append((name, f"as {arguments[lines]}", _leaves(sum(n for _, _, n in lines))))
+        else:
+            after += [(name + path, format_sbp(nd), _leaves(n)) for path, nd, n in lines]
+    return [(path, format_sbp(nd), _leaves(n)) for path, nd, n in ins], after
+
+
+def _leaves(n: int) -> str:
+    return f"{n} leaves" if n > 1 else ""
+
+
+def _by_head(lines: Sequence[tuple[str, NdSbp, int]], keys: int) -> dict[str, Lines]:
+    """Lines by the first keys of their paths."""
+    out: dict[str, Lines] = {}
+    for path, nd, n in lines:
+        head = "".join(_keys(path)[:keys])
+        out[head] = (*out.get(head, ()), (path[len(head) :], nd, n))
+    return out

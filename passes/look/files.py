@@ -1,0 +1,191 @@
+"""Plans as files: JSON to load again or to compare, a page, a picture."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from sbp.errors import ArgumentError, Problem
+from sbp.hardware import Hardware, Link
+from sbp.passes.explain.plan import Collective, PlanData
+from sbp.passes.look.drawing import dot_text
+from sbp.passes.look.page import plan_page
+from sbp.passes.look.svg import plan_svg
+from sbp.placement import Placement
+from sbp.signature import format_sbp, parse_sbp
+
+FORMAT, VERSION = "sbp-plan", 1
+TRACE = ".trace.json"
+
+
+def plan_json(plan: PlanData) -> str:
+    """The plan without its program: every figure, exactly."""
+    return json.dumps(plan_data(plan), indent=1) + "\n"
+
+
+def plan_data(plan: PlanData) -> dict[str, Any]:
+    """The plan as JSON has it, but for what a subclass adds."""
+    data: dict[str, Any] = {"format": FORMAT, "version": VERSION}
+    for f in dataclasses.fields(plan):
+        if f.name != "physical":
+            data[f.name] = getattr(plan, f.name)
+    data["placement"] = dataclasses.asdict(plan.placement)
+    data["hardware"] = _without_infinity(dataclasses.asdict(plan.hardware))
+    data["in_sbp"] = [format_sbp(nd) for nd in plan.in_sbp]
+    data["out_sbp"] = [format_sbp(nd) for nd in plan.out_sbp]
+    data["collectives"] = [
+        dataclasses.asdict(c) | {"before": format_sbp(c.before), "after": format_sbp(c.after)}
+        for c in plan.collectives
+    ]
+    return data
+
+
+def _without_infinity(data: Any) -> Any:
+    """JSON has no infinity: a figure without a bound is null.
+
+    >>> _without_infinity({"name": "x", "rates": ((8, math.inf),)}), _with_infinity({"memory_bytes": None})
+    ({'name': 'x', 'rates': [[8, None]]}, {'memory_bytes': inf})
+    """
+    if isinstance(data, dict):
+        return {k: _without_infinity(x) for k, x in data.items()}
+    if isinstance(data, list | tuple):
+        return [_without_infinity(x) for x in data]
+    return None if data == math.inf else data
+
+
+def _with_infinity(data: Any) -> Any:
+    """What `_without_infinity` was given, lists for tuples."""
+    if isinstance(data, dict):
+        return {k: _with_infinity(x) for k, x in data.items()}
+    if isinstance(data, list | tuple):
+        return [_with_infinity(x) for x in data]
+    return math.inf if data is None else data
+
+
+WRITERS: Mapping[str, Callable[[PlanData], str]] = {
+    ".json": plan_json,
+    ".html": plan_page,
+    ".dot": dot_text,
+    ".svg": plan_svg,
+}
+
+
+def check_suffix(path: str | os.PathLike[str], writers: Collection[str] = WRITERS.keys()) -> str:
+    """The suffix of a file that a plan can be saved to, the longest of those that it ends with.
+
+    Raises:
+      ArgumentError: for another suffix.
+    """
+    name, suffix = Path(path).name.lower(), Path(path).suffix.lower()
+    known = [s for s in writers if name.endswith(s) and name != s]
+    # What another kind of plan can be saved as is not what the end of it says.
+    if not known or (name.endswith(TRACE) and TRACE not in writers):
+        raise problem(
+            f"the suffix {suffix!r}" if suffix else "no suffix",
+            ", ".join(writers),
+            "the suffix of the file says in which form the plan is written",
+            f"{Path(path).stem}.html to read it, {Path(path).stem}.json to load it again",
+            f"saving a plan to {os.fspath(path)!r}",
+        )
+    return max(known, key=len)
+
+
+def save_plan(plan: PlanData, path: str | os.PathLike[str]) -> None:
+    """Writes the plan; the suffix chooses the form.
+
+    Raises:
+      ArgumentError: for a suffix that is not a key of `WRITERS`, or a picture of a plan that was loaded.
+    """
+    suffix = check_suffix(path)
+    if plan.physical is None and suffix in (".dot", ".svg"):
+        raise no_picture(plan, path, ".json, .html")
+    write(path, WRITERS[suffix](plan))
+
+
+def write(path: str | os.PathLike[str], text: str) -> None:
+    """Writes a file."""
+    Path(path).write_text(text, encoding="utf-8")
+
+
+def no_picture(plan: PlanData, path: str | os.PathLike[str], legal: str) -> ArgumentError:
+    """The error for the picture of a plan that has no program."""
+    return problem(
+        f"a plan of {plan.name!r} that was loaded from a file",
+        legal,
+        "the picture shows the program, and a file holds only what the plan says of it",
+        "save the picture of the plan that Program.plan(...) returns",
+        f"saving a plan to {os.fspath(path)!r}",
+    )
+
+
+def load_plan(
+    path: str | os.PathLike[str], others: Mapping[str, Callable[[Mapping[str, Any]], PlanData]]
+) -> PlanData:
+    """Reads a plan that was saved as .json; its `physical` is None.
+
+    Arguments:
+      others: how other kinds of plan are read, each by a field that it alone has.
+
+    Raises:
+      ArgumentError: if the file holds no plan, or one of a version that is not known.
+    """
+    where = f"loading a plan from {os.fspath(path)!r}"
+    legal, fix = f"JSON of format {FORMAT!r}, version {VERSION}", "plan.save('plan.json') writes such a file"
+    try:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as e:
+        raise problem(str(e), legal, "the file cannot be read as JSON", fix, where) from None
+    if not isinstance(data, dict) or (data.get("format"), data.get("version")) != (FORMAT, VERSION):
+        found = (data.get("format"), data.get("version")) if isinstance(data, dict) else type(data).__name__
+        raise problem(f"{found}", legal, "only files of this format can be read", fix, where)
+    try:
+        return next((read for key, read in others.items() if key in data), read_plan)(data)
+    except (KeyError, TypeError, ValueError) as e:
+        raise problem(
+            f"{type(e).__name__}: {e}", legal, "a field is missing or has no legal value", fix, where
+        ) from None
+
+
+def read_plan(data: Mapping[str, Any]) -> PlanData:
+    """The plan of such data, without what a subclass adds."""
+    at, on = data["placement"], _with_infinity(data["hardware"])
+    return PlanData(
+        data["name"],
+        Placement(at["kind"], tuple(at["ranks"]), tuple(at["shape"]), tuple(at["axes"])),
+        Hardware(
+            **on
+            | {
+                "flops_per_second": tuple(tuple(pair) for pair in on["flops_per_second"]),
+                "links": tuple(Link(**link) for link in on["links"]),
+            }
+        ),
+        tuple(_collective(c) for c in data["collectives"]),
+        data["seconds"],
+        data["bound"],
+        data["memory_bytes"],
+        tuple(map(parse_sbp, data["in_sbp"])),
+        tuple(map(parse_sbp, data["out_sbp"])),
+        tuple(data["in_paths"]),
+        tuple(data["out_paths"]),
+        tuple(data["notes"]),
+    )
+
+
+def _collective(c: Mapping[str, Any]) -> Collective:
+    read: dict[str, Callable[[Any], Any]] = {
+        "before": parse_sbp,
+        "after": parse_sbp,
+        "shape": tuple,
+        "axes": tuple,
+    }
+    return Collective(**{k: read[k](v) if k in read else v for k, v in c.items()})
+
+
+def problem(got: str, legal: str, why: str, fix: str, where: str) -> ArgumentError:
+    """The error for a file or a plan that does not suit."""
+    return ArgumentError(Problem("argument", where, got, legal, why, fix))

@@ -1,0 +1,203 @@
+"""A plan as HTML: a page that needs nothing from outside, and the short form that notebooks show."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from html import escape
+
+from sbp.passes.explain.plan import PlanData
+from sbp.passes.explain.words import (
+    MAX_ROWS,
+    Row,
+    kind_text,
+    misfit_text,
+    over_text,
+    rest_lines,
+    rest_text,
+    rows,
+    tensor_text,
+    totals,
+)
+from sbp.passes.look.drawing import COLOURS
+from sbp.passes.look.svg import plan_svg
+from sbp.signature import format_sbp
+from sbp.units import bytes_text, seconds_text
+
+# Tables of a page may be longer than those of a terminal.
+PAGE_ROWS = 1000
+HEADINGS = ("×", "collective", "tensor", "before → after", "over", "sent", "time", "line", "why")
+NUMBERS = ("×", "sent", "time")
+MONO = "12px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace"
+STYLE = f"""
+.sbp {{ font: 14px/1.45 Inter, "Helvetica Neue", Helvetica, Arial, sans-serif; color: #1f2933; }}
+.sbp h1 {{ font-size: 22px; margin: 0 0 4px; }}
+.sbp h1 small {{ font-weight: 400; color: #57606a; font-size: 15px; }}
+.sbp h2 {{ font-size: 16px; margin: 28px 0 8px; }}
+.sbp table {{ border-collapse: collapse; }}
+.sbp td, .sbp th {{ text-align: left; vertical-align: top; padding: 4px 10px; }}
+.sbp tbody tr {{ border-top: 1px solid #e4e8ec; }}
+.sbp tbody tr:hover {{ background: #f6f8fa; }}
+.sbp th {{ font-weight: 600; color: #57606a; white-space: nowrap; }}
+.sbp table.rows td {{ white-space: nowrap; }}
+.sbp table.rows td.why {{ white-space: normal; min-width: 22em; max-width: 48em; }}
+.sbp .n {{ text-align: right; }}
+.sbp .mono {{ font: {MONO}; white-space: nowrap; }}
+.sbp .soft, .sbp .totals td:first-child {{ color: #57606a; }}
+.sbp .alarm {{ color: #b42318; font-weight: 600; margin: 4px 0; }}
+.sbp .pill {{ border: 1.5px solid; border-radius: 9px; padding: 0 8px; white-space: nowrap; }}
+.sbp .picture {{ overflow: auto; border: 1px solid #e4e8ec; border-radius: 8px; }}
+.sbp .picture svg {{ max-width: 100%; height: auto; }}
+"""
+PAGE_STYLE = """
+body { margin: 28px; background: #fff; }
+.sbp table.rows th { cursor: pointer; position: sticky; top: 0; background: #fff; }
+.sbp th[data-order="up"]::after { content: " ↑"; }
+.sbp th[data-order="down"]::after { content: " ↓"; }
+"""
+SCRIPT = """
+for (const th of document.querySelectorAll(".sbp table.rows thead th")) th.addEventListener("click", () => {
+  const table = th.closest("table"), body = table.tBodies[0], i = th.cellIndex;
+  const up = th.dataset.order === "down", sign = up ? 1 : -1;
+  for (const other of table.tHead.rows[0].cells) delete other.dataset.order;
+  th.dataset.order = up ? "up" : "down";
+  const value = cell => cell.dataset.v === undefined ? cell.textContent : Number(cell.dataset.v);
+  const key = row => value(row.cells[i]);
+  const order = (a, b) => a < b ? -1 : a > b ? 1 : 0;
+  body.append(...[...body.rows].sort((a, b) => sign * order(key(a), key(b))));
+});
+"""
+
+
+def plan_html(plan: PlanData) -> str:
+    """The short form: totals, the table, and the picture to be unfolded."""
+    top = heading(plan.name, _where(plan), totals(plan), misfit_text(plan))
+    return short([top, *table(plan, MAX_ROWS), folded(plan), notes(plan)])
+
+
+def plan_page(plan: PlanData, measured: Sequence[tuple[str, str]] = ()) -> str:
+    """The whole page: totals, a table that sorts by a click, the picture, signatures at rest, notes.
+
+    Arguments:
+      measured: more figures, each with its name.
+    """
+    body = [
+        heading(plan.name, _where(plan), [*totals(plan), *measured], misfit_text(plan)),
+        "<h2>Collectives</h2>",
+        *table(plan),
+        "<h2>The program</h2>" + picture(plan_svg(plan)) if plan.physical is not None else "",
+        "<h2>At rest</h2>",
+        *signatures(plan),
+        notes(plan),
+    ]
+    return document(f"{plan.name} on {plan.placement}", body)
+
+
+def _where(plan: PlanData) -> str:
+    return f"on {plan.placement}, planned for {plan.hardware.name}"
+
+
+def short(body: Iterable[str]) -> str:
+    """What notebooks show."""
+    return f'<style>{STYLE}</style><div class="sbp">{"".join(body)}</div>'
+
+
+def document(title: str, body: Iterable[str]) -> str:
+    """A page."""
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f"<title>{escape(title)}</title>"
+        f'<style>{STYLE}{PAGE_STYLE}</style></head>\n<body><div class="sbp">\n'
+        + "\n".join(part for part in body if part)
+        + f"\n</div>\n<script>{SCRIPT}</script></body></html>\n"
+    )
+
+
+def heading(title: str, where: str, figures: Sequence[tuple[str, str]], alarm: str = "") -> str:
+    """What it is, and its figures with their names; in red, if not empty, what must be seen first."""
+    lines = "".join(f"<tr><td>{escape(k)}</td><td>{escape(v)}</td></tr>" for k, v in figures)
+    return (
+        f"<h1>{escape(title)} <small>{escape(where)}</small></h1>"
+        + (f'<p class="alarm">{escape(alarm)}</p>' if alarm else "")
+        + f'<table class="totals"><tbody>{lines}</tbody></table>'
+    )
+
+
+def table(plan: PlanData, limit: int = PAGE_ROWS) -> list[str]:
+    """The collectives of a plan."""
+    return [_table(*rows(plan, limit))]
+
+
+def signatures(plan: PlanData, whole: PlanData | None = None) -> list[str]:
+    """How arguments and results lie at rest; `whole` as of `rest_lines`."""
+    ins, outs = rest_lines(plan, whole)
+    return [_signatures("argument", ins), _signatures("result", outs)]
+
+
+def _table(shown: Sequence[Row], rest: Sequence[Row]) -> str:
+    if not shown:
+        return '<p class="soft">No collectives.</p>'
+    head = "".join(f"<th{' class=n' if h in NUMBERS else ''}>{h}</th>" for h in HEADINGS)
+    body = "\n".join(_row(r) for r in shown)
+    tail = f'<p class="soft">{escape(rest_text(rest))}</p>' if rest else ""
+    return f'<table class="rows"><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table>{tail}'
+
+
+def _row(r: Row) -> str:
+    c = r.collective
+    fill, border = COLOURS[c.kind]
+    style = f"background:{fill};border-color:{border}"
+    return (
+        f'<tr><td class="n" data-v="{r.times}">{r.times}</td>'
+        f'<td><span class="pill" style="{style}">{kind_text(c.kind)}</span></td>'
+        f'<td>{escape(c.tensor)}<br><span class="mono soft">{escape(tensor_text(c))}</span></td>'
+        f'<td class="mono">{escape(format_sbp(c.before))} →<br>{escape(format_sbp(c.after))}</td>'
+        f"<td>{escape(over_text(c)).replace(' (', '<br>(')}</td>"
+        f'<td class="n" data-v="{c.wire_bytes!r}">{bytes_text(c.wire_bytes)}</td>'
+        f'<td class="n" data-v="{c.seconds!r}">{seconds_text(c.seconds)}</td>'
+        f'<td class="mono">{escape(c.source)}</td><td class="why">{escape(c.reason)}</td></tr>'
+    )
+
+
+def _signatures(title: str, lines: Sequence[tuple[str, str, str]]) -> str:
+    body = "".join(
+        f'<tr><td class="mono">{escape(path)}</td><td class="mono">{escape(nd)}</td>'
+        f'<td class="soft">{remark}</td></tr>'
+        for path, nd, remark in lines
+    )
+    head = f"<thead><tr><th>{title}</th><th>signature</th><th></th></tr></thead>"
+    return f"<table>{head}<tbody>{body}</tbody></table>" if lines else ""
+
+
+def picture(svg: str) -> str:
+    """A picture that may be larger than the page."""
+    return f'<div class="picture">{svg}</div>'
+
+
+def folded(plan: PlanData) -> str:
+    """The picture of a plan, to be unfolded."""
+    if plan.physical is None:
+        return ""
+    return f"<details><summary>picture</summary>{picture(plan_svg(plan))}</details>"
+
+
+def notes(plan: PlanData) -> str:
+    """Remarks; those of several lines keep them."""
+    items = "".join(
+        f"<li>{f'<pre>{escape(note)}</pre>' if chr(10) in note else escape(note)}</li>" for note in plan.notes
+    )
+    return f"<h2>Notes</h2><ul>{items}</ul>" if items else ""
+
+
+def figures_table(lines: Sequence[Sequence[str]], figures: Collection[str]) -> str:
+    """A table of texts, the first line being its headings.
+
+    Arguments:
+      figures: headings of columns that are aligned to the right.
+    """
+
+    def cells(tag: str, line: Sequence[str]) -> str:
+        sides = [' class="n"' if h in figures else "" for h in lines[0]]
+        return "".join(f"<{tag}{side}>{escape(x)}</{tag}>" for x, side in zip(line, sides, strict=True))
+
+    body = "\n".join(f"<tr>{cells('td', line)}</tr>" for line in lines[1:])
+    return f"<table><thead><tr>{cells('th', lines[0])}</tr></thead><tbody>\n{body}\n</tbody></table>"

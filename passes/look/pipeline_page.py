@@ -1,0 +1,143 @@
+"""The plan of a pipeline as a page, a picture and a graph."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from html import escape
+
+from sbp.passes.explain.words import misfit_text
+from sbp.passes.look import page
+from sbp.passes.look.drawing import digraph, dot_lines, dot_node, drawing, quoted
+from sbp.passes.look.pipeline_text import (
+    NUMBERS,
+    figures,
+    heading,
+    merged_sends,
+    own_signatures,
+    place_heading,
+    send_rows,
+    stage_rows,
+)
+from sbp.passes.look.svg import plan_svg as one_svg
+from sbp.passes.look.timeline import timeline_svg
+from sbp.passes.pipeline.plan import PipelineData
+from sbp.passes.schedule.spans import Timeline
+from sbp.units import bytes_text
+
+_SIZE = re.compile(r'<svg [^>]*?width="(\d+)" height="(\d+)"')
+
+
+def plan_html(plan: PipelineData) -> str:
+    """What notebooks show: figures, the timeline, stages and sends; the placements to be unfolded."""
+    places = [
+        f"<details><summary>{escape(place_heading(plan, i))}</summary>{''.join(_place(plan, i))}</details>"
+        for i in range(len(plan.stages))
+    ]
+    return page.short([*_top(plan, ()), *places, page.notes(plan)])
+
+
+def plan_page(
+    plan: PipelineData,
+    timelines: Sequence[Timeline] = (),
+    measured: Sequence[tuple[str, str]] = (),
+    actions: Sequence[Sequence[str]] = (),
+) -> str:
+    """The whole page: figures, timelines, stages, what is sent, and each placement with its picture.
+
+    Arguments:
+      timelines: instead of the plan's own, such as it and a measured one.
+      measured: more figures, each with its name.
+      actions: a table of their times, with its headings.
+    """
+    places = [
+        part
+        for i in range(len(plan.stages))
+        for part in (f"<h2>{escape(place_heading(plan, i)).capitalize()}</h2>", *_place(plan, i))
+    ]
+    table = ["<h2>Actions</h2>", page.figures_table(actions, NUMBERS)] if actions else []
+    body = [*_top(plan, timelines, measured), *table, page.notes(plan), *places]
+    return page.document(f"{plan.name} on {plan.placement}", body)
+
+
+def _top(
+    plan: PipelineData, timelines: Sequence[Timeline], measured: Sequence[tuple[str, str]] = ()
+) -> list[str]:
+    """What is not about one placement."""
+    name, _, rest = heading(plan).partition(" ")
+    parts = [page.heading(name.rstrip(":"), rest, [*figures(plan), *measured], misfit_text(plan))]
+    if plan.timeline is not None:
+        svg = timeline_svg(timelines or [estimated(plan)], f"{plan.name}: the schedule")
+        parts += ["<h2>Timeline</h2>", page.picture(svg)]
+    for title, lines in (("Stages", stage_rows(plan)), ("Sent between placements", send_rows(plan))):
+        if len(lines) > 1:
+            parts += [f"<h2>{title}</h2>", page.figures_table(lines, NUMBERS)]
+    return parts
+
+
+def estimated(plan: PipelineData) -> Timeline:
+    """The simulated timeline, with a name that says so."""
+    assert plan.timeline is not None
+    return Timeline(f"{plan.timeline.name}, estimated", plan.timeline.spans)
+
+
+def _place(plan: PipelineData, place: int) -> list[str]:
+    """One placement: its collectives, its picture, its arguments and results."""
+    p = plan.stages[place]
+    drawn = [page.picture(one_svg(p))] if p.physical is not None else []
+    return [*page.table(p), *drawn, *page.signatures(own_signatures(p), plan)]
+
+
+def plan_svg(plan: PipelineData) -> str:
+    """The timeline, with the pictures of the placements below; of a loaded plan the timeline alone."""
+    parts = (
+        [timeline_svg([estimated(plan)], f"{plan.name}: the schedule")] if plan.timeline is not None else []
+    )
+    parts += [one_svg(p) for p in plan.stages if p.physical is not None]
+    return stacked(parts)
+
+
+def stacked(pictures: Sequence[str]) -> str:
+    """Pictures one below the other as one."""
+    sizes = [(int(found[1]), int(found[2])) for svg in pictures if (found := _SIZE.search(svg)) is not None]
+    width, height = max((w for w, _ in sizes), default=0), sum(h for _, h in sizes)
+    lines, y = list[str](), 0
+    for svg, (_, h) in zip(pictures, sizes, strict=True):
+        lines.append(svg.replace("<svg ", f'<svg x="0" y="{y}" ', 1))
+        y += h
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+            f'width="{width}" height="{height}" role="img">',
+            '<rect width="100%" height="100%" fill="#ffffff"/>',
+            *lines,
+            "</svg>",
+            "",
+        ]
+    )
+
+
+def dot_text(plan: PipelineData) -> str:
+    """A cluster per placement in Graphviz's language, and what is sent between them.
+
+    Raises:
+      ValueError: for a plan that was loaded from a file.
+    """
+    lines, ends = list[str](), list[tuple[str, str]]()
+    for i, p in enumerate(plan.stages):
+        out, prefix = drawing(p), f"p{i}"
+        of_kind = {d["kind"]: f"{prefix}n{n}" for n, d in reversed(list(out.nodes(data=True)))}
+        some = f"{prefix}n0"
+        ends.append((of_kind.get("argument", some), of_kind.get("result", some)))
+        lines += [f"subgraph cluster_{prefix} {{", f"  label={quoted(place_heading(plan, i))};"]
+        lines += [f"  {line}" for line in dot_lines(out, prefix)] + ["}"]
+    pairs: dict[tuple[str, ...], list[str]] = {}
+    for c in merged_sends(plan):
+        pairs.setdefault(c.axes, []).append(f"{c.count} x {c.tensor}, {bytes_text(c.wire_bytes)}")
+    for (a, b), texts in pairs.items():
+        node = f"send{a}to{b}"
+        body = texts[:5] + ([f"and {len(texts) - 5} more"] if len(texts) > 5 else [])
+        lines.append(f"  {node} [{dot_node({'kind': 'send', 'head': 'send', 'body': body})}];")
+        lines.append(f"  {ends[int(a)][1]} -> {node} [ltail=cluster_p{a}];")
+        lines.append(f"  {node} -> {ends[int(b)][0]} [lhead=cluster_p{b}];")
+    return digraph(plan.name, heading(plan), lines, ", compound=true")

@@ -1,0 +1,157 @@
+"""The physical program: the logical graph with a signature for every op and every collective in place."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from sbp.passes.boxing.moves import Move
+from sbp.passes.plan.candidates import Strategy
+from sbp.passes.program.graph import Const, Graph, Node, Source
+from sbp.passes.program.wiring import ports, trips
+from sbp.placement import Placement
+from sbp.signature import NdSbp
+
+Version: TypeAlias = tuple[int, NdSbp]
+"""A value as it lies under one signature."""
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """One move of one value.
+
+    Arguments:
+      value: the value's id.
+      move: from which signature to which.
+      user: the node that asked for it, or the position of the output (-1 - i).
+      bucket: moves of one bucket are sent as one collective; -1 for a move on its own.
+      owned: whether the move adds up a sum of which one device has each element, and the others zeros.
+      source: the line that caused it.
+      rows: the name of its row in the plan; () if it sends nothing.
+    """
+
+    value: int
+    move: Move
+    user: int
+    bucket: int = -1
+    owned: bool = False
+    source: Source = field(default_factory=Source, compare=False)
+    rows: tuple[str, ...] = field(default=(), compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """One op under its signature.
+
+    Arguments:
+      rows: the names of the plan's rows of what it sends itself.
+    """
+
+    node: Node
+    strategy: Strategy
+    rows: tuple[str, ...] = field(default=(), compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Border:
+    """A loop or a branch, with the steps of its bodies.
+
+    Arguments:
+      node: the op.
+      inside: per port, the signature that the tensor has inside.
+      bodies: the steps of each body.
+    """
+
+    node: Node
+    inside: tuple[NdSbp, ...]
+    bodies: tuple[tuple[Step, ...], ...]
+
+    @property
+    def rows(self) -> tuple[str, ...]:
+        """It sends nothing but what the steps of its bodies send."""
+        return ()
+
+
+Step: TypeAlias = Box | Compute | Border
+
+
+@dataclass(frozen=True)
+class Physical:
+    """What one device executes.
+
+    Arguments:
+      graph, placement: the logical graph and where it lies.
+      steps: moves and ops, in order.
+      inputs, outputs: signatures at rest.
+    """
+
+    graph: Graph
+    placement: Placement
+    steps: tuple[Step, ...]
+    inputs: tuple[NdSbp, ...]
+    outputs: tuple[NdSbp, ...]
+
+    def walk(self) -> Iterator[tuple[Step, int]]:
+        """Every step, bodies included, with how often it is executed (an unknown number counts once)."""
+        return walk_steps(self.steps)
+
+    def boxes(self) -> Iterator[tuple[Box, int]]:
+        """The moves alone, with how often each is executed."""
+        return ((s, n) for s, n in self.walk() if isinstance(s, Box))
+
+
+def walk_steps(steps: Iterable[Step], times: int = 1) -> Iterator[tuple[Step, int]]:
+    """Every step, bodies included, with how often it is executed."""
+    for step in steps:
+        yield step, times
+        if isinstance(step, Border):
+            for body in step.bodies:
+                yield from walk_steps(body, times * trips(step.node))
+
+
+def grouped(steps: Sequence[Step]) -> tuple[Step, ...]:
+    """Brings the ops of one barrier together: they are lowered as one, after all that they wait for."""
+    last = {s.node.barrier: i for i, s in enumerate(steps) if isinstance(s, Compute) and s.node.barrier >= 0}
+    held: dict[int, list[Step]] = {}
+    out: list[Step] = []
+    for i, step in enumerate(steps):
+        barrier = step.node.barrier if isinstance(step, Compute) else -1
+        if barrier < 0:
+            out.append(step)
+            continue
+        held.setdefault(barrier, []).append(step)
+        if last[barrier] == i:
+            out.extend(held.pop(barrier))
+    return tuple(out)
+
+
+def inner_steps(step: Border) -> Iterator[Step]:
+    """The steps of all bodies."""
+    return itertools.chain.from_iterable(step.bodies)
+
+
+def reads(step: Step) -> list[Version]:
+    """The versions that a step uses."""
+    if isinstance(step, Box):
+        return [(step.value, step.move.before)]
+    if isinstance(step, Border):
+        wired = zip(ports(step.node), step.inside, strict=True)
+        entering = [(step.node.inputs[p.operand], p.outer(nd)) for p, nd in wired if p.operand is not None]
+        made = {version for s in inner_steps(step) for version in writes(s)}
+        made |= {(v, nd) for p, nd in zip(ports(step.node), step.inside, strict=True) for v in p.enters}
+        closed = [r for s in inner_steps(step) for r in reads(s) if r not in made]
+        return [(x, nd) for x, nd in entering if not isinstance(x, Const)] + closed
+    pairs = zip(step.node.inputs, step.strategy.operands, strict=True)
+    return [(x, nd) for x, nd in pairs if not isinstance(x, Const)]
+
+
+def writes(step: Step) -> list[Version]:
+    """The versions that a step makes."""
+    if isinstance(step, Box):
+        return [(step.value, step.move.after)]
+    if isinstance(step, Border):
+        wired = zip(ports(step.node), step.inside, strict=True)
+        return [(step.node.outputs[p.result], p.outer(nd)) for p, nd in wired if p.result is not None]
+    return list(zip(step.node.outputs, step.strategy.results, strict=True))

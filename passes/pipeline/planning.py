@@ -1,0 +1,156 @@
+"""Planning the placements of a program with stages, one after the other.
+
+The first of two that plans decides how a value lies that goes from one to the other, and counts what it takes
+to send it; where their hierarchies differ, each decides for itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TypeAlias
+
+from sbp.passes.explain.plan import PlanData
+from sbp.passes.pipeline.cut import transfers_inside
+from sbp.passes.pipeline.labels import Labels
+from sbp.passes.pipeline.order import Order
+from sbp.passes.pipeline.split import Share, Splitter
+from sbp.passes.pipeline.stages import Stages, physical_of
+from sbp.passes.pipeline.where import Where, loop_of
+from sbp.passes.plan.model import Crossing
+from sbp.passes.program.graph import Const, Graph, Operand
+from sbp.passes.program.names import Names
+from sbp.passes.program.trace import Traced
+from sbp.passes.request import Request, StagesRequest
+from sbp.signature import NdSbp, Split
+
+PlanOne: TypeAlias = Callable[[Traced, Request], PlanData]
+"""How a program of one placement is planned."""
+
+
+def plan_shares(
+    request: StagesRequest, traced: Traced, graph: Graph, where: Where, order: Order, plan_one: PlanOne
+) -> Stages:
+    """Splits a program by its placements, and plans what each of them computes.
+
+    Arguments:
+      traced: as it was read.
+      graph: what earlier passes have made of it.
+
+    Raises:
+      SbpError: for scopes and annotations that cannot be honoured.
+    """
+    splitter = Splitter(graph, where, order, len(traced.in_paths))
+    planning = _Planning(traced, graph, where, splitter, request, plan_one)
+    loop = loop_of(graph)
+    count = 0 if loop is None else int(loop.params["length"])
+    shares, plans = planning.run()
+    return Stages(request.name, traced, where, order.stages, count, shares, plans, planning.labels)
+
+
+@dataclass
+class _Planning:
+    traced: Traced
+    graph: Graph
+    where: Where
+    splitter: Splitter
+    asked: StagesRequest
+    plan_one: PlanOne
+    pins: dict[tuple[int, int], NdSbp] = field(default_factory=dict)
+    outer: dict[tuple[int, int], NdSbp] = field(default_factory=dict)
+
+    @cached_property
+    def shares(self) -> tuple[Share, ...]:
+        """What every placement computes."""
+        return tuple(self.splitter.shares())
+
+    def run(self) -> tuple[tuple[Share, ...], tuple[PlanData, ...]]:
+        plans = list[PlanData]()
+        for share in self.shares:
+            plans.append(self.planned(share))
+            self.agree(share, plans[-1])
+        return self.shares, tuple(plans)
+
+    @cached_property
+    def labels(self) -> Labels:
+        """The words for what goes from one placement to another."""
+        names = Names(self.graph, self.traced.in_paths, self.traced.out_paths)
+        return Labels(self.graph, self.where, self.splitter.order, names)
+
+    def planned(self, share: Share) -> PlanData:
+        """One placement, with what has been agreed on so far."""
+        place, whole = share.place, self.asked
+        placement = self.where.placements[place]
+        ins, outs = whole.asked(placement, share.arguments, share.results)
+        request = Request(
+            name=f"{whole.name}, placement {place} of {len(self.where.placements)}",
+            placement=placement,
+            hardware=whole.hardware(placement),
+            in_sbp=(*ins, *self.agreed(place, share.received, share.fed)),
+            out_sbp=(*outs, *self.agreed(place, share.sent, share.passed)),
+            ties=self.ties(share),
+            ways_in=(*(None for _ in share.arguments), *self.ways_in(share)),
+            ways_out=(*(None for _ in share.results), *self.ways_out(share)),
+            terms=whole.terms,
+            donated=tuple(k for k, i in enumerate(share.arguments) if i in whole.donated),
+            # Of a program with a loop the schedule is checked instead.
+            whole_step=self.splitter.loop is None,
+        )
+        return self.plan_one(self.sub_traced(share), request)
+
+    def agreed(self, place: int, once: Sequence[int], inside: Sequence[int]) -> Iterator[NdSbp | None]:
+        """How values lie that are sent once, and stacks of those that are sent in the loop; None if free."""
+        yield from (self.outer.get((v, place)) for v in once)
+        for v in inside:
+            nd = self.pins.get((v, place))
+            yield nd and tuple(Split(s.dim + 1) if isinstance(s, Split) else s for s in nd)
+
+    def ways_in(self, share: Share) -> Iterator[Crossing]:
+        """Where what is received comes from."""
+        for v in (*share.received, *share.fed):
+            yield self.way([share.place, self.where.home(v)], v in share.fed)
+
+    def ways_out(self, share: Share) -> Iterator[Crossing]:
+        """Where what is sent goes to."""
+        for v in (*share.sent, *share.passed):
+            readers = [s.place for s in self.shares if v in (*s.received, *s.fed)]
+            yield self.way([share.place, *readers], v in share.passed)
+
+    def way(self, places: Sequence[int], stacked: bool) -> Crossing:
+        """From the first of some placements to each of the others, or the other way."""
+        here, *others = (self.where.placements[p] for p in places)
+        links = [self.asked.hardware(here).between(here.ranks, other.ranks) for other in others]
+        return Crossing(sum(1 / link.bytes_per_second for link in links), stacked)
+
+    def sub_traced(self, share: Share) -> Traced:
+        """A share as a traced function, with names."""
+        ins = [self.traced.in_paths[i] for i in share.arguments]
+        ins += self.labels.received([*share.received, *share.fed])
+        outs = [self.traced.out_paths[i] for i in share.results]
+        outs += self.labels.sent([*share.sent, *share.passed])
+        return Traced(share.graph, tuple(ins), None, tuple(outs))
+
+    def ties(self, share: Share) -> tuple[int | None, ...]:
+        """Per result of a share, its argument that it comes back as."""
+        position = {i: k for k, i in enumerate(share.arguments)}
+        tied = (self.asked.ties[i] for i in share.results)
+        ends = [None if i is None else position.get(i) for i in tied]
+        return (*ends, *[None] * (len(share.sent) + len(share.passed)))
+
+    def agree(self, share: Share, plan: PlanData) -> None:
+        """Has the other placements of equal hierarchy send and receive what this one does, as it does."""
+        physical = physical_of(plan)
+        inside = transfers_inside(share, physical)
+        ins = dict(zip(physical.graph.inputs, physical.inputs, strict=True))
+        outs: dict[Operand, NdSbp] = {
+            x: nd
+            for x, nd in zip(physical.graph.outputs, physical.outputs, strict=True)
+            if not isinstance(x, Const)
+        }
+        for q, other in enumerate(self.where.placements):
+            if other.shape == plan.placement.shape and q != share.place:
+                for v, nd in inside.items():
+                    self.pins.setdefault((v, q), nd)
+                for v in (*share.received, *share.sent):
+                    self.outer.setdefault((v, q), ins[v] if v in share.received else outs[v])

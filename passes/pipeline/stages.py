@@ -1,0 +1,48 @@
+"""A program taken apart: what every placement computes, and its plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sbp.passes.explain.plan import PlanData
+from sbp.passes.physical.program import Physical
+from sbp.passes.pipeline.cut import cut
+from sbp.passes.pipeline.labels import Labels
+from sbp.passes.pipeline.slots import Cut
+from sbp.passes.pipeline.split import Share
+from sbp.passes.pipeline.where import Where
+from sbp.passes.program.trace import Traced
+
+
+@dataclass(frozen=True)
+class Stages:
+    """A program taken apart.
+
+    Arguments:
+      name: the function's name.
+      traced: the whole.
+      where: its placements.
+      stages: per stage, the position of its placement.
+      microbatches: how many there are; 0 for a program without a loop over them.
+      shares, plans: per placement.
+      labels: the words for what goes from one placement to another.
+    """
+
+    name: str
+    traced: Traced
+    where: Where
+    stages: tuple[int, ...]
+    microbatches: int
+    shares: tuple[Share, ...]
+    plans: tuple[PlanData, ...]
+    labels: Labels
+
+    def cuts(self, merged: bool) -> tuple[Cut, ...]:
+        """The pieces of every placement; `merged` as of `cut`."""
+        return tuple(cut(s, physical_of(p), merged) for s, p in zip(self.shares, self.plans, strict=True))
+
+
+def physical_of(plan: PlanData) -> Physical:
+    """The program of a plan that was made just now."""
+    assert plan.physical is not None
+    return plan.physical

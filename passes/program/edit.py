@@ -1,0 +1,71 @@
+"""Changes to a traced graph: ops put in the place of others, written as JAX functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+
+from sbp import compat
+from sbp.passes.program.graph import Const, Graph, Node, Operand, Source, numbered
+from sbp.passes.program.trace import Builder, prune
+
+
+class Editor:
+    """Makes new values and ops for a graph, and then the changed graph."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.builder = Builder(graph.values)
+        self.instead: dict[int, Operand] = {}
+
+    def operand(self, x: Operand) -> Any:
+        """What an operand refers to, a new value too."""
+        return x if isinstance(x, Const) else self.builder.values[x]
+
+    def emit(
+        self, fn: Callable[..., Any], operands: Sequence[Operand], source: Source
+    ) -> tuple[list[Node], list[Operand]]:
+        """The ops of a JAX function on operands of the graph, and its results.
+
+        Arguments:
+          fn: of arrays, to an array or a list of them.
+          source: the user's line that the ops stand for.
+        """
+        avals = [compat.struct(v.shape, v.dtype) for v in map(self.operand, operands)]
+        closed = jax.make_jaxpr(fn)(*avals)
+        outs = self.builder.inline(closed.jaxpr, closed.consts, operands, source)
+        nodes, self.builder.nodes = self.builder.nodes, []
+        return nodes, outs
+
+    def substitute(self, old: Sequence[int], new: Sequence[Operand]) -> None:
+        """Says that some values are others from now on."""
+        self.instead.update(zip(old, new, strict=True))
+
+    def read(self, x: Operand) -> Operand:
+        """What stands for an operand now."""
+        return self.instead.get(x, x) if not isinstance(x, Const) else x
+
+    def renamed(self, node: Node) -> Node:
+        """An op that reads what stands for its operands now."""
+        bodies = (
+            replace(b, nodes=tuple(map(self.renamed, b.nodes)), outputs=tuple(map(self.read, b.outputs)))
+            for b in node.bodies
+        )
+        return replace(node, inputs=tuple(map(self.read, node.inputs)), bodies=tuple(bodies))
+
+    def finish(self, nodes: Sequence[Node]) -> Graph:
+        """The graph with other ops; those that nobody needs any more are dropped."""
+        b, graph = self.builder, self.graph
+        changed = replace(
+            graph,
+            values=tuple(b.values),
+            inputs=(*graph.inputs, *b.const_ids),
+            consts=(*graph.consts, *b.consts),
+            nodes=tuple(map(self.renamed, nodes)),
+            outputs=tuple(map(self.read, graph.outputs)),
+        )
+        kept = prune(changed)
+        return replace(kept, nodes=numbered(kept.nodes))

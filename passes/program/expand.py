@@ -1,0 +1,137 @@
+"""Ops that stand for others: what an equation is in ops that the compiler knows."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend.core import jaxpr_as_fun
+
+from sbp import compat, compat_ops
+from sbp.passes.program.unshard import REDUCTIONS, ShardMap, on_one_device
+from sbp.rules import REGISTRY
+
+
+def _shard_map(eqn: Any) -> Any:
+    """A program for several devices as one for one device."""
+    call = ShardMap(*compat.shard_map_specs(eqn.params))
+    return on_one_device(call, [v.aval for v in eqn.invars])
+
+
+def _while(eqn: Any) -> Any:
+    """A loop whose rows end one by one, as `vmap` makes it: it runs while any row does, and only rows that
+    still run change. None for a loop with one condition."""
+    params = eqn.params
+    test_jaxpr, body_jaxpr = params["cond_jaxpr"], params["body_jaxpr"]
+    if not test_jaxpr.out_avals[0].shape:
+        return None
+    n_test, n_body = params["cond_nconsts"], params["body_nconsts"]
+    test, body = jaxpr_as_fun(test_jaxpr), jaxpr_as_fun(body_jaxpr)
+
+    def run(*operands: Any) -> Any:
+        of_test, of_body = operands[:n_test], operands[n_test : n_test + n_body]
+
+        def runs(carry: Sequence[Any]) -> Any:
+            return test(*of_test, *carry)[0]
+
+        def trip(carry: Sequence[Any]) -> list[Any]:
+            mine = runs(carry)
+            new = body(*of_body, *carry)
+            return [_selected(mine, x, old) for x, old in zip(new, carry, strict=True)]
+
+        return lax.while_loop(lambda carry: _any(runs(carry)), trip, list(operands[n_test + n_body :]))
+
+    return compat_ops.retraced(run, eqn)
+
+
+def _any(rows: Any) -> Any:
+    """Whether any row holds, as a maximum of numbers: split rows then send one number."""
+    return lax.reduce_max(rows.astype(np.int32), tuple(range(rows.ndim))) > 0
+
+
+def _selected(rows: Any, new: Any, old: Any) -> Any:
+    """`new` in the rows (leading dims) where `rows` holds, else `old`."""
+    return jnp.where(rows.reshape(rows.shape + (1,) * (new.ndim - rows.ndim)), new, old)
+
+
+def _empty(eqn: Any) -> Any:
+    """Memory that nobody has written: zeros are as good, and may lie in any way."""
+    (made,) = eqn.outvars
+    return compat_ops.retraced(lambda *_: lax.full(made.aval.shape, 0, made.aval.dtype), eqn)
+
+
+def _reduction(eqn: Any) -> Any:
+    """A reduction over a dim that `vmap` named: positions instead of names. None over the axes of a mesh."""
+    axes = eqn.params["axes"]
+    if not all(isinstance(a, int) for a in axes) or eqn.params.get("axis_index_groups"):
+        return None
+    reduce = REDUCTIONS[eqn.primitive.name]
+    return compat_ops.retraced(lambda *args: [reduce(x, axis=tuple(axes)) for x in args], eqn)
+
+
+CONTROL = {"scan": ("jaxpr",), "while": ("cond_jaxpr", "body_jaxpr"), "cond": ("branches",)}
+"""Control flow keeps its bodies: per primitive the parameters that hold them."""
+
+PASSED = {
+    "reshard": "to what the mesh of a shard_map wanted",
+    "layout_constraint": "the order of dims in memory is XLA's",
+    "relayout": "the order of dims in memory is XLA's",
+    "with_memory_space_constraint": "the placement decides",
+    "xla_metadata_value": "a remark for XLA",
+    "shard_alike": "the plan decides",
+    "stage": "a value as it is",
+    "tie": "the second operand, in an order that the graph has anyway",
+}
+"""Ops whose results are their last operands, and what they say beside that."""
+
+EXPANDED: dict[str, Callable[[Any], Any]] = {
+    "shard_map": _shard_map,
+    "while": _while,
+    "empty": _empty,
+    **dict.fromkeys(REDUCTIONS, _reduction),
+}
+"""Per primitive the closed jaxpr of an equation, or None if this one stays as it is."""
+
+
+def expanded(eqn: Any) -> Any:
+    """What an equation stands for, if it is to be seen through but does not hold its body; else None."""
+    name = eqn.primitive.name
+    if name in EXPANDED:
+        return EXPANDED[name](eqn)
+    known = name in REGISTRY or name in CONTROL or name in compat.CALLS
+    return None if known else compat_ops.expansion(eqn)
+
+
+def plain(x: Any) -> Any:
+    """A parameter with Python integers for NumPy's, which `vmap` puts into dims and sizes: they print, hash
+    and compare otherwise."""
+    if isinstance(x, np.integer | np.bool_):
+        return x.item()
+    if isinstance(x, tuple):
+        items = [plain(v) for v in x]
+        if all(a is b for a, b in zip(items, x, strict=True)):
+            return x
+        return type(x)(*items) if hasattr(x, "_fields") else tuple(items)
+    if isinstance(x, list):
+        items = [plain(v) for v in x]
+        return x if all(a is b for a, b in zip(items, x, strict=True)) else items
+    if dataclasses.is_dataclass(x) and not isinstance(x, type):
+        return _plain_fields(x)
+    return x
+
+
+def _plain_fields(x: Any) -> Any:
+    """A dataclass of dims, such as RaggedDotDimensionNumbers."""
+    held = {f.name: getattr(x, f.name) for f in dataclasses.fields(x) if f.init}
+    new = {name: plain(v) for name, v in held.items()}
+    changed = {name: v for name, v in new.items() if v is not held[name]}
+    return dataclasses.replace(x, **changed) if changed else x
+
+
+def plain_params(params: Mapping[str, Any]) -> dict[str, Any]:
+    """An equation's parameters, each as `plain` gives it."""
+    return {name: plain(x) for name, x in params.items()}

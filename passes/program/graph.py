@@ -1,0 +1,225 @@
+"""The logical graph: what the user's function computes, as frozen values."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+import networkx as nx
+
+from sbp.rules.entry import Rule
+from sbp.rules.registry import lookup
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where in the user's program something comes from.
+
+    Arguments:
+      scope: the name stack, such as `jvp(layer0)/attention`.
+      info: the same as JAX knows it, with the stack inside of the loop that holds the op; what is lowered is
+        marked with it. None for what passes have made.
+    """
+
+    file: str = ""
+    line: int = 0
+    scope: str = ""
+    info: Any = field(default=None, hash=False, compare=False, repr=False)
+
+    def __str__(self) -> str:
+        return f"{os.path.basename(self.file)}:{self.line}" if self.file else "?"
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A logical tensor."""
+
+    id: int
+    shape: tuple[int, ...]
+    dtype: Any
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.dtype}{list(self.shape)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Const:
+    """A scalar that stands in an equation itself."""
+
+    value: Any = field(hash=False, compare=False)
+    dtype: Any
+    shape: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+
+Operand: TypeAlias = int | Const
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """What a loop runs each time, or one branch: a graph inside an op.
+
+    Arguments:
+      inputs: value ids.
+      nodes: the ops, in order.
+      outputs: value ids, or scalars.
+    """
+
+    inputs: tuple[int, ...]
+    nodes: tuple[Node, ...]
+    outputs: tuple[Operand, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One op of the logical graph.
+
+    Arguments:
+      id: unique; its position, for an op that is not inside a body.
+      primitive, params: the JAX primitive, with logical shapes.
+      inputs: value ids, or scalars.
+      outputs: value ids.
+      barrier: ops with the same number are ONE optimisation barrier (what is left of `jax.checkpoint`).
+      bodies: of a loop or a branch.
+      target: which kernel or function a call is of, such as the name of a `pallas_call`.
+      rule: what it does to signatures; None for an op that must run whole. `make_node` binds it.
+    """
+
+    id: int
+    primitive: Any
+    inputs: tuple[Operand, ...]
+    outputs: tuple[int, ...]
+    params: Mapping[str, Any] = field(hash=False, compare=False)
+    source: Source
+    barrier: int = -1
+    bodies: tuple[Body, ...] = ()
+    target: str = ""
+    rule: Rule | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def op(self) -> str:
+        """The primitive's name, with what it calls."""
+        return op_name(self.primitive, self.target)
+
+
+def op_name(primitive: Any, target: str = "") -> str:
+    """What an op is called: its primitive's name, with what it calls."""
+    return f"{primitive.name}[{target}]" if target else str(primitive.name)
+
+
+def make_node(
+    id: int,
+    primitive: Any,
+    inputs: Iterable[Operand],
+    outputs: Iterable[int],
+    params: Mapping[str, Any],
+    source: Source,
+    *,
+    barrier: int = -1,
+    bodies: tuple[Body, ...] = (),
+    target: str = "",
+) -> Node:
+    """An op with its rule, as the registry has it now; arguments as of `Node`."""
+    rule = lookup(op_name(primitive, target))
+    return Node(id, primitive, tuple(inputs), tuple(outputs), params, source, barrier, bodies, target, rule)
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """Values and the ops between them, in an order that can be executed.
+
+    Arguments:
+      values: by id.
+      inputs: the arguments' leaves, then the arrays the function closes over.
+      consts: those arrays, in the order of the last inputs.
+      outputs: the results' leaves.
+    """
+
+    values: tuple[Value, ...]
+    inputs: tuple[int, ...]
+    consts: tuple[Any, ...] = field(hash=False, compare=False)
+    nodes: tuple[Node, ...]
+    outputs: tuple[Operand, ...]
+
+    def operand(self, x: Operand) -> Value | Const:
+        """What an operand refers to."""
+        return x if isinstance(x, Const) else self.values[x]
+
+    def walk(self) -> Iterator[Node]:
+        """Every op, those inside bodies after the op that holds them."""
+        return walk(self.nodes)
+
+    def producers(self) -> dict[int, Node]:
+        """The node of each value that is not an input."""
+        return {v: node for node in self.walk() for v in node.outputs}
+
+    def consumers(self) -> dict[int, list[tuple[Node, int]]]:
+        """The uses of each value by nodes: (node, operand position)."""
+        out: dict[int, list[tuple[Node, int]]] = {}
+        for node in self.walk():
+            for i, x in enumerate(node.inputs):
+                if not isinstance(x, Const):
+                    out.setdefault(x, []).append((node, i))
+        return out
+
+    def networkx(self) -> nx.MultiDiGraph:
+        """A view for analyses: nodes `("in", i)`, node ids, `("out", i)`; an edge per use, with its value."""
+        g: nx.MultiDiGraph = nx.MultiDiGraph()
+        made: dict[int, Any] = {}
+        for i, v in enumerate(self.inputs):
+            g.add_node(("in", i), label=str(self.values[v]))
+            made[v] = ("in", i)
+        for node in self.nodes:
+            g.add_node(node.id, label=node.op, source=str(node.source))
+            made.update(dict.fromkeys(node.outputs, node.id))
+        for node in self.nodes:
+            for x in node.inputs:
+                if not isinstance(x, Const):
+                    g.add_edge(made[x], node.id, value=x)
+        for i, x in enumerate(self.outputs):
+            g.add_node(("out", i), label=f"output {i}")
+            if not isinstance(x, Const):
+                g.add_edge(made[x], ("out", i), value=x)
+        return g
+
+    def lines(self) -> Iterator[str]:
+        """The graph as text, a line per op."""
+        yield "inputs  " + ", ".join(str(self.values[v]) for v in self.inputs)
+        for node in self.nodes:
+            outs = ", ".join(str(self.values[v]) for v in node.outputs)
+            ins = ", ".join(str(x) if isinstance(x, Const) else self.values[x].name for x in node.inputs)
+            yield f"{outs} = {node.op}({ins})  # {node.source}"
+        yield "outputs " + ", ".join(
+            str(x) if isinstance(x, Const) else self.values[x].name for x in self.outputs
+        )
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+
+def walk(nodes: Iterable[Node]) -> Iterator[Node]:
+    """Every op of `nodes`, those inside bodies after the op that holds them."""
+    for node in nodes:
+        yield node
+        for body in node.bodies:
+            yield from walk(body.nodes)
+
+
+def numbered(nodes: Iterable[Node]) -> tuple[Node, ...]:
+    """The same ops with ids: positions for the outermost, and unique ones inside bodies."""
+    outer = list(nodes)
+    fresh = itertools.count(len(outer))
+
+    def inner(node: Node) -> Node:
+        bodies = tuple(
+            replace(b, nodes=tuple(inner(replace(n, id=next(fresh))) for n in b.nodes)) for b in node.bodies
+        )
+        return replace(node, bodies=bodies)
+
+    return tuple(inner(replace(n, id=i)) for i, n in enumerate(outer))

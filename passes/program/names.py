@@ -1,0 +1,226 @@
+"""What a reader calls things: the phase of an op, and a name for every tensor."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from sbp import compat
+from sbp.batching import SCOPE
+from sbp.passes.program.graph import Const, Graph, Node
+
+PHASES = ("forward", "backward", "update")
+# Ops that only move or convert, if they keep the number of elements: a tensor keeps its name through them.
+LAYOUT_OPS = frozenset(
+    "transpose reshape squeeze broadcast_in_dim reduce_sum convert_element_type copy sbp_annotate".split()
+    + ["optimization_barrier"]
+)
+_INDEX = re.compile(r"\[\d+\]")
+
+
+@dataclass(frozen=True)
+class Names:
+    """The words for one graph.
+
+    Arguments:
+      graph: the logical graph.
+      in_paths, out_paths: names of the leaves of arguments and results.
+    """
+
+    graph: Graph
+    in_paths: Sequence[str] = ()
+    out_paths: Sequence[str] = ()
+
+    @cached_property
+    def phases(self) -> Mapping[int, str]:
+        """The phase of each node, by id.
+
+        JAX marks what it differentiates in the name stack. What is not marked belongs to the forward if it
+        feeds it, and to the update (of a program that has a backward) otherwise.
+        """
+        return dict(_phases(self.graph.nodes, PHASES[0]))
+
+    @cached_property
+    def _producers(self) -> Mapping[int, Node]:
+        return self.graph.producers()
+
+    @cached_property
+    def _known(self) -> Mapping[int, str]:
+        """Arguments, results, gradients of arguments, and their next values."""
+        outputs = {
+            x: p for x, p in zip(self.graph.outputs, self.out_paths, strict=False) if not isinstance(x, Const)
+        }
+        names: dict[int, str] = dict(outputs)
+        consumers = self.graph.consumers()
+        for v, path in zip(self.graph.inputs, self.in_paths, strict=False):
+            uses = [node for node, _ in consumers.get(v, ())]
+            if not any(self.phases[n.id] == "forward" for n in uses):
+                continue
+            for node in uses:
+                if (
+                    self.phases[node.id] == "update"
+                    and self._same_shape(node, v)
+                    and node.outputs[0] in outputs
+                ):
+                    names[node.outputs[0]] = f"new {path}"
+                    self._name_gradient(node, v, path, names)
+        names.update(zip(self.graph.inputs, self.in_paths, strict=False))
+        names.update(self._inside(names))
+        return names
+
+    def _inside(self, known: Mapping[int, str]) -> Iterator[tuple[int, str]]:
+        """What enters a loop over micro-batches is called inside as it is outside."""
+        for node in self.graph.nodes:
+            if runs_microbatches(node):
+                (body,) = node.bodies
+                n_const, n_carry = compat.scan_counts(node.params, len(node.inputs))
+                for i, (x, v) in enumerate(zip(node.inputs, body.inputs, strict=True)):
+                    at = None if isinstance(x, Const) or n_const <= i < n_const + n_carry else x
+                    while at is not None and at not in known:
+                        at = self.same_tensor(at)
+                    if at is not None:
+                        yield v, known[at]
+
+    def _same_shape(self, node: Node, v: int) -> bool:
+        values = self.graph.values
+        return len(node.outputs) == 1 and values[node.outputs[0]].shape == values[v].shape
+
+    def _name_gradient(self, update: Node, v: int, path: str, names: dict[int, str]) -> None:
+        """Walks back from the op that updates argument `v` to the one backward tensor of its shape."""
+        found, seen, stack = set(), {v}, [*_values(update)]
+        while stack:
+            x = stack.pop()
+            node = self._producers.get(x)
+            if x in seen or node is None or not self._same_shape(node, v):
+                continue
+            seen.add(x)
+            if self.phases[node.id] == "backward":
+                found.add(x)
+            elif self.phases[node.id] == "update":
+                names.setdefault(x, f"update of {path}")
+                stack += _values(node)
+        if len(found) != 1:
+            return
+        x = found.pop()
+        names.setdefault(x, f"gradient of {path}")
+        while (before := self.same_tensor(x)) is not None:
+            x = before
+            names.setdefault(x, f"gradient of {path}")
+        node = self._producers.get(x)
+        if node is not None and node.op in ("add_any", "add"):
+            for part in _values(node):
+                names.setdefault(part, f"part of the gradient of {path}")
+
+    def same_tensor(self, v: int) -> int | None:
+        """The value that `v` only holds in another layout, if there is one."""
+        node = self._producers.get(v)
+        if node is None or node.op not in LAYOUT_OPS:
+            return None
+        x = next(_values(node), None)
+        values = self.graph.values
+        same = x is not None and math.prod(values[x].shape) == math.prod(values[v].shape)
+        return x if same else None
+
+    def of(self, v: int) -> str:
+        """The name of a value: what it is to the user, else the op that makes it."""
+        at: int | None = v
+        while at is not None and at not in self._known:
+            at = self.same_tensor(at)
+        if at is not None:
+            return self._known[at]
+        node = self._producers.get(v)
+        if node is None:
+            return self.graph.values[v].name
+        if (part := _addend(node, v)) is not None:
+            while (before := self.same_tensor(part)) is not None:
+                part = before
+            return f"sum of {self.of(part)}"
+        return f"{node.op} (backward)" if self.phases[node.id] == "backward" else node.op
+
+
+def runs_microbatches(node: Node) -> bool:
+    """Whether a node is the loop that `sbp.microbatch` makes."""
+    return node.op == "scan" and SCOPE in node.source.scope
+
+
+def loop_name(node: Node) -> str:
+    """What the user calls a loop or a branch."""
+    return "sbp.microbatch" if runs_microbatches(node) else node.op
+
+
+def _addend(node: Node, v: int) -> int | None:
+    """What a loop over micro-batches adds up to its result `v`, if that is one tensor."""
+    if not runs_microbatches(node):
+        return None
+    (body,) = node.bodies
+    end = body.outputs[node.outputs.index(v)]
+    last = next((n for n in body.nodes if end in n.outputs), None)
+    if last is None or last.op not in ("add", "add_any"):
+        return None
+    addends = [x for x in _values(last) if x not in body.inputs]
+    return addends[0] if len(addends) == 1 else None
+
+
+def _phases(nodes: Sequence[Node], default: str) -> Iterator[tuple[int, str]]:
+    """The phases of the ops of a graph or body; `default` is that of a body's op."""
+    marked = {n.id: _mark(n.source.scope) for n in nodes}
+    late: set[int] = set()
+    for node in nodes:
+        if marked[node.id] == "backward" or (not marked[node.id] and late.intersection(_values(node))):
+            late.update(node.outputs)
+    early: set[int] = set()
+    for node in reversed(nodes):
+        phase = marked[node.id]
+        if not phase and "backward" in marked.values():
+            feeds = early.intersection(node.outputs) and not late.intersection(node.outputs)
+            phase = "forward" if feeds else "update"
+        phase = phase or default
+        if phase != "update":
+            early.update(_values(node))
+        yield node.id, phase
+        for body in node.bodies:
+            yield from _phases(body.nodes, phase)
+
+
+def _mark(scope: str) -> str:
+    return "backward" if "transpose(" in scope else "forward" if "jvp(" in scope else ""
+
+
+def _values(node: Node) -> Iterator[int]:
+    """The operands that are values."""
+    return (x for x in node.inputs if not isinstance(x, Const))
+
+
+def without_indices(text: str) -> str:
+    """A path that does not tell one layer from another.
+
+    >>> without_indices("params['layers'][3]['w']")
+    "params['layers'][*]['w']"
+    """
+    return _INDEX.sub("[*]", text)
+
+
+def common(texts: Iterable[str]) -> str:
+    """One text for several: where they differ in an index only, with `[*]` there.
+
+    >>> common(["p['l'][0]['w'][2]", "p['l'][1]['w'][2]"])
+    "p['l'][*]['w'][2]"
+    >>> common(["mul", "mul", "add"])
+    'mul, add'
+    """
+    every = list(texts)
+    unique = list(dict.fromkeys(every))
+    if len(unique) == 1:
+        return unique[0]
+    if len({without_indices(t) for t in unique}) == 1:
+        indices = [_INDEX.findall(t) for t in unique]
+        same = iter([len(set(column)) == 1 for column in zip(*indices, strict=True)])
+        return _INDEX.sub(lambda m: m[0] if next(same) else "[*]", unique[0])
+    counts = Counter(without_indices(t) for t in every).most_common()
+    if len(counts) <= 2:
+        return ", ".join(t for t, _ in counts)
+    return f"{counts[0][0]} and {len(counts) - 1} more"

@@ -1,0 +1,289 @@
+"""JAX function -> logical graph: calls are inlined, checkpoints become barriers, each op keeps its line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from sbp import compat
+from sbp.passes.program.effects import without_effects
+from sbp.passes.program.expand import CONTROL, PASSED, expanded, plain_params
+from sbp.passes.program.graph import (
+    Body,
+    Const,
+    Graph,
+    Node,
+    Operand,
+    Source,
+    Value,
+    make_node,
+    numbered,
+    walk,
+)
+from sbp.rules import lookup
+
+REMAT = ("remat2", "checkpoint")
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """The logical graph of one call.
+
+    Arguments:
+      graph: the graph.
+      in_paths: a name per argument leaf, such as `params['w']`.
+      out_tree, out_paths: the results' pytree and a name per leaf.
+      source: where the function is defined.
+    """
+
+    graph: Graph
+    in_paths: tuple[str, ...]
+    out_tree: Any
+    out_paths: tuple[str, ...]
+    source: Source = field(default_factory=Source)
+
+
+class Builder:
+    """Collects values and nodes while equations are walked.
+
+    Arguments:
+      values: those that a graph has already.
+    """
+
+    def __init__(self, values: Sequence[Value] = ()) -> None:
+        self.values = list(values)
+        self.nodes: list[Node] = []
+        self.const_ids: list[int] = []
+        self.consts: list[Any] = []
+        # The object is held with its value's id: a dead one's address could be given to another array.
+        self.known: dict[int, tuple[Any, int]] = {}
+        self.barriers = 0
+
+    def value(self, aval: Any, name: str) -> int:
+        self.values.append(Value(len(self.values), tuple(map(int, aval.shape)), aval.dtype, name))
+        return len(self.values) - 1
+
+    def const(self, array: Any, name: str = "") -> Operand:
+        """A closed-over array: a scalar stays in place, anything else becomes an input, once per object."""
+        if np.ndim(array) == 0 and not compat.is_key(jax.numpy.result_type(array)):
+            return Const(array, jax.numpy.result_type(array))
+        if id(array) not in self.known:
+            # A copy of a NumPy array: what its owner writes into it later is not this program's.
+            held = array if isinstance(array, jax.Array) else jax.numpy.array(array)
+            self.const_ids.append(self.value(held.aval, name or f"const{len(self.consts)}"))
+            self.consts.append(held)
+            self.known[id(array)] = array, self.const_ids[-1]
+        return self.known[id(array)][1]
+
+    def inline(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Operand], at: Source) -> list[Operand]:
+        """Walks one jaxpr; `at` is the line and scope of the call that holds it."""
+        env: dict[Any, Operand] = dict(zip(jaxpr.invars, args, strict=True))
+        env.update(zip(jaxpr.constvars, (self.const(c) for c in consts), strict=True))
+
+        def read(atom: Any) -> Operand:
+            if isinstance(atom, compat.Literal):
+                return self.const(atom.val) if np.ndim(atom.val) else Const(atom.val, _aval(atom).dtype)
+            return env[atom]
+
+        for eqn in jaxpr.eqns:
+            source = _source(eqn, at)
+            inputs = [read(a) for a in eqn.invars]
+            if eqn.primitive.name in PASSED:
+                env.update(zip(eqn.outvars, inputs[-len(eqn.outvars) :], strict=True))
+                continue
+            meant = expanded(eqn)
+            if meant is not None:
+                outs = self.inline(*compat.sub_jaxpr({"jaxpr": meant}, "jaxpr"), inputs, source)
+                env.update(zip(eqn.outvars, outs, strict=True))
+                continue
+            target = compat.target_of(eqn.primitive.name, eqn.params)
+            if eqn.primitive.name in compat.CALLS and not _has_rule(eqn, target):
+                outs = self.call(eqn, inputs, source)
+            else:
+                outs = self.node(eqn, inputs, source, target)
+            env.update(zip(eqn.outvars, outs, strict=True))
+        return [read(a) for a in jaxpr.outvars]
+
+    def call(self, eqn: Any, inputs: list[Operand], source: Source) -> list[Operand]:
+        body, consts = compat.sub_jaxpr(eqn.params, compat.CALLS[eqn.primitive.name])
+        source = replace(source, info=compat.inside_call(source.info, eqn))
+        if eqn.primitive.name in REMAT and eqn.params["differentiated"] and eqn.params["prevent_cse"]:
+            inputs = self.barrier(inputs, source)
+        return self.inline(body, consts, inputs, source)
+
+    def barrier(self, inputs: list[Operand], source: Source) -> list[Operand]:
+        """Keeps the recomputation apart from the forward, as JAX's own lowering of a checkpoint does."""
+        self.barriers += 1
+        primitive = compat.barrier_primitive()
+        out: list[Operand] = []
+        for x in inputs:
+            if isinstance(x, Const) or compat.is_key(self.values[x].dtype):
+                out.append(x)
+                continue
+            v = self.value(self.values[x], self.values[x].name)
+            self.nodes.append(
+                make_node(len(self.nodes), primitive, (x,), (v,), {}, source, barrier=self.barriers)
+            )
+            out.append(v)
+        return out
+
+    def node(self, eqn: Any, inputs: list[Operand], source: Source, target: str) -> list[Operand]:
+        name = eqn.primitive.name
+        if name == "optimization_barrier":
+            return self.barrier(inputs, source)
+        bodies = tuple(
+            self.body(j, source) for key in CONTROL.get(name, ()) for j in _listed(eqn.params[key])
+        )
+        outs = tuple(self.value(v.aval, name) for v in eqn.outvars)
+        self.nodes.append(
+            make_node(
+                len(self.nodes),
+                eqn.primitive,
+                inputs,
+                outs,
+                plain_params(eqn.params),
+                source,
+                bodies=bodies,
+                target=target,
+            )
+        )
+        return list(outs)
+
+    def body(self, inner: Any, at: Source) -> Body:
+        """The graph of a loop's body or of a branch."""
+        jaxpr, consts = compat.sub_jaxpr({"jaxpr": inner}, "jaxpr")
+        at = replace(at, info=compat.inside_loop(at.info))
+        outside, self.nodes = self.nodes, []
+        inputs = tuple(self.value(v.aval, "carried") for v in jaxpr.invars)
+        outputs = self.inline(jaxpr, consts, inputs, at)
+        nodes, self.nodes = self.nodes, outside
+        return Body(inputs, tuple(nodes), tuple(outputs))
+
+
+def _has_rule(eqn: Any, target: str) -> bool:
+    """Whether a call is of a function that the user registered as an op."""
+    found = lookup(f"{eqn.primitive.name}[{target}]") if target else None
+    return found is not None and (found.function is None or compat.is_call_of(found.function, eqn))
+
+
+def _aval(atom: Any) -> Any:
+    return atom.aval
+
+
+def _listed(x: Any) -> Sequence[Any]:
+    return x if isinstance(x, tuple | list) else (x,)
+
+
+def _source(eqn: Any, at: Source) -> Source:
+    """The user's line of an equation, else that of the call around it; scopes are joined."""
+    own = compat.user_line(eqn.source_info)
+    line = own or ((at.file, at.line) if at.file else compat.any_line(eqn.source_info))
+    inner = compat.scope_of(eqn.source_info)
+    scope = "/".join(s for s in (at.scope, inner) if s)
+    info = compat.inside(at.info, eqn.source_info, own is not None or not at.file)
+    return Source(*(line or ("", 0)), scope, info)
+
+
+def trace(
+    fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], static: Sequence[int] = ()
+) -> Traced:
+    """The logical graph of `fn(*args, **kwargs)`.
+
+    Arguments:
+      args, kwargs: arrays, `ShapeDtypeStruct`s or Python scalars in pytrees.
+      static: positions of arguments that are not traced.
+
+    >>> import jax.numpy as jnp
+    >>> print(trace(lambda x: jnp.sin(x) * 2, [jnp.ones(3)], {}).graph.nodes[0].op)
+    sin
+    """
+    closed, shapes = jax.make_jaxpr(fn, static_argnums=tuple(static), return_shape=True)(*args, **kwargs)
+    closed = without_effects(closed)
+    dynamic = tuple(a for i, a in enumerate(args) if i not in static)
+    in_paths = leaf_paths(fn, dynamic, kwargs, [i for i in range(len(args)) if i not in static])
+    b = Builder()
+    inputs = [b.value(v.aval, path) for v, path in zip(closed.jaxpr.invars, in_paths, strict=True)]
+    outs = b.inline(*compat.without_unused(closed), inputs, Source())
+    flat, out_tree = jax.tree.flatten(shapes)
+    out_paths = tuple(
+        "result" + jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(shapes)[0]
+    )
+    assert len(flat) == len(outs)
+    graph = Graph(tuple(b.values), tuple(inputs + b.const_ids), tuple(b.consts), tuple(b.nodes), tuple(outs))
+    return Traced(clone_sources(prune(graph)), in_paths, out_tree, out_paths, definition_of(fn))
+
+
+def definition_of(fn: Callable[..., Any]) -> Source:
+    """Where a function is defined, as far as Python knows."""
+    info = compat.definition(fn)
+    file, line = (compat.any_line(info) if info is not None else None) or ("", 0)
+    return Source(file, line, info=info)
+
+
+def leaf_paths(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], at: Sequence[int]
+) -> tuple[str, ...]:
+    """A readable name per argument leaf, with the function's own parameter names where it has them."""
+    import inspect
+
+    try:
+        names = list(inspect.signature(fn).parameters)
+    except (TypeError, ValueError):
+        names = []
+    out = []
+    for path, _ in jax.tree_util.tree_flatten_with_path((args, dict(kwargs)))[0]:
+        top, which, *rest = path
+        if top.idx == 0:
+            i = at[which.idx]
+            head = names[i] if i < len(names) else f"args[{i}]"
+        else:
+            head = str(which.key)
+        out.append(head + jax.tree_util.keystr(tuple(rest)))
+    return tuple(out)
+
+
+def prune(graph: Graph) -> Graph:
+    """Drops ops whose results nobody uses and that have no effect."""
+    needed = {x for x in graph.outputs if not isinstance(x, Const)}
+    kept: list[Node] = []
+    for node in reversed(graph.nodes):
+        speaks = any(n.op.endswith(("callback", "debug_print")) for n in walk([node]))
+        if speaks or needed.intersection(node.outputs):
+            kept.append(node)
+            needed.update(x for x in node.inputs if not isinstance(x, Const))
+    return replace(graph, nodes=tuple(reversed(kept)))
+
+
+def clone_sources(graph: Graph) -> Graph:
+    """Gives every user its own copy of a tensor made from scalars (zeros, iota): each may lie its own way."""
+    values = list(graph.values)
+    nodes = _cloned(graph.nodes, graph.outputs, values)
+    return replace(graph, values=tuple(values), nodes=numbered(nodes))
+
+
+def _cloned(nodes: Sequence[Node], results: Sequence[Operand], values: list[Value]) -> list[Node]:
+    """The ops of one graph or body with cloned sources; new values are appended to `values`."""
+    outputs = {x for x in results if not isinstance(x, Const)}
+    sources = {
+        node.outputs[0]: node
+        for node in nodes
+        if len(node.outputs) == 1 and not node.bodies and all(isinstance(x, Const) for x in node.inputs)
+    }
+    out: list[Node] = []
+    for node in nodes:
+        if node.outputs and node.outputs[0] in sources and node.outputs[0] not in outputs:
+            continue
+        inputs: list[Operand] = []
+        for x in node.inputs:
+            if not isinstance(x, Const) and x in sources and x not in outputs:
+                values.append(replace(values[x], id=len(values)))
+                out.append(replace(sources[x], outputs=(len(values) - 1,)))
+                x = len(values) - 1
+            inputs.append(x)
+        bodies = tuple(replace(b, nodes=tuple(_cloned(b.nodes, b.outputs, values))) for b in node.bodies)
+        out.append(replace(node, inputs=tuple(inputs), bodies=bodies))
+    return out

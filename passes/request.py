@@ -1,0 +1,103 @@
+"""What is asked of the compiler: of a program of one placement, and of one with stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from sbp.hardware import Hardware
+from sbp.passes.plan.model import Crossing
+from sbp.passes.program.graph import Graph
+from sbp.passes.rows.lookups import Transfer
+from sbp.passes.schedule.actions import Schedule
+from sbp.placement import Placement
+from sbp.signature import NdSbp
+
+Signed: TypeAlias = Sequence[NdSbp | None]
+Asked: TypeAlias = Callable[[Placement, Sequence[int], Sequence[int]], tuple[Signed, Signed]]
+"""What the user asked of some arguments and results (by position), read for a placement."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What holds for every placement of a program.
+
+    Arguments:
+      time_limit_seconds: for the search.
+      memory_limit_bytes: per device; a plan over it is refused. Without it, one whose arguments and results
+        alone are over what the device has.
+      transfer: how rows of split tables travel.
+      strict_nonfinite: whether a sum is added up before anything is computed from it.
+      check: whether the contract of each pass is checked after it.
+    """
+
+    time_limit_seconds: float | None = None
+    memory_limit_bytes: float | None = None
+    transfer: Transfer = field(default_factory=Transfer)
+    strict_nonfinite: bool = False
+    check: bool = False
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked of a program of one placement.
+
+    Arguments:
+      name: the function's name.
+      placement, hardware: where it runs, and what it is planned for.
+      in_sbp, out_sbp: per leaf, the user's signature or None for AUTO.
+      ties: per result leaf, the argument leaf that it comes back as, or None.
+      ways_in, ways_out: as of `Boundary`.
+      notes: remarks for the plan.
+      terms: limits, and how rows travel.
+      donated: positions of the argument leaves whose memory the results may take.
+      sampled: gives the lookups of a graph the ids of a batch, where one is at hand.
+      whole_step: whether the plan's peak is that of a step; of a placement that works on micro-batches it is
+        not, as all of them would count.
+    """
+
+    name: str
+    placement: Placement
+    hardware: Hardware
+    in_sbp: tuple[NdSbp | None, ...]
+    out_sbp: tuple[NdSbp | None, ...]
+    ties: tuple[int | None, ...]
+    ways_in: tuple[Crossing | None, ...] = ()
+    ways_out: tuple[Crossing | None, ...] = ()
+    notes: tuple[str, ...] = ()
+    terms: Terms = field(default_factory=Terms)
+    donated: tuple[int, ...] = ()
+    sampled: Callable[[Graph], Graph] | None = None
+    whole_step: bool = True
+
+
+@dataclass(frozen=True)
+class StagesRequest:
+    """What is asked of a program with stages.
+
+    Arguments:
+      name: the function's name.
+      placement: that of the whole program.
+      hardware: what a placement is planned for.
+      asked: signatures of arguments and results.
+      ties: per result, the argument that it comes back as, or None.
+      cut: the placements of the stages that the model is to be cut into; () if it says them itself.
+      rank_of: stage -> placement, as the schedule wants it; None for any.
+      schedule: its name, the schedule itself, or None for the usual one.
+      notes: remarks for the plan.
+      terms: limits, and how rows travel.
+      donated: positions of the argument leaves whose memory the results may take.
+    """
+
+    name: str
+    placement: Placement
+    hardware: Callable[[Placement], Hardware]
+    asked: Asked
+    ties: tuple[int | None, ...]
+    cut: tuple[Placement, ...] = ()
+    rank_of: Sequence[int] | None = None
+    schedule: Any | Schedule = None
+    notes: tuple[str, ...] = ()
+    terms: Terms = field(default_factory=Terms)
+    donated: tuple[int, ...] = ()

@@ -1,0 +1,98 @@
+"""The ids of a batch, from which the room of every sparse exchange is planned.
+
+All processes of a program must plan the same rooms, or their collectives would not match: only what every
+process has, and has alike, is looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from sbp.passes.program.graph import Const, Graph, Node, Operand
+from sbp.rules.sample import Sample
+from sbp.rules.update import parted
+from sbp.runtime.plain import evaluate
+
+# Ids are made of a batch by a handful of small ops; what is more than that is not worth running twice.
+MOST_OPS, MOST_ELEMENTS = 200, 1 << 26
+
+
+def ids_of(node: Node) -> tuple[Operand, ...]:
+    """The operands of an op that are ids of rows of a table."""
+    if node.op == "sbp_update_rows":
+        return tuple(parted(node.inputs[1:], len(node.params["modes"]))[1])
+    return node.inputs[1:2] if node.op in ("sbp_lookup", "sbp_add_rows") else ()
+
+
+def with_samples(graph: Graph, example: Sequence[Any], again: bool = False) -> Graph:
+    """The graph whose lookups know the ids of one batch, where those can be had from the arguments.
+
+    Arguments:
+      example: the leaves of the arguments; those that are not arrays are not known.
+      again: whether the batch takes the place of an earlier one that others were not like.
+    """
+    if not any(ids_of(node) for node in graph.nodes):
+        return graph
+    consts = zip(graph.inputs[len(graph.inputs) - len(graph.consts) :], graph.consts, strict=True)
+    every = [*zip(graph.inputs, example, strict=False), *consts]
+    given = {v: x for v, x in every if known_to_all(x)}
+    known: dict[Operand, Sample | None] = {}
+    nodes = []
+    for node in graph.nodes:
+        samples = tuple(_sample(graph, x, given, known, again) for x in ids_of(node))
+        if samples and None not in samples:
+            node = replace(node, params={**node.params, "samples": samples})
+        nodes.append(node)
+    return replace(graph, nodes=tuple(nodes))
+
+
+def known_to_all(x: Any) -> bool:
+    """Whether a value of an argument is one that all processes of the program have alike.
+
+    Of several processes each has its own part of a batch, and what they have whole nobody has compared.
+    """
+    whole = isinstance(x, np.ndarray) or (isinstance(x, jax.Array) and x.is_fully_addressable)
+    return whole and jax.process_count() == 1
+
+
+def lacks_samples(graph: Graph) -> bool:
+    """Whether some lookup has been planned without a batch."""
+    return any(node.params.get("samples") == () for node in graph.nodes if ids_of(node))
+
+
+def _sample(
+    graph: Graph, ids: Operand, given: Mapping[int, Any], known: dict[Operand, Sample | None], again: bool
+) -> Sample | None:
+    """The ids of the batch; what was asked before is in `known`, so that equal ids are one sample."""
+    if ids not in known:
+        value = ids.value if isinstance(ids, Const) else _computed(graph, ids, given)
+        known[ids] = None if value is None else Sample(np.asarray(value), again)
+    return known[ids]
+
+
+def _computed(graph: Graph, wanted: int, given: Mapping[int, Any]) -> Any:
+    """A value, computed op by op from the arguments; None if that would need others, loops or much work."""
+    nodes = list(_needed(graph, wanted, given))
+    results = [graph.values[v] for node in nodes for v in node.outputs]
+    small = sum(int(np.prod(v.shape)) for v in results) <= MOST_ELEMENTS
+    makes = {v for node in nodes for v in node.outputs} | set(given)
+    reads = {x for node in nodes for x in node.inputs if not isinstance(x, Const)} | {wanted}
+    if not small or len(nodes) > MOST_OPS or not reads <= makes or any(node.bodies for node in nodes):
+        return None
+    known = {v: jax.numpy.asarray(given[v]) for v in reads if v in given}
+    return evaluate(nodes, known, [wanted])[0]
+
+
+def _needed(graph: Graph, wanted: int, given: Mapping[int, Any]) -> Iterable[Node]:
+    """The ops that a value needs, in order."""
+    needed, found = {wanted}, list[Node]()
+    for node in reversed(graph.nodes):
+        if needed.intersection(node.outputs):
+            found.append(node)
+            needed.update(x for x in node.inputs if not isinstance(x, Const))
+    return reversed(found)

@@ -1,0 +1,167 @@
+"""What an entry of the registry says: the rows of an op, its body, its work, and what the body sends."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import jax.numpy as jnp
+
+from sbp import compat
+from sbp.rules.local import Local
+from sbp.signature import B, P, Signature
+
+Shape: TypeAlias = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One application of a primitive, as ONE placement axis sees it.
+
+    Arguments:
+      name: the primitive's name.
+      shapes, results: shapes of operands and results, on what the outer axes left.
+      dtypes, result_dtypes: their dtypes.
+      params: the primitive's parameters, with logical shapes.
+      group: the size of the axis.
+      logical: shapes of the operands before any split.
+    """
+
+    name: str
+    shapes: tuple[Shape, ...]
+    results: tuple[Shape, ...]
+    dtypes: tuple[Any, ...]
+    result_dtypes: tuple[Any, ...]
+    params: Mapping[str, Any] = field(hash=False)
+    group: int
+    logical: tuple[Shape, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One valid 1-D signature of an op.
+
+    Arguments:
+      operands, results: a signature each.
+      fills: operands whose P may be made from a whole value by filling the other devices with zeros. Only
+        additive ops may see such zeros: zero times infinity is NaN. A P(max) or P(min) needs no zeros: a
+        whole value is the extremum of its copies; the planner does not make use of that yet.
+      reason: why the results are partial, if they become so here.
+      moves: whether results are made of the operands' elements, with no arithmetic: then a P passes bit for
+        bit. What computes with the parts of a sum need not give what the sum gives: with a factor that is
+        infinite, parts of both signs, or zeros among them, give NaN (docs/decisions/0004).
+      multiplies: whether the parts of a sum are multiplied by another operand, which may be infinite.
+      owned: whether one device has an element of a P result, and the others zeros.
+      finite_only: whether it gives what one device gives only where the operands are finite: how many of its
+        zeros a library multiplies, or where it puts NaN, depends on the shape that it is given.
+    """
+
+    operands: tuple[Signature, ...]
+    results: tuple[Signature, ...]
+    fills: tuple[int, ...] = ()
+    reason: str = ""
+    moves: bool = False
+    multiplies: bool = False
+    owned: bool = False
+    finite_only: bool = False
+
+    def needs_finite(self, op: Op) -> bool:
+        """Whether infinities, NaN and the signs of zeros may come out otherwise than on one device."""
+        wanted = zip(self.operands, op.dtypes, strict=True)
+        parts = any(s == P and jnp.issubdtype(t, jnp.inexact) for s, t in wanted)
+        return self.finite_only or (parts and not self.moves)
+
+
+@dataclass(frozen=True, slots=True)
+class Talk:
+    """A collective inside the body of an op, beyond what its operands' and results' signatures say.
+
+    Arguments:
+      kind: as of any collective: "permute" for a halo, "all_gather" for a carry.
+      axes: the placement axes that take part, outer to inner.
+      wire_bytes: what one device sends.
+      operand: the operand that it is about.
+      reason: one sentence; `{axes}` stands for their names.
+      sent: what of the operand's shards is sent, if that is all there is to it: ops that send the same share
+        one collective. None if the op has computed what it sends.
+    """
+
+    kind: str
+    axes: tuple[int, ...]
+    wire_bytes: float
+    operand: int
+    reason: str
+    sent: Hashable = None
+
+
+Rows: TypeAlias = Callable[[Op], Iterable[Row]]
+Body: TypeAlias = Callable[..., Any]
+Flops: TypeAlias = Callable[[Op], float]
+Traffic: TypeAlias = Callable[[Op], float]
+Talks: TypeAlias = Callable[[Local], Iterable[Talk]]
+
+
+def element_flops(op: Op) -> float:
+    """One operation per element of the results."""
+    return float(sum(math.prod(s) for s in op.results))
+
+
+def element_traffic(op: Op) -> float:
+    """Every operand read once, every result written once; scalars are free."""
+    shapes, dtypes = (*op.shapes, *op.results), (*op.dtypes, *op.result_dtypes)
+    return sum(math.prod(s) * compat.itemsize(d) for s, d in zip(shapes, dtypes, strict=True) if s)
+
+
+def row_traffic(rows: int | None = None) -> Traffic:
+    """Of an op that reads some rows of operand 0, or changes some in place: the others stay untouched.
+
+    Arguments:
+      rows: the operand that has the rows; the first result if None.
+    """
+
+    def traffic(op: Op) -> float:
+        moved = op.results[0] if rows is None else op.shapes[rows]
+        others = zip(op.shapes[1:], op.dtypes[1:], strict=True)
+        table = 2 * math.prod(moved) * compat.itemsize(op.dtypes[0])
+        return table + sum(math.prod(s) * compat.itemsize(d) for s, d in others if s)
+
+    return traffic
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What one op does to signatures.
+
+    Arguments:
+      name: the primitive's name.
+      rows: the valid 1-D signatures of an application; all B is always valid and need not be listed.
+      local: the body that runs on the shards; None binds the same primitive to them.
+      flops: of an application with local shapes.
+      traffic: bytes that it reads and writes, with local shapes.
+      fused: whether compilers merge it into its neighbours' loops, so that its memory traffic is small.
+      talks: the collectives inside the body, given the layouts; None if there are none.
+      functions: the parameters that hold functions and that the rows account for. An application that holds
+        a function elsewhere runs whole: nothing is known of what it computes.
+      family: the file it stands in, for the table in the docs.
+      note: a remark for the table.
+      function: of the user's, if the op is a call of one.
+    """
+
+    name: str
+    rows: Rows
+    local: Body | None = None
+    flops: Flops = element_flops
+    fused: bool = False
+    talks: Talks | None = None
+    traffic: Traffic = element_traffic
+    functions: tuple[str, ...] = ()
+    family: str = ""
+    note: str = ""
+    function: Any = None
+
+
+def all_broadcast(op: Op) -> Row:
+    """The row that every op has."""
+    return Row((B,) * len(op.shapes), (B,) * len(op.results))

@@ -1,0 +1,88 @@
+"""What every move does, in NumPy and without any layout arithmetic.
+
+A device's shard is pasted onto a canvas of the logical shape; cells that the device does not hold are NaN.
+A move combines the canvases of a group and cuts each device's new part out again.
+"""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from sbp.passes.boxing.moves import Move, route
+from sbp.signature import NdSbp, Partial
+from sbp.view import Shards, coordinates
+from tests.sbp.slicer import HOLE, rows_of
+
+Canvas = np.ndarray[Any, Any]  # float64, NaN: not held here
+REDUCE = {"sum": np.add.reduce, "max": np.maximum.reduce, "min": np.minimum.reduce}
+
+
+def paste(
+    shard: np.ndarray, shape: Sequence[int], nd: NdSbp, hierarchy: Sequence[int], at: tuple[int, ...]
+) -> Canvas:
+    """The canvas of the device at `at`."""
+    rows = [rows_of(n, d, nd, hierarchy, at) for d, n in enumerate(shape)]
+    canvas = np.full(shape, np.nan)
+    real = [[i for i, r in enumerate(row) if r != HOLE] for row in rows]
+    canvas[np.ix_(*([r for r in row if r != HOLE] for row in rows))] = shard[np.ix_(*real)]
+    return canvas
+
+
+def cut(canvas: Canvas, nd: NdSbp, hierarchy: Sequence[int], at: tuple[int, ...]) -> Canvas:
+    """The shard of the device at `at`, NaN in its padding."""
+    for d, n in enumerate(canvas.shape):
+        rows = rows_of(n, d, nd, hierarchy, at)
+        padded = np.concatenate([canvas, np.full((*canvas.shape[:d], 1, *canvas.shape[d + 1 :]), np.nan)], d)
+        canvas = np.take(padded, rows, axis=d)  # HOLE is -1: the row of NaN just added
+    return canvas
+
+
+def identity(op: str, dtype: Any) -> float:
+    """What `embed` puts where a device holds nothing."""
+    if op == "sum":
+        return 0.0
+    low, high = (-np.inf, np.inf) if np.dtype(dtype).kind not in "iu" else _range(dtype)
+    return low if op == "max" else high
+
+
+def _range(dtype: Any) -> tuple[float, float]:
+    info = np.iinfo(dtype)
+    return float(info.min), float(info.max)
+
+
+def interpret(
+    move: Move, shards: Shards, shape: Sequence[int], hierarchy: Sequence[int], dtype: Any = np.float32
+) -> Shards:
+    """All shards after one move."""
+    where = coordinates(hierarchy)
+    held = {c: paste(np.asarray(shards[c], np.float64), shape, move.before, hierarchy, c) for c in where}
+    out = {}
+    for at in where:
+        spans = [range(n) if a in move.axes else (at[a],) for a, n in enumerate(hierarchy)]
+        group = [held[c] for c in itertools.product(*spans)]
+        match move.kind:
+            case "all_reduce" | "reduce_scatter" | "all_to_all" if isinstance(move.old, Partial):
+                canvas = REDUCE[move.old.op](group)
+            case "all_gather" | "all_to_all":
+                canvas = np.fmax.reduce(group)  # each cell is held by one of the group; fmax passes NaN over
+            case "slice" | "keep":
+                canvas = held[at]
+            case "permute" if 0 in shape:
+                canvas = held[at]
+            case "fill":
+                nothing = np.where(np.isnan(held[at]), np.nan, 0.0)
+                canvas = held[at] if at[move.axes[0]] == 0 else nothing
+            case "embed":
+                assert isinstance(move.new, Partial)
+                canvas = np.where(np.isnan(held[at]), identity(move.new.op, dtype), held[at])
+            case "permute":
+                way = route(shape, move.before, move.after, hierarchy)
+                assert way is not None
+                ((source, _),) = [pair for pair in way.pairs if pair[1] == where.index(at)]
+                canvas = held[where[source]]
+            case kind:
+                raise AssertionError(kind)
+        out[at] = cut(canvas, move.after, hierarchy, at)
+    return out

@@ -1,0 +1,107 @@
+"""Plans as files: what is written is read back, and what cannot be is refused in words."""
+
+import json
+import xml.etree.ElementTree as ET
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+import sbp
+from sbp.passes.face import Plan
+from sbp.passes.look.files import WRITERS
+
+
+def test_json_round_trip(plan: Plan, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    plan.save(str(path))
+    loaded = sbp.load_plan(path)
+    assert loaded == plan and loaded.physical is None
+    assert loaded.collectives == plan.collectives
+    assert (loaded.gap, loaded.wire_bytes, loaded.by_kind()) == (plan.gap, plan.wire_bytes, plan.by_kind())
+    assert str(loaded) == str(plan)
+    again = tmp_path / "again.json"
+    loaded.save(str(again))
+    assert again.read_bytes() == path.read_bytes()
+
+
+class _Outside(HTMLParser):
+    """Collects what a page would fetch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self.tags: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.found += [f"{k}={v}" for k, v in attrs if k in ("src", "href", "srcset", "data")]
+
+
+@pytest.mark.parametrize("suffix", list(WRITERS))
+def test_every_suffix(plan: Plan, tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"plan{suffix.upper() if suffix == '.svg' else suffix}"
+    plan.save(path)
+    text = path.read_text(encoding="utf-8")
+    assert text.count("all_reduce" if suffix == ".json" else "all-reduce") >= 2
+    if suffix == ".html":
+        page = _Outside()
+        page.feed(text)
+        assert not page.found and "@import" not in text and "url(http" not in text
+        assert page.tags.count("svg") == 1
+        assert all(c.reason.replace("'", "&#x27;") in text for c in plan.collectives)
+    elif suffix == ".svg":
+        assert ET.fromstring(text).tag.endswith("svg")
+
+
+def test_notebook_form(plan: Plan) -> None:
+    page = _Outside()
+    page.feed(plan._repr_html_())
+    assert page.tags.count("svg") == 1 and "script" not in page.tags
+
+
+@pytest.mark.parametrize("name", ["plan.txt", "plan", "plan.json.gz"])
+def test_bad_suffix(plan: Plan, tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match=r"legal +\.json, \.html, \.dot, \.svg") as e:
+        plan.save(str(tmp_path / name))
+    assert isinstance(e.value, sbp.SbpError) and name in str(e.value)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("suffix", [".dot", ".svg"])
+def test_a_loaded_plan_has_no_picture(plan: Plan, tmp_path: Path, suffix: str) -> None:
+    plan.save(tmp_path / "plan.json")
+    loaded = sbp.load_plan(tmp_path / "plan.json")
+    with pytest.raises(sbp.SbpError, match="loaded from a file"):
+        loaded.save(tmp_path / f"plan{suffix}")
+    loaded.save(tmp_path / "plan.html")
+    assert "<svg" not in (tmp_path / "plan.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ("not json", "cannot be read as JSON"),
+        ("[1, 2]", "format 'sbp-plan', version 1"),
+        ('{"format": "sbp-plan", "version": 99}', "99"),
+        ('{"format": "sbp-plan", "version": 1}', "KeyError: 'placement'"),
+    ],
+)
+def test_bad_files(tmp_path: Path, content: str, complaint: str) -> None:
+    (tmp_path / "plan.json").write_text(content, encoding="utf-8")
+    with pytest.raises(sbp.SbpError, match=complaint):
+        sbp.load_plan(tmp_path / "plan.json")
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(sbp.SbpError, match="No such file"):
+        sbp.load_plan(tmp_path / "nowhere.json")
+
+
+def test_an_unknown_field_is_refused(plan: Plan, tmp_path: Path) -> None:
+    plan.save(tmp_path / "plan.json")
+    data = json.loads((tmp_path / "plan.json").read_text(encoding="utf-8"))
+    data["collectives"][0]["colour"] = "red"
+    (tmp_path / "plan.json").write_text(json.dumps(data), encoding="utf-8")
+    with pytest.raises(sbp.SbpError, match="colour"):
+        sbp.load_plan(tmp_path / "plan.json")

@@ -1,0 +1,60 @@
+"""What goes from one placement to another lies so that little of it is sent."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import sbp
+from sbp import B, Hardware, Link, S
+from sbp.hardware import CATALOGUE
+from sbp.passes.face import PipelinePlan
+
+WIDTH, ROWS, MICROBATCHES = 512, 256, 4
+WHOLE = sbp.placement("cpu", shape=(2, 4), axes=("stage", "model"))
+STAGES = WHOLE.split("stage")
+H100 = CATALOGUE["h100"]
+NODES_OF_FOUR = replace(H100, links=(Link(4, 370e9, 8e-6), Link(1 << 62, 5e9, 12e-6)))
+
+
+def loss(params, x):
+    """Each stage a pair of layers, the first split by columns and the second by rows."""
+    for stage, (a, b) in zip(STAGES, params, strict=True):
+        with sbp.on(stage):
+            x = jax.nn.relu(x @ a) @ b
+    with sbp.on(STAGES[-1]):
+        return jnp.mean(x**2)
+
+
+def planned(hardware: Hardware) -> PipelinePlan:
+    step = sbp.microbatch(jax.value_and_grad(loss), MICROBATCHES, batch_args=1)
+    program = sbp.compile(
+        step, WHOLE, in_sbp=([([S(1)], [S(0)])] * 2, [B]), options=sbp.Options(hardware=hardware, check=True)
+    )
+    weight = jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32)
+    x = jax.ShapeDtypeStruct((MICROBATCHES * ROWS, WIDTH), jnp.float32)
+    plan = program.plan([(weight, weight)] * 2, x)
+    assert isinstance(plan, PipelinePlan)
+    return plan
+
+
+@pytest.mark.parametrize("hardware", (H100, NODES_OF_FOUR))
+def test_activations_and_gradients_are_sent_in_parts(hardware: Hardware) -> None:
+    """Over a slow link all that a stage wants whole goes in parts, and is gathered where it arrives."""
+    plan = planned(hardware)
+    there, back = (c for c in plan.sends if c.wire_bytes > 100)
+    part = MICROBATCHES * 4 * ROWS * WIDTH / 4
+    assert there.axes == ("0", "1") and back.axes == ("1", "0")
+    assert there.before == there.after and back.before == back.after  # both placements agree
+    # Where the link is no slower, gathering what has come takes as long as sending it whole.
+    assert there.wire_bytes == part
+    assert back.wire_bytes == (part if hardware is NODES_OF_FOUR else 4 * part)
+
+
+def test_what_sending_takes_is_in_no_placement_s_estimate() -> None:
+    """It is that of the ways between them, and no gap of the plan."""
+    plan = planned(NODES_OF_FOUR)
+    assert [p.gap for p in plan.stages] == [0.0, 0.0]
+    assert all(p.bound == pytest.approx(p.seconds, rel=1e-6) for p in plan.stages)
+    assert all(c.kind != "send" for p in plan.stages for c in p.collectives)
