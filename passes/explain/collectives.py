@@ -11,7 +11,7 @@ from sbp.passes.boxing.moves import itemsize, wire_bytes
 from sbp.passes.boxing.paths import Boxings
 from sbp.passes.explain.plan import Collective, PlanData
 from sbp.passes.explain.reasons import Reasons
-from sbp.passes.physical.evaluate import peak_bytes, total_seconds
+from sbp.passes.physical.evaluate import Evaluator, Executed, executed
 from sbp.passes.physical.program import Border, Box, Compute, Physical, Step
 from sbp.passes.plan.cost import talk_seconds
 from sbp.passes.program.graph import Const, Graph
@@ -33,12 +33,10 @@ def explain(
 ) -> PlanData:
     """The plan of a physical program."""
     graph, placement, network = physical.graph, physical.placement, boxings.network
-    reasons = Reasons(physical, Names(graph, *paths))
+    reasons, takes = Reasons(physical, Names(graph, *paths)), Evaluator(physical, network)
     collectives = tuple(
         replace(
-            _collective(s, n, physical, boxings, reasons)
-            if isinstance(s, Box)
-            else _inside(s, n, physical, boxings, reasons),
+            _collective(s, n, takes, reasons) if isinstance(s, Box) else _inside(s, n, takes, reasons),
             name=row_name(i),
         )
         for i, (s, n) in enumerate(talking(physical))
@@ -48,9 +46,9 @@ def explain(
         placement,
         network.hardware,
         collectives,
-        total_seconds(physical, boxings),
+        takes.seconds(),
         bound,
-        peak_bytes(physical),
+        takes.peak_bytes(),
         physical.inputs[: len(paths[0])],
         physical.outputs,
         tuple(paths[0]),
@@ -100,15 +98,15 @@ class Inside:
     talk: Talk
 
 
-def talking(physical: Physical) -> list[tuple[Box | Inside, int]]:
+def talking(physical: Physical) -> list[tuple[Box | Inside, Executed]]:
     """One per `Plan.collectives`: the moves and the ops that send something, and how often each is run."""
-    first: dict[int, tuple[Box | Inside, int]] = {}
-    for row, what, times in rows_of(physical):
-        first.setdefault(row, (what, times))
+    first: dict[int, tuple[Box | Inside, Executed]] = {}
+    for row, what, how in rows_of(physical):
+        first.setdefault(row, (what, how))
     return list(first.values())
 
 
-def rows_of(physical: Physical) -> Iterator[tuple[int, Box | Inside, int]]:
+def rows_of(physical: Physical) -> Iterator[tuple[int, Box | Inside, Executed]]:
     """What sends something: its position in `Plan.collectives`, the move or the op, and how often it is run.
 
     Moves over groups of one device and of empty tensors send nothing. What several ops ask of the same
@@ -116,65 +114,64 @@ def rows_of(physical: Physical) -> Iterator[tuple[int, Box | Inside, int]]:
     """
     fresh = itertools.count()
     asked: dict[object, int] = {}
-    for step, times in physical.walk():
-        if isinstance(step, Box) and _talks(step, physical):
-            yield next(fresh), step, times
+    for how in executed(physical.steps):
+        step = how.step
+        if isinstance(step, Box) and _sends(step, physical):
+            yield next(fresh), step, how
         elif isinstance(step, Compute):
             talks = talks_of(physical.graph, step.node, step.strategy.lying, physical.placement.shape)
             for t in talks:
                 version = step.node.inputs[t.operand], step.strategy.operands[t.operand]
-                same = *version, t.axes, t.sent, times
+                same = *version, t.axes, t.sent, how.times
                 if t.sent is None or same not in asked:
                     asked[same] = next(fresh)
-                yield asked[same], Inside(step, t), times
+                yield asked[same], Inside(step, t), how
 
 
-def _talks(box: Box, physical: Physical) -> bool:
+def _sends(box: Box, physical: Physical) -> bool:
     value = physical.graph.values[box.value]
     size = itemsize(box.move, value.dtype)
     return wire_bytes(box.move, value.shape, size, physical.placement.shape) > 0
 
 
-def _collective(box: Box, times: int, physical: Physical, boxings: Boxings, reasons: Reasons) -> Collective:
-    value, placement, move = physical.graph.values[box.value], physical.placement, box.move
-    size, group = itemsize(move, value.dtype), 1
-    for a in move.axes:
-        group *= placement.shape[a]
+def _collective(box: Box, how: Executed, takes: Evaluator, reasons: Reasons) -> Collective:
+    placement, move = takes.physical.placement, box.move
+    value = takes.physical.graph.values[box.value]
     return Collective(
-        move.kind,
-        reasons.names.of(box.value),
-        value.shape,
-        str(value.dtype),
-        move.before,
-        move.after,
-        tuple(placement.axes[a] for a in move.axes),
-        group,
-        times,
-        times * wire_bytes(move, value.shape, size, placement.shape),
-        times * boxings.network.seconds(move, value.shape, size),
-        str(reasons.source(box)),
-        reasons.reason(box),
+        kind=move.kind,
+        tensor=reasons.names.of(box.value),
+        shape=value.shape,
+        dtype=str(value.dtype),
+        before=move.before,
+        after=move.after,
+        axes=tuple(placement.axes[a] for a in move.axes),
+        group_size=math.prod(placement.shape[a] for a in move.axes),
+        count=how.times,
+        wire_bytes=how.times * takes.box_bytes(box),
+        seconds=how.assumed * takes.box_seconds(box),
+        source=str(reasons.source(box)),
+        reason=reasons.reason(box),
     )
 
 
-def _inside(inside: Inside, times: int, physical: Physical, boxings: Boxings, reasons: Reasons) -> Collective:
-    step, talk, placement = inside.step, inside.talk, physical.placement
+def _inside(inside: Inside, how: Executed, takes: Evaluator, reasons: Reasons) -> Collective:
+    step, talk, placement = inside.step, inside.talk, takes.physical.placement
     x, nd = step.node.inputs[talk.operand], step.strategy.operands[talk.operand]
-    value = physical.graph.operand(x)
+    value = takes.physical.graph.operand(x)
     return Collective(
-        talk.kind,
-        step.node.op if isinstance(x, Const) else reasons.names.of(x),
-        value.shape,
-        str(value.dtype),
-        nd,
-        nd,
-        tuple(placement.axes[a] for a in talk.axes),
-        math.prod(placement.shape[a] for a in talk.axes),
-        times,
-        times * talk.wire_bytes,
-        times * talk_seconds(talk, boxings.network),
-        str(step.node.source),
-        reasons.inside(step, talk),
+        kind=talk.kind,
+        tensor=step.node.op if isinstance(x, Const) else reasons.names.of(x),
+        shape=value.shape,
+        dtype=str(value.dtype),
+        before=nd,
+        after=nd,
+        axes=tuple(placement.axes[a] for a in talk.axes),
+        group_size=math.prod(placement.shape[a] for a in talk.axes),
+        count=how.times,
+        wire_bytes=how.times * talk.wire_bytes,
+        seconds=how.assumed * talk_seconds(talk, takes.network),
+        source=str(step.node.source),
+        reason=reasons.inside(step, talk),
     )
 
 

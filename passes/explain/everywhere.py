@@ -7,6 +7,7 @@ from math import prod
 
 from sbp.passes.boxing.links import Network
 from sbp.passes.boxing.moves import Move
+from sbp.passes.physical.evaluate import executed
 from sbp.passes.physical.program import Box, Compute, Physical
 from sbp.passes.plan.cost import node_seconds
 from sbp.passes.program.graph import Const, Node
@@ -57,12 +58,13 @@ def _done_everywhere(physical: Physical, axis: int, network: Network) -> Node | 
     """The op that takes longest, if nearly all work is the same on all devices of an axis."""
     graph, total, same = physical.graph, 0.0, 0.0
     most, heaviest = -1.0, None
-    for step, times in physical.walk():
+    for how in executed(physical.steps):
+        step = how.step
         if not isinstance(step, Compute) or not step.node.outputs:
             continue
         # Where time costs nothing, sizes say where the work is.
         size = sum(prod(graph.values[v].shape) for v in step.node.outputs)
-        work = times * (node_seconds(graph, step.node, step.strategy, network) + 1e-18 * size)
+        work = how.assumed * (node_seconds(graph, step.node, step.strategy, network) + 1e-18 * size)
         total += work
         lying = [*step.strategy.operands, *step.strategy.results]
         if all(nd[axis] == B for nd in lying):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain, repeat
 
 from sbp.errors import MemoryLimitError, Problem
+from sbp.passes.boxing.links import Network
 from sbp.passes.explain.plan import PlanData
-from sbp.passes.physical.program import Physical, Version, reads, writes
+from sbp.passes.physical.evaluate import Evaluator, Live
 from sbp.passes.plan.cost import local_bytes
 from sbp.passes.program.graph import Const
 from sbp.passes.program.names import Names
@@ -19,41 +20,10 @@ from sbp.units import bytes_text
 SHOWN = 5
 
 
-@dataclass(frozen=True, slots=True)
-class Live:
-    """A tensor that is alive at the peak.
-
-    Arguments:
-      version: which tensor, under which signature.
-      bytes: of one device's shard.
-    """
-
-    version: Version
-    bytes: float
-
-
-def live_at_peak(physical: Physical) -> list[Live]:
-    """What one device holds when it holds most, the largest first; bodies of loops count as one op."""
-    graph, hierarchy = physical.graph, physical.placement.shape
-
-    def live(version: Version) -> Live:
-        value = graph.values[version[0]]
-        return Live(version, local_bytes(value.shape, value.dtype, version[1], hierarchy))
-
-    arguments = list(zip(graph.inputs, physical.inputs, strict=True))
-    outputs = zip(graph.outputs, physical.outputs, strict=True)
-    results = [(x, nd) for x, nd in outputs if not isinstance(x, Const)]
-    last = {version: i for i, step in enumerate(physical.steps) for version in reads(step)}
-    last.update(dict.fromkeys([*arguments, *results], len(physical.steps)))
-    now = {v: live(v) for v in arguments}
-    peak, most = list(now.values()), sum(x.bytes for x in now.values())
-    for i, step in enumerate(physical.steps):
-        now.update((v, live(v)) for v in writes(step) if v in last)
-        held = sum(x.bytes for x in now.values())
-        if held > most:
-            peak, most = list(now.values()), held
-        now = {v: x for v, x in now.items() if last[v] > i}
-    return sorted(peak, key=lambda x: -x.bytes)
+def live_at_peak(plan: PlanData) -> list[Live]:
+    """What one device holds when it holds most, the largest first."""
+    assert plan.physical is not None
+    return Evaluator(plan.physical, Network(plan.placement, plan.hardware)).at_peak()
 
 
 def check_limit(plan: PlanData, limit_bytes: float | None) -> None:
@@ -64,7 +34,7 @@ def check_limit(plan: PlanData, limit_bytes: float | None) -> None:
     """
     if limit_bytes is None or plan.memory_bytes <= limit_bytes or plan.physical is None:
         return
-    live = live_at_peak(plan.physical)
+    live = live_at_peak(plan)
     raise MemoryLimitError(
         Problem(
             "memory",
@@ -145,7 +115,7 @@ def with_warning(plan: PlanData) -> PlanData:
     """The plan, with a note on what is largest and what to try if it does not fit its device."""
     if plan.fits or plan.physical is None:
         return plan
-    live = live_at_peak(plan.physical)
+    live = live_at_peak(plan)
     note = (
         f"it does not fit: alive at the peak are {_largest(plan, live)}; try: {_advice(plan, live)}. "
         "Options(memory_limit=...) refuses such a plan"

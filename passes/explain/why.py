@@ -11,6 +11,7 @@ from sbp.passes.boxing.paths import Boxings
 from sbp.passes.explain.collectives import Inside, talking
 from sbp.passes.explain.plan import Collective, PlanData
 from sbp.passes.explain.words import kind_text, over_text, tensor_text
+from sbp.passes.physical.evaluate import executed
 from sbp.passes.physical.program import Border, Box, Compute, Physical, reads, writes
 from sbp.passes.plan.candidates import Candidates, Strategy, enumerate_candidates
 from sbp.passes.plan.cost import node_seconds
@@ -171,10 +172,10 @@ def _one(plan: PlanData, index: int, what_if: Alternatives | None) -> list[str]:
         return lines
     if what_if is None:
         return [*lines, "  (a plan from a file knows no alternatives)"]
-    steps = [(s, n) for s, n in what_if.physical.walk() if isinstance(s, Compute)]
-    box, times = talking(what_if.physical)[index]
+    steps = [(e.step, e.assumed) for e in executed(what_if.physical.steps) if isinstance(e.step, Compute)]
+    box, how = talking(what_if.physical)[index]
     if isinstance(box, Inside):
-        return [*lines, *_alternatives("needs", box.step, times, what_if)]
+        return [*lines, *_alternatives("needs", box.step, how.assumed, what_if)]
     beside = [("makes", *s) for s in steps if box.value in s[0].node.outputs]
     beside += [("takes", *s) for s in steps if s[0].node.id == box.user]
     for verb, step, times in beside:

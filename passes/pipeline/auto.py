@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sbp import compat
-from sbp.annotation import scope_of
 from sbp.errors import AnnotationError, Problem
 from sbp.hardware import Hardware
 from sbp.passes.boxing.links import Network
@@ -25,6 +24,7 @@ from sbp.passes.pipeline.where import loop_of, reads_of
 from sbp.passes.plan.candidates import Strategy
 from sbp.passes.plan.cost import node_seconds
 from sbp.passes.program.graph import Graph, Node
+from sbp.passes.program.role import SUMS
 from sbp.passes.program.views import make_op
 from sbp.passes.program.wiring import assumed_trips
 from sbp.placement import Placement
@@ -69,7 +69,7 @@ def cut_model(
     hardware: Hardware,
     memory_limit_bytes: float | None = None,
 ) -> Graph:
-    """The graph with every op of the loop's body in the scope of a stage.
+    """The graph with every op of the loop's body on the placement of a stage.
 
     Arguments:
       placements: per stage, in order; one may come by several times.
@@ -87,7 +87,7 @@ def cut_model(
         )
     microbatches = int(loop.params["length"])
     cuts = balance(line, placements, hardware, microbatches, memory_limit_bytes)
-    return scoped(graph, loop, line, cuts, placements)
+    return on_stages(graph, loop, line, cuts, placements)
 
 
 def line_of(graph: Graph, loop: Node, hardware: Hardware) -> Line:
@@ -107,7 +107,7 @@ def line_of(graph: Graph, loop: Node, hardware: Hardware) -> Line:
         if node.id in added or not main.intersection(reads):
             continue
         main.update(node.outputs)
-        if "transpose(" in node.source.scope or undoing.intersection(reads):
+        if node.role.derived == "backward" or undoing.intersection(reads):
             undoing.update(node.outputs)
             backward.append(node)
         else:
@@ -276,22 +276,20 @@ def _cheapest(stage: Vector, p: int) -> tuple[float, tuple[int, ...]] | None:
     return float(cost[count]), (0, *reversed(cuts))
 
 
-def scoped(
+def on_stages(
     graph: Graph, loop: Node, line: Line, cuts: Sequence[int], placements: Sequence[Placement]
 ) -> Graph:
-    """The graph with the ops of each stage in the scope of its placement."""
+    """The graph with the ops of each stage on its placement."""
     stage = np.searchsorted(np.asarray(cuts), np.arange(len(line.forward)), side="right") - 1
-    scopes = {i: scope_of(placements[stage[k]]) for k, i in enumerate(line.forward)}
+    places = {i: placements[stage[k]] for k, i in enumerate(line.forward)}
     for i, k in zip(line.backward, _stages_back(line, cuts), strict=True):
-        scopes[i] = scope_of(placements[k])
+        places[i] = placements[k]
 
-    def marked(n: Node) -> Node:
-        if n.id not in scopes:
-            return n
-        return replace(n, source=replace(n.source, scope=f"{n.source.scope}/{scopes[n.id]}"))
+    def placed(n: Node) -> Node:
+        return replace(n, role=n.role.on(places[n.id])) if n.id in places and n.op not in SUMS else n
 
     (body,) = loop.bodies
-    whole = replace(loop, bodies=(replace(body, nodes=tuple(map(marked, body.nodes))),))
+    whole = replace(loop, bodies=(replace(body, nodes=tuple(map(placed, body.nodes))),))
     return replace(graph, nodes=tuple(whole if n is loop else n for n in graph.nodes))
 
 

@@ -11,10 +11,10 @@ from sbp.passes.physical.program import reads as reads_of
 from sbp.passes.physical.program import writes as writes_of
 from sbp.passes.pipeline.cut import border_of
 from sbp.passes.pipeline.edges import edges_of, flows
-from sbp.passes.pipeline.order import Part, Phase
 from sbp.passes.pipeline.slots import Cut, Kind, Piece, Slot
 from sbp.passes.pipeline.stages import Stages
 from sbp.passes.program.graph import Const
+from sbp.passes.program.role import Part, Phase
 from sbp.passes.schedule.actions import Schedule
 from sbp.passes.schedule.deadlock import find_deadlock
 

@@ -10,11 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from sbp.passes.physical.program import Border, Box, Physical, Step, Version, reads, writes
-from sbp.passes.pipeline.order import Part, Phase, part_of
 from sbp.passes.pipeline.slots import Cut, How, Kind, Piece, Read, Slot, Write
 from sbp.passes.pipeline.split import Share
 from sbp.passes.program.graph import Const, Operand
-from sbp.passes.program.names import runs_microbatches
+from sbp.passes.program.role import Part, Phase
 from sbp.passes.program.wiring import Port, ports
 from sbp.signature import NdSbp
 
@@ -22,7 +21,7 @@ from sbp.signature import NdSbp
 def border_of(physical: Physical) -> Border | None:
     """The loop over micro-batches."""
     found = (s for s in physical.steps if isinstance(s, Border) and s.node.op == "scan")
-    return next((s for s in found if runs_microbatches(s.node) and part_of(s.node)), None)
+    return next((s for s in found if s.node.role.microbatches and s.node.role.part), None)
 
 
 def transfers_inside(share: Share, physical: Physical) -> dict[int, NdSbp]:
@@ -63,7 +62,7 @@ class _Cutting:
         self.wired: list[tuple[Port, NdSbp]] = []
         if self.loop is not None:
             self.wired = list(zip(ports(self.loop.node), self.loop.inside, strict=True))
-        self.parts = {n.id: p for n in physical.graph.walk() if (p := part_of(n)) is not None}
+        self.parts = {n.id: p for n in physical.graph.walk() if (p := n.role.part) is not None}
         self.made: dict[int, Part] = {}
         self.drafts: dict[Part, _Draft] = {}
 

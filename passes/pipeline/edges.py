@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sbp.errors import AnnotationError, Problem
-from sbp.passes.pipeline.order import Part, Phase
 from sbp.passes.pipeline.slots import Cut, Kind
+from sbp.passes.program.role import Part, Phase
 from sbp.passes.schedule.dataflow import Edge
 
 BACKWARD = (Phase.INPUT, Phase.WEIGHT)

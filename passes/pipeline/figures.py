@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sbp.passes.physical.program import Step, Version, writes
-from sbp.passes.physical.program import reads as reads_of
+from sbp.passes.physical.evaluate import peak
+from sbp.passes.physical.program import Version
 from sbp.passes.pipeline.cut import border_of
-from sbp.passes.pipeline.order import Part, Phase
 from sbp.passes.pipeline.slots import Cut, How, Kind, Piece, Slot
 from sbp.passes.pipeline.stages import Stages
 from sbp.passes.pipeline.times import estimated_times
 from sbp.passes.plan.cost import local_bytes
+from sbp.passes.program.role import Part, Phase
 from sbp.passes.schedule.actions import Schedule
 from sbp.passes.schedule.memory import Footprint, peaks
 from sbp.passes.schedule.times import Times
@@ -141,31 +140,13 @@ class _Sizes:
 
     def working(self, piece: Piece) -> float:
         """The most that a piece's own tensors take while it runs."""
-        graph, hierarchy = self.cut.physical.graph, self.cut.physical.placement.shape
+        kept = [(w.operand, w.nd) for w in piece.writes if isinstance(w.operand, int)]
+        return sum(x.bytes for x in peak(piece.steps, self.size, kept))
 
-        def size(version: Version) -> float:
-            value = graph.values[version[0]]
-            return local_bytes(value.shape, value.dtype, version[1], hierarchy)
-
-        last: dict[Version, int] = {}
-        for i, step in enumerate(piece.steps):
-            last.update(dict.fromkeys([*reads_of(step), *writes(step)], i))
-        for w in piece.writes:
-            if isinstance(w.operand, int):
-                last[w.operand, w.nd] = len(piece.steps)
-        live, most, made = 0.0, 0.0, set[Version]()
-        for i, step in enumerate(piece.steps):
-            fresh = [v for v in _made(step) if v not in made]
-            made.update(fresh)
-            live += sum(map(size, fresh))
-            most = max(most, live)
-            done = [v for v in (*reads_of(step), *fresh) if last[v] == i and v in made]
-            live -= sum(size(v) for v in dict.fromkeys(done))
-        return most
-
-
-def _made(step: Step) -> Sequence[Version]:
-    return list(dict.fromkeys(writes(step)))
+    def size(self, version: Version) -> float:
+        """The bytes of one device's shard."""
+        value, hierarchy = self.cut.physical.graph.values[version[0]], self.cut.physical.placement.shape
+        return local_bytes(value.shape, value.dtype, version[1], hierarchy)
 
 
 def _each(piece: Piece | None, writes: bool) -> set[Slot]:

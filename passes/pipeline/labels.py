@@ -7,10 +7,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from sbp.passes.pipeline.order import Order, Phase
+from sbp.passes.pipeline.order import Order
 from sbp.passes.pipeline.where import Where
 from sbp.passes.program.graph import Graph, Node
 from sbp.passes.program.names import Names
+from sbp.passes.program.role import Phase
 
 
 @dataclass(frozen=True)

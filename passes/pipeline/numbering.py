@@ -15,7 +15,7 @@ from typing import TypeAlias
 from sbp import compat
 from sbp.passes.program.graph import Graph, Node
 from sbp.passes.program.views import make_op
-from sbp.passes.program.wiring import trips
+from sbp.passes.program.wiring import assumed_trips
 from sbp.rules.entry import element_flops
 
 Item: TypeAlias = tuple[int, int]
@@ -125,7 +125,7 @@ def _flops(graph: Graph, node: Node) -> float:
     """What an op computes on one device, those inside it included."""
     inner = sum(_flops(graph, n) for b in node.bodies for n in b.nodes)
     if node.bodies:
-        return trips(node) * inner
+        return assumed_trips(node) * inner
     shapes = [graph.operand(x).shape for x in node.inputs]
     op = make_op(graph, node, shapes, [graph.values[v].shape for v in node.outputs], 1)
     rule = node.rule

@@ -7,55 +7,13 @@ whose forward they undo.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import dataclass
 
 from sbp.passes.pipeline.numbering import Flow, Item, collapsed, halves
-from sbp.passes.pipeline.where import Where, is_backward, loop_of, reads_of
+from sbp.passes.pipeline.where import Where, loop_of, reads_of
 from sbp.passes.program.graph import Const, Graph, Node
-
-MARK = "sbp.part:"
-_MARK = re.compile(re.escape(MARK) + r"(\w+):(\d+)")
-
-
-class Phase(StrEnum):
-    """When a part of a stage runs: once before the loop, per micro-batch, or once after it."""
-
-    BEFORE = "before"
-    FORWARD = "F"
-    INPUT = "I"  # gradients that other stages wait for
-    WEIGHT = "W"  # the rest of the backward pass
-    AFTER = "after"
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Part:
-    """Some ops of one placement that run together.
-
-    Arguments:
-      at: the number of the stage; outside of the loop, how many hops between placements come first.
-    """
-
-    phase: Phase
-    at: int
-
-    @property
-    def mark(self) -> str:
-        """What the scopes of its ops end with."""
-        return f"{MARK}{self.phase}:{self.at}"
-
-
-def part_of(node: Node) -> Part | None:
-    """The part that an op says it belongs to."""
-    found = _MARK.findall(node.source.scope)
-    return Part(Phase(found[-1][0]), int(found[-1][1])) if found else None
-
-
-def marked(node: Node, part: Part) -> Node:
-    """The op as one of a part."""
-    return replace(node, source=replace(node.source, scope=f"{node.source.scope}/{part.mark}"))
+from sbp.passes.program.role import Part, Phase
 
 
 @dataclass(frozen=True)
@@ -124,7 +82,7 @@ class _Inner:
         self.graph = items
         self.backward: set[Item] = set()
         for item in items.items:
-            undone = is_backward(items.nodes[item[0]])
+            undone = items.nodes[item[0]].role.undoes
             if undone or any(s in self.backward for s in items.before[item]):
                 self.backward.add(item)
         forward = [i for i in items.items if i not in self.backward]

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from sbp.passes.physical.program import Physical, Step, Version
-from sbp.passes.pipeline.order import Part
 from sbp.passes.pipeline.split import Share
 from sbp.passes.program.graph import Const, Graph, Operand
+from sbp.passes.program.role import Part
 from sbp.signature import NdSbp
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sbp import compat
-from sbp.passes.pipeline.order import Order, marked
+from sbp.passes.pipeline.order import Order
 from sbp.passes.pipeline.sums import loop_params
 from sbp.passes.pipeline.where import Where, loop_of, reads_of
 from sbp.passes.program.graph import Body, Const, Graph, Node, Operand, Value, numbered
@@ -66,7 +66,7 @@ class Splitter:
     def here(self, nodes: Iterable[Node], place: int) -> list[Node]:
         """The ops that a placement computes, marked with their parts."""
         return [
-            marked(n, self.order.parts[n.id, place])
+            replace(n, role=n.role.of(self.order.parts[n.id, place]))
             for n in nodes
             if place in self.where.nodes[n.id] and (n.id, place) in self.order.parts
         ]
@@ -244,4 +244,4 @@ class _Share:
             bodies=(inside,),
             params=loop_params(loop.params, len(w.consts), len(w.carries)),
         )
-        return marked(node, s.order.loop[self.place])
+        return replace(node, role=node.role.of(s.order.loop[self.place]))

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from sbp.passes.boxing.links import Network
 from sbp.passes.boxing.paths import Boxings
-from sbp.passes.physical.evaluate import total_seconds
+from sbp.passes.physical.evaluate import Evaluator
 from sbp.passes.physical.program import Physical
-from sbp.passes.pipeline.order import Part, Phase
 from sbp.passes.pipeline.slots import Cut, Piece
 from sbp.passes.pipeline.stages import Stages
 from sbp.passes.plan.cost import local_bytes
+from sbp.passes.program.role import Part, Phase
 from sbp.passes.schedule.times import Times
 from sbp.signature import NdSbp
 
 
 def piece_seconds(physical: Physical, piece: Piece, boxings: Boxings) -> float:
     """The estimated time of a piece, once."""
-    return total_seconds(replace(physical, steps=piece.steps), boxings)
+    return Evaluator(physical, boxings.network).seconds(piece.steps)
 
 
 def outside_seconds(stages: Stages, cuts: Sequence[Cut]) -> float:

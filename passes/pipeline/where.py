@@ -8,21 +8,14 @@ weights) is *free*: every placement that needs it computes it.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from sbp import compat
-from sbp.annotation import SCOPE as ON
-from sbp.annotation import placement_in
 from sbp.errors import AnnotationError, Problem
 from sbp.passes.program.graph import Body, Const, Graph, Node, Operand, walk
-from sbp.passes.program.names import runs_microbatches
+from sbp.passes.program.role import SUMS
 from sbp.placement import Placement
-
-_TRANSFORMS = re.compile(r"\b(jvp|transpose)\(")
-SUMS = ("add_any",)
-"""Ops whose scope says nothing: JAX adds cotangents wherever it comes by."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +44,7 @@ def loop_of(graph: Graph) -> Node | None:
     Raises:
       AnnotationError: if there are several.
     """
-    found = [n for n in graph.nodes if runs_microbatches(n)]
+    found = [n for n in graph.nodes if n.role.microbatches]
     if len(found) > 1:
         raise AnnotationError(
             Problem(
@@ -68,21 +61,9 @@ def loop_of(graph: Graph) -> Node | None:
 
 def placements_of(graph: Graph) -> tuple[Placement, ...]:
     """The placements that ops belong to, in the order of the forward pass."""
-    found = dict.fromkeys(_scoped(n) for n in graph.walk() if not is_backward(n))
-    found.update(dict.fromkeys(_scoped(n) for n in graph.walk()))
+    found = dict.fromkeys(n.role.place for n in graph.walk() if not n.role.undoes)
+    found.update(dict.fromkeys(n.role.place for n in graph.walk()))
     return tuple(p for p in found if p is not None)
-
-
-def is_backward(node: Node) -> bool:
-    """Whether JAX made an op to undo others, by its scope; not for a gradient inside of the forward pass.
-
-    The first transformation around the scope of a placement is what the program as a whole is put through.
-    """
-    return _TRANSFORMS.findall(node.source.scope.split(ON, 1)[0])[:1] == ["transpose"]
-
-
-def _scoped(node: Node) -> Placement | None:
-    return None if node.op in SUMS else placement_in(node.source.scope)
 
 
 def find_places(graph: Graph, placements: tuple[Placement, ...]) -> Where:
@@ -121,7 +102,7 @@ class _Search:
     def ask(self, nodes: Sequence[Node]) -> None:
         """Finds where values are wanted; a sum is wanted where its user is."""
         for node in reversed(nodes):
-            there = _scoped(node)
+            there = node.role.place
             at = (
                 self.asked.get(node.outputs[0])
                 if node.op in SUMS
@@ -151,7 +132,7 @@ class _Search:
 
     def of_scope(self, node: Node) -> int | None:
         """The place that a scope says, that of an op or of those inside it."""
-        scopes = {p: n for n in walk([node]) if (p := _scoped(n)) is not None}
+        scopes = {p: n for n in walk([node]) if (p := n.role.place) is not None}
         if len(scopes) > 1:
             raise AnnotationError(_torn(node, scopes))
         return self.number[next(iter(scopes))] if scopes else None

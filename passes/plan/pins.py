@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from sbp import compat
-from sbp.annotation import Pin, annotate_p, placement_in
+from sbp.annotation import Pin, annotate_p
 from sbp.errors import Problem
 from sbp.layout import at_rest
 from sbp.passes.boxing.moves import itemsize, wire_bytes
@@ -93,7 +93,7 @@ def check_annotations(graph: Graph, placement: Placement) -> list[Problem]:
             continue
         value = graph.operand(node.inputs[0])
         tensor = f"{value.dtype}{list(value.shape)}"
-        backward = "transpose(" in node.source.scope  # then it is what `grad=` asked of the cotangent
+        backward = node.role.derived == "backward"  # then it is what `grad=` asked of the cotangent
         where = f"annotate(...{', grad=...' if backward else ''}) at {node.source}: {tensor}"
         if pin.placement is not None and pin.placement != placement:
             problems.append(_other_placement(where, str(pin.placement), placement))
@@ -111,8 +111,7 @@ def _check_scopes(graph: Graph, placement: Placement) -> Iterator[Problem]:
     """Ops that belong to other placements: one problem for each of those."""
     found: dict[Placement, list[Node]] = {}
     for node in graph.walk():
-        # JAX adds cotangents wherever it comes by: the scope of such a sum says nothing.
-        there = None if node.op == "add_any" else placement_in(node.source.scope)
+        there = node.role.place
         if there is not None:
             found.setdefault(there, []).append(node)
     for there, nodes in found.items():

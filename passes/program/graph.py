@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import networkx as nx
 
+from sbp.passes.program.role import PLAIN, Role, role_of
 from sbp.rules.entry import Rule
 from sbp.rules.registry import lookup
 
@@ -89,6 +90,7 @@ class Node:
       bodies: of a loop or a branch.
       target: which kernel or function a call is of, such as the name of a `pallas_call`.
       rule: what it does to signatures; None for an op that must run whole. `make_node` binds it.
+      role: where it belongs, and what it is for.
     """
 
     id: int
@@ -101,6 +103,7 @@ class Node:
     bodies: tuple[Body, ...] = ()
     target: str = ""
     rule: Rule | None = field(default=None, compare=False, repr=False)
+    role: Role = PLAIN
 
     @property
     def op(self) -> str:
@@ -125,9 +128,12 @@ def make_node(
     bodies: tuple[Body, ...] = (),
     target: str = "",
 ) -> Node:
-    """An op with its rule, as the registry has it now; arguments as of `Node`."""
-    rule = lookup(op_name(primitive, target))
-    return Node(id, primitive, tuple(inputs), tuple(outputs), params, source, barrier, bodies, target, rule)
+    """An op with its rule, as the registry has it now, and its role; arguments as of `Node`."""
+    name = op_name(primitive, target)
+    rule, role = lookup(name), role_of(name, source.scope)
+    return Node(
+        id, primitive, tuple(inputs), tuple(outputs), params, source, barrier, bodies, target, rule, role
+    )
 
 
 @dataclass(frozen=True, slots=True)

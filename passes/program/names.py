@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from sbp import compat
-from sbp.batching import SCOPE
 from sbp.passes.program.graph import Const, Graph, Node
 
 PHASES = ("forward", "backward", "update")
@@ -75,7 +74,7 @@ class Names:
     def _inside(self, known: Mapping[int, str]) -> Iterator[tuple[int, str]]:
         """What enters a loop over micro-batches is called inside as it is outside."""
         for node in self.graph.nodes:
-            if runs_microbatches(node):
+            if node.role.microbatches:
                 (body,) = node.bodies
                 n_const, n_carry = compat.scan_counts(node.params, len(node.inputs))
                 for i, (x, v) in enumerate(zip(node.inputs, body.inputs, strict=True)):
@@ -142,19 +141,14 @@ class Names:
         return f"{node.op} (backward)" if self.phases[node.id] == "backward" else node.op
 
 
-def runs_microbatches(node: Node) -> bool:
-    """Whether a node is the loop that `sbp.microbatch` makes."""
-    return node.op == "scan" and SCOPE in node.source.scope
-
-
 def loop_name(node: Node) -> str:
     """What the user calls a loop or a branch."""
-    return "sbp.microbatch" if runs_microbatches(node) else node.op
+    return "sbp.microbatch" if node.role.microbatches else node.op
 
 
 def _addend(node: Node, v: int) -> int | None:
     """What a loop over micro-batches adds up to its result `v`, if that is one tensor."""
-    if not runs_microbatches(node):
+    if not node.role.microbatches:
         return None
     (body,) = node.bodies
     end = body.outputs[node.outputs.index(v)]
@@ -167,7 +161,7 @@ def _addend(node: Node, v: int) -> int | None:
 
 def _phases(nodes: Sequence[Node], default: str) -> Iterator[tuple[int, str]]:
     """The phases of the ops of a graph or body; `default` is that of a body's op."""
-    marked = {n.id: _mark(n.source.scope) for n in nodes}
+    marked = {n.id: n.role.derived for n in nodes}
     late: set[int] = set()
     for node in nodes:
         if marked[node.id] == "backward" or (not marked[node.id] and late.intersection(_values(node))):
@@ -184,10 +178,6 @@ def _phases(nodes: Sequence[Node], default: str) -> Iterator[tuple[int, str]]:
         yield node.id, phase
         for body in node.bodies:
             yield from _phases(body.nodes, phase)
-
-
-def _mark(scope: str) -> str:
-    return "backward" if "transpose(" in scope else "forward" if "jvp(" in scope else ""
 
 
 def _values(node: Node) -> Iterator[int]:

@@ -19,9 +19,9 @@ from typing import Any
 import jax
 
 from sbp.compat import setting
-from sbp.passes.pipeline.order import Part, Phase
 from sbp.passes.pipeline.slots import Kind, Slot
 from sbp.passes.pipeline.stages import Stages
+from sbp.passes.program.role import Part, Phase
 from sbp.passes.schedule import actions
 from sbp.passes.schedule.actions import Action, Schedule
 from sbp.passes.schedule.communication import issue_order

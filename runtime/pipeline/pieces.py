@@ -20,8 +20,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from sbp.layout import at_rest, local_shape
 from sbp.passes.physical.program import Physical
-from sbp.passes.pipeline.order import Phase
 from sbp.passes.pipeline.slots import How, Kind, Piece, Read, Slot
+from sbp.passes.program.role import Phase
 from sbp.resolve import to_partition_spec
 from sbp.runtime.lower import Device, Env, Title, rows_in
 from sbp.runtime.pipeline.shared import Executables

@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 
-from sbp.passes.pipeline.order import Part, Phase
 from sbp.passes.pipeline.slots import Cut, How, Kind, Read, Slot
+from sbp.passes.program.role import Part, Phase
 from sbp.placement import Placement
 from sbp.runtime.lower import Title
 from sbp.runtime.pipeline.pieces import Runnable, Slots, donations, runnable

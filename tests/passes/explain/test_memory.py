@@ -28,7 +28,7 @@ def test_the_tensors_at_the_peak_add_up_to_it(fn: Any, signature: Any) -> None:
     program = sbp.compile(fn, GRID, in_sbp=([signature] * 3, [S(0), B]))
     plan = program.plan([W, W, W], W)
     assert plan.physical is not None
-    live = live_at_peak(plan.physical)
+    live = live_at_peak(plan)
     assert sum(x.bytes for x in live) == plan.memory_bytes
     assert [x.bytes for x in live] == sorted((x.bytes for x in live), reverse=True)
     # Arguments are there for the whole step.

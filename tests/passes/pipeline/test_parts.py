@@ -13,13 +13,14 @@ import sbp
 from sbp.passes.pipeline.check import check_cuts
 from sbp.passes.pipeline.edges import edges_of
 from sbp.passes.pipeline.numbering import Flow, Item, collapsed
-from sbp.passes.pipeline.order import Order, Part, Phase, find_order
+from sbp.passes.pipeline.order import Order, find_order
 from sbp.passes.pipeline.slots import Cut, Kind
 from sbp.passes.pipeline.split import Splitter
 from sbp.passes.pipeline.stages import Stages
 from sbp.passes.pipeline.sums import split_sums, sums_of
-from sbp.passes.pipeline.where import Where, find_places, is_backward, loop_of, placements_of
+from sbp.passes.pipeline.where import Where, find_places, loop_of, placements_of
 from sbp.passes.program.graph import Graph, Node
+from sbp.passes.program.role import Part, Phase
 from sbp.passes.program.trace import trace
 from sbp.passes.schedule.dataflow import Edge
 from sbp.runtime.pipeline.program import BuiltPipeline
@@ -83,7 +84,7 @@ def test_a_gradient_inside_of_the_forward_pass_is_forward() -> None:
     nested = [
         n for n in inner(graph) if n.source.scope.count("transpose(") and "transpose(" in n.source.scope
     ]
-    assert {is_backward(n) for n in nested} == {True, False}
+    assert {n.role.undoes for n in nested} == {True, False}
     assert order.stages == (0, 1)
     assert any(n.op == "dot_general" and order.parts[n.id, 0].phase is Phase.FORWARD for n in nested)
 

@@ -1,0 +1,88 @@
+"""What the name scope of an op says of it: read once, when the op is made, and a field of it from then on."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from sbp.annotation import SCOPE as ON
+from sbp.annotation import placement_in
+from sbp.batching import SCOPE as MICROBATCHES
+from sbp.placement import Placement
+
+SUMS = ("add_any",)
+"""Ops whose scope says nothing of their place: JAX adds cotangents wherever it comes by."""
+_TRANSFORMS = re.compile(r"\b(jvp|transpose)\(")
+
+
+class Phase(StrEnum):
+    """When a part of a stage runs: once before the loop, per micro-batch, or once after it."""
+
+    BEFORE = "before"
+    FORWARD = "F"
+    INPUT = "I"  # gradients that other stages wait for
+    WEIGHT = "W"  # the rest of the backward pass
+    AFTER = "after"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Part:
+    """Some ops of one placement that run together.
+
+    Arguments:
+      at: the number of the stage; outside of the loop, how many hops between placements come first.
+    """
+
+    phase: Phase
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """What an op is for.
+
+    Arguments:
+      place: the placement that it belongs to; None if nothing says so.
+      derived: "backward" of what undoes other ops, "forward" of what is differentiated, "" of all else.
+      undoes: whether it undoes ops of the program as a whole; not in a gradient inside of the forward pass.
+      microbatches: whether it is the loop over micro-batches.
+      part: of the stage that it belongs to, once stages are known.
+    """
+
+    place: Placement | None = None
+    derived: str = ""
+    undoes: bool = False
+    microbatches: bool = False
+    part: Part | None = None
+
+    def on(self, place: Placement) -> Role:
+        """The same on a placement."""
+        return replace(self, place=place)
+
+    def of(self, part: Part) -> Role:
+        """The same as one of a part."""
+        return replace(self, part=part)
+
+
+PLAIN = Role()
+
+
+def role_of(op: str, scope: str) -> Role:
+    """The role of an op, by its name and the name scope that JAX hands through its transformations.
+
+    The first transformation around the scope of a placement is what the program as a whole is put through.
+
+    >>> role = role_of("mul", "transpose(jvp(sbp.on:cpu[4,5]2[data]))/layer")
+    >>> str(role.place), role.derived, role.undoes
+    ('cpu(data=2, ranks [4, 5])', 'backward', True)
+    """
+    if not scope:
+        return PLAIN
+    derived = "backward" if "transpose(" in scope else "forward" if "jvp(" in scope else ""
+    return Role(
+        place=None if op in SUMS else placement_in(scope),
+        derived=derived,
+        undoes=_TRANSFORMS.findall(scope.split(ON, 1)[0])[:1] == ["transpose"],
+        microbatches=op == "scan" and MICROBATCHES in scope,
+    )
