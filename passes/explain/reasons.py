@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TypeAlias
 
 from sbp.passes.boxing.moves import Move
+from sbp.passes.physical.flow import Flow
 from sbp.passes.physical.program import Border, Box, Compute, Physical, Version
 from sbp.passes.plan.candidates import Strategy, pin_of
 from sbp.passes.program.graph import Const, Node, Source
@@ -36,35 +37,8 @@ class Reasons:
     names: Names
 
     @cached_property
-    def _made(self) -> Mapping[int, tuple[Node, Strategy]]:
-        return {
-            v: (s.node, s.strategy)
-            for s, _ in self.physical.walk()
-            if isinstance(s, Compute)
-            for v in s.node.outputs
-        }
-
-    @cached_property
-    def _nodes(self) -> Mapping[int, tuple[Node, Strategy]]:
-        return {s.node.id: (s.node, s.strategy) for s, _ in self.physical.walk() if isinstance(s, Compute)}
-
-    @cached_property
-    def _borders(self) -> Mapping[int, Node]:
-        return {s.node.id: s.node for s, _ in self.physical.walk() if isinstance(s, Border)}
-
-    @cached_property
-    def _across(self) -> Mapping[int, int]:
-        """What a value is on the other side of a loop's or branch's border."""
-        across: dict[int, int] = {}
-        for node in self._borders.values():
-            for port in ports(node):
-                outside = None if port.operand is None else node.inputs[port.operand]
-                if isinstance(outside, int):
-                    across.update(dict.fromkeys(port.enters, outside))
-                leaving = [x for x in port.leaves if isinstance(x, int)]
-                if port.result is not None and leaving:
-                    across[node.outputs[port.result]] = leaving[0]
-        return across
+    def _flow(self) -> Flow:
+        return Flow(self.physical)
 
     @cached_property
     def _splits(self) -> Mapping[Version, tuple[_Origin, ...]]:
@@ -108,11 +82,11 @@ class Reasons:
             origin = self._origin(box)
             if origin is not None and origin[0].source.file:
                 return origin[0].source
-        wanted = self._nodes.get(box.user)
+        wanted = self._flow.computed.get(box.user)
         if wanted is not None and wanted[0].source.file:
             return wanted[0].source
-        made = self._made.get(box.value) or self._made.get(self._across.get(box.value, -1))
-        border = self._borders.get(box.user)
+        made = self._flow.makers.get(box.value) or self._flow.makers.get(self._flow.across.get(box.value, -1))
+        border = self._flow.borders.get(box.user)
         return made[0].source if made is not None else border.source if border is not None else Source()
 
     def inside(self, step: Compute, talk: Talk) -> str:
@@ -165,11 +139,11 @@ class Reasons:
             i = -1 - box.user
             name = self.names.out_paths[i] if i < len(self.names.out_paths) else f"result {i}"
             return f"{name} leaves as {format_sbp(self.physical.outputs[i])}"
-        if box.user in self._borders:
-            border = self._borders[box.user]
+        if box.user in self._flow.borders:
+            border = self._flow.borders[box.user]
             who = self._reader(box.value) or f"{loop_name(border)} at {border.source}"
             return f"{who} takes it as {format_sbp(box.move.after)}"
-        node, strategy = self._nodes[box.user]
+        node, strategy = self._flow.computed[box.user]
         if pin_of(node) is not None:
             where = node.source if node.source.file else node.source.scope
             return f"{where} is annotated {format_sbp(strategy.results[0])}"
@@ -180,7 +154,7 @@ class Reasons:
     def _reader(self, value: int) -> str | None:
         """Who gets a value that leaves a loop for another placement, such as "stage 1"."""
         paths = dict(zip(self.physical.graph.outputs, self.names.out_paths, strict=False))
-        found = (paths.get(y, "") for y, x in self._across.items() if x == value)
+        found = (paths.get(y, "") for y, x in self._flow.across.items() if x == value)
         return next((path[3:].split(":")[0] for path in found if path.startswith("to ")), None)
 
     def _need(self, node: Node, strategy: Strategy, value: int, move: Move) -> str:
@@ -194,12 +168,12 @@ class Reasons:
     def _origin(self, box: Box) -> tuple[Node, Strategy, Row] | None:
         """The op that left the partial value: walks back through the ops that only passed it on."""
         value, axis, seen = box.value, box.move.axes[0], set[int]()
-        while value not in seen and (value in self._made or value in self._across):
+        while value not in seen and (value in self._flow.makers or value in self._flow.across):
             seen.add(value)
-            if value not in self._made:
-                value = self._across[value]
+            if value not in self._flow.makers:
+                value = self._flow.across[value]
                 continue
-            node, strategy = self._made[value]
+            node, strategy = self._flow.makers[value]
             if len(strategy.rows) <= axis:
                 return None
             row = strategy.rows[axis]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,13 +12,13 @@ from sbp.passes.explain.collectives import Inside, talking
 from sbp.passes.explain.plan import Collective, PlanData
 from sbp.passes.explain.words import kind_text, over_text, tensor_text
 from sbp.passes.physical.evaluate import executed
-from sbp.passes.physical.program import Border, Box, Compute, Physical, reads, writes
+from sbp.passes.physical.flow import Flow
+from sbp.passes.physical.program import Compute, Physical
 from sbp.passes.plan.candidates import Candidates, Strategy, enumerate_candidates
 from sbp.passes.plan.cost import node_seconds
 from sbp.passes.plan.model import boxing_of
 from sbp.passes.program.graph import Const, Node
 from sbp.passes.program.names import without_indices
-from sbp.passes.program.wiring import ports
 from sbp.signature import NdSbp, Partial, format_sbp
 from sbp.units import bytes_text, seconds_text
 
@@ -55,36 +55,8 @@ class Alternatives:
         return Boxings(Network(self.physical.placement, self.plan.hardware))
 
     @cached_property
-    def _made(self) -> Mapping[int, NdSbp]:
-        """How each value is made."""
-        p = self.physical
-        out = dict(zip(p.graph.inputs, p.inputs, strict=True))
-        for step, _ in p.walk():
-            if not isinstance(step, Box):
-                out.update(writes(step))
-            if isinstance(step, Border):
-                wired = zip(ports(step.node), step.inside, strict=True)
-                out.update((v, nd) for port, nd in wired for v in port.enters)
-        return out
-
-    @cached_property
-    def _wanted(self) -> Mapping[int, Sequence[tuple[int, NdSbp]]]:
-        """How each value is read: (node id, or -1 for what leaves the program or a body; signature)."""
-        p = self.physical
-        out: dict[int, list[tuple[int, NdSbp]]] = {}
-        for step, _ in p.walk():
-            if not isinstance(step, Box):
-                for v, nd in reads(step):
-                    out.setdefault(v, []).append((step.node.id, nd))
-            if isinstance(step, Border):
-                for port, nd in zip(ports(step.node), step.inside, strict=True):
-                    for x in port.leaves:
-                        if isinstance(x, int):
-                            out.setdefault(x, []).append((-1, nd))
-        for x, nd in zip(p.graph.outputs, p.outputs, strict=True):
-            if not isinstance(x, Const):
-                out.setdefault(x, []).append((-1, nd))
-        return out
+    def _flow(self) -> Flow:
+        return Flow(self.physical)
 
     def of(self, node: Node, chosen: Strategy) -> list[Alternative]:
         """The other signatures of an op, the cheapest first."""
@@ -99,11 +71,11 @@ class Alternatives:
         seconds = node_seconds(p.graph, node, strategy, self._boxings.network)
         for x, nd, strict in zip(node.inputs, strategy.operands, strategy.strict, strict=True):
             if not isinstance(x, Const):
-                others = {n for user, n in self._wanted[x] if user != node.id and not _sums(n)}
-                seconds += min(self._move(x, have, nd, strict) for have in {self._made[x], *others})
+                others = {n for user, n in self._flow.wanted[x] if user != node.id and not _sums(n)}
+                seconds += min(self._move(x, have, nd, strict) for have in {self._flow.made[x], *others})
         for v, nd in zip(node.outputs, strategy.results, strict=True):
             seconds += sum(
-                self._move(v, nd, wanted, False) for wanted in {n for _, n in self._wanted.get(v, ())}
+                self._move(v, nd, wanted, False) for wanted in {n for _, n in self._flow.wanted.get(v, ())}
             )
         return seconds
 
@@ -207,6 +179,3 @@ def _alternatives(verb: str, step: Compute, times: int, what_if: Alternatives) -
 def _signature(s: Strategy) -> str:
     """An op's signature: operands -> results."""
     return f"{', '.join(map(format_sbp, s.operands))} -> {', '.join(map(format_sbp, s.results))}"
-
-
-__all__ = ["Alternative", "Alternatives", "select", "why_text"]
