@@ -113,7 +113,7 @@ def permute_targets(nd: NdSbp) -> Iterator[NdSbp]:
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class PermuteRoute:
     """Who sends which piece to whom in a permute.
 
     Arguments:
@@ -127,7 +127,7 @@ class Route:
     shape: tuple[int, ...]
 
 
-def route(shape: Sequence[int], before: NdSbp, after: NdSbp, hierarchy: Sequence[int]) -> Route | None:
+def route(shape: Sequence[int], before: NdSbp, after: NdSbp, hierarchy: Sequence[int]) -> PermuteRoute | None:
     """How one permute takes an evenly split tensor from `before` to `after`; None if it cannot.
 
     Every device must find its new shard inside ONE old shard, and every device sends to at most one.
@@ -158,7 +158,7 @@ def route(shape: Sequence[int], before: NdSbp, after: NdSbp, hierarchy: Sequence
         return None
     piece = {int(s): tuple(int(x) for x in new[d] - old[s]) for d, s in enumerate(source)}
     zeros = (0,) * len(shape)
-    return Route(
+    return PermuteRoute(
         tuple((int(s), d) for d, s in enumerate(source)),
         tuple(piece.get(s, zeros) for s in range(len(where))),
         tuple(int(n) for n in new_size),

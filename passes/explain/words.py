@@ -72,7 +72,7 @@ def over_text(c: Collective) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TableRow:
     """One line of the table.
 
     Arguments:
@@ -86,13 +86,13 @@ class Row:
     tensors: int = 1
 
 
-def rows(plan: PlanData, limit: int = MAX_ROWS) -> tuple[tuple[Row, ...], tuple[Row, ...]]:
+def rows(plan: PlanData, limit: int = MAX_ROWS) -> tuple[tuple[TableRow, ...], tuple[TableRow, ...]]:
     """The rows to show, in order of execution, and those that are left for a summary.
 
     Equal collectives are one row. If there are still more than `limit`, those of one kind at one line become
     one; if that is not enough, the ones with the fewest bytes are left over.
     """
-    found = [Row(c, c.count, n) for c, n in plan.merged()]
+    found = [TableRow(c, c.count, n) for c, n in plan.merged()]
     if len(found) > limit:
         found = _by_line(found)
     if len(found) <= limit:
@@ -105,9 +105,9 @@ def rows(plan: PlanData, limit: int = MAX_ROWS) -> tuple[tuple[Row, ...], tuple[
     )
 
 
-def _by_line(found: Sequence[Row]) -> list[Row]:
+def _by_line(found: Sequence[TableRow]) -> list[TableRow]:
     """One row per kind, axes and line: the largest collective of it speaks for the others."""
-    groups: dict[tuple[str, tuple[str, ...], str], list[Row]] = {}
+    groups: dict[tuple[str, tuple[str, ...], str], list[TableRow]] = {}
     for r in found:
         groups.setdefault((r.collective.kind, r.collective.axes, r.collective.source), []).append(r)
     out = []
@@ -120,11 +120,11 @@ def _by_line(found: Sequence[Row]) -> list[Row]:
             seconds=sum(r.collective.seconds for r in same),
             count=sum(r.times for r in same),
         )
-        out.append(Row(one, one.count, sum(r.tensors for r in same)))
+        out.append(TableRow(one, one.count, sum(r.tensors for r in same)))
     return out
 
 
-def rest_text(rest: Sequence[Row]) -> str:
+def rest_text(rest: Sequence[TableRow]) -> str:
     """The summary of what is not shown."""
     times, sent = sum(r.times for r in rest), sum(r.collective.wire_bytes for r in rest)
     return f"and {times} more, each smaller: {bytes_text(sent)} in all; Plan.collectives has every one"

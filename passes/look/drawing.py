@@ -28,7 +28,7 @@ COLOURS = {
     "send": ("#e4f3fb", "#56b4e9"),
 }
 MAX_LINES = 5
-Place: TypeAlias = tuple[Any, ...]
+BoxPlace: TypeAlias = tuple[Any, ...]
 
 
 def drawing(plan: PlanData, max_boxes: int | None = None) -> nx.DiGraph:
@@ -55,16 +55,16 @@ def drawing(plan: PlanData, max_boxes: int | None = None) -> nx.DiGraph:
     return nx.convert_node_labels_to_integers(out, ordering="default")
 
 
-def _grouped(places: dict[At, Place]) -> dict[Place, list[At]]:
-    out: dict[Place, list[At]] = {}
+def _grouped(places: dict[At, BoxPlace]) -> dict[BoxPlace, list[At]]:
+    out: dict[BoxPlace, list[At]] = {}
     for node, place in places.items():
         out.setdefault(place, []).append(node)
     return out
 
 
-def _collective_places(graph: nx.DiGraph, plan: PlanData) -> dict[At, Place]:
+def _collective_places(graph: nx.DiGraph, plan: PlanData) -> dict[At, BoxPlace]:
     """Collectives of one kind between the same boxes stand in one place."""
-    out: dict[At, Place] = {}
+    out: dict[At, BoxPlace] = {}
     for n in nodes_of(graph, "collective"):
         c = plan.collectives[n[1]]
         before = between(graph, n, forwards=False)
@@ -105,7 +105,7 @@ def _pill(cs: Sequence[Collective]) -> dict[str, Any]:
     }
 
 
-def _add_edges(graph: nx.DiGraph, places: dict[At, Place], out: nx.DiGraph) -> None:
+def _add_edges(graph: nx.DiGraph, places: dict[At, BoxPlace], out: nx.DiGraph) -> None:
     """Edges between boxes and collectives, each with its largest tensor in words."""
     tensors: dict[tuple[Any, Any], list[tuple[str, str, str, float]]] = {}
     for a, b, carried in graph.edges(data="tensors"):
@@ -124,7 +124,7 @@ def _add_edges(graph: nx.DiGraph, places: dict[At, Place], out: nx.DiGraph) -> N
         )
 
 
-def _add_chips(graph: nx.DiGraph, plan: PlanData, places: dict[At, Place], out: nx.DiGraph) -> None:
+def _add_chips(graph: nx.DiGraph, plan: PlanData, places: dict[At, BoxPlace], out: nx.DiGraph) -> None:
     """Arguments beside what reads them first, results beside what makes them."""
     readers: dict[Any, list[int]] = {}
     for n in nodes_of(graph, "argument"):

@@ -8,7 +8,7 @@ from html import escape
 from sbp.passes.explain.plan import PlanData
 from sbp.passes.explain.words import (
     MAX_ROWS,
-    Row,
+    TableRow,
     kind_text,
     misfit_text,
     over_text,
@@ -133,7 +133,7 @@ def signatures(plan: PlanData, whole: PlanData | None = None) -> list[str]:
     return [_signatures("argument", ins), _signatures("result", outs)]
 
 
-def _table(shown: Sequence[Row], rest: Sequence[Row]) -> str:
+def _table(shown: Sequence[TableRow], rest: Sequence[TableRow]) -> str:
     if not shown:
         return '<p class="soft">No collectives.</p>'
     head = "".join(f"<th{' class=n' if h in NUMBERS else ''}>{h}</th>" for h in HEADINGS)
@@ -142,7 +142,7 @@ def _table(shown: Sequence[Row], rest: Sequence[Row]) -> str:
     return f'<table class="rows"><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table>{tail}'
 
 
-def _row(r: Row) -> str:
+def _row(r: TableRow) -> str:
     c = r.collective
     fill, border = COLOURS[c.kind]
     style = f"background:{fill};border-color:{border}"

@@ -25,7 +25,7 @@ from sbp.signature import format_sbp
 MAX_BOXES = 48
 HARD_LIMIT = 240
 MIN_OPS = 3
-Key: TypeAlias = tuple[str, ...]
+GroupKey: TypeAlias = tuple[str, ...]
 At: TypeAlias = tuple[str, int]
 """A node of the graph: ("ops", k), ("collective", i), ("argument", i) or ("result", i)."""
 _WRAPPED = re.compile(r"\w+\((.*)\)")
@@ -64,20 +64,20 @@ def clean_scope(scope: str) -> str:
     return "/".join(parts)
 
 
-def _by_line(s: Source) -> Key:
+def _by_line(s: Source) -> GroupKey:
     return (clean_scope(s.scope), s.file, str(s.line))
 
 
-def _by_function(s: Source) -> Key:
+def _by_function(s: Source) -> GroupKey:
     return (clean_scope(s.scope), s.file, function_at(s))
 
 
-def _by_scope(s: Source) -> Key:
+def _by_scope(s: Source) -> GroupKey:
     return (clean_scope(s.scope),)
 
 
 # How ops are gathered into boxes, from fine to coarse, and up to how many boxes each is taken.
-LEVELS: tuple[tuple[Callable[[Source], Key], int], ...] = (
+LEVELS: tuple[tuple[Callable[[Source], GroupKey], int], ...] = (
     (_by_line, MAX_BOXES),
     (_by_function, 10 * MAX_BOXES),
     (_by_scope, 20 * MAX_BOXES),
@@ -117,7 +117,7 @@ class OpBox:
 class _Gather:
     """Walks the physical program once and gathers its ops at one level."""
 
-    def __init__(self, physical: Physical, names: Names, level: Callable[[Source], Key]) -> None:
+    def __init__(self, physical: Physical, names: Names, level: Callable[[Source], GroupKey]) -> None:
         self.physical, self.names, self.level = physical, names, level
         self.boxes: list[OpBox] = []
         self.graph: nx.DiGraph = nx.DiGraph()
@@ -125,7 +125,7 @@ class _Gather:
         self.talking: dict[int, list[int]] = {}  # per step: its collectives
         for i, (s, _) in enumerate(talking(physical)):
             self.talking.setdefault(id(s if isinstance(s, Box) else s.step), []).append(i)
-        self.latest: dict[Key, int] = {}
+        self.latest: dict[GroupKey, int] = {}
 
     def run(self) -> nx.DiGraph:
         p = self.physical

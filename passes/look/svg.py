@@ -11,7 +11,7 @@ import networkx as nx
 from sbp.passes.explain.plan import PlanData
 from sbp.passes.explain.words import kind_text, verdict_text
 from sbp.passes.look.drawing import COLOURS, drawing, kinds_of
-from sbp.passes.look.layered import Layout, Spot, place
+from sbp.passes.look.layered import Arrangement, Spot, place
 from sbp.units import bytes_text, seconds_text
 
 MARGIN = 24.0
@@ -84,7 +84,7 @@ def _heading(plan: PlanData, graph: nx.DiGraph) -> list[str]:
     return out
 
 
-def _lanes(layout: Layout) -> list[str]:
+def _lanes(layout: Arrangement) -> list[str]:
     """A pale ground and a name for each phase."""
     out = []
     for name, s in layout.lanes:
@@ -95,7 +95,7 @@ def _lanes(layout: Layout) -> list[str]:
     return out
 
 
-def _nodes(graph: nx.DiGraph, layout: Layout) -> list[str]:
+def _nodes(graph: nx.DiGraph, layout: Arrangement) -> list[str]:
     out = []
     for n, d in graph.nodes(data=True):
         s = layout.spots[n]
@@ -139,7 +139,7 @@ def fitted(text: str, width: float, advance: float) -> str:
     return f"{text[:left]}…{text[len(text) - (room - 1 - left) :]}"
 
 
-def _edges(graph: nx.DiGraph, layout: Layout) -> list[str]:
+def _edges(graph: nx.DiGraph, layout: Arrangement) -> list[str]:
     """Lines first, then their words, so that no line runs through a word."""
     lines, words = [], []
     for a, b, d in graph.edges(data=True):

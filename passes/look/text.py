@@ -13,7 +13,7 @@ from rich.text import Text
 
 from sbp.passes.explain.plan import PlanData
 from sbp.passes.explain.words import (
-    Row,
+    TableRow,
     kind_text,
     misfit_text,
     over_text,
@@ -78,7 +78,7 @@ def table_lines(plan: PlanData, width: int | None = None) -> list[str]:
     return [*lines, *([f"  {rest_text(rest)}"] if rest else []), ""]
 
 
-def _listed(r: Row) -> list[str]:
+def _listed(r: TableRow) -> list[str]:
     """A row without columns."""
     c, times = r.collective, f"{r.times} x " if r.times > 1 else ""
     return [
@@ -108,7 +108,7 @@ def note_lines(plan: PlanData) -> list[str]:
     return ["", "notes", *(f"  - {note}" for note in notes)] if notes else []
 
 
-def _table(shown: Sequence[Row], most: int) -> Table | None:
+def _table(shown: Sequence[TableRow], most: int) -> Table | None:
     """A cell has two lines: what, and how exactly; the reason takes as many as it needs. None: too narrow."""
     lines = [_cells(r) for r in shown]
     columns = list(zip(HEADINGS[:-1], *lines, strict=True))
@@ -127,7 +127,7 @@ def _table(shown: Sequence[Row], most: int) -> Table | None:
     return table
 
 
-def _cells(r: Row) -> tuple[str, ...]:
+def _cells(r: TableRow) -> tuple[str, ...]:
     c = r.collective
     return (
         f"{r.times} x" if r.times > 1 else "",

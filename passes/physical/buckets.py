@@ -18,7 +18,7 @@ from sbp.passes.physical.program import Border, Box, Physical, Step, Version, gr
 from sbp.passes.plan.cost import local_bytes
 from sbp.signature import Split
 
-Key: TypeAlias = tuple[Hashable, ...]
+BucketKey: TypeAlias = tuple[Hashable, ...]
 
 KINDS = ("all_gather", "reduce_scatter", "all_to_all")
 """What is bucketed here; XLA merges all-reduces on every platform."""
@@ -62,13 +62,13 @@ class _Small:
     limit_bytes: float
     steps: Sequence[Step]
 
-    def keys(self) -> dict[int, Key]:
+    def keys(self) -> dict[int, BucketKey]:
         """Per small move what those of one bucket have in common."""
         makers: dict[Version, int] = {}
         for step in self.steps:
             for version in writes(step):
                 makers[version] = makers.get(version, 0) + 1
-        keys: dict[int, Key] = {}
+        keys: dict[int, BucketKey] = {}
         for i, step in enumerate(self.steps):
             # A version that is made twice has readers of either making: such moves stay where they are.
             if (
@@ -104,11 +104,11 @@ class _Queue:
     def __init__(self, small: _Small, steps: Sequence[Step], bucket: int) -> None:
         self.small, self.steps, self.bucket = small, steps, bucket
         self.keys = small.keys()
-        self.of_key: dict[Key, list[int]] = {}
+        self.of_key: dict[BucketKey, list[int]] = {}
         for i, key in self.keys.items():
             self.of_key.setdefault(key, []).append(i)
         self.missing = {v for step in steps for v in writes(step)}  # made here, but not yet
-        self.waiting: dict[Key, list[int]] = {}
+        self.waiting: dict[BucketKey, list[int]] = {}
         self.maker = {v: i for i in self.keys for v in writes(steps[i])}
         self.left: set[int] = set()
         self.out: list[Step] = []
@@ -141,7 +141,7 @@ class _Queue:
             self.leave(key)
         self.waiting.setdefault(key, []).append(i)
 
-    def leave(self, key: Key) -> None:
+    def leave(self, key: BucketKey) -> None:
         """Sends what waits, and what has its turn later but is ready and fits."""
         going = self.waiting.pop(key)
         last = going[-1]

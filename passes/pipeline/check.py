@@ -11,7 +11,7 @@ from sbp.passes.physical.program import reads as reads_of
 from sbp.passes.physical.program import writes as writes_of
 from sbp.passes.pipeline.cut import border_of
 from sbp.passes.pipeline.edges import edges_of, flows
-from sbp.passes.pipeline.slots import Cut, Kind, Piece, Slot
+from sbp.passes.pipeline.slots import Cut, Piece, Slot, SlotKind
 from sbp.passes.pipeline.stages import Stages
 from sbp.passes.program.graph import Const
 from sbp.passes.program.role import Part, Phase
@@ -86,7 +86,7 @@ def check_slots(cut: Cut) -> None:
             writers.setdefault(w.slot, []).append(piece.part)
     for slot, parts in writers.items():
         inside = [p for p in parts if p.phase not in OUTSIDE]
-        most = 1 if slot.kind is not Kind.CARRY else 2
+        most = 1 if slot.kind is not SlotKind.CARRY else 2
         assert len(parts) <= most and len(inside) <= 1, f"{slot} is written by {parts}"
     for piece in cut.pieces:
         for r in piece.reads:

@@ -15,7 +15,7 @@ from sbp.passes.schedule.actions import Schedule
 from sbp.passes.schedule.dataflow import Edge
 from sbp.passes.schedule.memory import peaks
 from sbp.passes.schedule.orders import GENERATORS, make
-from sbp.passes.schedule.search import Choice, search
+from sbp.passes.schedule.search import ScheduleChoice, search
 from sbp.passes.schedule.times import Times
 from sbp.units import bytes_text
 
@@ -24,7 +24,7 @@ DEFAULT = "1f1b"
 
 
 @dataclass(frozen=True)
-class Task:
+class ScheduleTask:
     """What a schedule is searched for.
 
     Arguments:
@@ -42,7 +42,7 @@ class Task:
     capacity_bytes: float
     trains: bool
 
-    def search(self, limit_bytes: float | None = None, times: Times | None = None) -> Choice:
+    def search(self, limit_bytes: float | None = None, times: Times | None = None) -> ScheduleChoice:
         """The fastest schedule found within the memory of a device.
 
         Arguments:
@@ -95,21 +95,21 @@ class Task:
         )
 
 
-def task_of(stages: Stages) -> Task:
+def task_of(stages: Stages) -> ScheduleTask:
     """The task of a program with micro-batches."""
     capacity = min((p.hardware.memory_bytes for p in stages.plans), default=math.inf)
     cuts = stages.cuts(False)
-    return Task(
+    return ScheduleTask(
         stages.stages, stages.microbatches, figures_of(stages), edges_of(cuts), capacity, trains(cuts)
     )
 
 
-def found_schedule(choice: Choice) -> Schedule:
+def found_schedule(choice: ScheduleChoice) -> Schedule:
     """The schedule of a search, with a name that says so."""
     return replace(choice.schedule, name=f"{AUTO} ({choice.schedule.name})")
 
 
-def candidates_note(choice: Choice, limit_bytes: float | None) -> str:
+def candidates_note(choice: ScheduleChoice, limit_bytes: float | None) -> str:
     """What was looked at, as a remark on the plan."""
     limit = "" if limit_bytes is None else f" within {bytes_text(limit_bytes)} per device"
     return f"schedules that were looked at{limit}:\n{choice}"

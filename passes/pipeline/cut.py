@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from sbp.passes.physical.program import Border, Box, Physical, Step, Version, reads, writes
-from sbp.passes.pipeline.slots import Cut, How, Kind, Piece, Read, Slot, Write
+from sbp.passes.pipeline.slots import Cut, How, Piece, Read, Slot, SlotKind, Write
 from sbp.passes.pipeline.split import Share
 from sbp.passes.program.graph import Const, Operand
 from sbp.passes.program.role import Part, Phase
@@ -130,13 +130,13 @@ class _Cutting:
             (v,) = port.enters
             version = v, nd
             if port.result is not None:
-                found[version] = Read(Slot(Kind.CARRY, v, nd), version)
+                found[version] = Read(Slot(SlotKind.CARRY, v, nd), version)
             elif isinstance(x, Const):
                 numbers[version] = x
             elif port.stacked and x in by_stack and by_stack[x] in self.share.fed:
-                found[version] = Read(Slot(Kind.EACH, v, nd), version)
+                found[version] = Read(Slot(SlotKind.EACH, v, nd), version)
             else:
-                outer = Slot(Kind.ONCE, x, port.outer(nd))
+                outer = Slot(SlotKind.ONCE, x, port.outer(nd))
                 found[version] = Read(outer, version, How.SLICE if port.stacked else How.WHOLE)
         return found, numbers
 
@@ -145,7 +145,7 @@ class _Cutting:
         inside = [d for d in drafts if d.part.phase not in (Phase.BEFORE, Phase.AFTER)]
         outside = [d for d in drafts if d.part.phase in (Phase.BEFORE, Phase.AFTER)]
         entering, numbers = self.entering() if self.loop is not None else ({}, {})
-        pieces = _link(inside, entering, numbers, self.leaving(inside), Kind.EACH)
+        pieces = _link(inside, entering, numbers, self.leaving(inside), SlotKind.EACH)
         stacked = self.stacked()
         begin = Part(Phase.AFTER, 0)
         if begin not in self.drafts and any(
@@ -156,19 +156,19 @@ class _Cutting:
         made = {v: d.part for d in outside for s in d.steps for v in writes(s)}
         if self.loop is not None:
             wanted[self.merge(self.parts[self.loop.node.id])] += self.begins()
-        once = {r.slot for p in pieces for r in p.reads if r.slot.kind == Kind.ONCE}
+        once = {r.slot for p in pieces for r in p.reads if r.slot.kind == SlotKind.ONCE}
         for x, nd in self.ends():
             if isinstance(x, Const):
-                wanted[begin].append(Write(x, nd, Slot(Kind.ONCE, -1 - len(wanted[begin]), nd)))
+                wanted[begin].append(Write(x, nd, Slot(SlotKind.ONCE, -1 - len(wanted[begin]), nd)))
             elif not isinstance(x, Const):
-                once.add(Slot(Kind.ONCE, x, nd))
+                once.add(Slot(SlotKind.ONCE, x, nd))
         for slot in sorted(once, key=lambda s: s.value):
             part = made.get((slot.value, slot.nd))
             if part is None and (slot.value, slot.nd) in stacked:
                 part = begin
             if part is not None:
                 wanted[part].append(Write(slot.value, slot.nd, slot))
-        return [*pieces, *_link(outside, stacked, {}, wanted, Kind.ONCE)]
+        return [*pieces, *_link(outside, stacked, {}, wanted, SlotKind.ONCE)]
 
     def ends(self) -> list[tuple[Operand, NdSbp]]:
         """What leaves once: results, and what is sent."""
@@ -191,7 +191,7 @@ class _Cutting:
                     continue
                 part = part or self.last(out)
                 nexts[v] = part
-                out[part].append(Write(x, nd, Slot(Kind.CARRY, v, nd)))
+                out[part].append(Write(x, nd, Slot(SlotKind.CARRY, v, nd)))
         for port, nd in self.wired:
             if port.result is not None and port.operand is None:
                 (x,) = port.leaves
@@ -203,7 +203,7 @@ class _Cutting:
     def left(self, port: Port, nd: NdSbp) -> Slot:
         """The slot of what leaves for every micro-batch: by the stack that stands for it."""
         assert self.loop is not None and port.result is not None
-        return Slot(Kind.EACH, self.loop.node.outputs[port.result], nd, slice=True)
+        return Slot(SlotKind.EACH, self.loop.node.outputs[port.result], nd, slice=True)
 
     def last(self, parts: Iterable[Part]) -> Part:
         return max(parts, key=_rank)
@@ -215,7 +215,7 @@ class _Cutting:
         for port, nd in self.wired:
             if port.operand is not None and port.result is not None:
                 x = self.loop.node.inputs[port.operand]
-                out.append(Write(x, nd, Slot(Kind.CARRY, port.enters[0], nd)))
+                out.append(Write(x, nd, Slot(SlotKind.CARRY, port.enters[0], nd)))
         return out
 
     def stacked(self) -> dict[Version, Read]:
@@ -226,20 +226,20 @@ class _Cutting:
                 continue
             version = self.loop.node.outputs[port.result], port.outer(nd)
             if port.operand is not None:
-                found[version] = Read(Slot(Kind.CARRY, port.enters[0], nd), version)
+                found[version] = Read(Slot(SlotKind.CARRY, port.enters[0], nd), version)
             else:
                 found[version] = Read(self.left(port, nd), version, How.STACK)
         return found
 
     def finished(self, pieces: Sequence[Piece]) -> Cut:
         share, p = self.share, self.physical
-        slots = [Slot(Kind.ONCE, v, nd) for v, nd in zip(p.graph.inputs, p.inputs, strict=True)]
+        slots = [Slot(SlotKind.ONCE, v, nd) for v, nd in zip(p.graph.inputs, p.inputs, strict=True)]
         n, k, f = len(share.arguments), len(share.received), len(share.fed)
         numbers = {w.slot for piece in pieces for w in piece.writes if w.slot.value < 0}
         spare = sorted(numbers, key=lambda s: -s.value)
         ends: list[Slot] = []
         for x, nd in self.ends():
-            ends.append(spare.pop(0) if isinstance(x, Const) else Slot(Kind.ONCE, x, nd))
+            ends.append(spare.pop(0) if isinstance(x, Const) else Slot(SlotKind.ONCE, x, nd))
         r, s = len(share.results), len(share.sent)
         enters = (
             {
@@ -258,7 +258,7 @@ class _Cutting:
         fed: dict[int, Slot] = {}
         for v in share.fed:
             port, nd = enters[share.stacks[v]]
-            fed[v] = Slot(Kind.EACH, port.enters[0], nd)
+            fed[v] = Slot(SlotKind.EACH, port.enters[0], nd)
         passed: dict[int, Slot] = {}
         for v in share.passed:
             port, nd = leaves[share.stacks[v]]
@@ -307,7 +307,7 @@ def _link(
     entering: Mapping[Version, Read],
     numbers: Mapping[Version, Const],
     wanted: Mapping[Part, Sequence[Write]],
-    kind: Kind,
+    kind: SlotKind,
 ) -> list[Piece]:
     """Pieces of drafts: what one makes and another reads goes through a slot.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sbp.errors import AnnotationError, Problem
-from sbp.passes.pipeline.slots import Cut, Kind
+from sbp.passes.pipeline.slots import Cut, SlotKind
 from sbp.passes.program.role import Part, Phase
 from sbp.passes.schedule.dataflow import Edge
 
@@ -17,7 +17,7 @@ def flows(cuts: Sequence[Cut]) -> set[tuple[Part, Part]]:
     makers: dict[tuple[int, object], Part] = {}
     for p, c in enumerate(cuts):
         for piece in c.pieces:
-            makers.update({(p, w.slot): piece.part for w in piece.writes if w.slot.kind is Kind.EACH})
+            makers.update({(p, w.slot): piece.part for w in piece.writes if w.slot.kind is SlotKind.EACH})
         for q, other in enumerate(cuts):
             for v, slot in other.fed.items():
                 if v in c.passed and (p, c.passed[v]) in makers:

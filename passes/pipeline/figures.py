@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from sbp.passes.physical.evaluate import peak
 from sbp.passes.physical.program import Version
 from sbp.passes.pipeline.cut import border_of
-from sbp.passes.pipeline.slots import Cut, How, Kind, Piece, Slot
+from sbp.passes.pipeline.slots import Cut, How, Piece, Slot, SlotKind
 from sbp.passes.pipeline.stages import Stages
 from sbp.passes.pipeline.times import estimated_times
 from sbp.passes.plan.cost import local_bytes
@@ -107,7 +107,7 @@ class _Sizes:
         if slot.value < 0:
             return 8.0
         value, hierarchy = self.cut.physical.graph.values[slot.value], self.cut.physical.placement.shape
-        each = slot.kind is Kind.EACH and slot.value in self.stacks
+        each = slot.kind is SlotKind.EACH and slot.value in self.stacks
         return local_bytes(value.shape[1:] if each else value.shape, value.dtype, slot.nd, hierarchy)
 
     def sum(self, slots: set[Slot]) -> float:
@@ -130,8 +130,8 @@ class _Sizes:
         """What the placement holds but for micro-batches."""
         steady = {*self.cut.arguments, *self.cut.closed, *self.cut.received.values()}
         for p in self.inside:
-            steady |= {r.slot for r in p.reads if r.slot.kind is not Kind.EACH}
-            steady |= {w.slot for w in p.writes if w.slot.kind is Kind.CARRY}
+            steady |= {r.slot for r in p.reads if r.slot.kind is not SlotKind.EACH}
+            steady |= {w.slot for w in p.writes if w.slot.kind is SlotKind.CARRY}
         working = max((self.working(p) for p in self.inside), default=0.0)
         # Its plan has what is sent and received for all micro-batches as one tensor.
         stacks = {*self.cut.fed.values(), *self.cut.passed.values()}
@@ -153,9 +153,9 @@ def _each(piece: Piece | None, writes: bool) -> set[Slot]:
     """What a piece reads of a micro-batch's own tensors, and what it writes of them."""
     if piece is None:
         return set()
-    found = {r.slot for r in piece.reads if r.slot.kind is Kind.EACH}
-    return found | ({w.slot for w in piece.writes if w.slot.kind is Kind.EACH} if writes else set())
+    found = {r.slot for r in piece.reads if r.slot.kind is SlotKind.EACH}
+    return found | ({w.slot for w in piece.writes if w.slot.kind is SlotKind.EACH} if writes else set())
 
 
 def _whole(piece: Piece) -> set[Slot]:
-    return {r.slot for r in piece.reads if r.slot.kind is Kind.ONCE and r.how is How.WHOLE}
+    return {r.slot for r in piece.reads if r.slot.kind is SlotKind.ONCE and r.how is How.WHOLE}

@@ -26,7 +26,7 @@ BALANCE = 0.1
 
 
 @dataclass(frozen=True)
-class Flow:
+class StageFlow:
     """Ops on placements, in an order that can be executed.
 
     Arguments:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from sbp.passes.pipeline.numbering import Flow, Item, collapsed, halves
+from sbp.passes.pipeline.numbering import Item, StageFlow, collapsed, halves
 from sbp.passes.pipeline.where import Where, loop_of, reads_of
 from sbp.passes.program.graph import Const, Graph, Node
 from sbp.passes.program.role import Part, Phase
@@ -70,9 +70,9 @@ class _Items:
                 at = self.where.values[x]
                 yield self.maker[x], place if place in at else min(at)
 
-    def flow(self, items: Sequence[Item]) -> Flow:
+    def flow(self, items: Sequence[Item]) -> StageFlow:
         """Some of them."""
-        return Flow(items, self.before, self.after)
+        return StageFlow(items, self.before, self.after)
 
 
 class _Inner:
@@ -159,7 +159,7 @@ def _outer(graph: Graph, where: Where, loop: Node | None) -> tuple[dict[Item, Pa
     return parts, waits
 
 
-def _late(flow: Flow) -> dict[Item, int]:
+def _late(flow: StageFlow) -> dict[Item, int]:
     """How many hops between placements come first, at the least, and as late as that allows."""
     return flow.latest(flow.earliest())
 

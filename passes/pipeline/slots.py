@@ -13,7 +13,7 @@ from sbp.passes.program.role import Part
 from sbp.signature import NdSbp
 
 
-class Kind(StrEnum):
+class SlotKind(StrEnum):
     """How long what is in a slot lives: for the step, for a micro-batch, or from one of them to the next."""
 
     ONCE = "once"
@@ -31,7 +31,7 @@ class Slot:
       slice: whether the value is the stack of all micro-batches', and this is one of them.
     """
 
-    kind: Kind
+    kind: SlotKind
     value: int
     nd: NdSbp
     slice: bool = False

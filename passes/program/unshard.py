@@ -27,7 +27,7 @@ REDUCTIONS: dict[str, Callable[..., Any]] = {
     "pmin": jnp.min,
 }
 
-Spec: TypeAlias = Sequence[tuple[str, ...]]
+MeshAxes: TypeAlias = Sequence[tuple[str, ...]]
 """Per dim the mesh axes that split it, outer to inner."""
 
 
@@ -43,8 +43,8 @@ class ShardMap:
 
     body: Any
     sizes: Mapping[str, int]
-    ins: Sequence[Spec]
-    outs: Sequence[Spec]
+    ins: Sequence[MeshAxes]
+    outs: Sequence[MeshAxes]
 
 
 def on_one_device(call: ShardMap, avals: Sequence[Any]) -> Any:
@@ -124,7 +124,7 @@ def _counted(body: Any, size: int) -> Any:
     return lambda *args: body(*args, jnp.arange(size))
 
 
-def _blocks(x: Any, spec: Spec, sizes: Mapping[str, int]) -> Any:
+def _blocks(x: Any, spec: MeshAxes, sizes: Mapping[str, int]) -> Any:
     """The shards: one leading dim for each mesh axis in the spec, in the order of the mesh."""
     shape, place = list[int](), dict[str, int]()
     for d, n in enumerate(x.shape):
@@ -139,7 +139,7 @@ def _blocks(x: Any, spec: Spec, sizes: Mapping[str, int]) -> Any:
     return x.reshape(shape).transpose([*lead, *rest])
 
 
-def _whole(x: Any, spec: Spec, sizes: Mapping[str, int]) -> Any:
+def _whole(x: Any, spec: MeshAxes, sizes: Mapping[str, int]) -> Any:
     """The opposite: all mesh axes lead; the shards of those that are not in the spec are equal."""
     named = [name for names in spec for name in names]
     kept = [name for name in sizes if name in named]

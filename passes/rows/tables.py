@@ -35,7 +35,7 @@ SAME = ("sbp_annotate", "sbp_cotangent", "optimization_barrier")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class AddedRows:
     """Rows that are added to zeros.
 
     Arguments:
@@ -186,7 +186,7 @@ class _Scope:
             raise _NotByRows("the table that its result is added to is not known yet")
         return users[0], table
 
-    def parts(self, grad: Operand) -> tuple[Part, ...]:
+    def parts(self, grad: Operand) -> tuple[AddedRows, ...]:
         """The rows that a gradient is the sum of.
 
         Raises:
@@ -210,9 +210,9 @@ class _Scope:
             raise _NotByRows(f"its gradient is not of lookups alone: {node.op} at {node.source}")
         made, ids = keys_of(self.editor, node.inputs[1], node.source)
         mode = GatherScatterMode.from_any(node.params["mode"])
-        return (Part(ids, node.inputs[2], mode, tuple(made)),)
+        return (AddedRows(ids, node.inputs[2], mode, tuple(made)),)
 
-    def groups(self, reshape: Node) -> Part:
+    def groups(self, reshape: Node) -> AddedRows:
         """The rows of tables in a stack, "groups rows ...", which the gradient has one after the other."""
         node = self.source(reshape.inputs[0])
         if node is not None:
@@ -222,7 +222,7 @@ class _Scope:
             if merged and adds_rows_of_groups(node, shapes) and self.zero(node.inputs[0]):
                 clips = GatherScatterMode.from_any(node.params["mode"]) == GatherScatterMode.CLIP
                 made, ids = keys_of_groups(self.editor, node.inputs[1], stack, clips, node.source)
-                return Part(ids, node.inputs[2], GatherScatterMode.FILL_OR_DROP, tuple(made), True)
+                return AddedRows(ids, node.inputs[2], GatherScatterMode.FILL_OR_DROP, tuple(made), True)
         raise _NotByRows(f"its gradient is not of lookups alone: reshape at {reshape.source}")
 
     def named(self, node: Node, names: Mapping[int, str]) -> str:
@@ -245,7 +245,7 @@ class _Scope:
         node = None if isinstance(x, Const) else self.maker.get(x)
         return self.source(node.inputs[0]) if node is not None and node.op in SAME else node
 
-    def scaled(self, node: Node) -> tuple[Part, ...]:
+    def scaled(self, node: Node) -> tuple[AddedRows, ...]:
         """The rows of a gradient that is multiplied or divided by a number."""
         first, second = (self.scalar(x) for x in node.inputs)
         by, of = (second, 0) if second is not None else (first, 1)
@@ -257,7 +257,7 @@ class _Scope:
             raise _NotByRows(f"its gradient is scaled by a number that may not be finite: {node.source}")
         return tuple(self.each(p, node, (by,)) for p in self.parts(node.inputs[of]))
 
-    def each(self, part: Part, node: Node, scalars: tuple[Operand, ...]) -> Part:
+    def each(self, part: AddedRows, node: Node, scalars: tuple[Operand, ...]) -> AddedRows:
         """The same rows after an op that treats every element alike."""
         run = _EACH[node.op](self.editor.operand(node.outputs[0]).dtype)
         made, (rows,) = self.editor.emit(run, [part.rows, *scalars], node.source)

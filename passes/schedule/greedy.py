@@ -14,7 +14,7 @@ from sbp.passes.schedule.times import Times
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class GreedyPolicy:
     """What is urgent.
 
     Backwards come first, the oldest before others, then forwards that fit into memory, then weight gradients.
@@ -38,7 +38,7 @@ class Policy:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class OrderTask:
     """What is to be scheduled: see `search.search`; `limits` is what each rank may hold."""
 
     rank_of: tuple[int, ...]
@@ -70,13 +70,13 @@ class Task:
         )
 
     @property
-    def least(self) -> Task:
+    def least(self) -> OrderTask:
         """The same with room for one micro-batch at a time on each rank."""
         own = [[self.size(s) for s, r in enumerate(self.rank_of) if r == rank] for rank in range(self.ranks)]
         return replace(self, limits=tuple(sum(sizes) + self.working(r) for r, sizes in enumerate(own)))
 
 
-def list_schedule(task: Task, policy: Policy) -> Schedule | None:
+def list_schedule(task: OrderTask, policy: GreedyPolicy) -> Schedule | None:
     """A schedule by that policy; None if it ends where nothing fits any more.
 
     Source: after the heuristic of Qi et al., 2024, arXiv:2401.10241, for any placement of stages and with
@@ -94,7 +94,7 @@ def list_schedule(task: Task, policy: Policy) -> Schedule | None:
 class _Run:
     """One pass over time; an action's end is known once it starts, and so is when what needs it is ready."""
 
-    def __init__(self, task: Task, policy: Policy) -> None:
+    def __init__(self, task: OrderTask, policy: GreedyPolicy) -> None:
         self.task, self.policy = task, policy
         stages, ranks = range(len(task.rank_of)), range(task.ranks)
         self.flow = dataflow(task.rank_of, task.edges)

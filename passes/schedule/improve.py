@@ -9,16 +9,16 @@ from typing import TypeAlias
 from sbp.errors import SbpError
 from sbp.passes.schedule.actions import Action, Kind, Schedule
 from sbp.passes.schedule.dataflow import Dataflow, dataflow, makes
-from sbp.passes.schedule.greedy import Task
+from sbp.passes.schedule.greedy import OrderTask
 from sbp.passes.schedule.memory import peak
 from sbp.passes.schedule.simulate import simulate_flow
 from sbp.passes.schedule.spans import Timeline
 
-Move: TypeAlias = tuple[int, int, int]
+Swap: TypeAlias = tuple[int, int, int]
 """(rank, from where, to where) in that rank's order."""
 
 
-def improved(task: Task, schedule: Schedule, tries: int) -> Schedule:
+def improved(task: OrderTask, schedule: Schedule, tries: int) -> Schedule:
     """The schedule after every move found that makes it faster, or no slower with its work done earlier.
 
     A move puts an action that is ready before a gap into it, or a weight gradient behind what is more urgent.
@@ -52,7 +52,7 @@ def improved(task: Task, schedule: Schedule, tries: int) -> Schedule:
     return schedule
 
 
-def least_seconds(task: Task) -> float:
+def least_seconds(task: OrderTask) -> float:
     """What no schedule without pairs can beat: a rank's work, with a barrier after what it must wait for."""
     flow, ranks = dataflow(task.rank_of, task.edges), range(task.ranks)
     begins: list[float] = []
@@ -66,11 +66,11 @@ def least_seconds(task: Task) -> float:
     return max(w + h for w, h in zip(work, head, strict=True))
 
 
-def _cost(task: Task, timeline: Timeline) -> tuple[float, float]:
+def _cost(task: OrderTask, timeline: Timeline) -> tuple[float, float]:
     return task.seconds(timeline), sum(s.end for spans in timeline.spans for s in spans)
 
 
-def _simulated(task: Task, schedule: Schedule, flow: Dataflow) -> Timeline | None:
+def _simulated(task: OrderTask, schedule: Schedule, flow: Dataflow) -> Timeline | None:
     """None where the move put an action before what it needs by way of another rank."""
     try:
         return simulate_flow(schedule, task.times, flow)
@@ -78,7 +78,7 @@ def _simulated(task: Task, schedule: Schedule, flow: Dataflow) -> Timeline | Non
         return None
 
 
-def _moved(order: tuple[Action, ...], move: Move) -> tuple[Action, ...]:
+def _moved(order: tuple[Action, ...], move: Swap) -> tuple[Action, ...]:
     _, start, to = move
     changed = list(order)
     changed.insert(to, changed.pop(start))
@@ -96,7 +96,7 @@ def _urgent(order: Sequence[Action], i: int) -> Iterator[int]:
         yield from [j for j in range(i + 1, len(order)) if order[j].kind in kinds][:1]
 
 
-def _moves(task: Task, schedule: Schedule, timeline: Timeline, flow: Dataflow) -> Iterator[Move]:
+def _moves(task: OrderTask, schedule: Schedule, timeline: Timeline, flow: Dataflow) -> Iterator[Swap]:
     """Moves into gaps, the longest first, of the next of each kind and stage; then of weight gradients."""
     spans = {s.action: s for rank in timeline.spans for s in rank}
     ends = {made: s.end for s in spans.values() for made in makes(s.action)}
@@ -108,7 +108,7 @@ def _moves(task: Task, schedule: Schedule, timeline: Timeline, flow: Dataflow) -
             times.append(ends[need] + way)
         return max(times)
 
-    gaps, swaps = [], list[Move]()
+    gaps, swaps = [], list[Swap]()
     for rank, order in enumerate(schedule.orders):
         free: float = 0
         for i, a in enumerate(order):

@@ -12,8 +12,8 @@ from sbp.errors import Problem, raise_all
 from sbp.passes.schedule.actions import Action, Kind, Schedule
 from sbp.passes.schedule.requirements import ANY, LOOP, Requirements, V
 
-Step: TypeAlias = tuple[Action, ...]
-Order: TypeAlias = Callable[[int, int, int, int], Iterator[Step]]
+StepActions: TypeAlias = tuple[Action, ...]
+StepOrder: TypeAlias = Callable[[int, int, int, int], Iterator[StepActions]]
 """(rank, ranks, chunks per rank, micro-batches) -> the steps of that rank of a loop or V."""
 
 
@@ -33,7 +33,7 @@ class Generator:
 
     title: str
     asks: Requirements
-    order: Order | None
+    order: StepOrder | None
     splits: bool
     bubble: str
     peak: str
@@ -105,7 +105,7 @@ class _Rank:
         self._backwards = [count() for _ in stages]
         self._halves: list[Action] = []
 
-    def do(self, kind: Kind, chunk: int = 0) -> Step:
+    def do(self, kind: Kind, chunk: int = 0) -> StepActions:
         """The next forward (F) or backward (B, I) of a stage; W is that of its oldest I."""
         if kind is Kind.W:
             return self._weights(next(i for i in self._halves if i.stage == self.stages[chunk]))
@@ -115,16 +115,16 @@ class _Rank:
             self._halves.append(action)
         return (action,)
 
-    def oldest_weights(self) -> Step:
+    def oldest_weights(self) -> StepActions:
         """The W of the oldest I of any stage."""
         return self._weights(self._halves[0])
 
-    def _weights(self, half: Action) -> Step:
+    def _weights(self, half: Action) -> StepActions:
         self._halves.remove(half)
         return (Action(Kind.W, half.stage, half.microbatch),)
 
 
-def _one_f_one_b(rank: int, ranks: int, chunks: int, microbatches: int) -> Iterator[Step]:
+def _one_f_one_b(rank: int, ranks: int, chunks: int, microbatches: int) -> Iterator[StepActions]:
     at, warm = _Rank(rank), min(microbatches, ranks - 1 - rank)
     yield from (at.do(Kind.F) for _ in range(warm))
     for _ in range(microbatches - warm):
@@ -133,11 +133,11 @@ def _one_f_one_b(rank: int, ranks: int, chunks: int, microbatches: int) -> Itera
     yield from (at.do(Kind.B) for _ in range(warm))
 
 
-def _interleaved(rank: int, ranks: int, chunks: int, microbatches: int) -> Iterator[Step]:
+def _interleaved(rank: int, ranks: int, chunks: int, microbatches: int) -> Iterator[StepActions]:
     """1F1B over all chunks; a round of micro-batches goes through one chunk, then through the next."""
     group, total = microbatches // max(1, microbatches // ranks), microbatches * chunks
 
-    def at(kind: Kind, k: int) -> Step:
+    def at(kind: Kind, k: int) -> StepActions:
         chunk, round_ = k // group % chunks, k // (group * chunks)
         chunk = chunk if kind is Kind.F else chunks - 1 - chunk
         return (Action(kind, chunk * ranks + rank, round_ * group + k % group),)
@@ -150,7 +150,7 @@ def _interleaved(rank: int, ranks: int, chunks: int, microbatches: int) -> Itera
     yield from (at(Kind.B, k) for k in range(total - warm, total))
 
 
-def _zb_h1(rank: int, ranks: int, chunks: int, microbatches: int) -> Iterator[Step]:
+def _zb_h1(rank: int, ranks: int, chunks: int, microbatches: int) -> Iterator[StepActions]:
     """1F1B with split backwards; the first `rank` weight gradients wait, to fill the end."""
     at, warm = _Rank(rank), min(microbatches, ranks - 1 - rank)
     yield from (at.do(Kind.F) for _ in range(warm))
@@ -163,14 +163,14 @@ def _zb_h1(rank: int, ranks: int, chunks: int, microbatches: int) -> Iterator[St
     yield from (at.do(Kind.W) for _ in range(min(rank, microbatches)))
 
 
-def _zb_v(rank: int, ranks: int, chunks: int, microbatches: int) -> Iterator[Step]:
+def _zb_v(rank: int, ranks: int, chunks: int, microbatches: int) -> Iterator[StepActions]:
     """Few micro-batches take the order of 2 * ranks - 1, less those that are not there."""
     for step in _zb_v_whole(rank, ranks, max(microbatches, 2 * ranks - 1)):
         if step[0].microbatch < microbatches:
             yield step
 
 
-def _zb_v_whole(rank: int, ranks: int, microbatches: int) -> Iterator[Step]:
+def _zb_v_whole(rank: int, ranks: int, microbatches: int) -> Iterator[StepActions]:
     at, after = _Rank(rank, 2 * ranks - 1 - rank), ranks - rank
     yield from (at.do(Kind.F, 0) for _ in range(2 * after - 1))
     for _ in range(rank):
@@ -193,7 +193,7 @@ def _zb_v_whole(rank: int, ranks: int, microbatches: int) -> Iterator[Step]:
     yield from (at.do(Kind.W, 0) for _ in range(rank))
 
 
-def _dualpipe_v(rank: int, ranks: int, chunks: int, microbatches: int) -> Iterator[Step]:
+def _dualpipe_v(rank: int, ranks: int, chunks: int, microbatches: int) -> Iterator[StepActions]:
     """Forwards of one half of the V run together with backwards of the other half."""
     at, after = _Rank(rank, 2 * ranks - 1 - rank), ranks - 1 - rank
     yield from (at.do(Kind.F, 0) for _ in range(2 * after))

@@ -9,7 +9,7 @@ from itertools import product
 from sbp.errors import Problem, SbpError, raise_all
 from sbp.passes.schedule.actions import Schedule
 from sbp.passes.schedule.dataflow import Edge
-from sbp.passes.schedule.greedy import Policy, Task, list_schedule
+from sbp.passes.schedule.greedy import GreedyPolicy, OrderTask, list_schedule
 from sbp.passes.schedule.improve import improved
 from sbp.passes.schedule.memory import Footprint, peaks
 from sbp.passes.schedule.orders import GENERATORS, make
@@ -43,7 +43,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ScheduleChoice:
     """The schedule that was found, when it runs, and all that were looked at, the fastest first."""
 
     schedule: Schedule
@@ -75,7 +75,7 @@ def search(
     split: bool = True,
     barrier: bool = True,
     tries: int = TRIES,
-) -> Choice:
+) -> ScheduleChoice:
     """The fastest schedule found that respects the memory of every rank.
 
     All named schedules that suit are candidates, so the result is never slower than the best of them that
@@ -103,7 +103,7 @@ def search(
     raise_all(_limit_problems(rank_of, limit_bytes))
     times.check(len(rank_of))
     footprint.check(len(rank_of))
-    task = Task(rank_of, microbatches, times, footprint, tuple(limit_bytes), edges, barrier)
+    task = OrderTask(rank_of, microbatches, times, footprint, tuple(limit_bytes), edges, barrier)
     found = [*_named(task, split), *_listed(task, split)]
     fitting = [c for c in found if not c.refused]
     if not fitting:
@@ -113,7 +113,7 @@ def search(
     best = min((c for c in found if not c.refused), key=_rank)
     assert best.schedule is not None
     timeline = simulate(best.schedule, times, edges)
-    return Choice(best.schedule, timeline, tuple(sorted(found, key=_rank)))
+    return ScheduleChoice(best.schedule, timeline, tuple(sorted(found, key=_rank)))
 
 
 def _rank(c: Candidate) -> tuple[bool, float, float]:
@@ -121,7 +121,7 @@ def _rank(c: Candidate) -> tuple[bool, float, float]:
     return c.schedule is None, c.seconds, max(c.peak_bytes, default=0)
 
 
-def _candidate(task: Task, schedule: Schedule) -> Candidate:
+def _candidate(task: OrderTask, schedule: Schedule) -> Candidate:
     seconds = task.seconds(simulate(schedule, task.times, task.edges))
     held = peaks(schedule, task.footprint)
     over = [r for r in range(task.ranks) if held[r] > task.limits[r]]
@@ -129,7 +129,7 @@ def _candidate(task: Task, schedule: Schedule) -> Candidate:
     return Candidate(schedule.name, schedule, seconds, held, refused)
 
 
-def _named(task: Task, split: bool) -> Iterator[Candidate]:
+def _named(task: OrderTask, split: bool) -> Iterator[Candidate]:
     """The named schedules, or why they do not suit."""
     for name, generator in GENERATORS.items():
         if name == "forward":
@@ -145,13 +145,13 @@ def _named(task: Task, split: bool) -> Iterator[Candidate]:
             )
 
 
-def _listed(task: Task, split: bool) -> Iterator[Candidate]:
+def _listed(task: OrderTask, split: bool) -> Iterator[Candidate]:
     """List schedules by all policies, those that came out alike once."""
     chunks = len(task.rank_of) > task.ranks
     choices = product((True, False) if split else (False,), (True, False), (False, True), PATIENCE)
     seen = {(least := _one_at_a_time(task)).orders}
     yield _candidate(task, least)
-    for policy in (Policy(*choice) for choice in choices):
+    for policy in (GreedyPolicy(*choice) for choice in choices):
         if (not policy.split and policy.patience) or (not chunks and (policy.deep or policy.reserve)):
             continue
         schedule = list_schedule(task, policy)
@@ -160,15 +160,15 @@ def _listed(task: Task, split: bool) -> Iterator[Candidate]:
             yield _candidate(task, schedule)
 
 
-def _one_at_a_time(task: Task) -> Schedule:
+def _one_at_a_time(task: OrderTask) -> Schedule:
     """The schedule that holds least: no rank has two micro-batches."""
     task = replace(task, footprint=replace(task.footprint, for_weights=())).least
-    schedule = list_schedule(task, Policy(split=False, deep=True, reserve=True, patience=0.0))
+    schedule = list_schedule(task, GreedyPolicy(split=False, deep=True, reserve=True, patience=0.0))
     assert schedule is not None
     return replace(schedule, name="one at a time")
 
 
-def _improvement(task: Task, best: Candidate, tries: int) -> list[Candidate]:
+def _improvement(task: OrderTask, best: Candidate, tries: int) -> list[Candidate]:
     """The best candidate with its gaps filled, if that makes it faster."""
     assert best.schedule is not None
     better = improved(task, best.schedule, tries)
@@ -182,7 +182,7 @@ def _limit_problems(rank_of: tuple[int, ...], limit_bytes: Sequence[float]) -> I
         yield Problem("argument", "limit_bytes", got, legal, "ranks may have different memory", "")
 
 
-def _least(task: Task) -> Problem:
+def _least(task: OrderTask) -> Problem:
     """One micro-batch at a time on each rank is the least that any schedule holds."""
     least = peaks(_one_at_a_time(task), task.footprint)
     over = [r for r in range(task.ranks) if least[r] > task.limits[r]]

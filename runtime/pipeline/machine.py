@@ -19,7 +19,7 @@ from typing import Any
 import jax
 
 from sbp.compat import setting
-from sbp.passes.pipeline.slots import Kind, Slot
+from sbp.passes.pipeline.slots import Slot, SlotKind
 from sbp.passes.pipeline.stages import Stages
 from sbp.passes.program.role import Part, Phase
 from sbp.passes.schedule import actions
@@ -183,7 +183,7 @@ class Machine:
         """Brings what the loop reads of what was sent before it."""
         for p, s in enumerate(self.stations):
             for slot in {
-                read.slot for r in s.inside() for read in r.piece.reads if read.slot.kind is Kind.ONCE
+                read.slot for r in s.inside() for read in r.piece.reads if read.slot.kind is SlotKind.ONCE
             }:
                 self.bring(shelves, p, slot)
 

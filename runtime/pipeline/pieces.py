@@ -20,7 +20,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from sbp.layout import at_rest, local_shape
 from sbp.passes.physical.program import Physical
-from sbp.passes.pipeline.slots import How, Kind, Piece, Read, Slot
+from sbp.passes.pipeline.slots import How, Piece, Read, Slot, SlotKind
 from sbp.passes.program.role import Phase
 from sbp.resolve import to_partition_spec
 from sbp.runtime.lower import Device, Env, Title, rows_in
@@ -170,8 +170,8 @@ def donations(
     for slot in readers.keys() - stacked:
         inside = [i for i in readers[slot] if pieces[i].part.phase not in (Phase.BEFORE, Phase.AFTER)]
         after = [i for i in readers[slot] if pieces[i].part.phase is Phase.AFTER]
-        turns = inside if len(inside) == 1 and slot.kind is Kind.CARRY else []
-        once = readers[slot] if slot.kind is Kind.EACH else after if slot in free or turns else []
+        turns = inside if len(inside) == 1 and slot.kind is SlotKind.CARRY else []
+        once = readers[slot] if slot.kind is SlotKind.EACH else after if slot in free or turns else []
         for i in (*turns, *once) if len(once) <= 1 else turns:
             out.setdefault(i, set()).add(slot)
     return {i: _used(slots, pieces[i], found) for i, found in out.items()}

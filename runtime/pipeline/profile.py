@@ -18,7 +18,7 @@ from sbp.passes.look import files, pipeline_page
 from sbp.passes.look.page import figures_table, heading, picture, plan_page, short
 from sbp.passes.look.pipeline_text import NUMBERS, columns
 from sbp.passes.look.timeline import chrome_trace, timeline_svg
-from sbp.passes.pipeline.choose import Task, found_schedule, split_seconds, task_of
+from sbp.passes.pipeline.choose import ScheduleTask, found_schedule, split_seconds, task_of
 from sbp.passes.schedule.actions import SENDS, Kind, Schedule
 from sbp.passes.schedule.simulate import simulate
 from sbp.passes.schedule.spans import Timeline, apart
@@ -92,7 +92,7 @@ class Profile:
     actions: tuple[ActionTime, ...] = ()
     times: Times | None = None
     driver_seconds: float | None = None
-    task: Task | None = field(default=None, repr=False, compare=False)
+    task: ScheduleTask | None = field(default=None, repr=False, compare=False)
 
     def best(self, memory_limit: float | str | None = None) -> Schedule:
         """The fastest schedule found for the measured times, to be given to `Options(schedule=...)`.
@@ -291,7 +291,9 @@ def _from_zero(timeline: Timeline) -> Timeline:
     return Timeline(timeline.name, tuple(rows))
 
 
-def _compared(task: Task, alone: Sequence[Record], together: Sequence[Record]) -> Iterator[ActionTime]:
+def _compared(
+    task: ScheduleTask, alone: Sequence[Record], together: Sequence[Record]
+) -> Iterator[ActionTime]:
     """Every kind of action and stage, computing ones first."""
     one, all_ = _by_action(alone), _by_action(together)
     for key in sorted(one, key=lambda k: (k[0] in SENDS, k[1], list(Kind).index(k[0]))):
@@ -320,7 +322,7 @@ def _estimated(times: Times, kind: Kind, stage: int) -> float:
     return sum(part[stage] for part in parts[kind])
 
 
-def measured_times(task: Task, actions: Sequence[ActionTime]) -> Times:
+def measured_times(task: ScheduleTask, actions: Sequence[ActionTime]) -> Times:
     """Times of all actions as measured alone; of a whole backward the estimated part is the inputs' gradient.
 
     What a stage sends is measured as one; each stage that it goes to has it after that time.

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 
-from sbp.passes.pipeline.slots import Cut, How, Kind, Read, Slot
+from sbp.passes.pipeline.slots import Cut, How, Read, Slot, SlotKind
 from sbp.passes.program.role import Part, Phase
 from sbp.placement import Placement
 from sbp.runtime.lower import Title
@@ -82,7 +82,7 @@ class Shelf:
     def kept(self) -> list[Any]:
         """What is kept for micro-batches."""
         with self.arrived:
-            return [x for (slot, _), x in self.arrays.items() if slot.kind is Kind.EACH]
+            return [x for (slot, _), x in self.arrays.items() if slot.kind is SlotKind.EACH]
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class Station:
     def _read(self, read: Read) -> Iterator[tuple[Slot, int | None, int]]:
         if read.how is How.STACK:
             yield from ((read.slot, i, 0) for i in range(len(self.indices)))
-        elif read.slot.kind is Kind.EACH:
+        elif read.slot.kind is SlotKind.EACH:
             yield read.slot, None, self.readers[read.slot]
         else:
             yield read.slot, OUTSIDE, 0
@@ -131,9 +131,9 @@ class Station:
         """Per part what it writes that is kept here: position, slot, whether it is the micro-batch's own."""
         return {
             part: [
-                (i, w.slot, w.slot.kind is Kind.EACH)
+                (i, w.slot, w.slot.kind is SlotKind.EACH)
                 for i, w in enumerate(run.piece.writes)
-                if w.slot.kind is not Kind.EACH or w.slot in self.readers
+                if w.slot.kind is not SlotKind.EACH or w.slot in self.readers
             ]
             for part, run in self.runnables.items()
         }
@@ -149,7 +149,7 @@ class Station:
         forward = [p for p in pieces if p.part.phase is Phase.FORWARD]
         had = {r.slot for p in forward for r in p.reads} | {w.slot for p in forward for w in p.writes}
         wanted = {r.slot for p in pieces if p.part.phase in (Phase.INPUT, Phase.WEIGHT) for r in p.reads}
-        return {slot for slot in had & wanted if slot.kind is Kind.EACH}
+        return {slot for slot in had & wanted if slot.kind is SlotKind.EACH}
 
     def given(self, shelf: Shelf, run: Runnable, microbatch: int, patient: bool = False) -> list[Any]:
         """All that a piece reads; `patient` waits for it to come."""

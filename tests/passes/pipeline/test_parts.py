@@ -12,9 +12,9 @@ import pytest
 import sbp
 from sbp.passes.pipeline.check import check_cuts
 from sbp.passes.pipeline.edges import edges_of
-from sbp.passes.pipeline.numbering import Flow, Item, collapsed
+from sbp.passes.pipeline.numbering import Item, StageFlow, collapsed
 from sbp.passes.pipeline.order import Order, find_order
-from sbp.passes.pipeline.slots import Cut, Kind
+from sbp.passes.pipeline.slots import Cut, SlotKind
 from sbp.passes.pipeline.split import Splitter
 from sbp.passes.pipeline.stages import Stages
 from sbp.passes.pipeline.sums import split_sums, sums_of
@@ -131,7 +131,7 @@ def test_levels(name: str) -> None:
     items: list[Item] = [(i, place) for i, (place, _) in enumerate(ops)]
     before = {items[i]: [items[k] for k in sources] for i, (_, sources) in enumerate(ops)}
     after = {item: [u for u in items if item in before[u]] for item in items}
-    level = Flow(items, before, after).levels()
+    level = StageFlow(items, before, after).levels()
     assert [level[i] for i in items] == expected
 
 
@@ -239,8 +239,8 @@ def without_read(c: Cut) -> Cut:
 
 
 def without_write(c: Cut) -> Cut:
-    piece = next(p for p in c.pieces if any(w.slot.kind is Kind.EACH for w in p.writes))
-    kept = tuple(w for w in piece.writes if w.slot.kind is not Kind.EACH)
+    piece = next(p for p in c.pieces if any(w.slot.kind is SlotKind.EACH for w in p.writes))
+    kept = tuple(w for w in piece.writes if w.slot.kind is not SlotKind.EACH)
     return replace(c, pieces=tuple(replace(p, writes=kept) if p is piece else p for p in c.pieces))
 
 

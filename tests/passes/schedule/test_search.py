@@ -9,12 +9,12 @@ from sbp.errors import ArgumentError, MemoryLimitError, SbpError
 from sbp.passes.schedule.actions import Kind
 from sbp.passes.schedule.dataflow import Edge
 from sbp.passes.schedule.deadlock import find_deadlock
-from sbp.passes.schedule.greedy import Policy, Task, list_schedule
+from sbp.passes.schedule.greedy import GreedyPolicy, OrderTask, list_schedule
 from sbp.passes.schedule.improve import improved, least_seconds
 from sbp.passes.schedule.memory import Footprint, peaks, units
 from sbp.passes.schedule.orders import GENERATORS, make
 from sbp.passes.schedule.requirements import LOOP, V
-from sbp.passes.schedule.search import Choice, search
+from sbp.passes.schedule.search import ScheduleChoice, search
 from sbp.passes.schedule.simulate import simulate
 from sbp.passes.schedule.times import Times, equal_times
 from tests.errors.messages import check_message
@@ -45,7 +45,7 @@ def best_named(
 
 
 def check(
-    choice: Choice, footprint: Footprint, limits: Sequence[float], edges: Sequence[Edge] | None
+    choice: ScheduleChoice, footprint: Footprint, limits: Sequence[float], edges: Sequence[Edge] | None
 ) -> None:
     """What holds of every result."""
     held = peaks(choice.schedule, footprint)
@@ -124,7 +124,7 @@ def test_local_improvement_fills_gaps() -> None:
         "F2:0 I2:0 W2:0 F2:1 I2:1 W2:1 F2:2 I2:2 W2:2 F2:3 I2:3 W2:3",
     )
     start = written("start", 4, (0, 1, 2), *rows)
-    task = Task((0, 1, 2), 4, equal_times(3), units(3), (3,) * 3, None, True)
+    task = OrderTask((0, 1, 2), 4, equal_times(3), units(3), (3,) * 3, None, True)
     before = simulate(start, task.times).makespan
     better = improved(task, start, 200)
     assert simulate(better, task.times).makespan < before
@@ -134,10 +134,10 @@ def test_local_improvement_fills_gaps() -> None:
 
 def test_a_policy_that_ends_nowhere_gives_nothing() -> None:
     """First forwards fill the rank, and the second stage of none of them fits."""
-    task = Task((0, 1, 1, 0), 6, equal_times(4, 1, 9, 1), units(4), (2, 6), None, True)
-    greedy = Policy(split=True, deep=True, reserve=False, patience=0.0)
+    task = OrderTask((0, 1, 1, 0), 6, equal_times(4, 1, 9, 1), units(4), (2, 6), None, True)
+    greedy = GreedyPolicy(split=True, deep=True, reserve=False, patience=0.0)
     assert list_schedule(task, greedy) is None
-    careful = Policy(split=True, deep=True, reserve=True, patience=0.0)
+    careful = GreedyPolicy(split=True, deep=True, reserve=True, patience=0.0)
     found = list_schedule(task, careful)
     assert found is not None
     assert peaks(found, units(4))[0] == 2
@@ -165,7 +165,7 @@ def test_the_table_gives_reasons() -> None:
 def test_if_nothing_fits_the_least_is_said() -> None:
     footprint = Footprint((3e9, 4e9, 5e9, 6e9), (), (1e9,) * 4)
 
-    def call(first: float) -> Choice:
+    def call(first: float) -> ScheduleChoice:
         return search((0, 1, 1, 0), 4, equal_times(4), footprint, (first, 20e9))
 
     check_message(
@@ -197,7 +197,7 @@ def test_the_bound_holds(seed: int) -> None:
     rank_of = V.example(3, 2)
     times = Times(*(tuple(dice.randint(1, 6) for _ in rank_of) for _ in range(4)))
     for barrier in (True, False):
-        task = Task(rank_of, 6, times, units(6), (FREE,) * 3, None, barrier)
+        task = OrderTask(rank_of, 6, times, units(6), (FREE,) * 3, None, barrier)
         found = search(rank_of, 6, times, units(6), (FREE,) * 3, barrier=barrier, tries=60)
         fastest = min(c.seconds for c in found.candidates if c.schedule is not None)
         assert least_seconds(task) <= fastest <= 1.25 * least_seconds(task)
