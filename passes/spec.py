@@ -155,5 +155,5 @@ def _plan_problems(plan: PlanData) -> Iterator[str]:
     for c in plan.collectives:
         if c.kind != "send" and not set(c.axes) <= {*plan.part(plan.collectives.index(c))[0].placement.axes}:
             yield f"{c.kind} of {c.tensor} over {c.axes}, which {plan.placement} does not have"
-        if c.wire_bytes <= 0 or c.count < 1 or c.seconds < 0:
+        if c.count < 0 or c.seconds < 0 or (c.count and c.wire_bytes <= 0):
             yield f"{c.kind} of {c.tensor}: {c.count} times, {c.wire_bytes} bytes, {c.seconds} seconds"
