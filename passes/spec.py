@@ -9,8 +9,8 @@ from sbp.passes.explain.plan import PlanData
 from sbp.passes.physical.program import Border, Box, Physical, Step, Version, reads, writes
 from sbp.passes.plan.candidates import Candidates
 from sbp.passes.plan.model import Assignment, boxing_of
+from sbp.passes.program.control import ports
 from sbp.passes.program.graph import Const, Graph, Node
-from sbp.passes.program.wiring import ports
 from sbp.signature import NdSbp, Split
 
 

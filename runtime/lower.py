@@ -17,15 +17,14 @@ from sbp.layout import local_shape
 from sbp.passes.boxing.moves import Move
 from sbp.passes.explain.collectives import scope_of_rows
 from sbp.passes.physical.program import Border, Box, Compute, Physical, Step, Version, walk_steps, writes
+from sbp.passes.program.control import CONTROL, Leaving, Region, ports
 from sbp.passes.program.graph import Const, Node, Operand, Source
 from sbp.passes.program.views import local_of
-from sbp.passes.program.wiring import ports
 from sbp.placement import Placement
 from sbp.resolve import to_partition_spec
 from sbp.runtime.arguments import weaken
 from sbp.runtime.buckets import Parcel, apply_bucket
 from sbp.runtime.collectives import apply_move
-from sbp.runtime.control import CONTROL, Leaving, Region
 from sbp.runtime.counts import Counting
 from sbp.signature import B, NdSbp, Partial
 
@@ -102,7 +101,9 @@ class Device:
                 if isinstance(step, Box):
                     self.move(step, env)
                 elif isinstance(step, Border):
-                    env.update(zip(writes(step), CONTROL[step.node.op](self.region(step, env)), strict=True))
+                    env.update(
+                        zip(writes(step), CONTROL[step.node.op].lower(self.region(step, env)), strict=True)
+                    )
                 else:
                     self.compute(step, env)
             i += 1

@@ -6,7 +6,7 @@ this package. Here results are looked at as the user knows them, and then the te
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -16,6 +16,7 @@ import numpy as np
 from sbp import compat
 from sbp.errors import NonFiniteError, Problem
 from sbp.passes.look.picture import clean_scope
+from sbp.passes.program.control import CONTROL
 from sbp.passes.program.graph import Body, Const, Graph, Node
 from sbp.passes.program.names import loop_name
 from sbp.runtime.pipeline.program import BuiltPipeline
@@ -32,7 +33,6 @@ Probe: TypeAlias = Callable[[Sequence[int]], Sequence[Any]]
 """The values of some tensors of a graph, whole."""
 Found: TypeAlias = tuple[Node, int]
 """An op, and which of its results."""
-Trip: TypeAlias = tuple[Body, list[Any]]
 
 
 def run(built: Any, leaves: Sequence[Any]) -> Any:
@@ -104,7 +104,7 @@ def _first(graph: Graph, probe: Probe, looks: Looks) -> Found | None:
 def _inside(node: Node, env: Mapping[int, Any], looks: Looks) -> Found | None:
     """The first op in the body of a loop or a branch, run trip by trip on one device."""
     bodies = {id(b): _jitted(b) for b in node.bodies}
-    for body, inputs in TRIPS[node.op](node, [value_of(x, env) for x in node.inputs]):
+    for body, inputs in CONTROL[node.op].step(node, [value_of(x, env) for x in node.inputs]):
         values = dict(zip(body.inputs, inputs, strict=True))
         values.update(bodies[id(body)](*inputs))
         for n in body.nodes:
@@ -120,42 +120,6 @@ def _jitted(body: Body) -> Any:
     made = [v for n in body.nodes for v in n.outputs]
     run = _run(body.nodes, body.inputs, made)
     return jax.jit(lambda *args: dict(zip(made, run(*args), strict=True)))
-
-
-def _scan_trips(node: Node, args: list[Any]) -> Iterator[Trip]:
-    n_const, n_carry = compat.scan_counts(node.params, len(args))
-    consts, carry, xs = args[:n_const], args[n_const : n_const + n_carry], args[n_const + n_carry :]
-    order = range(node.params["length"])
-    for i in reversed(order) if node.params["reverse"] else order:
-        inputs = [*consts, *carry, *(x[i] for x in xs)]
-        yield node.bodies[0], inputs
-        carry = inputs[:n_carry]
-
-
-def _while_trips(node: Node, args: list[Any]) -> Iterator[Trip]:
-    test, body = node.bodies
-    n_test, n_body = node.params["cond_nconsts"], node.params["body_nconsts"]
-    carry = args[n_test + n_body :]
-    while True:
-        inputs = [*args[:n_test], *carry]
-        yield test, inputs
-        if not inputs[0]:
-            return
-        inputs = [*args[n_test : n_test + n_body], *carry]
-        yield body, inputs
-        carry = inputs
-
-
-def _branch(node: Node, args: list[Any]) -> Iterator[Trip]:
-    yield node.bodies[min(max(int(args[0]), 0), len(node.bodies) - 1)], args[1:]
-
-
-# What runs, with its inputs; the list is filled with the outputs before the next one is asked for.
-TRIPS: dict[str, Callable[[Node, list[Any]], Iterator[Trip]]] = {
-    "scan": _scan_trips,
-    "while": _while_trips,
-    "cond": _branch,
-}
 
 
 def _probe(built: Any, leaves: Sequence[Any]) -> tuple[Graph, Probe]:

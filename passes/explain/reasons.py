@@ -11,9 +11,9 @@ from sbp.passes.boxing.moves import Move
 from sbp.passes.physical.flow import Flow
 from sbp.passes.physical.program import Border, Box, Compute, Physical, Version
 from sbp.passes.plan.candidates import Strategy, pin_of
+from sbp.passes.program.control import ports
 from sbp.passes.program.graph import Const, Node, Source
 from sbp.passes.program.names import Names, loop_name
-from sbp.passes.program.wiring import ports
 from sbp.rules import Row, Talk
 from sbp.signature import B, Partial, Split, format_sbp
 

@@ -17,9 +17,9 @@ from sbp import compat
 from sbp.passes.explain.collectives import talking
 from sbp.passes.explain.plan import PlanData
 from sbp.passes.physical.program import Border, Box, Compute, Physical, Step, Version, reads, writes
+from sbp.passes.program.control import ports
 from sbp.passes.program.graph import Const, Source
 from sbp.passes.program.names import Names
-from sbp.passes.program.wiring import ports
 from sbp.signature import format_sbp
 
 MAX_BOXES = 48

@@ -14,8 +14,8 @@ from sbp.passes.boxing.links import Network
 from sbp.passes.boxing.moves import itemsize, wire_bytes
 from sbp.passes.physical.program import Border, Box, Compute, Physical, Step, Version, reads, writes
 from sbp.passes.plan.cost import local_bytes, node_seconds
+from sbp.passes.program.control import assumed_trips, ports, trips
 from sbp.passes.program.graph import Const
-from sbp.passes.program.wiring import assumed_trips, ports, trips
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +153,8 @@ def _inside(step: Border, size: Callable[[Version], float]) -> list[Live]:
     wired = list(zip(ports(step.node), step.inside, strict=True))
     slices = [(v, nd) for p, nd in wired if p.stacked for v in p.enters]
     bodies = []
-    for body, graph in zip(step.bodies, step.node.bodies, strict=True):
-        mine = [x for x in slices if x[0] in graph.inputs]
-        kept = [(x, nd) for p, nd in wired for x in p.leaves if x in graph.outputs and isinstance(x, int)]
+    for k, body in enumerate(step.bodies):
+        mine = [x for x in slices if x[0] in step.node.bodies[k].inputs]
+        kept = [(x, nd) for p, nd in wired for x in p.left_by(k) if isinstance(x, int)]
         bodies.append(peak(body, size, kept, mine))
     return max(bodies, key=lambda live: sum(x.bytes for x in live), default=[])

@@ -8,8 +8,8 @@ from functools import cached_property
 
 from sbp.passes.physical.program import Border, Box, Compute, Physical, reads, writes
 from sbp.passes.plan.candidates import Strategy
+from sbp.passes.program.control import ports
 from sbp.passes.program.graph import Const, Node
-from sbp.passes.program.wiring import ports
 from sbp.signature import NdSbp
 
 

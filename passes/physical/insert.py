@@ -9,8 +9,8 @@ from sbp.passes.boxing.paths import Boxings, makes_sum
 from sbp.passes.physical.program import Border, Box, Compute, Physical, Step, Version, grouped
 from sbp.passes.plan.candidates import Candidates
 from sbp.passes.plan.model import Assignment, boxing_of
+from sbp.passes.program.control import ports
 from sbp.passes.program.graph import Const, Node
-from sbp.passes.program.wiring import Port, ports
 from sbp.signature import NdSbp
 
 
@@ -73,23 +73,14 @@ class _Insertion:
             inner.have.update({v: [nd] for p, nd in zip(wired, inside, strict=True) for v in p.enters})
             inner.run(body.nodes)
             for port, nd in zip(wired, inside, strict=True):
-                for x in port.leaves:
-                    if isinstance(x, int) and _leaves_from(node, port, x, k):
+                for x in port.left_by(k):
+                    if isinstance(x, int):
                         inner.bring(x, nd, node.id, True)
             bodies.append(grouped(inner.steps))
         self.steps.append(Border(node, inside, tuple(bodies)))
         for port, nd in zip(wired, inside, strict=True):
             if port.result is not None:
                 self.have[node.outputs[port.result]] = [port.outer(nd)]
-
-
-def _leaves_from(node: Node, port: Port, x: int, k: int) -> bool:
-    """Whether body `k` hands back `x` through the port."""
-    if node.op == "cond":
-        return port.leaves[k] == x
-    if node.op == "while":
-        return port.whole == (k == 0)
-    return True
 
 
 def insert_boxing(candidates: Candidates, assignment: Assignment, boxings: Boxings) -> Physical:

@@ -14,8 +14,8 @@ from typing import TypeAlias
 
 from sbp.passes.boxing.moves import Move
 from sbp.passes.physical.program import Border, Compute, Physical, Step, Version
+from sbp.passes.program.control import ports
 from sbp.passes.program.graph import Const
-from sbp.passes.program.wiring import ports
 from sbp.signature import NdSbp, P
 
 Axes: TypeAlias = frozenset[int]
@@ -75,14 +75,14 @@ def _border(step: Border, owned: dict[Version, Axes]) -> Border:
     inside = [_at_entry(step, p.operand, p.outer(nd), nd, owned) for p, nd in wired]
     while True:
         bodies, exits = [], list(inside)
-        for body, (inputs, outputs) in zip(step.bodies, _ends(step), strict=True):
+        for k, body in enumerate(step.bodies):
             inner = dict(owned)
             for (port, nd), axes in zip(wired, inside, strict=True):
-                inner.update({(v, nd): axes for v in port.enters if v in inputs})
+                inner.update({(v, nd): axes for v in port.enters})
             bodies.append(_marked(body, inner))
             for i, (port, nd) in enumerate(wired):
-                for x in port.leaves:
-                    if not isinstance(x, Const) and x in outputs:
+                for x in port.left_by(k):
+                    if not isinstance(x, Const):
                         exits[i] &= inner.get((x, nd), NONE)
         if exits == inside or not any(p.enters for p, _ in wired):
             break
@@ -91,13 +91,6 @@ def _border(step: Border, owned: dict[Version, Axes]) -> Border:
         if port.result is not None:
             owned[step.node.outputs[port.result], port.outer(nd)] = axes
     return replace(step, bodies=tuple(bodies))
-
-
-def _ends(step: Border) -> list[tuple[set[int], set[int]]]:
-    """Per body, the values that enter it and those that leave it."""
-    return [
-        (set(body.inputs), {x for x in body.outputs if not isinstance(x, Const)}) for body in step.node.bodies
-    ]
 
 
 def _at_entry(

@@ -9,8 +9,8 @@ from typing import TypeAlias
 
 from sbp.passes.boxing.moves import Move
 from sbp.passes.plan.candidates import Strategy
+from sbp.passes.program.control import ports, trips
 from sbp.passes.program.graph import Const, Graph, Node, Source
-from sbp.passes.program.wiring import ports, trips
 from sbp.placement import Placement
 from sbp.signature import NdSbp
 

@@ -23,10 +23,10 @@ from sbp.passes.pipeline.sums import sums_of
 from sbp.passes.pipeline.where import loop_of, reads_of
 from sbp.passes.plan.candidates import Strategy
 from sbp.passes.plan.cost import node_seconds
+from sbp.passes.program.control import assumed_trips
 from sbp.passes.program.graph import Graph, Node
 from sbp.passes.program.role import SUMS
 from sbp.passes.program.views import make_op
-from sbp.passes.program.wiring import assumed_trips
 from sbp.placement import Placement
 from sbp.rules.entry import all_broadcast
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from sbp.passes.physical.program import Border, Box, Physical, Step, Version, reads, writes
 from sbp.passes.pipeline.slots import Cut, How, Piece, Read, Slot, SlotKind, Write
 from sbp.passes.pipeline.split import Share
+from sbp.passes.program.control import Port, ports
 from sbp.passes.program.graph import Const, Operand
 from sbp.passes.program.role import Part, Phase
-from sbp.passes.program.wiring import Port, ports
 from sbp.signature import NdSbp
 
 

@@ -13,9 +13,9 @@ from itertools import accumulate, groupby, pairwise
 from typing import TypeAlias
 
 from sbp import compat
+from sbp.passes.program.control import assumed_trips
 from sbp.passes.program.graph import Graph, Node
 from sbp.passes.program.views import make_op
-from sbp.passes.program.wiring import assumed_trips
 from sbp.rules.entry import element_flops
 
 Item: TypeAlias = tuple[int, int]

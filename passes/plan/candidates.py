@@ -13,9 +13,9 @@ from sbp import compat
 from sbp.annotation import Pin
 from sbp.exact import key_of
 from sbp.layout import is_even, split_shape
+from sbp.passes.program.control import Port, ports
 from sbp.passes.program.graph import Const, Graph, Node, Operand
 from sbp.passes.program.views import make_op
-from sbp.passes.program.wiring import Port, ports
 from sbp.placement import Placement
 from sbp.rules import Row
 from sbp.rules.registry import valid_rows

@@ -45,8 +45,8 @@ def node_seconds(graph: Graph, node: Node, strategy: Strategy, network: Network)
     traffic = rule.traffic(op) if rule is not None else element_traffic(op)
     if rule is not None and rule.fused:
         traffic *= FUSED_TRAFFIC
-    size = min((compat.itemsize(v.dtype) for v in results), default=4.0)
-    matrix = rule is not None and rule.family == "contract"
-    rate = hardware.flops(max(1, int(size))) if matrix else hardware.vector_flops_per_second
+    rate = hardware.vector_flops_per_second
+    if rule is not None and rule.matmul is not None:
+        rate = hardware.flops(max(1, int(max(map(compat.itemsize, rule.matmul(op).dtypes)))))
     talking = sum(talk_seconds(t, network) for t in talks_of(graph, node, strategy.lying, hierarchy))
     return max(flops / rate, traffic / hardware.memory_bytes_per_second) + talking

@@ -19,8 +19,8 @@ from sbp.passes.plan.candidates import Candidates, Strategy, rest_signatures
 from sbp.passes.plan.cost import local_bytes, node_seconds
 from sbp.passes.plan.network import CostNetwork, Table
 from sbp.passes.plan.solve import solve
+from sbp.passes.program.control import assumed_trips, ports
 from sbp.passes.program.graph import Const, Graph, Node, Operand
-from sbp.passes.program.wiring import assumed_trips, ports
 from sbp.signature import B, NdSbp, Partial, Split
 
 

@@ -12,6 +12,7 @@ from jax import lax
 from jax.extend.core import jaxpr_as_fun
 
 from sbp import compat, compat_ops
+from sbp.passes.program.control import CONTROL
 from sbp.passes.program.unshard import REDUCTIONS, ShardMap, on_one_device
 from sbp.rules import REGISTRY
 
@@ -72,9 +73,6 @@ def _reduction(eqn: Any) -> Any:
     reduce = REDUCTIONS[eqn.primitive.name]
     return compat_ops.retraced(lambda *args: [reduce(x, axis=tuple(axes)) for x in args], eqn)
 
-
-CONTROL = {"scan": ("jaxpr",), "while": ("cond_jaxpr", "body_jaxpr"), "cond": ("branches",)}
-"""Control flow keeps its bodies: per primitive the parameters that hold them."""
 
 PASSED = {
     "reshard": "to what the mesh of a shard_map wanted",

@@ -13,11 +13,6 @@ from sbp import compat
 from sbp.passes.program.graph import Const, Graph, Node
 
 PHASES = ("forward", "backward", "update")
-# Ops that only move or convert, if they keep the number of elements: a tensor keeps its name through them.
-LAYOUT_OPS = frozenset(
-    "transpose reshape squeeze broadcast_in_dim reduce_sum convert_element_type copy sbp_annotate".split()
-    + ["optimization_barrier"]
-)
 _INDEX = re.compile(r"\[\d+\]")
 
 
@@ -117,7 +112,7 @@ class Names:
     def same_tensor(self, v: int) -> int | None:
         """The value that `v` only holds in another layout, if there is one."""
         node = self._producers.get(v)
-        if node is None or node.op not in LAYOUT_OPS:
+        if node is None or node.rule is None or not node.rule.layout:
             return None
         x = next(_values(node), None)
         values = self.graph.values

@@ -17,9 +17,9 @@ import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path
 from scipy.optimize import linear_sum_assignment
 
+from sbp.passes.program.control import ports
 from sbp.passes.program.graph import Const, Graph, Node
 from sbp.passes.program.trace import Traced
-from sbp.passes.program.wiring import ports
 from sbp.signature import NdSbp
 
 FAR = 1_000

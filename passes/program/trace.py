@@ -10,8 +10,9 @@ import jax
 import numpy as np
 
 from sbp import compat
+from sbp.passes.program.control import CONTROL
 from sbp.passes.program.effects import without_effects
-from sbp.passes.program.expand import CONTROL, PASSED, expanded, plain_params
+from sbp.passes.program.expand import PASSED, expanded, plain_params
 from sbp.passes.program.graph import (
     Body,
     Const,
@@ -135,9 +136,8 @@ class Builder:
         name = eqn.primitive.name
         if name == "optimization_barrier":
             return self.barrier(inputs, source)
-        bodies = tuple(
-            self.body(j, source) for key in CONTROL.get(name, ()) for j in _listed(eqn.params[key])
-        )
+        holds = CONTROL[name].bodies if name in CONTROL else ()
+        bodies = tuple(self.body(j, source) for key in holds for j in _listed(eqn.params[key]))
         outs = tuple(self.value(v.aval, name) for v in eqn.outvars)
         self.nodes.append(
             make_node(

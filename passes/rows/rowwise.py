@@ -74,7 +74,7 @@ class _Walk:
             return False
         self.signatures.update(zip(node.outputs, row.results, strict=True))
         rule = node.rule
-        plain = node.op == "broadcast_in_dim" or (rule is not None and rule.family == "elementwise")
+        plain = node.op == "broadcast_in_dim" or (rule is not None and rule.pointwise)
         if plain and node.inputs and all(map(self.even, node.inputs)):
             self.uniform.update(node.outputs)
         return True

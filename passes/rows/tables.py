@@ -30,7 +30,6 @@ from sbp.passes.rows.lookups import (
 from sbp.rules.update import update_rows_p
 from sbp.signature import B, Signature, Split
 
-SAME = ("sbp_annotate", "sbp_cotangent", "optimization_barrier")
 """Ops that hand on what they are given."""
 
 
@@ -195,7 +194,7 @@ class _Scope:
         node = None if isinstance(grad, Const) else self.maker.get(grad)
         if node is None:
             raise _NotByRows("its gradient comes from outside")
-        if node.op in SAME:
+        if _is_same(node):
             return self.parts(node.inputs[0])
         if node.op in ("add_any", "add"):
             return tuple(p for x in node.inputs for p in self.parts(x))
@@ -238,12 +237,16 @@ class _Scope:
     def behind(self, x: Operand) -> Operand:
         """What an operand is, behind ops that hand it on or only shape it."""
         node = None if isinstance(x, Const) else self.maker.get(x)
-        return self.behind(node.inputs[0]) if node is not None and node.op in (*SAME, "reshape") else x
+        return (
+            self.behind(node.inputs[0])
+            if node is not None and (_is_same(node) or node.op == "reshape")
+            else x
+        )
 
     def source(self, x: Operand) -> Node | None:
         """The op that makes an operand, behind those that hand it on."""
         node = None if isinstance(x, Const) else self.maker.get(x)
-        return self.source(node.inputs[0]) if node is not None and node.op in SAME else node
+        return self.source(node.inputs[0]) if node is not None and _is_same(node) else node
 
     def scaled(self, node: Node) -> tuple[AddedRows, ...]:
         """The rows of a gradient that is multiplied or divided by a number."""
@@ -353,3 +356,8 @@ def _numbers(graph: Graph) -> list[tuple[str, ...]]:
     return [
         (op, *(str(x.value) for x in xs if isinstance(x, Const))) for op, xs in [*lines, ("", graph.outputs)]
     ]
+
+
+def _is_same(node: Node) -> bool:
+    """Whether an op gives back what it is given."""
+    return node.rule is not None and node.rule.identity

@@ -14,12 +14,13 @@ from sbp.rules import (
     update,
     windows,
 )
-from sbp.rules.entry import Op, Row, Rule, Talk
+from sbp.rules.entry import Matmul, Op, Row, Rule, Talk
 from sbp.rules.lookups import add_rows_p, lookup_p
 from sbp.rules.registry import REGISTRY, lookup, register_rule
 
 __all__ = [
     "REGISTRY",
+    "Matmul",
     "Op",
     "Row",
     "Rule",

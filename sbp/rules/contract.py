@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from sbp.rules.elementwise import sums_pass
-from sbp.rules.entry import Op, Row, Talk
+from sbp.rules.entry import Matmul, Op, Row, Talk
 from sbp.rules.factors import Letters, factors
 from sbp.rules.halo import Extent, Slide, Window, cropped, extent, fetched, pays, slide, talks
 from sbp.rules.local import Local
@@ -49,13 +49,14 @@ def _dot_local(ctx: Local, lhs: Any, rhs: Any) -> list[Any]:
     return ctx.bind(ctx.mask(lhs, ctx.operands[0], lc, 0), ctx.mask(rhs, ctx.operands[1], rc, 0))
 
 
-def _dot_flops(op: Op) -> float:
-    (contract, _), _ = op.params["dimension_numbers"]
-    taps: int = math.prod(op.shapes[0][d] for d in contract)
-    return 2.0 * float(taps * math.prod(op.results[0]))
+def _dot_matmul(op: Op) -> Matmul:
+    (contract, _), (batch, _) = op.params["dimension_numbers"]
+    k, b = (math.prod(op.shapes[0][d] for d in dims) for dims in (contract, batch))
+    m, n = (math.prod(shape) // max(1, k * b) for shape in op.shapes)
+    return Matmul(b, m, n, k, op.dtypes[:2])
 
 
-@rule("dot_general", local=_dot_local, flops=_dot_flops)
+@rule("dot_general", local=_dot_local, matmul=_dot_matmul)
 def dot_general(op: Op) -> list[Row]:
     """Batch and free dims split; a contracted dim split on both sides leaves a sum; linear in each side."""
     operands, results, reduced = _dot_letters(op)
@@ -114,10 +115,12 @@ def _conv_talks(ctx: Local) -> Iterable[Talk]:
     return talks(ctx, 0, {ls[2 + i]: s.halo for i, s in _conv_slides(ctx).items()})
 
 
-def _conv_flops(op: Op) -> float:
-    _, rs, _ = _conv_dims(op.params)
+def _conv_matmul(op: Op) -> Matmul:
+    """As implicit GEMM: positions of the output by taps, and taps by output features."""
+    _, rs, os = _conv_dims(op.params)
     taps: int = math.prod(op.shapes[1][d] for d in rs[1:])
-    return 2.0 * float(taps * math.prod(op.results[0]))
+    features = op.results[0][os[1]]
+    return Matmul(1, math.prod(op.results[0]) // max(1, features), features, taps, op.dtypes[:2])
 
 
 def _spatial_rows(op: Op) -> Iterable[Row]:
@@ -147,7 +150,7 @@ def _pays(base: Extent, taps: Extent, out: Extent, window: Window) -> bool:
 @rule(
     "conv_general_dilated",
     local=_conv_local,
-    flops=_conv_flops,
+    matmul=_conv_matmul,
     talks=_conv_talks,
     note="spatial dims with an exchange of halos",
 )
@@ -173,8 +176,10 @@ def conv_general_dilated(op: Op) -> list[Row]:
     return rows
 
 
-def _ragged_flops(op: Op) -> float:
-    return 2.0 * math.prod(op.shapes[0]) * op.results[0][-1]
+def _ragged_matmul(op: Op) -> Matmul:
+    """Every row of the left side meets the matrix of its group."""
+    *rows, k = op.shapes[0]
+    return Matmul(1, math.prod(rows), op.results[0][-1], k, op.dtypes[:2])
 
 
 def _ragged_letters(op: Op) -> tuple[Letters, Letters, Letters]:
@@ -204,7 +209,7 @@ def _ragged_local(ctx: Local, lhs: Any, rhs: Any, *sizes: Any) -> list[Any]:
     return ctx.bind(lhs, rhs, *sizes)
 
 
-@rule("ragged_dot_general", local=_ragged_local, flops=_ragged_flops, note="ragged dims are whole")
+@rule("ragged_dot_general", local=_ragged_local, matmul=_ragged_matmul, note="ragged dims are whole")
 def ragged_dot(op: Op) -> list[Row]:
     """Contracted, batch and free dims that are not ragged; linear in each side."""
     left, right, result = _ragged_letters(op)

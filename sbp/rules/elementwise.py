@@ -42,45 +42,46 @@ def _weighted(weight: float) -> Callable[[Op], float]:
     return lambda op: weight * element_flops(op)
 
 
-rule(*PLAIN, fused=True, flops=_weighted(2))(_splits)
+rule(*PLAIN, fused=True, pointwise=True, flops=_weighted(2))(_splits)
 
 
-@rule(*INCREASING, fused=True, flops=_weighted(4))
+@rule(*INCREASING, fused=True, pointwise=True, flops=_weighted(4))
 def increasing(op: Op) -> list[Row]:
     """Increasing functions of one operand: maxima and minima pass."""
     operands, results = same_dims(op)
     return factors(op, operands, results, increasing=(0,))
 
 
-@rule(*INCREASING_ABOVE, fused=True, flops=_weighted(4))
+@rule(*INCREASING_ABOVE, fused=True, pointwise=True, flops=_weighted(4))
 def increasing_above(op: Op) -> list[Row]:
     """Increasing, but NaN below some point: minima pass, maxima do not."""
     operands, results = same_dims(op)
     return [*factors(op, operands, results), Row((MIN,), (MIN,))]
 
 
-@rule(*DECREASING, fused=True, flops=_weighted(4))
+@rule(*DECREASING, fused=True, pointwise=True, flops=_weighted(4))
 def decreasing(op: Op) -> list[Row]:
     """Decreasing functions of one operand: maxima and minima are exchanged."""
     operands, results = same_dims(op)
     return factors(op, operands, results, decreasing=(0,))
 
 
-@rule(*ADDITIVE, fused=True)
+@rule(*ADDITIVE, fused=True, pointwise=True)
 def additive(op: Op) -> list[Row]:
     """Sums of two operands: both partial at once."""
     operands, results = same_dims(op)
     return factors(op, operands, results, additive=(0, 1))
 
 
-@rule(*IDENTITY, *PARTS_OF_COMPLEX, fused=True)
+@rule(*PARTS_OF_COMPLEX, fused=True, pointwise=True)
+@rule(*IDENTITY, fused=True, pointwise=True, identity=True, layout=True)
 def unchanged(op: Op) -> list[Row]:
     """What comes out is what went in, or a part of it; complex numbers have no extrema."""
     operands, results = same_dims(op)
     return factors(op, operands, results, moved=(0,))
 
 
-@rule("neg", "conj", fused=True)
+@rule("neg", "conj", fused=True, pointwise=True)
 def negated(op: Op) -> list[Row]:
     """Additive; maxima and minima are exchanged, but for integers: the least has no negative."""
     operands, results = same_dims(op)
@@ -88,28 +89,28 @@ def negated(op: Op) -> list[Row]:
     return factors(op, operands, results, additive=(0,), decreasing=(0,) if turned else ())
 
 
-@rule("complex", fused=True)
+@rule("complex", fused=True, pointwise=True)
 def complex_(op: Op) -> list[Row]:
     """Both parts partial at once; one of the two may be filled with zeros."""
     operands, results = same_dims(op)
     return factors(op, operands, results, moved=(0, 1))
 
 
-@rule("mul", fused=True)
+@rule("mul", fused=True, pointwise=True)
 def mul(op: Op) -> list[Row]:
     """Linear in each operand while the other is whole."""
     operands, results = same_dims(op)
     return factors(op, operands, results, linear=(0, 1))
 
 
-@rule("shift_left", fused=True)
+@rule("shift_left", fused=True, pointwise=True)
 def shift_left(op: Op) -> list[Row]:
     """A multiplication by a power of two, in integers that wrap."""
     operands, results = same_dims(op)
     return factors(op, operands, results, linear=(0,))
 
 
-@rule("div", fused=True)
+@rule("div", fused=True, pointwise=True)
 def div(op: Op) -> list[Row]:
     """Linear in the numerator, for numbers that are not integers."""
     operands, results = same_dims(op)
@@ -117,7 +118,7 @@ def div(op: Op) -> list[Row]:
     return factors(op, operands, results, linear=(0,) if exact else ())
 
 
-@rule("max", "min", fused=True)
+@rule("max", "min", fused=True, pointwise=True)
 def extremum(op: Op) -> list[Row]:
     """Increasing in each operand; also both operands at once under the same reduction."""
     operands, results = same_dims(op)
@@ -126,14 +127,14 @@ def extremum(op: Op) -> list[Row]:
     return [*rows, Row((same, same), (same,))]
 
 
-@rule("clamp", fused=True)
+@rule("clamp", fused=True, pointwise=True)
 def clamp(op: Op) -> list[Row]:
     """Increasing in the clamped operand."""
     operands, results = same_dims(op)
     return factors(op, operands, results, increasing=(1,))
 
 
-@rule("integer_pow", fused=True)
+@rule("integer_pow", fused=True, pointwise=True)
 def integer_pow(op: Op) -> list[Row]:
     """Linear only as the first power; odd powers increase, where nothing wraps."""
     operands, results = same_dims(op)
@@ -144,7 +145,7 @@ def integer_pow(op: Op) -> list[Row]:
     return factors(op, operands, results, moved=(0,) if first else (), increasing=up)
 
 
-@rule("select_n", fused=True)
+@rule("select_n", fused=True, pointwise=True)
 def select_n(op: Op) -> list[Row]:
     """Sums and extrema of all cases pass while the predicate is whole."""
     operands, results = same_dims(op)
@@ -152,7 +153,7 @@ def select_n(op: Op) -> list[Row]:
     return factors(op, operands, results, moved=cases)
 
 
-@rule("convert_element_type", "reduce_precision", fused=True)
+@rule("convert_element_type", "reduce_precision", fused=True, pointwise=True, layout=True)
 def convert(op: Op) -> list[Row]:
     """Additive only where nothing is rounded and integers wrap alike; increasing where nothing wraps."""
     operands, results = same_dims(op)
@@ -197,7 +198,11 @@ def _holds(old: Any, new: Any) -> bool:
     return infinite and bool(b.nmant >= a.nmant and b.maxexp >= a.maxexp and b.minexp <= a.minexp)
 
 
-@rule("bitcast_convert_type", fused=True, note="a change of the element's width adds or removes a last dim")
+@rule(
+    "bitcast_convert_type",
+    fused=True,
+    note="a change of the element's width adds or removes a last dim",
+)
 def bitcast(op: Op) -> list[Row]:
     """The dims that both sides share; a word dim is whole."""
     n = min(len(op.shapes[0]), len(op.results[0]))

@@ -96,10 +96,32 @@ class Talk:
     sent: Hashable = None
 
 
+@dataclass(frozen=True, slots=True)
+class Matmul:
+    """The products of matrices that an op computes, of [m, k] by [k, n].
+
+    Arguments:
+      batch: how many there are.
+      dtypes: of both operands, which decide at what rate a device computes it.
+    """
+
+    batch: int
+    m: int
+    n: int
+    k: int
+    dtypes: tuple[Any, Any]
+
+    @property
+    def flops(self) -> float:
+        """A multiplication and an addition per step of each product."""
+        return 2.0 * self.batch * self.m * self.n * self.k
+
+
 Rows: TypeAlias = Callable[[Op], Iterable[Row]]
 Body: TypeAlias = Callable[..., Any]
 Flops: TypeAlias = Callable[[Op], float]
 Traffic: TypeAlias = Callable[[Op], float]
+Matmuls: TypeAlias = Callable[[Op], Matmul]
 Talks: TypeAlias = Callable[[Local], Iterable[Talk]]
 
 
@@ -140,7 +162,12 @@ class Rule:
       local: the body that runs on the shards; None binds the same primitive to them.
       flops: of an application with local shapes.
       traffic: bytes that it reads and writes, with local shapes.
+      matmul: the products of matrices that it computes, if its work is that; other work runs on vector units.
       fused: whether compilers merge it into its neighbours' loops, so that its memory traffic is small.
+      pointwise: whether an element of a result is computed from those at its place alone.
+      identity: whether the first result is the first operand as it is.
+      layout: whether it moves or converts elements only, where it keeps their number: a tensor keeps its name
+        through it.
       talks: the collectives inside the body, given the layouts; None if there are none.
       functions: the parameters that hold functions and that the rows account for. An application that holds
         a function elsewhere runs whole: nothing is known of what it computes.
@@ -153,7 +180,11 @@ class Rule:
     rows: Rows
     local: Body | None = None
     flops: Flops = element_flops
+    matmul: Matmuls | None = None
     fused: bool = False
+    pointwise: bool = False
+    identity: bool = False
+    layout: bool = False
     talks: Talks | None = None
     traffic: Traffic = element_traffic
     functions: tuple[str, ...] = ()

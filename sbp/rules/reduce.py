@@ -32,7 +32,7 @@ def _masked(ctx: Local, x: Any) -> list[Any]:
     return ctx.bind(ctx.mask(x, ctx.operands[0], ctx.params["axes"], fill))
 
 
-@rule("reduce_sum", local=_masked, flops=_operand_flops)
+@rule("reduce_sum", local=_masked, layout=True, flops=_operand_flops)
 def reduce_sum(op: Op) -> list[Row]:
     """A split reduced dim leaves a sum; additive."""
     operand, result = _letters(op, op.params["axes"])

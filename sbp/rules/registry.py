@@ -14,6 +14,7 @@ from sbp.errors import Problem, RuleError
 from sbp.rules.entry import (
     Body,
     Flops,
+    Matmuls,
     Op,
     Row,
     Rows,
@@ -104,8 +105,12 @@ def lookup(name: str) -> Rule | None:
 def rule(
     *names: str,
     local: Body | None = None,
-    flops: Flops = element_flops,
+    flops: Flops | None = None,
+    matmul: Matmuls | None = None,
     fused: bool = False,
+    pointwise: bool = False,
+    identity: bool = False,
+    layout: bool = False,
     talks: Talks | None = None,
     traffic: Traffic = element_traffic,
     functions: tuple[str, ...] = (),
@@ -116,10 +121,32 @@ def rule(
     def enter(rows: Rows) -> Rows:
         family = rows.__module__.rsplit(".", 1)[-1]
         for name in names:
-            _add(Rule(name, rows, local, flops, fused, talks, traffic, functions, family, note))
+            _add(
+                Rule(
+                    name=name,
+                    rows=rows,
+                    local=local,
+                    flops=flops or _flops_of(matmul),
+                    matmul=matmul,
+                    fused=fused,
+                    pointwise=pointwise,
+                    identity=identity,
+                    layout=layout,
+                    talks=talks,
+                    traffic=traffic,
+                    functions=functions,
+                    family=family,
+                    note=note,
+                )
+            )
         return rows
 
     return enter
+
+
+def _flops_of(matmul: Matmuls | None) -> Flops:
+    """The work of an op that says no more: of its products, else an operation per element."""
+    return element_flops if matmul is None else lambda op: matmul(op).flops
 
 
 def _add(entry: Rule, replace: bool = False) -> None:
@@ -144,7 +171,8 @@ def register_rule(
     reduced: Mapping[str, str] | None = None,
     linear: Iterable[int] = (),
     local: Body | None = None,
-    flops: Flops = element_flops,
+    flops: Flops | None = None,
+    matmul: Matmuls | None = None,
     talks: Talks | None = None,
     replace: bool = False,
 ) -> None:
@@ -160,7 +188,8 @@ def register_rule(
       local: the body that runs on the shards; None binds the primitive to them, or calls the function, with
         zeros for the padding of letters that are summed up. That is right where the op is linear in an
         operand that has the letter; other reduced letters are then split only where they divide.
-      flops: of an application with local shapes.
+      flops: of an application with local shapes; without it, those of `matmul`, or one per element.
+      matmul: the products of matrices that it computes, as `sbp.rules.Matmul`, to plan it at their rate.
       talks: the collectives that `local` runs itself, for the plan and its costs.
       replace: whether an existing rule may be replaced.
 
@@ -180,7 +209,16 @@ def register_rule(
     if isinstance(rows, str):
         spec = Spec(rows, dict(reduced or {}), tuple(linear), local is not None)
         rows, local = spec.rows, local or _body(function, spec.masked)
-    entry = Rule(name, rows, local or _body(function), flops, talks=talks, family=USER, function=function)
+    entry = Rule(
+        name,
+        rows,
+        local or _body(function),
+        flops or _flops_of(matmul),
+        matmul=matmul,
+        talks=talks,
+        family=USER,
+        function=function,
+    )
     _add(entry, replace)
 
 

@@ -25,7 +25,7 @@ def _broadcast_local(ctx: Local, x: Any, *_: Any) -> list[Any]:
     return [lax.broadcast_in_dim(x, ctx.results[0].local, ctx.params["broadcast_dimensions"])]
 
 
-@rule("broadcast_in_dim", local=_broadcast_local, fused=True, flops=lambda op: 0.0)
+@rule("broadcast_in_dim", local=_broadcast_local, fused=True, layout=True, flops=lambda op: 0.0)
 def broadcast_in_dim(op: Op) -> list[Row]:
     """Every dim of the result; a dim that is new, or repeated from size 1, is made locally."""
     (out,) = op.results
@@ -36,7 +36,7 @@ def broadcast_in_dim(op: Op) -> list[Row]:
     return factors(op, [operand, *rest], [result], moved=(0,))
 
 
-@rule("transpose", flops=lambda op: 0.0)
+@rule("transpose", layout=True, flops=lambda op: 0.0)
 def transpose(op: Op) -> list[Row]:
     """Every dim moves with its split."""
     names = _dims(len(op.shapes[0]))
@@ -44,7 +44,7 @@ def transpose(op: Op) -> list[Row]:
     return factors(op, [names], [moved], moved=(0,))
 
 
-@rule("squeeze", fused=True, flops=lambda op: 0.0)
+@rule("squeeze", fused=True, layout=True, flops=lambda op: 0.0)
 def squeeze(op: Op) -> list[Row]:
     """Every dim that stays."""
     names = _dims(len(op.shapes[0]))
@@ -84,7 +84,7 @@ def _reshape_local(ctx: Local, x: Any, *_: Any) -> list[Any]:
     return [jnp.reshape(x if order is None else x.transpose(order), ctx.results[0].local)]
 
 
-@rule("reshape", local=_reshape_local, fused=True, flops=lambda op: 0.0)
+@rule("reshape", local=_reshape_local, fused=True, layout=True, flops=lambda op: 0.0)
 def reshape(op: Op) -> list[Row]:
     """A dim that stays, or the major part of dims that merge or split, where the group divides both sides."""
     (shape,), (new,) = op.shapes, op.results

@@ -11,7 +11,8 @@ import jax
 from jax._src.interpreters import mlir
 
 from sbp import compat, compat_ops
-from sbp.passes.program.expand import CONTROL, EXPANDED, PASSED
+from sbp.passes.program.control import CONTROL
+from sbp.passes.program.expand import EXPANDED, PASSED
 from sbp.rules import REGISTRY
 from sbp.rules.without import WITHOUT
 

@@ -16,7 +16,7 @@ from sbp.passes.boxing.links import Network
 from sbp.passes.physical import evaluate
 from sbp.passes.physical.evaluate import Evaluator, executed, peak
 from sbp.passes.physical.program import Border
-from sbp.passes.program.wiring import WHILE_TRIPS
+from sbp.passes.program.control import WHILE_TRIPS
 
 GRID = sbp.placement("cpu", shape=(2, 2))
 LAYERS, WIDTH, ROWS = 12, 64, 256

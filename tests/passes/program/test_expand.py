@@ -14,7 +14,7 @@ from jax.experimental.xla_metadata import set_xla_metadata
 
 import sbp
 from sbp import S, compat
-from sbp.passes.program.expand import CONTROL
+from sbp.passes.program.control import CONTROL
 from sbp.passes.program.trace import trace
 from sbp.rules import REGISTRY, register_rule
 from tests.passes.program.test_trace import evaluate

@@ -1,0 +1,247 @@
+"""Control flow, one entry per loop or branch: its bodies, its wiring, how often it runs, how it is lowered.
+
+Each tensor that crosses the border of a body does so through a *port*, and has one signature there: a
+carried value enters and leaves every trip alike; a scanned value is a slice of its outer tensor, so that the
+loop's own dim stays whole and the others may be split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from jax import lax
+
+from sbp import compat
+from sbp.passes.program.graph import Body, Node, Operand
+from sbp.signature import NdSbp, Split
+
+WHILE_TRIPS = 100
+"""How often a loop of unknown length is assumed to run, when costs are compared."""
+Trip: TypeAlias = tuple[Body, list[Any]]
+"""A body that runs, with its inputs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """One tensor at the border of the bodies.
+
+    Arguments:
+      operand, result: positions at the op, or None.
+      enters: value ids inside the bodies that receive it.
+      leaves: what bodies hand back through it.
+      bodies: per end that leaves, the position of its body.
+      stacked: whether the outer tensor has the loop's dim in front.
+      whole: whether every device must have it whole (a predicate: all devices take the same branch).
+    """
+
+    operand: int | None = None
+    result: int | None = None
+    enters: tuple[int, ...] = ()
+    leaves: tuple[Operand, ...] = ()
+    bodies: tuple[int, ...] = ()
+    stacked: bool = False
+    whole: bool = False
+
+    def outer(self, nd: NdSbp) -> NdSbp:
+        """The signature outside that an inner signature means."""
+        return tuple(Split(s.dim + 1) if self.stacked and isinstance(s, Split) else s for s in nd)
+
+    def left_by(self, body: int) -> list[Operand]:
+        """What one of the bodies hands back."""
+        return [x for x, k in zip(self.leaves, self.bodies, strict=True) if k == body]
+
+
+Leaving: TypeAlias = Sequence[tuple[Operand, NdSbp]]
+"""What a body hands back, and as what."""
+
+
+@dataclass(frozen=True)
+class Region:
+    """One loop or branch, with what enters it.
+
+    Arguments:
+      node: the op.
+      ports, inside: its ports and the signature of each inside.
+      outer: the local tensor of each port that has an operand.
+      body: runs the body of a number on tensors that enter, by port.
+    """
+
+    node: Node
+    ports: tuple[Port, ...]
+    inside: tuple[NdSbp, ...]
+    outer: Mapping[int, Any]
+    body: Callable[[int, Mapping[int, Any], Leaving], list[Any]]
+
+    def where(self, holds: Callable[[Port], bool]) -> list[int]:
+        """The ports for which something holds."""
+        return [i for i, p in enumerate(self.ports) if holds(p)]
+
+    def take(self, at: Sequence[int]) -> tuple[Any, ...]:
+        """The tensors that enter through some ports."""
+        return tuple(self.outer[i] for i in at)
+
+    def without(self, at: Sequence[int]) -> dict[int, Any]:
+        """The tensors that enter through the other ports."""
+        return {i: x for i, x in self.outer.items() if i not in at}
+
+    def leaving(self, at: Sequence[int], k: int = 0) -> Leaving:
+        """What leaves through some ports: the end number `k` of each."""
+        return [(self.ports[i].leaves[k], self.inside[i]) for i in at]
+
+
+def _scan_ports(node: Node) -> Iterable[Port]:
+    body = node.bodies[0]
+    consts, carry = compat.scan_counts(node.params, len(node.inputs))
+    for i, v in enumerate(body.inputs):
+        if i < consts:
+            yield Port(operand=i, enters=(v,))
+        elif i < consts + carry:
+            k = i - consts
+            yield Port(operand=i, result=k, enters=(v,), leaves=(body.outputs[k],), bodies=(0,))
+        else:
+            yield Port(operand=i, enters=(v,), stacked=True)
+    for k in range(carry, len(body.outputs)):
+        yield Port(result=k, leaves=(body.outputs[k],), bodies=(0,), stacked=True)
+
+
+def _while_ports(node: Node) -> Iterable[Port]:
+    test, body = node.bodies
+    n_test, n_body = node.params["cond_nconsts"], node.params["body_nconsts"]
+    yield Port(leaves=(test.outputs[0],), bodies=(0,), whole=True)
+    for i in range(n_test):
+        yield Port(operand=i, enters=(test.inputs[i],))
+    for i in range(n_body):
+        yield Port(operand=n_test + i, enters=(body.inputs[i],))
+    for k, out in enumerate(body.outputs):
+        enters = (test.inputs[n_test + k], body.inputs[n_body + k])
+        yield Port(operand=n_test + n_body + k, result=k, enters=enters, leaves=(out,), bodies=(1,))
+
+
+def _cond_ports(node: Node) -> Iterable[Port]:
+    every = tuple(range(len(node.bodies)))
+    yield Port(operand=0, whole=True)
+    for i in range(len(node.inputs) - 1):
+        yield Port(operand=i + 1, enters=tuple(b.inputs[i] for b in node.bodies))
+    for k in range(len(node.outputs)):
+        yield Port(result=k, leaves=tuple(b.outputs[k] for b in node.bodies), bodies=every)
+
+
+def _lower_scan(r: Region) -> list[Any]:
+    """A scan over local slices; what it only reads is closed over."""
+    carried = r.where(lambda p: p.operand is not None and p.result is not None)
+    sliced = r.where(lambda p: p.operand is not None and p.stacked)
+    stacked = r.where(lambda p: p.operand is None)
+    fixed, leaving = r.without([*carried, *sliced]), r.leaving([*carried, *stacked])
+
+    def trip(carry: Any, xs: Any) -> Any:
+        entering = {**fixed, **dict(zip(carried, carry, strict=True)), **dict(zip(sliced, xs, strict=True))}
+        out = r.body(0, entering, leaving)
+        return tuple(out[: len(carried)]), tuple(out[len(carried) :])
+
+    how = {name: r.node.params[name] for name in ("length", "reverse", "unroll")}
+    last, ys = lax.scan(trip, r.take(carried), r.take(sliced), **how)
+    return [*last, *ys]
+
+
+def _lower_while(r: Region) -> list[Any]:
+    """A while loop; its predicate is whole, so that all devices leave it together."""
+    carried = r.where(lambda p: p.result is not None)
+    fixed, leaving = r.without(carried), r.leaving(carried)
+    test = r.leaving(r.where(lambda p: p.whole))
+
+    def entering(carry: Any) -> dict[int, Any]:
+        return {**fixed, **dict(zip(carried, carry, strict=True))}
+
+    out = lax.while_loop(
+        lambda carry: r.body(0, entering(carry), test)[0],
+        lambda carry: tuple(r.body(1, entering(carry), leaving)),
+        r.take(carried),
+    )
+    return list(out)
+
+
+def _lower_cond(r: Region) -> list[Any]:
+    """A branch; its index is whole, so that all devices take the same one."""
+    (index,) = r.where(lambda p: p.whole)
+    results = r.where(lambda p: p.result is not None)
+
+    def branch(k: int) -> Callable[[], tuple[Any, ...]]:
+        return lambda: tuple(r.body(k, r.without([index]), r.leaving(results, k)))
+
+    return list(lax.switch(r.outer[index], [branch(k) for k in range(len(r.node.bodies))]))
+
+
+def _step_scan(node: Node, args: list[Any]) -> Iterator[Trip]:
+    n_const, n_carry = compat.scan_counts(node.params, len(args))
+    consts, carry, xs = args[:n_const], args[n_const : n_const + n_carry], args[n_const + n_carry :]
+    order = range(node.params["length"])
+    for i in reversed(order) if node.params["reverse"] else order:
+        inputs = [*consts, *carry, *(x[i] for x in xs)]
+        yield node.bodies[0], inputs
+        carry = inputs[:n_carry]
+
+
+def _step_while(node: Node, args: list[Any]) -> Iterator[Trip]:
+    test, body = node.bodies
+    n_test, n_body = node.params["cond_nconsts"], node.params["body_nconsts"]
+    carry = args[n_test + n_body :]
+    while True:
+        inputs = [*args[:n_test], *carry]
+        yield test, inputs
+        if not inputs[0]:
+            return
+        inputs = [*args[n_test : n_test + n_body], *carry]
+        yield body, inputs
+        carry = inputs
+
+
+def _step_cond(node: Node, args: list[Any]) -> Iterator[Trip]:
+    yield node.bodies[min(max(int(args[0]), 0), len(node.bodies) - 1)], args[1:]
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """What the compiler knows of a loop or a branch.
+
+    Arguments:
+      bodies: the parameters that hold its bodies, in their order.
+      ports: how operands and results are wired to them.
+      trips: how often the bodies run; None if that is known only when the program runs.
+      lower: runs it on the shards of one device.
+      step: runs it on whole values, body by body: what runs, with its inputs; the list is filled with the
+        outputs before the next one is asked for.
+    """
+
+    bodies: tuple[str, ...]
+    ports: Callable[[Node], Iterable[Port]]
+    trips: Callable[[Node], int | None]
+    lower: Callable[[Region], list[Any]]
+    step: Callable[[Node, list[Any]], Iterator[Trip]]
+
+
+CONTROL: Mapping[str, Control] = {
+    "scan": Control(
+        ("jaxpr",), _scan_ports, lambda node: int(node.params["length"]), _lower_scan, _step_scan
+    ),
+    "while": Control(("cond_jaxpr", "body_jaxpr"), _while_ports, lambda _: None, _lower_while, _step_while),
+    "cond": Control(("branches",), _cond_ports, lambda _: 1, _lower_cond, _step_cond),
+}
+
+
+def ports(node: Node) -> tuple[Port, ...]:
+    """The ports of a control-flow op."""
+    return tuple(CONTROL[node.op].ports(node))
+
+
+def trips(node: Node) -> int:
+    """How often the bodies run, as far as it is known; a loop of unknown length counts once."""
+    known = CONTROL[node.op].trips(node)
+    return 1 if known is None else known
+
+
+def assumed_trips(node: Node) -> int:
+    """How often the bodies run when costs are compared."""
+    known = CONTROL[node.op].trips(node)
+    return WHILE_TRIPS if known is None else known
