@@ -169,7 +169,7 @@ def choose_signatures(s: Listed) -> Chosen:
     """Chooses the signatures with the least estimated time, over the whole graph at once."""
     r = s.request
     asked = pins.boundary(s.graph, s.asked_inputs, r.out_sbp, r.ties, r.placement)
-    asked = replace(asked, ways_in=r.ways_in, ways_out=r.ways_out)
+    asked = replace(asked, in_costs=r.in_costs, out_costs=r.out_costs)
     assignment = choose(s.candidates, asked, s.boxings, r.terms.time_limit_seconds)
     return Chosen(**vars(s), assignment=assignment)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from sbp.hardware import Hardware
-from sbp.passes.plan.model import Crossing
+from sbp.passes.plan.model import BoundaryCost
 from sbp.passes.program.graph import Graph
 from sbp.passes.rows.lookups import Transfer
 from sbp.passes.schedule.actions import Schedule
@@ -48,7 +48,7 @@ class Request:
       placement, hardware: where it runs, and what it is planned for.
       in_sbp, out_sbp: per leaf, the user's signature or None for AUTO.
       ties: per result leaf, the argument leaf that it comes back as, or None.
-      ways_in, ways_out: as of `Boundary`.
+      in_costs, out_costs: per leaf, what it takes beyond the program, as `Boundary` has them.
       notes: remarks for the plan.
       terms: limits, and how rows travel.
       donated: positions of the argument leaves whose memory the results may take.
@@ -63,8 +63,8 @@ class Request:
     in_sbp: tuple[NdSbp | None, ...]
     out_sbp: tuple[NdSbp | None, ...]
     ties: tuple[int | None, ...]
-    ways_in: tuple[Crossing | None, ...] = ()
-    ways_out: tuple[Crossing | None, ...] = ()
+    in_costs: tuple[BoundaryCost | None, ...] = ()
+    out_costs: tuple[BoundaryCost | None, ...] = ()
     notes: tuple[str, ...] = ()
     terms: Terms = field(default_factory=Terms)
     donated: tuple[int, ...] = ()

@@ -18,7 +18,7 @@ from sbp.passes.pipeline.order import Order
 from sbp.passes.pipeline.split import Share, Splitter
 from sbp.passes.pipeline.stages import Stages, physical_of
 from sbp.passes.pipeline.where import Where, loop_of
-from sbp.passes.plan.model import Crossing
+from sbp.passes.plan.model import BoundaryCost
 from sbp.passes.program.graph import Const, Graph, Operand
 from sbp.passes.program.names import Names
 from sbp.passes.program.trace import Traced
@@ -90,8 +90,8 @@ class _Planning:
             in_sbp=(*ins, *self.agreed(place, share.received, share.fed)),
             out_sbp=(*outs, *self.agreed(place, share.sent, share.passed)),
             ties=self.ties(share),
-            ways_in=(*(None for _ in share.arguments), *self.ways_in(share)),
-            ways_out=(*(None for _ in share.results), *self.ways_out(share)),
+            in_costs=(*(None for _ in share.arguments), *self.ways_in(share)),
+            out_costs=(*(None for _ in share.results), *self.ways_out(share)),
             terms=whole.terms,
             donated=tuple(k for k, i in enumerate(share.arguments) if i in whole.donated),
             # Of a program with a loop the schedule is checked instead.
@@ -106,22 +106,24 @@ class _Planning:
             nd = self.pins.get((v, place))
             yield nd and tuple(Split(s.dim + 1) if isinstance(s, Split) else s for s in nd)
 
-    def ways_in(self, share: Share) -> Iterator[Crossing]:
+    def ways_in(self, share: Share) -> Iterator[BoundaryCost]:
         """Where what is received comes from."""
         for v in (*share.received, *share.fed):
             yield self.way([share.place, self.where.home(v)], v in share.fed)
 
-    def ways_out(self, share: Share) -> Iterator[Crossing]:
+    def ways_out(self, share: Share) -> Iterator[BoundaryCost]:
         """Where what is sent goes to."""
         for v in (*share.sent, *share.passed):
             readers = [s.place for s in self.shares if v in (*s.received, *s.fed)]
             yield self.way([share.place, *readers], v in share.passed)
 
-    def way(self, places: Sequence[int], stacked: bool) -> Crossing:
+    def way(self, places: Sequence[int], stacked: bool) -> BoundaryCost:
         """From the first of some placements to each of the others, or the other way."""
         here, *others = (self.where.placements[p] for p in places)
         links = [self.asked.hardware(here).between(here.ranks, other.ranks) for other in others]
-        return Crossing(sum(1 / link.bytes_per_second for link in links), stacked)
+        seconds_per_byte = sum(1 / link.bytes_per_second for link in links)
+        # A stack goes micro-batch by micro-batch, each as it lies in the loop.
+        return BoundaryCost(seconds_per_byte, (0,), True) if stacked else BoundaryCost(seconds_per_byte)
 
     def sub_traced(self, share: Share) -> Traced:
         """A share as a traced function, with names."""

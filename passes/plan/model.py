@@ -25,17 +25,18 @@ from sbp.signature import B, NdSbp, Partial, Split
 
 
 @dataclass(frozen=True, slots=True)
-class Crossing:
-    """An argument or a result that goes from one placement to another.
+class BoundaryCost:
+    """What an argument or a result takes beyond the program: it comes from elsewhere, or goes there.
 
     Arguments:
       seconds_per_byte: of a device's part.
-      stacked: whether dim 0 counts micro-batches. They go one by one: it cannot be split, and what the loop
-        takes or gives is sent as it lies in the loop.
+      whole: dims that must not be split at rest.
+      as_it_lies: whether the program uses it as it lies, and boxes it no more: it may come piece by piece.
     """
 
     seconds_per_byte: float
-    stacked: bool
+    whole: tuple[int, ...] = ()
+    as_it_lies: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +47,15 @@ class Boundary:
       inputs: per graph input, its signature at rest, or None for AUTO.
       outputs: per output, likewise.
       ties: per output, the position of the input that it comes back as, or None.
-      ways_in, ways_out: per input and output, where it comes from or goes to; None, as behind the last one,
-        if that is not another placement.
+      in_costs, out_costs: per input and output, what it takes beyond the program; None, as behind the last
+        one, for nothing.
     """
 
     inputs: tuple[NdSbp | None, ...]
     outputs: tuple[NdSbp | None, ...]
     ties: tuple[int | None, ...]
-    ways_in: tuple[Crossing | None, ...] = ()
-    ways_out: tuple[Crossing | None, ...] = ()
+    in_costs: tuple[BoundaryCost | None, ...] = ()
+    out_costs: tuple[BoundaryCost | None, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -113,27 +114,27 @@ class Model:
         self.unary.append(np.zeros(len(states)) if cost is None else cost)
         return len(self.states) - 1
 
-    def rest(self, wanted: NdSbp | None, value: Any, way: Crossing | None) -> tuple[NdSbp, ...]:
+    def rest(self, wanted: NdSbp | None, value: Any, cost: BoundaryCost | None) -> tuple[NdSbp, ...]:
         """The states of an argument or result."""
-        whole = way is not None and way.stacked
-        key = "rest", wanted, *(() if wanted is not None else (value.shape, value.dtype, whole))
+        whole = {Split(d) for d in cost.whole} if cost is not None else frozenset[Split]()
+        key = "rest", wanted, *(() if wanted is not None else (value.shape, value.dtype, frozenset(whole)))
         if key not in self.columns:
             free = () if wanted is not None else rest_signatures(value.shape, value.dtype, self.c.placement)
-            self.columns[key] = tuple(nd for nd in free if not (whole and Split(0) in nd)) or (wanted,)
+            self.columns[key] = tuple(nd for nd in free if whole.isdisjoint(nd)) or (wanted,)
         return self.columns[key]
 
     def build(self) -> CostNetwork:
         values, b = self.graph.values, self.boundary
-        ways = (
-            *zip(self.graph.inputs, b.ways_in, strict=False),
-            *zip(self.graph.outputs, b.ways_out, strict=False),
+        costs = (
+            *zip(self.graph.inputs, b.in_costs, strict=False),
+            *zip(self.graph.outputs, b.out_costs, strict=False),
         )
-        self.stacks = {v for v, way in ways if way is not None and way.stacked}
+        self.lying = {v for v, cost in costs if cost is not None and cost.as_it_lies}
         self.inputs: list[int] = []
         for i, (v, wanted) in enumerate(zip(self.graph.inputs, self.boundary.inputs, strict=True)):
-            way = _at(self.boundary.ways_in, i)
-            states = self.rest(wanted, values[v], way)
-            self.inputs.append(self.variable(states, self.sending(way, v, states)))
+            cost = _at(self.boundary.in_costs, i)
+            states = self.rest(wanted, values[v], cost)
+            self.inputs.append(self.variable(states, self.beyond(cost, v, states)))
             self.supply[v] = _Use(self.inputs[-1], states, (), 1)
         self.nodes: dict[int, int] = {}
         self.ports: dict[int, list[int]] = {}
@@ -206,20 +207,20 @@ class Model:
         if tie is not None:
             variable = self.inputs[tie]
         else:
-            way = _at(self.boundary.ways_out, i)
-            rest = self.rest(self.boundary.outputs[i], self.graph.values[x], way)
-            variable = self.variable(rest, self.sending(way, x, rest))
+            cost = _at(self.boundary.out_costs, i)
+            rest = self.rest(self.boundary.outputs[i], self.graph.values[x], cost)
+            variable = self.variable(rest, self.beyond(cost, x, rest))
         states = tuple(self.states[variable])
         self.want(x, _Use(variable, states, self.alike(False, len(states)), 1))
         return variable
 
-    def sending(self, way: Crossing | None, v: int, states: Sequence[NdSbp]) -> Table | None:
-        """What it takes to send a value from one placement to another, however it lies."""
-        if way is None:
+    def beyond(self, cost: BoundaryCost | None, v: int, states: Sequence[NdSbp]) -> Table | None:
+        """What a value takes beyond the program, however it lies."""
+        if cost is None:
             return None
         value, hierarchy = self.graph.values[v], self.c.placement.shape
         parts = [local_bytes(value.shape, value.dtype, nd, hierarchy) for nd in states]
-        return way.seconds_per_byte * np.array(parts)
+        return cost.seconds_per_byte * np.array(parts)
 
     def boxing(self, v: int) -> Boxing:
         value = self.graph.values[v]
@@ -255,7 +256,7 @@ class Model:
         boxing = self.boxing(v)
         # By identity: hashing hundreds of signatures for each edge would take longer than all else here.
         # What `column`, `shared`, `rest` and `alike` did not make belongs to a use, and lives as long.
-        stays = v in self.stacks
+        stays = v in self.lying
         key = id(boxing), id(supply.needs), id(use.needs), id(use.strict), use.times, stays
         if key not in self.tables:
             rows = [boxing.index[nd] for nd in supply.needs]
@@ -269,8 +270,8 @@ class Model:
         self.edges.append((supply.variable, use.variable, self.tables[key]))
 
 
-def _at(ways: Sequence[Crossing | None], i: int) -> Crossing | None:
-    return ways[i] if i < len(ways) else None
+def _at(costs: Sequence[BoundaryCost | None], i: int) -> BoundaryCost | None:
+    return costs[i] if i < len(costs) else None
 
 
 def boxing_of(boxings: Boxings, c: Candidates, shape: tuple[int, ...], dtype: Any, v: int) -> Boxing:
