@@ -1,4 +1,4 @@
-"""Which applications of an op stand on its page: of the samples in tests/rules those that show what is new."""
+"""Which applications of an op stand on its page: of the samples in tests/rules those that show something."""
 
 from __future__ import annotations
 

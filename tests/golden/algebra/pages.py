@@ -22,7 +22,7 @@ from tests.golden.algebra.words import (
 from tests.rules.claims import WITHOUT_SAMPLE
 
 # Room for a signature beside its figures; words of longer ones start on a line of their own.
-WIDEST = 40
+WIDEST = 30
 # What stands in front of the names of ops that are not applied on a page.
 NOT_APPLIED = "not applied"
 
@@ -44,8 +44,9 @@ registry's order; the last is always "all whole".
   parts must be finite, operands must be finite
                 infinities, NaN and signs of zeros may come out otherwise than on one device.
   pads          "5 as 2+2+1+0 of 2": the shards have room for 2, and 2, 2, 1 and 0 rows of a dim of 5. Then
-                what the body does with the rest: masks it, tells it by its position in the whole tensor, or
-                leaves it as it is, because nothing that is used comes of it.
+                what the body does with the rest: masks it; asks how long its shard is; takes or makes what
+                belongs where the shard lies, placed by position; or leaves it as it is, because nothing that
+                is used comes of it.
 """.strip()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import textwrap
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -48,7 +49,7 @@ def tensor_text(x: Any) -> str:
 
 def signature_text(row: Row) -> str:
     """A row as text: S(0), B -> S(0)."""
-    return f"{', '.join(map(str, row.operands))} -> {', '.join(map(str, row.results))}"
+    return f"{', '.join(map(str, row.operands))} -> {', '.join(map(str, row.results))}".strip()
 
 
 def number_text(x: float) -> str:
@@ -100,9 +101,11 @@ def sent_bytes(one: Application, row: Row) -> float:
 
 
 def _sent(one: Application, row: Row) -> Iterator[str]:
+    said: Counter[str] = Counter()
     for talk in one.talks(row):
         kind = talk.kind.replace("_", "-")
-        yield f"{kind} {bytes_text(talk.wire_bytes)}: {talk.reason.format(axes='the axis')}"
+        said[f"{kind} {bytes_text(talk.wire_bytes)}: {talk.reason.format(axes='the axis')}"] += 1
+    yield from (f"{times} times {what}" if times > 1 else what for what, times in said.items())
 
 
 def _waits(one: Application, row: Row) -> Iterator[str]:
@@ -175,8 +178,8 @@ def _promises(one: Application, row: Row) -> Iterator[str]:
 
 
 def _operands(which: list[int]) -> str:
-    many = "operands" if len(which) > 1 else "operand"
-    return f"{many} {' or '.join(map(str, which))}"
+    *most, last = map(str, which)
+    return f"operands {', '.join(most)} or {last}" if most else f"operand {last}"
 
 
 @dataclass(frozen=True)
@@ -227,11 +230,13 @@ def _masked(one: Application, row: Row) -> str:
 
     given = zip(ctx.operands, one.operands, strict=True)
     args = [jax.ShapeDtypeStruct(layout.local, x.dtype) for layout, x in given]
-    jax.make_jaxpr(run, axis_env=[(AXIS, one.group)])(jax.ShapeDtypeStruct((), np.int32), *args)
+    traced = jax.make_jaxpr(run, axis_env=[(AXIS, one.group)])(jax.ShapeDtypeStruct((), np.int32), *args)
     fills = dict.fromkeys(map(_fill_text, ctx.fills))
     words = [f"masked by {' and '.join(fills)}"] if fills else []
-    words += ["told by position"] if ctx.lengths else []
-    return ", ".join(words) or "left as it is"
+    words += ["told by its length"] if ctx.lengths else []
+    place = traced.jaxpr.invars[0]
+    placed = any(x is place for eqn in traced.jaxpr.eqns for x in eqn.invars)
+    return ", ".join(words) or ("placed by position" if placed else "left as it is")
 
 
 def _fill_text(fill: Any) -> str:
