@@ -29,6 +29,11 @@ has, is left out, and signatures that rounding or the dtype forbids are not ther
 the shards is not the same op with local shapes (it masks padding, moves indices, or places numbers by their
 logical position). An op that is not in the table runs whole on every device, and the plan says so; [adding
 one](adding_an_op.md) is one entry.
+
+What a signature costs (its share of the work, what it sends, what its result waits for, what it does with
+padding) and the signatures of other sizes, dtypes and parameters stand in
+[tests/golden/algebra](../tests/golden/algebra), a text per family, for instance
+[contractions](../tests/golden/algebra/contract.txt), and one of [boxing](../tests/golden/algebra/boxing.txt).
 """
 FAMILIES = {
     "elementwise": "Element by element",

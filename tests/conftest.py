@@ -6,7 +6,7 @@ XLA reads its flags once, when the first backend starts, so they are set here, b
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -38,6 +38,10 @@ settings.register_profile("sbp", deadline=None, derandomize=True)
 settings.load_profile("sbp")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="write the golden texts anew")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks what CI runs once."""
     here = Path(__file__).parent
@@ -60,3 +64,23 @@ def x64() -> Iterator[None]:
     """64-bit types while the test runs: `@pytest.mark.usefixtures("x64")`, or as an argument."""
     with jax.enable_x64(True):
         yield
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Compares a text with the file of that name in tests/golden; `--update-golden` writes the file."""
+    from tests.golden.texts import FOLDER, difference
+
+    def compare(name: str, text: str) -> None:
+        path = FOLDER / name
+        if request.config.getoption("--update-golden"):
+            path.write_text(text, encoding="utf-8")
+        want = path.read_text(encoding="utf-8") if path.is_file() else ""
+        changed = difference(name, want, text)
+        where = request.node.path.relative_to(request.config.rootpath).as_posix()
+        if changed:
+            pytest.fail(
+                f"{changed}\n\nif that is meant: python -m pytest {where} --update-golden", pytrace=False
+            )
+
+    return compare

@@ -34,6 +34,7 @@ PARTS_OF_COMPLEX = ["real", "imag"]
 
 
 def _splits(op: Op) -> list[Row]:
+    """Every dim."""
     operands, results = same_dims(op)
     return factors(op, operands, results)
 

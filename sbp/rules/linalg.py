@@ -33,6 +33,7 @@ def _cubic(op: Op) -> float:
 
 def _in_batches(core: int) -> Callable[[Op], list[Row]]:
     def rows(op: Op) -> list[Row]:
+        """Batch dims."""
         return factors(op, *_batched(op, core))
 
     return rows

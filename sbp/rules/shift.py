@@ -313,7 +313,7 @@ def split(op: Op) -> list[Row]:
     if size > 1 and _worth(op, dim, *sides):
         outs: tuple[Signature, ...] = tuple(Split(dim) if n > 1 else P for n in sizes)
         reason = _taken_out(dim) if P in outs else ""
-        rows.append(Row((Split(dim),), outs, reason=reason, owned=True))
+        rows.append(Row((Split(dim),), outs, reason=reason, owned=P in outs))
     return rows
 
 

@@ -35,6 +35,20 @@ GROUPS, MORE_GROUPS = (4,), (2, 3, 4)
 # Nearly all the time goes into compiling hundreds of tiny programs: the compiler need not try hard.
 HASTY: dict[str, Any] = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
+# Ops that no function of this JAX's public interface makes on this machine, or that have no result.
+WITHOUT_SAMPLE = {
+    "create_token": "no tensor",
+    "eq_to": "total order, inside sorts only",
+    "le_to": "total order, inside sorts only",
+    "lt_to": "total order, inside sorts only",
+    "debug_callback": "no result: it speaks to the host",
+    "debug_print": "no result: it speaks to the host",
+    "platform_index": "no operand: inside `lax.platform_dependent` only",
+    "geqp3": "inside QR with pivots only",
+    "geqrf": "inside QR only",
+    "select_and_scatter": "of a user's functions; JAX makes select_and_scatter_add",
+}
+
 
 @dataclass(frozen=True, eq=False)
 class Sample:

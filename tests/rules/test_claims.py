@@ -20,7 +20,15 @@ from tests.rules import (
     samples_update,
     samples_windows,
 )
-from tests.rules.claims import Sample, applications, false_compositions, false_rows, sample, whole
+from tests.rules.claims import (
+    WITHOUT_SAMPLE,
+    Sample,
+    applications,
+    false_compositions,
+    false_rows,
+    sample,
+    whole,
+)
 
 FAMILIES = (
     samples_contract,
@@ -35,17 +43,6 @@ FAMILIES = (
     samples_windows,
 )
 SAMPLES = [one for family in FAMILIES for one in family.SAMPLES]
-
-# Ops that no function of this JAX's public interface makes on this machine.
-WITHOUT_SAMPLE = {
-    "create_token": "no tensor",
-    "eq_to": "total order, inside sorts only",
-    "le_to": "total order, inside sorts only",
-    "lt_to": "total order, inside sorts only",
-    "geqp3": "inside QR with pivots only",
-    "geqrf": "inside QR only",
-    "select_and_scatter": "of a user's functions; JAX makes select_and_scatter_add",
-}
 
 
 @pytest.mark.parametrize("one", SAMPLES, ids=str)
