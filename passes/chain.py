@@ -217,7 +217,7 @@ PLACEMENT: Chain[Logical, PlanData] = (
     .then("candidates", list_candidates, lambda s: spec.check_candidates(s.candidates))
     .then("choice", choose_signatures, lambda s: spec.check_assignment(s.candidates, s.assignment, s.boxings))
     .then("boxing", box, lambda s: spec.check_physical(s.physical))
-    .then("owners", find_owners, lambda s: spec.check_physical(s.physical))
+    .then("owners", find_owners, lambda s: spec.check_owners(s.physical))
     .then("buckets", bucket, lambda s: spec.check_physical(s.physical))
     .then("plan", write_plan, spec.check_plan)
 )

@@ -1,17 +1,17 @@
-"""What must hold between passes; checked in tests, and by `Options(check=True)`."""
+"""What must hold between passes: checked after each of them, unless `Options(check=False)` says otherwise."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from sbp.passes.boxing.paths import Boxings
+from sbp.passes.boxing.paths import Boxing, Boxings
 from sbp.passes.explain.plan import PlanData
 from sbp.passes.physical.program import Border, Box, Physical, Step, Version, reads, writes
 from sbp.passes.plan.candidates import Candidates
 from sbp.passes.plan.model import Assignment, boxing_of
 from sbp.passes.program.control import ports
 from sbp.passes.program.graph import Const, Graph, Node
-from sbp.signature import NdSbp, Split
+from sbp.signature import NdSbp, P, Split
 
 
 class SpecError(AssertionError):
@@ -81,14 +81,18 @@ def _candidate_problems(c: Candidates) -> Iterator[str]:
         if key in seen:
             continue
         seen.add(key)
+        dims = key[1]
         for s in strategies:
-            for nd, value in zip((*s.operands, *s.results), operands, strict=True):
-                if not _fits(nd, len(value.shape), n):
-                    yield f"{node.op} (node {node.id}): {nd} does not fit {value}"
+            for nd, ndim in zip((*s.operands, *s.results), dims, strict=True):
+                if not _fits(nd, ndim, n):
+                    yield f"{node.op} (node {node.id}): {nd} does not fit a tensor of {ndim} dims"
 
 
 def _fits(nd: NdSbp, ndim: int, n: int) -> bool:
-    return len(nd) == n and all(not isinstance(s, Split) or 0 <= s.dim < ndim for s in nd)
+    for s in nd:
+        if s.__class__ is Split and not 0 <= s.dim < ndim:
+            return False
+    return len(nd) == n
 
 
 def check_assignment(candidates: Candidates, assignment: Assignment, boxings: Boxings) -> None:
@@ -97,6 +101,7 @@ def check_assignment(candidates: Candidates, assignment: Assignment, boxings: Bo
 
 
 def _assignment_problems(c: Candidates, a: Assignment, boxings: Boxings) -> Iterator[str]:
+    tables: dict[int, Boxing] = {}
     for node in c.graph.walk():
         if node.bodies:
             for nd, options in zip(a.ports[node.id], c.ports[node.id], strict=True):
@@ -109,8 +114,9 @@ def _assignment_problems(c: Candidates, a: Assignment, boxings: Boxings) -> Iter
         for x, nd in zip(node.inputs, strategy.operands, strict=True):
             if isinstance(x, Const):
                 continue
-            boxing = boxing_of(boxings, c, c.graph.values[x].shape, c.graph.values[x].dtype, x)
-            if nd not in boxing.index:
+            if x not in tables:
+                tables[x] = boxing_of(boxings, c, c.graph.values[x].shape, c.graph.values[x].dtype, x)
+            if nd not in tables[x].index:
                 yield f"{c.graph.values[x]} cannot be boxed to {nd}"
 
 
@@ -143,6 +149,13 @@ def _step_problems(p: Physical, steps: Sequence[Step], have: set[Version]) -> It
                 }
                 yield from _step_problems(p, body, have | entering)
         have.update(writes(step))
+
+
+def check_owners(physical: Physical) -> None:
+    """Only a reduction of a sum brings bits of one device each."""
+    moves = (b for b, _ in physical.boxes() if b.owned)
+    bad = (b for b in moves if b.move.kind not in ("all_reduce", "reduce_scatter") or b.move.old != P)
+    _demand((f"{b.move.kind} of value {b.value} from {b.move.old} is marked as owned" for b in bad), "owners")
 
 
 def check_plan(plan: PlanData) -> None:

@@ -136,5 +136,5 @@ def terms_of(options: Options) -> Terms:
         memory_limit_bytes=options.memory_limit_bytes,
         transfer=Transfer(options.exchange_capacity, options.exchange_dtype),
         strict_nonfinite=options.strict_nonfinite,
-        check=bool(options.check),
+        check=options.check is not False,
     )

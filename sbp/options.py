@@ -65,7 +65,7 @@ class Options:
       hardware: what to plan for instead of the placement's kind.
       plan: a `Plan` (or one that was loaded) whose signatures of arguments and results are taken where none
         is given.
-      check: whether the contract between passes is checked.
+      check: whether the contract between passes is checked; by default it is, for less than 2 % of planning.
       exchange_capacity: keys that a device can send to one owner of rows at a time, in lookups of tables that
         are split by rows; None to go by the first batch. Fuller buckets take more rounds.
       exchange_dtype: the floating type in which wider rows travel there, such as "bfloat16"; None for their

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from sbp.passes.explain.plan import PlanData
 from sbp.passes.physical.program import Physical
@@ -39,7 +40,15 @@ class Stages:
 
     def cuts(self, merged: bool) -> tuple[Cut, ...]:
         """The pieces of every placement; `merged` as of `cut`."""
-        return tuple(cut(s, physical_of(p), merged) for s, p in zip(self.shares, self.plans, strict=True))
+        return self._merged if merged else self._apart
+
+    @cached_property
+    def _merged(self) -> tuple[Cut, ...]:
+        return tuple(cut(s, physical_of(p), True) for s, p in zip(self.shares, self.plans, strict=True))
+
+    @cached_property
+    def _apart(self) -> tuple[Cut, ...]:
+        return tuple(cut(s, physical_of(p), False) for s, p in zip(self.shares, self.plans, strict=True))
 
 
 def physical_of(plan: PlanData) -> Physical:
