@@ -218,6 +218,19 @@ def test_no_module_is_imported_twice() -> None:
     assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
 
 
+def test_the_face_is_light() -> None:
+    """`import sbp` takes what a command line can wait for: neither JAX nor a solver."""
+    code = "import sys, sbp; print([m for m in ('jax', 'scipy', 'networkx', 'rich') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
+
+
+def test_every_room_says_what_comes_in_and_what_goes_out() -> None:
+    for room in ROOMS:
+        text_ = ast.get_docstring(ast.parse(text(ROOT / "passes" / room / "__init__.py"))) or ""
+        assert "In: " in text_ and "Out: " in text_, room
+
+
 @each_module
 def test_file_is_short(path: Path) -> None:
     lines = len(text(path).splitlines())

@@ -1,22 +1,19 @@
-"""Pipeline schedules as data: made by name or by search, given their transfers, simulated, proven, drawn.
+"""Pipeline schedules as data: made by name or by search, given their transfers, simulated, proven.
 
-Everything here is a pure function of small frozen dataclasses; no array and no device is involved. What other
-code needs, by module:
+In: stages on ranks, a number of micro-batches, estimated times. Out: a `Schedule`, an order of actions per rank,
+and what is known of it. No array and no device is involved; pipelines and `look` use it, it knows none of them.
 
-- `orders`: `make(name, rank_of, microbatches)` is the `Schedule` of that name for stages on these ranks, or
-an
-  error that says why it does not suit; `GENERATORS` is the table of names.
+- `orders`: `make(name, rank_of, microbatches)` is the `Schedule` of that name, or an error that says why it
+  does not suit; `GENERATORS` is the table of names.
 - `actions`: `Schedule` (`orders[rank]` is a tuple of `Action(kind, stage, microbatch, peer)`), `Kind`.
 - `dataflow`: `Edge(source, target)`, for values that skip stages.
 - `communication`: `add_transfers(schedule, edges)` adds sends and receives that cannot deadlock;
   `issue_order(schedule, edges)` is one order over all ranks, for a single driver.
 - `deadlock`: `find_deadlock(schedule, edges)` is the circle of waits, None if there is none.
 - `times`, `simulate`, `spans`: `simulate(schedule, Times(...), edges)` is a `Timeline` of `Span`s, with
-`makespan`,
-  `bubble` and `bubble_fraction`. Measured spans make a `Timeline` too.
+  `makespan`, `bubble` and `bubble_fraction`. Measured spans make a `Timeline` too.
 - `memory`: `peaks(schedule, Footprint(...))` and `over_time(timeline, footprint)`.
-- `search`: `search(rank_of, microbatches, times, footprint, limit_bytes)` finds a schedule within a memory
-limit. - `timeline`: `timeline_svg([...])` and `chrome_trace([...])`, of simulated and measured timelines.
+- `search`: `search(rank_of, microbatches, times, footprint, limit_bytes)` finds one within a memory limit.
 
 >>> from sbp.passes.schedule.communication import add_transfers, issue_order
 >>> from sbp.passes.schedule.orders import make
