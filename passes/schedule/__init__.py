@@ -1,7 +1,8 @@
 """Pipeline schedules as data: made by name or by search, given their transfers, simulated, proven.
 
-In: stages on ranks, a number of micro-batches, estimated times. Out: a `Schedule`, an order of actions per rank,
-and what is known of it. No array and no device is involved; pipelines and `look` use it, it knows none of them.
+In: stages on ranks, a number of micro-batches, estimated times. Out: a `Schedule`, an order of actions per
+rank, and what is known of it. No array and no device is involved; pipelines and `look` use it, it knows none
+of them.
 
 - `orders`: `make(name, rank_of, microbatches)` is the `Schedule` of that name, or an error that says why it
   does not suit; `GENERATORS` is the table of names.
