@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax.extend.core import primitives
 
+from sbp import untyped
 from sbp.compat import ARRAY, is_key, setting
 from sbp.errors import PlacementError, Problem
 from sbp.layout import at_rest
@@ -98,7 +99,7 @@ def is_weak(leaf: Any) -> bool:
 
 def struct(a: Abstract) -> jax.ShapeDtypeStruct:
     """The same as JAX's own description."""
-    return jax.ShapeDtypeStruct(a[0], a[1], weak_type=a[2])
+    return untyped.struct(a[0], a[1], weak_type=a[2])
 
 
 def check_leaf(leaf: Any, i: int, names: Names, concrete: bool) -> Problem | None:

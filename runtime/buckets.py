@@ -10,6 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
+from sbp import untyped
 from sbp.passes.boxing.moves import Move, frame
 from sbp.rules import bits
 from sbp.runtime.collectives import explode, implode
@@ -67,7 +68,7 @@ def _gather(x: Any, names: Sequence[str]) -> Any:
 
 
 def _scatter(x: Any, names: Sequence[str]) -> Any:
-    return lax.psum_scatter(x, names, scatter_dimension=0, tiled=True)
+    return untyped.psum_scatter(x, names, scatter_dimension=0, tiled=True)
 
 
 def _scatter_owned(x: Any, names: Sequence[str]) -> Any:
@@ -75,7 +76,7 @@ def _scatter_owned(x: Any, names: Sequence[str]) -> Any:
 
 
 def _swap(x: Any, names: Sequence[str]) -> Any:
-    return lax.all_to_all(x, names, split_axis=0, concat_axis=0, tiled=True)
+    return untyped.all_to_all(x, names, split_axis=0, concat_axis=0, tiled=True)
 
 
 def _joined(x: Any, p: Parcel, groups: Sequence[int], hierarchy: Sequence[int]) -> Any:

@@ -6,6 +6,7 @@ import functools
 import threading
 import warnings
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from operator import is_
 from typing import Any
@@ -35,7 +36,7 @@ class Built:
     counting: Counting | None = None
     request: Request | None = None
     moved: dict[str, str] = field(default_factory=dict)
-    lock: Any = field(default_factory=threading.RLock, repr=False)
+    lock: AbstractContextManager[bool] = field(default_factory=threading.RLock, repr=False)
     kept: tuple[int, ...] | None = None
     settled: list[Any] = field(default_factory=list)
 

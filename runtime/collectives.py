@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sbp import compat
+from sbp import compat, untyped
 from sbp.layout import chunk_sizes, local_shape
 from sbp.passes.boxing.moves import Move, frame, route
 from sbp.rules import bits
@@ -86,7 +86,7 @@ def apply_move(
 
 def _all_reduce(x: Any, move: Move, shape: Any, hierarchy: Any, names: Any, groups: Any, coords: Any) -> Any:
     assert isinstance(move.old, Partial)
-    return lax.psum(x, names) if move.old.op == "sum" else bits.extremum(x, move.old.op, names)
+    return untyped.psum(x, names) if move.old.op == "sum" else bits.extremum(x, move.old.op, names)
 
 
 def _owned_all_reduce(
@@ -106,7 +106,7 @@ def _reduce_scatter(
     x: Any, move: Move, shape: Any, hierarchy: Any, names: Any, groups: Any, coords: Any
 ) -> Any:
     assert isinstance(move.new, Split)
-    return lax.psum_scatter(
+    return untyped.psum_scatter(
         explode(x, move.new.dim, groups), names, scatter_dimension=move.new.dim, tiled=True
     )
 
@@ -126,13 +126,13 @@ def _all_to_all(x: Any, move: Move, shape: Any, hierarchy: Any, names: Any, grou
         # XLA on CPUs takes the pieces apart, and may give those that are padding alone another layout.
         parts = barrier(parts)
     if isinstance(move.old, Partial):
-        swapped = lax.all_to_all(parts, names, split_axis=j, concat_axis=j, tiled=True)
+        swapped = untyped.all_to_all(parts, names, split_axis=j, concat_axis=j, tiled=True)
         rows = swapped.shape[j] // g
         stacked = swapped.reshape(*swapped.shape[:j], g, rows, *swapped.shape[j + 1 :])
         return bits.fold(stacked, move.old.op, j)
     assert isinstance(move.old, Split)
     size, _ = frame(move, move.old, shape, hierarchy)
-    swapped = lax.all_to_all(parts, names, split_axis=j, concat_axis=move.old.dim, tiled=True)
+    swapped = untyped.all_to_all(parts, names, split_axis=j, concat_axis=move.old.dim, tiled=True)
     return implode(swapped, move.old.dim, groups, size)
 
 
@@ -172,7 +172,7 @@ def _permute(x: Any, move: Move, shape: Any, hierarchy: Any, names: Any, groups:
         linear = linear * np.int32(n) + coords[axis]
     starts = jnp.asarray(np.array(way.starts, np.int32))[linear]
     piece = lax.dynamic_slice(x, [starts[d] for d in range(x.ndim)], way.shape)
-    return lax.ppermute(piece, names, way.pairs)
+    return untyped.ppermute(piece, names, way.pairs)
 
 
 _APPLY: dict[str, Callable[..., Any]] = {

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 from jax import lax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 
 from sbp import compat
 from sbp.layout import local_shape
@@ -28,6 +28,7 @@ from sbp.runtime.collectives import apply_move
 from sbp.runtime.control import CONTROL, Leaving, Region
 from sbp.runtime.counts import Counting
 from sbp.signature import B, NdSbp, Partial
+from sbp.untyped import optimization_barrier, partition_spec
 
 Env: TypeAlias = dict[Version, Any]
 
@@ -202,7 +203,7 @@ def _barrier(steps: Sequence[Step], i: int, env: Env) -> int:
         i += 1
     reads = [(s.node.inputs[0], s.strategy.operands[0]) for s in group]
     with _marked(first):
-        held = lax.optimization_barrier(tuple(env[x, nd] for x, nd in reads if not isinstance(x, Const)))
+        held = optimization_barrier(tuple(env[x, nd] for x, nd in reads if not isinstance(x, Const)))
     env.update(zip(((s.node.outputs[0], s.strategy.results[0]) for s in group), held, strict=True))
     return i
 
@@ -219,7 +220,7 @@ def shardings(
     ins = [named(graph.values[v].shape, nd) for v, nd in zip(graph.inputs, physical.inputs, strict=True)]
     outs = [named(graph.operand(x).shape, nd) for x, nd in zip(graph.outputs, physical.outputs, strict=True)]
     if counting is not None:
-        outs.append(NamedSharding(mesh, PartitionSpec(placement.axes)))
+        outs.append(NamedSharding(mesh, partition_spec(placement.axes)))
     return ins, outs
 
 

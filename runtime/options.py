@@ -19,6 +19,7 @@ from sbp.options import Options
 from sbp.passes.request import Terms
 from sbp.passes.rows.lookups import Transfer
 from sbp.rules.exchange import WIRE_TYPES
+from sbp.untyped import finfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,7 @@ def _why_not(x: Any) -> str:
         return ""
     if not jnp.issubdtype(jnp.dtype(x), jnp.floating):
         return f"rows of a table are floating numbers, of which {name} would keep none"
-    info = jnp.finfo(jnp.dtype(x))
+    info = finfo(jnp.dtype(x))
     return f"{name} has numbers from {float(info.min):.4g} to {float(info.max):.4g}: larger ones overflow"
 
 

@@ -24,6 +24,8 @@ from jax.extend.core import primitives
 from jax.extend.random import threefry_prng_impl
 from jax.interpreters import ad, batching, mlir, partial_eval
 
+from sbp.untyped import struct as struct  # for those who say compat.struct
+
 Jaxpr = jex.Jaxpr
 JaxprEqn = jex.JaxprEqn
 Literal = jex.Literal
@@ -160,10 +162,6 @@ def sub_jaxpr(params: dict[str, Any], key: str) -> tuple[Any, Sequence[Any]]:
     return getattr(inner, "jaxpr", inner), tuple(getattr(inner, "consts", ()))
 
 
-# It carries no types itself.
-struct: Callable[[Sequence[int], Any], Any] = jax.ShapeDtypeStruct
-
-
 def without_unused(closed: Any) -> tuple[Any, Sequence[Any]]:
     """The jaxpr of a function without what its results do not need, inside loops too, and its constants."""
     kept, _ = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)
@@ -280,7 +278,6 @@ def make_op(name: str, fun: Callable[..., Sequence[Any]]) -> Any:
     p.multiple_results = True
 
     def abstract(*avals: Any, **params: Any) -> list[Any]:
-        struct: Any = jax.ShapeDtypeStruct
         args = [struct(x.shape, x.dtype) for x in avals]
         shapes = jax.eval_shape(lambda *args: list(fun(*args, **params)), *args)
         return [jax.core.ShapedArray(x.shape, x.dtype) for x in shapes]

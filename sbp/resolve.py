@@ -26,6 +26,7 @@ from sbp.signature import (
     is_signature,
     normalise,
 )
+from sbp.untyped import partition_spec
 
 MOST_ENTRIES = 4
 """Entries of a container that a message outlines."""
@@ -366,5 +367,4 @@ def to_partition_spec(nd: Sequence[Signature], ndim: int, placement: Placement) 
         entries.append(names if len(names) > 1 else names[0] if names else None)
     while entries and entries[-1] is None:
         entries.pop()
-    made: PartitionSpec = PartitionSpec(*entries)  # type: ignore[no-untyped-call, unused-ignore]
-    return made
+    return partition_spec(*entries)

@@ -41,7 +41,7 @@ def element(position: tuple[int, ...]) -> str:
 
 def is_wide(dtype: Any) -> bool:
     """Whether JAX, as it is set now, would cut values of this integer type."""
-    return np.dtype(jax.dtypes.canonicalize_dtype(dtype)).itemsize < np.dtype(dtype).itemsize
+    return bool(np.dtype(jax.dtypes.canonicalize_dtype(dtype)).itemsize < np.dtype(dtype).itemsize)
 
 
 def as_integers(values: ArrayLike, where: str) -> NDArray[Any] | Problem:
@@ -49,7 +49,7 @@ def as_integers(values: ArrayLike, where: str) -> NDArray[Any] | Problem:
     if isinstance(values, jax.core.Tracer):
         return problem(
             where,
-            f"a value that is being traced: {values.aval.str_short()}",
+            f"a value that is being traced: {jax.typeof(values).str_short()}",
             "integers on the host",
             "values are checked before the traced program: inside it nobody knows them",
             "check the batch where it is read; in the program an id out of range counts as no id",

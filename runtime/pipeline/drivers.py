@@ -12,9 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import jax
-
 from sbp.placement import Placement
+from sbp.untyped import block_until_ready
 
 # Steps that are timed of either kind, by turns; the first one is slower than others, and does not count.
 STEPS = 3
@@ -51,9 +50,9 @@ class Drivers:
         if self.threads is not None:
             return step(self.threads)
         threads = len(self.seconds[True]) <= len(self.seconds[False])
-        jax.block_until_ready(given)
+        block_until_ready(given)
         began = time.perf_counter()
-        out = jax.block_until_ready(step(threads))
+        out = block_until_ready(step(threads))
         self.note(threads, time.perf_counter() - began)
         return out
 

@@ -31,6 +31,7 @@ from sbp.runtime.lower import Title
 from sbp.runtime.pipeline.pieces import Runnable
 from sbp.runtime.pipeline.shared import Executables
 from sbp.runtime.pipeline.station import OUTSIDE, Shelf, Station, make_station
+from sbp.untyped import block_until_ready
 
 PHASES = {
     actions.Kind.F: (Phase.FORWARD,),
@@ -233,18 +234,18 @@ class Machine:
         for run, sends in works:
             given = station.given(shelf, run, microbatch, patient)
             if record is not None:
-                jax.block_until_ready(given)
+                block_until_ready(given)
                 began = began or time.perf_counter()
             made = station.run(shelf, run, microbatch, given)
             if record is not None:
-                jax.block_until_ready(made)
+                block_until_ready(made)
             if sends.to:
                 left = time.perf_counter()
                 moved = _put([made[i] for i in sends.positions], sends.shardings)
                 for (q, slot), x in zip(sends.to, moved, strict=True):
                     shelves[q].put({(slot, microbatch): x})
                 if record is not None and not patient:
-                    jax.block_until_ready(moved)
+                    block_until_ready(moved)
                     waited += record.way(place, action, sends.peer, left)
         if record is not None and works:
             ended = time.perf_counter() - waited
@@ -319,9 +320,9 @@ def _put(arrays: Sequence[Any], shardings: Sequence[Any]) -> Sequence[Any]:
     return moved
 
 
-def _device_bytes(x: Any) -> int:
+def _device_bytes(x: jax.Array) -> int:
     """What one device has of an array."""
-    return math.prod(x.sharding.shard_shape(x.shape)) * int(x.dtype.itemsize)
+    return math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
 
 
 def make_machine(

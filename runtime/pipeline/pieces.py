@@ -18,6 +18,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from sbp import untyped
 from sbp.layout import at_rest, local_shape
 from sbp.passes.physical.program import Physical
 from sbp.passes.pipeline.order import Phase
@@ -43,7 +44,7 @@ class Slots:
         """How the array lies that holds it."""
         placement = self.physical.placement
         if self.packed(slot):
-            return PartitionSpec(placement.axes)
+            return untyped.partition_spec(placement.axes)
         return to_partition_spec(slot.nd, len(slot.shape(self.physical.graph)), placement)
 
     def dtype(self, slot: Slot) -> Any:
@@ -65,7 +66,7 @@ class Slots:
         hierarchy, shape = self.physical.placement.shape, slot.shape(self.physical.graph)
         if self.packed(slot):
             shape = math.prod(hierarchy), *local_shape(shape, slot.nd, hierarchy)
-        return jax.ShapeDtypeStruct(shape, self.dtype(slot), sharding=self.sharding(slot))
+        return untyped.struct(shape, self.dtype(slot), sharding=self.sharding(slot))
 
 
 @dataclass(frozen=True)
@@ -101,13 +102,13 @@ def runnable(
     mapped = jax.shard_map(
         _device_function(slots, piece, microbatches),
         mesh=slots.mesh,
-        in_specs=(PartitionSpec(), *(slots.spec(r.slot) for r in reads)),
+        in_specs=(untyped.partition_spec(), *(slots.spec(r.slot) for r in reads)),
         out_specs=tuple(slots.spec(w.slot) for w in piece.writes),
         check_vma=False,
     )
 
-    everywhere = NamedSharding(slots.mesh, PartitionSpec())
-    ins = [jax.ShapeDtypeStruct((), np.int32, sharding=everywhere), *(slots.struct(r.slot) for r in reads)]
+    everywhere = NamedSharding(slots.mesh, untyped.partition_spec())
+    ins = [untyped.struct((), np.int32, sharding=everywhere), *(slots.struct(r.slot) for r in reads)]
     jitted = jax.jit(
         replace(title, name=f"{title.name}_{piece.part.phase}").of(mapped),
         donate_argnums=tuple(1 + i for i, r in enumerate(reads) if r.slot in donated),

@@ -26,6 +26,7 @@ from sbp.passes.schedule.times import Times
 from sbp.runtime.pipeline.machine import Machine, Record
 from sbp.runtime.pipeline.program import BuiltPipeline
 from sbp.units import bytes_text, seconds_text
+from sbp.untyped import block_until_ready
 
 STEPS = 3
 """Steps of each kind that are measured, after one that is not."""
@@ -212,7 +213,7 @@ def measure(built: Runs, leaves: Sequence[Any]) -> Profile:
     def fresh() -> list[Any]:
         taken = set(built.donate)
         copied = [jnp.copy(x) if i in taken and isinstance(x, jax.Array) else x for i, x in enumerate(leaves)]
-        jax.block_until_ready(copied)
+        block_until_ready(copied)
         return copied
 
     while isinstance(built, BuiltPipeline) and built.drivers.threads is None:
@@ -227,7 +228,7 @@ def measure(built: Runs, leaves: Sequence[Any]) -> Profile:
 def _seconds(run: Callable[[Sequence[Any]], Any], leaves: Sequence[Any]) -> float:
     """The time of a step and of its results."""
     began = time.perf_counter()
-    jax.block_until_ready(run(leaves))
+    block_until_ready(run(leaves))
     return time.perf_counter() - began
 
 
@@ -268,17 +269,17 @@ class _Measuring:
     def recorded(self, threads: bool) -> Record:
         """One step, every action waited for: one by one, or with a thread for each placement."""
         record = self.machine.new_record()
-        jax.block_until_ready(self.machine.run(self.built.arguments(self.fresh()), threads, record))
+        block_until_ready(self.machine.run(self.built.arguments(self.fresh()), threads, record))
         return record
 
     def driver(self) -> float:
         """What it costs to issue an action. Time of the thread, so waiting is not in it."""
         shelves = self.machine.begin(self.built.arguments(self.fresh()))
-        jax.block_until_ready([x for shelf in shelves for x in shelf.arrays.values() if not x.is_deleted()])
+        block_until_ready([x for shelf in shelves for x in shelf.arrays.values() if not x.is_deleted()])
         began = time.thread_time()
         self.machine.driven(shelves, None)
         spent = time.thread_time() - began
-        jax.block_until_ready(self.machine.end(shelves))
+        block_until_ready(self.machine.end(shelves))
         return spent / len(self.machine.order)
 
 

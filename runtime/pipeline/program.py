@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,7 +46,7 @@ class BuiltPipeline:
     moved: dict[str, str] = field(default_factory=dict)
     lacks_samples: bool = False
     counting: None = None
-    lock: Any = field(default_factory=threading.RLock, repr=False)
+    lock: AbstractContextManager[bool] = field(default_factory=threading.RLock, repr=False)
 
     @functools.cached_property
     def owners(self) -> Owners:

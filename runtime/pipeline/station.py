@@ -18,6 +18,7 @@ from sbp.placement import Placement
 from sbp.runtime.lower import Title
 from sbp.runtime.pipeline.pieces import Runnable, Slots, donations, runnable
 from sbp.runtime.pipeline.shared import Executables
+from sbp.untyped import partition_spec
 
 OUTSIDE = -1
 """The number of the micro-batch of what does not belong to one."""
@@ -189,6 +190,6 @@ def make_station(
         piece.part: runnable(slots, piece, microbatches, taken.get(i, set()), executables, title)
         for i, piece in enumerate(cut.pieces)
     }
-    everywhere = jax.sharding.NamedSharding(slots.mesh, jax.sharding.PartitionSpec())
+    everywhere = jax.sharding.NamedSharding(slots.mesh, partition_spec())
     indices = tuple(jax.device_put(np.int32(i), everywhere) for i in range(microbatches))
     return Station(placement, cut, slots, runnables, readers, indices)
