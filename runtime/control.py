@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from jax import lax
 
 from sbp.passes.program.graph import Node, Operand
 from sbp.passes.program.wiring import Port
+from sbp.runtime.plain import Tensor
 from sbp.signature import NdSbp
 
+Tensors: TypeAlias = tuple[Tensor, ...]
 Leaving: TypeAlias = Sequence[tuple[Operand, NdSbp]]
 """What a body hands back, and as what."""
 
@@ -30,18 +32,18 @@ class Region:
     node: Node
     ports: tuple[Port, ...]
     inside: tuple[NdSbp, ...]
-    outer: Mapping[int, Any]
-    body: Callable[[int, Mapping[int, Any], Leaving], list[Any]]
+    outer: Mapping[int, Tensor]
+    body: Callable[[int, Mapping[int, Tensor], Leaving], list[Tensor]]
 
     def where(self, holds: Callable[[Port], bool]) -> list[int]:
         """The ports for which something holds."""
         return [i for i, p in enumerate(self.ports) if holds(p)]
 
-    def take(self, at: Sequence[int]) -> tuple[Any, ...]:
+    def take(self, at: Sequence[int]) -> Tensors:
         """The tensors that enter through some ports."""
         return tuple(self.outer[i] for i in at)
 
-    def without(self, at: Sequence[int]) -> dict[int, Any]:
+    def without(self, at: Sequence[int]) -> dict[int, Tensor]:
         """The tensors that enter through the other ports."""
         return {i: x for i, x in self.outer.items() if i not in at}
 
@@ -50,14 +52,14 @@ class Region:
         return [(self.ports[i].leaves[k], self.inside[i]) for i in at]
 
 
-def scan(r: Region) -> list[Any]:
+def scan(r: Region) -> list[Tensor]:
     """A scan over local slices; what it only reads is closed over."""
     carried = r.where(lambda p: p.operand is not None and p.result is not None)
     sliced = r.where(lambda p: p.operand is not None and p.stacked)
     stacked = r.where(lambda p: p.operand is None)
     fixed, leaving = r.without([*carried, *sliced]), r.leaving([*carried, *stacked])
 
-    def trip(carry: Any, xs: Any) -> Any:
+    def trip(carry: Tensors, xs: Tensors) -> tuple[Tensors, Tensors]:
         entering = {**fixed, **dict(zip(carried, carry, strict=True)), **dict(zip(sliced, xs, strict=True))}
         out = r.body(0, entering, leaving)
         return tuple(out[: len(carried)]), tuple(out[len(carried) :])
@@ -67,13 +69,13 @@ def scan(r: Region) -> list[Any]:
     return [*last, *ys]
 
 
-def while_loop(r: Region) -> list[Any]:
+def while_loop(r: Region) -> list[Tensor]:
     """A while loop; its predicate is whole, so that all devices leave it together."""
     carried = r.where(lambda p: p.result is not None)
     fixed, leaving = r.without(carried), r.leaving(carried)
     test = r.leaving(r.where(lambda p: p.whole))
 
-    def entering(carry: Any) -> dict[int, Any]:
+    def entering(carry: Tensors) -> dict[int, Tensor]:
         return {**fixed, **dict(zip(carried, carry, strict=True))}
 
     out = lax.while_loop(
@@ -84,15 +86,15 @@ def while_loop(r: Region) -> list[Any]:
     return list(out)
 
 
-def cond(r: Region) -> list[Any]:
+def cond(r: Region) -> list[Tensor]:
     """A branch; its index is whole, so that all devices take the same one."""
     (index,) = r.where(lambda p: p.whole)
     results = r.where(lambda p: p.result is not None)
 
-    def branch(k: int) -> Callable[[], tuple[Any, ...]]:
+    def branch(k: int) -> Callable[[], Tensors]:
         return lambda: tuple(r.body(k, r.without([index]), r.leaving(results, k)))
 
     return list(lax.switch(r.outer[index], [branch(k) for k in range(len(r.node.bodies))]))
 
 
-CONTROL: dict[str, Callable[[Region], list[Any]]] = {"scan": scan, "while": while_loop, "cond": cond}
+CONTROL: dict[str, Callable[[Region], list[Tensor]]] = {"scan": scan, "while": while_loop, "cond": cond}

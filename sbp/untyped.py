@@ -11,6 +11,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
@@ -28,8 +29,8 @@ Leaf: TypeAlias = Any
 TreeDef: TypeAlias = Any
 """The structure of a pytree, a `jax.tree_util.PyTreeDef`: jaxlib has it in C++, without a stub."""
 
-DType: TypeAlias = Any
-"""A `np.dtype`, or the dtype of typed PRNG keys, which is no `np.dtype` and has no public class."""
+DType: TypeAlias = np.dtype[Any]
+"""As JAX has it, for typed PRNG keys too, whose dtype is no `np.dtype` and has no public class."""
 
 Device: TypeAlias = Any
 """A `jax.Device`, which jaxlib has in C++, without a stub."""
