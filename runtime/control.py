@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import jax
 from jax import lax
 
 from sbp.passes.program.graph import Node, Operand
 from sbp.passes.program.wiring import Port
-from sbp.runtime.plain import Tensor
 from sbp.signature import NdSbp
 
-Tensors: TypeAlias = tuple[Tensor, ...]
+Tensors: TypeAlias = tuple[jax.Array, ...]
 Leaving: TypeAlias = Sequence[tuple[Operand, NdSbp]]
 """What a body hands back, and as what."""
 
@@ -32,8 +32,8 @@ class Region:
     node: Node
     ports: tuple[Port, ...]
     inside: tuple[NdSbp, ...]
-    outer: Mapping[int, Tensor]
-    body: Callable[[int, Mapping[int, Tensor], Leaving], list[Tensor]]
+    outer: Mapping[int, jax.Array]
+    body: Callable[[int, Mapping[int, jax.Array], Leaving], list[jax.Array]]
 
     def where(self, holds: Callable[[Port], bool]) -> list[int]:
         """The ports for which something holds."""
@@ -43,7 +43,7 @@ class Region:
         """The tensors that enter through some ports."""
         return tuple(self.outer[i] for i in at)
 
-    def without(self, at: Sequence[int]) -> dict[int, Tensor]:
+    def without(self, at: Sequence[int]) -> dict[int, jax.Array]:
         """The tensors that enter through the other ports."""
         return {i: x for i, x in self.outer.items() if i not in at}
 
@@ -52,7 +52,7 @@ class Region:
         return [(self.ports[i].leaves[k], self.inside[i]) for i in at]
 
 
-def scan(r: Region) -> list[Tensor]:
+def scan(r: Region) -> list[jax.Array]:
     """A scan over local slices; what it only reads is closed over."""
     carried = r.where(lambda p: p.operand is not None and p.result is not None)
     sliced = r.where(lambda p: p.operand is not None and p.stacked)
@@ -69,13 +69,13 @@ def scan(r: Region) -> list[Tensor]:
     return [*last, *ys]
 
 
-def while_loop(r: Region) -> list[Tensor]:
+def while_loop(r: Region) -> list[jax.Array]:
     """A while loop; its predicate is whole, so that all devices leave it together."""
     carried = r.where(lambda p: p.result is not None)
     fixed, leaving = r.without(carried), r.leaving(carried)
     test = r.leaving(r.where(lambda p: p.whole))
 
-    def entering(carry: Tensors) -> dict[int, Tensor]:
+    def entering(carry: Tensors) -> dict[int, jax.Array]:
         return {**fixed, **dict(zip(carried, carry, strict=True))}
 
     out = lax.while_loop(
@@ -86,7 +86,7 @@ def while_loop(r: Region) -> list[Tensor]:
     return list(out)
 
 
-def cond(r: Region) -> list[Tensor]:
+def cond(r: Region) -> list[jax.Array]:
     """A branch; its index is whole, so that all devices take the same one."""
     (index,) = r.where(lambda p: p.whole)
     results = r.where(lambda p: p.result is not None)
@@ -97,4 +97,4 @@ def cond(r: Region) -> list[Tensor]:
     return list(lax.switch(r.outer[index], [branch(k) for k in range(len(r.node.bodies))]))
 
 
-CONTROL: dict[str, Callable[[Region], list[Tensor]]] = {"scan": scan, "while": while_loop, "cond": cond}
+CONTROL: dict[str, Callable[[Region], list[jax.Array]]] = {"scan": scan, "while": while_loop, "cond": cond}

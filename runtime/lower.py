@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, cast
 
 import jax
 import numpy as np
@@ -29,13 +29,12 @@ from sbp.runtime.buckets import Parcel, apply_bucket
 from sbp.runtime.collectives import apply_move
 from sbp.runtime.control import CONTROL, Leaving, Region
 from sbp.runtime.counts import Counting, Report
-from sbp.runtime.plain import Tensor
 from sbp.signature import B, NdSbp, Partial
 from sbp.untyped import Leaf, optimization_barrier, partition_spec
 
-Env: TypeAlias = dict[Version, Tensor]
+Env: TypeAlias = dict[Version, jax.Array]
 """The shards of a device."""
-Shards: TypeAlias = tuple[Tensor, ...]
+Shards: TypeAlias = tuple[jax.Array, ...]
 DeviceMesh: TypeAlias = Mesh | AbstractMesh
 """With devices, or without: to lower a program for devices that are not there."""
 
@@ -151,7 +150,7 @@ class Device:
         env.update(zip(((b.value, b.move.after) for b in boxes), moved, strict=True))
         return i + len(boxes)
 
-    def read(self, x: Operand, nd: NdSbp, env: Env) -> Tensor:
+    def read(self, x: Operand, nd: NdSbp, env: Env) -> jax.Array:
         """A version of a value, or a scalar."""
         return _constant(x, nd, self.physical.placement, self.coords) if isinstance(x, Const) else env[x, nd]
 
@@ -173,7 +172,7 @@ class Device:
         """A loop or a branch with what enters it here."""
         wired = list(zip(ports(step.node), step.inside, strict=True))
 
-        def body(k: int, entering: Mapping[int, Tensor], leaving: Leaving) -> list[Tensor]:
+        def body(k: int, entering: Mapping[int, jax.Array], leaving: Leaving) -> list[jax.Array]:
             inputs, inner = set(step.node.bodies[k].inputs), dict(env)
             for i, x in entering.items():
                 port, nd = wired[i]
@@ -189,9 +188,10 @@ class Device:
         return Region(step.node, tuple(p for p, _ in wired), step.inside, outer, body)
 
 
-def _constant(x: Const, nd: NdSbp, placement: Placement, coords: Sequence[jax.Array]) -> Tensor:
+def _constant(x: Const, nd: NdSbp, placement: Placement, coords: Sequence[jax.Array]) -> jax.Array:
     """A scalar of the program; as a sum, only the first device along the axis has it."""
-    value = np.asarray(x.value, x.dtype)
+    # An array of the host, so that it is a literal of the program.
+    value = cast("jax.Array", np.asarray(x.value, x.dtype))
     for axis, s in enumerate(nd):
         if s == Partial("sum"):
             fill = Move("fill", (axis,), nd, nd, B, s)

@@ -34,25 +34,26 @@ class Legal:
     """
 
     words: str
-    test: Callable[[Any], bool]
+    test: Callable[[object], bool]
     why: str
     fix: str
 
 
-def _flag(x: Any) -> bool:
+def _flag(x: object) -> bool:
     return isinstance(x, bool | np.bool_)
 
 
-def _count(x: Any) -> bool:
+def _count(x: object) -> bool:
     return isinstance(x, int | np.integer) and not _flag(x) and int(x) >= 1
 
 
-def _seconds(x: Any) -> bool:
-    number = isinstance(x, int | float | np.integer | np.floating) and not _flag(x)
-    return number and not math.isnan(x) and float(x) >= 0
+def _seconds(x: object) -> bool:
+    if not isinstance(x, int | float | np.integer | np.floating) or _flag(x):
+        return False
+    return not math.isnan(x) and float(x) >= 0
 
 
-def _wire(x: Any) -> bool:
+def _wire(x: object) -> bool:
     return _dtype_name(x) in WIRE_TYPES
 
 

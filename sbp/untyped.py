@@ -42,6 +42,7 @@ finfo: Callable[[DType], Any] = jnp.finfo
 block_until_ready: Callable[[Tree], Tree] = jax.block_until_ready
 optimization_barrier: Callable[[Tree], Tree] = lax.optimization_barrier
 psum: Callable[..., jax.Array] = lax.psum
+all_gather: Callable[..., jax.Array] = lax.all_gather
 psum_scatter: Callable[..., jax.Array] = lax.psum_scatter
 all_to_all: Callable[..., jax.Array] = lax.all_to_all
 ppermute: Callable[..., jax.Array] = lax.ppermute

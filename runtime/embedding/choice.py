@@ -13,6 +13,7 @@ import jax
 
 from sbp.errors import EmbeddingError, Problem
 from sbp.hardware import BYTES_ONLY, Hardware, hardware_for
+from sbp.lazy import Optimizer
 from sbp.options import bytes_of
 from sbp.passes.explain.words import kind_text
 from sbp.passes.face import Plan
@@ -133,7 +134,7 @@ def choose(
     batch: int,
     placement: Placement | jax.sharding.Mesh,
     *,
-    optimizer: Any,
+    optimizer: Optimizer,
     hardware: Hardware | None = None,
     memory_limit: float | str | None = None,
 ) -> Choice:

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from sbp import untyped
 from sbp.layout import at_rest, local_shape
@@ -24,8 +23,9 @@ from sbp.passes.physical.program import Physical
 from sbp.passes.pipeline.order import Phase
 from sbp.passes.pipeline.slots import How, Kind, Piece, Read, Slot
 from sbp.resolve import to_partition_spec
-from sbp.runtime.lower import Device, Env, Title, rows_in
-from sbp.runtime.pipeline.shared import Executables
+from sbp.runtime.lower import Device, Env, Shards, Title, rows_in
+from sbp.runtime.pipeline.shared import Executable, Executables
+from sbp.untyped import DType
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Slots:
     """How tensors in the slots of a placement are held."""
 
     physical: Physical
-    mesh: Any
+    mesh: Mesh
 
     def packed(self, slot: Slot) -> bool:
         """Whether no array can hold the tensor as it lies."""
@@ -47,11 +47,12 @@ class Slots:
             return untyped.partition_spec(placement.axes)
         return to_partition_spec(slot.nd, len(slot.shape(self.physical.graph)), placement)
 
-    def dtype(self, slot: Slot) -> Any:
+    def dtype(self, slot: Slot) -> DType:
         """The dtype of what is in a slot that has a value."""
-        return self.physical.graph.values[slot.value].dtype
+        dtype: DType = self.physical.graph.values[slot.value].dtype
+        return dtype
 
-    def held(self, slot: Slot) -> Any:
+    def held(self, slot: Slot) -> Hashable:
         """What two arrays have in common that can take each other's memory; None for a number."""
         if slot.value < 0:
             return None
@@ -61,7 +62,7 @@ class Slots:
         """The same as JAX has it."""
         return NamedSharding(self.mesh, self.spec(slot))
 
-    def struct(self, slot: Slot) -> Any:
+    def struct(self, slot: Slot) -> jax.ShapeDtypeStruct:
         """The array that holds it."""
         hierarchy, shape = self.physical.placement.shape, slot.shape(self.physical.graph)
         if self.packed(slot):
@@ -79,7 +80,7 @@ class Runnable:
     """
 
     piece: Piece
-    run: Any
+    run: Executable
 
 
 def runnable(
@@ -120,11 +121,11 @@ def runnable(
     return Runnable(piece, found)
 
 
-def _device_function(slots: Slots, piece: Piece, microbatches: int) -> Any:
+def _device_function(slots: Slots, piece: Piece, microbatches: int) -> Callable[..., Shards]:
     """The piece on one device: local shards in, local shards out."""
     physical = slots.physical
 
-    def run(index: Any, *shards: Any) -> tuple[Any, ...]:
+    def run(index: jax.Array, *shards: jax.Array) -> Shards:
         coords = [lax.axis_index(name) for name in physical.placement.axes]
         device, env = Device(physical, coords), Env()
         given = iter(shards)
@@ -139,10 +140,12 @@ def _device_function(slots: Slots, piece: Piece, microbatches: int) -> Any:
     return run
 
 
-def _taken(slots: Slots, read: Read, given: Iterator[Any], index: Any, microbatches: int) -> Any:
+def _taken(
+    slots: Slots, read: Read, given: Iterator[jax.Array], index: jax.Array, microbatches: int
+) -> jax.Array:
     """What a piece reads, as its steps want it."""
 
-    def one() -> Any:
+    def one() -> jax.Array:
         x = next(given)
         return x[0] if slots.packed(read.slot) else x
 

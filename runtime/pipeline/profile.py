@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import Any, Protocol
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ from sbp.passes.schedule.times import Times
 from sbp.runtime.pipeline.machine import Machine, Record
 from sbp.runtime.pipeline.program import BuiltPipeline
 from sbp.units import bytes_text, seconds_text
-from sbp.untyped import block_until_ready
+from sbp.untyped import Leaf, PyTree, block_until_ready
 
 STEPS = 3
 """Steps of each kind that are measured, after one that is not."""
@@ -43,7 +43,7 @@ class Runs(Protocol):
     def donate(self) -> tuple[int, ...]:
         """Positions of the leaves that are gone after a call."""
 
-    def run(self, leaves: Sequence[Any]) -> Any:
+    def run(self, leaves: Sequence[Leaf]) -> PyTree:
         """Runs one step."""
 
 
@@ -207,10 +207,10 @@ WRITERS: Mapping[str, Callable[[Profile], str]] = {
 }
 
 
-def measure(built: Runs, leaves: Sequence[Any]) -> Profile:
+def measure(built: Runs, leaves: Sequence[Leaf]) -> Profile:
     """Runs some steps on copies of what a call donates, and measures them."""
 
-    def fresh() -> list[Any]:
+    def fresh() -> list[Leaf]:
         taken = set(built.donate)
         copied = [jnp.copy(x) if i in taken and isinstance(x, jax.Array) else x for i, x in enumerate(leaves)]
         block_until_ready(copied)
@@ -225,7 +225,7 @@ def measure(built: Runs, leaves: Sequence[Any]) -> Profile:
     return profile
 
 
-def _seconds(run: Callable[[Sequence[Any]], Any], leaves: Sequence[Any]) -> float:
+def _seconds(run: Callable[[Sequence[Leaf]], PyTree], leaves: Sequence[Leaf]) -> float:
     """The time of a step and of its results."""
     began = time.perf_counter()
     block_until_ready(run(leaves))
@@ -236,7 +236,7 @@ def _seconds(run: Callable[[Sequence[Any]], Any], leaves: Sequence[Any]) -> floa
 class _Measuring:
     built: BuiltPipeline
     schedule: Schedule
-    fresh: Callable[[], list[Any]]
+    fresh: Callable[[], list[Leaf]]
 
     @property
     def machine(self) -> Machine:
