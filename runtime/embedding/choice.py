@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import jax
 
@@ -218,7 +218,7 @@ def _estimates(
     step: Step, tables: Sequence[TableConfig], features: Sequence[FeatureConfig]
 ) -> tuple[Estimates, ...]:
     """The costs of each table alone; tables that are alike are planned once."""
-    planned: dict[Any, Estimates] = {}
+    planned: dict[Hashable, Estimates] = {}
     out = []
     for table in tables:
         own = [f for f in features if f.table == table]
