@@ -34,6 +34,7 @@ class Parcel:
     owned: bool = False
 
 
+# Shards to one array with a row per device of the group, that array sent, and its part as a shard again.
 Pack: TypeAlias = Callable[[Parcel, Sequence[int]], jax.Array]
 Send: TypeAlias = Callable[[jax.Array, Sequence[str]], jax.Array]
 Unpack: TypeAlias = Callable[[jax.Array, Parcel, Sequence[int], Sequence[int]], jax.Array]

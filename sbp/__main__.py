@@ -201,7 +201,7 @@ def _signatures(options: argparse.Namespace, placement: Placement) -> Prefix:
 
 def _program(options: argparse.Namespace) -> tuple[Program[..., PyTree], tuple[PyTree, ...]]:
     """The compiled function and its arguments."""
-    import jax
+    from sbp.untyped import set_jax
 
     # The file may ask JAX for its devices, so its placement comes after those that the option needs.
     placement = parse_placement(options.placement) if options.placement else None
@@ -212,7 +212,7 @@ def _program(options: argparse.Namespace) -> tuple[Program[..., PyTree], tuple[P
     if runs:
         _make_devices(placement)
     if options.x64:
-        jax.config.update("jax_enable_x64", True)  # type: ignore[no-untyped-call]
+        set_jax("jax_enable_x64", True)
     from sbp.options import Options
     from sbp.runtime.execute import compile
 
@@ -240,12 +240,12 @@ def _placement(options: argparse.Namespace) -> Placement:
 
 def _make_devices(placement: Placement) -> None:
     """As many CPU devices as the placement has, if JAX has not been used yet."""
-    import jax
+    from sbp.untyped import set_jax
 
     if placement.platform == "cpu":
         try:
             count = max(placement.ranks) + 1
-            jax.config.update("jax_num_cpu_devices", count)  # type: ignore[no-untyped-call]
+            set_jax("jax_num_cpu_devices", count)
         except RuntimeError:
             return  # JAX runs already; a plan needs no devices, and `verify` says what is missing
 

@@ -1,7 +1,7 @@
 """What JAX leaves without a type: names for such values, and its untyped functions with the types they have.
 
-To a checker the names are `Any`. They are used instead of it, so that a signature says what it means, and so
-that what is still `Any` elsewhere has not even a name.
+To a checker most of the names are `Any`. They are used instead of it, so that a signature says what it means,
+and so that what is still `Any` elsewhere has not even a name.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ Device: TypeAlias = Any
 # The functions themselves: nothing is wrapped, a call costs what it costs, and frames are JAX's own.
 struct: Callable[..., jax.ShapeDtypeStruct] = jax.ShapeDtypeStruct
 partition_spec: Callable[..., PartitionSpec] = PartitionSpec
+set_jax: Callable[[str, Any], None] = jax.config.update
 finfo: Callable[[DType], Any] = jnp.finfo
 block_until_ready: Callable[[Tree], Tree] = jax.block_until_ready
 optimization_barrier: Callable[[Tree], Tree] = lax.optimization_barrier

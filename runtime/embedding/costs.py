@@ -36,7 +36,9 @@ from sbp.signature import B, Signature, Split
 from sbp.untyped import PyTree
 
 Stacks: TypeAlias = dict[str, jax.Array]
+"""Stack -> its array."""
 Structs: TypeAlias = dict[str, jax.ShapeDtypeStruct]
+"""Stack -> the shape and type of its array."""
 
 ROUNDED = 256
 """Rows of a stack are rounded up to a multiple of this, so that the same stacks fit many placements."""

@@ -25,7 +25,9 @@ from sbp.runtime.embedding.keys import LIMITS, NO_ID, Place, as_integers, find_p
 
 Ints: TypeAlias = NDArray[np.int32]
 Ids: TypeAlias = jax.Array | NDArray[Any]
+"""Integers, of the host or of a device, or traced."""
 Weights: TypeAlias = jax.Array | NDArray[Any]
+"""Real numbers, likewise."""
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["ids", "weights"], meta_fields=[])
