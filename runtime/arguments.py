@@ -9,30 +9,37 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 from jax.extend.core import primitives
+from numpy.typing import NDArray
 
+from sbp import untyped
 from sbp.compat import ARRAY, is_key, setting
 from sbp.errors import PlacementError, Problem
 from sbp.layout import at_rest
 from sbp.options import Options
 from sbp.passes.face import Plan
 from sbp.passes.program.effects import OUTER_REF, refuse
+from sbp.passes.program.graph import Const, Value
 from sbp.passes.program.trace import Traced
 from sbp.placement import Placement, as_placement
 from sbp.resolve import check_fit
+from sbp.runtime.call import Static
 from sbp.runtime.options import check_options
 from sbp.signature import NdSbp, format_sbp
+from sbp.untyped import DType, Leaf
 
-Abstract: TypeAlias = tuple[tuple[int, ...], Any, bool]
+Abstract: TypeAlias = tuple[tuple[int, ...], DType, bool]
 """Shape, dtype and weakness of a leaf: what a compiled program depends on."""
 
 Names: TypeAlias = Callable[[], Sequence[str]]
 """Makes the names of all leaves of a call."""
 
-WIDE = {np.dtype(np.int64): np.int32, np.dtype(np.uint64): np.uint32}
+Host: TypeAlias = NDArray[Any] | np.generic
+
+WIDE: dict[DType, type[np.integer]] = {np.dtype(np.int64): np.int32, np.dtype(np.uint64): np.uint32}
 NOT_TAKEN = object()  # stands for a leaf that cannot be taken, where the others are still checked
 
 
-def abstract(leaf: Any) -> Abstract:
+def abstract(leaf: Leaf) -> Abstract:
     """The shape, dtype and weakness of a leaf, as JAX would trace it.
 
     Raises:
@@ -51,7 +58,7 @@ def abstract(leaf: Any) -> Abstract:
     return tuple(aval.shape), jax.dtypes.canonicalize_dtype(aval.dtype), bool(aval.weak_type)
 
 
-def seen(leaves: Sequence[Any]) -> tuple[Any, ...] | None:
+def seen(leaves: Sequence[Leaf]) -> tuple[Any, ...] | None:
     """What of the leaves decides which program runs, in the least time; None if a leaf is to be looked at.
 
     Leaves that are seen alike are alike to `abstract`, and nothing keeps them from being taken. Whether an
@@ -67,7 +74,7 @@ def seen(leaves: Sequence[Any]) -> tuple[Any, ...] | None:
     return None if any(x is None for x in out) else out
 
 
-def _seen(leaf: Any) -> Any:
+def _seen(leaf: Leaf) -> Any:
     """As `seen`, of one leaf."""
     kind = type(leaf)
     if kind is ARRAY:
@@ -83,12 +90,15 @@ def _seen(leaf: Any) -> Any:
     return leaf.shape, leaf.dtype
 
 
-def weaken(x: Any) -> Any:
+def weaken(x: jax.Array) -> jax.Array:
     """The same value, weakly typed: it came from Python scalars, and `shard_map` forgets that."""
-    return primitives.convert_element_type_p.bind(x, new_dtype=x.dtype, weak_type=True, sharding=None)
+    weak: jax.Array = primitives.convert_element_type_p.bind(
+        x, new_dtype=x.dtype, weak_type=True, sharding=None
+    )
+    return weak
 
 
-def is_weak(leaf: Any) -> bool:
+def is_weak(leaf: Leaf) -> bool:
     """Whether a result is weakly typed; what JAX cannot take is not."""
     try:
         return abstract(leaf)[2]
@@ -98,10 +108,10 @@ def is_weak(leaf: Any) -> bool:
 
 def struct(a: Abstract) -> jax.ShapeDtypeStruct:
     """The same as JAX's own description."""
-    return jax.ShapeDtypeStruct(a[0], a[1], weak_type=a[2])
+    return untyped.struct(a[0], a[1], weak_type=a[2])
 
 
-def check_leaf(leaf: Any, i: int, names: Names, concrete: bool) -> Problem | None:
+def check_leaf(leaf: Leaf, i: int, names: Names, concrete: bool) -> Problem | None:
     """What keeps leaf `i` of a call from being taken.
 
     Arguments:
@@ -125,18 +135,18 @@ def check_leaf(leaf: Any, i: int, names: Names, concrete: bool) -> Problem | Non
     return _too_wide(leaf, i, names) if isinstance(leaf, np.ndarray | np.generic) else None
 
 
-def _traced(leaf: Any, path: str) -> Problem:
+def _traced(leaf: jax.core.Tracer[Any], path: str) -> Problem:
     return Problem(
         "argument",
         path,
-        f"a value that is being traced: {leaf.aval.str_short()}",
+        f"a value that is being traced: {jax.typeof(leaf).str_short()}",
         "arrays",
         "a Program is the outermost thing: it cannot be called inside jit, grad, vmap or another program",
         "compile the outer function instead, which calls the plain one: sbp.compile(jax.grad(fn), ...)",
     )
 
 
-def _no_array(leaf: Any, path: str, why: str) -> Problem:
+def _no_array(leaf: object, path: str, why: str) -> Problem:
     return Problem(
         "argument",
         path,
@@ -169,7 +179,7 @@ def _deleted(leaf: jax.Array, path: str) -> Problem:
     )
 
 
-def _too_wide(leaf: Any, i: int, names: Names) -> Problem | None:
+def _too_wide(leaf: Host, i: int, names: Names) -> Problem | None:
     """64-bit integers that JAX would silently cut to 32 bits."""
     cut = _cut(leaf)
     if cut is None:
@@ -185,7 +195,7 @@ def _too_wide(leaf: Any, i: int, names: Names) -> Problem | None:
     )
 
 
-def _cut(leaf: Any) -> tuple[Any, Any, Any] | None:
+def _cut(leaf: Host) -> tuple[Any, Any, np.iinfo[Any]] | None:
     """Least and largest value, and the range that JAX would cut them to; None if nothing is cut."""
     if leaf.dtype not in WIDE or not leaf.size or setting("jax_enable_x64"):
         return None
@@ -194,7 +204,7 @@ def _cut(leaf: Any) -> tuple[Any, Any, Any] | None:
     return None if low >= narrow.min and high <= narrow.max else (low, high, narrow)
 
 
-def check_static(static: Sequence[tuple[int | str, type, Any]]) -> Iterator[Problem]:
+def check_static(static: Sequence[Static]) -> Iterator[Problem]:
     """Static arguments that a program cannot be remembered by."""
     for i, kind, value in static:
         try:
@@ -210,7 +220,7 @@ def check_static(static: Sequence[tuple[int | str, type, Any]]) -> Iterator[Prob
             )
 
 
-def check_compile(fn: Any, placement: Any, options: Any) -> Iterator[Problem]:
+def check_compile(fn: object, placement: object, options: object) -> Iterator[Problem]:
     """What is wrong with the arguments of `compile`."""
     if not callable(fn):
         yield Problem(
@@ -239,7 +249,7 @@ def check_compile(fn: Any, placement: Any, options: Any) -> Iterator[Problem]:
 
 
 def adopt(
-    plan: Any,
+    plan: object,
     traced: Traced,
     ins: Sequence[NdSbp | None],
     outs: Sequence[NdSbp | None],
@@ -294,7 +304,9 @@ def adopt(
     return out[0], out[1], problems
 
 
-def _plan_fit(nd: NdSbp, value: Any, where: str, placement: Placement, fix: str) -> Iterator[Problem]:
+def _plan_fit(
+    nd: NdSbp, value: Value | Const, where: str, placement: Placement, fix: str
+) -> Iterator[Problem]:
     """Why a planned signature does not fit a tensor: of other dims, or of a size that does not divide."""
     found = list(check_fit(nd, value.shape, value.dtype, where, placement))
     yield from found

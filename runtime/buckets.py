@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
+from sbp import untyped
 from sbp.passes.boxing.moves import Move, frame
 from sbp.rules import bits
 from sbp.runtime.collectives import explode, implode
@@ -26,13 +28,19 @@ class Parcel:
       owned: of a sum, whether of each element one device has it, and the others zeros.
     """
 
-    x: Any
+    x: jax.Array
     move: Move
     shape: tuple[int, ...]
     owned: bool = False
 
 
-def apply_bucket(parcels: Sequence[Parcel], hierarchy: Sequence[int], axes: Sequence[str]) -> list[Any]:
+# Shards to one array with a row per device of the group, that array sent, and its part as a shard again.
+Pack: TypeAlias = Callable[[Parcel, Sequence[int]], jax.Array]
+Send: TypeAlias = Callable[[jax.Array, Sequence[str]], jax.Array]
+Unpack: TypeAlias = Callable[[jax.Array, Parcel, Sequence[int], Sequence[int]], jax.Array]
+
+
+def apply_bucket(parcels: Sequence[Parcel], hierarchy: Sequence[int], axes: Sequence[str]) -> list[jax.Array]:
     """Moves of one kind over the same axes; the shards under each `move.after`."""
     first = parcels[0].move
     names, groups = tuple(axes[a] for a in first.axes), [hierarchy[a] for a in first.axes]
@@ -49,11 +57,11 @@ def apply_bucket(parcels: Sequence[Parcel], hierarchy: Sequence[int], axes: Sequ
     return out
 
 
-def _whole(p: Parcel, groups: Sequence[int]) -> Any:
+def _whole(p: Parcel, groups: Sequence[int]) -> jax.Array:
     return p.x[None]
 
 
-def _parts(p: Parcel, groups: Sequence[int]) -> Any:
+def _parts(p: Parcel, groups: Sequence[int]) -> jax.Array:
     """One part for each device of the group, in front."""
     assert isinstance(p.move.new, Split)
     d, g = p.move.new.dim, math.prod(groups)
@@ -62,23 +70,24 @@ def _parts(p: Parcel, groups: Sequence[int]) -> Any:
     return jnp.moveaxis(whole.reshape(sum(shape, ())), d, 0)
 
 
-def _gather(x: Any, names: Sequence[str]) -> Any:
-    return lax.all_gather(x, names, axis=0, tiled=True)
+def _gather(x: jax.Array, names: Sequence[str]) -> jax.Array:
+    return untyped.all_gather(x, names, axis=0, tiled=True)
 
 
-def _scatter(x: Any, names: Sequence[str]) -> Any:
-    return lax.psum_scatter(x, names, scatter_dimension=0, tiled=True)
+def _scatter(x: jax.Array, names: Sequence[str]) -> jax.Array:
+    return untyped.psum_scatter(x, names, scatter_dimension=0, tiled=True)
 
 
-def _scatter_owned(x: Any, names: Sequence[str]) -> Any:
-    return bits.owned_scatter(x, names, 0)
+def _scatter_owned(x: jax.Array, names: Sequence[str]) -> jax.Array:
+    own: jax.Array = bits.owned_scatter(x, names, 0)
+    return own
 
 
-def _swap(x: Any, names: Sequence[str]) -> Any:
-    return lax.all_to_all(x, names, split_axis=0, concat_axis=0, tiled=True)
+def _swap(x: jax.Array, names: Sequence[str]) -> jax.Array:
+    return untyped.all_to_all(x, names, split_axis=0, concat_axis=0, tiled=True)
 
 
-def _joined(x: Any, p: Parcel, groups: Sequence[int], hierarchy: Sequence[int]) -> Any:
+def _joined(x: jax.Array, p: Parcel, groups: Sequence[int], hierarchy: Sequence[int]) -> jax.Array:
     """The parts of the group behind each other, along the dim that was split."""
     assert isinstance(p.move.old, Split)
     d = p.move.old.dim
@@ -87,11 +96,11 @@ def _joined(x: Any, p: Parcel, groups: Sequence[int], hierarchy: Sequence[int]) 
     return implode(x.reshape(*x.shape[:d], -1, *x.shape[d + 2 :]), d, groups, size)
 
 
-def _own(x: Any, p: Parcel, groups: Sequence[int], hierarchy: Sequence[int]) -> Any:
+def _own(x: jax.Array, p: Parcel, groups: Sequence[int], hierarchy: Sequence[int]) -> jax.Array:
     return x[0]
 
 
-_WAYS: dict[str, tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]] = {
+_WAYS: dict[str, tuple[Pack, Send, Unpack]] = {
     "all_gather": (_whole, _gather, _joined),
     "reduce_scatter": (_parts, _scatter, _own),
     "all_to_all": (_parts, _swap, _joined),

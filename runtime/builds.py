@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Hashable
-from typing import Any, Generic, TypeVar
+from contextlib import AbstractContextManager
+from typing import Any, Generic, Protocol, Self, TypeVar, cast, overload
 
 T = TypeVar("T")
 
@@ -54,11 +55,23 @@ class Builds(Generic[T]):
         return len(self.values())
 
 
+class Locked(Protocol):
+    """An object with a lock of its own."""
+
+    @property
+    def lock(self) -> AbstractContextManager[bool]:
+        """Held by the thread that works something out."""
+
+
 class locked_property(functools.cached_property[T]):
     """A `functools.cached_property` that is worked out by one thread; its object has a `lock`."""
 
-    def __get__(self, obj: Any, owner: Any = None) -> Any:
+    @overload
+    def __get__(self, obj: None, owner: type[Any] | None = None) -> Self: ...
+    @overload
+    def __get__(self, obj: object, owner: type[Any] | None = None) -> T: ...
+    def __get__(self, obj: object, owner: type[Any] | None = None) -> Self | T:
         if obj is None:
             return self
-        with obj.lock:
+        with cast(Locked, obj).lock:
             return super().__get__(obj, owner)

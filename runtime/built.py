@@ -6,11 +6,12 @@ import functools
 import threading
 import warnings
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from operator import is_
-from typing import Any
 
 import jax
+from jax.sharding import NamedSharding
 
 from sbp.errors import raise_all
 from sbp.passes.face import Plan
@@ -18,9 +19,10 @@ from sbp.passes.program.trace import Traced
 from sbp.passes.request import Request
 from sbp.runtime.builds import locked_property
 from sbp.runtime.counts import Counting
-from sbp.runtime.donation import Owners, distinct, layouts_of, own_copy
-from sbp.runtime.lower import Title, lower, shardings
+from sbp.runtime.donation import Layout, Owners, distinct, layouts_of, own_copy
+from sbp.runtime.lower import DeviceMesh, Jitted, Title, lower, shardings
 from sbp.runtime.rooms import give_room
+from sbp.untyped import Leaf, PyTree
 
 
 @dataclass
@@ -35,16 +37,16 @@ class Built:
     counting: Counting | None = None
     request: Request | None = None
     moved: dict[str, str] = field(default_factory=dict)
-    lock: Any = field(default_factory=threading.RLock, repr=False)
+    lock: AbstractContextManager[bool] = field(default_factory=threading.RLock, repr=False)
     kept: tuple[int, ...] | None = None
-    settled: list[Any] = field(default_factory=list)
+    settled: list[Layout] = field(default_factory=list)
 
     @functools.cached_property
     def owners(self) -> Owners:
         """Who has the memory of what is donated."""
         return Owners(self.donate)
 
-    def jitted(self, mesh: Any, counting: Counting | None = None) -> Any:
+    def jitted(self, mesh: DeviceMesh, counting: Counting | None = None) -> Jitted:
         """The program over a mesh: flat arguments in, flat results out, and counts if something counts."""
         physical = self.plan.physical
         assert physical is not None
@@ -52,7 +54,7 @@ class Built:
         return lower(physical, mesh, self.donate, counting, title, self.weak)
 
     @locked_property
-    def executable(self) -> tuple[Any, list[Any], list[Any]]:
+    def executable(self) -> tuple[Jitted, list[NamedSharding], list[jax.Array]]:
         """The jitted program, the shardings of its arguments, and the closed-over arrays."""
         physical = self.plan.physical
         assert physical is not None
@@ -63,7 +65,7 @@ class Built:
         consts = [own_copy(*c) for c in zip(physical.graph.consts, ins[n:], names, strict=True)]
         return self.jitted(mesh, self.counting), ins[:n], consts
 
-    def run(self, leaves: Sequence[Any]) -> Any:
+    def run(self, leaves: Sequence[Leaf]) -> PyTree:
         """Runs the program on the leaves of a call."""
         if self.counting is not None:
             give_room(self, leaves)
@@ -85,11 +87,11 @@ class Built:
                 leaves[i].delete()
         return jax.tree.unflatten(self.traced.out_tree, out)
 
-    def place(self, leaves: Sequence[Any]) -> list[Any]:
+    def place(self, leaves: Sequence[Leaf]) -> list[jax.Array]:
         """The leaves as the program wants them: jit would compile once more for what it moves itself."""
         return self._placed(leaves)[0]
 
-    def _placed(self, leaves: Sequence[Any]) -> tuple[list[Any], list[int]]:
+    def _placed(self, leaves: Sequence[Leaf]) -> tuple[list[jax.Array], list[int]]:
         """The leaves as the program wants them, and the positions of those that were moved.
 
         Raises:
@@ -113,7 +115,7 @@ class Built:
             placed[i] = x
         return placed, away
 
-    def _note_move(self, i: int, x: Any, sharding: Any) -> None:
+    def _note_move(self, i: int, x: Leaf, sharding: NamedSharding) -> None:
         """Warns, once, of an argument that already lies on several devices, but otherwise."""
         if not isinstance(x, jax.Array) or not x.committed or len(x.sharding.device_set) == 1:
             return

@@ -6,14 +6,17 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 
 from sbp.errors import Problem
 from sbp.passes.program.trace import leaf_paths
+from sbp.untyped import Leaf, PyTree, TreeDef
 
 Kind = inspect.Parameter
+Static: TypeAlias = tuple[int | str, type, object]
+"""A static argument: its position or its name, its type, and itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +47,19 @@ class Call:
       leaves, tree: of the others, as a pair of positional and keyword arguments.
     """
 
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
+    args: tuple[PyTree, ...]
+    kwargs: Mapping[str, PyTree]
     static: frozenset[int]
     static_names: tuple[str, ...]
-    leaves: list[Any]
-    tree: Any
+    leaves: list[Leaf]
+    tree: TreeDef
 
-    def traced(self, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    def traced(self, leaves: Sequence[Leaf]) -> tuple[tuple[PyTree, ...], Mapping[str, PyTree]]:
         """The arguments that are not static, with other leaves."""
         args, kwargs = jax.tree.unflatten(self.tree, leaves)
         return args, kwargs
 
-    def full(self, dynamic: Sequence[Any]) -> list[Any]:
+    def full(self, dynamic: Sequence[PyTree]) -> list[PyTree]:
         """All positional arguments, those that are not static replaced."""
         rest = iter(dynamic)
         return [a if i in self.static else next(rest) for i, a in enumerate(self.args)]
@@ -66,11 +69,11 @@ class Call:
         """The static arguments that are given by keyword."""
         return {k: self.kwargs[k] for k in self.static_names}
 
-    def values(self) -> tuple[Any, ...]:
+    def values(self) -> tuple[Static, ...]:
         """The static arguments, with their types: 1, 1.0 and True are equal, but not the same program."""
         if not self.static and not self.static_names:
             return ()
-        given = [(i, self.args[i]) for i in sorted(self.static)]
+        given: list[tuple[int | str, object]] = [(i, self.args[i]) for i in sorted(self.static)]
         return tuple((at, type(x), x) for at, x in (*given, *self.static_kwargs.items()))
 
     @property
@@ -94,7 +97,7 @@ class Call:
             start += size
         return tuple(out)
 
-    def paths(self, fn: Callable[..., Any]) -> tuple[str, ...]:
+    def paths(self, fn: Callable[..., object]) -> tuple[str, ...]:
         """A name per leaf."""
         kwargs = {k: v for k, v in self.kwargs.items() if k not in self.static_names}
         return leaf_paths(fn, tuple(self.args[i] for i in self.at), kwargs, self.at)
@@ -125,7 +128,7 @@ class Parameters:
     donate: Chosen = Chosen()
 
     @staticmethod
-    def of(fn: Callable[..., Any]) -> Parameters:
+    def of(fn: Callable[..., object]) -> Parameters:
         """Those of a function; some builtins do not tell."""
         name = getattr(fn, "__name__", "the function")
         try:
@@ -133,7 +136,7 @@ class Parameters:
         except (TypeError, ValueError):
             return Parameters(name)
 
-        def named(*kinds: Any) -> tuple[str, ...]:
+        def named(*kinds: object) -> tuple[str, ...]:
             return tuple(p.name for p in found if p.kind in kinds)
 
         many = (Kind.VAR_POSITIONAL, Kind.VAR_KEYWORD)
@@ -164,7 +167,7 @@ class Parameters:
         at = [i for i, k in enumerate(self.positional) if k in names]
         return Chosen(tuple(dict.fromkeys((*nums, *at))), frozenset(names | named))
 
-    def take(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+    def take(self, args: tuple[PyTree, ...], kwargs: Mapping[str, PyTree]) -> Call:
         """Takes a call apart."""
         if kwargs:
             args, kwargs = self.by_position(args, kwargs)
@@ -177,8 +180,8 @@ class Parameters:
         return Call(args, kwargs, static, names, *jax.tree.flatten((dynamic, rest)))
 
     def by_position(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        self, args: tuple[PyTree, ...], kwargs: Mapping[str, PyTree]
+    ) -> tuple[tuple[PyTree, ...], dict[str, PyTree]]:
         """The same call with keywords at their positions, up to the first parameter that is left out.
 
         >>> Parameters.of(lambda a, b, c=0, d=1: a).by_position((1,), {"d": 4, "b": 2})
@@ -230,7 +233,7 @@ class Parameters:
 
 
 def parameters(
-    fn: Callable[..., Any],
+    fn: Callable[..., object],
     donate_argnums: int | Iterable[int],
     donate_argnames: str | Iterable[str],
     static_argnums: int | Iterable[int],

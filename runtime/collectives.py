@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import ArrayLike
 
-from sbp import compat
+from sbp import compat, untyped
 from sbp.layout import chunk_sizes, local_shape
 from sbp.passes.boxing.moves import Move, frame, route
 from sbp.rules import bits
@@ -19,7 +21,30 @@ from sbp.rules.local import barrier, identity_of
 from sbp.signature import Partial, Split
 
 
-def explode(x: Any, dim: int, groups: Sequence[int], fill: Any = 0) -> Any:
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A move, and where it happens.
+
+    Arguments:
+      shape: the logical shape.
+      hierarchy: the placement's sizes.
+      names, groups: of the axes that the move goes along, their names and sizes.
+      coords: this device's traced position along each axis of the placement.
+    """
+
+    move: Move
+    shape: Sequence[int]
+    hierarchy: Sequence[int]
+    names: tuple[str, ...]
+    groups: Sequence[int]
+    coords: Sequence[jax.Array]
+
+
+Apply: TypeAlias = Callable[[jax.Array, Site], jax.Array]
+"""What becomes of this device's shard."""
+
+
+def explode(x: jax.Array, dim: int, groups: Sequence[int], fill: ArrayLike = 0) -> jax.Array:
     """A dim padded so that it is the concatenation of all shards, nested over `groups` outer to inner."""
     size, shape = x.shape[dim], x.shape
     chunks = chunk_sizes(size, range(len(groups)), groups)
@@ -35,15 +60,16 @@ def explode(x: Any, dim: int, groups: Sequence[int], fill: Any = 0) -> Any:
     return x.reshape(*shape[:dim], lead * chunks[-1], *shape[dim + 1 :])
 
 
-def _pad(x: Any, widths: Sequence[tuple[int, int]], fill: Any) -> Any:
+def _pad(x: jax.Array, widths: Sequence[tuple[int, int]], fill: ArrayLike) -> jax.Array:
     """Rows of padding behind a dim; keys are padded by their words."""
     if compat.is_key(x.dtype):
         words = jnp.pad(jax.random.key_data(x), [*widths, (0, 0)])
-        return jax.random.wrap_key_data(words, impl=jax.random.key_impl(x))
+        keys: jax.Array = jax.random.wrap_key_data(words, impl=jax.random.key_impl(x))
+        return keys
     return jnp.pad(x, widths, constant_values=fill)
 
 
-def implode(x: Any, dim: int, groups: Sequence[int], size: int) -> Any:
+def implode(x: jax.Array, dim: int, groups: Sequence[int], size: int) -> jax.Array:
     """The inverse of `explode`: the padding between the shards is cut out; the dim has `size` rows."""
     chunks = chunk_sizes(size, range(len(groups)), groups)
     if size == math.prod(groups) * chunks[-1]:
@@ -59,14 +85,14 @@ def implode(x: Any, dim: int, groups: Sequence[int], size: int) -> Any:
 
 
 def apply_move(
-    x: Any,
+    x: jax.Array,
     move: Move,
     shape: Sequence[int],
     hierarchy: Sequence[int],
     axes: Sequence[str],
-    coords: Any,
+    coords: Sequence[jax.Array],
     owned: bool = False,
-) -> Any:
+) -> jax.Array:
     """One move on this device's shard.
 
     Arguments:
@@ -81,101 +107,99 @@ def apply_move(
     names = tuple(axes[a] for a in move.axes)
     groups = [hierarchy[a] for a in move.axes]
     apply = _OWNED[move.kind] if owned else _APPLY[move.kind]
-    return apply(x, move, shape, hierarchy, names, groups, coords)
+    return apply(x, Site(move, shape, hierarchy, names, groups, coords))
 
 
-def _all_reduce(x: Any, move: Move, shape: Any, hierarchy: Any, names: Any, groups: Any, coords: Any) -> Any:
-    assert isinstance(move.old, Partial)
-    return lax.psum(x, names) if move.old.op == "sum" else bits.extremum(x, move.old.op, names)
+def _all_reduce(x: jax.Array, at: Site) -> jax.Array:
+    assert isinstance(at.move.old, Partial)
+    op = at.move.old.op
+    return untyped.psum(x, at.names) if op == "sum" else bits.extremum(x, op, at.names)
 
 
-def _owned_all_reduce(
-    x: Any, move: Move, shape: Any, hierarchy: Any, names: Any, groups: Any, coords: Any
-) -> Any:
-    return bits.owned_sum(x, names)
+def _owned_all_reduce(x: jax.Array, at: Site) -> jax.Array:
+    whole: jax.Array = bits.owned_sum(x, at.names)
+    return whole
 
 
-def _all_gather(x: Any, move: Move, shape: Any, hierarchy: Any, names: Any, groups: Any, coords: Any) -> Any:
-    assert isinstance(move.old, Split)
-    size, _ = frame(move, move.old, shape, hierarchy)
-    whole = lax.all_gather(x, names, axis=move.old.dim, tiled=True)
-    return implode(whole, move.old.dim, groups, size)
+def _all_gather(x: jax.Array, at: Site) -> jax.Array:
+    assert isinstance(at.move.old, Split)
+    size, _ = frame(at.move, at.move.old, at.shape, at.hierarchy)
+    whole = untyped.all_gather(x, at.names, axis=at.move.old.dim, tiled=True)
+    return implode(whole, at.move.old.dim, at.groups, size)
 
 
-def _reduce_scatter(
-    x: Any, move: Move, shape: Any, hierarchy: Any, names: Any, groups: Any, coords: Any
-) -> Any:
-    assert isinstance(move.new, Split)
-    return lax.psum_scatter(
-        explode(x, move.new.dim, groups), names, scatter_dimension=move.new.dim, tiled=True
+def _reduce_scatter(x: jax.Array, at: Site) -> jax.Array:
+    assert isinstance(at.move.new, Split)
+    return untyped.psum_scatter(
+        explode(x, at.move.new.dim, at.groups), at.names, scatter_dimension=at.move.new.dim, tiled=True
     )
 
 
-def _owned_reduce_scatter(
-    x: Any, move: Move, shape: Any, hierarchy: Any, names: Any, groups: Any, coords: Any
-) -> Any:
-    assert isinstance(move.new, Split)
-    return bits.owned_scatter(explode(x, move.new.dim, groups), names, move.new.dim)
+def _owned_reduce_scatter(x: jax.Array, at: Site) -> jax.Array:
+    assert isinstance(at.move.new, Split)
+    own: jax.Array = bits.owned_scatter(explode(x, at.move.new.dim, at.groups), at.names, at.move.new.dim)
+    return own
 
 
-def _all_to_all(x: Any, move: Move, shape: Any, hierarchy: Any, names: Any, groups: Any, coords: Any) -> Any:
-    assert isinstance(move.new, Split)
-    j, g = move.new.dim, math.prod(groups)
-    parts = explode(x, j, groups)
+def _all_to_all(x: jax.Array, at: Site) -> jax.Array:
+    assert isinstance(at.move.new, Split)
+    j, g = at.move.new.dim, math.prod(at.groups)
+    parts = explode(x, j, at.groups)
     if parts.shape != x.shape:
         # XLA on CPUs takes the pieces apart, and may give those that are padding alone another layout.
         parts = barrier(parts)
-    if isinstance(move.old, Partial):
-        swapped = lax.all_to_all(parts, names, split_axis=j, concat_axis=j, tiled=True)
+    if isinstance(at.move.old, Partial):
+        swapped = untyped.all_to_all(parts, at.names, split_axis=j, concat_axis=j, tiled=True)
         rows = swapped.shape[j] // g
         stacked = swapped.reshape(*swapped.shape[:j], g, rows, *swapped.shape[j + 1 :])
-        return bits.fold(stacked, move.old.op, j)
-    assert isinstance(move.old, Split)
-    size, _ = frame(move, move.old, shape, hierarchy)
-    swapped = lax.all_to_all(parts, names, split_axis=j, concat_axis=move.old.dim, tiled=True)
-    return implode(swapped, move.old.dim, groups, size)
+        folded: jax.Array = bits.fold(stacked, at.move.old.op, j)
+        return folded
+    assert isinstance(at.move.old, Split)
+    size, _ = frame(at.move, at.move.old, at.shape, at.hierarchy)
+    swapped = untyped.all_to_all(parts, at.names, split_axis=j, concat_axis=at.move.old.dim, tiled=True)
+    return implode(swapped, at.move.old.dim, at.groups, size)
 
 
-def _slice(x: Any, move: Move, shape: Any, hierarchy: Any, names: Any, groups: Any, coords: Any) -> Any:
-    assert isinstance(move.new, Split)
-    d, (axis,) = move.new.dim, move.axes
-    whole = explode(x, d, groups)
-    rows = whole.shape[d] // groups[0]
-    return lax.dynamic_slice_in_dim(whole, coords[axis] * np.int32(rows), rows, axis=d)
+def _slice(x: jax.Array, at: Site) -> jax.Array:
+    assert isinstance(at.move.new, Split)
+    d, (axis,) = at.move.new.dim, at.move.axes
+    whole = explode(x, d, at.groups)
+    rows = whole.shape[d] // at.groups[0]
+    return lax.dynamic_slice_in_dim(whole, at.coords[axis] * np.int32(rows), rows, axis=d)
 
 
-def _fill(x: Any, move: Move, shape: Any, hierarchy: Any, names: Any, groups: Any, coords: Any) -> Any:
-    (axis,) = move.axes
-    return jnp.where(coords[axis] == 0, x, jnp.zeros((), x.dtype))
+def _fill(x: jax.Array, at: Site) -> jax.Array:
+    (axis,) = at.move.axes
+    return jnp.where(at.coords[axis] == 0, x, jnp.zeros((), x.dtype))
 
 
-def _keep(x: Any, move: Move, shape: Any, hierarchy: Any, names: Any, groups: Any, coords: Any) -> Any:
+def _keep(x: jax.Array, at: Site) -> jax.Array:
     return x
 
 
-def _embed(x: Any, move: Move, shape: Any, hierarchy: Any, names: Any, groups: Any, coords: Any) -> Any:
-    assert isinstance(move.old, Split) and isinstance(move.new, Partial)
-    d, (axis,) = move.old.dim, move.axes
-    size, chunks = frame(move, move.old, shape, hierarchy)
+def _embed(x: jax.Array, at: Site) -> jax.Array:
+    assert isinstance(at.move.old, Split) and isinstance(at.move.new, Partial)
+    d, (axis,) = at.move.old.dim, at.move.axes
+    size, chunks = frame(at.move, at.move.old, at.shape, at.hierarchy)
     whole = list(x.shape)
-    whole[d] = groups[0] * chunks[-1]
-    ground = jnp.full(whole, identity_of(move.new.op, x.dtype), x.dtype)
-    out = lax.dynamic_update_slice_in_dim(ground, x, coords[axis] * np.int32(chunks[-1]), axis=d)
+    whole[d] = at.groups[0] * chunks[-1]
+    ground = jnp.full(whole, identity_of(at.move.new.op, x.dtype), x.dtype)
+    out = lax.dynamic_update_slice_in_dim(ground, x, at.coords[axis] * np.int32(chunks[-1]), axis=d)
     return lax.slice_in_dim(out, 0, size, axis=d)
 
 
-def _permute(x: Any, move: Move, shape: Any, hierarchy: Any, names: Any, groups: Any, coords: Any) -> Any:
-    way = route(shape, move.before, move.after, hierarchy)
+def _permute(x: jax.Array, at: Site) -> jax.Array:
+    way = route(at.shape, at.move.before, at.move.after, at.hierarchy)
     assert way is not None
-    linear: Any = np.int32(0)
-    for axis, n in enumerate(hierarchy):
-        linear = linear * np.int32(n) + coords[axis]
+    linear: jax.Array | np.int32 = np.int32(0)
+    for axis, n in enumerate(at.hierarchy):
+        linear = linear * np.int32(n) + at.coords[axis]
     starts = jnp.asarray(np.array(way.starts, np.int32))[linear]
     piece = lax.dynamic_slice(x, [starts[d] for d in range(x.ndim)], way.shape)
-    return lax.ppermute(piece, names, way.pairs)
+    return untyped.ppermute(piece, at.names, way.pairs)
 
 
-_APPLY: dict[str, Callable[..., Any]] = {
+_APPLY: dict[str, Apply] = {
     "all_reduce": _all_reduce,
     "all_gather": _all_gather,
     "reduce_scatter": _reduce_scatter,
@@ -186,7 +210,7 @@ _APPLY: dict[str, Callable[..., Any]] = {
     "embed": _embed,
     "permute": _permute,
 }
-_OWNED: dict[str, Callable[..., Any]] = {
+_OWNED: dict[str, Apply] = {
     "all_reduce": _owned_all_reduce,
     "reduce_scatter": _owned_reduce_scatter,
 }

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import NDArray
 
 from sbp.passes.program.graph import Node
+from sbp.rules.exchange import Tally
+
+Report: TypeAlias = tuple[Node, Tally]
+"""An exchange, and what it has done."""
 
 # Calls whose counts may wait on the devices before they are added up on the host.
 MOST_PENDING = 64
@@ -57,14 +62,14 @@ class Counting:
 
     keys: bool = True
     watches: bool = False
-    waiting: Any = None
+    waiting: Any = None  # a jax.Array: it has no type for `is_ready`
     exchanges: list[Node] = field(default_factory=list)
     pending: list[jax.Array] = field(default_factory=list)
     calls: int = 0
-    totals: Any = None
-    rounds: Any = None
+    totals: NDArray[np.int64] | None = None
+    rounds: NDArray[np.int64] | None = None
 
-    def stacked(self, reports: Sequence[tuple[Node, Any]]) -> Any:
+    def stacked(self, reports: Sequence[Report]) -> jax.Array:
         """What a device returns besides its results; called while it is traced.
 
         "1 exchanges 4", the numbers of a `Tally`; without keys its last one, "1 exchanges 1".
@@ -117,7 +122,7 @@ class Counting:
     def read(self) -> tuple[KeyCount, ...]:
         """The counts so far."""
         self.fold()
-        if self.totals is None:
+        if self.totals is None or self.rounds is None:
             return ()
         lines = zip(self.exchanges, self.totals, self.rounds, strict=True)
         return tuple(

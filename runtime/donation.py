@@ -6,16 +6,20 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from sbp.compat import is_key
 from sbp.errors import DonationError, Problem
 from sbp.runtime.arguments import Names
+from sbp.untyped import Leaf
 
 SHARDING = attrgetter("sharding")
+Layout: TypeAlias = jax.sharding.Sharding | None
+"""The sharding of a leaf; None for what is no `jax.Array`."""
 
 
 def buffers(x: jax.Array) -> frozenset[tuple[int, int]]:
@@ -31,7 +35,7 @@ def buffers(x: jax.Array) -> frozenset[tuple[int, int]]:
     return frozenset((device, data.unsafe_buffer_pointer()) for device, data in shards if data.size)
 
 
-def own_copy(x: Any, sharding: Any, name: str) -> Any:
+def own_copy(x: ArrayLike, sharding: jax.sharding.Sharding, name: str) -> jax.Array:
     """An array that lies as wanted in memory of its own: what becomes of `x` later is not its matter.
 
     `device_put` alone would leave what is in place where it is, even with `may_alias=False`.
@@ -69,13 +73,13 @@ class Owners:
     """
 
     donate: tuple[int, ...]
-    layouts: list[Any] = field(default_factory=list)
+    layouts: list[Layout] = field(default_factory=list)
 
-    def check(self, leaves: Sequence[Any], layouts: Sequence[Any], names: Names) -> list[Problem]:
+    def check(self, leaves: Sequence[Leaf], layouts: Sequence[Layout], names: Names) -> list[Problem]:
         """What is wrong with the leaves of a call.
 
         Arguments:
-          layouts: their shardings; None for what is no `jax.Array`.
+          layouts: of these leaves.
         """
         if not self.donate:
             return []
@@ -89,7 +93,7 @@ class Owners:
         return found
 
     def clashes(
-        self, leaves: Sequence[Any], layouts: Sequence[Any], new: set[int], names: Names
+        self, leaves: Sequence[Leaf], layouts: Sequence[Layout], new: set[int], names: Names
     ) -> Iterator[Problem]:
         """A problem for each leaf that shares memory with an earlier one, if one of the two is donated."""
         alike: dict[float, list[int]] = {}
@@ -121,13 +125,13 @@ def _shared(x: jax.Array, same: bool, path: str, other: str) -> Problem:
     )
 
 
-def distinct(leaves: Sequence[Any]) -> bool:
+def distinct(leaves: Sequence[Leaf]) -> bool:
     """Whether no object comes twice."""
     return len(set(map(id, leaves))) == len(leaves)
 
 
-def layouts_of(leaves: Sequence[Any]) -> list[Any]:
-    """The shardings of the leaves; None for what is no `jax.Array`."""
+def layouts_of(leaves: Sequence[Leaf]) -> list[Layout]:
+    """How the leaves lie."""
     try:
         return list(map(SHARDING, leaves))
     except AttributeError:

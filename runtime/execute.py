@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Generic, ParamSpec, TypeVar
 
 import jax
 
@@ -35,17 +35,25 @@ from sbp.runtime.pipeline.program import BuiltPipeline, many_programs
 from sbp.runtime.rooms import rooms_of
 from sbp.runtime.sampling import with_samples
 from sbp.signature import AUTO
+from sbp.untyped import Prefix, PyTree
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
-class Program:
-    """A distributed program; call it like the function it was made from. Made by `sbp.compile`."""
+class Program(Generic[P, R]):
+    """A distributed program; call it like the function it was made from. Made by `sbp.compile`.
+
+    A type checker sees the parameters and the result of that function, wherever values are given. `plan` and
+    `lower` take shapes in place of arrays too, and `place` arguments alone: of these it sees no types.
+    """
 
     def __init__(
         self,
-        fn: Callable[..., Any],
+        fn: Callable[P, R],
         placement: Placement | jax.sharding.Mesh,
-        in_sbp: Any,
-        out_sbp: Any,
+        in_sbp: Prefix,
+        out_sbp: Prefix,
         own: Parameters,
         options: Options,
     ) -> None:
@@ -54,12 +62,12 @@ class Program:
         self.in_sbp, self.out_sbp = in_sbp, out_sbp
         self.parameters, self.options = own, options
         self._built: Builds[Built | BuiltPipeline] = Builds()
-        self._seen: dict[Any, Slot[Built | BuiltPipeline]] = {}
+        self._seen: dict[Hashable, Slot[Built | BuiltPipeline]] = {}
 
     def __repr__(self) -> str:
         return f"<Program {getattr(self.fn, '__name__', self.fn)} on {self.placement}>"
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Runs the program on logical arrays; host arrays are placed.
 
         Raises:
@@ -80,15 +88,17 @@ class Program:
         if setting("jax_debug_nans") or setting("jax_debug_infs"):
             from sbp.runtime import nonfinite
 
-            return nonfinite.run(slot.built, call.leaves)
+            checked: R = nonfinite.run(slot.built, call.leaves)
+            return checked
         try:
-            return slot.built.run(call.leaves)
+            out: R = slot.built.run(call.leaves)
+            return out
         except (RuntimeError, ValueError) as e:
             if not isinstance(e, SbpError) and ("deleted" in str(e) or "donated" in str(e)):
                 self._check(call, True)  # of JAX: which argument it is
             raise
 
-    def place(self, *args: Any) -> tuple[Any, ...]:
+    def place(self, *args: PyTree) -> tuple[PyTree, ...]:
         """The arguments of a call as the program wants them: what is placed once is not moved on every call.
 
         Raises:
@@ -112,7 +122,7 @@ class Program:
         """
         return tuple(c for b in self._built.values() if b.counting is not None for c in b.counting.read())
 
-    def plan(self, *args: Any, **kwargs: Any) -> Plan:
+    def plan(self, *args: PyTree, **kwargs: PyTree) -> Plan:
         """What the program will do with such arguments (arrays or `ShapeDtypeStruct`s); needs no devices.
 
         Raises:
@@ -123,7 +133,7 @@ class Program:
             return built.plan
         return replace(built.plan, notes=(*built.plan.notes, *(f"{m}: moved" for m in built.moved.values())))
 
-    def profile(self, *args: Any, **kwargs: Any) -> Profile:
+    def profile(self, *args: P.args, **kwargs: P.kwargs) -> Profile:
         """Runs some steps with these arguments and measures them; donated ones are copied, and still there.
 
         Of a program with stages and micro-batches every action is measured, against the plan's estimate; of
@@ -135,7 +145,7 @@ class Program:
         call, built = self._prepare(args, kwargs, concrete=True)
         return measure(built, call.leaves)
 
-    def lower(self, *args: Any, **kwargs: Any) -> Any:
+    def lower(self, *args: PyTree, **kwargs: PyTree) -> jax.stages.Lowered:
         """The lowered program, as `jax.stages.Lowered`; without the devices it can be read but not compiled.
 
         Raises:
@@ -152,11 +162,12 @@ class Program:
         except PlacementError:
             platform = {"gpu": "cuda"}.get(self.placement.platform, self.placement.platform)
             traced = built.jitted(self.placement.abstract_mesh).trace(*avals)
-            return traced.lower(lowering_platforms=(platform,))
+            lowered: jax.stages.Lowered = traced.lower(lowering_platforms=(platform,))
+            return lowered
         return built.jitted(mesh).lower(*avals)
 
     def _prepare(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, concrete: bool = False
+        self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree], *, concrete: bool = False
     ) -> tuple[Call, Built | BuiltPipeline]:
         """A call taken apart, and the program built for its abstract signature."""
         call = self.parameters.take(args, kwargs)
@@ -164,7 +175,7 @@ class Program:
         assert built is not None
         return call, built
 
-    def _context(self) -> tuple[Any, ...]:
+    def _context(self) -> tuple[Hashable, ...]:
         """What a build depends on besides arguments: JAX's settings, and the rules."""
         return (*trace_context(), REGISTRY.version)
 
@@ -203,7 +214,7 @@ class Program:
         watch = modules.Watch(self.fn, call.static)
 
         @functools.wraps(self.fn, updated=())
-        def watched(*args: Any, **kwargs: Any) -> Any:
+        def watched(*args: PyTree, **kwargs: PyTree) -> PyTree:
             out = watch(*args, **kwargs, **call.static_kwargs)
             weak[:] = map(arguments.is_weak, jax.tree.leaves(out))
             return out
@@ -248,17 +259,17 @@ class Program:
 
 
 def compile(
-    fn: Callable[..., Any],
+    fn: Callable[P, R],
     placement: Placement | jax.sharding.Mesh,
     *,
-    in_sbp: Any = AUTO,
-    out_sbp: Any = AUTO,
+    in_sbp: Prefix = AUTO,
+    out_sbp: Prefix = AUTO,
     donate_argnums: int | Iterable[int] = (),
     donate_argnames: str | Iterable[str] = (),
     static_argnums: int | Iterable[int] = (),
     static_argnames: str | Iterable[str] = (),
     options: Options | None = None,
-) -> Program:
+) -> Program[P, R]:
     """Makes a distributed program of a single-device JAX function.
 
     Arguments:

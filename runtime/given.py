@@ -6,7 +6,6 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any
 
 import jax
 
@@ -15,6 +14,7 @@ from sbp.placement import Placement
 from sbp.resolve import is_leaf, resolve, scalar_notes
 from sbp.runtime.call import Call, Parameters
 from sbp.signature import AUTO, NdSbp
+from sbp.untyped import Prefix, PyTree
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,12 @@ class Given:
       problems: why it could not be put beside the arguments.
     """
 
-    args: Any
-    kwargs: Mapping[str, Any]
+    args: Prefix
+    kwargs: Mapping[str, Prefix]
     names: tuple[str, ...] = ()
     problems: tuple[Problem, ...] = ()
 
-    def parts(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[Any, Any]]:
+    def parts(self, args: Sequence[PyTree], kwargs: Mapping[str, PyTree]) -> list[tuple[Prefix, PyTree]]:
         """Prefixes and the trees that they are for, in the order of the leaves of the call."""
         if not self.names:
             return [(self.args, tuple(args)), (dict(self.kwargs), dict(kwargs))]
@@ -43,7 +43,7 @@ class Given:
         return [(OrderedDict((k, prefix) for k, prefix, _ in ordered), trees)]
 
     def resolve(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any], paths: Sequence[str], placement: Placement
+        self, args: Sequence[PyTree], kwargs: Mapping[str, PyTree], paths: Sequence[str], placement: Placement
     ) -> tuple[list[NdSbp | None], list[Problem]]:
         """One signature (None: AUTO) per argument leaf, and what is wrong with them.
 
@@ -59,7 +59,7 @@ class Given:
             out, problems = [*out, *found], [*problems, *wrong]
         return out, problems
 
-    def notes(self, args: Sequence[Any], kwargs: Mapping[str, Any], paths: Sequence[str]) -> list[str]:
+    def notes(self, args: Sequence[PyTree], kwargs: Mapping[str, PyTree], paths: Sequence[str]) -> list[str]:
         """Remarks on scalars that have no dims to split; arguments as of `resolve`."""
         out: list[str] = []
         start = 0
@@ -70,14 +70,14 @@ class Given:
         return out
 
     def misread(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any], paths: Sequence[str], placement: Placement
+        self, args: Sequence[PyTree], kwargs: Mapping[str, PyTree], paths: Sequence[str], placement: Placement
     ) -> list[Problem]:
         """What is wrong with signatures of a function that could not be traced, and may have stages."""
         whole = [placement, *(placement.split(a)[0] for a in range(placement.ndim) if placement.ndim > 1)]
         return min((self.resolve(args, kwargs, paths, p)[1] for p in whole), key=len)
 
 
-def given(in_sbp: Any, call: Call, own: Parameters) -> Given:
+def given(in_sbp: Prefix, call: Call, own: Parameters) -> Given:
     """Puts `in_sbp` beside the arguments of a call: by position, or by name if it is a dict.
 
     Arguments:
@@ -107,7 +107,7 @@ def given(in_sbp: Any, call: Call, own: Parameters) -> Given:
     )
 
 
-def _by_name(in_sbp: Mapping[str, Any], call: Call, own: Parameters, keywords: Sequence[str]) -> Given:
+def _by_name(in_sbp: Mapping[str, Prefix], call: Call, own: Parameters, keywords: Sequence[str]) -> Given:
     """As `given`, by the names of the parameters; one that is not named is AUTO."""
     names = own.positional or ()
     known = {*names, *own.others, *keywords}
@@ -126,7 +126,7 @@ def _by_name(in_sbp: Mapping[str, Any], call: Call, own: Parameters, keywords: S
     )
 
 
-def _no_parameter(name: Any, legal: Sequence[str], static: bool, own: Parameters) -> Problem:
+def _no_parameter(name: object, legal: Sequence[str], static: bool, own: Parameters) -> Problem:
     why = f"{own.name} has no parameter of that name"
     near = get_close_matches(str(name), legal, 1)
     inside = f"in_sbp=({{{name!r}: ...}},) for an argument that is a dict"
@@ -141,7 +141,7 @@ def _no_parameter(name: Any, legal: Sequence[str], static: bool, own: Parameters
 
 
 def _other_number(
-    in_sbp: Sequence[Any], call: Call, own: Parameters, dynamic: Sequence[int], least: int, most: int
+    in_sbp: Sequence[Prefix], call: Call, own: Parameters, dynamic: Sequence[int], least: int, most: int
 ) -> Problem:
     """The problem with a sequence that has too few or too many entries."""
     names, n = own.positional or (), len(in_sbp)

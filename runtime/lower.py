@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Protocol, TypeAlias, cast
 
 import jax
 import numpy as np
 from jax import lax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from sbp import compat
 from sbp.layout import local_shape
@@ -18,17 +19,36 @@ from sbp.passes.boxing.moves import Move
 from sbp.passes.explain.collectives import scope_of_rows
 from sbp.passes.physical.program import Border, Box, Compute, Physical, Step, Version, walk_steps, writes
 from sbp.passes.program.control import CONTROL, Leaving, Region, ports
-from sbp.passes.program.graph import Const, Node, Operand, Source
+from sbp.passes.program.graph import Const, Operand, Source
 from sbp.passes.program.views import local_of
 from sbp.placement import Placement
 from sbp.resolve import to_partition_spec
+from sbp.rules.exchange import Tally
 from sbp.runtime.arguments import weaken
 from sbp.runtime.buckets import Parcel, apply_bucket
 from sbp.runtime.collectives import apply_move
-from sbp.runtime.counts import Counting
+from sbp.runtime.counts import Counting, Report
 from sbp.signature import B, NdSbp, Partial
+from sbp.untyped import Leaf, optimization_barrier, partition_spec
 
-Env: TypeAlias = dict[Version, Any]
+Env: TypeAlias = dict[Version, jax.Array]
+"""The shards of a device."""
+Shards: TypeAlias = tuple[jax.Array, ...]
+DeviceMesh: TypeAlias = Mesh | AbstractMesh
+"""With devices, or without: to lower a program for devices that are not there."""
+
+
+class Jitted(Protocol):
+    """What `jax.jit` makes, which JAX leaves untyped: flat arguments in, flat results out."""
+
+    def __call__(self, *args: Leaf) -> Sequence[jax.Array]:
+        """Runs it."""
+
+    def trace(self, *args: Leaf) -> jax.stages.Traced:
+        """Its trace for such arguments."""
+
+    def lower(self, *args: Leaf) -> jax.stages.Lowered:
+        """It lowered for such arguments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +63,10 @@ class Title:
     name: str = "program"
     source: Source = field(default_factory=Source)
 
-    def of(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+    def of(self, fn: Callable[..., Shards]) -> Callable[..., Shards]:
         """The function under this name."""
 
-        def run(*args: Any) -> Any:
+        def run(*args: jax.Array) -> Shards:
             with compat.marked(self.source.info):
                 return fn(*args)
 
@@ -54,7 +74,7 @@ class Title:
         return run
 
 
-def device_function(physical: Physical, counting: Counting | None = None) -> Callable[..., tuple[Any, ...]]:
+def device_function(physical: Physical, counting: Counting | None = None) -> Callable[..., Shards]:
     """The program of one device: local shards in, local shards out, in the order of the graph's inputs.
 
     Arguments:
@@ -62,8 +82,8 @@ def device_function(physical: Physical, counting: Counting | None = None) -> Cal
     """
     graph, placement = physical.graph, physical.placement
 
-    def run(*shards: Any) -> tuple[Any, ...]:
-        reports: list[tuple[Node, Any]] | None = None if counting is None else []
+    def run(*shards: jax.Array) -> Shards:
+        reports: list[Report] | None = None if counting is None else []
         device = Device(physical, [lax.axis_index(name) for name in placement.axes], reports)
         env: Env = dict(zip(zip(graph.inputs, physical.inputs, strict=True), shards, strict=True))
         device.run(physical.steps, env)
@@ -83,8 +103,8 @@ class Device:
     """
 
     physical: Physical
-    coords: Sequence[Any]
-    reports: list[tuple[Node, Any]] | None = None
+    coords: Sequence[jax.Array]
+    reports: list[Report] | None = None
 
     def run(self, steps: Sequence[Step], env: Env) -> None:
         """Executes `steps`, adding the versions that they make to `env`."""
@@ -131,7 +151,7 @@ class Device:
         env.update(zip(((b.value, b.move.after) for b in boxes), moved, strict=True))
         return i + len(boxes)
 
-    def read(self, x: Operand, nd: NdSbp, env: Env) -> Any:
+    def read(self, x: Operand, nd: NdSbp, env: Env) -> jax.Array:
         """A version of a value, or a scalar."""
         return _constant(x, nd, self.physical.placement, self.coords) if isinstance(x, Const) else env[x, nd]
 
@@ -140,7 +160,7 @@ class Device:
         graph, placement = self.physical.graph, self.physical.placement
         node, strategy = step.node, step.strategy
         operands = [self.read(x, nd, env) for x, nd in zip(node.inputs, strategy.operands, strict=True)]
-        counts: list[Any] = []
+        counts: list[Tally] = []
         local = local_of(graph, node, strategy.lying, placement.shape, self.coords, placement.axes, counts)
         rule = node.rule
         own = rule.local if rule is not None else None
@@ -153,7 +173,7 @@ class Device:
         """A loop or a branch with what enters it here."""
         wired = list(zip(ports(step.node), step.inside, strict=True))
 
-        def body(k: int, entering: Mapping[int, Any], leaving: Leaving) -> list[Any]:
+        def body(k: int, entering: Mapping[int, jax.Array], leaving: Leaving) -> list[jax.Array]:
             inputs, inner = set(step.node.bodies[k].inputs), dict(env)
             for i, x in entering.items():
                 port, nd = wired[i]
@@ -169,9 +189,10 @@ class Device:
         return Region(step.node, tuple(p for p, _ in wired), step.inside, outer, body)
 
 
-def _constant(x: Const, nd: NdSbp, placement: Placement, coords: Sequence[Any]) -> Any:
+def _constant(x: Const, nd: NdSbp, placement: Placement, coords: Sequence[jax.Array]) -> jax.Array:
     """A scalar of the program; as a sum, only the first device along the axis has it."""
-    value = np.asarray(x.value, x.dtype)
+    # An array of the host, so that it is a literal of the program.
+    value = cast("jax.Array", np.asarray(x.value, x.dtype))
     for axis, s in enumerate(nd):
         if s == Partial("sum"):
             fill = Move("fill", (axis,), nd, nd, B, s)
@@ -179,7 +200,7 @@ def _constant(x: Const, nd: NdSbp, placement: Placement, coords: Sequence[Any]) 
     return value
 
 
-def _marked(*steps: Step) -> Any:
+def _marked(*steps: Step) -> AbstractContextManager[None]:
     """A context in which what is traced says which line of the user it is of, and which rows of the plan."""
     source = steps[0].source if isinstance(steps[0], Box) else steps[0].node.source
     return compat.marked(source.info, scope_of_rows([row for s in steps for row in s.rows]))
@@ -203,13 +224,13 @@ def _barrier(steps: Sequence[Step], i: int, env: Env) -> int:
         i += 1
     reads = [(s.node.inputs[0], s.strategy.operands[0]) for s in group]
     with _marked(first):
-        held = lax.optimization_barrier(tuple(env[x, nd] for x, nd in reads if not isinstance(x, Const)))
+        held = optimization_barrier(tuple(env[x, nd] for x, nd in reads if not isinstance(x, Const)))
     env.update(zip(((s.node.outputs[0], s.strategy.results[0]) for s in group), held, strict=True))
     return i
 
 
 def shardings(
-    physical: Physical, mesh: Any, counting: Counting | None = None
+    physical: Physical, mesh: DeviceMesh, counting: Counting | None = None
 ) -> tuple[list[NamedSharding], list[NamedSharding]]:
     """How arguments arrive and results leave, as JAX's shardings."""
     graph, placement = physical.graph, physical.placement
@@ -220,18 +241,18 @@ def shardings(
     ins = [named(graph.values[v].shape, nd) for v, nd in zip(graph.inputs, physical.inputs, strict=True)]
     outs = [named(graph.operand(x).shape, nd) for x, nd in zip(graph.outputs, physical.outputs, strict=True)]
     if counting is not None:
-        outs.append(NamedSharding(mesh, PartitionSpec(placement.axes)))
+        outs.append(NamedSharding(mesh, partition_spec(placement.axes)))
     return ins, outs
 
 
 def lower(
     physical: Physical,
-    mesh: Any,
+    mesh: DeviceMesh,
     donate: Sequence[int],
     counting: Counting | None = None,
     title: Title | None = None,
     weak: Sequence[bool] = (),
-) -> Any:
+) -> Jitted:
     """The jitted program over `mesh` (a real or an abstract one): flat arguments in, flat results out.
 
     Arguments:
@@ -253,19 +274,19 @@ def lower(
     )
     weaker = {i for i, w in enumerate(weak) if w}
 
-    def run(*args: Any) -> tuple[Any, ...]:
+    def run(*args: jax.Array) -> Shards:
         return tuple(weaken(x) if i in weaker else x for i, x in enumerate(mapped(*args[: len(taken)])))
 
     program = (title or Title()).of(run)
     return jax.jit(program, donate_argnums=tuple(donate), in_shardings=tuple(ins), out_shardings=tuple(outs))
 
 
-def _without_inputs(on_device: Callable[..., Any], physical: Physical) -> Callable[[], Any]:
+def _without_inputs(on_device: Callable[..., Shards], physical: Physical) -> Callable[[], Shards]:
     """The program of one device, none of whose inputs has an element: it makes them itself."""
     graph, hierarchy = physical.graph, physical.placement.shape
     inputs = [(graph.values[v], nd) for v, nd in zip(graph.inputs, physical.inputs, strict=True)]
 
-    def run() -> Any:
+    def run() -> Shards:
         return on_device(*(compat.zeros(local_shape(v.shape, nd, hierarchy), v.dtype) for v, nd in inputs))
 
     return run

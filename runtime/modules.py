@@ -8,13 +8,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import jax
 
 from sbp.errors import Problem
 from sbp.passes.program.graph import Const, Graph, Operand
 from sbp.passes.program.trace import leaf_paths, trace
+from sbp.untyped import Leaf, PyTree
 
 NNX, EQUINOX = "flax.nnx", "equinox"
 INSTEAD = {
@@ -26,7 +26,7 @@ INSTEAD = {
 """Per library whose modules are pytrees: how a function of arrays is made of a module."""
 
 
-def library_of(x: Any) -> str:
+def library_of(x: object) -> str:
     """The library whose module `x` is, or "" for anything else; nnx.State, which holds arrays, is none."""
     if isinstance(x, Mapping):
         return ""
@@ -34,7 +34,7 @@ def library_of(x: Any) -> str:
     return next((lib for lib in INSTEAD for h in homes if h == lib or h.startswith(lib + ".")), "")
 
 
-def libraries(tree: Any) -> list[str]:
+def libraries(tree: PyTree) -> list[str]:
     """Per leaf of a pytree the library whose module it belongs to, or ""."""
     out: list[str] = []
     for x in jax.tree.leaves(tree, is_leaf=lambda x: bool(library_of(x)) or _is_mapping_of_arrays(x)):
@@ -42,12 +42,12 @@ def libraries(tree: Any) -> list[str]:
     return out
 
 
-def _is_mapping_of_arrays(x: Any) -> bool:
+def _is_mapping_of_arrays(x: object) -> bool:
     """Whether `x` is a library's own mapping, such as nnx.State, whose variables are values."""
     return isinstance(x, Mapping) and not isinstance(x, dict)
 
 
-def advised(problems: Sequence[Problem | None], tree: Any) -> list[Problem]:
+def advised(problems: Sequence[Problem | None], tree: PyTree) -> list[Problem]:
     """The problems of leaves, None where there is none; those of a module name what its library offers."""
     known = libraries(tree) if any(problems) else ()
     out = []
@@ -68,11 +68,11 @@ class Watch:
       replaced: the leaves, by their names; what the results hold too is not lost.
     """
 
-    fn: Callable[..., Any]
+    fn: Callable[..., PyTree]
     static: Collection[int] = ()
     replaced: list[str] = field(default_factory=list)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
         """What the function returns."""
         before = self.variables(args, kwargs)
         out = self.fn(*args, **kwargs)
@@ -84,7 +84,7 @@ class Watch:
             ]
         return out
 
-    def variables(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    def variables(self, args: Sequence[PyTree], kwargs: Mapping[str, PyTree]) -> dict[str, Leaf]:
         """The leaves of nnx modules, by their names."""
         at = [i for i in range(len(args)) if i not in self.static]
         traced = tuple(args[i] for i in at)
@@ -95,7 +95,7 @@ class Watch:
         leaves = jax.tree.leaves((traced, dict(kwargs)))
         return {n: x for n, x, lib in zip(names, leaves, held, strict=True) if lib == NNX}
 
-    def lost(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Problem]:
+    def lost(self, args: Sequence[PyTree], kwargs: Mapping[str, PyTree]) -> list[Problem]:
         """What the function changed in modules that it was given, and did not return.
 
         Calls such as nnx.remat replace every variable of a module by itself: those are told apart by a trace.
@@ -106,7 +106,7 @@ class Watch:
         if not self.replaced:
             return []
 
-        def values(*args: Any, **kwargs: Any) -> list[Any]:
+        def values(*args: PyTree, **kwargs: PyTree) -> list[Leaf]:
             self.fn(*args, **kwargs)
             after = self.variables(args, kwargs)
             return [after[name] for name in self.replaced]

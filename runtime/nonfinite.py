@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import NDArray
 
 from sbp import compat
 from sbp.errors import NonFiniteError, Problem
@@ -19,23 +20,27 @@ from sbp.passes.look.picture import clean_scope
 from sbp.passes.program.control import CONTROL
 from sbp.passes.program.graph import Body, Const, Graph, Node
 from sbp.passes.program.names import loop_name
+from sbp.runtime.built import Built
 from sbp.runtime.pipeline.program import BuiltPipeline
-from sbp.runtime.plain import evaluate, value_of
+from sbp.runtime.plain import Tensor, evaluate, value_of
 from sbp.runtime.probe import CHUNK, probe
+from sbp.untyped import Leaf, PyTree
 
+Look: TypeAlias = tuple[str, Callable[[NDArray[Any]], NDArray[np.bool_]]]
+"""A kind of number, and which elements of an array are of it."""
 # What JAX looks for under which of its settings.
-CHECKS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+CHECKS: dict[str, Look] = {
     "jax_debug_nans": ("NaN", np.isnan),
     "jax_debug_infs": ("infinity", np.isinf),
 }
-Looks: TypeAlias = Sequence[tuple[str, Callable[[Any], Any]]]
-Probe: TypeAlias = Callable[[Sequence[int]], Sequence[Any]]
+Looks: TypeAlias = Sequence[Look]
+Probe: TypeAlias = Callable[[Sequence[int]], Sequence[Tensor]]
 """The values of some tensors of a graph, whole."""
 Found: TypeAlias = tuple[Node, int]
 """An op, and which of its results."""
 
 
-def run(built: Any, leaves: Sequence[Any]) -> Any:
+def run(built: Built | BuiltPipeline, leaves: Sequence[Leaf]) -> PyTree:
     """Runs a built program, and looks at its results.
 
     Arguments:
@@ -55,7 +60,7 @@ def run(built: Any, leaves: Sequence[Any]) -> Any:
     return out
 
 
-def _found(x: Any, looks: Looks) -> str:
+def _found(x: object, looks: Looks) -> str:
     """What of such numbers a tensor has; "" for none, and for a tracer."""
     if isinstance(x, jax.core.Tracer) or not hasattr(x, "dtype"):
         return ""
@@ -66,7 +71,9 @@ def _found(x: Any, looks: Looks) -> str:
     return " and ".join(what for what, test in looks if test(array).any())
 
 
-def _problem(built: Any, leaves: Sequence[Any], path: str, what: str, looks: Looks) -> Problem:
+def _problem(
+    built: Built | BuiltPipeline, leaves: Sequence[Leaf], path: str, what: str, looks: Looks
+) -> Problem:
     """Says where the first one comes from."""
     paths = built.traced.in_paths
     came = [p for p, x in zip(paths, leaves, strict=True) if _found(x, looks)]
@@ -101,7 +108,7 @@ def _first(graph: Graph, probe: Probe, looks: Looks) -> Found | None:
     return None
 
 
-def _inside(node: Node, env: Mapping[int, Any], looks: Looks) -> Found | None:
+def _inside(node: Node, env: Mapping[int, Tensor], looks: Looks) -> Found | None:
     """The first op in the body of a loop or a branch, run trip by trip on one device."""
     bodies = {id(b): _jitted(b) for b in node.bodies}
     for body, inputs in CONTROL[node.op].step(node, [value_of(x, env) for x in node.inputs]):
@@ -115,14 +122,14 @@ def _inside(node: Node, env: Mapping[int, Any], looks: Looks) -> Found | None:
     return None
 
 
-def _jitted(body: Body) -> Any:
+def _jitted(body: Body) -> Callable[..., dict[int, jax.Array]]:
     """A function of what enters a body that gives all that is made in there."""
     made = [v for n in body.nodes for v in n.outputs]
     run = _run(body.nodes, body.inputs, made)
     return jax.jit(lambda *args: dict(zip(made, run(*args), strict=True)))
 
 
-def _probe(built: Any, leaves: Sequence[Any]) -> tuple[Graph, Probe]:
+def _probe(built: Built | BuiltPipeline, leaves: Sequence[Leaf]) -> tuple[Graph, Probe]:
     """A graph of the program, and how its tensors are had: of one with stages, on one device."""
     if isinstance(built, BuiltPipeline):
         whole = built.traced.graph
@@ -132,7 +139,7 @@ def _probe(built: Any, leaves: Sequence[Any]) -> tuple[Graph, Probe]:
     assert physical is not None
     inputs = [*built.place(leaves), *built.executable[2]]
 
-    def distributed(values: Sequence[int]) -> Sequence[Any]:
+    def distributed(values: Sequence[int]) -> Sequence[Tensor]:
         known = dict(zip(physical.graph.inputs, inputs, strict=True))
         made = [v for v in values if v not in known]
         if made:
@@ -142,6 +149,6 @@ def _probe(built: Any, leaves: Sequence[Any]) -> tuple[Graph, Probe]:
     return physical.graph, distributed
 
 
-def _run(nodes: Sequence[Node], inputs: Sequence[int], values: Sequence[int]) -> Callable[..., list[Any]]:
+def _run(nodes: Sequence[Node], inputs: Sequence[int], values: Sequence[int]) -> Callable[..., list[Tensor]]:
     """A function of some tensors that gives others, by the ops between them."""
     return lambda *args: evaluate(nodes, dict(zip(inputs, args, strict=True)), values)

@@ -19,6 +19,7 @@ from sbp.options import Options
 from sbp.passes.request import Terms
 from sbp.passes.rows.lookups import Transfer
 from sbp.rules.exchange import WIRE_TYPES
+from sbp.untyped import finfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,25 +34,26 @@ class Legal:
     """
 
     words: str
-    test: Callable[[Any], bool]
+    test: Callable[[object], bool]
     why: str
     fix: str
 
 
-def _flag(x: Any) -> bool:
+def _flag(x: object) -> bool:
     return isinstance(x, bool | np.bool_)
 
 
-def _count(x: Any) -> bool:
+def _count(x: object) -> bool:
     return isinstance(x, int | np.integer) and not _flag(x) and int(x) >= 1
 
 
-def _seconds(x: Any) -> bool:
-    number = isinstance(x, int | float | np.integer | np.floating) and not _flag(x)
-    return number and not math.isnan(x) and float(x) >= 0
+def _seconds(x: object) -> bool:
+    if not isinstance(x, int | float | np.integer | np.floating) or _flag(x):
+        return False
+    return not math.isnan(x) and float(x) >= 0
 
 
-def _wire(x: Any) -> bool:
+def _wire(x: object) -> bool:
     return _dtype_name(x) in WIRE_TYPES
 
 
@@ -125,7 +127,7 @@ def _why_not(x: Any) -> str:
         return ""
     if not jnp.issubdtype(jnp.dtype(x), jnp.floating):
         return f"rows of a table are floating numbers, of which {name} would keep none"
-    info = jnp.finfo(jnp.dtype(x))
+    info = finfo(jnp.dtype(x))
     return f"{name} has numbers from {float(info.min):.4g} to {float(info.max):.4g}: larger ones overflow"
 
 

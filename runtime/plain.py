@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
+import jax
 import numpy as np
+from numpy.typing import NDArray
 
 from sbp import compat
 from sbp.passes.program.graph import Const, Node, Operand
 
+Tensor: TypeAlias = jax.Array | NDArray[Any]
+"""A value of a graph: an array of JAX, traced or not, or one of the host."""
 
-def evaluate(nodes: Iterable[Node], known: Mapping[int, Any], wanted: Sequence[int]) -> list[Any]:
+
+def evaluate(nodes: Iterable[Node], known: Mapping[int, Tensor], wanted: Sequence[int]) -> list[Tensor]:
     """Some values of a graph, computed from others by the ops between them."""
     env = dict(known)
     for node in nodes:
@@ -21,6 +26,6 @@ def evaluate(nodes: Iterable[Node], known: Mapping[int, Any], wanted: Sequence[i
     return [env[v] for v in wanted]
 
 
-def value_of(x: Operand, known: Mapping[int, Any]) -> Any:
+def value_of(x: Operand, known: Mapping[int, Tensor]) -> Tensor:
     """An operand: a scalar in its own type, or what is known of the value."""
     return np.asarray(x.value, x.dtype) if isinstance(x, Const) else known[x]

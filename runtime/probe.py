@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+
+import jax
 
 from sbp.hardware import hardware_for
 from sbp.passes.boxing.links import Network
@@ -14,13 +15,14 @@ from sbp.passes.physical.program import Box, Physical, Step, writes
 from sbp.passes.program.graph import Graph
 from sbp.runtime.built import Built
 from sbp.runtime.lower import lower
+from sbp.runtime.plain import Tensor
 from sbp.signature import B, NdSbp, Partial, Split
 
 CHUNK = 200
 """Tensors that are fetched at once."""
 
 
-def probe(built: Built, inputs: Sequence[Any], values: Sequence[int]) -> list[Any]:
+def probe(built: Built, inputs: Sequence[Tensor], values: Sequence[int]) -> list[jax.Array]:
     """The values of some tensors, gathered.
 
     Arguments:

@@ -12,14 +12,17 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Protocol
 
 from sbp.passes.chain import compile_plan
 from sbp.passes.face import Plan
 from sbp.passes.physical.program import Compute
+from sbp.passes.program.trace import Traced
+from sbp.passes.request import Request
 from sbp.runtime.counts import Counting
 from sbp.runtime.sampling import ids_of, lacks_samples, with_samples
-from sbp.signature import Split
+from sbp.signature import NdSbp, Split
+from sbp.untyped import Leaf
 
 
 def rooms_of(plan: Plan, concrete: bool, keys: bool) -> tuple[bool, Counting | None]:
@@ -43,7 +46,24 @@ def _may_fill(step: Compute) -> bool:
     return is_lookup and node.params["capacity"] is None
 
 
-def give_room(built: Any, leaves: Sequence[Any]) -> None:
+class Roomy(Protocol):
+    """What is built for one signature of a program, as far as it is planned again here.
+
+    Arguments:
+      kept: what the first run has found out of donated memory; None before it.
+    """
+
+    plan: Plan
+    request: Request | None
+    counting: Counting | None
+    kept: tuple[int, ...] | None
+
+    @property
+    def traced(self) -> Traced:
+        """The function's trace."""
+
+
+def give_room(built: Roomy, leaves: Sequence[Leaf]) -> None:
     """Plans a program again, once, if its exchanges have had keys for too many rounds, and warns of it.
 
     State stays where it is: the signatures of arguments and results are those that there were.
@@ -52,6 +72,7 @@ def give_room(built: Any, leaves: Sequence[Any]) -> None:
       built: with its plan, its request, its executable and what counts for it.
       leaves: the arguments at hand.
     """
+    assert built.counting is not None
     found = built.counting.crowded()
     if not found:
         return
@@ -68,9 +89,10 @@ def give_room(built: Any, leaves: Sequence[Any]) -> None:
     warnings.warn(f"sbp: {note}; {fix}", stacklevel=4)
 
 
-def _plan_again(built: Any, leaves: Sequence[Any], note: str) -> None:
+def _plan_again(built: Roomy, leaves: Sequence[Leaf], note: str) -> None:
     """Another plan for the same program, with the room for a batch."""
-    plan, asked = built.plan, built.request
+    plan, asked, counting = built.plan, built.request, built.counting
+    assert asked is not None and counting is not None
     built.request = replace(
         asked,
         in_sbp=_filled(asked.in_sbp, plan.in_sbp),
@@ -79,11 +101,11 @@ def _plan_again(built: Any, leaves: Sequence[Any], note: str) -> None:
         sampled=partial(with_samples, example=tuple(leaves), again=True),
     )
     built.plan = compile_plan(built.traced, built.request)
-    built.counting = built.counting.onward()
+    built.counting = counting.onward()
     built.__dict__.pop("executable", None)
     built.kept = None
 
 
-def _filled(asked: Sequence[Any], planned: Sequence[Any]) -> tuple[Any, ...]:
+def _filled(asked: Sequence[NdSbp | None], planned: Sequence[NdSbp]) -> tuple[NdSbp, ...]:
     """What was asked for, and what was chosen where nothing was."""
     return tuple(p if a is None else a for a, p in zip(asked, planned, strict=True))

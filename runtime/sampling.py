@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import jax
 import numpy as np
@@ -16,7 +15,8 @@ import numpy as np
 from sbp.passes.program.graph import Const, Graph, Node, Operand
 from sbp.rules.sample import Sample
 from sbp.rules.update import parted
-from sbp.runtime.plain import evaluate
+from sbp.runtime.plain import Tensor, evaluate
+from sbp.untyped import Leaf
 
 # Ids are made of a batch by a handful of small ops; what is more than that is not worth running twice.
 MOST_OPS, MOST_ELEMENTS = 200, 1 << 26
@@ -29,7 +29,7 @@ def ids_of(node: Node) -> tuple[Operand, ...]:
     return node.inputs[1:2] if node.op in ("sbp_lookup", "sbp_add_rows") else ()
 
 
-def with_samples(graph: Graph, example: Sequence[Any], again: bool = False) -> Graph:
+def with_samples(graph: Graph, example: Sequence[Leaf], again: bool = False) -> Graph:
     """The graph whose lookups know the ids of one batch, where those can be had from the arguments.
 
     Arguments:
@@ -51,7 +51,7 @@ def with_samples(graph: Graph, example: Sequence[Any], again: bool = False) -> G
     return replace(graph, nodes=tuple(nodes))
 
 
-def known_to_all(x: Any) -> bool:
+def known_to_all(x: object) -> bool:
     """Whether a value of an argument is one that all processes of the program have alike.
 
     Of several processes each has its own part of a batch, and what they have whole nobody has compared.
@@ -66,7 +66,11 @@ def lacks_samples(graph: Graph) -> bool:
 
 
 def _sample(
-    graph: Graph, ids: Operand, given: Mapping[int, Any], known: dict[Operand, Sample | None], again: bool
+    graph: Graph,
+    ids: Operand,
+    given: Mapping[int, Tensor],
+    known: dict[Operand, Sample | None],
+    again: bool,
 ) -> Sample | None:
     """The ids of the batch; what was asked before is in `known`, so that equal ids are one sample."""
     if ids not in known:
@@ -75,7 +79,7 @@ def _sample(
     return known[ids]
 
 
-def _computed(graph: Graph, wanted: int, given: Mapping[int, Any]) -> Any:
+def _computed(graph: Graph, wanted: int, given: Mapping[int, Tensor]) -> Tensor | None:
     """A value, computed op by op from the arguments; None if that would need others, loops or much work."""
     nodes = list(_needed(graph, wanted, given))
     results = [graph.values[v] for node in nodes for v in node.outputs]
@@ -88,7 +92,7 @@ def _computed(graph: Graph, wanted: int, given: Mapping[int, Any]) -> Any:
     return evaluate(nodes, known, [wanted])[0]
 
 
-def _needed(graph: Graph, wanted: int, given: Mapping[int, Any]) -> Iterable[Node]:
+def _needed(graph: Graph, wanted: int, given: Mapping[int, Tensor]) -> Iterable[Node]:
     """The ops that a value needs, in order."""
     needed, found = {wanted}, list[Node]()
     for node in reversed(graph.nodes):

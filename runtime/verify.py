@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,11 +15,12 @@ from sbp.passes.physical.program import Box, reads, writes
 from sbp.passes.program.graph import Const, Graph, Node
 from sbp.runtime.built import Built
 from sbp.runtime.call import Call
-from sbp.runtime.execute import Program
+from sbp.runtime.execute import P, Program, R
 from sbp.runtime.pipeline.program import BuiltPipeline
-from sbp.runtime.plain import evaluate
+from sbp.runtime.plain import Tensor, evaluate
 from sbp.runtime.probe import CHUNK, probe
 from sbp.signature import format_sbp
+from sbp.untyped import DType, Leaf
 
 # Relative to the largest magnitude of the tensor, by item size in bytes; integers and booleans must be equal.
 TOLERANCE = {2: 2e-2, 4: 1e-4, 8: 1e-9, 16: 1e-9}
@@ -42,7 +42,7 @@ class Report:
         return f"{self.outputs} results equal one device's; largest relative difference {self.largest:.1e}"
 
 
-def difference(a: Any, b: Any) -> float:
+def difference(a: Tensor, b: Tensor) -> float:
     """The largest difference of two arrays, relative to the larger magnitude; 0.0 where equal or both NaN."""
     if compat.is_key(a.dtype):
         a, b = jax.random.key_data(a), jax.random.key_data(b)
@@ -63,14 +63,14 @@ def difference(a: Any, b: Any) -> float:
     return float(np.abs(x - y)[finite].max()) / scale
 
 
-def limit(dtype: Any) -> float:
+def limit(dtype: DType) -> float:
     """The difference that rounding in another order can make."""
     if compat.is_key(dtype) or not jnp.issubdtype(dtype, jnp.inexact):
         return 0.0
     return TOLERANCE[max(2, int(dtype.itemsize))]
 
 
-def verify(program: Program, *args: Any, **kwargs: Any) -> Report:
+def verify(program: Program[P, R], *args: P.args, **kwargs: P.kwargs) -> Report:
     """Runs the function itself on one device and the distributed program, and compares every result.
 
     Arguments:
@@ -84,7 +84,7 @@ def verify(program: Program, *args: Any, **kwargs: Any) -> Report:
     host = [_to_host(x) for x in call.leaves]
     expected = _plain(program, call, host)
     if isinstance(built, BuiltPipeline):
-        got = jax.tree.leaves(built.run([_to_host(x) for x in host]))
+        got: Sequence[jax.Array] = jax.tree.leaves(built.run([_to_host(x) for x in host]))
     else:
         jitted, _, consts = built.executable
         got = jitted(*map(_to_host, host), *consts)[: len(expected)]  # behind them stands what is counted
@@ -95,10 +95,10 @@ def verify(program: Program, *args: Any, **kwargs: Any) -> Report:
     return Report(len(errors), max(errors, default=0.0))
 
 
-def _plain(program: Program, call: Call, host: Sequence[Any]) -> list[Any]:
+def _plain(program: Program[P, R], call: Call, host: Sequence[Leaf]) -> list[jax.Array]:
     """The results of the user's own function under `jax.jit`, without anything of the compiler's."""
 
-    def run(*leaves: Any) -> list[Any]:
+    def run(*leaves: Leaf) -> list[jax.Array]:
         dynamic, kwargs = call.traced(leaves)
         out = program.fn(*call.full(dynamic), **kwargs, **call.static_kwargs)
         return [jnp.asarray(x) for x in jax.tree.leaves(out)]
@@ -106,12 +106,14 @@ def _plain(program: Program, call: Call, host: Sequence[Any]) -> list[Any]:
     return list(jax.jit(run)(*map(_to_host, host)))
 
 
-def _apart(out: Any, plain: Any) -> float:
+def _apart(out: jax.Array, plain: jax.Array) -> float:
     """The difference of two results; infinite if they are not alike in shape and type."""
     return difference(out, plain) if (out.shape, out.dtype) == (plain.shape, plain.dtype) else float("inf")
 
 
-def _cause(built: Built | BuiltPipeline, host: Sequence[Any], k: int, plain: Any, error: float) -> Problem:
+def _cause(
+    built: Built | BuiltPipeline, host: Sequence[Leaf], k: int, plain: jax.Array, error: float
+) -> Problem:
     """Why result `k` differs: the trace itself, or the first op that ran otherwise."""
     path, graph = built.traced.out_paths[k], built.traced.graph
     x = graph.outputs[k]
@@ -136,7 +138,7 @@ def _wrong_trace(path: str, error: float) -> Problem:
     )
 
 
-def _to_host(x: Any) -> Any:
+def _to_host(x: Leaf) -> Leaf:
     """A copy that no device owns: it can be donated, and given to any program."""
     if not hasattr(x, "dtype"):
         return x
@@ -146,16 +148,16 @@ def _to_host(x: Any) -> Any:
     return np.array(x)
 
 
-def _one_device(graph: Graph, host: Sequence[Any], wanted: Sequence[int]) -> dict[int, Any]:
+def _one_device(graph: Graph, host: Sequence[Leaf], wanted: Sequence[int]) -> dict[int, jax.Array]:
     """The values of some tensors, by the logical graph on the first device."""
 
-    def run(*inputs: Any) -> list[Any]:
+    def run(*inputs: jax.Array) -> list[Tensor]:
         return evaluate(graph.nodes, dict(zip(graph.inputs, inputs, strict=True)), wanted)
 
     return dict(zip(wanted, jax.jit(run)(*host, *graph.consts), strict=True))
 
 
-def _first_difference(built: Built, host: Sequence[Any], path: str, error: float) -> Problem:
+def _first_difference(built: Built, host: Sequence[Leaf], path: str, error: float) -> Problem:
     """Names the first op, in the order of the graph, whose distributed value differs."""
     graph = built.traced.graph
     for nodes in _chunks(graph):

@@ -12,12 +12,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FunctionType, ModuleType
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from sbp import __version__
 from sbp.errors import ArgumentError, Problem, SbpError
 from sbp.passes.look.width import fitted, terminal_width
 from sbp.placement import Placement, as_placement, parse_placement
+
+if TYPE_CHECKING:  # help and mistakes are printed before JAX is there
+    import jax
+
+    from sbp.runtime.execute import Program
+    from sbp.untyped import Leaf, Prefix, PyTree
 
 TARGET = "FILE.py:FUNCTION"
 EXAMPLE = "such as models/gpt.py:train_step of the repository"
@@ -39,7 +45,7 @@ def _parser() -> argparse.ArgumentParser:
 
     def command(
         name: str, summary: str, run: Callable[[argparse.Namespace], None], epilog: str = HELP
-    ) -> Any:
+    ) -> argparse.ArgumentParser:
         c = commands.add_parser(
             name,
             help=summary,
@@ -160,7 +166,7 @@ def _value(x: Any) -> Any:
     return x() if callable(x) else x
 
 
-def _arguments(options: argparse.Namespace) -> tuple[Any, ...]:
+def _arguments(options: argparse.Namespace) -> tuple[PyTree, ...]:
     """The arguments that the function is planned for."""
     file, name = _split(options.target, "the function")
     module, names = _module(file), (f"{name}_args", "example_args")
@@ -181,7 +187,7 @@ def _arguments(options: argparse.Namespace) -> tuple[Any, ...]:
     return tuple(found) if isinstance(found, tuple | list) else (found,)
 
 
-def _signatures(options: argparse.Namespace, placement: Placement) -> Any:
+def _signatures(options: argparse.Namespace, placement: Placement) -> Prefix:
     """The in_sbp of the function: given, beside it in its file, or left open."""
     from sbp.signature import AUTO
 
@@ -193,9 +199,9 @@ def _signatures(options: argparse.Namespace, placement: Placement) -> Any:
     return found(placement) if isinstance(found, FunctionType) else found
 
 
-def _program(options: argparse.Namespace) -> tuple[Any, tuple[Any, ...]]:
+def _program(options: argparse.Namespace) -> tuple[Program[..., PyTree], tuple[PyTree, ...]]:
     """The compiled function and its arguments."""
-    import jax
+    from sbp.untyped import set_jax
 
     # The file may ask JAX for its devices, so its placement comes after those that the option needs.
     placement = parse_placement(options.placement) if options.placement else None
@@ -206,7 +212,7 @@ def _program(options: argparse.Namespace) -> tuple[Any, tuple[Any, ...]]:
     if runs:
         _make_devices(placement)
     if options.x64:
-        jax.config.update("jax_enable_x64", True)  # type: ignore[no-untyped-call]
+        set_jax("jax_enable_x64", True)
     from sbp.options import Options
     from sbp.runtime.execute import compile
 
@@ -234,12 +240,12 @@ def _placement(options: argparse.Namespace) -> Placement:
 
 def _make_devices(placement: Placement) -> None:
     """As many CPU devices as the placement has, if JAX has not been used yet."""
-    import jax
+    from sbp.untyped import set_jax
 
     if placement.platform == "cpu":
         try:
             count = max(placement.ranks) + 1
-            jax.config.update("jax_num_cpu_devices", count)  # type: ignore[no-untyped-call]
+            set_jax("jax_num_cpu_devices", count)
         except RuntimeError:
             return  # JAX runs already; a plan needs no devices, and `verify` says what is missing
 
@@ -310,7 +316,7 @@ def _profile(options: argparse.Namespace) -> None:
         _print(f"saved {path}")
 
 
-def _concrete(args: tuple[Any, ...]) -> tuple[Any, ...]:
+def _concrete(args: tuple[PyTree, ...]) -> tuple[PyTree, ...]:
     """Random arrays where there are only shapes: normal, whole numbers below 2, or a key."""
     import jax
     import jax.numpy as jnp
@@ -318,7 +324,7 @@ def _concrete(args: tuple[Any, ...]) -> tuple[Any, ...]:
     leaves, tree = jax.tree.flatten(args)
     keys = jax.random.split(jax.random.key(0), len(leaves) + 1)
 
-    def array(x: Any, key: Any) -> Any:
+    def array(x: Leaf, key: jax.Array) -> Leaf:
         if not isinstance(x, jax.ShapeDtypeStruct):
             return x
         if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):

@@ -6,16 +6,20 @@ import contextlib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 from urllib.parse import quote, unquote
 
 import jax
+from jax.typing import ArrayLike
 
 from sbp import compat
 from sbp.errors import Problem, SignatureError
 from sbp.meant import meant
 from sbp.placement import Placement, as_placement
 from sbp.signature import NdSbp, Signature, Split, format_sbp, is_signature, normalise
+
+Tangent: TypeAlias = jax.Array | compat.Zero
+"""The derivative of a tensor; where it is known to be zero, JAX does not make it."""
 
 SCOPE = "sbp.on:"
 _ON = re.compile(re.escape(SCOPE) + r"(\w+)\[([\d,]+)\]([\dx]+)\[([^\]]*)\]")
@@ -37,29 +41,31 @@ def _batched(nd: NdSbp | None, at: int) -> NdSbp | None:
     return tuple(Split(s.dim + 1) if isinstance(s, Split) and s.dim >= at else s for s in nd)
 
 
-def _batch(args: Sequence[Any], dims: Sequence[int], *, pin: Pin) -> tuple[Any, int]:
+def _batch(args: Sequence[jax.Array], dims: Sequence[int], *, pin: Pin) -> tuple[jax.Array, int]:
     (x,), (d,) = args, dims
     return annotate_p.bind(x, pin=Pin(_batched(pin.nd, d), pin.placement, _batched(pin.grad, d))), d
 
 
-def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, pin: Pin) -> tuple[Any, Any]:
+def _jvp(primals: Sequence[jax.Array], tangents: Sequence[Tangent], *, pin: Pin) -> tuple[jax.Array, Tangent]:
     (x,), (t,) = primals, tangents
     out = annotate_p.bind(x, pin=pin)
     return out, t if type(t) is compat.Zero else cotangent_p.bind(t, pin=pin)
 
 
-def _transpose(ct: Any, x: Any, *, pin: Pin) -> list[Any]:
+def _transpose(ct: Tangent, x: object, *, pin: Pin) -> list[Tangent]:
     if type(ct) is compat.Zero or pin.grad is None:
         return [ct]
     return [annotate_p.bind(ct, pin=Pin(pin.grad, pin.placement, None))]
 
 
-def _tangent_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, pin: Pin) -> tuple[Any, Any]:
+def _tangent_jvp(
+    primals: Sequence[jax.Array], tangents: Sequence[Tangent], *, pin: Pin
+) -> tuple[jax.Array, Tangent]:
     (x,), (t,) = primals, tangents
     return cotangent_p.bind(x, pin=pin), t if type(t) is compat.Zero else cotangent_p.bind(t, pin=pin)
 
 
-def _tangent_batch(args: Sequence[Any], dims: Sequence[int], *, pin: Pin) -> tuple[Any, int]:
+def _tangent_batch(args: Sequence[jax.Array], dims: Sequence[int], *, pin: Pin) -> tuple[jax.Array, int]:
     (x,), (d,) = args, dims
     return cotangent_p.bind(x, pin=Pin(_batched(pin.nd, d), pin.placement, _batched(pin.grad, d))), d
 
@@ -72,8 +78,12 @@ cotangent_p = compat.make_primitive(
 
 
 def annotate(
-    x: Any, signature: Any, *, placement: Placement | jax.sharding.Mesh | None = None, grad: Any = None
-) -> Any:
+    x: ArrayLike,
+    signature: Signature | Sequence[Signature],
+    *,
+    placement: Placement | jax.sharding.Mesh | None = None,
+    grad: Signature | Sequence[Signature] | None = None,
+) -> jax.Array:
     """Says how a tensor inside a model lies; the identity everywhere else.
 
     Arguments:
@@ -94,12 +104,13 @@ def annotate(
     x = jax.numpy.asarray(x)
     there = None if placement is None else as_placement(placement, "annotate(..., placement=...)")
     pin = Pin(_read(x, signature, "signature"), there, None if grad is None else _read(x, grad, "grad"))
-    return annotate_p.bind(x, pin=pin)
+    annotated: jax.Array = annotate_p.bind(x, pin=pin)
+    return annotated
 
 
-def _read(x: Any, signature: Any, name: str) -> NdSbp:
+def _read(x: jax.Array, signature: Signature | Sequence[Signature], name: str) -> NdSbp:
     """The argument as an N-D signature of `x`, checked."""
-    nd: Sequence[Signature] = (signature,) if is_signature(signature) else signature
+    nd: Sequence[Signature] = (signature,) if isinstance(signature, Signature) else signature
     if not isinstance(nd, list | tuple) or not nd or not all(map(is_signature, nd)):
         hint = (
             " (a PartitionSpec belongs in in_sbp)"

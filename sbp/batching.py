@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import ParamSpec, TypeAlias, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -13,20 +13,27 @@ from jax import lax
 
 from sbp import compat
 from sbp.errors import ArgumentError, Problem, raise_all
+from sbp.untyped import DType, Leaf, Prefix, PyTree, TreeDef
 
 SCOPE = "sbp.microbatch"
 LEGAL = ("mean", "sum", "rows")
 
-Weights: TypeAlias = Callable[..., Any]
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Maybe: TypeAlias = list[jax.Array | None]
+"""Per result an array, or None where it is combined in another way."""
+Sums: TypeAlias = tuple[Maybe, jax.Array | None]
+"""What is added up so far: results, and weights if parts have any."""
 
 
 def microbatch(
-    fn: Callable[..., Any],
+    fn: Callable[P, R],
     n: int,
     *,
     batch_args: int | Sequence[int],
-    reduce: Any = "mean",
-) -> Callable[..., Any]:
+    reduce: Prefix = "mean",
+) -> Callable[P, R]:
     """Runs a function on `n` parts of its batch, one after the other, and combines the results.
 
     Part i has the rows i, n + i, 2n + i, ... of every batch argument: a batch that is split over devices is
@@ -37,7 +44,8 @@ def microbatch(
     sums until the last part is done.
 
     Arguments:
-      fn: a function of arrays in pytrees, such as `jax.value_and_grad(loss)`.
+      fn: a function of arrays in pytrees, such as `jax.value_and_grad(loss)`; what is made of it takes its
+        arguments by position.
       n: how many parts; it divides the batch.
       batch_args: positions of the arguments that have the batch as dim 0 of every leaf.
       reduce: how results are combined, a pytree prefix of them: "mean", "sum", or "rows" for results with a
@@ -58,13 +66,13 @@ def microbatch(
     at = (batch_args,) if isinstance(batch_args, int) else tuple(batch_args)
 
     @functools.wraps(fn, updated=())
-    def run(*args: Any) -> Any:
+    def run(*args: PyTree) -> PyTree:
         places = _checked(fn, n, at, args, reduce)
         fixed = [a for i, a in enumerate(args) if i not in places]
         with jax.named_scope(SCOPE):
             parts = [_parts(args[i], n) for i in places]
 
-            def full(i: Any, part: Sequence[Any]) -> list[Any]:
+            def full(i: jax.Array, part: Sequence[PyTree]) -> list[PyTree]:
                 """All arguments of part `i`."""
                 given = iter(map(functools.partial(_folded, i), part, (args[j] for j in places)))
                 rest = iter(fixed)
@@ -72,15 +80,20 @@ def microbatch(
 
             return _accumulated(fn, n, full, parts, reduce)
 
-    return run
+    # That arguments are given by position alone cannot be said of a function with defaults.
+    return cast("Callable[P, R]", run)
 
 
 def _accumulated(
-    fn: Callable[..., Any], n: int, full: Callable[..., list[Any]], parts: Sequence[Any], reduce: Any
-) -> Any:
+    fn: Callable[..., PyTree],
+    n: int,
+    full: Callable[[jax.Array, Sequence[PyTree]], list[PyTree]],
+    parts: Sequence[PyTree],
+    reduce: Prefix,
+) -> PyTree:
     """The combined results of all parts."""
 
-    def one(i: Any, part: Sequence[Any]) -> tuple[list[Any], Any]:
+    def one(i: jax.Array, part: Sequence[PyTree]) -> tuple[list[jax.Array], jax.Array | None]:
         """Results of a part, and its weight."""
         args = full(i, part)
         weight = reduce(*args) if callable(reduce) else None
@@ -91,7 +104,7 @@ def _accumulated(
         trees.append(tree)
         return leaves, weight
 
-    trees: list[Any] = []
+    trees: list[TreeDef] = []
     first = jax.tree.map(lambda x: x[0], parts)
     leaves, weight = jax.eval_shape(one, np.int32(0), first)
     tree = trees[0]
@@ -102,10 +115,10 @@ def _accumulated(
         for w, x in zip(ways, leaves, strict=True)
     ]
 
-    def body(carry: Any, xs: Any) -> tuple[Any, Any]:
+    def body(carry: Sums, xs: tuple[jax.Array, Sequence[PyTree]]) -> tuple[Sums, Maybe]:
         sums, total = carry
         out, weight = one(*xs)
-        if weight is not None:
+        if weight is not None and total is not None:
             total = total + weight
             # Selected, not multiplied alone: zero times NaN is NaN.
             out = [jnp.where(weight == 0, jnp.zeros((), x.dtype), x) * weight for x in out]
@@ -116,18 +129,19 @@ def _accumulated(
     (sums, total), rows = lax.scan(body, (begin, zero), (jnp.arange(n, dtype=np.int32), parts))
     count = n if total is None else total
 
-    def ended(way: str, x: Any, s: Any, r: Any) -> Any:
-        if way == "rows":
+    def ended(way: str, x: jax.ShapeDtypeStruct, s: jax.Array | None, r: jax.Array | None) -> jax.Array:
+        if r is not None:
             return jnp.moveaxis(r, 0, 1).reshape(n * r.shape[1], *r.shape[2:])
+        assert s is not None
         return (s / count).astype(_result(x.dtype)) if way == "mean" else s.astype(x.dtype)
 
     return jax.tree.unflatten(tree, [ended(*one) for one in zip(ways, leaves, sums, rows, strict=True)])
 
 
-def _unless(left_out: Any, arg: Any) -> Any:
+def _unless(left_out: jax.Array, arg: PyTree) -> PyTree:
     """An argument of a part of the batch; no gradient flows back into it if the part is left out."""
 
-    def leaf(x: Any) -> Any:
+    def leaf(x: Leaf) -> Leaf:
         taken = isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jnp.inexact)
         return _same(x, left_out) if taken else x
 
@@ -135,18 +149,18 @@ def _unless(left_out: Any, arg: Any) -> Any:
 
 
 @jax.custom_jvp
-def _same(x: Any, left_out: Any) -> Any:
+def _same(x: jax.Array, left_out: jax.Array) -> jax.Array:
     """Its first argument, with the derivative of a constant where it is left out."""
     return x
 
 
 @_same.defjvp
-def _same_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
+def _same_jvp(primals: Sequence[jax.Array], tangents: Sequence[jax.Array]) -> tuple[jax.Array, jax.Array]:
     x, left_out = primals
     return x, jnp.where(left_out, jnp.zeros((), x.dtype), tangents[0])
 
 
-def _wide(dtype: Any, way: str) -> Any:
+def _wide(dtype: DType, way: str) -> DType:
     """In what a result is added up."""
     if jnp.issubdtype(dtype, jnp.floating) and compat.itemsize(dtype) < 4:
         return np.dtype(np.float32)
@@ -155,15 +169,15 @@ def _wide(dtype: Any, way: str) -> Any:
     return np.dtype(np.int32) if dtype == bool else dtype
 
 
-def _result(dtype: Any) -> Any:
+def _result(dtype: DType) -> DType:
     """The dtype of a mean."""
     return dtype if jnp.issubdtype(dtype, jnp.inexact) else jnp.result_type(float)
 
 
-def _parts(arg: Any, n: int) -> Any:
+def _parts(arg: PyTree, n: int) -> PyTree:
     """The parts of an argument, stacked: `[b, ...]` -> `[n, b / n, ...]`; `n` copies of a key."""
 
-    def leaf(x: Any) -> Any:
+    def leaf(x: Leaf) -> jax.Array:
         if _single_key(x):
             return jnp.broadcast_to(x, (n,))
         x = jnp.asarray(x)
@@ -172,16 +186,16 @@ def _parts(arg: Any, n: int) -> Any:
     return jax.tree.map(leaf, arg)
 
 
-def _folded(i: Any, part: Any, arg: Any) -> Any:
+def _folded(i: jax.Array, part: PyTree, arg: PyTree) -> PyTree:
     """A part of an argument with its keys folded."""
     return jax.tree.map(lambda x, whole: jax.random.fold_in(x, i) if _single_key(whole) else x, part, arg)
 
 
-def _single_key(x: Any) -> bool:
+def _single_key(x: Leaf) -> bool:
     return compat.is_key(getattr(x, "dtype", None)) and np.ndim(x) == 0
 
 
-def _ways(reduce: Any, tree: Any) -> list[str]:
+def _ways(reduce: Prefix, tree: TreeDef) -> list[str]:
     """How each result is combined."""
     results = jax.tree.unflatten(tree, range(tree.num_leaves))
     prefix: list[str] = []
@@ -189,7 +203,9 @@ def _ways(reduce: Any, tree: Any) -> list[str]:
     return prefix
 
 
-def _checked(fn: Any, n: int, at: Sequence[int], args: Sequence[Any], reduce: Any) -> tuple[int, ...]:
+def _checked(
+    fn: Callable[..., PyTree], n: int, at: Sequence[int], args: Sequence[PyTree], reduce: Prefix
+) -> tuple[int, ...]:
     """The positions of batch arguments, from the front.
 
     Raises:
@@ -236,13 +252,13 @@ def _indivisible(where: str, name: str, shape: Sequence[int], n: int) -> list[Pr
     return [Problem("argument", where, got, f"dim 0 a multiple of {n}", "all parts have the same shape", fix)]
 
 
-def _no_way(where: str, way: Any) -> Problem:
+def _no_way(where: str, way: object) -> Problem:
     legal = ", ".join(map(repr, LEGAL)) + ", or a function that gives a part's weight"
     why = "results of the parts are combined"
     return Problem("argument", where, f"reduce={way!r}", legal, why, 'reduce="mean"')
 
 
-def _rowless(x: Any, parts: Sequence[Any], n: int) -> list[Problem]:
+def _rowless(x: jax.ShapeDtypeStruct, parts: Sequence[PyTree], n: int) -> list[Problem]:
     """What is wrong with a result that is to have a row per row of the batch."""
     sizes = {leaf.shape[1] for leaf in jax.tree.leaves(parts) if leaf.ndim > 1}
     if x.ndim and (not sizes or x.shape[0] in sizes):

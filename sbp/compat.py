@@ -11,9 +11,9 @@ import functools
 import inspect
 import os
 import sysconfig
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.extend.core as jex
@@ -23,6 +23,11 @@ from jax._src.interpreters import partial_eval as partial_eval_internal
 from jax.extend.core import primitives
 from jax.extend.random import threefry_prng_impl
 from jax.interpreters import ad, batching, mlir, partial_eval
+from jax.sharding import PartitionSpec
+from jax.typing import ArrayLike
+
+from sbp.untyped import Device, DType, PyTree
+from sbp.untyped import struct as struct  # for those who say compat.struct
 
 Jaxpr = jex.Jaxpr
 JaxprEqn = jex.JaxprEqn
@@ -31,6 +36,13 @@ Primitive = jex.Primitive
 Var = jex.Var
 DropVar = jex.DropVar
 Zero = ad.Zero
+SourceInfo = source_info_util.SourceInfo
+ClosedJaxpr: TypeAlias = Any
+"""A jaxpr with its constants; one class with `Jaxpr` in jax 0.12."""
+Axes: TypeAlias = list[tuple[str, ...]]
+"""Per dim of a tensor, the mesh axes that split it."""
+Bindable: TypeAlias = Any
+"""A `Primitive` that is bound: JAX leaves that untyped."""
 ARRAY: Any = array.ArrayImpl
 """The type of every array that is neither traced nor of typed keys."""
 # Call-like primitives and the parameter that holds their body.
@@ -68,13 +80,13 @@ for _path in {_PACKAGE, os.path.dirname(os.path.abspath(__file__)) + os.sep}:
     source_info_util.register_exclusion(_path)
 
 
-def frames(source_info: Any) -> Iterator[tuple[str, int, str]]:
+def frames(source_info: SourceInfo) -> Iterator[tuple[str, int, str]]:
     """The Python frames (file, line, function) of an equation, innermost first, without JAX's own."""
     for frame in source_info_util.user_frames(source_info.traceback):
         yield frame.file_name, frame.start_line, frame.function_name
 
 
-def user_line(source_info: Any) -> tuple[str, int] | None:
+def user_line(source_info: SourceInfo) -> tuple[str, int] | None:
     """The innermost frame in a file of the user's: not of an installed library, not of this package."""
     return next(((file, line) for file, line, _ in frames(source_info) if is_user_file(file)), None)
 
@@ -86,17 +98,17 @@ def is_user_file(file: str) -> bool:
     return not path.startswith((*_LIBRARIES, *_OWN, _STDLIB))
 
 
-def any_line(source_info: Any) -> tuple[str, int] | None:
+def any_line(source_info: SourceInfo) -> tuple[str, int] | None:
     """The innermost frame outside JAX, libraries included."""
     return next(((file, line) for file, line, _ in frames(source_info)), None)
 
 
-def scope_of(source_info: Any) -> str:
+def scope_of(source_info: SourceInfo) -> str:
     """The name stack, such as `jvp(layer0)/attention`."""
     return str(source_info.name_stack)
 
 
-def inside(outer: Any, source_info: Any, own_frames: bool) -> Any:
+def inside(outer: SourceInfo | None, source_info: SourceInfo, own_frames: bool) -> SourceInfo:
     """The source info of an equation of an inlined call: names behind those of the call.
 
     Arguments:
@@ -109,19 +121,19 @@ def inside(outer: Any, source_info: Any, own_frames: bool) -> Any:
     return source_info_util.SourceInfo(frames, outer.name_stack + source_info.name_stack)
 
 
-def inside_call(outer: Any, eqn: Any) -> Any:
+def inside_call(outer: SourceInfo, eqn: JaxprEqn) -> SourceInfo:
     """The source info of a call whose body is inlined, named as JAX names what is inside."""
     name = eqn.primitive.name
     called = f"jit({eqn.params['name']})" if name in ("jit", "pjit") else _CALLED.get(name)
     return outer.replace(name_stack=outer.name_stack.extend(called)) if called else outer
 
 
-def inside_loop(outer: Any) -> Any:
+def inside_loop(outer: SourceInfo) -> SourceInfo:
     """The source info of a loop or a branch, for what is inside: there, names start anew."""
     return outer.replace(name_stack=source_info_util.new_name_stack())
 
 
-def definition(fn: Callable[..., Any]) -> Any:
+def definition(fn: Callable[..., PyTree]) -> SourceInfo | None:
     """The source info of the line where a function is defined; None where there is no such line."""
     found: Any = inspect.unwrap(fn)
     while isinstance(found, functools.partial):
@@ -143,7 +155,7 @@ _line = _make_context("")
 
 
 @contextlib.contextmanager
-def marked(source_info: Any, scope: str = "") -> Iterator[None]:
+def marked(source_info: SourceInfo | None, scope: str = "") -> Iterator[None]:
     """A context in which what is traced has the frames and names of an equation, and those of a scope."""
     names, frames, line = source_info_util.current_name_stack(), None, ""
     if source_info is not None:
@@ -154,17 +166,13 @@ def marked(source_info: Any, scope: str = "") -> Iterator[None]:
         yield
 
 
-def sub_jaxpr(params: dict[str, Any], key: str) -> tuple[Any, Sequence[Any]]:
+def sub_jaxpr(params: dict[str, Any], key: str) -> tuple[Jaxpr, Sequence[ArrayLike]]:
     """The jaxpr that a call-like equation holds under `key`, and its constants."""
     inner = params[key] if key in params else params["jaxpr"]  # of a composite in jax 0.10
     return getattr(inner, "jaxpr", inner), tuple(getattr(inner, "consts", ()))
 
 
-# It carries no types itself.
-struct: Callable[[Sequence[int], Any], Any] = jax.ShapeDtypeStruct
-
-
-def without_unused(closed: Any) -> tuple[Any, Sequence[Any]]:
+def without_unused(closed: ClosedJaxpr) -> tuple[Jaxpr, Sequence[ArrayLike]]:
     """The jaxpr of a function without what its results do not need, inside loops too, and its constants."""
     kept, _ = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)
     return kept, closed.consts
@@ -185,13 +193,13 @@ def target_of(primitive: str, params: Mapping[str, Any]) -> str:
     return ""
 
 
-def custom_call(fn: Any) -> str | None:
+def custom_call(fn: Callable[..., PyTree]) -> str | None:
     """The op that a call of a `custom_vjp` or `custom_jvp` function is, or None for anything else."""
     primitive = CUSTOM.get(type(fn))
     return f"{primitive}[{api_util.fun_sourceinfo(fn)}]" if primitive else None
 
 
-def is_call_of(fn: Any, eqn: Any) -> bool:
+def is_call_of(fn: Callable[..., PyTree], eqn: JaxprEqn) -> bool:
     """Whether an equation computes what `fn` does: functions of one line may close over different things."""
     if eqn.params.get("num_consts"):
         return False
@@ -199,10 +207,10 @@ def is_call_of(fn: Any, eqn: Any) -> bool:
     return len(again) == 1 and str(again[0].params["call_jaxpr"]) == str(eqn.params["call_jaxpr"])
 
 
-def shard_map_specs(params: Mapping[str, Any]) -> tuple[Any, dict[str, int], list[Any], list[Any]]:
+def shard_map_specs(params: Mapping[str, Any]) -> tuple[Jaxpr, dict[str, int], list[Axes], list[Axes]]:
     """Body, manual mesh axes, and per operand and result the axes of each dim, of a `shard_map` equation."""
 
-    def spec(p: Any) -> list[tuple[str, ...]]:
+    def spec(p: PartitionSpec) -> Axes:
         return [() if e is None else (e,) if isinstance(e, str) else tuple(e) for e in p]
 
     manual = params.get("newly_manual_axes", params.get("manual_axes"))
@@ -220,7 +228,7 @@ def scan_counts(params: Mapping[str, Any], n_operands: int) -> tuple[int, int]:
     return len(list(consts)), len(list(carry))
 
 
-def bind(primitive: Any, args: Sequence[Any], params: dict[str, Any]) -> list[Any]:
+def bind(primitive: Bindable, args: Sequence[ArrayLike], params: dict[str, Any]) -> list[jax.Array]:
     """Binds a primitive with an equation's parameters; always a list of results."""
     if primitive.name in ("reduce_max", "reduce_min"):
         params = {**_extremum_params(), **params}
@@ -242,14 +250,15 @@ def is_ordered(params: Mapping[str, Any]) -> bool:
     return bool(ordered or params.get("ordered"))
 
 
-def trace_context() -> tuple[Any, ...]:
+def trace_context() -> tuple[Hashable, ...]:
     """All settings that a trace depends on, as `jax.jit` keys its own; and the kind of new random keys."""
     return (*config.trace_context(), setting("jax_default_prng_impl"))
 
 
-def barrier_primitive() -> Any:
+def barrier_primitive() -> Primitive:
     """The optimisation barrier's primitive."""
-    return jax.make_jaxpr(jax.lax.optimization_barrier)(0.0).eqns[0].primitive
+    made: Primitive = jax.make_jaxpr(jax.lax.optimization_barrier)(0.0).eqns[0].primitive
+    return made
 
 
 def make_primitive(
@@ -258,9 +267,9 @@ def make_primitive(
     jvp: Callable[..., Any],
     transpose: Callable[..., Any] | None,
     batch: Callable[..., Any],
-) -> Any:
+) -> Bindable:
     """An identity primitive of one operand with the given transformation rules."""
-    p: Any = Primitive(name)
+    p: Bindable = Primitive(name)
     p.def_impl(lambda x, **_: x)
     p.def_abstract_eval(lambda x, **_: x)
     ad.primitive_jvps[p] = jvp
@@ -271,16 +280,15 @@ def make_primitive(
     return p
 
 
-def make_op(name: str, fun: Callable[..., Sequence[Any]]) -> Any:
+def make_op(name: str, fun: Callable[..., Sequence[jax.Array]]) -> Bindable:
     """A primitive that gives the list of results that `fun` gives; parameters are keywords.
 
     It has no derivative and no batching rule: passes make such ops after JAX's transformations.
     """
-    p: Any = Primitive(name)
+    p: Bindable = Primitive(name)
     p.multiple_results = True
 
-    def abstract(*avals: Any, **params: Any) -> list[Any]:
-        struct: Any = jax.ShapeDtypeStruct
+    def abstract(*avals: jax.core.ShapedArray, **params: Any) -> list[jax.core.ShapedArray]:
         args = [struct(x.shape, x.dtype) for x in avals]
         shapes = jax.eval_shape(lambda *args: list(fun(*args, **params)), *args)
         return [jax.core.ShapedArray(x.shape, x.dtype) for x in shapes]
@@ -309,7 +317,7 @@ def is_key(dtype: Any) -> bool:
 
 
 @cache
-def itemsize(dtype: Any) -> float:
+def itemsize(dtype: DType) -> float:
     """Bytes of one element; a typed key counts its words, sub-byte types their share."""
     if is_key(dtype):
         impl = getattr(dtype, "_impl", None)
@@ -320,12 +328,14 @@ def itemsize(dtype: Any) -> float:
     return float(dtype.itemsize)
 
 
-def zeros(shape: tuple[int, ...], dtype: Any) -> Any:
+def zeros(shape: tuple[int, ...], dtype: DType) -> jax.Array:
     """An array of zeros; of keys, whose words are zeros."""
     if not is_key(dtype):
         return jax.numpy.zeros(shape, dtype)
-    words = jax.numpy.zeros((*shape, *dtype._impl.key_shape), np.uint32)
-    return jax.random.wrap_key_data(words, impl=dtype._impl.name)
+    impl: Any = getattr(dtype, "_impl", None)
+    words = jax.numpy.zeros((*shape, *impl.key_shape), np.uint32)
+    keys: jax.Array = jax.random.wrap_key_data(words, impl=impl.name)
+    return keys
 
 
 def setting(name: str) -> Any:
@@ -334,20 +344,22 @@ def setting(name: str) -> Any:
     return getattr(config, name)
 
 
-def is_partitionable_threefry(key_dtype: Any) -> bool:
+def is_partitionable_threefry(key_dtype: DType) -> bool:
     """Whether bits of this key are a function of the key and the logical position alone."""
     impl = getattr(key_dtype, "_impl", None)
     return impl is threefry_prng_impl and bool(setting("jax_threefry_partitionable"))
 
 
-def threefry(k1: Any, k2: Any, hi: Any, lo: Any) -> list[Any]:
+def threefry(k1: ArrayLike, k2: ArrayLike, hi: ArrayLike, lo: ArrayLike) -> list[jax.Array]:
     """The threefry-2x32 block function on arrays of equal shape."""
     primitive: Any = primitives.threefry2x32_p
-    out: list[Any] = primitive.bind(k1, k2, hi, lo)
+    out: list[jax.Array] = primitive.bind(k1, k2, hi, lo)
     return out
 
 
-def onto_devices(compiled: Any, old: Sequence[Any], new: Sequence[Any]) -> Any:
+def onto_devices(
+    compiled: jax.stages.Compiled, old: Sequence[Device], new: Sequence[Device]
+) -> jax.stages.Compiled | None:
     """The same executable for other devices, without compiling; None if the backend cannot save executables.
 
     Arguments:

@@ -12,8 +12,11 @@ from jax._src import source_info_util
 from jax._src.state.discharge import discharge_state
 from jax.interpreters import mlir
 
+from sbp.compat import Bindable, ClosedJaxpr, JaxprEqn, Primitive
+from sbp.untyped import PyTree
 
-def discharged(closed: Any) -> Any:
+
+def discharged(closed: ClosedJaxpr) -> ClosedJaxpr:
     """The same function with its refs as values, each op with its own line.
 
     Raises:
@@ -22,22 +25,23 @@ def discharged(closed: Any) -> Any:
     return discharge_state(closed)
 
 
-def retraced(fun: Callable[..., Any], eqn: Any) -> Any:
+def retraced(fun: Callable[..., PyTree], eqn: JaxprEqn) -> ClosedJaxpr:
     """The closed jaxpr of a function of an equation's operands; its ops have the equation's line."""
     with source_info_util.user_context(eqn.source_info.traceback):
         return jax.make_jaxpr(fun)(*(v.aval for v in eqn.invars))
 
 
-def expansion(eqn: Any) -> Any:
+def expansion(eqn: JaxprEqn) -> ClosedJaxpr | None:
     """The closed jaxpr that an equation stands for, if JAX has one that the parameters do not hold."""
-    primitive, params = eqn.primitive, eqn.params
+    primitive: Bindable = eqn.primitive
+    params = eqn.params
     hi = primitive.name == "call_hi_primitive"  # of jax 0.12
     run = primitive.to_lojax if hi else lowered_function(primitive)
     return None if run is None else retraced(lambda *args: run(*args, **params), eqn)
 
 
 @cache
-def lowered_function(primitive: Any) -> Any:
+def lowered_function(primitive: Primitive) -> Callable[..., PyTree] | None:
     """The function as which JAX lowers a primitive of its own, such as a sparse product; else None."""
     entry: Any = mlir
     rule: Any = getattr(entry._lowerings.get(primitive), "rule", None)

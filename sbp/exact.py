@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Hashable, Mapping
-from typing import Any
 
 import numpy as np
 
@@ -14,7 +13,7 @@ class Same:
 
     __slots__ = ("held",)
 
-    def __init__(self, held: Any) -> None:
+    def __init__(self, held: object) -> None:
         self.held = held
 
     def __eq__(self, other: object) -> bool:
@@ -24,7 +23,7 @@ class Same:
         return id(self.held)
 
 
-def key_of(x: Any) -> Hashable:
+def key_of(x: object) -> Hashable:
     """A key of a parameter, exact to the last bit and to its type.
 
     Arrays are compared by their bytes (their text leaves out the middle of a large one), containers by what

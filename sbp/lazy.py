@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from sbp import compat
 from sbp.errors import ArgumentError, Problem
+from sbp.untyped import PyTree, TreeDef
 
 NAME = "sbp_rows"
 DENSE = ("note", "error")
@@ -19,8 +21,20 @@ DENSE = ("note", "error")
 class Transformation(NamedTuple):
     """An optimizer in the manner of optax: `init(params)`, and `update(grads, state, params)`."""
 
-    init: Callable[..., Any]
-    update: Callable[..., Any]
+    init: Callable[[PyTree], PyTree]
+    update: Callable[..., tuple[PyTree, PyTree]]
+
+
+class Optimizer(Protocol):
+    """What `rows` takes: any optimizer of this form, of whatever library."""
+
+    @property
+    def init(self) -> Callable[..., PyTree]:
+        """From parameters to its state."""
+
+    @property
+    def update(self) -> Callable[..., tuple[PyTree, PyTree]]:
+        """From gradients, state and parameters to what is added to the parameters, and the new state."""
 
 
 @dataclass(frozen=True)
@@ -34,12 +48,12 @@ class Update:
       strict: whether a step on the whole parameter is an error.
     """
 
-    run: Callable[..., Any]
-    tree: Any
+    run: Callable[..., tuple[PyTree, PyTree]]
+    tree: TreeDef
     has_param: bool
     strict: bool = False
 
-    def __call__(self, grad: Any, *rest: Any) -> list[Any]:
+    def __call__(self, grad: jax.Array, *rest: jax.Array) -> list[jax.Array]:
         """What is added to the parameter, then the leaves of the new state.
 
         Arguments:
@@ -60,13 +74,13 @@ def by_row(leaf: Sequence[int], param: Sequence[int]) -> bool:
     return bool(leaf and param) and leaf[0] == param[0]
 
 
-def dense(grad: Any, *rest: Any, update: Update) -> list[Any]:
+def dense(grad: jax.Array, *rest: jax.Array, update: Update) -> list[jax.Array]:
     """What `rows` means: the inner step, and of its results the rows whose gradient is not all zero."""
     old = rest[: update.tree.num_leaves]
     added, *new = update(grad, *rest)
     touched = jnp.any(grad != 0, axis=tuple(range(1, grad.ndim)))
 
-    def chosen(after: Any, before: Any) -> Any:
+    def chosen(after: jax.Array, before: jax.Array) -> jax.Array:
         flags = touched.reshape(touched.shape + (1,) * (after.ndim - touched.ndim))
         return jnp.where(flags, after, before)
 
@@ -77,7 +91,7 @@ def dense(grad: Any, *rest: Any, update: Update) -> list[Any]:
 rows_p = compat.make_op(NAME, dense)
 
 
-def rows(tx: Any, *, dense: str = "note") -> Transformation:
+def rows(tx: Optimizer, *, dense: str = "note") -> Transformation:
     """Makes an optimizer lazy: rows whose gradient is all zero keep their values and their state.
 
     On one device this is `where(any(grad != 0, -1), new, old)`, for the parameter and for every leaf of the
@@ -107,12 +121,12 @@ def rows(tx: Any, *, dense: str = "note") -> Transformation:
     if not (isinstance(dense, str) and dense in DENSE):
         raise ArgumentError(_no_way(dense))
 
-    def init(params: Any) -> Any:
+    def init(params: PyTree) -> PyTree:
         return jax.tree.map(tx.init, params)
 
-    def update(grads: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+    def update(grads: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
         leaves, structure = jax.tree.flatten(grads)
-        tree: Any = structure
+        tree: TreeDef = structure
         states = tree.flatten_up_to(state)
         given = [None] * len(leaves) if params is None else tree.flatten_up_to(params)
         strict = dense == "error"
@@ -123,16 +137,18 @@ def rows(tx: Any, *, dense: str = "note") -> Transformation:
     return Transformation(init, update)
 
 
-def _step(tx: Any, strict: bool, grad: Any, state: Any, param: Any) -> tuple[Any, Any]:
+def _step(
+    tx: Optimizer, strict: bool, grad: ArrayLike, state: PyTree, param: ArrayLike | None
+) -> tuple[jax.Array, PyTree]:
     """One parameter's part of the update, as one op."""
     leaves, tree = jax.tree.flatten(state)
-    operands: Sequence[Any] = [grad, *leaves, *([] if param is None else [param])]
+    operands: Sequence[ArrayLike] = [grad, *leaves, *([] if param is None else [param])]
     update = Update(tx.update, tree, param is not None, strict)
     out = rows_p.bind(*map(jnp.asarray, operands), update=update)
     return out[0], jax.tree.unflatten(tree, out[1:])
 
 
-def _no_optimizer(tx: Any) -> Problem:
+def _no_optimizer(tx: object) -> Problem:
     return Problem(
         "argument",
         "sbp.rows(tx)",
@@ -143,7 +159,7 @@ def _no_optimizer(tx: Any) -> Problem:
     )
 
 
-def _no_way(dense: Any) -> Problem:
+def _no_way(dense: object) -> Problem:
     return Problem(
         "argument",
         "sbp.rows(tx, dense=...)",

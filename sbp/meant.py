@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from jax.sharding import PartitionSpec
 
 from sbp.errors import SignatureError
 from sbp.signature import AUTO, Broadcast, Partial, Split, format_sbp, is_signature, parse_sbp
+from sbp.untyped import Prefix
 
 # A class that stands for a signature -> (why it is none, what to write in a list, what to write)
 _CLASSES: dict[type, tuple[str, str, str]] = {
@@ -20,7 +20,7 @@ _TEXT = "a text is no signature"
 _HOLE = "None and AUTO are for a whole tensor, not for one axis of the placement"
 
 
-def meant(x: Any) -> tuple[str, str] | None:
+def meant(x: Prefix) -> tuple[str, str] | None:
     """Why something is no signature, and what to write; None if nobody can tell, or if it is one.
 
     >>> meant("S(1)"), meant(Split)[1]
@@ -54,7 +54,7 @@ def _written(text: str) -> str:
     return f"{nd[0] if one else format_sbp(nd)}, without quotes" if nd else ""
 
 
-def _meant_list(entries: Sequence[Any]) -> tuple[str, str] | None:
+def _meant_list(entries: Sequence[object]) -> tuple[str, str] | None:
     holes = [e for e in entries if e is None or e is AUTO]
     odd = [e for e in entries if not is_signature(e) and e is not None and e is not AUTO]
     if len(holes) == len(entries) or not (odd or holes):
@@ -73,7 +73,7 @@ def _meant_list(entries: Sequence[Any]) -> tuple[str, str] | None:
     return "; ".join(dict.fromkeys(whys)), f"[{', '.join(words)}]{quotes}"
 
 
-def _word(entry: Any) -> str:
+def _word(entry: object) -> str:
     """One entry of a list as it would be written."""
     if is_signature(entry):
         return repr(entry)

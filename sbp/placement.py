@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from sbp.errors import PlacementError, Problem
 from sbp.hardware import CATALOGUE, PLATFORMS
@@ -48,7 +49,7 @@ class Placement:
         """The number of devices."""
         return len(self.ranks)
 
-    def groups(self, axes: Sequence[int]) -> np.ndarray[Any, Any]:
+    def groups(self, axes: Sequence[int]) -> NDArray[np.integer]:
         """The ranks that talk to each other along `axes`: one row per group, row-major over `axes`."""
         grid = np.asarray(self.ranks).reshape(self.shape)
         rest = [a for a in range(self.ndim) if a not in axes]
@@ -120,7 +121,7 @@ class Placement:
         from jax.sharding import AxisType, Mesh
 
         try:
-            devices: Sequence[Any] = jax.devices(self.platform)
+            devices: Sequence[jax.Device] = jax.devices(self.platform)
         except RuntimeError:
             devices = ()
         if max(self.ranks) >= len(devices):
@@ -153,7 +154,7 @@ class Placement:
 
 def placement(
     kind: str,
-    ranks: Any = None,
+    ranks: ArrayLike | None = None,
     *,
     shape: Sequence[int] | None = None,
     axes: Sequence[str] | None = None,
@@ -197,7 +198,7 @@ def placement(
     return Placement(kind, tuple(int(r) for r in grid.flat), tuple(map(int, grid.shape)), names)
 
 
-def as_placement(given: Any, where: str) -> Placement:
+def as_placement(given: object, where: str) -> Placement:
     """A placement as it is, and a `jax.sharding.Mesh` as the placement of its devices.
 
     Arguments:
@@ -252,7 +253,7 @@ def _is_sizes(shape: object) -> bool:
     return isinstance(shape, list | tuple) and all(isinstance(n, int | np.integer) and n >= 1 for n in shape)
 
 
-def _grid(ranks: Any, shape: Sequence[int] | None) -> np.ndarray[Any, Any]:
+def _grid(ranks: ArrayLike | None, shape: Sequence[int] | None) -> NDArray[np.integer]:
     """The ranks as an integer array, checked."""
     if ranks is None and shape is None:
         raise _problem("neither ranks nor shape", "one of them", "the devices must be named", "shape=(8,)")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
@@ -26,6 +26,10 @@ from sbp.signature import (
     is_signature,
     normalise,
 )
+from sbp.untyped import DType, Prefix, PyTree, TreeDef, partition_spec
+
+Child: TypeAlias = tuple[Any, PyTree]
+"""The key of a child of a container, of one of JAX's classes of keys, and the child."""
 
 MOST_ENTRIES = 4
 """Entries of a container that a message outlines."""
@@ -35,7 +39,7 @@ MOST_SCALARS = 4
 """Scalars that a remark names."""
 
 
-def is_leaf(x: Any) -> bool:
+def is_leaf(x: Prefix) -> bool:
     """Whether part of a signature tree is one tensor's signature; a named tuple is a container.
 
     >>> is_leaf([Split(0), B]), is_leaf([[Split(0), B]]), is_leaf(())
@@ -51,12 +55,12 @@ def is_leaf(x: Any) -> bool:
 class _Given:
     """What a leaf is given: a signature, and whether it stands for a whole subtree that the leaf is in."""
 
-    signature: Any
+    signature: Prefix
     for_subtree: bool = False
 
 
 def resolve(
-    prefix: Any, tree: Any, paths: Sequence[str], placement: Placement, name: str
+    prefix: Prefix, tree: PyTree, paths: Sequence[str], placement: Placement, name: str
 ) -> tuple[list[NdSbp | None], list[Problem]]:
     """One signature (None: AUTO) per leaf of `tree`, and everything that is wrong with them.
 
@@ -83,7 +87,7 @@ def resolve(
     return out, problems
 
 
-def scalar_notes(prefix: Any, tree: Any, paths: Sequence[str], name: str) -> list[str]:
+def scalar_notes(prefix: Prefix, tree: PyTree, paths: Sequence[str], name: str) -> list[str]:
     """A remark for each signature of a subtree that leaves scalars in it B; arguments as of `resolve`.
 
     >>> state = {"count": jax.ShapeDtypeStruct((), "int32"), "mu": jax.ShapeDtypeStruct((8,), "float32")}
@@ -103,19 +107,19 @@ def scalar_notes(prefix: Any, tree: Any, paths: Sequence[str], name: str) -> lis
     ]
 
 
-def _splits(s: Any) -> bool:
+def _splits(s: Prefix) -> bool:
     """Whether a leaf of a signature tree splits anything."""
     if isinstance(s, PartitionSpec | NamedSharding):
         return any(s.spec if isinstance(s, NamedSharding) else s)
     return any(isinstance(e, Split) for e in (s if isinstance(s, list | tuple) else (s,)))
 
 
-def _text(s: Any) -> str:
+def _text(s: Prefix) -> str:
     """A leaf of a signature tree as its user wrote it."""
     return format_sbp(s) if isinstance(s, list | tuple) and not isinstance(s, PartitionSpec) else str(s)
 
 
-def _spread(prefix: Any, tree: Any, where: str, out: list[_Given]) -> Iterator[Problem]:
+def _spread(prefix: Prefix, tree: PyTree, where: str, out: list[_Given]) -> Iterator[Problem]:
     """Gives every leaf of `tree` its part of `prefix`; where the two part ways, a problem, and AUTO below."""
     n_leaves = len(jax.tree.leaves(tree))
     if is_leaf(prefix):
@@ -134,25 +138,25 @@ def _spread(prefix: Any, tree: Any, where: str, out: list[_Given]) -> Iterator[P
             yield from _spread(part, sub, f"{where}{keystr((key,))}", out)
 
 
-def _children(x: Any) -> list[tuple[Any, Any]] | None:
+def _children(x: PyTree) -> list[Child] | None:
     """(key, child) of each child of a container; None if `x` is none."""
     found = tree_flatten_with_path(x, is_leaf=lambda y: y is not x)[0]
     return None if found and not found[0][0] else [(path[0], child) for path, child in found]
 
 
-def _alike(prefix: Any, tree: Any, ours: Sequence[Any], theirs: Sequence[Any]) -> bool:
+def _alike(prefix: Prefix, tree: PyTree, ours: Sequence[Child], theirs: Sequence[Child]) -> bool:
     """Whether two containers have the same children; a list may stand for a tuple."""
     plain = (list, tuple)
     if type(prefix) in plain and type(tree) in plain:
         return len(ours) == len(theirs)
 
-    def one_level(x: Any) -> Any:
+    def one_level(x: PyTree) -> TreeDef:
         return jax.tree.structure(x, is_leaf=lambda y: y is not x)
 
     return bool(one_level(prefix) == one_level(tree))
 
 
-def _describe(x: Any) -> str:
+def _describe(x: PyTree) -> str:
     """A container in a few words."""
     children = _children(x)
     if not children:
@@ -162,7 +166,7 @@ def _describe(x: Any) -> str:
     return f"a {type(x).__name__} of {len(children)}"
 
 
-def _not_a_prefix(prefix: Any, tree: Any, where: str) -> Problem:
+def _not_a_prefix(prefix: Prefix, tree: PyTree, where: str) -> Problem:
     leaf = hasattr(tree, "shape")
     there = f"one tensor, {tree.dtype}{list(tree.shape)}" if leaf else _describe(tree)
     why = f"{_describe(prefix)} stands for {there}: signatures are a pytree prefix, so containers must match"
@@ -180,7 +184,7 @@ def _not_a_prefix(prefix: Any, tree: Any, where: str) -> Problem:
     )
 
 
-def _outline(tree: Any) -> str:
+def _outline(tree: PyTree) -> str:
     """How the signatures of a plain container are written."""
     if type(tree) not in (dict, list, tuple) or not tree:
         return ""
@@ -191,7 +195,7 @@ def _outline(tree: Any) -> str:
     return f"{outlines[type(tree)]} with "
 
 
-def _not_a_signature(s: Any, where: str, near: tuple[str, str] | None = None) -> Problem:
+def _not_a_signature(s: object, where: str, near: tuple[str, str] | None = None) -> Problem:
     kind = type(s).__name__
     why, fix = near or (f"a {kind} is none of them", "sbp.AUTO lets the compiler choose")
     if isinstance(s, Sharding):
@@ -207,7 +211,7 @@ def _not_a_signature(s: Any, where: str, near: tuple[str, str] | None = None) ->
 
 
 def _one(
-    part: _Given, shape: tuple[int, ...], dtype: Any, where: str, placement: Placement
+    part: _Given, shape: tuple[int, ...], dtype: DType, where: str, placement: Placement
 ) -> tuple[NdSbp | None, list[Problem]]:
     """One leaf's signature, checked."""
     s = part.signature
@@ -241,7 +245,7 @@ def _one(
 
 
 def check_fit(
-    nd: Sequence[Signature], shape: Sequence[int], dtype: Any, where: str, placement: Placement
+    nd: Sequence[Signature], shape: Sequence[int], dtype: DType, where: str, placement: Placement
 ) -> Iterator[Problem]:
     """What keeps a signature from fitting a tensor on a placement."""
     axes = ", ".join(placement.axes)
@@ -360,11 +364,10 @@ def to_partition_spec(nd: Sequence[Signature], ndim: int, placement: Placement) 
     >>> tuple(to_partition_spec((Split(1), Split(1)), 2, placement("cpu", shape=(2, 4))))
     (None, ('data', 'model'))
     """
-    entries: list[Any] = []
+    entries: list[str | tuple[str, ...] | None] = []
     for d in range(ndim):
         names = tuple(placement.axes[a] for a, s in enumerate(nd) if s == Split(d))
         entries.append(names if len(names) > 1 else names[0] if names else None)
     while entries and entries[-1] is None:
         entries.pop()
-    made: PartitionSpec = PartitionSpec(*entries)  # type: ignore[no-untyped-call, unused-ignore]
-    return made
+    return partition_spec(*entries)

@@ -155,7 +155,7 @@ def _cut(
 ) -> Array:
     """One device's part of a tensor of full shape, padded."""
     if value.dtype.kind in "fc" or value.dtype.kind == "V":
-        fill: Any = padding
+        fill = padding
     else:
         fill = True if value.dtype.kind == "b" else np.iinfo(value.dtype).max
     out = np.full(local_shape(value.shape, nd, hierarchy), fill, value.dtype)

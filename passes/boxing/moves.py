@@ -7,9 +7,9 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import maximum_bipartite_matching
 
@@ -17,6 +17,7 @@ from sbp import compat
 from sbp.layout import chunk_sizes, local_shape, offset
 from sbp.rules.bits import compared_bytes
 from sbp.signature import Broadcast, NdSbp, Partial, Signature, Split, splits_of
+from sbp.untyped import DType
 from sbp.view import coordinates
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute")
@@ -138,7 +139,7 @@ def route(shape: Sequence[int], before: NdSbp, after: NdSbp, hierarchy: Sequence
     if (new_size > old_size).any():
         return None
 
-    def starts(nd: NdSbp) -> np.ndarray[Any, Any]:
+    def starts(nd: NdSbp) -> NDArray[np.int64]:
         rows = [[offset(n, splits_of(nd, d), hierarchy, c) for d, n in enumerate(shape)] for c in where]
         return np.array(rows, dtype=np.int64).reshape(len(where), len(shape))
 
@@ -185,7 +186,7 @@ def frame(
     return size, chunk_sizes(size, move.axes, hierarchy)
 
 
-def itemsize(move: Move, dtype: Any) -> float:
+def itemsize(move: Move, dtype: DType) -> float:
     """Bytes that an element takes in a move: maxima of short floats are compared in wider ones."""
     compared = move.kind == "all_reduce" and isinstance(move.old, Partial) and move.old.op != "sum"
     return compared_bytes(dtype) if compared else compat.itemsize(dtype)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -17,6 +17,7 @@ from sbp.layout import is_even
 from sbp.passes.boxing.links import Network
 from sbp.passes.boxing.moves import Move, can_permute, itemsize, moves_from, permute_targets
 from sbp.signature import B, NdSbp, P, Partial, Signature, Split
+from sbp.untyped import DType
 
 Array = np.ndarray[Any, Any]
 _STEP = 1e-12  # seconds; among equal paths the shorter one wins
@@ -34,7 +35,7 @@ class Boxing:
     """
 
     shape: tuple[int, ...]
-    dtype: Any
+    dtype: DType
     network: Network
     partials: frozenset[str]
     dims: tuple[int, ...]
@@ -131,10 +132,10 @@ class Boxings:
     """The transitions of every kind of tensor in a program, made once per kind."""
 
     network: Network
-    _made: dict[Any, Boxing] = field(default_factory=dict, compare=False, repr=False)
+    _made: dict[Hashable, Boxing] = field(default_factory=dict, compare=False, repr=False)
 
     def of(
-        self, shape: tuple[int, ...], dtype: Any, partials: frozenset[str], dims: tuple[int, ...]
+        self, shape: tuple[int, ...], dtype: DType, partials: frozenset[str], dims: tuple[int, ...]
     ) -> Boxing:
         """The table for tensors of this shape; keys (PRNG) and booleans are never partial."""
         if compat.is_key(dtype) or dtype == bool:

@@ -29,6 +29,7 @@ COLOURS = {
 }
 MAX_LINES = 5
 BoxPlace: TypeAlias = tuple[Any, ...]
+"""The name of a node: what kind it is of, and its number or what it stands for."""
 
 
 def drawing(plan: PlanData, max_boxes: int | None = None) -> nx.DiGraph:
@@ -107,7 +108,7 @@ def _pill(cs: Sequence[Collective]) -> dict[str, Any]:
 
 def _add_edges(graph: nx.DiGraph, places: dict[At, BoxPlace], out: nx.DiGraph) -> None:
     """Edges between boxes and collectives, each with its largest tensor in words."""
-    tensors: dict[tuple[Any, Any], list[tuple[str, str, str, float]]] = {}
+    tensors: dict[tuple[BoxPlace, BoxPlace], list[tuple[str, str, str, float]]] = {}
     for a, b, carried in graph.edges(data="tensors"):
         if a[0] in ("ops", "collective") and b[0] in ("ops", "collective"):
             tensors.setdefault((places.get(a, a), places.get(b, b)), []).extend(carried)
@@ -126,7 +127,7 @@ def _add_edges(graph: nx.DiGraph, places: dict[At, BoxPlace], out: nx.DiGraph) -
 
 def _add_chips(graph: nx.DiGraph, plan: PlanData, places: dict[At, BoxPlace], out: nx.DiGraph) -> None:
     """Arguments beside what reads them first, results beside what makes them."""
-    readers: dict[Any, list[int]] = {}
+    readers: dict[BoxPlace, list[int]] = {}
     for n in nodes_of(graph, "argument"):
         targets = [places.get(x, x) for x in graph.successors(n) if x[0] != "result"]
         lane = min((out.nodes[t]["lane"] for t in targets), key=PHASES.index, default="")
@@ -139,7 +140,7 @@ def _add_chips(graph: nx.DiGraph, plan: PlanData, places: dict[At, BoxPlace], ou
         chip = ("arguments", target)
         out.add_node(chip, kind="argument", lane=out.nodes[target]["lane"], head="", body=body)
         out.add_edge(chip, target, label="", title="")
-    makers: dict[Any, list[int]] = {}
+    makers: dict[BoxPlace, list[int]] = {}
     for n in nodes_of(graph, "result"):
         for x in graph.predecessors(n):
             makers.setdefault(places.get(x, x), []).append(n[1])

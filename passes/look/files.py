@@ -45,7 +45,7 @@ def plan_data(plan: PlanData) -> dict[str, Any]:
     return data
 
 
-def _without_infinity(data: Any) -> Any:
+def _without_infinity(data: object) -> object:
     """JSON has no infinity: a figure without a bound is null.
 
     >>> _without_infinity({"name": "x", "rates": ((8, math.inf),)}), _with_infinity({"memory_bytes": None})

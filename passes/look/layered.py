@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import networkx as nx
 
-from sbp.passes.look.drawing import lanes_of
+from sbp.passes.look.drawing import BoxPlace, lanes_of
 
 TOP, GAP, SIDE, PAD = 34.0, 26.0, 22.0, 14.0
 BOX_WIDTH, PILL_WIDTH, CHIP_MIN, CHIP_MAX = 188.0, 206.0, 110.0, 236.0
@@ -52,8 +52,8 @@ class Arrangement:
     width: float
     height: float
     lanes: tuple[tuple[str, Spot], ...]
-    spots: Mapping[Any, Spot]
-    routes: Mapping[tuple[Any, Any], Curve]
+    spots: Mapping[BoxPlace, Spot]
+    routes: Mapping[tuple[BoxPlace, BoxPlace], Curve]
 
 
 def size_of(d: Mapping[str, Any]) -> tuple[float, float]:
@@ -100,7 +100,7 @@ class _Lane:
         mine = [n for n, d in graph.nodes(data=True) if d["lane"] == name]
         chips = [n for n in mine if graph.nodes[n]["kind"] == "argument"]
         results = [n for n in mine if graph.nodes[n]["kind"] == "result"]
-        channel: list[Any] = []
+        channel: list[BoxPlace] = []
         for n in nx.topological_sort(graph.subgraph(mine)):
             if "wire_bytes" in graph.nodes[n]:
                 sources = [p for p in graph.predecessors(n) if p not in chips]
@@ -114,14 +114,14 @@ class _Lane:
         self.inside = [n for n in mine if n not in out]
         self.rows = self._rows()
 
-    def _rows(self) -> list[list[Any]]:
+    def _rows(self) -> list[list[BoxPlace]]:
         """Nodes by longest path; one that nothing leads to stands right before its first use."""
         inner = self.graph.subgraph(self.inside)
         rank = {n: i for i, row in enumerate(nx.topological_generations(inner)) for n in row}
         for n in reversed(list(nx.topological_sort(inner))):
             if not inner.in_degree(n) and inner.out_degree(n):
                 rank[n] = min(rank[m] for m in inner.successors(n)) - 1
-        rows: list[list[Any]] = [[] for _ in range(max(rank.values(), default=-1) + 1)]
+        rows: list[list[BoxPlace]] = [[] for _ in range(max(rank.values(), default=-1) + 1)]
         for n in sorted(rank):
             rows[rank[n]].append(n)
         rows = [row for row in rows if row]
@@ -133,7 +133,7 @@ class _Lane:
                 at.update({n: (i + 1) / (len(row) + 1) for i, n in enumerate(row)})
         return rows
 
-    def sizes(self, nodes: Iterable[Any]) -> list[tuple[float, float]]:
+    def sizes(self, nodes: Iterable[BoxPlace]) -> list[tuple[float, float]]:
         return [size_of(self.graph.nodes[n]) for n in nodes]
 
     @property
@@ -150,7 +150,7 @@ class _Lane:
     def inner_height(self) -> float:
         return sum(self.row_heights) + GAP * max(0, len(self.rows) - 1)
 
-    def fill(self, x: float, top: float, height: float, spots: dict[Any, Spot]) -> None:
+    def fill(self, x: float, top: float, height: float, spots: dict[BoxPlace, Spot]) -> None:
         """Puts the rows into a rectangle that starts at (x, top), stretched to its height."""
         heights, n = self.row_heights, len(self.rows)
         gap = GAP + min(2.5 * GAP, max(0.0, height - self.inner_height) / max(1, n - 1))
@@ -165,7 +165,7 @@ class _Lane:
             y += heights[i] + gap
 
     def column(
-        self, nodes: Sequence[Any], x: float, wanted: Sequence[float], spots: dict[Any, Spot]
+        self, nodes: Sequence[BoxPlace], x: float, wanted: Sequence[float], spots: dict[BoxPlace, Spot]
     ) -> float:
         """Puts nodes below each other near the wanted heights, right-aligned; returns the column's width."""
         sizes = self.sizes(nodes)
@@ -179,7 +179,7 @@ def place(graph: nx.DiGraph) -> Arrangement:
     """The layout of a drawing."""
     names = lanes_of(graph)
     lanes = [_Lane(name, graph, last=name == names[-1] and len(names) > 1) for name in names]
-    spots: dict[Any, Spot] = {}
+    spots: dict[BoxPlace, Spot] = {}
     height = max((lane.inner_height for lane in lanes), default=0.0)
     tops = TOP + PAD
     # Heights first: the channels look at where the boxes of all lanes are. The x of a lane is set afterwards.
@@ -209,7 +209,7 @@ def place(graph: nx.DiGraph) -> Arrangement:
     return Arrangement(x, bottom, lanes_at, spots, _routes(graph, lanes, spots))
 
 
-def _ground(lane: _Lane, x: float, width: float, bottom: float, spots: Mapping[Any, Spot]) -> Spot:
+def _ground(lane: _Lane, x: float, width: float, bottom: float, spots: Mapping[BoxPlace, Spot]) -> Spot:
     """What is drawn under a lane: from top to bottom, or only around the update."""
     if not lane.apart or not lane.inside:
         return Spot(x, 0, width, bottom)
@@ -218,13 +218,13 @@ def _ground(lane: _Lane, x: float, width: float, bottom: float, spots: Mapping[A
     return Spot(x, top, width, low - top)
 
 
-def _near(graph: nx.DiGraph, n: Any, spots: Mapping[Any, Spot]) -> float:
+def _near(graph: nx.DiGraph, n: BoxPlace, spots: Mapping[BoxPlace, Spot]) -> float:
     """The height of what a node hangs on."""
     ys = [spots[m].middle[1] for m in (*graph.predecessors(n), *graph.successors(n)) if m in spots]
     return fmean(ys) if ys else 0.0
 
 
-def _centre(lane: _Lane, graph: nx.DiGraph, spots: dict[Any, Spot]) -> None:
+def _centre(lane: _Lane, graph: nx.DiGraph, spots: dict[BoxPlace, Spot]) -> None:
     """Moves the update to the middle of the gradients that it takes."""
     sources = [spots[p].middle[1] for n in lane.pills for p in graph.predecessors(n) if p in spots]
     here = [spots[n].middle[1] for n in lane.inside]
@@ -233,9 +233,9 @@ def _centre(lane: _Lane, graph: nx.DiGraph, spots: dict[Any, Spot]) -> None:
             spots[n] = replace(spots[n], y=spots[n].y + fmean(sources) - fmean(here))
 
 
-def _channel(lane: _Lane, graph: nx.DiGraph, x: float, first: bool, spots: dict[Any, Spot]) -> float:
+def _channel(lane: _Lane, graph: nx.DiGraph, x: float, first: bool, spots: dict[BoxPlace, Spot]) -> float:
     """Places what stands left of a lane: arguments, then collectives; returns the width that it takes."""
-    targets: dict[Any, float] = {}
+    targets: dict[BoxPlace, float] = {}
     for n in lane.pills if lane.apart else reversed(lane.pills):
         near = graph.predecessors(n) if lane.apart else graph.successors(n)
         ys = [
@@ -259,17 +259,17 @@ def _channel(lane: _Lane, graph: nx.DiGraph, x: float, first: bool, spots: dict[
 
 
 def _routes(
-    graph: nx.DiGraph, lanes: Sequence[_Lane], spots: Mapping[Any, Spot]
-) -> dict[tuple[Any, Any], Curve]:
+    graph: nx.DiGraph, lanes: Sequence[_Lane], spots: Mapping[BoxPlace, Spot]
+) -> dict[tuple[BoxPlace, BoxPlace], Curve]:
     """A curve for every edge: first which sides it joins, then where on them, so that curves do not meet."""
     home = {n: lane for lane in lanes for n in lane.inside}
     sides = {(a, b): _sides(a, b, home, spots) for a, b in graph.edges}
-    used: dict[tuple[Any, str], list[tuple[float, tuple[Any, Any], int]]] = {}
+    used: dict[tuple[BoxPlace, str], list[tuple[float, tuple[BoxPlace, BoxPlace], int]]] = {}
     for edge, pair in sides.items():
         for end, side in enumerate(pair):
             other = spots[edge[1 - end]].middle
             used.setdefault((edge[end], side), []).append((other[0 if side in "tb" else 1], edge, end))
-    ports: dict[tuple[tuple[Any, Any], int], Point] = {}
+    ports: dict[tuple[tuple[BoxPlace, BoxPlace], int], Point] = {}
     for (n, side), ends in used.items():
         s = spots[n]
         length = (s.width if side in "tb" else s.height) * 0.7
@@ -286,7 +286,7 @@ def _routes(
     return {e: _curve(e, sides[e], ports[e, 0], ports[e, 1], graph, home) for e in sides}
 
 
-def _sides(a: Any, b: Any, home: Mapping[Any, _Lane], spots: Mapping[Any, Spot]) -> str:
+def _sides(a: BoxPlace, b: BoxPlace, home: Mapping[BoxPlace, _Lane], spots: Mapping[BoxPlace, Spot]) -> str:
     """The sides that an edge leaves and enters: top, bottom, left or right."""
     s, t = spots[a], spots[b]
     lane = home.get(a)
@@ -315,7 +315,12 @@ _OUT = {"t": (0, -1), "b": (0, 1), "l": (-1, 0), "r": (1, 0)}
 
 
 def _curve(
-    edge: tuple[Any, Any], sides: str, start: Point, end: Point, graph: nx.DiGraph, home: Mapping[Any, _Lane]
+    edge: tuple[BoxPlace, BoxPlace],
+    sides: str,
+    start: Point,
+    end: Point,
+    graph: nx.DiGraph,
+    home: Mapping[BoxPlace, _Lane],
 ) -> Curve:
     (x0, y0), (x1, y1) = start, end
     if sides in ("ll", "rr"):

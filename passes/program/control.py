@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import jax
 from jax import lax
 
 from sbp import compat
@@ -53,6 +54,7 @@ class Port:
         return [x for x, k in zip(self.leaves, self.bodies, strict=True) if k == body]
 
 
+Tensors: TypeAlias = tuple[jax.Array, ...]
 Leaving: TypeAlias = Sequence[tuple[Operand, NdSbp]]
 """What a body hands back, and as what."""
 
@@ -71,18 +73,18 @@ class Region:
     node: Node
     ports: tuple[Port, ...]
     inside: tuple[NdSbp, ...]
-    outer: Mapping[int, Any]
-    body: Callable[[int, Mapping[int, Any], Leaving], list[Any]]
+    outer: Mapping[int, jax.Array]
+    body: Callable[[int, Mapping[int, jax.Array], Leaving], list[jax.Array]]
 
     def where(self, holds: Callable[[Port], bool]) -> list[int]:
         """The ports for which something holds."""
         return [i for i, p in enumerate(self.ports) if holds(p)]
 
-    def take(self, at: Sequence[int]) -> tuple[Any, ...]:
+    def take(self, at: Sequence[int]) -> Tensors:
         """The tensors that enter through some ports."""
         return tuple(self.outer[i] for i in at)
 
-    def without(self, at: Sequence[int]) -> dict[int, Any]:
+    def without(self, at: Sequence[int]) -> dict[int, jax.Array]:
         """The tensors that enter through the other ports."""
         return {i: x for i, x in self.outer.items() if i not in at}
 
@@ -128,14 +130,14 @@ def _cond_ports(node: Node) -> Iterable[Port]:
         yield Port(result=k, leaves=tuple(b.outputs[k] for b in node.bodies), bodies=every)
 
 
-def _lower_scan(r: Region) -> list[Any]:
+def _lower_scan(r: Region) -> list[jax.Array]:
     """A scan over local slices; what it only reads is closed over."""
     carried = r.where(lambda p: p.operand is not None and p.result is not None)
     sliced = r.where(lambda p: p.operand is not None and p.stacked)
     stacked = r.where(lambda p: p.operand is None)
     fixed, leaving = r.without([*carried, *sliced]), r.leaving([*carried, *stacked])
 
-    def trip(carry: Any, xs: Any) -> Any:
+    def trip(carry: Tensors, xs: Tensors) -> tuple[Tensors, Tensors]:
         entering = {**fixed, **dict(zip(carried, carry, strict=True)), **dict(zip(sliced, xs, strict=True))}
         out = r.body(0, entering, leaving)
         return tuple(out[: len(carried)]), tuple(out[len(carried) :])
@@ -145,13 +147,13 @@ def _lower_scan(r: Region) -> list[Any]:
     return [*last, *ys]
 
 
-def _lower_while(r: Region) -> list[Any]:
+def _lower_while(r: Region) -> list[jax.Array]:
     """A while loop; its predicate is whole, so that all devices leave it together."""
     carried = r.where(lambda p: p.result is not None)
     fixed, leaving = r.without(carried), r.leaving(carried)
     test = r.leaving(r.where(lambda p: p.whole))
 
-    def entering(carry: Any) -> dict[int, Any]:
+    def entering(carry: Tensors) -> dict[int, jax.Array]:
         return {**fixed, **dict(zip(carried, carry, strict=True))}
 
     out = lax.while_loop(
@@ -162,12 +164,12 @@ def _lower_while(r: Region) -> list[Any]:
     return list(out)
 
 
-def _lower_cond(r: Region) -> list[Any]:
+def _lower_cond(r: Region) -> list[jax.Array]:
     """A branch; its index is whole, so that all devices take the same one."""
     (index,) = r.where(lambda p: p.whole)
     results = r.where(lambda p: p.result is not None)
 
-    def branch(k: int) -> Callable[[], tuple[Any, ...]]:
+    def branch(k: int) -> Callable[[], Tensors]:
         return lambda: tuple(r.body(k, r.without([index]), r.leaving(results, k)))
 
     return list(lax.switch(r.outer[index], [branch(k) for k in range(len(r.node.bodies))]))
@@ -217,7 +219,7 @@ class Control:
     bodies: tuple[str, ...]
     ports: Callable[[Node], Iterable[Port]]
     trips: Callable[[Node], int | None]
-    lower: Callable[[Region], list[Any]]
+    lower: Callable[[Region], list[jax.Array]]
     step: Callable[[Node, list[Any]], Iterator[Trip]]
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -111,7 +111,7 @@ def keys_of_groups(
     """The ops that make ids in the whole stack of those in its groups, and the ids; -1 is out of bounds."""
     height = stack[1]
 
-    def flat(indices: Any) -> Any:
+    def flat(indices: jax.Array) -> jax.Array:
         ids = narrow(lax.squeeze(indices, (indices.ndim - 1,)))
         ids = jnp.clip(ids, 0, height - 1) if clips else ids
         first = lax.broadcasted_iota(np.int32, ids.shape, 0) * np.int32(height)

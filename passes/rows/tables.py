@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
+import jax
 import numpy as np
 from jax.lax import GatherScatterMode
 
 from sbp import compat, lazy
 from sbp.errors import Problem, raise_all
 from sbp.passes.program.edit import Editor
-from sbp.passes.program.graph import Const, Graph, Node, Operand, make_node, walk
+from sbp.passes.program.graph import Const, Graph, Node, Operand, Value, make_node, walk
 from sbp.passes.program.trace import trace
 from sbp.passes.rows import rowwise
 from sbp.passes.rows.lookups import (
@@ -29,6 +29,7 @@ from sbp.passes.rows.lookups import (
 )
 from sbp.rules.update import update_rows_p
 from sbp.signature import B, Signature, Split
+from sbp.untyped import DType
 
 """Ops that hand on what they are given."""
 
@@ -292,7 +293,7 @@ def _dense(where: str, table: str, why: str) -> Problem:
     )
 
 
-_EACH: dict[str, Callable[[Any], Callable[..., Any]]] = {
+_EACH: dict[str, Callable[[DType], Callable[..., jax.Array]]] = {
     "neg": lambda dtype: lambda rows: -rows,
     "convert_element_type": lambda dtype: lambda rows: rows.astype(dtype),
     "mul": lambda dtype: lambda rows, number: rows * number,
@@ -300,7 +301,7 @@ _EACH: dict[str, Callable[[Any], Callable[..., Any]]] = {
 }
 
 
-def _columns(node: Node, operands: Sequence[Any]) -> tuple[Signature, ...] | None:
+def _columns(node: Node, operands: Sequence[Value]) -> tuple[Signature, ...] | None:
     """How the state lies where the table is split by columns, or None if the step mixes columns.
 
     Arguments:
@@ -320,7 +321,7 @@ def _columns(node: Node, operands: Sequence[Any]) -> tuple[Signature, ...] | Non
     return tuple(across) if ok else None
 
 
-def _additive(node: Node, operands: Sequence[Any]) -> bool:
+def _additive(node: Node, operands: Sequence[Value]) -> bool:
     """Whether the steps of addends of a gradient add up to the step of their sum."""
     update, grad, state = node.params["update"], operands[0], operands[1 : len(node.outputs)]
     if any(lazy.by_row(x.shape, grad.shape) for x in state):
@@ -331,7 +332,7 @@ def _additive(node: Node, operands: Sequence[Any]) -> bool:
     return not param & used and rowwise.additive(graph)
 
 
-def _apart(update: Any, operands: Sequence[Any], lying: Sequence[Signature]) -> bool:
+def _apart(update: lazy.Update, operands: Sequence[Value], lying: Sequence[Signature]) -> bool:
     """Whether a step treats by itself whatever stands at one place of the dims that are split.
 
     Its ops are asked, and its numbers: they may not change with the size of those dims.

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import jax
 
 from sbp.errors import EmbeddingError, Problem
 from sbp.hardware import BYTES_ONLY, Hardware, hardware_for
+from sbp.lazy import Optimizer
 from sbp.options import bytes_of
 from sbp.passes.explain.words import kind_text
 from sbp.passes.face import Plan
@@ -133,7 +134,7 @@ def choose(
     batch: int,
     placement: Placement | jax.sharding.Mesh,
     *,
-    optimizer: Any,
+    optimizer: Optimizer,
     hardware: Hardware | None = None,
     memory_limit: float | str | None = None,
 ) -> Choice:
@@ -217,7 +218,7 @@ def _estimates(
     step: Step, tables: Sequence[TableConfig], features: Sequence[FeatureConfig]
 ) -> tuple[Estimates, ...]:
     """The costs of each table alone; tables that are alike are planned once."""
-    planned: dict[Any, Estimates] = {}
+    planned: dict[Hashable, Estimates] = {}
     out = []
     for table in tables:
         own = [f for f in features if f.table == table]

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from sbp.errors import EmbeddingError, Problem
 from sbp.placement import Placement, as_placement
 from sbp.runtime.embedding.groups import TableStack
-from sbp.runtime.embedding.inputs import Entry, check_inputs, entries
+from sbp.runtime.embedding.inputs import Entry, Given, check_inputs, entries
 from sbp.runtime.embedding.keys import check_ids, problem
 from sbp.runtime.embedding.stacks import Part, RowStack
-from sbp.runtime.embedding.tables import FeatureConfig, RowWise, TableConfig, TableWise, unique_tables
+from sbp.runtime.embedding.tables import FeatureConfig, Layout, RowWise, TableConfig, TableWise, unique_tables
 from sbp.signature import B, Signature, Split
+from sbp.untyped import DType
 
-Params: TypeAlias = Mapping[str, Any]
+Params: TypeAlias = Mapping[str, jax.Array]
 """Stack -> its array."""
 Stack: TypeAlias = RowStack | TableStack
 
@@ -61,7 +63,7 @@ class Collection:
         object.__setattr__(self, "tables", unique_tables(self.features))
         object.__setattr__(self, "stacks", _stacks(self.tables, self.spread, self.multiple))
 
-    def init(self, key: jax.Array) -> dict[str, Any]:
+    def init(self, key: jax.Array) -> dict[str, jax.Array]:
         """Initial parameters, one array per stack.
 
         A table's values depend on the key and its name alone: not on other tables, stacking or spreading.
@@ -70,7 +72,7 @@ class Collection:
         named = {p.name: p.initial(jax.random.fold_in(key, zlib.crc32(p.name.encode()))) for p in parts}
         return self.stack(named)
 
-    def stack(self, tables: Mapping[str, Any]) -> dict[str, Any]:
+    def stack(self, tables: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
         """Parameters of given tables, `{table: [vocabulary_size, dim]}`: the inverse of `unstack`.
 
         Raises:
@@ -86,7 +88,7 @@ class Collection:
         _raise(found)
         return {name: stack.join(tables) for name, stack in self.stacks.items()}
 
-    def unstack(self, params: Params) -> dict[str, Any]:
+    def unstack(self, params: Params) -> dict[str, jax.Array]:
         """The tables of given parameters as the user thinks of them, row `i` for id `i`: for checkpoints.
 
         Quotient-remainder tables are two, `name.quotient` and `name.remainder`.
@@ -94,7 +96,7 @@ class Collection:
         self._check(params)
         return {name: rows for s in self.stacks.values() for name, rows in s.separate(params[s.name]).items()}
 
-    def check(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+    def check(self, inputs: Mapping[str, Given]) -> Mapping[str, Given]:
         """Inputs on the host with ids as int32, every id and weight checked.
 
         Raises:
@@ -103,7 +105,7 @@ class Collection:
         """
         return check_inputs(self.features, inputs)
 
-    def rows(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    def rows(self, inputs: Mapping[str, Given]) -> dict[str, jax.Array]:
         """The rows that are looked up, per stack; traceable.
 
         Returns:
@@ -113,7 +115,7 @@ class Collection:
         found = entries(self.features, inputs)
         return {name: stack.rows(_of(stack, found)) for name, stack in self.stacks.items()}
 
-    def __call__(self, params: Params, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    def __call__(self, params: Params, inputs: Mapping[str, Given]) -> dict[str, jax.Array]:
         """The pooled embeddings of a batch; traceable and differentiable.
 
         Arguments:
@@ -130,13 +132,13 @@ class Collection:
         """
         self._check(params)
         found = entries(self.features, inputs)
-        out: dict[str, Any] = {}
+        out: dict[str, jax.Array] = {}
         for name, stack in self.stacks.items():
             own = _of(stack, found)
             out |= stack.pooled(stack.gather(params[name], stack.rows(own)), own)
         return {f.name: out[f.name] for f in self.features}
 
-    def assign(self, params: Params, table: str, ids: Any, values: Any) -> dict[str, Any]:
+    def assign(self, params: Params, table: str, ids: ArrayLike, values: ArrayLike) -> dict[str, jax.Array]:
         """Parameters with some rows of one table replaced, as those that a `Vocabulary` gave to new keys.
 
         It takes any tree of the stacks' names whose arrays begin with their dims, such as the moments of an
@@ -234,7 +236,7 @@ def _uneven(stack: Stack, dim: int, parts: int) -> Problem:
 
 def _stacks(tables: Sequence[TableConfig], spread: bool, multiple: int) -> dict[str, Stack]:
     """Tables that agree in all that makes an array, together; named by width, the second on numbered."""
-    alike: dict[Any, list[TableConfig]] = {}
+    alike: dict[tuple[int, DType, Hashable, Layout], list[TableConfig]] = {}
     for t in tables:
         alike.setdefault((t.embedding_dim, t.dtype, t.optimizer, t.placement), []).append(t)
     out: dict[str, Stack] = {}

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import jax
 import numpy as np
@@ -15,6 +15,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from sbp import compat
 from sbp.hardware import BYTES_ONLY, Hardware
 from sbp.layout import local_shape
+from sbp.lazy import Optimizer
 from sbp.options import Options
 from sbp.passes.face import Plan
 from sbp.placement import Placement
@@ -32,6 +33,12 @@ from sbp.runtime.embedding.tables import (
 )
 from sbp.runtime.execute import compile
 from sbp.signature import B, Signature, Split
+from sbp.untyped import PyTree
+
+Stacks: TypeAlias = dict[str, jax.Array]
+"""Stack -> its array."""
+Structs: TypeAlias = dict[str, jax.ShapeDtypeStruct]
+"""Stack -> the shape and type of its array."""
 
 ROUNDED = 256
 """Rows of a stack are rounded up to a multiple of this, so that the same stacks fit many placements."""
@@ -105,7 +112,7 @@ class Step:
     batch: int
     placement: Placement
     hardware: Hardware
-    optimizer: Any
+    optimizer: Optimizer
 
     def cost(self, one: Estimate) -> float:
         """What is to be small."""
@@ -118,7 +125,9 @@ class Step:
         params = _structs(collection)
         slopes = jax.eval_shape(lambda *args: collection(*args), params, inputs)
 
-        def step(params: Any, state: Any, inputs: Any, slopes: Any) -> Any:
+        def step(
+            params: Stacks, state: PyTree, inputs: Mapping[str, jax.Array], slopes: PyTree
+        ) -> tuple[PyTree, Stacks, PyTree]:
             vectors, back = jax.vjp(lambda p: collection(p, inputs), params)
             rows, grads = _by_row(params), _by_row(back(slopes)[0])
             done = {n: self.optimizer.update(grads[n], state[n], rows[n]) for n in rows}
@@ -150,14 +159,14 @@ class Step:
         shape = self.placement.shape
         return sum(math.prod(local_shape(x.shape, nd, shape)) * compat.itemsize(x.dtype) for x, nd in pairs)
 
-    def _stored(self, collection: Collection) -> tuple[Any, Any, Any]:
+    def _stored(self, collection: Collection) -> tuple[dict[str, list[Signature]], dict[str, PyTree], PyTree]:
         """How the tables lie, the state of their optimizer, and how it lies."""
         tables, rows = collection.in_sbp(self.placement), _by_row_structs(collection)
         state = {n: jax.eval_shape(self.optimizer.init, x) for n, x in rows.items()}
         lying = {n: jax.tree.map(lambda x, n=n: _as_rows(tables[n], rows[n], x), state[n]) for n in state}
         return tables, state, lying
 
-    def _ids(self, feature: FeatureConfig) -> Any:
+    def _ids(self, feature: FeatureConfig) -> jax.ShapeDtypeStruct:
         hotness = (n for n in (feature.input_shape or ())[1:] if n is not None)
         return compat.struct((self.batch, *hotness), np.dtype(np.int32))
 
@@ -178,21 +187,24 @@ class Step:
         return Estimate(one.wire_bytes / count, one.seconds / count, one.memory_bytes / count, largest)
 
 
-def _by_row(stacks: Any) -> Any:
+def _by_row(stacks: Mapping[str, jax.Array]) -> Stacks:
     """Stacks as one row after the other: a row is what an optimizer treats by itself."""
     return {n: x if x.ndim == 2 else x.reshape(-1, x.shape[-1]) for n, x in stacks.items()}
 
 
-def _structs(collection: Collection) -> dict[str, Any]:
+def _structs(collection: Collection) -> Structs:
     """The arrays of a collection."""
     return {n: compat.struct(s.shape, s.tables[0].dtype) for n, s in collection.stacks.items()}
 
 
-def _by_row_structs(collection: Collection) -> Any:
-    return jax.eval_shape(_by_row, _structs(collection))
+def _by_row_structs(collection: Collection) -> Structs:
+    made: Structs = jax.eval_shape(_by_row, _structs(collection))
+    return made
 
 
-def _as_rows(table: Sequence[Signature], rows: Any, leaf: Any) -> list[Signature]:
+def _as_rows(
+    table: Sequence[Signature], rows: jax.ShapeDtypeStruct, leaf: jax.ShapeDtypeStruct
+) -> list[Signature]:
     """How a leaf of the state of a table lies: as the table, along the dims that it shares with its rows."""
 
     def shared(s: Signature) -> bool:

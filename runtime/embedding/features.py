@@ -14,16 +14,20 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sbp.errors import EmbeddingError, Problem
-from sbp.runtime.embedding.keys import LIMITS, NO_ID, as_integers, find_problem, is_wide, problem
+from sbp.runtime.embedding.keys import LIMITS, NO_ID, Place, as_integers, find_problem, is_wide, problem
 
-Ints = NDArray[np.int32]
+Ints: TypeAlias = NDArray[np.int32]
+Ids: TypeAlias = jax.Array | NDArray[Any]
+"""Integers, of the host or of a device, or traced."""
+Weights: TypeAlias = jax.Array | NDArray[Any]
+"""Real numbers, likewise."""
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["ids", "weights"], meta_fields=[])
@@ -36,8 +40,8 @@ class PaddedBags:
       weights: `[batch, hotness]`, or None where every id counts once.
     """
 
-    ids: Any
-    weights: Any = None
+    ids: Ids
+    weights: Weights | None = None
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["values", "offsets", "weights"], meta_fields=[])
@@ -54,9 +58,9 @@ class Bags:
       weights: `[capacity]`, or None where every id counts once.
     """
 
-    values: Any
-    offsets: Any
-    weights: Any = None
+    values: Ids
+    offsets: Ids
+    weights: Weights | None = None
 
     @property
     def bags(self) -> int:
@@ -198,9 +202,9 @@ class KeyedBags:
     """
 
     names: tuple[str, ...]
-    values: Any
-    offsets: Any
-    weights: Any = None
+    values: Ids
+    offsets: Ids
+    weights: Weights | None = None
 
     @classmethod
     def from_bags(cls, bags: Mapping[str, Bags], *, capacity: int | None = None) -> KeyedBags:
@@ -332,7 +336,7 @@ def _offsets(given: ArrayLike, feature: str) -> Ints:
     return offsets.astype(np.int32)
 
 
-def _weights(given: ArrayLike, shape: tuple[int, ...], feature: str, place: Any) -> NDArray[Any]:
+def _weights(given: ArrayLike, shape: tuple[int, ...], feature: str, place: Place) -> NDArray[Any]:
     """Weights in a type that JAX takes as it is, so that what is checked is what is used."""
     weights = np.asarray(given)
     if weights.dtype.kind in "iu" or (weights.dtype.kind == "f" and is_wide(weights.dtype)):
@@ -344,7 +348,7 @@ def _weights(given: ArrayLike, shape: tuple[int, ...], feature: str, place: Any)
     return weights
 
 
-def weights_problem(given: ArrayLike, shape: tuple[int, ...], feature: str, place: Any) -> Problem | None:
+def weights_problem(given: ArrayLike, shape: tuple[int, ...], feature: str, place: Place) -> Problem | None:
     """What is wrong with the weights of ids of some shape, or None."""
     weights = np.asarray(given)
     number = jax.numpy.issubdtype(weights.dtype, np.number)

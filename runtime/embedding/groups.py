@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from sbp.errors import EmbeddingError
 from sbp.runtime.embedding.inputs import Entry
@@ -17,6 +17,8 @@ from sbp.runtime.embedding.keys import problem
 from sbp.runtime.embedding.pooling import counts, divided
 from sbp.runtime.embedding.stacks import Part, lookup, parts_of
 from sbp.runtime.embedding.tables import TableConfig, TableWise
+from sbp.runtime.plain import Tensor
+from sbp.untyped import DType
 
 
 def packed(rows: Sequence[int], groups: int) -> tuple[tuple[int, ...], ...]:
@@ -31,7 +33,7 @@ def packed(rows: Sequence[int], groups: int) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(sorted(group)) for group in filled)
 
 
-def _counts(entry: Entry, dtype: Any) -> Any:
+def _counts(entry: Entry, dtype: DType) -> Tensor:
     return counts(entry.present(), entry.weights, dtype)
 
 
@@ -74,7 +76,7 @@ class TableStack:
         """Groups are dealt out."""
         return (0,)
 
-    def join(self, parts: Mapping[str, Any]) -> Any:
+    def join(self, parts: Mapping[str, jax.Array]) -> jax.Array:
         """The array, of the rows of each table by name; rows of nobody are zero."""
         _, height, dim = self.shape
         dtype = self.tables[0].dtype
@@ -85,7 +87,7 @@ class TableStack:
             blocks.append(jnp.concatenate([*block, jnp.zeros((free, dim), dtype)]))
         return jnp.stack(blocks)
 
-    def separate(self, array: Any) -> dict[str, Any]:
+    def separate(self, array: jax.Array) -> dict[str, jax.Array]:
         """The inverse of `join`."""
         return {
             p.name: array[g, p.begin : p.begin + p.rows]
@@ -107,7 +109,7 @@ class TableStack:
             for group in self.members
         ]
 
-    def _filled(self, entries: Sequence[Entry], values: Mapping[str, Any], absent: Any) -> Any:
+    def _filled(self, entries: Sequence[Entry], values: Mapping[str, Tensor], absent: ArrayLike) -> jax.Array:
         """One `[batch, hotness]` array per feature as `[groups, slots, batch, most hotness]`."""
         slots = self._slots(entries)
         places = max(e.ids.shape[1] for e in entries)
@@ -119,7 +121,7 @@ class TableStack:
             blocks += [none] * (max(map(len, slots)) - len(group))
         return jnp.stack(blocks).reshape(len(slots), -1, *none.shape)
 
-    def rows(self, entries: Sequence[Entry]) -> Any:
+    def rows(self, entries: Sequence[Entry]) -> jax.Array:
         """The row of every id in its group, `[groups, slots, batch, hotness]`; out of bounds for none."""
         height = np.int32(self.shape[1])
         begin = {e.feature.name: np.int32(p.begin) for group in self._slots(entries) for e, p in group}
@@ -128,11 +130,11 @@ class TableStack:
         }
         return self._filled(entries, rows, height)
 
-    def gather(self, array: Any, rows: Any) -> Any:
+    def gather(self, array: jax.Array, rows: jax.Array) -> jax.Array:
         """The vectors of some rows: the one lookup, group by group."""
         return jax.vmap(lookup)(array, rows)
 
-    def pooled(self, vectors: Any, entries: Sequence[Entry]) -> dict[str, Any]:
+    def pooled(self, vectors: jax.Array, entries: Sequence[Entry]) -> dict[str, jax.Array]:
         """Each feature's result, of the vectors of `rows(entries)`.
 
         Weighted sums are taken before the exchange; what they are divided by belongs to the batch, and comes
@@ -145,7 +147,7 @@ class TableStack:
             sums = (vectors.astype(wide) * each[..., None]).sum(axis=3)
         else:
             sums = vectors[..., 0, :] if vectors.shape[3] == 1 else vectors.astype(wide).sum(axis=3)
-        out: dict[str, Any] = {}
+        out: dict[str, jax.Array] = {}
         for g, group in enumerate(self._slots(entries)):
             for f, (e, _) in enumerate(group):
                 one = sums[g, f]
@@ -155,7 +157,7 @@ class TableStack:
                 e.feature.check_shape("output", one.shape, e.feature.output_shape)
         return out
 
-    def at(self, part: Part, ids: Any) -> tuple[Any, ...]:
+    def at(self, part: Part, ids: jax.Array) -> tuple[ArrayLike, ...]:
         """The index into the array of some rows of a table."""
         (group,) = (g for g, parts in enumerate(self.members) if part in parts)
         return np.int32(group), ids + np.int32(part.begin)

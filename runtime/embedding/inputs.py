@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from sbp.errors import EmbeddingError, Problem
-from sbp.runtime.embedding.features import Bags, PaddedBags, bags_problem, weights_problem
+from sbp.runtime.embedding.features import Bags, Ids, PaddedBags, Weights, bags_problem, weights_problem
 from sbp.runtime.embedding.keys import LIMITS, NO_ID, element, find_problem, problem, uncut
 from sbp.runtime.embedding.pooling import Add, combine, flat_add, padded_add, segments
 from sbp.runtime.embedding.tables import FeatureConfig, Uncompressed
+
+Given: TypeAlias = Bags | PaddedBags | Ids
+"""The ids of a feature as a user has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +34,8 @@ class Entry:
     """
 
     feature: FeatureConfig
-    ids: Any
-    weights: Any
+    ids: jax.Array
+    weights: Weights | None
     bags: Bags | None
     single: bool
 
@@ -40,11 +44,11 @@ class Entry:
         """How many bags there are."""
         return int(self.ids.shape[0]) if self.bags is None else self.bags.bags
 
-    def present(self) -> Any:
+    def present(self) -> jax.Array:
         """Which ids have a row."""
         return (self.ids >= 0) & (self.ids < self.feature.table.vocabulary_size)
 
-    def parts(self) -> tuple[Any, ...]:
+    def parts(self) -> tuple[jax.Array, ...]:
         """The row of each id in each stored part of the table; out of its range where the id is."""
         compression = self.feature.table.compression
         if isinstance(compression, Uncompressed):
@@ -57,7 +61,7 @@ class Entry:
         """Adds up what belongs to one bag."""
         return padded_add if self.bags is None else flat_add(self.bags)
 
-    def pool(self, rows: Any) -> Any:
+    def pool(self, rows: jax.Array) -> jax.Array:
         """The feature's result, of the rows of its ids (zero where there is none)."""
         combiner = self.feature.table.combiner
         if self.single and (self.weights is None or combiner is None):
@@ -70,14 +74,14 @@ class Entry:
         return out
 
 
-def _int32(ids: Any) -> Any:
+def _int32(ids: jax.Array) -> jax.Array:
     """Ids as int32; those that it does not hold are out of every table's range, and become -1."""
     if ids.dtype.itemsize < 4 or ids.dtype == np.int32:
         return ids.astype(np.int32)
     return jnp.where((ids >= 0) & (ids <= LIMITS.max), ids, NO_ID).astype(np.int32)
 
 
-def entry(feature: FeatureConfig, given: Any) -> Entry:
+def entry(feature: FeatureConfig, given: Given) -> Entry:
     """The ids of one feature, out-of-range ones made absent.
 
     Raises:
@@ -108,7 +112,7 @@ def entry(feature: FeatureConfig, given: Any) -> Entry:
     return Entry(feature, ids, weights, bags, single)
 
 
-def named(features: Sequence[FeatureConfig], inputs: Any) -> dict[str, Any]:
+def named(features: Sequence[FeatureConfig], inputs: Mapping[str, Given]) -> dict[str, Given]:
     """The input of each feature, by name.
 
     Raises:
@@ -129,7 +133,7 @@ def named(features: Sequence[FeatureConfig], inputs: Any) -> dict[str, Any]:
     return {name: inputs[name] for name in wanted}
 
 
-def entries(features: Sequence[FeatureConfig], inputs: Any) -> dict[str, Entry]:
+def entries(features: Sequence[FeatureConfig], inputs: Mapping[str, Given]) -> dict[str, Entry]:
     """All features of a batch.
 
     Raises:
@@ -146,7 +150,7 @@ def entries(features: Sequence[FeatureConfig], inputs: Any) -> dict[str, Entry]:
     return out
 
 
-def checked(feature: FeatureConfig, given: Any) -> Any | Problem:
+def checked(feature: FeatureConfig, given: Given) -> Given | Problem:
     """An input on the host with ids as int32 and everything checked, or the first thing that is wrong."""
     where, size = f"feature {feature.name!r}", feature.table.vocabulary_size
     if isinstance(given, Bags):
@@ -162,7 +166,7 @@ def checked(feature: FeatureConfig, given: Any) -> Any | Problem:
     return PaddedBags(ids, bags.weights) if isinstance(given, PaddedBags) else ids
 
 
-def check_inputs(features: Sequence[FeatureConfig], inputs: Any) -> Mapping[str, Any]:
+def check_inputs(features: Sequence[FeatureConfig], inputs: Mapping[str, Given]) -> Mapping[str, Given]:
     """All inputs of a batch, checked on the host.
 
     Raises:
@@ -173,4 +177,4 @@ def check_inputs(features: Sequence[FeatureConfig], inputs: Any) -> Mapping[str,
     found = [p for p in out.values() if isinstance(p, Problem)]
     if found:
         raise EmbeddingError(*found)
-    return out
+    return {name: x for name, x in out.items() if not isinstance(x, Problem)}

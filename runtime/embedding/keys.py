@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import jax
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from sbp.errors import EmbeddingError, Problem
 
@@ -39,9 +39,9 @@ def element(position: tuple[int, ...]) -> str:
     return f"element {list(position)}" if position else ""
 
 
-def is_wide(dtype: Any) -> bool:
+def is_wide(dtype: DTypeLike) -> bool:
     """Whether JAX, as it is set now, would cut values of this integer type."""
-    return np.dtype(jax.dtypes.canonicalize_dtype(dtype)).itemsize < np.dtype(dtype).itemsize
+    return bool(np.dtype(jax.dtypes.canonicalize_dtype(dtype)).itemsize < np.dtype(dtype).itemsize)
 
 
 def as_integers(values: ArrayLike, where: str) -> NDArray[Any] | Problem:
@@ -49,7 +49,7 @@ def as_integers(values: ArrayLike, where: str) -> NDArray[Any] | Problem:
     if isinstance(values, jax.core.Tracer):
         return problem(
             where,
-            f"a value that is being traced: {values.aval.str_short()}",
+            f"a value that is being traced: {jax.typeof(values).str_short()}",
             "integers on the host",
             "values are checked before the traced program: inside it nobody knows them",
             "check the batch where it is read; in the program an id out of range counts as no id",
@@ -132,7 +132,7 @@ def check_ids(
     return np.asarray(ids).astype(np.int32 if size - 1 <= LIMITS.max else np.int64)
 
 
-def uncut(ids: Any, where: str) -> Any:
+def uncut(ids: ArrayLike, where: str) -> ArrayLike:
     """Ids as JAX can take them without cutting bits: a host array of wide integers is checked and narrowed.
 
     What is a JAX array or is being traced has its type already and is left as it is.

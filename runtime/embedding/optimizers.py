@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from sbp.lazy import Transformation
+from sbp.untyped import PyTree
 
 
 def rowwise_adagrad(learning_rate: float, initial: float = 0.1, epsilon: float = 1e-7) -> Transformation:
@@ -27,15 +28,15 @@ def rowwise_adagrad(learning_rate: float, initial: float = 0.1, epsilon: float =
     ([-1.0, -1.0, -1.0, -1.0], [1.0, 1.0])
     """
 
-    def init(params: Any) -> Any:
+    def init(params: PyTree) -> PyTree:
         return jax.tree.map(lambda p: jnp.full(p.shape[:1], initial, p.dtype), params)
 
-    def step(grad: Any, total: Any) -> tuple[Any, Any]:
+    def step(grad: jax.Array, total: jax.Array) -> tuple[jax.Array, jax.Array]:
         total = total + jnp.square(grad).mean(axis=tuple(range(1, grad.ndim)))
         scale = -learning_rate / (jnp.sqrt(total) + epsilon)
         return grad * scale.reshape(scale.shape + (1,) * (grad.ndim - 1)), total
 
-    def update(grads: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+    def update(grads: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
         return _split(jax.tree.map(step, grads, state), grads)
 
     return Transformation(init, update)
@@ -44,8 +45,8 @@ def rowwise_adagrad(learning_rate: float, initial: float = 0.1, epsilon: float =
 class FtrlState(NamedTuple):
     """What FTRL keeps per number: the sum of squared gradients, and the gradients that weights come from."""
 
-    squares: Any
-    linear: Any
+    squares: PyTree
+    linear: PyTree
 
 
 def ftrl(
@@ -66,18 +67,20 @@ def ftrl(
     [[0.0]]
     """
 
-    def init(params: Any) -> FtrlState:
+    def init(params: PyTree) -> FtrlState:
         squares = jax.tree.map(lambda p: jnp.full(p.shape, initial, p.dtype), params)
         return FtrlState(squares, jax.tree.map(jnp.zeros_like, params))
 
-    def step(grad: Any, squares: Any, linear: Any, param: Any) -> tuple[Any, FtrlState]:
+    def step(
+        grad: jax.Array, squares: jax.Array, linear: jax.Array, param: jax.Array
+    ) -> tuple[jax.Array, FtrlState]:
         after = squares + jnp.square(grad)
         linear = linear + grad - (jnp.sqrt(after) - jnp.sqrt(squares)) / learning_rate * param
         rate = (beta + jnp.sqrt(after)) / learning_rate + l2
         param_after = jnp.where(jnp.abs(linear) <= l1, 0, (jnp.sign(linear) * l1 - linear) / rate)
         return param_after - param, FtrlState(after, linear)
 
-    def update(grads: Any, state: FtrlState, params: Any = None) -> tuple[Any, FtrlState]:
+    def update(grads: PyTree, state: FtrlState, params: PyTree = None) -> tuple[PyTree, FtrlState]:
         if params is None:
             raise ValueError("ftrl: update(grads, state, params) needs the parameters")
         done = jax.tree.map(step, grads, state.squares, state.linear, params)
@@ -88,7 +91,7 @@ def ftrl(
     return Transformation(init, update)
 
 
-def _split(done: Any, like: Any) -> tuple[Any, Any]:
+def _split(done: PyTree, like: PyTree) -> tuple[PyTree, PyTree]:
     """A tree of pairs as two trees."""
     first = jax.tree.map(lambda _, pair: pair[0], like, done)
     return first, jax.tree.map(lambda _, pair: pair[1], like, done)

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TypeAlias, cast
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from sbp.errors import EmbeddingError
-from sbp.runtime.embedding.features import Bags, PaddedBags
+from sbp.runtime.embedding.features import Bags, PaddedBags, Weights
 from sbp.runtime.embedding.keys import problem
+from sbp.runtime.plain import Tensor
+from sbp.untyped import DType
 
-Add: TypeAlias = Callable[[Any], Any]
+Add: TypeAlias = Callable[[Tensor], jax.Array]
 """Adds up what belongs to one bag."""
 
 # What the weighted sum is divided by, of the sum of (a power of) the weights: the names of keras-rs and
 # TensorFlow.
-_NORMS: dict[str, tuple[int, Callable[[Any], Any]] | None] = {
+_NORMS: dict[str, tuple[int, Callable[[jax.Array], jax.Array]] | None] = {
     "sum": None,
     "mean": (1, lambda total: total),
     "sqrtn": (2, jnp.sqrt),
@@ -38,7 +42,7 @@ def check_combiner(combiner: str | None, where: str) -> None:
         raise EmbeddingError(problem(where, f"combiner={combiner!r}", legal, why, fix))
 
 
-def segments(bags: Bags) -> Any:
+def segments(bags: Bags) -> jax.Array:
     """The bag of every position of flat values, int32 `[capacity]`; the number of bags where it has none."""
     n = bags.values.shape[0]
     begins = jnp.zeros(n, np.int32).at[bags.offsets].add(1, mode="drop", wrap_negative_indices=False)
@@ -50,23 +54,24 @@ def flat_add(bags: Bags) -> Add:
     """Adds up positions by their bag, `[capacity, ...] -> [bags, ...]`."""
     bag = segments(bags)
 
-    def add(x: Any) -> Any:
+    def add(x: Tensor) -> jax.Array:
         return jnp.zeros((bags.bags, *x.shape[1:]), x.dtype).at[bag].add(x, mode="drop")
 
     return add
 
 
-def padded_add(x: Any) -> Any:
+def padded_add(x: Tensor) -> jax.Array:
     """Adds up the places of a bag, `[batch, hotness, ...] -> [batch, ...]`."""
-    return x.sum(axis=1)
+    # An array of the host stays one, which does as well.
+    return cast("jax.Array", x.sum(axis=1))
 
 
-def counts(present: Any, weights: Any | None, dtype: Any) -> Any:
+def counts(present: Tensor, weights: Weights | None, dtype: DType) -> Tensor:
     """What each id counts for: its weight or one, and zero where there is no id."""
     return present.astype(dtype) if weights is None else jnp.where(present, weights, 0).astype(dtype)
 
 
-def divided(summed: Any, count: Callable[[], Any], combiner: str, add: Add) -> Any:
+def divided(summed: jax.Array, count: Callable[[], Tensor], combiner: str, add: Add) -> jax.Array:
     """A weighted sum divided as the combiner says; zero where the divisor is, as for an empty bag.
 
     Arguments:
@@ -82,7 +87,9 @@ def divided(summed: Any, count: Callable[[], Any], combiner: str, add: Add) -> A
     return jnp.where(empty[..., None], 0, summed / divisor)
 
 
-def combine(rows: Any, present: Callable[[], Any], weights: Any | None, combiner: str, add: Add) -> Any:
+def combine(
+    rows: jax.Array, present: Callable[[], Tensor], weights: Weights | None, combiner: str, add: Add
+) -> jax.Array:
     """Pools rows that are zero where there is no id; added up in float32 at least, in the rows' type after.
 
     Arguments:
@@ -96,7 +103,7 @@ def combine(rows: Any, present: Callable[[], Any], weights: Any | None, combiner
     return divided(summed, lambda: counts(present(), weights, wide), combiner, add).astype(rows.dtype)
 
 
-def pool(rows: Any, bags: Any, combiner: str | None = "mean") -> Any:
+def pool(rows: jax.Array, bags: Bags | PaddedBags | ArrayLike, combiner: str | None = "mean") -> jax.Array:
     """The rows of each bag as one vector.
 
     `"sum"` is the weighted sum, `"mean"` divides it by the sum of the weights, `"sqrtn"` by the root of the

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from sbp.errors import EmbeddingError
 from sbp.runtime.embedding.inputs import Entry
@@ -37,7 +37,7 @@ class Part:
     rows: int
     begin: int
 
-    def initial(self, key: jax.Array) -> Any:
+    def initial(self, key: jax.Array) -> jax.Array:
         """The initial rows `[rows, dim]`."""
         values = self.table.initializer(key, (self.rows, self.table.embedding_dim), self.table.dtype)
         return self.table.compression.initial(self.suffix, values)
@@ -80,7 +80,7 @@ class Spread:
             key=lambda n: (abs(n - wanted), n),
         )
 
-    def row(self, position: Any) -> Any:
+    def row(self, position: jax.Array) -> jax.Array:
         """The row of a position; int32."""
         if self.chunks == 1:
             return position
@@ -89,7 +89,7 @@ class Spread:
         chunk = jax.lax.rem((place + jax.lax.rem(turn, chunks)) * step, chunks)
         return chunk * height + turn
 
-    def position(self, row: Any) -> Any:
+    def position(self, row: jax.Array) -> jax.Array:
         """The position of a row; int32."""
         if self.chunks == 1:
             return row
@@ -100,7 +100,7 @@ class Spread:
         return turn * chunks + place
 
 
-def lookup(stack: Any, rows: Any) -> Any:
+def lookup(stack: jax.Array, rows: jax.Array) -> jax.Array:
     """The rows of an array, zeros where a row is out of bounds: `[n, dim], [...] -> [..., dim]`."""
     return jnp.asarray(stack).at[rows].get(mode="fill", fill_value=0, wrap_negative_indices=False)
 
@@ -151,7 +151,7 @@ class RowStack:
         """Where positions lie."""
         return Spread(self.shape[0], self.multiple if self.spread else 1)
 
-    def join(self, parts: Mapping[str, Any]) -> Any:
+    def join(self, parts: Mapping[str, jax.Array]) -> jax.Array:
         """The array, of the rows of each part by name; rows of nobody are zero."""
         size, _ = self.shape
         whole = jnp.concatenate([jnp.asarray(parts[p.name], p.table.dtype) for p in self.parts])
@@ -160,13 +160,13 @@ class RowStack:
             return whole
         return lookup(whole, self.order.position(jnp.arange(size, dtype=np.int32)))
 
-    def separate(self, array: Any) -> dict[str, Any]:
+    def separate(self, array: jax.Array) -> dict[str, jax.Array]:
         """The inverse of `join`."""
         if self.spread:
             array = lookup(array, self.order.row(jnp.arange(self.shape[0], dtype=np.int32)))
         return {p.name: array[p.begin : p.begin + p.rows] for p in self.parts}
 
-    def rows(self, entries: Sequence[Entry]) -> Any:
+    def rows(self, entries: Sequence[Entry]) -> jax.Array:
         """The rows of all ids, `[batch, hotness of all]`, of ragged bags flat; out of bounds for none."""
         found = [
             (ids, part)
@@ -183,19 +183,19 @@ class RowStack:
         begins, heights = (np.array([getattr(p, n) for p in columns], np.int32) for n in ("begin", "rows"))
         return self._rows(jnp.concatenate([ids for ids, _ in found], axis=1), begins, heights)
 
-    def _rows(self, ids: Any, begin: Any, height: Any) -> Any:
+    def _rows(self, ids: jax.Array, begin: ArrayLike, height: ArrayLike) -> jax.Array:
         """The rows of ids of the parts that begin at `begin`; past the end for those that no part has."""
         present = (ids >= 0) & (ids < height)
         return jnp.where(present, self.order.row(jnp.where(present, ids, 0) + begin), np.int32(self.shape[0]))
 
-    def gather(self, array: Any, rows: Any) -> Any:
+    def gather(self, array: jax.Array, rows: jax.Array) -> jax.Array:
         """The vectors of some rows: the one lookup."""
         return lookup(array, rows)
 
-    def pooled(self, vectors: Any, entries: Sequence[Entry]) -> dict[str, Any]:
+    def pooled(self, vectors: jax.Array, entries: Sequence[Entry]) -> dict[str, jax.Array]:
         """Each feature's result, of the vectors of `rows(entries)`."""
         axis, begin = vectors.ndim - 2, 0
-        out: dict[str, Any] = {}
+        out: dict[str, jax.Array] = {}
         for e in entries:
             count = len(e.feature.table.compression.parts(e.feature.table.vocabulary_size))
             width = math.prod(e.ids.shape) if axis == 0 else e.ids.shape[1]
@@ -209,6 +209,6 @@ class RowStack:
             begin += count * width
         return out
 
-    def at(self, part: Part, ids: Any) -> tuple[Any, ...]:
+    def at(self, part: Part, ids: jax.Array) -> tuple[jax.Array, ...]:
         """The index into the array of some rows of a part."""
         return (self.order.row(ids + np.int32(part.begin)),)

@@ -13,8 +13,9 @@ import numpy as np
 from sbp.errors import EmbeddingError, Problem
 from sbp.runtime.embedding.keys import LIMITS, problem
 from sbp.runtime.embedding.pooling import check_combiner
+from sbp.untyped import DType
 
-Initializer: TypeAlias = Callable[[jax.Array, tuple[int, ...], Any], Any]
+Initializer: TypeAlias = Callable[[jax.Array, tuple[int, ...], DType], jax.Array]
 """`(key, shape, dtype) -> values`, as in `jax.nn.initializers`."""
 
 # Standard deviation 1 / sqrt(embedding_dim), as in keras-rs.
@@ -57,13 +58,13 @@ class Compression(Protocol):
     def parts(self, size: int) -> dict[str, int]:
         """The tables that are stored for a vocabulary of some size, and their rows."""
 
-    def ids(self, ids: Any) -> tuple[Any, ...]:
+    def ids(self, ids: jax.Array) -> tuple[jax.Array, ...]:
         """The row of each stored table that belongs to an id."""
 
-    def join(self, rows: Sequence[Any]) -> Any:
+    def join(self, rows: Sequence[jax.Array]) -> jax.Array:
         """The embedding, of one row of each stored table; zero if they are."""
 
-    def initial(self, part: str, values: Any) -> Any:
+    def initial(self, part: str, values: jax.Array) -> jax.Array:
         """The initial rows of a stored table, of what the initializer gave for it."""
 
 
@@ -75,20 +76,20 @@ class Uncompressed:
         """The table itself."""
         return {"": size}
 
-    def ids(self, ids: Any) -> tuple[Any, ...]:
+    def ids(self, ids: jax.Array) -> tuple[jax.Array, ...]:
         """The id."""
         return (ids,)
 
-    def join(self, rows: Sequence[Any]) -> Any:
+    def join(self, rows: Sequence[jax.Array]) -> jax.Array:
         """The row."""
         return rows[0]
 
-    def initial(self, part: str, values: Any) -> Any:
+    def initial(self, part: str, values: jax.Array) -> jax.Array:
         """As the initializer has it."""
         return values
 
 
-OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {"mult": jnp.multiply, "add": jnp.add}
+OPERATIONS: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {"mult": jnp.multiply, "add": jnp.add}
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,16 +119,16 @@ class QuotientRemainder:
         """Quotients and remainders."""
         return {".quotient": -(-size // self.buckets), ".remainder": self.buckets}
 
-    def ids(self, ids: Any) -> tuple[Any, ...]:
+    def ids(self, ids: jax.Array) -> tuple[jax.Array, ...]:
         """Quotient and remainder."""
         buckets = np.asarray(self.buckets, ids.dtype)
         return jax.lax.div(ids, buckets), jax.lax.rem(ids, buckets)
 
-    def join(self, rows: Sequence[Any]) -> Any:
+    def join(self, rows: Sequence[jax.Array]) -> jax.Array:
         """Their product or sum."""
         return OPERATIONS[self.operation](*rows)
 
-    def initial(self, part: str, values: Any) -> Any:
+    def initial(self, part: str, values: jax.Array) -> jax.Array:
         """Factors start near one."""
         return 1 + values if (part, self.operation) == (".remainder", "mult") else values
 
@@ -160,7 +161,7 @@ class TableConfig:
     combiner: str | None = "mean"
     placement: Layout = RowWise()
     compression: Compression = Uncompressed()
-    dtype: Any = np.float32
+    dtype: Any = np.float32  # what means a dtype; a `np.dtype` once it is made
 
     def __post_init__(self) -> None:
         where = f"TableConfig({self.name!r})"

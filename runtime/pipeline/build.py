@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from sbp.errors import Problem, raise_all
-from sbp.hardware import hardware_for
+from sbp.hardware import Hardware, hardware_for
 from sbp.options import Options
 from sbp.passes.chain import compile_stages
 from sbp.passes.pipeline.where import placements_of
 from sbp.passes.program.graph import Graph
 from sbp.passes.program.ties import Ties, ties
 from sbp.passes.program.trace import Traced
-from sbp.passes.request import Asked, StagesRequest
+from sbp.passes.request import Asked, Signed, StagesRequest
 from sbp.passes.schedule.actions import Schedule
 from sbp.passes.schedule.orders import GENERATORS
 from sbp.passes.schedule.requirements import V
@@ -25,6 +24,7 @@ from sbp.runtime.options import terms_of
 from sbp.runtime.pipeline.drivers import Drivers, may_help
 from sbp.runtime.pipeline.program import BuiltPipeline
 from sbp.signature import NdSbp
+from sbp.untyped import Prefix, PyTree
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,11 @@ class Signatures:
     """
 
     traced: Traced
-    args: Sequence[Any]
-    kwargs: Mapping[str, Any]
-    out: Any
+    args: Sequence[PyTree]
+    kwargs: Mapping[str, PyTree]
+    out: PyTree
     in_sbp: Given
-    out_sbp: Any
+    out_sbp: Prefix
 
     def on(self, placement: Placement) -> tuple[list[NdSbp | None], list[NdSbp | None], list[Problem]]:
         """Signatures of all leaves of arguments and results, read for a placement, and what is wrong."""
@@ -64,7 +64,7 @@ class Signatures:
         """The same for the leaves that a placement has; an argument of several is signed on its first one."""
         signed: dict[int, Placement] = {}
 
-        def asked(placement: Placement, given: Sequence[int], back: Sequence[int]) -> Any:
+        def asked(placement: Placement, given: Sequence[int], back: Sequence[int]) -> tuple[Signed, Signed]:
             ins, outs, problems = self.on(placement)
             fresh = [i for i in given if signed.setdefault(i, placement) == placement]
             names = {self.traced.in_paths[i] for i in fresh} | {self.traced.out_paths[i] for i in back}
@@ -129,7 +129,7 @@ def build_pipeline(
     return BuiltPipeline(staged.stages, staged.schedule, staged.plan, donate, weak, Drivers(threads))
 
 
-def _rank_of(schedule: Any, ranks: int) -> Sequence[int] | None:
+def _rank_of(schedule: object, ranks: int) -> Sequence[int] | None:
     """Where the schedule wants the stages to be, as far as it says so: a V comes by its last rank twice."""
     if isinstance(schedule, Schedule):
         return schedule.rank_of
@@ -141,7 +141,7 @@ def _is_v(schedule: object) -> bool:
     return isinstance(schedule, str) and schedule in GENERATORS and GENERATORS[schedule].asks.map is V
 
 
-def _hardware(options: Options) -> Callable[[Placement], Any]:
+def _hardware(options: Options) -> Callable[[Placement], Hardware]:
     return lambda placement: options.hardware or hardware_for(placement.kind)
 
 

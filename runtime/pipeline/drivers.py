@@ -10,11 +10,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypeVar
 
 import jax
 
 from sbp.placement import Placement
+from sbp.untyped import block_until_ready
+
+T = TypeVar("T")
 
 # Steps that are timed of either kind, by turns; the first one is slower than others, and does not count.
 STEPS = 3
@@ -46,14 +49,14 @@ class Drivers:
     threads: bool | None
     seconds: dict[bool, list[float]] = field(default_factory=lambda: {True: [], False: []})
 
-    def run(self, step: Callable[[bool], Any], given: Sequence[Any]) -> Any:
+    def run(self, step: Callable[[bool], T], given: Sequence[jax.Array]) -> T:
         """One step: `step` runs it, with threads or with one driver, on what is given."""
         if self.threads is not None:
             return step(self.threads)
         threads = len(self.seconds[True]) <= len(self.seconds[False])
-        jax.block_until_ready(given)
+        block_until_ready(given)
         began = time.perf_counter()
-        out = jax.block_until_ready(step(threads))
+        out = block_until_ready(step(threads))
         self.note(threads, time.perf_counter() - began)
         return out
 

@@ -14,9 +14,9 @@ import time
 import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import jax
+from jax.sharding import NamedSharding
 
 from sbp.compat import setting
 from sbp.passes.pipeline.slots import Slot, SlotKind
@@ -31,6 +31,7 @@ from sbp.runtime.lower import Title
 from sbp.runtime.pipeline.pieces import Runnable
 from sbp.runtime.pipeline.shared import Executables
 from sbp.runtime.pipeline.station import OUTSIDE, Shelf, Station, make_station
+from sbp.untyped import block_until_ready
 
 PHASES = {
     actions.Kind.F: (Phase.FORWARD,),
@@ -57,9 +58,11 @@ class Record:
     spans: list[list[Span]]
     live: list[int]
     live_bytes: list[int]
-    held: list[dict[tuple[int, int], list[weakref.ref[Any]]]]
+    held: list[dict[tuple[int, int], list[weakref.ref[jax.Array]]]]
 
-    def count(self, place: int, action: Action, left: Sequence[Any], shared: Sequence[Any]) -> None:
+    def count(
+        self, place: int, action: Action, left: Sequence[jax.Array], shared: Sequence[jax.Array]
+    ) -> None:
         """Notes what is still held after an action.
 
         Arguments:
@@ -87,7 +90,7 @@ class Record:
         return Timeline(name, tuple(map(tuple, self.spans)))
 
 
-def _is_held(ref: weakref.ref[Any]) -> bool:
+def _is_held(ref: weakref.ref[jax.Array]) -> bool:
     """Whether somebody has an array, and the array its memory."""
     array = ref()
     return array is not None and not array.is_deleted()
@@ -106,7 +109,7 @@ class Sends:
 
     positions: tuple[int, ...]
     to: tuple[tuple[int, Slot], ...]
-    shardings: tuple[Any, ...]
+    shardings: tuple[NamedSharding, ...]
     peer: int
 
 
@@ -129,8 +132,8 @@ class Machine:
     executables: Executables
 
     def run(
-        self, placed: Sequence[Mapping[Slot, Any]], threads: bool = False, record: Record | None = None
-    ) -> list[Any]:
+        self, placed: Sequence[Mapping[Slot, jax.Array]], threads: bool = False, record: Record | None = None
+    ) -> list[jax.Array]:
         """Runs one step; the results' leaves.
 
         Arguments:
@@ -141,7 +144,7 @@ class Machine:
             (self.threaded if threads else self.driven)(shelves, record)
         return self.end(shelves)
 
-    def begin(self, placed: Sequence[Mapping[Slot, Any]]) -> list[Shelf]:
+    def begin(self, placed: Sequence[Mapping[Slot, jax.Array]]) -> list[Shelf]:
         """Runs what comes before the loop; everything that the loop needs is on its way then."""
         shelves = [Shelf() for _ in self.stations]
         for shelf, arrays in zip(shelves, placed, strict=True):
@@ -151,15 +154,14 @@ class Machine:
             self.fetch(shelves)
         return shelves
 
-    def end(self, shelves: Sequence[Shelf]) -> list[Any]:
+    def end(self, shelves: Sequence[Shelf]) -> list[jax.Array]:
         """Runs what comes after the loop; the results' leaves."""
         self.once(shelves, Phase.AFTER)
-        count = sum(len(s.cut.share.results) for s in self.stations)
-        out: list[Any] = [None] * count
+        out: dict[int, jax.Array] = {}
         for s, shelf in zip(self.stations, shelves, strict=True):
             for i, slot in zip(s.cut.share.results, s.cut.results, strict=True):
                 out[i] = shelf.get(slot)
-        return out
+        return [out[i] for i in range(len(out))]
 
     def once(self, shelves: Sequence[Shelf], phase: Phase) -> None:
         """Runs what comes before or after the loop, level by level."""
@@ -233,18 +235,18 @@ class Machine:
         for run, sends in works:
             given = station.given(shelf, run, microbatch, patient)
             if record is not None:
-                jax.block_until_ready(given)
+                block_until_ready(given)
                 began = began or time.perf_counter()
             made = station.run(shelf, run, microbatch, given)
             if record is not None:
-                jax.block_until_ready(made)
+                block_until_ready(made)
             if sends.to:
                 left = time.perf_counter()
                 moved = _put([made[i] for i in sends.positions], sends.shardings)
                 for (q, slot), x in zip(sends.to, moved, strict=True):
                     shelves[q].put({(slot, microbatch): x})
                 if record is not None and not patient:
-                    jax.block_until_ready(moved)
+                    block_until_ready(moved)
                     waited += record.way(place, action, sends.peer, left)
         if record is not None and works:
             ended = time.perf_counter() - waited
@@ -311,17 +313,17 @@ class Machine:
         return Record([[] for _ in range(n)], [0] * n, [0] * n, [{} for _ in range(n)])
 
 
-def _put(arrays: Sequence[Any], shardings: Sequence[Any]) -> Sequence[Any]:
+def _put(arrays: Sequence[jax.Array], shardings: Sequence[NamedSharding]) -> Sequence[jax.Array]:
     """Arrays on other devices; one alone needs no pytree, which is a tenth of the time."""
     if len(arrays) == 1:
         return (jax.device_put(arrays[0], shardings[0]),)
-    moved: Sequence[Any] = jax.device_put(list(arrays), list(shardings))
+    moved: Sequence[jax.Array] = jax.device_put(list(arrays), list(shardings))
     return moved
 
 
-def _device_bytes(x: Any) -> int:
+def _device_bytes(x: jax.Array) -> int:
     """What one device has of an array."""
-    return math.prod(x.sharding.shard_shape(x.shape)) * int(x.dtype.itemsize)
+    return math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
 
 
 def make_machine(

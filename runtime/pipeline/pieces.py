@@ -8,23 +8,24 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from sbp import untyped
 from sbp.layout import at_rest, local_shape
 from sbp.passes.physical.program import Physical
 from sbp.passes.pipeline.slots import How, Piece, Read, Slot, SlotKind
 from sbp.passes.program.role import Phase
 from sbp.resolve import to_partition_spec
-from sbp.runtime.lower import Device, Env, Title, rows_in
-from sbp.runtime.pipeline.shared import Executables
+from sbp.runtime.lower import Device, Env, Shards, Title, rows_in
+from sbp.runtime.pipeline.shared import Executable, Executables
+from sbp.untyped import DType
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Slots:
     """How tensors in the slots of a placement are held."""
 
     physical: Physical
-    mesh: Any
+    mesh: Mesh
 
     def packed(self, slot: Slot) -> bool:
         """Whether no array can hold the tensor as it lies."""
@@ -43,14 +44,15 @@ class Slots:
         """How the array lies that holds it."""
         placement = self.physical.placement
         if self.packed(slot):
-            return PartitionSpec(placement.axes)
+            return untyped.partition_spec(placement.axes)
         return to_partition_spec(slot.nd, len(slot.shape(self.physical.graph)), placement)
 
-    def dtype(self, slot: Slot) -> Any:
+    def dtype(self, slot: Slot) -> DType:
         """The dtype of what is in a slot that has a value."""
-        return self.physical.graph.values[slot.value].dtype
+        dtype: DType = self.physical.graph.values[slot.value].dtype
+        return dtype
 
-    def held(self, slot: Slot) -> Any:
+    def held(self, slot: Slot) -> Hashable:
         """What two arrays have in common that can take each other's memory; None for a number."""
         if slot.value < 0:
             return None
@@ -60,12 +62,12 @@ class Slots:
         """The same as JAX has it."""
         return NamedSharding(self.mesh, self.spec(slot))
 
-    def struct(self, slot: Slot) -> Any:
+    def struct(self, slot: Slot) -> jax.ShapeDtypeStruct:
         """The array that holds it."""
         hierarchy, shape = self.physical.placement.shape, slot.shape(self.physical.graph)
         if self.packed(slot):
             shape = math.prod(hierarchy), *local_shape(shape, slot.nd, hierarchy)
-        return jax.ShapeDtypeStruct(shape, self.dtype(slot), sharding=self.sharding(slot))
+        return untyped.struct(shape, self.dtype(slot), sharding=self.sharding(slot))
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ class Runnable:
     """
 
     piece: Piece
-    run: Any
+    run: Executable
 
 
 def runnable(
@@ -101,13 +103,13 @@ def runnable(
     mapped = jax.shard_map(
         _device_function(slots, piece, microbatches),
         mesh=slots.mesh,
-        in_specs=(PartitionSpec(), *(slots.spec(r.slot) for r in reads)),
+        in_specs=(untyped.partition_spec(), *(slots.spec(r.slot) for r in reads)),
         out_specs=tuple(slots.spec(w.slot) for w in piece.writes),
         check_vma=False,
     )
 
-    everywhere = NamedSharding(slots.mesh, PartitionSpec())
-    ins = [jax.ShapeDtypeStruct((), np.int32, sharding=everywhere), *(slots.struct(r.slot) for r in reads)]
+    everywhere = NamedSharding(slots.mesh, untyped.partition_spec())
+    ins = [untyped.struct((), np.int32, sharding=everywhere), *(slots.struct(r.slot) for r in reads)]
     jitted = jax.jit(
         replace(title, name=f"{title.name}_{piece.part.phase}").of(mapped),
         donate_argnums=tuple(1 + i for i, r in enumerate(reads) if r.slot in donated),
@@ -119,11 +121,11 @@ def runnable(
     return Runnable(piece, found)
 
 
-def _device_function(slots: Slots, piece: Piece, microbatches: int) -> Any:
+def _device_function(slots: Slots, piece: Piece, microbatches: int) -> Callable[..., Shards]:
     """The piece on one device: local shards in, local shards out."""
     physical = slots.physical
 
-    def run(index: Any, *shards: Any) -> tuple[Any, ...]:
+    def run(index: jax.Array, *shards: jax.Array) -> Shards:
         coords = [lax.axis_index(name) for name in physical.placement.axes]
         device, env = Device(physical, coords), Env()
         given = iter(shards)
@@ -138,10 +140,12 @@ def _device_function(slots: Slots, piece: Piece, microbatches: int) -> Any:
     return run
 
 
-def _taken(slots: Slots, read: Read, given: Iterator[Any], index: Any, microbatches: int) -> Any:
+def _taken(
+    slots: Slots, read: Read, given: Iterator[jax.Array], index: jax.Array, microbatches: int
+) -> jax.Array:
     """What a piece reads, as its steps want it."""
 
-    def one() -> Any:
+    def one() -> jax.Array:
         x = next(given)
         return x[0] if slots.packed(read.slot) else x
 

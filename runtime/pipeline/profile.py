@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import Any, Protocol
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,7 @@ from sbp.passes.schedule.times import Times
 from sbp.runtime.pipeline.machine import Machine, Record
 from sbp.runtime.pipeline.program import BuiltPipeline
 from sbp.units import bytes_text, seconds_text
+from sbp.untyped import Leaf, PyTree, block_until_ready
 
 STEPS = 3
 """Steps of each kind that are measured, after one that is not."""
@@ -42,7 +43,7 @@ class Runs(Protocol):
     def donate(self) -> tuple[int, ...]:
         """Positions of the leaves that are gone after a call."""
 
-    def run(self, leaves: Sequence[Any]) -> Any:
+    def run(self, leaves: Sequence[Leaf]) -> PyTree:
         """Runs one step."""
 
 
@@ -206,13 +207,13 @@ WRITERS: Mapping[str, Callable[[Profile], str]] = {
 }
 
 
-def measure(built: Runs, leaves: Sequence[Any]) -> Profile:
+def measure(built: Runs, leaves: Sequence[Leaf]) -> Profile:
     """Runs some steps on copies of what a call donates, and measures them."""
 
-    def fresh() -> list[Any]:
+    def fresh() -> list[Leaf]:
         taken = set(built.donate)
         copied = [jnp.copy(x) if i in taken and isinstance(x, jax.Array) else x for i, x in enumerate(leaves)]
-        jax.block_until_ready(copied)
+        block_until_ready(copied)
         return copied
 
     while isinstance(built, BuiltPipeline) and built.drivers.threads is None:
@@ -224,10 +225,10 @@ def measure(built: Runs, leaves: Sequence[Any]) -> Profile:
     return profile
 
 
-def _seconds(run: Callable[[Sequence[Any]], Any], leaves: Sequence[Any]) -> float:
+def _seconds(run: Callable[[Sequence[Leaf]], PyTree], leaves: Sequence[Leaf]) -> float:
     """The time of a step and of its results."""
     began = time.perf_counter()
-    jax.block_until_ready(run(leaves))
+    block_until_ready(run(leaves))
     return time.perf_counter() - began
 
 
@@ -235,7 +236,7 @@ def _seconds(run: Callable[[Sequence[Any]], Any], leaves: Sequence[Any]) -> floa
 class _Measuring:
     built: BuiltPipeline
     schedule: Schedule
-    fresh: Callable[[], list[Any]]
+    fresh: Callable[[], list[Leaf]]
 
     @property
     def machine(self) -> Machine:
@@ -268,17 +269,17 @@ class _Measuring:
     def recorded(self, threads: bool) -> Record:
         """One step, every action waited for: one by one, or with a thread for each placement."""
         record = self.machine.new_record()
-        jax.block_until_ready(self.machine.run(self.built.arguments(self.fresh()), threads, record))
+        block_until_ready(self.machine.run(self.built.arguments(self.fresh()), threads, record))
         return record
 
     def driver(self) -> float:
         """What it costs to issue an action. Time of the thread, so waiting is not in it."""
         shelves = self.machine.begin(self.built.arguments(self.fresh()))
-        jax.block_until_ready([x for shelf in shelves for x in shelf.arrays.values() if not x.is_deleted()])
+        block_until_ready([x for shelf in shelves for x in shelf.arrays.values() if not x.is_deleted()])
         began = time.thread_time()
         self.machine.driven(shelves, None)
         spent = time.thread_time() - began
-        jax.block_until_ready(self.machine.end(shelves))
+        block_until_ready(self.machine.end(shelves))
         return spent / len(self.machine.order)
 
 

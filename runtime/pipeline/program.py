@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,7 @@ from sbp.runtime.builds import locked_property
 from sbp.runtime.donation import Owners, layouts_of, own_copy
 from sbp.runtime.pipeline.drivers import Drivers
 from sbp.runtime.pipeline.machine import Machine, make_machine
+from sbp.untyped import Leaf, PyTree
 
 
 @dataclass
@@ -45,7 +46,7 @@ class BuiltPipeline:
     moved: dict[str, str] = field(default_factory=dict)
     lacks_samples: bool = False
     counting: None = None
-    lock: Any = field(default_factory=threading.RLock, repr=False)
+    lock: AbstractContextManager[bool] = field(default_factory=threading.RLock, repr=False)
 
     @functools.cached_property
     def owners(self) -> Owners:
@@ -66,7 +67,7 @@ class BuiltPipeline:
         )
 
     @locked_property
-    def closed(self) -> list[dict[Slot, Any]]:
+    def closed(self) -> list[dict[Slot, jax.Array]]:
         """The closed-over arrays, per placement."""
         graph = self.stages.traced.graph
         n = len(self.stages.traced.in_paths)
@@ -80,7 +81,7 @@ class BuiltPipeline:
             for s in self.machine.stations
         ]
 
-    def run(self, leaves: Sequence[Any]) -> Any:
+    def run(self, leaves: Sequence[Leaf]) -> PyTree:
         """Runs one step on the leaves of a call.
 
         Raises:
@@ -99,9 +100,9 @@ class BuiltPipeline:
                 x.delete()
         return jax.tree.unflatten(self.stages.traced.out_tree, out)
 
-    def arguments(self, leaves: Sequence[Any]) -> list[Mapping[Slot, Any]]:
+    def arguments(self, leaves: Sequence[Leaf]) -> list[Mapping[Slot, jax.Array]]:
         """The leaves where each placement wants them."""
-        placed: list[Mapping[Slot, Any]] = []
+        placed: list[Mapping[Slot, jax.Array]] = []
         for s, closed in zip(self.machine.stations, self.closed, strict=True):
             wanted = list(zip(s.cut.share.arguments, s.cut.arguments, strict=True))
             given = [leaves[i] for i, _ in wanted]
@@ -109,7 +110,7 @@ class BuiltPipeline:
             placed.append({**dict(zip((slot for _, slot in wanted), arrays, strict=True)), **closed})
         return placed
 
-    def place(self, leaves: Sequence[Any]) -> list[Any]:
+    def place(self, leaves: Sequence[Leaf]) -> list[jax.Array]:
         """The leaves where their first placement wants them."""
         out = list(leaves)
         for s in reversed(self.machine.stations):

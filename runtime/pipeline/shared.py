@@ -8,12 +8,23 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Protocol
+
+import jax
+from jax.typing import ArrayLike
 
 from sbp import compat
+from sbp.untyped import Device
 
 # The host's functions are not saved with an executable.
 CALLBACK = "callback"
+
+
+class Executable(Protocol):
+    """A compiled program, whose call JAX leaves untyped."""
+
+    def __call__(self, *args: ArrayLike) -> Sequence[jax.Array]:
+        """Runs it."""
 
 
 @dataclass
@@ -25,11 +36,13 @@ class Executables:
       loaded: how many were taken from another stage.
     """
 
-    known: dict[str, Any] = field(default_factory=dict)
+    known: dict[str, tuple[jax.stages.Compiled, tuple[Device, ...]]] = field(default_factory=dict)
     compiled: int = 0
     loaded: int = 0
 
-    def get(self, lowered: Any, devices: Sequence[Any], rows: Sequence[str] = ()) -> Any:
+    def get(
+        self, lowered: jax.stages.Lowered, devices: Sequence[Device], rows: Sequence[str] = ()
+    ) -> Executable:
         """The executable of a lowered program on its devices.
 
         Arguments:
@@ -40,8 +53,8 @@ class Executables:
         key = hashlib.sha256(f"{lowered.args_info}{rows}{text}".encode()).hexdigest()
         known = self.known.get(key)
         if known is not None and CALLBACK not in text:
-            made, held = known
-            found = compat.onto_devices(made, held, devices)
+            theirs, held = known
+            found = compat.onto_devices(theirs, held, devices)
             if found is not None:
                 self.loaded += 1
                 return found

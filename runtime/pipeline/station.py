@@ -7,7 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import jax
 import numpy as np
@@ -18,6 +18,7 @@ from sbp.placement import Placement
 from sbp.runtime.lower import Title
 from sbp.runtime.pipeline.pieces import Runnable, Slots, donations, runnable
 from sbp.runtime.pipeline.shared import Executables
+from sbp.untyped import partition_spec
 
 OUTSIDE = -1
 """The number of the micro-batch of what does not belong to one."""
@@ -32,22 +33,22 @@ class Shelf:
     What is put here by another thread is waited for; what nobody will read any more is dropped.
     """
 
-    arrays: dict[Key, Any] = field(default_factory=dict)
+    arrays: dict[Key, jax.Array] = field(default_factory=dict)
     left: dict[Key, int] = field(default_factory=dict)
     arrived: threading.Condition = field(default_factory=threading.Condition)
     failed: BaseException | None = None
 
-    def put(self, arrays: Mapping[Key, Any]) -> None:
+    def put(self, arrays: Mapping[Key, jax.Array]) -> None:
         """Puts arrays into slots."""
         with self.arrived:
             self.arrays.update(arrays)
             self.arrived.notify_all()
 
-    def get(self, slot: Slot) -> Any:
+    def get(self, slot: Slot) -> jax.Array:
         """What does not belong to a micro-batch."""
         return self.take([((slot, OUTSIDE), 0)], False)[0]
 
-    def take(self, wanted: Sequence[tuple[Key, int]], patient: bool) -> list[Any]:
+    def take(self, wanted: Sequence[tuple[Key, int]], patient: bool) -> list[jax.Array]:
         """Arrays, each with how many read it; the last reader takes it away, and 0 leaves it for ever.
 
         Arguments:
@@ -73,13 +74,13 @@ class Shelf:
             self.failed = why
             self.arrived.notify_all()
 
-    def there(self, slots: Collection[Slot], microbatch: int) -> list[Any]:
+    def there(self, slots: Collection[Slot], microbatch: int) -> list[jax.Array]:
         """The arrays of a micro-batch that are in some slots."""
         with self.arrived:
             return [self.arrays[key] for slot in slots if (key := (slot, microbatch)) in self.arrays]
 
     @property
-    def kept(self) -> list[Any]:
+    def kept(self) -> list[jax.Array]:
         """What is kept for micro-batches."""
         with self.arrived:
             return [x for (slot, _), x in self.arrays.items() if slot.kind is SlotKind.EACH]
@@ -100,7 +101,7 @@ class Station:
     slots: Slots
     runnables: Mapping[Part, Runnable]
     readers: Mapping[Slot, int]
-    indices: tuple[Any, ...]
+    indices: tuple[jax.Array, ...]
 
     def outside(self, phase: Phase) -> list[Runnable]:
         """What runs once, before or after the loop, in order."""
@@ -151,7 +152,7 @@ class Station:
         wanted = {r.slot for p in pieces if p.part.phase in (Phase.INPUT, Phase.WEIGHT) for r in p.reads}
         return {slot for slot in had & wanted if slot.kind is SlotKind.EACH}
 
-    def given(self, shelf: Shelf, run: Runnable, microbatch: int, patient: bool = False) -> list[Any]:
+    def given(self, shelf: Shelf, run: Runnable, microbatch: int, patient: bool = False) -> list[jax.Array]:
         """All that a piece reads; `patient` waits for it to come."""
         wanted = [
             ((slot, microbatch if i is None else i), readers)
@@ -159,10 +160,12 @@ class Station:
         ]
         return shelf.take(wanted, patient)
 
-    def run(self, shelf: Shelf, run: Runnable, microbatch: int, given: Sequence[Any]) -> Sequence[Any]:
+    def run(
+        self, shelf: Shelf, run: Runnable, microbatch: int, given: Sequence[jax.Array]
+    ) -> Sequence[jax.Array]:
         """Runs one piece; what it has made. What nobody here will read is not kept."""
         index = self.indices[max(microbatch, 0)] if self.indices else np.int32(0)
-        made: Sequence[Any] = run.run(index, *given)
+        made: Sequence[jax.Array] = run.run(index, *given)
         kept = self.writes[run.piece.part]
         shelf.put({(slot, microbatch if each else OUTSIDE): made[i] for i, slot, each in kept})
         return made
@@ -189,6 +192,6 @@ def make_station(
         piece.part: runnable(slots, piece, microbatches, taken.get(i, set()), executables, title)
         for i, piece in enumerate(cut.pieces)
     }
-    everywhere = jax.sharding.NamedSharding(slots.mesh, jax.sharding.PartitionSpec())
+    everywhere = jax.sharding.NamedSharding(slots.mesh, partition_spec())
     indices = tuple(jax.device_put(np.int32(i), everywhere) for i in range(microbatches))
     return Station(placement, cut, slots, runnables, readers, indices)
