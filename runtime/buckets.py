@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from sbp.passes.boxing.moves import Move, frame
-from sbp.rules import bits
 from sbp.runtime.collectives import explode, implode
 from sbp.signature import Split
+from sbp.talk import bits
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,11 @@ from jax import lax
 
 from sbp import compat
 from sbp.layout import chunk_sizes, local_shape
+from sbp.limits import identity_of
 from sbp.passes.boxing.moves import Move, frame, route
-from sbp.rules import bits
-from sbp.rules.local import barrier, identity_of
 from sbp.signature import Partial, Split
+from sbp.talk import bits
+from sbp.talk.local import barrier
 
 
 def explode(x: Any, dim: int, groups: Sequence[int], fill: Any = 0) -> Any:

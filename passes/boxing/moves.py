@@ -15,8 +15,8 @@ from scipy.sparse.csgraph import maximum_bipartite_matching
 
 from sbp import compat
 from sbp.layout import chunk_sizes, local_shape, offset
-from sbp.rules.bits import compared_bytes
 from sbp.signature import Broadcast, NdSbp, Partial, Signature, Split, splits_of
+from sbp.talk.bits import compared_bytes
 from sbp.view import coordinates
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute")

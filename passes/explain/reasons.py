@@ -13,8 +13,9 @@ from sbp.passes.plan.candidates import Strategy, pin_of
 from sbp.passes.program.graph import Const, Node, Source
 from sbp.passes.program.names import Names, loop_name
 from sbp.passes.program.wiring import ports
-from sbp.rules import Row, Talk
+from sbp.rules import Row
 from sbp.signature import B, Partial, Split, format_sbp
+from sbp.talk.local import Talk
 
 REDUCES = {"sum": "sums over", "max": "takes the maximum over", "min": "takes the minimum over"}
 # How the rules say that letters of their notation are contracted; said with dims and sizes here.

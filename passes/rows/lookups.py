@@ -17,9 +17,9 @@ from jax.lax import GatherScatterMode
 from sbp.errors import Problem
 from sbp.passes.program.edit import Editor
 from sbp.passes.program.graph import Graph, Node, Operand, Source, make_node
-from sbp.rules.exchange import overflows
 from sbp.rules.lookups import add_rows_p, lookup_p, narrow
 from sbp.signature import NdSbp, Split
+from sbp.talk.exchange import overflows
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,12 @@ from typing import Any
 import jax.numpy as jnp
 
 from sbp.rules.elementwise import sums_pass
-from sbp.rules.entry import Op, Row, Talk
+from sbp.rules.entry import Op, Row
 from sbp.rules.factors import Letters, factors
-from sbp.rules.halo import Extent, Slide, Window, cropped, extent, fetched, pays, slide, talks
-from sbp.rules.local import Local
 from sbp.rules.registry import rule
 from sbp.signature import B, P, Split
+from sbp.talk.halo import Extent, Slide, Window, cropped, extent, fetched, pays, slide, talks
+from sbp.talk.local import Local, Talk
 
 
 def _dot_letters(op: Op) -> tuple[list[Letters], list[Letters], dict[str, str]]:

@@ -13,11 +13,12 @@ from jax import lax
 from jax.lax import GatherScatterMode
 
 from sbp.layout import Layout
+from sbp.limits import integer_limits
 from sbp.rules.entry import Op, Row, Shape, row_traffic
 from sbp.rules.factors import Letters, additive_row, monotone_rows, moved_rows, split_rows
-from sbp.rules.local import Local, barrier, integer_limits
 from sbp.rules.registry import rule
 from sbp.signature import B, P, Partial, Signature, Split
+from sbp.talk.local import Local, barrier
 
 Pairs: TypeAlias = Sequence[tuple[int, int]]
 

@@ -18,9 +18,13 @@ from jax.lax import GatherScatterMode
 
 from sbp import compat
 from sbp.layout import Layout
-from sbp.rules.delivery import deliver, sums_apart
-from sbp.rules.entry import Op, Row, Talk, row_traffic
-from sbp.rules.exchange import (
+from sbp.rules.entry import Op, Row, row_traffic
+from sbp.rules.factors import Letters, additive_row, factors
+from sbp.rules.index import _fill_value, _signed
+from sbp.rules.registry import rule
+from sbp.signature import B, P, Split
+from sbp.talk.delivery import deliver, sums_apart
+from sbp.talk.exchange import (
     NO_KEY,
     deliver_talks,
     lookup,
@@ -29,14 +33,10 @@ from sbp.rules.exchange import (
     rows_at,
     wire_type,
 )
-from sbp.rules.factors import Letters, additive_row, factors
-from sbp.rules.halo import extent
-from sbp.rules.index import _fill_value, _signed
-from sbp.rules.legs import Route, legs
-from sbp.rules.local import Local, barrier
-from sbp.rules.registry import rule
-from sbp.rules.sample import planned
-from sbp.signature import B, P, Split
+from sbp.talk.halo import extent
+from sbp.talk.legs import Route, legs
+from sbp.talk.local import Local, Talk, barrier
+from sbp.talk.sample import planned
 
 FILL, CLIP = GatherScatterMode.FILL_OR_DROP, GatherScatterMode.CLIP
 # Positions are int32, and bounds of buckets lie up to one row per device behind the last one.

@@ -17,11 +17,12 @@ import numpy as np
 from jax import lax
 
 from sbp import compat
-from sbp.rules.entry import Op, Row, Talk
+from sbp.limits import identity_of
+from sbp.rules.entry import Op, Row
 from sbp.rules.factors import Letters, additive_row, factors
-from sbp.rules.local import Local, identity_of
 from sbp.rules.registry import rule
 from sbp.signature import B, Partial, Split
+from sbp.talk.local import Local, Talk
 
 
 def _operand_flops(op: Op) -> float:

@@ -10,11 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from sbp.limits import integer_limits
 from sbp.rules.entry import Op, Row
 from sbp.rules.factors import Letters, factors
-from sbp.rules.local import Local, integer_limits
 from sbp.rules.registry import rule
 from sbp.signature import B, P, Split
+from sbp.talk.local import Local
 
 
 def _dims(n: int) -> Letters:

@@ -13,13 +13,13 @@ from jax import lax
 
 from sbp import compat
 from sbp.layout import Layout
-from sbp.rules.entry import Op, Row, Talk
+from sbp.rules.entry import Op, Row
 from sbp.rules.factors import Letters, factors
-from sbp.rules.halo import Extent, devices, extent, own, taken
-from sbp.rules.local import Local
 from sbp.rules.registry import rule
-from sbp.rules.route import Route, Run, Side, every, held, needed, pays, route, routed, talks, turned
 from sbp.signature import B, P, Signature, Split
+from sbp.talk.halo import Extent, devices, extent, own, taken
+from sbp.talk.local import Local, Talk
+from sbp.talk.route import Route, Run, Side, every, held, needed, pays, route, routed, talks, turned
 
 MOVED = "dims whose rows move with an exchange"
 

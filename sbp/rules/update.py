@@ -19,14 +19,14 @@ from jax.lax import GatherScatterMode
 from sbp import compat
 from sbp.layout import Layout
 from sbp.lazy import by_row, dense
-from sbp.rules.delivery import deliver, sums_apart
-from sbp.rules.entry import Op, Row, Talk
-from sbp.rules.exchange import deliver_talks
-from sbp.rules.legs import Route, legs
-from sbp.rules.local import Local, barrier
+from sbp.rules.entry import Op, Row
 from sbp.rules.lookups import keys_as, keys_of, route_along, row_bytes
 from sbp.rules.registry import rule
 from sbp.signature import B, Signature, Split
+from sbp.talk.delivery import deliver, sums_apart
+from sbp.talk.exchange import deliver_talks
+from sbp.talk.legs import Route, legs
+from sbp.talk.local import Local, Talk, barrier
 
 
 def update_rows(

@@ -9,9 +9,12 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from sbp.rules.entry import Op, Row, Talk
+from sbp.limits import identity_of
+from sbp.rules.entry import Op, Row
 from sbp.rules.factors import Letters, factors
-from sbp.rules.halo import (
+from sbp.rules.registry import rule
+from sbp.signature import B, Partial, Split
+from sbp.talk.halo import (
     Extent,
     Scatter,
     Slide,
@@ -26,9 +29,7 @@ from sbp.rules.halo import (
     taken,
     talks,
 )
-from sbp.rules.local import Local, identity_of
-from sbp.rules.registry import rule
-from sbp.signature import B, Partial, Split
+from sbp.talk.local import Local, Talk
 
 
 def _window(params: Any, dim: int) -> Window:

@@ -14,13 +14,13 @@ import sbp
 from sbp import S
 from sbp.hardware import BYTES_ONLY
 from sbp.layout import Layout
-from sbp.rules.halo import extent
-from sbp.rules.legs import Route, default_capacity, legs
-from sbp.rules.sample import Sample, planned
 from sbp.runtime.counts import EVERY, FIRST_CALLS, Counting
 from sbp.runtime.execute import Built
 from sbp.runtime.look.meter import read_compiled
 from sbp.runtime.sampling import ids_of, known_to_all
+from sbp.talk.halo import extent
+from sbp.talk.legs import Route, default_capacity, legs
+from sbp.talk.sample import Sample, planned
 
 Array = np.ndarray[Any, Any]
 LINE, GRID = sbp.placement("cpu", shape=(8,)), sbp.placement("cpu", shape=(2, 4))

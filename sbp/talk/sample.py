@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sbp.layout import Layout, offset, valid_length
-from sbp.rules.halo import Coords
-from sbp.rules.legs import Leg, Route, legs
+from sbp.talk.halo import Coords
+from sbp.talk.legs import Leg, Route, legs
 
 
 @dataclass(frozen=True, eq=False)

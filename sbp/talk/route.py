@@ -21,9 +21,8 @@ from jax import lax
 
 from sbp import compat
 from sbp.exact import key_of
-from sbp.rules.entry import Talk
-from sbp.rules.halo import Coords, Extent, devices, own, taken
-from sbp.rules.local import Local
+from sbp.talk.halo import Coords, Extent, devices, own, taken
+from sbp.talk.local import Local, Talk
 
 # So many exchanges, and one more per operand and result, are worth a program's size.
 MOST_ROUNDS = 8
@@ -302,10 +301,8 @@ def routed(ctx: Local, xs: Sequence[Any], dim: int, way: Route, fill: Any = None
 
 
 def _exchanged(ctx: Local, wide: Any, dim: int, way: Route, layer: Layer) -> Any:
-    names = tuple(ctx.names[a] for a in way.axes)
     piece = taken(wide, own(ctx, way.axes, layer.sends), layer.rows, dim)
-    permute: Any = lax.ppermute
-    return permute(piece, names if len(names) > 1 else names[0], layer.pairs)
+    return ctx.permuted(piece, way.axes, layer.pairs)
 
 
 def _placed(

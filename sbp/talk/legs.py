@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cache
 
 from sbp.layout import Layout, chunk_sizes
-from sbp.rules.halo import Extent
 from sbp.signature import B, Split
+from sbp.talk.halo import Extent
 
 # Room in a bucket beyond an even share of the keys.
 SLACK, SPARE, MULTIPLE = 1.25, 8, 8

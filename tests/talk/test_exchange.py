@@ -14,12 +14,12 @@ from jax.sharding import Mesh, PartitionSpec
 
 from sbp import view
 from sbp.layout import Layout
-from sbp.rules.delivery import deliver
-from sbp.rules.exchange import NO_KEY, lookup, ranked, rows_at
-from sbp.rules.halo import extent
-from sbp.rules.legs import Route, default_capacity, legs
-from sbp.rules.local import Local
 from sbp.signature import B, NdSbp, P, S
+from sbp.talk.delivery import deliver
+from sbp.talk.exchange import NO_KEY, lookup, ranked, rows_at
+from sbp.talk.halo import extent
+from sbp.talk.legs import Route, default_capacity, legs
+from sbp.talk.local import Local
 
 Array = np.ndarray[Any, Any]
 HASTY: dict[str, Any] = {"xla_backend_optimization_level": 0}

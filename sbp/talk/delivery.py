@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 
 from sbp import compat
-from sbp.rules.exchange import (
+from sbp.talk.exchange import (
     NO_KEY,
     NONE,
     NOTHING,
@@ -29,8 +29,8 @@ from sbp.rules.exchange import (
     taken,
     travel,
 )
-from sbp.rules.legs import Leg, Route, cut, legs
-from sbp.rules.local import Local, barrier
+from sbp.talk.legs import Leg, Route, cut, legs
+from sbp.talk.local import Local, barrier
 
 Apply: TypeAlias = Callable[[Any, Any, Any], Any]
 

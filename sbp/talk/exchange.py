@@ -25,9 +25,9 @@ from jax import lax
 
 from sbp import compat
 from sbp.layout import Layout
-from sbp.rules.entry import Talk
-from sbp.rules.legs import Leg, Route, cut, legs
-from sbp.rules.local import Local, float_limits
+from sbp.limits import float_limits
+from sbp.talk.legs import Leg, Route, cut, legs
+from sbp.talk.local import Local, Talk
 
 # In the place of a key where there is none: greater than every key.
 NO_KEY = np.int32(np.iinfo(np.int32).max)

@@ -20,8 +20,7 @@ from jax import lax
 
 from sbp import compat
 from sbp.layout import Layout, chunk_sizes, is_padded, offset, valid_length
-from sbp.rules.entry import Talk
-from sbp.rules.local import Local
+from sbp.talk.local import Local, Talk
 
 Coords: TypeAlias = tuple[int, ...]
 

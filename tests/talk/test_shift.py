@@ -12,9 +12,9 @@ import pytest
 import sbp
 from sbp import B, P, S
 from sbp.hardware import BYTES_ONLY
-from sbp.rules.halo import Extent, devices
-from sbp.rules.route import Layer, Route, held, needed, pays, route, turned
 from sbp.runtime.look.meter import read_compiled
+from sbp.talk.halo import Extent, devices
+from sbp.talk.route import Layer, Route, held, needed, pays, route, turned
 
 Array = np.ndarray[Any, Any]
 NOTHING = -1

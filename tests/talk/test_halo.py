@@ -13,8 +13,8 @@ from jax import lax
 import sbp
 from sbp import B, P, S
 from sbp.hardware import BYTES_ONLY
-from sbp.rules.halo import Extent, Halo, Window, devices, scatter, slide
 from sbp.runtime.look.meter import read_compiled
+from sbp.talk.halo import Extent, Halo, Window, devices, scatter, slide
 
 Array = np.ndarray[Any, Any]
 OUTSIDE, ABSENT = -1, -2
