@@ -14,9 +14,9 @@ import jax
 import numpy as np
 
 from sbp.passes.program.graph import Const, Graph, Node, Operand
-from sbp.rules.update import parted
 from sbp.runtime.plain import evaluate
 from sbp.talk.sample import Sample
+from sbp.talk.update import parted
 
 # Ids are made of a batch by a handful of small ops; what is more than that is not worth running twice.
 MOST_OPS, MOST_ELEMENTS = 200, 1 << 26
