@@ -14,7 +14,8 @@ from sbp.rules.registry import rule
 from sbp.signature import B, P, Signature, Split
 from sbp.talk import shift
 from sbp.talk.extents import Extent
-from sbp.talk.route import Side, find_route, route_pays
+from sbp.talk.route import find_route, route_pays
+from sbp.talk.sides import Side
 
 MOVED = "dims whose rows move with an exchange"
 

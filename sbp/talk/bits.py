@@ -76,7 +76,7 @@ def owned_sum(x: Any, names: Sequence[str]) -> Any:
 
 
 def owned_scatter(x: Any, names: Sequence[str], dim: int) -> Any:
-    """The same, of which each device keeps its part of `dim`."""
+    """The sum that `owned_sum` gives, of which each device keeps its part of `dim`."""
     if not jnp.issubdtype(x.dtype, jnp.inexact):
         return _psum_scatter(x, names, scatter_dimension=dim, tiled=True)
     return _floats(_psum_scatter(_words(x), names, scatter_dimension=dim, tiled=True), x.dtype)

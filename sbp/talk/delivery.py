@@ -84,7 +84,7 @@ def may_add_one_by_one(dtype: Any) -> bool:
 
 @dataclass(frozen=True)
 class _Delivery:
-    """Along which exchange rows are delivered, and how they are applied where they arrive."""
+    """Along which exchange rows go, and how they are applied where they arrive: see `deliver_rows`."""
 
     ctx: Local
     exchange: Exchange

@@ -52,6 +52,7 @@ def signed_index(index: Any) -> Any:
 
 
 def _split_lookups(layout: Layout, dn_map: Sequence[int], removed: Sequence[int]) -> list[int]:
+    """The looked-up dims that are split."""
     return [d for d in dn_map if d in removed and layout.axes(d)]
 
 
@@ -101,6 +102,7 @@ def missing_value(value: Any, dtype: Any) -> Any:
 
 
 def _limits(layout: Layout, index_map: Sequence[int], sizes: Sequence[int], dtype: Any) -> Any:
+    """The largest index along each indexed dim whose window is in bounds."""
     return np.array([layout.shape[d] - sizes[d] for d in index_map], dtype)
 
 
@@ -111,6 +113,7 @@ def _legal(index: Any, layout: Layout, index_map: Sequence[int], sizes: Sequence
 
 
 def _clamped(index: Any, layout: Layout, index_map: Sequence[int], sizes: Sequence[int]) -> Any:
+    """Index vectors moved to the nearest whose window is in bounds."""
     return jnp.clip(index, 0, _limits(layout, index_map, sizes, index.dtype))
 
 

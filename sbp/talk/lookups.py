@@ -74,7 +74,7 @@ def keys_of(ctx: Local, ids: Any, layout: Layout, clips: bool) -> tuple[Any, Any
 
 
 def kind_of_keys(mode: Any) -> bool:
-    """What tells the keys that reading makes of ids from those of another mode, of the same ids."""
+    """Whether reading makes no keys of ids out of bounds (else the nearest): the same ids give the same keys."""
     return bool(mode == FILL)
 
 

@@ -31,6 +31,7 @@ def _gather_talk(ctx: Local, dim: int, local_bytes: float, reason: str) -> Itera
 
 
 def _bytes(ctx: Local, operand: int = 0) -> float:
+    """Bytes of an operand's shard."""
     layout = ctx.operands[operand]
     return math.prod(layout.local) * compat.itemsize(ctx.dtypes[operand])
 
@@ -125,7 +126,11 @@ def top_k_local(ctx: Local, x: Any) -> list[Any]:
 
 
 def _best_of_all(ctx: Local, found: Sequence[Any], dim: int, choose: Callable[[Any], Any]) -> list[Any]:
-    """Of the values that the devices found, and their numbers in the shards, those that `choose` finds."""
+    """The values that `choose` picks from what all devices have found, and their logical positions.
+
+    Arguments:
+      found: this device's values, and their numbers in its shard.
+    """
     layout, (values, at) = ctx.operands[0], found
     at = at + ctx.offset(layout, dim).astype(at.dtype)
     many, positions = (_joined(ctx.gathered(y, layout.axes(dim)), dim) for y in (values, at))

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
@@ -28,42 +28,10 @@ from sbp import compat
 from sbp.exact import key_of
 from sbp.talk.extents import Coords, Extent, coordinates_along, own_entry, slice_rows
 from sbp.talk.local import Local, Talk
+from sbp.talk.sides import Run, Side
 
 # So many exchanges, and one more per operand and result, are worth a program's size.
 MOST_ROUNDS = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """Rows that stand one after the other on the line and on a device.
-
-    Arguments:
-      start: the first one's place on the line.
-      rows: how many.
-      at: the first one's place among the device's rows.
-    """
-
-    start: int
-    rows: int
-    at: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Side:
-    """One operand or result: what each device holds or needs of the line.
-
-    Arguments:
-      extent: the dim.
-      runs: per device along the axes that split it.
-      height: the rows of one shard, as the exchange sees it.
-      partial: of a result: the axes along which it is a sum; a device takes only what its own place along
-        them has, and zeros stand for the rest.
-    """
-
-    extent: Extent
-    runs: tuple[Run, ...]
-    height: int
-    partial: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +46,14 @@ class Piece:
     operand: int
 
 
+class Take(NamedTuple):
+    """What one device takes of a layer: `rows` rows, from row `at` of what it got to row `to` of its own."""
+
+    at: int
+    to: int
+    rows: int
+
+
 @dataclass(frozen=True, slots=True)
 class Layer:
     """At most one piece for each device, all at once: one permute, or rows that are put in place at home.
@@ -86,14 +62,14 @@ class Layer:
       pairs: who sends to whom; none where the rows are already on the device.
       rows: how many are sent.
       sends: per device, the first row that it sends.
-      takes: per device, which row of what it got goes to which of its own, and how many do.
+      takes: per device, what it puts in place of what it got.
       operand: the one that it is mostly about.
     """
 
     pairs: tuple[tuple[int, int], ...]
     rows: int
     sends: tuple[int, ...]
-    takes: tuple[tuple[int, int, int], ...]
+    takes: tuple[Take, ...]
     operand: int
 
 
@@ -126,6 +102,7 @@ class Route:
 def find_route(operands: tuple[Side, ...], results: tuple[Side, ...]) -> Route:
     """How the results' rows come from the operands', which hold no row twice.
 
+    >>> from sbp.talk.sides import held, needed
     >>> four = Extent(8, (0,), (4,))
     >>> [layer.pairs for layer in find_route((held(four, 1),), (needed(Extent(7, (0,), (4,))),)).rounds]
     [((1, 0), (2, 1), (3, 2))]
@@ -216,7 +193,7 @@ Spans: TypeAlias = Sequence[Sequence[tuple[int, int]]]
 
 def _local_layer(group: Sequence[Piece], real: Spans) -> Layer:
     """A layer of rows that are already on the device that needs them."""
-    takes = {p.target: (p.at, p.to, p.rows) for p in group}
+    takes = {p.target: Take(p.at, p.to, p.rows) for p in group}
     return Layer((), 0, (0,) * len(real), _alike(takes, real), group[0].operand)
 
 
@@ -224,7 +201,7 @@ def _sent_layer(group: Sequence[Piece], real: Spans, height: int) -> Layer:
     """A layer whose buffer is as long as the longest piece, and lies within what each device holds."""
     rows = max(p.rows for p in group)
     starts = {p.source: min(p.at, height - rows) for p in group}
-    takes = {p.target: (p.at - starts[p.source], p.to, p.rows) for p in group}
+    takes = {p.target: Take(p.at - starts[p.source], p.to, p.rows) for p in group}
     usual = Counter(starts.values()).most_common(1)[0][0]
     return Layer(
         tuple((p.source, p.target) for p in group),
@@ -235,49 +212,22 @@ def _sent_layer(group: Sequence[Piece], real: Spans, height: int) -> Layer:
     )
 
 
-def _alike(takes: Mapping[int, tuple[int, int, int]], real: Spans) -> tuple[tuple[int, int, int], ...]:
-    """What each device takes of a layer: what most do, also for devices to which only their padding changes.
+def _alike(takes: Mapping[int, Take], real: Spans) -> tuple[Take, ...]:
+    """What each device takes of a layer: what most do, also where that changes only padding of its own.
 
     A table whose lines are equal is a constant, and the layer a static slice.
     """
     usual = Counter(takes.values()).most_common(1)[0][0]
+    low, high = usual.to, usual.to + usual.rows
 
-    def of(i: int) -> tuple[int, int, int]:
-        at, to, rows = takes.get(i, (usual[0], usual[1], 0))
-        touched = sum(max(0, min(b, usual[1] + usual[2]) - max(a, usual[1])) for a, b in real[i])
-        inside = usual[1] <= to and to + rows <= usual[1] + usual[2] and at - to == usual[0] - usual[1]
-        return usual if touched == rows and inside else (at, to, rows)
+    def of(i: int) -> Take:
+        own = takes.get(i, Take(usual.at, usual.to, 0))
+        # The usual take must bring the own rows to their places, and touch no other row that is real.
+        covers = low <= own.to and own.to + own.rows <= high and own.at - own.to == usual.at - usual.to
+        touched = sum(max(0, min(b, high) - max(a, low)) for a, b in real[i])
+        return usual if touched == own.rows and covers else own
 
     return tuple(map(of, range(len(real))))
-
-
-def held(base: Extent, start: int = 0, step: int = 1) -> Side:
-    """An operand of which every `step`-th row is on the line, its row `start` first (it may lie outside).
-
-    With `step` > 1 a device's shard is first cut down by `keep_every`.
-    """
-    runs = []
-    for at in coordinates_along(base.axes, base.hierarchy):
-        first, valid = base.offset(at), base.valid(at)
-        phase = (start - first) % step
-        runs.append(Run((first + phase - start) // step, max(0, -(-(valid - phase) // step))))
-    return Side(base, tuple(runs), -(-base.local // step))
-
-
-def needed(out: Extent, start: int = 0, partial: tuple[int, ...] = ()) -> Side:
-    """A result whose first row has the place `start` on the line."""
-    coords = coordinates_along(out.axes, out.hierarchy)
-    runs = tuple(Run(start + out.offset(at), out.valid(at)) for at in coords)
-    return Side(out, runs, out.local, partial)
-
-
-def held_reversed(base: Extent) -> Side:
-    """An operand whose last row comes first; a device's shard is turned first, padding included."""
-    runs = []
-    for at in coordinates_along(base.axes, base.hierarchy):
-        first, valid = base.offset(at), base.valid(at)
-        runs.append(Run(base.size - first - valid, valid, base.local - valid))
-    return Side(base, tuple(runs), base.local)
 
 
 def route_pays(found: Route, operands: Sequence[Side], results: Sequence[Side]) -> bool:
@@ -327,7 +277,11 @@ def _received(ctx: Local, wide: Any, dim: int, way: Route, layer: Layer) -> Any:
 def _placed(
     ctx: Local, out: Any, got: Any, dim: int, way: Route, layer: Layer, zero: Any, filled: bool
 ) -> Any:
-    """`out` with one piece in its place."""
+    """`out` with one piece in its place.
+
+    Where devices put it in different places, the piece gets room all around, and each slices it out so that
+    its own rows come to lie where they belong: one dynamic slice and a mask, instead of a dynamic update.
+    """
     if len(set(layer.takes)) == 1:
         at, to, rows = layer.takes[0]
         piece = lax.slice_in_dim(got, at, at + rows, axis=dim)
@@ -344,6 +298,7 @@ def _placed(
 
 
 def _widths(ndim: int, dim: int, low: int, high: int) -> list[tuple[int, int, int]]:
+    """What `lax.pad` takes, to pad one dim."""
     return [(low, high, 0) if d == dim else (0, 0, 0) for d in range(ndim)]
 
 
@@ -353,7 +308,7 @@ def route_talks(ctx: Local, ways: Mapping[int, Route], shape: Sequence[int], pla
     Arguments:
       ways: by dim.
       shape: of a shard before the first one.
-      plain: whether the first one sends rows of the only operand as they lie.
+      plain: whether the first one sends rows of the only operand as they lie: other ops may send the same.
     """
     local, itemsize = list(shape), compat.itemsize(ctx.dtypes[0])
     op = (ctx.primitive.name, key_of(ctx.params)) if len(ctx.operands) == 1 else None

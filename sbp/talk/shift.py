@@ -1,6 +1,6 @@
 """Bodies of slices, paddings, concatenations, splits and reversals: rows that move along a dim by a route.
 
-Each op has its sides (what every device holds and needs of the line, see `sbp.talk.route`), a body, and what
+Each op has its sides (what every device holds and needs of the line, see `sbp.talk.sides`), a body, and what
 the body sends. The rules ask the sides too: whether a route is worth it decides whether a dim may be split.
 docs/talking.md has an example.
 """
@@ -19,18 +19,8 @@ from jax import lax
 from sbp.layout import Layout
 from sbp.talk.extents import Extent, coordinates_along, extent, own_entry, slice_rows
 from sbp.talk.local import Local, Talk
-from sbp.talk.route import (
-    Route,
-    Run,
-    Side,
-    along_route,
-    find_route,
-    held,
-    held_reversed,
-    keep_every,
-    needed,
-    route_talks,
-)
+from sbp.talk.route import Route, along_route, find_route, keep_every, route_talks
+from sbp.talk.sides import Run, Side, held, held_reversed, needed
 
 
 def _sum_axes(operand: Layout, result: Layout, dim: int) -> tuple[int, ...]:
@@ -92,7 +82,7 @@ def slice_talks(ctx: Local) -> Iterable[Talk]:
 
 @dataclass(frozen=True, slots=True)
 class _Padding:
-    """What a device does where a dim is padded.
+    """How devices pad a dim that is split.
 
     Arguments:
       way: brings it the rows that it pads.
@@ -180,6 +170,7 @@ def joined_sides(parts: tuple[Extent, ...], out: Extent) -> tuple[tuple[Side, ..
 
 
 def _joined_route(ctx: Local) -> Route | None:
+    """The route of a concatenation; None if the joined dim is whole."""
     dim = int(ctx.params["dimension"])
     if not ctx.results[0].axes(dim):
         return None
@@ -209,6 +200,7 @@ def split_sides(
 
 
 def _split_route(ctx: Local) -> Route | None:
+    """The route of a split; None if the cut dim is whole."""
     dim, base = int(ctx.params["axis"]), ctx.operands[0]
     if not base.axes(dim):
         return None
@@ -240,6 +232,7 @@ def reversed_sides(base: Extent) -> tuple[tuple[Side], tuple[Side]]:
 
 
 def _reversed_routes(ctx: Local) -> dict[int, Route]:
+    """The dims that are turned and split, each with its route."""
     base = ctx.operands[0]
     gone = sorted(map(int, ctx.params["dimensions"]))
     return {d: find_route(*reversed_sides(extent(base, d))) for d in gone if base.axes(d)}

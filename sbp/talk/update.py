@@ -114,7 +114,7 @@ def update_local(ctx: Local, table: Any, *rest: Any) -> list[Any]:
     modes = ctx.params["modes"]
     state, ids, rows = parted(rest, len(modes))
     lookups = zip(ids, ctx.operands[1 + len(state) :], rows, modes, strict=False)
-    found = [_keyed(ctx, i, at, r.reshape(-1, *table.shape[1:]), mode) for i, at, r, mode in lookups]
+    found = [_keys_and_rows(ctx, i, at, r.reshape(-1, *table.shape[1:]), mode) for i, at, r, mode in lookups]
     keys, flat = (jnp.concatenate([pair[k] for pair in found]) for k in (0, 1))
     lines = [by_row(x.shape, ctx.operands[0].shape) for x in ctx.operands[1 : 1 + len(state)]]
     step = _Step(ctx, state, lines)
@@ -134,7 +134,7 @@ def update_local(ctx: Local, table: Any, *rest: Any) -> list[Any]:
     return step([table, *state], lax.iota(np.int32, table.shape[0]), grad)
 
 
-def _keyed(ctx: Local, ids: Any, layout: Layout, rows: Any, mode: Any) -> tuple[Any, Any]:
+def _keys_and_rows(ctx: Local, ids: Any, layout: Layout, rows: Any, mode: Any) -> tuple[Any, Any]:
     """The keys of a lookup, and its rows.
 
     Where JAX was promised indices in bounds, reading clamps the others, and adding drops them. With the keys

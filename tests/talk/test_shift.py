@@ -14,7 +14,8 @@ from sbp import B, P, S
 from sbp.hardware import BYTES_ONLY
 from sbp.runtime.look.meter import read_compiled
 from sbp.talk.extents import Extent, coordinates_along
-from sbp.talk.route import Layer, Route, find_route, held, held_reversed, needed, route_pays
+from sbp.talk.route import Layer, Route, find_route, route_pays
+from sbp.talk.sides import held, held_reversed, needed
 
 Array = np.ndarray[Any, Any]
 NOTHING = -1
