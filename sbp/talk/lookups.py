@@ -74,7 +74,7 @@ def keys_of(ctx: Local, ids: Any, layout: Layout, clips: bool) -> tuple[Any, Any
 
 
 def kind_of_keys(mode: Any) -> bool:
-    """Whether reading makes no keys of ids out of bounds (else the nearest): the same ids give the same keys."""
+    """Whether reading makes no keys of ids out of bounds, or keys of the nearest rows."""
     return bool(mode == FILL)
 
 
