@@ -120,8 +120,10 @@ class _Delivery:
     def sent_sums(self, leg: Leg, capacity: int, slots: Any, rows: Any) -> Any:
         """The sums of rows that come to this device, [group * capacity, ...].
 
-        `slots` says where in the message each row is added.        Rows are added where their keys lie in the
-        message: nothing as long as the batch is put in order.
+        Rows are added where their keys lie in the message: nothing as long as the batch is put in order.
+
+        Arguments:
+          slots: where in the message each row is added, [n]; behind it for rows that are not sent.
         """
         sums = _summed(rows, slots, leg.group * capacity)
         lines = sums.reshape(leg.group, capacity, *rows.shape[1:])

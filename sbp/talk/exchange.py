@@ -34,6 +34,7 @@ OVERFLOW = "overflow_rounds"
 
 ZERO = np.int32(0)
 
+# Gives the rows of a shard by their numbers.
 Serve: TypeAlias = Callable[[Any], Any]
 
 
@@ -62,7 +63,7 @@ class Tally(NamedTuple):
         return self._replace(served=self.served + count_of(sent), rounds=rounds)
 
 
-# The tally of an exchange in which no key travels: every device has the rows that it asks for.
+# The tally of an exchange in which no key travels: every device serves its own keys.
 NOTHING_SENT = Tally(ZERO, ZERO, ZERO, ZERO)
 
 
@@ -119,9 +120,9 @@ def fetch_rows(ctx: Local, exchange: Exchange, keys: Any, serve: Serve, absent: 
     if not ahead:
         ctx.report(NOTHING_SENT)
         rows = serve(local_rows(ctx, exchange, keys))
-        return (
-            rows if absent is None else jnp.where(per_row(keys != NO_KEY, rows), rows, per_row(absent, rows))
-        )
+        if absent is None:
+            return rows
+        return jnp.where(per_row(keys != NO_KEY, rows), rows, per_row(absent, rows))
     rows, tally = _fetched(ctx, exchange, ahead, keys, serve, absent)
     ctx.report(tally)
     return rows

@@ -152,11 +152,11 @@ class Local:
         return add(x, tuple(self.names[a] for a in axes))
 
     def maximum(self, x: Any, axes: Sequence[int]) -> Any:
-        """The largest of what the devices along `axes` have, element by element."""
+        """The largest of what the devices along `axes` have; of floats NaN may be lost (`sbp.talk.bits`)."""
         largest: Any = lax.pmax
         return largest(x, tuple(self.names[a] for a in axes))
 
     def minimum(self, x: Any, axes: Sequence[int]) -> Any:
-        """The smallest of what the devices along `axes` have, element by element."""
+        """The smallest of what the devices along `axes` have; of floats NaN may be lost (`sbp.talk.bits`)."""
         smallest: Any = lax.pmin
         return smallest(x, tuple(self.names[a] for a in axes))
