@@ -14,7 +14,7 @@ from jax import lax
 from sbp import compat
 from sbp.layout import chunk_sizes, local_shape
 from sbp.limits import identity_of
-from sbp.passes.boxing.moves import Move, frame, route
+from sbp.passes.boxing.moves import Move, find_permutation, frame
 from sbp.signature import Partial, Split
 from sbp.talk import bits
 from sbp.talk.local import barrier
@@ -166,7 +166,7 @@ def _embed(x: Any, move: Move, shape: Any, hierarchy: Any, names: Any, groups: A
 
 
 def _permute(x: Any, move: Move, shape: Any, hierarchy: Any, names: Any, groups: Any, coords: Any) -> Any:
-    way = route(shape, move.before, move.after, hierarchy)
+    way = find_permutation(shape, move.before, move.after, hierarchy)
     assert way is not None
     linear: Any = np.int32(0)
     for axis, n in enumerate(hierarchy):

@@ -37,7 +37,7 @@ class Spot:
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class Curve:
     """A cubic curve (four points), where its words go, and whether it is a mere saved value."""
 
     points: tuple[Point, ...]
@@ -53,7 +53,7 @@ class Layout:
     height: float
     lanes: tuple[tuple[str, Spot], ...]
     spots: Mapping[Any, Spot]
-    routes: Mapping[tuple[Any, Any], Route]
+    curves: Mapping[tuple[Any, Any], Curve]
 
 
 def size_of(d: Mapping[str, Any]) -> tuple[float, float]:
@@ -206,7 +206,7 @@ def place(graph: nx.DiGraph) -> Layout:
     spots = {n: replace(s, y=s.y + shift) for n, s in spots.items()}
     bottom = max((s.y + s.height for s in spots.values()), default=0.0) + PAD
     lanes_at = tuple((lane.name, _ground(lane, left, width, bottom, spots)) for lane, left, width in grounds)
-    return Layout(x, bottom, lanes_at, spots, _routes(graph, lanes, spots))
+    return Layout(x, bottom, lanes_at, spots, _curves(graph, lanes, spots))
 
 
 def _ground(lane: _Lane, x: float, width: float, bottom: float, spots: Mapping[Any, Spot]) -> Spot:
@@ -258,9 +258,9 @@ def _channel(lane: _Lane, graph: nx.DiGraph, x: float, first: bool, spots: dict[
     return width if width > margin else (0.0 if first else EMPTY_CHANNEL)
 
 
-def _routes(
+def _curves(
     graph: nx.DiGraph, lanes: Sequence[_Lane], spots: Mapping[Any, Spot]
-) -> dict[tuple[Any, Any], Route]:
+) -> dict[tuple[Any, Any], Curve]:
     """A curve for every edge: first which sides it joins, then where on them, so that curves do not meet."""
     home = {n: lane for lane in lanes for n in lane.inside}
     sides = {(a, b): _sides(a, b, home, spots) for a, b in graph.edges}
@@ -316,7 +316,7 @@ _OUT = {"t": (0, -1), "b": (0, 1), "l": (-1, 0), "r": (1, 0)}
 
 def _curve(
     edge: tuple[Any, Any], sides: str, start: Point, end: Point, graph: nx.DiGraph, home: Mapping[Any, _Lane]
-) -> Route:
+) -> Curve:
     (x0, y0), (x1, y1) = start, end
     if sides in ("ll", "rr"):
         bulge = min(64.0, 18 + abs(y1 - y0) / 9)
@@ -329,4 +329,4 @@ def _curve(
     a, b = edge
     straight = sides in ("bt", "tb") and abs(y1 - y0) >= 18 and abs(x1 - x0) < 60
     faint = graph.nodes[a]["kind"] == graph.nodes[b]["kind"] == "ops" and home.get(a) is not home.get(b)
-    return Route(points, ((x0 + x1) / 2, (y0 + y1) / 2 + 3) if straight else None, faint)
+    return Curve(points, ((x0 + x1) / 2, (y0 + y1) / 2 + 3) if straight else None, faint)
