@@ -46,12 +46,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 import sbp
 from benchmarks.versus_jax import Loop, median_ratio
 from sbp import B, S
-from sbp.rules.exchange import NO_KEY
 from sbp.runtime.embedding.collection import Collection
 from sbp.runtime.embedding.optimizers import rowwise_adagrad
 from sbp.runtime.embedding.stacks import lookup
 from sbp.runtime.embedding.tables import FeatureConfig, TableConfig
 from sbp.runtime.look.meter import Meter, read_compiled
+from sbp.talk.keys import NO_KEY
 
 DEVICES, RATE, ZIPF = 8, 0.05, 1.2
 TURN_SECONDS, LEAST_TURNS = 0.5, 4

@@ -13,9 +13,9 @@ from jax import lax
 
 from sbp import untyped
 from sbp.passes.boxing.moves import Move, frame
-from sbp.rules import bits
 from sbp.runtime.collectives import explode, implode
 from sbp.signature import Split
+from sbp.talk import bits
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,11 @@ from jax.typing import ArrayLike
 
 from sbp import compat, untyped
 from sbp.layout import chunk_sizes, local_shape
-from sbp.passes.boxing.moves import Move, frame, route
-from sbp.rules import bits
-from sbp.rules.local import barrier, identity_of
+from sbp.limits import identity_of
+from sbp.passes.boxing.moves import Move, find_permutation, frame
 from sbp.signature import Partial, Split
+from sbp.talk import bits
+from sbp.talk.local import barrier
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +190,7 @@ def _embed(x: jax.Array, at: Site) -> jax.Array:
 
 
 def _permute(x: jax.Array, at: Site) -> jax.Array:
-    way = route(at.shape, at.move.before, at.move.after, at.hierarchy)
+    way = find_permutation(at.shape, at.move.before, at.move.after, at.hierarchy)
     assert way is not None
     linear: jax.Array | np.int32 = np.int32(0)
     for axis, n in enumerate(at.hierarchy):

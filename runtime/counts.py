@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sbp.passes.program.graph import Node
-from sbp.rules.exchange import Tally
+from sbp.talk.exchange import Tally
 
 Report: TypeAlias = tuple[Node, Tally]
 """An exchange, and what it has done."""

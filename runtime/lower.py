@@ -23,12 +23,12 @@ from sbp.passes.program.graph import Const, Operand, Source
 from sbp.passes.program.views import local_of
 from sbp.placement import Placement
 from sbp.resolve import to_partition_spec
-from sbp.rules.exchange import Tally
 from sbp.runtime.arguments import weaken
 from sbp.runtime.buckets import Parcel, apply_bucket
 from sbp.runtime.collectives import apply_move
 from sbp.runtime.counts import Counting, Report
 from sbp.signature import B, NdSbp, Partial
+from sbp.talk.exchange import Tally
 from sbp.untyped import Leaf, optimization_barrier, partition_spec
 
 Env: TypeAlias = dict[Version, jax.Array]

@@ -18,7 +18,7 @@ from sbp.hardware import Hardware
 from sbp.options import Options
 from sbp.passes.request import Terms
 from sbp.passes.rows.lookups import Transfer
-from sbp.rules.exchange import WIRE_TYPES
+from sbp.talk.wire import WIRE_TYPES
 from sbp.untyped import finfo
 
 

@@ -13,9 +13,9 @@ import jax
 import numpy as np
 
 from sbp.passes.program.graph import Const, Graph, Node, Operand
-from sbp.rules.sample import Sample
-from sbp.rules.update import parted
 from sbp.runtime.plain import Tensor, evaluate
+from sbp.talk.sample import Sample
+from sbp.talk.update import parted
 from sbp.untyped import Leaf
 
 # Ids are made of a batch by a handful of small ops; what is more than that is not worth running twice.

@@ -195,6 +195,12 @@ def test_rooms_stand_in_the_order_of_the_work() -> None:
     assert rooms == set(ROOMS)
 
 
+def test_what_talks_knows_no_rules() -> None:
+    """A rule names the body that talks: the body is found from the rule, and nothing the other way."""
+    found = [(a, b) for a, b in house().edges if a.startswith("sbp.talk") and b.startswith("sbp.rules")]
+    assert not found
+
+
 def test_the_circle_check_itself() -> None:
     graph = nx.DiGraph([("a", "b"), ("b", "c"), ("c", "a"), ("c", "d")])
     assert circles(graph) == [["a", "b", "c"]]

@@ -15,8 +15,8 @@ from scipy.sparse.csgraph import maximum_bipartite_matching
 
 from sbp import compat
 from sbp.layout import chunk_sizes, local_shape, offset
-from sbp.rules.bits import compared_bytes
 from sbp.signature import Broadcast, NdSbp, Partial, Signature, Split, splits_of
+from sbp.talk.bits import compared_bytes
 from sbp.untyped import DType
 from sbp.view import coordinates
 
@@ -114,7 +114,7 @@ def permute_targets(nd: NdSbp) -> Iterator[NdSbp]:
 
 
 @dataclass(frozen=True, slots=True)
-class PermuteRoute:
+class Permutation:
     """Who sends which piece to whom in a permute.
 
     Arguments:
@@ -128,7 +128,9 @@ class PermuteRoute:
     shape: tuple[int, ...]
 
 
-def route(shape: Sequence[int], before: NdSbp, after: NdSbp, hierarchy: Sequence[int]) -> PermuteRoute | None:
+def find_permutation(
+    shape: Sequence[int], before: NdSbp, after: NdSbp, hierarchy: Sequence[int]
+) -> Permutation | None:
     """How one permute takes an evenly split tensor from `before` to `after`; None if it cannot.
 
     Every device must find its new shard inside ONE old shard, and every device sends to at most one.
@@ -159,7 +161,7 @@ def route(shape: Sequence[int], before: NdSbp, after: NdSbp, hierarchy: Sequence
         return None
     piece = {int(s): tuple(int(x) for x in new[d] - old[s]) for d, s in enumerate(source)}
     zeros = (0,) * len(shape)
-    return PermuteRoute(
+    return Permutation(
         tuple((int(s), d) for d, s in enumerate(source)),
         tuple(piece.get(s, zeros) for s in range(len(where))),
         tuple(int(n) for n in new_size),
@@ -171,7 +173,7 @@ def can_permute(before: NdSbp, after: NdSbp, hierarchy: tuple[int, ...]) -> bool
     """Whether a permute exists for tensors whose dims divide by everything; shapes do not matter then."""
     dims = 1 + max((s.dim for s in (*before, *after) if isinstance(s, Split)), default=0)
     shape = (math.prod(hierarchy),) * dims
-    return math.prod(hierarchy) <= 512 and route(shape, before, after, hierarchy) is not None
+    return math.prod(hierarchy) <= 512 and find_permutation(shape, before, after, hierarchy) is not None
 
 
 def frame(

@@ -17,8 +17,8 @@ from sbp.passes.plan.cost import talk_seconds
 from sbp.passes.program.graph import Const, Graph
 from sbp.passes.program.names import Names
 from sbp.passes.program.views import talks_of
-from sbp.rules.entry import Talk
 from sbp.rules.registry import unknown_functions
+from sbp.talk.local import Talk
 
 ROW_SCOPE = "sbp."
 

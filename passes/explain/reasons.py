@@ -14,8 +14,9 @@ from sbp.passes.plan.candidates import Strategy, pin_of
 from sbp.passes.program.control import ports
 from sbp.passes.program.graph import Const, Node, Source
 from sbp.passes.program.names import Names, loop_name
-from sbp.rules import Row, Talk
+from sbp.rules import Row
 from sbp.signature import B, Partial, Split, format_sbp
+from sbp.talk.local import Talk
 
 REDUCES = {"sum": "sums over", "max": "takes the maximum over", "min": "takes the minimum over"}
 # How the rules say that letters of their notation are contracted; said with dims and sizes here.

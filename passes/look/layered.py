@@ -53,7 +53,7 @@ class Arrangement:
     height: float
     lanes: tuple[tuple[str, Spot], ...]
     spots: Mapping[BoxPlace, Spot]
-    routes: Mapping[tuple[BoxPlace, BoxPlace], Curve]
+    curves: Mapping[tuple[BoxPlace, BoxPlace], Curve]
 
 
 def size_of(d: Mapping[str, Any]) -> tuple[float, float]:
@@ -206,7 +206,7 @@ def place(graph: nx.DiGraph) -> Arrangement:
     spots = {n: replace(s, y=s.y + shift) for n, s in spots.items()}
     bottom = max((s.y + s.height for s in spots.values()), default=0.0) + PAD
     lanes_at = tuple((lane.name, _ground(lane, left, width, bottom, spots)) for lane, left, width in grounds)
-    return Arrangement(x, bottom, lanes_at, spots, _routes(graph, lanes, spots))
+    return Arrangement(x, bottom, lanes_at, spots, _curves(graph, lanes, spots))
 
 
 def _ground(lane: _Lane, x: float, width: float, bottom: float, spots: Mapping[BoxPlace, Spot]) -> Spot:
@@ -258,7 +258,7 @@ def _channel(lane: _Lane, graph: nx.DiGraph, x: float, first: bool, spots: dict[
     return width if width > margin else (0.0 if first else EMPTY_CHANNEL)
 
 
-def _routes(
+def _curves(
     graph: nx.DiGraph, lanes: Sequence[_Lane], spots: Mapping[BoxPlace, Spot]
 ) -> dict[tuple[BoxPlace, BoxPlace], Curve]:
     """A curve for every edge: first which sides it joins, then where on them, so that curves do not meet."""

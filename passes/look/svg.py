@@ -143,20 +143,20 @@ def _edges(graph: nx.DiGraph, layout: Arrangement) -> list[str]:
     """Lines first, then their words, so that no line runs through a word."""
     lines, words = [], []
     for a, b, d in graph.edges(data=True):
-        route = layout.routes[a, b]
+        curve = layout.curves[a, b]
         wire = max(graph.nodes[n].get("wire_bytes", 0.0) for n in (a, b))
         colour = next(
             (COLOURS[graph.nodes[n]["kind"]][1] for n in (a, b) if "wire_bytes" in graph.nodes[n]), LINE
         )
         width = 1.1 if not wire else 1.6
         title = f"<title>{escape(d['title'])}</title>" if d["title"] else ""
-        faint = ' opacity="0.55"' if route.faint else ""
+        faint = ' opacity="0.55"' if curve.faint else ""
         lines.append(
-            f'<path d="{_path(route.points)}" fill="none" stroke="{colour}" stroke-width="{width}"{faint} '
+            f'<path d="{_path(curve.points)}" fill="none" stroke="{colour}" stroke-width="{width}"{faint} '
             f'marker-end="url(#tip)">{title}</path>'
         )
-        if route.word is not None and d["label"]:
-            words += _word(*route.word, d["label"])
+        if curve.word is not None and d["label"]:
+            words += _word(*curve.word, d["label"])
     return [*lines, *words]
 
 

@@ -12,7 +12,8 @@ from sbp.passes.boxing.links import Network
 from sbp.passes.plan.candidates import Strategy
 from sbp.passes.program.graph import Graph, Node
 from sbp.passes.program.views import make_op, talks_of
-from sbp.rules.entry import Talk, element_flops, element_traffic
+from sbp.rules.entry import element_flops, element_traffic
+from sbp.talk.local import Talk
 
 # The share of an element-wise op's memory traffic that is left once it is fused with its neighbours.
 FUSED_TRAFFIC = 0.25

@@ -7,9 +7,9 @@ from typing import Any, TypeAlias
 
 from sbp.layout import Layout
 from sbp.passes.program.graph import Graph, Node
-from sbp.rules.entry import Op, Talk
-from sbp.rules.local import Local
+from sbp.rules.entry import Op
 from sbp.signature import NdSbp
+from sbp.talk.local import Local, Talk
 
 Lying: TypeAlias = tuple[Sequence[NdSbp], Sequence[NdSbp]]
 """How the operands and the results of an op lie."""

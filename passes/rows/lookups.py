@@ -17,9 +17,10 @@ from jax.lax import GatherScatterMode
 from sbp.errors import Problem
 from sbp.passes.program.edit import Editor
 from sbp.passes.program.graph import Graph, Node, Operand, Source, make_node
-from sbp.rules.exchange import overflows
-from sbp.rules.lookups import add_rows_p, lookup_p, narrow
+from sbp.rules.lookups import add_rows_p, lookup_p
 from sbp.signature import NdSbp, Split
+from sbp.talk.lookups import narrow_ids
+from sbp.talk.wire import overflows
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,7 @@ def keys_of_groups(
     height = stack[1]
 
     def flat(indices: jax.Array) -> jax.Array:
-        ids = narrow(lax.squeeze(indices, (indices.ndim - 1,)))
+        ids = narrow_ids(lax.squeeze(indices, (indices.ndim - 1,)))
         ids = jnp.clip(ids, 0, height - 1) if clips else ids
         first = lax.broadcasted_iota(np.int32, ids.shape, 0) * np.int32(height)
         return jnp.where((ids >= 0) & (ids < height), ids.astype(np.int32) + first, np.int32(-1))

@@ -17,7 +17,6 @@ from typing import Protocol
 
 import networkx as nx
 
-from sbp.rules.exchange import OVERFLOW
 from sbp.runtime.look.hlo_text import (
     Computation,
     HloTextError,
@@ -33,6 +32,7 @@ from sbp.runtime.look.hlo_text import (
     unquote,
 )
 from sbp.runtime.look.hlo_trips import trip_count
+from sbp.talk.exchange import OVERFLOW
 
 
 class HasText(Protocol):

@@ -14,9 +14,10 @@ from sbp.rules import (
     update,
     windows,
 )
-from sbp.rules.entry import Matmul, Op, Row, Rule, Talk
+from sbp.rules.entry import Matmul, Op, Row, Rule
 from sbp.rules.lookups import add_rows_p, lookup_p
 from sbp.rules.registry import REGISTRY, lookup, register_rule
+from sbp.talk.local import Talk
 
 __all__ = [
     "REGISTRY",

@@ -1,4 +1,4 @@
-"""Contractions: matrix products and convolutions."""
+"""Contractions: matrix products and convolutions; the body of these is in sbp/talk/convolution.py."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from typing import Any
 import jax.numpy as jnp
 
 from sbp.rules.elementwise import sums_pass
-from sbp.rules.entry import Matmul, Op, Row, Talk
+from sbp.rules.entry import Matmul, Op, Row
 from sbp.rules.factors import Letters, factors
-from sbp.rules.halo import Extent, Slide, Window, cropped, extent, fetched, pays, slide, talks
-from sbp.rules.local import Local
 from sbp.rules.registry import rule
 from sbp.signature import B, P, Split
+from sbp.talk.convolution import conv_dims, conv_local, conv_talks, conv_windows
+from sbp.talk.extents import Extent
+from sbp.talk.halo import Window, halos_pay, slide
+from sbp.talk.local import Local
 
 
 def _dot_letters(op: Op) -> tuple[list[Letters], list[Letters], dict[str, str]]:
@@ -63,61 +65,9 @@ def dot_general(op: Op) -> list[Row]:
     return factors(op, operands, results, reduced=reduced, linear=_linear(op))
 
 
-def _conv_dims(params: Any) -> tuple[Any, Any, Any]:
-    numbers = params["dimension_numbers"]
-    return numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec
-
-
-def _conv_windows(params: Any) -> list[Window]:
-    """How the kernel slides, per spatial dim."""
-    sides = zip(
-        params["window_strides"],
-        params["rhs_dilation"],
-        params["lhs_dilation"],
-        params["padding"],
-        strict=True,
-    )
-    return [Window(s, w, b, low) for s, w, b, (low, _) in sides]
-
-
-def _conv_slides(ctx: Local) -> dict[int, Slide]:
-    """The spatial dims that are split."""
-    (ls, rs, os), (lhs, rhs), (out,) = _conv_dims(ctx.params), ctx.operands, ctx.results
-    found = {}
-    for i, window in enumerate(_conv_windows(ctx.params)):
-        dims = extent(lhs, ls[2 + i]), extent(rhs, rs[2 + i]), extent(out, os[2 + i])
-        if any(d.axes for d in dims):
-            found[i] = slide(*dims, window)
-    return {i: s for i, s in found.items() if s is not None}
-
-
-def _conv_local(ctx: Local, lhs: Any, rhs: Any) -> list[Any]:
-    """Local group counts; padding of contracted features must be zero on both sides; halos of the input."""
-    ls, rs, os = _conv_dims(ctx.params)
-    groups, batches = ctx.params["feature_group_count"], ctx.params["batch_group_count"]
-    if groups > 1:
-        groups = lhs.shape[ls[1]] // rhs.shape[rs[1]]
-    if batches > 1:
-        batches = lhs.shape[ls[0]] // ctx.results[0].local[os[0]]
-    if ctx.params["feature_group_count"] == 1:
-        lhs = ctx.mask(lhs, ctx.operands[0], [ls[1]], 0)
-        rhs = ctx.mask(rhs, ctx.operands[1], [rs[1]], 0)
-    slides, padding = _conv_slides(ctx), list(ctx.params["padding"])
-    for i, s in slides.items():
-        lhs, padding[i] = fetched(ctx, lhs, ls[2 + i], s.halo), s.padding
-    changed = {"feature_group_count": groups, "batch_group_count": batches, "padding": tuple(padding)}
-    (out,) = ctx.bind(lhs, rhs, **changed)
-    return [cropped(ctx, out, {os[2 + i]: s for i, s in slides.items()})]
-
-
-def _conv_talks(ctx: Local) -> Iterable[Talk]:
-    ls, _, _ = _conv_dims(ctx.params)
-    return talks(ctx, 0, {ls[2 + i]: s.halo for i, s in _conv_slides(ctx).items()})
-
-
 def _conv_matmul(op: Op) -> Matmul:
     """As implicit GEMM: positions of the output by taps, and taps by output features."""
-    _, rs, os = _conv_dims(op.params)
+    _, rs, os = conv_dims(op.params)
     taps: int = math.prod(op.shapes[1][d] for d in rs[1:])
     features = op.results[0][os[1]]
     return Matmul(1, math.prod(op.results[0]) // max(1, features), features, taps, op.dtypes[:2])
@@ -128,35 +78,40 @@ def _spatial_rows(op: Op) -> Iterable[Row]:
 
     A kernel split so must divide: its padding would meet real rows of the input, and zero times NaN is NaN.
     """
-    ls, rs, os = _conv_dims(op.params)
-    for i, window in enumerate(_conv_windows(op.params)):
+    ls, rs, os = conv_dims(op.params)
+    for i, window in enumerate(conv_windows(op.params)):
         a, k, o = ls[2 + i], rs[2 + i], os[2 + i]
         sizes = op.shapes[0][a], op.shapes[1][k], op.results[0][o]
         base, taps, out = (Extent(n, (0,), (op.group,)) for n in sizes)
-        if min(sizes[0], sizes[2]) > 1 and _pays(base, Extent(sizes[1], (), (op.group,)), out, window):
+        if min(sizes[0], sizes[2]) > 1 and _slide_pays(base, Extent(sizes[1], (), (op.group,)), out, window):
             # The zeros of a dilation meet a kernel that is infinite, or do not, as XLA has it for the shape.
             yield Row((Split(a), B), (Split(o),), finite_only=window.base_dilation > 1)
         divides = sizes[1] % op.group == 0 and sizes[2] > 0
-        if min(sizes[:2]) > 1 and divides and _pays(base, taps, Extent(sizes[2], (), (op.group,)), window):
+        if (
+            min(sizes[:2]) > 1
+            and divides
+            and _slide_pays(base, taps, Extent(sizes[2], (), (op.group,)), window)
+        ):
             reason = f"dim {a} of operand 0 meets dim {k} of operand 1 here and is split over {{axes}}"
             yield Row((Split(a), Split(k)), (P,), reason=reason)
 
 
-def _pays(base: Extent, taps: Extent, out: Extent, window: Window) -> bool:
+def _slide_pays(base: Extent, taps: Extent, out: Extent, window: Window) -> bool:
+    """Whether a window can slide along a split dim, and its halo is worth it."""
     found = slide(base, taps, out, window)
-    return found is not None and pays([found.halo])
+    return found is not None and halos_pay([found.halo])
 
 
 @rule(
     "conv_general_dilated",
-    local=_conv_local,
+    local=conv_local,
     matmul=_conv_matmul,
-    talks=_conv_talks,
+    talks=conv_talks,
     note="spatial dims with an exchange of halos",
 )
 def conv_general_dilated(op: Op) -> list[Row]:
     """Batch, input features (a sum), output features, whole groups of features, and spatial dims."""
-    ls, rs, os = _conv_dims(op.params)
+    ls, rs, os = conv_dims(op.params)
     operands: list[list[str | None]] = [[None] * len(op.shapes[0]), [None] * len(op.shapes[1])]
     result: list[str | None] = [None] * len(op.results[0])
     groups, batches = op.params["feature_group_count"], op.params["batch_group_count"]

@@ -8,9 +8,9 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from sbp.limits import float_limits, identity_of, integer_limits
 from sbp.rules.entry import Op, Row, element_flops
 from sbp.rules.factors import MAX, MIN, additive_row, factors, same_dims
-from sbp.rules.local import float_limits, identity_of, integer_limits
 from sbp.rules.registry import rule
 
 # What holds for sums, maxima and minima in the operands of each op. A plain op passes splits only.

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import jax.numpy as jnp
 
 from sbp import compat
-from sbp.rules.local import Local
 from sbp.signature import B, P, Signature
+from sbp.talk.local import Local, Talk
 
 Shape: TypeAlias = tuple[int, ...]
 
@@ -72,28 +72,6 @@ class Row:
         wanted = zip(self.operands, op.dtypes, strict=True)
         parts = any(s == P and jnp.issubdtype(t, jnp.inexact) for s, t in wanted)
         return self.finite_only or (parts and not self.moves)
-
-
-@dataclass(frozen=True, slots=True)
-class Talk:
-    """A collective inside the body of an op, beyond what its operands' and results' signatures say.
-
-    Arguments:
-      kind: as of any collective: "permute" for a halo, "all_gather" for a carry.
-      axes: the placement axes that take part, outer to inner.
-      wire_bytes: what one device sends.
-      operand: the operand that it is about.
-      reason: one sentence; `{axes}` stands for their names.
-      sent: what of the operand's shards is sent, if that is all there is to it: ops that send the same share
-        one collective. None if the op has computed what it sends.
-    """
-
-    kind: str
-    axes: tuple[int, ...]
-    wire_bytes: float
-    operand: int
-    reason: str
-    sent: Hashable = None
 
 
 @dataclass(frozen=True, slots=True)

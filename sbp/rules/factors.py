@@ -19,8 +19,8 @@ from typing import Any, TypeAlias
 
 from sbp.errors import Problem, RuleError
 from sbp.rules.entry import Op, Row
-from sbp.rules.local import Local
 from sbp.signature import B, P, Partial, Signature, Split
+from sbp.talk.local import Local
 
 Letters: TypeAlias = tuple[str | None, ...]
 MAX, MIN = Partial("max"), Partial("min")

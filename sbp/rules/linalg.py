@@ -9,8 +9,8 @@ from typing import Any
 
 from sbp.rules.entry import Op, Row
 from sbp.rules.factors import Letters, factors
-from sbp.rules.local import Local
 from sbp.rules.registry import rule
+from sbp.talk.local import Local
 
 # The dims that one problem takes at the end of the first operand.
 MATRIX = """

@@ -2,7 +2,7 @@
 
 A pass makes these two ops of the gathers and scatter-adds that read and add rows along dim 0. Their rules say
 what those of gather and scatter-add say, and one thing more: a table that is split by its rows serves keys
-that are split along the same axes.
+that are split along the same axes. The bodies are in sbp/talk/lookups.py.
 """
 
 from __future__ import annotations
@@ -11,47 +11,21 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import jax.numpy as jnp
-import numpy as np
 from jax import lax
-from jax.lax import GatherScatterMode
 
 from sbp import compat
-from sbp.layout import Layout
-from sbp.rules.delivery import deliver, sums_apart
-from sbp.rules.entry import Op, Row, Talk, row_traffic
-from sbp.rules.exchange import (
-    NO_KEY,
-    deliver_talks,
-    lookup,
-    lookup_talks,
-    places,
-    rows_at,
-    wire_type,
-)
+from sbp.rules.entry import Op, Row, row_traffic
 from sbp.rules.factors import Letters, additive_row, factors
-from sbp.rules.halo import extent
-from sbp.rules.index import _fill_value, _signed
-from sbp.rules.legs import Route, legs
-from sbp.rules.local import Local, barrier
 from sbp.rules.registry import rule
-from sbp.rules.sample import planned
 from sbp.signature import B, P, Split
+from sbp.talk.keys import NO_KEY
+from sbp.talk.lookups import add_rows_local, add_rows_talks, lookup_local, lookup_talks, narrow_ids
 
-FILL, CLIP = GatherScatterMode.FILL_OR_DROP, GatherScatterMode.CLIP
 # Positions are int32, and bounds of buckets lie up to one row per device behind the last one.
 MOST_ROWS = int(NO_KEY) - (1 << 16)
-# What is known of the places that `deliver` gives.
-_IN_ORDER: dict[str, Any] = {"unique_indices": True, "indices_are_sorted": True}
 
 
-def narrow(ids: Any) -> Any:
-    """Ids of 64 bits in 32, which JAX would cut off: those that do not fit stay out of bounds."""
-    ids = _signed(ids)
-    return ids if ids.dtype.itemsize == 4 else jnp.clip(ids, -1, NO_KEY.astype(ids.dtype)).astype(np.int32)
-
-
-def _looked_up(
+def _lookup_meaning(
     table: Any,
     ids: Any,
     *,
@@ -68,11 +42,11 @@ def _looked_up(
         start_index_map=(0,),
     )
     sizes = (1, *table.shape[1:])
-    index = narrow(ids)[..., None]
+    index = narrow_ids(ids)[..., None]
     return [lax.gather(table, index, dims, sizes, mode=mode, fill_value=fill_value)]
 
 
-def _added(
+def _add_rows_meaning(
     operand: Any,
     ids: Any,
     rows: Any,
@@ -89,10 +63,10 @@ def _added(
         inserted_window_dims=(0,),
         scatter_dims_to_operand_dims=(0,),
     )
-    return [lax.scatter_add(operand, narrow(ids)[..., None], rows, dims, mode=mode)]
+    return [lax.scatter_add(operand, narrow_ids(ids)[..., None], rows, dims, mode=mode)]
 
 
-lookup_p = compat.make_op("sbp_lookup", _looked_up)
+lookup_p = compat.make_op("sbp_lookup", _lookup_meaning)
 """Rows of a table by position along dim 0.
 
 Operands: the table `[v, d...]`, the ids `[...]`; the result is `[..., d...]`. Parameters:
@@ -104,7 +78,7 @@ Operands: the table `[v, d...]`, the ids `[...]`; the result is `[..., d...]`. P
 - `samples`: the ids of a first batch, a `Sample`, from which the capacity is planned; empty if not known.
 """
 
-add_rows_p = compat.make_op("sbp_add_rows", _added)
+add_rows_p = compat.make_op("sbp_add_rows", _add_rows_meaning)
 """Rows added to a table by position along dim 0, duplicates one by one.
 
 Operands: the table `[v, d...]`, the ids `[...]`, the rows `[..., d...]`; the result is `[v, d...]`. The
@@ -132,74 +106,10 @@ def _exchanged_dims(op: Op) -> list[int]:
     return [d for d, n in enumerate(op.shapes[1]) if n > 1]
 
 
-def _route(ctx: Local) -> Route:
-    """How keys and rows of an application travel: nothing does unless table and ids are split alike."""
-    table, ids = ctx.operands[:2]
-    split = {a for d in range(len(ids.shape)) for a in ids.axes(d)}
-    return route_along(ctx, [a for a in table.axes(0) if a in split], [ids])
-
-
-def route_along(ctx: Local, axes: Iterable[int], ids: Sequence[Layout]) -> Route:
-    """How keys and rows of the table, operand 0, travel along `axes` of its dim 0.
-
-    Arguments:
-      ids: how they lie, of every lookup that takes part.
-    """
-    keys, asked = sum(math.prod(i.local) for i in ids), ctx.params
-    route = Route(extent(ctx.operands[0], 0), tuple(axes), keys, asked["capacity"], asked["wire_dtype"])
-    return planned(route, asked.get("samples", ()), ids)
-
-
-def row_bytes(ctx: Local, dtype: Any) -> float:
-    """Bytes of a row of the shard of the table, operand 0, as it travels."""
-    wire = wire_type(dtype, ctx.params["wire_dtype"])
-    return math.prod(ctx.operands[0].local[1:]) * compat.itemsize(wire)
-
-
-def keys_of(ctx: Local, ids: Any, layout: Layout, clips: bool) -> tuple[Any, Any]:
-    """The keys of the exchange with the table, operand 0, as `ids` in shape, and which ids are in bounds.
-
-    Arguments:
-      layout: how the ids lie.
-      clips: whether ids out of bounds mean the nearest row; otherwise they are no keys, as padding is.
-    """
-    ids, last = narrow(ids), np.int32(ctx.operands[0].shape[0] - 1)
-    legal = (ids >= 0) & (ids <= last)
-    keys = jnp.clip(ids, 0, last) if clips else jnp.where(legal, ids, NO_KEY)
-    return ctx.mask(keys, layout, range(ids.ndim), NO_KEY), legal
-
-
-def keys_as(mode: Any) -> bool:
-    """What tells the keys that reading makes of ids from those of another mode, of the same ids."""
-    return bool(mode == FILL)
-
-
-def _lookup_local(ctx: Local, table: Any, ids: Any) -> list[Any]:
-    """The sparse exchange; of the devices of a sum one gives what stands for ids out of bounds."""
-    layout, fills = ctx.operands[0], ctx.params["mode"] == FILL
-    sums = layout.partial_axes("sum")
-    if not layout.axes(0) and not sums:
-        return ctx.bind(table, ids)
-    keys, legal = keys_of(ctx, ids, ctx.operands[1], not fills)
-    route = _route(ctx)
-
-    absent = None
-    if fills:
-        once = ctx.first([*sums, *(a for a in layout.axes(0) if a not in route.axes)])
-        fill = _fill_value(ctx.params["fill_value"], table.dtype)
-        absent = jnp.where(legal.reshape(-1) | ~once, jnp.zeros((), table.dtype), fill)
-    rows = lookup(ctx, route, keys.reshape(-1), lambda at: rows_at(table, at), absent)
-    return [rows.reshape(*ids.shape, *table.shape[1:])]
-
-
-def _lookup_talks(ctx: Local) -> Iterable[Talk]:
-    return lookup_talks(_route(ctx), row_bytes(ctx, ctx.dtypes[0]), keys_as(ctx.params["mode"]))
-
-
 @rule(
     "sbp_lookup",
-    local=_lookup_local,
-    talks=_lookup_talks,
+    local=lookup_local,
+    talks=lookup_talks,
     traffic=row_traffic(),
     note="rows of a gather; ids split with the table's rows: a sparse exchange",
 )
@@ -211,37 +121,6 @@ def sbp_lookup(op: Op) -> list[Row]:
         why = "rows of dim 0 of operand 0 are looked up here, and it is split over {axes}"
         rows.append(Row((Split(0), B), (P,), reason=why, owned=True))
     return [*rows, *(Row((Split(0), Split(d)), (Split(d),)) for d in _exchanged_dims(op))]
-
-
-def _add_rows_local(ctx: Local, x: Any, ids: Any, rows: Any) -> list[Any]:
-    """The sparse exchange; without one, each device adds to the rows that it has."""
-    layout, mode = ctx.operands[0], ctx.params["mode"]
-    if not layout.axes(0) and not any(map(ctx.operands[1].padded, range(ids.ndim))):
-        return ctx.bind(x, ids, rows)
-    route, count = _route(ctx), math.prod(ids.shape)
-    keys = keys_of(ctx, ids, ctx.operands[1], mode == CLIP)[0].reshape(-1)
-    rows = rows.reshape(count, *x.shape[1:])
-    # XLA of jax 0.10 reads through the slice that made a shard, without clamping to the shard first.
-    x = barrier(x)
-    if not legs(route):
-        return [x.at[places(ctx, route, keys)].add(rows, mode="drop", wrap_negative_indices=False)]
-
-    additive = sums_apart(rows.dtype)
-    known = {} if additive else _IN_ORDER
-
-    def apply(x: Any, at: Any, sums: Any) -> Any:
-        return x.at[at].add(sums, mode="drop", wrap_negative_indices=False, **known)
-
-    return [deliver(ctx, route, keys, rows, x, apply, additive)]
-
-
-def _same_keys(mode: Any) -> bool | None:
-    """What `keys_as` says, if adding makes the same keys of the ids as reading."""
-    return keys_as(mode) if mode in (FILL, CLIP) else None
-
-
-def _add_rows_talks(ctx: Local) -> Iterable[Talk]:
-    return deliver_talks(_route(ctx), row_bytes(ctx, ctx.dtypes[0]), _same_keys(ctx.params["mode"]))
 
 
 def _split_ids(op: Op) -> Iterable[Row]:
@@ -256,8 +135,8 @@ def _split_ids(op: Op) -> Iterable[Row]:
 
 @rule(
     "sbp_add_rows",
-    local=_add_rows_local,
-    talks=_add_rows_talks,
+    local=add_rows_local,
+    talks=add_rows_talks,
     traffic=row_traffic(2),
     flops=lambda op: 2 * math.prod(op.shapes[2]),
     note="rows of a scatter-add; ids split with the table's rows: a sparse exchange",

@@ -13,8 +13,8 @@ from jax import lax
 from sbp import compat
 from sbp.rules.entry import Op, Row
 from sbp.rules.factors import Letters, factors, same_dims
-from sbp.rules.local import Local
 from sbp.rules.registry import rule
+from sbp.talk.local import Local
 
 _WORD = 1 << 32
 

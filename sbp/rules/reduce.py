@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from sbp.limits import identity_of
 from sbp.rules.entry import Op, Row
 from sbp.rules.factors import Letters, factors
-from sbp.rules.local import Local, identity_of
 from sbp.rules.registry import rule
 from sbp.signature import Partial
+from sbp.talk.local import Local
 
 
 def _operand_flops(op: Op) -> float:

@@ -26,8 +26,8 @@ from sbp.rules.entry import (
     element_traffic,
 )
 from sbp.rules.factors import Spec
-from sbp.rules.local import Local
 from sbp.signature import Partial
+from sbp.talk.local import Local
 
 
 class Registry(UserDict[str, Rule]):

@@ -10,11 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from sbp.limits import integer_limits
 from sbp.rules.entry import Op, Row
 from sbp.rules.factors import Letters, factors
-from sbp.rules.local import Local, integer_limits
 from sbp.rules.registry import rule
 from sbp.signature import B, P, Split
+from sbp.talk.local import Local
 
 
 def _dims(n: int) -> Letters:
@@ -137,7 +138,7 @@ def iota(op: Op) -> list[Row]:
     return factors(op, rest, [_dims(len(op.results[0]))])
 
 
-def _taken(op: Op, whole: Sequence[int], part: Sequence[int]) -> Letters:
+def _whole_letters(op: Op, whole: Sequence[int], part: Sequence[int]) -> Letters:
     """A letter for every dim that is taken whole, of logical shapes: a part may be as long as a shard."""
     return tuple(f"d{d}" if n == m else None for d, (n, m) in enumerate(zip(whole, part, strict=True)))
 
@@ -170,7 +171,7 @@ def _dynamic_slice_local(ctx: Local, x: Any, *starts: Any) -> list[Any]:
 @rule("dynamic_slice", local=_dynamic_slice_local)
 def dynamic_slice(op: Op) -> list[Row]:
     """Every dim that is taken whole; a sliced dim that is split leaves a sum; additive in the operand."""
-    names = _taken(op, op.logical[0], op.params["slice_sizes"])
+    names = _whole_letters(op, op.logical[0], op.params["slice_sizes"])
     rest: list[Letters] = [()] * (len(op.shapes) - 1)
     rows = factors(op, [names, *rest], [names], moved=(0,))
     for d, name in enumerate(names):
@@ -204,7 +205,7 @@ def _dynamic_update_local(ctx: Local, x: Any, update: Any, *starts: Any) -> list
 @rule("dynamic_update_slice", local=_dynamic_update_local)
 def dynamic_update_slice(op: Op) -> list[Row]:
     """Every dim; an updated one without moving the update's rows; sums and extrema of both."""
-    names = _taken(op, op.logical[0], op.logical[1])
+    names = _whole_letters(op, op.logical[0], op.logical[1])
     rest: list[Letters] = [()] * (len(op.shapes) - 2)
     rows = factors(op, [names, names, *rest], [names], moved=(0, 1))
     for d, name in enumerate(names):

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from sbp import compat
-from sbp.rules.entry import Op, Row, Talk
+from sbp.rules.entry import Op, Row
 from sbp.rules.factors import factors, same_dims
-from sbp.rules.local import Local
 from sbp.rules.registry import rule
+from sbp.talk.local import Local, Talk
 
 
 @rule("create_token", note="no tensor")
@@ -44,9 +44,8 @@ def platform_index(op: Op) -> list[Row]:
 def _of_the_first(ctx: Local, *args: Any) -> list[Any]:
     """What the first device made: the state of the numbers is each device's own."""
     (x,) = ctx.bind(*args)
-    mine = jnp.where(ctx.first(range(len(ctx.coords))), x, jnp.zeros((), x.dtype))
-    psum: Any = lax.psum
-    return [psum(mine, tuple(ctx.names))]
+    everyone = range(len(ctx.coords))
+    return [ctx.total(jnp.where(ctx.first(everyone), x, jnp.zeros((), x.dtype)), everyone)]
 
 
 def _first_talks(ctx: Local) -> Iterable[Talk]:

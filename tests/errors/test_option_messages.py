@@ -13,8 +13,8 @@ import sbp
 from sbp import S
 from sbp.errors import ArgumentError, SbpError
 from sbp.hardware import BYTES_ONLY
-from sbp.rules.exchange import WIRE_TYPES
 from sbp.runtime.options import LEGAL
+from sbp.talk.wire import WIRE_TYPES
 from tests.errors.messages import Messages, check_message, kinds
 
 pytestmark = pytest.mark.once

@@ -20,13 +20,14 @@ from jax.sharding import Mesh, PartitionSpec
 
 from sbp import compat, view
 from sbp.layout import Layout, split_shape
+from sbp.limits import identity_of
 from sbp.passes.program.graph import Const, Node
 from sbp.passes.program.trace import trace
 from sbp.rules import Op, Row, lookup
-from sbp.rules.local import Local, identity_of
 from sbp.rules.registry import valid_rows
 from sbp.runtime.look.meter import read_compiled
 from sbp.signature import NdSbp, P, Partial, Split
+from sbp.talk.local import Local
 from tests.rules.special import PROMISED, from_numpy, special_draw, special_problem, to_numpy
 
 Array = np.ndarray[Any, Any]

@@ -18,8 +18,8 @@ from sbp.layout import Layout, chunk, local_shape, valid_length
 from sbp.passes.boxing.moves import itemsize, moves_from, wire_bytes
 from sbp.passes.program.views import local_of, make_op
 from sbp.rules import Row
-from sbp.rules.local import Local
 from sbp.signature import B, P, Partial, Signature, Split
+from sbp.talk.local import Local
 from tests.golden.algebra.applications import Application, lying
 
 WIDTH = 110

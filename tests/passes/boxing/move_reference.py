@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from sbp.passes.boxing.moves import Move, route
+from sbp.passes.boxing.moves import Move, find_permutation
 from sbp.signature import NdSbp, Partial
 from sbp.view import Shards, coordinates
 from tests.sbp.slicer import HOLE, rows_of
@@ -78,7 +78,7 @@ def interpret(
                 assert isinstance(move.new, Partial)
                 canvas = np.where(np.isnan(held[at]), identity(move.new.op, dtype), held[at])
             case "permute":
-                way = route(shape, move.before, move.after, hierarchy)
+                way = find_permutation(shape, move.before, move.after, hierarchy)
                 assert way is not None
                 ((source, _),) = [pair for pair in way.pairs if pair[1] == where.index(at)]
                 canvas = held[where[source]]

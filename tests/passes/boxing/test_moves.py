@@ -20,9 +20,9 @@ from sbp.passes.boxing.moves import (
     COLLECTIVES,
     Move,
     can_permute,
+    find_permutation,
     moves_from,
     permute_targets,
-    route,
     wire_bytes,
 )
 from sbp.passes.boxing.paths import Boxing
@@ -158,7 +158,7 @@ def test_a_permute_is_found_where_one_exists(ones: tuple[Signature, ...]) -> Non
             for at in where
         ]
         works = [p for p in itertools.permutations(stay) if all(fits[s][d] for d, s in enumerate(p))]
-        found = route((4, 4), before, after, hierarchy)
+        found = find_permutation((4, 4), before, after, hierarchy)
         assert (found is not None) == (bool(works) and stay not in works), (before, after)
         if found:
             assert tuple(s for s, _ in sorted(found.pairs, key=lambda pair: pair[1])) in works
@@ -177,7 +177,7 @@ def test_whether_a_permute_exists_does_not_depend_on_the_shape(hierarchy: tuple[
         for before in every(hierarchy, (B, S(0), S(1), P)):
             for after in permute_targets(before):
                 if is_even(shape, before, hierarchy) and is_even(shape, after, hierarchy):
-                    found = route(shape, before, after, hierarchy)
+                    found = find_permutation(shape, before, after, hierarchy)
                     assert (found is not None) == can_permute(before, after, hierarchy)
 
 

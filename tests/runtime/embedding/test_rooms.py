@@ -14,13 +14,13 @@ import sbp
 from sbp import S
 from sbp.hardware import BYTES_ONLY
 from sbp.layout import Layout
-from sbp.rules.halo import extent
-from sbp.rules.legs import Route, default_capacity, legs
-from sbp.rules.sample import Sample, planned
 from sbp.runtime.counts import EVERY, FIRST_CALLS, Counting
 from sbp.runtime.execute import Built
 from sbp.runtime.look.meter import read_compiled
 from sbp.runtime.sampling import ids_of, known_to_all
+from sbp.talk.extents import extent
+from sbp.talk.legs import Exchange, default_capacity, legs
+from sbp.talk.sample import Sample, with_planned_capacity
 
 Array = np.ndarray[Any, Any]
 LINE, GRID = sbp.placement("cpu", shape=(8,)), sbp.placement("cpu", shape=(2, 4))
@@ -175,22 +175,22 @@ def test_looking_at_rounds_costs_no_collective() -> None:
 # --- rooms ------------------------------------------------------------------------------------------------
 
 
-def route_of(keys: int, hierarchy: tuple[int, ...] = (8,)) -> tuple[Route, Layout]:
+def exchange_of(keys: int, hierarchy: tuple[int, ...] = (8,)) -> tuple[Exchange, Layout]:
     axes, lying = tuple(range(len(hierarchy))), tuple(S(0) for _ in hierarchy)
     table = Layout((ROWS, WIDTH), lying, hierarchy)
     ids = Layout((keys,), lying, hierarchy)
-    return Route(extent(table, 0), axes, ids.local[0]), ids
+    return Exchange(extent(table, 0), axes, ids.local[0]), ids
 
 
 @pytest.mark.parametrize("hierarchy", [(8,), (2, 4)])
 @pytest.mark.parametrize("ids", [FEW, np.zeros(KEYS, np.int32), real(), np.sort(real()), np.arange(KEYS)])
 def test_whatever_the_batch_two_rounds_take_an_even_share(ids: Array, hierarchy: tuple[int, ...]) -> None:
-    route, lies = route_of(KEYS, hierarchy)
+    exchange, lies = exchange_of(KEYS, hierarchy)
     for again in (False, True):
-        found = planned(route, (Sample(ids, again),), (lies,))
+        found = with_planned_capacity(exchange, (Sample(ids, again),), (lies,))
         for leg in legs(found):
-            share = route.even_share(leg.group)
-            assert leg.later >= min(share, leg.chunk)
+            share = exchange.even_share(leg.group)
+            assert leg.later_capacity >= min(share, leg.chunk)
             assert not again or leg.capacity >= min(share, leg.chunk)
             assert leg.keys >= leg.capacity
 
@@ -198,11 +198,11 @@ def test_whatever_the_batch_two_rounds_take_an_even_share(ids: Array, hierarchy:
 def test_a_batch_like_the_next_has_the_room_that_it_fills() -> None:
     """Ids of which many are equal need less than an even share: no byte more is sent for them."""
     ids = np.minimum(np.random.default_rng(0).zipf(1.5, KEYS), ROWS) - 1
-    route, lies = route_of(KEYS)
-    (leg,) = legs(planned(route, (Sample(ids * 2039 % ROWS),), (lies,)))
+    exchange, lies = exchange_of(KEYS)
+    (leg,) = legs(with_planned_capacity(exchange, (Sample(ids * 2039 % ROWS),), (lies,)))
     most = max(np.bincount(np.unique(part) // leg.chunk).max() for part in np.split(ids * 2039 % ROWS, 8))
-    assert leg.capacity == most + int(most**0.5) // 2 < SHARE <= leg.later
-    assert legs(route)[0].capacity == default_capacity(KEYS // 8, 8)
+    assert leg.capacity == most + int(most**0.5) // 2 < SHARE <= leg.later_capacity
+    assert legs(exchange)[0].capacity == default_capacity(KEYS // 8, 8)
 
 
 # --- processes --------------------------------------------------------------------------------------------

@@ -18,9 +18,9 @@ import pytest
 import sbp
 from sbp import B, S
 from sbp.passes.physical.program import Compute
-from sbp.rules.exchange import OVERFLOW
 from sbp.runtime.embedding.optimizers import ftrl, rowwise_adagrad
 from sbp.runtime.look.meter import read_compiled
+from sbp.talk.exchange import OVERFLOW
 
 Array = np.ndarray[Any, Any]
 HASTY: dict[str, Any] = {"xla_backend_optimization_level": 0}

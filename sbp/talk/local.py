@@ -1,9 +1,12 @@
-"""`Local`: what the body of an op knows about the shards it runs on."""
+"""The protocol: `Local`, what a body knows and talks through, and `Talk`, what a rule says that it sends.
+
+docs/talking.md explains both, method by method.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,33 +17,30 @@ from jax import lax
 from sbp import compat
 from sbp.layout import Layout, chunk_sizes
 
-# JAX's own know bfloat16 and the eight-bit types; they carry no types themselves.
-integer_limits: Callable[[Any], Any] = jnp.iinfo
-float_limits: Callable[[Any], Any] = jnp.finfo
+# It carries no types itself.
 barrier: Callable[[Any], Any] = lax.optimization_barrier
 
 
-def identity_of(op: str, dtype: Any) -> Any:
-    """The element that a reduction ignores.
+@dataclass(frozen=True, slots=True)
+class Talk:
+    """A collective inside the body of an op, beyond what its operands' and results' signatures say.
 
-    >>> float(identity_of("max", np.dtype("float32")))
-    -inf
+    Arguments:
+      kind: as of any collective: "permute" for a halo, "all_gather" for a carry.
+      axes: the placement axes that take part, outer to inner.
+      wire_bytes: what one device sends.
+      operand: the operand that it is about.
+      reason: one sentence; `{axes}` stands for their names.
+      sent: what of the operand's shards is sent, if that is all there is to it: ops that send the same share
+        one collective. None if the op has computed what it sends.
     """
-    if op == "sum":
-        return np.zeros((), dtype)
-    if op == "prod":
-        return np.ones((), dtype)
-    if op in ("and", "or"):
-        ones = np.asarray(op == "and") if dtype == bool else np.asarray(-1 if op == "and" else 0)
-        return ones.astype(dtype)
-    if dtype == bool:
-        return np.asarray(op == "min")
-    if jnp.issubdtype(dtype, jnp.integer):
-        info = integer_limits(dtype)
-        return np.asarray(info.min if op == "max" else info.max, dtype)
-    finite = float_limits(dtype)
-    extreme = np.asarray(-np.inf if op == "max" else np.inf).astype(dtype)
-    return extreme if np.isinf(extreme) else np.asarray(finite.min if op == "max" else finite.max, dtype)
+
+    kind: str
+    axes: tuple[int, ...]
+    wire_bytes: float
+    operand: int
+    reason: str
+    sent: Hashable = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +129,15 @@ class Local:
     def shifted(self, x: Any, axes: Sequence[int], by: int) -> Any:
         """The `x` of the device `by` places before this one along `axes`; zeros where there is none."""
         n = self.group(axes)
+        return self.permuted(x, axes, [(i, i + by) for i in range(n) if 0 <= i + by < n])
+
+    def permuted(self, x: Any, axes: Sequence[int], pairs: Sequence[tuple[int, int]]) -> Any:
+        """The `x` of the device that sends to this one; zeros where none does.
+
+        Arguments:
+          pairs: (sender, receiver) ranks along `axes`; each rank at most once on either side.
+        """
         names = tuple(self.names[a] for a in axes)
-        pairs = [(i, i + by) for i in range(n) if 0 <= i + by < n]
         permute: Any = lax.ppermute
         return permute(x, names if len(names) > 1 else names[0], pairs)
 
@@ -145,11 +152,11 @@ class Local:
         return add(x, tuple(self.names[a] for a in axes))
 
     def maximum(self, x: Any, axes: Sequence[int]) -> Any:
-        """The largest of what the devices along `axes` have, element by element."""
+        """The largest of what the devices along `axes` have; of floats NaN may be lost (`sbp.talk.bits`)."""
         largest: Any = lax.pmax
         return largest(x, tuple(self.names[a] for a in axes))
 
     def minimum(self, x: Any, axes: Sequence[int]) -> Any:
-        """The smallest of what the devices along `axes` have, element by element."""
+        """The smallest of what the devices along `axes` have; of floats NaN may be lost (`sbp.talk.bits`)."""
         smallest: Any = lax.pmin
         return smallest(x, tuple(self.names[a] for a in axes))

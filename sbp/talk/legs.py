@@ -1,4 +1,9 @@
-"""Legs: between which devices the keys of a lookup travel, axis by axis, and how much room they have."""
+"""The legs of a sparse exchange: between which devices keys travel, axis by axis, and with how much room.
+
+A table that several axes split is reached axis by axis, outer to inner: a leg is an all-to-all along one
+axis. So a device of an 8 x 8 grid sends 8 + 8 messages and not 64, and keys that meet after the first leg and
+are equal travel the second one once. docs/talking.md has an example.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +12,15 @@ from dataclasses import dataclass
 from functools import cache
 
 from sbp.layout import Layout, chunk_sizes
-from sbp.rules.halo import Extent
 from sbp.signature import B, Split
+from sbp.talk.extents import Extent
 
-# Room in a bucket beyond an even share of the keys.
+# Room in a bucket beyond an even share of the keys: buckets of keys that are dealt out at random differ by
+# about the root of their size, which counts most where they are small. A second round costs messages and a
+# loop.
 SLACK, SPARE, MULTIPLE = 1.25, 8, 8
-# The share of a bucket's room that is taken when little is left.
+# The share of a bucket's room that a round has where little is left: the last keys of a skewed bucket should
+# not cost the bytes of a whole round.
 SPILL = 8
 
 
@@ -27,8 +35,8 @@ def default_capacity(keys: int, group: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
-    """Between which devices keys and rows travel.
+class Exchange:
+    """A sparse exchange: which table, which axes, and how many keys and rows fit in a message.
 
     Arguments:
       rows: dim 0 of the table, and the axes that split it.
@@ -55,7 +63,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Leg:
-    """The exchange along one axis of a route.
+    """The part of an exchange along one axis.
 
     Arguments:
       axis, group: the axis and its size.
@@ -64,7 +72,7 @@ class Leg:
       chunk: the rows of each of them.
       keys: how many keys a device has before it sends.
       capacity: how many of them it can send to one owner in the first round.
-      later: the same of later rounds.
+      later_capacity: how many in a later round.
       last: whether no leg follows.
     """
 
@@ -75,7 +83,7 @@ class Leg:
     chunk: int
     keys: int
     capacity: int
-    later: int
+    later_capacity: int
     last: bool
 
     @property
@@ -84,42 +92,51 @@ class Leg:
         return not self.before and self.last
 
     @property
-    def spill(self) -> int:
-        """The room of a round that takes the little that is left; that of any round where legs are nested."""
-        return max(1, self.later // SPILL) if self.alone else self.later
+    def spill_capacity(self) -> int:
+        """Room of a round that takes the little that is left; of any later round where legs are nested."""
+        return max(1, self.later_capacity // SPILL) if self.alone else self.later_capacity
 
     @property
     def fits(self) -> bool:
-        """Whether one round is always enough."""
+        """Whether one round is always enough: a bucket holds all keys, or every row of an owner once."""
         return self.capacity >= min(self.keys, self.chunk)
 
     @property
-    def room(self) -> int:
-        """How many keys a device gets in the first round."""
+    def received(self) -> int:
+        """How many keys a device receives in the first round, absent ones included."""
         return self.group * self.capacity
 
 
 @cache
-def legs(route: Route) -> tuple[Leg, ...]:
-    """The exchanges, outer to inner."""
-    rows, keys, out = route.rows, route.keys, list[Leg]()
+def legs(exchange: Exchange) -> tuple[Leg, ...]:
+    """The legs of an exchange, outer to inner; none where nothing travels."""
+    rows, keys, out = exchange.rows, exchange.keys, list[Leg]()
     chunks = chunk_sizes(rows.size, rows.axes, rows.hierarchy)
     for depth, (axis, chunk) in enumerate(zip(rows.axes, chunks, strict=True)):
         group = rows.hierarchy[axis]
-        if axis not in route.axes or group == 1 or not keys:
+        if axis not in exchange.axes or group == 1 or not keys:
             continue
-        wanted = route.capacity or default_capacity(route.keys, group)
+        # Dealt out evenly, a device has as many keys after a leg as before: what `keys` is more is empty
+        # room.
+        wanted = exchange.capacity or default_capacity(exchange.keys, group)
         capacity = min(wanted, keys, chunk)
-        later = max(capacity, min(route.even_share(group), keys, chunk)) if route.planned else capacity
+        share = min(exchange.even_share(group), keys, chunk)
+        later_capacity = max(capacity, share) if exchange.planned else capacity
         before = tuple(leg.axis for leg in out)
-        last = not any(a in route.axes and rows.hierarchy[a] > 1 for a in rows.axes[depth + 1 :])
-        out.append(Leg(axis, group, before, cut(rows, depth), chunk, keys, capacity, later, last))
-        keys = group * later
+        last = not any(a in exchange.axes and rows.hierarchy[a] > 1 for a in rows.axes[depth + 1 :])
+        outer = split_by_outer(rows, depth)
+        out.append(Leg(axis, group, before, outer, chunk, keys, capacity, later_capacity, last))
+        keys = group * later_capacity
     return tuple(out)
 
 
-def cut(rows: Extent, depth: int) -> Layout:
-    """Dim 0 as its first `depth` axes split it."""
+def split_by_outer(rows: Extent, depth: int) -> Layout:
+    """Dim 0 of a table as its first `depth` axes split it."""
     axes = rows.axes[:depth]
     nd = tuple(Split(0) if a in axes else B for a in range(len(rows.hierarchy)))
     return Layout((rows.size,), nd, rows.hierarchy)
+
+
+def exchange_axes(exchange: Exchange) -> tuple[int, ...]:
+    """The axes along which something travels."""
+    return tuple(leg.axis for leg in legs(exchange))

@@ -1,8 +1,13 @@
 """Routes: how rows of one dim that is split come to the devices that need them, in few exchanges.
 
 A result of a slice, a padding or a concatenation has the rows of its operands in other places. All rows stand
-on one line; a device holds some runs of it and needs others. Which, follows from sizes and from its place
-alone, so all of it is worked out before tracing; a body looks up its own line.
+on one line; a device holds some runs of it and needs others. Which, follows from sizes and from its
+coordinates alone, so all of it is worked out before tracing; a body looks up its own line. docs/talking.md
+has an example.
+
+A piece is what one device needs of another. One permute carries at most one piece from each device and to
+each device; pieces are dealt out to permutes as edges of a bipartite graph are coloured, so that few are
+enough.
 """
 
 from __future__ import annotations
@@ -13,7 +18,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
@@ -21,45 +26,12 @@ from jax import lax
 
 from sbp import compat
 from sbp.exact import key_of
-from sbp.rules.entry import Talk
-from sbp.rules.halo import Coords, Extent, devices, own, taken
-from sbp.rules.local import Local
+from sbp.talk.extents import Coords, Extent, coordinates_along, own_entry, slice_rows
+from sbp.talk.local import Local, Talk
+from sbp.talk.sides import Run, Side
 
 # So many exchanges, and one more per operand and result, are worth a program's size.
 MOST_ROUNDS = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """Rows that stand one after the other on the line and on a device.
-
-    Arguments:
-      start: the first one's place on the line.
-      rows: how many.
-      at: the first one's place among the device's rows.
-    """
-
-    start: int
-    rows: int
-    at: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Side:
-    """One operand or result: what each device holds or needs of the line.
-
-    Arguments:
-      extent: the dim.
-      runs: per device along the axes that split it.
-      height: the rows of one shard, as the exchange sees it.
-      partial: of a result: the axes along which it is a sum; a device takes only what its own place along
-        them has, and zeros stand for the rest.
-    """
-
-    extent: Extent
-    runs: tuple[Run, ...]
-    height: int
-    partial: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,22 +46,30 @@ class Piece:
     operand: int
 
 
+class Take(NamedTuple):
+    """What one device takes of a layer: `rows` rows, from row `at` of what it got to row `to` of its own."""
+
+    at: int
+    to: int
+    rows: int
+
+
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """At most one piece for each device, all at once.
+    """At most one piece for each device, all at once: one permute, or rows that are put in place at home.
 
     Arguments:
       pairs: who sends to whom; none where the rows are already on the device.
       rows: how many are sent.
       sends: per device, the first row that it sends.
-      takes: per device, which row of what it got goes to which of its own, and how many do.
+      takes: per device, what it puts in place of what it got.
       operand: the one that it is mostly about.
     """
 
     pairs: tuple[tuple[int, int], ...]
     rows: int
     sends: tuple[int, ...]
-    takes: tuple[tuple[int, int, int], ...]
+    takes: tuple[Take, ...]
     operand: int
 
 
@@ -119,36 +99,42 @@ class Route:
 
 
 @cache
-def route(operands: tuple[Side, ...], results: tuple[Side, ...]) -> Route:
-    """How the results' rows come from the operands', which hold no row twice."""
+def find_route(operands: tuple[Side, ...], results: tuple[Side, ...]) -> Route:
+    """How the results' rows come from the operands', which hold no row twice.
+
+    >>> from sbp.talk.sides import held, needed
+    >>> four = Extent(8, (0,), (4,))
+    >>> [layer.pairs for layer in find_route((held(four, 1),), (needed(Extent(7, (0,), (4,))),)).rounds]
+    [((1, 0), (2, 1), (3, 2))]
+    """
     hierarchy = operands[0].extent.hierarchy
     axes = tuple(sorted({a for s in (*operands, *results) for a in s.extent.axes}))
-    places = devices(axes, hierarchy)
-    rank = {at: i for i, at in enumerate(places)}
+    coords = coordinates_along(axes, hierarchy)
+    rank = {at: i for i, at in enumerate(coords)}
     pieces: list[Piece] = []
-    busy: list[list[tuple[int, int]]] = [[] for _ in places]
+    real: list[list[tuple[int, int]]] = [[] for _ in coords]  # which of its own rows must be right at the end
     holders, first = _holders(operands), 0
     for made in results:
-        need = dict(zip(devices(made.extent.axes, hierarchy), made.runs, strict=True))
-        for i, at in enumerate(places):
-            run = need[_seen(at, made.extent.axes)]
+        need = dict(zip(coordinates_along(made.extent.axes, hierarchy), made.runs, strict=True))
+        for i, at in enumerate(coords):
+            run = need[_along(at, made.extent.axes)]
             low = first + run.at
-            busy[i].append((first, first + made.height) if made.partial else (low, low + run.rows))
+            real[i].append((first, first + made.height) if made.partial else (low, low + run.rows))
             for source, row, to, rows, k in _pieces(operands, holders, at, run, made.partial):
                 pieces.append(Piece(rank[source], i, row, low + to, rows, k))
         first += made.height
     height = sum(s.height for s in operands)
-    stay = _coloured([p for p in pieces if p.source == p.target])
-    sent = _coloured([p for p in pieces if p.source != p.target])
+    stay = _in_layers([p for p in pieces if p.source == p.target])
+    sent = _in_layers([p for p in pieces if p.source != p.target])
     return Route(
         axes,
         first,
-        (*(_stays(x, busy) for x in stay), *(_sent(x, busy, height) for x in sent)),
+        (*(_local_layer(x, real) for x in stay), *(_sent_layer(x, real, height) for x in sent)),
     )
 
 
-def _seen(at: Coords, axes: Sequence[int]) -> Coords:
-    """A place as the axes of one side tell it."""
+def _along(at: Coords, axes: Sequence[int]) -> Coords:
+    """The coordinates along some axes; 0 along the others."""
     return tuple(c if a in axes else 0 for a, c in enumerate(at))
 
 
@@ -156,8 +142,8 @@ def _holders(operands: Sequence[Side]) -> list[list[tuple[int, int, int, Coords]
     """Per operand, in the order of the line: where a run starts, its rows, the first one's row, and whose."""
     found, base = [], 0
     for side in operands:
-        places = devices(side.extent.axes, side.extent.hierarchy)
-        runs = zip(side.runs, places, strict=True)
+        coords = coordinates_along(side.extent.axes, side.extent.hierarchy)
+        runs = zip(side.runs, coords, strict=True)
         found.append(sorted((r.start, r.rows, base + r.at, at) for r, at in runs if r.rows > 0))
         base += side.height
     return found
@@ -179,8 +165,13 @@ def _pieces(
                 yield source, row + low - start, low - run.start, high - low, k
 
 
-def _coloured(pieces: Iterable[Piece]) -> list[list[Piece]]:
-    """Few groups in which no device sends or gets twice; pieces of one size and distance stay together."""
+def _in_layers(pieces: Iterable[Piece]) -> list[list[Piece]]:
+    """Few groups in which no device sends or gets twice; pieces of one size and distance stay together.
+
+    This is greedy edge colouring of a bipartite multigraph. König's theorem (1916) needs as many colours as a
+    device has pieces at most; greedy takes less than twice that, and keeps pieces of a kind in one group,
+    which counts more: every device of a group sends as many rows as its longest piece has.
+    """
     groups: list[list[Piece]] = []
     sources: list[set[int]] = []
     targets: list[set[int]] = []
@@ -200,89 +191,65 @@ def _coloured(pieces: Iterable[Piece]) -> list[list[Piece]]:
 Spans: TypeAlias = Sequence[Sequence[tuple[int, int]]]
 
 
-def _stays(group: Sequence[Piece], busy: Spans) -> Layer:
-    takes = {p.target: (p.at, p.to, p.rows) for p in group}
-    return Layer((), 0, (0,) * len(busy), _relaxed(takes, busy), group[0].operand)
+def _local_layer(group: Sequence[Piece], real: Spans) -> Layer:
+    """A layer of rows that are already on the device that needs them."""
+    takes = {p.target: Take(p.at, p.to, p.rows) for p in group}
+    return Layer((), 0, (0,) * len(real), _alike(takes, real), group[0].operand)
 
 
-def _sent(group: Sequence[Piece], busy: Spans, height: int) -> Layer:
+def _sent_layer(group: Sequence[Piece], real: Spans, height: int) -> Layer:
     """A layer whose buffer is as long as the longest piece, and lies within what each device holds."""
     rows = max(p.rows for p in group)
     starts = {p.source: min(p.at, height - rows) for p in group}
-    takes = {p.target: (p.at - starts[p.source], p.to, p.rows) for p in group}
+    takes = {p.target: Take(p.at - starts[p.source], p.to, p.rows) for p in group}
     usual = Counter(starts.values()).most_common(1)[0][0]
     return Layer(
         tuple((p.source, p.target) for p in group),
         rows,
-        tuple(starts.get(i, usual) for i in range(len(busy))),
-        _relaxed(takes, busy),
+        tuple(starts.get(i, usual) for i in range(len(real))),
+        _alike(takes, real),
         group[0].operand,
     )
 
 
-def _relaxed(takes: Mapping[int, tuple[int, int, int]], busy: Spans) -> tuple[tuple[int, int, int], ...]:
-    """The same for all devices, where those that differ have only padding there."""
-    usual = Counter(takes.values()).most_common(1)[0][0]
+def _alike(takes: Mapping[int, Take], real: Spans) -> tuple[Take, ...]:
+    """What each device takes of a layer: what most do, also where that changes only padding of its own.
 
-    def of(i: int) -> tuple[int, int, int]:
-        at, to, rows = takes.get(i, (usual[0], usual[1], 0))
-        touched = sum(max(0, min(b, usual[1] + usual[2]) - max(a, usual[1])) for a, b in busy[i])
-        inside = usual[1] <= to and to + rows <= usual[1] + usual[2] and at - to == usual[0] - usual[1]
-        return usual if touched == rows and inside else (at, to, rows)
-
-    return tuple(map(of, range(len(busy))))
-
-
-def held(base: Extent, start: int = 0, step: int = 1) -> Side:
-    """An operand of which every `step`-th row is on the line, its row `start` first (it may lie outside).
-
-    With `step` > 1 a device's shard is first cut down by `every`.
+    A table whose lines are equal is a constant, and the layer a static slice.
     """
-    runs = []
-    for at in devices(base.axes, base.hierarchy):
-        first, valid = base.offset(at), base.valid(at)
-        phase = (start - first) % step
-        runs.append(Run((first + phase - start) // step, max(0, -(-(valid - phase) // step))))
-    return Side(base, tuple(runs), -(-base.local // step))
+    usual = Counter(takes.values()).most_common(1)[0][0]
+    low, high = usual.to, usual.to + usual.rows
+
+    def of(i: int) -> Take:
+        own = takes.get(i, Take(usual.at, usual.to, 0))
+        # The usual take must bring the own rows to their places, and touch no other row that is real.
+        covers = low <= own.to and own.to + own.rows <= high and own.at - own.to == usual.at - usual.to
+        touched = sum(max(0, min(b, high) - max(a, low)) for a, b in real[i])
+        return usual if touched == own.rows and covers else own
+
+    return tuple(map(of, range(len(real))))
 
 
-def needed(out: Extent, start: int = 0, partial: tuple[int, ...] = ()) -> Side:
-    """A result whose first row has the place `start` on the line."""
-    places = devices(out.axes, out.hierarchy)
-    runs = tuple(Run(start + out.offset(at), out.valid(at)) for at in places)
-    return Side(out, runs, out.local, partial)
-
-
-def turned(base: Extent) -> Side:
-    """An operand whose last row comes first; a device's shard is turned first, padding included."""
-    runs = []
-    for at in devices(base.axes, base.hierarchy):
-        first, valid = base.offset(at), base.valid(at)
-        runs.append(Run(base.size - first - valid, valid, base.local - valid))
-    return Side(base, tuple(runs), base.local)
-
-
-def pays(found: Route, operands: Sequence[Side], results: Sequence[Side]) -> bool:
-    """Whether the exchange is no more than to gather, in bytes, and not many exchanges."""
+def route_pays(found: Route, operands: Sequence[Side], results: Sequence[Side]) -> bool:
+    """Whether a route sends no more rows than gathering the operands would, in not many exchanges."""
     gathered = sum(s.extent.size - s.extent.local for s in operands)
     few = len(found.rounds) <= MOST_ROUNDS + len(operands) + len(results)
     return few and found.sent <= gathered
 
 
-def every(ctx: Local, x: Any, dim: int, base: Extent, start: int, step: int) -> Any:
+def keep_every(ctx: Local, x: Any, dim: int, base: Extent, start: int, step: int) -> Any:
     """The rows of a shard that a slice keeps, one after the other; behind them stands anything."""
     if step == 1:
         return x
     count = -(-base.local // step)
-    places = devices(base.axes, base.hierarchy)
-    phases = [(start - base.offset(at)) % step for at in places]
+    phases = [(start - base.offset(at)) % step for at in coordinates_along(base.axes, base.hierarchy)]
     widths = [(0, count * step - base.local, 0) if d == dim else (0, 0, 0) for d in range(x.ndim)]
     x = lax.pad(x, jnp.zeros((), x.dtype), widths)
-    x = taken(x, own(ctx, base.axes, phases), (count - 1) * step + 1, dim)
+    x = slice_rows(x, own_entry(ctx, base.axes, phases), (count - 1) * step + 1, dim)
     return lax.slice_in_dim(x, 0, None, step, dim)
 
 
-def routed(ctx: Local, xs: Sequence[Any], dim: int, way: Route, fill: Any = None) -> Any:
+def along_route(ctx: Local, xs: Sequence[Any], dim: int, way: Route, fill: Any = None) -> Any:
     """The rows of all results, one result after the other, along `dim`.
 
     Arguments:
@@ -293,7 +260,7 @@ def routed(ctx: Local, xs: Sequence[Any], dim: int, way: Route, fill: Any = None
     zero = jnp.asarray(0 if fill is None else fill, wide.dtype)
     out = None
     for layer in way.layers:
-        got = _exchanged(ctx, wide, dim, way, layer) if layer.pairs else wide
+        got = _received(ctx, wide, dim, way, layer) if layer.pairs else wide
         out = _placed(ctx, out, got, dim, way, layer, zero, fill is not None)
     if out is None:
         shape = tuple(way.height if d == dim else n for d, n in enumerate(wide.shape))
@@ -301,26 +268,29 @@ def routed(ctx: Local, xs: Sequence[Any], dim: int, way: Route, fill: Any = None
     return out
 
 
-def _exchanged(ctx: Local, wide: Any, dim: int, way: Route, layer: Layer) -> Any:
-    names = tuple(ctx.names[a] for a in way.axes)
-    piece = taken(wide, own(ctx, way.axes, layer.sends), layer.rows, dim)
-    permute: Any = lax.ppermute
-    return permute(piece, names if len(names) > 1 else names[0], layer.pairs)
+def _received(ctx: Local, wide: Any, dim: int, way: Route, layer: Layer) -> Any:
+    """The piece that a layer brings to this device."""
+    piece = slice_rows(wide, own_entry(ctx, way.axes, layer.sends), layer.rows, dim)
+    return ctx.permuted(piece, way.axes, layer.pairs)
 
 
 def _placed(
     ctx: Local, out: Any, got: Any, dim: int, way: Route, layer: Layer, zero: Any, filled: bool
 ) -> Any:
-    """`out` with one piece in its place."""
+    """`out` with one piece in its place.
+
+    Where devices put it in different places, the piece gets room all around, and each slices it out so that
+    its own rows come to lie where they belong: one dynamic slice and a mask, instead of a dynamic update.
+    """
     if len(set(layer.takes)) == 1:
         at, to, rows = layer.takes[0]
         piece = lax.slice_in_dim(got, at, at + rows, axis=dim)
         if out is not None:
             return lax.dynamic_update_slice_in_dim(out, piece, to, dim)
         return lax.pad(piece, zero, _widths(got.ndim, dim, to, way.height - to - rows))
-    at, to, rows = (own(ctx, way.axes, column) for column in zip(*layer.takes, strict=True))
+    at, to, rows = (own_entry(ctx, way.axes, column) for column in zip(*layer.takes, strict=True))
     around = lax.pad(got, zero, _widths(got.ndim, dim, way.height, way.height))
-    piece = taken(around, at - to + np.int32(way.height), way.height, dim)
+    piece = slice_rows(around, at - to + np.int32(way.height), way.height, dim)
     if out is None and not filled:
         return piece
     here = lax.broadcasted_iota(np.int32, piece.shape, dim)
@@ -328,16 +298,17 @@ def _placed(
 
 
 def _widths(ndim: int, dim: int, low: int, high: int) -> list[tuple[int, int, int]]:
+    """What `lax.pad` takes, to pad one dim."""
     return [(low, high, 0) if d == dim else (0, 0, 0) for d in range(ndim)]
 
 
-def talks(ctx: Local, ways: Mapping[int, Route], shape: Sequence[int], plain: bool) -> Iterable[Talk]:
+def route_talks(ctx: Local, ways: Mapping[int, Route], shape: Sequence[int], plain: bool) -> Iterable[Talk]:
     """The exchanges along each dim, one after the other: the later ones are as wide as the earlier made them.
 
     Arguments:
       ways: by dim.
       shape: of a shard before the first one.
-      plain: whether the first one sends rows of the only operand as they lie.
+      plain: whether the first one sends rows of the only operand as they lie: other ops may send the same.
     """
     local, itemsize = list(shape), compat.itemsize(ctx.dtypes[0])
     op = (ctx.primitive.name, key_of(ctx.params)) if len(ctx.operands) == 1 else None

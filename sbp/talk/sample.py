@@ -1,4 +1,4 @@
-"""A batch of keys from which the room of an exchange is planned."""
+"""A batch of keys from which the room of a sparse exchange (docs/talking.md) is planned."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sbp.layout import Layout, offset, valid_length
-from sbp.rules.halo import Coords
-from sbp.rules.legs import Leg, Route, legs
+from sbp.talk.extents import Coords
+from sbp.talk.legs import Exchange, Leg, legs
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,46 +40,48 @@ class Sample:
         return np.unique(part)
 
 
-def planned(route: Route, samples: tuple[Sample, ...], layouts: Sequence[Layout]) -> Route:
-    """The route with room for its samples and a little more, unless it was given one.
+def with_planned_capacity(
+    exchange: Exchange, samples: tuple[Sample, ...], layouts: Sequence[Layout]
+) -> Exchange:
+    """The exchange with room for its samples and a little more, unless it was given one.
 
     Buckets of other batches differ by about the root of their size; a round more costs a message. A batch
     that asks no owner for two rows, as one of zeros does, says nothing of the next: the room is that of a
-    route without samples, more than an even share. So it is at least where batches have been misleading.
+    exchange without samples, more than an even share. So it is at least where batches have been misleading.
     """
-    if route.capacity is not None or not samples:
-        return route
-    most = fullest_bucket(route, samples, tuple(layouts))
+    if exchange.capacity is not None or not samples:
+        return exchange
+    most = fullest_bucket(exchange, samples, tuple(layouts))
     if most == 1:
-        return route
+        return exchange
     capacity = most + math.isqrt(most) // 2
     if any(s.again for s in samples):
-        groups = [leg.group for leg in legs(route)]
-        capacity = max(capacity, *(route.even_share(group) for group in groups))
-    return replace(route, capacity=capacity, planned=True)
+        groups = [leg.group for leg in legs(exchange)]
+        capacity = max(capacity, *(exchange.even_share(group) for group in groups))
+    return replace(exchange, capacity=capacity, planned=True)
 
 
 @lru_cache(maxsize=256)
-def fullest_bucket(route: Route, samples: tuple[Sample, ...], layouts: tuple[Layout, ...]) -> int:
+def fullest_bucket(exchange: Exchange, samples: tuple[Sample, ...], layouts: tuple[Layout, ...]) -> int:
     """The most keys that any device sends to one owner, with these batches; at least 1.
 
     Arguments:
-      route: where the keys travel; its own capacity is not looked at.
+      exchange: where the keys travel; its own capacity is not looked at.
       samples, layouts: of each lookup, its ids and how they lie.
     """
-    hierarchy = route.rows.hierarchy
+    hierarchy = exchange.rows.hierarchy
     held = {
         at: np.unique(np.concatenate([s.shard(x, at) for s, x in zip(samples, layouts, strict=True)]))
         for at in itertools.product(*map(range, hierarchy))
     }
     most = 1
-    for leg in legs(replace(route, capacity=None)):
-        came: dict[Coords, list[NDArray[Any]]] = {}
+    for leg in legs(replace(exchange, capacity=None)):
+        received: dict[Coords, list[NDArray[Any]]] = {}
         for at, keys in held.items():
             for owner, bucket in enumerate(_buckets(leg, at, keys)):
                 most = max(most, len(bucket))
-                came.setdefault((*at[: leg.axis], owner, *at[leg.axis + 1 :]), []).append(bucket)
-        held = {at: np.unique(np.concatenate(buckets)) for at, buckets in came.items()}
+                received.setdefault((*at[: leg.axis], owner, *at[leg.axis + 1 :]), []).append(bucket)
+        held = {at: np.unique(np.concatenate(buckets)) for at, buckets in received.items()}
     return most
 
 

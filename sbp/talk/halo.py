@@ -1,89 +1,29 @@
 """Halos: the rows of other devices that a device needs where a window slides over a split dim.
 
 Along one dim, output `o` reads the positions `o * stride - low + j * dilation` of an input whose row `i`
-stands at position `i * base_dilation`, as XLA's windows do. Which rows a device takes follows from sizes and
-from its place alone, so it is worked out for all devices before tracing; a body looks up its own line.
+stands at position `i * base_dilation`, as XLA's windows do. One exchange per neighbour brings the rows that a
+window reaches beyond a shard: the ghost cells of numerical codes. docs/talking.md has an example with
+numbers.
+
+Shards have one shape on all devices, so all take equally many rows (`Halo.count`), those at the ends of the
+tensor too: what stands outside of it is masked, and outputs that are too many are cut off again.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from sbp import compat
-from sbp.layout import Layout, chunk_sizes, is_padded, offset, valid_length
-from sbp.rules.entry import Talk
-from sbp.rules.local import Local
-
-Coords: TypeAlias = tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Extent:
-    """One dim of a tensor: its size and the placement axes that split it.
-
-    >>> Extent(10, (0, 1), (2, 4)).local
-    2
-    """
-
-    size: int
-    axes: tuple[int, ...]
-    hierarchy: tuple[int, ...]
-
-    @property
-    def local(self) -> int:
-        """The rows of one shard, padding included."""
-        return (self.size, *chunk_sizes(self.size, self.axes, self.hierarchy))[-1]
-
-    @property
-    def padded(self) -> bool:
-        """Whether some shard has padding."""
-        return is_padded(self.size, self.axes, self.hierarchy)
-
-    @property
-    def gaps(self) -> bool:
-        """Whether padding lies between rows, and not behind the last one alone."""
-        return self.padded and self.place(self.size - 1) != self.size - 1
-
-    def offset(self, coords: Coords) -> int:
-        """The logical position of a device's first row."""
-        return offset(self.size, self.axes, self.hierarchy, coords)
-
-    def valid(self, coords: Coords) -> int:
-        """How many of a device's rows are real."""
-        return valid_length(self.size, self.axes, self.hierarchy, coords)
-
-    def first(self, coords: Coords) -> int:
-        """Where a device's first row is if all shards stand end to end, padding included."""
-        rank = 0
-        for a in self.axes:
-            rank = rank * self.hierarchy[a] + coords[a]
-        return rank * self.local
-
-    def place(self, row: int) -> int:
-        """Where a logical row is if all shards stand end to end, padding included.
-
-        >>> [Extent(5, (0, 1), (2, 2)).place(i) for i in range(5)]
-        [0, 1, 2, 4, 5]
-        """
-        rank = 0
-        for a, c in zip(self.axes, chunk_sizes(self.size, self.axes, self.hierarchy), strict=True):
-            i, row = divmod(row, c)
-            rank = rank * self.hierarchy[a] + i
-        return rank * self.local + row
-
-
-def extent(layout: Layout, dim: int) -> Extent:
-    """One dim of a layout."""
-    return Extent(layout.shape[dim], layout.axes(dim), layout.hierarchy)
+from sbp.talk.extents import Coords, Extent, coordinates_along, own_entry, slice_rows
+from sbp.talk.local import Local, Talk
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +38,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """Rows that come from one of the devices around, or zeros in their place where no device needs them.
+    """Rows that one permute brings from the devices at one distance, or zeros where no device needs them.
 
     Arguments:
       distance: from how many places before this device; negative: after.
@@ -145,31 +85,38 @@ class Halo:
         return sum(h.rows for h in self.hops if h.sent)
 
 
-def devices(axes: Sequence[int], hierarchy: Sequence[int]) -> list[Coords]:
-    """The places along `axes`, row-major; 0 along the others."""
-    return list(itertools.product(*(range(g if a in axes else 1) for a, g in enumerate(hierarchy))))
-
-
 def halo(dim: Extent, axes: tuple[int, ...], wants: Mapping[Coords, tuple[int, int]], count: int) -> Halo:
-    """What must be sent.
+    """What must be sent, so that every device has `count` rows.
 
     Arguments:
-      wants: the first row of a device and how many of its `count` rows matter; a device without an entry has
-        only padding to compute.
+      axes: the placement axes that tables run over.
+      wants: by coordinates, a device's first row and how many of its `count` rows matter; a device without an
+        entry has only padding to compute.
     """
-    spans = []  # what each device needs, from its own first row on
+    spans = []  # what each device needs, from its own first row on, with the padding of shards between
     for at, (start, needed) in wants.items():
         low, high = max(start, 0), min(start + needed, dim.size) - 1
         if low <= high:
-            spans.append((dim.place(low) - dim.first(at), dim.place(high) + 1 - dim.first(at)))
-    usual = next(start - dim.first(at) for at, (start, _) in wants.items())
-    places = devices(axes, dim.hierarchy)
-    starts = tuple(wants[at][0] if at in wants else dim.first(at) + usual for at in places)
+            own = dim.padded_start(at)
+            spans.append((dim.padded_position(low) - own, dim.padded_position(high) + 1 - own))
+    # What has only padding to compute starts where the first device does, so that tables are alike.
+    usual = next(start - dim.padded_start(at) for at, (start, _) in wants.items())
+    coords = coordinates_along(axes, dim.hierarchy)
+    starts = tuple(wants[at][0] if at in wants else dim.padded_start(at) + usual for at in coords)
     return Halo(dim, axes, starts, count, _hops(spans, dim.local))
 
 
 def _hops(spans: Sequence[tuple[int, int]], c: int) -> tuple[Hop, ...]:
-    """The exchange that gives every device its span of rows, whose own are 0 to `c`."""
+    """The exchanges that give every device its span of rows.
+
+    Arguments:
+      spans: (first, beyond the last) row of each device, counted from its own first row: its own are 0 to
+        `c`.
+      c: the rows of a shard.
+
+    >>> _hops([(-1, 4), (-1, 4), (-1, 6)], 4)
+    (Hop(distance=1, rows=1, sent=True), Hop(distance=-1, rows=2, sent=True))
+    """
     low = min((a for a, _ in spans), default=0)
     high = max((b for _, b in spans), default=0)
 
@@ -206,10 +153,12 @@ def slide(base: Extent, taps: Extent, out: Extent, window: Window) -> Slide | No
     """
     s, d, b = window.stride, window.dilation, window.base_dilation
     axes = tuple(sorted({*base.axes, *taps.axes, *out.axes}))
-    places = devices(axes, base.hierarchy)
-    valid = {at: out.valid(at) for at in places if out.valid(at)}
+    coords = coordinates_along(axes, base.hierarchy)
+    valid = {at: out.valid(at) for at in coords if out.valid(at)}
     first = {at: out.offset(at) * s + taps.offset(at) * d - window.low for at in valid}
-    # How far the first input row stands behind the first position that is read.
+    # How far the first input row stands behind the first position that is read. All devices pad by the
+    # largest phase; what others compute in front of their first output is cut off: whole outputs only at
+    # stride 1.
     phases = {at: -p % b for at, p in first.items()}
     least, most = min(phases.values()), max(phases.values())
     reach = (taps.local - 1) * d
@@ -222,12 +171,12 @@ def slide(base: Extent, taps: Extent, out: Extent, window: Window) -> Slide | No
         start, last = -(-p // b), (p + (valid[at] - 1) * s + reach) // b
         wants[at] = start, last - start + 1
     behind = span - least - (count - 1) * b - 1
-    skips = tuple(most - phases[at] if at in phases else 0 for at in places)
+    skips = tuple(most - phases[at] if at in phases else 0 for at in coords)
     return Slide(halo(base, axes, wants, count), (most, behind), most - least, skips)
 
 
 @dataclass(frozen=True, slots=True)
-class Scatter:
+class WindowScatter:
     """What each device does along one dim where windows scatter: it runs all that touch its rows.
 
     Arguments:
@@ -243,12 +192,16 @@ class Scatter:
 
 
 @cache
-def scatter(source: Extent, operand: Extent, taps: int, stride: int, low: int) -> Scatter:
-    """How windows of `taps` scatter `source`, one row each, over `operand`."""
+def scatter_windows(source: Extent, operand: Extent, taps: int, stride: int, low: int) -> WindowScatter:
+    """How windows of `taps` scatter `source`, one row each, over `operand`.
+
+    A device computes every window that touches its rows, so windows on a cut are computed by both sides: that
+    costs a few windows more, and needs no sum between devices.
+    """
     axes = tuple(sorted({*source.axes, *operand.axes}))
     windows, rows, starts = {}, {}, {}
-    places = devices(axes, operand.hierarchy)
-    for at in places:
+    coords = coordinates_along(axes, operand.hierarchy)
+    for at in coords:
         first, valid = operand.offset(at), operand.valid(at)
         if valid:
             head = max(0, -(-(first + low - taps + 1) // stride))
@@ -261,51 +214,37 @@ def scatter(source: Extent, operand: Extent, taps: int, stride: int, low: int) -
     before = max(0, -min(starts.values()))
     after = max(0, max(starts.values()) + operand.local - covered)
     usual = next(iter(starts.values()))
-    return Scatter(
+    return WindowScatter(
         halo(source, axes, windows, count),
         halo(operand, axes, rows, covered),
         (before, after),
-        tuple(starts.get(at, usual) + before for at in places),
+        tuple(starts.get(at, usual) + before for at in coords),
     )
 
 
-def pays(halos: Iterable[Halo]) -> bool:
-    """Whether to exchange halos is no more than to gather."""
+def halos_pay(halos: Iterable[Halo]) -> bool:
+    """Whether halos have no more rows than a device would be sent if it gathered the whole dim."""
     return all(h.sent <= h.extent.size - h.extent.local for h in halos)
 
 
-def own(ctx: Local, axes: Sequence[int], table: Sequence[Any]) -> Any:
-    """This device's line of a table; as an integer where all are the same."""
-    lines = np.asarray(table, np.int32)
-    if (lines == lines[0]).all():
-        return lines[0]
-    return lax.dynamic_index_in_dim(jnp.asarray(lines), ctx.rank(axes), keepdims=False)
-
-
-def taken(x: Any, start: Any, count: int, dim: int) -> Any:
-    """`count` rows along `dim`, from an integer or a traced position on."""
-    if isinstance(start, np.integer):
-        return lax.slice_in_dim(x, int(start), int(start) + count, axis=dim)
-    return lax.dynamic_slice_in_dim(x, start, count, axis=dim)
-
-
-def fetched(ctx: Local, x: Any, dim: int, rows: Halo, fill: Any = None) -> Any:
-    """The `count` rows of this device along `dim`.
+def with_halo(ctx: Local, x: Any, dim: int, rows: Halo, fill: Any = None) -> Any:
+    """A shard with its halo: the `count` rows of this device along `dim`.
 
     Arguments:
+      x: the shard; its padding may be anything, and does not get into real rows.
       fill: what stands outside of the tensor; None for the zeros that come from where no device is.
     """
-    wide, size = _exchanged(ctx, x, dim, rows), rows.extent.size
+    wide, size = _with_neighbours(ctx, x, dim, rows), rows.extent.size
     zero = 0 if fill is None else fill
     out = _across_gaps(ctx, wide, dim, rows) if rows.extent.gaps else _in_line(ctx, wide, dim, rows, zero)
     outside = min(rows.starts) < 0 or max(rows.starts) + rows.count > size
     if outside and (fill is not None or rows.extent.padded):
-        at = own(ctx, rows.axes, rows.starts) + lax.broadcasted_iota(np.int32, out.shape, dim)
+        at = own_entry(ctx, rows.axes, rows.starts) + lax.broadcasted_iota(np.int32, out.shape, dim)
         out = jnp.where((at >= 0) & (at < size), out, jnp.asarray(zero, out.dtype))
     return out
 
 
-def _exchanged(ctx: Local, x: Any, dim: int, rows: Halo) -> Any:
+def _with_neighbours(ctx: Local, x: Any, dim: int, rows: Halo) -> Any:
     """The shard between the rows from before and from after."""
     c = rows.extent.local
     before: list[Any] = []
@@ -318,41 +257,46 @@ def _exchanged(ctx: Local, x: Any, dim: int, rows: Halo) -> Any:
 
 
 def _in_line(ctx: Local, wide: Any, dim: int, rows: Halo, fill: Any) -> Any:
-    """The rows where they are all in a line."""
-    places = devices(rows.axes, rows.extent.hierarchy)
-    starts = [s - rows.extent.first(at) + rows.before for s, at in zip(rows.starts, places, strict=True)]
+    """The `count` rows, where all that are real are in a line: one slice."""
+    coords = coordinates_along(rows.axes, rows.extent.hierarchy)
+    starts = [
+        s - rows.extent.padded_start(at) + rows.before for s, at in zip(rows.starts, coords, strict=True)
+    ]
     low = max(0, -min(starts))
     high = max(0, max(starts) + rows.count - wide.shape[dim])
     if low or high:
         widths = [(low, high, 0) if d == dim else (0, 0, 0) for d in range(wide.ndim)]
         wide = lax.pad(wide, jnp.asarray(fill, wide.dtype), widths)
-    return taken(wide, own(ctx, rows.axes, [s + low for s in starts]), rows.count, dim)
+    return slice_rows(wide, own_entry(ctx, rows.axes, [s + low for s in starts]), rows.count, dim)
 
 
 def _across_gaps(ctx: Local, wide: Any, dim: int, rows: Halo) -> Any:
-    """The rows where padding stands between them; those outside are anything."""
+    """The `count` rows, where the padding of shards stands between them: one by one.
+
+    In the place of rows outside of the tensor stands any of it.
+    """
     base, last = rows.extent, rows.extent.size - 1
-    places = [base.place(i) for i in range(base.size)]
+    positions = [base.padded_position(i) for i in range(base.size)]
     lines = [
-        [places[min(max(s + i, 0), last)] - base.first(at) + rows.before for i in range(rows.count)]
-        for s, at in zip(rows.starts, devices(rows.axes, base.hierarchy), strict=True)
+        [positions[min(max(s + i, 0), last)] - base.padded_start(at) + rows.before for i in range(rows.count)]
+        for s, at in zip(rows.starts, coordinates_along(rows.axes, base.hierarchy), strict=True)
     ]
-    return jnp.take(wide, own(ctx, rows.axes, lines), axis=dim, mode="clip")
+    return jnp.take(wide, own_entry(ctx, rows.axes, lines), axis=dim, mode="clip")
 
 
-def cropped(ctx: Local, y: Any, slides: Mapping[int, Slide]) -> Any:
-    """Without the outputs that are too many.
+def without_surplus(ctx: Local, y: Any, slides: Mapping[int, Slide]) -> Any:
+    """The outputs of a window without those that are too many.
 
     Arguments:
       slides: by dim of `y`.
     """
     for dim, s in slides.items():
         if s.surplus:
-            y = taken(y, own(ctx, s.halo.axes, s.skips), y.shape[dim] - s.surplus, dim)
+            y = slice_rows(y, own_entry(ctx, s.halo.axes, s.skips), y.shape[dim] - s.surplus, dim)
     return y
 
 
-def talks(ctx: Local, operand: int, halos: Mapping[int, Halo]) -> Iterable[Talk]:
+def halo_talks(ctx: Local, operand: int, halos: Mapping[int, Halo]) -> Iterable[Talk]:
     """The exchange of an operand's halos, dim after dim: the later ones are as wide as the earlier made them.
 
     Arguments:

@@ -14,12 +14,13 @@ from jax.sharding import Mesh, PartitionSpec
 
 from sbp import view
 from sbp.layout import Layout
-from sbp.rules.delivery import deliver
-from sbp.rules.exchange import NO_KEY, lookup, ranked, rows_at
-from sbp.rules.halo import extent
-from sbp.rules.legs import Route, default_capacity, legs
-from sbp.rules.local import Local
 from sbp.signature import B, NdSbp, P, S
+from sbp.talk.delivery import deliver_rows
+from sbp.talk.exchange import fetch_rows
+from sbp.talk.extents import extent
+from sbp.talk.keys import NO_KEY, ranked, rows_or_zeros
+from sbp.talk.legs import Exchange, default_capacity, legs
+from sbp.talk.local import Local
 
 Array = np.ndarray[Any, Any]
 HASTY: dict[str, Any] = {"xla_backend_optimization_level": 0}
@@ -56,9 +57,10 @@ class Case:
         return Layout((self.keys,), self.nd(self.by_keys), self.hierarchy)
 
     @property
-    def route(self) -> Route:
+    def exchange(self) -> Exchange:
         axes = tuple(a for a in self.by_rows if a in self.by_keys)
-        return Route(extent(self.table, 0), axes, self.ids.local[0], self.capacity, self.wire, self.planned)
+        rows, keys = extent(self.table, 0), self.ids.local[0]
+        return Exchange(rows, axes, keys, self.capacity, self.wire, self.planned)
 
     @property
     def found(self) -> NdSbp:
@@ -151,8 +153,8 @@ class Machine:
             "rounds": jnp.int32(0),
             "ordered": jnp.bool_(True),
         }
-        found = lookup(ctx, case.route, keys, serve)
-        return found, deliver(ctx, case.route, keys, rows, state, step)
+        found = fetch_rows(ctx, case.exchange, keys, serve)
+        return found, deliver_rows(ctx, case.exchange, keys, rows, state, step)
 
     def run(self, table: Array, keys: Array, rows: Array) -> tuple[Any, Any]:
         """Shards of what is found and of the state after delivery, by device."""
@@ -254,7 +256,7 @@ def test_rounds_are_as_few_as_the_bounds_allow() -> None:
 
 
 def test_one_round_is_enough_where_buckets_hold_all() -> None:
-    assert all(leg.fits for case in (LINE, GRID) for leg in legs(case.route))
+    assert all(leg.fits for case in (LINE, GRID) for leg in legs(case.exchange))
     state = machine(LINE).checked(np.zeros(KEYS, np.int32))
     assert set(map(int, state["rounds"].values())) == {1}
     assert len(machine(LINE).served) == 8
@@ -266,13 +268,13 @@ def test_the_room_of_a_bucket() -> None:
         for keys in (1, 100, 1000, 100_000):
             room = default_capacity(keys, group)
             assert room == keys or (room % 8 == 0 and room * group > 1.25 * keys)
-    big = Route(extent(Layout((1 << 20, 8), (S(0), S(0)), (2, 4)), 0), (0, 1), 4096)
+    big = Exchange(extent(Layout((1 << 20, 8), (S(0), S(0)), (2, 4)), 0), (0, 1), 4096)
     assert [(leg.keys, leg.capacity, leg.fits) for leg in legs(big)] == [
         (4096, 2568, False),
         (5136, 1288, False),
     ]
     # There are never more distinct keys than an owner has rows.
-    few = Route(extent(Layout((100, 8), (S(0),), (8,)), 0), (0,), 4096)
+    few = Exchange(extent(Layout((100, 8), (S(0),), (8,)), 0), (0,), 4096)
     assert [(leg.capacity, leg.fits) for leg in legs(few)] == [(13, True)]
 
 
@@ -321,6 +323,6 @@ def test_rows_of_several_lines(dtype: str) -> None:
     table = np.arange(5 * 70).reshape(5, 70).astype(dtype)
     if dtype != "int32":
         table[1], table[2] = np.nan, np.inf
-    got = np.asarray(rows_at(jnp.asarray(table), jnp.array([1, 5, 4, 2, 1])))
+    got = np.asarray(rows_or_zeros(jnp.asarray(table), jnp.array([1, 5, 4, 2, 1])))
     want = np.concatenate([table, np.zeros_like(table[:1])])[[1, 5, 4, 2, 1]]
     np.testing.assert_array_equal(got.astype(np.float32), want.astype(np.float32))

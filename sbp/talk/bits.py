@@ -3,7 +3,8 @@
 Left to itself a collective loses both. A maximum of floats drops NaN on CPUs and in NCCL (both compare with
 an instruction that does), where one device gives NaN. A sum on CPUs starts from +0.0, so that a -0.0 that one
 device has, and zeros that the others fill in, come out as +0.0. Reduced as integers, both survive, for as
-many bytes: floats of 16 bits and less have their maxima compared in 32.
+many bytes: floats of 16 bits and less have their maxima compared in 32. Boxing reduces so; a body of an op
+has `Local.maximum` and `Local.total` (docs/talking.md).
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def owned_sum(x: Any, names: Sequence[str]) -> Any:
 
 
 def owned_scatter(x: Any, names: Sequence[str], dim: int) -> Any:
-    """The same, of which each device keeps its part of `dim`."""
+    """The sum that `owned_sum` gives, of which each device keeps its part of `dim`."""
     if not jnp.issubdtype(x.dtype, jnp.inexact):
         return _psum_scatter(x, names, scatter_dimension=dim, tiled=True)
     return _floats(_psum_scatter(_words(x), names, scatter_dimension=dim, tiled=True), x.dtype)

@@ -12,9 +12,10 @@ import pytest
 import sbp
 from sbp import B, P, S
 from sbp.hardware import BYTES_ONLY
-from sbp.rules.halo import Extent, devices
-from sbp.rules.route import Layer, Route, held, needed, pays, route, turned
 from sbp.runtime.look.meter import read_compiled
+from sbp.talk.extents import Extent, coordinates_along
+from sbp.talk.route import Layer, Route, find_route, route_pays
+from sbp.talk.sides import held, held_reversed, needed
 
 Array = np.ndarray[Any, Any]
 NOTHING = -1
@@ -63,11 +64,11 @@ def test_every_result_gets_its_rows(hierarchy: tuple[int, ...]) -> None:
         total = int(ends[-1])
         cut = rng.randint(-4, total), rng.randint(0, total // 2)
         outs = [(rng.randint(-4, total), Extent(rng.randint(0, 20), sub(rng, every), hierarchy)) for _ in cut]
-        way = route(
+        way = find_route(
             tuple(held(p, -int(e)) for p, e in zip(parts, ends, strict=False)),
             tuple(needed(out, start) for start, out in outs),
         )
-        places = devices(way.axes, hierarchy)
+        places = coordinates_along(way.axes, hierarchy)
         line = np.arange(total)
         wide = [
             np.concatenate([shard(line[e : e + p.size], p, at) for p, e in zip(parts, ends, strict=False)])
@@ -90,8 +91,8 @@ def test_every_row_of_a_sum_comes_from_one_device(hierarchy: tuple[int, ...]) ->
         base, partial = Extent(rng.randint(2, 30), every, hierarchy), sub(rng, every)
         out = Extent(rng.randint(1, base.size), tuple(a for a in every if a not in partial), hierarchy)
         start = rng.randint(0, base.size - out.size)
-        way = route((held(base, start),), (needed(out, 0, partial),))
-        places = devices(every, hierarchy)
+        way = find_route((held(base, start),), (needed(out, 0, partial),))
+        places = coordinates_along(every, hierarchy)
         ends = followed(way, [shard(np.arange(base.size), base, at) for at in places])
         for at in places:
             alike = [i for i, b in enumerate(places) if all(b[a] == at[a] for a in out.axes)]
@@ -120,24 +121,24 @@ def test_a_shift_sends_what_it_must(size: int, start: int, step: int, sent_rows:
     rows = 32 if start == 32 else -(-(size - start) // step)
     out = Extent(rows + (start if start < 32 and step == 1 else 0), (0,), (8,))
     operands, results = (held(base, start, step),), (needed(out),)
-    way = route(operands, results)
+    way = find_route(operands, results)
     assert (way.sent, len(way.rounds)) == (sent_rows, rounds)
-    assert pays(way, operands, results)
+    assert route_pays(way, operands, results)
 
 
 def test_a_reversal_is_one_exchange() -> None:
     even, uneven = Extent(64, (0,), (8,)), Extent(61, (0,), (8,))
-    assert [r.pairs for r in route((turned(even),), (needed(even),)).rounds] == [
+    assert [r.pairs for r in find_route((held_reversed(even),), (needed(even),)).rounds] == [
         tuple((i, 7 - i) for i in (7, 6, 5, 4, 3, 2, 1, 0))
     ]
-    assert route((turned(uneven),), (needed(uneven),)).sent <= 2 * uneven.local
+    assert find_route((held_reversed(uneven),), (needed(uneven),)).sent <= 2 * uneven.local
 
 
 def test_a_few_rows_for_many_devices_are_gathered() -> None:
     """All from one device, one after the other: too many exchanges."""
     base, out = Extent(4096, (0,), (64,)), Extent(64, (0,), (64,))
     operands, results = (held(base),), (needed(out),)
-    assert not pays(route(operands, results), operands, results)
+    assert not route_pays(find_route(operands, results), operands, results)
 
 
 LINE = sbp.placement("cpu", shape=(8,))

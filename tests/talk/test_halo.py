@@ -13,8 +13,9 @@ from jax import lax
 import sbp
 from sbp import B, P, S
 from sbp.hardware import BYTES_ONLY
-from sbp.rules.halo import Extent, Halo, Window, devices, scatter, slide
 from sbp.runtime.look.meter import read_compiled
+from sbp.talk.extents import Extent, coordinates_along
+from sbp.talk.halo import Halo, Window, scatter_windows, slide
 
 Array = np.ndarray[Any, Any]
 OUTSIDE, ABSENT = -1, -2
@@ -40,7 +41,7 @@ def rows_of(halo: Halo, at: tuple[int, ...], index: int) -> Array:
     def held(row: int) -> int:
         if not 0 <= row < base.size:
             return OUTSIDE
-        return row if base.place(row) - base.first(at) in come else ABSENT
+        return row if base.padded_position(row) - base.padded_start(at) in come else ABSENT
 
     return np.array([held(row) for row in range(start, start + halo.count)])
 
@@ -83,7 +84,7 @@ def test_every_output_reads_its_rows(axes: Any) -> None:
         length = low + (found.halo.count - 1) * b + 1 + high
         assert (length - reach - 1) // s + 1 == out.local + found.surplus
         sent = [0, 0]
-        for i, at in enumerate(devices(found.halo.axes, hierarchy)):
+        for i, at in enumerate(coordinates_along(found.halo.axes, hierarchy)):
             have = rows_of(found.halo, at, i)
             outputs = np.arange(out.valid(at))
             local = Window(s, window.dilation, b, low)
@@ -91,7 +92,7 @@ def test_every_output_reads_its_rows(axes: Any) -> None:
             got = np.where(reads == OUTSIDE, OUTSIDE, have[reads])
             need = wanted(window, k, n, outputs + out.offset(at))[:, taps.offset(at) :][:, : taps.local]
             np.testing.assert_array_equal(got, need)
-            places = [base.place(r) - base.first(at) for r in need.ravel() if r != OUTSIDE]
+            places = [base.padded_position(r) - base.padded_start(at) for r in need.ravel() if r != OUTSIDE]
             sent[0] = max(sent[0], -min(places, default=0))
             sent[1] = max(sent[1], max(places, default=0) + 1 - base.local)
         assert found.halo.before >= sent[0] and found.halo.after >= sent[1]
@@ -110,8 +111,8 @@ def test_every_row_sees_its_windows(hierarchy: tuple[int, ...]) -> None:
             continue
         s, low = window.stride, window.low
         operand = Extent(n, axes, hierarchy)
-        found = scatter(Extent(m, axes, hierarchy), operand, k, s, low)
-        for i, at in enumerate(devices(axes, hierarchy)):
+        found = scatter_windows(Extent(m, axes, hierarchy), operand, k, s, low)
+        for i, at in enumerate(coordinates_along(axes, hierarchy)):
             sources, rows = rows_of(found.source, at, i), rows_of(found.operand, at, i)
             assert len(rows) == (len(sources) - 1) * s + k
             for row in range(operand.valid(at)):

@@ -1,0 +1,36 @@
+"""What dtypes can hold, and what a reduction ignores: the numbers that padding is filled with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+# JAX's own know bfloat16 and the eight-bit types; they carry no types themselves.
+integer_limits: Callable[[Any], Any] = jnp.iinfo
+float_limits: Callable[[Any], Any] = jnp.finfo
+
+
+def identity_of(op: str, dtype: Any) -> Any:
+    """The element that a reduction ignores.
+
+    >>> float(identity_of("max", np.dtype("float32")))
+    -inf
+    """
+    if op == "sum":
+        return np.zeros((), dtype)
+    if op == "prod":
+        return np.ones((), dtype)
+    if op in ("and", "or"):
+        ones = np.asarray(op == "and") if dtype == bool else np.asarray(-1 if op == "and" else 0)
+        return ones.astype(dtype)
+    if dtype == bool:
+        return np.asarray(op == "min")
+    if jnp.issubdtype(dtype, jnp.integer):
+        info = integer_limits(dtype)
+        return np.asarray(info.min if op == "max" else info.max, dtype)
+    finite = float_limits(dtype)
+    extreme = np.asarray(-np.inf if op == "max" else np.inf).astype(dtype)
+    return extreme if np.isinf(extreme) else np.asarray(finite.min if op == "max" else finite.max, dtype)

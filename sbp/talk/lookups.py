@@ -1,0 +1,132 @@
+"""Bodies of lookups of whole rows, and of sums into rows: the ids become keys, the keys a sparse exchange.
+
+A table that is split by its rows serves ids that are split along the same axes. Along other axes every device
+has all ids, and gives the rows of its own shard. docs/talking.md has an example.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from sbp import compat
+from sbp.layout import Layout
+from sbp.talk.delivery import deliver_rows, may_add_one_by_one
+from sbp.talk.exchange import fetch_rows
+from sbp.talk.extents import extent
+from sbp.talk.gather import CLIP, FILL, missing_value, signed_index
+from sbp.talk.keys import NO_KEY, local_rows, rows_or_zeros
+from sbp.talk.legs import Exchange, legs
+from sbp.talk.local import Local, Talk, barrier
+from sbp.talk.sample import with_planned_capacity
+from sbp.talk.wire import deliver_talks, fetch_talks, wire_type
+
+# What is known of the row numbers that `deliver_rows` gives.
+_IN_ORDER: dict[str, Any] = {"unique_indices": True, "indices_are_sorted": True}
+
+
+def narrow_ids(ids: Any) -> Any:
+    """Ids of 64 bits in 32, which JAX would cut off: those that do not fit stay out of bounds."""
+    ids = signed_index(ids)
+    return ids if ids.dtype.itemsize == 4 else jnp.clip(ids, -1, NO_KEY.astype(ids.dtype)).astype(np.int32)
+
+
+def exchange_along(ctx: Local, axes: Iterable[int], ids: Sequence[Layout]) -> Exchange:
+    """How keys and rows of the table, operand 0, travel along `axes` of its dim 0.
+
+    Arguments:
+      ids: how they lie, of every lookup that takes part.
+    """
+    keys, asked = sum(math.prod(i.local) for i in ids), ctx.params
+    rows = extent(ctx.operands[0], 0)
+    exchange = Exchange(rows, tuple(axes), keys, asked["capacity"], asked["wire_dtype"])
+    return with_planned_capacity(exchange, asked.get("samples", ()), ids)
+
+
+def _exchange(ctx: Local) -> Exchange:
+    """How keys and rows of one op travel: nothing does unless table and ids are split along an axis."""
+    table, ids = ctx.operands[:2]
+    split = {a for d in range(len(ids.shape)) for a in ids.axes(d)}
+    return exchange_along(ctx, [a for a in table.axes(0) if a in split], [ids])
+
+
+def row_bytes(ctx: Local, dtype: Any) -> float:
+    """Bytes of a row of the shard of the table, operand 0, as it travels."""
+    wire = wire_type(dtype, ctx.params["wire_dtype"])
+    return math.prod(ctx.operands[0].local[1:]) * compat.itemsize(wire)
+
+
+def keys_of(ctx: Local, ids: Any, layout: Layout, clips: bool) -> tuple[Any, Any]:
+    """The keys of the exchange with the table, operand 0, as `ids` in shape, and which ids are in bounds.
+
+    Arguments:
+      layout: how the ids lie.
+      clips: whether ids out of bounds mean the nearest row; otherwise they are no keys, as padding is.
+    """
+    ids, last = narrow_ids(ids), np.int32(ctx.operands[0].shape[0] - 1)
+    legal = (ids >= 0) & (ids <= last)
+    keys = jnp.clip(ids, 0, last) if clips else jnp.where(legal, ids, NO_KEY)
+    return ctx.mask(keys, layout, range(ids.ndim), NO_KEY), legal
+
+
+def kind_of_keys(mode: Any) -> bool:
+    """Whether reading makes no keys of ids out of bounds, or keys of the nearest rows."""
+    return bool(mode == FILL)
+
+
+def lookup_local(ctx: Local, table: Any, ids: Any) -> list[Any]:
+    """The sparse exchange; of the devices of a sum one gives what stands for ids out of bounds."""
+    layout, fills = ctx.operands[0], ctx.params["mode"] == FILL
+    sums = layout.partial_axes("sum")
+    if not layout.axes(0) and not sums:
+        return ctx.bind(table, ids)
+    keys, legal = keys_of(ctx, ids, ctx.operands[1], not fills)
+    exchange = _exchange(ctx)
+
+    absent = None
+    if fills:
+        once = ctx.first([*sums, *(a for a in layout.axes(0) if a not in exchange.axes)])
+        missing = missing_value(ctx.params["fill_value"], table.dtype)
+        absent = jnp.where(legal.reshape(-1) | ~once, jnp.zeros((), table.dtype), missing)
+    rows = fetch_rows(ctx, exchange, keys.reshape(-1), lambda at: rows_or_zeros(table, at), absent)
+    return [rows.reshape(*ids.shape, *table.shape[1:])]
+
+
+def lookup_talks(ctx: Local) -> Iterable[Talk]:
+    """What `lookup_local` sends in the first round."""
+    return fetch_talks(_exchange(ctx), row_bytes(ctx, ctx.dtypes[0]), kind_of_keys(ctx.params["mode"]))
+
+
+def add_rows_local(ctx: Local, x: Any, ids: Any, rows: Any) -> list[Any]:
+    """The sparse exchange; without one, each device adds to the rows that it has."""
+    layout, mode = ctx.operands[0], ctx.params["mode"]
+    if not layout.axes(0) and not any(map(ctx.operands[1].padded, range(ids.ndim))):
+        return ctx.bind(x, ids, rows)
+    exchange, count = _exchange(ctx), math.prod(ids.shape)
+    keys = keys_of(ctx, ids, ctx.operands[1], mode == CLIP)[0].reshape(-1)
+    rows = rows.reshape(count, *x.shape[1:])
+    # XLA of jax 0.10 reads through the slice that made a shard, without clamping to the shard first.
+    x = barrier(x)
+    if not legs(exchange):
+        at = local_rows(ctx, exchange, keys)
+        return [x.at[at].add(rows, mode="drop", wrap_negative_indices=False)]
+
+    additive = may_add_one_by_one(rows.dtype)
+    known = {} if additive else _IN_ORDER
+
+    def apply(x: Any, at: Any, sums: Any) -> Any:
+        return x.at[at].add(sums, mode="drop", wrap_negative_indices=False, **known)
+
+    return [deliver_rows(ctx, exchange, keys, rows, x, apply, additive)]
+
+
+def add_rows_talks(ctx: Local) -> Iterable[Talk]:
+    """What `add_rows_local` sends in the first round."""
+    mode = ctx.params["mode"]
+    # With another mode adding makes other keys of the ids than reading.
+    keys = kind_of_keys(mode) if mode in (FILL, CLIP) else None
+    return deliver_talks(_exchange(ctx), row_bytes(ctx, ctx.dtypes[0]), keys)

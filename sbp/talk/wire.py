@@ -1,0 +1,113 @@
+"""What a sparse exchange sends: the type in which rows travel, and the bytes, for the plan.
+
+docs/talking.md has an example.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from sbp import compat
+from sbp.limits import float_limits
+from sbp.talk.keys import KEY_BYTES
+from sbp.talk.legs import Exchange, Leg, exchange_axes, legs
+from sbp.talk.local import Local, Talk
+
+# In what rows may travel: floating types with exponents as large as those of float32.
+WIRE_TYPES = ("bfloat16", "float32", "float64")
+
+
+def wire_type(dtype: Any, wire: str | None) -> Any:
+    """The dtype in which rows travel: narrower ones only, and of floating rows only."""
+    if wire is None or not jnp.issubdtype(dtype, jnp.floating):
+        return dtype
+    narrow = jnp.dtype(wire)
+    return narrow if compat.itemsize(narrow) < compat.itemsize(dtype) else dtype
+
+
+def overflows(dtype: Any, wire: str | None) -> bool:
+    """Whether numbers of a dtype can be too large for the one in which they travel.
+
+    >>> overflows(np.dtype("float32"), "bfloat16"), overflows(np.dtype("float64"), "bfloat16")
+    (False, True)
+    """
+    narrow = wire_type(dtype, wire)
+    return bool(narrow != dtype and float_limits(narrow).maxexp < float_limits(dtype).maxexp)
+
+
+def send_rows(ctx: Local, rows: Any, leg: Leg, wire: str | None) -> Any:
+    """Rows `[group, ...]`, line i to the device at position i, whose line for this one becomes line i.
+
+    Short floats travel as integers: XLA would widen them on CPU, and send twice the bytes.
+    """
+    sent = rows.astype(wire_type(rows.dtype, wire))
+    dtype, size = sent.dtype, compat.itemsize(sent.dtype)
+    if not jnp.issubdtype(dtype, jnp.floating) or size not in (1, 2):
+        return ctx.all_to_all(sent, leg.axis).astype(rows.dtype)
+    bits = lax.bitcast_convert_type(sent, np.dtype(f"uint{8 * int(size)}"))
+    return lax.bitcast_convert_type(ctx.all_to_all(bits, leg.axis), dtype).astype(rows.dtype)
+
+
+def fetch_talks(exchange: Exchange, row_bytes: float, keys: Hashable = None) -> Iterable[Talk]:
+    """The collectives of the first round of `fetch_rows`: operand 0 is the table, operand 1 the keys.
+
+    Arguments:
+      row_bytes: of one row of the shard as it travels.
+      keys: how the keys come from operand 1 alone: exchanges of the same keys with tables that lie alike
+        share what is sent of them. None if they come from something else too.
+    """
+    for leg in legs(exchange):
+        yield from _key_talks(exchange, leg, keys)
+        why = f"rows of {exchange.rows.size} travel to the devices that look them up"
+        yield _leg_talk(leg, row_bytes, 0, why)
+
+
+def deliver_talks(exchange: Exchange, row_bytes: float, keys: Hashable = None) -> Iterable[Talk]:
+    """The collectives of the first round of `deliver_rows`: operand 1 is the keys, operand 2 the rows.
+
+    Arguments:
+      row_bytes: of one row of the shard as it travels.
+      keys: how the keys come from operand 1 alone, as `fetch_talks` has it; None if not from it alone.
+    """
+    for leg in legs(exchange):
+        yield from _key_talks(exchange, leg, keys)
+        why = f"sums by key travel to the devices that own the {exchange.rows.size} rows"
+        yield _leg_talk(leg, row_bytes, 2, why)
+
+
+def _key_talks(exchange: Exchange, leg: Leg, keys: Hashable) -> Iterable[Talk]:
+    """What is sent of the keys: the same when rows of the same keys are fetched and delivered."""
+    size = exchange.rows.size
+    one, two = (None if keys is None else (what, keys, size, leg) for what in ("rounds", "keys"))
+    if not leg.fits and not leg.alone:
+        why = f"the fullest bucket of keys of {size} rows says how many rounds follow"
+        yield _agreement_talk(exchange, why, one)
+    why = f"keys of {size} rows travel to the devices that own the rows"
+    yield _leg_talk(leg, KEY_BYTES, 1, why, two, announced=int(leg.alone and not leg.fits))
+
+
+def _leg_talk(
+    leg: Leg, each: float, operand: int, why: str, sent: Hashable = None, announced: int = 0
+) -> Talk:
+    """The all-to-all of a leg.
+
+    Arguments:
+      each: bytes of one key or row.
+      announced: how many more than the capacity go to each owner: the number that says how full buckets are.
+    """
+    wire_bytes = (leg.group - 1) * (leg.capacity + announced) * each
+    return Talk("all_to_all", (leg.axis,), wire_bytes, operand, f"{why}; dim 0 is split over {{axes}}", sent)
+
+
+def _agreement_talk(exchange: Exchange, why: str, sent: Hashable = None) -> Talk:
+    """The all-reduce of one number, by which all devices know how many rounds there are."""
+    axes = exchange_axes(exchange)
+    group = math.prod(exchange.rows.hierarchy[a] for a in axes)
+    wire_bytes = 2 * (group - 1) / group * KEY_BYTES
+    return Talk("all_reduce", axes, wire_bytes, 1, f"{why}; dim 0 is split over {{axes}}", sent)
