@@ -36,7 +36,7 @@ from sbp.passes.pipeline.sums import split_sums
 from sbp.passes.pipeline.where import Where, find_places, placements_of
 from sbp.passes.plan import pins
 from sbp.passes.plan.candidates import Candidates, enumerate_candidates
-from sbp.passes.plan.model import Assignment, choose
+from sbp.passes.plan.model import ChosenSignatures, choose
 from sbp.passes.program.graph import Graph
 from sbp.passes.program.trace import Traced
 from sbp.passes.request import Request, StagesRequest
@@ -129,7 +129,7 @@ class Listed(Logical):
 class Chosen(Listed):
     """With one signature for each op, argument and result."""
 
-    assignment: Assignment
+    assignment: ChosenSignatures
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from sbp.passes.boxing.paths import Boxing, Boxings
 from sbp.passes.explain.plan import PlanData
 from sbp.passes.physical.program import Border, Box, Physical, Step, Version, reads, writes
 from sbp.passes.plan.candidates import Candidates
-from sbp.passes.plan.model import Assignment, boxing_of
+from sbp.passes.plan.model import ChosenSignatures, boxing_of
 from sbp.passes.program.control import ports
 from sbp.passes.program.graph import Const, Graph, Node
 from sbp.signature import NdSbp, P, Split
@@ -95,12 +95,12 @@ def _fits(nd: NdSbp, ndim: int, n: int) -> bool:
     return len(nd) == n
 
 
-def check_assignment(candidates: Candidates, assignment: Assignment, boxings: Boxings) -> None:
+def check_assignment(candidates: Candidates, assignment: ChosenSignatures, boxings: Boxings) -> None:
     """Every choice is a candidate, and every value can be brought where it is wanted."""
     _demand(_assignment_problems(candidates, assignment, boxings), "the assignment")
 
 
-def _assignment_problems(c: Candidates, a: Assignment, boxings: Boxings) -> Iterator[str]:
+def _assignment_problems(c: Candidates, a: ChosenSignatures, boxings: Boxings) -> Iterator[str]:
     tables: dict[int, Boxing] = {}
     for node in c.graph.walk():
         if node.bodies:

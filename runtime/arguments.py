@@ -30,7 +30,7 @@ from sbp.untyped import DType, Leaf
 Abstract: TypeAlias = tuple[tuple[int, ...], DType, bool]
 """Shape, dtype and weakness of a leaf: what a compiled program depends on."""
 
-Names: TypeAlias = Callable[[], Sequence[str]]
+LeafNames: TypeAlias = Callable[[], Sequence[str]]
 """Makes the names of all leaves of a call."""
 
 Host: TypeAlias = NDArray[Any] | np.generic
@@ -111,7 +111,7 @@ def struct(a: Abstract) -> jax.ShapeDtypeStruct:
     return untyped.struct(a[0], a[1], weak_type=a[2])
 
 
-def check_leaf(leaf: Leaf, i: int, names: Names, concrete: bool) -> Problem | None:
+def check_leaf(leaf: Leaf, i: int, names: LeafNames, concrete: bool) -> Problem | None:
     """What keeps leaf `i` of a call from being taken.
 
     Arguments:
@@ -179,7 +179,7 @@ def _deleted(leaf: jax.Array, path: str) -> Problem:
     )
 
 
-def _too_wide(leaf: Host, i: int, names: Names) -> Problem | None:
+def _too_wide(leaf: Host, i: int, names: LeafNames) -> Problem | None:
     """64-bit integers that JAX would silently cut to 32 bits."""
     cut = _cut(leaf)
     if cut is None:

@@ -11,7 +11,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar, cast, overload
 T = TypeVar("T")
 
 
-class Slot(Generic[T]):
+class BuildSlot(Generic[T]):
     """The place of one build.
 
     It has a lock of its own: two programs whose traces call each other wait for each other's builds only
@@ -25,7 +25,7 @@ class Slot(Generic[T]):
     def get(self, stale: Callable[[T], bool], make: Callable[[], T]) -> T:
         """What is here, made now if nothing is, or if that is stale; who comes meanwhile waits.
 
-        >>> slot = Slot()
+        >>> slot = BuildSlot()
         >>> slot.get(lambda built: built < 2, lambda: 1), slot.get(lambda built: built < 2, lambda: 2)
         (1, 2)
         """
@@ -39,13 +39,13 @@ class Builds(Generic[T]):
     """Slots by key."""
 
     def __init__(self) -> None:
-        self._slots: dict[Hashable, Slot[T]] = {}
+        self._slots: dict[Hashable, BuildSlot[T]] = {}
         self._lock = threading.Lock()
 
-    def slot(self, key: Hashable) -> Slot[T]:
+    def slot(self, key: Hashable) -> BuildSlot[T]:
         """The slot of a key."""
         with self._lock:
-            return self._slots.setdefault(key, Slot())
+            return self._slots.setdefault(key, BuildSlot())
 
     def values(self) -> list[T]:
         """All that has been built, the first one first."""

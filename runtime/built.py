@@ -19,7 +19,7 @@ from sbp.passes.program.trace import Traced
 from sbp.passes.request import Request
 from sbp.runtime.builds import locked_property
 from sbp.runtime.counts import Counting
-from sbp.runtime.donation import Layout, Owners, distinct, layouts_of, own_copy
+from sbp.runtime.donation import LeafSharding, Owners, distinct, layouts_of, own_copy
 from sbp.runtime.lower import DeviceMesh, Jitted, Title, lower, shardings
 from sbp.runtime.rooms import give_room
 from sbp.untyped import Leaf, PyTree
@@ -39,7 +39,7 @@ class Built:
     moved: dict[str, str] = field(default_factory=dict)
     lock: AbstractContextManager[bool] = field(default_factory=threading.RLock, repr=False)
     kept: tuple[int, ...] | None = None
-    settled: list[Layout] = field(default_factory=list)
+    settled: list[LeafSharding] = field(default_factory=list)
 
     @functools.cached_property
     def owners(self) -> Owners:

@@ -20,7 +20,7 @@ Static: TypeAlias = tuple[int | str, type, object]
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class ChosenParameters:
     """Some parameters of a function: by position, and by name where they are given by keyword.
 
     Arguments:
@@ -81,7 +81,7 @@ class Call:
         """The positions of the arguments that are not static."""
         return [i for i in range(len(self.args)) if i not in self.static]
 
-    def donated(self, chosen: Chosen) -> tuple[int, ...]:
+    def donated(self, chosen: ChosenParameters) -> tuple[int, ...]:
         """Positions of the leaves of chosen arguments."""
         given = chosen.positions(len(self.args))
         parts = [(i in given, self.args[i]) for i in self.at]
@@ -124,8 +124,8 @@ class Parameters:
     rest: str | None = None
     others: tuple[str, ...] = ()
     any_keyword: bool = True
-    static: Chosen = Chosen()
-    donate: Chosen = Chosen()
+    static: ChosenParameters = ChosenParameters()
+    donate: ChosenParameters = ChosenParameters()
 
     @staticmethod
     def of(fn: Callable[..., object]) -> Parameters:
@@ -155,17 +155,17 @@ class Parameters:
         """How many arguments may be given by position; None for any number."""
         return None if self.positional is None or self.rest is not None else len(self.positional)
 
-    def chosen(self, argnums: int | Iterable[int], argnames: str | Iterable[str]) -> Chosen:
+    def chosen(self, argnums: int | Iterable[int], argnames: str | Iterable[str]) -> ChosenParameters:
         """Parameters by position and by name: one says the other, as in `jax.jit`."""
         nums = (argnums,) if isinstance(argnums, int) else tuple(argnums)
         names = {argnames} if isinstance(argnames, str) else set(argnames)
         if self.positional is None:
-            return Chosen(nums, frozenset(names))
+            return ChosenParameters(nums, frozenset(names))
         if self.count is not None:
             nums = tuple(i + self.count if i < 0 else i for i in nums)
         named = {self.positional[i] for i in nums if self.unnamed <= i < len(self.positional)}
         at = [i for i, k in enumerate(self.positional) if k in names]
-        return Chosen(tuple(dict.fromkeys((*nums, *at))), frozenset(names | named))
+        return ChosenParameters(tuple(dict.fromkeys((*nums, *at))), frozenset(names | named))
 
     def take(self, args: tuple[PyTree, ...], kwargs: Mapping[str, PyTree]) -> Call:
         """Takes a call apart."""

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from sbp.passes.program.graph import Node
 from sbp.talk.exchange import Tally
 
-Report: TypeAlias = tuple[Node, Tally]
+ExchangeReport: TypeAlias = tuple[Node, Tally]
 """An exchange, and what it has done."""
 
 # Calls whose counts may wait on the devices before they are added up on the host.
@@ -69,7 +69,7 @@ class Counting:
     totals: NDArray[np.int64] | None = None
     rounds: NDArray[np.int64] | None = None
 
-    def stacked(self, reports: Sequence[Report]) -> jax.Array:
+    def stacked(self, reports: Sequence[ExchangeReport]) -> jax.Array:
         """What a device returns besides its results; called while it is traced.
 
         "1 exchanges 4", the numbers of a `Tally`; without keys its last one, "1 exchanges 1".

@@ -14,11 +14,11 @@ from jax.typing import ArrayLike
 
 from sbp.compat import is_key
 from sbp.errors import DonationError, Problem
-from sbp.runtime.arguments import Names
+from sbp.runtime.arguments import LeafNames
 from sbp.untyped import Leaf
 
 SHARDING = attrgetter("sharding")
-Layout: TypeAlias = jax.sharding.Sharding | None
+LeafSharding: TypeAlias = jax.sharding.Sharding | None
 """The sharding of a leaf; None for what is no `jax.Array`."""
 
 
@@ -73,9 +73,11 @@ class Owners:
     """
 
     donate: tuple[int, ...]
-    layouts: list[Layout] = field(default_factory=list)
+    layouts: list[LeafSharding] = field(default_factory=list)
 
-    def check(self, leaves: Sequence[Leaf], layouts: Sequence[Layout], names: Names) -> list[Problem]:
+    def check(
+        self, leaves: Sequence[Leaf], layouts: Sequence[LeafSharding], names: LeafNames
+    ) -> list[Problem]:
         """What is wrong with the leaves of a call.
 
         Arguments:
@@ -93,7 +95,7 @@ class Owners:
         return found
 
     def clashes(
-        self, leaves: Sequence[Leaf], layouts: Sequence[Layout], new: set[int], names: Names
+        self, leaves: Sequence[Leaf], layouts: Sequence[LeafSharding], new: set[int], names: LeafNames
     ) -> Iterator[Problem]:
         """A problem for each leaf that shares memory with an earlier one, if one of the two is donated."""
         alike: dict[float, list[int]] = {}
@@ -130,7 +132,7 @@ def distinct(leaves: Sequence[Leaf]) -> bool:
     return len(set(map(id, leaves))) == len(leaves)
 
 
-def layouts_of(leaves: Sequence[Leaf]) -> list[Layout]:
+def layouts_of(leaves: Sequence[Leaf]) -> list[LeafSharding]:
     """How the leaves lie."""
     try:
         return list(map(SHARDING, leaves))

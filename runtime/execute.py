@@ -22,7 +22,7 @@ from sbp.passes.request import Request
 from sbp.placement import Placement, as_placement
 from sbp.rules import REGISTRY
 from sbp.runtime import arguments, modules
-from sbp.runtime.builds import Builds, Slot
+from sbp.runtime.builds import Builds, BuildSlot
 from sbp.runtime.built import Built
 from sbp.runtime.call import Call, Parameters, parameters
 from sbp.runtime.counts import KeyCount
@@ -62,7 +62,7 @@ class Program(Generic[P, R]):
         self.in_sbp, self.out_sbp = in_sbp, out_sbp
         self.parameters, self.options = own, options
         self._built: Builds[Built | BuiltPipeline] = Builds()
-        self._seen: dict[Hashable, Slot[Built | BuiltPipeline]] = {}
+        self._seen: dict[Hashable, BuildSlot[Built | BuiltPipeline]] = {}
 
     def __repr__(self) -> str:
         return f"<Program {getattr(self.fn, '__name__', self.fn)} on {self.placement}>"
@@ -179,7 +179,7 @@ class Program(Generic[P, R]):
         """What a build depends on besides arguments: JAX's settings, and the rules."""
         return (*trace_context(), REGISTRY.version)
 
-    def _slot(self, call: Call, concrete: bool) -> Slot[Built | BuiltPipeline]:
+    def _slot(self, call: Call, concrete: bool) -> BuildSlot[Built | BuiltPipeline]:
         """What is built for the abstract signature of a call that can be taken."""
         self._check(call, concrete)
         avals = tuple(map(arguments.abstract, call.leaves))

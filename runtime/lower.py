@@ -26,7 +26,7 @@ from sbp.resolve import to_partition_spec
 from sbp.runtime.arguments import weaken
 from sbp.runtime.buckets import Parcel, apply_bucket
 from sbp.runtime.collectives import apply_move
-from sbp.runtime.counts import Counting, Report
+from sbp.runtime.counts import Counting, ExchangeReport
 from sbp.signature import B, NdSbp, Partial
 from sbp.talk.exchange import Tally
 from sbp.untyped import Leaf, optimization_barrier, partition_spec
@@ -83,7 +83,7 @@ def device_function(physical: Physical, counting: Counting | None = None) -> Cal
     graph, placement = physical.graph, physical.placement
 
     def run(*shards: jax.Array) -> Shards:
-        reports: list[Report] | None = None if counting is None else []
+        reports: list[ExchangeReport] | None = None if counting is None else []
         device = Device(physical, [lax.axis_index(name) for name in placement.axes], reports)
         env: Env = dict(zip(zip(graph.inputs, physical.inputs, strict=True), shards, strict=True))
         device.run(physical.steps, env)
@@ -104,7 +104,7 @@ class Device:
 
     physical: Physical
     coords: Sequence[jax.Array]
-    reports: list[Report] | None = None
+    reports: list[ExchangeReport] | None = None
 
     def run(self, steps: Sequence[Step], env: Env) -> None:
         """Executes `steps`, adding the versions that they make to `env`."""

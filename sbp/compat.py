@@ -26,7 +26,7 @@ from jax.interpreters import ad, batching, mlir, partial_eval
 from jax.sharding import PartitionSpec
 from jax.typing import ArrayLike
 
-from sbp.untyped import Device, DType, PyTree
+from sbp.untyped import DType, JaxDevice, PyTree
 from sbp.untyped import struct as struct  # for those who say compat.struct
 
 Jaxpr = jex.Jaxpr
@@ -39,7 +39,7 @@ Zero = ad.Zero
 SourceInfo = source_info_util.SourceInfo
 ClosedJaxpr: TypeAlias = Any
 """A jaxpr with its constants; one class with `Jaxpr` in jax 0.12."""
-Axes: TypeAlias = list[tuple[str, ...]]
+DimAxes: TypeAlias = list[tuple[str, ...]]
 """Per dim of a tensor, the mesh axes that split it."""
 Bindable: TypeAlias = Any
 """A `Primitive` that is bound: JAX leaves that untyped."""
@@ -207,10 +207,10 @@ def is_call_of(fn: Callable[..., PyTree], eqn: JaxprEqn) -> bool:
     return len(again) == 1 and str(again[0].params["call_jaxpr"]) == str(eqn.params["call_jaxpr"])
 
 
-def shard_map_specs(params: Mapping[str, Any]) -> tuple[Jaxpr, dict[str, int], list[Axes], list[Axes]]:
+def shard_map_specs(params: Mapping[str, Any]) -> tuple[Jaxpr, dict[str, int], list[DimAxes], list[DimAxes]]:
     """Body, manual mesh axes, and per operand and result the axes of each dim, of a `shard_map` equation."""
 
-    def spec(p: PartitionSpec) -> Axes:
+    def spec(p: PartitionSpec) -> DimAxes:
         return [() if e is None else (e,) if isinstance(e, str) else tuple(e) for e in p]
 
     manual = params.get("newly_manual_axes", params.get("manual_axes"))
@@ -358,7 +358,7 @@ def threefry(k1: ArrayLike, k2: ArrayLike, hi: ArrayLike, lo: ArrayLike) -> list
 
 
 def onto_devices(
-    compiled: jax.stages.Compiled, old: Sequence[Device], new: Sequence[Device]
+    compiled: jax.stages.Compiled, old: Sequence[JaxDevice], new: Sequence[JaxDevice]
 ) -> jax.stages.Compiled | None:
     """The same executable for other devices, without compiling; None if the backend cannot save executables.
 

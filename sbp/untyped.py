@@ -32,7 +32,7 @@ TreeDef: TypeAlias = Any
 DType: TypeAlias = np.dtype[Any]
 """As JAX has it, for typed PRNG keys too, whose dtype is no `np.dtype` and has no public class."""
 
-Device: TypeAlias = Any
+JaxDevice: TypeAlias = Any
 """A `jax.Device`, which jaxlib has in C++, without a stub."""
 
 # The functions themselves: nothing is wrapped, a call costs what it costs, and frames are JAX's own.

@@ -237,6 +237,25 @@ def test_every_room_says_what_comes_in_and_what_goes_out() -> None:
         assert "In: " in text_ and "Out: " in text_, room
 
 
+def test_one_name_is_one_idea() -> None:
+    """No two modules have a public class, or a name for a type, of the same name."""
+    homes: dict[str, list[str]] = {}
+    for path in MODULES:
+        if name(path).startswith("models/"):
+            continue
+        for node in ast.parse(text(path)).body:
+            match node:
+                case ast.ClassDef(name=found):
+                    pass
+                case ast.AnnAssign(target=ast.Name(id=found), annotation=ast.Name(id="TypeAlias")):
+                    pass
+                case _:
+                    continue
+            if not found.startswith("_"):
+                homes.setdefault(found, []).append(name(path))
+    assert not {found: at for found, at in homes.items() if len(at) > 1}
+
+
 @each_module
 def test_file_is_short(path: Path) -> None:
     lines = len(text(path).splitlines())

@@ -27,7 +27,7 @@ from sbp.runtime.embedding import (
     TableWise,
 )
 from sbp.runtime.embedding.optimizers import ftrl, rowwise_adagrad
-from sbp.runtime.embedding.tables import Layout
+from sbp.runtime.embedding.tables import TableLayout
 from sbp.signature import Signature, Split
 
 PyTree: TypeAlias = Any
@@ -36,7 +36,7 @@ ROUNDED = 256
 """Rows of a stack are rounded up to a multiple of this, so that the same stacks fit many placements."""
 
 # What `--table` stands for, made of the number of devices. "auto" leaves it to the planner how they lie.
-LAYOUTS: Mapping[str, Callable[[int], Layout]] = {
+LAYOUTS: Mapping[str, Callable[[int], TableLayout]] = {
     "rows": lambda devices: RowWise(),
     "whole": TableWise,
     "columns": lambda devices: ColumnWise(),
@@ -79,7 +79,7 @@ class Model(Protocol):
         """The score of each example, `[batch]`, of dense features and one vector for each other feature."""
 
 
-def collection(sizes: Sequence[int], width: int, layout: Layout, devices: int) -> Collection:
+def collection(sizes: Sequence[int], width: int, layout: TableLayout, devices: int) -> Collection:
     """One table for each categorical feature.
 
     Arguments:

@@ -8,7 +8,7 @@ from sbp.passes.boxing.moves import Move
 from sbp.passes.boxing.paths import Boxings, makes_sum
 from sbp.passes.physical.program import Border, Box, Compute, Physical, Step, Version, grouped
 from sbp.passes.plan.candidates import Candidates
-from sbp.passes.plan.model import Assignment, boxing_of
+from sbp.passes.plan.model import ChosenSignatures, boxing_of
 from sbp.passes.program.control import ports
 from sbp.passes.program.graph import Const, Node
 from sbp.signature import NdSbp
@@ -17,7 +17,9 @@ from sbp.signature import NdSbp
 class _Insertion:
     """Walks the ops of one body (or of the program) and brings every value where it is wanted."""
 
-    def __init__(self, c: Candidates, a: Assignment, boxings: Boxings, have: dict[int, list[NdSbp]]) -> None:
+    def __init__(
+        self, c: Candidates, a: ChosenSignatures, boxings: Boxings, have: dict[int, list[NdSbp]]
+    ) -> None:
         self.c, self.a, self.boxings = c, a, boxings
         self.graph = c.graph
         self.have = {v: list(nds) for v, nds in have.items()}
@@ -83,7 +85,7 @@ class _Insertion:
                 self.have[node.outputs[port.result]] = [port.outer(nd)]
 
 
-def insert_boxing(candidates: Candidates, assignment: Assignment, boxings: Boxings) -> Physical:
+def insert_boxing(candidates: Candidates, assignment: ChosenSignatures, boxings: Boxings) -> Physical:
     """Puts the moves between the ops; a value is boxed once to each signature that is asked for."""
     graph = candidates.graph
     have = {v: [nd] for v, nd in zip(graph.inputs, assignment.inputs, strict=True)}

@@ -18,8 +18,8 @@ from sbp.passes.program.control import ports
 from sbp.passes.program.graph import Const
 from sbp.signature import NdSbp, P
 
-Axes: TypeAlias = frozenset[int]
-NONE: Axes = frozenset()
+OwnedAxes: TypeAlias = frozenset[int]
+NONE: OwnedAxes = frozenset()
 
 
 def mark_owners(physical: Physical) -> Physical:
@@ -27,7 +27,7 @@ def mark_owners(physical: Physical) -> Physical:
     return replace(physical, steps=_marked(physical.steps, {}))
 
 
-def _marked(steps: Sequence[Step], owned: dict[Version, Axes]) -> tuple[Step, ...]:
+def _marked(steps: Sequence[Step], owned: dict[Version, OwnedAxes]) -> tuple[Step, ...]:
     """The steps of one body; `owned` says along which axes each version is owned, and is added to."""
     out: list[Step] = []
     for step in steps:
@@ -47,13 +47,13 @@ def _adds_up(move: Move) -> bool:
     return move.kind in ("all_reduce", "reduce_scatter") and move.old == P
 
 
-def _moved(move: Move, before: Axes) -> Axes:
+def _moved(move: Move, before: OwnedAxes) -> OwnedAxes:
     """Axes along which the moved version is owned: a move that makes a sum puts zeros beside one part."""
     made = frozenset(move.axes) if move.kind in ("fill", "embed") and move.new == P else NONE
     return frozenset(a for a in before | made if move.after[a] == P)
 
 
-def _computed(step: Compute, owned: Mapping[Version, Axes]) -> dict[Version, Axes]:
+def _computed(step: Compute, owned: Mapping[Version, OwnedAxes]) -> dict[Version, OwnedAxes]:
     """Axes along which the results of an op are owned."""
     node, strategy = step.node, step.strategy
     ins = list(zip(node.inputs, strategy.operands, strict=True))
@@ -69,7 +69,7 @@ def _computed(step: Compute, owned: Mapping[Version, Axes]) -> dict[Version, Axe
     return {(v, nd): frozenset(a for a in found if nd[a] == P) for v, nd in results}
 
 
-def _border(step: Border, owned: dict[Version, Axes]) -> Border:
+def _border(step: Border, owned: dict[Version, OwnedAxes]) -> Border:
     """A loop or a branch: a carried sum is owned if it is so at entry and at every exit."""
     wired = list(zip(ports(step.node), step.inside, strict=True))
     inside = [_at_entry(step, p.operand, p.outer(nd), nd, owned) for p, nd in wired]
@@ -94,8 +94,8 @@ def _border(step: Border, owned: dict[Version, Axes]) -> Border:
 
 
 def _at_entry(
-    step: Border, operand: int | None, outer: NdSbp, nd: NdSbp, owned: Mapping[Version, Axes]
-) -> Axes:
+    step: Border, operand: int | None, outer: NdSbp, nd: NdSbp, owned: Mapping[Version, OwnedAxes]
+) -> OwnedAxes:
     """Axes along which what enters is owned; what only leaves is so unless a body says otherwise."""
     every = frozenset(a for a, s in enumerate(nd) if s == P)
     if operand is None:

@@ -59,7 +59,7 @@ class Boundary:
 
 
 @dataclass(frozen=True)
-class Assignment:
+class ChosenSignatures:
     """A signature for everything.
 
     Arguments:
@@ -284,7 +284,7 @@ def choose(
     boundary: Boundary,
     boxings: Boxings,
     time_limit_seconds: float | None,
-) -> Assignment:
+) -> ChosenSignatures:
     """The cheapest assignment that the solver finds, with its proven bound.
 
     Raises:
@@ -300,7 +300,7 @@ def choose(
     n = candidates.placement.ndim
     ends = {x for x in (*model.inputs, *model.outputs) if x is not None}
     sent = float(sum(model.unary[x][solution.states[x]] for x in ends))
-    return Assignment(
+    return ChosenSignatures(
         tuple(state(x) for x in model.inputs),
         tuple((B,) * n if x is None else state(x) for x in model.outputs),
         {i: state(x) for i, x in model.nodes.items()},

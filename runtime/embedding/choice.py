@@ -25,7 +25,7 @@ from sbp.runtime.embedding.costs import (
     ROUNDED,
     Estimate,
     Estimates,
-    Step,
+    TableStep,
     cheapest,
     collection_of,
     possible,
@@ -34,7 +34,7 @@ from sbp.runtime.embedding.keys import problem
 from sbp.runtime.embedding.tables import FeatureConfig, TableConfig, unique_tables
 from sbp.units import bytes_text, seconds_text
 
-Assignment: TypeAlias = tuple[str, ...]
+TableLayouts: TypeAlias = tuple[str, ...]
 """The layout of each table."""
 
 CLOSER = 0.01
@@ -164,7 +164,7 @@ def choose(
     hardware = hardware or hardware_for(placement.kind)
     asked = bytes_of(memory_limit, "choose(..., memory_limit=...)")
     limit = hardware.memory_bytes if asked is None else asked
-    step = Step(batch, placement, hardware, optimizer)
+    step = TableStep(batch, placement, hardware, optimizer)
     estimates = _estimates(step, tables, features)
     search = _Search(step, features, tables, estimates, limit)
     plans = {a: step.plan(search.collection(a)) for a in dict.fromkeys(search.assignments())}
@@ -215,7 +215,7 @@ def _check(features: Sequence[FeatureConfig], batch: int) -> None:
 
 
 def _estimates(
-    step: Step, tables: Sequence[TableConfig], features: Sequence[FeatureConfig]
+    step: TableStep, tables: Sequence[TableConfig], features: Sequence[FeatureConfig]
 ) -> tuple[Estimates, ...]:
     """The costs of each table alone; tables that are alike are planned once."""
     planned: dict[Hashable, Estimates] = {}
@@ -242,13 +242,13 @@ class _Search:
       limit: bytes per device.
     """
 
-    step: Step
+    step: TableStep
     features: tuple[FeatureConfig, ...]
     tables: tuple[TableConfig, ...]
     estimates: tuple[Estimates, ...]
     limit: float
 
-    def placed(self, assignment: Assignment) -> tuple[FeatureConfig, ...]:
+    def placed(self, assignment: TableLayouts) -> tuple[FeatureConfig, ...]:
         """The features, their tables placed."""
         devices = self.step.placement.size
         tables = {
@@ -257,11 +257,11 @@ class _Search:
         }
         return tuple(replace(f, table=tables[f.table.name]) for f in self.features)
 
-    def collection(self, assignment: Assignment) -> Collection:
+    def collection(self, assignment: TableLayouts) -> Collection:
         """All tables, placed."""
         return collection_of(self.placed(assignment), self.step.placement.size, ROUNDED)
 
-    def best(self, names: Sequence[str], limit: float, most: int) -> Assignment | None:
+    def best(self, names: Sequence[str], limit: float, most: int) -> TableLayouts | None:
         """The least sum of costs that fits, with some of the layouts and so many whole tables at most."""
         some = [{n: e for n, e in found.items() if n in names} for found in self.estimates]
         if not all(some):
@@ -272,7 +272,7 @@ class _Search:
         stacks = [kinds.index(k) for k in kinds]
         return cheapest(costs, memory, stacks, self.step.placement.size, limit, most)
 
-    def fitting(self, names: Sequence[str], most: int) -> Assignment | None:
+    def fitting(self, names: Sequence[str], most: int) -> TableLayouts | None:
         """The cheapest that fits once its tables are packed and its stacks rounded up."""
         limit = math.inf
         while (found := self.best(names, limit, most)) is not None:
@@ -282,7 +282,7 @@ class _Search:
             limit = self.limit if math.isinf(limit) else limit - max(over, CLOSER * self.limit)
         return None
 
-    def assignments(self) -> Iterator[Assignment]:
+    def assignments(self) -> Iterator[TableLayouts]:
         """One layout for all tables, where that is possible, and the best of every subset that fits.
 
         Whole tables are tried in any number, and at most one on each device: a device with more tables than
@@ -300,7 +300,7 @@ class _Search:
                         yield found
         yield self.smallest()
 
-    def smallest(self) -> Assignment:
+    def smallest(self) -> TableLayouts:
         """What takes the least memory however tables are packed."""
         return tuple(
             min((n for n in found if n != "whole"), key=lambda n: found[n].memory_bytes)

@@ -15,10 +15,17 @@ from jax.typing import ArrayLike
 from sbp.errors import EmbeddingError, Problem
 from sbp.placement import Placement, as_placement
 from sbp.runtime.embedding.groups import TableStack
-from sbp.runtime.embedding.inputs import Entry, Given, check_inputs, entries
+from sbp.runtime.embedding.inputs import Entry, GivenIds, check_inputs, entries
 from sbp.runtime.embedding.keys import check_ids, problem
-from sbp.runtime.embedding.stacks import Part, RowStack
-from sbp.runtime.embedding.tables import FeatureConfig, Layout, RowWise, TableConfig, TableWise, unique_tables
+from sbp.runtime.embedding.stacks import RowStack, StoredPart
+from sbp.runtime.embedding.tables import (
+    FeatureConfig,
+    RowWise,
+    TableConfig,
+    TableLayout,
+    TableWise,
+    unique_tables,
+)
 from sbp.signature import B, Signature, Split
 from sbp.untyped import DType
 
@@ -96,7 +103,7 @@ class Collection:
         self._check(params)
         return {name: rows for s in self.stacks.values() for name, rows in s.separate(params[s.name]).items()}
 
-    def check(self, inputs: Mapping[str, Given]) -> Mapping[str, Given]:
+    def check(self, inputs: Mapping[str, GivenIds]) -> Mapping[str, GivenIds]:
         """Inputs on the host with ids as int32, every id and weight checked.
 
         Raises:
@@ -105,7 +112,7 @@ class Collection:
         """
         return check_inputs(self.features, inputs)
 
-    def rows(self, inputs: Mapping[str, Given]) -> dict[str, jax.Array]:
+    def rows(self, inputs: Mapping[str, GivenIds]) -> dict[str, jax.Array]:
         """The rows that are looked up, per stack; traceable.
 
         Returns:
@@ -115,7 +122,7 @@ class Collection:
         found = entries(self.features, inputs)
         return {name: stack.rows(_of(stack, found)) for name, stack in self.stacks.items()}
 
-    def __call__(self, params: Params, inputs: Mapping[str, Given]) -> dict[str, jax.Array]:
+    def __call__(self, params: Params, inputs: Mapping[str, GivenIds]) -> dict[str, jax.Array]:
         """The pooled embeddings of a batch; traceable and differentiable.
 
         Arguments:
@@ -187,7 +194,7 @@ class Collection:
         _raise(found)
         return out
 
-    def _part(self, name: str) -> tuple[Stack, Part]:
+    def _part(self, name: str) -> tuple[Stack, StoredPart]:
         known = {p.name: (s, p) for s in self.stacks.values() for p in s.parts}
         if name not in known:
             legal, why = ", ".join(map(repr, known)), "rows are assigned table by table"
@@ -236,7 +243,7 @@ def _uneven(stack: Stack, dim: int, parts: int) -> Problem:
 
 def _stacks(tables: Sequence[TableConfig], spread: bool, multiple: int) -> dict[str, Stack]:
     """Tables that agree in all that makes an array, together; named by width, the second on numbered."""
-    alike: dict[tuple[int, DType, Hashable, Layout], list[TableConfig]] = {}
+    alike: dict[tuple[int, DType, Hashable, TableLayout], list[TableConfig]] = {}
     for t in tables:
         alike.setdefault((t.embedding_dim, t.dtype, t.optimizer, t.placement), []).append(t)
     out: dict[str, Stack] = {}

@@ -24,10 +24,10 @@ from sbp.runtime.embedding.collection import Collection
 from sbp.runtime.embedding.tables import (
     ColumnWise,
     FeatureConfig,
-    Layout,
     Replicated,
     RowWise,
     TableConfig,
+    TableLayout,
     TableWise,
     Uncompressed,
 )
@@ -45,7 +45,7 @@ ROUNDED = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class LayoutKind:
     """A layout.
 
     Arguments:
@@ -53,16 +53,16 @@ class Kind:
       holds: which part of a table a device has.
     """
 
-    make: Callable[[int], Layout]
+    make: Callable[[int], TableLayout]
     holds: str
 
 
-KINDS: Mapping[str, Kind] = MappingProxyType(
+KINDS: Mapping[str, LayoutKind] = MappingProxyType(
     {
-        "rows": Kind(lambda devices: RowWise(), "each device has some of the rows"),
-        "columns": Kind(lambda devices: ColumnWise(), "each device has some of the columns"),
-        "whole": Kind(TableWise, "one device has it"),
-        "replicated": Kind(lambda devices: Replicated(), "every device has it"),
+        "rows": LayoutKind(lambda devices: RowWise(), "each device has some of the rows"),
+        "columns": LayoutKind(lambda devices: ColumnWise(), "each device has some of the columns"),
+        "whole": LayoutKind(TableWise, "one device has it"),
+        "replicated": LayoutKind(lambda devices: Replicated(), "every device has it"),
     }
 )
 LAYOUTS = tuple(KINDS)
@@ -100,7 +100,7 @@ def collection_of(features: Sequence[FeatureConfig], devices: int, rounded: int)
 
 
 @dataclass(frozen=True)
-class Step:
+class TableStep:
     """One training step of tables alone.
 
     Arguments:

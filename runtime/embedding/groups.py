@@ -15,7 +15,7 @@ from sbp.errors import EmbeddingError
 from sbp.runtime.embedding.inputs import Entry
 from sbp.runtime.embedding.keys import problem
 from sbp.runtime.embedding.pooling import counts, divided
-from sbp.runtime.embedding.stacks import Part, lookup, parts_of
+from sbp.runtime.embedding.stacks import StoredPart, lookup, parts_of
 from sbp.runtime.embedding.tables import TableConfig, TableWise
 from sbp.runtime.plain import Tensor
 from sbp.untyped import DType
@@ -53,7 +53,7 @@ class TableStack:
     name: str
     tables: tuple[TableConfig, ...]
     placement: TableWise
-    members: tuple[tuple[Part, ...], ...] = field(init=False)
+    members: tuple[tuple[StoredPart, ...], ...] = field(init=False)
 
     def __post_init__(self) -> None:
         packs = packed([t.vocabulary_size for t in self.tables], self.placement.groups)
@@ -61,7 +61,7 @@ class TableStack:
         object.__setattr__(self, "members", groups)
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[StoredPart, ...]:
         """What is stored, group by group."""
         return tuple(part for group in self.members for part in group)
 
@@ -95,7 +95,7 @@ class TableStack:
             for p in group
         }
 
-    def _slots(self, entries: Sequence[Entry]) -> list[list[tuple[Entry, Part]]]:
+    def _slots(self, entries: Sequence[Entry]) -> list[list[tuple[Entry, StoredPart]]]:
         """The features of each group, with their table."""
         for e in entries:
             if e.bags is not None:
@@ -157,7 +157,7 @@ class TableStack:
                 e.feature.check_shape("output", one.shape, e.feature.output_shape)
         return out
 
-    def at(self, part: Part, ids: jax.Array) -> tuple[ArrayLike, ...]:
+    def at(self, part: StoredPart, ids: jax.Array) -> tuple[ArrayLike, ...]:
         """The index into the array of some rows of a table."""
         (group,) = (g for g, parts in enumerate(self.members) if part in parts)
         return np.int32(group), ids + np.int32(part.begin)

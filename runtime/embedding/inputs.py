@@ -16,7 +16,7 @@ from sbp.runtime.embedding.keys import LIMITS, NO_ID, element, find_problem, pro
 from sbp.runtime.embedding.pooling import Add, combine, flat_add, padded_add, segments
 from sbp.runtime.embedding.tables import FeatureConfig, Uncompressed
 
-Given: TypeAlias = Bags | PaddedBags | Ids
+GivenIds: TypeAlias = Bags | PaddedBags | Ids
 """The ids of a feature as a user has them."""
 
 
@@ -81,7 +81,7 @@ def _int32(ids: jax.Array) -> jax.Array:
     return jnp.where((ids >= 0) & (ids <= LIMITS.max), ids, NO_ID).astype(np.int32)
 
 
-def entry(feature: FeatureConfig, given: Given) -> Entry:
+def entry(feature: FeatureConfig, given: GivenIds) -> Entry:
     """The ids of one feature, out-of-range ones made absent.
 
     Raises:
@@ -112,7 +112,7 @@ def entry(feature: FeatureConfig, given: Given) -> Entry:
     return Entry(feature, ids, weights, bags, single)
 
 
-def named(features: Sequence[FeatureConfig], inputs: Mapping[str, Given]) -> dict[str, Given]:
+def named(features: Sequence[FeatureConfig], inputs: Mapping[str, GivenIds]) -> dict[str, GivenIds]:
     """The input of each feature, by name.
 
     Raises:
@@ -133,7 +133,7 @@ def named(features: Sequence[FeatureConfig], inputs: Mapping[str, Given]) -> dic
     return {name: inputs[name] for name in wanted}
 
 
-def entries(features: Sequence[FeatureConfig], inputs: Mapping[str, Given]) -> dict[str, Entry]:
+def entries(features: Sequence[FeatureConfig], inputs: Mapping[str, GivenIds]) -> dict[str, Entry]:
     """All features of a batch.
 
     Raises:
@@ -150,7 +150,7 @@ def entries(features: Sequence[FeatureConfig], inputs: Mapping[str, Given]) -> d
     return out
 
 
-def checked(feature: FeatureConfig, given: Given) -> Given | Problem:
+def checked(feature: FeatureConfig, given: GivenIds) -> GivenIds | Problem:
     """An input on the host with ids as int32 and everything checked, or the first thing that is wrong."""
     where, size = f"feature {feature.name!r}", feature.table.vocabulary_size
     if isinstance(given, Bags):
@@ -166,7 +166,7 @@ def checked(feature: FeatureConfig, given: Given) -> Given | Problem:
     return PaddedBags(ids, bags.weights) if isinstance(given, PaddedBags) else ids
 
 
-def check_inputs(features: Sequence[FeatureConfig], inputs: Mapping[str, Given]) -> Mapping[str, Given]:
+def check_inputs(features: Sequence[FeatureConfig], inputs: Mapping[str, GivenIds]) -> Mapping[str, GivenIds]:
     """All inputs of a batch, checked on the host.
 
     Raises:

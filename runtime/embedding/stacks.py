@@ -20,7 +20,7 @@ GOLDEN = (5**0.5 - 1) / 2
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class StoredPart:
     """What is stored of a table: all of it, or its quotients or remainders.
 
     Arguments:
@@ -43,13 +43,13 @@ class Part:
         return self.table.compression.initial(self.suffix, values)
 
 
-def parts_of(tables: Sequence[TableConfig]) -> tuple[Part, ...]:
+def parts_of(tables: Sequence[TableConfig]) -> tuple[StoredPart, ...]:
     """The parts of some tables, one after the other."""
-    parts: list[Part] = []
+    parts: list[StoredPart] = []
     begin = 0
     for table in tables:
         for suffix, rows in table.compression.parts(table.vocabulary_size).items():
-            parts.append(Part(table.name + suffix, table, suffix, rows, begin))
+            parts.append(StoredPart(table.name + suffix, table, suffix, rows, begin))
             begin += rows
     return tuple(parts)
 
@@ -131,7 +131,7 @@ class RowStack:
             raise EmbeddingError(problem(f"stack {self.name!r}", got, legal, why, fix))
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[StoredPart, ...]:
         """What is stored, in order."""
         return parts_of(self.tables)
 
@@ -209,6 +209,6 @@ class RowStack:
             begin += count * width
         return out
 
-    def at(self, part: Part, ids: jax.Array) -> tuple[jax.Array, ...]:
+    def at(self, part: StoredPart, ids: jax.Array) -> tuple[jax.Array, ...]:
         """The index into the array of some rows of a part."""
         return (self.order.row(ids + np.int32(part.begin)),)

@@ -49,7 +49,7 @@ class Replicated:
     """Every device has the whole table: for small ones."""
 
 
-Layout: TypeAlias = RowWise | ColumnWise | TableWise | Replicated
+TableLayout: TypeAlias = RowWise | ColumnWise | TableWise | Replicated
 
 
 class Compression(Protocol):
@@ -159,7 +159,7 @@ class TableConfig:
     initializer: Initializer = _SCALED
     optimizer: Hashable = None
     combiner: str | None = "mean"
-    placement: Layout = RowWise()
+    placement: TableLayout = RowWise()
     compression: Compression = Uncompressed()
     dtype: Any = np.float32  # what means a dtype; a `np.dtype` once it is made
 
@@ -172,7 +172,7 @@ class TableConfig:
             got = f"{self.vocabulary_size} ids of width {self.embedding_dim}"
             legal, why = f"1..{LIMITS.max} ids, width 1 or more", "ids are int32 on a device"
             found.append(problem(where, got, legal, why, "map keys to fewer ids with a Vocabulary"))
-        if not isinstance(self.placement, Layout):
+        if not isinstance(self.placement, TableLayout):
             legal = "RowWise(), ColumnWise(), TableWise(groups) or Replicated()"
             why = "the placement says how a table is split over devices"
             fix = "RowWise() for large tables, Replicated() for tiny ones"

@@ -14,7 +14,7 @@ import jax
 from jax.typing import ArrayLike
 
 from sbp import compat
-from sbp.untyped import Device
+from sbp.untyped import JaxDevice
 
 # The host's functions are not saved with an executable.
 CALLBACK = "callback"
@@ -36,12 +36,12 @@ class Executables:
       loaded: how many were taken from another stage.
     """
 
-    known: dict[str, tuple[jax.stages.Compiled, tuple[Device, ...]]] = field(default_factory=dict)
+    known: dict[str, tuple[jax.stages.Compiled, tuple[JaxDevice, ...]]] = field(default_factory=dict)
     compiled: int = 0
     loaded: int = 0
 
     def get(
-        self, lowered: jax.stages.Lowered, devices: Sequence[Device], rows: Sequence[str] = ()
+        self, lowered: jax.stages.Lowered, devices: Sequence[JaxDevice], rows: Sequence[str] = ()
     ) -> Executable:
         """The executable of a lowered program on its devices.
 

@@ -96,7 +96,7 @@ class Matmul:
 
 
 Rows: TypeAlias = Callable[[Op], Iterable[Row]]
-Body: TypeAlias = Callable[..., Any]
+LocalBody: TypeAlias = Callable[..., Any]
 Flops: TypeAlias = Callable[[Op], float]
 Traffic: TypeAlias = Callable[[Op], float]
 Matmuls: TypeAlias = Callable[[Op], Matmul]
@@ -156,7 +156,7 @@ class Rule:
 
     name: str
     rows: Rows
-    local: Body | None = None
+    local: LocalBody | None = None
     flops: Flops = element_flops
     matmul: Matmuls | None = None
     fused: bool = False

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from sbp import compat
 from sbp.errors import Problem, RuleError
 from sbp.rules.entry import (
-    Body,
     Flops,
+    LocalBody,
     Matmuls,
     Op,
     Row,
@@ -104,7 +104,7 @@ def lookup(name: str) -> Rule | None:
 
 def rule(
     *names: str,
-    local: Body | None = None,
+    local: LocalBody | None = None,
     flops: Flops | None = None,
     matmul: Matmuls | None = None,
     fused: bool = False,
@@ -170,7 +170,7 @@ def register_rule(
     *,
     reduced: Mapping[str, str] | None = None,
     linear: Iterable[int] = (),
-    local: Body | None = None,
+    local: LocalBody | None = None,
     flops: Flops | None = None,
     matmul: Matmuls | None = None,
     talks: Talks | None = None,
@@ -222,7 +222,7 @@ def register_rule(
     _add(entry, replace)
 
 
-def _body(function: Any, masked: Callable[..., list[Any]] | None = None) -> Body | None:
+def _body(function: Any, masked: Callable[..., list[Any]] | None = None) -> LocalBody | None:
     """The body of an op that has none of its own: it, or the function that it is a call of, on the shards."""
     if function is None and masked is None:
         return None

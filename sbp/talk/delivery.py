@@ -29,11 +29,11 @@ from sbp.talk.legs import Exchange, Leg, exchange_axes, legs, split_by_outer
 from sbp.talk.local import Local, barrier
 from sbp.talk.wire import send_rows
 
-Apply: TypeAlias = Callable[[Any, Any, Any], Any]
+ApplyRows: TypeAlias = Callable[[Any, Any, Any], Any]
 
 
 def deliver_rows(
-    ctx: Local, exchange: Exchange, keys: Any, rows: Any, state: Any, apply: Apply, additive: bool = False
+    ctx: Local, exchange: Exchange, keys: Any, rows: Any, state: Any, apply: ApplyRows, additive: bool = False
 ) -> Any:
     """The state after the rows of all devices are summed by key and given to the owners of the keys.
 
@@ -88,7 +88,7 @@ class _Delivery:
 
     ctx: Local
     exchange: Exchange
-    apply: Apply
+    apply: ApplyRows
     additive: bool
 
     def applied(self, state: Any, keys: Any, rows: Any) -> Any:

@@ -28,14 +28,14 @@ from sbp import compat
 from sbp.exact import key_of
 from sbp.talk.extents import Coords, Extent, coordinates_along, own_entry, slice_rows
 from sbp.talk.local import Local, Talk
-from sbp.talk.sides import Run, Side
+from sbp.talk.sides import Side, SideRun
 
 # So many exchanges, and one more per operand and result, are worth a program's size.
 MOST_ROUNDS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class RoutePiece:
     """Some rows on their way: from `at` of what `source` holds to `to` of what `target` makes."""
 
     source: int
@@ -111,7 +111,7 @@ def find_route(operands: tuple[Side, ...], results: tuple[Side, ...]) -> Route:
     axes = tuple(sorted({a for s in (*operands, *results) for a in s.extent.axes}))
     coords = coordinates_along(axes, hierarchy)
     rank = {at: i for i, at in enumerate(coords)}
-    pieces: list[Piece] = []
+    pieces: list[RoutePiece] = []
     real: list[list[tuple[int, int]]] = [[] for _ in coords]  # which of its own rows must be right at the end
     holders, first = _holders(operands), 0
     for made in results:
@@ -121,7 +121,7 @@ def find_route(operands: tuple[Side, ...], results: tuple[Side, ...]) -> Route:
             low = first + run.at
             real[i].append((first, first + made.height) if made.partial else (low, low + run.rows))
             for source, row, to, rows, k in _pieces(operands, holders, at, run, made.partial):
-                pieces.append(Piece(rank[source], i, row, low + to, rows, k))
+                pieces.append(RoutePiece(rank[source], i, row, low + to, rows, k))
         first += made.height
     height = sum(s.height for s in operands)
     stay = _in_layers([p for p in pieces if p.source == p.target])
@@ -150,7 +150,7 @@ def _holders(operands: Sequence[Side]) -> list[list[tuple[int, int, int, Coords]
 
 
 def _pieces(
-    operands: Sequence[Side], holders: Sequence[Any], at: Coords, run: Run, partial: Sequence[int]
+    operands: Sequence[Side], holders: Sequence[Any], at: Coords, run: SideRun, partial: Sequence[int]
 ) -> Iterator[tuple[Coords, int, int, int, int]]:
     """What a device needs for one run: whose, its row there, its place in the run, rows, operand."""
     for k, (side, line) in enumerate(zip(operands, holders, strict=True)):
@@ -165,14 +165,14 @@ def _pieces(
                 yield source, row + low - start, low - run.start, high - low, k
 
 
-def _in_layers(pieces: Iterable[Piece]) -> list[list[Piece]]:
+def _in_layers(pieces: Iterable[RoutePiece]) -> list[list[RoutePiece]]:
     """Few groups in which no device sends or gets twice; pieces of one size and distance stay together.
 
     This is greedy edge colouring of a bipartite multigraph. König's theorem (1916) needs as many colours as a
     device has pieces at most; greedy takes less than twice that, and keeps pieces of a kind in one group,
     which counts more: every device of a group sends as many rows as its longest piece has.
     """
-    groups: list[list[Piece]] = []
+    groups: list[list[RoutePiece]] = []
     sources: list[set[int]] = []
     targets: list[set[int]] = []
     for p in sorted(pieces, key=lambda p: (-p.rows, p.target - p.source, p.operand, p.source, p.to)):
@@ -191,13 +191,13 @@ def _in_layers(pieces: Iterable[Piece]) -> list[list[Piece]]:
 Spans: TypeAlias = Sequence[Sequence[tuple[int, int]]]
 
 
-def _local_layer(group: Sequence[Piece], real: Spans) -> Layer:
+def _local_layer(group: Sequence[RoutePiece], real: Spans) -> Layer:
     """A layer of rows that are already on the device that needs them."""
     takes = {p.target: Take(p.at, p.to, p.rows) for p in group}
     return Layer((), 0, (0,) * len(real), _alike(takes, real), group[0].operand)
 
 
-def _sent_layer(group: Sequence[Piece], real: Spans, height: int) -> Layer:
+def _sent_layer(group: Sequence[RoutePiece], real: Spans, height: int) -> Layer:
     """A layer whose buffer is as long as the longest piece, and lies within what each device holds."""
     rows = max(p.rows for p in group)
     starts = {p.source: min(p.at, height - rows) for p in group}

@@ -20,7 +20,7 @@ from sbp.layout import Layout
 from sbp.talk.extents import Extent, coordinates_along, extent, own_entry, slice_rows
 from sbp.talk.local import Local, Talk
 from sbp.talk.route import Route, along_route, find_route, keep_every, route_talks
-from sbp.talk.sides import Run, Side, held, held_reversed, needed
+from sbp.talk.sides import Side, SideRun, held, held_reversed, needed
 
 
 def _sum_axes(operand: Layout, result: Layout, dim: int) -> tuple[int, ...]:
@@ -102,7 +102,7 @@ def pad_sides(base: Extent, out: Extent, low: int, between: int) -> tuple[Side, 
     for at in coordinates_along(out.axes, out.hierarchy):
         first, valid = out.offset(at) - low, out.valid(at)
         start, last = -(-first // b), (first + valid - 1) // b
-        runs.append(Run(start, last - start + 1 if valid else 0))
+        runs.append(SideRun(start, last - start + 1 if valid else 0))
         phases.append(-first % b)
     height = max(0, -(-(out.local - min(phases)) // b))
     return held(base), Side(out, tuple(runs), height), tuple(phases)

@@ -12,7 +12,7 @@ from sbp.talk.extents import Extent, coordinates_along
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class SideRun:
     """Rows that stand one after the other on the line and on a device.
 
     Arguments:
@@ -39,7 +39,7 @@ class Side:
     """
 
     extent: Extent
-    runs: tuple[Run, ...]
+    runs: tuple[SideRun, ...]
     height: int
     partial: tuple[int, ...] = ()
 
@@ -53,14 +53,14 @@ def held(base: Extent, start: int = 0, step: int = 1) -> Side:
     for at in coordinates_along(base.axes, base.hierarchy):
         first, valid = base.offset(at), base.valid(at)
         phase = (start - first) % step
-        runs.append(Run((first + phase - start) // step, max(0, -(-(valid - phase) // step))))
+        runs.append(SideRun((first + phase - start) // step, max(0, -(-(valid - phase) // step))))
     return Side(base, tuple(runs), -(-base.local // step))
 
 
 def needed(out: Extent, start: int = 0, partial: tuple[int, ...] = ()) -> Side:
     """A result whose first row has the place `start` on the line."""
     coords = coordinates_along(out.axes, out.hierarchy)
-    runs = tuple(Run(start + out.offset(at), out.valid(at)) for at in coords)
+    runs = tuple(SideRun(start + out.offset(at), out.valid(at)) for at in coords)
     return Side(out, runs, out.local, partial)
 
 
@@ -69,5 +69,5 @@ def held_reversed(base: Extent) -> Side:
     runs = []
     for at in coordinates_along(base.axes, base.hierarchy):
         first, valid = base.offset(at), base.valid(at)
-        runs.append(Run(base.size - first - valid, valid, base.local - valid))
+        runs.append(SideRun(base.size - first - valid, valid, base.local - valid))
     return Side(base, tuple(runs), base.local)

@@ -13,7 +13,7 @@ from sbp.passes.boxing.paths import Boxings
 from sbp.passes.physical.insert import insert_boxing
 from sbp.passes.physical.program import Box
 from sbp.passes.plan.candidates import Candidates, enumerate_candidates
-from sbp.passes.plan.model import Assignment, Boundary, choose
+from sbp.passes.plan.model import Boundary, ChosenSignatures, choose
 from sbp.passes.program.graph import Graph
 from sbp.passes.program.trace import trace
 from sbp.passes.spec import SpecError, check_assignment, check_candidates, check_graph, check_physical
@@ -27,13 +27,13 @@ SPLIT, WHOLE = (S(0), B), (B, B)
 
 
 @pytest.fixture(scope="module")
-def planned() -> tuple[Candidates, Assignment]:
+def planned() -> tuple[Candidates, ChosenSignatures]:
     candidates = enumerate_candidates(GRAPH, GRID, {})
     asked = Boundary((SPLIT, WHOLE), (WHOLE,), (None,))
     return candidates, choose(candidates, asked, BOXINGS, None)
 
 
-def test_a_sound_program_passes(planned: tuple[Candidates, Assignment]) -> None:
+def test_a_sound_program_passes(planned: tuple[Candidates, ChosenSignatures]) -> None:
     candidates, assignment = planned
     check_graph(GRAPH)
     check_candidates(candidates)
@@ -65,7 +65,9 @@ def test_a_broken_graph_is_noticed(name: str) -> None:
         check_graph(breaking(GRAPH))
 
 
-def test_a_missing_strategy_and_a_foreign_one_are_noticed(planned: tuple[Candidates, Assignment]) -> None:
+def test_a_missing_strategy_and_a_foreign_one_are_noticed(
+    planned: tuple[Candidates, ChosenSignatures],
+) -> None:
     candidates, assignment = planned
     node = GRAPH.nodes[0]
     with pytest.raises(SpecError, match="has no strategy"):
@@ -78,7 +80,7 @@ def test_a_missing_strategy_and_a_foreign_one_are_noticed(planned: tuple[Candida
         check_assignment(candidates, replace(assignment, strategies=foreign), BOXINGS)
 
 
-def test_a_missing_move_is_noticed(planned: tuple[Candidates, Assignment]) -> None:
+def test_a_missing_move_is_noticed(planned: tuple[Candidates, ChosenSignatures]) -> None:
     physical = insert_boxing(*planned, BOXINGS)
     without = replace(physical, steps=tuple(s for s in physical.steps if not isinstance(s, Box)))
     assert len(without.steps) < len(physical.steps)
