@@ -115,7 +115,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ideal = float(timeline.makespan)
         step, whole, given = step_of(name, args.stages, args.microbatches, unit)
         for threads in (False, True):
-            program = sbp.compile(step, whole, options=sbp.Options(schedule=name, threads=threads))
+            program = sbp.compile(
+                step, whole, options=sbp.Options(pipeline=sbp.PipelineOptions(schedule=name, threads=threads))
+            )
             found = seconds_of(program, program.place(*given), args.repeats)
             # A profile waits for every action, with a thread per placement.
             off = f"{apart(program.profile(*given).timeline, timeline):7.1%}" if threads else ""

@@ -116,7 +116,7 @@ class Program(Generic[P, R]):
         return tuple(call.full(dynamic))
 
     def key_counts(self) -> tuple[KeyCount, ...]:
-        """What every sparse exchange has been given and has served, with `Options(count_keys=True)`.
+        """What every sparse exchange has been given and has served, with `ExchangeOptions(count_keys=True)`.
 
         Exchanges inside loops are not counted.
         """
@@ -230,10 +230,10 @@ class Program(Generic[P, R]):
         out = jax.tree.unflatten(traced.out_tree, [graph.operand(x) for x in graph.outputs])
         signatures = Signatures(traced, args, kwargs, out, asked, self.out_sbp)
         name, donate = getattr(self.fn, "__name__", "program"), call.donated(self.parameters.donate)
-        if is_pipeline(graph, self.placement) or self.options.stages is not None:
+        if is_pipeline(graph, self.placement) or self.options.pipeline.stages is not None:
             return build_pipeline(signatures, self.placement, self.options, name, donate, tuple(weak))
-        if self.options.schedule is not None:
-            raise ArgumentError(unstaged(self.options.schedule))
+        if self.options.pipeline.schedule is not None:
+            raise ArgumentError(unstaged(self.options.pipeline.schedule))
         ins, outs, problems = signatures.on(self.placement)
         problems += check_annotations(graph, self.placement)
         if self.options.plan is not None:
@@ -254,7 +254,7 @@ class Program(Generic[P, R]):
             sampled=functools.partial(with_samples, example=tuple(call.leaves)),
         )
         plan = compile_plan(traced, request)
-        lacking, count = rooms_of(plan, concrete, self.options.count_keys)
+        lacking, count = rooms_of(plan, concrete, self.options.exchange.count_keys)
         return Built(traced, plan, donate, tuple(weak), lacking, count, request)
 
 

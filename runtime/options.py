@@ -15,7 +15,7 @@ import numpy as np
 
 from sbp.errors import Problem
 from sbp.hardware import Hardware
-from sbp.options import Options
+from sbp.options import ExchangeOptions, Options, PipelineOptions
 from sbp.passes.request import Terms
 from sbp.passes.rows.lookups import Transfer
 from sbp.talk.wire import WIRE_TYPES
@@ -72,37 +72,56 @@ LEGAL: Mapping[str, Legal] = {
         "it is how long the search for a plan may take",
         "time_limit=60.0",
     ),
+    "ExchangeOptions": Legal(
+        "an sbp.ExchangeOptions",
+        lambda x: isinstance(x, ExchangeOptions),
+        "it says how rows of split tables travel",
+        "exchange=sbp.ExchangeOptions(capacity=512)",
+    ),
+    "PipelineOptions": Legal(
+        "an sbp.PipelineOptions",
+        lambda x: isinstance(x, PipelineOptions),
+        "it says how a program with stages runs",
+        "pipeline=sbp.PipelineOptions(schedule='auto')",
+    ),
     "hardware": Legal(
         "an sbp.Hardware, or None for the placement's kind",
         lambda x: x is None or isinstance(x, Hardware),
         "it has the rates that the plan's times are estimated from",
         "sbp.placement('h100', ...) for a chip of the catalogue, or sbp.Hardware(...) for your own",
     ),
-    "exchange_capacity": Legal(
+    "capacity": Legal(
         "an integer of at least 1, or None to go by the batch",
         lambda x: x is None or _count(x),
         "it is how many keys a device can send to one owner of rows at a time",
-        "exchange_capacity=512",
+        "capacity=512",
     ),
-    "exchange_dtype": Legal(
+    "dtype": Legal(
         ", ".join(map(repr, WIRE_TYPES)) + ", or None for the table's own",
         lambda x: x is None or _wire(x),
         "rows of a table travel in it",
-        "exchange_dtype='bfloat16'",
+        "dtype='bfloat16'",
     ),
 }
 
 
 def check_options(options: Options) -> Iterator[Problem]:
-    """What is wrong with every option that can be told by itself."""
-    for f in fields(options):
+    """What is wrong with every option that can be told by itself, those of groups too."""
+    yield from _check_group(options)
+    for group in (options.exchange, options.pipeline):
+        if isinstance(group, ExchangeOptions | PipelineOptions):  # else that is said already
+            yield from _check_group(group)
+
+
+def _check_group(group: Options | ExchangeOptions | PipelineOptions) -> Iterator[Problem]:
+    for f in fields(group):
         legal = LEGAL.get(f.name) or LEGAL.get(str(f.type))
-        value = getattr(options, f.name)
+        value = getattr(group, f.name)
         if legal is not None and not legal.test(value):
-            why = _why_not(value) if f.name == "exchange_dtype" else ""
+            why = _why_not(value) if f.name == "dtype" else ""
             yield Problem(
                 "argument",
-                f"Options({f.name}=...)",
+                f"{type(group).__name__}({f.name}=...)",
                 f"{value!r:.60}",
                 legal.words,
                 why or legal.why,
@@ -136,7 +155,7 @@ def terms_of(options: Options) -> Terms:
     return Terms(
         time_limit_seconds=options.time_limit,
         memory_limit_bytes=options.memory_limit_bytes,
-        transfer=Transfer(options.exchange_capacity, options.exchange_dtype),
+        transfer=Transfer(options.exchange.capacity, options.exchange.dtype),
         strict_nonfinite=options.strict_nonfinite,
         check=options.check is not False,
     )

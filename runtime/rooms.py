@@ -78,7 +78,7 @@ def give_room(built: Roomy, leaves: Sequence[Leaf]) -> None:
         return
     built.counting.watches = False
     note = "; ".join(f"{n.op} at {n.source} had keys for {rounds} rounds in one step" for n, rounds in found)
-    fix = "Options(exchange_capacity=...) gives it more"
+    fix = "ExchangeOptions(capacity=...) gives it more"
     if any(node.params["samples"] for node, _ in found):
         note += ": the first batch was not like later ones, and its room was planned again from one of them"
         fix = f"make the first call with a batch like those that follow; {fix}"

@@ -30,7 +30,9 @@ _FACE = {
     "annotate": "sbp.annotation",
     "on": "sbp.annotation",
     "microbatch": "sbp.batching",
+    "ExchangeOptions": "sbp.options",
     "Options": "sbp.options",
+    "PipelineOptions": "sbp.options",
     "register_rule": "sbp.rules",
     "rows": "sbp.lazy",
     "SbpError": "sbp.errors",
@@ -55,7 +57,7 @@ if TYPE_CHECKING:
     from sbp.errors import SbpError
     from sbp.hardware import Hardware, Link
     from sbp.lazy import rows
-    from sbp.options import Options
+    from sbp.options import ExchangeOptions, Options, PipelineOptions
     from sbp.passes.explain.plan import Collective
     from sbp.passes.face import PipelinePlan, Plan, load_plan
     from sbp.rules import register_rule
@@ -79,11 +81,13 @@ __all__ = [
     "B",
     "Broadcast",
     "Collective",
+    "ExchangeOptions",
     "Hardware",
     "Link",
     "Options",
     "P",
     "Partial",
+    "PipelineOptions",
     "PipelinePlan",
     "Placement",
     "Plan",

@@ -213,7 +213,7 @@ def _program(options: argparse.Namespace) -> tuple[Program[..., PyTree], tuple[P
         _make_devices(placement)
     if options.x64:
         set_jax("jax_enable_x64", True)
-    from sbp.options import Options
+    from sbp.options import Options, PipelineOptions
     from sbp.runtime.execute import compile
 
     fn = _named(options.target, "the function")
@@ -224,8 +224,7 @@ def _program(options: argparse.Namespace) -> tuple[Program[..., PyTree], tuple[P
     given = Options(
         memory_limit=options.memory_limit,
         time_limit=options.time_limit,
-        stages=options.stages,
-        schedule=options.schedule,
+        pipeline=PipelineOptions(stages=options.stages, schedule=options.schedule),
     )
     return compile(fn, placement, in_sbp=_signatures(options, placement), options=given), _arguments(options)
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Any
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
+from typing import Any, TypedDict, Unpack
 
 from sbp.errors import ArgumentError, Problem
 from sbp.hardware import Hardware
@@ -54,6 +57,62 @@ def _meant(limit: object) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class ExchangeOptions:
+    """How rows of tables travel that are split by rows.
+
+    Arguments:
+      capacity: keys that a device can send to one owner of rows at a time; None to go by the first batch.
+        Fuller buckets take more rounds.
+      dtype: the floating type in which wider rows travel, such as "bfloat16"; None for their own. Types with
+        smaller exponents, in which rows could overflow, are refused.
+      count_keys: whether `Program.key_counts` says how many keys exchanges were given and have served.
+    """
+
+    capacity: int | None = None
+    dtype: str | None = None
+    count_keys: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineOptions:
+    """How a program with stages and micro-batches runs.
+
+    Arguments:
+      schedule: a name ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe-v", "forward"), "auto" for
+        the fastest one found for the estimated times within the memory limit, or a `Schedule`, such as
+        `Profile.best` finds for measured times; None for "1f1b".
+      stages: into how many the planner cuts a program with micro-batches that marks none itself; a multiple
+        of the size of the placement's first axis, along which they lie.
+      threads: whether every placement is driven by a thread of its own; None to time both in the first steps
+        where threads can help, and to go on with the faster one. Results are the same.
+    """
+
+    schedule: Any = None
+    stages: int | None = None
+    threads: bool | None = None
+
+
+# What `Options` took itself before 0.2: the group that has it now, and its name there.
+MOVED: Mapping[str, tuple[str, str]] = {
+    "exchange_capacity": ("exchange", "capacity"),
+    "exchange_dtype": ("exchange", "dtype"),
+    "count_keys": ("exchange", "count_keys"),
+    "schedule": ("pipeline", "schedule"),
+    "stages": ("pipeline", "stages"),
+    "threads": ("pipeline", "threads"),
+}
+
+
+class _Moved(TypedDict, total=False):
+    exchange_capacity: int | None
+    exchange_dtype: str | None
+    count_keys: bool
+    schedule: Any
+    stages: int | None
+    threads: bool | None
+
+
+@dataclass(frozen=True, init=False)
 class Options:
     """What a compilation may be told beyond signatures.
 
@@ -66,20 +125,11 @@ class Options:
       plan: a `Plan` (or one that was loaded) whose signatures of arguments and results are taken where none
         is given.
       check: whether the contract between passes is checked; by default it is, for less than 2 % of planning.
-      exchange_capacity: keys that a device can send to one owner of rows at a time, in lookups of tables that
-        are split by rows; None to go by the first batch. Fuller buckets take more rounds.
-      exchange_dtype: the floating type in which wider rows travel there, such as "bfloat16"; None for their
-        own. Types with smaller exponents, in which rows could overflow, are refused.
-      schedule: of a program with stages and micro-batches: a name ("gpipe", "1f1b", "interleaved", "zb-h1",
-        "zb-v", "dualpipe-v", "forward"), "auto" for the fastest one found for the estimated times within the
-        memory limit, or a `Schedule`, such as `Profile.best` finds for measured times; None for "1f1b".
-      stages: into how many the planner cuts a program with micro-batches that marks none itself; a multiple
-        of the size of the placement's first axis, along which they lie.
       strict_nonfinite: whether a sum is added up before anything is computed from it, so that infinities, NaN
         and signs come out as on one device whatever the data are; the plan says how many bytes that takes.
-      threads: whether every placement of such a program is driven by a thread of its own; None to time both
-        in the first steps where threads can help, and to go on with the faster one. Results are the same.
-      count_keys: whether `Program.key_counts` says how many keys exchanges were given and have served.
+      exchange: how rows of split tables travel.
+      pipeline: how a program with stages runs.
+      moved: options by the names that they had before 0.2, when they were not in groups; each warns.
 
     Raises:
       ArgumentError: for a limit on memory that cannot be read.
@@ -93,18 +143,49 @@ class Options:
     hardware: Hardware | None = None
     plan: Any = None
     check: bool | None = None
-    exchange_capacity: int | None = None
-    exchange_dtype: str | None = None
-    count_keys: bool = False
-    schedule: Any = None
-    stages: int | None = None
-    threads: bool | None = None
     strict_nonfinite: bool = False
+    exchange: ExchangeOptions = ExchangeOptions()
+    pipeline: PipelineOptions = PipelineOptions()
 
-    def __post_init__(self) -> None:
-        bytes_of(self.memory_limit, "Options(memory_limit=...)")
+    def __init__(
+        self,
+        memory_limit: float | str | None = None,
+        time_limit: float | None = None,
+        hardware: Hardware | None = None,
+        plan: Any = None,
+        check: bool | None = None,
+        *,
+        strict_nonfinite: bool = False,
+        exchange: ExchangeOptions | None = None,
+        pipeline: PipelineOptions | None = None,
+        **moved: Unpack[_Moved],
+    ) -> None:
+        bytes_of(memory_limit, "Options(memory_limit=...)")
+        groups: dict[str, Any] = {
+            "exchange": ExchangeOptions() if exchange is None else exchange,
+            "pipeline": PipelineOptions() if pipeline is None else pipeline,
+        }
+        for old, value in moved.items():
+            group, new = _moved_to(old)
+            groups[group] = replace(groups[group], **{new: value})
+        given = (memory_limit, time_limit, hardware, plan, check, strict_nonfinite, *groups.values())
+        for f, value in zip(fields(self), given, strict=True):
+            object.__setattr__(self, f.name, value)
 
     @property
     def memory_limit_bytes(self) -> float | None:
         """The limit on memory in bytes per device; None if there is none."""
         return bytes_of(self.memory_limit, "Options(memory_limit=...)")
+
+
+def _moved_to(old: str) -> tuple[str, str]:
+    """The group of an option by its old name, and its name there; warns."""
+    if old not in MOVED:
+        known = [f.name for f in fields(Options)]
+        near = get_close_matches(old, [*known, *MOVED], 1)
+        hint = f"; did you mean {'.'.join(MOVED.get(near[0], near[:1]))}?" if near else ""
+        raise TypeError(f"Options() got an unexpected keyword argument {old!r}{hint}")
+    group, new = MOVED[old]
+    instead = f"{group}=sbp.{group.capitalize()}Options({new}=...)"
+    warnings.warn(f"Options({old}=...) is Options({instead}) from 0.2 on", DeprecationWarning, stacklevel=3)
+    return group, new

@@ -234,7 +234,7 @@ def balance(
         raise AnnotationError(
             Problem(
                 "annotation",
-                "Options(stages=...)",
+                "PipelineOptions(stages=...)",
                 f"{p} stages under a memory limit of {memory_limit_bytes:.3g} bytes per device",
                 "a limit that every stage can keep",
                 "however the model is cut, some stage needs more",
@@ -330,7 +330,7 @@ def _uncut(graph: Graph, got: str, fix: str) -> Problem:
     line = str(graph.nodes[0].source) if graph.nodes else "a program without ops"
     return Problem(
         "annotation",
-        f"Options(stages=...), {line}",
+        f"PipelineOptions(stages=...), {line}",
         got,
         "a loop over micro-batches with an op for every stage",
         "stages are cut out of the loop over micro-batches",

@@ -91,7 +91,7 @@ class ScheduleTask:
             else f"micro-batches hold {bytes_text(held)} there, all else {bytes_text(figures.steady_bytes)}",
             "split what lies whole on its devices, more stages, or more devices"
             if outside
-            else "Options(schedule='auto'), which looks for one that fits; smaller micro-batches",
+            else "PipelineOptions(schedule='auto'), which looks for one that fits; smaller micro-batches",
         )
 
 
@@ -161,20 +161,20 @@ def schedule_for(
 
 def unstaged(schedule: object) -> Problem:
     """What is wrong with a schedule for a program without stages."""
-    fix = "with sbp.on(placement.split(0)[0]): ... in the model, or Options(stages=...)"
+    fix = "with sbp.on(placement.split(0)[0]): ... in the model, or PipelineOptions(stages=...)"
     return _idle(schedule, "a program with stages", "a schedule says in which order stages run", fix)
 
 
 def _idle(asked: object, legal: str, why: str, fix: str) -> Problem:
     """What is wrong with a schedule where there is nothing to order."""
     got = repr(asked if isinstance(asked, str) else "a schedule")
-    return Problem("argument", "Options(schedule=...)", got, legal, why, fix)
+    return Problem("argument", "PipelineOptions(schedule=...)", got, legal, why, fix)
 
 
 def _no_schedule(asked: object) -> Problem:
     return Problem(
         "argument",
-        "Options(schedule=...)",
+        "PipelineOptions(schedule=...)",
         repr(asked),
         ", ".join(map(repr, (*GENERATORS, AUTO))) + ", a Schedule, or None",
         "it says in which order the stages run",
@@ -185,7 +185,7 @@ def _no_schedule(asked: object) -> Problem:
 def _no_backward(schedule: Schedule) -> Problem:
     return Problem(
         "argument",
-        f"Options(schedule={schedule.name!r})",
+        f"PipelineOptions(schedule={schedule.name!r})",
         "a schedule without backward",
         "one of a training",
         "the program has gradients, which it would leave out",
@@ -198,7 +198,7 @@ def _check_suits(schedule: Schedule, stages: Stages) -> None:
         raise ArgumentError(
             Problem(
                 "argument",
-                f"Options(schedule={schedule.name!r})",
+                f"PipelineOptions(schedule={schedule.name!r})",
                 f"stages on ranks {schedule.rank_of}, {schedule.microbatches} micro-batches",
                 f"stages on {stages.stages}, {stages.microbatches} micro-batches",
                 "the schedule is of another program",

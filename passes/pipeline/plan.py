@@ -19,7 +19,7 @@ from sbp.placement import Placement
 from sbp.signature import B, NdSbp
 
 TOO_LARGE = (
-    "it does not fit; try: Options(schedule='auto'), which looks for a schedule that does, smaller "
+    "it does not fit; try: PipelineOptions(schedule='auto'), which looks for a schedule that does, smaller "
     "micro-batches, more stages, or splitting what lies whole. Options(memory_limit=...) refuses such a plan"
 )
 

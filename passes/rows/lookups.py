@@ -178,7 +178,7 @@ def check_wire(graph: Graph, lying: Iterable[tuple[Node, Sequence[NdSbp]]]) -> I
         if overflows(dtype, wire):
             yield Problem(
                 "argument",
-                f"Options(exchange_dtype={wire!r}), a lookup at {node.source}",
+                f"ExchangeOptions(dtype={wire!r}), a lookup at {node.source}",
                 f"rows of {dtype}",
                 f"{str(dtype)!r}, or None for the table's own",
                 f"{dtype} has larger exponents than {wire}: its largest numbers would become infinite",

@@ -104,9 +104,9 @@ def build_pipeline(
     found = placements_of(traced.graph)
     wrong = [*_check_placements(found, placement), *_check_stages(found, placement, options)]
     raise_all([*wrong, *_check_options(options)])
-    count, cut = options.stages, tuple[Placement, ...]()
+    count, cut = options.pipeline.stages, tuple[Placement, ...]()
     if count is not None:
-        cut = stage_placements(placement, count, options.schedule)
+        cut = stage_placements(placement, count, options.pipeline.schedule)
     tied = signatures.ties(*signatures.on(placement)[:2])
     request = StagesRequest(
         name=name,
@@ -115,15 +115,15 @@ def build_pipeline(
         asked=signatures.asked(),
         ties=tied.arguments,
         cut=cut,
-        rank_of=_rank_of(options.schedule, len(set(cut)) or len(found)),
-        schedule=options.schedule,
+        rank_of=_rank_of(options.pipeline.schedule, len(set(cut)) or len(found)),
+        schedule=options.pipeline.schedule,
         notes=(*signatures.notes, *tied.notes),
         terms=terms_of(options),
         donated=donate,
     )
     staged = compile_stages(traced, request)
     places = [stage.placement for stage in staged.plan.stages]
-    threads = options.threads
+    threads = options.pipeline.threads
     if threads is None and not may_help(places, staged.schedule is not None):
         threads = False
     return BuiltPipeline(staged.stages, staged.schedule, staged.plan, donate, weak, Drivers(threads))
@@ -166,10 +166,10 @@ def _check_placements(found: Sequence[Placement], whole: Placement) -> Iterator[
 
 def _check_stages(found: Sequence[Placement], whole: Placement, options: Options) -> Iterator[Problem]:
     """Stages are marked or counted, not both, and the first axis has room for each."""
-    count = options.stages
+    count = options.pipeline.stages
     if count is None:
         return
-    where, fix = f"Options(stages={count!r})", f"stages={whole.shape[0]}"
+    where, fix = f"PipelineOptions(stages={count!r})", f"stages={whole.shape[0]}"
     if found:
         legal, why = "sbp.on in the model, or a number of stages", "the model says itself what its stages are"
         yield Problem("argument", where, f"ops on {found[0]}", legal, why, "leave one of them out")
@@ -187,10 +187,12 @@ def _check_options(options: Options) -> Iterator[Problem]:
         yield Problem(
             "argument", "Options(plan=...)", "a program with stages", legal, why, "in_sbp and out_sbp"
         )
-    if options.count_keys:
+    if options.exchange.count_keys:
         why = "exchanges inside of stages are not counted"
         fix = "count in a program without sbp.on"
-        yield Problem("argument", "Options(count_keys=True)", "a program with stages", legal, why, fix)
+        yield Problem(
+            "argument", "ExchangeOptions(count_keys=True)", "a program with stages", legal, why, fix
+        )
 
 
 def stage_placements(whole: Placement, stages: int, schedule: object) -> tuple[Placement, ...]:

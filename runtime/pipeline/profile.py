@@ -96,7 +96,7 @@ class Profile:
     task: ScheduleTask | None = field(default=None, repr=False, compare=False)
 
     def best(self, memory_limit: float | str | None = None) -> Schedule:
-        """The fastest schedule found for the measured times, to be given to `Options(schedule=...)`.
+        """The fastest schedule found for the measured times, to be given to `PipelineOptions(schedule=...)`.
 
         Arguments:
           memory_limit: per device, in bytes or as a text such as "80GB"; None for all that it has.

@@ -16,6 +16,7 @@ from sbp.hardware import BYTES_ONLY
 from sbp.runtime.options import LEGAL
 from sbp.talk.wire import WIRE_TYPES
 from tests.errors.messages import Messages, check_message, kinds
+from tests.options import options_of
 
 pytestmark = pytest.mark.once
 
@@ -29,62 +30,62 @@ def look_up(table: Any, ids: Any) -> Any:
 
 def given(table: Any = TABLE, **options: Any) -> Any:
     """The plan of a lookup in a split table."""
-    asked = sbp.Options(hardware=options.pop("hardware", BYTES_ONLY), **options)
+    asked = options_of(hardware=options.pop("hardware", BYTES_ONLY), **options)
     return sbp.compile(look_up, LINE, in_sbp=([S(0)], [S(0)]), options=asked).plan(table, IDS)
 
 
 def wide() -> Any:
     """A table of 64 bits."""
     with jax.enable_x64(True):
-        return given(jax.ShapeDtypeStruct((64, 4), jnp.float64), exchange_dtype="bfloat16")
+        return given(jax.ShapeDtypeStruct((64, 4), jnp.float64), dtype="bfloat16")
 
 
 TYPES = "'bfloat16', 'float32', 'float64', or None for the table's own"
 MESSAGES: Messages = {
     "rows as integers": (
-        lambda: given(exchange_dtype="int8"),
+        lambda: given(dtype="int8"),
         ArgumentError,
-        "Options(exchange_dtype=...)",
+        "ExchangeOptions(dtype=...)",
         "'int8'",
         TYPES,
         "rows of a table are floating numbers, of which int8 would keep none",
-        "exchange_dtype='bfloat16'",
+        "dtype='bfloat16'",
     ),
     "rows that overflow": (
-        lambda: given(exchange_dtype="float16"),
+        lambda: given(dtype="float16"),
         ArgumentError,
-        "Options(exchange_dtype=...)",
+        "ExchangeOptions(dtype=...)",
         "'float16'",
         TYPES,
         "float16 has numbers from -6.55e+04 to 6.55e+04: larger ones overflow",
-        "exchange_dtype='bfloat16'",
+        "dtype='bfloat16'",
     ),
     "rows of an unknown type": (
-        lambda: given(exchange_dtype="bf16"),
+        lambda: given(dtype="bf16"),
         ArgumentError,
-        "Options(exchange_dtype=...)",
+        "ExchangeOptions(dtype=...)",
         "'bf16'",
         TYPES,
         "rows of a table travel in it",
-        "exchange_dtype='bfloat16'",
+        "dtype='bfloat16'",
     ),
     "rows of 64 bits that overflow": (
         wide,
         ArgumentError,
-        "Options(exchange_dtype='bfloat16'), a lookup at {line}",
+        "ExchangeOptions(dtype='bfloat16'), a lookup at {line}",
         "rows of float64",
         "'float64', or None for the table's own",
         "float64 has larger exponents than bfloat16: its largest numbers would become infinite",
         "a table of float32, or leave the option out",
     ),
     "no room": (
-        lambda: given(exchange_capacity=-1),
+        lambda: given(capacity=-1),
         ArgumentError,
-        "Options(exchange_capacity=...)",
+        "ExchangeOptions(capacity=...)",
         "-1",
         "an integer of at least 1, or None to go by the batch",
         "it is how many keys a device can send to one owner of rows at a time",
-        "exchange_capacity=512",
+        "capacity=512",
     ),
     "a time as text": (
         lambda: given(time_limit="a minute"),
@@ -107,7 +108,7 @@ MESSAGES: Messages = {
     "no flag": (
         lambda: given(count_keys="yes"),
         ArgumentError,
-        "Options(count_keys=...)",
+        "ExchangeOptions(count_keys=...)",
         "'yes'",
         "True or False",
         "it says whether something is done",
@@ -116,7 +117,7 @@ MESSAGES: Messages = {
     "no flag, and not left open": (
         lambda: given(threads=2),
         ArgumentError,
-        "Options(threads=...)",
+        "PipelineOptions(threads=...)",
         "2",
         "True, False or None",
         "it says whether something is done; None leaves it to the compiler",
@@ -141,32 +142,39 @@ ELSEWHERE: dict[str, Callable[[Any], Any]] = {
 NEVER: tuple[Any, ...] = ("nonsense", b"1", object(), [1], {}, -1, float("nan"), np.ones(2), 1j)
 
 
-@pytest.mark.parametrize("name", [f.name for f in fields(sbp.Options)])
-def test_every_option_refuses_what_it_cannot_mean(name: str) -> None:
-    """A new field of `Options` is checked by its type, or has an entry of its own."""
-    field = next(f for f in fields(sbp.Options) if f.name == name)
+GROUPS: tuple[Any, ...] = (sbp.Options, sbp.ExchangeOptions, sbp.PipelineOptions)
+
+
+@pytest.mark.parametrize(("group", "name"), [(g, f.name) for g in GROUPS for f in fields(g)])
+def test_every_option_refuses_what_it_cannot_mean(group: Any, name: str) -> None:
+    """A new field of `Options`, or of a group, is checked by its type, or has an entry of its own."""
+    field = next(f for f in fields(group) if f.name == name)
     if name in ELSEWHERE:
         if name != "memory_limit":
             with pytest.raises(SbpError):
                 ELSEWHERE[name]("nonsense")
         return
     assert name in LEGAL or str(field.type) in LEGAL
-    sbp.compile(look_up, LINE, options=sbp.Options(**{name: field.default}))
+    sbp.compile(look_up, LINE, options=options_of(**{name: field.default}))
     for wrong in NEVER:
-        options = sbp.Options(**{name: wrong})
+        options = options_of(**{name: wrong})
         found = kinds(lambda options=options: sbp.compile(look_up, LINE, options=options))  # type: ignore[misc]
-        assert found == [("argument", f"Options({name}=...)")], wrong
+        assert found == [("argument", f"{group.__name__}({name}=...)")], wrong
 
 
 def test_all_that_is_wrong_is_said_at_once() -> None:
-    wrong = sbp.Options(exchange_dtype="int8", exchange_capacity=0, check="no", time_limit=True)  # type: ignore[arg-type]
+    wrong = sbp.Options(check="no", time_limit=True, exchange=sbp.ExchangeOptions(dtype="int8", capacity=0))  # type: ignore[arg-type]
     assert len(kinds(lambda: sbp.compile(look_up, LINE, options=wrong, static_argnums=7))) == 5
 
 
 @pytest.mark.parametrize("capacity", [1, 7, np.int32(3), None])
 @pytest.mark.parametrize("wire", [*WIRE_TYPES, jnp.bfloat16, np.float32, np.dtype("float32"), None])
 def test_what_is_legal_is_taken(wire: Any, capacity: Any) -> None:
-    options = sbp.Options(exchange_dtype=wire, exchange_capacity=capacity, time_limit=5, threads=False)
+    options = sbp.Options(
+        time_limit=5,
+        exchange=sbp.ExchangeOptions(dtype=wire, capacity=capacity),
+        pipeline=sbp.PipelineOptions(threads=False),
+    )
     sbp.compile(look_up, LINE, options=options)
 
 
@@ -176,7 +184,7 @@ def test_every_floating_type_keeps_large_rows_or_is_refused() -> None:
     names = {str(jnp.dtype(x)) for x in vars(jnp).values() if isinstance(x, type(jnp.float32))}
     assert {"bfloat16", "float16", "int8", "bool", "float8_e8m0fnu"} <= names
     for name in sorted(names):
-        options = sbp.Options(hardware=BYTES_ONLY, exchange_dtype=name)
+        options = sbp.Options(hardware=BYTES_ONLY, exchange=sbp.ExchangeOptions(dtype=name))
         try:
             program = sbp.compile(look_up, LINE, in_sbp=([S(0)], [S(0)]), options=options)
         except ArgumentError:

@@ -12,6 +12,7 @@ import sbp
 from sbp.errors import AnnotationError, ArgumentError, PlacementError
 from sbp.passes.schedule.orders import make
 from tests.errors.messages import Messages, check_message
+from tests.options import options_of
 
 WHOLE = sbp.placement("cpu", shape=(2, 4), axes=("stage", "data"))
 PARTS = WHOLE.split("stage")
@@ -28,7 +29,7 @@ def model(w: Any, x: Any) -> Any:
 
 def plan(fn: Any, on: Any = WHOLE, **options: Any) -> Any:
     """The plan of a function of weights and a batch."""
-    return sbp.compile(fn, on, options=sbp.Options(**options)).plan(W, X)
+    return sbp.compile(fn, on, options=options_of(**options)).plan(W, X)
 
 
 def train(n: int = 2, loss: Any = model) -> Any:
@@ -167,7 +168,7 @@ MESSAGES: Messages = {
     "an unknown schedule": (
         lambda: plan(train(), schedule="1f1"),
         ArgumentError,
-        "Options(schedule=...)",
+        "PipelineOptions(schedule=...)",
         "'1f1'",
         NAMES + ", 'auto', a Schedule, or None",
         "it says in which order the stages run",
@@ -176,7 +177,7 @@ MESSAGES: Messages = {
     "something else for a schedule": (
         lambda: plan(train(), schedule=3),
         ArgumentError,
-        "Options(schedule=...)",
+        "PipelineOptions(schedule=...)",
         "3",
         NAMES + ", 'auto', a Schedule, or None",
         "it says in which order the stages run",
@@ -185,7 +186,7 @@ MESSAGES: Messages = {
     "a schedule without micro-batches": (
         lambda: plan(model, schedule="1f1b"),
         ArgumentError,
-        "Options(schedule=...)",
+        "PipelineOptions(schedule=...)",
         "'1f1b'",
         "a program with sbp.microbatch",
         "a schedule orders micro-batches",
@@ -194,16 +195,16 @@ MESSAGES: Messages = {
     "a schedule without stages": (
         lambda: plan(train(loss=unstaged), schedule="1f1b"),
         ArgumentError,
-        "Options(schedule=...)",
+        "PipelineOptions(schedule=...)",
         "'1f1b'",
         "a program with stages",
         "a schedule says in which order stages run",
-        "with sbp.on(placement.split(0)[0]): ... in the model, or Options(stages=...)",
+        "with sbp.on(placement.split(0)[0]): ... in the model, or PipelineOptions(stages=...)",
     ),
     "a schedule of an evaluation": (
         lambda: plan(train(), schedule="forward"),
         ArgumentError,
-        "Options(schedule='forward')",
+        "PipelineOptions(schedule='forward')",
         "a schedule without backward",
         "one of a training",
         "the program has gradients, which it would leave out",
@@ -212,7 +213,7 @@ MESSAGES: Messages = {
     "a schedule of another program": (
         lambda: plan(train(), schedule=make("1f1b", (0, 1), 4)),
         ArgumentError,
-        "Options(schedule='1f1b')",
+        "PipelineOptions(schedule='1f1b')",
         "stages on ranks (0, 1), 4 micro-batches",
         "stages on (0, 1), 2 micro-batches",
         "the schedule is of another program",
@@ -221,7 +222,7 @@ MESSAGES: Messages = {
     "counted keys of stages": (
         lambda: plan(train(), count_keys=True),
         ArgumentError,
-        "Options(count_keys=True)",
+        "ExchangeOptions(count_keys=True)",
         "a program with stages",
         "a program of one placement for it",
         "exchanges inside of stages are not counted",

@@ -160,7 +160,7 @@ def check(case: Callable[[str], Case], schedule: str, dtype: Any) -> None:
     """Losses within 1e-5 of one device's; in float64 parameters and optimizer state within 1e-9."""
     like = ONE_EACH[0] if schedule in ONE_EACH else schedule
     made, (state, losses) = case(schedule), one_device(case, like, dtype)
-    options = sbp.Options(schedule=schedule, check=True)
+    options = sbp.Options(check=True, pipeline=sbp.PipelineOptions(schedule=schedule))
     got, found = made.train(
         sbp.compile(made.step, made.placement, in_sbp=made.in_sbp, options=options), dtype
     )

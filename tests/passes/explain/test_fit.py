@@ -20,6 +20,7 @@ from sbp.options import UNITS, bytes_of
 from sbp.passes.explain.memory import live_at_rest
 from sbp.passes.look.diff import diff_text
 from tests.golden import two_stages
+from tests.options import options_of
 
 GB = 10**9
 CHIPS = sorted(name for name in CATALOGUE if name != "cpu")
@@ -40,7 +41,7 @@ def planned(
     fn: Any, *args: Any, kind: str = "h100", devices: int = 1, donate: Any = (), **options: Any
 ) -> Any:
     on = sbp.placement(kind, shape=(devices,))
-    given = sbp.Options(**options)
+    given = options_of(**options)
     return sbp.compile(fn, on, in_sbp=[B], donate_argnums=donate, options=given).plan(*args)
 
 
@@ -117,7 +118,7 @@ def test_a_pipeline_that_does_not_fit() -> None:
             two_stages.step,
             two_stages.step_placement,
             in_sbp=two_stages.step_sbp,
-            options=sbp.Options(schedule="gpipe", hardware=hardware),
+            options=sbp.Options(hardware=hardware, pipeline=sbp.PipelineOptions(schedule="gpipe")),
         ).plan(*two_stages.step_args())
         for hardware in (CATALOGUE["h100"], small)
     ]

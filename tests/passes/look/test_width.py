@@ -15,7 +15,11 @@ from tests.golden import two_stages
 
 @pytest.fixture(scope="module")
 def pipeline() -> sbp.PipelinePlan:
-    program = sbp.compile(two_stages.step, two_stages.step_placement, options=sbp.Options(schedule="auto"))
+    program = sbp.compile(
+        two_stages.step,
+        two_stages.step_placement,
+        options=sbp.Options(pipeline=sbp.PipelineOptions(schedule="auto")),
+    )
     plan = program.plan(*two_stages.step_args())
     assert isinstance(plan, sbp.PipelinePlan)
     return plan

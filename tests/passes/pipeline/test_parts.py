@@ -65,7 +65,9 @@ def unet(w: Any, x: Any) -> Any:
 
 
 def compiled(fn: Any, *args: Any, schedule: str | None = None) -> Stages:
-    built = sbp.compile(fn, WHOLE, options=sbp.Options(schedule=schedule))._prepare(args, {})[1]
+    built = sbp.compile(
+        fn, WHOLE, options=sbp.Options(pipeline=sbp.PipelineOptions(schedule=schedule))
+    )._prepare(args, {})[1]
     assert isinstance(built, BuiltPipeline)
     return built.stages
 

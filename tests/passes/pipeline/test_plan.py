@@ -18,6 +18,7 @@ from sbp.passes.look.pipeline_text import send_rows, stage_rows
 from sbp.passes.pipeline.figures import figures_of
 from sbp.passes.schedule.orders import make
 from tests.golden import two_stages
+from tests.options import options_of
 
 FILE = Path(two_stages.__file__)
 STEP = f"{FILE}:step"
@@ -28,7 +29,7 @@ def planned(**options: object) -> PipelinePlan:
         two_stages.step,
         two_stages.step_placement,
         in_sbp=two_stages.step_sbp,
-        options=sbp.Options(**options),
+        options=options_of(**options),
     )
     plan = program.plan(*two_stages.step_args())
     assert isinstance(plan, PipelinePlan)

@@ -21,6 +21,7 @@ from sbp.runtime.sampling import ids_of, known_to_all
 from sbp.talk.extents import extent
 from sbp.talk.legs import Exchange, default_capacity, legs
 from sbp.talk.sample import Sample, with_planned_capacity
+from tests.options import options_of
 
 Array = np.ndarray[Any, Any]
 LINE, GRID = sbp.placement("cpu", shape=(8,)), sbp.placement("cpu", shape=(2, 4))
@@ -47,7 +48,7 @@ def look_up(table: Any, ids: Any) -> Any:
 def program_of(fn: Any = look_up, on: sbp.Placement = LINE, **options: Any) -> sbp.Program:
     lying = [S(0)] * on.ndim
     signatures = (lying, lying) if fn is look_up else (lying, None, lying)
-    return sbp.compile(fn, on, in_sbp=signatures, options=sbp.Options(hardware=BYTES_ONLY, **options))
+    return sbp.compile(fn, on, in_sbp=signatures, options=options_of(hardware=BYTES_ONLY, **options))
 
 
 TABLE: Array = np.random.default_rng(0).normal(size=(ROWS, WIDTH)).astype(np.float32)
@@ -82,7 +83,10 @@ def test_a_warm_up_says_nothing_of_the_room(number: int) -> None:
 def check_planned_again(program: sbp.Program, warned: list[str], args: Any) -> None:
     """One warning, a note, and rooms from a later batch."""
     assert len(warned) == 1
-    assert "the first batch was not like later ones" in warned[0] and "exchange_capacity" in warned[0]
+    assert (
+        "the first batch was not like later ones" in warned[0]
+        and "ExchangeOptions(capacity=...)" in warned[0]
+    )
     plan = program.plan(*args)
     assert len([n for n in plan.notes if "planned again" in n and n in warned[0]]) == 1
     assert plan.physical is not None
@@ -130,7 +134,7 @@ def test_what_is_like_the_first_batch_is_not_planned_again() -> None:
 
 
 def test_a_room_that_was_asked_for_stays() -> None:
-    program = program_of(exchange_capacity=2)
+    program = program_of(capacity=2)
     assert looked_up(program, FEW, FIRST_CALLS + 2) == []
     (built,) = program._built.values()
     assert built.counting is None
@@ -145,7 +149,7 @@ def test_ids_that_no_argument_tells_are_reported() -> None:
 
     program = sbp.compile(looped, LINE, in_sbp=([S(0)], [S(0)]), options=sbp.Options(hardware=BYTES_ONLY))
     ids = np.arange(KEYS, dtype=np.int32) * 4
-    with pytest.warns(UserWarning, match=r"(?s)had keys for \d+ rounds.*even share.*exchange_capacity"):
+    with pytest.warns(UserWarning, match=r"(?s)had keys for \d+ rounds.*even share.*capacity="):
         for _ in range(3):
             np.testing.assert_array_equal(jax.block_until_ready(program(TABLE, ids)), TABLE[ids // 8])
     for _ in range(FIRST_CALLS + 1):

@@ -169,7 +169,7 @@ class Trained:
             make_step(transformation(case.optimizer)),
             sbp.placement("cpu", shape=case.shape),
             in_sbp=(lying, sbp.AUTO, [B] * len(case.shape), lying, lying),
-            options=sbp.Options(hardware=DEAR, exchange_capacity=CAPACITY),
+            options=sbp.Options(hardware=DEAR, exchange=sbp.ExchangeOptions(capacity=CAPACITY)),
         )
         ids, wanted = next(batches("uniform", case, 1))
         args = (*start(case), ids, wanted)

@@ -56,7 +56,7 @@ def _compiled(name: str, schedule: str, x64: bool) -> BuiltPipeline:
         in_sbp=case.signatures,
         donate_argnums=(0,) if case.donate else (),
         static_argnums=case.static,
-        options=sbp.Options(schedule=schedule, check=True),
+        options=sbp.Options(check=True, pipeline=sbp.PipelineOptions(schedule=schedule)),
     )
     found = program._prepare(case.args, {})[1]
     assert isinstance(found, BuiltPipeline)

@@ -13,6 +13,7 @@ import sbp
 from sbp.runtime.pipeline.drivers import STEPS, Drivers, may_help
 from sbp.runtime.pipeline.machine import Machine
 from sbp.runtime.pipeline.program import BuiltPipeline
+from tests.options import options_of
 from tests.runtime.pipeline.programs import chain_of, parts, training
 
 pytestmark = pytest.mark.once
@@ -55,7 +56,7 @@ def program_of(sleeps: bool, microbatches: int = 4, **options: Any) -> tuple[sbp
 
     step = training(loss if sleeps else plain, microbatches, 2)
     x = jnp.asarray(np.random.default_rng(0).normal(size=(2 * microbatches, 8)), jnp.float32)
-    program = sbp.compile(step, whole, options=sbp.Options(**options))
+    program = sbp.compile(step, whole, options=options_of(**options))
     return program, ((weights, step.tx.init(weights)), x, x[::-1])
 
 

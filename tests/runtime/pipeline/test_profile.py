@@ -16,6 +16,7 @@ from sbp.passes.schedule.actions import Kind
 from sbp.passes.schedule.memory import peaks
 from sbp.runtime.pipeline.profile import Profile, measured_times
 from tests.golden import two_stages
+from tests.options import options_of
 
 
 def compiled(**options: object) -> sbp.Program:
@@ -24,7 +25,7 @@ def compiled(**options: object) -> sbp.Program:
         two_stages.step_placement,
         in_sbp=two_stages.step_sbp,
         donate_argnums=0,
-        options=sbp.Options(**options),
+        options=options_of(**options),
     )
 
 
