@@ -29,11 +29,12 @@ from sbp.runtime.counts import KeyCount
 from sbp.runtime.donation import Owners, layouts_of
 from sbp.runtime.given import given
 from sbp.runtime.options import terms_of
-from sbp.runtime.pipeline.build import Signatures, build_pipeline, is_pipeline
+from sbp.runtime.pipeline.build import build_pipeline, is_pipeline
 from sbp.runtime.pipeline.profile import Profile, measure
 from sbp.runtime.pipeline.program import BuiltPipeline, many_programs
 from sbp.runtime.rooms import rooms_of
 from sbp.runtime.sampling import with_samples
+from sbp.runtime.signatures import Signatures
 from sbp.signature import AUTO
 from sbp.untyped import Prefix, PyTree
 
