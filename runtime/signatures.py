@@ -1,4 +1,4 @@
-"""What the user asked of arguments and results, read for a placement: of any program, with stages or without."""
+"""What the user asked of arguments and results, read for a placement, with stages or without."""
 
 from __future__ import annotations
 
