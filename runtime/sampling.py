@@ -15,7 +15,6 @@ import numpy as np
 from sbp.passes.program.graph import Const, Graph, Node, Operand
 from sbp.runtime.plain import Tensor, evaluate
 from sbp.talk.sample import Sample
-from sbp.talk.update import parted
 from sbp.untyped import Leaf
 
 # Ids are made of a batch by a handful of small ops; what is more than that is not worth running twice.
@@ -24,9 +23,9 @@ MOST_OPS, MOST_ELEMENTS = 200, 1 << 26
 
 def ids_of(node: Node) -> tuple[Operand, ...]:
     """The operands of an op that are ids of rows of a table."""
-    if node.op == "sbp_update_rows":
-        return tuple(parted(node.inputs[1:], len(node.params["modes"]))[1])
-    return node.inputs[1:2] if node.op in ("sbp_lookup", "sbp_add_rows") else ()
+    if node.rule is None or node.rule.ids is None:
+        return ()
+    return tuple(node.inputs[i] for i in node.rule.ids(node.params, len(node.inputs)))
 
 
 def with_samples(graph: Graph, example: Sequence[Leaf], again: bool = False) -> Graph:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -100,6 +100,7 @@ LocalBody: TypeAlias = Callable[..., Any]
 Flops: TypeAlias = Callable[[Op], float]
 Traffic: TypeAlias = Callable[[Op], float]
 Matmuls: TypeAlias = Callable[[Op], Matmul]
+RowIds: TypeAlias = Callable[[Mapping[str, Any], int], Sequence[int]]
 Talks: TypeAlias = Callable[[Local], Iterable[Talk]]
 
 
@@ -147,6 +148,8 @@ class Rule:
       layout: whether it moves or converts elements only, where it keeps their number: a tensor keeps its name
         through it.
       talks: the collectives inside the body, given the layouts; None if there are none.
+      ids: given its parameters and how many operands it has, the positions of those that are ids of rows of a
+        table; the room of its exchange is planned from a batch of them. None for an op without such.
       functions: the parameters that hold functions and that the rows account for. An application that holds
         a function elsewhere runs whole: nothing is known of what it computes.
       family: the file it stands in, for the table in the docs.
@@ -165,6 +168,7 @@ class Rule:
     layout: bool = False
     talks: Talks | None = None
     traffic: Traffic = element_traffic
+    ids: RowIds | None = None
     functions: tuple[str, ...] = ()
     family: str = ""
     note: str = ""

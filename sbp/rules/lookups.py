@@ -111,6 +111,7 @@ def _exchanged_dims(op: Op) -> list[int]:
     local=lookup_local,
     talks=lookup_talks,
     traffic=row_traffic(),
+    ids=lambda params, n: (1,),
     note="rows of a gather; ids split with the table's rows: a sparse exchange",
 )
 def sbp_lookup(op: Op) -> list[Row]:
@@ -138,6 +139,7 @@ def _split_ids(op: Op) -> Iterable[Row]:
     local=add_rows_local,
     talks=add_rows_talks,
     traffic=row_traffic(2),
+    ids=lambda params, n: (1,),
     flops=lambda op: 2 * math.prod(op.shapes[2]),
     note="rows of a scatter-add; ids split with the table's rows: a sparse exchange",
 )

@@ -17,6 +17,7 @@ from sbp.rules.entry import (
     Matmuls,
     Op,
     Row,
+    RowIds,
     Rows,
     Rule,
     Talks,
@@ -113,6 +114,7 @@ def rule(
     layout: bool = False,
     talks: Talks | None = None,
     traffic: Traffic = element_traffic,
+    ids: RowIds | None = None,
     functions: tuple[str, ...] = (),
     note: str = "",
 ) -> Callable[[Rows], Rows]:
@@ -134,6 +136,7 @@ def rule(
                     layout=layout,
                     talks=talks,
                     traffic=traffic,
+                    ids=ids,
                     functions=functions,
                     family=family,
                     note=note,

@@ -77,6 +77,7 @@ def _traffic(op: Op) -> float:
     talks=update_talks,
     flops=_flops,
     traffic=_traffic,
+    ids=lambda params, n: parted(range(1, n), len(params["modes"]))[1],
     functions=("update",),
     note="rows by a sparse exchange",
 )
