@@ -145,12 +145,12 @@ def drop(x: jax.Array, key: jax.Array | None, rate: float) -> jax.Array:
 def attention(x: jax.Array, layer: PyTree, key: jax.Array | None, config: Config) -> jax.Array:
     """Causal self-attention (Vaswani et al., 2017), `b s d -> b s d`."""
     qkv = jnp.einsum("bsd,tdhe->tbhse", x, layer["qkv"])
-    query, below, value = qkv[0], qkv[1], qkv[2]
-    scores = jnp.einsum("bhqe,bhke->bhqk", query, below) * config.head_width**-0.5
+    queries, keys, values = qkv[0], qkv[1], qkv[2]
+    scores = jnp.einsum("bhqe,bhke->bhqk", queries, keys) * config.head_width**-0.5
     position = jnp.arange(x.shape[1])
     seen = position[:, None] >= position[None, :]
     weights = jax.nn.softmax(jnp.where(seen, scores, jnp.finfo(scores.dtype).min), axis=-1)
-    mixed = jnp.einsum("bhqk,bhke->bqhe", drop(weights, key, config.dropout), value)
+    mixed = jnp.einsum("bhqk,bhke->bqhe", drop(weights, key, config.dropout), values)
     return jnp.einsum("bqhe,hed->bqd", mixed, layer["out"])
 
 

@@ -2,6 +2,18 @@
 
 The planner has seen the placement's whole program, so signatures agree wherever two pieces meet. A tensor
 that one piece makes and another reads lies in a *slot*, as it lies on the devices: uneven and partial too.
+
+    physical program            pieces           slots that they read            slots that they write
+    ------------------------    -------------    ----------------------------    --------------------------
+    gather weights              before 0         ONCE arguments                  ONCE whole weights
+    loop over micro-batches:                                                     CARRY zeros for the sums
+      ops of the forward        F 0              ONCE weights, EACH input        EACH activations, EACH output
+      ops of the backward       I 0              EACH activations, EACH gradient EACH gradient for others
+                                W 0              EACH activations                CARRY sums of gradients
+    optimizer                   after 0          CARRY sums, ONCE state          ONCE new state
+
+What others send in the loop arrives in an EACH slot too. A move goes to the first part that wants what it
+makes, so that what is gathered for one part is not held for the step.
 """
 
 from __future__ import annotations
@@ -56,6 +68,8 @@ class _Draft:
 
 
 class _Cutting:
+    """Gives steps to parts (`assign`), then links parts by slots (`pieces`)."""
+
     def __init__(self, share: Share, physical: Physical, merged: bool) -> None:
         self.share, self.physical, self.merged = share, physical, merged
         self.loop = border_of(physical)
@@ -70,20 +84,20 @@ class _Cutting:
         outside = [s for s in self.physical.steps if s is not self.loop]
         self.assign(outside, Part(Phase.AFTER, 0))
         inner = self.loop.bodies[0] if self.loop is not None else ()
-        first = next((p for s in inner if (p := self.said(s)) is not None), Part(Phase.FORWARD, 0))
+        first = next((p for s in inner if (p := self.part_of(s)) is not None), Part(Phase.FORWARD, 0))
         self.assign(inner, first)
         if self.loop is not None:
-            self.draft(self.merge(self.parts[self.loop.node.id]))
+            self.draft_of(self.merge(self.parts[self.loop.node.id]))
         drafts = [_unbucketed(d) for d in sorted(self.drafts.values(), key=lambda d: _rank(d.part))]
-        return self.finished(self.linked(drafts))
+        return self.cut_of(self.pieces(drafts))
 
     def merge(self, part: Part) -> Part:
         return replace(part, phase=Phase.INPUT) if self.merged and part.phase == Phase.WEIGHT else part
 
-    def draft(self, part: Part) -> _Draft:
+    def draft_of(self, part: Part) -> _Draft:
         return self.drafts.setdefault(part, _Draft(part))
 
-    def said(self, step: Step) -> Part | None:
+    def part_of(self, step: Step) -> Part | None:
         """The part that a step's op belongs to."""
         if isinstance(step, Box):
             return None
@@ -91,33 +105,33 @@ class _Cutting:
 
     def assign(self, steps: Sequence[Step], default: Part) -> None:
         """Gives every step to a part: that of its op, the first one that wants it, or of what it reads."""
-        wanted = self.wanted(steps)
+        wanted = self.first_readers(steps)
         for step in steps:
             sources = [self.made[v] for v, _ in reads(step) if v in self.made]
             latest = max(sources, key=_rank, default=None)
-            part = self.said(step) or min(
+            part = self.part_of(step) or min(
                 (wanted[v] for v in writes(step) if v in wanted), key=_rank, default=None
             )
             part = (latest or default) if part is None else self.merge(part)
             if latest is not None and _rank(part) < _rank(latest):
                 part = latest
-            self.draft(part).steps.append(step)
+            self.draft_of(part).steps.append(step)
             for v, _ in writes(step):
                 if not isinstance(step, Box):
                     self.made[v] = part
 
-    def wanted(self, steps: Sequence[Step]) -> dict[Version, Part]:
+    def first_readers(self, steps: Sequence[Step]) -> dict[Version, Part]:
         """The first part that reads each version, through moves."""
         out: dict[Version, Part] = {}
         if self.loop is not None and steps is not self.loop.bodies[0]:
             out.update(dict.fromkeys(reads(self.loop), self.parts[self.loop.node.id]))
         for step in reversed(steps):
-            part = out.get(writes(step)[0]) if isinstance(step, Box) else self.said(step)
+            part = out.get(writes(step)[0]) if isinstance(step, Box) else self.part_of(step)
             if part is not None:
                 out.update({v: min(out.get(v, part), part, key=_rank) for v in reads(step)})
         return out
 
-    def entering(self) -> tuple[dict[Version, Read], dict[Version, Const]]:
+    def reads_of_entering(self) -> tuple[dict[Version, Read], dict[Version, Const]]:
         """What the body's pieces read of what enters the loop."""
         found: dict[Version, Read] = {}
         numbers: dict[Version, Const] = {}
@@ -140,24 +154,24 @@ class _Cutting:
                 found[version] = Read(outer, version, How.SLICE if port.stacked else How.WHOLE)
         return found, numbers
 
-    def linked(self, drafts: Sequence[_Draft]) -> list[Piece]:
+    def pieces(self, drafts: Sequence[_Draft]) -> list[Piece]:
         """The pieces, with the slots between them."""
         inside = [d for d in drafts if d.part.phase not in (Phase.BEFORE, Phase.AFTER)]
         outside = [d for d in drafts if d.part.phase in (Phase.BEFORE, Phase.AFTER)]
-        entering, numbers = self.entering() if self.loop is not None else ({}, {})
-        pieces = _link(inside, entering, numbers, self.leaving(inside), SlotKind.EACH)
-        stacked = self.stacked()
+        entering, numbers = self.reads_of_entering() if self.loop is not None else ({}, {})
+        pieces = _link(inside, entering, numbers, self.writes_of_leaving(inside), SlotKind.EACH)
+        stacked = self.reads_after_loop()
         begin = Part(Phase.AFTER, 0)
         if begin not in self.drafts and any(
-            isinstance(x, Const) or (x, nd) in stacked for x, nd in self.ends()
+            isinstance(x, Const) or (x, nd) in stacked for x, nd in self.results_and_sent()
         ):
             outside.append(_Draft(begin))
         wanted: dict[Part, list[Write]] = {d.part: [] for d in outside}
         made = {v: d.part for d in outside for s in d.steps for v in writes(s)}
         if self.loop is not None:
-            wanted[self.merge(self.parts[self.loop.node.id])] += self.begins()
+            wanted[self.merge(self.parts[self.loop.node.id])] += self.first_carries()
         once = {r.slot for p in pieces for r in p.reads if r.slot.kind == SlotKind.ONCE}
-        for x, nd in self.ends():
+        for x, nd in self.results_and_sent():
             if isinstance(x, Const):
                 wanted[begin].append(Write(x, nd, Slot(SlotKind.ONCE, -1 - len(wanted[begin]), nd)))
             elif not isinstance(x, Const):
@@ -170,12 +184,12 @@ class _Cutting:
                 wanted[part].append(Write(slot.value, slot.nd, slot))
         return [*pieces, *_link(outside, stacked, {}, wanted, SlotKind.ONCE)]
 
-    def ends(self) -> list[tuple[Operand, NdSbp]]:
+    def results_and_sent(self) -> list[tuple[Operand, NdSbp]]:
         """What leaves once: results, and what is sent."""
         count = len(self.share.results) + len(self.share.sent)
         return list(zip(self.physical.graph.outputs, self.physical.outputs, strict=True))[:count]
 
-    def leaving(self, drafts: Sequence[_Draft]) -> dict[Part, list[Write]]:
+    def writes_of_leaving(self, drafts: Sequence[_Draft]) -> dict[Part, list[Write]]:
         """What the body's pieces write of what leaves the loop."""
         out: dict[Part, list[Write]] = {d.part: [] for d in drafts}
         makers = {v: d.part for d in drafts for s in d.steps for v in writes(s)}
@@ -189,26 +203,27 @@ class _Cutting:
                 (v,) = port.enters
                 if x == v:
                     continue
-                part = part or self.last(out)
+                part = part or self.latest(out)
                 nexts[v] = part
                 out[part].append(Write(x, nd, Slot(SlotKind.CARRY, v, nd)))
         for port, nd in self.wired:
             if port.result is not None and port.operand is None:
                 (x,) = port.leaves
                 part = makers.get((x, nd)) if isinstance(x, int) else None
-                part = part or (nexts.get(x) if isinstance(x, int) else None) or self.last(out)
-                out[part].append(Write(x, nd, self.left(port, nd)))
+                part = part or (nexts.get(x) if isinstance(x, int) else None) or self.latest(out)
+                out[part].append(Write(x, nd, self.stack_slot(port, nd)))
         return out
 
-    def left(self, port: Port, nd: NdSbp) -> Slot:
+    def stack_slot(self, port: Port, nd: NdSbp) -> Slot:
         """The slot of what leaves for every micro-batch: by the stack that stands for it."""
         assert self.loop is not None and port.result is not None
         return Slot(SlotKind.EACH, self.loop.node.outputs[port.result], nd, slice=True)
 
-    def last(self, parts: Iterable[Part]) -> Part:
+    def latest(self, parts: Iterable[Part]) -> Part:
+        """The part that runs last."""
         return max(parts, key=_rank)
 
-    def begins(self) -> list[Write]:
+    def first_carries(self) -> list[Write]:
         """The first values of what is carried."""
         assert self.loop is not None
         out: list[Write] = []
@@ -218,7 +233,7 @@ class _Cutting:
                 out.append(Write(x, nd, Slot(SlotKind.CARRY, port.enters[0], nd)))
         return out
 
-    def stacked(self) -> dict[Version, Read]:
+    def reads_after_loop(self) -> dict[Version, Read]:
         """How what comes after the loop reads its results."""
         found: dict[Version, Read] = {}
         for port, nd in self.wired:
@@ -228,17 +243,18 @@ class _Cutting:
             if port.operand is not None:
                 found[version] = Read(Slot(SlotKind.CARRY, port.enters[0], nd), version)
             else:
-                found[version] = Read(self.left(port, nd), version, How.STACK)
+                found[version] = Read(self.stack_slot(port, nd), version, How.STACK)
         return found
 
-    def finished(self, pieces: Sequence[Piece]) -> Cut:
+    def cut_of(self, pieces: Sequence[Piece]) -> Cut:
+        """The cut, with the slots of all that the share takes and gives, in its order."""
         share, p = self.share, self.physical
         slots = [Slot(SlotKind.ONCE, v, nd) for v, nd in zip(p.graph.inputs, p.inputs, strict=True)]
         n, k, f = len(share.arguments), len(share.received), len(share.fed)
         numbers = {w.slot for piece in pieces for w in piece.writes if w.slot.value < 0}
         spare = sorted(numbers, key=lambda s: -s.value)
         ends: list[Slot] = []
-        for x, nd in self.ends():
+        for x, nd in self.results_and_sent():
             ends.append(spare.pop(0) if isinstance(x, Const) else Slot(SlotKind.ONCE, x, nd))
         r, s = len(share.results), len(share.sent)
         enters = (
@@ -262,7 +278,7 @@ class _Cutting:
         passed: dict[int, Slot] = {}
         for v in share.passed:
             port, nd = leaves[share.stacks[v]]
-            passed[v] = self.left(port, nd)
+            passed[v] = self.stack_slot(port, nd)
         return Cut(
             share,
             p,
