@@ -43,6 +43,8 @@ FAMILIES = {
     "shape": "Shapes",
     "shift": "Rows that move",
     "index": "Indexing",
+    "lookups": "Rows of tables",
+    "update": "Steps of optimizers on rows",
     "windows": "Windows",
     "random": "Random numbers",
     "linalg": "Whole matrices",

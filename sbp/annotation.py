@@ -22,7 +22,7 @@ Tangent: TypeAlias = jax.Array | compat.Zero
 """The derivative of a tensor; where it is known to be zero, JAX does not make it."""
 
 SCOPE = "sbp.on:"
-_ON = re.compile(re.escape(SCOPE) + r"(\w+)\[([\d,]+)\]([\dx]+)\[([^\]]*)\]")
+_ON = re.compile(re.escape(SCOPE) + r"([\w-]+)\[([\d,]+)\]([\dx]+)\[([^\]]*)\]")
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ class Hardware:
       links: levels from the innermost out; the last one has no size limit.
       efficiency: the share of the peak rate that large matrix products reach.
       merges_collectives: whether XLA merges small collectives of every kind itself, as it does on GPUs.
+      platform: the JAX platform that runs it.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Hardware:
     links: tuple[Link, ...]
     efficiency: float = 0.7
     merges_collectives: bool = True
+    platform: str = "gpu"
 
     def flops(self, itemsize: int) -> float:
         """The rate that a matrix product of this item size can be planned with, FLOP/s."""
@@ -92,7 +94,7 @@ CATALOGUE: dict[str, Hardware] = {
     # Forced host devices on two cores. Latency is what benchmarks/cpu_links.py measures (a rendezvous of
     # threads); the link is set below what it measures, so that plans prefer few bytes on the wire, as on a
     # real network. They share the memory of a host, of which nothing is known.
-    "cpu": Hardware("cpu", ((8, 25e9),), 2e9, 4e9, math.inf, (Link(_ANY, 0.5e9, 100e-6),), 1.0, False),
+    "cpu": Hardware("cpu", ((8, 25e9),), 2e9, 4e9, math.inf, (Link(_ANY, 0.5e9, 100e-6),), 1.0, False, "cpu"),
 }
 # Nothing costs anything but bytes on the wire: a plan for it sends the least that any plan can.
 BYTES_ONLY = Hardware(

@@ -107,8 +107,8 @@ class Placement:
 
     @property
     def platform(self) -> str:
-        """The JAX platform that runs it: catalogue names of chips run on "gpu"."""
-        return self.kind if self.kind not in CATALOGUE or self.kind == "cpu" else "gpu"
+        """The JAX platform that runs it."""
+        return CATALOGUE[self.kind].platform if self.kind in CATALOGUE else self.kind
 
     @property
     def mesh(self) -> jax.sharding.Mesh:
@@ -162,7 +162,7 @@ def placement(
     """Ordered devices in an N-D hierarchy.
 
     Arguments:
-      kind: a JAX platform ("cpu", "gpu") or a catalogue name ("a100", "h100", "h200", "b200").
+      kind: a JAX platform ("cpu", "gpu") or a name of `sbp.hardware.CATALOGUE`, such as "h100".
       ranks: nested lists of positions in `jax.devices(kind)`; the nesting is the hierarchy. A flat tuple or
         a lone number is refused, since it reads as a shape: write `shape=(2, 4)`, or the list `[2, 4]`.
       shape: the hierarchy instead, with ranks 0, 1, 2, ...

@@ -121,7 +121,7 @@ def check_sent(cuts: Sequence[Cut]) -> None:
             )
         for v in c.fed:
             assert sum(v in other.passed for p, other in enumerate(cuts) if p != q) == 1, f"{v} is not passed"
-        hierarchy, values = c.physical.placement.shape, c.share.graph
+        hierarchy, values = c.physical.placement.shape, c.physical.graph
         for slot in (*c.received.values(), *c.fed.values(), *c.sent.values(), *c.passed.values()):
             assert at_rest(slot.shape(values), slot.nd, hierarchy) == slot.nd, f"no array lies as {slot}"
     for made, read in flows(cuts):

@@ -19,7 +19,7 @@ from sbp.passes.pipeline.split import Share, Splitter
 from sbp.passes.pipeline.stages import Stages, physical_of
 from sbp.passes.pipeline.where import Where, loop_of
 from sbp.passes.plan.model import BoundaryCost
-from sbp.passes.program.graph import Const, Graph, Operand
+from sbp.passes.program.graph import Graph
 from sbp.passes.program.names import Names
 from sbp.passes.program.trace import Traced
 from sbp.passes.request import Request, StagesRequest
@@ -144,15 +144,12 @@ class _Planning:
         """Has the other placements of equal hierarchy send and receive what this one does, as it does."""
         physical = physical_of(plan)
         inside = transfers_inside(share, physical)
-        ins = dict(zip(physical.graph.inputs, physical.inputs, strict=True))
-        outs: dict[Operand, NdSbp] = {
-            x: nd
-            for x, nd in zip(physical.graph.outputs, physical.outputs, strict=True)
-            if not isinstance(x, Const)
-        }
+        # By position: a pass may have put another value in the place of one that is sent.
+        ins = dict(zip(share.received, physical.inputs[len(share.arguments) :], strict=False))
+        outs = dict(zip(share.sent, physical.outputs[len(share.results) :], strict=False))
         for q, other in enumerate(self.where.placements):
             if other.shape == plan.placement.shape and q != share.place:
                 for v, nd in inside.items():
                     self.pins.setdefault((v, q), nd)
-                for v in (*share.received, *share.sent):
-                    self.outer.setdefault((v, q), ins[v] if v in share.received else outs[v])
+                for v, nd in (*ins.items(), *outs.items()):
+                    self.outer.setdefault((v, q), nd)

@@ -41,12 +41,17 @@ class Editor:
         return nodes, outs
 
     def substitute(self, old: Sequence[int], new: Sequence[Operand]) -> None:
-        """Says that some values are others from now on."""
+        """Says that some values are others from now on.
+
+        Of a placement with stages, what others are sent may be among them: it goes by its position then.
+        """
         self.instead.update(zip(old, new, strict=True))
 
     def read(self, x: Operand) -> Operand:
-        """What stands for an operand now."""
-        return self.instead.get(x, x) if not isinstance(x, Const) else x
+        """What stands for an operand now; what stands for it may have been put in another's place itself."""
+        while not isinstance(x, Const) and x in self.instead:
+            x = self.instead[x]
+        return x
 
     def renamed(self, node: Node) -> Node:
         """An op that reads what stands for its operands now."""

@@ -31,8 +31,6 @@ from sbp.rules.update import update_rows_p
 from sbp.signature import B, Signature, Split
 from sbp.untyped import DType
 
-"""Ops that hand on what they are given."""
-
 
 @dataclass(frozen=True, slots=True)
 class AddedRows:

@@ -101,6 +101,9 @@ def test_the_table_of_ops_is_up_to_date() -> None:
     assert not stale, "run `python docs/make_ops.py` with the newest JAX that is supported"
     assert rows.keys() == made.keys()
     assert "\n".join(make_ops.without()) in table
+    titles = [line for line in table.splitlines() if line.startswith("## ")]
+    made_lines = "\n".join(make_ops.page(table)).splitlines()
+    assert titles == [line for line in made_lines if line.startswith("## ")]
 
 
 def test_what_may_differ_is_up_to_date() -> None:

@@ -10,14 +10,15 @@ from sbp.errors import (
     KINDS,
     PlacementError,
 )
-from sbp.hardware import hardware_for
+from sbp.hardware import CATALOGUE, PLATFORMS, hardware_for
 from sbp.placement import parse_placement, placement
 from sbp.signature import S
 from tests.errors.messages import Messages, check_message, kinds
 
 X = jnp.ones((3, 4))
 GRID = {"shape": (2, 2)}
-KIND_NAMES = "a100, b200, cpu, cuda, gpu, h100, h200"
+KIND_NAMES = ", ".join(sorted({*CATALOGUE, *PLATFORMS}))
+PLACED_NAMES = ", ".join(sorted({*CATALOGUE, *PLATFORMS, "tpu"}))
 NO_PLACEMENT = (
     "an sbp.placement, or a jax.sharding.Mesh",
     "a placement says which devices a program, or a part of it, runs on",
@@ -29,7 +30,7 @@ MESSAGES: Messages = {
         PlacementError,
         "placement(...)",
         "kind 'cuda:0'",
-        KIND_NAMES + ", tpu",
+        PLACED_NAMES,
         "the kind is a JAX platform or a catalogue name",
         "'cpu' or 'gpu' to run, a chip's name to plan for it",
     ),
@@ -110,7 +111,7 @@ MESSAGES: Messages = {
         PlacementError,
         "placement(...)",
         f"kind {placement('cpu', shape=(2,)).mesh!r}",
-        KIND_NAMES + ", tpu",
+        PLACED_NAMES,
         "the kind is a JAX platform or a catalogue name",
         "placement('cpu', ...); a Mesh is taken as it is where a placement is wanted",
     ),

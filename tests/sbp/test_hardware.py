@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from sbp.annotation import placement_in, scope_of
 from sbp.errors import PlacementError
 from sbp.hardware import CATALOGUE, PLATFORMS, Link, hardware_for
 from sbp.passes.boxing.links import Network
@@ -72,6 +73,16 @@ def test_an_axis_inside_a_node_of_a_three_level_hierarchy() -> None:
 def test_the_next_larger_item_size_sets_the_rate() -> None:
     chip = replace(H100, flops_per_second=((2, 100.0), (4, 10.0)), efficiency=0.5)
     assert [chip.flops(n) for n in (1, 2, 3, 4, 8)] == [50.0, 50.0, 5.0, 5.0, 5.0]
+
+
+def test_every_name_survives_a_name_scope(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names with a hyphen too: what `sbp.on` writes into JAX's scopes, the compiler reads."""
+    monkeypatch.setitem(CATALOGUE, "chip-x9", replace(CATALOGUE["h100"], name="chip-x9", platform="tpu"))
+    for name in CATALOGUE:
+        p = placement(name, shape=(2, 4))
+        assert placement_in(f"transpose(jvp({scope_of(p)}))") == p
+    platforms = [placement(k, shape=(1,)).platform for k in ("cpu", "h100", "chip-x9", "tpu")]
+    assert platforms == ["cpu", "gpu", "tpu", "tpu"]
 
 
 @pytest.mark.parametrize("name", sorted(CATALOGUE))

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
 
 import sbp
@@ -58,3 +59,19 @@ def test_what_sending_takes_is_in_no_placement_s_estimate() -> None:
     assert [p.gap for p in plan.stages] == [0.0, 0.0]
     assert all(p.bound == pytest.approx(p.seconds, rel=1e-6) for p in plan.stages)
     assert all(c.kind != "send" for p in plan.stages for c in p.collectives)
+
+
+def test_what_a_pass_has_put_in_the_place_of_a_sent_value_is_sent() -> None:
+    """`sbp.rows` replaces the update of a table, here one that another placement reads."""
+    tx = sbp.rows(optax.sgd(0.1))
+
+    def step(table, state, ids):
+        with sbp.on(STAGES[0]):
+            grad = jax.grad(lambda t: jnp.sum(t[ids] ** 2))(table)
+            update, state = tx.update(grad, state, table)
+        with sbp.on(STAGES[1]):
+            return jnp.sum(jnp.sin(update)), state
+
+    table = jnp.arange(64.0).reshape(16, 4)
+    args = table, tx.init(table), jnp.arange(4)
+    assert jnp.allclose(sbp.compile(step, WHOLE)(*args)[0], step(*args)[0], rtol=1e-5)
