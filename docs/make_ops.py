@@ -64,7 +64,7 @@ def samples() -> dict[str, list[Any]]:
 def signatures(sample: Any) -> tuple[str, list[str]] | None:
     """The operands of a sample's op, and its signatures along one axis; None if this JAX has no such op."""
     from sbp.passes.program.trace import trace
-    from sbp.passes.program.views import make_op
+    from sbp.passes.program.views import op_of
     from sbp.rules import lookup
     from sbp.rules.entry import all_broadcast
     from sbp.rules.registry import valid_rows
@@ -75,7 +75,7 @@ def signatures(sample: Any) -> tuple[str, list[str]] | None:
         return None
     operands = [graph.operand(x) for x in node.inputs]
     shapes = [tuple(x.shape) for x in operands]
-    op = make_op(graph, node, shapes, [graph.values[v].shape for v in node.outputs], GROUP)
+    op = op_of(graph, node, shapes, [graph.values[v].shape for v in node.outputs], GROUP)
     rows = [r for r in valid_rows(lookup(sample.name), op) if r != all_broadcast(op)]
     text = ", ".join(f"{x.dtype}{list(s)}" for x, s in zip(operands, shapes, strict=True))
     lines = [", ".join(map(str, r.operands)) + " -> " + ", ".join(map(str, r.results)) for r in rows]
@@ -146,13 +146,13 @@ def odd_rows(rule: Any, sample: Any) -> set[str]:
 def ops_of(sample: Any) -> Iterator[Any]:
     """The applications of a sample's op, as an axis of `GROUP` devices sees them."""
     from sbp.passes.program.trace import trace
-    from sbp.passes.program.views import make_op
+    from sbp.passes.program.views import op_of
 
     graph = trace(sample.fn, sample.args, {}).graph
     for node in graph.walk():
         if node.op == sample.name:
             shapes = ([tuple(x.shape) for x in map(graph.operand, xs)] for xs in (node.inputs, node.outputs))
-            yield make_op(graph, node, *shapes, GROUP)
+            yield op_of(graph, node, *shapes, GROUP)
 
 
 def with_odd_values(page: str, table: str) -> str:

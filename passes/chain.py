@@ -1,8 +1,8 @@
 """THE lists of passes: from a JAX function to the physical program and its plan.
 
-A pass is a function from what there is to what there is then; `holds` says what must be true of it. A program
-of one placement goes through `PLACEMENT`. One with stages goes through `STAGES`, whose pass "plan" sends what
-each placement computes through `PLACEMENT`.
+A pass is a function from one of the records below to the next; `holds` says what must be true of what it
+gives. A program of one placement goes through `PLACEMENT`. One with stages goes through `STAGES`, whose pass
+"placements" sends what each placement computes through `PLACEMENT`.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Logical:
 
     @property
     def asked_inputs(self) -> list[NdSbp | None]:
-        """Signatures of all inputs: the arrays that the function closes over are AUTO."""
+        """Signatures of all inputs; those of arrays that the function closes over are open (None)."""
         return [*self.request.in_sbp, *[None] * len(self.graph.consts)]
 
     def with_graph(self, graph: Graph) -> Logical:
@@ -219,7 +219,7 @@ PLACEMENT: Chain[Logical, PlanData] = (
     .then("boxing", box, lambda s: spec.check_physical(s.physical))
     .then("owners", find_owners, lambda s: spec.check_owners(s.physical))
     .then("buckets", bucket, lambda s: spec.check_physical(s.physical))
-    .then("plan", write_plan, spec.check_plan)
+    .then("report", write_plan, spec.check_plan)
 )
 
 
@@ -288,8 +288,8 @@ class Staged:
     plan: PipelinePlan
 
 
-def cut_into_stages(s: Whole) -> Whole:
-    """Cuts a model that does not say what its stages are."""
+def divide_into_stages(s: Whole) -> Whole:
+    """Divides a model that does not say what its stages are."""
     r = s.request
     if not r.cut:
         return s
@@ -336,12 +336,12 @@ def write_stages(s: Scheduled) -> Staged:
 
 
 STAGES: Chain[Whole, Staged] = (
-    first("cut", cut_into_stages, lambda s: spec.check_graph(s.graph))
+    first("divide", divide_into_stages, lambda s: spec.check_graph(s.graph))
     .then("hoist", hoist, lambda s: spec.check_graph(s.graph))
     .then("sums", keep_sums_apart, lambda s: spec.check_graph(s.graph))
-    .then("plan", plan_placements, lambda s: check_stages(s.stages))
+    .then("placements", plan_placements, lambda s: check_stages(s.stages))
     .then("schedule", choose_schedule, lambda s: check_schedule(s.stages, s.schedule))
-    .then("stages", write_stages, lambda s: spec.check_plan(s.plan))
+    .then("report", write_stages, lambda s: spec.check_plan(s.plan))
 )
 
 

@@ -53,8 +53,8 @@ class Request:
       terms: limits, and how rows travel.
       donated: positions of the argument leaves whose memory the results may take.
       sampled: gives the lookups of a graph the ids of a batch, where one is at hand.
-      whole_step: whether the plan's peak is that of a step; of a placement that works on micro-batches it is
-        not, as all of them would count.
+      whole_step: whether the plan's peak is that of a step. For a placement that works on micro-batches it is
+        not: its plan holds the stacks of all of them at once, and the schedule is checked instead.
     """
 
     name: str

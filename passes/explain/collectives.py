@@ -109,8 +109,9 @@ def talking(physical: Physical) -> list[tuple[Box | Inside, Executed]]:
 def rows_of(physical: Physical) -> Iterator[tuple[int, Box | Inside, Executed]]:
     """What sends something: its position in `Plan.collectives`, the move or the op, and how often it is run.
 
-    Moves over groups of one device and of empty tensors send nothing. What several ops ask of the same
-    shards (a halo, forward and backward) XLA sends once: it is one row of the plan.
+    Moves over groups of one device and of empty tensors send nothing. Several ops may ask
+    for the same shards (a halo, in the forward pass and in the backward pass). XLA sends them once, so they
+    are one row of the plan.
     """
     fresh = itertools.count()
     asked: dict[object, int] = {}

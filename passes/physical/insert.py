@@ -15,7 +15,11 @@ from sbp.signature import NdSbp
 
 
 class _Insertion:
-    """Walks the ops of one body (or of the program) and brings every value where it is wanted."""
+    """Walks the ops of one body (or of the program) and brings every value where it is wanted.
+
+    `have` lists the versions of each value that exist. `filled` has those that were made by putting zeros
+    beside a whole value: such a sum may not serve a *strict* user, to whom zero times infinity would be NaN.
+    """
 
     def __init__(
         self, c: Candidates, a: ChosenSignatures, boxings: Boxings, have: dict[int, list[NdSbp]]

@@ -27,7 +27,7 @@ class Box:
       move: from which signature to which.
       user: the node that asked for it, or the position of the output (-1 - i).
       bucket: moves of one bucket are sent as one collective; -1 for a move on its own.
-      owned: whether the move adds up a sum of which one device has each element, and the others zeros.
+      owned: whether the move adds up a sum each element of which is one device's, with zeros on all others.
       source: the line that caused it.
       rows: the name of its row in the plan; () if it sends nothing.
     """

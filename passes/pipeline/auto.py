@@ -26,7 +26,7 @@ from sbp.passes.plan.cost import node_seconds
 from sbp.passes.program.control import assumed_trips
 from sbp.passes.program.graph import Graph, Node
 from sbp.passes.program.role import SUMS
-from sbp.passes.program.views import make_op
+from sbp.passes.program.views import op_of
 from sbp.placement import Placement
 from sbp.rules.entry import all_broadcast
 
@@ -315,7 +315,7 @@ def _seconds(graph: Graph, node: Node, network: Network) -> float:
         inner = sum(_seconds(graph, n, network) for body in node.bodies for n in body.nodes)
         return inner * assumed_trips(node)
     ins, outs = [graph.operand(x).shape for x in node.inputs], [graph.values[v].shape for v in node.outputs]
-    row = all_broadcast(make_op(graph, node, ins, outs, 1))
+    row = all_broadcast(op_of(graph, node, ins, outs, 1))
     each = tuple(tuple((s,) for s in side) for side in (row.operands, row.results))
     strategy = Strategy(each[0], each[1], (False,) * len(node.inputs), (row,))
     return node_seconds(graph, node, strategy, network)

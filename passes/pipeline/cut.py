@@ -104,7 +104,11 @@ class _Cutting:
         return self.parts.get(step.node.id)
 
     def assign(self, steps: Sequence[Step], default: Part) -> None:
-        """Gives every step to a part: that of its op, the first one that wants it, or of what it reads."""
+        """Gives every step to a part.
+
+        An op says its own; a move goes to the first part that wants what it makes; what is left goes where
+        what it reads is made. No step stands before the last part that makes something for it.
+        """
         wanted = self.first_readers(steps)
         for step in steps:
             sources = [self.made[v] for v, _ in reads(step) if v in self.made]

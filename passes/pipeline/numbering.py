@@ -15,7 +15,7 @@ from typing import TypeAlias
 from sbp import compat
 from sbp.passes.program.control import assumed_trips
 from sbp.passes.program.graph import Graph, Node
-from sbp.passes.program.views import make_op
+from sbp.passes.program.views import op_of
 from sbp.rules.entry import element_flops
 
 Item: TypeAlias = tuple[int, int]
@@ -127,7 +127,7 @@ def _flops(graph: Graph, node: Node) -> float:
     if node.bodies:
         return assumed_trips(node) * inner
     shapes = [graph.operand(x).shape for x in node.inputs]
-    op = make_op(graph, node, shapes, [graph.values[v].shape for v in node.outputs], 1)
+    op = op_of(graph, node, shapes, [graph.values[v].shape for v in node.outputs], 1)
     rule = node.rule
     return element_flops(op) if rule is None else rule.flops(op)
 

@@ -1,8 +1,9 @@
 """A graph for each placement: its ops, the loop over its part of the body, and what is sent and received.
 
-Each is a program by itself: what other placements send in the loop comes stacked, as scanned operands do, and
-what is sent leaves stacked. So the planner sees forward, backward and optimizer of a stage at once, with how
-often each runs. Values keep their ids: a value of one placement has the same id where it is received.
+The key idea: each is an ordinary program of one placement. What another placement sends for every
+micro-batch is an operand that its loop scans, one slice per trip; what it sends itself is a stacked result of
+the loop. So the planner sees forward, backward and optimizer of a stage at once, and how often each runs.
+Values keep their ids: a value of one placement has the same id where it is received.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Where every op belongs: on the placement of its scope, or where its operands are, or wherever it is used.
 
-An op outside of any `sbp.on` belongs to the placement of its operands: of the one that is made last, in a
-loop over micro-batches, else of the largest. One that has no such operand (masks, random bits, casts of
-weights) is *free*: every placement that needs it computes it.
+An op outside of any `sbp.on` belongs to the placement of one of its operands. In the loop over micro-batches
+that is the operand that is made last; elsewhere it is the largest one. One that has no such operand (masks,
+random bits, casts of weights) is *free*: every placement that needs it computes it.
 """
 
 from __future__ import annotations

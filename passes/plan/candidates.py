@@ -15,7 +15,7 @@ from sbp.exact import key_of
 from sbp.layout import is_even, split_shape
 from sbp.passes.program.control import Port, ports
 from sbp.passes.program.graph import Const, Graph, Node, Operand
-from sbp.passes.program.views import make_op
+from sbp.passes.program.views import op_of
 from sbp.placement import Placement
 from sbp.rules import Row
 from sbp.rules.registry import valid_rows
@@ -130,7 +130,7 @@ class _Enumeration:
     strategies: dict[int, tuple[Strategy, ...]] = field(default_factory=dict)
 
     def of(self, x: Operand) -> Partials:
-        """The reductions that an operand can wait for. Zero is a sum of zeros, wherever it is."""
+        """The reductions that an operand can wait for. A literal zero is a sum of zeros on every device."""
         if isinstance(x, Const):
             return SUM if np.all(np.asarray(x.value) == 0) else NONE
         return self.partials[x]
@@ -157,7 +157,10 @@ class _Enumeration:
         self.partials.update(zip(node.outputs, reach, strict=True))
 
     def border(self, node: Node) -> None:
-        """Bodies until a carried value can wait, at exit, for all that it waits for at entry."""
+        """Visits the bodies until a carried value can wait, at exit, for all that it waits for at entry.
+
+        What it may wait for shrinks with every visit, so that ends.
+        """
         wired = ports(node)
         at_entry = [
             self.of(node.inputs[p.operand]) if p.operand is not None and not p.whole else NONE for p in wired
@@ -252,7 +255,7 @@ def _strategies(
         grown = []
         for rows, ins, outs in chains:
             if (ins, outs) not in memo:
-                op = make_op(graph, node, ins, outs, group)
+                op = op_of(graph, node, ins, outs, group)
                 memo[ins, outs] = [
                     r
                     for r in valid_rows(rule, op)
@@ -276,7 +279,11 @@ def _strategies(
 
 
 def natural(row: Row, ops: Sequence[Partials]) -> bool:
-    """Whether the partial operands of a row can be partial: one is, and the others are or may be filled."""
+    """Whether the operands that a row wants partial can be had so.
+
+    At least one of them really is a sum (or the row makes one from a split); the others are, or may be
+    filled: a whole value beside zeros is a sum too.
+    """
     wanted = [(i, s.op) for i, s in enumerate(row.operands) if isinstance(s, Partial)]
     have = [op in ops[i] for i, op in wanted]
     if not wanted or all(have):

@@ -11,7 +11,7 @@ from sbp.layout import local_shape
 from sbp.passes.boxing.links import Network
 from sbp.passes.plan.candidates import Strategy
 from sbp.passes.program.graph import Graph, Node
-from sbp.passes.program.views import make_op, talks_of
+from sbp.passes.program.views import op_of, talks_of
 from sbp.rules.entry import element_flops, element_traffic
 from sbp.talk.local import Talk
 
@@ -41,7 +41,7 @@ def node_seconds(graph: Graph, node: Node, strategy: Strategy, network: Network)
     results = [graph.values[v] for v in node.outputs]
     ins = [local_shape(v.shape, nd, hierarchy) for v, nd in zip(operands, strategy.operands, strict=True)]
     outs = [local_shape(v.shape, nd, hierarchy) for v, nd in zip(results, strategy.results, strict=True)]
-    op = make_op(graph, node, ins, outs, 1)
+    op = op_of(graph, node, ins, outs, 1)
     flops = rule.flops(op) if rule is not None else element_flops(op)
     traffic = rule.traffic(op) if rule is not None else element_traffic(op)
     if rule is not None and rule.fused:

@@ -31,7 +31,8 @@ class BoundaryCost:
     Arguments:
       seconds_per_byte: of a device's part.
       whole: dims that must not be split at rest.
-      as_it_lies: whether the program uses it as it lies, and boxes it no more: it may come piece by piece.
+      as_it_lies: whether the program takes it under its signature at rest, without boxing: what comes piece
+        by piece cannot be boxed as a whole.
     """
 
     seconds_per_byte: float
@@ -67,8 +68,8 @@ class ChosenSignatures:
       strategies: per node id.
       ports: per id of a control-flow op, the signature inside of each of its ports.
       shares: per value with several uses, what it is boxed to first.
-      seconds, bound: the estimated time, and a proven lower bound on every plan's. What it takes to send
-        something to another placement, or from there, is in neither.
+      seconds, bound: the estimated time, and a proven lower bound on every plan's. Neither has
+        the boundary costs: sending to another placement is counted between the placements.
     """
 
     inputs: tuple[NdSbp, ...]
@@ -82,7 +83,9 @@ class ChosenSignatures:
 
 @dataclass(frozen=True, slots=True)
 class _Use:
-    """One variable's demand on (or supply of) a value: the signature in each of its states.
+    """How one variable uses or makes a value: one signature for each of its states.
+
+    An op with three strategies has three states, and wants its first operand under three signatures.
 
     `times` is how often per step the place is executed where the demand stands.
     """

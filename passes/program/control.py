@@ -1,8 +1,8 @@
 """Control flow, one entry per loop or branch: its bodies, its wiring, how often it runs, how it is lowered.
 
-Each tensor that crosses the border of a body does so through a *port*, and has one signature there: a
-carried value enters and leaves every trip alike; a scanned value is a slice of its outer tensor, so that the
-loop's own dim stays whole and the others may be split.
+Each tensor that crosses the border of a body does so through a *port*, and has one signature there. A carried
+value has the same signature whenever a trip begins or ends. A scanned value is a slice of its outer tensor,
+so that the loop's own dim stays whole and the others may be split.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ class Source:
 
     Arguments:
       scope: the name stack, such as `jvp(layer0)/attention`.
-      info: the same as JAX knows it, with the stack inside of the loop that holds the op; what is lowered is
-        marked with it. None for what passes have made.
+      info: JAX's own record of the line, with the name stack as it is inside the innermost loop around the
+        op: the instructions that the op becomes are marked with it. None for what passes have made.
     """
 
     file: str = ""

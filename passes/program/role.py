@@ -45,7 +45,8 @@ class Role:
     Arguments:
       place: the placement that it belongs to; None if nothing says so.
       derived: "backward" of what undoes other ops, "forward" of what is differentiated, "" of all else.
-      undoes: whether it undoes ops of the program as a whole; not in a gradient inside of the forward pass.
+      undoes: whether it belongs to the backward pass of the whole program. An op of a gradient that the model
+        itself takes in its forward pass does not.
       microbatches: whether it is the loop over micro-batches.
       part: of the stage that it belongs to, once stages are known.
     """
@@ -71,7 +72,8 @@ PLAIN = Role()
 def role_of(op: str, scope: str) -> Role:
     """The role of an op, by its name and the name scope that JAX hands through its transformations.
 
-    The first transformation around the scope of a placement is what the program as a whole is put through.
+    What stands first in the scope, before that of a placement, is the transformation of the program as a
+    whole: "transpose(" there means its backward pass.
 
     >>> role = role_of("mul", "transpose(jvp(sbp.on:cpu[4,5]2[data]))/layer")
     >>> str(role.place), role.derived, role.undoes

@@ -15,7 +15,7 @@ Lying: TypeAlias = tuple[Sequence[NdSbp], Sequence[NdSbp]]
 """How the operands and the results of an op lie."""
 
 
-def make_op(graph: Graph, node: Node, shapes: Sequence[Any], results: Sequence[Any], group: int) -> Op:
+def op_of(graph: Graph, node: Node, shapes: Sequence[Any], results: Sequence[Any], group: int) -> Op:
     """The rule's view of a node, given what the outer axes left of its shapes."""
     return Op(
         node.op,

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sbp.passes.program.graph import Const, Graph, Node, Operand
-from sbp.passes.program.views import make_op, talks_of
+from sbp.passes.program.views import op_of, talks_of
 from sbp.rules import Row
 from sbp.rules.entry import all_broadcast
 from sbp.rules.registry import valid_rows
@@ -48,7 +48,7 @@ class _Walk:
         rule = node.rule
         operands = [self.graph.operand(x).shape for x in node.inputs]
         results = [self.graph.values[v].shape for v in node.outputs]
-        op = make_op(self.graph, node, operands, results, GROUP)
+        op = op_of(self.graph, node, operands, results, GROUP)
         if all(self.of(x) == B for x in node.inputs):
             return all_broadcast(op)
         if rule is None or node.bodies:
@@ -124,5 +124,5 @@ def _additive_results(graph: Graph, node: Node, given: Sequence[Signature]) -> S
     if rule is None or node.bodies:
         return None
     operands = [graph.operand(x).shape for x in node.inputs]
-    op = make_op(graph, node, operands, [graph.values[v].shape for v in node.outputs], GROUP)
+    op = op_of(graph, node, operands, [graph.values[v].shape for v in node.outputs], GROUP)
     return next((r.results for r in valid_rows(rule, op) if tuple(r.operands) == given), None)

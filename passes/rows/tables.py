@@ -178,7 +178,9 @@ class _Scope:
         if self.editor.operand(table).shape != self.editor.operand(added).shape:
             raise _NotByRows("its result is not just added to the table")
         if node.params["update"].has_param and node.inputs[-1] != table:
-            raise _NotByRows("its result is added to something else than the parameter that it was given")
+            raise _NotByRows(
+                "its result is added to something else than the parameter that the optimizer was given"
+            )
         maker = None if isinstance(table, Const) else self.maker.get(table)
         if maker is not None and self.position[maker.id] > self.position[node.id]:
             raise _NotByRows("the table that its result is added to is not known yet")

@@ -45,17 +45,19 @@ class Row:
 
     Arguments:
       operands, results: a signature each.
-      fills: operands whose P may be made from a whole value by filling the other devices with zeros. Only
-        additive ops may see such zeros: zero times infinity is NaN. A P(max) or P(min) needs no zeros: a
-        whole value is the extremum of its copies; the planner does not make use of that yet.
+      fills: operands that may come as a whole value on one device and zeros on the others, B -> P without a
+        word: for example the bias in `partial + bias`. Only additive ops may see such zeros, since zero times
+        infinity is NaN. (A P(max) or P(min) would need no zeros: a whole value is the extremum of its copies;
+        the planner does not make use of that yet.)
       reason: why the results are partial, if they become so here.
       moves: whether results are made of the operands' elements, with no arithmetic: then a P passes bit for
         bit. What computes with the parts of a sum need not give what the sum gives: with a factor that is
         infinite, parts of both signs, or zeros among them, give NaN (docs/decisions/0004).
       multiplies: whether the parts of a sum are multiplied by another operand, which may be infinite.
       owned: whether one device has an element of a P result, and the others zeros.
-      finite_only: whether it gives what one device gives only where the operands are finite: how many of its
-        zeros a library multiplies, or where it puts NaN, depends on the shape that it is given.
+      finite_only: whether it gives what one device gives only where the operands are finite. An FFT is one:
+        which of its intermediate zeros meet an infinity, and so where NaN comes out, depends on the shape
+        that the library is given.
     """
 
     operands: tuple[Signature, ...]

@@ -26,7 +26,7 @@ import sbp
 from sbp.hardware import Hardware, Link
 from sbp.passes.explain.collectives import Inside, talking
 from sbp.passes.physical.program import Compute, Physical
-from sbp.passes.program.views import make_op, talks_of
+from sbp.passes.program.views import op_of, talks_of
 from sbp.runtime.look.meter import read_compiled, read_hlo
 from tests.conformance.random_code import NOISE, Input, Program, draw_program, function, tensor, without_dead
 from tests.rules.special import unlike
@@ -201,7 +201,7 @@ def needs_finite(physical: Physical) -> bool:
     for step, _ in physical.walk():
         if isinstance(step, Compute):
             shapes = [[graph.operand(x).shape for x in xs] for xs in (step.node.inputs, step.node.outputs)]
-            op = make_op(graph, step.node, *shapes, 1)
+            op = op_of(graph, step.node, *shapes, 1)
             rows = (r for r in step.strategy.rows if r.multiplies or r.finite_only)
             if any(row.needs_finite(op) for row in rows):
                 return True

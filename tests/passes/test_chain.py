@@ -28,8 +28,8 @@ def model(x: Any, w: Any) -> Any:
 def test_the_lists_read_as_the_work_goes() -> None:
     assert [
         p.name for p in PLACEMENT.passes
-    ] == "rows pins candidates choice boxing owners buckets plan".split()
-    assert [p.name for p in STAGES.passes] == "cut hoist sums plan schedule stages".split()
+    ] == "rows pins candidates choice boxing owners buckets report".split()
+    assert [p.name for p in STAGES.passes] == "divide hoist sums placements schedule report".split()
 
 
 def test_each_pass_takes_what_the_one_before_it_gives() -> None:

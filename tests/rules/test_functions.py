@@ -12,7 +12,7 @@ import sbp
 from sbp import B, S, compat
 from sbp.passes.program.graph import Node
 from sbp.passes.program.trace import trace
-from sbp.passes.program.views import make_op
+from sbp.passes.program.views import op_of
 from sbp.rules import REGISTRY, Op
 from sbp.rules.entry import all_broadcast
 from sbp.rules.registry import unknown_functions, valid_rows
@@ -33,7 +33,7 @@ def applications() -> list[tuple[Node, Op]]:
         for node in graph.nodes:
             if node.op == one.name:
                 shapes = ([graph.operand(x).shape for x in xs] for xs in (node.inputs, node.outputs))
-                found.append((node, make_op(graph, node, *shapes, 2)))
+                found.append((node, op_of(graph, node, *shapes, 2)))
     return found
 
 

@@ -13,7 +13,7 @@ import sbp
 from sbp.passes.program.expand import plain
 from sbp.passes.program.graph import Graph
 from sbp.passes.program.trace import trace
-from sbp.passes.program.views import make_op
+from sbp.passes.program.views import op_of
 from sbp.rules import REGISTRY, lookup
 from sbp.rules.registry import valid_rows
 from sbp.signature import Split
@@ -69,7 +69,7 @@ def test_every_sample_under_vmap_has_rows_in_python_integers(axis: int) -> None:
             if node.bodies:
                 continue
             shapes = [graph.operand(x).shape for x in node.inputs]
-            op = make_op(graph, node, shapes, [graph.values[v].shape for v in node.outputs], 2)
+            op = op_of(graph, node, shapes, [graph.values[v].shape for v in node.outputs], 2)
             seen.add(node.op)
             for row in valid_rows(lookup(node.op), op):
                 for s in (*row.operands, *row.results):

@@ -11,7 +11,7 @@ from typing import Any
 
 from sbp.passes.program.graph import Graph, Node
 from sbp.passes.program.trace import trace
-from sbp.passes.program.views import make_op, talks_of
+from sbp.passes.program.views import op_of, talks_of
 from sbp.rules import Op, Row, Rule, Talk, lookup
 from sbp.rules.registry import valid_rows
 from sbp.signature import NdSbp, Signature, Split
@@ -52,7 +52,7 @@ class Application:
     def op(self) -> Op:
         """The op before anything is split."""
         shapes = ([tuple(x.shape) for x in xs] for xs in (self.operands, self.results))
-        return make_op(self.graph, self.node, *shapes, self.group)
+        return op_of(self.graph, self.node, *shapes, self.group)
 
     @cached_property
     def rows(self) -> tuple[Row, ...]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from sbp.layout import Layout, chunk, local_shape, valid_length
 from sbp.passes.boxing.moves import itemsize, moves_from, wire_bytes
-from sbp.passes.program.views import local_of, make_op
+from sbp.passes.program.views import local_of, op_of
 from sbp.rules import Row
 from sbp.signature import B, P, Partial, Signature, Split
 from sbp.talk.local import Local
@@ -74,7 +74,7 @@ def work(one: Application, row: Row | None = None) -> tuple[float, float]:
             tuple(local_shape(x, (s,), (one.group,)) for x, s in zip(xs, signatures, strict=True))
             for xs, signatures in ((shapes, row.operands), (results, row.results))
         )
-    op = make_op(one.graph, one.node, shapes, results, 1)
+    op = op_of(one.graph, one.node, shapes, results, 1)
     return float(one.rule.flops(op)), float(one.rule.traffic(op))
 
 

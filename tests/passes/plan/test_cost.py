@@ -97,10 +97,10 @@ def test_the_sizes_of_a_product(fn: Any, shapes: Any, work: tuple[int, ...]) -> 
     assert plan.physical is not None
     graph = plan.physical.graph
     (node,) = (n for n in graph.nodes if n.rule is not None and n.rule.matmul is not None)
-    from sbp.passes.program.views import make_op
+    from sbp.passes.program.views import op_of
 
     sizes = [graph.operand(x).shape for x in node.inputs], [graph.values[v].shape for v in node.outputs]
     assert node.rule is not None and node.rule.matmul is not None
-    found = node.rule.matmul(make_op(graph, node, *sizes, 1))
+    found = node.rule.matmul(op_of(graph, node, *sizes, 1))
     assert (found.batch, found.m, found.n, found.k) == work
     assert found.flops == 2 * np.prod(work)
