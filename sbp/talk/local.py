@@ -56,7 +56,7 @@ class Local:
       reports: where bodies leave what they have counted; None if nobody asks.
     """
 
-    primitive: compat.Bindable
+    primitive: compat.Primitive
     params: Mapping[str, Any]
     operands: tuple[Layout, ...]
     results: tuple[Layout, ...]
