@@ -32,7 +32,7 @@ UNRELATED = 1_000_000
 """Ops between a result and an argument that it does not depend on."""
 
 
-Kind: TypeAlias = tuple[TreeDef, tuple[tuple[tuple[int, ...], DType], ...]]
+TreeKind: TypeAlias = tuple[TreeDef, tuple[tuple[tuple[int, ...], DType], ...]]
 """A tree, with shapes and dtypes of its leaves."""
 
 
@@ -52,7 +52,7 @@ class Tree:
 
     path: str
     name: str
-    kind: Kind
+    kind: TreeKind
     leaves: range
 
     @staticmethod
@@ -116,7 +116,7 @@ def _below(tree: PyTree) -> str:
     return keystr(tree_flatten_with_path(tree)[0][0][0])
 
 
-def results_of(out: PyTree, kinds: set[Kind], names: set[str]) -> Iterator[Tree]:
+def results_of(out: PyTree, kinds: set[TreeKind], names: set[str]) -> Iterator[Tree]:
     """The results that may be state: those in the outermost tuple, and in containers in it that are none.
 
     Of arrays in a dict or a named tuple only those count that have the name of an argument: the others are

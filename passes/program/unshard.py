@@ -34,7 +34,7 @@ MeshAxes: TypeAlias = Sequence[tuple[str, ...]]
 """Per dim the mesh axes that split it, outer to inner."""
 
 
-Body: TypeAlias = Callable[..., list[jax.Array]]
+OnShards: TypeAlias = Callable[..., list[jax.Array]]
 """A function of shards."""
 
 
@@ -59,7 +59,7 @@ def on_one_device(call: ShardMap, avals: Sequence[Aval]) -> ClosedJaxpr:
 
     def run(*args: jax.Array) -> list[jax.Array]:
         blocks = [_blocks(x, spec, call.sizes) for x, spec in zip(args, call.ins, strict=True)]
-        body: Body = partial(_evaluated, call.body)
+        body: OnShards = partial(_evaluated, call.body)
         for name, size in reversed(list(call.sizes.items())):
             axes = [0 if any(name in names for names in spec) else None for spec in call.ins]
             if all(a is None for a in axes):  # vmap wants at least one mapped operand
@@ -121,12 +121,12 @@ def _loop_problem(name: str) -> Problem:
     )
 
 
-def _repeated(body: Body) -> Body:
+def _repeated(body: OnShards) -> OnShards:
     """The body with one more operand, which it does not use."""
     return lambda *args: body(*args[:-1])
 
 
-def _counted(body: Body, size: int) -> Body:
+def _counted(body: OnShards, size: int) -> OnShards:
     """The body with that operand given."""
     return lambda *args: body(*args, jnp.arange(size))
 
