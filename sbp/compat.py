@@ -40,9 +40,9 @@ SourceInfo = source_info_util.SourceInfo
 ClosedJaxpr: TypeAlias = Any
 """A jaxpr with its constants; one class with `Jaxpr` in jax 0.12."""
 Atom: TypeAlias = Any
-"""A `Var` or a `Literal`; to a checker its aval is an `AbstractValue`, which has neither shape nor dtype."""
+"""A `Var` or a `Literal`, with its `aval`."""
 Aval: TypeAlias = Any
-"""What is known of an array before it is there, a `ShapedArray`; its weak type is in no public class."""
+"""Shape and dtype of an atom: JAX annotates them as `AbstractValue`, which has neither."""
 DimAxes: TypeAlias = list[tuple[str, ...]]
 """Per dim of a tensor, the mesh axes that split it."""
 Bindable: TypeAlias = Any

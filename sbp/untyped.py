@@ -42,6 +42,7 @@ JaxDevice: TypeAlias = Any
 struct: Callable[..., jax.ShapeDtypeStruct] = jax.ShapeDtypeStruct
 partition_spec: Callable[..., PartitionSpec] = PartitionSpec
 set_jax: Callable[[str, Any], None] = jax.config.update
+# These know bfloat16 and the eight-bit types, as NumPy's do not.
 finfo: Callable[[DType], Any] = jnp.finfo
 iinfo: Callable[[DType], Any] = jnp.iinfo
 block_until_ready: Callable[[Tree], Tree] = jax.block_until_ready
