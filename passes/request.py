@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from sbp.hardware import Hardware
 from sbp.passes.plan.model import BoundaryCost
@@ -97,7 +97,7 @@ class StagesRequest:
     ties: tuple[int | None, ...]
     cut: tuple[Placement, ...] = ()
     rank_of: Sequence[int] | None = None
-    schedule: Any | Schedule = None
+    schedule: str | Schedule | None = None
     notes: tuple[str, ...] = ()
     terms: Terms = field(default_factory=Terms)
     donated: tuple[int, ...] = ()

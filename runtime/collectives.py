@@ -19,7 +19,7 @@ from sbp.limits import identity_of
 from sbp.passes.boxing.moves import Move, find_permutation, frame
 from sbp.signature import Partial, Split
 from sbp.talk import bits
-from sbp.talk.local import barrier
+from sbp.untyped import optimization_barrier
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ def _all_to_all(x: jax.Array, at: Site) -> jax.Array:
     parts = explode(x, j, at.groups)
     if parts.shape != x.shape:
         # XLA on CPUs takes the pieces apart, and may give those that are padding alone another layout.
-        parts = barrier(parts)
+        parts = optimization_barrier(parts)
     if isinstance(at.move.old, Partial):
         swapped = untyped.all_to_all(parts, at.names, split_axis=j, concat_axis=j, tiled=True)
         rows = swapped.shape[j] // g

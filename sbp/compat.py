@@ -39,6 +39,10 @@ Zero = ad.Zero
 SourceInfo = source_info_util.SourceInfo
 ClosedJaxpr: TypeAlias = Any
 """A jaxpr with its constants; one class with `Jaxpr` in jax 0.12."""
+Atom: TypeAlias = Any
+"""A `Var` or a `Literal`, with its `aval`."""
+Aval: TypeAlias = Any
+"""Shape and dtype of an atom: JAX annotates them as `AbstractValue`, which has neither."""
 DimAxes: TypeAlias = list[tuple[str, ...]]
 """Per dim of a tensor, the mesh axes that split it."""
 Bindable: TypeAlias = Any
@@ -121,16 +125,16 @@ def inside(outer: SourceInfo | None, source_info: SourceInfo, own_frames: bool) 
     return source_info_util.SourceInfo(frames, outer.name_stack + source_info.name_stack)
 
 
-def inside_call(outer: SourceInfo, eqn: JaxprEqn) -> SourceInfo:
-    """The source info of a call whose body is inlined, named as JAX names what is inside."""
+def inside_call(outer: SourceInfo | None, eqn: JaxprEqn) -> SourceInfo | None:
+    """The source info of a call whose body is inlined, named as JAX names what is inside; None stays None."""
     name = eqn.primitive.name
     called = f"jit({eqn.params['name']})" if name in ("jit", "pjit") else _CALLED.get(name)
-    return outer.replace(name_stack=outer.name_stack.extend(called)) if called else outer
+    return outer.replace(name_stack=outer.name_stack.extend(called)) if called and outer else outer
 
 
-def inside_loop(outer: SourceInfo) -> SourceInfo:
+def inside_loop(outer: SourceInfo | None) -> SourceInfo | None:
     """The source info of a loop or a branch, for what is inside: there, names start anew."""
-    return outer.replace(name_stack=source_info_util.new_name_stack())
+    return outer and outer.replace(name_stack=source_info_util.new_name_stack())
 
 
 def definition(fn: Callable[..., PyTree]) -> SourceInfo | None:
@@ -311,7 +315,7 @@ def holds_function(param: Any) -> bool:
 
 
 @cache
-def is_key(dtype: Any) -> bool:
+def is_key(dtype: DType) -> bool:
     """Whether a dtype is that of a typed PRNG key."""
     return bool(jax.numpy.issubdtype(dtype, jax.dtypes.extended))
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import NDArray
 
-# JAX's own know bfloat16 and the eight-bit types; they carry no types themselves.
-integer_limits: Callable[[Any], Any] = jnp.iinfo
-float_limits: Callable[[Any], Any] = jnp.finfo
+from sbp.untyped import DType, finfo, iinfo
 
 
-def identity_of(op: str, dtype: Any) -> Any:
+def identity_of(op: str, dtype: DType) -> NDArray[Any]:
     """The element that a reduction ignores.
 
     >>> float(identity_of("max", np.dtype("float32")))
@@ -29,8 +27,8 @@ def identity_of(op: str, dtype: Any) -> Any:
     if dtype == bool:
         return np.asarray(op == "min")
     if jnp.issubdtype(dtype, jnp.integer):
-        info = integer_limits(dtype)
+        info = iinfo(dtype)
         return np.asarray(info.min if op == "max" else info.max, dtype)
-    finite = float_limits(dtype)
+    finite = finfo(dtype)
     extreme = np.asarray(-np.inf if op == "max" else np.inf).astype(dtype)
     return extreme if np.isinf(extreme) else np.asarray(finite.min if op == "max" else finite.max, dtype)

@@ -32,6 +32,9 @@ TreeDef: TypeAlias = Any
 DType: TypeAlias = np.dtype[Any]
 """As JAX has it, for typed PRNG keys too, whose dtype is no `np.dtype` and has no public class."""
 
+Position: TypeAlias = jax.Array | np.integer[Any]
+"""An integer scalar of a body: traced, or NumPy's own where it is the same on all devices."""
+
 JaxDevice: TypeAlias = Any
 """A `jax.Device`, which jaxlib has in C++, without a stub."""
 
@@ -39,10 +42,14 @@ JaxDevice: TypeAlias = Any
 struct: Callable[..., jax.ShapeDtypeStruct] = jax.ShapeDtypeStruct
 partition_spec: Callable[..., PartitionSpec] = PartitionSpec
 set_jax: Callable[[str, Any], None] = jax.config.update
+# These know bfloat16 and the eight-bit types, as NumPy's do not.
 finfo: Callable[[DType], Any] = jnp.finfo
+iinfo: Callable[[DType], Any] = jnp.iinfo
 block_until_ready: Callable[[Tree], Tree] = jax.block_until_ready
 optimization_barrier: Callable[[Tree], Tree] = lax.optimization_barrier
 psum: Callable[..., jax.Array] = lax.psum
+pmax: Callable[..., jax.Array] = lax.pmax
+pmin: Callable[..., jax.Array] = lax.pmin
 all_gather: Callable[..., jax.Array] = lax.all_gather
 psum_scatter: Callable[..., jax.Array] = lax.psum_scatter
 all_to_all: Callable[..., jax.Array] = lax.all_to_all

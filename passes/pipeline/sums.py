@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -137,7 +138,7 @@ def _zero(x: Operand, makers: Mapping[int, Node]) -> bool:
     return node is not None and node.op == "broadcast_in_dim" and _zero(node.inputs[0], makers)
 
 
-def _with(x: Any, factor: str, by: Any) -> Any:
+def _with(x: jax.Array, factor: str, by: jax.Array) -> jax.Array:
     """An addend after what is done with it."""
     return x * by if factor == SCALES else jnp.where(by, jnp.zeros((), x.dtype), x)
 
@@ -203,7 +204,7 @@ class _Rewriting:
 
     def like(self, v: int) -> int:
         """A new value like another."""
-        value = self.editor.operand(v)
+        value = self.editor.builder.values[v]
         return self.editor.builder.value(value, value.name)
 
     def source(self, at: int) -> Source:
@@ -213,7 +214,7 @@ class _Rewriting:
     def added(self, carried: int, addends: Sequence[Addend], source: Source) -> tuple[list[Node], Operand]:
         """The ops that add to a carried value."""
 
-        def fn(total: Any, *xs: Any) -> Any:
+        def fn(total: jax.Array, *xs: jax.Array) -> jax.Array:
             rest = iter(xs)
             terms = []
             for _, factors in addends:

@@ -20,6 +20,7 @@ from sbp.placement import Placement
 from sbp.rules import Row
 from sbp.rules.registry import valid_rows
 from sbp.signature import B, NdSbp, P, Partial, Signature, Split
+from sbp.untyped import DType
 
 Partials = frozenset[str]
 NONE: Partials = frozenset()
@@ -308,7 +309,7 @@ def _mixed(strategy: Strategy) -> bool:
     )
 
 
-def rest_signatures(shape: Sequence[int], dtype: Any, placement: Placement) -> tuple[NdSbp, ...]:
+def rest_signatures(shape: Sequence[int], dtype: DType, placement: Placement) -> tuple[NdSbp, ...]:
     """Signatures that a `jax.Array` of this shape can have on the placement: no P, no padding."""
     one_d: list[Signature] = [B]
     if not compat.is_key(dtype):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from sbp import compat
 from sbp.layout import local_shape
@@ -13,13 +12,15 @@ from sbp.passes.plan.candidates import Strategy
 from sbp.passes.program.graph import Graph, Node
 from sbp.passes.program.views import op_of, talks_of
 from sbp.rules.entry import element_flops, element_traffic
+from sbp.signature import NdSbp
 from sbp.talk.local import Talk
+from sbp.untyped import DType
 
 # The share of an element-wise op's memory traffic that is left once it is fused with its neighbours.
 FUSED_TRAFFIC = 0.25
 
 
-def local_bytes(shape: Sequence[int], dtype: Any, nd: Any, hierarchy: Sequence[int]) -> float:
+def local_bytes(shape: Sequence[int], dtype: DType, nd: NdSbp, hierarchy: Sequence[int]) -> float:
     """Bytes of one device's shard, padding included."""
     return math.prod(local_shape(shape, nd, hierarchy)) * compat.itemsize(dtype)
 

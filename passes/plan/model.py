@@ -20,8 +20,9 @@ from sbp.passes.plan.cost import local_bytes, node_seconds
 from sbp.passes.plan.network import CostNetwork, Table
 from sbp.passes.plan.solve import solve
 from sbp.passes.program.control import assumed_trips, ports
-from sbp.passes.program.graph import Const, Graph, Node, Operand
+from sbp.passes.program.graph import Const, Graph, Node, Operand, Value
 from sbp.signature import B, NdSbp, Partial, Split
+from sbp.untyped import DType
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,9 @@ class Model:
         self.unary.append(np.zeros(len(states)) if cost is None else cost)
         return len(self.states) - 1
 
-    def rest(self, wanted: NdSbp | None, value: Any, cost: BoundaryCost | None) -> tuple[NdSbp, ...]:
+    def rest(
+        self, wanted: NdSbp | None, value: Value | Const, cost: BoundaryCost | None
+    ) -> tuple[NdSbp, ...]:
         """The states of an argument or result."""
         whole = {Split(d) for d in cost.whole} if cost is not None else frozenset[Split]()
         key = "rest", wanted, *(() if wanted is not None else (value.shape, value.dtype, frozenset(whole)))
@@ -277,7 +280,7 @@ def _at(costs: Sequence[BoundaryCost | None], i: int) -> BoundaryCost | None:
     return costs[i] if i < len(costs) else None
 
 
-def boxing_of(boxings: Boxings, c: Candidates, shape: tuple[int, ...], dtype: Any, v: int) -> Boxing:
+def boxing_of(boxings: Boxings, c: Candidates, shape: tuple[int, ...], dtype: DType, v: int) -> Boxing:
     """The transitions of a value. Any op may want it as a sum (filled), so the sum is always among them."""
     return boxings.of(shape, dtype, c.partials[v] | {"sum"}, c.dims[v])
 

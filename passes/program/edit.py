@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from sbp import compat
-from sbp.passes.program.graph import Const, Graph, Node, Operand, Source, numbered
+from sbp.passes.program.graph import Const, Graph, Node, Operand, Source, Value, numbered
 from sbp.passes.program.trace import Builder, prune
 
 
@@ -21,7 +21,7 @@ class Editor:
         self.builder = Builder(graph.values)
         self.instead: dict[int, Operand] = {}
 
-    def operand(self, x: Operand) -> Any:
+    def operand(self, x: Operand) -> Value | Const:
         """What an operand refers to, a new value too."""
         return x if isinstance(x, Const) else self.builder.values[x]
 

@@ -3,13 +3,15 @@ known or refused."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
 
 from sbp import compat, compat_ops
+from sbp.compat import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 from sbp.errors import Problem, raise_all
 from sbp.passes.program.graph import Source
 
@@ -85,7 +87,7 @@ def unknown(effect: str) -> Refusal:
     )
 
 
-def without_effects(closed: Any) -> Any:
+def without_effects(closed: ClosedJaxpr) -> ClosedJaxpr:
     """The closed jaxpr of a function without the refs that it makes: their reads and writes are values.
 
     Raises:
@@ -97,7 +99,7 @@ def without_effects(closed: Any) -> Any:
     try:
         return compat_ops.discharged(closed)
     except NotImplementedError as e:
-        where = _where(closed.jaxpr, lambda eqn: OWN_REFS in _names(eqn))
+        where = _where(closed.jaxpr, partial(_has, OWN_REFS))
         reason = Refusal(
             "a ref where it cannot be turned into values",
             "reads, writes and sums of refs, in loops, branches and calls",
@@ -108,26 +110,34 @@ def without_effects(closed: Any) -> Any:
         raise
 
 
-def _names(x: Any) -> set[str]:
+def _names(x: Jaxpr | JaxprEqn) -> set[str]:
     """The effects of a jaxpr or of an equation, by the names of their classes."""
     return {type(e).__name__ for e in x.effects}
 
 
-def _outer_refs(closed: Any) -> Iterator[Problem]:
+def _has(effect: str, eqn: JaxprEqn) -> bool:
+    return effect in _names(eqn)
+
+
+def _takes(var: Var, eqn: JaxprEqn) -> bool:
+    return any(v is var for v in eqn.invars)
+
+
+def _outer_refs(closed: ClosedJaxpr) -> Iterator[Problem]:
     for var, held in zip(closed.jaxpr.constvars, closed.consts, strict=True):
         if isinstance(held, jax.Ref):
-            where = _where(closed.jaxpr, lambda eqn, var=var: any(v is var for v in eqn.invars))
+            where = _where(closed.jaxpr, partial(_takes, var))
             yield refuse(f"{where}: {jax.typeof(held).str_short()}", OUTER_REF)
 
 
-def _unknown_effects(jaxpr: Any) -> Iterator[Problem]:
+def _unknown_effects(jaxpr: Jaxpr) -> Iterator[Problem]:
     """One problem per kind of effect; those of refs of somebody else's are told apart by the refs."""
     for name in sorted(_names(jaxpr) - set(KNOWN) - {"ReadEffect", "WriteEffect", "AccumEffect"}):
-        where = _where(jaxpr, lambda eqn, name=name: name in _names(eqn))
+        where = _where(jaxpr, partial(_has, name))
         yield refuse(where, REFUSED.get(name) or unknown(name))
 
 
-def _where(jaxpr: Any, holds: Any) -> str:
+def _where(jaxpr: Jaxpr, holds: Callable[[JaxprEqn], bool]) -> str:
     """The innermost op for which something holds, and its line."""
     found = next((eqn for eqn in jaxpr.eqns if holds(eqn)), None)
     if found is None:
@@ -139,10 +149,11 @@ def _where(jaxpr: Any, holds: Any) -> str:
     return f"{found.primitive.name} at {Source(*line)}" if line else str(found.primitive.name)
 
 
-def _inside(params: Iterable[Any]) -> Iterator[Any]:
+def _inside(params: Iterable[Any]) -> Iterator[Jaxpr]:
     """The jaxprs among an equation's parameters."""
     for x in params:
-        for j in x if isinstance(x, tuple | list) else (x,):
+        held: Iterable[Any] = x if isinstance(x, tuple | list) else (x,)
+        for j in held:
             inner = getattr(j, "jaxpr", j)
             if hasattr(inner, "eqns"):
                 yield inner

@@ -6,24 +6,26 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend.core import jaxpr_as_fun
 
 from sbp import compat, compat_ops
+from sbp.compat import Aval, ClosedJaxpr, JaxprEqn
 from sbp.passes.program.control import CONTROL
 from sbp.passes.program.unshard import REDUCTIONS, ShardMap, on_one_device
 from sbp.rules import REGISTRY
 
 
-def _shard_map(eqn: Any) -> Any:
+def _shard_map(eqn: JaxprEqn) -> ClosedJaxpr:
     """A program for several devices as one for one device."""
     call = ShardMap(*compat.shard_map_specs(eqn.params))
     return on_one_device(call, [v.aval for v in eqn.invars])
 
 
-def _while(eqn: Any) -> Any:
+def _while(eqn: JaxprEqn) -> ClosedJaxpr | None:
     """A loop whose rows end one by one, as `vmap` makes it: it runs while any row does, and only rows that
     still run change. None for a loop with one condition."""
     params = eqn.params
@@ -31,15 +33,16 @@ def _while(eqn: Any) -> Any:
     if not test_jaxpr.out_avals[0].shape:
         return None
     n_test, n_body = params["cond_nconsts"], params["body_nconsts"]
-    test, body = jaxpr_as_fun(test_jaxpr), jaxpr_as_fun(body_jaxpr)
+    test: Callable[..., Sequence[jax.Array]] = jaxpr_as_fun(test_jaxpr)
+    body: Callable[..., Sequence[jax.Array]] = jaxpr_as_fun(body_jaxpr)
 
-    def run(*operands: Any) -> Any:
+    def run(*operands: jax.Array) -> list[jax.Array]:
         of_test, of_body = operands[:n_test], operands[n_test : n_test + n_body]
 
-        def runs(carry: Sequence[Any]) -> Any:
+        def runs(carry: Sequence[jax.Array]) -> jax.Array:
             return test(*of_test, *carry)[0]
 
-        def trip(carry: Sequence[Any]) -> list[Any]:
+        def trip(carry: Sequence[jax.Array]) -> list[jax.Array]:
             mine = runs(carry)
             new = body(*of_body, *carry)
             return [_selected(mine, x, old) for x, old in zip(new, carry, strict=True)]
@@ -49,23 +52,23 @@ def _while(eqn: Any) -> Any:
     return compat_ops.retraced(run, eqn)
 
 
-def _any(rows: Any) -> Any:
+def _any(rows: jax.Array) -> jax.Array:
     """Whether any row holds, as a maximum of numbers: split rows then send one number."""
     return lax.reduce_max(rows.astype(np.int32), tuple(range(rows.ndim))) > 0
 
 
-def _selected(rows: Any, new: Any, old: Any) -> Any:
+def _selected(rows: jax.Array, new: jax.Array, old: jax.Array) -> jax.Array:
     """`new` in the rows (leading dims) where `rows` holds, else `old`."""
     return jnp.where(rows.reshape(rows.shape + (1,) * (new.ndim - rows.ndim)), new, old)
 
 
-def _empty(eqn: Any) -> Any:
+def _empty(eqn: JaxprEqn) -> ClosedJaxpr:
     """Memory that nobody has written: zeros are as good, and may lie in any way."""
-    (made,) = eqn.outvars
-    return compat_ops.retraced(lambda *_: lax.full(made.aval.shape, 0, made.aval.dtype), eqn)
+    made: Aval = eqn.outvars[0].aval
+    return compat_ops.retraced(lambda *_: lax.full(made.shape, 0, made.dtype), eqn)
 
 
-def _reduction(eqn: Any) -> Any:
+def _reduction(eqn: JaxprEqn) -> ClosedJaxpr | None:
     """A reduction over a dim that `vmap` named: positions instead of names. None over the axes of a mesh."""
     axes = eqn.params["axes"]
     if not all(isinstance(a, int) for a in axes) or eqn.params.get("axis_index_groups"):
@@ -86,7 +89,7 @@ PASSED = {
 }
 """Ops whose results are their last operands, and what they say beside that."""
 
-EXPANDED: dict[str, Callable[[Any], Any]] = {
+EXPANDED: dict[str, Callable[[JaxprEqn], ClosedJaxpr | None]] = {
     "shard_map": _shard_map,
     "while": _while,
     "empty": _empty,
@@ -95,7 +98,7 @@ EXPANDED: dict[str, Callable[[Any], Any]] = {
 """Per primitive the closed jaxpr of an equation, or None if this one stays as it is."""
 
 
-def expanded(eqn: Any) -> Any:
+def expanded(eqn: JaxprEqn) -> ClosedJaxpr | None:
     """What an equation stands for, if it is to be seen through but does not hold its body; else None."""
     name = eqn.primitive.name
     if name in EXPANDED:

@@ -8,11 +8,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
+import jax
 import networkx as nx
+from jax.typing import ArrayLike
 
+from sbp.compat import Primitive, SourceInfo
 from sbp.passes.program.role import PLAIN, Role, role_of
 from sbp.rules.entry import Rule
 from sbp.rules.registry import lookup
+from sbp.untyped import DType
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +32,7 @@ class Source:
     file: str = ""
     line: int = 0
     scope: str = ""
-    info: Any = field(default=None, hash=False, compare=False, repr=False)
+    info: SourceInfo | None = field(default=None, hash=False, compare=False, repr=False)
 
     def __str__(self) -> str:
         return f"{os.path.basename(self.file)}:{self.line}" if self.file else "?"
@@ -40,7 +44,7 @@ class Value:
 
     id: int
     shape: tuple[int, ...]
-    dtype: Any
+    dtype: DType
     name: str
 
     def __str__(self) -> str:
@@ -51,8 +55,8 @@ class Value:
 class Const:
     """A scalar that stands in an equation itself."""
 
-    value: Any = field(hash=False, compare=False)
-    dtype: Any
+    value: ArrayLike = field(hash=False, compare=False)
+    dtype: DType
     shape: tuple[int, ...] = ()
 
     def __str__(self) -> str:
@@ -94,7 +98,7 @@ class Node:
     """
 
     id: int
-    primitive: Any
+    primitive: Primitive
     inputs: tuple[Operand, ...]
     outputs: tuple[int, ...]
     params: Mapping[str, Any] = field(hash=False, compare=False)
@@ -111,14 +115,14 @@ class Node:
         return op_name(self.primitive, self.target)
 
 
-def op_name(primitive: Any, target: str = "") -> str:
+def op_name(primitive: Primitive, target: str = "") -> str:
     """What an op is called: its primitive's name, with what it calls."""
     return f"{primitive.name}[{target}]" if target else str(primitive.name)
 
 
 def make_node(
     id: int,
-    primitive: Any,
+    primitive: Primitive,
     inputs: Iterable[Operand],
     outputs: Iterable[int],
     params: Mapping[str, Any],
@@ -149,7 +153,7 @@ class Graph:
 
     values: tuple[Value, ...]
     inputs: tuple[int, ...]
-    consts: tuple[Any, ...] = field(hash=False, compare=False)
+    consts: tuple[jax.Array, ...] = field(hash=False, compare=False)
     nodes: tuple[Node, ...]
     outputs: tuple[Operand, ...]
 

@@ -10,17 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path
+from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
 from sbp.passes.program.control import ports
 from sbp.passes.program.graph import Const, Graph, Node
 from sbp.passes.program.trace import Traced
 from sbp.signature import NdSbp
+from sbp.untyped import DType, PyTree, TreeDef
 
 FAR = 1_000
 """What an op counts whose result has another shape than its operand: what comes after it is no update."""
@@ -28,6 +30,14 @@ CONTRACTIONS = frozenset({"dot_general", "conv_general_dilated"})
 """Ops that count as much, although the shapes may happen to be equal."""
 UNRELATED = 1_000_000
 """Ops between a result and an argument that it does not depend on."""
+
+
+TreeKind: TypeAlias = tuple[TreeDef, tuple[tuple[tuple[int, ...], DType], ...]]
+"""A tree, with shapes and dtypes of its leaves."""
+
+
+Carried: TypeAlias = set[tuple[int | None, int | None]]
+"""The operands and results of a loop that are one carried value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +52,11 @@ class Tree:
 
     path: str
     name: str
-    kind: Any
+    kind: TreeKind
     leaves: range
 
     @staticmethod
-    def of(path: str, name: str, tree: Any, start: int) -> Tree:
+    def of(path: str, name: str, tree: PyTree, start: int) -> Tree:
         """The tree whose first leaf is at `start`."""
         leaves, treedef = jax.tree.flatten(tree)
         kind = treedef, tuple((tuple(x.shape), x.dtype) for x in leaves)
@@ -65,7 +75,7 @@ def ties(
     traced: Traced,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
-    out: Any,
+    out: PyTree,
     in_sbp: Sequence[NdSbp | None],
     out_sbp: Sequence[NdSbp | None],
 ) -> Ties:
@@ -101,19 +111,19 @@ def arguments_of(paths: Sequence[str], args: Sequence[Any], kwargs: Mapping[str,
         start += n
 
 
-def _below(tree: Any) -> str:
+def _below(tree: PyTree) -> str:
     """The path of the first leaf inside a tree."""
     return keystr(tree_flatten_with_path(tree)[0][0][0])
 
 
-def results_of(out: Any, kinds: set[Any], names: set[str]) -> Iterator[Tree]:
+def results_of(out: PyTree, kinds: set[TreeKind], names: set[str]) -> Iterator[Tree]:
     """The results that may be state: those in the outermost tuple, and in containers in it that are none.
 
     Of arrays in a dict or a named tuple only those count that have the name of an argument: the others are
     metrics.
     """
 
-    def visit(path: str, name: str, tree: Any, start: int) -> Iterator[Tree]:
+    def visit(path: str, name: str, tree: PyTree, start: int) -> Iterator[Tree]:
         found = Tree.of(f"result{path}", name, tree, start)
         inner = tree_flatten_with_path(tree, is_leaf=lambda x: x is not tree)[0]
         if found.kind in kinds or not inner or not inner[0][0]:
@@ -156,8 +166,8 @@ def _matched(
 def _doubts(
     results: Sequence[Tree],
     args: Sequence[Tree],
-    near: Any,
-    other: Any,
+    near: NDArray[np.int64],
+    other: NDArray[np.bool_],
     taken: Sequence[tuple[int, int]],
     in_sbp: Sequence[NdSbp | None],
 ) -> Iterator[str]:
@@ -182,7 +192,7 @@ def _doubts(
                 )
 
 
-def distances(graph: Graph, results: Sequence[Tree], args: Sequence[Tree]) -> Any:
+def distances(graph: Graph, results: Sequence[Tree], args: Sequence[Tree]) -> NDArray[np.int64]:
     """Ops from each argument to each result, over their leaves, "results args".
 
     An argument that is returned as it is has 0; scalars all have, since they all lie alike.
@@ -217,7 +227,7 @@ def _read(node: Node, found: Mapping[int, int]) -> Iterator[tuple[int, int]]:
     return ((i, x) for i, x in enumerate(node.inputs) if not isinstance(x, Const) and x in found)
 
 
-def _step(graph: Graph, node: Node, operand: int, result: int, carried: set[Any]) -> int:
+def _step(graph: Graph, node: Node, operand: int, result: int, carried: Carried) -> int:
     """What an op counts from an operand to a result; a loop is one update of what it carries."""
     if node.bodies:
         return 1 if (operand, result) in carried else FAR

@@ -8,8 +8,10 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.typing import ArrayLike
 
 from sbp import compat
+from sbp.compat import Atom, Aval, ClosedJaxpr, Jaxpr, JaxprEqn
 from sbp.passes.program.control import CONTROL
 from sbp.passes.program.effects import without_effects
 from sbp.passes.program.expand import PASSED, expanded, plain_params
@@ -26,6 +28,7 @@ from sbp.passes.program.graph import (
     walk,
 )
 from sbp.rules import lookup
+from sbp.untyped import TreeDef
 
 REMAT = ("remat2", "checkpoint")
 
@@ -43,7 +46,7 @@ class Traced:
 
     graph: Graph
     in_paths: tuple[str, ...]
-    out_tree: Any
+    out_tree: TreeDef
     out_paths: tuple[str, ...]
     source: Source = field(default_factory=Source)
 
@@ -59,16 +62,16 @@ class Builder:
         self.values = list(values)
         self.nodes: list[Node] = []
         self.const_ids: list[int] = []
-        self.consts: list[Any] = []
+        self.consts: list[jax.Array] = []
         # The object is held with its value's id: a dead one's address could be given to another array.
-        self.known: dict[int, tuple[Any, int]] = {}
+        self.known: dict[int, tuple[ArrayLike, int]] = {}
         self.barriers = 0
 
-    def value(self, aval: Any, name: str) -> int:
+    def value(self, aval: Aval, name: str) -> int:
         self.values.append(Value(len(self.values), tuple(map(int, aval.shape)), aval.dtype, name))
         return len(self.values) - 1
 
-    def const(self, array: Any, name: str = "") -> Operand:
+    def const(self, array: ArrayLike, name: str = "") -> Operand:
         """A closed-over array: a scalar stays in place, anything else becomes an input, once per object."""
         if np.ndim(array) == 0 and not compat.is_key(jax.numpy.result_type(array)):
             return Const(array, jax.numpy.result_type(array))
@@ -80,12 +83,14 @@ class Builder:
             self.known[id(array)] = array, self.const_ids[-1]
         return self.known[id(array)][1]
 
-    def inline(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Operand], at: Source) -> list[Operand]:
+    def inline(
+        self, jaxpr: Jaxpr, consts: Sequence[ArrayLike], args: Sequence[Operand], at: Source
+    ) -> list[Operand]:
         """Walks one jaxpr; `at` is the line and scope of the call that holds it."""
-        env: dict[Any, Operand] = dict(zip(jaxpr.invars, args, strict=True))
+        env: dict[Atom, Operand] = dict(zip(jaxpr.invars, args, strict=True))
         env.update(zip(jaxpr.constvars, (self.const(c) for c in consts), strict=True))
 
-        def read(atom: Any) -> Operand:
+        def read(atom: Atom) -> Operand:
             if isinstance(atom, compat.Literal):
                 return self.const(atom.val) if np.ndim(atom.val) else Const(atom.val, _aval(atom).dtype)
             return env[atom]
@@ -109,7 +114,7 @@ class Builder:
             env.update(zip(eqn.outvars, outs, strict=True))
         return [read(a) for a in jaxpr.outvars]
 
-    def call(self, eqn: Any, inputs: list[Operand], source: Source) -> list[Operand]:
+    def call(self, eqn: JaxprEqn, inputs: list[Operand], source: Source) -> list[Operand]:
         body, consts = compat.sub_jaxpr(eqn.params, compat.CALLS[eqn.primitive.name])
         source = replace(source, info=compat.inside_call(source.info, eqn))
         if eqn.primitive.name in REMAT and eqn.params["differentiated"] and eqn.params["prevent_cse"]:
@@ -132,7 +137,7 @@ class Builder:
             out.append(v)
         return out
 
-    def node(self, eqn: Any, inputs: list[Operand], source: Source, target: str) -> list[Operand]:
+    def node(self, eqn: JaxprEqn, inputs: list[Operand], source: Source, target: str) -> list[Operand]:
         name = eqn.primitive.name
         if name == "optimization_barrier":
             return self.barrier(inputs, source)
@@ -153,7 +158,7 @@ class Builder:
         )
         return list(outs)
 
-    def body(self, inner: Any, at: Source) -> Body:
+    def body(self, inner: Jaxpr | ClosedJaxpr, at: Source) -> Body:
         """The graph of a loop's body or of a branch."""
         jaxpr, consts = compat.sub_jaxpr({"jaxpr": inner}, "jaxpr")
         at = replace(at, info=compat.inside_loop(at.info))
@@ -164,13 +169,13 @@ class Builder:
         return Body(inputs, tuple(nodes), tuple(outputs))
 
 
-def _has_rule(eqn: Any, target: str) -> bool:
+def _has_rule(eqn: JaxprEqn, target: str) -> bool:
     """Whether a call is of a function that the user registered as an op."""
     found = lookup(f"{eqn.primitive.name}[{target}]") if target else None
     return found is not None and (found.function is None or compat.is_call_of(found.function, eqn))
 
 
-def _aval(atom: Any) -> Any:
+def _aval(atom: Atom) -> Aval:
     return atom.aval
 
 
@@ -178,7 +183,7 @@ def _listed(x: Any) -> Sequence[Any]:
     return x if isinstance(x, tuple | list) else (x,)
 
 
-def _source(eqn: Any, at: Source) -> Source:
+def _source(eqn: JaxprEqn, at: Source) -> Source:
     """The user's line of an equation, else that of the call around it; scopes are joined."""
     own = compat.user_line(eqn.source_info)
     line = own or ((at.file, at.line) if at.file else compat.any_line(eqn.source_info))

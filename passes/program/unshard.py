@@ -9,18 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from sbp import compat
+from sbp.compat import Atom, Aval, ClosedJaxpr, Jaxpr
 from sbp.errors import AnnotationError, Problem
+from sbp.untyped import Leaf, all_gather
 
 SAYING = ("pvary", "pcast")
 """Ops that only say along which axes a value varies."""
 
-REDUCTIONS: dict[str, Callable[..., Any]] = {
+REDUCTIONS: dict[str, Callable[..., jax.Array]] = {
     "psum": jnp.sum,
     "psum_invariant": jnp.sum,
     "pmax": jnp.max,
@@ -29,6 +32,10 @@ REDUCTIONS: dict[str, Callable[..., Any]] = {
 
 MeshAxes: TypeAlias = Sequence[tuple[str, ...]]
 """Per dim the mesh axes that split it, outer to inner."""
+
+
+OnShards: TypeAlias = Callable[..., list[jax.Array]]
+"""A function of shards."""
 
 
 @dataclass(frozen=True)
@@ -41,18 +48,18 @@ class ShardMap:
       ins, outs: per operand and result its spec.
     """
 
-    body: Any
+    body: Jaxpr
     sizes: Mapping[str, int]
     ins: Sequence[MeshAxes]
     outs: Sequence[MeshAxes]
 
 
-def on_one_device(call: ShardMap, avals: Sequence[Any]) -> Any:
+def on_one_device(call: ShardMap, avals: Sequence[Aval]) -> ClosedJaxpr:
     """The jaxpr that computes what a `shard_map` over these logical operands does."""
 
-    def run(*args: Any) -> list[Any]:
+    def run(*args: jax.Array) -> list[jax.Array]:
         blocks = [_blocks(x, spec, call.sizes) for x, spec in zip(args, call.ins, strict=True)]
-        body: Any = partial(_evaluated, call.body)
+        body: OnShards = partial(_evaluated, call.body)
         for name, size in reversed(list(call.sizes.items())):
             axes = [0 if any(name in names for names in spec) else None for spec in call.ins]
             if all(a is None for a in axes):  # vmap wants at least one mapped operand
@@ -66,7 +73,7 @@ def on_one_device(call: ShardMap, avals: Sequence[Any]) -> Any:
     return jax.make_jaxpr(run)(*avals)
 
 
-def _evaluated(jaxpr: Any, *shards: Any, consts: Sequence[Any] = ()) -> list[Any]:
+def _evaluated(jaxpr: Jaxpr, *shards: jax.Array, consts: Sequence[ArrayLike] = ()) -> list[jax.Array]:
     """The body where its axes are those of `vmap`s: which of them a value varies along need not be said.
 
     Raises:
@@ -74,7 +81,7 @@ def _evaluated(jaxpr: Any, *shards: Any, consts: Sequence[Any] = ()) -> list[Any
     """
     env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *shards], strict=True))
 
-    def read(atom: Any) -> Any:
+    def read(atom: Atom) -> Leaf:
         return atom.val if isinstance(atom, compat.Literal) else env[atom]
 
     for eqn in jaxpr.eqns:
@@ -94,11 +101,11 @@ def _evaluated(jaxpr: Any, *shards: Any, consts: Sequence[Any] = ()) -> list[Any
     return [read(a) for a in jaxpr.outvars]
 
 
-def _reduced(op: str, x: Any, axes: Sequence[str | int]) -> Any:
+def _reduced(op: str, x: jax.Array, axes: Sequence[str | int]) -> jax.Array:
     """A reduction over mesh axes as one over a dim: the planner knows it then."""
     for name in axes:
         if isinstance(name, str):
-            x = REDUCTIONS[op](jax.lax.all_gather(x, name), axis=0)
+            x = REDUCTIONS[op](all_gather(x, name), axis=0)
     own = tuple(a for a in axes if not isinstance(a, str))
     return REDUCTIONS[op](x, axis=own) if own else x
 
@@ -114,17 +121,17 @@ def _loop_problem(name: str) -> Problem:
     )
 
 
-def _repeated(body: Any) -> Any:
+def _repeated(body: OnShards) -> OnShards:
     """The body with one more operand, which it does not use."""
     return lambda *args: body(*args[:-1])
 
 
-def _counted(body: Any, size: int) -> Any:
+def _counted(body: OnShards, size: int) -> OnShards:
     """The body with that operand given."""
     return lambda *args: body(*args, jnp.arange(size))
 
 
-def _blocks(x: Any, spec: MeshAxes, sizes: Mapping[str, int]) -> Any:
+def _blocks(x: jax.Array, spec: MeshAxes, sizes: Mapping[str, int]) -> jax.Array:
     """The shards: one leading dim for each mesh axis in the spec, in the order of the mesh."""
     shape, place = list[int](), dict[str, int]()
     for d, n in enumerate(x.shape):
@@ -139,7 +146,7 @@ def _blocks(x: Any, spec: MeshAxes, sizes: Mapping[str, int]) -> Any:
     return x.reshape(shape).transpose([*lead, *rest])
 
 
-def _whole(x: Any, spec: MeshAxes, sizes: Mapping[str, int]) -> Any:
+def _whole(x: jax.Array, spec: MeshAxes, sizes: Mapping[str, int]) -> jax.Array:
     """The opposite: all mesh axes lead; the shards of those that are not in the spec are equal."""
     named = [name for names in spec for name in names]
     kept = [name for name in sizes if name in named]

@@ -301,7 +301,7 @@ _EACH: dict[str, Callable[[DType], Callable[..., jax.Array]]] = {
 }
 
 
-def _columns(node: Node, operands: Sequence[Value]) -> tuple[Signature, ...] | None:
+def _columns(node: Node, operands: Sequence[Value | Const]) -> tuple[Signature, ...] | None:
     """How the state lies where the table is split by columns, or None if the step mixes columns.
 
     Arguments:
@@ -321,7 +321,7 @@ def _columns(node: Node, operands: Sequence[Value]) -> tuple[Signature, ...] | N
     return tuple(across) if ok else None
 
 
-def _additive(node: Node, operands: Sequence[Value]) -> bool:
+def _additive(node: Node, operands: Sequence[Value | Const]) -> bool:
     """Whether the steps of addends of a gradient add up to the step of their sum."""
     update, grad, state = node.params["update"], operands[0], operands[1 : len(node.outputs)]
     if any(lazy.by_row(x.shape, grad.shape) for x in state):
@@ -332,7 +332,7 @@ def _additive(node: Node, operands: Sequence[Value]) -> bool:
     return not param & used and rowwise.additive(graph)
 
 
-def _apart(update: lazy.Update, operands: Sequence[Value], lying: Sequence[Signature]) -> bool:
+def _apart(update: lazy.Update, operands: Sequence[Value | Const], lying: Sequence[Signature]) -> bool:
     """Whether a step treats by itself whatever stands at one place of the dims that are split.
 
     Its ops are asked, and its numbers: they may not change with the size of those dims.

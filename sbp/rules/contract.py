@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from sbp.rules.elementwise import sums_pass
@@ -45,7 +45,7 @@ def _linear(op: Op) -> tuple[int, ...]:
     return tuple(i for i in (0, 1) if not jnp.issubdtype(out, jnp.integer) or sums_pass(op.dtypes[i], out))
 
 
-def _dot_local(ctx: Local, lhs: Any, rhs: Any) -> list[Any]:
+def _dot_local(ctx: Local, lhs: jax.Array, rhs: jax.Array) -> list[jax.Array]:
     """Padding of a contracted dim must be zero on BOTH sides: zero times NaN is NaN."""
     (lc, rc), _ = ctx.params["dimension_numbers"]
     return ctx.bind(ctx.mask(lhs, ctx.operands[0], lc, 0), ctx.mask(rhs, ctx.operands[1], rc, 0))
@@ -157,7 +157,7 @@ def _ragged_letters(op: Op) -> tuple[Letters, Letters, Letters]:
     return tuple(left), tuple(right), (*by_group, *(left[d] for d in lb), *free)
 
 
-def _ragged_local(ctx: Local, lhs: Any, rhs: Any, *sizes: Any) -> list[Any]:
+def _ragged_local(ctx: Local, lhs: jax.Array, rhs: jax.Array, *sizes: jax.Array) -> list[jax.Array]:
     """Padding of a contracted dim must be zero on both sides."""
     (lc, rc), _ = ctx.params["ragged_dot_dimension_numbers"].dot_dimension_numbers
     lhs, rhs = ctx.mask(lhs, ctx.operands[0], lc, 0), ctx.mask(rhs, ctx.operands[1], rc, 0)

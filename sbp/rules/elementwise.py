@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from sbp.limits import float_limits, identity_of, integer_limits
+from sbp.limits import identity_of
 from sbp.rules.entry import Op, Row, element_flops
 from sbp.rules.factors import MAX, MIN, additive_row, factors, same_dims
 from sbp.rules.registry import rule
+from sbp.untyped import DType, finfo, iinfo
 
 # What holds for sums, maxima and minima in the operands of each op. A plain op passes splits only.
 PLAIN = """
@@ -166,35 +166,35 @@ def convert(op: Op) -> list[Row]:
     return [*rows, additive_row(1, 1, (0,), moves=True)] if sums else rows
 
 
-def _kind(dtype: Any) -> str:
+def _kind(dtype: DType) -> str:
     kinds = {"float": jnp.floating, "int": jnp.integer, "complex": jnp.complexfloating}
     return next((name for name, kind in kinds.items() if jnp.issubdtype(dtype, kind)), "other")
 
 
-def sums_pass(old: Any, new: Any) -> bool:
+def sums_pass(old: DType, new: DType) -> bool:
     """Whether the conversion of a sum is the sum of the conversions: wider floats, not wider integers."""
     kinds = _kind(old), _kind(new)
     if kinds == ("int", "int"):
-        return bool(integer_limits(new).bits <= integer_limits(old).bits)
+        return bool(iinfo(new).bits <= iinfo(old).bits)
     return kinds[0] in ("float", "complex") and kinds[1] in (kinds[0], "complex") and _holds(old, new)
 
 
-def _rises(old: Any, new: Any) -> bool:
+def _rises(old: DType, new: DType) -> bool:
     """Whether larger values stay at least as large: no integer wraps, and what overflows becomes infinite."""
     kinds = _kind(old), _kind(new)
     if kinds == ("int", "int"):
-        a, b = integer_limits(old), integer_limits(new)
+        a, b = iinfo(old), iinfo(new)
         return bool(b.min <= a.min and a.max <= b.max)
     return kinds[0] in ("float", "int") and kinds[1] == "float" and (old == new or _has_infinity(new))
 
 
-def _has_infinity(dtype: Any) -> bool:
+def _has_infinity(dtype: DType) -> bool:
     return bool(np.isinf(identity_of("min", np.dtype(dtype))))
 
 
-def _holds(old: Any, new: Any) -> bool:
+def _holds(old: DType, new: DType) -> bool:
     """Whether every value of float (or complex) type `old` is exact in `new`."""
-    a, b = float_limits(old), float_limits(new)
+    a, b = finfo(old), finfo(new)
     infinite = _kind(old) == "complex" or _has_infinity(new) or not _has_infinity(old)
     return infinite and bool(b.nmant >= a.nmant and b.maxexp >= a.maxexp and b.minexp <= a.minexp)
 

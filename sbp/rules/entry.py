@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+import jax
 import jax.numpy as jnp
 
 from sbp import compat
 from sbp.signature import B, P, Signature
 from sbp.talk.local import Local, Talk
+from sbp.untyped import DType, PyTree
 
 Shape: TypeAlias = tuple[int, ...]
 
@@ -32,8 +34,8 @@ class Op:
     name: str
     shapes: tuple[Shape, ...]
     results: tuple[Shape, ...]
-    dtypes: tuple[Any, ...]
-    result_dtypes: tuple[Any, ...]
+    dtypes: tuple[DType, ...]
+    result_dtypes: tuple[DType, ...]
     params: Mapping[str, Any] = field(hash=False)
     group: int
     logical: tuple[Shape, ...] = ()
@@ -89,7 +91,7 @@ class Matmul:
     m: int
     n: int
     k: int
-    dtypes: tuple[Any, Any]
+    dtypes: tuple[DType, ...]
 
     @property
     def flops(self) -> float:
@@ -98,7 +100,7 @@ class Matmul:
 
 
 Rows: TypeAlias = Callable[[Op], Iterable[Row]]
-LocalBody: TypeAlias = Callable[..., Any]
+LocalBody: TypeAlias = Callable[..., Sequence[jax.Array]]
 Flops: TypeAlias = Callable[[Op], float]
 Traffic: TypeAlias = Callable[[Op], float]
 Matmuls: TypeAlias = Callable[[Op], Matmul]
@@ -174,7 +176,7 @@ class Rule:
     functions: tuple[str, ...] = ()
     family: str = ""
     note: str = ""
-    function: Any = None
+    function: Callable[..., PyTree] | None = None
 
 
 def all_broadcast(op: Op) -> Row:

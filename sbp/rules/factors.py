@@ -15,7 +15,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import TypeAlias
+
+import jax
 
 from sbp.errors import Problem, RuleError
 from sbp.rules.entry import Op, Row
@@ -180,7 +182,7 @@ class Spec:
         even |= {k: v for k, v in self.reduced.items() if sizes.get(k, 1) % op.group == 0}
         return factors(op, operands, results, reduced=even, linear=self.linear)
 
-    def masked(self, ctx: Local, *args: Any) -> list[Any]:
+    def masked(self, ctx: Local, *args: jax.Array) -> list[jax.Array]:
         """The shards, zeros for the padding of reduced letters in all of them: zero times NaN is NaN."""
         dims = ([d for d, c in enumerate(letters) if c in self.neutral] for letters in self.letters[0])
         return [ctx.mask(x, at, d, 0) for x, at, d in zip(args, ctx.operands, dims, strict=True)]

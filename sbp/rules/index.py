@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from sbp.rules.entry import Op, Row, Shape, row_traffic
 from sbp.rules.factors import Letters, additive_row, monotone_rows, moved_rows, split_rows
@@ -58,7 +58,7 @@ def _gather_letters(op: Op) -> tuple[Letters, Letters, Letters]:
     return _letters(shapes, batching, removed, dn.offset_dims, dn.start_index_map)
 
 
-def _lookup_dims(op: Op, dn: Any, index_map: Sequence[int], removed: Sequence[int]) -> list[int]:
+def _lookup_dims(op: Op, index_map: Sequence[int], removed: Sequence[int]) -> list[int]:
     """Operand dims that are indexed one row at a time: they may be split, each device serving its rows."""
     return [int(d) for d in index_map if d in removed and op.shapes[0][d] > 1]
 
@@ -76,7 +76,7 @@ def gather(op: Op) -> list[Row]:
     sizes = _sizes([operand, indices, result], [op.shapes[0], op.shapes[1], op.results[0]])
     rows = list(split_rows([operand, indices], [result], sizes, {}))
     rows += [Row((P, B), (P,), moves=True), *monotone_rows(2, 1, 0, increasing=True)]
-    for d in _lookup_dims(op, dn, dn.start_index_map, dn.collapsed_slice_dims):
+    for d in _lookup_dims(op, dn.start_index_map, dn.collapsed_slice_dims):
         why = f"rows of dim {d} of operand 0 are looked up here, and it is split over {{axes}}"
         rows.append(Row((Split(d), B), (P,), reason=why, owned=True))
     return rows
@@ -105,7 +105,7 @@ def _scatter_rows(op: Op) -> list[Row]:
     sizes = _sizes([operand, indices, updates], op.shapes)
     kept = {n: s for n, s in sizes.items() if n in operand}
     rows = list(split_rows([operand, indices, updates], [operand], kept, {}))
-    for d in _lookup_dims(op, dn, dn.scatter_dims_to_operand_dims, dn.inserted_window_dims):
+    for d in _lookup_dims(op, dn.scatter_dims_to_operand_dims, dn.inserted_window_dims):
         rows.append(Row((Split(d), B, B), (Split(d),)))
     return rows
 

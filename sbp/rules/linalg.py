@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+
+import jax
 
 from sbp.rules.entry import Op, Row
 from sbp.rules.factors import Letters, factors
@@ -48,7 +49,7 @@ def _fft_flops(op: Op) -> float:
     return 5.0 * math.log2(max(size, 2)) * max(math.prod(s) for s in (*op.shapes, *op.results))
 
 
-def _fft_local(ctx: Local, x: Any) -> list[Any]:
+def _fft_local(ctx: Local, x: jax.Array) -> list[jax.Array]:
     """One batch dim: of several, XLA on CPUs may lay out a gathered result as its own transform refuses."""
     batch = x.shape[: x.ndim - len(ctx.params["fft_lengths"])]
     (y,) = ctx.bind(x.reshape(math.prod(batch), *x.shape[len(batch) :]))

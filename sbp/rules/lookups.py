@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
 
+import jax
 from jax import lax
+from jax.lax import GatherScatterMode
+from jax.typing import ArrayLike
 
 from sbp import compat
 from sbp.rules.entry import Op, Row, row_traffic
@@ -20,21 +22,22 @@ from sbp.rules.registry import rule
 from sbp.signature import B, P, Split
 from sbp.talk.keys import NO_KEY
 from sbp.talk.lookups import add_rows_local, add_rows_talks, lookup_local, lookup_talks, narrow_ids
+from sbp.talk.sample import Sample
 
 # Positions are int32, and bounds of buckets lie up to one row per device behind the last one.
 MOST_ROWS = int(NO_KEY) - (1 << 16)
 
 
 def _lookup_meaning(
-    table: Any,
-    ids: Any,
+    table: jax.Array,
+    ids: jax.Array,
     *,
-    mode: Any,
-    fill_value: Any,
+    mode: GatherScatterMode,
+    fill_value: ArrayLike | None,
     capacity: int | None,
     wire_dtype: str | None,
-    samples: Sequence[Any] = (),
-) -> list[Any]:
+    samples: Sequence[Sample] = (),
+) -> list[jax.Array]:
     """What a lookup means: `[v, d...]`, `[...]` -> `[..., d...]`; how rows travel changes nothing."""
     dims = lax.GatherDimensionNumbers(
         offset_dims=tuple(range(ids.ndim, ids.ndim + table.ndim - 1)),
@@ -47,16 +50,16 @@ def _lookup_meaning(
 
 
 def _add_rows_meaning(
-    operand: Any,
-    ids: Any,
-    rows: Any,
+    operand: jax.Array,
+    ids: jax.Array,
+    rows: jax.Array,
     *,
-    mode: Any,
-    fill_value: Any,
+    mode: GatherScatterMode,
+    fill_value: ArrayLike | None,
     capacity: int | None,
     wire_dtype: str | None,
-    samples: Sequence[Any] = (),
-) -> list[Any]:
+    samples: Sequence[Sample] = (),
+) -> list[jax.Array]:
     """What an addition of rows means: `[v, d...]`, `[...]`, `[..., d...]` -> `[v, d...]`."""
     dims = lax.ScatterDimensionNumbers(
         update_window_dims=tuple(range(ids.ndim, rows.ndim)),

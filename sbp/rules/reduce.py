@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+
+import jax
 
 from sbp.limits import identity_of
 from sbp.rules.entry import Op, Row
@@ -26,7 +27,7 @@ def _reduced(operand: Letters, how: str) -> dict[str, str]:
     return {name: how for name in operand if name is not None and name[0] == "r"}
 
 
-def _masked(ctx: Local, x: Any) -> list[Any]:
+def _masked(ctx: Local, x: jax.Array) -> list[jax.Array]:
     """Padding of a reduced dim becomes the reduction's identity."""
     how = ctx.primitive.name.removeprefix("reduce_")
     fill = identity_of(how, x.dtype)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from sbp import compat
+from sbp.compat import Primitive
 from sbp.errors import Problem, RuleError
 from sbp.rules.entry import (
     Flops,
@@ -29,6 +30,7 @@ from sbp.rules.entry import (
 from sbp.rules.factors import Spec
 from sbp.signature import Partial
 from sbp.talk.local import Local
+from sbp.untyped import DType, PyTree
 
 
 class Registry(UserDict[str, Rule]):
@@ -77,7 +79,7 @@ def unknown_functions(rule: Rule, params: Mapping[str, Any]) -> tuple[str, ...]:
 def _partial_of_unsummable(op: Op, row: Row) -> bool:
     """Whether keys or booleans would be partial, or complex numbers, which have no order, a maximum."""
 
-    def bad(s: Partial, dtype: Any) -> bool:
+    def bad(s: Partial, dtype: DType) -> bool:
         ordered = s.op == "sum" or not jnp.issubdtype(dtype, jnp.complexfloating)
         return compat.is_key(dtype) or dtype == bool or not ordered
 
@@ -168,7 +170,7 @@ def _add(entry: Rule, replace: bool = False) -> None:
 
 
 def register_rule(
-    op: Any,
+    op: str | Primitive | Callable[..., PyTree],
     rows: Rows | str,
     *,
     reduced: Mapping[str, str] | None = None,
@@ -204,11 +206,11 @@ def register_rule(
     'user'
     >>> del REGISTRY["my_scale"]
     """
-    call = compat.custom_call(op)
+    call = compat.custom_call(op) if callable(op) else None
     name = op if isinstance(op, str) else call or getattr(op, "name", None)
     if not isinstance(name, str):
         raise _no_op(op)
-    function = op if call is not None else None
+    function = op if callable(op) and call is not None else None
     if isinstance(rows, str):
         spec = Spec(rows, dict(reduced or {}), tuple(linear), local is not None)
         rows, local = spec.rows, local or _body(function, spec.masked)
@@ -225,19 +227,19 @@ def register_rule(
     _add(entry, replace)
 
 
-def _body(function: Any, masked: Callable[..., list[Any]] | None = None) -> LocalBody | None:
+def _body(function: Callable[..., PyTree] | None, masked: LocalBody | None = None) -> LocalBody | None:
     """The body of an op that has none of its own: it, or the function that it is a call of, on the shards."""
     if function is None and masked is None:
         return None
 
-    def body(ctx: Local, *args: Any) -> list[Any]:
+    def body(ctx: Local, *args: jax.Array) -> list[jax.Array]:
         shards = args if masked is None else masked(ctx, *args)
         return ctx.bind(*shards) if function is None else jax.tree.leaves(function(*shards))
 
     return body
 
 
-def _no_op(op: Any) -> RuleError:
+def _no_op(op: object) -> RuleError:
     return RuleError(
         Problem(
             "rule",

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sbp.limits import integer_limits
 from sbp.rules.entry import Op, Row
 from sbp.rules.factors import Letters, factors
 from sbp.rules.registry import rule
 from sbp.signature import B, P, Split
 from sbp.talk.local import Local
+from sbp.untyped import Position, iinfo
 
 
 def _dims(n: int) -> Letters:
     return tuple(f"d{i}" for i in range(n))
 
 
-def _broadcast_local(ctx: Local, x: Any, *_: Any) -> list[Any]:
+def _broadcast_local(ctx: Local, x: jax.Array, *_: jax.Array) -> list[jax.Array]:
     return [lax.broadcast_in_dim(x, ctx.results[0].local, ctx.params["broadcast_dimensions"])]
 
 
@@ -80,7 +80,7 @@ def reshape_groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[in
     return groups
 
 
-def _reshape_local(ctx: Local, x: Any, *_: Any) -> list[Any]:
+def _reshape_local(ctx: Local, x: jax.Array, *_: jax.Array) -> list[jax.Array]:
     order = ctx.params.get("dimensions")
     return [jnp.reshape(x if order is None else x.transpose(order), ctx.results[0].local)]
 
@@ -123,7 +123,7 @@ def unstack(op: Op) -> list[Row]:
     return factors(op, [operand], [names] * len(op.results), moved=(0,))
 
 
-def _iota_local(ctx: Local, *_: Any) -> list[Any]:
+def _iota_local(ctx: Local, *_: jax.Array) -> list[jax.Array]:
     """Counts on from the logical position of the shard."""
     layout, dim = ctx.results[0], ctx.params["dimension"]
     dtype = ctx.params["dtype"]
@@ -143,16 +143,16 @@ def _whole_letters(op: Op, whole: Sequence[int], part: Sequence[int]) -> Letters
     return tuple(f"d{d}" if n == m else None for d, (n, m) in enumerate(zip(whole, part, strict=True)))
 
 
-def _origin(whole: Sequence[int], part: Sequence[int], starts: Sequence[Any]) -> list[Any]:
+def _origin(whole: Sequence[int], part: Sequence[int], starts: Sequence[jax.Array]) -> list[Position]:
     """The logical start along each dim, clamped as JAX clamps it, int32: 0 for dims that are taken whole."""
 
-    def clamped(s: Any, most: int) -> Any:
-        return jnp.clip(s, 0, min(most, integer_limits(s.dtype).max)).astype(np.int32)
+    def clamped(s: jax.Array, most: int) -> jax.Array:
+        return jnp.clip(s, 0, min(most, iinfo(s.dtype).max)).astype(np.int32)
 
     return [np.int32(0) if n == m else clamped(s, n - m) for n, m, s in zip(whole, part, starts, strict=True)]
 
 
-def _dynamic_slice_local(ctx: Local, x: Any, *starts: Any) -> list[Any]:
+def _dynamic_slice_local(ctx: Local, x: jax.Array, *starts: jax.Array) -> list[jax.Array]:
     """Each device gives the rows that it has, and zeros for the others'."""
     whole, part = ctx.operands[0], ctx.results[0]
     origin = _origin(whole.shape, part.shape, starts)
@@ -181,7 +181,7 @@ def dynamic_slice(op: Op) -> list[Row]:
     return rows
 
 
-def _dynamic_update_local(ctx: Local, x: Any, update: Any, *starts: Any) -> list[Any]:
+def _dynamic_update_local(ctx: Local, x: jax.Array, update: jax.Array, *starts: jax.Array) -> list[jax.Array]:
     """Each device replaces the rows that it has."""
     whole, part = ctx.operands[0], ctx.operands[1]
     origin = _origin(whole.shape, part.shape, starts)
@@ -191,7 +191,7 @@ def _dynamic_update_local(ctx: Local, x: Any, update: Any, *starts: Any) -> list
         return [lax.dynamic_update_slice(x, update, origin)]
     if 0 in part.shape:
         return [x]
-    ours: Any = jnp.ones((), bool)
+    ours = jnp.ones((), bool)
     for d in owned:
         at = ctx.positions(whole, d) - origin[d]
         update = jnp.take(update, jnp.clip(at, 0, part.shape[d] - 1), axis=d)
@@ -214,7 +214,7 @@ def dynamic_update_slice(op: Op) -> list[Row]:
     return rows
 
 
-def _tile_local(ctx: Local, x: Any, *_: Any) -> list[Any]:
+def _tile_local(ctx: Local, x: jax.Array, *_: jax.Array) -> list[jax.Array]:
     """Repeats what is whole; of a repeated dim that is split each device makes its own rows."""
     result, reps = ctx.results[0], list(ctx.params["reps"])
     for d, n in enumerate(ctx.operands[0].shape):

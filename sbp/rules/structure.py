@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -22,7 +22,7 @@ def nothing(op: Op) -> list[Row]:
     return []
 
 
-def _as_it_is(_: Local, *args: Any) -> list[Any]:
+def _as_it_is(_: Local, *args: jax.Array) -> list[jax.Array]:
     return list(args)
 
 
@@ -41,7 +41,7 @@ def platform_index(op: Op) -> list[Row]:
     return []
 
 
-def _of_the_first(ctx: Local, *args: Any) -> list[Any]:
+def _of_the_first(ctx: Local, *args: jax.Array) -> list[jax.Array]:
     """What the first device made: the state of the numbers is each device's own."""
     (x,) = ctx.bind(*args)
     everyone = range(len(ctx.coords))
@@ -68,7 +68,7 @@ def generator(op: Op) -> list[Row]:
     return []
 
 
-def _on_the_first(ctx: Local, *args: Any) -> list[Any]:
+def _on_the_first(ctx: Local, *args: jax.Array) -> list[jax.Array]:
     """Speaks once: on the first device, which has the whole operands as every other."""
     first = ctx.first(range(len(ctx.coords)))
 

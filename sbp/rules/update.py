@@ -11,28 +11,30 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from sbp import compat
-from sbp.lazy import by_row, dense
+from sbp.lazy import Update, by_row, dense
 from sbp.rules.entry import Op, Row
 from sbp.rules.registry import rule
 from sbp.signature import B, Signature, Split
+from sbp.talk.sample import Sample
 from sbp.talk.update import parted, update_local, update_talks
 
 
 def update_rows(
-    table: Any,
-    *rest: Any,
-    update: Any,
+    table: jax.Array,
+    *rest: jax.Array,
+    update: Update,
     modes: Sequence[Any],
-    columns: Any,
+    columns: Sequence[Signature] | None,
     additive: bool,
     grouped: bool,
-    capacity: Any,
-    wire_dtype: Any,
-    samples: Any,
-) -> list[Any]:
+    capacity: int | None,
+    wire_dtype: str | None,
+    samples: Sequence[Sample],
+) -> list[jax.Array]:
     """What the op means on one device: a table of zeros with the rows added, and the lazy step with it.
 
     Arguments:

@@ -6,6 +6,9 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import jax
+from numpy.typing import NDArray
+
 from sbp.limits import identity_of
 from sbp.rules.entry import Op, Row
 from sbp.rules.factors import Letters, factors
@@ -51,7 +54,7 @@ def _halo_rows(op: Op, windowed: int) -> Iterable[Row]:
             yield Row((*[Split(d)] * windowed, *others), (Split(d),) * len(op.results))
 
 
-def _ignored(ctx: Local, x: Any) -> Any:
+def _ignored(ctx: Local, x: jax.Array) -> NDArray[Any]:
     """What a maximum or minimum ignores."""
     return identity_of(ctx.primitive.name.removeprefix("reduce_window_"), x.dtype)
 

@@ -10,24 +10,20 @@ has `Local.maximum` and `Local.total` (docs/talking.md).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from sbp import compat
+from sbp.untyped import DType, pmax, pmin, psum, psum_scatter
 
 COMPARED_BYTES = 4
 """The least width in which maxima and minima of floats are compared: no collective compares int16."""
 
-_pmax: Callable[..., Any] = lax.pmax
-_pmin: Callable[..., Any] = lax.pmin
-_psum: Callable[..., Any] = lax.psum
-_psum_scatter: Callable[..., Any] = lax.psum_scatter
 
-
-def compared_bytes(dtype: Any) -> float:
+def compared_bytes(dtype: DType) -> float:
     """Bytes that an element takes in a maximum or minimum between devices.
 
     >>> [compared_bytes(np.dtype(name)) for name in ("float64", "float16", "int8")]
@@ -37,13 +33,13 @@ def compared_bytes(dtype: Any) -> float:
     return max(itemsize, float(COMPARED_BYTES)) if jnp.issubdtype(dtype, jnp.floating) else itemsize
 
 
-def extremum(x: Any, how: str, names: Sequence[str]) -> Any:
+def extremum(x: jax.Array, how: str, names: Sequence[str]) -> jax.Array:
     """The "max" or "min" of what the devices along the mesh axes `names` have; NaN where one has NaN.
 
     Read as an integer, a float that is not negative orders as it should; of a negative one all bits but the
     sign are turned around first. NaN becomes the integer beyond all others.
     """
-    reduce = _pmax if how == "max" else _pmin
+    reduce = pmax if how == "max" else pmin
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return reduce(x, tuple(names))
     wide = x if x.dtype.itemsize >= COMPARED_BYTES else x.astype(np.float32)
@@ -54,42 +50,42 @@ def extremum(x: Any, how: str, names: Sequence[str]) -> Any:
     return lax.bitcast_convert_type(best, wide.dtype).astype(x.dtype)
 
 
-def _turned(word: Any) -> Any:
+def _turned(word: jax.Array) -> jax.Array:
     """Bits of floats as integers that order alike, and back: it is its own inverse."""
     info = np.iinfo(word.dtype)
     return jnp.where(word < 0, word ^ word.dtype.type(info.max), word)
 
 
-def owned_sum(x: Any, names: Sequence[str]) -> Any:
+def owned_sum(x: jax.Array, names: Sequence[str]) -> jax.Array:
     """The sum along the mesh axes `names` of elements that one device has, and the others zeros: its bits."""
     if not jnp.issubdtype(x.dtype, jnp.inexact):
-        return _psum(x, tuple(names))
+        return psum(x, tuple(names))
     words = _words(x)
     if words.dtype.itemsize == 2:  # two in one word: collectives add up int32, and no bit meets another
         flat = words.reshape(-1)
         paired = jnp.pad(flat, (0, flat.size % 2)).reshape(-1, 2)
-        summed = _psum(lax.bitcast_convert_type(paired, np.uint32), tuple(names))
+        summed = psum(lax.bitcast_convert_type(paired, np.uint32), tuple(names))
         words = lax.bitcast_convert_type(summed, np.uint16).reshape(-1)[: flat.size].reshape(words.shape)
     else:
-        words = _psum(words, tuple(names))
+        words = psum(words, tuple(names))
     return _floats(words, x.dtype)
 
 
-def owned_scatter(x: Any, names: Sequence[str], dim: int) -> Any:
+def owned_scatter(x: jax.Array, names: Sequence[str], dim: int) -> jax.Array:
     """The sum that `owned_sum` gives, of which each device keeps its part of `dim`."""
     if not jnp.issubdtype(x.dtype, jnp.inexact):
-        return _psum_scatter(x, names, scatter_dimension=dim, tiled=True)
-    return _floats(_psum_scatter(_words(x), names, scatter_dimension=dim, tiled=True), x.dtype)
+        return psum_scatter(x, names, scatter_dimension=dim, tiled=True)
+    return _floats(psum_scatter(_words(x), names, scatter_dimension=dim, tiled=True), x.dtype)
 
 
-def _words(x: Any) -> Any:
+def _words(x: jax.Array) -> jax.Array:
     """The bits of floats; of complex numbers those of both parts, in one more dim at the end."""
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         x = jnp.stack([x.real, x.imag], axis=-1)
     return lax.bitcast_convert_type(x, np.dtype(f"uint{8 * x.dtype.itemsize}"))
 
 
-def _floats(words: Any, dtype: Any) -> Any:
+def _floats(words: jax.Array, dtype: DType) -> jax.Array:
     """The inverse of `_words`."""
     if not jnp.issubdtype(dtype, jnp.complexfloating):
         return lax.bitcast_convert_type(words, dtype)
@@ -97,9 +93,9 @@ def _floats(words: Any, dtype: Any) -> Any:
     return lax.complex(*(lax.bitcast_convert_type(words[..., k], part) for k in (0, 1)))
 
 
-def fold(x: Any, how: str, axis: int) -> Any:
+def fold(x: jax.Array, how: str, axis: int) -> jax.Array:
     """The "max" or "min" along `axis`, by halves: XLA on CPUs loses NaN in reductions of many numbers."""
-    pick: Callable[[Any, Any], Any] = lax.max if how == "max" else lax.min
+    pick: Callable[[jax.Array, jax.Array], jax.Array] = lax.max if how == "max" else lax.min
     while (n := x.shape[axis]) > 1:
         half = -(-n // 2)  # of an odd number the one in the middle is in both
         x = pick(lax.slice_in_dim(x, 0, half, axis=axis), lax.slice_in_dim(x, n - half, n, axis=axis))

@@ -5,21 +5,23 @@ docs/talking.md has an example.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+import jax
 
 from sbp.talk.extents import extent
 from sbp.talk.halo import Slide, Window, halo_talks, slide, with_halo, without_surplus
 from sbp.talk.local import Local, Talk
 
 
-def conv_dims(params: Any) -> tuple[Any, Any, Any]:
+def conv_dims(params: Mapping[str, Any]) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
     """The dims of input, kernel and output: batch (output features), features, then the spatial ones."""
     numbers = params["dimension_numbers"]
     return numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec
 
 
-def conv_windows(params: Any) -> list[Window]:
+def conv_windows(params: Mapping[str, Any]) -> list[Window]:
     """How the kernel slides, per spatial dim."""
     sides = zip(
         params["window_strides"],
@@ -42,7 +44,7 @@ def _conv_slides(ctx: Local) -> dict[int, Slide]:
     return {i: s for i, s in found.items() if s is not None}
 
 
-def conv_local(ctx: Local, lhs: Any, rhs: Any) -> list[Any]:
+def conv_local(ctx: Local, lhs: jax.Array, rhs: jax.Array) -> list[jax.Array]:
     """Local group counts; padding of contracted features must be zero on both sides; halos of the input."""
     ls, rs, os = conv_dims(ctx.params)
     groups, batches = ctx.params["feature_group_count"], ctx.params["batch_group_count"]

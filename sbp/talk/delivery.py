@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -26,15 +26,25 @@ from sbp.talk.exchange import (
 )
 from sbp.talk.keys import NO_KEY, Buckets, bucketed, count_of, local_rows, ranked, take_rows
 from sbp.talk.legs import Exchange, Leg, exchange_axes, legs, split_by_outer
-from sbp.talk.local import Local, barrier
+from sbp.talk.local import Local
 from sbp.talk.wire import send_rows
+from sbp.untyped import DType, Position, PyTree, optimization_barrier
 
-ApplyRows: TypeAlias = Callable[[Any, Any, Any], Any]
+ApplyRows: TypeAlias = Callable[[PyTree, jax.Array, jax.Array], PyTree]
+
+# In a loop of rounds: how many keys of each bucket are done, whether any is left, the state, and the tally.
+_Delivered: TypeAlias = tuple[jax.Array, jax.Array, PyTree, Tally]
 
 
 def deliver_rows(
-    ctx: Local, exchange: Exchange, keys: Any, rows: Any, state: Any, apply: ApplyRows, additive: bool = False
-) -> Any:
+    ctx: Local,
+    exchange: Exchange,
+    keys: jax.Array,
+    rows: jax.Array,
+    state: PyTree,
+    apply: ApplyRows,
+    additive: bool = False,
+) -> PyTree:
     """The state after the rows of all devices are summed by key and given to the owners of the keys.
 
     A key is given once, with the sum of all its rows, so `apply` may be any function of it. If all keys fit
@@ -58,7 +68,7 @@ def deliver_rows(
         return delivery.applied(state, keys, rows)
     buckets = bucketed(ctx, ahead[0], keys)
     # The loop reads the rows too: without a barrier XLA computes them for each of the two.
-    rows = rows if all(leg.fits for leg in ahead) else barrier(rows)
+    rows = rows if all(leg.fits for leg in ahead) else optimization_barrier(rows)
     received, sums, fills, sends = delivery.in_one_round(ahead, buckets, rows)
     enough = fills <= 1
     tally = Tally(count_of(buckets.keys != NO_KEY), ZERO, ZERO, fills).after(sends & enough)
@@ -73,7 +83,7 @@ def deliver_rows(
     return state
 
 
-def may_add_one_by_one(dtype: Any) -> bool:
+def may_add_one_by_one(dtype: DType) -> bool:
     """Whether rows of a dtype may be added one by one; short floats lose too much.
 
     >>> may_add_one_by_one(np.dtype("float32")), may_add_one_by_one(np.dtype("float16"))
@@ -91,7 +101,7 @@ class _Delivery:
     apply: ApplyRows
     additive: bool
 
-    def applied(self, state: Any, keys: Any, rows: Any) -> Any:
+    def applied(self, state: PyTree, keys: jax.Array, rows: jax.Array) -> PyTree:
         """The state with rows of this device's shard applied; keys of other rows count as none."""
         at = local_rows(self.ctx, self.exchange, keys)
         if self.additive:
@@ -101,7 +111,9 @@ class _Delivery:
         once = jnp.full(count, np.int32(size)).at[ranks].set(at, wrap_negative_indices=False)
         return self.apply(state, once, _summed(rows, ranks, count))
 
-    def in_one_round(self, ahead: Sequence[Leg], buckets: Buckets, rows: Any) -> tuple[Any, Any, Any, Any]:
+    def in_one_round(
+        self, ahead: Sequence[Leg], buckets: Buckets, rows: jax.Array
+    ) -> tuple[jax.Array, jax.Array, Position, jax.Array]:
         """The first round along all legs.
 
         Returns the keys and sums that reach this device, how often the fullest bucket of any device would
@@ -117,7 +129,7 @@ class _Delivery:
         keys, sums, inner_fills, _ = self.in_one_round(inner, merged, sums)
         return keys, sums, jnp.maximum(fills, inner_fills), first.sends
 
-    def sent_sums(self, leg: Leg, capacity: int, slots: Any, rows: Any) -> Any:
+    def sent_sums(self, leg: Leg, capacity: int, slots: jax.Array, rows: jax.Array) -> jax.Array:
         """The sums of rows that come to this device, [group * capacity, ...].
 
         Rows are added where their keys lie in the message: nothing as long as the batch is put in order.
@@ -129,7 +141,9 @@ class _Delivery:
         lines = sums.reshape(leg.group, capacity, *rows.shape[1:])
         return send_rows(self.ctx, lines, leg, self.exchange.wire_dtype).reshape(sums.shape)
 
-    def in_rounds(self, ahead: Sequence[Leg], buckets: Buckets, rows: Any, begin: Any) -> tuple[Any, Tally]:
+    def in_rounds(
+        self, ahead: Sequence[Leg], buckets: Buckets, rows: jax.Array, begin: _Delivered
+    ) -> tuple[PyTree, Tally]:
         """Rounds until no device has a key left: the state and the tally.
 
         Arguments:
@@ -137,7 +151,7 @@ class _Delivery:
         """
         ctx, leg = self.ctx, ahead[0]
 
-        def next_round(capacity: int, carry: tuple[Any, Any, Any, Tally]) -> tuple[Any, Any, Any, Tally]:
+        def next_round(capacity: int, carry: _Delivered) -> _Delivered:
             done, _, state, tally = carry
             ends, more = _bounds(ctx, self.exchange, leg, buckets, done, capacity)
             sends, slots = buckets.slots(capacity, done, ends)
@@ -148,14 +162,16 @@ class _Delivery:
             done = done + jnp.sum(message != NO_KEY, axis=1, dtype=np.int32)
             return done, more, state, tally.after(sends, inner)
 
-        def left(carry: tuple[Any, Any, Any, Tally]) -> Any:
+        def left(carry: _Delivered) -> jax.Array:
             return ctx.maximum(jnp.max(buckets.sizes - carry[0]), exchange_axes(self.exchange))
 
         step = round_of_fitting_size(leg, left, next_round)
         _, _, state, tally = lax.while_loop(lambda carry: carry[1], step, begin)
         return state, tally
 
-    def behind(self, ahead: Sequence[Leg], keys: Any, rows: Any, state: Any) -> tuple[Any, Any]:
+    def behind(
+        self, ahead: Sequence[Leg], keys: jax.Array, rows: jax.Array, state: PyTree
+    ) -> tuple[PyTree, Position]:
         """The state after the rounds of the legs that are left, and how many there were."""
         if not ahead:
             return self.applied(state, keys, rows), ZERO
@@ -165,7 +181,7 @@ class _Delivery:
         return state, tally.rounds
 
 
-def _summed(rows: Any, at: Any, count: int) -> Any:
+def _summed(rows: jax.Array, at: jax.Array, count: int) -> jax.Array:
     """The sums [count, ...] of rows [n, ...] by number `at`, [n]; those at `count` are dropped."""
     wide = rows.dtype if may_add_one_by_one(rows.dtype) else np.dtype(np.float32)
     sums = jnp.zeros((count, *rows.shape[1:]), wide)
@@ -174,8 +190,8 @@ def _summed(rows: Any, at: Any, count: int) -> Any:
 
 
 def _bounds(
-    ctx: Local, exchange: Exchange, leg: Leg, buckets: Buckets, done: Any, capacity: int
-) -> tuple[Any, Any]:
+    ctx: Local, exchange: Exchange, leg: Leg, buckets: Buckets, done: jax.Array, capacity: int
+) -> tuple[jax.Array, jax.Array]:
     """Below which key of each owner a round ends, [group], and whether another follows on any device.
 
     A device proposes, of each owner, its first key that has no more room; the least proposal is the bound.

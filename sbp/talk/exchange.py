@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -28,14 +28,17 @@ from sbp.talk.keys import NO_KEY, Buckets, bucketed, count_of, local_rows, per_r
 from sbp.talk.legs import Exchange, Leg, exchange_axes, legs
 from sbp.talk.local import Local
 from sbp.talk.wire import send_rows
+from sbp.untyped import Position
 
 # What the rounds after the first are called in the names of compiled instructions.
 OVERFLOW = "overflow_rounds"
 
 ZERO = np.int32(0)
 
+State = TypeVar("State")
+
 # Gives the rows of a shard by their numbers.
-Serve: TypeAlias = Callable[[Any], Any]
+Serve: TypeAlias = Callable[[jax.Array], jax.Array]
 
 
 class Tally(NamedTuple):
@@ -47,12 +50,12 @@ class Tally(NamedTuple):
       fills: how often the fullest bucket of any device would fill the room of the first round.
     """
 
-    given: Any
-    served: Any
-    rounds: Any
-    fills: Any
+    given: Position
+    served: Position
+    rounds: Position
+    fills: Position
 
-    def after(self, sent: Any, inner: Any = ZERO) -> Tally:
+    def after(self, sent: jax.Array, inner: Position = ZERO) -> Tally:
         """The tally one round later.
 
         Arguments:
@@ -62,6 +65,9 @@ class Tally(NamedTuple):
         rounds = self.rounds + jnp.maximum(inner, np.int32(1))
         return self._replace(served=self.served + count_of(sent), rounds=rounds)
 
+
+# In a loop of rounds: how many keys of each bucket are done, the rows, and the tally.
+_Fetched: TypeAlias = tuple[jax.Array, jax.Array, Tally]
 
 # The tally of an exchange in which no key travels: every device serves its own keys.
 NOTHING_SENT = Tally(ZERO, ZERO, ZERO, ZERO)
@@ -76,12 +82,12 @@ class FirstRound(NamedTuple):
       fullest: how many keys the fullest bucket of any device has; None if one round is always enough.
     """
 
-    sends: Any
-    slots: Any
-    received: Any
-    fullest: Any
+    sends: jax.Array
+    slots: jax.Array
+    received: jax.Array
+    fullest: jax.Array | None
 
-    def fills(self, leg: Leg) -> Any:
+    def fills(self, leg: Leg) -> Position:
         """How often the fullest bucket would fill the room of a leg."""
         return np.int32(1) if self.fullest is None else lax.div(self.fullest - 1, np.int32(leg.capacity)) + 1
 
@@ -105,7 +111,9 @@ def first_round(ctx: Local, exchange: Exchange, leg: Leg, buckets: Buckets) -> F
     return FirstRound(sends, slots, got[:, :-1].reshape(-1), jnp.max(got[:, -1]))
 
 
-def fetch_rows(ctx: Local, exchange: Exchange, keys: Any, serve: Serve, absent: Any = None) -> Any:
+def fetch_rows(
+    ctx: Local, exchange: Exchange, keys: jax.Array, serve: Serve, absent: jax.Array | None = None
+) -> jax.Array:
     """The rows of `keys`, `[n, ...]`; zeros where there is no key.
 
     Along axes that do not split the keys a device gives the rows of its own shard, and zeros for the others:
@@ -129,8 +137,13 @@ def fetch_rows(ctx: Local, exchange: Exchange, keys: Any, serve: Serve, absent: 
 
 
 def _fetched(
-    ctx: Local, exchange: Exchange, ahead: Sequence[Leg], keys: Any, serve: Serve, absent: Any = None
-) -> tuple[Any, Tally]:
+    ctx: Local,
+    exchange: Exchange,
+    ahead: Sequence[Leg],
+    keys: jax.Array,
+    serve: Serve,
+    absent: jax.Array | None = None,
+) -> tuple[jax.Array, Tally]:
     """The rows of `keys` along the legs ahead, and what has been done for them.
 
     An owner of the first leg fetches what it was asked for along the other legs, before it answers: a leg's
@@ -141,14 +154,14 @@ def _fetched(
     leg, inner = ahead[0], ahead[1:]
     buckets = bucketed(ctx, leg, keys)
 
-    def answer(received: Any, capacity: int) -> tuple[Any, Tally]:
+    def answer(received: jax.Array, capacity: int) -> tuple[jax.Array, Tally]:
         """The rows that come back for a message, and what the legs behind have done."""
         found, behind = _fetched(ctx, exchange, inner, received, serve)
         shape = leg.group, capacity, *found.shape[1:]
         back = send_rows(ctx, found.reshape(shape), leg, exchange.wire_dtype)
         return back.reshape(found.shape), behind
 
-    def next_round(capacity: int, state: tuple[Any, Any, Tally]) -> tuple[Any, Any, Tally]:
+    def next_round(capacity: int, state: _Fetched) -> _Fetched:
         done, rows, tally = state
         sends, slots = buckets.slots(capacity, done)
         received = ctx.all_to_all(buckets.message(slots, capacity), leg.axis).reshape(-1)
@@ -164,17 +177,18 @@ def _fetched(
     rows = jnp.where(per_row(first.sends, rows), rows, none)
     fills = jnp.maximum(first.fills(leg), behind.fills)
     tally = Tally(count_of(buckets.keys != NO_KEY), ZERO, ZERO, fills).after(first.sends, behind.rounds)
-    if leg.fits:
+    fullest = first.fullest
+    if fullest is None:
         return rows, tally
     begin = jnp.int32(leg.capacity), rows, tally
     with jax.named_scope(OVERFLOW):
-        step = round_of_fitting_size(leg, lambda state: first.fullest - state[0], next_round)
-        return lax.while_loop(lambda state: state[0] < first.fullest, step, begin)[1:]
+        step = round_of_fitting_size(leg, lambda state: fullest - state[0], next_round)
+        return lax.while_loop(lambda state: state[0] < fullest, step, begin)[1:]
 
 
 def round_of_fitting_size(
-    leg: Leg, left: Callable[[Any], Any], next_round: Callable[[int, Any], Any]
-) -> Callable[[Any], Any]:
+    leg: Leg, left: Callable[[State], jax.Array], next_round: Callable[[int, State], State]
+) -> Callable[[State], State]:
     """A later round: of full capacity, or of little where no bucket has more keys left than that.
 
     Arguments:

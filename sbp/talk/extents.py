@@ -10,14 +10,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from sbp.layout import Layout, chunk_sizes, is_padded, offset, valid_length
 from sbp.talk.local import Local
+from sbp.untyped import Position
 
 Coords: TypeAlias = tuple[int, ...]
 
@@ -91,7 +93,7 @@ def coordinates_along(axes: Sequence[int], hierarchy: Sequence[int]) -> list[Coo
     return list(itertools.product(*(range(g if a in axes else 1) for a, g in enumerate(hierarchy))))
 
 
-def own_entry(ctx: Local, axes: Sequence[int], table: Sequence[Any]) -> Any:
+def own_entry(ctx: Local, axes: Sequence[int], table: Sequence[int] | Sequence[Sequence[int]]) -> Position:
     """This device's line of a table; as an integer where all are the same.
 
     An integer makes a static slice, and no table in the program. So tables are made alike where they may be:
@@ -101,12 +103,13 @@ def own_entry(ctx: Local, axes: Sequence[int], table: Sequence[Any]) -> Any:
       axes: the table has a line for each device along them, row-major.
     """
     lines = np.asarray(table, np.int32)
-    if (lines == lines[0]).all():
-        return lines[0]
-    return lax.dynamic_index_in_dim(jnp.asarray(lines), ctx.rank(axes), keepdims=False)
+    own: Position = lines[0]
+    if not (lines == own).all():
+        own = lax.dynamic_index_in_dim(jnp.asarray(lines), ctx.rank(axes), keepdims=False)
+    return own
 
 
-def slice_rows(x: Any, start: Any, count: int, dim: int) -> Any:
+def slice_rows(x: jax.Array, start: Position, count: int, dim: int) -> jax.Array:
     """`count` rows along `dim`, from an integer or a traced position on."""
     if isinstance(start, np.integer):
         return lax.slice_in_dim(x, int(start), int(start) + count, axis=dim)

@@ -10,14 +10,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.lax import GatherScatterMode
+from jax.typing import ArrayLike
+from numpy.typing import NDArray
 
 from sbp.layout import Layout
-from sbp.limits import integer_limits
-from sbp.talk.local import Local, barrier
+from sbp.talk.local import Local
+from sbp.untyped import DType, iinfo, optimization_barrier
 
 FILL, CLIP = GatherScatterMode.FILL_OR_DROP, GatherScatterMode.CLIP
 
@@ -28,10 +31,10 @@ def window_dims(operand: int, removed: Sequence[int]) -> list[int]:
 
 
 def _owned_rows(
-    ctx: Local, index: Any, layout: Layout, dims: Sequence[int], index_map: Sequence[int]
-) -> tuple[Any, Any]:
+    ctx: Local, index: jax.Array, layout: Layout, dims: Sequence[int], index_map: Sequence[int]
+) -> tuple[jax.Array, jax.Array]:
     """Indices made local along the split looked-up `dims`, and which of them this device owns."""
-    mine: Any = jnp.ones(index.shape[:-1], bool)
+    mine = jnp.ones(index.shape[:-1], bool)
     columns = [index[..., c] for c in range(len(index_map))]
     for d in dims:
         c = list(index_map).index(d)
@@ -41,7 +44,7 @@ def _owned_rows(
     return jnp.stack(columns, axis=-1), mine
 
 
-def signed_index(index: Any) -> Any:
+def signed_index(index: jax.Array) -> jax.Array:
     """Indices in a signed type that holds every position; huge unsigned ones stay out of bounds."""
     if not jnp.issubdtype(index.dtype, jnp.unsignedinteger):
         return index if index.dtype.itemsize >= 4 else index.astype(np.int32)
@@ -56,7 +59,7 @@ def _split_lookups(layout: Layout, dn_map: Sequence[int], removed: Sequence[int]
     return [d for d in dn_map if d in removed and layout.axes(d)]
 
 
-def gather_local(ctx: Local, x: Any, index: Any) -> list[Any]:
+def gather_local(ctx: Local, x: jax.Array, index: jax.Array) -> list[jax.Array]:
     """Local window sizes; with a split looked-up dim every device gives its rows and zeros for the others'.
 
     Indices that JAX was promised to be in bounds are clamped as XLA clamps them, so that a broken promise
@@ -90,40 +93,40 @@ def gather_local(ctx: Local, x: Any, index: Any) -> list[Any]:
     return [jnp.where(_per_window(legal, rows, dn.offset_dims), rows, missing)]
 
 
-def missing_value(value: Any, dtype: Any) -> Any:
+def missing_value(value: ArrayLike | None, dtype: DType) -> jax.Array:
     """What `mode="fill"` puts for an index out of bounds (JAX: NaN, or the extreme integer)."""
     if value is not None:
         return jnp.asarray(value, dtype)
     if jnp.issubdtype(dtype, jnp.inexact):
         return jnp.asarray(np.nan, dtype)
     if jnp.issubdtype(dtype, jnp.signedinteger):
-        return jnp.asarray(integer_limits(dtype).min, dtype)
-    return jnp.asarray(True if dtype == bool else integer_limits(dtype).max, dtype)
+        return jnp.asarray(iinfo(dtype).min, dtype)
+    return jnp.asarray(True if dtype == bool else iinfo(dtype).max, dtype)
 
 
-def _limits(layout: Layout, index_map: Sequence[int], sizes: Sequence[int], dtype: Any) -> Any:
+def _limits(layout: Layout, index_map: Sequence[int], sizes: Sequence[int], dtype: DType) -> NDArray[Any]:
     """The largest index along each indexed dim whose window is in bounds."""
     return np.array([layout.shape[d] - sizes[d] for d in index_map], dtype)
 
 
-def _legal(index: Any, layout: Layout, index_map: Sequence[int], sizes: Sequence[int]) -> Any:
+def _legal(index: jax.Array, layout: Layout, index_map: Sequence[int], sizes: Sequence[int]) -> jax.Array:
     """Which index vectors are in bounds, logically."""
     limits = _limits(layout, index_map, sizes, index.dtype)
     return jnp.all((index >= 0) & (index <= limits), axis=-1)
 
 
-def _clamped(index: Any, layout: Layout, index_map: Sequence[int], sizes: Sequence[int]) -> Any:
+def _clamped(index: jax.Array, layout: Layout, index_map: Sequence[int], sizes: Sequence[int]) -> jax.Array:
     """Index vectors moved to the nearest whose window is in bounds."""
     return jnp.clip(index, 0, _limits(layout, index_map, sizes, index.dtype))
 
 
-def _per_window(flag: Any, rows: Any, offset_dims: Sequence[int]) -> Any:
+def _per_window(flag: jax.Array, rows: jax.Array, offset_dims: Sequence[int]) -> jax.Array:
     """A flag per index vector, shaped to select among `rows`."""
     batch = [d for d in range(rows.ndim) if d not in offset_dims]
     return lax.broadcast_in_dim(flag, rows.shape, batch)
 
 
-def scatter_local(ctx: Local, x: Any, index: Any, updates: Any) -> list[Any]:
+def scatter_local(ctx: Local, x: jax.Array, index: jax.Array, updates: jax.Array) -> list[jax.Array]:
     """Padded updates are dropped; with a split looked-up dim every device keeps the updates of its rows.
 
     Where JAX was promised indices in bounds XLA drops the others, as `mode="drop"` does.
@@ -145,8 +148,8 @@ def scatter_local(ctx: Local, x: Any, index: Any, updates: Any) -> list[Any]:
         index, mine = _owned_rows(ctx, index, layout, dims, index_map)
         keep &= mine
         # XLA of jax 0.10 reads through the slice that made a shard, without clamping to the shard first.
-        x = barrier(x)
-    index = jnp.where(keep[..., None], index, integer_limits(index.dtype).max)
+        x = optimization_barrier(x)
+    index = jnp.where(keep[..., None], index, iinfo(index.dtype).max)
     return ctx.bind(x, index, updates, mode=FILL, indices_are_sorted=False, unique_indices=False)
 
 

@@ -15,11 +15,12 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import ArrayLike
 
 from sbp import compat
 from sbp.talk.extents import Coords, Extent, coordinates_along, own_entry, slice_rows
@@ -227,7 +228,7 @@ def halos_pay(halos: Iterable[Halo]) -> bool:
     return all(h.sent <= h.extent.size - h.extent.local for h in halos)
 
 
-def with_halo(ctx: Local, x: Any, dim: int, rows: Halo, fill: Any = None) -> Any:
+def with_halo(ctx: Local, x: jax.Array, dim: int, rows: Halo, fill: ArrayLike | None = None) -> jax.Array:
     """A shard with its halo: the `count` rows of this device along `dim`.
 
     Arguments:
@@ -244,11 +245,11 @@ def with_halo(ctx: Local, x: Any, dim: int, rows: Halo, fill: Any = None) -> Any
     return out
 
 
-def _with_neighbours(ctx: Local, x: Any, dim: int, rows: Halo) -> Any:
+def _with_neighbours(ctx: Local, x: jax.Array, dim: int, rows: Halo) -> jax.Array:
     """The shard between the rows from before and from after."""
     c = rows.extent.local
-    before: list[Any] = []
-    after: list[Any] = []
+    before: list[jax.Array] = []
+    after: list[jax.Array] = []
     for hop in rows.hops:
         start, side = (c - hop.rows, before) if hop.distance > 0 else (0, after)
         piece = lax.slice_in_dim(x, start, start + hop.rows, axis=dim)
@@ -256,7 +257,7 @@ def _with_neighbours(ctx: Local, x: Any, dim: int, rows: Halo) -> Any:
     return lax.concatenate([*before, x, *after], dim) if rows.hops else x
 
 
-def _in_line(ctx: Local, wide: Any, dim: int, rows: Halo, fill: Any) -> Any:
+def _in_line(ctx: Local, wide: jax.Array, dim: int, rows: Halo, fill: ArrayLike) -> jax.Array:
     """The `count` rows, where all that are real are in a line: one slice."""
     coords = coordinates_along(rows.axes, rows.extent.hierarchy)
     starts = [
@@ -270,7 +271,7 @@ def _in_line(ctx: Local, wide: Any, dim: int, rows: Halo, fill: Any) -> Any:
     return slice_rows(wide, own_entry(ctx, rows.axes, [s + low for s in starts]), rows.count, dim)
 
 
-def _across_gaps(ctx: Local, wide: Any, dim: int, rows: Halo) -> Any:
+def _across_gaps(ctx: Local, wide: jax.Array, dim: int, rows: Halo) -> jax.Array:
     """The `count` rows, where the padding of shards stands between them: one by one.
 
     In the place of rows outside of the tensor stands any of it.
@@ -284,7 +285,7 @@ def _across_gaps(ctx: Local, wide: Any, dim: int, rows: Halo) -> Any:
     return jnp.take(wide, own_entry(ctx, rows.axes, lines), axis=dim, mode="clip")
 
 
-def without_surplus(ctx: Local, y: Any, slides: Mapping[int, Slide]) -> Any:
+def without_surplus(ctx: Local, y: jax.Array, slides: Mapping[int, Slide]) -> jax.Array:
     """The outputs of a window without those that are too many.
 
     Arguments:

@@ -7,8 +7,8 @@ equal keys, the buckets, and the order to come back in. docs/talking.md has an e
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -23,40 +23,40 @@ NO_KEY = np.int32(np.iinfo(np.int32).max)
 KEY_BYTES = 4
 
 
-def count_of(flags: Any) -> Any:
+def count_of(flags: jax.Array) -> jax.Array:
     """How many flags are set, int32."""
     return jnp.sum(flags, dtype=np.int32)
 
 
-def per_row(flags: Any, rows: Any) -> Any:
+def per_row(flags: jax.Array, rows: jax.Array) -> jax.Array:
     """Flags `[n]` of rows `[n, ...]`, shaped to select among them."""
     return flags.reshape(flags.shape + (1,) * (rows.ndim - flags.ndim))
 
 
-def local_rows(ctx: Local, exchange: Exchange, keys: Any) -> Any:
+def local_rows(ctx: Local, exchange: Exchange, keys: jax.Array) -> jax.Array:
     """The numbers of keys' rows in this device's shard; the shard's size for rows that other devices own."""
     layout = split_by_outer(exchange.rows, len(exchange.rows.axes))
     at = keys - ctx.offset(layout, 0)
     return jnp.where((at >= 0) & (at < ctx.length(layout, 0)), at, np.int32(layout.local[0]))
 
 
-def owned_here(ctx: Local, layout: Layout, keys: Any) -> Any:
+def owned_here(ctx: Local, layout: Layout, keys: jax.Array) -> jax.Array:
     """The keys whose rows this device has under `layout`; `NO_KEY` in the place of others."""
     at = keys - ctx.offset(layout, 0)
     return jnp.where((at >= 0) & (at < ctx.length(layout, 0)), keys, NO_KEY)
 
 
-def rows_or_zeros(x: Any, at: Any) -> Any:
+def rows_or_zeros(x: jax.Array, at: jax.Array) -> jax.Array:
     """The rows of a shard by their `local_rows`; zeros for the shard's size."""
     return x.at[at].get(mode="fill", fill_value=0, wrap_negative_indices=False)
 
 
-def take_rows(x: Any, at: Any) -> Any:
+def take_rows(x: jax.Array, at: jax.Array) -> jax.Array:
     """The rows of `x` by number, none of which is negative; the last one for numbers beyond, to be masked."""
     return x.at[at].get(mode="clip", wrap_negative_indices=False)
 
 
-def ranked(keys: Any, below: int) -> tuple[Any, Any, Any]:
+def ranked(keys: jax.Array, below: int) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Keys in order, [n], which of them differ from the one before, and the ranks of the given ones, [n].
 
     Equal keys have one rank, and ranks have no gaps. One number holds key and place where it can: XLA sorts
@@ -94,12 +94,14 @@ class Buckets:
       sizes: [group], how many distinct keys each owner is asked for.
     """
 
-    keys: Any
-    owners: Any
-    ranks: Any
-    sizes: Any
+    keys: jax.Array
+    owners: jax.Array
+    ranks: jax.Array
+    sizes: jax.Array
 
-    def slots(self, capacity: int, done: Any = None, ends: Any = None) -> tuple[Any, Any]:
+    def slots(
+        self, capacity: int, done: jax.Array | None = None, ends: jax.Array | None = None
+    ) -> tuple[jax.Array, jax.Array]:
         """Which keys a round sends, [n], and where each lies in the message, [n]: behind it for others.
 
         Arguments:
@@ -122,14 +124,14 @@ class Buckets:
         """How many owners there are."""
         return int(self.sizes.shape[0])
 
-    def message(self, slots: Any, capacity: int) -> Any:
+    def message(self, slots: jax.Array, capacity: int) -> jax.Array:
         """The keys of a round, [group, capacity]: line i is for owner i."""
         flat = jnp.full(self.group * capacity, NO_KEY)
         placed = flat.at[slots].set(self.keys, mode="drop", wrap_negative_indices=False)
         return placed.reshape(-1, capacity)
 
 
-def bucketed(ctx: Local, leg: Leg, keys: Any) -> Buckets:
+def bucketed(ctx: Local, leg: Leg, keys: jax.Array) -> Buckets:
     """The buckets that keys make for the owners of a leg."""
     keys = owned_here(ctx, leg.outer, keys)
     rows, chunk = leg.outer.local[0], np.int32(leg.chunk)

@@ -6,19 +6,19 @@ docs/talking.md explains both, method by method.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import ArrayLike
 
 from sbp import compat
 from sbp.layout import Layout, chunk_sizes
-
-# It carries no types itself.
-barrier: Callable[[Any], Any] = lax.optimization_barrier
+from sbp.untyped import DType, Position, PyTree, all_gather, all_to_all, pmax, pmin, ppermute, psum
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,44 +56,44 @@ class Local:
       reports: where bodies leave what they have counted; None if nobody asks.
     """
 
-    primitive: Any
+    primitive: compat.Primitive
     params: Mapping[str, Any]
     operands: tuple[Layout, ...]
     results: tuple[Layout, ...]
-    coords: Sequence[Any]
+    coords: Sequence[Position]
     names: Sequence[str] = ()
-    dtypes: Sequence[Any] = ()
-    reports: list[Any] | None = None
+    dtypes: Sequence[DType] = ()
+    reports: list[PyTree] | None = None
 
-    def bind(self, *args: Any, **changed: Any) -> list[Any]:
+    def bind(self, *args: ArrayLike, **changed: Any) -> list[jax.Array]:
         """The primitive on local arrays, with some parameters changed."""
         return compat.bind(self.primitive, args, {**self.params, **changed})
 
-    def report(self, counts: Any) -> None:
+    def report(self, counts: PyTree) -> None:
         """Leaves some numbers of this device for whoever asks."""
         if self.reports is not None:
             self.reports.append(counts)
 
-    def offset(self, layout: Layout, dim: int) -> Any:
+    def offset(self, layout: Layout, dim: int) -> Position:
         """The logical position of this shard's first row along `dim`, an int32 scalar."""
         axes = layout.axes(dim)
         sizes = chunk_sizes(layout.shape[dim], axes, layout.hierarchy)
         parts = [self.coords[a] * np.int32(c) for a, c in zip(axes, sizes, strict=True)]
         return sum(parts, start=np.int32(0))
 
-    def length(self, layout: Layout, dim: int) -> Any:
+    def length(self, layout: Layout, dim: int) -> Position:
         """How many rows of this shard are real along `dim`, an int32 scalar."""
-        size: Any = np.int32(layout.shape[dim])
+        size: Position = np.int32(layout.shape[dim])
         axes = layout.axes(dim)
         for axis, c in zip(axes, chunk_sizes(layout.shape[dim], axes, layout.hierarchy), strict=True):
             size = jnp.clip(size - self.coords[axis] * np.int32(c), np.int32(0), np.int32(c))
         return size
 
-    def positions(self, layout: Layout, dim: int) -> Any:
+    def positions(self, layout: Layout, dim: int) -> jax.Array:
         """The logical position of every row of this shard along `dim`, int32."""
         return self.offset(layout, dim) + lax.iota(np.int32, layout.local[dim])
 
-    def mask(self, x: Any, layout: Layout, dims: Sequence[int], fill: Any) -> Any:
+    def mask(self, x: jax.Array, layout: Layout, dims: Sequence[int], fill: ArrayLike) -> jax.Array:
         """`x` with the padding along `dims` replaced by `fill`; `x` itself where there is none."""
         for dim in dims:
             if layout.padded(dim):
@@ -101,9 +101,9 @@ class Local:
                 x = jnp.where(rows < self.length(layout, dim), x, jnp.asarray(fill, x.dtype))
         return x
 
-    def first(self, axes: Sequence[int]) -> Any:
+    def first(self, axes: Sequence[int]) -> jax.Array | np.bool_:
         """Whether this device is at position 0 along all of `axes`."""
-        out: Any = np.bool_(True)
+        out: jax.Array | np.bool_ = np.bool_(True)
         for axis in axes:
             out = jnp.logical_and(out, self.coords[axis] == 0)
         return out
@@ -112,51 +112,46 @@ class Local:
         """How many devices `axes` have together."""
         return math.prod(self.operands[0].hierarchy[a] for a in axes)
 
-    def rank(self, axes: Sequence[int]) -> Any:
+    def rank(self, axes: Sequence[int]) -> Position:
         """This device's position along `axes` together, outer to inner, an int32 scalar."""
-        at: Any = np.int32(0)
+        at: Position = np.int32(0)
         for axis in axes:
             at = at * np.int32(self.operands[0].hierarchy[axis]) + self.coords[axis]
         return at
 
-    def gathered(self, x: Any, axes: Sequence[int]) -> Any:
+    def gathered(self, x: jax.Array, axes: Sequence[int]) -> jax.Array:
         """The `x` of every device along `axes`, outer to inner, in a new first dim."""
         whole = x[None]
         for axis in reversed(axes):
-            whole = lax.all_gather(whole, self.names[axis], axis=0, tiled=True)
+            whole = all_gather(whole, self.names[axis], axis=0, tiled=True)
         return whole
 
-    def shifted(self, x: Any, axes: Sequence[int], by: int) -> Any:
+    def shifted(self, x: jax.Array, axes: Sequence[int], by: int) -> jax.Array:
         """The `x` of the device `by` places before this one along `axes`; zeros where there is none."""
         n = self.group(axes)
         return self.permuted(x, axes, [(i, i + by) for i in range(n) if 0 <= i + by < n])
 
-    def permuted(self, x: Any, axes: Sequence[int], pairs: Sequence[tuple[int, int]]) -> Any:
+    def permuted(self, x: jax.Array, axes: Sequence[int], pairs: Sequence[tuple[int, int]]) -> jax.Array:
         """The `x` of the device that sends to this one; zeros where none does.
 
         Arguments:
           pairs: (sender, receiver) ranks along `axes`; each rank at most once on either side.
         """
         names = tuple(self.names[a] for a in axes)
-        permute: Any = lax.ppermute
-        return permute(x, names if len(names) > 1 else names[0], pairs)
+        return ppermute(x, names if len(names) > 1 else names[0], pairs)
 
-    def all_to_all(self, x: Any, axis: int) -> Any:
+    def all_to_all(self, x: jax.Array, axis: int) -> jax.Array:
         """Row i of `x` to the device at position i along `axis`, whose row for this one becomes row i."""
-        exchange: Any = lax.all_to_all
-        return exchange(x, self.names[axis], split_axis=0, concat_axis=0, tiled=True)
+        return all_to_all(x, self.names[axis], split_axis=0, concat_axis=0, tiled=True)
 
-    def total(self, x: Any, axes: Sequence[int]) -> Any:
+    def total(self, x: jax.Array, axes: Sequence[int]) -> jax.Array:
         """The sum of what the devices along `axes` have."""
-        add: Any = lax.psum
-        return add(x, tuple(self.names[a] for a in axes))
+        return psum(x, tuple(self.names[a] for a in axes))
 
-    def maximum(self, x: Any, axes: Sequence[int]) -> Any:
+    def maximum(self, x: jax.Array, axes: Sequence[int]) -> jax.Array:
         """The largest of what the devices along `axes` have; of floats NaN may be lost (`sbp.talk.bits`)."""
-        largest: Any = lax.pmax
-        return largest(x, tuple(self.names[a] for a in axes))
+        return pmax(x, tuple(self.names[a] for a in axes))
 
-    def minimum(self, x: Any, axes: Sequence[int]) -> Any:
+    def minimum(self, x: jax.Array, axes: Sequence[int]) -> jax.Array:
         """The smallest of what the devices along `axes` have; of floats NaN may be lost (`sbp.talk.bits`)."""
-        smallest: Any = lax.pmin
-        return smallest(x, tuple(self.names[a] for a in axes))
+        return pmin(x, tuple(self.names[a] for a in axes))

@@ -10,8 +10,10 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.lax import GatherScatterMode
 
 from sbp import compat
 from sbp.layout import Layout
@@ -21,15 +23,16 @@ from sbp.talk.extents import extent
 from sbp.talk.gather import CLIP, FILL, missing_value, signed_index
 from sbp.talk.keys import NO_KEY, local_rows, rows_or_zeros
 from sbp.talk.legs import Exchange, legs
-from sbp.talk.local import Local, Talk, barrier
+from sbp.talk.local import Local, Talk
 from sbp.talk.sample import with_planned_capacity
 from sbp.talk.wire import deliver_talks, fetch_talks, wire_type
+from sbp.untyped import DType, optimization_barrier
 
 # What is known of the row numbers that `deliver_rows` gives.
 _IN_ORDER: dict[str, Any] = {"unique_indices": True, "indices_are_sorted": True}
 
 
-def narrow_ids(ids: Any) -> Any:
+def narrow_ids(ids: jax.Array) -> jax.Array:
     """Ids of 64 bits in 32, which JAX would cut off: those that do not fit stay out of bounds."""
     ids = signed_index(ids)
     return ids if ids.dtype.itemsize == 4 else jnp.clip(ids, -1, NO_KEY.astype(ids.dtype)).astype(np.int32)
@@ -54,13 +57,13 @@ def _exchange(ctx: Local) -> Exchange:
     return exchange_along(ctx, [a for a in table.axes(0) if a in split], [ids])
 
 
-def row_bytes(ctx: Local, dtype: Any) -> float:
+def row_bytes(ctx: Local, dtype: DType) -> float:
     """Bytes of a row of the shard of the table, operand 0, as it travels."""
     wire = wire_type(dtype, ctx.params["wire_dtype"])
     return math.prod(ctx.operands[0].local[1:]) * compat.itemsize(wire)
 
 
-def keys_of(ctx: Local, ids: Any, layout: Layout, clips: bool) -> tuple[Any, Any]:
+def keys_of(ctx: Local, ids: jax.Array, layout: Layout, clips: bool) -> tuple[jax.Array, jax.Array]:
     """The keys of the exchange with the table, operand 0, as `ids` in shape, and which ids are in bounds.
 
     Arguments:
@@ -73,12 +76,12 @@ def keys_of(ctx: Local, ids: Any, layout: Layout, clips: bool) -> tuple[Any, Any
     return ctx.mask(keys, layout, range(ids.ndim), NO_KEY), legal
 
 
-def kind_of_keys(mode: Any) -> bool:
+def kind_of_keys(mode: GatherScatterMode) -> bool:
     """Whether reading makes no keys of ids out of bounds, or keys of the nearest rows."""
     return bool(mode == FILL)
 
 
-def lookup_local(ctx: Local, table: Any, ids: Any) -> list[Any]:
+def lookup_local(ctx: Local, table: jax.Array, ids: jax.Array) -> list[jax.Array]:
     """The sparse exchange; of the devices of a sum one gives what stands for ids out of bounds."""
     layout, fills = ctx.operands[0], ctx.params["mode"] == FILL
     sums = layout.partial_axes("sum")
@@ -101,7 +104,7 @@ def lookup_talks(ctx: Local) -> Iterable[Talk]:
     return fetch_talks(_exchange(ctx), row_bytes(ctx, ctx.dtypes[0]), kind_of_keys(ctx.params["mode"]))
 
 
-def add_rows_local(ctx: Local, x: Any, ids: Any, rows: Any) -> list[Any]:
+def add_rows_local(ctx: Local, x: jax.Array, ids: jax.Array, rows: jax.Array) -> list[jax.Array]:
     """The sparse exchange; without one, each device adds to the rows that it has."""
     layout, mode = ctx.operands[0], ctx.params["mode"]
     if not layout.axes(0) and not any(map(ctx.operands[1].padded, range(ids.ndim))):
@@ -110,7 +113,7 @@ def add_rows_local(ctx: Local, x: Any, ids: Any, rows: Any) -> list[Any]:
     keys = keys_of(ctx, ids, ctx.operands[1], mode == CLIP)[0].reshape(-1)
     rows = rows.reshape(count, *x.shape[1:])
     # XLA of jax 0.10 reads through the slice that made a shard, without clamping to the shard first.
-    x = barrier(x)
+    x = optimization_barrier(x)
     if not legs(exchange):
         at = local_rows(ctx, exchange, keys)
         return [x.at[at].add(rows, mode="drop", wrap_negative_indices=False)]
@@ -118,7 +121,7 @@ def add_rows_local(ctx: Local, x: Any, ids: Any, rows: Any) -> list[Any]:
     additive = may_add_one_by_one(rows.dtype)
     known = {} if additive else _IN_ORDER
 
-    def apply(x: Any, at: Any, sums: Any) -> Any:
+    def apply(x: jax.Array, at: jax.Array, sums: jax.Array) -> jax.Array:
         return x.at[at].add(sums, mode="drop", wrap_negative_indices=False, **known)
 
     return [deliver_rows(ctx, exchange, keys, rows, x, apply, additive)]

@@ -9,7 +9,7 @@ more steps. docs/talking.md says what a body may do.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,8 +47,8 @@ class _Accumulation:
     """
 
     of: str
-    total: Callable[[Any], Any]
-    add: Callable[[Any, Any], Any]
+    total: Callable[[jax.Array], jax.Array]
+    add: Callable[[jax.Array, jax.Array], jax.Array]
 
 
 _ACCUMULATIONS = {
@@ -60,7 +60,7 @@ _ACCUMULATIONS = {
 }
 
 
-def cumulative_local(ctx: Local, x: Any) -> list[Any]:
+def cumulative_local(ctx: Local, x: jax.Array) -> list[jax.Array]:
     """A scan of the own rows, and the totals of the devices before."""
     dim, layout = ctx.params["axis"], ctx.operands[0]
     axes = layout.axes(dim)
@@ -85,7 +85,7 @@ def cumulative_talks(ctx: Local) -> Iterable[Talk]:
     return _gather_talk(ctx, dim, _bytes(ctx) / rows, why)
 
 
-def arg_local(ctx: Local, x: Any) -> list[Any]:
+def arg_local(ctx: Local, x: jax.Array) -> list[jax.Array]:
     """The best of the own rows, then the best of all devices'; of equal ones the first, NaN before all."""
     (dim,), layout = ctx.params["axes"], ctx.operands[0]
     axes, dtype = layout.axes(dim), ctx.params["index_dtype"]
@@ -113,19 +113,21 @@ def arg_talks(ctx: Local) -> Iterable[Talk]:
     return _gather_talk(ctx, dim, found, f"the best along dim {dim} of each device are compared; it is split")
 
 
-def top_dim(params: Any, ndim: int) -> int:
+def top_dim(params: Mapping[str, Any], ndim: int) -> int:
     """The dim that `top_k` searches; before jax 0.11 always the last."""
     return int(params.get("axis", -1)) % ndim
 
 
-def top_k_local(ctx: Local, x: Any) -> list[Any]:
+def top_k_local(ctx: Local, x: jax.Array) -> list[jax.Array]:
     """The largest of the own rows, then the largest of all devices'."""
     dim = top_dim(ctx.params, x.ndim)
     found = ctx.bind(x)
     return _best_of_all(ctx, found, dim, ctx.bind) if ctx.operands[0].axes(dim) else found
 
 
-def _best_of_all(ctx: Local, found: Sequence[Any], dim: int, choose: Callable[[Any], Any]) -> list[Any]:
+def _best_of_all(
+    ctx: Local, found: Sequence[jax.Array], dim: int, choose: Callable[[jax.Array], list[jax.Array]]
+) -> list[jax.Array]:
     """The values that `choose` picks from what all devices have found, and their logical positions.
 
     Arguments:
@@ -138,7 +140,7 @@ def _best_of_all(ctx: Local, found: Sequence[Any], dim: int, choose: Callable[[A
     return [best, jnp.take_along_axis(positions, chosen, dim)]
 
 
-def _joined(x: Any, dim: int) -> Any:
+def _joined(x: jax.Array, dim: int) -> jax.Array:
     """The first dim put before `dim` and merged with it."""
     x = jnp.moveaxis(x, 0, dim)
     return x.reshape(*x.shape[:dim], -1, *x.shape[dim + 2 :])
@@ -157,12 +159,12 @@ def _best_talk(ctx: Local, dim: int) -> Iterable[Talk]:
     return _gather_talk(ctx, dim, found, why)
 
 
-def approx_dim(params: Any, ndim: int) -> int:
+def approx_dim(params: Mapping[str, Any], ndim: int) -> int:
     """The dim that `approx_top_k` searches."""
     return int(params["reduction_dimension"]) % ndim
 
 
-def approx_local(ctx: Local, x: Any) -> list[Any]:
+def approx_local(ctx: Local, x: jax.Array) -> list[jax.Array]:
     """The shards look for their best as parts of the whole, whose size decides how closely; then exactly."""
     dim, layout = approx_dim(ctx.params, x.ndim), ctx.operands[0]
     if not layout.axes(dim):

@@ -18,17 +18,22 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import ArrayLike
 
 from sbp import compat
 from sbp.exact import key_of
 from sbp.talk.extents import Coords, Extent, coordinates_along, own_entry, slice_rows
 from sbp.talk.local import Local, Talk
 from sbp.talk.sides import Side, SideRun
+
+# A run of the line on one device: where it starts, its rows, the first one's row there, and whose it is.
+_Holder: TypeAlias = tuple[int, int, int, Coords]
 
 # So many exchanges, and one more per operand and result, are worth a program's size.
 MOST_ROUNDS = 8
@@ -138,7 +143,7 @@ def _along(at: Coords, axes: Sequence[int]) -> Coords:
     return tuple(c if a in axes else 0 for a, c in enumerate(at))
 
 
-def _holders(operands: Sequence[Side]) -> list[list[tuple[int, int, int, Coords]]]:
+def _holders(operands: Sequence[Side]) -> list[list[_Holder]]:
     """Per operand, in the order of the line: where a run starts, its rows, the first one's row, and whose."""
     found, base = [], 0
     for side in operands:
@@ -150,7 +155,11 @@ def _holders(operands: Sequence[Side]) -> list[list[tuple[int, int, int, Coords]
 
 
 def _pieces(
-    operands: Sequence[Side], holders: Sequence[Any], at: Coords, run: SideRun, partial: Sequence[int]
+    operands: Sequence[Side],
+    holders: Sequence[Sequence[_Holder]],
+    at: Coords,
+    run: SideRun,
+    partial: Sequence[int],
 ) -> Iterator[tuple[Coords, int, int, int, int]]:
     """What a device needs for one run: whose, its row there, its place in the run, rows, operand."""
     for k, (side, line) in enumerate(zip(operands, holders, strict=True)):
@@ -237,7 +246,7 @@ def route_pays(found: Route, operands: Sequence[Side], results: Sequence[Side]) 
     return few and found.sent <= gathered
 
 
-def keep_every(ctx: Local, x: Any, dim: int, base: Extent, start: int, step: int) -> Any:
+def keep_every(ctx: Local, x: jax.Array, dim: int, base: Extent, start: int, step: int) -> jax.Array:
     """The rows of a shard that a slice keeps, one after the other; behind them stands anything."""
     if step == 1:
         return x
@@ -249,7 +258,9 @@ def keep_every(ctx: Local, x: Any, dim: int, base: Extent, start: int, step: int
     return lax.slice_in_dim(x, 0, None, step, dim)
 
 
-def along_route(ctx: Local, xs: Sequence[Any], dim: int, way: Route, fill: Any = None) -> Any:
+def along_route(
+    ctx: Local, xs: Sequence[jax.Array], dim: int, way: Route, fill: ArrayLike | None = None
+) -> jax.Array:
     """The rows of all results, one result after the other, along `dim`.
 
     Arguments:
@@ -268,26 +279,33 @@ def along_route(ctx: Local, xs: Sequence[Any], dim: int, way: Route, fill: Any =
     return out
 
 
-def _received(ctx: Local, wide: Any, dim: int, way: Route, layer: Layer) -> Any:
+def _received(ctx: Local, wide: jax.Array, dim: int, way: Route, layer: Layer) -> jax.Array:
     """The piece that a layer brings to this device."""
     piece = slice_rows(wide, own_entry(ctx, way.axes, layer.sends), layer.rows, dim)
     return ctx.permuted(piece, way.axes, layer.pairs)
 
 
 def _placed(
-    ctx: Local, out: Any, got: Any, dim: int, way: Route, layer: Layer, zero: Any, filled: bool
-) -> Any:
+    ctx: Local,
+    out: jax.Array | None,
+    got: jax.Array,
+    dim: int,
+    way: Route,
+    layer: Layer,
+    zero: jax.Array,
+    filled: bool,
+) -> jax.Array:
     """`out` with one piece in its place.
 
     Where devices put it in different places, the piece gets room all around, and each slices it out so that
     its own rows come to lie where they belong: one dynamic slice and a mask, instead of a dynamic update.
     """
     if len(set(layer.takes)) == 1:
-        at, to, rows = layer.takes[0]
-        piece = lax.slice_in_dim(got, at, at + rows, axis=dim)
+        start, low, count = layer.takes[0]
+        piece = lax.slice_in_dim(got, start, start + count, axis=dim)
         if out is not None:
-            return lax.dynamic_update_slice_in_dim(out, piece, to, dim)
-        return lax.pad(piece, zero, _widths(got.ndim, dim, to, way.height - to - rows))
+            return lax.dynamic_update_slice_in_dim(out, piece, low, dim)
+        return lax.pad(piece, zero, _widths(got.ndim, dim, low, way.height - low - count))
     at, to, rows = (own_entry(ctx, way.axes, column) for column in zip(*layer.takes, strict=True))
     around = lax.pad(got, zero, _widths(got.ndim, dim, way.height, way.height))
     piece = slice_rows(around, at - to + np.int32(way.height), way.height, dim)

@@ -7,11 +7,12 @@ docs/talking.md has an example.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -28,7 +29,7 @@ def _sum_axes(operand: Layout, result: Layout, dim: int) -> tuple[int, ...]:
     return tuple(a for a in operand.axes(dim) if a in result.partial_axes("sum"))
 
 
-def slice_of(params: Any, dim: int) -> tuple[int, int]:
+def slice_of(params: Mapping[str, Any], dim: int) -> tuple[int, int]:
     """Where a slice starts along a dim, and its stride."""
     strides = params["strides"] or (1,) * (dim + 1)
     return int(params["start_indices"][dim]), int(strides[dim])
@@ -54,7 +55,7 @@ def _slice_routes(ctx: Local) -> dict[int, Route]:
     return found
 
 
-def slice_local(ctx: Local, x: Any) -> list[Any]:
+def slice_local(ctx: Local, x: jax.Array) -> list[jax.Array]:
     """Dims that are not split first; one that is taken whole keeps its local size."""
     (base,), (out,), ways = ctx.operands, ctx.results, _slice_routes(ctx)
     starts, limits, strides = [], [], []
@@ -142,7 +143,7 @@ def _nothing_left(ctx: Local) -> bool:
     return False
 
 
-def pad_local(ctx: Local, x: Any, value: Any) -> list[Any]:
+def pad_local(ctx: Local, x: jax.Array, value: jax.Array) -> list[jax.Array]:
     """The rows that a device pads come to it; then it pads them."""
     if _nothing_left(ctx):
         return [jnp.broadcast_to(value, ctx.results[0].local)]
@@ -177,7 +178,7 @@ def _joined_route(ctx: Local) -> Route | None:
     return find_route(*joined_sides(tuple(extent(x, dim) for x in ctx.operands), extent(ctx.results[0], dim)))
 
 
-def concatenate_local(ctx: Local, *xs: Any) -> list[Any]:
+def concatenate_local(ctx: Local, *xs: jax.Array) -> list[jax.Array]:
     """The rows of all operands along one route, or each device's own, where the dim is whole."""
     way = _joined_route(ctx)
     return ctx.bind(*xs) if way is None else [along_route(ctx, xs, int(ctx.params["dimension"]), way)]
@@ -208,7 +209,7 @@ def _split_route(ctx: Local) -> Route | None:
     return find_route(*split_sides(extent(base, dim), tuple(extent(r, dim) for r in ctx.results), partial))
 
 
-def split_local(ctx: Local, x: Any) -> list[Any]:
+def split_local(ctx: Local, x: jax.Array) -> list[jax.Array]:
     """The rows of all results along one route; then each device cuts what it has."""
     way, dim = _split_route(ctx), int(ctx.params["axis"])
     if way is None:
@@ -238,7 +239,7 @@ def _reversed_routes(ctx: Local) -> dict[int, Route]:
     return {d: find_route(*reversed_sides(extent(base, d))) for d in gone if base.axes(d)}
 
 
-def rev_local(ctx: Local, x: Any) -> list[Any]:
+def rev_local(ctx: Local, x: jax.Array) -> list[jax.Array]:
     """Every device turns its own rows, and sends them to where they stand then."""
     (x,) = ctx.bind(x)
     for d, way in _reversed_routes(ctx).items():

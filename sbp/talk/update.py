@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -21,12 +22,15 @@ from sbp.layout import Layout
 from sbp.lazy import by_row
 from sbp.talk.delivery import deliver_rows, may_add_one_by_one
 from sbp.talk.legs import Exchange, legs
-from sbp.talk.local import Local, Talk, barrier
+from sbp.talk.local import Local, Talk
 from sbp.talk.lookups import exchange_along, keys_of, kind_of_keys, row_bytes
 from sbp.talk.wire import deliver_talks
+from sbp.untyped import optimization_barrier
+
+Each = TypeVar("Each")
 
 
-def parted(rest: Sequence[Any], lookups: int) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
+def parted(rest: Sequence[Each], lookups: int) -> tuple[Sequence[Each], Sequence[Each], Sequence[Each]]:
     """Something of each operand of `sbp_update_rows` but the table: of the state, the ids and the rows.
 
     Arguments:
@@ -47,10 +51,10 @@ class _Step:
     """
 
     ctx: Local
-    old: Sequence[Any]
+    old: Sequence[jax.Array]
     lines: Sequence[bool]
 
-    def __call__(self, state: Sequence[Any], at: Any, grad: Any) -> list[Any]:
+    def __call__(self, state: Sequence[jax.Array], at: jax.Array, grad: jax.Array) -> list[jax.Array]:
         """Table and state with the rows `at` updated; the other leaves are as after one step.
 
         Arguments:
@@ -71,7 +75,7 @@ class _Step:
         written = jnp.where(self.touched(grad) & (at < size), at, beyond)
         flags: dict[str, Any] = {"mode": "drop", "unique_indices": True, "wrap_negative_indices": False}
 
-        def put(x: Any, rows: Any) -> Any:
+        def put(x: jax.Array, rows: jax.Array) -> jax.Array:
             return x.at[written].set(rows.astype(x.dtype), **flags)
 
         added = added.astype(table.dtype)
@@ -80,7 +84,7 @@ class _Step:
         kept = [put(x, n) if line else n for x, n, line in zip(state[1:], new, self.lines, strict=True)]
         return [table, *kept]
 
-    def add(self, state: Sequence[Any], at: Any, grad: Any) -> list[Any]:
+    def add(self, state: Sequence[jax.Array], at: jax.Array, grad: jax.Array) -> list[jax.Array]:
         """Table and state with the steps of addends at rows `at`, which may occur more than once."""
         update = self.ctx.params["update"]
         # A step that adds up does not read the parameter.
@@ -88,11 +92,11 @@ class _Step:
         added, *new = update(grad, *self.old, *param)
         return [state[0].at[at].add(added, mode="drop", wrap_negative_indices=False), *new]
 
-    def rows_of(self, x: Any, at: Any) -> Any:
+    def rows_of(self, x: jax.Array, at: jax.Array) -> jax.Array:
         """The rows of a shard by number; zeros for its size."""
         return x.at[at].get(mode="fill", fill_value=0)
 
-    def touched(self, grad: Any) -> Any:
+    def touched(self, grad: jax.Array) -> jax.Array:
         """Which rows have a gradient that is not all zero, on any device that has some of their columns."""
         flags = jnp.any(grad != 0, axis=tuple(range(1, grad.ndim)))
         axes = _column_axes(self.ctx)
@@ -105,7 +109,7 @@ def _column_axes(ctx: Local) -> tuple[int, ...]:
     return tuple(sorted({a for d in range(1, len(table.shape)) for a in table.axes(d)}))
 
 
-def update_local(ctx: Local, table: Any, *rest: Any) -> list[Any]:
+def update_local(ctx: Local, table: jax.Array, *rest: jax.Array) -> list[jax.Array]:
     """Sums by key go to the owners of the rows, which update them in place.
 
     Where devices have the same rows but ids of their own, sums of the gradient make it the same on all of
@@ -120,13 +124,13 @@ def update_local(ctx: Local, table: Any, *rest: Any) -> list[Any]:
     step = _Step(ctx, state, lines)
     if ctx.operands[0].axes(0):
         # XLA of jax 0.10 reads through the slice that made a shard, without clamping to the shard first.
-        table, *state = barrier((table, *state))
+        table, *state = optimization_barrier((table, *state))
     if not _copied_axes(ctx):
         additive = _additive(ctx)
         apply = step.add if additive else step
         return list(deliver_rows(ctx, _exchange(ctx), keys, flat, [table, *state], apply, additive))
 
-    def add(grad: Any, at: Any, sums: Any) -> Any:
+    def add(grad: jax.Array, at: jax.Array, sums: jax.Array) -> jax.Array:
         return grad.at[at].add(sums, mode="drop")
 
     grad = deliver_rows(ctx, _exchange(ctx), keys, flat, jnp.zeros(table.shape, flat.dtype), add)
@@ -134,7 +138,9 @@ def update_local(ctx: Local, table: Any, *rest: Any) -> list[Any]:
     return step([table, *state], lax.iota(np.int32, table.shape[0]), grad)
 
 
-def _keys_and_rows(ctx: Local, ids: Any, layout: Layout, rows: Any, mode: Any) -> tuple[Any, Any]:
+def _keys_and_rows(
+    ctx: Local, ids: jax.Array, layout: Layout, rows: jax.Array, mode: GatherScatterMode
+) -> tuple[jax.Array, jax.Array]:
     """The keys of a lookup, and its rows.
 
     Where JAX was promised indices in bounds, reading clamps the others, and adding drops them. With the keys

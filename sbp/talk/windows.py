@@ -5,11 +5,14 @@ docs/talking.md has an example of a halo.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import ArrayLike
+from numpy.typing import NDArray
 
 from sbp.limits import identity_of
 from sbp.talk.extents import Extent, extent, own_entry, slice_rows
@@ -26,7 +29,7 @@ from sbp.talk.halo import (
 from sbp.talk.local import Local, Talk
 
 
-def _window(params: Any, dim: int) -> Window:
+def _window(params: Mapping[str, Any], dim: int) -> Window:
     """How the window slides along a dim."""
     ones = (1,) * (dim + 1)
     kinds = ("window_strides", "window_dilation", "base_dilation")
@@ -34,13 +37,13 @@ def _window(params: Any, dim: int) -> Window:
     return Window(stride, dilation, base, params["padding"][dim][0])
 
 
-def window_moves(params: Any, dim: int) -> bool:
+def window_moves(params: Mapping[str, Any], dim: int) -> bool:
     """Whether the window reaches or moves along a dim."""
     one = params["window_dimensions"][dim] == 1 and _window(params, dim) == Window()
     return not one or tuple(params["padding"][dim]) != (0, 0)
 
 
-def window_slide(params: Any, dim: int, base: Extent, out: Extent) -> Slide | None:
+def window_slide(params: Mapping[str, Any], dim: int, base: Extent, out: Extent) -> Slide | None:
     """How the window of a reduction slides along a dim."""
     taps = Extent(params["window_dimensions"][dim], (), base.hierarchy)
     return slide(base, taps, out, _window(params, dim))
@@ -57,14 +60,14 @@ def _slides(ctx: Local) -> dict[int, Slide]:
     return {d: s for d, s in every.items() if s is not None}
 
 
-def windowed(fills: Callable[..., Sequence[Any]]) -> Callable[..., list[Any]]:
+def windowed(fills: Callable[..., Sequence[ArrayLike | None]]) -> Callable[..., list[jax.Array]]:
     """A body that extends the operands by their halos.
 
     Arguments:
       fills: of a `Local` and the operands: what the op pads each of those that are windowed with.
     """
 
-    def body(ctx: Local, *args: Any) -> list[Any]:
+    def body(ctx: Local, *args: jax.Array) -> list[jax.Array]:
         slides, padding, wide = _slides(ctx), list(ctx.params["padding"]), list(args)
         for d, s in slides.items():
             padding[d] = s.padding
@@ -83,12 +86,12 @@ def window_talks(ctx: Local) -> Iterable[Talk]:
             yield from halo_talks(ctx, i, halos)
 
 
-def never_selected(ctx: Local, x: Any) -> Any:
+def never_selected(ctx: Local, x: jax.Array) -> NDArray[Any]:
     """The number that a window which selects one of its elements never selects."""
     return identity_of("max" if ctx.params["select_prim"].name == "ge" else "min", x.dtype)
 
 
-def scatter_along(params: Any, dim: int, source: Extent, operand: Extent) -> WindowScatter:
+def scatter_along(params: Mapping[str, Any], dim: int, source: Extent, operand: Extent) -> WindowScatter:
     """How windows scatter along a dim."""
     taps, stride = params["window_dimensions"][dim], params["window_strides"][dim]
     return scatter_windows(source, operand, taps, stride, params["padding"][dim][0])
@@ -104,7 +107,7 @@ def _scatters(ctx: Local) -> dict[int, WindowScatter]:
     }
 
 
-def window_scatter_local(ctx: Local, source: Any, operand: Any) -> list[Any]:
+def window_scatter_local(ctx: Local, source: jax.Array, operand: jax.Array) -> list[jax.Array]:
     """Every window that touches the own rows, and of what they scatter the own rows."""
     scatters, padding, never = _scatters(ctx), list(ctx.params["padding"]), never_selected(ctx, operand)
     for d, s in scatters.items():

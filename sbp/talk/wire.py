@@ -7,23 +7,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterable
-from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from sbp import compat
-from sbp.limits import float_limits
 from sbp.talk.keys import KEY_BYTES
 from sbp.talk.legs import Exchange, Leg, exchange_axes, legs
 from sbp.talk.local import Local, Talk
+from sbp.untyped import DType, finfo
 
 # In what rows may travel: floating types with exponents as large as those of float32.
 WIRE_TYPES = ("bfloat16", "float32", "float64")
 
 
-def wire_type(dtype: Any, wire: str | None) -> Any:
+def wire_type(dtype: DType, wire: str | None) -> DType:
     """The dtype in which rows travel: narrower ones only, and of floating rows only."""
     if wire is None or not jnp.issubdtype(dtype, jnp.floating):
         return dtype
@@ -31,17 +31,17 @@ def wire_type(dtype: Any, wire: str | None) -> Any:
     return narrow if compat.itemsize(narrow) < compat.itemsize(dtype) else dtype
 
 
-def overflows(dtype: Any, wire: str | None) -> bool:
+def overflows(dtype: DType, wire: str | None) -> bool:
     """Whether numbers of a dtype can be too large for the one in which they travel.
 
     >>> overflows(np.dtype("float32"), "bfloat16"), overflows(np.dtype("float64"), "bfloat16")
     (False, True)
     """
     narrow = wire_type(dtype, wire)
-    return bool(narrow != dtype and float_limits(narrow).maxexp < float_limits(dtype).maxexp)
+    return bool(narrow != dtype and finfo(narrow).maxexp < finfo(dtype).maxexp)
 
 
-def send_rows(ctx: Local, rows: Any, leg: Leg, wire: str | None) -> Any:
+def send_rows(ctx: Local, rows: jax.Array, leg: Leg, wire: str | None) -> jax.Array:
     """Rows `[group, ...]`, line i to the device at position i, whose line for this one becomes line i.
 
     Short floats travel as integers: XLA would widen them on CPU, and send twice the bytes.
