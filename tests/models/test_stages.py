@@ -48,7 +48,7 @@ def test_the_first_axis_has_the_stages() -> None:
     assert placement.axes == ("stage", "data", "model")
     assert [p.ranks for p in pipeline.placements] == [(0, 1, 2, 3), (4, 5, 6, 7)]
     assert (pipeline.microbatches, pipeline.stage_shape(placement)) == (8, (2, 2))
-    assert (options.schedule, options.threads) == ("zb-h1", True)
+    assert options.pipeline == sbp.PipelineOptions("zb-h1", None, True)
 
 
 def test_without_stages_there_is_no_pipeline() -> None:
