@@ -35,15 +35,18 @@ def run(app: Application, values: Sequence[Array]) -> list[Array]:
     return [to_numpy(y) for y in compat.bind(app.node.primitive, args, dict(app.node.params))]
 
 
-def not_identical(app: Application) -> Iterator[str]:
+def not_identical(app: Application, _: float) -> Iterator[str]:
     values, results = app.special
     for x, y in ((app.operands[0], app.results[0]), (values[0], results[0])):
         if bits(x).shape != bits(y).shape or (bits(x) != bits(y)).any():
             yield f"{app.node.op}: {y} of {x}"
 
 
-def not_pointwise(app: Application) -> Iterator[str]:
-    """Places of results that change where an element of another place has changed."""
+def not_pointwise(app: Application, close: float) -> Iterator[str]:
+    """Places of results that change where an element of another place has changed.
+
+    Where rounding may differ, in iterations until all elements have converged, they stay as close as it does.
+    """
     values = [to_numpy(x) for x in app.operands]
     before, shape = run(app, values), tuple(app.results[0].shape)
     if any(tuple(y.shape) != shape for y in app.results):
@@ -54,10 +57,12 @@ def not_pointwise(app: Application) -> Iterator[str]:
         if own and (len(own) != len(shape) or any(n not in (1, m) for n, m in zip(own, shape, strict=True))):
             yield f"{app.node.op}: operand {i} of shape {x.shape} for results of shape {shape}"
         elif own:
-            yield from _elsewhere(app, values, i, before)
+            yield from _elsewhere(app, values, i, before, close)
 
 
-def _elsewhere(app: Application, values: list[Array], i: int, before: Sequence[Array]) -> Iterator[str]:
+def _elsewhere(
+    app: Application, values: list[Array], i: int, before: Sequence[Array], close: float
+) -> Iterator[str]:
     x_shape = app.operands[i].shape
     places = list(np.ndindex(*x_shape))
     for place in places[:: max(1, len(places) // CHANGES)]:
@@ -66,7 +71,7 @@ def _elsewhere(app: Application, values: list[Array], i: int, before: Sequence[A
         # Another element of the same operand is a value that the op takes.
         changed[i][place] = other(values[i], place)
         for k, (x, y) in enumerate(zip(before, run(app, changed), strict=True)):
-            alike = bits(x) == bits(y)
+            alike = np.isclose(x, y, close, close, equal_nan=True) if close else (bits(x) == bits(y)).all(-1)
             # A dim of size 1 stands beside all places of the results.
             alike[tuple(slice(None) if n == 1 else p for n, p in zip(x_shape, place, strict=True))] = True
             if not alike.all():
@@ -81,7 +86,7 @@ def other(x: Array, place: tuple[int, ...]) -> Any:
     return differ[0] if differ else ~here if x.dtype == bool else here + 1
 
 
-def not_layout(app: Application) -> Iterator[str]:
+def not_layout(app: Application, _: float) -> Iterator[str]:
     """Results of as many elements that have others, up to the conversion to their type."""
     x, y = app.operands[0], app.results[0]
     if x.size != y.size:
@@ -106,7 +111,7 @@ EACH = [pytest.param(flag, one, id=f"{flag}: {one}") for flag in CHECKS for one 
 
 @pytest.mark.parametrize(("flag", "one"), EACH)
 def test_it_is_true(flag: str, one: Sample) -> None:
-    assert not [wrong for app in applications(one) for wrong in CHECKS[flag](app)]
+    assert not [wrong for app in applications(one) for wrong in CHECKS[flag](app, one.close)]
 
 
 LIES = {
@@ -118,7 +123,7 @@ LIES = {
 
 @pytest.mark.parametrize("flag", LIES)
 def test_the_check_itself(flag: str) -> None:
-    assert [wrong for app in applications(LIES[flag]) for wrong in CHECKS[flag](app)]
+    assert [wrong for app in applications(LIES[flag]) for wrong in CHECKS[flag](app, 0.0)]
 
 
 def test_what_is_identical_is_pointwise_and_layout() -> None:
