@@ -29,7 +29,7 @@ def run_body(
     """
     own = node.rule.local if node.rule is not None else None
     results: Sequence[jax.Array] = local.bind(*operands) if own is None else own(local, *operands)
-    found = [*_result_problems(node, local, results, dtypes), *_said_problems(node, local)]
+    found = [*_result_problems(node, local, results, dtypes), *undeclared(node, local)]
     raise_all(at_line(p, node) for p in found)
     return results
 
@@ -59,7 +59,7 @@ def _result_problems(node: Node, local: Local, results: object, dtypes: Sequence
         yield Problem("rule", f"{where}, result {i}", _text(x), want, why, fix)
 
 
-def _said_problems(node: Node, local: Local) -> Iterator[Problem]:
+def undeclared(node: Node, local: Local) -> Iterator[Problem]:
     """Collectives that the body runs, and the plan knows nothing of.
 
     Of rounds whose number depends on data the first is declared. The reductions by which devices agree on
