@@ -20,10 +20,11 @@ from sbp.passes.explain.collectives import scope_of_rows
 from sbp.passes.physical.program import Border, Box, Compute, Physical, Step, Version, walk_steps, writes
 from sbp.passes.program.control import CONTROL, Leaving, Region, ports
 from sbp.passes.program.graph import Const, Operand, Source
-from sbp.passes.program.views import local_of
+from sbp.passes.program.views import Said, local_of
 from sbp.placement import Placement
 from sbp.resolve import to_partition_spec
 from sbp.runtime.arguments import weaken
+from sbp.runtime.bodies import run_body
 from sbp.runtime.buckets import Parcel, apply_bucket
 from sbp.runtime.collectives import apply_move
 from sbp.runtime.counts import Counting, ExchangeReport
@@ -161,10 +162,11 @@ class Device:
         node, strategy = step.node, step.strategy
         operands = [self.read(x, nd, env) for x, nd in zip(node.inputs, strategy.operands, strict=True)]
         counts: list[Tally] = []
-        local = local_of(graph, node, strategy.lying, placement.shape, self.coords, placement.axes, counts)
-        rule = node.rule
-        own = rule.local if rule is not None else None
-        results = local.bind(*operands) if own is None else own(local, *operands)
+        said: list[Said] = []
+        local = local_of(
+            graph, node, strategy.lying, placement.shape, self.coords, placement.axes, counts, said
+        )
+        results = run_body(node, local, operands, [graph.values[v].dtype for v in node.outputs])
         env.update(zip(writes(step), results, strict=True))
         if self.reports is not None:
             self.reports.extend((node, x) for x in counts)

@@ -17,10 +17,9 @@ from sbp import compat
 from sbp.layout import chunk_sizes, local_shape, offset
 from sbp.signature import Broadcast, NdSbp, Partial, Signature, Split, splits_of
 from sbp.talk.bits import compared_bytes
+from sbp.talk.declared import COLLECTIVES
 from sbp.untyped import DType
 from sbp.view import coordinates
-
-COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute")
 
 
 @dataclass(frozen=True, slots=True)

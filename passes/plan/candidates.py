@@ -15,10 +15,9 @@ from sbp.exact import key_of
 from sbp.layout import is_even, split_shape
 from sbp.passes.program.control import Port, ports
 from sbp.passes.program.graph import Const, Graph, Node, Operand
-from sbp.passes.program.views import op_of
+from sbp.passes.program.views import op_of, rows_of
 from sbp.placement import Placement
 from sbp.rules import Row
-from sbp.rules.registry import valid_rows
 from sbp.signature import B, NdSbp, P, Partial, Signature, Split
 from sbp.untyped import DType
 
@@ -247,7 +246,6 @@ def _strategies(
     graph: Graph, node: Node, hierarchy: tuple[int, ...], ops: Sequence[Partials], strict_nonfinite: bool
 ) -> tuple[tuple[Strategy, ...], tuple[Partials, ...]]:
     """All N-D strategies of a node and the partials of its results: rows along each axis on what remains."""
-    rule = node.rule
     shapes = tuple(graph.operand(x).shape for x in node.inputs)
     results = tuple(graph.values[v].shape for v in node.outputs)
     chains: list[tuple[tuple[Row, ...], Any, Any]] = [((), shapes, results)]
@@ -259,7 +257,7 @@ def _strategies(
                 op = op_of(graph, node, ins, outs, group)
                 memo[ins, outs] = [
                     r
-                    for r in valid_rows(rule, op)
+                    for r in rows_of(node, op)
                     if natural(r, ops) and not (strict_nonfinite and r.needs_finite(op))
                 ]
             for row in memo[ins, outs]:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
+from sbp.errors import Problem, RuleError, raise_all
 from sbp.layout import Layout
 from sbp.passes.program.graph import Graph, Node
-from sbp.rules.entry import Op
+from sbp.rules.entry import Op, Row
+from sbp.rules.registry import valid_rows
 from sbp.signature import NdSbp
 from sbp.talk.local import Local, Talk
 
 Lying: TypeAlias = tuple[Sequence[NdSbp], Sequence[NdSbp]]
 """How the operands and the results of an op lie."""
+Said: TypeAlias = tuple[str, tuple[int, ...]]
+"""A collective that a body runs: its kind, and the axes that take part."""
 
 
 def op_of(graph: Graph, node: Node, shapes: Sequence[Any], results: Sequence[Any], group: int) -> Op:
@@ -29,6 +34,24 @@ def op_of(graph: Graph, node: Node, shapes: Sequence[Any], results: Sequence[Any
     )
 
 
+def rows_of(node: Node, op: Op) -> tuple[Row, ...]:
+    """Every valid 1-D signature of a node, seen as `op`.
+
+    Raises:
+      RuleError: with the user's line, if the rule does not describe its op.
+    """
+    try:
+        return valid_rows(node.rule, op)
+    except RuleError as e:
+        raise RuleError(*(at_line(p, node) for p in e.problems)) from e
+
+
+def at_line(problem: Problem, node: Node) -> Problem:
+    """The same problem with the application that has it: the op, and its line where one is known."""
+    of = "" if repr(node.op) in problem.where else f" of {node.op!r}"
+    return replace(problem, where=problem.where + of + (f" at {node.source}" if node.source.file else ""))
+
+
 def local_of(
     graph: Graph,
     node: Node,
@@ -37,12 +60,14 @@ def local_of(
     coords: Sequence[Any] = (),
     names: Sequence[str] = (),
     reports: list[Any] | None = None,
+    said: list[Said] | None = None,
 ) -> Local:
     """What the body of an op knows about its shards.
 
     Arguments:
       lying: how its operands and its results lie.
-      coords, names, reports: as of `Local`; without them the body can be asked what it sends, and not be run.
+      coords, names, reports, said: as of `Local`; without them the body can be asked what it sends, and
+        not be run.
     """
     values = [graph.operand(x) for x in node.inputs]
     ins = [Layout(x.shape, nd, hierarchy) for x, nd in zip(values, lying[0], strict=True)]
@@ -50,12 +75,44 @@ def local_of(
         Layout(graph.values[v].shape, nd, hierarchy) for v, nd in zip(node.outputs, lying[1], strict=True)
     ]
     dtypes = [x.dtype for x in values]
-    return Local(node.primitive, node.params, tuple(ins), tuple(outs), coords, names, dtypes, reports)
+    return Local(node.primitive, node.params, tuple(ins), tuple(outs), coords, names, dtypes, reports, said)
 
 
 def talks_of(graph: Graph, node: Node, lying: Lying, hierarchy: tuple[int, ...]) -> tuple[Talk, ...]:
-    """The collectives inside an op's body; those that send nothing are left out."""
+    """The collectives inside an op's body; those that send nothing are left out.
+
+    Raises:
+      RuleError: with the user's line, if the rule declares what is no collective of this op.
+    """
     if node.rule is None or node.rule.talks is None:
         return ()
-    talks = node.rule.talks(local_of(graph, node, lying, hierarchy))
-    return tuple(t for t in talks if t.wire_bytes > 0)
+    local = local_of(graph, node, lying, hierarchy)
+    return tuple(t for t in declared(node, local) if t.wire_bytes > 0)
+
+
+def declared(node: Node, local: Local) -> list[Talk]:
+    """What the rule of a node says that its body sends; nothing, if it has no word on it."""
+    if node.rule is None or node.rule.talks is None:
+        return []
+    try:
+        given = node.rule.talks(local)
+        talks = list(given if isinstance(given, Iterable) else [given])
+        raise_all(_talk_problems(node, talks, local))
+    except RuleError as e:
+        raise RuleError(*(at_line(p, node) for p in e.problems)) from e
+    return talks
+
+
+def _talk_problems(node: Node, talks: Sequence[object], local: Local) -> Iterator[Problem]:
+    where, n = f"the talks of {node.op!r}", len(node.inputs)
+    axes = len((*local.operands, *local.results)[0].hierarchy)
+    for t in talks:
+        if not isinstance(t, Talk):
+            why, fix = "the plan lists each, with its bytes", "return [talk], or yield it; [] for none"
+            yield Problem("rule", where, repr(t), "a list of sbp.rules.Talk", why, fix)
+        elif not 0 <= t.operand < n:
+            why, fix = f"the op has {n}", "the position of the operand that is sent"
+            yield Problem("rule", where, f"operand={t.operand}", f"an operand, 0..{n - 1}", why, fix)
+        elif not t.axes or not all(0 <= a < axes for a in t.axes):
+            why, fix = f"the placement has {axes}", "such as layout.axes(dim)"
+            yield Problem("rule", where, f"axes={t.axes}", f"axes of the placement, 0..{axes - 1}", why, fix)

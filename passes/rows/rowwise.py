@@ -11,10 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sbp.passes.program.graph import Const, Graph, Node, Operand
-from sbp.passes.program.views import op_of, talks_of
+from sbp.passes.program.views import op_of, rows_of, talks_of
 from sbp.rules import Row
 from sbp.rules.entry import all_broadcast
-from sbp.rules.registry import valid_rows
 from sbp.signature import B, P, Partial, Signature, Split
 
 GROUP = 2
@@ -53,7 +52,7 @@ class _Walk:
             return all_broadcast(op)
         if rule is None or node.bodies:
             return None
-        rows = [r for r in valid_rows(rule, op) if self.fits(node, r) and not _partial(r)]
+        rows = [r for r in rows_of(node, op) if self.fits(node, r) and not _partial(r)]
         return next((r for r in rows if _splits(r.operands) and self.keeps_rows(node, r)), None)
 
     def keeps_rows(self, node: Node, row: Row) -> bool:
@@ -125,4 +124,4 @@ def _additive_results(graph: Graph, node: Node, given: Sequence[Signature]) -> S
         return None
     operands = [graph.operand(x).shape for x in node.inputs]
     op = op_of(graph, node, operands, [graph.values[v].shape for v in node.outputs], GROUP)
-    return next((r.results for r in valid_rows(rule, op) if tuple(r.operands) == given), None)
+    return next((r.results for r in rows_of(node, op) if tuple(r.operands) == given), None)

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 
 from sbp import compat
 from sbp.compat import Primitive
-from sbp.errors import Problem, RuleError
+from sbp.errors import Problem, RuleError, raise_all
+from sbp.rules.checks import checked_rows, text_problems
 from sbp.rules.entry import (
     Flops,
     LocalBody,
@@ -28,7 +29,7 @@ from sbp.rules.entry import (
     element_traffic,
 )
 from sbp.rules.factors import Spec
-from sbp.signature import Partial
+from sbp.signature import Partial, Split
 from sbp.talk.local import Local
 from sbp.untyped import DType, PyTree
 
@@ -55,14 +56,13 @@ USER = "user"
 def valid_rows(rule: Rule | None, op: Op) -> tuple[Row, ...]:
     """Every valid 1-D signature of an application: the rule's rows that the dtypes allow, and all B.
 
+    A dim of size 1 or 0 stays whole: there is nothing to split.
+
     Raises:
-      RuleError: if a row does not have one signature per operand and result.
+      RuleError: if what the rule gives is no rows of this op.
     """
-    rows = [] if rule is None or unknown_functions(rule, op.params) else list(rule.rows(op))
-    for row in rows:
-        if len(row.operands) != len(op.shapes) or len(row.results) != len(op.results):
-            raise _bad_row(op, row, "a row has one signature per operand and per result")
-    legal = [r for r in rows if not _partial_of_unsummable(op, r)]
+    rows = [] if rule is None or unknown_functions(rule, op.params) else checked_rows(op, rule.rows(op))
+    legal = [r for r in rows if not _partial_of_unsummable(op, r) and _splits_many(op, r)]
     return tuple(dict.fromkeys([*legal, all_broadcast(op)]))
 
 
@@ -87,17 +87,10 @@ def _partial_of_unsummable(op: Op, row: Row) -> bool:
     return any(isinstance(s, Partial) and bad(s, d) for s, d in both)
 
 
-def _bad_row(op: Op, row: Row, why: str) -> RuleError:
-    return RuleError(
-        Problem(
-            "rule",
-            f"the rule of {op.name!r}",
-            f"{row.operands} -> {row.results}",
-            f"{len(op.shapes)} operands -> {len(op.results)} results",
-            why,
-            "see the table of ops for examples",
-        )
-    )
+def _splits_many(op: Op, row: Row) -> bool:
+    """Whether every dim that the row splits has two elements or more."""
+    both = zip(row.operands + row.results, op.shapes + op.results, strict=True)
+    return all(shape[s.dim] > 1 for s, shape in both if isinstance(s, Split))
 
 
 def lookup(name: str) -> Rule | None:
@@ -199,7 +192,8 @@ def register_rule(
       replace: whether an existing rule may be replaced.
 
     Raises:
-      RuleError: if the op has a rule already, or is a function that leaves no trace of itself.
+      RuleError: if the op has a rule already, or is a function that leaves no trace of itself; if letters
+        contradict each other, or what is said of them.
 
     >>> register_rule("my_scale", "a b, b -> a b", linear=(0, 1))
     >>> lookup("my_scale").family
@@ -212,7 +206,9 @@ def register_rule(
         raise _no_op(op)
     function = op if callable(op) and call is not None else None
     if isinstance(rows, str):
-        spec = Spec(rows, dict(reduced or {}), tuple(linear), local is not None)
+        reduced, linear = dict(reduced or {}), tuple(linear)
+        raise_all(text_problems(name, rows, reduced, linear, local is not None))
+        spec = Spec(rows, reduced, linear, local is not None)
         rows, local = spec.rows, local or _body(function, spec.masked)
     entry = Rule(
         name,

@@ -17,7 +17,9 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from sbp import compat
+from sbp.errors import raise_all
 from sbp.layout import Layout, chunk_sizes
+from sbp.talk.declared import talk_problems
 from sbp.untyped import DType, Position, PyTree, all_gather, all_to_all, pmax, pmin, ppermute, psum
 
 
@@ -26,13 +28,16 @@ class Talk:
     """A collective inside the body of an op, beyond what its operands' and results' signatures say.
 
     Arguments:
-      kind: as of any collective: "permute" for a halo, "all_gather" for a carry.
+      kind: one of `COLLECTIVES`: "permute" for a halo, "all_gather" for a carry.
       axes: the placement axes that take part, outer to inner.
       wire_bytes: what one device sends.
       operand: the operand that it is about.
       reason: one sentence; `{axes}` stands for their names.
       sent: what of the operand's shards is sent, if that is all there is to it: ops that send the same share
         one collective. None if the op has computed what it sends.
+
+    Raises:
+      RuleError: if the kind is none, the bytes are negative, or the reason has another place than `{axes}`.
     """
 
     kind: str
@@ -41,6 +46,9 @@ class Talk:
     operand: int
     reason: str
     sent: Hashable = None
+
+    def __post_init__(self) -> None:
+        raise_all(talk_problems(self.kind, self.wire_bytes, self.reason))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +62,7 @@ class Local:
       names: the placement axes' names, for bodies that talk to other devices.
       dtypes: of the operands.
       reports: where bodies leave what they have counted; None if nobody asks.
+      said: where it is noted which collectives the body runs: kind and axes; None if nobody asks.
     """
 
     primitive: compat.Primitive
@@ -64,6 +73,7 @@ class Local:
     names: Sequence[str] = ()
     dtypes: Sequence[DType] = ()
     reports: list[PyTree] | None = None
+    said: list[tuple[str, tuple[int, ...]]] | None = None
 
     def bind(self, *args: ArrayLike, **changed: Any) -> list[jax.Array]:
         """The primitive on local arrays, with some parameters changed."""
@@ -73,6 +83,11 @@ class Local:
         """Leaves some numbers of this device for whoever asks."""
         if self.reports is not None:
             self.reports.append(counts)
+
+    def _says(self, kind: str, axes: Sequence[int]) -> None:
+        """Notes a collective, for the comparison with what the rule declares."""
+        if self.said is not None:
+            self.said.append((kind, tuple(axes)))
 
     def offset(self, layout: Layout, dim: int) -> Position:
         """The logical position of this shard's first row along `dim`, an int32 scalar."""
@@ -121,6 +136,7 @@ class Local:
 
     def gathered(self, x: jax.Array, axes: Sequence[int]) -> jax.Array:
         """The `x` of every device along `axes`, outer to inner, in a new first dim."""
+        self._says("all_gather", axes)
         whole = x[None]
         for axis in reversed(axes):
             whole = all_gather(whole, self.names[axis], axis=0, tiled=True)
@@ -137,21 +153,26 @@ class Local:
         Arguments:
           pairs: (sender, receiver) ranks along `axes`; each rank at most once on either side.
         """
+        self._says("permute", axes)
         names = tuple(self.names[a] for a in axes)
         return ppermute(x, names if len(names) > 1 else names[0], pairs)
 
     def all_to_all(self, x: jax.Array, axis: int) -> jax.Array:
         """Row i of `x` to the device at position i along `axis`, whose row for this one becomes row i."""
+        self._says("all_to_all", (axis,))
         return all_to_all(x, self.names[axis], split_axis=0, concat_axis=0, tiled=True)
 
     def total(self, x: jax.Array, axes: Sequence[int]) -> jax.Array:
         """The sum of what the devices along `axes` have."""
+        self._says("all_reduce", axes)
         return psum(x, tuple(self.names[a] for a in axes))
 
     def maximum(self, x: jax.Array, axes: Sequence[int]) -> jax.Array:
         """The largest of what the devices along `axes` have; of floats NaN may be lost (`sbp.talk.bits`)."""
+        self._says("all_reduce", axes)
         return pmax(x, tuple(self.names[a] for a in axes))
 
     def minimum(self, x: jax.Array, axes: Sequence[int]) -> jax.Array:
         """The smallest of what the devices along `axes` have; of floats NaN may be lost (`sbp.talk.bits`)."""
+        self._says("all_reduce", axes)
         return pmin(x, tuple(self.names[a] for a in axes))

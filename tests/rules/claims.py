@@ -19,12 +19,14 @@ from jax.extend.core import jaxpr_as_fun
 from jax.sharding import Mesh, PartitionSpec
 
 from sbp import compat, view
+from sbp.errors import raise_all
 from sbp.layout import Layout, split_shape
 from sbp.limits import identity_of
 from sbp.passes.program.graph import Const, Node
 from sbp.passes.program.trace import trace
 from sbp.rules import Op, Row, lookup
 from sbp.rules.registry import valid_rows
+from sbp.runtime.bodies import undeclared
 from sbp.runtime.look.meter import read_compiled
 from sbp.signature import NdSbp, P, Partial, Split
 from sbp.talk.local import Local
@@ -238,8 +240,10 @@ class Claim:
         static = Local(app.node.primitive, app.node.params, self.operands, self.results, (), names, dtypes)
 
         def body(coords: Sequence[Any], *args: Any) -> list[Any]:
-            ctx = replace(static, coords=coords)
-            return custom(ctx, *args) if custom else ctx.bind(*args)
+            ctx = replace(static, coords=coords, said=[])
+            results: list[Any] = custom(ctx, *args) if custom else ctx.bind(*args)
+            raise_all(undeclared(app.node, ctx))
+            return results
 
         self.body, self.names = body, names
         self.talks = list(rule.talks(static)) if rule and rule.talks else []

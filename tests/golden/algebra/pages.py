@@ -88,7 +88,7 @@ def section(rules: Sequence[Rule]) -> Iterator[str]:
     applied = {name for names in together.values() for name in names} | NEWER
     why: dict[str, list[str]] = {}
     for name in (r.name for r in rules if r.name not in applied):
-        why.setdefault(WITHOUT_SAMPLE.get(name, "no sample"), []).append(name)
+        why.setdefault(WITHOUT_SAMPLE[name], []).append(name)
     for reason, names in why.items():
         yield "\n".join(wrapped(f"{NOT_APPLIED}: {', '.join(names)}: {reason}", "    "))
 
