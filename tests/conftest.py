@@ -67,6 +67,17 @@ def x64() -> Iterator[None]:
 
 
 @pytest.fixture
+def forgotten() -> Iterator[None]:
+    """What a test registers as a rule is gone after it."""
+    from sbp.rules import REGISTRY
+
+    known = dict(REGISTRY)
+    yield
+    REGISTRY.clear()
+    REGISTRY.update(known)
+
+
+@pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
     """Compares a text with the file of that name in tests/golden; `--update-golden` writes the file."""
     from tests.golden.texts import FOLDER, difference

@@ -11,10 +11,11 @@ import sbp
 from sbp import B, S
 from sbp.errors import KINDS, RuleError
 from sbp.hardware import Hardware, Link
-from sbp.rules import REGISTRY, Row, Talk, register_rule
+from sbp.rules import Row, Talk, register_rule
 from tests.errors.messages import Call, Messages, check_message, kinds
 from tests.rules.test_users_ops import primitive
 
+pytestmark = pytest.mark.usefixtures("forgotten")
 LINE = sbp.placement("cpu", shape=(8,))
 # Ops are slow and sending is free, so that everything that can be split is.
 SPLITTING = Hardware("splitting", ((8, 1e4),), 1e4, 1e12, 1e12, (Link(1 << 60, 1e12, 1e-9),), 1.0)
@@ -31,15 +32,6 @@ SIGNATURES = "S(dim), B, P, P('max') or P('min')"
 LIST = "an op may have several results, so a body always returns a list"
 EACH = "return one array per result, in their order"
 SHARD = "local.results[0].local is the shape of a shard, padding included"
-
-
-@pytest.fixture(autouse=True)
-def forgotten() -> Iterator[None]:
-    """What a test registers is gone after it."""
-    known = dict(REGISTRY)
-    yield
-    REGISTRY.clear()
-    REGISTRY.update(known)
 
 
 def model(x: Any) -> Any:

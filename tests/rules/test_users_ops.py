@@ -1,7 +1,7 @@
 """Ops of the user's own: kernels and functions that the compiler takes as one op."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -17,22 +17,13 @@ import sbp.rules
 from sbp import B, S
 from sbp.errors import RuleError
 from sbp.passes.physical.program import Compute
-from sbp.rules import REGISTRY
 
+pytestmark = pytest.mark.usefixtures("forgotten")
 LINE = sbp.placement("cpu", shape=(8,))
 # Ops are slow and sending is free, so that everything that can be split is.
 SPLITTING = sbp.Hardware("splitting", ((8, 1e4),), 1e4, 1e12, 1e12, (sbp.Link(1 << 60, 1e12, 1e-9),), 1.0)
 X = np.random.default_rng(0).integers(-4, 5, (37, 16)).astype(np.float32)
 W = np.random.default_rng(1).integers(-4, 5, (16, 24)).astype(np.float32)
-
-
-@pytest.fixture(autouse=True)
-def forgotten() -> Iterator[None]:
-    """What a test registers is gone after it."""
-    known = dict(REGISTRY)
-    yield
-    REGISTRY.clear()
-    REGISTRY.update(known)
 
 
 def forward_kernel(x: Any, w: Any, out: Any) -> None:

@@ -1,6 +1,5 @@
 """The time of an op on one device, by what its rule says of its work."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -14,20 +13,14 @@ from sbp import B
 from sbp.hardware import CATALOGUE
 from sbp.passes.boxing.links import Network
 from sbp.passes.physical.evaluate import Evaluator
-from sbp.rules import REGISTRY, Matmul
+from sbp.rules import Matmul
 
 H100 = CATALOGUE["h100"]
 ONE = sbp.placement("h100", shape=(1,))
 N = 4096
 
 
-@pytest.fixture(autouse=True)
-def forgotten() -> Iterator[None]:
-    """What a test registers is gone after it."""
-    known = dict(REGISTRY)
-    yield
-    REGISTRY.clear()
-    REGISTRY.update(known)
+pytestmark = pytest.mark.usefixtures("forgotten")
 
 
 def seconds(fn: Any, *args: Any) -> float:
