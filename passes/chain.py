@@ -240,6 +240,7 @@ def compile_plan(traced: Traced, request: Request) -> Plan:
     plan = PLACEMENT.run(Logical(request, traced, boxings), terms.check)
     if terms.strict_nonfinite:
         usual = replace(request, terms=replace(terms, strict_nonfinite=False, memory_limit_bytes=None))
+        # The plan says what strictness costs on the wire; that takes a second search. The boxings are shared.
         other = PLACEMENT.run(Logical(usual, traced, boxings), terms.check)
         plan = replace(plan, notes=(*plan.notes, *notes.strict_notes(plan, other)))
     return faced(plan)
@@ -304,6 +305,7 @@ def hoist(s: Whole) -> Whole:
 
 def keep_sums_apart(s: Whole) -> Ordered:
     """Finds places and stages, and keeps what each stage adds up over micro-batches apart."""
+    # Places are found twice: a sum that is split by stages has ops of its own on every placement then.
     placements, wanted = placements_of(s.traced.graph), s.request.rank_of
     where = find_places(s.graph, placements)
     graph = split_sums(s.graph, where, find_order(s.graph, where, wanted))

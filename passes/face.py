@@ -59,6 +59,7 @@ def faced(plan: PlanData) -> Plan:
     """The plan with its ways to be shown, those of its stages too."""
     if isinstance(plan, Plan):
         return plan
+    # Field by field, without a copy: the program inside may be large.
     given: dict[str, Any] = {f.name: getattr(plan, f.name) for f in fields(plan)}
     if isinstance(plan, PipelineData):
         return PipelinePlan(**given | {"stages": tuple(map(faced, plan.stages))})

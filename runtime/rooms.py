@@ -4,6 +4,8 @@ The room of an exchange is planned from the first batch. If others are not like 
 zeros, say), every step takes many rounds. So programs count their rounds, which the host looks at now and
 then, once they are there, and a program whose exchanges took more than two is planned again from the batch
 at hand. Once: a batch now and then may take more.
+
+Words: docs/glossary.md.
 """
 
 from __future__ import annotations

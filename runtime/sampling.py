@@ -2,6 +2,8 @@
 
 All processes of a program must plan the same rooms, or their collectives would not match: only what every
 process has, and has alike, is looked at.
+
+Words: docs/glossary.md.
 """
 
 from __future__ import annotations

@@ -71,6 +71,7 @@ class Boxing:
         hierarchy = self.network.placement.shape
         if len(nd) < 2 or not is_even(self.shape, nd, hierarchy):
             return
+        # A permute moves whole shards, so both ends must be even, or padding would be sent as rows.
         for after in permute_targets(nd):
             if is_even(self.shape, after, hierarchy) and can_permute(nd, after, hierarchy):
                 yield Move("permute", tuple(range(len(nd))), nd, after, B, B)
@@ -80,6 +81,8 @@ class Boxing:
         n = len(self.universe)
         used = [(i, j, s) for (i, j), (s, m) in self._moves.items() if not (strict and makes_sum(m))]
         at = np.array([(i, j) for i, j, _ in used], dtype=np.int64).reshape(-1, 2)
+        # All pairs at once, for (1 + dims + partials) ** axes signatures: a few hundred nodes at the most,
+        # and one table per shape serves every tensor of it (Dijkstra, 1959, with SciPy's heaps).
         graph = csr_matrix(([s for _, _, s in used], (at[:, 0], at[:, 1])), shape=(n, n))
         cost, before = dijkstra(graph, return_predecessors=True)
         return cost, before

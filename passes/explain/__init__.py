@@ -2,4 +2,6 @@
 
 In: the physical program. Out: `PlanData`; sentences on one collective. `look` and the pipelines use it; it
 knows nothing of how plans are shown.
+
+Words: docs/glossary.md.
 """

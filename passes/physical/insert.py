@@ -36,10 +36,14 @@ class _Insertion:
         if wanted in have and not (strict and (v, wanted) in self.filled):
             return
         boxing = boxing_of(self.boxings, self.c, self.graph.values[v].shape, self.graph.values[v].dtype, v)
+        # What the search has priced is a star: to the share once, and from there to each user. A direct way
+        # from another version may be shorter still; then the plan is cheaper than what was priced, never
+        # dearer.
         share = self.a.shares.get(v)
         if share is not None and share not in have:
             self.take(v, boxing.path(have[0], share, strict=True), user)
         table, j = boxing.strict_seconds if strict else boxing.seconds, boxing.index[wanted]
+        # A sum made by filling is no source: its zeros would meet what the next move computes.
         sources = [nd for nd in self.have[v] if (v, nd) not in self.filled]
         source = min(sources, key=lambda nd: table[boxing.index[nd], j])
         self.take(v, boxing.path(source, wanted, strict=strict), user)

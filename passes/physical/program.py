@@ -1,4 +1,7 @@
-"""The physical program: the logical graph with a signature for every op and every collective in place."""
+"""The physical program: the logical graph with a signature for every op and every collective in place.
+
+Words: docs/glossary.md.
+"""
 
 from __future__ import annotations
 
@@ -113,6 +116,8 @@ def walk_steps(steps: Iterable[Step], times: int = 1) -> Iterator[tuple[Step, in
 
 def grouped(steps: Sequence[Step]) -> tuple[Step, ...]:
     """Brings the ops of one barrier together: they are lowered as one, after all that they wait for."""
+    # XLA may compute a recomputation early, and so keep it, unless all that enters it waits behind ONE
+    # barrier.
     last = {s.node.barrier: i for i, s in enumerate(steps) if isinstance(s, Compute) and s.node.barrier >= 0}
     held: dict[int, list[Step]] = {}
     out: list[Step] = []

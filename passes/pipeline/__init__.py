@@ -7,4 +7,6 @@ In: the logical graph of the whole, and a way to plan one placement. Out: `Stage
 pass others wait for, `sums` keeps what each stage adds up over micro-batches apart, `split` makes a graph for
 each placement, `planning` plans them, `cut` takes a physical program apart again, into the pieces that a
 schedule runs. `edges` says which stage feeds which, `check` what must hold of the pieces.
+
+Words: docs/glossary.md.
 """

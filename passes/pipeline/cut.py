@@ -14,6 +14,8 @@ that one piece makes and another reads lies in a *slot*, as it lies on the devic
 
 What others send in the loop arrives in an EACH slot too. A move goes to the first part that wants what it
 makes, so that what is gathered for one part is not held for the step.
+
+Words: docs/glossary.md.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 A stage is what one placement does without a word from another one in between. Hops between placements number
 the stages; a placement that comes by twice (interleaved, or a V) has two. Backward ops belong to the stage
 whose forward they undo.
+
+Words: docs/glossary.md.
 """
 
 from __future__ import annotations

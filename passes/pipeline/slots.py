@@ -1,4 +1,7 @@
-"""What a placement's program is cut into: pieces, and the slots that tensors between them lie in."""
+"""What a placement's program is cut into: pieces, and the slots that tensors between them lie in.
+
+Words: docs/glossary.md.
+"""
 
 from __future__ import annotations
 

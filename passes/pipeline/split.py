@@ -4,6 +4,8 @@ The key idea: each is an ordinary program of one placement. What another placeme
 micro-batch is an operand that its loop scans, one slice per trip; what it sends itself is a stacked result of
 the loop. So the planner sees forward, backward and optimizer of a stage at once, and how often each runs.
 Values keep their ids: a value of one placement has the same id where it is received.
+
+Words: docs/glossary.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""A program taken apart: what every placement computes, and its plan."""
+"""A program taken apart: what every placement computes, and its plan.
+
+Words: docs/glossary.md.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""How long the pieces of a pipeline take, estimated, and what is on the way between placements."""
+"""How long the pieces of a pipeline take, estimated, and what is on the way between placements.
+
+Words: docs/glossary.md.
+"""
 
 from __future__ import annotations
 

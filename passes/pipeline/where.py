@@ -3,6 +3,8 @@
 An op outside of any `sbp.on` belongs to the placement of one of its operands. In the loop over micro-batches
 that is the operand that is made last; elsewhere it is the largest one. One that has no such operand (masks,
 random bits, casts of weights) is *free*: every placement that needs it computes it.
+
+Words: docs/glossary.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Candidates: every N-D signature that each op, argument and result may have."""
+"""Candidates: every N-D signature that each op, argument and result may have.
+
+Words: docs/glossary.md.
+"""
 
 from __future__ import annotations
 
@@ -250,6 +253,9 @@ def _strategies(
     results = tuple(graph.values[v].shape for v in node.outputs)
     chains: list[tuple[tuple[Row, ...], Any, Any]] = [((), shapes, results)]
     for group in hierarchy:
+        # What an axis may do depends on the shapes that the outer axes left, and on nothing else of them.
+        # Most chains leave equal shapes (all B, or a sum), so the rule is asked a few times, not once per
+        # chain.
         memo: dict[Any, list[Row]] = {}
         grown = []
         for rows, ins, outs in chains:
@@ -265,6 +271,7 @@ def _strategies(
                 made = tuple(split_shape(s, r, group) for s, r in zip(outs, row.results, strict=True))
                 grown.append(((*rows, row), left, made))
         chains = grown
+    # Several chains may say the same signatures, such as two ways to a sum: the first has the better reason.
     unique: dict[Any, Strategy] = {}
     for rows, _, _ in chains:
         strategy = _combine(rows, len(shapes), len(results))

@@ -4,6 +4,8 @@ Variables: one per argument (how it arrives), per op (its N-D signature), per ou
 *share* variable per value with several uses: what the value is boxed to once, before each use takes it from
 there. An output that is the next step's argument shares that argument's variable, so that state comes back
 as it came.
+
+Words: docs/glossary.md.
 """
 
 from __future__ import annotations

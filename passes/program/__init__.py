@@ -2,4 +2,6 @@
 
 In: a JAX function and its arguments. Out: a `Traced` graph, every op with its line. Every later room reads
 it; it knows none of them.
+
+Words: docs/glossary.md.
 """

@@ -3,6 +3,8 @@
 Each tensor that crosses the border of a body does so through a *port*, and has one signature there. A carried
 value has the same signature whenever a trip begins or ends. A scanned value is a slice of its outer tensor,
 so that the loop's own dim stays whole and the others may be split.
+
+Words: docs/glossary.md.
 """
 
 from __future__ import annotations

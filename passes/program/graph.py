@@ -1,4 +1,7 @@
-"""The logical graph: what the user's function computes, as frozen values."""
+"""The logical graph: what the user's function computes, as frozen values.
+
+Words: docs/glossary.md.
+"""
 
 from __future__ import annotations
 
@@ -133,6 +136,7 @@ def make_node(
     target: str = "",
 ) -> Node:
     """An op with its rule, as the registry has it now, and its role; arguments as of `Node`."""
+    # Once: a rule that is registered later holds for later builds, whose key has the registry's version.
     name = op_name(primitive, target)
     rule, role = lookup(name), role_of(name, source.scope)
     return Node(

@@ -1,4 +1,7 @@
-"""What the name scope of an op says of it: read once, when the op is made, and a field of it from then on."""
+"""What the name scope of an op says of it: read once, when the op is made, and a field of it from then on.
+
+Words: docs/glossary.md.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +82,7 @@ def role_of(op: str, scope: str) -> Role:
     >>> str(role.place), role.derived, role.undoes
     ('cpu(data=2, ranks [4, 5])', 'backward', True)
     """
-    if not scope:
+    if not scope:  # most ops of a model without scopes: no regular expression for them
         return PLAIN
     derived = "backward" if "transpose(" in scope else "forward" if "jvp(" in scope else ""
     return Role(

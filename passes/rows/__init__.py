@@ -2,4 +2,6 @@
 
 In: the logical graph. Out: the same program with `sbp_lookup` and `sbp_update_rows`. Used by the chain alone;
 it knows `program`.
+
+Words: docs/glossary.md.
 """

@@ -29,4 +29,6 @@ rank 1  F1:0 B1:0 F1:1 B1:1 F1:2 B1:2
 F0:0 SF0:0>1 RF1:0<0 F0:1 F1:0 SF0:1>1
 >>> simulate(schedule, equal_times(2)).bubble
 (3, 3)
+
+Words: docs/glossary.md.
 """

@@ -3,6 +3,8 @@
 Arrays go to the placements that want them as soon as they are made. One driver issues everything in one
 global order, and devices overlap as far as JAX dispatches without waiting; or each rank has a thread of its
 own, which waits for what others send.
+
+Words: docs/glossary.md.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 What lies as a `jax.Array` can is one; anything else (partial sums, uneven splits) is handed on *packed*: the
 shards of all devices stacked along a new dim 0.
+
+Words: docs/glossary.md.
 """
 
 from __future__ import annotations

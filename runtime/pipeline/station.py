@@ -1,4 +1,7 @@
-"""One placement of a pipeline at run time: its programs, and what lies between them."""
+"""One placement of a pipeline at run time: its programs, and what lies between them.
+
+Words: docs/glossary.md.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What an entry of the registry says: the rows of an op, its body, its work, and what the body sends."""
+"""What an entry of the registry says: the rows of an op, its body, its work, and what the body sends.
+
+Words: docs/glossary.md.
+"""
 
 from __future__ import annotations
 
