@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import sbp
+from sbp.errors import RuleError
 from sbp.hardware import Hardware, Link
 from sbp.passes.explain.collectives import Inside, talking
 from sbp.passes.physical.program import Compute, Physical
@@ -133,6 +134,8 @@ def run(program: Program) -> Outcome:
     in_sbp = tuple(x.sbp for x in program.inputs)
     try:
         done = execute(function(program), args, program.grid, in_sbp, out_sbp, program.splitting)
+    except RuleError as e:  # nobody has registered a rule here: one of our own is wrong
+        return Outcome("crashed", f"{type(e).__name__}: {e}")
     except sbp.SbpError as e:
         return Outcome("refused", "; ".join(p.why for p in e.problems))
     except Exception as e:
@@ -177,6 +180,8 @@ def run_odd(program: Program, integers: bool) -> Outcome:
     for strict in (True, False):
         try:
             done = execute(fn, args, *asked, program.splitting, strict)
+        except RuleError as e:
+            return Outcome("crashed", f"strict={strict}: {type(e).__name__}: {e}")
         except sbp.SbpError as e:
             return Outcome("refused", "; ".join(p.why for p in e.problems))
         except Exception as e:
