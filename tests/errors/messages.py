@@ -12,7 +12,7 @@ Call = Callable[[], Any]
 # name -> (the call, its error, where, got, legal, why, try)
 Messages = dict[str, tuple[Call, type[SbpError], str, str, str, str, str]]
 # What a text leaves open: a line of a test, a time of the cost model.
-PLACES = {"{line}": r"test_\w+\.py:\d+", "{cost}": r"[\d.]+ [mun]?s"}
+PLACES = {"{line}": r"(?:test_\w+|rule_authors)\.py:\d+", "{cost}": r"[\d.]+ [mun]?s"}
 
 
 def pattern(text: str) -> str:

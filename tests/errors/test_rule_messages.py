@@ -1,87 +1,29 @@
-"""Every message to the author of a rule, a body or a talk, whole."""
+"""Every message to the author of a rule, whole: its rows, or its text of letters."""
 
-from collections.abc import Callable, Iterator
-from typing import Any
-
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import sbp
 from sbp import B, S
 from sbp.errors import KINDS, RuleError
-from sbp.hardware import Hardware, Link
-from sbp.rules import Row, Talk, register_rule
-from tests.errors.messages import Call, Messages, check_message, kinds
-from tests.rules.test_users_ops import primitive
+from sbp.rules import Row, register_rule
+from tests.errors.messages import Messages, check_message, kinds
+from tests.errors.rule_authors import (
+    AT,
+    DOUBLE,
+    LINE,
+    OPTIONS,
+    PRODUCT,
+    REGISTER,
+    RULE,
+    SIGNATURES,
+    X,
+    listed,
+    planned,
+    text,
+)
 
 pytestmark = pytest.mark.usefixtures("forgotten")
-LINE = sbp.placement("cpu", shape=(8,))
-# Ops are slow and sending is free, so that everything that can be split is.
-SPLITTING = Hardware("splitting", ((8, 1e4),), 1e4, 1e12, 1e12, (Link(1 << 60, 1e12, 1e-9),), 1.0)
-OPTIONS = sbp.Options(hardware=SPLITTING)
-X = np.ones((16, 6), np.float32)
-DOUBLE = primitive("authors_double", lambda x: 2 * x)
-PRODUCT = primitive("authors_product", lambda x, w: x @ w)
-AT = "at {line}"
-RULE = f"the rule of 'authors_double' {AT}"
-BODY = f"the body of 'authors_double' {AT}"
-TALKS = f"the talks of 'authors_double' {AT}"
-REGISTER = "register_rule('authors_double')"
-SIGNATURES = "S(dim), B, P, P('max') or P('min')"
-LIST = "an op may have several results, so a body always returns a list"
-EACH = "return one array per result, in their order"
-SHARD = "local.results[0].local is the shape of a shard, padding included"
-
-
-def model(x: Any) -> Any:
-    return DOUBLE.bind(sbp.annotate(x, [S(0)]))
-
-
-def planned(rows: Any, **options: Any) -> Call:
-    """The plan of a program whose op has such a rule."""
-
-    def call() -> Any:
-        register_rule(DOUBLE, rows, **options)
-        return sbp.compile(model, LINE, options=OPTIONS).plan(X)
-
-    return call
-
-
-def run(body: Callable[..., Any] | None, rows: Any = "a b -> a b", **options: Any) -> Call:
-    """A run of a program whose op has such a body."""
-
-    def call() -> Any:
-        register_rule(DOUBLE, rows, local=body, **options)
-        return sbp.compile(model, LINE, options=OPTIONS)(X)
-
-    return call
-
-
-def listed(row: Any) -> Call:
-    """A plan with a rule of this one row."""
-    return planned(lambda op: [row])
-
-
-def text(letters: str, **options: Any) -> Call:
-    """A rule of letters is registered."""
-    return lambda: register_rule(DOUBLE, letters, **options)
-
-
-def said(**talk: Any) -> Call:
-    """A plan with a rule that declares this."""
-    known: dict[str, Any] = {"kind": "permute", "axes": (0,), "wire_bytes": 8, "operand": 0, "reason": "so"}
-    return planned("a b -> a b", talks=lambda local: [Talk(**{**known, **talk})])
-
-
-def talking(local: Any, x: Any) -> list[Any]:
-    """What a neighbour has, and what all have."""
-    return [x + 0 * local.shifted(x, [0], 1) + 0 * local.gathered(x, [0])[0]]
-
-
-def permutes(local: Any) -> Iterator[Talk]:
-    yield Talk("permute", (0,), 48, 0, "the row before is needed; it lies over {axes}")
-
 
 ROWS: Messages = {
     "one row and no list": (
@@ -242,165 +184,7 @@ TEXTS: Messages = {
     ),
 }
 
-BODIES: Messages = {
-    "an array and no list": (
-        run(lambda local, x: 2 * x),
-        RuleError,
-        BODY,
-        "float32[2, 6]",
-        "a list of 1 array",
-        LIST,
-        "return [y]",
-    ),
-    "nothing": (
-        run(lambda local, x: None),
-        RuleError,
-        BODY,
-        "a NoneType",
-        "a list of 1 array",
-        LIST,
-        "return [y]",
-    ),
-    "too few results": (
-        run(lambda local, x: []),
-        RuleError,
-        BODY,
-        "a list of 0 arrays",
-        "a list of 1 array",
-        "a body returns a shard of every result",
-        EACH,
-    ),
-    "another shape": (
-        run(lambda local, x: [x[:1]]),
-        RuleError,
-        f"the body of 'authors_double', result 0 {AT}",
-        "float32[1, 6]",
-        "float32[2, 6]",
-        "float32[16, 6] lies as [S(0)] on 8 devices",
-        SHARD,
-    ),
-    "another dtype": (
-        run(lambda local, x: [x.astype(jnp.int32)]),
-        RuleError,
-        f"the body of 'authors_double', result 0 {AT}",
-        "int32[2, 6]",
-        "float32[2, 6]",
-        "float32[16, 6] lies as [S(0)] on 8 devices",
-        "y.astype('float32')",
-    ),
-    "no array": (
-        run(lambda local, x: ["x"]),
-        RuleError,
-        f"the body of 'authors_double', result 0 {AT}",
-        "a str",
-        "float32[2, 6]",
-        "float32[16, 6] lies as [S(0)] on 8 devices",
-        SHARD,
-    ),
-    "an op that is no other on its shards": (
-        run(None, lambda op: [Row((S(0),), (S(1),))]),
-        RuleError,
-        f"the body of 'authors_double', result 0 {AT}",
-        "float32[2, 6]",
-        "float32[16, 1]",
-        "float32[16, 6] lies as [S(1)] on 8 devices",
-        "local=: a body of its own, with the parameters of a shard (local.bind(*args, shape=...))",
-    ),
-    "a body that talks of more than it says": (
-        run(talking, talks=permutes),
-        RuleError,
-        BODY,
-        "all_gather over 'x'",
-        "permute over 'x'",
-        "the plan would neither show nor price it",
-        "talks=: a function of the same Local that yields sbp.rules.Talk('all_gather', ...)",
-    ),
-    "a body that talks, and says nothing": (
-        run(lambda local, x: [local.total(x, [0]) - x]),
-        RuleError,
-        BODY,
-        "all_reduce over 'x'",
-        "none: the rule declares nothing",
-        "the plan would neither show nor price it",
-        "talks=: a function of the same Local that yields sbp.rules.Talk('all_reduce', ...)",
-    ),
-}
-
-DECLARED: Messages = {
-    "a reason that nothing fills in": (
-        said(reason="needs {x} over {axes}"),
-        RuleError,
-        f"Talk(reason=...) of 'authors_double' {AT}",
-        "'needs {x} over {axes}'",
-        "{axes}, or no place",
-        "nothing fills in {x}: a plan knows the names of the axes alone",
-        "write numbers into the text (an f-string with {{axes}}), and braces of its own twice",
-    ),
-    "a reason with an open brace": (
-        said(reason="needs {axes"),
-        RuleError,
-        f"Talk(reason=...) of 'authors_double' {AT}",
-        "'needs {axes'",
-        "{axes}, or no place",
-        "nothing fills in a brace that is not closed: a plan knows the names of the axes alone",
-        "write numbers into the text (an f-string with {{axes}}), and braces of its own twice",
-    ),
-    "a kind that is nearly one": (
-        said(kind="allgather"),
-        RuleError,
-        f"Talk(kind=...) of 'authors_double' {AT}",
-        "'allgather'",
-        "all_reduce, all_gather, reduce_scatter, all_to_all, permute",
-        "the plan lists it among the collectives of these kinds",
-        "did you mean 'all_gather'?",
-    ),
-    "a kind that is none": (
-        said(kind="psum"),
-        RuleError,
-        f"Talk(kind=...) of 'authors_double' {AT}",
-        "'psum'",
-        "all_reduce, all_gather, reduce_scatter, all_to_all, permute",
-        "the plan lists it among the collectives of these kinds",
-        "'all_reduce' for a sum, 'permute' to a neighbour",
-    ),
-    "fewer than no bytes": (
-        said(wire_bytes=-4),
-        RuleError,
-        f"Talk(wire_bytes=...) of 'authors_double' {AT}",
-        "-4",
-        "0 or more bytes",
-        "it is what one device sends",
-        "0 for nothing: the plan then leaves it out",
-    ),
-    "an operand that is not there": (
-        said(operand=1),
-        RuleError,
-        TALKS,
-        "operand=1",
-        "an operand, 0..0",
-        "the op has 1",
-        "the position of the operand that is sent",
-    ),
-    "an axis that is not there": (
-        said(axes=(0, 1)),
-        RuleError,
-        TALKS,
-        "axes=(0, 1)",
-        "axes of the placement, 0..0",
-        "the placement has 1",
-        "such as layout.axes(dim)",
-    ),
-    "no list of talks": (
-        planned("a b -> a b", talks=lambda local: None),
-        RuleError,
-        TALKS,
-        "None",
-        "a list of sbp.rules.Talk",
-        "the plan lists each, with its bytes",
-        "return [talk], or yield it; [] for none",
-    ),
-}
-MESSAGES: Messages = {**ROWS, **TEXTS, **BODIES, **DECLARED}
+MESSAGES: Messages = {**ROWS, **TEXTS}
 
 
 @pytest.mark.parametrize("name", MESSAGES)
@@ -425,13 +209,6 @@ def test_all_rows_that_are_wrong_are_said_at_once() -> None:
 
 def test_a_body_may_make_what_no_operand_has() -> None:
     text("a b -> a c", local=lambda local, x: [x])()
-
-
-def test_what_is_declared_may_be_said() -> None:
-    def body(local: Any, x: Any) -> list[Any]:
-        return [2 * x + 0 * local.shifted(x, [0], 1)]
-
-    np.testing.assert_array_equal(run(body, talks=permutes)(), 2 * X)
 
 
 @pytest.mark.parametrize("shape", [(1, 4), (0, 4)], ids=str)
