@@ -170,8 +170,8 @@ def _plan_problems(plan: PlanData) -> Iterator[str]:
     ):
         if len(sbps) != len(paths):
             yield f"{len(sbps)} signatures of {len(paths)} {what}"
-    for c in plan.collectives:
-        if c.kind != "send" and not set(c.axes) <= {*plan.part(plan.collectives.index(c))[0].placement.axes}:
+    for i, c in enumerate(plan.collectives):
+        if c.kind != "send" and not set(c.axes) <= {*plan.part(i)[0].placement.axes}:
             yield f"{c.kind} of {c.tensor} over {c.axes}, which {plan.placement} does not have"
         if c.count < 0 or c.seconds < 0 or (c.count and c.wire_bytes <= 0):
             yield f"{c.kind} of {c.tensor}: {c.count} times, {c.wire_bytes} bytes, {c.seconds} seconds"

@@ -124,7 +124,8 @@ class Options:
       hardware: what to plan for instead of the placement's kind.
       plan: a `Plan` (or one that was loaded) whose signatures of arguments and results are taken where none
         is given.
-      check: whether the contract between passes is checked; by default it is, for less than 2 % of planning.
+      check: whether the contract between passes is checked; by default it is
+        (`python -m benchmarks.planner --checks` prints what that takes).
       strict_nonfinite: whether a sum is added up before anything is computed from it, so that infinities, NaN
         and signs come out as on one device whatever the data are; the plan says how many bytes that takes.
       exchange: how rows of split tables travel.

@@ -7,9 +7,8 @@ from math import prod
 
 from sbp.passes.boxing.links import Network
 from sbp.passes.boxing.moves import Move
-from sbp.passes.physical.evaluate import executed
+from sbp.passes.physical.evaluate import Evaluator, executed
 from sbp.passes.physical.program import Box, Compute, Physical
-from sbp.passes.plan.cost import node_seconds
 from sbp.passes.program.graph import Const, Node
 from sbp.signature import B, NdSbp, Split, format_sbp
 
@@ -56,7 +55,7 @@ def _gathers(asked: NdSbp, move: Move, axis: int) -> bool:
 
 def _done_everywhere(physical: Physical, axis: int, network: Network) -> Node | None:
     """The op that takes longest, if nearly all work is the same on all devices of an axis."""
-    graph, total, same = physical.graph, 0.0, 0.0
+    graph, takes, total, same = physical.graph, Evaluator(physical, network), 0.0, 0.0
     most, heaviest = -1.0, None
     for how in executed(physical.steps):
         step = how.step
@@ -64,7 +63,7 @@ def _done_everywhere(physical: Physical, axis: int, network: Network) -> Node | 
             continue
         # Where time costs nothing, sizes say where the work is.
         size = sum(prod(graph.values[v].shape) for v in step.node.outputs)
-        work = how.assumed * (node_seconds(graph, step.node, step.strategy, network) + 1e-18 * size)
+        work = how.assumed * (takes.seconds_of(step) + 1e-18 * size)
         total += work
         lying = [*step.strategy.operands, *step.strategy.results]
         if all(nd[axis] == B for nd in lying):

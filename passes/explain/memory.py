@@ -10,8 +10,7 @@ from itertools import chain, repeat
 from sbp.errors import MemoryLimitError, Problem
 from sbp.passes.boxing.links import Network
 from sbp.passes.explain.plan import PlanData
-from sbp.passes.physical.evaluate import Evaluator, Live
-from sbp.passes.plan.cost import local_bytes
+from sbp.passes.physical.evaluate import Evaluator, Live, shard_bytes
 from sbp.passes.program.graph import Const
 from sbp.passes.program.names import Names
 from sbp.signature import B, NdSbp, format_sbp
@@ -83,11 +82,10 @@ def live_at_rest(plan: PlanData, donated: Sequence[int] = ()) -> list[Live]:
     """
     physical = plan.physical
     assert physical is not None
-    graph, hierarchy = physical.graph, physical.placement.shape
+    graph = physical.graph
 
     def live(x: int, nd: NdSbp) -> Live:
-        value = graph.values[x]
-        return Live((x, nd), local_bytes(value.shape, value.dtype, nd, hierarchy))
+        return Live((x, nd), shard_bytes(physical, (x, nd)))
 
     arguments = [live(x, nd) for x, nd in zip(graph.inputs, physical.inputs, strict=True)]
     # Arrays that are closed over stand behind the arguments, and have no path.

@@ -26,9 +26,9 @@ class Collective:
       before, after: its N-D signatures.
       axes: names of the placement axes that take part; of a send, the numbers of the two placements.
       group_size: devices that talk to each other.
-      count: times per step.
+      count: times per step, as far as that is known: in a loop of unknown length, once.
       wire_bytes: what one device sends per step, bytes.
-      seconds: estimated time per step.
+      seconds: estimated time per step; a loop of unknown length counts `WHILE_TRIPS` times.
       source: the user's line that caused it, such as "gpt.py:41".
       reason: one sentence.
       name: what its instructions are called in the compiled program, such as "row12": its position among the

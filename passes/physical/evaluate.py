@@ -77,8 +77,7 @@ class Evaluator:
 
     def size(self, version: Version) -> float:
         """The bytes of one device's shard."""
-        value = self.physical.graph.values[version[0]]
-        return local_bytes(value.shape, value.dtype, version[1], self.physical.placement.shape)
+        return shard_bytes(self.physical, version)
 
     def at_peak(self) -> list[Live]:
         """What one device holds when it holds most, the largest first.
@@ -94,6 +93,12 @@ class Evaluator:
     def peak_bytes(self) -> float:
         """The most bytes that one device holds at once."""
         return sum(x.bytes for x in self.at_peak())
+
+
+def shard_bytes(physical: Physical, version: Version) -> float:
+    """The bytes of one device's shard of a value under a signature, padding included."""
+    value = physical.graph.values[version[0]]
+    return local_bytes(value.shape, value.dtype, version[1], physical.placement.shape)
 
 
 def executed(steps: Iterable[Step], times: int = 1, assumed: int = 1) -> Iterator[Executed]:

@@ -98,8 +98,8 @@ def test_a_loop_of_unknown_length_counts_alike_in_the_search_and_in_the_plan() -
     takes = Evaluator(plan.physical, Network(plan.placement, plan.hardware))
     assert plan.seconds == takes.seconds() >= WHILE_TRIPS * sum(takes.seconds_of(e.step) for e in inside)
     assert plan.seconds >= 0.999 * plan.bound
-    (loop,) = (s for s in plan.physical.steps if isinstance(s, Border))
+    assert sum(isinstance(s, Border) for s in plan.physical.steps) == 1
     sent = sum(takes.box_bytes(b) * n for b, n in plan.physical.boxes()) + sum(
         c.wire_bytes for c in plan.collectives if c.before == c.after
     )
-    assert loop and plan.wire_bytes == pytest.approx(sent)
+    assert plan.wire_bytes == pytest.approx(sent) and plan.wire_bytes > 0
