@@ -204,9 +204,7 @@ class _Gather:
         self.graph.add_node(at, kind="collective")
         for version in reads(step):
             self.edge(version, at)
-            if not self.graph.has_edge(at, box):
-                self.graph.add_edge(at, box, versions={})
-            self.graph.edges[at, box]["versions"][version] = None
+            _connect(self.graph, at, box, [version])
 
     def fits(self, step: Compute, at: At) -> bool:
         """Whether an op may join a box: not if what it reads was made from the box's results elsewhere."""
@@ -226,9 +224,7 @@ class _Gather:
         source = self.holder.get(version)
         if source is None or source == to:
             return
-        if not self.graph.has_edge(source, to):
-            self.graph.add_edge(source, to, versions={})
-        self.graph.edges[source, to]["versions"][version] = None
+        _connect(self.graph, source, to, [version])
 
 
 def plan_graph(plan: PlanData, max_boxes: int = MAX_BOXES) -> nx.DiGraph:
@@ -312,6 +308,13 @@ def _leads_round(graph: nx.DiGraph, first: At, second: At) -> bool:
     return False
 
 
+def _connect(graph: nx.DiGraph, source: At, target: At, versions: Iterable[Version]) -> None:
+    """Has some versions run along an edge, which is made if there is none."""
+    if not graph.has_edge(source, target):
+        graph.add_edge(source, target, versions={})
+    graph.edges[source, target]["versions"].update(dict.fromkeys(versions))
+
+
 def _join(graph: nx.DiGraph, first: At, second: At) -> None:
     """Makes one box of two."""
     graph.nodes[first]["box"].sources += graph.nodes[second]["box"].sources
@@ -319,9 +322,7 @@ def _join(graph: nx.DiGraph, first: At, second: At) -> None:
         source, target = (first, b) if a == second else (a, first)
         if source == target:
             continue
-        if not graph.has_edge(source, target):
-            graph.add_edge(source, target, versions={})
-        graph.edges[source, target]["versions"].update(data["versions"])
+        _connect(graph, source, target, data["versions"])
     graph.remove_node(second)
 
 
