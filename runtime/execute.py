@@ -35,6 +35,7 @@ from sbp.runtime.pipeline.program import BuiltPipeline, many_programs
 from sbp.runtime.rooms import rooms_of
 from sbp.runtime.sampling import with_samples
 from sbp.runtime.signatures import Signatures
+from sbp.runtime.target.devices import NotHere, absent_mesh, missing
 from sbp.signature import AUTO
 from sbp.untyped import Prefix, PyTree
 
@@ -147,10 +148,13 @@ class Program(Generic[P, R]):
         return measure(built, call.leaves)
 
     def lower(self, *args: PyTree, **kwargs: PyTree) -> jax.stages.Lowered:
-        """The lowered program, as `jax.stages.Lowered`; without the devices it can be read but not compiled.
+        """The lowered program, as `jax.stages.Lowered`.
+
+        For GPUs that are not here, `compile()` of it gives XLA's executable too, which cannot run but can be
+        read, where JAX's CUDA plugin is installed (the extra `gpu-target`; no GPU, driver or CUDA library).
 
         Raises:
-          SbpError: as a call does.
+          SbpError: as a call does; of its `compile()`, PlacementError where there is no such plugin.
         """
         call, built = self._prepare(args, kwargs)
         if isinstance(built, BuiltPipeline):
@@ -159,13 +163,13 @@ class Program(Generic[P, R]):
         assert physical is not None
         avals = [arguments.struct(arguments.abstract(x)) for x in (*call.leaves, *physical.graph.consts)]
         try:
-            mesh = self.placement.mesh
+            return built.jitted(self.placement.mesh).lower(*avals)
         except PlacementError:
-            platform = {"gpu": "cuda"}.get(self.placement.platform, self.placement.platform)
-            traced = built.jitted(self.placement.abstract_mesh).trace(*avals)
-            lowered: jax.stages.Lowered = traced.lower(lowering_platforms=(platform,))
-            return lowered
-        return built.jitted(mesh).lower(*avals)
+            problem = missing(self.placement)
+        mesh = self.placement.abstract_mesh if problem else absent_mesh(self.placement, self.options.topology)
+        platform = {"gpu": "cuda"}.get(self.placement.platform, self.placement.platform)
+        lowered: jax.stages.Lowered = built.jitted(mesh).trace(*avals).lower(lowering_platforms=(platform,))
+        return NotHere(lowered, problem) if problem else lowered
 
     def _prepare(
         self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree], *, concrete: bool = False

@@ -15,6 +15,9 @@ if importlib.util.find_spec("sbp.passes") is None or importlib.util.find_spec("s
 
 # `placement` is also a module's name, so it is bound at once (its import is cheap); all else waits.
 from sbp.placement import Placement, placement
+from sbp.quiet import expect_no_driver
+
+expect_no_driver()
 
 # name -> the module that defines it, imported on first use
 _FACE = {

@@ -91,6 +91,15 @@ CATALOGUE: dict[str, Hardware] = {
     "b200": Hardware(
         "b200", ((1, 4500e12), (2, 2250e12), (4, 80e12), (8, 40e12)), 80e12, 8.0e12, 180e9, (_NVLINK5, _NDR)
     ),
+    # NVLink connects 18 hosts of 4.
+    "gb200": Hardware(
+        "gb200",
+        ((1, 4796e12), (2, 2398e12), (4, 80e12), (8, 40e12)),
+        80e12,
+        7.9e12,
+        197e9,
+        (Link(72, 740e9, 8e-6), _NDR),
+    ),
     # Forced host devices on two cores. Latency is what benchmarks/cpu_links.py measures (a rendezvous of
     # threads); the link is set below what it measures, so that plans prefer few bytes on the wire, as on a
     # real network. They share the memory of a host, of which nothing is known.

@@ -147,6 +147,7 @@ class Options:
     strict_nonfinite: bool = False
     exchange: ExchangeOptions = ExchangeOptions()
     pipeline: PipelineOptions = PipelineOptions()
+    topology: tuple[int, int, int] | None = None
 
     def __init__(
         self,
@@ -159,6 +160,7 @@ class Options:
         strict_nonfinite: bool = False,
         exchange: ExchangeOptions | None = None,
         pipeline: PipelineOptions | None = None,
+        topology: tuple[int, int, int] | None = None,
         **moved: Unpack[_Moved],
     ) -> None:
         bytes_of(memory_limit, "Options(memory_limit=...)")
@@ -169,7 +171,7 @@ class Options:
         for old, value in moved.items():
             group, new = _moved_to(old)
             groups[group] = replace(groups[group], **{new: value})
-        given = (memory_limit, time_limit, hardware, plan, check, strict_nonfinite, *groups.values())
+        given = (memory_limit, time_limit, hardware, plan, check, strict_nonfinite, *groups.values(), topology)
         for f, value in zip(fields(self), given, strict=True):
             object.__setattr__(self, f.name, value)
 

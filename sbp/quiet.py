@@ -1,0 +1,21 @@
+"""What JAX would print about a CUDA plugin that is here to compile only."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+
+PLUGIN = "jax_cuda13_plugin"
+# Without it the plugin looks for the CUDA libraries, and JAX prints a traceback for want of them.
+SKIP_CHECK = "JAX_SKIP_CUDA_CONSTRAINTS_CHECK"
+DRIVER = Path("/dev/nvidiactl")
+
+
+def expect_no_driver() -> None:
+    """Tells the CUDA plugin not to look for a driver and libraries, where it is installed without a GPU.
+
+    It must be told before JAX counts its devices, so `import sbp` does.
+    """
+    if not DRIVER.exists() and importlib.util.find_spec(PLUGIN) is not None:
+        os.environ.setdefault(SKIP_CHECK, "1")

@@ -1,0 +1,134 @@
+"""Chips: what XLA must know to compile for one that is not here, and the peak rates that its time is made of.
+
+The figures are those of XLA's own target descriptions (xla/backends/gpu/target_config/specs, Apache-2.0, as of
+2026-08-13); dense matrix rates are cores x units x operations per clock x 2 x matrix clock, and "f32" there is
+that of TF32. Where XLA has no measured tables of a chip, `tables` is "", and all its times are by formula.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Chip:
+    """One kind of GPU.
+
+    Arguments:
+      name: that of the catalogue (`sbp.hardware.CATALOGUE`).
+      description: what the driver calls it; XLA's cost model goes by it.
+      capability: CUDA compute capability.
+      cores: streaming multiprocessors, each with 128 float32 units unless `units` says otherwise.
+      clock_hertz: boost clock.
+      memory_bytes, memory_bytes_per_second, l2_bytes: of one device.
+      vector_flops: of float32 arithmetic outside the matrix units, FLOP/s.
+      matrix_flops: dense FLOP/s of the matrix units by operand type: "f64", "f32" (TF32), "bf16", "f8".
+      host_devices: devices that one host has.
+      domain_hosts: hosts that NVLink connects.
+      nic_bytes_per_second: of the network card of each device, one way.
+      tables: the key of the tables that were measured on it; "" for none.
+    """
+
+    name: str
+    description: str
+    capability: tuple[int, int]
+    cores: int
+    clock_hertz: float
+    memory_bytes: int
+    memory_bytes_per_second: float
+    l2_bytes: int
+    vector_flops: float
+    matrix_flops: Mapping[str, float]
+    host_devices: int = 8
+    domain_hosts: int = 1
+    nic_bytes_per_second: float = 50e9
+    tables: str = ""
+    units: int = 128
+
+    @property
+    def domain_devices(self) -> int:
+        """Devices that NVLink connects."""
+        return self.host_devices * self.domain_hosts
+
+
+def _rates(bf16: float, f64: float, f8: float | None = None) -> Mapping[str, float]:
+    """Matrix rates; TF32 runs at half the rate of bfloat16, and chips without float8 at that of bfloat16."""
+    return {"f64": f64, "f32": bf16 / 2, "bf16": bf16, "f8": bf16 if f8 is None else f8}
+
+
+CHIPS: Mapping[str, Chip] = {
+    chip.name: chip
+    for chip in (
+        Chip(
+            name="a100",
+            description="NVIDIA A100-SXM4-80GB",
+            capability=(8, 0),
+            cores=108,
+            clock_hertz=1.41e9,
+            memory_bytes=85100068864,
+            memory_bytes_per_second=2039.04e9,
+            l2_bytes=41943040,
+            vector_flops=19.4918e12,
+            matrix_flops=_rates(311.8694e12, 19.4918e12),
+            nic_bytes_per_second=25e9,
+            units=64,
+        ),
+        Chip(
+            name="h100",
+            description="NVIDIA H100 80GB HBM3",
+            capability=(9, 0),
+            cores=132,
+            clock_hertz=1.98e9,
+            memory_bytes=84942979072,
+            memory_bytes_per_second=3352.32e9,
+            l2_bytes=52428800,
+            vector_flops=66.9082e12,
+            matrix_flops=_rates(989.1703e12, 66.9082e12, 1978.3406e12),
+            # XLA's own figure for this name; 400 Gb/s cards, as of the other chips, would be twice that.
+            nic_bytes_per_second=25e9,
+            tables="sm_90",
+        ),
+        Chip(
+            name="h200",
+            description="NVIDIA H200 141GB HBM3e",
+            capability=(9, 0),
+            cores=132,
+            clock_hertz=1.98e9,
+            memory_bytes=151397597184,
+            memory_bytes_per_second=4800e9,
+            l2_bytes=52428800,
+            vector_flops=66.9082e12,
+            matrix_flops=_rates(989.1703e12, 66.9082e12, 1978.3406e12),
+            tables="sm_90",
+        ),
+        Chip(
+            name="b200",
+            description="NVIDIA B200",
+            capability=(10, 0),
+            cores=148,
+            clock_hertz=1.965e9,
+            memory_bytes=191514411008,
+            memory_bytes_per_second=7672.32e9,
+            l2_bytes=132644864,
+            vector_flops=74.4499e12,
+            matrix_flops=_rates(2225.1593e12, 37.225e12, 4450.3185e12),
+            tables="sm_100_B200",
+        ),
+        Chip(
+            name="gb200",
+            description="NVIDIA GB200",
+            capability=(10, 0),
+            cores=152,
+            clock_hertz=2.062e9,
+            memory_bytes=197897748480,
+            memory_bytes_per_second=7928.064e9,
+            l2_bytes=135528448,
+            vector_flops=80.2365e12,
+            matrix_flops=_rates(2398.11e12, 40.1183e12, 4796.2199e12),
+            host_devices=4,
+            domain_hosts=18,
+            tables="sm_100_GB200",
+        ),
+    )
+}
