@@ -35,7 +35,8 @@ from sbp.runtime.pipeline.program import BuiltPipeline, many_programs
 from sbp.runtime.rooms import rooms_of
 from sbp.runtime.sampling import with_samples
 from sbp.runtime.signatures import Signatures
-from sbp.runtime.target.devices import NotHere, absent_mesh, missing
+from sbp.runtime.target.devices import NotHere, absent_mesh, chip_of, missing
+from sbp.runtime.target.report import ProgramReport, report_of
 from sbp.signature import AUTO
 from sbp.untyped import Prefix, PyTree
 
@@ -170,6 +171,30 @@ class Program(Generic[P, R]):
         platform = {"gpu": "cuda"}.get(self.placement.platform, self.placement.platform)
         lowered: jax.stages.Lowered = built.jitted(mesh).trace(*avals).lower(lowering_platforms=(platform,))
         return NotHere(lowered, problem) if problem else lowered
+
+    def report(self, *args: PyTree, **kwargs: PyTree) -> ProgramReport:
+        """Compiles the program for such arguments, and says what XLA made of the plan.
+
+        Every collective of the plan with its instructions, bytes and memory of both, and, for GPUs, which need
+        not be here, the simulated step.
+
+        Raises:
+          SbpError: as a call does; PlacementError where it cannot be compiled.
+        """
+        return self.report_of(self.lower(*args, **kwargs).compile(), *args, **kwargs)
+
+    def report_of(self, compiled: jax.stages.Compiled, *args: PyTree, **kwargs: PyTree) -> ProgramReport:
+        """The report of what `lower(*args, **kwargs).compile(...)` gave, with options of one's own for XLA.
+
+        Raises:
+          SbpError: as a call does.
+        """
+        plan = self.plan(*args, **kwargs)
+        return report_of(plan, compiled, chip_of(self.placement), lambda: self._named_text(*args, **kwargs))
+
+    def _named_text(self, *args: PyTree, **kwargs: PyTree) -> str:
+        """The lowered program with the names of all its ops."""
+        return self.lower(*args, **kwargs).as_text(debug_info=True)
 
     def _prepare(
         self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree], *, concrete: bool = False

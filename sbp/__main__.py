@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
-import importlib.util
 import io
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from types import FunctionType, ModuleType
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from sbp import __version__
-from sbp.errors import ArgumentError, Problem, SbpError
+from sbp.errors import SbpError
 from sbp.passes.look.width import fitted, terminal_width
 from sbp.placement import Placement, as_placement, parse_placement
+from sbp.userfile import TARGET, arguments, loaded, named, problem, signatures, split, value
 
 if TYPE_CHECKING:  # help and mistakes are printed before JAX is there
     import jax
 
     from sbp.runtime.execute import Program
-    from sbp.untyped import Leaf, Prefix, PyTree
+    from sbp.untyped import Leaf, PyTree
 
-TARGET = "FILE.py:FUNCTION"
-EXAMPLE = "such as models/gpt.py:train_step of the repository"
 HELP = """\
 FUNCTION is a single-device JAX function at the top level of FILE.py. Its arguments are what FUNCTION_args()
 or example_args() of the same file returns: a tuple of arrays or jax.ShapeDtypeStructs. FUNCTION_sbp, if it is
@@ -81,7 +76,20 @@ def _parser() -> argparse.ArgumentParser:
     profile = command("profile", "run a function, and compare what it takes with its plan", _profile)
     profile.add_argument("target", metavar=TARGET)
     saved(profile, ".html, with stages also .svg .trace.json")
-    for c in (plan, explain, verify, profile):
+    compiled = command(
+        "compile",
+        "compile a function, for GPUs that are not here too, and compare it with its plan",
+        _compile,
+    )
+    compiled.add_argument("target", metavar=TARGET)
+    saved(compiled, ".html .json .txt, for GPUs also .trace.json of the simulated step")
+    compiled.add_argument("--hlo", metavar="FILE", help="write XLA's program, optimised and scheduled")
+    compiled.add_argument(
+        "--topology",
+        metavar="DxHxN",
+        help="of the machine: NVLink domains, hosts in each, devices in each host, such as 1x16x8",
+    )
+    for c in (plan, explain, verify, profile, compiled):
         c.add_argument(
             "--placement",
             metavar="KIND:AxB",
@@ -99,6 +107,9 @@ def _parser() -> argparse.ArgumentParser:
             metavar="FILE.py:NAME",
             help="the signatures of the arguments, or placement -> signatures",
         )
+        c.add_argument(
+            "--donate", metavar="N,M", help="positions of arguments whose memory the results may take"
+        )
         c.add_argument("--x64", action="store_true", help="with 64-bit types")
         c.add_argument("--time-limit", type=float, metavar="SECONDS", help="for the search")
         c.add_argument(
@@ -107,105 +118,13 @@ def _parser() -> argparse.ArgumentParser:
     return top
 
 
-def _problem(where: str, got: str, legal: str, why: str, fix: str) -> ArgumentError:
-    return ArgumentError(Problem("argument", where, got, legal, why, fix))
-
-
-def _split(target: str, what: str) -> tuple[Path, str]:
-    """FILE.py and the name after the colon."""
-    file, _, name = target.rpartition(":")
-    if not file or not name.isidentifier():
-        raise _problem(what, repr(target), f"{TARGET}", "the file and the name in it are needed", EXAMPLE)
-    path = Path(file)
-    if not path.is_file() or path.suffix != ".py":
-        why = "this is none" if path.exists() else "there is no such file from here"
-        fix = EXAMPLE if path.exists() else f"a path from {Path.cwd().name}/"
-        raise _problem(what, repr(file), "a Python file, NAME.py", why, fix)
-    return path, name
-
-
-def _module(file: Path) -> ModuleType:
-    """Imports a file, as `python FILE.py` would find its neighbours; twice the same file is one module."""
-    path = file.resolve()
-    name = f"_sbp_target_{hashlib.sha1(str(path).encode()).hexdigest()[:10]}"
-    if name in sys.modules:
-        return sys.modules[name]
-    for folder in (os.getcwd(), str(path.parent)):
-        if folder not in sys.path:
-            sys.path.insert(0, folder)
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
-
-
-def _named(target: str, what: str) -> Any:
-    """What a FILE.py:NAME means."""
-    file, name = _split(target, what)
-    module = _module(file)
-    if not hasattr(module, name):
-        own = [n for n, v in vars(module).items() if getattr(v, "__module__", "") == module.__name__]
-        there = [n for n in own if callable(getattr(module, n)) and not n.startswith("_")]
-        raise _problem(
-            what,
-            f"{file.name} has no {name!r}",
-            ", ".join(there) or "a name of the file",
-            "the name must be at its top level",
-            "check the spelling",
-        )
-    return getattr(module, name)
-
-
-def _value(x: Any) -> Any:
-    return x() if callable(x) else x
-
-
-def _arguments(options: argparse.Namespace) -> tuple[PyTree, ...]:
-    """The arguments that the function is planned for."""
-    file, name = _split(options.target, "the function")
-    module, names = _module(file), (f"{name}_args", "example_args")
-    if options.args:
-        found = _value(_named(options.args, "--args"))
-    elif given := next((n for n in names if hasattr(module, n)), None):
-        found = _value(getattr(module, given))
-    else:
-        raise _problem(
-            options.target,
-            f"no {names[0]} and no {names[1]} in {file.name}",
-            "a tuple of arrays or jax.ShapeDtypeStructs, or a function that returns one",
-            "a plan depends on the shapes of the arguments",
-            f"in {file.name}:\n\n    def {names[0]}():\n"
-            "        x = jax.ShapeDtypeStruct((32, 128), 'float32')\n"
-            f"        return (x,)  # as in {name}(x)\n\n         or --args OTHER.py:NAME",
-        )
-    return tuple(found) if isinstance(found, tuple | list) else (found,)
-
-
-def _signatures(options: argparse.Namespace, placement: Placement) -> Prefix:
-    """The in_sbp of the function: given, beside it in its file, or left open."""
-    from sbp.signature import AUTO
-
-    if options.in_sbp:
-        found = _named(options.in_sbp, "--in-sbp")
-    else:
-        file, name = _split(options.target, "the function")
-        found = getattr(_module(file), f"{name}_sbp", AUTO)
-    return found(placement) if isinstance(found, FunctionType) else found
-
-
 def _program(options: argparse.Namespace) -> tuple[Program[..., PyTree], tuple[PyTree, ...]]:
     """The compiled function and its arguments."""
     from sbp.untyped import set_jax
 
     # The file may ask JAX for its devices, so its placement comes after those that the option needs.
     placement = parse_placement(options.placement) if options.placement else None
-    runs = options.run in (_verify, _profile)
+    runs = options.run in (_verify, _profile, _compile)
     if runs and placement is not None:
         _make_devices(placement)
     placement = placement or _placement(options)
@@ -216,24 +135,49 @@ def _program(options: argparse.Namespace) -> tuple[Program[..., PyTree], tuple[P
     from sbp.options import Options, PipelineOptions
     from sbp.runtime.execute import compile
 
-    fn = _named(options.target, "the function")
+    fn = named(options.target, "the function")
     if not callable(fn):
-        raise _problem(
+        raise problem(
             options.target, f"{type(fn).__name__}", "a function", "a program is made of a function", TARGET
         )
     given = Options(
         memory_limit=options.memory_limit,
         time_limit=options.time_limit,
         pipeline=PipelineOptions(stages=options.stages, schedule=options.schedule),
+        topology=_topology(options),
     )
-    return compile(fn, placement, in_sbp=_signatures(options, placement), options=given), _arguments(options)
+    program = compile(
+        fn,
+        placement,
+        in_sbp=signatures(options.target, options.in_sbp, placement),
+        donate_argnums=_numbers(options.donate, ",", "--donate", "0,1") if options.donate else (),
+        options=given,
+    )
+    return program, arguments(options.target, options.args)
+
+
+def _numbers(text: str, between: str, where: str, example: str) -> tuple[int, ...]:
+    """
+    >>> _numbers("1x16x8", "x", "--topology", "1x16x8")
+    (1, 16, 8)
+    """
+    try:
+        return tuple(map(int, text.lower().split(between)))
+    except ValueError:
+        legal = f"whole numbers with {between!r} between them"
+        raise problem(where, repr(text), legal, "it is a list of numbers", example) from None
+
+
+def _topology(options: argparse.Namespace) -> tuple[int, ...] | None:
+    text = getattr(options, "topology", None)
+    return _numbers(text, "x", "--topology", "1x16x8") if text else None
 
 
 def _placement(options: argparse.Namespace) -> Placement:
     """The placement that stands beside the function in its file, or the default."""
-    file, name = _split(options.target, "the function")
+    file, name = split(options.target, "the function")
     given = f"{name}_placement"
-    found = _value(getattr(_module(file), given, None))
+    found = value(getattr(loaded(file), given, None))
     return parse_placement("cpu:8") if found is None else as_placement(found, f"{given} of {file.name}")
 
 
@@ -278,7 +222,7 @@ def _explain(options: argparse.Namespace) -> None:
         found = select(plan, options.at)
         if not found and plan.collectives:
             lines = ", ".join(dict.fromkeys(c.source for c in plan.collectives))
-            raise _problem(
+            raise problem(
                 "--at",
                 repr(options.at),
                 lines,
@@ -312,6 +256,25 @@ def _profile(options: argparse.Namespace) -> None:
     _print(str(profile))
     for path in options.out:
         profile.save(path)
+        _print(f"saved {path}")
+
+
+def _compile(options: argparse.Namespace) -> None:
+    from sbp.passes.look.files import check_suffix, write
+    from sbp.runtime.target.report_files import TRACE, WRITERS
+
+    for path in options.out:
+        check_suffix(path, [*WRITERS, *TRACE])
+    program, args = _program(options)
+    lowered = program.lower(*args)
+    compiled = lowered.compile()
+    if options.hlo:
+        write(options.hlo, compiled.as_text() or "")
+        _print(f"saved {options.hlo}")
+    report = program.report_of(compiled, *args)
+    _print(str(report))
+    for path in options.out:
+        report.save(path)
         _print(f"saved {path}")
 
 

@@ -147,7 +147,7 @@ class Options:
     strict_nonfinite: bool = False
     exchange: ExchangeOptions = ExchangeOptions()
     pipeline: PipelineOptions = PipelineOptions()
-    topology: tuple[int, int, int] | None = None
+    topology: tuple[int, ...] | None = None
 
     def __init__(
         self,
@@ -160,7 +160,7 @@ class Options:
         strict_nonfinite: bool = False,
         exchange: ExchangeOptions | None = None,
         pipeline: PipelineOptions | None = None,
-        topology: tuple[int, int, int] | None = None,
+        topology: tuple[int, ...] | None = None,
         **moved: Unpack[_Moved],
     ) -> None:
         bytes_of(memory_limit, "Options(memory_limit=...)")

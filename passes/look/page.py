@@ -74,16 +74,20 @@ def plan_html(plan: PlanData) -> str:
     return short([top, *table(plan, MAX_ROWS), folded(plan), notes(plan)])
 
 
-def plan_page(plan: PlanData, measured: Sequence[tuple[str, str]] = ()) -> str:
+def plan_page(
+    plan: PlanData, measured: Sequence[tuple[str, str]] = (), sections: Sequence[str] = ()
+) -> str:
     """The whole page: totals, a table that sorts by a click, the picture, signatures at rest, notes.
 
     Arguments:
       measured: more figures, each with its name.
+      sections: more of the page, as HTML, behind the table.
     """
     body = [
         heading(plan.name, _where(plan), [*totals(plan), *measured], misfit_text(plan)),
         "<h2>Collectives</h2>",
         *table(plan),
+        *sections,
         "<h2>The program</h2>" + picture(plan_svg(plan)) if plan.physical is not None else "",
         "<h2>At rest</h2>",
         *signatures(plan),

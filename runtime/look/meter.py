@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import Protocol
 
@@ -48,7 +48,7 @@ class MeteredCollective:
     `payload_bytes` is one device's tensor (all_gather: the output, reduce_scatter: the input), summed over
     the operands of a combined collective. `count` is the executions per step. `wire_bytes` is what one device
     sends per step in a bandwidth-optimal algorithm, all executions together. `source` is
-    "op_name (file:line)", or "".
+    "op_name (file:line)", or "". `instruction` is its name in the program.
     """
 
     kind: str
@@ -57,6 +57,7 @@ class MeteredCollective:
     count: int
     wire_bytes: float
     source: str
+    instruction: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,7 +311,8 @@ class _Walk:
         wire = form.wire(group, payload) if group > 1 else 0.0
         if not wire:
             return None
-        return MeteredCollective(form.kind, group, payload, 1, wire, self._source(instruction))
+        source = self._source(instruction)
+        return MeteredCollective(form.kind, group, payload, 1, wire, source, instruction.name)
 
     def _group(self, form: _Form, instruction: Instruction) -> int:
         attributes = instruction.attributes

@@ -170,5 +170,14 @@ def _metadata(x: Instruction) -> dict[str, str]:
     return pairs(x.attributes.get("metadata", ()))
 
 
+def rows_in(text: str) -> set[str]:
+    """The names of all rows of the plan that a text of a program mentions.
+
+    >>> sorted(rows_in('loc("jit(f)/sbp.row3+row4/psum")'))
+    ['row3', 'row4']
+    """
+    return set(_rows(text))
+
+
 def _rows(path: str) -> list[str]:
     return [row for group in _ROWS.findall(path) for row in group.split("+")]
