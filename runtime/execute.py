@@ -175,8 +175,8 @@ class Program(Generic[P, R]):
     def report(self, *args: PyTree, **kwargs: PyTree) -> ProgramReport:
         """Compiles the program for such arguments, and says what XLA made of the plan.
 
-        Every collective of the plan with its instructions, bytes and memory of both, and, for GPUs, which need
-        not be here, the simulated step.
+        Every collective of the plan with its instructions, bytes and memory of both, and the simulated step
+        of GPUs, which need not be here.
 
         Raises:
           SbpError: as a call does; PlacementError where it cannot be compiled.

@@ -78,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     saved(profile, ".html, with stages also .svg .trace.json")
     compiled = command(
         "compile",
-        "compile a function, for GPUs that are not here too, and compare it with its plan",
+        "compile a function, also for GPUs that are not here; compare it with its plan",
         _compile,
     )
     compiled.add_argument("target", metavar=TARGET)

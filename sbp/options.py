@@ -171,7 +171,16 @@ class Options:
         for old, value in moved.items():
             group, new = _moved_to(old)
             groups[group] = replace(groups[group], **{new: value})
-        given = (memory_limit, time_limit, hardware, plan, check, strict_nonfinite, *groups.values(), topology)
+        given = (
+            memory_limit,
+            time_limit,
+            hardware,
+            plan,
+            check,
+            strict_nonfinite,
+            *groups.values(),
+            topology,
+        )
         for f, value in zip(fields(self), given, strict=True):
             object.__setattr__(self, f.name, value)
 

@@ -28,6 +28,8 @@ SEND_HEADINGS = ("times", "tensor", "shape", "from to", "lies", "sent", "time", 
 NUMBERS = frozenset(
     (
         "times",
+        "x",
+        "exposed",
         "stage",
         "F",
         "B",

@@ -1,4 +1,4 @@
-"""The plan of a program beside what XLA made of it: every collective, bytes, memory, and the simulated step."""
+"""The plan of a program beside what XLA made of it: collectives, bytes, memory, and the simulated step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 import networkx as nx
-from sbp.runtime.target.simulate import Simulation, simulate
 
 from sbp.passes.boxing.moves import Move
 from sbp.passes.explain.collectives import talking
@@ -19,6 +18,7 @@ from sbp.rates.chips import Chip
 from sbp.runtime.look.hlo_text import Module, parse
 from sbp.runtime.look.meter import HasText, Meter, MeteredCollective, read_hlo, text_of
 from sbp.runtime.look.origins import Origin, origins_of, rows_in, rows_of
+from sbp.runtime.target.simulate import Simulation, simulate
 from sbp.talk.exchange import OVERFLOW
 
 TOLERANCE = 0.01
@@ -78,15 +78,19 @@ class RowFate:
 
     Arguments:
       row: its name.
-      instructions: those that are executed for it.
+      instructions: those that are executed for it; of one that XLA removed, those of its equal.
       remark: one sentence; "" if it is one instruction of the planned kind, and its own.
       explained: whether it is known why it is not as planned.
+      removed: whether XLA left it out.
+      changed: whether XLA makes another kind of collective of it.
     """
 
     row: str
     instructions: tuple[str, ...]
     remark: str = ""
     explained: bool = True
+    removed: bool = False
+    changed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +137,7 @@ class ComparedProgram:
 
     @property
     def wire_bytes(self) -> float:
-        """What one device sends per step in the compiled program, without what runs only if data demand it."""
+        """What one device sends per step as compiled, but for what runs only if data demand it."""
         return math.fsum(c.wire_bytes for c in self.collectives if not c.conditional)
 
     @property
@@ -172,7 +176,7 @@ def compared(
       plan: what it was compiled from.
       compiled: XLA's executable.
       chip: what it is compiled for, whose rates the schedule is simulated with; None for no simulation.
-      lowered_text: gives the program before XLA optimised it, with names; asked only for rows that XLA left out.
+      lowered_text: gives the program as XLA was given it, with names; asked only where XLA left rows out.
 
     Raises:
       HloTextError: if the backend gives no text, or one that cannot be read.
@@ -199,7 +203,7 @@ def _relative(a: float, b: float) -> float:
 
 
 def _sites(meter: Meter) -> list[MeteredCollective]:
-    """The collectives of a program, those of one instruction together (a computation may have two callers)."""
+    """The collectives of a program; those of an instruction whose computation has two callers are one."""
     sites: dict[str, MeteredCollective] = {}
     for c in meter.collectives:
         if c.instruction in sites:
@@ -314,7 +318,7 @@ def _kept(row: Collective, made: Sequence[CompiledCollective], sent: tuple[float
     """The fate of a row that instructions name."""
     names = tuple(c.instruction for c in made)
     remarks = []
-    others = {kind for c in made if (kind := c.kind) != row.kind}
+    others = {c.kind for c in made} - {row.kind}
     if others:
         remarks.append(f"XLA makes {' and '.join(sorted(others)).replace('_', '-')} of it")
     with_others = sorted({r for c in made for r in c.rows if r != row.name})
@@ -326,7 +330,7 @@ def _kept(row: Collective, made: Sequence[CompiledCollective], sent: tuple[float
     same = abs(compiled - planned) <= TOLERANCE * max(planned, 1.0)
     if not same:
         remarks.append(f"XLA sends {compiled:.4g} bytes for {planned:.4g} planned")
-    return RowFate(row.name, names, "; ".join(remarks), same)
+    return RowFate(row.name, names, "; ".join(remarks), same, changed=bool(others))
 
 
 def _listed(rows: Sequence[str]) -> str:
@@ -355,7 +359,8 @@ def _gone(
             remark = "removed: nothing reads it"
         else:
             remark = "removed: XLA knows the value, or that nothing reads it"
-        out[name] = RowFate(name, tuple(c.instruction for c in of[twin]) if twin else (), remark)
+        made = tuple(c.instruction for c in of[twin]) if twin else ()
+        out[name] = RowFate(name, made, remark, removed=True)
     return out
 
 

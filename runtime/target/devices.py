@@ -1,7 +1,7 @@
 """Devices that are not here, for XLA to compile for.
 
-The only module that touches what JAX and its CUDA plugin keep for themselves in this matter: the plugin, without
-the CUDA libraries and without a driver, makes compile-only devices from a description of a chip.
+The only module that touches what JAX and its CUDA plugin keep for themselves in this matter: the plugin,
+without the CUDA libraries and without a driver, makes compile-only devices from a description of a chip.
 """
 
 from __future__ import annotations

@@ -11,9 +11,8 @@ from sbp.runtime.target.report_text import HEADINGS, NUMBERS, cells, costliest, 
 
 def report_page(report: ComparedProgram) -> str:
     """The page of the plan, with a section on the compiled program."""
-    return plan_page(
-        report.plan, sections=[f"<h2>Compiled for {escape(report.target)}</h2>", *section(report)]
-    )
+    title = f"<h2>Compiled for {escape(report.target)}</h2>"
+    return plan_page(report.plan, sections=[title, *section(report)])
 
 
 def report_html(report: ComparedProgram) -> str:

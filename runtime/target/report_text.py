@@ -163,16 +163,9 @@ def rows_text(rows: Sequence[str]) -> str:
 
 def remarks(report: ComparedProgram) -> list[tuple[str, list[str]]]:
     """What is not as planned: headings with their lines, none of which is empty."""
-    removed = [
-        f"{r.row} ({_what(report, r.row)}): {r.remark}"
-        for r in report.rows
-        if not r.instructions or r.remark.startswith("removed")
-    ]
-    changed = [
-        f"{r.row} ({_what(report, r.row)}): {r.remark}"
-        for r in report.rows
-        if r.explained and "XLA makes" in r.remark
-    ]
+    told = {r.row: f"{r.row} ({_what(report, r.row)}): {r.remark}" for r in report.rows if r.explained}
+    removed = [told[r.row] for r in report.rows if r.row in told and r.removed]
+    changed = [told[r.row] for r in report.rows if r.row in told and r.changed]
     loops = report.simulation.unknown_trip_counts if report.simulation is not None else ()
     found = [
         ("unexplained", list(report.unexplained)),
