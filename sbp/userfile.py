@@ -52,7 +52,7 @@ def loaded(file: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
-        spec.loader.execmodule(module)
+        spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise

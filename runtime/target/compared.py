@@ -352,7 +352,7 @@ def _gone(
     sent = {meaning[name]: name for name, made in of.items() if made and name in meaning}
     lowered, out = rows_in(lowered_text()), {}
     for name in lost:
-        twin = sent.get(meaning.get(name))
+        twin = sent.get(meaning[name]) if name in meaning else None
         if twin is not None:
             remark = f"removed: equal to {twin}, which XLA sends once for both"
         elif name not in lowered:

@@ -13,7 +13,7 @@ import importlib.util
 import math
 import os
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import jax
 import numpy as np
@@ -141,7 +141,8 @@ def topology_of(placement: Placement, given: Sequence[int] | None = None) -> tup
                 f"1x{hosts}x{chip.host_devices}",
             )
         )
-    return cast("tuple[int, int, int]", sizes)
+    domains, hosts, devices = sizes
+    return domains, hosts, devices
 
 
 def absent_mesh(placement: Placement, topology: Sequence[int] | None = None) -> Mesh:
