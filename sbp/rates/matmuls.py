@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from sbp.rates.chips import CHIPS, Chip
-from sbp.rates.tables import Source, Timing, matmul_rates
+from sbp.rates.tables import Evidence, Timing, matmul_rates
 
 # What runs on the vector units: float32 whose precision is not to be cut to TF32.
 VECTOR = "vector"
@@ -50,7 +50,7 @@ def peak_flops(chip: Chip, operands: str) -> float:
     return chip.vector_flops if operands == VECTOR else chip.matrix_flops[operands]
 
 
-def _table(chip: Chip, operands: str) -> tuple[_Rates | None, float, Source]:
+def _table(chip: Chip, operands: str) -> tuple[_Rates | None, float, Evidence]:
     """The rates to use, and how much faster this chip is than the one they were measured on."""
     key = "f8e4m3fn" if operands == "f8" else operands
     if (chip.tables, key) in matmul_rates():

@@ -12,7 +12,7 @@ from importlib import resources
 from typing import Literal, TypeAlias
 
 # Measured on this chip; measured on another chip or group size and scaled; or nothing measured at all.
-Source: TypeAlias = Literal["measured", "scaled", "formula"]
+Evidence: TypeAlias = Literal["measured", "scaled", "formula"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Timing:
     """How long something takes on a chip, and how that is known."""
 
     seconds: float
-    source: Source
+    source: Evidence
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class CollectiveCurve:
             return seconds[-1] * transfer_bytes / sizes[-1]
         i = next(i for i, size in enumerate(sizes) if size > transfer_bytes) - 1
         part = math.log(transfer_bytes / sizes[i]) / math.log(sizes[i + 1] / sizes[i])
-        return seconds[i] * (seconds[i + 1] / seconds[i]) ** part
+        return float(seconds[i] * (seconds[i + 1] / seconds[i]) ** part)
 
 
 @functools.cache
