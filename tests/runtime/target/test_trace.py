@@ -64,7 +64,7 @@ def test_names_lead_back_to_plan_and_user() -> None:
         with jax.named_scope("layer0"):
             return (x @ w).sum()
 
-    program = sbp.compile(loss, sbp.placement("cpu", shape=(2,)), in_sbp=(sbp.S(0), sbp.S(1)))
+    program = sbp.compile(loss, sbp.placement("cpu", shape=(2,)), in_sbp=([sbp.S(0)], [sbp.S(1)]))
     args = jnp.ones((8, 4)), jnp.ones((2, 8))
     compiled = program.lower(*args).compile()
     rows, paths = names_of(compiled, program.plan(*args))
