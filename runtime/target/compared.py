@@ -18,7 +18,8 @@ from sbp.rates.chips import Chip
 from sbp.runtime.look.hlo_text import Module, parse
 from sbp.runtime.look.meter import HasText, Meter, MeteredCollective, read_hlo, text_of
 from sbp.runtime.look.origins import Origin, origins_of, rows_in, rows_of
-from sbp.runtime.target.simulate import Simulation, simulate
+from sbp.runtime.target.events import Event, Simulation
+from sbp.runtime.target.simulate import simulate
 from sbp.talk.exchange import OVERFLOW
 
 TOLERANCE = 0.01
@@ -157,6 +158,16 @@ class ComparedProgram:
         return peak <= self.plan.hardware.memory_bytes
 
     @property
+    def tensors(self) -> Mapping[str, str]:
+        """The tensor of each row of the plan, by the row's name."""
+        return {c.name: c.tensor for c in self.plan.collectives}
+
+    @property
+    def kinds(self) -> Mapping[str, str]:
+        """The kind of each row of the plan, by the row's name."""
+        return {c.name: c.kind for c in self.plan.collectives}
+
+    @property
     def unexplained(self) -> tuple[str, ...]:
         """What is not known to be right: a sentence each."""
         added = [
@@ -257,18 +268,20 @@ def _is_asynchronous(name: str, module: Module) -> bool:
 
 def _timed(found: Sequence[CompiledCollective], simulation: Simulation) -> list[CompiledCollective]:
     """The collectives with their simulated times."""
-    events = {e.instruction: e for e in simulation.events}
+    events: dict[str, list[Event]] = {}
+    for e in simulation.events:
+        events.setdefault(e.instruction, []).append(e)
     out = []
     for c in found:
-        e = events.get(c.instruction)
-        if e is not None:
-            c = replace(
+        same = events.get(c.instruction, ())  # one per caller of its computation
+        out.append(
+            replace(
                 c,
-                seconds=(e.end_seconds - e.start_seconds) * e.times,
-                exposed_seconds=e.exposed_seconds * e.times,
-                during=e.during,
+                seconds=math.fsum(e.seconds for e in same),
+                exposed_seconds=math.fsum(e.exposed_seconds for e in same),
+                during=tuple(dict.fromkeys(name for e in same for name in e.during)),
             )
-        out.append(c)
+        )
     return out
 
 

@@ -8,12 +8,11 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sbp.runtime.target.trace import trace_json
-
 from sbp.passes.look import files
 from sbp.runtime.target.compared import ComparedProgram
 from sbp.runtime.target.report_page import report_page
 from sbp.runtime.target.report_text import report_text
+from sbp.runtime.target.trace import trace_json
 
 FORMAT, VERSION = "sbp-report", 1
 
@@ -47,12 +46,13 @@ def report_data(report: ComparedProgram) -> dict[str, Any]:
 def _trace(report: ComparedProgram) -> str:
     """The simulated schedule for Perfetto, collectives under the names of their rows."""
     assert report.simulation is not None
-    tensors = {c.name: c.tensor for c in report.plan.collectives}
     rows = {
-        c.instruction: f"{c.kind} {', '.join(f'{r} {tensors[r]}' for r in c.rows) or c.source}"
+        c.instruction: ", ".join(f"{row} {c.kind} of {report.tensors[row]}" for row in c.rows)
         for c in report.collectives
+        if c.rows
     }
-    return trace_json(report.simulation, rows)
+    paths = {name: origin.path for name, origin in report.origins.items() if origin.path}
+    return trace_json(report.simulation, rows, paths, f"{report.plan.name} on {report.plan.placement}")
 
 
 WRITERS: Mapping[str, Callable[[ComparedProgram], str]] = {

@@ -110,7 +110,7 @@ def _step_text(report: ComparedProgram) -> str:
         return f"{serial}; not simulated: no rates of {report.target} are known"
     return (
         f"{seconds_text(s.seconds)} simulated: kernels {seconds_text(s.kernel_seconds)}, waiting for "
-        f"collectives {seconds_text(s.exposed_seconds)}; MFU {100 * s.mfu:.0f} %; {serial}"
+        f"collectives {seconds_text(s.exposed_seconds)}; MFU {100 * s.mfu:.2g} %; {serial}"
     )
 
 
@@ -126,7 +126,7 @@ def costliest(report: ComparedProgram) -> tuple[Sequence[CompiledCollective], st
 
 def cells(report: ComparedProgram, c: CompiledCollective) -> tuple[str, ...]:
     """One collective of the table, under `HEADINGS`."""
-    kind = f"{kind_text(c.kind)} over {c.group_size}"
+    kind, named = f"{kind_text(c.kind)} over {c.group_size}", report.tensors
     times = ["" if s is None else seconds_text(s) for s in (c.seconds, c.exposed_seconds)]
     when = " (only if data demand it)" if c.conditional else ""
     return (
@@ -135,7 +135,7 @@ def cells(report: ComparedProgram, c: CompiledCollective) -> tuple[str, ...]:
         bytes_text(c.wire_bytes),
         *times,
         meanwhile(report, c),
-        rows_text(c.rows),
+        rows_text([f"{r} {named[r]}" for r in c.rows]),
         c.source,
     )
 
@@ -153,12 +153,10 @@ def meanwhile(report: ComparedProgram, c: CompiledCollective) -> str:
 def rows_text(rows: Sequence[str]) -> str:
     """Rows of the plan in few words.
 
-    >>> rows_text(["row1"]), rows_text(["row1", "row2", "row3", "row4"]), rows_text([])
-    ('row1', 'row1, row2 and 2 more', 'none')
+    >>> rows_text(["row1 x"]), rows_text(["row1 x", "row2 y", "row3 z"]), rows_text([])
+    ('row1 x', 'row1 x and 2 more', 'none')
     """
-    if len(rows) < 4:
-        return ", ".join(rows) or "none"
-    return f"{', '.join(rows[:2])} and {len(rows) - 2} more"
+    return f"{rows[0]} and {len(rows) - 1} more" if len(rows) > 1 else rows[0] if rows else "none"
 
 
 def remarks(report: ComparedProgram) -> list[tuple[str, list[str]]]:
@@ -177,5 +175,4 @@ def remarks(report: ComparedProgram) -> list[tuple[str, list[str]]]:
 
 
 def _what(report: ComparedProgram, row: str) -> str:
-    c = next(c for c in report.plan.collectives if c.name == row)
-    return f"{kind_text(c.kind)} of {c.tensor}"
+    return f"{kind_text(report.kinds[row])} of {report.tensors[row]}"

@@ -45,6 +45,17 @@ def test_args_and_signatures_from_elsewhere(tmp_path: Path) -> None:
     assert [str(nd) for nd in plan.in_sbp] == ["(B, B)", "(B, B)", "(S(0), B)"]
 
 
+def test_compile_compares_with_the_plan(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    out = [tmp_path / f"report{suffix}" for suffix in (".json", ".html", ".txt")]
+    saved = [x for path in out for x in ("--out", path)]
+    hlo = tmp_path / "step.hlo"
+    given = "--args", f"{FILE}:small_args", "--donate", "0", "--hlo", hlo
+    assert run("compile", STEP, "--placement", "cpu:2x4", *given, *saved) == 0
+    text = capsys.readouterr().out
+    assert "step on cpu(data=2 x model=4), compiled by XLA for cpu" in text and "unexplained" in text
+    assert all(path.is_file() for path in out) and hlo.read_text().startswith("HloModule")
+
+
 def test_typo_in_a_signature(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("plan", STEP, "--placement", "cpu:2x4", "--in-sbp", f"{FILE}:wrong_sbp") == 1
     captured = capsys.readouterr()
@@ -57,6 +68,10 @@ def test_typo_in_a_signature(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["plan", f"{FILE}:lonely"], "def lonely_args():"),
         (["plan", f"{FILE}:stepp"], "has no 'stepp'"),
+        (["plan", STEP, "--donate", "params"], "whole numbers with ',' between them"),
+        (["compile", STEP, "--placement", "h100:2x8", "--topology", "2,8"], "whole numbers with 'x' between"),
+        (["compile", STEP, "--placement", "h900:2x8"], "kind 'h900'"),
+        (["compile", STEP, "--out", "report.pdf"], ".trace.json"),
         (["plan", f"{FILE}:stepp"], "legal  loss, step, step_args, "),
         (["plan", f"{FILE}"], "FILE.py:FUNCTION"),
         (["plan", f"{README}:step"], "a Python file, NAME.py"),
