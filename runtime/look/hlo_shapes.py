@@ -48,6 +48,15 @@ def arrays(shape: Tokens) -> tuple[ArrayShape, ...]:
     return tuple(_array(shape, i) for i in range(len(shape) - 1) if shape[i + 1] == "[")
 
 
+def dtype_bytes(dtype: str) -> int:
+    """Bytes of an element, those of sub-byte types rounded up.
+
+    >>> dtype_bytes("bf16"), dtype_bytes("pred")
+    (2, 1)
+    """
+    return _DTYPE_BYTES[dtype]
+
+
 def shape_bytes(shape: Tokens) -> int:
     """Bytes of a shape, tuples summed."""
     return sum(array.bytes for array in arrays(shape))

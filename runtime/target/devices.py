@@ -148,6 +148,9 @@ def topology_of(placement: Placement, given: Sequence[int] | None = None) -> tup
 def absent_mesh(placement: Placement, topology: Sequence[int] | None = None) -> Mesh:
     """The mesh of a placement over devices that are not here: XLA compiles for it, nothing runs on it.
 
+    Its devices are those of the machine in their order, whatever the placement's ranks are: from afar XLA's
+    compiler for GPUs takes no other order. Which ranks share a host is left to the simulator.
+
     Raises:
       PlacementError: if there is no plugin, no description of the chip, or another line of JAX.
     """
@@ -157,7 +160,7 @@ def absent_mesh(placement: Placement, topology: Sequence[int] | None = None) -> 
     chip = chip_of(placement)
     assert chip is not None
     devices = _devices(chip.name, topology_of(placement, topology))
-    grid = np.array([devices[r] for r in placement.ranks], dtype=object).reshape(placement.shape)
+    grid = np.array(devices[: placement.size], dtype=object).reshape(placement.shape)
     return Mesh(grid, placement.axes, axis_types=(AxisType.Auto,) * placement.ndim)
 
 

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from sbp.passes.explain.words import kind_text
 from sbp.passes.look.pipeline_text import columns
 from sbp.passes.look.width import fitted, terminal_width
-from sbp.runtime.target.compared import ComparedProgram, CompiledCollective
+from sbp.runtime.target.compared import ComparedProgram
+from sbp.runtime.target.sites import CompiledCollective
 from sbp.units import bytes_text, seconds_text
 
 SHOWN = 40

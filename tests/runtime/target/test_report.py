@@ -12,9 +12,10 @@ import pytest
 import sbp
 from sbp import B, S
 from sbp.errors import ArgumentError
-from sbp.runtime.target.compared import CompiledCollective, MemoryUse, compared
+from sbp.runtime.target.compared import MemoryUse, compared
 from sbp.runtime.target.report import ProgramReport
 from sbp.runtime.target.report_text import percent, report_text
+from sbp.runtime.target.sites import CompiledCollective
 
 GRID = sbp.placement("cpu", shape=(2, 4))
 
@@ -148,8 +149,20 @@ def test_twins_are_sent_once(program: sbp.Program) -> None:  # type: ignore[type
     assert fate.instructions == found.rows[0].instructions
 
 
+def test_a_type_that_xla_does_not_send() -> None:
+    """XLA on CPUs adds up 16 bits as 32: other bytes, and the reason is known."""
+    line = sbp.placement("cpu", shape=(4,))
+    product = sbp.compile(jnp.matmul, line, in_sbp=([S(1)], [S(0)]), out_sbp=[B])
+    x = jax.ShapeDtypeStruct((64, 64), "bfloat16")
+    report = product.report(x, x)
+    assert report.byte_error == pytest.approx(1.0) and report.unexplained == ()
+    (fate,) = report.rows
+    assert fate.changed and fate.remark == "XLA sends f32 for bfloat16, and converts before or after"
+    assert "sent otherwise" in str(report)
+
+
 def test_percent_and_memory() -> None:
     assert percent(-0.051) == "-5.1 %"
     assert MemoryUse(10, 8, 5, 8).peak == 15
-    c = CompiledCollective("all-reduce.1", "all_reduce", 8, 1, 10.0, True, (), "")
+    c = CompiledCollective("all-reduce.1", "all_reduce", 8, 1, 10.0, True, ("f32",), (), "")
     assert c.seconds is None and c.during == ()
