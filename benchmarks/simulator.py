@@ -62,6 +62,13 @@ def lowered(who: str, choice: str, placement: sbp.Placement, config: gpt.Config,
     return peer.trace(*args).lower(lowering_platforms=("cuda",))
 
 
+def counted_flops(config: gpt.Config, batch: int) -> float:
+    """FLOPs of a step as XLA counts them before it partitions or optimises anything."""
+    step, args, _ = abstract_case("data", (1,), config, batch)
+    counted: Any = jax.jit(step).lower(*args).cost_analysis()
+    return float(counted["flops"])
+
+
 def compiled(program: Any) -> tuple[str, float, float]:
     """The text of the executable, and XLA's own seconds of a step and of waiting."""
     with tempfile.TemporaryDirectory() as folder:
@@ -105,7 +112,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         who, choice, sizes_ = row.split(":")
         placement = sbp.placement(options.chip, shape=tuple(map(int, sizes_.split("x"))))
         text, *xla = compiled(lowered(who, choice, placement, config, options.batch))
-        print(line(row, simulate(text, CHIPS[options.chip]), xla), flush=True)
+        found = simulate(text, CHIPS[options.chip])
+        print(line(row, found, xla), flush=True)
+    flops, counted = found.flops * placement.size, counted_flops(config, options.batch)
+    print(f"\nFLOPs of the last row's products {flops:.4g}, of XLA's count {counted:.4g}")
 
 
 if __name__ == "__main__":
