@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 from typing import Generic, ParamSpec, TypeVar
@@ -35,7 +36,7 @@ from sbp.runtime.pipeline.program import BuiltPipeline, many_programs
 from sbp.runtime.rooms import rooms_of
 from sbp.runtime.sampling import with_samples
 from sbp.runtime.signatures import Signatures
-from sbp.runtime.target.devices import NotHere, absent_mesh, chip_of, missing
+from sbp.runtime.target.devices import NotHere, absent_mesh, chip_of, missing, topology_of
 from sbp.runtime.target.report import ProgramReport, report_of
 from sbp.signature import AUTO
 from sbp.untyped import Prefix, PyTree
@@ -190,7 +191,11 @@ class Program(Generic[P, R]):
           SbpError: as a call does.
         """
         plan = self.plan(*args, **kwargs)
-        return report_of(plan, compiled, chip_of(self.placement), lambda: self._named_text(*args, **kwargs))
+        chip, machine = chip_of(self.placement), self.options.topology
+        domain = (
+            None if machine is None or chip is None else math.prod(topology_of(self.placement, machine)[1:])
+        )
+        return report_of(plan, compiled, chip, lambda: self._named_text(*args, **kwargs), domain)
 
     def _named_text(self, *args: PyTree, **kwargs: PyTree) -> str:
         """The lowered program with the names of all its ops."""

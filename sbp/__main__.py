@@ -87,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     compiled.add_argument(
         "--topology",
         metavar="DxHxN",
-        help="of the machine: NVLink domains, hosts in each, devices in each host, such as 1x16x8",
+        help="of the machine: NVLink domains, hosts in each, devices in each host, such as 16x1x8",
     )
     for c in (plan, explain, verify, profile, compiled):
         c.add_argument(
@@ -158,7 +158,7 @@ def _program(options: argparse.Namespace) -> tuple[Program[..., PyTree], tuple[P
 
 def _numbers(text: str, between: str, where: str, example: str) -> tuple[int, ...]:
     """
-    >>> _numbers("1x16x8", "x", "--topology", "1x16x8")
+    >>> _numbers("1x16x8", "x", "--topology", "16x1x8")
     (1, 16, 8)
     """
     try:
@@ -170,7 +170,7 @@ def _numbers(text: str, between: str, where: str, example: str) -> tuple[int, ..
 
 def _topology(options: argparse.Namespace) -> tuple[int, ...] | None:
     text = getattr(options, "topology", None)
-    return _numbers(text, "x", "--topology", "1x16x8") if text else None
+    return _numbers(text, "x", "--topology", "16x1x8") if text else None
 
 
 def _placement(options: argparse.Namespace) -> Placement:

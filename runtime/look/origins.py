@@ -33,7 +33,8 @@ class Origin:
       path: the user's function, scopes and op, such as "jit(train_step)/shard_map/jvp(layer0)/dot_general".
       file, line: the user's innermost line; that of a library where no frame is the user's; "" and 0 if XLA
         has made the instruction itself.
-      rows: the names of the plan's collectives that it is executed for, all that were combined.
+      groups: the names of the plan's collectives that it is executed for: a group per collective that was
+        combined; an op that sends several things has named all of them in each.
     """
 
     instruction: str
@@ -41,7 +42,12 @@ class Origin:
     path: str
     file: str
     line: int
-    rows: tuple[str, ...] = ()
+    groups: tuple[tuple[str, ...], ...] = ()
+
+    @property
+    def rows(self) -> tuple[str, ...]:
+        """The names of all rows of the plan."""
+        return tuple(dict.fromkeys(row for group in self.groups for row in group))
 
     @property
     def source(self) -> str:
@@ -90,16 +96,17 @@ def rows_of(compiled: HasText, plan: Plan) -> dict[str, tuple[Collective, ...]]:
     found = _Reader(module).origins()
     rows = {c.name: c for c in plan.collectives}
     return {
-        name: _meant([rows[r] for r in found[name].rows if r in rows], metered)
+        name: _meant([[rows[r] for r in group if r in rows] for group in found[name].groups], metered)
         for name, metered in each_collective(module)
     }
 
 
-def _meant(rows: Sequence[Collective], metered: MeteredCollective) -> tuple[Collective, ...]:
+def _meant(groups: Sequence[Sequence[Collective]], metered: MeteredCollective) -> tuple[Collective, ...]:
     """Which rows of an op an instruction is for, where the op sends several things: by kind, then by size."""
-    alike = [c for c in rows if c.kind == metered.kind] or list(rows)
+    kinds = [[c for c in group if c.kind == metered.kind] or list(group) for group in groups]
+    alike = list({c.name: c for group in kinds for c in group}.values())
     each = [c.wire_bytes / max(c.count, 1) for c in alike]
-    if not _close(math.fsum(each), metered.wire_bytes):
+    if len(groups) == 1 and not _close(math.fsum(each), metered.wire_bytes):
         alike = [c for c, b in zip(alike, each, strict=True) if _close(b, metered.wire_bytes)] or alike
     return tuple(alike)
 
@@ -124,18 +131,18 @@ class _Reader:
         for computation in self.module.computations.values():
             for x in computation.instructions.values():
                 path = _metadata(x).get("op_name", "")
-                rows = dict.fromkeys([*_rows(path), *combined.get(x.name, ())])
-                found[x.name] = Origin(x.name, x.opcode, path, *self._line(x), tuple(rows))
+                groups = dict.fromkeys([*_groups(path), *combined.get(x.name, ())])
+                found[x.name] = Origin(x.name, x.opcode, path, *self._line(x), tuple(groups))
         return found
 
-    def _combined(self) -> dict[str, list[str]]:
-        """The rows of the elements of each instruction's result."""
-        out: dict[str, list[str]] = {}
+    def _combined(self) -> dict[str, list[tuple[str, ...]]]:
+        """The groups of rows of the elements of each instruction's result."""
+        out: dict[str, list[tuple[str, ...]]] = {}
         for computation in self.module.computations.values():
             for x in computation.instructions.values():
                 if x.opcode == "get-tuple-element":
-                    rows = _rows(_metadata(x).get("op_name", ""))
-                    out.setdefault(self._begun(computation, x.operands[0]), []).extend(rows)
+                    groups = _groups(_metadata(x).get("op_name", ""))
+                    out.setdefault(self._begun(computation, x.operands[0]), []).extend(groups)
         return out
 
     def _begun(self, computation: Computation, name: str) -> str:
@@ -176,8 +183,8 @@ def rows_in(text: str) -> set[str]:
     >>> sorted(rows_in('loc("jit(f)/sbp.row3+row4/psum")'))
     ['row3', 'row4']
     """
-    return set(_rows(text))
+    return {row for group in _groups(text) for row in group}
 
 
-def _rows(path: str) -> list[str]:
-    return [row for group in _ROWS.findall(path) for row in group.split("+")]
+def _groups(path: str) -> list[tuple[str, ...]]:
+    return [tuple(group.split("+")) for group in _ROWS.findall(path)]

@@ -118,7 +118,11 @@ class ComparedProgram:
 
 
 def compared(
-    plan: Plan, compiled: HasMemory, chip: Chip | None, lowered_text: Callable[[], str]
+    plan: Plan,
+    compiled: HasMemory,
+    chip: Chip | None,
+    lowered_text: Callable[[], str],
+    domain_devices: int | None = None,
 ) -> ComparedProgram:
     """A compiled program beside its plan.
 
@@ -127,13 +131,15 @@ def compared(
       compiled: XLA's executable.
       chip: what it is compiled for, whose rates the schedule is simulated with; None for no simulation.
       lowered_text: gives the program as XLA was given it, with names; asked only where XLA left rows out.
+      domain_devices: devices that NVLink connects, if not as many as usual for the chip.
 
     Raises:
       HloTextError: if the backend gives no text, or one that cannot be read.
     """
     text = text_of(compiled)
     module, meter = parse(text), read_hlo(text)
-    simulation = None if chip is None else simulate(text, chip)
+    ranks = plan.placement.ranks
+    simulation = None if chip is None else simulate(text, chip, domain_devices=domain_devices, ranks=ranks)
     origins = origins_of(compiled)
     found = collectives_of(module, meter, compiled, plan, origins)
     found = found if simulation is None else timed(found, simulation)

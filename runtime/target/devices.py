@@ -117,7 +117,7 @@ def topology_of(placement: Placement, given: Sequence[int] | None = None) -> tup
 
     >>> from sbp.placement import placement
     >>> topology_of(placement("h100", shape=(16, 8))), topology_of(placement("gb200", shape=(8,)))
-    ((1, 16, 8), (1, 18, 4))
+    ((16, 1, 8), (1, 18, 4))
     """
     chip = chip_of(placement)
     assert chip is not None
@@ -125,12 +125,10 @@ def topology_of(placement: Placement, given: Sequence[int] | None = None) -> tup
     if given is None:
         if need <= chip.host_devices and chip.domain_hosts == 1:
             return 1, 1, need
-        if chip.domain_hosts == 1:
-            return 1, -(-need // chip.host_devices), chip.host_devices
         return -(-need // chip.domain_devices), chip.domain_hosts, chip.host_devices
     sizes = tuple(given)
     if len(sizes) != 3 or any(not isinstance(n, int) or n < 1 for n in sizes) or math.prod(sizes) < need:
-        hosts = -(-need // chip.host_devices)
+        usual = topology_of(placement)
         raise PlacementError(
             Problem(
                 "placement",
@@ -138,7 +136,7 @@ def topology_of(placement: Placement, given: Sequence[int] | None = None) -> tup
                 f"topology {'x'.join(map(str, sizes))}",
                 f"DOMAINSxHOSTSxDEVICES with at least {need} devices",
                 "every rank of the placement is a device of the machine",
-                f"1x{hosts}x{chip.host_devices}",
+                "x".join(map(str, usual)),
             )
         )
     domains, hosts, devices = sizes

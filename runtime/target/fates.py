@@ -91,6 +91,17 @@ class _Together:
         asked = ", ".join(dict.fromkeys(c.dtype for c in self.rows))
         return f"XLA sends {types} for {asked}, and converts before or after"
 
+    def hoisted(self) -> str:
+        """That XLA took it out of a loop; "" if it did not."""
+        planned, done = max(c.count for c in self.rows), max(c.count for c in self.made)
+        return f"out of its loop: {done} x for {planned} x planned" if done < planned else ""
+
+    def partly(self) -> str:
+        """That XLA sends less, of the same types and as often; "" if it does not."""
+        if self.sent > self.planned:
+            return ""
+        return f"XLA sends {self.sent:.4g} of {self.planned:.4g} bytes; the rest is known, or not read"
+
 
 def _groups(plan: PlanData, found: Sequence[CompiledCollective]) -> Mapping[str, _Together]:
     """Per row: all rows and instructions that are connected with it."""
@@ -117,14 +128,14 @@ def _kept(row: Collective, made: Sequence[CompiledCollective], group: _Together)
         remarks.append(f"sent together with {_listed(beside)}")
     if len(made) > 1:
         remarks.append(f"sent by {len(made)} instructions")
-    types = "" if group.as_planned else group.other_types()
-    if types:
-        remarks.append(types)
+    reason = "" if group.as_planned else group.other_types() or group.hoisted() or group.partly()
+    if reason:
+        remarks.append(reason)
     elif not group.as_planned:
         remarks.append(f"XLA sends {group.sent:.4g} bytes for {group.planned:.4g} planned")
     names = tuple(c.instruction for c in made)
-    known = group.as_planned or bool(types)
-    return RowFate(row.name, names, "; ".join(remarks), known, changed=bool(others or types))
+    known = group.as_planned or bool(reason)
+    return RowFate(row.name, names, "; ".join(remarks), known, changed=bool(others or reason))
 
 
 def _itemsize(dtype: str) -> int:

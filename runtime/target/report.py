@@ -35,12 +35,16 @@ class ProgramReport(ComparedProgram):
 
 
 def report_of(
-    plan: Plan, compiled: HasMemory, chip: Chip | None, lowered_text: Callable[[], str]
+    plan: Plan,
+    compiled: HasMemory,
+    chip: Chip | None,
+    lowered_text: Callable[[], str],
+    domain_devices: int | None = None,
 ) -> ProgramReport:
     """The report of a compiled program; arguments as of `compared`.
 
     Raises:
       HloTextError: if the backend gives no text, or one that cannot be read.
     """
-    found = compared(plan, compiled, chip, lowered_text)
+    found = compared(plan, compiled, chip, lowered_text, domain_devices)
     return ProgramReport(**{f.name: getattr(found, f.name) for f in fields(found)})

@@ -8,6 +8,7 @@ domain and those between domains each one after another: a `-start` as soon as i
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from sbp.rates.chips import Chip
@@ -19,7 +20,7 @@ from sbp.runtime.look.hlo_trips import trip_count
 from sbp.runtime.look.meter import COLLECTIVES, HasText, text_of
 from sbp.runtime.target.events import HOST, KERNELS, LOOPS, NETWORK, NVLINK, Event, Simulation
 from sbp.runtime.target.kernels import LAUNCH_SECONDS, kernel_time
-from sbp.runtime.target.traffic import WireTraffic, traffic_of
+from sbp.runtime.target.traffic import Domains, WireTraffic, traffic_of
 from sbp.runtime.target.work import FREE, Work, work_of
 from sbp.talk.exchange import OVERFLOW
 
@@ -31,13 +32,20 @@ _CALLS = ("calls", "to_apply", "called_computations")
 _BRANCHES = ("branch_computations", "true_computation", "false_computation")
 
 
-def simulate(program: str | HasText, chip: Chip, *, domain_devices: int | None = None) -> Simulation:
+def simulate(
+    program: str | HasText,
+    chip: Chip,
+    *,
+    domain_devices: int | None = None,
+    ranks: Sequence[int] | None = None,
+) -> Simulation:
     """A step of a program that XLA has compiled for GPUs, simulated on a chip.
 
     Arguments:
-      program: what `lowered.compile()` gives, or the text of it. Ids of devices are ranks in the order of the
-        topology, as those of devices that are not here are.
-      domain_devices: devices that NVLink connects, if not as many as usual for the chip.
+      program: what `lowered.compile()` gives, or the text of it.
+      domain_devices: devices that NVLink connects, if not as many as usual for the chip; those of a domain
+        have consecutive ranks.
+      ranks: the rank of each device id of the text; None for the id itself.
 
     Raises:
       HloTextError: if the text is not that of a scheduled HLO module, or cannot be read.
@@ -58,7 +66,7 @@ def simulate(program: str | HasText, chip: Chip, *, domain_devices: int | None =
             "no scheduled HLO module; the simulator reads the text of what lowered.compile() gives for a "
             "GPU; it begins with HloModule and says is_scheduled=true"
         )
-    walk = _Walk(module, chip, domain_devices or chip.domain_devices)
+    walk = _Walk(module, chip, Domains(domain_devices or chip.domain_devices, tuple(ranks or ())))
     walk.run(module.entry, 1, ())
     return walk.result()
 
@@ -110,8 +118,8 @@ class _State:
 class _Walk:
     """Runs computations in their order, each execution standing for `times` of them."""
 
-    def __init__(self, module: Module, chip: Chip, domain_devices: int) -> None:
-        self._module, self._chip, self._domain = module, chip, domain_devices
+    def __init__(self, module: Module, chip: Chip, domains: Domains) -> None:
+        self._module, self._chip, self._domains = module, chip, domains
         self._state = _State()
         # An instruction in a loop is read once.
         self._works: dict[int, Work] = {}
@@ -196,7 +204,7 @@ class _Walk:
     def _begin(self, x: Instruction, place: _Place) -> list[_Begun]:
         """Puts a collective on its wires; nothing for one in groups of one device."""
         if id(x) not in self._traffic:
-            self._traffic[id(x)] = traffic_of(self._module, place.computation, x, self._domain)
+            self._traffic[id(x)] = traffic_of(self._module, place.computation, x, self._domains)
         traffic = self._traffic[id(x)]
         if traffic is None:
             return []

@@ -18,6 +18,27 @@ _KINDS = {"ragged_all_to_all": "all_to_all", "send": "permute"}
 
 
 @dataclass(frozen=True, slots=True)
+class Domains:
+    """Which devices NVLink connects.
+
+    Arguments:
+      devices: of a domain; they have consecutive ranks.
+      ranks: of the device ids of a program; () if an id is its rank.
+    """
+
+    devices: int
+    ranks: tuple[int, ...] = ()
+
+    def of(self, device: int) -> int:
+        """The domain of a device id.
+
+        >>> Domains(8).of(9), Domains(8, (0, 8)).of(1)
+        (1, 1)
+        """
+        return (self.ranks[device] if self.ranks else device) // self.devices
+
+
+@dataclass(frozen=True, slots=True)
 class WireTraffic:
     """What a collective sends, and where.
 
@@ -53,13 +74,9 @@ class WireTraffic:
 
 
 def traffic_of(
-    module: Module, computation: Computation, instruction: Instruction, domain_devices: int
+    module: Module, computation: Computation, instruction: Instruction, domains: Domains
 ) -> WireTraffic | None:
-    """What an instruction sends; None for one that is no collective, and for one that sends nothing.
-
-    Arguments:
-      domain_devices: devices that NVLink connects; those of a domain have consecutive ids.
-    """
+    """What an instruction sends; None for one that is no collective, and for one that sends nothing."""
     found = collective_of(module, computation, instruction)
     if found is None:
         return None
@@ -68,18 +85,17 @@ def traffic_of(
     if moves is None and kind == "permute" and "replica_groups" not in instruction.attributes:
         moves = ()
     if moves is not None:
-        crossing = any(a // domain_devices != b // domain_devices for a, b in moves)
+        crossing = any(domains.of(a) != domains.of(b) for a, b in moves)
         return WireTraffic(kind, found.payload_bytes, 2, 1, 1 + crossing, _pattern(moves))
     groups = groups_of(instruction, module.header)
-    ranks, domains = _widest(groups, domain_devices)
-    return WireTraffic(kind, found.payload_bytes, ranks, len(groups), domains, "other")
+    ranks, spanned = _widest(groups, domains)
+    return WireTraffic(kind, found.payload_bytes, ranks, len(groups), spanned, "other")
 
 
-def _widest(groups: Groups, domain_devices: int) -> tuple[int, int]:
+def _widest(groups: Groups, domains: Domains) -> tuple[int, int]:
     """(devices, domains) of the group that is in most domains."""
-    spans = ((len({i // domain_devices for i in group}), len(group)) for group in groups)
-    domains, ranks = max(spans)
-    return ranks, domains
+    spanned, ranks = max((len({domains.of(i) for i in group}), len(group)) for group in groups)
+    return ranks, spanned
 
 
 def _pattern(moves: Moves) -> str:

@@ -34,7 +34,7 @@ MESSAGES: Messages = {
         "topology 1x1x8",
         MACHINE,
         RANKS,
-        "1x2x8",
+        "2x1x8",
     ),
     "a machine of two levels": (
         lambda: devices.topology_of(sbp.placement("h100", shape=(2, 8)), (2, 8)),
@@ -43,7 +43,7 @@ MESSAGES: Messages = {
         "topology 2x8",
         MACHINE,
         RANKS,
-        "1x2x8",
+        "2x1x8",
     ),
 }
 

@@ -120,13 +120,13 @@ def test_what_is_not_as_planned(program: sbp.Program) -> None:  # type: ignore[t
     assert len(nobody) == 1 and nobody[0].instruction in found.unexplained[0]
     unread = compared(plan, Made(lost), None, lambda: "")
     assert {r.row: r for r in unread.rows}[last].remark == "removed: nothing reads it"
-    dearer = replace(
+    cheaper = replace(
         plan,
         collectives=tuple(
-            replace(c, wire_bytes=c.wire_bytes * 2) if c.name == first else c for c in plan.collectives
+            replace(c, wire_bytes=c.wire_bytes / 2) if c.name == first else c for c in plan.collectives
         ),
     )
-    wrong = compared(dearer, Made(text), None, lambda: "")
+    wrong = compared(cheaper, Made(text), None, lambda: "")
     assert any(x.startswith(f"{first}: ") and "planned" in x for x in wrong.unexplained)
     assert wrong.memory is None and wrong.fits
 
