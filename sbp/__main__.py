@@ -158,8 +158,8 @@ def _program(options: argparse.Namespace) -> tuple[Program[..., PyTree], tuple[P
 
 def _numbers(text: str, between: str, where: str, example: str) -> tuple[int, ...]:
     """
-    >>> _numbers("1x16x8", "x", "--topology", "16x1x8")
-    (1, 16, 8)
+    >>> _numbers("16x1x8", "x", "--topology", "16x1x8")
+    (16, 1, 8)
     """
     try:
         return tuple(map(int, text.lower().split(between)))

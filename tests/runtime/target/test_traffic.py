@@ -6,7 +6,7 @@ from sbp.rates.chips import CHIPS
 from sbp.rates.collectives import collective_seconds
 from sbp.runtime.look.hlo_text import parse
 from sbp.runtime.target.events import NETWORK, NVLINK
-from sbp.runtime.target.traffic import WireTraffic, traffic_of
+from sbp.runtime.target.traffic import Domains, WireTraffic, traffic_of
 
 M = 16 * 32 * 4
 GLOBAL = "channel_id=1, use_global_device_ids=true"
@@ -21,7 +21,7 @@ ENTRY %e (p: f32[16,32]) -> f32[16,32] {{
 """
     module = parse(text)
     computation = module.computations["e"]
-    return traffic_of(module, computation, computation.instructions["r"], domain)
+    return traffic_of(module, computation, computation.instructions["r"], Domains(domain))
 
 
 @pytest.mark.parametrize(
@@ -94,3 +94,8 @@ def test_a_send_without_pairs_is_to_a_neighbour() -> None:
     assert traffic("(f32[16,32], u32[], token[]) send(%p, %p), channel_id=2") == WireTraffic(
         "permute", M, 2, 1, 1, "pairs"
     )
+
+
+def test_ranks_say_which_host_a_device_is_on() -> None:
+    """A placement of ranks 0, 8, 1, 9: the first two devices are on two hosts."""
+    assert [Domains(8, (0, 8, 1, 9)).of(i) for i in range(4)] == [0, 1, 0, 1]
