@@ -13,7 +13,7 @@ from sbp.runtime.look.hlo_text import parse
 from sbp.runtime.look.meter import HasText, read_hlo, text_of
 from sbp.runtime.look.origins import Origin, origins_of
 from sbp.runtime.target.events import Simulation
-from sbp.runtime.target.fates import RowFate, fates
+from sbp.runtime.target.fates import RowFate, fates, shared_code
 from sbp.runtime.target.simulate import simulate
 from sbp.runtime.target.sites import CompiledCollective, collectives_of, timed
 
@@ -141,7 +141,7 @@ def compared(
     ranks = plan.placement.ranks
     simulation = None if chip is None else simulate(text, chip, domain_devices=domain_devices, ranks=ranks)
     origins = origins_of(compiled)
-    found = collectives_of(module, meter, compiled, plan, origins)
+    found = shared_code(plan, collectives_of(module, meter, compiled, plan, origins))
     found = found if simulation is None else timed(found, simulation)
     return ComparedProgram(
         plan=plan,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import networkx as nx
 import numpy as np
@@ -40,6 +41,34 @@ class RowFate:
     explained: bool = True
     removed: bool = False
     changed: bool = False
+
+
+def shared_code(plan: PlanData, found: Sequence[CompiledCollective]) -> list[CompiledCollective]:
+    """The collectives of a program, those of code that equal branches share with the rows of all of them.
+
+    A branch that occurs twice is one function of the lowered program, whose instructions are named for the
+    first place where it stands; XLA copies them to the others.
+    """
+    named = {row for c in found for row in c.rows}
+    sites = Counter(row for c in found for row in c.rows)
+    alike: dict[object, list[str]] = {}
+    for row in plan.collectives:
+        alike.setdefault(_likeness(row), []).append(row.name)
+    more: dict[str, list[str]] = {}
+    for names in alike.values():
+        nameless = [n for n in names if n not in named]
+        several = [n for n in names if sites.get(n, 0) > 1]
+        if nameless and several:
+            more[several[0]] = nameless[: sites[several[0]] - 1]
+    return [
+        replace(c, rows=(*c.rows, *(x for row in c.rows for x in more.get(row, ())))) if more else c
+        for c in found
+    ]
+
+
+def _likeness(c: Collective) -> object:
+    """What two rows of equal code have in common."""
+    return c.kind, c.shape, c.dtype, c.before, c.after, c.axes, c.wire_bytes
 
 
 def fates(

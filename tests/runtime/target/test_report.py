@@ -166,3 +166,21 @@ def test_percent_and_memory() -> None:
     assert MemoryUse(10, 8, 5, 8).peak == 15
     c = CompiledCollective("all-reduce.1", "all_reduce", 8, 1, 10.0, True, ("f32",), (), "")
     assert c.seconds is None and c.during == ()
+
+
+def test_equal_branches_share_their_code() -> None:
+    """A branch that stands in two conds is one function of the lowered program, with the names of one row."""
+
+    def flip(x: jax.Array) -> jax.Array:
+        return jnp.flip(x, 0)
+
+    def twice(x: jax.Array, yes: jax.Array) -> jax.Array:
+        once = jax.lax.cond(yes, flip, lambda a: 2 - a, x)
+        return jax.lax.cond(yes, flip, lambda a: 3 - a, jnp.sin(once))
+
+    line = sbp.placement("cpu", shape=(4,))
+    report = sbp.compile(twice, line, in_sbp=([S(0)], [B]), out_sbp=[S(0)]).report(
+        jax.ShapeDtypeStruct((4096, 256), "float32"), jax.ShapeDtypeStruct((), "bool")
+    )
+    assert len(report.rows) == 2 and report.unexplained == ()
+    assert not any(r.removed for r in report.rows)
