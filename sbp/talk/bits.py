@@ -23,14 +23,25 @@ COMPARED_BYTES = 4
 """The least width in which maxima and minima of floats are compared: no collective compares int16."""
 
 
-def compared_bytes(dtype: DType) -> float:
-    """Bytes that an element takes in a maximum or minimum between devices.
+def reduced_bytes(dtype: DType, how: str, wide_int16: bool) -> float:
+    """Bytes that an element takes in a reduction between devices.
 
-    >>> [compared_bytes(np.dtype(name)) for name in ("float64", "float16", "int8")]
-    [8.0, 4.0, 1.0]
+    XLA packs integers of 4 bits when it moves them, not when it computes with them.
+
+    Arguments:
+      how: "sum", "max" or "min".
+      wide_int16: whether XLA reduces integers of 16 bits as ones of 32, as it does on GPUs.
+
+    >>> [reduced_bytes(np.dtype(name), "max", True) for name in ("float64", "float16", "int16", "int8")]
+    [8.0, 4.0, 4.0, 1.0]
+    >>> [reduced_bytes(np.dtype(name), "sum", False) for name in ("float16", "int16")]
+    [2.0, 2.0]
     """
     itemsize = compat.itemsize(dtype)
-    return max(itemsize, float(COMPARED_BYTES)) if jnp.issubdtype(dtype, jnp.floating) else itemsize
+    if jnp.issubdtype(dtype, jnp.integer):
+        return 4.0 if itemsize == 2 and wide_int16 else max(itemsize, 1.0)
+    compared = how != "sum" and jnp.issubdtype(dtype, jnp.floating)
+    return max(itemsize, float(COMPARED_BYTES)) if compared else itemsize
 
 
 def extremum(x: jax.Array, how: str, names: Sequence[str]) -> jax.Array:
