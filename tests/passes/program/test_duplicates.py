@@ -50,7 +50,7 @@ def test_bodies_are_looked_at_by_themselves() -> None:
 
 
 def test_checkpointed_ops_are_computed_again() -> None:
-    """Their barrier makes other values of what they read: one sine of the three is that of the backward pass."""
+    """Their barrier makes other values of what they read: of the three sines one is the backward pass's."""
     both = jax.value_and_grad(jax.checkpoint(lambda x: jnp.sin(jnp.sin(x)).sum()))
     assert ops(both, X)["sin"] == 3
 
