@@ -122,6 +122,14 @@ CASES: dict[str, Callable[[], Case]] = {
     "written twice": lambda: Case(
         twice, (f32(64, 256), f32(256, 1024), f32(1024, 256)), ([B], [S(1)], [S(0)]), [B]
     ),
+    "rows of a table on two axes, in bfloat16": lambda: Case(
+        lambda t, i: t[i],
+        (jax.ShapeDtypeStruct((1 << 18, 64), jnp.bfloat16), ids(1 << 14)),
+        [S(0), S(0)],
+        [S(0), S(0)],
+        (2, 4),
+    ),
+    "the largest values alone": lambda: Case(lambda x: lax.top_k(x, 8)[0], (f32(256, 4096),), [S(1)], [B]),
     "maxima in bfloat16": lambda: Case(
         lambda x: x.max(0), (jax.ShapeDtypeStruct((4096, 256), jnp.bfloat16),), [S(0)], [B]
     ),
