@@ -289,7 +289,6 @@ class Contest:
 
     def results(self, times: Sequence[Sequence[float]]) -> list[Measured]:
         """A row for each kind."""
-        rounds = [meter.first_rounds() for meter in self.meters]
         return [
             Measured(
                 self.optimizer,
@@ -301,7 +300,9 @@ class Contest:
                 meter.by_kind().get("all_to_all", (0, 0.0))[0],
                 difference,
             )
-            for kind, own, meter, difference in zip(self.kinds, times, rounds, self.differences, strict=True)
+            for kind, own, meter, difference in zip(
+                self.kinds, times, self.meters, self.differences, strict=True
+            )
         ]
 
 
@@ -364,7 +365,7 @@ def many_tables(tables: int, problem: Problem) -> tuple[int, int]:
     once = sbp.compile(forward, line, in_sbp=(in_sbp, [S(0)])).lower(params, inputs)
     whole = sbp.compile(step, line, in_sbp=(in_sbp, sbp.AUTO, [S(0)]))
     both = (once, whole.lower(params, tx.init(params), inputs))
-    meters = [read_compiled(lowered.compile()).first_rounds() for lowered in both]
+    meters = [read_compiled(lowered.compile()) for lowered in both]
     ahead, all_ = (m.by_kind().get("all_to_all", (0, 0.0))[0] for m in meters)
     return ahead, all_ - ahead
 

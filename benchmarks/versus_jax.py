@@ -148,7 +148,7 @@ def measure(row: str, seconds: float, *, auto: bool = True) -> Measured:
     jax.clear_caches()
     exe, own_seconds = compiled(program, args)
     plan = program.plan(*args)
-    theirs, ours = read_compiled(peer_exe), read_compiled(exe).first_rounds()
+    theirs, ours = read_compiled(peer_exe), read_compiled(exe)
     loops = [Loop(peer, jax.device_put(case.make(), named)) for _ in range(2)]
     loops.append(Loop(program, program.place(*case.make())))
     a, twin, b = interleave(loops, seconds) if seconds else ([math.nan],) * 3

@@ -37,6 +37,7 @@ from sbp.passes.pipeline.where import Where, find_places, placements_of
 from sbp.passes.plan import pins
 from sbp.passes.plan.candidates import Candidates, enumerate_candidates
 from sbp.passes.plan.model import ChosenSignatures, choose
+from sbp.passes.program.duplicates import without_duplicates
 from sbp.passes.program.graph import Graph
 from sbp.passes.program.trace import Traced
 from sbp.passes.request import Request, StagesRequest
@@ -156,6 +157,11 @@ def honour_pins(s: Logical) -> Logical:
     return s.with_graph(pins.pin_outputs(graph, r.out_sbp, r.placement))
 
 
+def merge_equals(s: Logical) -> Logical:
+    """Computes once what is computed twice. After the pins: equal values may be annotated differently."""
+    return s.with_graph(without_duplicates(s.graph))
+
+
 def list_candidates(s: Logical) -> Listed:
     """Lists every N-D signature of every op."""
     pinned = {v: nd for v, nd in zip(s.graph.inputs, s.asked_inputs, strict=True) if nd is not None}
@@ -214,6 +220,7 @@ def write_plan(s: Placed) -> PlanData:
 PLACEMENT: Chain[Logical, PlanData] = (
     first("rows", find_rows, lambda s: spec.check_graph(s.graph))
     .then("pins", honour_pins, lambda s: spec.check_graph(s.graph))
+    .then("equals", merge_equals, lambda s: spec.check_graph(s.graph))
     .then("candidates", list_candidates, lambda s: spec.check_candidates(s.candidates))
     .then("choice", choose_signatures, lambda s: spec.check_assignment(s.candidates, s.assignment, s.boxings))
     .then("boxing", box, lambda s: spec.check_physical(s.physical))

@@ -79,7 +79,7 @@ def _scatter(x: jax.Array, names: Sequence[str]) -> jax.Array:
 
 
 def _scatter_owned(x: jax.Array, names: Sequence[str]) -> jax.Array:
-    own: jax.Array = bits.owned_scatter(x, names, 0)
+    own: jax.Array = bits.owned_scatter(x, names, 0, len(x))
     return own
 
 

@@ -138,7 +138,8 @@ def _reduce_scatter(x: jax.Array, at: Site) -> jax.Array:
 
 def _owned_reduce_scatter(x: jax.Array, at: Site) -> jax.Array:
     assert isinstance(at.move.new, Split)
-    own: jax.Array = bits.owned_scatter(explode(x, at.move.new.dim, at.groups), at.names, at.move.new.dim)
+    d, group = at.move.new.dim, math.prod(at.groups)
+    own: jax.Array = bits.owned_scatter(explode(x, d, at.groups), at.names, d, group)
     return own
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from sbp import compat
 from sbp.hardware import Hardware
 from sbp.layout import local_shape
-from sbp.passes.boxing.moves import Move, wire_bytes
+from sbp.passes.boxing.moves import Move, itemsize, wire_bytes
 from sbp.placement import Placement
+from sbp.untyped import DType
 
 
 @dataclass(frozen=True)
@@ -34,12 +37,20 @@ class Network:
             self._links[axes] = worst.latency_seconds, worst.bytes_per_second
         return self._links[axes]
 
-    def seconds(self, move: Move, shape: tuple[int, ...], itemsize: float) -> float:
+    def itemsize(self, move: Move, dtype: DType) -> float:
+        """Bytes that an element takes in a move."""
+        return itemsize(move, dtype, wide_int16=self.placement.platform == "gpu")
+
+    def wire_bytes(self, move: Move, shape: Sequence[int], dtype: DType) -> float:
+        """What one device sends in a move."""
+        return wire_bytes(move, shape, self.itemsize(move, dtype), self.placement.shape)
+
+    def seconds(self, move: Move, shape: Sequence[int], dtype: DType) -> float:
         """The time of one move: latency and wire for a collective, memory traffic for a local step."""
         hierarchy = self.placement.shape
         if not move.is_collective:
-            moved = math.prod(local_shape(shape, move.after, hierarchy)) * itemsize
+            moved = math.prod(local_shape(shape, move.after, hierarchy)) * compat.itemsize(dtype)
             return 0.0 if move.kind == "keep" else moved / self.hardware.memory_bytes_per_second
         axes = tuple(range(len(hierarchy))) if move.kind == "permute" else move.axes
         latency, rate = self.link(axes)
-        return latency + wire_bytes(move, shape, itemsize, hierarchy) / rate
+        return latency + self.wire_bytes(move, shape, dtype) / rate

@@ -16,7 +16,7 @@ from scipy.sparse.csgraph import maximum_bipartite_matching
 from sbp import compat
 from sbp.layout import chunk_sizes, local_shape, offset
 from sbp.signature import Broadcast, NdSbp, Partial, Signature, Split, splits_of
-from sbp.talk.bits import compared_bytes
+from sbp.talk.bits import reduced_bytes
 from sbp.talk.declared import COLLECTIVES
 from sbp.untyped import DType
 from sbp.view import coordinates
@@ -187,10 +187,16 @@ def frame(
     return size, chunk_sizes(size, move.axes, hierarchy)
 
 
-def itemsize(move: Move, dtype: DType) -> float:
-    """Bytes that an element takes in a move: maxima of short floats are compared in wider ones."""
-    compared = move.kind == "all_reduce" and isinstance(move.old, Partial) and move.old.op != "sum"
-    return compared_bytes(dtype) if compared else compat.itemsize(dtype)
+def itemsize(move: Move, dtype: DType, wide_int16: bool = False) -> float:
+    """Bytes that an element takes in a move: what a collective computes with may be wider than what it moves.
+
+    Arguments:
+      wide_int16: whether XLA reduces integers of 16 bits as ones of 32, as it does on GPUs.
+    """
+    if move.kind not in ("all_reduce", "reduce_scatter"):
+        return compat.itemsize(dtype)
+    assert isinstance(move.old, Partial)
+    return reduced_bytes(dtype, move.old.op, wide_int16)
 
 
 def wire_bytes(move: Move, shape: Sequence[int], itemsize: float, hierarchy: Sequence[int]) -> float:

@@ -15,7 +15,7 @@ from scipy.sparse.csgraph import dijkstra
 from sbp import compat
 from sbp.layout import is_even
 from sbp.passes.boxing.links import Network
-from sbp.passes.boxing.moves import Move, can_permute, itemsize, moves_from, permute_targets
+from sbp.passes.boxing.moves import Move, can_permute, moves_from, permute_targets
 from sbp.signature import B, NdSbp, P, Partial, Signature, Split
 from sbp.untyped import DType
 
@@ -62,7 +62,7 @@ class Boxing:
         for i, nd in enumerate(self.universe):
             for move in itertools.chain(moves_from(nd, self.signatures), self._permutes(nd)):
                 j = self.index[move.after]
-                seconds = self.network.seconds(move, self.shape, itemsize(move, self.dtype)) + _STEP
+                seconds = self.network.seconds(move, self.shape, self.dtype) + _STEP
                 if (i, j) not in out or seconds < out[i, j][0]:
                     out[i, j] = seconds, move
         return out

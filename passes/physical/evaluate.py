@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from sbp.passes.boxing.links import Network
-from sbp.passes.boxing.moves import itemsize, wire_bytes
 from sbp.passes.physical.program import Border, Box, Compute, Physical, Step, Version, reads, writes
 from sbp.passes.plan.cost import local_bytes, node_seconds
 from sbp.passes.program.control import assumed_trips, ports, trips
@@ -57,12 +56,12 @@ class Evaluator:
     def box_seconds(self, box: Box) -> float:
         """The time of a move, once."""
         value = self.physical.graph.values[box.value]
-        return self.network.seconds(box.move, value.shape, itemsize(box.move, value.dtype))
+        return self.network.seconds(box.move, value.shape, value.dtype)
 
     def box_bytes(self, box: Box) -> float:
         """What one device sends in a move, once."""
-        value, hierarchy = self.physical.graph.values[box.value], self.physical.placement.shape
-        return wire_bytes(box.move, value.shape, itemsize(box.move, value.dtype), hierarchy)
+        value = self.physical.graph.values[box.value]
+        return self.network.wire_bytes(box.move, value.shape, value.dtype)
 
     def seconds_of(self, step: Step) -> float:
         """The time of a step, once; that of a loop or a branch is its steps'."""

@@ -10,7 +10,6 @@ from sbp import compat
 from sbp.annotation import Pin, annotate_p
 from sbp.errors import Problem
 from sbp.layout import at_rest
-from sbp.passes.boxing.moves import itemsize, wire_bytes
 from sbp.passes.boxing.paths import Boxings
 from sbp.passes.plan.candidates import Candidates, pin_of, rest_signatures
 from sbp.passes.plan.cost import node_seconds
@@ -238,7 +237,7 @@ class _Alternative:
 def _alternatives(c: Candidates, x: Operand, maker: Node | None, boxings: Boxings) -> list[_Alternative]:
     """What a tensor can lie as where it is made, the cheapest first."""
     value, network = c.graph.operand(x), boxings.network
-    hierarchy, whole = c.placement.shape, (B,) * c.placement.ndim
+    whole = (B,) * c.placement.ndim
     seconds: dict[NdSbp, float] = {}
     strategies = c.strategies.get(maker.id, ()) if maker is not None else ()
     for s in strategies:
@@ -253,9 +252,8 @@ def _alternatives(c: Candidates, x: Operand, maker: Node | None, boxings: Boxing
         own = frozenset(s.op for s in nd if isinstance(s, Partial))
         dims = tuple(sorted({s.dim for s in nd if isinstance(s, Split)}))
         path = boxings.of(value.shape, value.dtype, own, dims).path(nd, whole)
-        sizes = [(m, itemsize(m, value.dtype)) for m in path]
-        box = sum(network.seconds(m, value.shape, size) for m, size in sizes)
-        wire = sum(wire_bytes(m, value.shape, size, hierarchy) for m, size in sizes if m.is_collective)
+        box = sum(network.seconds(m, value.shape, value.dtype) for m in path)
+        wire = sum(network.wire_bytes(m, value.shape, value.dtype) for m in path)
         out.append(_Alternative(nd, op, box, wire))
     return sorted(out, key=lambda a: a.op_seconds + a.box_seconds)
 

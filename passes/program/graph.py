@@ -182,6 +182,12 @@ class Graph:
                     out.setdefault(x, []).append((node, i))
         return out
 
+    def uses(self, value: int) -> bool:
+        """Whether an op or a result uses a value."""
+        nodes = list(self.walk())
+        read = [self.outputs, *(n.inputs for n in nodes), *(b.outputs for n in nodes for b in n.bodies)]
+        return any(x == value for operands in read for x in operands if not isinstance(x, Const))
+
     def networkx(self) -> nx.MultiDiGraph:
         """A view for analyses: nodes `("in", i)`, node ids, `("out", i)`; an edge per use, with its value."""
         g: nx.MultiDiGraph = nx.MultiDiGraph()

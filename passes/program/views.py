@@ -79,7 +79,7 @@ def local_of(
 
 
 def talks_of(graph: Graph, node: Node, lying: Lying, hierarchy: tuple[int, ...]) -> tuple[Talk, ...]:
-    """The collectives inside an op's body; those that send nothing are left out.
+    """The collectives inside an op's body, without those that send nothing or are for what nobody uses.
 
     Raises:
       RuleError: with the user's line, if the rule declares what is no collective of this op.
@@ -87,7 +87,8 @@ def talks_of(graph: Graph, node: Node, lying: Lying, hierarchy: tuple[int, ...])
     if node.rule is None or node.rule.talks is None:
         return ()
     local = local_of(graph, node, lying, hierarchy)
-    return tuple(t for t in declared(node, local) if t.wire_bytes > 0)
+    talks = (t for t in declared(node, local) if t.wire_bytes > 0)
+    return tuple(t for t in talks if t.result is None or graph.uses(node.outputs[t.result]))
 
 
 def declared(node: Node, local: Local) -> list[Talk]:

@@ -1,8 +1,9 @@
 """The meter: wire bytes read from compiled HLO text, the second count beside the plan's own figure.
 
-It shares no code with the planner and knows only the text of one HLO module. Three rules to keep in mind:
+It shares no code with the planner and knows only the text of one HLO module. Rules to keep in mind:
 
 * bytes are those of the *compiled* program: XLA on CPU widens bf16, f8 and s4 collectives;
+* rounds of sparse exchanges that run only if a bucket of keys is fuller than planned are kept apart;
 * a conditional counts as its most expensive branch, because which branch runs is not in the text;
 * sizes come from the operands, which mean the same in the sync, `-start` and async-wrapped forms.
 """
@@ -59,20 +60,26 @@ class MeteredCollective:
 class Meter:
     """Every collective of one compiled program that puts bytes on the wire.
 
-    `unknown_trip_counts` names the loops (with collectives inside) counted as one trip.
+    Arguments:
+      collectives: what a step executes.
+      unknown_trip_counts: the loops (with collectives inside) that are counted as one trip.
+      overflow: the rounds of sparse exchanges that run only if a bucket of keys is fuller than planned, one
+        of each exchange; no part of the other figures.
     """
 
     collectives: tuple[MeteredCollective, ...]
     unknown_trip_counts: tuple[str, ...] = ()
+    overflow: tuple[MeteredCollective, ...] = ()
 
     @property
     def wire_bytes(self) -> float:
         """Bytes that one device sends per step."""
         return math.fsum(c.wire_bytes for c in self.collectives)
 
-    def first_rounds(self) -> Meter:
-        """Without the rounds of sparse exchanges that run only if a bucket of keys is fuller than planned."""
-        return replace(self, collectives=tuple(c for c in self.collectives if OVERFLOW not in c.source))
+    @property
+    def overflow_wire_bytes(self) -> float:
+        """Bytes that one device sends besides, for one more round of every exchange that has such rounds."""
+        return math.fsum(c.wire_bytes for c in self.overflow)
 
     def by_kind(self) -> dict[str, tuple[int, float]]:
         """Executions per step and wire bytes per device per step, for each kind present."""
@@ -199,7 +206,8 @@ class _Walk:
         opcode = _base_opcode(instruction)
         if opcode in _FORMS:
             found = self.collective(computation, instruction)
-            return Meter((found,) if found else ())
+            meter = Meter((found,) if found else ())
+            return _kept_apart(meter) if _is_overflow(instruction) else meter
         if opcode in _CALLERS:
             return _total(map(self.measure, instruction.called("calls", "to_apply", "called_computations")))
         if opcode == "while":
@@ -207,15 +215,17 @@ class _Walk:
         if opcode == "conditional":
             names = instruction.called("branch_computations", "true_computation", "false_computation")
             branches = [self.measure(name) for name in names]
-            dearest = max(branches, key=lambda meter: meter.wire_bytes)
+            dearest = max(branches, key=lambda meter: (meter.wire_bytes, meter.overflow_wire_bytes))
             return replace(dearest, unknown_trip_counts=_total(branches).unknown_trip_counts)
         return Meter(())
 
     def _while(self, computation: Computation, instruction: Instruction) -> Meter:
         (condition_name,), (body_name,) = instruction.called("condition"), instruction.called("body")
         condition, body = self.measure(condition_name), self.measure(body_name)
+        if _is_overflow(instruction):
+            return _kept_apart(_total([condition, body]))
         if not condition.collectives and not body.collectives:
-            return Meter(())
+            return Meter((), (), (*condition.overflow, *body.overflow))
         trips = trip_count(self._module.computations, computation, instruction)
         if trips is None:
             label = f"{instruction.name} {self._source(instruction)}".strip()
@@ -266,13 +276,25 @@ class _Walk:
         return f"{metadata.get('op_name', '')} {where}".strip()
 
 
+def _is_overflow(instruction: Instruction) -> bool:
+    """Whether an instruction is of a round that runs only if a bucket of keys is fuller than planned."""
+    return OVERFLOW in pairs(instruction.attributes.get("metadata", ())).get("op_name", "")
+
+
+def _kept_apart(meter: Meter) -> Meter:
+    return Meter((), (), (*meter.collectives, *meter.overflow))
+
+
 def _total(meters: Iterable[Meter]) -> Meter:
     parts = list(meters)
     loops = dict.fromkeys(loop for part in parts for loop in part.unknown_trip_counts)
-    return Meter(tuple(c for part in parts for c in part.collectives), tuple(loops))
+    found = tuple(c for part in parts for c in part.collectives)
+    return Meter(found, tuple(loops), tuple(c for part in parts for c in part.overflow))
 
 
 def _scale(meter: Meter, times: int) -> Meter:
-    found = meter.collectives if times else ()
-    scaled = (replace(c, count=c.count * times, wire_bytes=c.wire_bytes * times) for c in found)
-    return replace(meter, collectives=tuple(scaled))
+    def scaled(found: Iterable[MeteredCollective]) -> tuple[MeteredCollective, ...]:
+        each = (replace(c, count=c.count * times, wire_bytes=c.wire_bytes * times) for c in found)
+        return tuple(each) if times else ()
+
+    return replace(meter, collectives=scaled(meter.collectives), overflow=scaled(meter.overflow))

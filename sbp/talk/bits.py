@@ -9,6 +9,7 @@ has `Local.maximum` and `Local.total` (docs/talking.md).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import jax
@@ -23,14 +24,25 @@ COMPARED_BYTES = 4
 """The least width in which maxima and minima of floats are compared: no collective compares int16."""
 
 
-def compared_bytes(dtype: DType) -> float:
-    """Bytes that an element takes in a maximum or minimum between devices.
+def reduced_bytes(dtype: DType, how: str, wide_int16: bool) -> float:
+    """Bytes that an element takes in a reduction between devices.
 
-    >>> [compared_bytes(np.dtype(name)) for name in ("float64", "float16", "int8")]
-    [8.0, 4.0, 1.0]
+    XLA packs integers of 4 bits when it moves them, not when it computes with them.
+
+    Arguments:
+      how: "sum", "max" or "min".
+      wide_int16: whether XLA reduces integers of 16 bits as ones of 32, as it does on GPUs.
+
+    >>> [reduced_bytes(np.dtype(name), "max", True) for name in ("float64", "float16", "int16", "int8")]
+    [8.0, 4.0, 4.0, 1.0]
+    >>> [reduced_bytes(np.dtype(name), "sum", False) for name in ("float16", "int16")]
+    [2.0, 2.0]
     """
     itemsize = compat.itemsize(dtype)
-    return max(itemsize, float(COMPARED_BYTES)) if jnp.issubdtype(dtype, jnp.floating) else itemsize
+    if jnp.issubdtype(dtype, jnp.integer):
+        return 4.0 if itemsize == 2 and wide_int16 else max(itemsize, 1.0)
+    compared = how != "sum" and jnp.issubdtype(dtype, jnp.floating)
+    return max(itemsize, float(COMPARED_BYTES)) if compared else itemsize
 
 
 def extremum(x: jax.Array, how: str, names: Sequence[str]) -> jax.Array:
@@ -61,21 +73,40 @@ def owned_sum(x: jax.Array, names: Sequence[str]) -> jax.Array:
     if not jnp.issubdtype(x.dtype, jnp.inexact):
         return psum(x, tuple(names))
     words = _words(x)
-    if words.dtype.itemsize == 2:  # two in one word: collectives add up int32, and no bit meets another
-        flat = words.reshape(-1)
-        paired = jnp.pad(flat, (0, flat.size % 2)).reshape(-1, 2)
-        summed = psum(lax.bitcast_convert_type(paired, np.uint32), tuple(names))
-        words = lax.bitcast_convert_type(summed, np.uint16).reshape(-1)[: flat.size].reshape(words.shape)
+    if words.dtype.itemsize == 2:
+        (summed,) = _alone(psum(_paired(words.reshape(1, -1)), tuple(names)), words.size)
+        words = summed.reshape(words.shape)
     else:
         words = psum(words, tuple(names))
     return _floats(words, x.dtype)
 
 
-def owned_scatter(x: jax.Array, names: Sequence[str], dim: int) -> jax.Array:
-    """The sum that `owned_sum` gives, of which each device keeps its part of `dim`."""
+def owned_scatter(x: jax.Array, names: Sequence[str], dim: int, group: int) -> jax.Array:
+    """The sum that `owned_sum` gives, of which each device keeps its part of `dim`.
+
+    Arguments:
+      group: how many devices there are along `names`.
+    """
     if not jnp.issubdtype(x.dtype, jnp.inexact):
         return psum_scatter(x, names, scatter_dimension=dim, tiled=True)
-    return _floats(psum_scatter(_words(x), names, scatter_dimension=dim, tiled=True), x.dtype)
+    words = _words(x)
+    if words.dtype.itemsize != 2:
+        return _floats(psum_scatter(words, names, scatter_dimension=dim, tiled=True), x.dtype)
+    parts = jnp.moveaxis(words, dim, 0)  # what a device keeps is one row of pairs
+    own = parts.shape[0] // group, *parts.shape[1:]
+    kept = psum_scatter(_paired(parts.reshape(group, -1)), names, scatter_dimension=0, tiled=True)
+    return _floats(jnp.moveaxis(_alone(kept, math.prod(own)).reshape(own), 0, dim), x.dtype)
+
+
+def _paired(words: jax.Array) -> jax.Array:
+    """Rows of words of 16 bits, two in one of 32: no bit meets another, and GPUs add no shorter integers."""
+    even = jnp.pad(words, ((0, 0), (0, words.shape[1] % 2)))
+    return lax.bitcast_convert_type(even.reshape(len(words), -1, 2), np.uint32)
+
+
+def _alone(pairs: jax.Array, size: int) -> jax.Array:
+    """The inverse of `_paired`, of rows of some size."""
+    return lax.bitcast_convert_type(pairs, np.uint16).reshape(len(pairs), -1)[:, :size]
 
 
 def _words(x: jax.Array) -> jax.Array:

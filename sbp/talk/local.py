@@ -35,6 +35,8 @@ class Talk:
       reason: one sentence; `{axes}` stands for their names.
       sent: what of the operand's shards is sent, if that is all there is to it: ops that send the same share
         one collective. None if the op has computed what it sends.
+      result: the result that it is for, if for one alone: where nobody uses that, nothing is sent. None if
+        it is always sent.
 
     Raises:
       RuleError: if the kind is none, the bytes are negative, or the reason has another place than `{axes}`.
@@ -46,6 +48,7 @@ class Talk:
     operand: int
     reason: str
     sent: Hashable = None
+    result: int | None = None
 
     def __post_init__(self) -> None:
         raise_all(talk_problems(self.kind, self.wire_bytes, self.reason))

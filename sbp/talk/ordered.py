@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -152,11 +152,12 @@ def top_k_talks(ctx: Local) -> Iterable[Talk]:
 
 
 def _best_talk(ctx: Local, dim: int) -> Iterable[Talk]:
-    """The gathering of every device's best values with their positions, four bytes each."""
-    each = compat.itemsize(ctx.dtypes[0]) + 4
-    found = math.prod(ctx.results[0].local) * each
+    """The gathering of every device's best values, and of their positions, four bytes each."""
+    found = math.prod(ctx.results[0].local)
     why = f"the largest along dim {dim} of each device are compared; it is split"
-    return _gather_talk(ctx, dim, found, why)
+    yield from _gather_talk(ctx, dim, found * compat.itemsize(ctx.dtypes[0]), why)
+    where = f"the positions of the largest along dim {dim} of each device; it is split"
+    yield from (replace(t, result=1) for t in _gather_talk(ctx, dim, found * 4.0, where))
 
 
 def approx_dim(params: Mapping[str, Any], ndim: int) -> int:

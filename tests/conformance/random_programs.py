@@ -108,8 +108,8 @@ def execute(
     compiled = lowered.compile(compiler_options=FAST)
     got = compiled(*jax.tree.leaves(program.place(*args)), *plan.physical.graph.consts)
     want = jax.tree.leaves(jax.jit(fn).lower(*args).compile(compiler_options=FAST)(*args))
-    before = read_hlo(lowered.compiler_ir("hlo").as_hlo_text()).first_rounds().wire_bytes
-    after = read_compiled(compiled).first_rounds().wire_bytes
+    before = read_hlo(lowered.compiler_ir("hlo").as_hlo_text()).wire_bytes
+    after = read_compiled(compiled).wire_bytes
     return Executed(got, want, plan.wire_bytes, shared_bytes(plan.physical), before, after, plan.physical)
 
 

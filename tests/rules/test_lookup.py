@@ -86,7 +86,7 @@ class Built:
     @property
     def sent(self) -> float:
         """Bytes of the first rounds, as compiled."""
-        return read_compiled(self.compiled).first_rounds().wire_bytes
+        return read_compiled(self.compiled).wire_bytes
 
 
 @cache

@@ -1,6 +1,7 @@
 """The meter on HLO text that XLA on CPU never prints: async forms, other groups, shapes and loops."""
 
 import itertools
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -271,6 +272,17 @@ def test_a_condition_runs_once_more_than_its_body() -> None:
         first, f"{first}  %x = f32[16,32]{{1,0}} get-tuple-element(%c), index=2\n  {in_condition}\n", 1
     )
     assert read_hlo(text).by_kind() == {"all_gather": (6, 6 * 7 * M), "all_reduce": (5, 5 * M)}
+
+
+@pytest.mark.parametrize("marked", ["while", "all-reduce"])
+def test_rounds_beyond_the_plan_are_kept_apart(marked: str) -> None:
+    """By the name of their loop, or by their own where a loop of one trip is gone."""
+    name = 'metadata={op_name="jit(f)/jvp(sbp.row0+row1)/overflow_rounds/while"}'
+    text = re.sub(rf"( {marked}\(.*)", rf"\1, {name}", loop_text(0, 7, 1, "LT", swap=False, carried=True))
+    meter = read_hlo(text)
+    assert (meter.collectives, meter.unknown_trip_counts) == ((), ())
+    assert {c.kind for c in meter.overflow} == {"all_reduce"}
+    assert meter.overflow_wire_bytes == M * meter.overflow[0].count
 
 
 def test_a_computation_called_twice_counts_twice_and_sources_are_read() -> None:

@@ -1,5 +1,6 @@
 """Infinities, NaN and -0.0 on eight devices, through the real collectives, against one device."""
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,6 +23,7 @@ from sbp.passes.physical.owners import mark_owners
 from sbp.passes.physical.program import Box
 from sbp.runtime.collectives import apply_move
 from sbp.signature import Partial
+from sbp.talk import bits
 from tests.rules.special import special_parts, unlike
 
 LINE = sbp.placement("cpu", shape=(8,))
@@ -78,6 +80,29 @@ def test_reductions_keep_what_is_special(dtype: Any) -> None:
         whole = np.concatenate(list(got)) if isinstance(move.after[0], type(S(0))) else got[-1]
         signs = owned or move.old != P
         assert not unlike(whole, value, 1e-2 if dtype == ml_dtypes.bfloat16 else 0.0, signs), move
+
+
+@pytest.mark.parametrize(("shape", "dim"), [((8,), 0), ((8, 3), 0), ((3, 16), 1), ((3, 8, 5), 1)], ids=str)
+def test_short_floats_of_one_device_each_travel_in_words_of_32_bits(shape: tuple[int, ...], dim: int) -> None:
+    """XLA on GPUs adds up 16-bit integers as 32-bit ones, for twice the bytes."""
+    rng = np.random.default_rng(0)
+    value = rng.choice(ODD, shape).astype(ml_dtypes.bfloat16)
+    owner = rng.integers(0, 8, shape)
+    parts = np.stack([np.where(owner == d, value, ml_dtypes.bfloat16(0)) for d in range(8)])
+
+    def device(x: Any) -> Any:
+        return bits.owned_scatter(x[0], ("x",), dim, 8), bits.owned_sum(x[0], ("x",))
+
+    spec = PartitionSpec("x")
+    outs = PartitionSpec(*[None] * dim, "x"), PartitionSpec()
+    jitted = jax.jit(
+        jax.shard_map(device, mesh=LINE.mesh, in_specs=spec, out_specs=outs, check_vma=False),
+    )
+    for got in jitted(parts):
+        assert not unlike(np.asarray(got), value, 0.0, signs=True)
+    text = jitted.lower(parts).compiler_ir("hlo").as_hlo_text()
+    sent = re.findall(r"= (\w+)\[[\d,]*\]\S* (?:reduce-scatter|all-reduce)\(", text)
+    assert sent == ["u32", "u32"]
 
 
 def moved_only(x: Any, i: Any) -> Any:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -242,6 +243,29 @@ def test_bytes_worked_out_by_hand(kind: str, old: Signature, new: Signature, fac
 def test_half_a_byte() -> None:
     (move,) = moves_from((S(0),), (B, S(0)))
     assert wire_bytes(move, (8, 8), 0.5, (4,)) == 0.5 * 3 / 4 * 64
+
+
+@pytest.mark.parametrize(
+    ("kind", "chip", "dtype", "bytes_each"),
+    [
+        ("all_reduce", "cpu", "int16", 2),
+        ("all_reduce", "h100", "int16", 4),
+        ("reduce_scatter", "h100", "uint16", 4),
+        ("all_gather", "h100", "int16", 2),
+        ("all_reduce", "h100", "bfloat16", 2),
+        ("all_reduce", "cpu", "uint4", 1),
+        ("all_gather", "cpu", "uint4", 0.5),
+    ],
+)
+def test_integers_that_are_added_up_may_take_more(
+    kind: str, chip: str, dtype: str, bytes_each: float
+) -> None:
+    """XLA on GPUs adds up 16 bits as 32, and packs 4 bits nowhere but on their way."""
+    old, new = {"all_reduce": (P, B), "reduce_scatter": (P, S(0)), "all_gather": (S(0), B)}[kind]
+    move = Move(kind, (0,), (old,), (new,), old, new)
+    network = Network(placement(chip, shape=(8,)), hardware_for(chip))
+    factor = {"all_reduce": 2 * 7, "reduce_scatter": 7, "all_gather": 7}[kind]
+    assert network.wire_bytes(move, (64,), jnp.dtype(dtype)) == factor / 8 * 64 * bytes_each
 
 
 def test_moves_name_what_they_change() -> None:
