@@ -12,7 +12,7 @@ in the backward pass (`remat`), so that of a layer only its input is kept.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -70,9 +70,11 @@ class Config:
         return self.width // self.heads
 
 
-# The sizes of Llama 3 (Grattafiori et al., 2024, table 3), with the context of its pre-training.
+# The sizes of Llama 3 (Grattafiori et al., 2024, table 3), with the context of its pre-training, and of
+# Llama 3.2 1B, which has no head of its own.
 PRESETS = {
     "tiny": Config(),
+    "1b": Config(16, 2048, 32, 8, 8192, 128_256, 8192, computed=jnp.bfloat16),
     "8b": Config(32, 4096, 32, 8, 14_336, 128_256, 8192, computed=jnp.bfloat16),
     "70b": Config(80, 8192, 64, 8, 28_672, 128_256, 8192, computed=jnp.bfloat16),
 }
@@ -206,18 +208,24 @@ def block(x: jax.Array, layer: PyTree, config: Config) -> jax.Array:
     return x + mlp(normalize(x, layer["mlp_norm"]), layer)
 
 
-def logits(params: PyTree, tokens: jax.Array, config: Config) -> jax.Array:
-    """The logits of the next token at every position, `b s -> b s v`."""
-    one = partial(block, config=config)
+def through(
+    x: jax.Array, layers: PyTree, one: Callable[[jax.Array, PyTree], jax.Array], config: Config
+) -> jax.Array:
+    """What all layers make of `x`, `b s d -> b s d`; `one` is a layer."""
     # Inside a scan XLA cannot merge the second computation with the first: nothing has to prevent it.
     one = jax.checkpoint(one, prevent_cse=not config.scan) if config.remat else one
-    x = params["embedding"][tokens].astype(config.computed)
     if config.scan:
-        x, _ = jax.lax.scan(lambda x, layer: (one(x, layer), None), x, params["layers"])
-    else:
-        for index, layer in enumerate(params["layers"]):
-            with jax.named_scope(f"layer{index}"):
-                x = one(x, layer)
+        return jax.lax.scan(lambda x, layer: (one(x, layer), None), x, layers)[0]
+    for index, layer in enumerate(layers):
+        with jax.named_scope(f"layer{index}"):
+            x = one(x, layer)
+    return x
+
+
+def logits(params: PyTree, tokens: jax.Array, config: Config) -> jax.Array:
+    """The logits of the next token at every position, `b s -> b s v`."""
+    x = params["embedding"][tokens].astype(config.computed)
+    x = through(x, params["layers"], partial(block, config=config), config)
     return _exact(normalize(x, params["norm"].astype(x.dtype)) @ params["head"].astype(x.dtype))
 
 

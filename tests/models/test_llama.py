@@ -72,7 +72,7 @@ def test_logits_are_what_loops_compute(params: llama.PyTree) -> None:
 
 
 def test_the_published_sizes() -> None:
-    for name, billions in (("8b", 8.03), ("70b", 70.55)):
+    for name, billions in (("1b", 1.50), ("8b", 8.03), ("70b", 70.55)):
         shapes = jax.eval_shape(partial(llama.init, config=llama.PRESETS[name]), jax.random.key(0))
         assert sum(x.size for x in jax.tree.leaves(shapes)) / 1e9 == pytest.approx(billions, abs=0.005)
 
