@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 Tokens = Sequence[str]
 
@@ -33,6 +35,16 @@ class Instruction:
     @property
     def operands(self) -> list[str]:
         return [bare(part[-1]) for part in split(self.arguments)]
+
+    def config(self) -> dict[str, Any]:
+        """The backend_config; empty where it is no JSON. Older XLA prints it as one escaped string."""
+        tokens = self.attributes.get("backend_config", ())
+        text = unquote(tokens[0]) if len(tokens) == 1 else "".join(tokens)
+        try:
+            found = json.loads(text)
+        except ValueError:
+            return {}
+        return found if isinstance(found, dict) else {}
 
     def called(self, *attributes: str) -> list[str]:
         tokens = [token for key in attributes for token in self.attributes.get(key, ())]

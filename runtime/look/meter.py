@@ -15,20 +15,15 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Protocol
 
-import networkx as nx
-
+from sbp.runtime.look.hlo_groups import connected, groups_of, moves_of
+from sbp.runtime.look.hlo_shapes import shape_bytes
 from sbp.runtime.look.hlo_text import (
     Computation,
     HloTextError,
     Instruction,
     Module,
-    Tokens,
-    closing,
-    integers,
     pairs,
     parse,
-    split,
-    tokenize,
     unquote,
 )
 from sbp.runtime.look.hlo_trips import trip_count
@@ -125,83 +120,18 @@ def text_of(compiled: HasText) -> str:
 
 def each_collective(module: Module) -> Iterator[tuple[str, MeteredCollective]]:
     """Every collective that puts bytes on the wire, in all branches: its instruction, and one execution."""
-    walk = _Walk(module)
     for computation in module.computations.values():
         for instruction in computation.instructions.values():
-            found = walk.collective(computation, instruction)
+            found = collective_of(module, computation, instruction)
             if found is not None:
                 yield instruction.name, found
 
 
-# Sub-byte types take a whole byte unless the layout says E(bits), as in XLA's own ShapeUtil.
-_DTYPES_OF_BYTES = {
-    0: "token opaque",
-    1: "pred s1 u1 s2 u2 s4 u4 s8 u8 f4e2m1fn f8e3m4 f8e4m3 f8e4m3b11fnuz f8e4m3fn f8e4m3fnuz f8e5m2 "
-    "f8e5m2fnuz f8e8m0fnu",
-    2: "s16 u16 f16 bf16",
-    4: "s32 u32 f32",
-    8: "s64 u64 f64 c64",
-    16: "c128",
-}
-_DTYPE_BYTES = {name: size for size, names in _DTYPES_OF_BYTES.items() for name in names.split()}
-
-
-def _shape_bytes(shape: Tokens) -> int:
-    """Bytes of a shape, tuples summed; a dynamic dimension `<=n` counts as n."""
-    total = 0
-    for index, token in enumerate(shape[:-1]):
-        if shape[index + 1] != "[":
-            continue
-        if token not in _DTYPE_BYTES:
-            known = ", ".join(sorted(_DTYPE_BYTES))
-            raise HloTextError(f"unknown element type {token!r} in shape {''.join(shape)}; known: {known}")
-        close = closing(shape, index + 1)
-        elements = math.prod(integers(shape[index + 2 : close]))
-        layout = shape[close + 1 : closing(shape, close + 1)] if shape[close + 1 : close + 2] == ["{"] else ()
-        packed = [layout[i + 2] for i, word in enumerate(layout) if word == "E"]
-        total += -(-elements * int(packed[0]) // 8) if packed else elements * _DTYPE_BYTES[token]
-    return total
-
-
-def _listed_group_size(tokens: Tokens) -> int:
-    """Devices in the largest replica group; 0 when the list is empty, which means all.
-
-    Three notations: `{{0,1},{2,3}}`, the iota `[groups,size]<=[...]`, and `mesh['a'=2,'b'=4] {'b'}`, whose
-    axes may be sub-axes: `'b':(1)2` is of size 2.
-    """
-    if not tokens:
-        return 0
-    if tokens[0] == "[":
-        return math.prod(integers(tokens[1 : closing(tokens, 0)])[1:])
-    if tokens[0] == "{":
-        return max((len(integers(part)) for part in split(tokens[1:-1])), default=0)
-    if "{" not in tokens:
-        raise HloTextError(f"replica_groups {' '.join(tokens)!r} is no list, iota or mesh[...] {{axes}}")
-    sizes = pairs(tokens)
-    axes = split(tokens[len(tokens) - list(reversed(tokens)).index("{") : -1])
-    return math.prod(int(axis[-1] if ":" in axis else sizes[unquote(axis[0])]) for axis in axes)
-
-
-def _group_size(instruction: Instruction, header: dict[str, str]) -> int:
-    """Devices per group, in XLA's four group modes (replica, partition, both, flattened ids)."""
-    replicas, partitions = (int(header.get(key, "1")) for key in ("replica_count", "num_partitions"))
-    attributes = instruction.attributes
-    # A mesh of permuted devices prints "mesh[...], device_ids=(...) {axes}": one value, two attributes.
-    listed = _listed_group_size((*attributes.get("replica_groups", ()), *attributes.get("device_ids", ())))
-    if "channel_id" not in attributes:
-        return listed or replicas
-    if attributes.get("use_global_device_ids") == ["true"]:
-        return listed or replicas * partitions
-    if _base_opcode(instruction) in ("all-reduce", "all-gather", "reduce-scatter"):
-        return (listed or replicas) * partitions
-    return listed or partitions
-
-
-def _pair_group_size(tokens: Tokens) -> int:
-    """Devices in the largest connected set of `{{source,target},...}`; at most 1: nothing is sent."""
-    ids = integers(tokens)
-    moves = nx.Graph(list(zip(ids[::2], ids[1::2], strict=True)))
-    return max((len(group) for group in nx.connected_components(moves)), default=0)
+def collective_of(
+    module: Module, computation: Computation, instruction: Instruction
+) -> MeteredCollective | None:
+    """One execution of a collective; None for anything else, and for one that sends nothing."""
+    return _Walk(module).collective(computation, instruction)
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +166,7 @@ _FORMS = {
     "collective-broadcast": _Form("permute", _forward),
     "send": _Form("send", _forward, data_operands=1),
 }
-_SEND_PAIRS = "_xla_send_recv_source_target_pairs"
+COLLECTIVES = frozenset(_FORMS)
 _CALLERS = ("fusion", "call", "async", "custom-call")
 
 
@@ -305,7 +235,7 @@ class _Walk:
                 f"({', '.join(instruction.operands)}) must be defined in its own computation, "
                 "and the in-place form with slice_sizes is not read"
             )
-        data_bytes = sum(_shape_bytes(operand.shape) for operand in operands if operand)
+        data_bytes = sum(shape_bytes(operand.shape) for operand in operands if operand)
         payload = data_bytes * group if form.output_payload else data_bytes
         wire = form.wire(group, payload) if group > 1 else 0.0
         if not wire:
@@ -313,16 +243,13 @@ class _Walk:
         return MeteredCollective(form.kind, group, payload, 1, wire, self._source(instruction))
 
     def _group(self, form: _Form, instruction: Instruction) -> int:
-        attributes = instruction.attributes
-        if form.kind == "send":
-            if attributes.get("is_host_transfer") == ["true"]:
-                return 0
-            extras = attributes.get("frontend_attributes", ())
-            found = [_tail(part) for part in split(extras[1:-1]) if part[0] == _SEND_PAIRS]
-            return _pair_group_size(found[0]) if found else 2
-        if "source_target_pairs" in attributes:
-            return _pair_group_size(attributes["source_target_pairs"])
-        return _group_size(instruction, self._module.header)
+        moves = moves_of(instruction)
+        if form.kind == "send" and instruction.attributes.get("is_host_transfer") == ["true"]:
+            return 0
+        if form.kind == "send" and moves is None:
+            return 2
+        groups = groups_of(instruction, self._module.header) if moves is None else connected(moves)
+        return max(map(len, groups), default=0)
 
     def _source(self, instruction: Instruction) -> str:
         """`op_name (file:line)`, from the instruction's metadata or the module's stack-frame tables."""
@@ -335,11 +262,6 @@ class _Walk:
         line = metadata.get("source_line") or location.get("line", "")
         where = f"({PurePath(file).name}:{line})" if file else ""
         return f"{metadata.get('op_name', '')} {where}".strip()
-
-
-def _tail(part: Tokens) -> Tokens:
-    """The value of a frontend attribute; XLA prints a list of pairs bare or as a string."""
-    return tokenize(unquote(part[2])) if part[2].startswith('"') else part[2:]
 
 
 def _total(meters: Iterable[Meter]) -> Meter:

@@ -1,7 +1,7 @@
 """Devices that are not here, for XLA to compile for.
 
-The only module that touches what JAX and its CUDA plugin keep for themselves in this matter: the plugin, without
-the CUDA libraries and without a driver, makes compile-only devices from a description of a chip.
+The only module that touches what JAX and its CUDA plugin keep for themselves in this matter: the plugin,
+without the CUDA libraries and without a driver, makes compile-only devices from a description of a chip.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import importlib.util
 import math
 import os
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import jax
 import numpy as np
@@ -141,7 +141,7 @@ def topology_of(placement: Placement, given: Sequence[int] | None = None) -> tup
                 f"1x{hosts}x{chip.host_devices}",
             )
         )
-    return cast("tuple[int, int, int]", sizes)
+    return sizes
 
 
 def absent_mesh(placement: Placement, topology: Sequence[int] | None = None) -> Mesh:

@@ -1,8 +1,8 @@
-"""Chips: what XLA must know to compile for one that is not here, and the peak rates that its time is made of.
+"""Chips: what XLA must know to compile for one that is not here, and the peak rates of each.
 
-The figures are those of XLA's own target descriptions (xla/backends/gpu/target_config/specs, Apache-2.0, as of
-2026-08-13); dense matrix rates are cores x units x operations per clock x 2 x matrix clock, and "f32" there is
-that of TF32. Where XLA has no measured tables of a chip, `tables` is "", and all its times are by formula.
+The figures are those of XLA's own target descriptions (xla/backends/gpu/target_config/specs, Apache-2.0, of
+2026-08-13); dense matrix rates are cores x units x operations per clock x 2 x matrix clock, and "f32" is
+that of TF32. Where XLA has no measured tables of a chip, `tables` is "", and its collectives are by formula.
 """
 
 from __future__ import annotations

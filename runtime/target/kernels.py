@@ -1,0 +1,52 @@
+"""How long one kernel takes on a chip: its arithmetic or its traffic, whichever is longer, and its launch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sbp.rates.chips import Chip
+from sbp.rates.matmuls import matmul_seconds
+from sbp.rates.tables import Evidence
+from sbp.runtime.target.work import Work
+
+# XLA's own figure for what a kernel takes beside its work (xla/service/gpu/model/gpu_performance_model_base).
+LAUNCH_SECONDS = 1e-6
+# Of the nominal bandwidth of the memory: what a copy of large arrays reaches on an H100.
+MEMORY_SHARE = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTime:
+    """Seconds of one kernel and what they are made of; the longest of the parts, and the launch, count."""
+
+    seconds: float
+    matrix_seconds: float
+    vector_seconds: float
+    memory_seconds: float
+    source: Evidence
+
+
+def kernel_time(chip: Chip, work: Work) -> KernelTime:
+    """How long a kernel takes.
+
+    >>> from sbp.rates.chips import CHIPS
+    >>> round(kernel_time(CHIPS["h100"], Work(bytes=3 * 2**30)).seconds * 1e6)  # an addition of 1 GiB arrays
+    1069
+    """
+    if work == Work():
+        return KernelTime(0.0, 0.0, 0.0, 0.0, "formula")
+    timed = [
+        (matmul_seconds(chip, p.m, p.n, p.k, batch=p.batch, operands=p.operands), p.count * p.passes)
+        for p in work.products
+    ]
+    matrix = sum(t.seconds * count for t, count in timed)
+    # The peak counts a fused multiply-add as two.
+    vector = 2 * work.operations / chip.vector_flops
+    memory = work.bytes / (chip.memory_bytes_per_second * MEMORY_SHARE)
+    longest = max(matrix, vector, memory)
+    by_matrix = timed and longest == matrix
+    source: Evidence = max((t.source for t, _ in timed), key=_CERTAIN.index) if by_matrix else "formula"
+    return KernelTime(LAUNCH_SECONDS + longest, matrix, vector, memory, source)
+
+
+_CERTAIN: list[Evidence] = ["measured", "scaled", "formula"]

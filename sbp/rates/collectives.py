@@ -1,0 +1,111 @@
+"""How long one collective takes: measured inside an NVLink domain, by XLA's formula across domains."""
+
+from __future__ import annotations
+
+import math
+
+from sbp.hardware import CATALOGUE
+from sbp.rates.chips import Chip
+from sbp.rates.tables import CollectiveCurve, Timing, collective_curves
+
+KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute")
+
+# XLA's speed-of-light model of NCCL between hosts (xla/service/gpu/model/sol_gpu_cost_model, Apache-2.0).
+NETWORK_LAUNCH_SECONDS = 45e-6
+CHUNK_BYTES = 4 << 20
+NETWORK_OVERHEAD = 1.025
+PREPARE_SECONDS, ROUND_TRIP_SECONDS = 6e-6, 31e-6
+BLACKWELL_PREPARE_SECONDS, BLACKWELL_ROUND_TRIP_SECONDS = 2e-6, 21e-6
+
+# A device with no table: NVLink's usual nominal rate and a collective's usual latency.
+NVLINK_BYTES_PER_SECOND, NVLINK_LATENCY_SECONDS = 240e9, 9e-6
+
+
+def collective_seconds(
+    chip: Chip,
+    kind: str,
+    transfer_bytes: float,
+    ranks: int,
+    *,
+    groups: int = 1,
+    domains: int = 1,
+    pattern: str = "ring",
+) -> Timing:
+    """How long one collective takes, from its launch to its end.
+
+    The tables were measured in float32; reductions of other types of as many bytes take about as long.
+
+    Arguments:
+      kind: one of KINDS.
+      transfer_bytes: the whole tensor on one device: the output of an all-gather, else the input.
+      ranks: devices per group.
+      groups: groups at the same time.
+      domains: NVLink domains that one group has devices in, the same number in each.
+      pattern: of a permute: "ring" (each to the next), "pairs" (two and two exchange), "other".
+
+    >>> from sbp.rates.chips import CHIPS
+    >>> found = collective_seconds(CHIPS["h100"], "all_reduce", 2**30, 8)
+    >>> round(found.seconds * 1e3, 2), found.source
+    (4.72, 'measured')
+    """
+    local = max(1, ranks // domains)
+    inside = _inside(chip, kind, transfer_bytes, ranks if kind == "permute" else local, groups, pattern)
+    if domains == 1:
+        return inside
+    between = _between(chip, kind, transfer_bytes, ranks, domains)
+    # The parts of a hierarchical collective overlap, chunk by chunk: the slower of the two counts.
+    return Timing(max(between, inside.seconds if local > 1 else 0.0), "formula")
+
+
+def _inside(chip: Chip, kind: str, transfer_bytes: float, ranks: int, groups: int, pattern: str) -> Timing:
+    """In one NVLink domain."""
+    curves = collective_curves().get((chip.tables, kind, pattern if kind == "permute" else ""))
+    if not curves and kind == "permute":
+        curves = collective_curves().get((chip.tables, kind, "ring"))
+    if not curves:
+        return Timing(_by_link(chip, kind, transfer_bytes, ranks), "formula")
+    if kind == "permute":  # measured with all devices; each sends to one other, whatever their number
+        return Timing(max(curves, key=lambda c: c.ranks).at(transfer_bytes), "measured")
+    below = [c for c in curves if c.ranks <= ranks]
+    above = [c for c in curves if c.ranks >= ranks]
+    low = _best(below, groups) if below else _best(above, groups, least=True)
+    high = _best(above, groups, least=True) if above else low
+    if low.ranks == ranks or high.ranks == low.ranks:
+        return Timing(low.at(transfer_bytes), "measured" if low.ranks == ranks else "scaled")
+    part = math.log(ranks / low.ranks) / math.log(high.ranks / low.ranks)
+    return Timing(low.at(transfer_bytes) ** (1 - part) * high.at(transfer_bytes) ** part, "scaled")
+
+
+def _best(curves: list[CollectiveCurve], groups: int, *, least: bool = False) -> CollectiveCurve:
+    """Of the nearest group size, the curve with most nearly so many groups."""
+    size = (min if least else max)(c.ranks for c in curves)
+    return min((c for c in curves if c.ranks == size), key=lambda c: abs(math.log(c.groups / groups)))
+
+
+def _by_link(chip: Chip, kind: str, transfer_bytes: float, ranks: int) -> float:
+    """A ring over NVLink: its latency, and what one device sends at the rate of the link."""
+    known = CATALOGUE.get(chip.name)
+    link = known.links[0] if known else None
+    rate = link.bytes_per_second if link else NVLINK_BYTES_PER_SECOND
+    latency = link.latency_seconds if link else NVLINK_LATENCY_SECONDS
+    others = (ranks - 1) / ranks
+    share = {"all_reduce": 2 * others, "permute": 1.0}.get(kind, others)
+    return latency + share * transfer_bytes / rate
+
+
+def _between(chip: Chip, kind: str, transfer_bytes: float, ranks: int, domains: int) -> float:
+    """Between NVLink domains, each device with its own network card: XLA's formula."""
+    blackwell = chip.capability >= (10, 0)
+    prepare = BLACKWELL_PREPARE_SECONDS if blackwell else PREPARE_SECONDS
+    round_trip = BLACKWELL_ROUND_TRIP_SECONDS if blackwell else ROUND_TRIP_SECONDS
+    cards = ranks / domains
+    message, steps = {
+        "all_reduce": (transfer_bytes / ranks, 2 * (ranks - 1) / cards),
+        "all_to_all": (transfer_bytes / (ranks - 1), cards * (domains - 1)),
+        # Of a permute, each device sends to one other; those that cross do so at the same time.
+        "permute": (transfer_bytes, 1.0),
+    }.get(kind, (transfer_bytes / ranks, (ranks - 1) / cards))
+    step = NETWORK_OVERHEAD * message / chip.nic_bytes_per_second
+    step += math.ceil(message / CHUNK_BYTES) * prepare + round_trip
+    touched = (3 * ranks - 1) / ranks if kind in ("all_gather", "reduce_scatter") else 2.0
+    return NETWORK_LAUNCH_SECONDS + steps * step + touched * transfer_bytes / chip.memory_bytes_per_second
