@@ -34,6 +34,7 @@ from sbp.runtime.look.hlo_text import Module
 from sbp.runtime.look.hlo_text import parse as parse_hlo
 from sbp.runtime.look.meter import each_collective, read_compiled, text_of
 from sbp.runtime.target.devices import absent_mesh
+from sbp.runtime.target.simulate import simulate
 
 KIND = "h100"
 GPTS = ("gpt@2", "gpt@12", "gpt-bf16@2", "gpt-bf16@12")
@@ -50,7 +51,15 @@ ROWS = (
 
 @dataclass(frozen=True, slots=True)
 class TargetProgram:
-    """What XLA made of a step: bytes per device and step, instructions, seconds."""
+    """What XLA made of a step.
+
+    Arguments:
+      wire_bytes, memory_bytes: per device and step; at the peak.
+      asynchronous, synchronous: instructions that are collectives beside which kernels may run, and not.
+      step_seconds, exposed_seconds: simulated: a step, and what of it is collectives alone.
+      mfu: the share of the simulated step that matrix products would take at peak rate.
+      compile_seconds: from the Python function to the executable.
+    """
 
     wire_bytes: float
     memory_bytes: float
@@ -58,6 +67,7 @@ class TargetProgram:
     synchronous: int
     step_seconds: float
     exposed_seconds: float
+    mfu: float
     compile_seconds: float
 
 
@@ -77,24 +87,21 @@ class TargetRow:
         return ours / theirs if theirs else math.nan
 
 
-def simulated(exe: Any) -> tuple[float, float]:
-    """The seconds of a step, and of those the ones in which only collectives run."""
-    from sbp.runtime.target.simulate import simulate
-
-    found = simulate(exe, CHIPS[KIND])
-    return found.seconds, found.exposed_seconds
-
-
 def program_of(exe: Any, seconds: float) -> TargetProgram:
     """What an executable is, by its text and its buffers; `seconds` it took to make."""
     text, memory = text_of(exe), exe.memory_analysis()
     peak = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
+    asynchronous, synchronous = scheduled(parse_hlo(text))
+    simulation = simulate(text, CHIPS[KIND])
     return TargetProgram(
-        read_compiled(exe).first_rounds().wire_bytes,
-        peak - memory.alias_size_in_bytes,
-        *scheduled(parse_hlo(text)),
-        *simulated(exe),
-        seconds,
+        wire_bytes=read_compiled(exe).first_rounds().wire_bytes,
+        memory_bytes=peak - memory.alias_size_in_bytes,
+        asynchronous=asynchronous,
+        synchronous=synchronous,
+        step_seconds=simulation.seconds,
+        exposed_seconds=simulation.exposed_seconds,
+        mfu=simulation.mfu,
+        compile_seconds=seconds,
     )
 
 
