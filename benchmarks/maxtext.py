@@ -1,9 +1,9 @@
 """The Llama of models/llama.py as MaxText lays it out: the peer of a step on very many devices.
 
 MaxText names the dims of every weight and of activations between layers, and a table says which mesh axis a
-name is split over: `logical_axis_rules` of its MaxText/configs/base.yml (Apache-2.0). Here stand those of two
-axes, "fsdp" and "tensor". MaxText/configs/models/gpu/llama3_70b.yml has layers in a scan, each computed twice
-(`remat_policy: full`), and a fused attention kernel, without which both sides go here.
+name is split over: `logical_axis_rules` of its MaxText/configs/base.yml (Apache-2.0, at 000e935). Here stand
+those of two axes, "fsdp" and "tensor". MaxText/configs/models/gpu/llama3_70b.yml has layers in a scan, each
+computed twice (`remat_policy: full`), and a fused attention kernel, without which both sides go here.
 """
 
 from __future__ import annotations
