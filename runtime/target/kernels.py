@@ -11,7 +11,8 @@ from sbp.runtime.target.work import Work
 
 # XLA's own figure for what a kernel takes beside its work (xla/service/gpu/model/gpu_performance_model_base).
 LAUNCH_SECONDS = 1e-6
-# Of the nominal bandwidth of the memory: what a copy of large arrays reaches on an H100.
+# Of the nominal bandwidth of the memory: an assumption of ours, which no measurement here backs. XLA's own
+# model takes all of it.
 MEMORY_SHARE = 0.9
 
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from sbp.rates.matmuls import VECTOR
 from sbp.runtime.look.hlo_shapes import ArrayShape, arrays
 from sbp.runtime.look.hlo_text import Instruction, Tokens, integers, pairs, unquote
@@ -141,15 +143,34 @@ def _by_window(
 ) -> tuple[MatrixProduct, ...]:
     groups = int("".join(x.attributes.get("feature_group_count", ("1",))))
     groups *= int("".join(x.attributes.get("batch_group_count", ("1",))))
-    labels = "".join(x.attributes.get("dim_labels", ()))
-    features = kernel.dims[labels.partition("_")[2].partition("->")[0].index("o")]
+    of_image, _, rest = "".join(x.attributes.get("dim_labels", ())).partition("_")
+    of_kernel, _, of_result = rest.partition("->")
+    features = kernel.dims[of_kernel.index("o")]
+    k, n, m = kernel.elements // features, features // groups, result.elements // features
+    units = _units(image, kernel, _precision(x))
+    spatial = sorted(label for label in of_kernel if label.isdecimal())
+    sizes = [(image.dims[of_image.index(d)], result.dims[of_result.index(d)]) for d in spatial]
+    return (MatrixProduct(groups, m, n, k, units, _real_share(x, sizes)),)
+
+
+def _real_share(x: Instruction, sizes: Sequence[tuple[int, int]]) -> float:
+    """The share of a convolution's products that have an element of the image, not of padding, in them.
+
+    Arguments:
+      sizes: (image, result) of each spatial dim.
+    """
     window = pairs(x.attributes.get("window", ()))
-    # Of an input that is spread out with zeros, only what is not zero is multiplied.
-    spread = math.prod(int(n) for n in window.get("lhs_dilate", "1").split("x"))
-    k = max(1, kernel.elements // max(1, features) // spread)
-    n = max(1, features // groups)
-    m = max(1, result.elements // max(1, features))
-    return (MatrixProduct(groups, m, n, k, _units(image, kernel, _precision(x))),)
+    share = 1.0
+    for d, (image, result) in enumerate(sizes):
+        size, stride, spread, apart = (
+            int(window[key].split("x")[d]) if key in window else 1
+            for key in ("size", "stride", "lhs_dilate", "rhs_dilate")
+        )
+        low = int(window["pad"].split("x")[d].split("_")[0]) if "pad" in window else 0
+        at = np.arange(result)[:, None] * stride + np.arange(size) * apart - low
+        real = (at >= 0) & (at % spread == 0) & (at // spread < image)
+        share *= float(real.mean()) if real.size else 0.0
+    return share
 
 
 def _precision(x: Instruction) -> list[str]:

@@ -87,4 +87,4 @@ def _pattern(moves: Moves) -> str:
     sent = {(a, b) for a, b in moves if a != b}
     if all((b, a) in sent for a, b in sent):
         return "pairs"
-    return "ring" if {a for a, _ in sent} == {b for _, b in sent} else "other"
+    return "ring" if {a for a, _ in sent} & {b for _, b in sent} else "other"

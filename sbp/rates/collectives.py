@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from sbp.hardware import CATALOGUE
 from sbp.rates.chips import Chip
@@ -10,12 +11,51 @@ from sbp.rates.tables import CollectiveCurve, Timing, collective_curves
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute")
 
-# XLA's speed-of-light model of NCCL between hosts (xla/service/gpu/model/sol_gpu_cost_model, Apache-2.0).
-NETWORK_LAUNCH_SECONDS = 45e-6
 CHUNK_BYTES = 4 << 20
-NETWORK_OVERHEAD = 1.025
-PREPARE_SECONDS, ROUND_TRIP_SECONDS = 6e-6, 31e-6
-BLACKWELL_PREPARE_SECONDS, BLACKWELL_ROUND_TRIP_SECONDS = 2e-6, 21e-6
+HEADERS = 1.025
+
+
+@dataclass(frozen=True, slots=True)
+class HostNetwork:
+    """HostNetwork cards between hosts, one for each device, as XLA's speed-of-light model of NCCL has them.
+
+    The formula and its constants are those of xla/service/gpu/model/sol_gpu_cost_model (Apache-2.0).
+
+    Arguments:
+      bytes_per_second: of one card, one way.
+      prepare_seconds: of each 4 MiB that are sent.
+      round_trip_seconds: of each step of a ring.
+      launch_seconds: of a collective.
+      memory_bytes_per_second: of a device.
+    """
+
+    bytes_per_second: float
+    prepare_seconds: float
+    round_trip_seconds: float
+    launch_seconds: float
+    memory_bytes_per_second: float
+
+    @classmethod
+    def of(cls, chip: Chip) -> HostNetwork:
+        """That of hosts with such chips."""
+        prepare, round_trip = (2e-6, 21e-6) if chip.capability >= (10, 0) else (6e-6, 31e-6)
+        return cls(chip.nic_bytes_per_second, prepare, round_trip, 45e-6, chip.memory_bytes_per_second)
+
+    def seconds(self, kind: str, transfer_bytes: float, ranks: int, domains: int) -> float:
+        """Of a collective over `domains` hosts, or NVLink domains, with as many devices in each."""
+        cards = ranks / domains
+        message, steps = {
+            "all_reduce": (transfer_bytes / ranks, 2 * (ranks - 1) / cards),
+            "all_to_all": (transfer_bytes / (ranks - 1), cards * (domains - 1)),
+            # Each device sends to one other, and those that cross do so at the same time.
+            "permute": (transfer_bytes, 1.0),
+        }.get(kind, (transfer_bytes / ranks, (ranks - 1) / cards))
+        step = HEADERS * message / self.bytes_per_second
+        step += math.ceil(message / CHUNK_BYTES) * self.prepare_seconds + self.round_trip_seconds
+        # How often XLA counts the tensor as read or written in the memory of a device.
+        touched = {"all_reduce": 2.0, "all_to_all": 2.0, "permute": 3.0}.get(kind, 3 - 1 / ranks)
+        return self.launch_seconds + steps * step + touched * transfer_bytes / self.memory_bytes_per_second
+
 
 # A device with no table: NVLink's usual nominal rate and a collective's usual latency.
 NVLINK_BYTES_PER_SECOND, NVLINK_LATENCY_SECONDS = 240e9, 9e-6
@@ -41,7 +81,8 @@ def collective_seconds(
       ranks: devices per group.
       groups: groups at the same time.
       domains: NVLink domains that one group has devices in, the same number in each.
-      pattern: of a permute: "ring" (each to the next), "pairs" (two and two exchange), "other".
+      pattern: of a permute: "ring" (some send and receive), "pairs" (two and two exchange), "other" (each
+        device sends or receives, none does both).
 
     >>> from sbp.rates.chips import CHIPS
     >>> found = collective_seconds(CHIPS["h100"], "all_reduce", 2**30, 8)
@@ -52,7 +93,7 @@ def collective_seconds(
     inside = _inside(chip, kind, transfer_bytes, ranks if kind == "permute" else local, groups, pattern)
     if domains == 1:
         return inside
-    between = _between(chip, kind, transfer_bytes, ranks, domains)
+    between = HostNetwork.of(chip).seconds(kind, transfer_bytes, ranks, domains)
     # The parts of a hierarchical collective overlap, chunk by chunk: the slower of the two counts.
     return Timing(max(between, inside.seconds if local > 1 else 0.0), "formula")
 
@@ -91,21 +132,3 @@ def _by_link(chip: Chip, kind: str, transfer_bytes: float, ranks: int) -> float:
     others = (ranks - 1) / ranks
     share = {"all_reduce": 2 * others, "permute": 1.0}.get(kind, others)
     return latency + share * transfer_bytes / rate
-
-
-def _between(chip: Chip, kind: str, transfer_bytes: float, ranks: int, domains: int) -> float:
-    """Between NVLink domains, each device with its own network card: XLA's formula."""
-    blackwell = chip.capability >= (10, 0)
-    prepare = BLACKWELL_PREPARE_SECONDS if blackwell else PREPARE_SECONDS
-    round_trip = BLACKWELL_ROUND_TRIP_SECONDS if blackwell else ROUND_TRIP_SECONDS
-    cards = ranks / domains
-    message, steps = {
-        "all_reduce": (transfer_bytes / ranks, 2 * (ranks - 1) / cards),
-        "all_to_all": (transfer_bytes / (ranks - 1), cards * (domains - 1)),
-        # Of a permute, each device sends to one other; those that cross do so at the same time.
-        "permute": (transfer_bytes, 1.0),
-    }.get(kind, (transfer_bytes / ranks, (ranks - 1) / cards))
-    step = NETWORK_OVERHEAD * message / chip.nic_bytes_per_second
-    step += math.ceil(message / CHUNK_BYTES) * prepare + round_trip
-    touched = (3 * ranks - 1) / ranks if kind in ("all_gather", "reduce_scatter") else 2.0
-    return NETWORK_LAUNCH_SECONDS + steps * step + touched * transfer_bytes / chip.memory_bytes_per_second

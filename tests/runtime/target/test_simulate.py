@@ -258,7 +258,7 @@ def test_sends_and_receives() -> None:
         "%sd = token[] send-done(%s), channel_id=2",
         f"ROOT %o = {X} get-tuple-element(%rd), index=0",
     )
-    permute = collective_seconds(H100, "permute", BYTES, 2, pattern="other").seconds
+    permute = collective_seconds(H100, "permute", BYTES, 2, pattern="ring").seconds
     assert named(found, "s").during == ("a",)
     assert found.seconds == pytest.approx(permute)
 

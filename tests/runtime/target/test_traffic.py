@@ -56,7 +56,9 @@ def test_bytes_are_of_the_whole_tensor() -> None:
         ("{{0,1},{1,2},{2,3},{3,0}}", "ring", 1),
         ("{{0,1},{1,0},{2,3},{3,2}}", "pairs", 1),
         ("{{0,4},{1,5},{2,6},{3,7}}", "other", 1),
-        ("{{7,8},{8,9}}", "other", 2),
+        ("{{0,1},{1,2},{2,3}}", "ring", 1),
+        ("{{7,8},{8,9}}", "ring", 2),
+        ("{{7,8},{6,9}}", "other", 2),
     ],
 )
 def test_patterns_of_permutes(pairs: str, pattern: str, domains: int) -> None:

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from sbp.rates.chips import CHIPS
-from sbp.rates.collectives import KINDS, collective_seconds
+from sbp.rates.collectives import KINDS, HostNetwork, collective_seconds
 
 H100 = CHIPS["h100"]
 SIZES = [1 << i for i in range(8, 36, 3)]
@@ -46,8 +46,44 @@ def test_a_chip_without_tables_goes_by_its_link() -> None:
     assert found.seconds == pytest.approx(9e-6 + 2 * 7 / 8 * 2**30 / 240e9)
 
 
-def test_xlas_formula_between_hosts() -> None:
-    """16 ranks on 2 hosts with 8 cards each: 2 x 15 / 8 steps of a sixteenth of the tensor."""
+# Of XLA's sol_latency_estimator_test.cc: what it sets, and what XLA takes for a device that it does not know.
+TESTED = HostNetwork(100e9, 100e-6, 100e-6, 100e-6, 768e9)
+UNKNOWN = HostNetwork(50.004e9, 6.003e-6, 31e-6, 45e-6, 768e9)
+
+
+@pytest.mark.parametrize(
+    ("network", "kind", "size", "ranks", "domains", "microseconds"),
+    [
+        (TESTED, "all_gather", 16000 * 8000 * 2, 2, 2, 5445),
+        (TESTED, "all_gather", 16000 * 8000 * 2, 16, 2, 2324),
+        (TESTED, "reduce_scatter", 8192 * 128256 * 2, 128, 16, 18895),
+        (UNKNOWN, "permute", 262144 * 1024 * 4, 2, 2, 27816),
+    ],
+)
+def test_between_hosts_as_in_xlas_own_tests(
+    network: HostNetwork, kind: str, size: int, ranks: int, domains: int, microseconds: int
+) -> None:
+    assert network.seconds(kind, size, ranks, domains) * 1e6 == pytest.approx(microseconds, abs=1.5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "pattern", "size", "microseconds"),
+    [
+        ("all_gather", "", 16000 * 8000 * 2, 695),
+        ("reduce_scatter", "", 8192 * 128256 * 2, 5716),
+        ("permute", "ring", 2**30, 3706),
+        ("permute", "pairs", 2**30, 3696),
+        ("permute", "other", 2**30, 3961),
+    ],
+)
+def test_inside_a_host_as_in_xlas_own_tests(kind: str, pattern: str, size: int, microseconds: int) -> None:
+    """To 2.5 %: between measured sizes XLA takes the rate of the nearest one."""
+    found = collective_seconds(H100, kind, size, 8, pattern=pattern).seconds
+    assert found * 1e6 == pytest.approx(microseconds, rel=2.5e-2)
+
+
+def test_an_all_reduce_over_two_hosts() -> None:
+    """16 ranks with 8 cards in each host: 2 x 15 / 8 steps of a sixteenth of the tensor."""
     size = 2**28
     step = 1.025 * (size / 16) / 25e9 + 4 * 6e-6 + 31e-6
     expected = 45e-6 + 2 * 15 / 8 * step + 2 * size / H100.memory_bytes_per_second
