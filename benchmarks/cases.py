@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 
 from models import classifier, gpt, mlp, parallel, resnet
 from sbp import AUTO, B, S
@@ -27,33 +27,43 @@ class Case:
       make: gives fresh arguments, since the step donates its state.
       in_sbp: their signatures.
       peer_sbp: what the peer gets instead, where it cannot be told the same.
-      peer_step: what the peer runs on a placement instead, where it must be told more.
+      peer_step: what the peer runs on a mesh instead, where it must be told more.
     """
 
     step: Callable[..., Any]
     make: Callable[[], tuple[Any, ...]]
     in_sbp: Any
     peer_sbp: Any = None
-    peer_step: Callable[[Placement], Callable[..., Any]] | None = None
+    peer_step: Callable[[Mesh, Placement], Callable[..., Any]] | None = None
+
+    def shapes(self) -> tuple[Any, ...]:
+        """The `ShapeDtypeStruct`s of the arguments; nothing is allocated."""
+        shapes: tuple[Any, ...] = jax.eval_shape(self.make)
+        return shapes
 
 
-def gpt_case(choice: str, shape: Sequence[int], layers: int) -> Case:
-    """The GPT of the table: width 256, 8 heads, vocabulary 1,024, batch 16 x 128, AdamW."""
+SMALL_GPT = gpt.Config(width=256, heads=8, vocabulary=1024, sequence=128, dropout=0.0)
+
+
+def gpt_case(
+    choice: str, shape: Sequence[int], layers: int, size: gpt.Config = SMALL_GPT, rows: int = 16
+) -> Case:
+    """A GPT with AdamW; by default the one of the table: width 256, vocabulary 1,024, batch 16 x 128."""
     # Tokens split along the sequence must divide, for the peer: 128 of them predict 127.
-    length = 127 if choice == "sequence" else 128
-    config = gpt.Config(layers=layers, width=256, heads=8, vocabulary=1024, sequence=length, dropout=0.0)
+    length = size.sequence - (choice == "sequence")
+    config = replace(size, layers=layers, sequence=length)
     optimizer = optax.adamw(1e-3)
     # ZeRO-2 adds that gradients are never whole. Here that follows; the peer must be told.
     annotation = {"zero2": "zero1"}.get(choice, choice)
 
-    def constrained(placement: Placement) -> Callable[..., Any]:
-        return gpt.make_train_step(config, with_split_gradients(optimizer, placement))
+    def constrained(mesh: Mesh, placement: Placement) -> Callable[..., Any]:
+        return gpt.make_train_step(config, with_split_gradients(optimizer, mesh, placement))
 
-    tokens = np.random.default_rng(0).integers(0, 1024, (16, length + 1)).astype(np.int32)
+    tokens = np.random.default_rng(0).integers(0, size.vocabulary, (rows, length + 1)).astype(np.int32)
     init = jax.jit(partial(gpt.init, config=config))
     return Case(
         gpt.make_train_step(config, optimizer),
-        lambda: _arguments(init, optimizer, tokens),
+        lambda: arguments(init, optimizer, tokens),
         gpt.signatures(annotation, shape, config, optimizer),
         # jit has no AUTO: what most would write.
         gpt.signatures("data", shape, config, optimizer) if choice == "auto" else None,
@@ -62,13 +72,13 @@ def gpt_case(choice: str, shape: Sequence[int], layers: int) -> Case:
 
 
 def with_split_gradients(
-    optimizer: optax.GradientTransformation, placement: Placement
+    optimizer: optax.GradientTransformation, mesh: Mesh, placement: Placement
 ) -> optax.GradientTransformation:
     """The optimizer, with its gradients constrained to lie as ZeRO's state does."""
 
     def split(g: Any) -> Any:
         nd = (parallel.where_it_divides(B, g.shape, placement.size),) * placement.ndim
-        named = NamedSharding(placement.mesh, to_partition_spec(nd, g.ndim, placement))
+        named = NamedSharding(mesh, to_partition_spec(nd, g.ndim, placement))
         return jax.lax.with_sharding_constraint(g, named)
 
     def update(grads: Any, state: Any, params: Any = None) -> Any:
@@ -86,7 +96,7 @@ def mlp_case(choice: str, shape: Sequence[int], layers: int) -> Case:
     params = jax.eval_shape(init, jax.random.key(0))
     return Case(
         mlp.make_train_step(optimizer),
-        lambda: _arguments(jax.jit(init), optimizer, batch),
+        lambda: arguments(jax.jit(init), optimizer, batch),
         parallel.signatures(choice, shape, mlp.table(2), params, optimizer),
     )
 
@@ -99,18 +109,29 @@ def classifier_case(choice: str, shape: Sequence[int], layers: int) -> Case:
     params = jax.eval_shape(init, jax.random.key(0))
     return Case(
         classifier.make_train_step(optimizer),
-        lambda: _arguments(jax.jit(init), optimizer, batch),
+        lambda: arguments(jax.jit(init), optimizer, batch),
         parallel.signatures(choice, shape, classifier.TABLE, params, optimizer),
     )
 
 
+@dataclass(frozen=True)
+class Net:
+    """The sizes of a net of somebody else's library: inputs -> width -> width -> classes."""
+
+    inputs: int = 64
+    width: int = 256
+    classes: int = 10
+    rows: int = 128
+
+
 def library_case(
-    forward: Callable[..., Any], init: Callable[..., Any], choice: str, shape: Sequence[int]
+    forward: Callable[..., Any], init: Callable[..., Any], choice: str, shape: Sequence[int], size: Net
 ) -> Case:
-    """A model of somebody else's library: 64 -> 256 -> 256 -> 10, batch 128, AdamW."""
+    """A model of somebody else's library, AdamW."""
     optimizer = optax.adamw(1e-3)
     rng = np.random.default_rng(0)
-    batch = rng.normal(size=(128, 64)).astype(np.float32), rng.integers(0, 10, 128).astype(np.int32)
+    x = rng.normal(size=(size.rows, size.inputs)).astype(np.float32)
+    batch = x, rng.integers(0, size.classes, size.rows).astype(np.int32)
 
     def step(params: Any, state: Any, batch: Any, key: Any) -> Any:
         x, y = batch
@@ -126,46 +147,66 @@ def library_case(
     table = jax.tree.map(lambda _: B, params)
     return Case(
         step,
-        lambda: _arguments(jax.jit(init), optimizer, batch),
+        lambda: arguments(jax.jit(init), optimizer, batch),
         parallel.signatures(choice, shape, table, params, optimizer),
     )
 
 
-def flax_case(choice: str, shape: Sequence[int], layers: int) -> Case:
-    """The same net in flax linen."""
+def flax_case(choice: str, shape: Sequence[int], layers: int, size: Net = Net()) -> Case:
+    """The net in flax linen, with a layer norm after its first layer."""
     from flax import linen
 
-    net = linen.Sequential(
-        [linen.Dense(256), linen.relu, linen.LayerNorm(), linen.Dense(256), linen.relu, linen.Dense(10)]
-    )
-    return library_case(net.apply, lambda key: net.init(key, jnp.zeros((1, 64))), choice, shape)
-
-
-def equinox_case(choice: str, shape: Sequence[int], layers: int) -> Case:
-    """The same net in equinox."""
-    import equinox as eqx
-
-    net = eqx.nn.MLP(64, 10, 256, 2, key=jax.random.key(0))
-    _, static = eqx.partition(net, eqx.is_array)
+    first = [linen.Dense(size.width), linen.relu, linen.LayerNorm()]
+    net = linen.Sequential([*first, linen.Dense(size.width), linen.relu, linen.Dense(size.classes)])
 
     def init(key: Any) -> Any:
-        return eqx.filter(eqx.nn.MLP(64, 10, 256, 2, key=key), eqx.is_array)
+        return net.init(key, jnp.zeros((1, size.inputs)))
 
-    return library_case(lambda p, x: jax.vmap(eqx.combine(p, static))(x), init, choice, shape)
+    return library_case(net.apply, init, choice, shape, size)
 
 
-def resnet_case(choice: str, shape: Sequence[int], layers: int) -> Case:
-    """ResNet-18 or -50 (`layers` convolutions deep), a quarter of the usual width, 32 images of 64 x 64."""
+def equinox_case(choice: str, shape: Sequence[int], layers: int, size: Net = Net()) -> Case:
+    """The net in equinox."""
+    import equinox as eqx
+
+    def whole(key: Any) -> Any:
+        return eqx.nn.MLP(size.inputs, size.classes, size.width, 2, key=key)
+
+    static = eqx.partition(eqx.filter_eval_shape(whole, jax.random.key(0)), _is_shape)[1]
+
+    def forward(params: Any, x: Any) -> Any:
+        return jax.vmap(eqx.combine(params, static))(x)
+
+    return library_case(forward, lambda key: eqx.filter(whole(key), eqx.is_array), choice, shape, size)
+
+
+def _is_shape(x: Any) -> bool:
+    return isinstance(x, jax.ShapeDtypeStruct)
+
+
+@dataclass(frozen=True)
+class Images:
+    """A batch for a ResNet, and the width of its first convolution."""
+
+    rows: int = 32
+    side: int = 64
+    width: int = 16
+    classes: int = 10
+
+
+def resnet_case(choice: str, shape: Sequence[int], layers: int, size: Images = Images()) -> Case:
+    """ResNet-18 or -50 (`layers` convolutions deep), by default of a quarter of the usual width."""
     base = resnet.DEPTHS[layers if layers in resnet.DEPTHS else 18]
-    config = resnet.Config(base.blocks, base.bottleneck, width=16)
+    config = resnet.Config(base.blocks, base.bottleneck, size.width, size.classes)
     optimizer = optax.sgd(0.05, momentum=0.9)
-    rng = np.random.default_rng(0)
-    batch = rng.normal(size=(32, 64, 64, 3)).astype(np.float32), rng.integers(0, 10, 32).astype(np.int32)
-    return Case(
-        resnet.make_train_step(optimizer),
-        lambda: _arguments(jax.jit(partial(resnet.init, config=config)), optimizer, batch),
-        resnet.signatures(choice, shape, config, optimizer),
-    )
+    init = jax.jit(partial(resnet.init, config=config))
+
+    def make() -> tuple[Any, ...]:
+        key = jax.random.key(0)
+        images = jax.random.normal(key, (size.rows, size.side, size.side, 3))
+        return arguments(init, optimizer, (images, jax.random.randint(key, (size.rows,), 0, size.classes)))
+
+    return Case(resnet.make_train_step(optimizer), make, resnet.signatures(choice, shape, config, optimizer))
 
 
 def grouped_case(choice: str, shape: Sequence[int], layers: int) -> Case:
@@ -243,7 +284,8 @@ def embedding_case(choice: str, shape: Sequence[int], layers: int) -> Case:
     return Case(step, lambda: (table, (), ids, jax.random.key(0)), (lying, None, [S(0)], [B]))
 
 
-def _arguments(init: Any, optimizer: optax.GradientTransformation, batch: Any) -> tuple[Any, ...]:
+def arguments(init: Any, optimizer: optax.GradientTransformation, batch: Any) -> tuple[Any, ...]:
+    """Parameters, the optimizer's state, the batch and a key."""
     params = init(jax.random.key(0))
     return params, jax.jit(optimizer.init)(params), batch, jax.random.key(1)
 

@@ -24,7 +24,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 
 import sbp
 from benchmarks.cases import CASES, Case
@@ -67,15 +67,14 @@ class Measured:
         return self.wire_bytes / self.jit_wire_bytes if self.jit_wire_bytes else math.nan
 
 
-def peer_shardings(case: Case, args: Any, placement: sbp.Placement) -> Any:
-    """The NamedShardings that say the same as the case's signatures."""
+def peer_shardings(case: Case, args: Any, placement: sbp.Placement, mesh: Mesh) -> Any:
+    """The NamedShardings over a mesh of a placement that say the same as the case's signatures."""
     flat, tree = jax.tree.flatten(args)
     sbps, problems = resolve(
         case.peer_sbp or case.in_sbp, args, ["argument"] * len(flat), placement, "in_sbp"
     )
     assert not problems, problems
     whole = (sbp.B,) * placement.ndim  # AUTO is the peer's to choose too, but jit has no such choice
-    mesh = placement.mesh
     named = [
         NamedSharding(mesh, to_partition_spec(nd or whole, jnp.ndim(x), placement))
         for nd, x in zip(sbps, flat, strict=True)
@@ -83,10 +82,17 @@ def peer_shardings(case: Case, args: Any, placement: sbp.Placement) -> Any:
     return jax.tree.unflatten(tree, named)
 
 
-def compiled(function: Any, args: Any) -> tuple[Any, float]:
+def peer_of(case: Case, args: Any, placement: sbp.Placement, mesh: Mesh) -> tuple[Any, Any]:
+    """The case's step through `jax.jit`, and the shardings of its arguments."""
+    named = peer_shardings(case, args, placement, mesh)
+    step = case.peer_step(mesh, placement) if case.peer_step else case.step
+    return jax.jit(step, in_shardings=named, out_shardings=(*named[:2], None), donate_argnums=(0, 1)), named
+
+
+def compiled(lower: Callable[..., Any], args: Any) -> tuple[Any, float]:
     """The executable and the seconds from the Python function to it: tracing, planning, lowering, XLA."""
     start = time.perf_counter()
-    return function.lower(*args).compile(), time.perf_counter() - start
+    return lower(*args).compile(), time.perf_counter() - start
 
 
 class Loop:
@@ -139,14 +145,12 @@ def measure(row: str, seconds: float, *, auto: bool = True) -> Measured:
     placement = sbp.placement("cpu", shape=shape)
     case = CASES[model](choice, shape, layers)
     args = case.make()
-    named = peer_shardings(case, args, placement)
-    peer_step = case.peer_step(placement) if case.peer_step else case.step
-    peer = jax.jit(peer_step, in_shardings=named, out_shardings=(*named[:2], None), donate_argnums=(0, 1))
+    peer, named = peer_of(case, args, placement, placement.mesh)
     program = sbp.compile(case.step, placement, in_sbp=case.in_sbp, donate_argnums=(0, 1))
     jax.clear_caches()  # the first to trace would pay for what both share
-    peer_exe, peer_seconds = compiled(peer, args)
+    peer_exe, peer_seconds = compiled(peer.lower, args)
     jax.clear_caches()
-    exe, own_seconds = compiled(program, args)
+    exe, own_seconds = compiled(program.lower, args)
     plan = program.plan(*args)
     theirs, ours = read_compiled(peer_exe), read_compiled(exe)
     loops = [Loop(peer, jax.device_put(case.make(), named)) for _ in range(2)]

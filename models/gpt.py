@@ -25,6 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.typing import DTypeLike
 
 from models import parallel, text, train
 from models.pipeline import WHOLE, Pipeline, add_options, pipeline_of
@@ -36,7 +37,11 @@ PyTree: TypeAlias = Any
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The sizes of a GPT; `sequence` is the number of tokens it sees at once."""
+    """The sizes of a GPT; `sequence` is the number of tokens it sees at once.
+
+    Arguments:
+      computed: dtype of all but the weights and the loss; None: that of the weights.
+    """
 
     layers: int = 2
     width: int = 128
@@ -44,6 +49,7 @@ class Config:
     vocabulary: int = 96
     sequence: int = 32
     dropout: float = 0.05
+    computed: DTypeLike | None = None
 
     def __post_init__(self) -> None:
         if self.width % self.heads:
@@ -168,6 +174,8 @@ def logits(
       pipeline: its first stage also embeds, and its last one also scores.
     """
     keys = repeat(None) if key is None else iter(jax.random.split(key, 1 + 3 * config.layers))
+    if config.computed is not None:
+        params = jax.tree.map(lambda w: w.astype(config.computed), params)
     with pipeline.stage(0):
         x = params["embedding"][tokens] + params["position"][: tokens.shape[1]]
         x = drop(x, next(keys), config.dropout)
@@ -186,6 +194,7 @@ def loss(
     """The mean cross-entropy in nats of predicting `tokens[:, 1:]` from `tokens[:, :-1]`."""
     scores = logits(params, tokens[:, :-1], key, config, pipeline)
     with pipeline.stage(-1):
+        scores = scores.astype(jnp.promote_types(scores.dtype, jnp.float32))
         log_probability = jax.nn.log_softmax(scores)
         return -jnp.take_along_axis(log_probability, tokens[:, 1:, None], axis=-1).mean()
 

@@ -18,7 +18,7 @@ import optax
 
 import sbp
 from sbp import B, S
-from sbp.signature import Signature
+from sbp.signature import Signature, Split
 
 PyTree: TypeAlias = Any
 Shape: TypeAlias = tuple[int, ...]
@@ -39,6 +39,13 @@ def where_it_divides(own: Signature, shape: Shape, devices: int) -> Signature:
     return next((S(dim) for dim, size in enumerate(shape) if size % devices == 0), B)
 
 
+def beside_the_table(own: Signature, shape: Shape, devices: int) -> Signature:
+    """The weight is split at its largest dim that all devices divide and that the table leaves whole."""
+    taken = own.dim if isinstance(own, Split) else None
+    dims = [dim for dim, size in enumerate(shape) if dim != taken and size % devices == 0]
+    return S(max(dims, key=lambda dim: shape[dim])) if dims else B
+
+
 @dataclass(frozen=True, slots=True)
 class Use:
     """What one placement axis is used for: how batch, weights and optimizer state lie along it."""
@@ -52,6 +59,7 @@ DATA = Use(S(0), whole, whole)
 TENSOR = Use(B, as_table, as_table)
 ZERO_1 = Use(S(0), whole, where_it_divides)
 ZERO_3 = Use(S(0), where_it_divides, where_it_divides)
+FSDP = Use(S(0), beside_the_table, beside_the_table)
 SEQUENCE = Use(S(1), whole, whole)
 BOTH = Use(S(0), as_table, as_table)
 
@@ -60,6 +68,7 @@ PARALLEL: dict[str, tuple[Use, ...]] = {
     "data": (DATA,),
     "tensor": (TENSOR,),
     "2d": (DATA, TENSOR),
+    "fsdp": (FSDP, TENSOR),
     "zero1": (ZERO_1,),
     "zero": (ZERO_3,),
     "sequence": (SEQUENCE,),
@@ -74,6 +83,7 @@ def signatures(
     table: PyTree,
     params: PyTree,
     optimizer: optax.GradientTransformation,
+    stacked: PyTree = 0,
 ) -> PyTree:
     """The `in_sbp` of `step(params, opt_state, batch, key)`.
 
@@ -83,6 +93,8 @@ def signatures(
       table: the model's own 1-D signatures, a pytree prefix of `params`.
       params: the weights, or their `ShapeDtypeStruct`s.
       optimizer: whose state lies as the weights.
+      stacked: of how many leading dims a weight is a stack of equal ones, a pytree prefix of `params`. The
+        table does not count them, and they stay whole: a loop over them takes one weight after the other.
 
     Raises:
       ValueError: if the choice needs more placement axes than there are.
@@ -98,10 +110,21 @@ def signatures(
         )
     uses += uses[-1:] * (axes - len(uses))
     devices = prod(placement_shape)
-    # A signature of the table stands for a whole subtree; N-D signatures are lists, so they come last.
-    full = jax.tree.map(lambda own, below: jax.tree.map(lambda _: own, below), table, params)
-    weights = jax.tree.map(lambda own, x: [use.weights(own, x.shape, devices) for use in uses], full, params)
-    states = jax.tree.map(lambda own, x: [use.state(own, x.shape, devices) for use in uses], full, params)
+
+    def spread(prefix: PyTree) -> PyTree:
+        """What stands for a whole subtree, at each of its leaves."""
+        return jax.tree.map(lambda own, below: jax.tree.map(lambda _: own, below), prefix, params)
+
+    def lying(ways: Sequence[Callable[[Signature, Shape, int], Signature]]) -> PyTree:
+        """One way per placement axis, at each weight; N-D signatures are lists, so they come last."""
+
+        def of(own: Signature, leading: int, x: Any) -> list[Signature]:
+            found = [way(own, x.shape[leading:], devices) for way in ways]
+            return [S(s.dim + leading) if isinstance(s, Split) else s for s in found]
+
+        return jax.tree.map(of, spread(table), spread(stacked), params)
+
+    weights, states = lying([use.weights for use in uses]), lying([use.state for use in uses])
     whole_tensor = [B] * axes
     state = optax.tree_utils.tree_map_params(
         optimizer,

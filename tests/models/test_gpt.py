@@ -1,5 +1,6 @@
 """The GPT on one device against loops in NumPy; its table of signatures; its options."""
 
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -62,6 +63,14 @@ def test_loss_is_the_mean_surprise(params: gpt.PyTree, logits: np.ndarray) -> No
         probability[b, i, TOKENS[b, i + 1]] for b, i in np.ndindex(TOKENS.shape[0], TOKENS.shape[1] - 1)
     ]
     np.testing.assert_allclose(gpt.loss(params, TOKENS, None, TINY), -np.mean(np.log(picked)), rtol=1e-5)
+
+
+def test_the_dtype_of_the_layers_is_not_that_of_the_loss(params: gpt.PyTree) -> None:
+    half = replace(TINY, computed=jnp.bfloat16)
+    assert gpt.logits(params, TOKENS[:, :-1], None, half).dtype == jnp.bfloat16
+    loss, grads = jax.value_and_grad(gpt.loss)(params, TOKENS, None, half)
+    assert {x.dtype for x in jax.tree.leaves((loss, grads))} == {jnp.dtype(jnp.float32)}
+    np.testing.assert_allclose(loss, gpt.loss(params, TOKENS, None, TINY), rtol=0.02)
 
 
 def test_dropout_keeps_the_mean_and_follows_its_key() -> None:

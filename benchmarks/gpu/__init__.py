@@ -1,0 +1,1 @@
+"""What must run on a machine with GPUs."""

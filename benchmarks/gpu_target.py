@@ -1,0 +1,232 @@
+"""The same train step through `jax.jit` with NamedShardings and through sbp, compiled for absent H100s.
+
+    python -m benchmarks.gpu_target [--rows gpt/data:8,llama-scan@8/fsdp:2x4,...] [--json FILE] [--hlo FOLDER]
+
+XLA:GPU compiles both with its own options, as on a machine that has them (pip install -e '.[gpu-target]').
+Nothing runs, and no array is made. A row is a model of benchmarks/large.py (`@` its layers), a parallelism
+and a placement. Per row: wire bytes per device and step (of both compiled programs by one meter, and of the
+plan), memory per device (XLA's buffer assignment, and the plan), how many instructions are collectives that
+kernels may run beside, and how many are not, the step that a simulation of the compiled schedule takes, what
+of it is spent in collectives alone, and the seconds from the Python function to the executable.
+
+The peer of "auto" is data parallel: jit has no AUTO. That of a Llama whose weights are split by width is laid
+out as MaxText does (benchmarks/maxtext.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+
+import sbp
+from benchmarks.large import LARGE
+from benchmarks.versus_jax import compiled, parse, peer_of
+from sbp.rates.chips import CHIPS
+from sbp.runtime.look.hlo_text import Module
+from sbp.runtime.look.hlo_text import parse as parse_hlo
+from sbp.runtime.look.meter import each_collective, read_compiled, text_of
+from sbp.runtime.target.devices import absent_mesh
+from sbp.runtime.target.simulate import simulate
+
+KIND = "h100"
+GPTS = ("gpt@2", "gpt@12", "gpt-bf16@2", "gpt-bf16@12")
+CHOICES = ("data:8", "tensor:8", "zero:8", "2d:2x4", "auto:8", "auto:2x4")
+ROWS = (
+    *(f"{model}/{choice}" for model in GPTS for choice in CHOICES),
+    *(f"gpt-bf16@12/{choice}:16x8" for choice in ("data", "zero", "2d")),
+    *(f"llama@8/{choice}" for choice in ("data:8", "tensor:8", "zero:8", "fsdp:2x4")),
+    *(f"llama-scan@8/{choice}" for choice in ("data:8", "tensor:8", "zero:8", "fsdp:2x4", "fsdp:16x8")),
+    *("resnet@50/data:8", "resnet@50/data:16x8", "dlrm/rows:8", "dlrm/rows:16x8"),
+    *(f"{model}/{choice}:8" for model in ("flax", "equinox") for choice in ("data", "zero")),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TargetProgram:
+    """What XLA made of a step.
+
+    Arguments:
+      wire_bytes, memory_bytes: per device and step; at the peak.
+      asynchronous, synchronous: instructions that are collectives beside which kernels may run, and not.
+      step_seconds, exposed_seconds: simulated: a step, and what of it is collectives alone.
+      mfu: the share of the simulated step that matrix products would take at peak rate.
+      compile_seconds: from the Python function to the executable.
+    """
+
+    wire_bytes: float
+    memory_bytes: float
+    asynchronous: int
+    synchronous: int
+    step_seconds: float
+    exposed_seconds: float
+    mfu: float
+    compile_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class TargetRow:
+    """One row of the table; `plan_` is what the planner said beforehand."""
+
+    row: str
+    jit: TargetProgram
+    sbp: TargetProgram
+    plan_wire_bytes: float
+    plan_memory_bytes: float
+
+    def ratio(self, field: str) -> float:
+        """A figure of ours as a share of the peer's."""
+        ours, theirs = getattr(self.sbp, field), getattr(self.jit, field)
+        return ours / theirs if theirs else math.nan
+
+
+def program_of(exe: Any, seconds: float) -> TargetProgram:
+    """What an executable is, by its text and its buffers; `seconds` it took to make."""
+    text, memory = text_of(exe), exe.memory_analysis()
+    peak = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
+    asynchronous, synchronous = scheduled(parse_hlo(text))
+    simulation = simulate(text, CHIPS[KIND])
+    return TargetProgram(
+        wire_bytes=read_compiled(exe).first_rounds().wire_bytes,
+        memory_bytes=peak - memory.alias_size_in_bytes,
+        asynchronous=asynchronous,
+        synchronous=synchronous,
+        step_seconds=simulation.seconds,
+        exposed_seconds=simulation.exposed_seconds,
+        mfu=simulation.mfu,
+        compile_seconds=seconds,
+    )
+
+
+def scheduled(module: Module) -> tuple[int, int]:
+    """How many collectives run beside kernels, and how many do not; each instruction counts once.
+
+    Beside kernels run those with a `-start` and a `-done` that XLA has not marked `is_sync`, and those in a
+    computation of their own that is begun so.
+    """
+    wrapped, own = {}, {}
+    for name, computation in module.computations.items():
+        for x in computation.instructions.values():
+            own[x.name] = name, x
+            if x.opcode == "async-start":
+                wrapped.update(dict.fromkeys(x.called("calls"), x))
+    found = [0, 0]
+    for instruction, _ in each_collective(module):
+        computation_name, x = own[instruction]
+        begun = x if x.opcode.endswith("-start") else wrapped.get(computation_name)
+        marked = "" if begun is None else "".join(begun.attributes.get("backend_config", ()))
+        found[begun is None or '"is_sync":true' in marked] += 1
+    return found[0], found[1]
+
+
+def on_gpu(peer: Any, args: Any) -> Any:
+    """A jitted function lowered for devices that are not here; sbp's own `lower` sees to that itself."""
+    return peer.trace(*args).lower(lowering_platforms=("cuda",))
+
+
+def measure(row: str, folder: Path | None = None) -> TargetRow:
+    """One row; the texts of both programs are left in `folder`."""
+    model, layers, choice, shape = parse(row)
+    placement = sbp.placement(KIND, shape=shape)
+    case = LARGE[model](choice, shape, layers)
+    args = case.shapes()
+    peer, _ = peer_of(case, args, placement, absent_mesh(placement))
+    program = sbp.compile(case.step, placement, in_sbp=case.in_sbp, donate_argnums=(0, 1))
+    found = []
+    for name, lowered in (("jit", lambda *args: on_gpu(peer, args)), ("sbp", program.lower)):
+        jax.clear_caches()  # the first to trace would pay for what both share
+        exe, seconds = compiled(lowered, args)
+        if folder is not None:
+            file = folder / f"{row.replace('/', '.').replace(':', '.')}.{name}.hlo"
+            file.write_text(text_of(exe), encoding="utf-8")
+        found.append(program_of(exe, seconds))
+    plan = program.plan(*args)
+    return TargetRow(row, *found, plan.wire_bytes, plan.memory_bytes)
+
+
+HEAD = (
+    "| | wire MB: jit | plan | sbp | memory GB: jit | plan | sbp | asynchronous + not: jit | sbp "
+    "| step ms: jit | sbp | ratio | exposed ms: jit | sbp | compile s: jit | sbp |"
+)
+
+
+def table(rows: Sequence[TargetRow]) -> str:
+    """The rows as Markdown."""
+    lines = [HEAD, "|" + "---|" * 16]
+    for m in rows:
+        wire = (m.jit.wire_bytes, m.plan_wire_bytes, m.sbp.wire_bytes)
+        memory = (m.jit.memory_bytes, m.plan_memory_bytes, m.sbp.memory_bytes)
+        cells = (
+            m.row,
+            *(f"{x / 1e6:.1f}" for x in wire),
+            *(f"{x / 1e9:.2f}" for x in memory),
+            *(f"{p.asynchronous} + {p.synchronous}" for p in (m.jit, m.sbp)),
+            *(f"{p.step_seconds * 1e3:.2f}" for p in (m.jit, m.sbp)),
+            f"{m.ratio('step_seconds'):.2f}",
+            *(f"{p.exposed_seconds * 1e3:.2f}" for p in (m.jit, m.sbp)),
+            *(f"{p.compile_seconds:.0f}" for p in (m.jit, m.sbp)),
+        )
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def summary(rows: Sequence[TargetRow]) -> str:
+    """The means over all rows, what was lost, and where the plan is not what XLA made of it."""
+    fields = {
+        "wire bytes": "wire_bytes",
+        "memory": "memory_bytes",
+        "simulated step": "step_seconds",
+        "compile time": "compile_seconds",
+    }
+    lines = []
+    for name, field in fields.items():
+        ratios = {m.row: r for m in rows if (r := m.ratio(field)) > 0}
+        if ratios:
+            lost = [f"{row} {r:.2f}" for row, r in ratios.items() if r > 1.01]
+            mean = statistics.geometric_mean(ratios.values())
+            lines.append(
+                f"{name}: geometric mean {mean:.2f} of jit's; rows lost: {', '.join(lost) or 'none'}"
+            )
+    for name, limit, planned, made in (
+        ("wire bytes", 0.01, "plan_wire_bytes", "wire_bytes"),
+        ("memory", 0.10, "plan_memory_bytes", "memory_bytes"),
+    ):
+        apart = {m.row: getattr(m, planned) / max(getattr(m.sbp, made), 1.0) for m in rows}
+        said = [f"{row} {r:.2f}" for row, r in apart.items() if abs(r - 1) > limit]
+        lines.append(f"{name}, plan / compiled, off by more than {limit:.0%}: {', '.join(said) or 'none'}")
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(prog="benchmarks.gpu_target", description=__doc__.splitlines()[0])
+    default = ",".join(ROWS)
+    parser.add_argument(
+        "--rows", default=default, help=f"model@layers/parallelism:placement, ... ({default})"
+    )
+    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--hlo", metavar="FOLDER", type=Path, help="keep the compiled texts there")
+    options = parser.parse_args(argv)
+    jax.config.update("jax_platforms", "cpu")
+    if options.hlo is not None:
+        options.hlo.mkdir(parents=True, exist_ok=True)
+    rows: list[TargetRow] = []
+    print("\n".join(table([]).splitlines()))
+    for row in options.rows.split(","):
+        rows.append(measure(row, options.hlo))
+        print(table(rows[-1:]).splitlines()[-1], flush=True)
+        if options.json:  # after every row: a row takes a minute, and all of them an hour
+            with open(options.json, "w") as f:
+                json.dump([asdict(m) for m in rows], f, indent=1)
+    print(f"\njax {jax.__version__}, {CHIPS[KIND].description}\n\n{summary(rows)}")
+
+
+if __name__ == "__main__":
+    main()
