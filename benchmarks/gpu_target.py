@@ -94,7 +94,7 @@ def program_of(exe: Any, seconds: float) -> TargetProgram:
     asynchronous, synchronous = scheduled(parse_hlo(text))
     simulation = simulate(text, CHIPS[KIND])
     return TargetProgram(
-        wire_bytes=read_compiled(exe).first_rounds().wire_bytes,
+        wire_bytes=read_compiled(exe).wire_bytes,
         memory_bytes=peak - memory.alias_size_in_bytes,
         asynchronous=asynchronous,
         synchronous=synchronous,

@@ -12,7 +12,6 @@ from sbp.runtime.look.hlo_text import Computation, Instruction, Module
 from sbp.runtime.look.meter import HasText, Meter, MeteredCollective
 from sbp.runtime.look.origins import Origin, rows_of
 from sbp.runtime.target.events import Event, Simulation
-from sbp.talk.exchange import OVERFLOW
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +62,7 @@ def collectives_of(
         for x in computation.instructions.values()
     }
     asynchronous, meant = _asynchronous(module), rows_of(compiled, plan)
+    overflow = {c.instruction for c in meter.overflow}
     return [
         CompiledCollective(
             instruction=m.instruction,
@@ -74,7 +74,7 @@ def collectives_of(
             dtypes=_dtypes(*places[m.instruction]),
             rows=tuple(c.name for c in meant.get(m.instruction, ())),
             source=origins[m.instruction].source,
-            conditional=OVERFLOW in m.source,
+            conditional=m.instruction in overflow,
         )
         for m in _sites(meter)
     ]
@@ -102,7 +102,7 @@ def timed(found: Sequence[CompiledCollective], simulation: Simulation) -> list[C
 def _sites(meter: Meter) -> list[MeteredCollective]:
     """The collectives of a program; those of an instruction whose computation has two callers are one."""
     sites: dict[str, MeteredCollective] = {}
-    for c in meter.collectives:
+    for c in (*meter.collectives, *meter.overflow):
         if c.instruction in sites:
             same = sites[c.instruction]
             c = replace(c, count=c.count + same.count, wire_bytes=c.wire_bytes + same.wire_bytes)
