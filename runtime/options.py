@@ -90,6 +90,12 @@ LEGAL: Mapping[str, Legal] = {
         "it has the rates that the plan's times are estimated from",
         "sbp.placement('h100', ...) for a chip of the catalogue, or sbp.Hardware(...) for your own",
     ),
+    "topology": Legal(
+        "three integers of at least 1, or None for the machine that the chip is usually sold in",
+        lambda x: x is None or (isinstance(x, tuple | list) and len(x) == 3 and all(map(_count, x))),
+        "it has NVLink domains, hosts in each, and devices in each host",
+        "topology=(16, 1, 8)",
+    ),
     "capacity": Legal(
         "an integer of at least 1, or None to go by the batch",
         lambda x: x is None or _count(x),

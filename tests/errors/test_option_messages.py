@@ -96,6 +96,15 @@ MESSAGES: Messages = {
         "it is how long the search for a plan may take",
         "time_limit=60.0",
     ),
+    "a machine of two levels": (
+        lambda: given(topology=(2, 8)),
+        ArgumentError,
+        "Options(topology=...)",
+        "(2, 8)",
+        "three integers of at least 1, or None for the machine that the chip is usually sold in",
+        "it has NVLink domains, hosts in each, and devices in each host",
+        "topology=(16, 1, 8)",
+    ),
     "hardware as text": (
         lambda: given(hardware="h100"),
         ArgumentError,
