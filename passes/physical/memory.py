@@ -1,0 +1,231 @@
+"""What a device holds at a time, as XLA:GPU lays it out: which tensors are alive when most is.
+
+Of what fusion leaves in memory (kernels.py):
+
+- Arguments and results lie in rooms of their own for the whole step. A result takes the room of a donated
+  argument of its shape; where that is still read after the result is there, XLA copies, and it is counted.
+- Everything else shares one room, and is there from its kernel to its last reader. A kernel writes over an
+  operand of the same size that nobody else needs, if it reads it element by element (buffer assignment).
+- A loop carries values in place, and writes what it stacks into the stack at once; what a trip holds beside
+  that is there once. What it only sends before it stacks it, XLA sends one trip later (its collective
+  pipeliner), and so holds for one trip more.
+- The scheduler hides the collectives behind what nobody waits for: products that no other product follows,
+  such as the gradients of weights, come last. What is made of little comes as late as it can, what makes
+  room as early as it can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from sbp.passes.physical.convolutions import copies
+from sbp.passes.physical.kernels import Kernels, Kind, Op, Shards, Tensor, kernels, op_of
+from sbp.passes.physical.order import turns
+from sbp.passes.physical.program import Border, Box, Step, Version
+from sbp.passes.program.control import Port, ports
+from sbp.signature import NdSbp
+
+LONGEST_ROW = 32_768
+"""Longer rows are reduced in two steps (`RowReductionRaceFreeBound`: 32 threads, 1,024 elements each)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """A tensor that a device holds.
+
+    Arguments:
+      version: which tensor, under which signature.
+      bytes: of one device's shard.
+    """
+
+    version: Version
+    bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Rooms:
+    """What of a body's tensors lies in rooms that are counted elsewhere.
+
+    Arguments:
+      taken: what is there at the end, and whose room it takes, which is there at the beginning.
+      given: what is there at the end in a room that is counted elsewhere.
+      carried: what is there at the end and goes into the next trip of a loop.
+      hiding: whether collectives are hidden behind products that nobody waits for.
+    """
+
+    taken: Mapping[Version, Version]
+    given: frozenset[Version]
+    carried: frozenset[Version] = frozenset()
+    hiding: bool = True
+
+
+def peak(
+    steps: Sequence[Step],
+    shards: Shards,
+    kept: Iterable[Version],
+    held: Iterable[Version] = (),
+    donated: Mapping[Version, Version] | None = None,
+    hiding: bool = True,
+) -> list[Live]:
+    """What a device holds when it holds most.
+
+    Arguments:
+      kept: versions that are needed after the last step.
+      held: versions that are there before the first one. What is read beside them is not counted.
+      donated: results, and the argument whose memory each takes.
+      hiding: whether collectives are hidden behind products that nobody waits for.
+    """
+    taken, results = donated or {}, list(dict.fromkeys(kept))
+    rooms = Rooms(taken, frozenset(results), hiding=hiding)
+    inside = alive([op_of(s) for s in steps], shards, results, held, rooms)
+    mine = [Live(v, shards.bytes(v)) for v in results if v not in taken]
+    return [*(Live(v, shards.bytes(v)) for v in dict.fromkeys(held)), *mine, *inside]
+
+
+def alive(
+    ops: Sequence[Op], shards: Shards, kept: Sequence[Version], held: Iterable[Version], rooms: Rooms
+) -> list[Live]:
+    """What lies in the room that all share, when most does."""
+    k = kernels(ops, shards, kept, held)
+    there = {t.version: t for t in k.tensors if t.maker < 0}
+    taken = {k.ends[v]: there[a] for v, a in rooms.taken.items() if v in k.ends and a in there}
+    own = {k.ends[v] for v in rooms.given if v in k.ends}
+    elsewhere = {t for t in k.tensors if t.maker < 0 or t in own}
+    turn = turns(k, elsewhere, {k.ends[v] for v in rooms.carried if v in k.ends}, rooms.hiding)
+    sweep = _Sweep(turn)
+    for t in k.tensors:
+        if t not in elsewhere:
+            sweep.add(Live(t.version, t.bytes), turn[t.maker], _last(t, turn, t.maker), t)
+        elif t in taken and t.maker >= 0:
+            before = [r for r in taken[t].readers if r < k.end]
+            until = max((turn[r] for r in before), default=-1)
+            over = taken[t].readers.get(t.maker, True)
+            if until > turn[t.maker] or (until == turn[t.maker] and not over):
+                sweep.add(Live(t.version, t.bytes), turn[t.maker], until, t)
+    for c in copies(k, shards):
+        at = [turn[i] for i in c.users]
+        sweep.add(Live(c.tensor.version, c.bytes), min(at), max(at))
+    for i, op in enumerate(ops):
+        if k.runs(i) and k.made[i]:
+            _write_over(k, i, turn, sweep, shards)
+        if isinstance(op.step, Border) and k.runs(i):
+            sweep.inside(turn[i], _inside(op.step, shards, rooms.hiding))
+    return sweep.most()
+
+
+def _last(t: Tensor, turn: Sequence[int], otherwise: int) -> int:
+    return max((turn[r] for r in t.readers), default=turn[otherwise])
+
+
+def _write_over(k: Kernels, i: int, turn: Sequence[int], sweep: _Sweep, shards: Shards) -> None:
+    """Lets the results of a kernel take the rooms of operands that nobody needs after it."""
+    for t in k.made[i]:
+        if t not in sweep.lives:
+            continue
+        if _is_row_by_row(k, i, t, shards):
+            continue
+        for y in k.read[i]:
+            fits = y.bytes == t.bytes and y.readers[i]
+            if fits and y in sweep.lives and sweep.lives[y][1] == turn[i] and sweep.give(y):
+                break
+
+
+def _is_row_by_row(k: Kernels, i: int, t: Tensor, shards: Shards) -> bool:
+    """Whether a kernel reduces rows and reads them again, as a softmax does: it is one with the reduction,
+    and reads a whole row before it writes any of it."""
+    operands = [y for y in k.read[i] if y.bytes == t.bytes]
+    return any(
+        r.maker >= 0
+        and k.ops[r.maker].kind is Kind.ROOT
+        and 1 < shards.elements(t.version) / max(shards.elements(r.version), 1) <= LONGEST_ROW
+        and any(r.maker in y.readers for y in operands)
+        for r in k.read[i]
+    )
+
+
+class _Sweep:
+    """One sweep over births and deaths, not a set per step: a step of 96 layers has tens of thousands of
+    steps, and thousands of tensors alive."""
+
+    def __init__(self, turn: Sequence[int]) -> None:
+        self.change = [0.0] * (len(turn) + 1)
+        self.found: list[tuple[Live, int, int, Tensor | None]] = []
+        self.lives: dict[Tensor, tuple[int, int, float]] = {}
+        self.given: set[Tensor] = set()
+        self.bodies: dict[int, list[Live]] = {}
+
+    def add(self, live: Live, born: int, dies: int, tensor: Tensor | None = None) -> None:
+        """A tensor, from one turn to another, both included."""
+        self.found.append((live, born, dies, tensor))
+        self.change[born] += live.bytes
+        self.change[dies + 1] -= live.bytes
+        if tensor is not None:
+            self.lives[tensor] = born, dies, live.bytes
+
+    def give(self, tensor: Tensor) -> bool:
+        """Lets another tensor have the room of this one in its last turn; whether it is still to be had."""
+        if tensor in self.given:
+            return False
+        self.given.add(tensor)
+        _, dies, n = self.lives[tensor]
+        self.change[dies] -= n
+        self.change[dies + 1] += n
+        return True
+
+    def inside(self, turn: int, live: list[Live]) -> None:
+        """What a loop or a branch holds while it runs."""
+        self.bodies[turn] = live
+        n = sum(x.bytes for x in live)
+        self.change[turn] += n
+        self.change[turn + 1] -= n
+
+    def most(self) -> list[Live]:
+        """What is there when most is."""
+        at, most, now = -1, 0.0, 0.0
+        for turn, change in enumerate(self.change):
+            now += change
+            if now > most:
+                at, most = turn, now
+        here = [
+            live
+            for live, born, dies, t in self.found
+            if born <= at <= dies and not (dies == at and t in self.given)
+        ]
+        return [*here, *self.bodies.get(at, ())]
+
+
+def _inside(step: Border, shards: Shards, hiding: bool) -> list[Live]:
+    """What the hungriest body of a loop or a branch holds beyond what is counted outside of it.
+
+    What enters whole is the outer tensor, and a carried value takes the room of the last one. A slice of a
+    scanned tensor is a loop, and so is what goes into a stack.
+    """
+    wired = list(zip(ports(step.node), step.inside, strict=True))
+    bodies = [_body(step, k, wired, shards, hiding) for k in range(len(step.bodies))]
+    return max(bodies, key=lambda live: sum(x.bytes for x in live), default=[])
+
+
+def _body(
+    step: Border, k: int, wired: Sequence[tuple[Port, NdSbp]], shards: Shards, hiding: bool
+) -> list[Live]:
+    inputs = set(step.node.bodies[k].inputs)
+    slices, held, stacked, whole = list[Version](), list[Version](), list[Version](), list[Version]()
+    taken = dict[Version, Version]()
+    for p, nd in wired:
+        entering = [(v, nd) for v in p.enters if v in inputs]
+        leaving = [(x, nd) for x in p.left_by(k) if isinstance(x, int)]
+        (slices if p.stacked else held).extend(entering)
+        (stacked if p.stacked else whole).extend(leaving)
+        if not p.stacked and entering and leaving:
+            taken[leaving[0]] = entering[0]
+    ops = [
+        *(Op(Kind.LOOP, (), (v,)) for v in slices),
+        *(op_of(s) for s in step.bodies[k]),
+        *(Op(Kind.ROOT, (v,), ()) for v in stacked),
+    ]
+    rooms = Rooms(taken, frozenset(taken), frozenset(taken), hiding)
+    live = alive(ops, shards, whole, held, rooms)
+    sent = {(s.value, s.move.after): s for s in step.bodies[k] if isinstance(s, Box) and s.move.is_collective}
+    waiting = [(sent[v].value, sent[v].move.before) for v in stacked if v in sent]
+    return [*live, *(Live(v, shards.bytes(v)) for v in waiting)]
