@@ -11,7 +11,7 @@ from sbp.errors import MemoryLimitError, Problem
 from sbp.passes.boxing.links import Network
 from sbp.passes.explain.plan import PlanData
 from sbp.passes.physical.evaluate import Evaluator
-from sbp.passes.physical.kernels import Shards
+from sbp.passes.physical.fusing import ShardSizes
 from sbp.passes.physical.memory import Live
 from sbp.passes.program.graph import Const
 from sbp.passes.program.names import Names
@@ -91,10 +91,10 @@ def live_at_rest(plan: PlanData, donated: Sequence[int] = ()) -> list[Live]:
     """
     physical = plan.physical
     assert physical is not None
-    graph, shards = physical.graph, Shards(physical)
+    graph, sizes = physical.graph, ShardSizes(physical)
 
     def live(x: int, nd: NdSbp) -> Live:
-        return Live((x, nd), shards.bytes((x, nd)))
+        return Live((x, nd), sizes.bytes((x, nd)))
 
     arguments = [live(x, nd) for x, nd in zip(graph.inputs, physical.inputs, strict=True)]
     # Arrays that are closed over stand behind the arguments, and have no path.

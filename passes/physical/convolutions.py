@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from sbp.passes.physical.kernels import Kernels, Shards, Tensor
+from sbp.passes.physical.fusing import ShardSizes
+from sbp.passes.physical.kernels import Buffer, Kernels
 from sbp.passes.physical.program import Compute
 from sbp.passes.program.graph import Const
 
@@ -21,20 +22,20 @@ class Copy:
       users: the positions of the ops that read it; the first one has it made.
     """
 
-    tensor: Tensor
+    tensor: Buffer
     bytes: float
     users: tuple[int, ...]
 
 
-def copies(k: Kernels, shards: Shards) -> Iterator[Copy]:
+def copies(k: Kernels, sizes: ShardSizes) -> Iterator[Copy]:
     """What convolutions read that others have laid out otherwise.
 
     XLA transposes every kernel for cuDNN (`GpuLayoutAssignment` asks for the order that it is fastest in),
     and pads what is padded unevenly before the call (`ConvPaddingLegalization`). Later convolutions of the
     same operand, which are its gradients', read the copy too.
     """
-    users: dict[Tensor, list[int]] = {}
-    wanted: dict[Tensor, float] = {}
+    users: dict[Buffer, list[int]] = {}
+    wanted: dict[Buffer, float] = {}
     for i, op in enumerate(k.ops):
         if op.name != "conv_general_dilated" or not k.runs(i):
             continue
@@ -43,9 +44,9 @@ def copies(k: Kernels, shards: Shards) -> Iterator[Copy]:
         for t in (image, kernel):
             if t is not None:
                 users.setdefault(t, []).append(i)
-        if not _is_forward(op.step, shards):
+        if not _is_forward(op.step, sizes):
             continue
-        padded = _padded(op.step, shards)
+        padded = _padded(op.step, sizes)
         if image is not None and padded > 1:
             wanted.setdefault(image, padded * image.bytes)
         if kernel is not None:
@@ -54,28 +55,28 @@ def copies(k: Kernels, shards: Shards) -> Iterator[Copy]:
         yield Copy(t, n, tuple(users[t]))
 
 
-def _spatial(step: Compute, shards: Shards) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
+def _spatial(step: Compute, sizes: ShardSizes) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
     """The spatial sizes of image, kernel and result."""
     dims = step.node.params["dimension_numbers"]
     specs = dims.lhs_spec[2:], dims.rhs_spec[2:], dims.out_spec[2:]
     values = (*step.node.inputs, *step.node.outputs)
-    shapes = [x.shape if isinstance(x, Const) else shards.shape(x) for x in values]
+    shapes = [x.shape if isinstance(x, Const) else sizes.shape(x) for x in values]
     image, kernel, out = ([shape[d] for d in spec] for shape, spec in zip(shapes, specs, strict=True))
     return image, kernel, out
 
 
-def _is_forward(step: Compute, shards: Shards) -> bool:
+def _is_forward(step: Compute, sizes: ShardSizes) -> bool:
     """Whether it is no gradient: those of images dilate them, those of kernels give less than they are given
     (as XLA's `ConvRewriter` tells them apart)."""
-    _, kernel, out = _spatial(step, shards)
+    _, kernel, out = _spatial(step, sizes)
     dilated = any(d > 1 for d in step.node.params["lhs_dilation"])
     return not dilated and all(a <= b for a, b in zip(kernel, out, strict=True))
 
 
-def _padded(step: Compute, shards: Shards) -> float:
+def _padded(step: Compute, sizes: ShardSizes) -> float:
     """How many times larger an image is with its padding, if that is uneven; else 1."""
     padding: Sequence[tuple[int, int]] = step.node.params["padding"]
-    image, _, _ = _spatial(step, shards)
+    image, _, _ = _spatial(step, sizes)
     if all(low == high for low, high in padding):
         return 1.0
     return math.prod((n + low + high) / n for n, (low, high) in zip(image, padding, strict=True) if n)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from sbp.passes.boxing.links import Network
 from sbp.passes.boxing.moves import itemsize, wire_bytes
-from sbp.passes.physical.kernels import Shards
+from sbp.passes.physical.fusing import ShardSizes
 from sbp.passes.physical.memory import Live, peak
 from sbp.passes.physical.program import Border, Box, Compute, Physical, Step, Version
 from sbp.passes.plan.cost import node_seconds
@@ -78,10 +78,10 @@ class Evaluator:
         results = zip(p.graph.outputs, p.outputs, strict=True)
         kept = [(x, nd) for x, nd in results if not isinstance(x, Const)]
         over = donations(p, self.donated)
-        found = peak(p.steps, Shards(p), kept, inputs, over)
+        found = peak(p.steps, ShardSizes(p), kept, inputs, over)
         if sum(x.bytes for x in found) > self.network.hardware.memory_bytes:
             # Where memory is short, XLA's scheduler saves it instead.
-            saving = peak(p.steps, Shards(p), kept, inputs, over, hiding=False)
+            saving = peak(p.steps, ShardSizes(p), kept, inputs, over, hiding=False)
             found = min(found, saving, key=lambda live: sum(x.bytes for x in live))
         return sorted(found, key=lambda x: -x.bytes)
 

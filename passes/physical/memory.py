@@ -20,7 +20,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sbp.passes.physical.convolutions import copies
-from sbp.passes.physical.kernels import Kernels, Kind, Op, Shards, Tensor, kernels, op_of
+from sbp.passes.physical.fusing import Fusing, KernelOp, ShardSizes, op_of
+from sbp.passes.physical.kernels import Buffer, Kernels, kernels
 from sbp.passes.physical.order import turns
 from sbp.passes.physical.program import Border, Box, Step, Version
 from sbp.passes.program.control import Port, ports
@@ -62,7 +63,7 @@ class Rooms:
 
 def peak(
     steps: Sequence[Step],
-    shards: Shards,
+    sizes: ShardSizes,
     kept: Iterable[Version],
     held: Iterable[Version] = (),
     donated: Mapping[Version, Version] | None = None,
@@ -76,18 +77,20 @@ def peak(
       donated: results, and the argument whose memory each takes.
       hiding: whether collectives are hidden behind products that nobody waits for.
     """
-    taken, results = donated or {}, list(dict.fromkeys(kept))
+    ops, there = [op_of(s) for s in steps], list(dict.fromkeys(held))
+    known = {*there, *(v for op in ops for v in op.writes)}
+    taken, results = donated or {}, [v for v in dict.fromkeys(kept) if v in known]
     rooms = Rooms(taken, frozenset(results), hiding=hiding)
-    inside = alive([op_of(s) for s in steps], shards, results, held, rooms)
-    mine = [Live(v, shards.bytes(v)) for v in results if v not in taken]
-    return [*(Live(v, shards.bytes(v)) for v in dict.fromkeys(held)), *mine, *inside]
+    inside = alive(ops, sizes, results, there, rooms)
+    mine = [Live(v, sizes.bytes(v)) for v in results if v not in taken]
+    return [*(Live(v, sizes.bytes(v)) for v in there), *mine, *inside]
 
 
 def alive(
-    ops: Sequence[Op], shards: Shards, kept: Sequence[Version], held: Iterable[Version], rooms: Rooms
+    ops: Sequence[KernelOp], sizes: ShardSizes, kept: Sequence[Version], held: Iterable[Version], rooms: Rooms
 ) -> list[Live]:
     """What lies in the room that all share, when most does."""
-    k = kernels(ops, shards, kept, held)
+    k = kernels(ops, sizes, kept, held)
     there = {t.version: t for t in k.tensors if t.maker < 0}
     taken = {k.ends[v]: there[a] for v, a in rooms.taken.items() if v in k.ends and a in there}
     own = {k.ends[v] for v in rooms.given if v in k.ends}
@@ -103,27 +106,27 @@ def alive(
             over = taken[t].readers.get(t.maker, True)
             if until > turn[t.maker] or (until == turn[t.maker] and not over):
                 sweep.add(Live(t.version, t.bytes), turn[t.maker], until, t)
-    for c in copies(k, shards):
+    for c in copies(k, sizes):
         at = [turn[i] for i in c.users]
         sweep.add(Live(c.tensor.version, c.bytes), min(at), max(at))
     for i, op in enumerate(ops):
         if k.runs(i) and k.made[i]:
-            _write_over(k, i, turn, sweep, shards)
+            _write_over(k, i, turn, sweep, sizes)
         if isinstance(op.step, Border) and k.runs(i):
-            sweep.inside(turn[i], _inside(op.step, shards, rooms.hiding))
+            sweep.inside(turn[i], _inside(op.step, sizes, rooms.hiding))
     return sweep.most()
 
 
-def _last(t: Tensor, turn: Sequence[int], otherwise: int) -> int:
+def _last(t: Buffer, turn: Sequence[int], otherwise: int) -> int:
     return max((turn[r] for r in t.readers), default=turn[otherwise])
 
 
-def _write_over(k: Kernels, i: int, turn: Sequence[int], sweep: _Sweep, shards: Shards) -> None:
+def _write_over(k: Kernels, i: int, turn: Sequence[int], sweep: _Sweep, sizes: ShardSizes) -> None:
     """Lets the results of a kernel take the rooms of operands that nobody needs after it."""
     for t in k.made[i]:
         if t not in sweep.lives:
             continue
-        if _is_row_by_row(k, i, t, shards):
+        if _is_row_by_row(k, i, t, sizes):
             continue
         for y in k.read[i]:
             fits = y.bytes == t.bytes and y.readers[i]
@@ -131,14 +134,14 @@ def _write_over(k: Kernels, i: int, turn: Sequence[int], sweep: _Sweep, shards: 
                 break
 
 
-def _is_row_by_row(k: Kernels, i: int, t: Tensor, shards: Shards) -> bool:
+def _is_row_by_row(k: Kernels, i: int, t: Buffer, sizes: ShardSizes) -> bool:
     """Whether a kernel reduces rows and reads them again, as a softmax does: it is one with the reduction,
     and reads a whole row before it writes any of it."""
     operands = [y for y in k.read[i] if y.bytes == t.bytes]
     return any(
         r.maker >= 0
-        and k.ops[r.maker].kind is Kind.ROOT
-        and 1 < shards.elements(t.version) / max(shards.elements(r.version), 1) <= LONGEST_ROW
+        and k.ops[r.maker].kind is Fusing.ROOT
+        and 1 < sizes.elements(t.version) / max(sizes.elements(r.version), 1) <= LONGEST_ROW
         and any(r.maker in y.readers for y in operands)
         for r in k.read[i]
     )
@@ -150,12 +153,12 @@ class _Sweep:
 
     def __init__(self, turn: Sequence[int]) -> None:
         self.change = [0.0] * (len(turn) + 1)
-        self.found: list[tuple[Live, int, int, Tensor | None]] = []
-        self.lives: dict[Tensor, tuple[int, int, float]] = {}
-        self.given: set[Tensor] = set()
+        self.found: list[tuple[Live, int, int, Buffer | None]] = []
+        self.lives: dict[Buffer, tuple[int, int, float]] = {}
+        self.given: set[Buffer] = set()
         self.bodies: dict[int, list[Live]] = {}
 
-    def add(self, live: Live, born: int, dies: int, tensor: Tensor | None = None) -> None:
+    def add(self, live: Live, born: int, dies: int, tensor: Buffer | None = None) -> None:
         """A tensor, from one turn to another, both included."""
         self.found.append((live, born, dies, tensor))
         self.change[born] += live.bytes
@@ -163,7 +166,7 @@ class _Sweep:
         if tensor is not None:
             self.lives[tensor] = born, dies, live.bytes
 
-    def give(self, tensor: Tensor) -> bool:
+    def give(self, tensor: Buffer) -> bool:
         """Lets another tensor have the room of this one in its last turn; whether it is still to be had."""
         if tensor in self.given:
             return False
@@ -195,19 +198,19 @@ class _Sweep:
         return [*here, *self.bodies.get(at, ())]
 
 
-def _inside(step: Border, shards: Shards, hiding: bool) -> list[Live]:
+def _inside(step: Border, sizes: ShardSizes, hiding: bool) -> list[Live]:
     """What the hungriest body of a loop or a branch holds beyond what is counted outside of it.
 
     What enters whole is the outer tensor, and a carried value takes the room of the last one. A slice of a
     scanned tensor is a loop, and so is what goes into a stack.
     """
     wired = list(zip(ports(step.node), step.inside, strict=True))
-    bodies = [_body(step, k, wired, shards, hiding) for k in range(len(step.bodies))]
+    bodies = [_body(step, k, wired, sizes, hiding) for k in range(len(step.bodies))]
     return max(bodies, key=lambda live: sum(x.bytes for x in live), default=[])
 
 
 def _body(
-    step: Border, k: int, wired: Sequence[tuple[Port, NdSbp]], shards: Shards, hiding: bool
+    step: Border, k: int, wired: Sequence[tuple[Port, NdSbp]], sizes: ShardSizes, hiding: bool
 ) -> list[Live]:
     inputs = set(step.node.bodies[k].inputs)
     slices, held, stacked, whole = list[Version](), list[Version](), list[Version](), list[Version]()
@@ -220,12 +223,12 @@ def _body(
         if not p.stacked and entering and leaving:
             taken[leaving[0]] = entering[0]
     ops = [
-        *(Op(Kind.LOOP, (), (v,)) for v in slices),
+        *(KernelOp(Fusing.LOOP, (), (v,)) for v in slices),
         *(op_of(s) for s in step.bodies[k]),
-        *(Op(Kind.ROOT, (v,), ()) for v in stacked),
+        *(KernelOp(Fusing.ROOT, (v,), ()) for v in stacked),
     ]
     rooms = Rooms(taken, frozenset(taken), frozenset(taken), hiding)
-    live = alive(ops, shards, whole, held, rooms)
+    live = alive(ops, sizes, whole, held, rooms)
     sent = {(s.value, s.move.after): s for s in step.bodies[k] if isinstance(s, Box) and s.move.is_collective}
     waiting = [(sent[v].value, sent[v].move.before) for v in stacked if v in sent]
-    return [*live, *(Live(v, shards.bytes(v)) for v in waiting)]
+    return [*live, *(Live(v, sizes.bytes(v)) for v in waiting)]

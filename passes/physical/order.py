@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from sbp.passes.physical.kernels import Kernels, Kind, Tensor
+from sbp.passes.physical.fusing import Fusing
+from sbp.passes.physical.kernels import Buffer, Kernels
 from sbp.passes.physical.program import Border
 
 
-def turns(k: Kernels, elsewhere: Collection[Tensor], carried: Collection[Tensor], hiding: bool) -> list[int]:
+def turns(k: Kernels, elsewhere: Collection[Buffer], carried: Collection[Buffer], hiding: bool) -> list[int]:
     """The turn of each kernel, and of the end; ops that are no kernels have one too.
 
     Arguments:
@@ -35,7 +36,7 @@ def turns(k: Kernels, elsewhere: Collection[Tensor], carried: Collection[Tensor]
     return turn
 
 
-def _late(k: Kernels, carried: Collection[Tensor]) -> list[bool]:
+def _late(k: Kernels, carried: Collection[Buffer]) -> list[bool]:
     """Per op, whether it is a product that no other one follows, or comes after such."""
     n = len(k.ops)
     followed = [False] * (n + 1)
@@ -51,10 +52,10 @@ def _late(k: Kernels, carried: Collection[Tensor]) -> list[bool]:
     return late
 
 
-def _delay(k: Kernels, when: list[float], elsewhere: Collection[Tensor]) -> None:
+def _delay(k: Kernels, when: list[float], elsewhere: Collection[Buffer]) -> None:
     """What is made of less than it takes is made when it is needed first."""
     for i in reversed(range(len(k.ops))):
-        if k.ops[i].kind is not Kind.LOOP or not k.made[i]:
+        if k.ops[i].kind is not Fusing.LOOP or not k.made[i]:
             continue
         first = min(when[r] for t in k.made[i] for r in t.readers)
         longer = sum(
@@ -64,7 +65,7 @@ def _delay(k: Kernels, when: list[float], elsewhere: Collection[Tensor]) -> None
             when[i] = first - 0.5
 
 
-def _hasten(k: Kernels, when: list[float], elsewhere: Collection[Tensor]) -> None:
+def _hasten(k: Kernels, when: list[float], elsewhere: Collection[Buffer]) -> None:
     """What frees more than it takes runs as soon as it can; a product has its turn."""
     for i, op in enumerate(k.ops):
         if op.product or not k.runs(i):
@@ -75,6 +76,6 @@ def _hasten(k: Kernels, when: list[float], elsewhere: Collection[Tensor]) -> Non
             t.bytes for t in k.read[i] if t not in elsewhere and max(when[r] for r in t.readers) <= when[i]
         )
         # A reduction is merged with what makes its operand, or reads the same (multi-output fusion).
-        reduces = op.kind is Kind.ROOT and makes < sum(t.bytes for t in k.read[i])
+        reduces = op.kind is Fusing.ROOT and makes < sum(t.bytes for t in k.read[i])
         if ready + 1 < when[i] and (freed >= makes or reduces):
             when[i] = ready + 0.25

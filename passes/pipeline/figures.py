@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sbp.passes.physical.kernels import Shards
+from sbp.passes.physical.fusing import ShardSizes
 from sbp.passes.physical.memory import peak
 from sbp.passes.pipeline.cut import border_of
 from sbp.passes.pipeline.slots import Cut, How, Piece, Slot, SlotKind
@@ -141,7 +141,7 @@ class _Sizes:
     def working(self, piece: Piece) -> float:
         """The most that a piece's own tensors take while it runs."""
         kept = [(w.operand, w.nd) for w in piece.writes if isinstance(w.operand, int)]
-        return sum(x.bytes for x in peak(piece.steps, Shards(self.cut.physical), kept))
+        return sum(x.bytes for x in peak(piece.steps, ShardSizes(self.cut.physical), kept))
 
 
 def _each(piece: Piece | None, writes: bool) -> set[Slot]:

@@ -1,0 +1,139 @@
+"""What a step is to a compiler that merges ops into kernels.
+
+- A *view* (a reshape, a transpose, an op that changes nothing) is its operand under another name: layouts are
+  chosen so that it costs nothing.
+- A *loop* (element-wise ops, broadcasts, slices, gathers) may be computed wherever it is read.
+- A *root* (a reduction, a scatter) is written, and computes the loops that it reads.
+- A *call* (a product of matrices, a collective, a sort, a loop of the program) reads and writes memory alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from sbp.compat import itemsize
+from sbp.passes.physical.program import (
+    Border,
+    Box,
+    Compute,
+    Physical,
+    Step,
+    Version,
+    inner_steps,
+    reads,
+    writes,
+)
+from sbp.passes.plan.cost import local_bytes
+from sbp.passes.program.control import ports
+
+
+@dataclass(frozen=True)
+class ShardSizes:
+    """How large the tensors of a physical program are."""
+
+    physical: Physical
+    known: dict[Version, float] = field(default_factory=dict, compare=False, repr=False)
+
+    def shape(self, value: int) -> tuple[int, ...]:
+        """The logical shape of a value."""
+        return self.physical.graph.values[value].shape
+
+    def bytes(self, version: Version) -> float:
+        """The bytes of one device's shard of a value under a signature, padding included."""
+        # Asked several times for each of tens of thousands.
+        if version not in self.known:
+            value, nd = self.physical.graph.values[version[0]], version[1]
+            self.known[version] = local_bytes(value.shape, value.dtype, nd, self.physical.placement.shape)
+        return self.known[version]
+
+    def elements(self, version: Version) -> float:
+        """The number of elements of one device's shard."""
+        return self.bytes(version) / itemsize(self.physical.graph.values[version[0]].dtype)
+
+
+class Fusing(StrEnum):
+    """What an op is to fusion."""
+
+    VIEW = "view"
+    LOOP = "loop"
+    ROOT = "root"
+    CALL = "call"
+
+
+# Of ops whose rule does not say it: it says which are element-wise, and which change nothing.
+KINDS: Mapping[str, Fusing] = {
+    # A library takes the reverse of a kernel as a parameter: an input gradient is a convolution of its own.
+    **dict.fromkeys("reshape squeeze transpose rev".split(), Fusing.VIEW),
+    **dict.fromkeys("concatenate dynamic_slice gather split stack unstack".split(), Fusing.LOOP),
+    **dict.fromkeys("reduce_sum reduce_max reduce_min reduce_and reduce_or reduce_xor".split(), Fusing.ROOT),
+    **dict.fromkeys("reduce_prod reduce argmax argmin dynamic_update_slice".split(), Fusing.ROOT),
+    **dict.fromkeys(
+        "scatter scatter-add scatter-max scatter-min scatter-mul scatter-sub".split(), Fusing.ROOT
+    ),
+}
+MOVES: Mapping[str, Fusing] = {
+    "keep": Fusing.VIEW,
+    **dict.fromkeys(("slice", "fill", "embed"), Fusing.LOOP),
+}
+PARTIAL = frozenset("dynamic_slice gather slice split unstack".split())
+"""Loops that read no more of their operands than they give."""
+IN_PLACE = frozenset(["dynamic_update_slice", "sbp_update_rows", "sbp_add_rows"])
+"""Ops beside scatters that change their first operand in place, if nobody needs it any more."""
+
+
+@dataclass(slots=True)
+class KernelOp:
+    """A step, as fusion sees it.
+
+    Arguments:
+      reads, writes: versions.
+      straight: of what it reads, which it reads element by element, each where it writes it: the result may
+        take that room.
+      product: whether it holds a product of matrices.
+      step: None for a slice of a scanned tensor that enters, or leaves.
+    """
+
+    kind: Fusing
+    reads: Sequence[Version]
+    writes: Sequence[Version]
+    straight: frozenset[Version] = frozenset()
+    product: bool = False
+    step: Step | None = None
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        return self.step.node.op if isinstance(self.step, Compute | Border) else ""
+
+
+def op_of(step: Step) -> KernelOp:
+    """A step as an op."""
+    read, written = reads(step), writes(step)
+    if isinstance(step, Box):
+        kind = MOVES.get(step.move.kind, Fusing.CALL)
+        # XLA lets an all-reduce write over its operand (all of its buffers may be shared).
+        over = step.move.kind in ("all_reduce", "fill")
+        return KernelOp(kind, read, written, frozenset(read if over else ()), step=step)
+    if isinstance(step, Border):
+        wired = zip(ports(step.node), step.inside, strict=True)
+        carried = {
+            (x, p.outer(nd))
+            for p, nd in wired
+            if p.operand is not None and p.result is not None
+            for x in [step.node.inputs[p.operand]]
+            if isinstance(x, int)
+        }
+        product = any(op_of(s).product for s in inner_steps(step))
+        return KernelOp(Fusing.CALL, read, written, frozenset(carried), product, step)
+    rule, name = step.node.rule, step.node.op
+    kind = KINDS.get(name, Fusing.CALL)
+    if rule is not None and name not in KINDS:
+        kind = Fusing.VIEW if rule.identity else Fusing.LOOP if rule.fused or rule.pointwise else Fusing.CALL
+    same = rule is not None and rule.pointwise
+    over = name in IN_PLACE or name.startswith("scatter")
+    straight = read if same or name in ("reshape", "squeeze") else read[:1] if over else ()
+    return KernelOp(
+        kind, read, written, frozenset(straight), rule is not None and rule.matmul is not None, step
+    )
