@@ -77,11 +77,11 @@ class Evaluator:
         inputs = list(zip(p.graph.inputs, p.inputs, strict=True))
         results = zip(p.graph.outputs, p.outputs, strict=True)
         kept = [(x, nd) for x, nd in results if not isinstance(x, Const)]
-        over = donations(p, self.donated)
-        found = peak(p.steps, ShardSizes(p), kept, inputs, over)
+        over, sizes = donations(p, self.donated), ShardSizes(p)
+        found = peak(p.steps, sizes, kept, inputs, over)
         if sum(x.bytes for x in found) > self.network.hardware.memory_bytes:
             # Where memory is short, XLA's scheduler saves it instead.
-            saving = peak(p.steps, ShardSizes(p), kept, inputs, over, hiding=False)
+            saving = peak(p.steps, sizes, kept, inputs, over, hiding=False)
             found = min(found, saving, key=lambda live: sum(x.bytes for x in live))
         return sorted(found, key=lambda x: -x.bytes)
 

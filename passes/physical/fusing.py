@@ -27,6 +27,7 @@ from sbp.passes.physical.program import (
 )
 from sbp.passes.plan.cost import local_bytes
 from sbp.passes.program.control import ports
+from sbp.passes.program.views import talks_of
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,8 @@ MOVES: Mapping[str, Fusing] = {
 }
 PARTIAL = frozenset("dynamic_slice gather slice split unstack".split())
 """Loops that read no more of their operands than they give."""
+COSTLY = frozenset(["random_bits"])
+"""Loops that take longer to compute than to read."""
 IN_PLACE = frozenset(["dynamic_update_slice", "sbp_update_rows", "sbp_add_rows"])
 """Ops beside scatters that change their first operand in place, if nobody needs it any more."""
 
@@ -92,6 +95,7 @@ class KernelOp:
       straight: of what it reads, which it reads element by element, each where it writes it: the result may
         take that room.
       product: whether it holds a product of matrices.
+      sends: whether it holds a collective.
       step: None for a slice of a scanned tensor that enters, or leaves.
     """
 
@@ -100,6 +104,7 @@ class KernelOp:
     writes: Sequence[Version]
     straight: frozenset[Version] = frozenset()
     product: bool = False
+    sends: bool = False
     step: Step | None = None
 
     @property
@@ -108,14 +113,15 @@ class KernelOp:
         return self.step.node.op if isinstance(self.step, Compute | Border) else ""
 
 
-def op_of(step: Step) -> KernelOp:
-    """A step as an op."""
+def op_of(step: Step, physical: Physical) -> KernelOp:
+    """A step of a program as an op."""
     read, written = reads(step), writes(step)
     if isinstance(step, Box):
         kind = MOVES.get(step.move.kind, Fusing.CALL)
         # XLA lets an all-reduce write over its operand (all of its buffers may be shared).
         over = step.move.kind in ("all_reduce", "fill")
-        return KernelOp(kind, read, written, frozenset(read if over else ()), step=step)
+        sends = step.move.is_collective
+        return KernelOp(kind, read, written, frozenset(read if over else ()), sends=sends, step=step)
     if isinstance(step, Border):
         wired = zip(ports(step.node), step.inside, strict=True)
         carried = {
@@ -125,8 +131,9 @@ def op_of(step: Step) -> KernelOp:
             for x in [step.node.inputs[p.operand]]
             if isinstance(x, int)
         }
-        product = any(op_of(s).product for s in inner_steps(step))
-        return KernelOp(Fusing.CALL, read, written, frozenset(carried), product, step)
+        inner = [op_of(s, physical) for s in inner_steps(step)]
+        product, sends = any(op.product for op in inner), any(op.sends for op in inner)
+        return KernelOp(Fusing.CALL, read, written, frozenset(carried), product, sends, step)
     rule, name = step.node.rule, step.node.op
     kind = KINDS.get(name, Fusing.CALL)
     if rule is not None and name not in KINDS:
@@ -134,6 +141,6 @@ def op_of(step: Step) -> KernelOp:
     same = rule is not None and rule.pointwise
     over = name in IN_PLACE or name.startswith("scatter")
     straight = read if same or name in ("reshape", "squeeze") else read[:1] if over else ()
-    return KernelOp(
-        kind, read, written, frozenset(straight), rule is not None and rule.matmul is not None, step
-    )
+    product = rule is not None and rule.matmul is not None
+    sends = bool(talks_of(physical.graph, step.node, step.strategy.lying, physical.placement.shape))
+    return KernelOp(kind, read, written, frozenset(straight), product, sends, step)

@@ -8,12 +8,16 @@ same, producer by producer (priority_fusion.cc, gpu_performance_model.cc).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from sbp.passes.physical.fusing import PARTIAL, Fusing, KernelOp, ShardSizes
+from sbp.passes.physical.fusing import COSTLY, PARTIAL, Fusing, KernelOp, ShardSizes
 from sbp.passes.physical.program import Compute, Version
 from sbp.passes.program.graph import Const
+
+DEEPEST = 8
+"""How many loops that follow each other are looked through."""
 
 
 @dataclass(slots=True, eq=False)
@@ -112,6 +116,7 @@ class _Fusion:
             made = [Buffer(v, sizes.bytes(v), i) for v in op.writes]
             self.writes.append(made)
             self.last.update((t.version, (t, True)) for t in made)
+        self.uses = Counter(t for read in self.reads for t in {t for t, _ in read})
 
     def _there(self, v: Version, n: float) -> None:
         tensor = Buffer(v, n, -1, written=True)
@@ -156,9 +161,20 @@ class _Fusion:
     def _cheap(self, i: int, readers: int) -> bool:
         """Whether to compute a tensor in each reader moves no more bytes than to write and to read it."""
         own = sum(t.bytes for t in self.writes[i])
-        partial = self.ops[i].name in PARTIAL
-        operands = sum(min(t.bytes, own) if partial else t.bytes for t in {t for t, _ in self.reads[i]})
+        operands = self._operands(i)
         return readers * operands <= operands + (1 + readers) * own
+
+    def _merges(self, i: int) -> bool:
+        return self.ops[i].kind is Fusing.LOOP and self.ops[i].name not in COSTLY
+
+    def _operands(self, i: int, seen: int = 0) -> float:
+        """The bytes that a loop reads, once the loops that only it reads are merged into it."""
+        own, found = sum(t.bytes for t in self.writes[i]), 0.0
+        for t in {t for t, _ in self.reads[i]}:
+            through = t.maker >= 0 and self.uses[t] == 1 and seen < DEEPEST and self._merges(t.maker)
+            n = self._operands(t.maker, seen + 1) if through else t.bytes
+            found += min(n, own) if self.ops[i].name in PARTIAL else n
+        return found
 
     def result(self, kept: Iterable[Version]) -> Kernels:
         """What has come out."""

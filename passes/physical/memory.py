@@ -9,9 +9,8 @@ Of what fusion leaves in memory (kernels.py):
 - A loop carries values in place, and writes what it stacks into the stack at once; what a trip holds beside
   that is there once. What it only sends before it stacks it, XLA sends one trip later (its collective
   pipeliner), and so holds for one trip more.
-- The scheduler hides the collectives behind what nobody waits for: products that no other product follows,
-  such as the gradients of weights, come last. What is made of little comes as late as it can, what makes
-  room as early as it can.
+- What is made of little comes as late as it can, what makes room as early as it can, and what nobody waits
+  for last, where there are collectives to hide (order.py).
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class Rooms:
       taken: what is there at the end, and whose room it takes, which is there at the beginning.
       given: what is there at the end in a room that is counted elsewhere.
       carried: what is there at the end and goes into the next trip of a loop.
-      hiding: whether collectives are hidden behind products that nobody waits for.
+      hiding: whether collectives are hidden at the cost of memory.
     """
 
     taken: Mapping[Version, Version]
@@ -75,9 +74,9 @@ def peak(
       kept: versions that are needed after the last step.
       held: versions that are there before the first one. What is read beside them is not counted.
       donated: results, and the argument whose memory each takes.
-      hiding: whether collectives are hidden behind products that nobody waits for.
+      hiding: whether collectives are hidden at the cost of memory.
     """
-    ops, there = [op_of(s) for s in steps], list(dict.fromkeys(held))
+    ops, there = [op_of(s, sizes.physical) for s in steps], list(dict.fromkeys(held))
     known = {*there, *(v for op in ops for v in op.writes)}
     taken, results = donated or {}, [v for v in dict.fromkeys(kept) if v in known]
     rooms = Rooms(taken, frozenset(results), hiding=hiding)
@@ -95,7 +94,9 @@ def alive(
     taken = {k.ends[v]: there[a] for v, a in rooms.taken.items() if v in k.ends and a in there}
     own = {k.ends[v] for v in rooms.given if v in k.ends}
     elsewhere = {t for t in k.tensors if t.maker < 0 or t in own}
-    turn = turns(k, elsewhere, {k.ends[v] for v in rooms.carried if v in k.ends}, rooms.hiding)
+    waiting = [Live(v, sizes.bytes(v)) for v in _sent_later(k)]
+    carried = {k.ends[v] for v in rooms.carried if v in k.ends}
+    turn = turns(k, elsewhere, carried, rooms.hiding, bool(waiting))
     sweep = _Sweep(turn)
     for t in k.tensors:
         if t not in elsewhere:
@@ -114,7 +115,14 @@ def alive(
             _write_over(k, i, turn, sweep, sizes)
         if isinstance(op.step, Border) and k.runs(i):
             sweep.inside(turn[i], _inside(op.step, sizes, rooms.hiding))
-    return sweep.most()
+    return [*sweep.most(), *waiting]
+
+
+def _sent_later(k: Kernels) -> list[Version]:
+    """What a trip of a loop sends only to stack it: XLA sends it in the next trip."""
+    stacked = [t for i, op in enumerate(k.ops) if not op.writes and op.step is None for t in k.read[i]]
+    alone = [k.ops[t.maker] for t in dict.fromkeys(stacked) if t.maker >= 0 and len(t.readers) == 1]
+    return [v for op in alone if isinstance(op.step, Box) and op.sends for v in op.reads]
 
 
 def _last(t: Buffer, turn: Sequence[int], otherwise: int) -> int:
@@ -224,11 +232,8 @@ def _body(
             taken[leaving[0]] = entering[0]
     ops = [
         *(KernelOp(Fusing.LOOP, (), (v,)) for v in slices),
-        *(op_of(s) for s in step.bodies[k]),
+        *(op_of(s, sizes.physical) for s in step.bodies[k]),
         *(KernelOp(Fusing.ROOT, (v,), ()) for v in stacked),
     ]
     rooms = Rooms(taken, frozenset(taken), frozenset(taken), hiding)
-    live = alive(ops, sizes, whole, held, rooms)
-    sent = {(s.value, s.move.after): s for s in step.bodies[k] if isinstance(s, Box) and s.move.is_collective}
-    waiting = [(sent[v].value, sent[v].move.before) for v in stacked if v in sent]
-    return [*live, *(Live(v, sizes.bytes(v)) for v in waiting)]
+    return alive(ops, sizes, whole, held, rooms)

@@ -1,30 +1,35 @@
-"""In which order kernels run: XLA:GPU hides collectives, and saves memory where it costs nothing.
+"""In which order kernels run: XLA:GPU saves memory where it costs nothing, and hides collectives.
 
-Its latency-hiding scheduler fills the time of collectives with what nobody waits for. That are the products
-that no other product follows, the gradients of weights: they come last, and what they read stays until then.
+Its latency-hiding scheduler fills the time of collectives that products wait for with what nobody waits for:
+the products that no other product follows, as gradients of weights are. They come last then, and what they
+read stays until that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from sbp.passes.physical.fusing import Fusing
 from sbp.passes.physical.kernels import Buffer, Kernels
 from sbp.passes.physical.program import Border
 
 
-def turns(k: Kernels, elsewhere: Collection[Buffer], carried: Collection[Buffer], hiding: bool) -> list[int]:
+def turns(
+    k: Kernels, elsewhere: Collection[Buffer], carried: Collection[Buffer], hiding: bool, sending: bool
+) -> list[int]:
     """The turn of each kernel, and of the end; ops that are no kernels have one too.
 
     Arguments:
       elsewhere: tensors whose room is counted elsewhere.
       carried: tensors that the next trip of a loop goes on with.
-      hiding: whether collectives are hidden behind products that nobody waits for.
+      hiding: whether collectives are hidden at the cost of memory.
+      sending: whether there are some that nobody waits for in this trip of a loop.
     """
     n = len(k.ops)
     when = [float(i) for i in range(n)]
-    if hiding:
-        late = _late(k, carried)
+    followed = _followed(k, carried)
+    if hiding and (sending or _waits(k, followed)):
+        late = _late(k, followed)
         for at, i in enumerate([*(i for i in range(n) if not late[i]), *(i for i in range(n) if late[i])]):
             when[i] = float(at)
     when.append(float(n))
@@ -36,8 +41,8 @@ def turns(k: Kernels, elsewhere: Collection[Buffer], carried: Collection[Buffer]
     return turn
 
 
-def _late(k: Kernels, carried: Collection[Buffer]) -> list[bool]:
-    """Per op, whether it is a product that no other one follows, or comes after such."""
+def _followed(k: Kernels, carried: Collection[Buffer]) -> list[bool]:
+    """Per op, whether a product needs what it makes, be it in the next trip."""
     n = len(k.ops)
     followed = [False] * (n + 1)
     for i in reversed(range(n)):
@@ -45,7 +50,23 @@ def _late(k: Kernels, carried: Collection[Buffer]) -> list[bool]:
             t in carried or any(r < n and (followed[r] or k.ops[r].product) for r in t.readers)
             for t in k.made[i]
         )
-    late = [False] * n
+    return followed
+
+
+def _waits(k: Kernels, followed: Sequence[bool]) -> bool:
+    """Whether products wait for a collective that waits for products."""
+    after = [False] * len(k.ops)
+    for i, op in enumerate(k.ops):
+        makers = [t.maker for t in k.read[i] if t.maker >= 0]
+        after[i] = any(after[m] or k.ops[m].product for m in makers)
+        if op.sends and k.runs(i) and after[i] and followed[i]:
+            return True
+    return False
+
+
+def _late(k: Kernels, followed: Sequence[bool]) -> list[bool]:
+    """Per op, whether it is a product that no other one follows, or comes after such."""
+    late = [False] * len(k.ops)
     for i, op in enumerate(k.ops):
         last = op.product and k.runs(i) and not followed[i] and not isinstance(op.step, Border)
         late[i] = last or any(t.maker >= 0 and late[t.maker] for t in k.read[i])

@@ -1,7 +1,5 @@
-"""The evaluator of physical programs, against a slow count step by step, and against XLA."""
+"""The evaluator of physical programs, against XLA, and against the plan's own rows."""
 
-import random
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -13,50 +11,12 @@ from jax import lax
 import sbp
 from sbp import B, S
 from sbp.passes.boxing.links import Network
-from sbp.passes.physical import evaluate
-from sbp.passes.physical.evaluate import Evaluator, executed, peak
+from sbp.passes.physical.evaluate import Evaluator, executed
 from sbp.passes.physical.program import Border
 from sbp.passes.program.control import WHILE_TRIPS
 
 GRID = sbp.placement("cpu", shape=(2, 2))
 LAYERS, WIDTH, ROWS = 12, 64, 256
-
-
-@dataclass(frozen=True)
-class Made:
-    """A step of a made-up program."""
-
-    reads: tuple[int, ...]
-    writes: tuple[int, ...]
-
-
-def counted(steps: list[Made], kept: set[int], held: set[int], size: dict[int, float]) -> float:
-    """The peak, by asking after every step of every tensor whether anybody still needs it."""
-    there, most = set(held), sum(size[v] for v in held)
-    for i, step in enumerate(steps):
-        there |= set(step.writes)
-        most = max(most, sum(size[v] for v in there))
-        later = kept.union(*(s.reads for s in steps[i + 1 :]))
-        there &= later
-    return most
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_the_peak_is_what_a_slow_count_finds(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    draw = random.Random(seed)
-    monkeypatch.setattr(evaluate, "reads", lambda s: list(s.reads))
-    monkeypatch.setattr(evaluate, "writes", lambda s: list(s.writes))
-    known = list(range(4))
-    held, steps = set(known), []
-    for _ in range(30):
-        fresh = [len(known) + k for k in range(draw.choice([1, 1, 2]))]
-        steps.append(Made(tuple(draw.sample(known[-8:], 2)), tuple(fresh)))
-        known += fresh
-    size = {v: float(draw.randrange(1, 100)) for v in known}
-    kept = held | set(draw.sample(known, 5))
-    found = peak(steps, size.__getitem__, kept, held)  # type: ignore[arg-type]
-    assert sum(x.bytes for x in found) == counted(steps, kept, held, size)
-    assert len({x.version for x in found}) == len(found)
 
 
 def layers(w: Any, x: Any) -> Any:
