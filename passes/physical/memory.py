@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from sbp.passes.physical.convolutions import copies
 from sbp.passes.physical.fusing import Fusing, KernelOp, ShardSizes, op_of
 from sbp.passes.physical.kernels import Buffer, Kernels, kernels
-from sbp.passes.physical.order import turns
+from sbp.passes.physical.order import Seconds, turns
 from sbp.passes.physical.program import Border, Box, Step, Version
 from sbp.passes.program.control import Port, ports
 from sbp.signature import NdSbp
@@ -51,13 +51,13 @@ class Rooms:
       taken: what is there at the end, and whose room it takes, which is there at the beginning.
       given: what is there at the end in a room that is counted elsewhere.
       carried: what is there at the end and goes into the next trip of a loop.
-      hiding: whether collectives are hidden at the cost of memory.
+      seconds: of an op; None where memory is short, and collectives are not hidden at its cost.
     """
 
     taken: Mapping[Version, Version]
     given: frozenset[Version]
     carried: frozenset[Version] = frozenset()
-    hiding: bool = True
+    seconds: Seconds | None = None
 
 
 def peak(
@@ -66,7 +66,7 @@ def peak(
     kept: Iterable[Version],
     held: Iterable[Version] = (),
     donated: Mapping[Version, Version] | None = None,
-    hiding: bool = True,
+    seconds: Seconds | None = None,
 ) -> list[Live]:
     """What a device holds when it holds most.
 
@@ -74,12 +74,12 @@ def peak(
       kept: versions that are needed after the last step.
       held: versions that are there before the first one. What is read beside them is not counted.
       donated: results, and the argument whose memory each takes.
-      hiding: whether collectives are hidden at the cost of memory.
+      seconds: of an op; None where memory is short, and collectives are not hidden at its cost.
     """
     ops, there = [op_of(s, sizes.physical) for s in steps], list(dict.fromkeys(held))
     known = {*there, *(v for op in ops for v in op.writes)}
     taken, results = donated or {}, [v for v in dict.fromkeys(kept) if v in known]
-    rooms = Rooms(taken, frozenset(results), hiding=hiding)
+    rooms = Rooms(taken, frozenset(results), seconds=seconds)
     inside = alive(ops, sizes, results, there, rooms)
     mine = [Live(v, sizes.bytes(v)) for v in results if v not in taken]
     return [*(Live(v, sizes.bytes(v)) for v in there), *mine, *inside]
@@ -94,9 +94,10 @@ def alive(
     taken = {k.ends[v]: there[a] for v, a in rooms.taken.items() if v in k.ends and a in there}
     own = {k.ends[v] for v in rooms.given if v in k.ends}
     elsewhere = {t for t in k.tensors if t.maker < 0 or t in own}
-    waiting = [Live(v, sizes.bytes(v)) for v in _sent_later(k)]
+    sent = _sent_later(k)
+    waiting = [Live(v, sizes.bytes(v)) for op in sent for v in op.reads]
     carried = {k.ends[v] for v in rooms.carried if v in k.ends}
-    turn = turns(k, elsewhere, carried, rooms.hiding, bool(waiting))
+    turn = turns(k, elsewhere, carried, rooms.seconds, sent)
     sweep = _Sweep(turn)
     for t in k.tensors:
         if t not in elsewhere:
@@ -114,15 +115,15 @@ def alive(
         if k.runs(i) and k.made[i]:
             _write_over(k, i, turn, sweep, sizes)
         if isinstance(op.step, Border) and k.runs(i):
-            sweep.inside(turn[i], _inside(op.step, sizes, rooms.hiding))
+            sweep.inside(turn[i], _inside(op.step, sizes, rooms.seconds))
     return [*sweep.most(), *waiting]
 
 
-def _sent_later(k: Kernels) -> list[Version]:
+def _sent_later(k: Kernels) -> list[KernelOp]:
     """What a trip of a loop sends only to stack it: XLA sends it in the next trip."""
     stacked = [t for i, op in enumerate(k.ops) if not op.writes and op.step is None for t in k.read[i]]
     alone = [k.ops[t.maker] for t in dict.fromkeys(stacked) if t.maker >= 0 and len(t.readers) == 1]
-    return [v for op in alone if isinstance(op.step, Box) and op.sends for v in op.reads]
+    return [op for op in alone if isinstance(op.step, Box) and op.sends]
 
 
 def _last(t: Buffer, turn: Sequence[int], otherwise: int) -> int:
@@ -206,19 +207,19 @@ class _Sweep:
         return [*here, *self.bodies.get(at, ())]
 
 
-def _inside(step: Border, sizes: ShardSizes, hiding: bool) -> list[Live]:
+def _inside(step: Border, sizes: ShardSizes, seconds: Seconds | None) -> list[Live]:
     """What the hungriest body of a loop or a branch holds beyond what is counted outside of it.
 
     What enters whole is the outer tensor, and a carried value takes the room of the last one. A slice of a
     scanned tensor is a loop, and so is what goes into a stack.
     """
     wired = list(zip(ports(step.node), step.inside, strict=True))
-    bodies = [_body(step, k, wired, sizes, hiding) for k in range(len(step.bodies))]
+    bodies = [_body(step, k, wired, sizes, seconds) for k in range(len(step.bodies))]
     return max(bodies, key=lambda live: sum(x.bytes for x in live), default=[])
 
 
 def _body(
-    step: Border, k: int, wired: Sequence[tuple[Port, NdSbp]], sizes: ShardSizes, hiding: bool
+    step: Border, k: int, wired: Sequence[tuple[Port, NdSbp]], sizes: ShardSizes, seconds: Seconds | None
 ) -> list[Live]:
     inputs = set(step.node.bodies[k].inputs)
     slices, held, stacked, whole = list[Version](), list[Version](), list[Version](), list[Version]()
@@ -235,5 +236,5 @@ def _body(
         *(op_of(s, sizes.physical) for s in step.bodies[k]),
         *(KernelOp(Fusing.ROOT, (v,), ()) for v in stacked),
     ]
-    rooms = Rooms(taken, frozenset(taken), frozenset(taken), hiding)
+    rooms = Rooms(taken, frozenset(taken), frozenset(taken), seconds)
     return alive(ops, sizes, whole, held, rooms)

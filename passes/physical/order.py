@@ -1,38 +1,42 @@
 """In which order kernels run: XLA:GPU saves memory where it costs nothing, and hides collectives.
 
-Its latency-hiding scheduler fills the time of collectives that products wait for with what nobody waits for:
-the products that no other product follows, as gradients of weights are. They come last then, and what they
-read stays until that.
+Its latency-hiding scheduler goes backwards, and fills the time of every collective that a product waits for
+with what nobody waits for: products that no other product follows, as gradients of weights are. These run
+later than they could, and what they read stays until then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from typing import TypeAlias
 
-from sbp.passes.physical.fusing import Fusing
+from sbp.passes.physical.fusing import Fusing, KernelOp
 from sbp.passes.physical.kernels import Buffer, Kernels
 from sbp.passes.physical.program import Border
 
+Seconds: TypeAlias = Callable[[KernelOp], float]
+"""How long an op takes."""
+
 
 def turns(
-    k: Kernels, elsewhere: Collection[Buffer], carried: Collection[Buffer], hiding: bool, sending: bool
+    k: Kernels,
+    elsewhere: Collection[Buffer],
+    carried: Collection[Buffer],
+    seconds: Seconds | None,
+    sent: Sequence[KernelOp] = (),
 ) -> list[int]:
     """The turn of each kernel, and of the end; ops that are no kernels have one too.
 
     Arguments:
       elsewhere: tensors whose room is counted elsewhere.
       carried: tensors that the next trip of a loop goes on with.
-      hiding: whether collectives are hidden at the cost of memory.
-      sending: whether there are some that nobody waits for in this trip of a loop.
+      seconds: of an op; None where memory is short, and collectives are not hidden at its cost.
+      sent: what is sent beside a trip of a loop, while nobody waits for it.
     """
     n = len(k.ops)
-    when = [float(i) for i in range(n)]
-    followed = _followed(k, carried)
-    if hiding and (sending or _waits(k, followed)):
-        late = _late(k, followed)
-        for at, i in enumerate([*(i for i in range(n) if not late[i]), *(i for i in range(n) if late[i])]):
-            when[i] = float(at)
-    when.append(float(n))
+    when = [float(i) for i in range(n + 1)]
+    if seconds is not None:
+        _hide(k, when, _followed(k, carried), seconds, sent)
     _hasten(k, when, elsewhere)
     _delay(k, when, elsewhere)
     turn = [0] * (n + 1)
@@ -53,24 +57,30 @@ def _followed(k: Kernels, carried: Collection[Buffer]) -> list[bool]:
     return followed
 
 
-def _waits(k: Kernels, followed: Sequence[bool]) -> bool:
-    """Whether products wait for a collective that waits for products."""
+def _hide(
+    k: Kernels, when: list[float], followed: Sequence[bool], seconds: Seconds, sent: Sequence[KernelOp]
+) -> None:
+    """Puts products that nobody waits for beside collectives, the last ones first."""
+    gaps, free = list[tuple[int, float]](), list[int]()
     after = [False] * len(k.ops)
     for i, op in enumerate(k.ops):
         makers = [t.maker for t in k.read[i] if t.maker >= 0]
         after[i] = any(after[m] or k.ops[m].product for m in makers)
+        inside = isinstance(op.step, Border)
         if op.sends and k.runs(i) and after[i] and followed[i]:
-            return True
-    return False
-
-
-def _late(k: Kernels, followed: Sequence[bool]) -> list[bool]:
-    """Per op, whether it is a product that no other one follows, or comes after such."""
-    late = [False] * len(k.ops)
-    for i, op in enumerate(k.ops):
-        last = op.product and k.runs(i) and not followed[i] and not isinstance(op.step, Border)
-        late[i] = last or any(t.maker >= 0 and late[t.maker] for t in k.read[i])
-    return late
+            gaps.append((i, seconds(op)))
+        elif op.product and k.runs(i) and not followed[i] and not inside:
+            free.append(i)
+    gaps.append((len(k.ops), sum(map(seconds, sent))))
+    for at, left in reversed(gaps):
+        while free and free[-1] > at:
+            free.pop()
+        while free and left > 0:
+            i = free.pop()
+            when[i] = float(at)
+            left -= seconds(k.ops[i])
+    for i in range(len(k.ops)):
+        when[i] = max([when[i], *(when[t.maker] for t in k.read[i] if t.maker >= 0)])
 
 
 def _delay(k: Kernels, when: list[float], elsewhere: Collection[Buffer]) -> None:

@@ -76,7 +76,7 @@ def test_the_peak_is_what_a_slow_count_finds(seed: int) -> None:
     ops = [op for op in ops if not op.writes or (needed | kept) & {v for v, _ in op.writes}]
     size = {v: float(draw.randrange(1, 100)) for v in known}
     versions = [(v, ()) for v in kept]
-    rooms = Rooms({}, frozenset(versions), hiding=False)
+    rooms = Rooms({}, frozenset(versions))
     found = alive(ops, cast("ShardSizes", Sizes(size)), versions, [(v, ()) for v in range(4)], rooms)
     assert sum(x.bytes for x in found) == counted(ops, kept, size)
     assert len({x.version for x in found}) == len(found)

@@ -27,11 +27,18 @@ def op(
     return KernelOp(kind, [*map(version, reads)], [*map(version, writes)], product=product, sends=sends)
 
 
-def ordered(ops: list[KernelOp], kept: list[int], hiding: bool = True, sending: bool = False) -> list[int]:
-    """The ops in the order in which they run."""
+def ordered(
+    ops: list[KernelOp], kept: list[int], collective: float | None = 1.0, sent: list[KernelOp] | None = None
+) -> list[int]:
+    """The ops in the order in which they run; a product takes a second."""
+
+    def seconds(op: KernelOp) -> float:
+        return collective if op.sends and collective is not None else 1.0
+
     sizes: Any = Alike()
     k: Kernels = kernels(ops, sizes, [*map(version, kept)], [version(1)])
-    turn = turns(k, {t for t in k.tensors if t.maker < 0}, (), hiding, sending)
+    at_rest = {t for t in k.tensors if t.maker < 0}
+    turn = turns(k, at_rest, (), None if collective is None else seconds, sent or [])
     assert sorted(turn) == list(range(len(ops) + 1))
     for t in k.tensors:
         assert all(turn[t.maker] < turn[r] for r in t.readers if t.maker >= 0)
@@ -43,34 +50,47 @@ def product(reads: list[int], writes: list[int]) -> KernelOp:
 
 
 def backward(sends: bool) -> list[KernelOp]:
-    """Two layers: of each the gradient of its weights, then that of its input, which may be sent."""
+    """Three layers: of each the gradient of its weights, and then that of its input, which may be sent."""
     return [
         product([1], [10]),
-        op(Fusing.CALL, [10], [11], sends=sends),
         product([10, 1], [20]),
-        product([11], [12]),
+        product([10], [11]),
+        op(Fusing.CALL, [11], [12], sends=sends),
         product([12, 1], [21]),
+        product([12], [13]),
+        op(Fusing.CALL, [13], [14], sends=sends),
+        product([14], [15]),
+        product([15, 1], [22]),
     ]
 
 
+SENT = op(Fusing.CALL, [5], [6], sends=True)
+
+
 @pytest.mark.parametrize(
-    ("sends", "hiding", "sending", "order"),
+    ("sends", "collective", "sent", "order"),
     [
-        (False, True, False, [0, 1, 2, 3, 4]),
-        (True, True, False, [0, 1, 3, 2, 4]),
-        (True, False, False, [0, 1, 2, 3, 4]),
-        (False, True, True, [0, 1, 3, 2, 4]),
+        (False, 1.0, [], [0, 1, 2, 3, 4, 5, 6, 7, 8]),
+        # Each collective has one product beside it, the last one that is ready.
+        (True, 1.0, [], [0, 2, 1, 3, 5, 4, 6, 7, 8]),
+        # The last collective takes all.
+        (True, 2.0, [], [0, 2, 3, 5, 1, 4, 6, 7, 8]),
+        (True, None, [], [0, 1, 2, 3, 4, 5, 6, 7, 8]),
+        # What the trip before has left to send.
+        (False, 2.0, [SENT], [0, 1, 2, 3, 5, 6, 7, 4, 8]),
     ],
 )
-def test_what_nobody_waits_for_comes_last_where_it_hides_a_collective(
-    sends: bool, hiding: bool, sending: bool, order: list[int]
+def test_what_nobody_waits_for_comes_beside_collectives(
+    sends: bool, collective: float | None, sent: list[KernelOp], order: list[int]
 ) -> None:
-    assert ordered(backward(sends), [20, 21], hiding, sending) == order
+    assert ordered(backward(sends), [20, 21, 22], collective, sent) == order
 
 
 def test_what_follows_a_late_product_is_late() -> None:
-    ops = [*backward(True)[:3], op(Fusing.LOOP, [20], [19]), *backward(True)[3:]]
-    assert ordered(ops, [19, 21]) == [0, 1, 4, 2, 3, 5]
+    ops = backward(True)
+    ops = [*ops[:2], op(Fusing.CALL, [20], [19]), *ops[2:]]
+    order = ordered(ops, [19, 21, 22], 2.0)
+    assert order[:6] == [0, 3, 4, 6, 1, 2]
 
 
 def test_what_is_made_of_little_is_made_late_and_what_frees_early() -> None:
