@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from sbp.passes.physical.fusing import ShardSizes
+from sbp.passes.physical.fusing import ShardSizes, is_padded
 from sbp.passes.physical.kernels import Buffer, Kernels
 from sbp.passes.physical.program import Compute
 from sbp.passes.program.graph import Const
@@ -77,6 +77,6 @@ def _padded(step: Compute, sizes: ShardSizes) -> float:
     """How many times larger an image is with its padding, if that is uneven; else 1."""
     padding: Sequence[tuple[int, int]] = step.node.params["padding"]
     image, _, _ = _spatial(step, sizes)
-    if all(low == high for low, high in padding):
+    if not is_padded(step.node.params):
         return 1.0
     return math.prod((n + low + high) / n for n, (low, high) in zip(image, padding, strict=True) if n)

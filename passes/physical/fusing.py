@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from sbp.compat import itemsize
 from sbp.passes.physical.program import (
@@ -94,6 +95,7 @@ class KernelOp:
       reads, writes: versions.
       straight: of what it reads, which it reads element by element, each where it writes it: the result may
         take that room.
+      changed: of what a call reads, what a loop changes for it first, and so needs not be written itself.
       product: whether it holds a product of matrices.
       sends: whether it holds a collective.
       step: None for a slice of a scanned tensor that enters, or leaves.
@@ -103,6 +105,7 @@ class KernelOp:
     reads: Sequence[Version]
     writes: Sequence[Version]
     straight: frozenset[Version] = frozenset()
+    changed: frozenset[Version] = frozenset()
     product: bool = False
     sends: bool = False
     step: Step | None = None
@@ -133,7 +136,9 @@ def op_of(step: Step, physical: Physical) -> KernelOp:
         }
         inner = [op_of(s, physical) for s in inner_steps(step)]
         product, sends = any(op.product for op in inner), any(op.sends for op in inner)
-        return KernelOp(Fusing.CALL, read, written, frozenset(carried), product, sends, step)
+        return KernelOp(
+            Fusing.CALL, read, written, frozenset(carried), product=product, sends=sends, step=step
+        )
     rule, name = step.node.rule, step.node.op
     kind = KINDS.get(name, Fusing.CALL)
     if rule is not None and name not in KINDS:
@@ -143,4 +148,11 @@ def op_of(step: Step, physical: Physical) -> KernelOp:
     straight = read if same or name in ("reshape", "squeeze") else read[:1] if over else ()
     product = rule is not None and rule.matmul is not None
     sends = bool(talks_of(physical.graph, step.node, step.strategy.lying, physical.placement.shape))
-    return KernelOp(kind, read, written, frozenset(straight), product, sends, step)
+    changed = frozenset(read[:1] if name == "conv_general_dilated" and is_padded(step.node.params) else ())
+    return KernelOp(kind, read, written, frozenset(straight), changed, product, sends, step)
+
+
+def is_padded(params: Mapping[str, Any]) -> bool:
+    """Whether the image of a convolution is padded before the call: cuDNN pads alike on both sides."""
+    uneven = any(low != high for low, high in params["padding"])
+    return uneven and all(d == 1 for d in params["lhs_dilation"])

@@ -153,10 +153,11 @@ class _Fusion:
     def _kernel(self, i: int) -> None:
         for t in self.writes[i]:
             t.written = True
-        for t, straight in self.reads[i]:
+        op = self.ops[i]
+        for v, (t, straight) in zip(op.reads, self.reads[i], strict=True):
             t.readers[i] = t.readers.get(i, True) and straight
             # A call reads memory; a loop or a root computes what is not there.
-            t.written = t.written or self.ops[i].kind is Fusing.CALL
+            t.written = t.written or (op.kind is Fusing.CALL and v not in op.changed)
 
     def _cheap(self, i: int, readers: int) -> bool:
         """Whether to compute a tensor in each reader moves no more bytes than to write and to read it."""

@@ -146,14 +146,25 @@ def _write_over(k: Kernels, i: int, turn: Sequence[int], sweep: _Sweep, sizes: S
 def _is_row_by_row(k: Kernels, i: int, t: Buffer, sizes: ShardSizes) -> bool:
     """Whether a kernel reduces rows and reads them again, as a softmax does: it is one with the reduction,
     and reads a whole row before it writes any of it."""
-    operands = [y for y in k.read[i] if y.bytes == t.bytes]
+    operands = [y for y in k.read[i] if y.bytes == t.bytes and _is_called(k, y)]
+
+    def alone(reader: int) -> list[Buffer]:
+        found = (r for r in k.read[reader] if r.maker >= 0 and len(r.readers) == 1 and r.bytes < t.bytes)
+        return [r for r in found if k.ops[r.maker].kind is not Fusing.CALL]
+
+    # What is computed of the reduced rows first is merged too.
+    rows = [*alone(i), *(r for s in alone(i) for r in alone(s.maker))]
     return any(
-        r.maker >= 0
-        and k.ops[r.maker].kind is Fusing.ROOT
+        k.ops[r.maker].kind is Fusing.ROOT
         and 1 < sizes.elements(t.version) / max(sizes.elements(r.version), 1) <= LONGEST_ROW
         and any(r.maker in y.readers for y in operands)
-        for r in k.read[i]
+        for r in rows
     )
+
+
+def _is_called(k: Kernels, t: Buffer) -> bool:
+    # What a scatter has made is reduced apart, as compiled programs show.
+    return t.maker < 0 or k.ops[t.maker].kind is not Fusing.ROOT
 
 
 class _Sweep:

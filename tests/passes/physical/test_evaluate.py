@@ -11,7 +11,8 @@ from jax import lax
 import sbp
 from sbp import B, S
 from sbp.passes.boxing.links import Network
-from sbp.passes.physical.evaluate import Evaluator, executed
+from sbp.passes.physical.evaluate import SHORTEST_COLLECTIVE_SECONDS, Evaluator, executed
+from sbp.passes.physical.fusing import op_of
 from sbp.passes.physical.program import Border
 from sbp.passes.program.control import WHILE_TRIPS
 
@@ -63,3 +64,26 @@ def test_a_loop_of_unknown_length_counts_alike_in_the_search_and_in_the_plan() -
         c.wire_bytes for c in plan.collectives if c.before == c.after
     )
     assert plan.wire_bytes == pytest.approx(sent) and plan.wire_bytes > 0
+
+
+def test_xla_schedules_by_figures_of_its_own() -> None:
+    """It takes no collective to be short, products of float32 to be TF32's, and convolutions to be nothing."""
+    on = sbp.placement("h100", shape=(2,))
+
+    def fn(x: Any, w: Any, image: Any, kernel: Any) -> Any:
+        return jnp.sum(x @ w), lax.conv(image, kernel, (1, 1), "SAME")
+
+    args = [
+        jax.ShapeDtypeStruct(s, jnp.float32) for s in ((512, 512), (512, 512), (8, 4, 16, 16), (4, 4, 3, 3))
+    ]
+    plan = sbp.compile(fn, on, in_sbp=([S(0)], [B], [B], [B])).plan(*args)
+    p = plan.physical
+    assert p is not None
+    takes = Evaluator(p, Network(plan.placement, plan.hardware))
+    ops = [op_of(s, p) for s in p.steps]
+    (product,) = [o for o in ops if o.name == "dot_general"]
+    assert product.step is not None
+    faster = 2 * plan.hardware.flops(4) / plan.hardware.flops(2)
+    assert takes.scheduled_seconds(product) == pytest.approx(takes.seconds_of(product.step) * faster)
+    assert [takes.scheduled_seconds(o) for o in ops if o.name == "conv_general_dilated"] == [0.0]
+    assert {takes.scheduled_seconds(o) for o in ops if o.sends} == {SHORTEST_COLLECTIVE_SECONDS}
