@@ -94,7 +94,7 @@ class KernelOp:
     Arguments:
       reads, writes: versions.
       straight: of what it reads, which it reads element by element, each where it writes it: the result may
-        take that room.
+        take that space.
       changed: of what a call reads, what a loop changes for it first, and so needs not be written itself.
       product: whether it holds a product of matrices.
       sends: whether it holds a collective.

@@ -2,14 +2,14 @@
 
 Of what fusion leaves in memory (kernels.py):
 
-- Arguments and results lie in rooms of their own for the whole step. A result takes the room of a donated
+- Arguments and results lie in spaces of their own for the whole step. A result takes the space of a donated
   argument of its shape; where that is still read after the result is there, XLA copies, and it is counted.
-- Everything else shares one room, and is there from its kernel to its last reader. A kernel writes over an
+- Everything else shares one space, and is there from its kernel to its last reader. A kernel writes over an
   operand of the same size that nobody else needs, if it reads it element by element (buffer assignment).
 - A loop carries values in place, and writes what it stacks into the stack at once; what a trip holds beside
   that is there once. What it only sends before it stacks it, XLA sends one trip later (its collective
   pipeliner), and so holds for one trip more.
-- What is made of little comes as late as it can, what makes room as early as it can, and what nobody waits
+- What is made of little comes as late as it can, what makes space as early as it can, and what nobody waits
   for last, where there are collectives to hide (order.py).
 """
 
@@ -44,12 +44,12 @@ class Live:
 
 
 @dataclass(frozen=True, slots=True)
-class Rooms:
-    """What of a body's tensors lies in rooms that are counted elsewhere.
+class Spaces:
+    """What of a body's tensors lies in spaces that are counted elsewhere.
 
     Arguments:
-      taken: what is there at the end, and whose room it takes, which is there at the beginning.
-      given: what is there at the end in a room that is counted elsewhere.
+      taken: what is there at the end, and whose space it takes, which is there at the beginning.
+      given: what is there at the end in a space that is counted elsewhere.
       carried: what is there at the end and goes into the next trip of a loop.
       seconds: of an op; None where memory is short, and collectives are not hidden at its cost.
     """
@@ -79,25 +79,29 @@ def peak(
     ops, there = [op_of(s, sizes.physical) for s in steps], list(dict.fromkeys(held))
     known = {*there, *(v for op in ops for v in op.writes)}
     taken, results = donated or {}, [v for v in dict.fromkeys(kept) if v in known]
-    rooms = Rooms(taken, frozenset(results), seconds=seconds)
-    inside = alive(ops, sizes, results, there, rooms)
+    spaces = Spaces(taken, frozenset(results), seconds=seconds)
+    inside = alive(ops, sizes, results, there, spaces)
     mine = [Live(v, sizes.bytes(v)) for v in results if v not in taken]
     return [*(Live(v, sizes.bytes(v)) for v in there), *mine, *inside]
 
 
 def alive(
-    ops: Sequence[KernelOp], sizes: ShardSizes, kept: Sequence[Version], held: Iterable[Version], rooms: Rooms
+    ops: Sequence[KernelOp],
+    sizes: ShardSizes,
+    kept: Sequence[Version],
+    held: Iterable[Version],
+    spaces: Spaces,
 ) -> list[Live]:
-    """What lies in the room that all share, when most does."""
+    """What lies in the space that all share, when most does."""
     k = kernels(ops, sizes, kept, held)
     there = {t.version: t for t in k.tensors if t.maker < 0}
-    taken = {k.ends[v]: there[a] for v, a in rooms.taken.items() if v in k.ends and a in there}
-    own = {k.ends[v] for v in rooms.given if v in k.ends}
+    taken = {k.ends[v]: there[a] for v, a in spaces.taken.items() if v in k.ends and a in there}
+    own = {k.ends[v] for v in spaces.given if v in k.ends}
     elsewhere = {t for t in k.tensors if t.maker < 0 or t in own}
     sent = _sent_later(k)
     waiting = [Live(v, sizes.bytes(v)) for op in sent for v in op.reads]
-    carried = {k.ends[v] for v in rooms.carried if v in k.ends}
-    turn = turns(k, elsewhere, carried, rooms.seconds, sent)
+    carried = {k.ends[v] for v in spaces.carried if v in k.ends}
+    turn = turns(k, elsewhere, carried, spaces.seconds, sent)
     sweep = _Sweep(turn)
     for t in k.tensors:
         if t not in elsewhere:
@@ -115,7 +119,7 @@ def alive(
         if k.runs(i) and k.made[i]:
             _write_over(k, i, turn, sweep, sizes)
         if isinstance(op.step, Border) and k.runs(i):
-            sweep.inside(turn[i], _inside(op.step, sizes, rooms.seconds))
+            sweep.inside(turn[i], _inside(op.step, sizes, spaces.seconds))
     return [*sweep.most(), *waiting]
 
 
@@ -131,7 +135,7 @@ def _last(t: Buffer, turn: Sequence[int], otherwise: int) -> int:
 
 
 def _write_over(k: Kernels, i: int, turn: Sequence[int], sweep: _Sweep, sizes: ShardSizes) -> None:
-    """Lets the results of a kernel take the rooms of operands that nobody needs after it."""
+    """Lets the results of a kernel take the spaces of operands that nobody needs after it."""
     for t in k.made[i]:
         if t not in sweep.lives:
             continue
@@ -187,7 +191,7 @@ class _Sweep:
             self.lives[tensor] = born, dies, live.bytes
 
     def give(self, tensor: Buffer) -> bool:
-        """Lets another tensor have the room of this one in its last turn; whether it is still to be had."""
+        """Lets another tensor have the space of this one in its last turn; whether it is still to be had."""
         if tensor in self.given:
             return False
         self.given.add(tensor)
@@ -221,7 +225,7 @@ class _Sweep:
 def _inside(step: Border, sizes: ShardSizes, seconds: Seconds | None) -> list[Live]:
     """What the hungriest body of a loop or a branch holds beyond what is counted outside of it.
 
-    What enters whole is the outer tensor, and a carried value takes the room of the last one. A slice of a
+    What enters whole is the outer tensor, and a carried value takes the space of the last one. A slice of a
     scanned tensor is a loop, and so is what goes into a stack.
     """
     wired = list(zip(ports(step.node), step.inside, strict=True))
@@ -247,5 +251,5 @@ def _body(
         *(op_of(s, sizes.physical) for s in step.bodies[k]),
         *(KernelOp(Fusing.ROOT, (v,), ()) for v in stacked),
     ]
-    rooms = Rooms(taken, frozenset(taken), frozenset(taken), seconds)
-    return alive(ops, sizes, whole, held, rooms)
+    spaces = Spaces(taken, frozenset(taken), frozenset(taken), seconds)
+    return alive(ops, sizes, whole, held, spaces)

@@ -28,7 +28,7 @@ def turns(
     """The turn of each kernel, and of the end; ops that are no kernels have one too.
 
     Arguments:
-      elsewhere: tensors whose room is counted elsewhere.
+      elsewhere: tensors whose space is counted elsewhere.
       carried: tensors that the next trip of a loop goes on with.
       seconds: of an op; None where memory is short, and collectives are not hidden at its cost.
       sent: what is sent beside a trip of a loop, while nobody waits for it.

@@ -67,7 +67,7 @@ def test_a_loop_of_unknown_length_counts_alike_in_the_search_and_in_the_plan() -
 
 
 def test_xla_schedules_by_figures_of_its_own() -> None:
-    """It takes no collective to be short, products of float32 to be TF32's, and convolutions to be nothing."""
+    """No collective is short to it, products of float32 are TF32's, and convolutions take nothing."""
     on = sbp.placement("h100", shape=(2,))
 
     def fn(x: Any, w: Any, image: Any, kernel: Any) -> Any:

@@ -14,7 +14,7 @@ from sbp import B, P, S
 from sbp.passes.boxing.links import Network
 from sbp.passes.physical.evaluate import Evaluator, donations
 from sbp.passes.physical.fusing import Fusing, KernelOp, ShardSizes
-from sbp.passes.physical.memory import Rooms, alive
+from sbp.passes.physical.memory import Spaces, alive
 from sbp.signature import NdSbp
 
 ONE = sbp.placement("h100", shape=(1,))
@@ -76,8 +76,8 @@ def test_the_peak_is_what_a_slow_count_finds(seed: int) -> None:
     ops = [op for op in ops if not op.writes or (needed | kept) & {v for v, _ in op.writes}]
     size = {v: float(draw.randrange(1, 100)) for v in known}
     versions = [(v, ()) for v in kept]
-    rooms = Rooms({}, frozenset(versions))
-    found = alive(ops, cast("ShardSizes", Sizes(size)), versions, [(v, ()) for v in range(4)], rooms)
+    spaces = Spaces({}, frozenset(versions))
+    found = alive(ops, cast("ShardSizes", Sizes(size)), versions, [(v, ()) for v in range(4)], spaces)
     assert sum(x.bytes for x in found) == counted(ops, kept, size)
     assert len({x.version for x in found}) == len(found)
 
@@ -107,7 +107,7 @@ def step(state: Any, x: Any) -> Any:
     return state * 0.9 + x, jnp.tanh(state @ x).sum()
 
 
-def test_a_result_takes_the_room_of_a_donated_argument() -> None:
+def test_a_result_takes_the_space_of_a_donated_argument() -> None:
     assert squares(lambda s, x: s * 0.9 + x, X, X) == 3
     assert squares(lambda s, x: s * 0.9 + x, X, X, donate=0) == 2
     assert squares(step, X, X) == 4
@@ -123,7 +123,7 @@ def test_what_is_still_read_is_copied() -> None:
     assert squares(fn, X, X, donate=0) == squares(fn, X, X) == 4
 
 
-def test_another_shape_or_signature_has_no_room() -> None:
+def test_another_shape_or_signature_has_no_space() -> None:
     halves = [S(0)], [S(1)]
     on = sbp.placement("h100", shape=(2,))
     assert squares(lambda x: (x + 1).sum(0), X, donate=0) == 1
@@ -164,7 +164,7 @@ def test_what_a_loop_stacks_is_there_once() -> None:
     gradient = squares(jax.grad(scanned), w, x)
     # Weights, their gradient, x, and a stack of what tanh was given and has given, some matrices on top.
     assert 4 * LAYERS + 1 <= gradient <= 4 * LAYERS + 8
-    # The gradient is stacked while the weights are still read: they are no room for it.
+    # The gradient is stacked while the weights are still read: they are no space for it.
     assert squares(jax.grad(scanned), w, x, donate=0) == gradient
 
 
