@@ -81,12 +81,8 @@ class Evaluator:
         inputs = list(zip(p.graph.inputs, p.inputs, strict=True))
         results = zip(p.graph.outputs, p.outputs, strict=True)
         kept = [(x, nd) for x, nd in results if not isinstance(x, Const)]
-        over, sizes = donations(p, self.donated), ShardSizes(p)
-        found = peak(p.steps, sizes, kept, inputs, over, self.scheduled_seconds)
-        if sum(x.bytes for x in found) > self.network.hardware.memory_bytes:
-            # Where memory is short, XLA's scheduler saves it instead.
-            saving = peak(p.steps, sizes, kept, inputs, over)
-            found = min(found, saving, key=lambda live: sum(x.bytes for x in live))
+        over, limit = donations(p, self.donated), self.network.hardware.memory_bytes
+        found = peak(p.steps, ShardSizes(p), kept, inputs, over, self.scheduled_seconds, limit)
         return sorted(found, key=lambda x: -x.bytes)
 
     def scheduled_seconds(self, op: KernelOp) -> float:

@@ -15,8 +15,9 @@ Of what fusion leaves in memory (kernels.py):
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sbp.passes.physical.convolutions import copies
 from sbp.passes.physical.fusing import Fusing, KernelOp, ShardSizes, op_of
@@ -67,6 +68,7 @@ def peak(
     held: Iterable[Version] = (),
     donated: Mapping[Version, Version] | None = None,
     seconds: Seconds | None = None,
+    limit_bytes: float = math.inf,
 ) -> list[Live]:
     """What a device holds when it holds most.
 
@@ -74,26 +76,23 @@ def peak(
       kept: versions that are needed after the last step.
       held: versions that are there before the first one. What is read beside them is not counted.
       donated: results, and the argument whose memory each takes.
-      seconds: of an op; None where memory is short, and collectives are not hidden at its cost.
+      seconds: of an op; None where collectives are not hidden at the cost of memory.
+      limit_bytes: what there is; what needs more does not hide collectives either, as XLA's scheduler.
     """
     ops, there = [op_of(s, sizes.physical) for s in steps], list(dict.fromkeys(held))
     known = {*there, *(v for op in ops for v in op.writes)}
     taken, results = donated or {}, [v for v in dict.fromkeys(kept) if v in known]
-    spaces = Spaces(taken, frozenset(results), seconds=seconds)
-    inside = alive(ops, sizes, results, there, spaces)
-    mine = [Live(v, sizes.bytes(v)) for v in results if v not in taken]
-    return [*(Live(v, sizes.bytes(v)) for v in there), *mine, *inside]
+    rest = [Live(v, sizes.bytes(v)) for v in (*there, *(v for v in results if v not in taken))]
+    k, spaces = kernels(ops, sizes, results, there), Spaces(taken, frozenset(results), seconds=seconds)
+    found = alive(k, sizes, spaces)
+    if sum(x.bytes for x in (*rest, *found)) > limit_bytes and seconds is not None:
+        saving = alive(k, sizes, replace(spaces, seconds=None))
+        found = min(found, saving, key=lambda live: sum(x.bytes for x in live))
+    return [*rest, *found]
 
 
-def alive(
-    ops: Sequence[KernelOp],
-    sizes: ShardSizes,
-    kept: Sequence[Version],
-    held: Iterable[Version],
-    spaces: Spaces,
-) -> list[Live]:
+def alive(k: Kernels, sizes: ShardSizes, spaces: Spaces) -> list[Live]:
     """What lies in the space that all share, when most does."""
-    k = kernels(ops, sizes, kept, held)
     there = {t.version: t for t in k.tensors if t.maker < 0}
     taken = {k.ends[v]: there[a] for v, a in spaces.taken.items() if v in k.ends and a in there}
     own = {k.ends[v] for v in spaces.given if v in k.ends}
@@ -115,7 +114,7 @@ def alive(
     for c in copies(k, sizes):
         at = [turn[i] for i in c.users]
         sweep.add(Live(c.tensor.version, c.bytes), min(at), max(at))
-    for i, op in enumerate(ops):
+    for i, op in enumerate(k.ops):
         if k.runs(i) and k.made[i]:
             _write_over(k, i, turn, sweep, sizes)
         if isinstance(op.step, Border) and k.runs(i):
@@ -252,4 +251,4 @@ def _body(
         *(KernelOp(Fusing.ROOT, (v,), ()) for v in stacked),
     ]
     spaces = Spaces(taken, frozenset(taken), frozenset(taken), seconds)
-    return alive(ops, sizes, whole, held, spaces)
+    return alive(kernels(ops, sizes, whole, held), sizes, spaces)

@@ -14,6 +14,7 @@ from sbp import B, P, S
 from sbp.passes.boxing.links import Network
 from sbp.passes.physical.evaluate import Evaluator, donations
 from sbp.passes.physical.fusing import Fusing, KernelOp, ShardSizes
+from sbp.passes.physical.kernels import kernels
 from sbp.passes.physical.memory import Spaces, alive
 from sbp.signature import NdSbp
 
@@ -77,7 +78,9 @@ def test_the_peak_is_what_a_slow_count_finds(seed: int) -> None:
     size = {v: float(draw.randrange(1, 100)) for v in known}
     versions = [(v, ()) for v in kept]
     spaces = Spaces({}, frozenset(versions))
-    found = alive(ops, cast("ShardSizes", Sizes(size)), versions, [(v, ()) for v in range(4)], spaces)
+    sizes = cast("ShardSizes", Sizes(size))
+    k = kernels(ops, sizes, versions, [(v, ()) for v in range(4)])
+    found = alive(k, sizes, spaces)
     assert sum(x.bytes for x in found) == counted(ops, kept, size)
     assert len({x.version for x in found}) == len(found)
 
@@ -162,8 +165,8 @@ def test_what_a_loop_stacks_is_there_once() -> None:
     """For the gradient each trip leaves what it computed, and makes a gradient of its own."""
     w, x = floats(LAYERS, N, N), X
     gradient = squares(jax.grad(scanned), w, x)
-    # Weights, their gradient, x, and a stack of what tanh was given and has given, some matrices on top.
-    assert 4 * LAYERS + 1 <= gradient <= 4 * LAYERS + 8
+    # Weights, their gradient, x, two stacks of activations (three on older lines of JAX), some matrices more.
+    assert 4 * LAYERS + 1 <= gradient <= 5 * LAYERS + 8
     # The gradient is stacked while the weights are still read: they are no space for it.
     assert squares(jax.grad(scanned), w, x, donate=0) == gradient
 
