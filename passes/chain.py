@@ -208,10 +208,10 @@ def write_plan(s: Placed) -> PlanData:
         *notes.parts_notes(s.physical),
     )
     paths = s.traced.in_paths, s.traced.out_paths
-    plan = explain(r.name, s.physical, s.boxings, s.assignment.bound, paths, remarks)
+    plan = explain(r.name, s.physical, s.boxings, s.assignment.bound, paths, remarks, r.donated)
     if r.whole_step:
-        memory.check_limit(plan, limit)
-        plan = memory.with_warning(plan)
+        memory.check_limit(plan, limit, r.donated)
+        plan = memory.with_warning(plan, r.donated)
     if limit is None:
         memory.check_rest(plan, r.donated)
     return plan

@@ -30,10 +30,17 @@ def explain(
     bound: float,
     paths: tuple[Sequence[str], Sequence[str]],
     notes: Sequence[str],
+    donated: Sequence[int] = (),
 ) -> PlanData:
-    """The plan of a physical program."""
+    """The plan of a physical program.
+
+    Arguments:
+      bound: a proven lower bound on the seconds of every plan with these pins.
+      paths: the names of arguments and of results.
+      donated: positions of the argument leaves whose memory the results may take.
+    """
     graph, placement, network = physical.graph, physical.placement, boxings.network
-    reasons, takes = Reasons(physical, Names(graph, *paths)), Evaluator(physical, network)
+    reasons, takes = Reasons(physical, Names(graph, *paths)), Evaluator(physical, network, donated)
     collectives = tuple(
         replace(
             _collective(s, n, takes, reasons) if isinstance(s, Box) else _inside(s, n, takes, reasons),

@@ -10,7 +10,9 @@ from itertools import chain, repeat
 from sbp.errors import MemoryLimitError, Problem
 from sbp.passes.boxing.links import Network
 from sbp.passes.explain.plan import PlanData
-from sbp.passes.physical.evaluate import Evaluator, Live, shard_bytes
+from sbp.passes.physical.evaluate import Evaluator
+from sbp.passes.physical.fusing import ShardSizes
+from sbp.passes.physical.memory import Live
 from sbp.passes.program.graph import Const
 from sbp.passes.program.names import Names
 from sbp.signature import B, NdSbp, format_sbp
@@ -19,21 +21,28 @@ from sbp.units import bytes_text
 SHOWN = 5
 
 
-def live_at_peak(plan: PlanData) -> list[Live]:
-    """What one device holds when it holds most, the largest first."""
+def live_at_peak(plan: PlanData, donated: Sequence[int] = ()) -> list[Live]:
+    """What one device holds when it holds most, the largest first.
+
+    Arguments:
+      donated: positions of arguments whose memory the results may take.
+    """
     assert plan.physical is not None
-    return Evaluator(plan.physical, Network(plan.placement, plan.hardware)).at_peak()
+    return Evaluator(plan.physical, Network(plan.placement, plan.hardware), donated).at_peak()
 
 
-def check_limit(plan: PlanData, limit_bytes: float | None) -> None:
+def check_limit(plan: PlanData, limit_bytes: float | None, donated: Sequence[int] = ()) -> None:
     """Refuses a plan that needs too much.
+
+    Arguments:
+      donated: positions of arguments whose memory the results may take.
 
     Raises:
       MemoryLimitError: with the largest tensors at the peak, how they lie, and what to try.
     """
     if limit_bytes is None or plan.memory_bytes <= limit_bytes or plan.physical is None:
         return
-    live = live_at_peak(plan)
+    live = live_at_peak(plan, donated)
     raise MemoryLimitError(
         Problem(
             "memory",
@@ -82,10 +91,10 @@ def live_at_rest(plan: PlanData, donated: Sequence[int] = ()) -> list[Live]:
     """
     physical = plan.physical
     assert physical is not None
-    graph = physical.graph
+    graph, sizes = physical.graph, ShardSizes(physical)
 
     def live(x: int, nd: NdSbp) -> Live:
-        return Live((x, nd), shard_bytes(physical, (x, nd)))
+        return Live((x, nd), sizes.bytes((x, nd)))
 
     arguments = [live(x, nd) for x, nd in zip(graph.inputs, physical.inputs, strict=True)]
     # Arrays that are closed over stand behind the arguments, and have no path.
@@ -109,11 +118,15 @@ def live_at_rest(plan: PlanData, donated: Sequence[int] = ()) -> list[Live]:
     return sorted([*own, *results], key=lambda x: -x.bytes)
 
 
-def with_warning(plan: PlanData) -> PlanData:
-    """The plan, with a note on what is largest and what to try if it does not fit its device."""
+def with_warning(plan: PlanData, donated: Sequence[int] = ()) -> PlanData:
+    """The plan, with a note on what is largest and what to try if it does not fit its device.
+
+    Arguments:
+      donated: positions of arguments whose memory the results may take.
+    """
     if plan.fits or plan.physical is None:
         return plan
-    live = live_at_peak(plan)
+    live = live_at_peak(plan, donated)
     note = (
         f"it does not fit: alive at the peak are {_largest(plan, live)}; try: {_advice(plan, live)}. "
         "Options(memory_limit=...) refuses such a plan"

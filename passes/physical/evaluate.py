@@ -7,14 +7,22 @@ of collectives it counts once, as what is known.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from sbp import compat
 from sbp.passes.boxing.links import Network
-from sbp.passes.physical.program import Border, Box, Compute, Physical, Step, Version, reads, writes
-from sbp.passes.plan.cost import local_bytes, node_seconds
-from sbp.passes.program.control import assumed_trips, ports, trips
+from sbp.passes.physical.fusing import KernelOp, ShardSizes
+from sbp.passes.physical.memory import Live, peak
+from sbp.passes.physical.program import Border, Box, Compute, Physical, Step, Version
+from sbp.passes.plan.cost import node_seconds
+from sbp.passes.program.control import assumed_trips, trips
 from sbp.passes.program.graph import Const
+from sbp.signature import NdSbp
+
+SHORTEST_COLLECTIVE_SECONDS = 36e-6
+"""Of 8 H100s, in the table of XLA's scheduler (default_collective_perf_table.txtpb)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,25 +41,17 @@ class Executed:
     region: tuple[tuple[int, int], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Live:
-    """A tensor that a device holds.
-
-    Arguments:
-      version: which tensor, under which signature.
-      bytes: of one device's shard.
-    """
-
-    version: Version
-    bytes: float
-
-
 @dataclass(frozen=True)
 class Evaluator:
-    """What a program takes on a network."""
+    """What a program takes on a network.
+
+    Arguments:
+      donated: positions of the inputs whose memory the results may take.
+    """
 
     physical: Physical
     network: Network
+    donated: Sequence[int] = ()
 
     def box_seconds(self, box: Box) -> float:
         """The time of a move, once."""
@@ -76,30 +76,53 @@ class Evaluator:
         every = self.physical.steps if steps is None else steps
         return sum(e.assumed * self.seconds_of(e.step) for e in executed(every))
 
-    def size(self, version: Version) -> float:
-        """The bytes of one device's shard."""
-        return shard_bytes(self.physical, version)
-
     def at_peak(self) -> list[Live]:
-        """What one device holds when it holds most, the largest first.
-
-        Arguments stay for the whole step (donation is not counted), so it is an upper estimate of XLA's.
-        """
+        """What one device holds when it holds most, the largest first: that of XLA:GPU (memory.py)."""
         p = self.physical
         inputs = list(zip(p.graph.inputs, p.inputs, strict=True))
         results = zip(p.graph.outputs, p.outputs, strict=True)
-        kept = [*inputs, *((x, nd) for x, nd in results if not isinstance(x, Const))]
-        return sorted(peak(p.steps, self.size, kept, inputs), key=lambda x: -x.bytes)
+        kept = [(x, nd) for x, nd in results if not isinstance(x, Const)]
+        over, limit = donations(p, self.donated), self.network.hardware.memory_bytes
+        found = peak(p.steps, ShardSizes(p), kept, inputs, over, self.scheduled_seconds, limit)
+        return sorted(found, key=lambda x: -x.bytes)
+
+    def scheduled_seconds(self, op: KernelOp) -> float:
+        """How long XLA's scheduler takes an op to be: it computes products of float32 in TF32, at half the
+        rate of 2 bytes, has no figures for convolutions, and knows no short collective."""
+        if op.step is None or op.name == "conv_general_dilated":
+            return 0.0
+        taken, hardware = self.seconds([op.step]), self.network.hardware
+        if op.sends:
+            return max(taken, SHORTEST_COLLECTIVE_SECONDS)
+        if not op.product or max(self._itemsizes(op)) != 4:
+            return taken
+        return taken * min(1.0, 2 * hardware.flops(4) / hardware.flops(2))
+
+    def _itemsizes(self, op: KernelOp) -> list[float]:
+        return [compat.itemsize(self.physical.graph.values[v].dtype) for v, _ in op.reads]
 
     def peak_bytes(self) -> float:
         """The most bytes that one device holds at once."""
         return sum(x.bytes for x in self.at_peak())
 
 
-def shard_bytes(physical: Physical, version: Version) -> float:
-    """The bytes of one device's shard of a value under a signature, padding included."""
-    value = physical.graph.values[version[0]]
-    return local_bytes(value.shape, value.dtype, version[1], physical.placement.shape)
+def donations(physical: Physical, donated: Iterable[int]) -> dict[Version, Version]:
+    """Results, and the donated argument whose memory each takes: the first one of its shape, dtype and
+    signature, as JAX pairs them."""
+    p = physical
+
+    def kind(x: int, nd: NdSbp) -> Hashable:
+        return p.graph.values[x].shape, str(p.graph.values[x].dtype), nd
+
+    free: dict[Hashable, deque[Version]] = {}
+    for i in donated:
+        version = p.graph.inputs[i], p.inputs[i]
+        free.setdefault(kind(*version), deque()).append(version)
+    pairs: dict[Version, Version] = {}
+    for x, nd in zip(p.graph.outputs, p.outputs, strict=True):
+        if not isinstance(x, Const) and (x, nd) not in pairs and free.get(kind(x, nd)):
+            pairs[x, nd] = free[kind(x, nd)].popleft()
+    return pairs
 
 
 def executed(
@@ -110,61 +133,5 @@ def executed(
         yield Executed(step, times, assumed, region)
         if isinstance(step, Border):
             inner = times * trips(step.node), assumed * assumed_trips(step.node)
-            for k, body in enumerate(step.bodies):
-                yield from executed(body, *inner, (*region, (step.node.id, k)))
-
-
-def peak(
-    steps: Sequence[Step],
-    size: Callable[[Version], float],
-    kept: Iterable[Version],
-    held: Iterable[Version] = (),
-) -> list[Live]:
-    """What is held when most is: what was there at the beginning, and what steps have made and still need.
-
-    While a loop or a branch runs, the most that one of its bodies holds is added: XLA frees what a body has
-    made for itself before the next trip.
-
-    Arguments:
-      size: the bytes of a version.
-      kept: versions that are needed after the last step.
-      held: versions that are there before the first one.
-    """
-    last = {version: i for i, step in enumerate(steps) for version in (*writes(step), *reads(step))}
-    last.update(dict.fromkeys(kept, len(steps)))
-    there = dict.fromkeys(held)
-    born: dict[Version, int] = dict.fromkeys(there, -1)
-    for i, step in enumerate(steps):
-        for version in writes(step):
-            born.setdefault(version, i)
-    # One sweep over births and deaths, not a set per step: a step of 96 layers has tens of thousands of
-    # steps, and thousands of tensors alive.
-    change = [0.0] * (len(steps) + 2)  # of the bytes held: what is made, less what is gone
-    for version, i in born.items():
-        change[max(i, 0)] += size(version)
-        change[last.get(version, 0) + 1] -= size(version)
-    inside = {i: _inside(x, size) for i, x in enumerate(steps) if isinstance(x, Border)}
-    most, at, now = sum(map(size, there)), -1, 0.0
-    for i in range(len(steps)):
-        now += change[i]
-        here = now + sum(x.bytes for x in inside.get(i, ()))
-        if here > most:
-            most, at = here, i
-    found = [v for v, i in born.items() if i <= at <= last.get(v, 0)] if at >= 0 else list(there)
-    return [*(Live(v, size(v)) for v in found), *inside.get(at, ())]
-
-
-def _inside(step: Border, size: Callable[[Version], float]) -> list[Live]:
-    """What the hungriest body of a loop or a branch holds beyond what is counted outside of it.
-
-    What enters whole is the outer tensor, and a carried value takes the room of the last one; a slice of a
-    scanned tensor is one more.
-    """
-    wired = list(zip(ports(step.node), step.inside, strict=True))
-    slices = [(v, nd) for p, nd in wired if p.stacked for v in p.enters]
-    bodies = []
-    for k, body in enumerate(step.bodies):
-        mine = [x for x in slices if x[0] in step.node.bodies[k].inputs]
-        kept = [(x, nd) for p, nd in wired for x in p.left_by(k) if isinstance(x, int)]
-        bodies.append(peak(body, size, kept, mine))
-    return max(bodies, key=lambda live: sum(x.bytes for x in live), default=[])
+            for body in step.bodies:
+                yield from executed(body, *inner)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
-from sbp.passes.physical.evaluate import peak, shard_bytes
+from sbp.passes.physical.fusing import ShardSizes
+from sbp.passes.physical.memory import peak
 from sbp.passes.pipeline.cut import border_of
 from sbp.passes.pipeline.slots import Cut, How, Piece, Slot, SlotKind
 from sbp.passes.pipeline.stages import Stages
@@ -141,8 +141,7 @@ class _Sizes:
     def working(self, piece: Piece) -> float:
         """The most that a piece's own tensors take while it runs."""
         kept = [(w.operand, w.nd) for w in piece.writes if isinstance(w.operand, int)]
-        size = partial(shard_bytes, self.cut.physical)
-        return sum(x.bytes for x in peak(piece.steps, size, kept))
+        return sum(x.bytes for x in peak(piece.steps, ShardSizes(self.cut.physical), kept))
 
 
 def _each(piece: Piece | None, writes: bool) -> set[Slot]:

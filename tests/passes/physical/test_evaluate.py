@@ -1,7 +1,5 @@
-"""The evaluator of physical programs, against a slow count step by step, and against XLA."""
+"""The evaluator of physical programs, against XLA, and against the plan's own rows."""
 
-import random
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -13,50 +11,13 @@ from jax import lax
 import sbp
 from sbp import B, S
 from sbp.passes.boxing.links import Network
-from sbp.passes.physical import evaluate
-from sbp.passes.physical.evaluate import Evaluator, executed, peak
+from sbp.passes.physical.evaluate import SHORTEST_COLLECTIVE_SECONDS, Evaluator, executed
+from sbp.passes.physical.fusing import op_of
 from sbp.passes.physical.program import Border
 from sbp.passes.program.control import WHILE_TRIPS
 
 GRID = sbp.placement("cpu", shape=(2, 2))
 LAYERS, WIDTH, ROWS = 12, 64, 256
-
-
-@dataclass(frozen=True)
-class Made:
-    """A step of a made-up program."""
-
-    reads: tuple[int, ...]
-    writes: tuple[int, ...]
-
-
-def counted(steps: list[Made], kept: set[int], held: set[int], size: dict[int, float]) -> float:
-    """The peak, by asking after every step of every tensor whether anybody still needs it."""
-    there, most = set(held), sum(size[v] for v in held)
-    for i, step in enumerate(steps):
-        there |= set(step.writes)
-        most = max(most, sum(size[v] for v in there))
-        later = kept.union(*(s.reads for s in steps[i + 1 :]))
-        there &= later
-    return most
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_the_peak_is_what_a_slow_count_finds(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    draw = random.Random(seed)
-    monkeypatch.setattr(evaluate, "reads", lambda s: list(s.reads))
-    monkeypatch.setattr(evaluate, "writes", lambda s: list(s.writes))
-    known = list(range(4))
-    held, steps = set(known), []
-    for _ in range(30):
-        fresh = [len(known) + k for k in range(draw.choice([1, 1, 2]))]
-        steps.append(Made(tuple(draw.sample(known[-8:], 2)), tuple(fresh)))
-        known += fresh
-    size = {v: float(draw.randrange(1, 100)) for v in known}
-    kept = held | set(draw.sample(known, 5))
-    found = peak(steps, size.__getitem__, kept, held)  # type: ignore[arg-type]
-    assert sum(x.bytes for x in found) == counted(steps, kept, held, size)
-    assert len({x.version for x in found}) == len(found)
 
 
 def layers(w: Any, x: Any) -> Any:
@@ -103,3 +64,26 @@ def test_a_loop_of_unknown_length_counts_alike_in_the_search_and_in_the_plan() -
         c.wire_bytes for c in plan.collectives if c.before == c.after
     )
     assert plan.wire_bytes == pytest.approx(sent) and plan.wire_bytes > 0
+
+
+def test_xla_schedules_by_figures_of_its_own() -> None:
+    """No collective is short to it, products of float32 are TF32's, and convolutions take nothing."""
+    on = sbp.placement("h100", shape=(2,))
+
+    def fn(x: Any, w: Any, image: Any, kernel: Any) -> Any:
+        return jnp.sum(x @ w), lax.conv(image, kernel, (1, 1), "SAME")
+
+    args = [
+        jax.ShapeDtypeStruct(s, jnp.float32) for s in ((512, 512), (512, 512), (8, 4, 16, 16), (4, 4, 3, 3))
+    ]
+    plan = sbp.compile(fn, on, in_sbp=([S(0)], [B], [B], [B])).plan(*args)
+    p = plan.physical
+    assert p is not None
+    takes = Evaluator(p, Network(plan.placement, plan.hardware))
+    ops = [op_of(s, p) for s in p.steps]
+    (product,) = [o for o in ops if o.name == "dot_general"]
+    assert product.step is not None
+    faster = 2 * plan.hardware.flops(4) / plan.hardware.flops(2)
+    assert takes.scheduled_seconds(product) == pytest.approx(takes.seconds_of(product.step) * faster)
+    assert [takes.scheduled_seconds(o) for o in ops if o.name == "conv_general_dilated"] == [0.0]
+    assert {takes.scheduled_seconds(o) for o in ops if o.sends} == {SHORTEST_COLLECTIVE_SECONDS}

@@ -1,0 +1,158 @@
+"""What a step is to a compiler that merges ops into kernels.
+
+- A *view* (a reshape, a transpose, an op that changes nothing) is its operand under another name: layouts are
+  chosen so that it costs nothing.
+- A *loop* (element-wise ops, broadcasts, slices, gathers) may be computed wherever it is read.
+- A *root* (a reduction, a scatter) is written, and computes the loops that it reads.
+- A *call* (a product of matrices, a collective, a sort, a loop of the program) reads and writes memory alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from sbp.compat import itemsize
+from sbp.passes.physical.program import (
+    Border,
+    Box,
+    Compute,
+    Physical,
+    Step,
+    Version,
+    inner_steps,
+    reads,
+    writes,
+)
+from sbp.passes.plan.cost import local_bytes
+from sbp.passes.program.control import ports
+from sbp.passes.program.views import talks_of
+
+
+@dataclass(frozen=True)
+class ShardSizes:
+    """How large the tensors of a physical program are."""
+
+    physical: Physical
+    known: dict[Version, float] = field(default_factory=dict, compare=False, repr=False)
+
+    def shape(self, value: int) -> tuple[int, ...]:
+        """The logical shape of a value."""
+        return self.physical.graph.values[value].shape
+
+    def bytes(self, version: Version) -> float:
+        """The bytes of one device's shard of a value under a signature, padding included."""
+        # Asked several times for each of tens of thousands.
+        if version not in self.known:
+            value, nd = self.physical.graph.values[version[0]], version[1]
+            self.known[version] = local_bytes(value.shape, value.dtype, nd, self.physical.placement.shape)
+        return self.known[version]
+
+    def elements(self, version: Version) -> float:
+        """The number of elements of one device's shard."""
+        return self.bytes(version) / itemsize(self.physical.graph.values[version[0]].dtype)
+
+
+class Fusing(StrEnum):
+    """What an op is to fusion."""
+
+    VIEW = "view"
+    LOOP = "loop"
+    ROOT = "root"
+    CALL = "call"
+
+
+# Of ops whose rule does not say it: it says which are element-wise, and which change nothing.
+KINDS: Mapping[str, Fusing] = {
+    # A library takes the reverse of a kernel as a parameter: an input gradient is a convolution of its own.
+    **dict.fromkeys("reshape squeeze transpose rev".split(), Fusing.VIEW),
+    **dict.fromkeys("concatenate dynamic_slice gather split stack unstack".split(), Fusing.LOOP),
+    **dict.fromkeys("reduce_sum reduce_max reduce_min reduce_and reduce_or reduce_xor".split(), Fusing.ROOT),
+    **dict.fromkeys("reduce_prod reduce argmax argmin dynamic_update_slice".split(), Fusing.ROOT),
+    **dict.fromkeys(
+        "scatter scatter-add scatter-max scatter-min scatter-mul scatter-sub".split(), Fusing.ROOT
+    ),
+}
+MOVES: Mapping[str, Fusing] = {
+    "keep": Fusing.VIEW,
+    **dict.fromkeys(("slice", "fill", "embed"), Fusing.LOOP),
+}
+PARTIAL = frozenset("dynamic_slice gather slice split unstack".split())
+"""Loops that read no more of their operands than they give."""
+COSTLY = frozenset(["random_bits"])
+"""Loops that take longer to compute than to read."""
+IN_PLACE = frozenset(["dynamic_update_slice", "sbp_update_rows", "sbp_add_rows"])
+"""Ops beside scatters that change their first operand in place, if nobody needs it any more."""
+
+
+@dataclass(slots=True)
+class KernelOp:
+    """A step, as fusion sees it.
+
+    Arguments:
+      reads, writes: versions.
+      straight: of what it reads, which it reads element by element, each where it writes it: the result may
+        take that space.
+      changed: of what a call reads, what a loop changes for it first, and so needs not be written itself.
+      product: whether it holds a product of matrices.
+      sends: whether it holds a collective.
+      step: None for a slice of a scanned tensor that enters, or leaves.
+    """
+
+    kind: Fusing
+    reads: Sequence[Version]
+    writes: Sequence[Version]
+    straight: frozenset[Version] = frozenset()
+    changed: frozenset[Version] = frozenset()
+    product: bool = False
+    sends: bool = False
+    step: Step | None = None
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        return self.step.node.op if isinstance(self.step, Compute | Border) else ""
+
+
+def op_of(step: Step, physical: Physical) -> KernelOp:
+    """A step of a program as an op."""
+    read, written = reads(step), writes(step)
+    if isinstance(step, Box):
+        kind = MOVES.get(step.move.kind, Fusing.CALL)
+        # XLA lets an all-reduce write over its operand (all of its buffers may be shared).
+        over = step.move.kind in ("all_reduce", "fill")
+        sends = step.move.is_collective
+        return KernelOp(kind, read, written, frozenset(read if over else ()), sends=sends, step=step)
+    if isinstance(step, Border):
+        wired = zip(ports(step.node), step.inside, strict=True)
+        carried = {
+            (x, p.outer(nd))
+            for p, nd in wired
+            if p.operand is not None and p.result is not None
+            for x in [step.node.inputs[p.operand]]
+            if isinstance(x, int)
+        }
+        inner = [op_of(s, physical) for s in inner_steps(step)]
+        product, sends = any(op.product for op in inner), any(op.sends for op in inner)
+        return KernelOp(
+            Fusing.CALL, read, written, frozenset(carried), product=product, sends=sends, step=step
+        )
+    rule, name = step.node.rule, step.node.op
+    kind = KINDS.get(name, Fusing.CALL)
+    if rule is not None and name not in KINDS:
+        kind = Fusing.VIEW if rule.identity else Fusing.LOOP if rule.fused or rule.pointwise else Fusing.CALL
+    same = rule is not None and rule.pointwise
+    over = name in IN_PLACE or name.startswith("scatter")
+    straight = read if same or name in ("reshape", "squeeze") else read[:1] if over else ()
+    product = rule is not None and rule.matmul is not None
+    sends = bool(talks_of(physical.graph, step.node, step.strategy.lying, physical.placement.shape))
+    changed = frozenset(read[:1] if name == "conv_general_dilated" and is_padded(step.node.params) else ())
+    return KernelOp(kind, read, written, frozenset(straight), changed, product, sends, step)
+
+
+def is_padded(params: Mapping[str, Any]) -> bool:
+    """Whether the image of a convolution is padded before the call: cuDNN pads alike on both sides."""
+    uneven = any(low != high for low, high in params["padding"])
+    return uneven and all(d == 1 for d in params["lhs_dilation"])

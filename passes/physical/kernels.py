@@ -1,0 +1,189 @@
+"""What a compiler makes of the steps of one body: kernels, and the tensors that lie in memory between them.
+
+XLA:GPU writes few of a program's tensors. This is the part of its fusion that memory depends on: a loop
+(fusing.py) is merged into all that read it, each of which computes it again, as long as that moves fewer
+bytes than to write it once and to read it; then who reads it reads its operands instead. XLA compares the
+same, producer by producer (priority_fusion.cc, gpu_performance_model.cc).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from sbp.passes.physical.fusing import COSTLY, PARTIAL, Fusing, KernelOp, ShardSizes
+from sbp.passes.physical.program import Compute, Version
+from sbp.passes.program.graph import Const
+
+DEEPEST = 8
+"""How many loops that follow each other are looked through."""
+
+
+@dataclass(slots=True, eq=False)
+class Buffer:
+    """A tensor and its readers.
+
+    Arguments:
+      maker: the position of the op that makes it; -1 for what is there before.
+      written: whether it lies in memory.
+      readers: the positions of the kernels that read it, and whether element by element.
+    """
+
+    version: Version
+    bytes: float
+    maker: int
+    written: bool = False
+    readers: dict[int, bool] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """The kernels of a body, at the positions of their roots, and the tensors that they leave in memory.
+
+    Arguments:
+      ops: all of them; those that are merged, or that nobody needs, are no kernels.
+      made, read: per op, what it writes to memory, and reads from there.
+      tensors: all in memory, those that are there before first.
+      sources: per op, the tensor of each version that it reads; a view is of what it is a view of.
+      ends: of each version that is kept, the tensor.
+    """
+
+    ops: Sequence[KernelOp]
+    made: Sequence[Sequence[Buffer]]
+    read: Sequence[Sequence[Buffer]]
+    tensors: Sequence[Buffer]
+    sources: Sequence[Sequence[Buffer]]
+    ends: Mapping[Version, Buffer]
+
+    @property
+    def end(self) -> int:
+        """The position of who reads what is kept."""
+        return len(self.ops)
+
+    def source(self, i: int, operand: int) -> Buffer | None:
+        """The tensor that an operand of an op is or is a view of; None for a scalar of the program."""
+        op = self.ops[i]
+        assert isinstance(op.step, Compute)
+        x, nd = op.step.node.inputs[operand], op.step.strategy.operands[operand]
+        if isinstance(x, Const):
+            return None
+        return self.sources[i][list(op.reads).index((x, nd))]
+
+    def runs(self, i: int) -> bool:
+        """Whether an op is a kernel."""
+        return bool(self.made[i] or self.read[i])
+
+
+def kernels(
+    ops: Sequence[KernelOp], sizes: ShardSizes, kept: Iterable[Version], held: Iterable[Version] = ()
+) -> Kernels:
+    """Merges ops into kernels.
+
+    Arguments:
+      kept: versions that are needed after the last op.
+      held: versions that are there before the first one. What is read and neither held nor made lies
+        elsewhere, and is not counted.
+    """
+    fusion = _Fusion(ops, sizes, held)
+    fusion.keep(kept)
+    for i in reversed(range(len(ops))):
+        fusion.place(i)
+    return fusion.result(kept)
+
+
+class _Fusion:
+    """Walks the ops backwards: who reads a tensor is known by then, and so whether it is written."""
+
+    def __init__(self, ops: Sequence[KernelOp], sizes: ShardSizes, held: Iterable[Version]) -> None:
+        self.ops = ops
+        self.before: list[Buffer] = []
+        self.reads: list[list[tuple[Buffer, bool]]] = []
+        self.writes: list[list[Buffer]] = []
+        self.last: dict[Version, tuple[Buffer, bool]] = {}
+        for v in held:
+            self._there(v, sizes.bytes(v))
+        for i, op in enumerate(ops):
+            for v in op.reads:
+                if v not in self.last:
+                    self._there(v, 0.0)
+            read = [(t, straight and v in op.straight) for v in op.reads for t, straight in [self.last[v]]]
+            self.reads.append(read)
+            if op.kind is Fusing.VIEW and read:
+                self.writes.append([])
+                self.last.update(dict.fromkeys(op.writes, read[0]))
+                continue
+            made = [Buffer(v, sizes.bytes(v), i) for v in op.writes]
+            self.writes.append(made)
+            self.last.update((t.version, (t, True)) for t in made)
+        self.uses = Counter(t for read in self.reads for t in {t for t, _ in read})
+
+    def _there(self, v: Version, n: float) -> None:
+        tensor = Buffer(v, n, -1, written=True)
+        self.before.append(tensor)
+        self.last[v] = tensor, True
+
+    def keep(self, kept: Iterable[Version]) -> None:
+        """What is needed at the end is written."""
+        for v in kept:
+            tensor, _ = self.last[v]
+            tensor.written = True
+            tensor.readers[len(self.ops)] = False
+
+    def place(self, i: int) -> None:
+        """Makes a kernel of an op, or merges it into its readers."""
+        op, made = self.ops[i], self.writes[i]
+        if not made and op.kind is Fusing.VIEW:
+            return
+        if op.kind in (Fusing.ROOT, Fusing.CALL):
+            if any(t.readers for t in made) or not op.writes:
+                self._kernel(i)
+            return
+        readers: dict[int, bool] = {}
+        for t in made:
+            for k, straight in t.readers.items():
+                readers[k] = readers.get(k, True) and straight
+        if any(t.written for t in made) or (len(readers) > 1 and not self._cheap(i, len(readers))):
+            self._kernel(i)
+            return
+        for t, straight in self.reads[i]:
+            for k, beyond in readers.items():
+                t.readers[k] = t.readers.get(k, True) and straight and beyond
+
+    def _kernel(self, i: int) -> None:
+        for t in self.writes[i]:
+            t.written = True
+        op = self.ops[i]
+        for v, (t, straight) in zip(op.reads, self.reads[i], strict=True):
+            t.readers[i] = t.readers.get(i, True) and straight
+            # A call reads memory; a loop or a root computes what is not there.
+            t.written = t.written or (op.kind is Fusing.CALL and v not in op.changed)
+
+    def _cheap(self, i: int, readers: int) -> bool:
+        """Whether to compute a tensor in each reader moves no more bytes than to write and to read it."""
+        own = sum(t.bytes for t in self.writes[i])
+        operands = self._operands(i)
+        return readers * operands <= operands + (1 + readers) * own
+
+    def _merges(self, i: int) -> bool:
+        return self.ops[i].kind is Fusing.LOOP and self.ops[i].name not in COSTLY
+
+    def _operands(self, i: int, seen: int = 0) -> float:
+        """The bytes that a loop reads, once the loops that only it reads are merged into it."""
+        own, found = sum(t.bytes for t in self.writes[i]), 0.0
+        for t in {t for t, _ in self.reads[i]}:
+            through = t.maker >= 0 and self.uses[t] == 1 and seen < DEEPEST and self._merges(t.maker)
+            n = self._operands(t.maker, seen + 1) if through else t.bytes
+            found += min(n, own) if self.ops[i].name in PARTIAL else n
+        return found
+
+    def result(self, kept: Iterable[Version]) -> Kernels:
+        """What has come out."""
+        made = [[t for t in ts if t.written] for ts in self.writes]
+        tensors = [*self.before, *(t for ts in made for t in ts)]
+        read: list[list[Buffer]] = [[] for _ in range(len(self.ops) + 1)]
+        for t in tensors:
+            for k in t.readers:
+                read[k].append(t)
+        sources = [[t for t, _ in ts] for ts in self.reads]
+        return Kernels(self.ops, made, read, tensors, sources, {v: self.last[v][0] for v in kept})

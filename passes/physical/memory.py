@@ -1,0 +1,254 @@
+"""What a device holds at a time, as XLA:GPU lays it out: which tensors are alive when most is.
+
+Of what fusion leaves in memory (kernels.py):
+
+- Arguments and results lie in spaces of their own for the whole step. A result takes the space of a donated
+  argument of its shape; where that is still read after the result is there, XLA copies, and it is counted.
+- Everything else shares one space, and is there from its kernel to its last reader. A kernel writes over an
+  operand of the same size that nobody else needs, if it reads it element by element (buffer assignment).
+- A loop carries values in place, and writes what it stacks into the stack at once; what a trip holds beside
+  that is there once. What it only sends before it stacks it, XLA sends one trip later (its collective
+  pipeliner), and so holds for one trip more.
+- What is made of little comes as late as it can, what makes space as early as it can, and what nobody waits
+  for last, where there are collectives to hide (order.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from sbp.passes.physical.convolutions import copies
+from sbp.passes.physical.fusing import Fusing, KernelOp, ShardSizes, op_of
+from sbp.passes.physical.kernels import Buffer, Kernels, kernels
+from sbp.passes.physical.order import Seconds, turns
+from sbp.passes.physical.program import Border, Box, Step, Version
+from sbp.passes.program.control import Port, ports
+from sbp.signature import NdSbp
+
+LONGEST_ROW = 32_768
+"""Longer rows are reduced in two steps (`RowReductionRaceFreeBound`: 32 threads, 1,024 elements each)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """A tensor that a device holds.
+
+    Arguments:
+      version: which tensor, under which signature.
+      bytes: of one device's shard.
+    """
+
+    version: Version
+    bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Spaces:
+    """What of a body's tensors lies in spaces that are counted elsewhere.
+
+    Arguments:
+      taken: what is there at the end, and whose space it takes, which is there at the beginning.
+      given: what is there at the end in a space that is counted elsewhere.
+      carried: what is there at the end and goes into the next trip of a loop.
+      seconds: of an op; None where memory is short, and collectives are not hidden at its cost.
+    """
+
+    taken: Mapping[Version, Version]
+    given: frozenset[Version]
+    carried: frozenset[Version] = frozenset()
+    seconds: Seconds | None = None
+
+
+def peak(
+    steps: Sequence[Step],
+    sizes: ShardSizes,
+    kept: Iterable[Version],
+    held: Iterable[Version] = (),
+    donated: Mapping[Version, Version] | None = None,
+    seconds: Seconds | None = None,
+    limit_bytes: float = math.inf,
+) -> list[Live]:
+    """What a device holds when it holds most.
+
+    Arguments:
+      kept: versions that are needed after the last step.
+      held: versions that are there before the first one. What is read beside them is not counted.
+      donated: results, and the argument whose memory each takes.
+      seconds: of an op; None where collectives are not hidden at the cost of memory.
+      limit_bytes: what there is; what needs more does not hide collectives either, as XLA's scheduler.
+    """
+    ops, there = [op_of(s, sizes.physical) for s in steps], list(dict.fromkeys(held))
+    known = {*there, *(v for op in ops for v in op.writes)}
+    taken, results = donated or {}, [v for v in dict.fromkeys(kept) if v in known]
+    rest = [Live(v, sizes.bytes(v)) for v in (*there, *(v for v in results if v not in taken))]
+    k, spaces = kernels(ops, sizes, results, there), Spaces(taken, frozenset(results), seconds=seconds)
+    found = alive(k, sizes, spaces)
+    if sum(x.bytes for x in (*rest, *found)) > limit_bytes and seconds is not None:
+        saving = alive(k, sizes, replace(spaces, seconds=None))
+        found = min(found, saving, key=lambda live: sum(x.bytes for x in live))
+    return [*rest, *found]
+
+
+def alive(k: Kernels, sizes: ShardSizes, spaces: Spaces) -> list[Live]:
+    """What lies in the space that all share, when most does."""
+    there = {t.version: t for t in k.tensors if t.maker < 0}
+    taken = {k.ends[v]: there[a] for v, a in spaces.taken.items() if v in k.ends and a in there}
+    own = {k.ends[v] for v in spaces.given if v in k.ends}
+    elsewhere = {t for t in k.tensors if t.maker < 0 or t in own}
+    sent = _sent_later(k)
+    waiting = [Live(v, sizes.bytes(v)) for op in sent for v in op.reads]
+    carried = {k.ends[v] for v in spaces.carried if v in k.ends}
+    turn = turns(k, elsewhere, carried, spaces.seconds, sent)
+    sweep = _Sweep(turn)
+    for t in k.tensors:
+        if t not in elsewhere:
+            sweep.add(Live(t.version, t.bytes), turn[t.maker], _last(t, turn, t.maker), t)
+        elif t in taken and t.maker >= 0:
+            before = [r for r in taken[t].readers if r < k.end]
+            until = max((turn[r] for r in before), default=-1)
+            over = taken[t].readers.get(t.maker, True)
+            if until > turn[t.maker] or (until == turn[t.maker] and not over):
+                sweep.add(Live(t.version, t.bytes), turn[t.maker], until, t)
+    for c in copies(k, sizes):
+        at = [turn[i] for i in c.users]
+        sweep.add(Live(c.tensor.version, c.bytes), min(at), max(at))
+    for i, op in enumerate(k.ops):
+        if k.runs(i) and k.made[i]:
+            _write_over(k, i, turn, sweep, sizes)
+        if isinstance(op.step, Border) and k.runs(i):
+            sweep.inside(turn[i], _inside(op.step, sizes, spaces.seconds))
+    return [*sweep.most(), *waiting]
+
+
+def _sent_later(k: Kernels) -> list[KernelOp]:
+    """What a trip of a loop sends only to stack it: XLA sends it in the next trip."""
+    stacked = [t for i, op in enumerate(k.ops) if not op.writes and op.step is None for t in k.read[i]]
+    alone = [k.ops[t.maker] for t in dict.fromkeys(stacked) if t.maker >= 0 and len(t.readers) == 1]
+    return [op for op in alone if isinstance(op.step, Box) and op.sends]
+
+
+def _last(t: Buffer, turn: Sequence[int], otherwise: int) -> int:
+    return max((turn[r] for r in t.readers), default=turn[otherwise])
+
+
+def _write_over(k: Kernels, i: int, turn: Sequence[int], sweep: _Sweep, sizes: ShardSizes) -> None:
+    """Lets the results of a kernel take the spaces of operands that nobody needs after it."""
+    for t in k.made[i]:
+        if t not in sweep.lives:
+            continue
+        if _is_row_by_row(k, i, t, sizes):
+            continue
+        for y in k.read[i]:
+            fits = y.bytes == t.bytes and y.readers[i]
+            if fits and y in sweep.lives and sweep.lives[y][1] == turn[i] and sweep.give(y):
+                break
+
+
+def _is_row_by_row(k: Kernels, i: int, t: Buffer, sizes: ShardSizes) -> bool:
+    """Whether a kernel reduces rows and reads them again, as a softmax does: it is one with the reduction,
+    and reads a whole row before it writes any of it."""
+    operands = [y for y in k.read[i] if y.bytes == t.bytes and _is_called(k, y)]
+
+    def alone(reader: int) -> list[Buffer]:
+        found = (r for r in k.read[reader] if r.maker >= 0 and len(r.readers) == 1 and r.bytes < t.bytes)
+        return [r for r in found if k.ops[r.maker].kind is not Fusing.CALL]
+
+    # What is computed of the reduced rows first is merged too.
+    rows = [*alone(i), *(r for s in alone(i) for r in alone(s.maker))]
+    return any(
+        k.ops[r.maker].kind is Fusing.ROOT
+        and 1 < sizes.elements(t.version) / max(sizes.elements(r.version), 1) <= LONGEST_ROW
+        and any(r.maker in y.readers for y in operands)
+        for r in rows
+    )
+
+
+def _is_called(k: Kernels, t: Buffer) -> bool:
+    # What a scatter has made is reduced apart, as compiled programs show.
+    return t.maker < 0 or k.ops[t.maker].kind is not Fusing.ROOT
+
+
+class _Sweep:
+    """One sweep over births and deaths, not a set per step: a step of 96 layers has tens of thousands of
+    steps, and thousands of tensors alive."""
+
+    def __init__(self, turn: Sequence[int]) -> None:
+        self.change = [0.0] * (len(turn) + 1)
+        self.found: list[tuple[Live, int, int, Buffer | None]] = []
+        self.lives: dict[Buffer, tuple[int, int, float]] = {}
+        self.given: set[Buffer] = set()
+        self.bodies: dict[int, list[Live]] = {}
+
+    def add(self, live: Live, born: int, dies: int, tensor: Buffer | None = None) -> None:
+        """A tensor, from one turn to another, both included."""
+        self.found.append((live, born, dies, tensor))
+        self.change[born] += live.bytes
+        self.change[dies + 1] -= live.bytes
+        if tensor is not None:
+            self.lives[tensor] = born, dies, live.bytes
+
+    def give(self, tensor: Buffer) -> bool:
+        """Lets another tensor have the space of this one in its last turn; whether it is still to be had."""
+        if tensor in self.given:
+            return False
+        self.given.add(tensor)
+        _, dies, n = self.lives[tensor]
+        self.change[dies] -= n
+        self.change[dies + 1] += n
+        return True
+
+    def inside(self, turn: int, live: list[Live]) -> None:
+        """What a loop or a branch holds while it runs."""
+        self.bodies[turn] = live
+        n = sum(x.bytes for x in live)
+        self.change[turn] += n
+        self.change[turn + 1] -= n
+
+    def most(self) -> list[Live]:
+        """What is there when most is."""
+        at, most, now = -1, 0.0, 0.0
+        for turn, change in enumerate(self.change):
+            now += change
+            if now > most:
+                at, most = turn, now
+        here = [
+            live
+            for live, born, dies, t in self.found
+            if born <= at <= dies and not (dies == at and t in self.given)
+        ]
+        return [*here, *self.bodies.get(at, ())]
+
+
+def _inside(step: Border, sizes: ShardSizes, seconds: Seconds | None) -> list[Live]:
+    """What the hungriest body of a loop or a branch holds beyond what is counted outside of it.
+
+    What enters whole is the outer tensor, and a carried value takes the space of the last one. A slice of a
+    scanned tensor is a loop, and so is what goes into a stack.
+    """
+    wired = list(zip(ports(step.node), step.inside, strict=True))
+    bodies = [_body(step, k, wired, sizes, seconds) for k in range(len(step.bodies))]
+    return max(bodies, key=lambda live: sum(x.bytes for x in live), default=[])
+
+
+def _body(
+    step: Border, k: int, wired: Sequence[tuple[Port, NdSbp]], sizes: ShardSizes, seconds: Seconds | None
+) -> list[Live]:
+    inputs = set(step.node.bodies[k].inputs)
+    slices, held, stacked, whole = list[Version](), list[Version](), list[Version](), list[Version]()
+    taken = dict[Version, Version]()
+    for p, nd in wired:
+        entering = [(v, nd) for v in p.enters if v in inputs]
+        leaving = [(x, nd) for x in p.left_by(k) if isinstance(x, int)]
+        (slices if p.stacked else held).extend(entering)
+        (stacked if p.stacked else whole).extend(leaving)
+        if not p.stacked and entering and leaving:
+            taken[leaving[0]] = entering[0]
+    ops = [
+        *(KernelOp(Fusing.LOOP, (), (v,)) for v in slices),
+        *(op_of(s, sizes.physical) for s in step.bodies[k]),
+        *(KernelOp(Fusing.ROOT, (v,), ()) for v in stacked),
+    ]
+    spaces = Spaces(taken, frozenset(taken), frozenset(taken), seconds)
+    return alive(kernels(ops, sizes, whole, held), sizes, spaces)

@@ -1,0 +1,112 @@
+"""In which order kernels run: XLA:GPU saves memory where it costs nothing, and hides collectives.
+
+Its latency-hiding scheduler goes backwards, and fills the time of every collective that a product waits for
+with what nobody waits for: products that no other product follows, as gradients of weights are. These run
+later than they could, and what they read stays until then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import TypeAlias
+
+from sbp.passes.physical.fusing import Fusing, KernelOp
+from sbp.passes.physical.kernels import Buffer, Kernels
+from sbp.passes.physical.program import Border
+
+Seconds: TypeAlias = Callable[[KernelOp], float]
+"""How long an op takes."""
+
+
+def turns(
+    k: Kernels,
+    elsewhere: Collection[Buffer],
+    carried: Collection[Buffer],
+    seconds: Seconds | None,
+    sent: Sequence[KernelOp] = (),
+) -> list[int]:
+    """The turn of each kernel, and of the end; ops that are no kernels have one too.
+
+    Arguments:
+      elsewhere: tensors whose space is counted elsewhere.
+      carried: tensors that the next trip of a loop goes on with.
+      seconds: of an op; None where memory is short, and collectives are not hidden at its cost.
+      sent: what is sent beside a trip of a loop, while nobody waits for it.
+    """
+    n = len(k.ops)
+    when = [float(i) for i in range(n + 1)]
+    if seconds is not None:
+        _hide(k, when, _followed(k, carried), seconds, sent)
+    _hasten(k, when, elsewhere)
+    _delay(k, when, elsewhere)
+    turn = [0] * (n + 1)
+    for at, i in enumerate(sorted(range(n + 1), key=when.__getitem__)):
+        turn[i] = at
+    return turn
+
+
+def _followed(k: Kernels, carried: Collection[Buffer]) -> list[bool]:
+    """Per op, whether a product needs what it makes, be it in the next trip."""
+    n = len(k.ops)
+    followed = [False] * (n + 1)
+    for i in reversed(range(n)):
+        followed[i] = any(
+            t in carried or any(r < n and (followed[r] or k.ops[r].product) for r in t.readers)
+            for t in k.made[i]
+        )
+    return followed
+
+
+def _hide(
+    k: Kernels, when: list[float], followed: Sequence[bool], seconds: Seconds, sent: Sequence[KernelOp]
+) -> None:
+    """Puts products that nobody waits for beside collectives, the last ones first."""
+    gaps, free = list[tuple[int, float]](), list[int]()
+    after = [False] * len(k.ops)
+    for i, op in enumerate(k.ops):
+        makers = [t.maker for t in k.read[i] if t.maker >= 0]
+        after[i] = any(after[m] or k.ops[m].product for m in makers)
+        inside = isinstance(op.step, Border)
+        if op.sends and k.runs(i) and after[i] and followed[i]:
+            gaps.append((i, seconds(op)))
+        elif op.product and k.runs(i) and not followed[i] and not inside:
+            free.append(i)
+    gaps.append((len(k.ops), sum(map(seconds, sent))))
+    for at, left in reversed(gaps):
+        while free and free[-1] > at:
+            free.pop()
+        while free and left > 0:
+            i = free.pop()
+            when[i] = float(at)
+            left -= seconds(k.ops[i])
+    for i in range(len(k.ops)):
+        when[i] = max([when[i], *(when[t.maker] for t in k.read[i] if t.maker >= 0)])
+
+
+def _delay(k: Kernels, when: list[float], elsewhere: Collection[Buffer]) -> None:
+    """What is made of less than it takes is made when it is needed first."""
+    for i in reversed(range(len(k.ops))):
+        if k.ops[i].kind is not Fusing.LOOP or not k.made[i]:
+            continue
+        first = min(when[r] for t in k.made[i] for r in t.readers)
+        longer = sum(
+            t.bytes for t in k.read[i] if t not in elsewhere and max(when[r] for r in t.readers) < first
+        )
+        if first > when[i] + 1 and longer < sum(t.bytes for t in k.made[i] if t not in elsewhere):
+            when[i] = first - 0.5
+
+
+def _hasten(k: Kernels, when: list[float], elsewhere: Collection[Buffer]) -> None:
+    """What frees more than it takes runs as soon as it can; a product has its turn."""
+    for i, op in enumerate(k.ops):
+        if op.product or not k.runs(i):
+            continue
+        ready = max((when[t.maker] for t in k.read[i] if t.maker >= 0), default=-1.0)
+        makes = sum(t.bytes for t in k.made[i] if t not in elsewhere)
+        freed = sum(
+            t.bytes for t in k.read[i] if t not in elsewhere and max(when[r] for r in t.readers) <= when[i]
+        )
+        # A reduction is merged with what makes its operand, or reads the same (multi-output fusion).
+        reduces = op.kind is Fusing.ROOT and makes < sum(t.bytes for t in k.read[i])
+        if ready + 1 < when[i] and (freed >= makes or reduces):
+            when[i] = ready + 0.25

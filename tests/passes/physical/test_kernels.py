@@ -1,0 +1,93 @@
+"""Which tensors of a program are written to memory: each idea of fusion in one small program."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+import sbp
+from sbp.passes.physical.fusing import Fusing, ShardSizes, op_of
+from sbp.passes.physical.kernels import Kernels, kernels
+from sbp.passes.program.graph import Const
+
+ONE = sbp.placement("h100", shape=(1,))
+N = 512
+
+
+def merged(fn: Any, *shapes: tuple[int, ...]) -> Kernels:
+    """The kernels of a function of float32 tensors, on one device."""
+    plan = sbp.compile(fn, ONE).plan(*(jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes))
+    p = plan.physical
+    assert p is not None
+    kept = [(x, nd) for x, nd in zip(p.graph.outputs, p.outputs, strict=True) if not isinstance(x, Const)]
+    held = list(zip(p.graph.inputs, p.inputs, strict=True))
+    return kernels([op_of(s, p) for s in p.steps], ShardSizes(p), kept, held)
+
+
+def written(fn: Any, *shapes: tuple[int, ...]) -> list[str]:
+    """The ops whose results lie in memory, but for small ones."""
+    k = merged(fn, *shapes)
+    return [k.ops[t.maker].name for t in k.tensors if t.maker >= 0 and t.bytes > 4 * N]
+
+
+@pytest.mark.parametrize(
+    ("fn", "expected"),
+    [
+        (lambda x: jnp.sin(jnp.cos(x) + 1) * 2, ["mul"]),
+        # Views are free, also of what is written.
+        (lambda x: (x @ x).T.reshape(-1, 2 * N), ["dot_general"]),
+        (lambda x: (jnp.tanh(x).T @ x).sum(), ["tanh", "dot_general"]),
+        # A reduction computes what it reads, and so does a scatter.
+        (lambda x: jnp.square(jnp.exp(x)).sum(), []),
+        (lambda x: jnp.zeros_like(x).at[0].set(x[1] * 2), ["scatter"]),
+        # A product reads memory alone; what follows it is computed wherever it is read.
+        (lambda x: jnp.tanh(x @ x).sum() + jnp.sin(x @ x).sum(), ["dot_general", "dot_general"]),
+        (lambda x: jnp.exp(jnp.tanh(x)) @ x, ["exp", "dot_general"]),
+        # A broadcast is nothing, until somebody reads it from memory.
+        (lambda x: (x + jnp.arange(N)[:, None]).max(), []),
+        (lambda x: jnp.broadcast_to(x[:1], (N, N)) @ x, ["broadcast_in_dim", "dot_general"]),
+        (lambda x: x[: N // 2].sum() + jnp.concatenate([x, x]).sum(), []),
+    ],
+    ids=str,
+)
+def test_what_is_written(fn: Any, expected: list[str]) -> None:
+    assert written(fn, (N, N)) == expected
+
+
+@pytest.mark.parametrize(("operands", "readers", "expected"), [(2, 3, 0), (2, 4, 1), (1, 9, 0), (4, 2, 1)])
+def test_a_tensor_of_many_is_written_for_many(operands: int, readers: int, expected: int) -> None:
+    """`r` readers that compute it from `o` tensors read `r o`, else `o + 1 + r` are moved."""
+
+    def fn(*xs: Any) -> Any:
+        made = sum(xs[1:], jnp.sin(xs[0]))
+        return [lax.reduce(made, -jnp.inf, lax.max, (k % 2,)).sum() * (k + 1) for k in range(readers)]
+
+    assert (expected == 1) == (readers * operands > operands + 1 + readers)
+    assert len(written(fn, *[(N, N)] * operands)) == expected
+
+
+def test_who_reads_a_merged_tensor_reads_its_operands() -> None:
+    """And element by element only if every op on the way is."""
+    k = merged(lambda x: (jnp.tanh(x @ x) + 1, jnp.tanh(x @ x)[::-1]), (N, N))
+    straight = {
+        k.ops[i].name: over
+        for t in k.tensors
+        if t.maker >= 0
+        for i, over in t.readers.items()
+        if i < k.end and k.ops[t.maker].name == "dot_general"
+    }
+    assert straight == {"add": True} or straight == {"add": True, "tanh": True}
+    across = merged(lambda x: jnp.exp((x @ x).T), (N, N))
+    (product,) = [t for t in across.tensors if t.maker >= 0 and across.ops[t.maker].kind is Fusing.CALL]
+    assert list(product.readers.values()) == [False]
+
+
+def test_what_nobody_needs_is_no_kernel() -> None:
+    def fn(x: Any) -> Any:
+        lax.sort(x)
+        return x + 1
+
+    k = merged(fn, (N, N))
+    assert sum(k.runs(i) for i in range(len(k.ops))) == 1

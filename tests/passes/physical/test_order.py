@@ -1,0 +1,101 @@
+"""In which order kernels run."""
+
+from typing import Any
+
+import pytest
+
+from sbp.passes.physical.fusing import Fusing, KernelOp
+from sbp.passes.physical.kernels import Kernels, kernels
+from sbp.passes.physical.order import turns
+from sbp.passes.physical.program import Version
+
+
+class Alike:
+    """Every tensor has as many bytes as its number says."""
+
+    def bytes(self, version: Version) -> float:
+        return float(version[0])
+
+
+def version(n: int) -> Version:
+    return n, ()
+
+
+def op(
+    kind: Fusing, reads: list[int], writes: list[int], product: bool = False, sends: bool = False
+) -> KernelOp:
+    return KernelOp(kind, [*map(version, reads)], [*map(version, writes)], product=product, sends=sends)
+
+
+def ordered(
+    ops: list[KernelOp], kept: list[int], collective: float | None = 1.0, sent: list[KernelOp] | None = None
+) -> list[int]:
+    """The ops in the order in which they run; a product takes a second."""
+
+    def seconds(op: KernelOp) -> float:
+        return collective if op.sends and collective is not None else 1.0
+
+    sizes: Any = Alike()
+    k: Kernels = kernels(ops, sizes, [*map(version, kept)], [version(1)])
+    at_rest = {t for t in k.tensors if t.maker < 0}
+    turn = turns(k, at_rest, (), None if collective is None else seconds, sent or [])
+    assert sorted(turn) == list(range(len(ops) + 1))
+    for t in k.tensors:
+        assert all(turn[t.maker] < turn[r] for r in t.readers if t.maker >= 0)
+    return [i for i in sorted(range(len(ops)), key=turn.__getitem__) if k.runs(i)]
+
+
+def product(reads: list[int], writes: list[int]) -> KernelOp:
+    return op(Fusing.CALL, reads, writes, product=True)
+
+
+def backward(sends: bool) -> list[KernelOp]:
+    """Three layers: of each the gradient of its weights, and then that of its input, which may be sent."""
+    return [
+        product([1], [10]),
+        product([10, 1], [20]),
+        product([10], [11]),
+        op(Fusing.CALL, [11], [12], sends=sends),
+        product([12, 1], [21]),
+        product([12], [13]),
+        op(Fusing.CALL, [13], [14], sends=sends),
+        product([14], [15]),
+        product([15, 1], [22]),
+    ]
+
+
+SENT = op(Fusing.CALL, [5], [6], sends=True)
+
+
+@pytest.mark.parametrize(
+    ("sends", "collective", "sent", "order"),
+    [
+        (False, 1.0, [], [0, 1, 2, 3, 4, 5, 6, 7, 8]),
+        # Each collective has one product beside it, the last one that is ready.
+        (True, 1.0, [], [0, 2, 1, 3, 5, 4, 6, 7, 8]),
+        # The last collective takes all.
+        (True, 2.0, [], [0, 2, 3, 5, 1, 4, 6, 7, 8]),
+        (True, None, [], [0, 1, 2, 3, 4, 5, 6, 7, 8]),
+        # What the trip before has left to send.
+        (False, 2.0, [SENT], [0, 1, 2, 3, 5, 6, 7, 4, 8]),
+    ],
+)
+def test_what_nobody_waits_for_comes_beside_collectives(
+    sends: bool, collective: float | None, sent: list[KernelOp], order: list[int]
+) -> None:
+    assert ordered(backward(sends), [20, 21, 22], collective, sent) == order
+
+
+def test_what_follows_a_late_product_is_late() -> None:
+    ops = backward(True)
+    ops = [*ops[:2], op(Fusing.CALL, [20], [19]), *ops[2:]]
+    order = ordered(ops, [19, 21, 22], 2.0)
+    assert order[:6] == [0, 3, 4, 6, 1, 2]
+
+
+def test_what_is_made_of_little_is_made_late_and_what_frees_early() -> None:
+    # A large tensor of a small one, read at the end; and a small one of a large one.
+    large = [op(Fusing.LOOP, [1], [9]), product([1], [5]), product([5], [6]), op(Fusing.CALL, [9, 6], [2])]
+    assert ordered(large, [2]) == [1, 2, 0, 3]
+    small = [product([1], [9]), product([1], [5]), product([5], [6]), op(Fusing.ROOT, [9], [3])]
+    assert ordered(small, [3, 6]) == [0, 3, 1, 2]

@@ -1,0 +1,139 @@
+"""The plan's memory against that of XLA:GPU, compiled for eight H100s that are not here."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from jax import lax
+
+import sbp
+from models import gpt
+from sbp import AUTO, B, S
+from sbp.runtime.target.devices import missing
+
+ON = sbp.placement("h100", shape=(8,))
+LACKING = missing(ON)
+pytestmark = pytest.mark.skipif(LACKING is not None, reason=LACKING.got if LACKING else "")
+
+WITHIN = 0.1
+WIDTH, ROWS, LAYERS = 1024, 4096, 8
+
+
+def floats(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def deep(ws: Any, x: Any) -> Any:
+    for w in ws:
+        x = jnp.tanh(x @ w)
+    return jnp.square(x).mean()
+
+
+def residual(ws: Any, x: Any) -> Any:
+    for up, down in zip(ws[::2], ws[1::2], strict=True):
+        x = x + jax.nn.gelu(x @ up) @ down
+    return jnp.square(x).mean()
+
+
+def standardized(ws: Any, x: Any) -> Any:
+    """A norm over the batch: a collective that the next layer waits for."""
+    for w in ws:
+        x = x @ w
+        x = jnp.tanh(x * lax.rsqrt(jnp.square(x).mean(0)))
+    return jnp.square(x).mean()
+
+
+def scanned(ws: Any, x: Any, *, keep: bool) -> Any:
+    def block(x: Any, w: Any) -> Any:
+        return x + jax.nn.softmax(jax.nn.silu(x @ w["up"]), -1) @ w["down"], None
+
+    x, _ = lax.scan(block if keep else jax.checkpoint(block), x, ws)
+    return jnp.square(x).mean()
+
+
+def convolved(ws: Any, x: Any) -> Any:
+    for k, w in enumerate(ws):
+        dims = ("NHWC", "HWIO", "NHWC")
+        x = jax.nn.relu(lax.conv_general_dilated(x, w, (1 + k % 2,) * 2, "SAME", dimension_numbers=dims))
+    return jnp.square(x).mean()
+
+
+def descent(loss: Callable[..., Any], ws: Any, x: Any) -> Any:
+    """A step of gradient descent with momentum, as `(weights, momenta), x -> (weights, momenta), loss`."""
+    value, grads = jax.value_and_grad(loss)(ws[0], x)
+    momenta = jax.tree.map(lambda m, g: 0.9 * m + g, ws[1], grads)
+    return (jax.tree.map(lambda w, m: w - 0.1 * m, ws[0], momenta), momenta), value
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A loss, the shapes of its weights and of what it is given, and how these lie."""
+
+    loss: Callable[..., Any]
+    weights: Any
+    x: Any
+    lying: Any
+
+
+SQUARE = [floats(WIDTH, WIDTH)] * LAYERS
+PAIRS = [floats(WIDTH, 4 * WIDTH), floats(4 * WIDTH, WIDTH)] * 4
+STACKED = {"up": floats(LAYERS, WIDTH, 4 * WIDTH), "down": floats(LAYERS, 4 * WIDTH, WIDTH)}
+BATCH = floats(8 * ROWS, WIDTH)
+
+PROGRAMS = {
+    "data": Trained(deep, SQUARE, BATCH, ([B], [S(0)])),
+    "fsdp": Trained(deep, SQUARE, BATCH, ([S(0)], [S(0)])),
+    "tensor": Trained(residual, PAIRS, floats(ROWS, WIDTH), (([[S(1)], [S(0)]] * 4,) * 2, [B])),
+    "norm over the batch": Trained(standardized, SQUARE, BATCH, ([B], [S(0)])),
+    "loop": Trained(partial(scanned, keep=True), STACKED, BATCH, ([B], [S(0)])),
+    "loop with checkpoints": Trained(partial(scanned, keep=False), STACKED, BATCH, ([B], [S(0)])),
+    "convolutions": Trained(convolved, [floats(3, 3, 64, 64)] * 4, floats(64, 112, 112, 64), ([B], [S(0)])),
+}
+
+
+def ratio(program: Any, *args: Any) -> float:
+    """The plan's memory, as a share of XLA's."""
+    stats = program.lower(*args).compile().memory_analysis()
+    xla = (
+        stats.argument_size_in_bytes
+        + stats.output_size_in_bytes
+        - stats.alias_size_in_bytes
+        + stats.temp_size_in_bytes
+    )
+    planned: float = program.plan(*args).memory_bytes
+    return planned / xla
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_memory_of_a_train_step(name: str) -> None:
+    t = PROGRAMS[name]
+    program = sbp.compile(partial(descent, t.loss), ON, in_sbp=t.lying, donate_argnums=0)
+    assert ratio(program, (t.weights, t.weights), t.x) == pytest.approx(1, abs=WITHIN)
+
+
+def test_the_memory_of_a_transformer() -> None:
+    config = gpt.Config(layers=1, width=512, heads=8, vocabulary=8192, sequence=512, dropout=0.0)
+    optimizer = optax.sgd(1e-3, momentum=0.9)
+    params = jax.eval_shape(partial(gpt.init, config=config), jax.random.key(0))
+    args = params, jax.eval_shape(optimizer.init, params), jax.ShapeDtypeStruct((64, 513), jnp.int32)
+    step = gpt.make_train_step(config, optimizer)
+    key = jax.eval_shape(lambda: jax.random.key(1))
+    program = sbp.compile(step, ON, in_sbp=([B], AUTO, [S(0)], [B]), donate_argnums=(0, 1))
+    assert ratio(program, *args, key) == pytest.approx(1, abs=WITHIN)
+
+
+def test_what_is_not_donated_is_there_twice() -> None:
+    t = PROGRAMS["data"]
+    kept, given = (
+        sbp.compile(partial(descent, t.loss), ON, in_sbp=t.lying, donate_argnums=donate)
+        for donate in ((), (0,))
+    )
+    args = (t.weights, t.weights), t.x
+    state = 2 * 4 * WIDTH**2 * LAYERS
+    assert kept.plan(*args).memory_bytes - given.plan(*args).memory_bytes == pytest.approx(state, rel=WITHIN)
+    assert ratio(kept, *args) == pytest.approx(1, abs=WITHIN)
