@@ -133,5 +133,5 @@ def executed(
         yield Executed(step, times, assumed, region)
         if isinstance(step, Border):
             inner = times * trips(step.node), assumed * assumed_trips(step.node)
-            for body in step.bodies:
-                yield from executed(body, *inner)
+            for k, body in enumerate(step.bodies):
+                yield from executed(body, *inner, (*region, (step.node.id, k)))
