@@ -35,6 +35,7 @@ from sbp.runtime.look.hlo_text import parse as parse_hlo
 from sbp.runtime.look.meter import each_collective, read_compiled, text_of
 from sbp.runtime.target.devices import absent_mesh
 from sbp.runtime.target.simulate import simulate
+from sbp.runtime.target.sites import asynchronous_names
 
 KIND = "h100"
 GPTS = ("gpt@2", "gpt@12", "gpt-bf16@2", "gpt-bf16@12")
@@ -73,13 +74,14 @@ class TargetProgram:
 
 @dataclass(frozen=True, slots=True)
 class TargetRow:
-    """One row of the table; `plan_` is what the planner said beforehand."""
+    """One row of the table; `plan_` is what the planner said, `unexplained` what a report lists."""
 
     row: str
     jit: TargetProgram
     sbp: TargetProgram
     plan_wire_bytes: float
     plan_memory_bytes: float
+    unexplained: tuple[str, ...] = ()
 
     def ratio(self, field: str) -> float:
         """A figure of ours as a share of the peer's."""
@@ -106,24 +108,10 @@ def program_of(exe: Any, seconds: float) -> TargetProgram:
 
 
 def scheduled(module: Module) -> tuple[int, int]:
-    """How many collectives run beside kernels, and how many do not; each instruction counts once.
-
-    Beside kernels run those with a `-start` and a `-done` that XLA has not marked `is_sync`, and those in a
-    computation of their own that is begun so.
-    """
-    wrapped, own = {}, {}
-    for name, computation in module.computations.items():
-        for x in computation.instructions.values():
-            own[x.name] = name, x
-            if x.opcode == "async-start":
-                wrapped.update(dict.fromkeys(x.called("calls"), x))
-    found = [0, 0]
-    for instruction, _ in each_collective(module):
-        computation_name, x = own[instruction]
-        begun = x if x.opcode.endswith("-start") else wrapped.get(computation_name)
-        marked = "" if begun is None else "".join(begun.attributes.get("backend_config", ()))
-        found[begun is None or '"is_sync":true' in marked] += 1
-    return found[0], found[1]
+    """How many collectives run beside kernels, and how many do not; each instruction counts once."""
+    beside = asynchronous_names(module)
+    found = [name in beside for name, _ in each_collective(module)]
+    return sum(found), len(found) - sum(found)
 
 
 def on_gpu(peer: Any, args: Any) -> Any:
@@ -147,8 +135,9 @@ def measure(row: str, folder: Path | None = None) -> TargetRow:
             file = folder / f"{row.replace('/', '.').replace(':', '.')}.{name}.hlo"
             file.write_text(text_of(exe), encoding="utf-8")
         found.append(program_of(exe, seconds))
-    plan = program.plan(*args)
-    return TargetRow(row, *found, plan.wire_bytes, plan.memory_bytes)
+    report = program.report_of(exe, *args)  # of the last one, ours
+    plan = report.plan
+    return TargetRow(row, *found, plan.wire_bytes, plan.memory_bytes, report.unexplained)
 
 
 HEAD = (
@@ -201,6 +190,8 @@ def summary(rows: Sequence[TargetRow]) -> str:
         apart = {m.row: getattr(m, planned) / max(getattr(m.sbp, made), 1.0) for m in rows}
         said = [f"{row} {r:.2f}" for row, r in apart.items() if abs(r - 1) > limit]
         lines.append(f"{name}, plan / compiled, off by more than {limit:.0%}: {', '.join(said) or 'none'}")
+    unexplained = [f"{m.row}: {x}" for m in rows for x in m.unexplained]
+    lines.append(f"collectives of plan or program that nothing explains: {'; '.join(unexplained) or 'none'}")
     return "\n".join(lines)
 
 

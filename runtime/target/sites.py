@@ -61,7 +61,7 @@ def collectives_of(
         for computation in module.computations.values()
         for x in computation.instructions.values()
     }
-    asynchronous, meant = _asynchronous(module), rows_of(compiled, plan)
+    asynchronous, meant = asynchronous_names(module), rows_of(compiled, plan)
     overflow = {c.instruction for c in meter.overflow}
     return [
         CompiledCollective(
@@ -110,7 +110,7 @@ def _sites(meter: Meter) -> list[MeteredCollective]:
     return list(sites.values())
 
 
-def _asynchronous(module: Module) -> set[str]:
+def asynchronous_names(module: Module) -> set[str]:
     """The instructions that have a `-start` and a `-done`, or that a computation holds which has them.
 
     XLA writes those that it schedules back to back without the two halves, or marks them `is_sync`.
