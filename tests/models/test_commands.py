@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from sbp.__main__ import EXAMPLE, main
+from sbp.__main__ import main
+from sbp.userfile import EXAMPLE
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = re.compile(r"python -m (sbp \w+ models/[^\n`]*)")

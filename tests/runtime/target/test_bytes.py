@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,13 +16,10 @@ from jax import lax
 
 import sbp
 from sbp import B, S
-from sbp.quiet import PLUGIN
 from sbp.runtime.look.meter import Meter, read_compiled
+from tests.runtime.target.plugin import needs_plugin
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec(PLUGIN) is None,
-    reason=f"no {PLUGIN}: pip install 'sbp-jax[gpu-target]' (no GPU needed)",
-)
+pytestmark = needs_plugin
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,10 @@ from jax import lax
 import sbp
 from models import gpt
 from sbp import AUTO, B, S
-from sbp.runtime.target.devices import missing
+from tests.runtime.target.plugin import needs_plugin
 
 ON = sbp.placement("h100", shape=(8,))
-LACKING = missing(ON)
-pytestmark = pytest.mark.skipif(LACKING is not None, reason=LACKING.got if LACKING else "")
+pytestmark = needs_plugin
 
 WITHIN = 0.1
 WIDTH, ROWS, LAYERS = 1024, 4096, 8
