@@ -1,5 +1,6 @@
 """Which tensors of a program are written to memory: each idea of fusion in one small program."""
 
+import itertools
 from typing import Any
 
 import jax
@@ -50,7 +51,7 @@ def written(fn: Any, *shapes: tuple[int, ...]) -> list[str]:
         (lambda x: jnp.broadcast_to(x[:1], (N, N)) @ x, ["broadcast_in_dim", "dot_general"]),
         (lambda x: x[: N // 2].sum() + jnp.concatenate([x, x]).sum(), []),
     ],
-    ids=str,
+    ids=itertools.count(),
 )
 def test_what_is_written(fn: Any, expected: list[str]) -> None:
     assert written(fn, (N, N)) == expected
