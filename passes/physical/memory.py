@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 
 from sbp.passes.physical.convolutions import copies
 from sbp.passes.physical.fusing import Fusing, KernelOp, ShardSizes, op_of
+from sbp.passes.physical.invariant import read_in_loops
 from sbp.passes.physical.kernels import Buffer, Kernels, kernels
 from sbp.passes.physical.order import Seconds, turns
 from sbp.passes.physical.program import Border, Box, Step, Version
@@ -93,6 +94,7 @@ def peak(
 
 def alive(k: Kernels, sizes: ShardSizes, spaces: Spaces) -> list[Live]:
     """What lies in the space that all share, when most does."""
+    read_in_loops(k)
     there = {t.version: t for t in k.tensors if t.maker < 0}
     taken = {k.ends[v]: there[a] for v, a in spaces.taken.items() if v in k.ends and a in there}
     own = {k.ends[v] for v in spaces.given if v in k.ends}
