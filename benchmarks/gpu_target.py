@@ -1,6 +1,7 @@
 """The same train step through `jax.jit` with NamedShardings and through sbp, compiled for absent H100s.
 
     python -m benchmarks.gpu_target [--rows gpt/data:8,llama-scan@8/fsdp:2x4,...] [--json FILE] [--hlo FOLDER]
+    python -m benchmarks.gpu_target --show benchmarks/results/gpu_target.json
 
 XLA:GPU compiles both with its own options, as on a machine that has them (pip install -e '.[gpu-target]').
 Nothing runs, and no array is made. A row is a model of benchmarks/large.py (`@` its layers), a parallelism
@@ -195,6 +196,16 @@ def summary(rows: Sequence[TargetRow]) -> str:
     return "\n".join(lines)
 
 
+def read(file: Path) -> list[TargetRow]:
+    """The rows that `--json` wrote."""
+    rows = json.loads(file.read_text(encoding="utf-8"))
+    programs = ({name: TargetProgram(**row[name]) for name in ("jit", "sbp")} for row in rows)
+    return [
+        TargetRow(**row | made | {"unexplained": tuple(row.get("unexplained", ()))})
+        for row, made in zip(rows, programs, strict=True)
+    ]
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(prog="benchmarks.gpu_target", description=__doc__.splitlines()[0])
@@ -203,8 +214,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--rows", default=default, help=f"model@layers/parallelism:placement, ... ({default})"
     )
     parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--show", metavar="FILE", type=Path, help="compile nothing: the table of such a JSON")
     parser.add_argument("--hlo", metavar="FOLDER", type=Path, help="keep the compiled texts there")
     options = parser.parse_args(argv)
+    if options.show is not None:
+        saved = read(options.show)
+        print(f"{table(saved)}\n\n{summary(saved)}")
+        return
     jax.config.update("jax_platforms", "cpu")
     if options.hlo is not None:
         options.hlo.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,10 @@
 """The table of GPU targets: its rows, its figures, its text; the layout of its peer."""
 
 import importlib.util
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 from functools import partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +41,14 @@ def test_summary_names_what_was_lost_and_where_the_plan_is_off() -> None:
     assert said[2] == "simulated step: geometric mean 0.71 of jit's; rows lost: none"
     assert said[4] == "wire bytes, plan / compiled, off by more than 1%: gpt@2/zero:8 0.50"
     assert said[5] == "memory, plan / compiled, off by more than 10%: gpt@2/data:8 0.80"
+
+
+def test_a_table_that_was_saved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "rows.json"
+    file.write_text(json.dumps([asdict(row) for row in ROWS]))
+    assert gpu_target.read(file) == list(ROWS)
+    gpu_target.main(["--show", str(file)])
+    assert capsys.readouterr().out.rstrip() == f"{table(ROWS)}\n\n{summary(ROWS)}"
 
 
 def test_collectives_beside_kernels_and_not() -> None:
