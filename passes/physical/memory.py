@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from sbp.passes.physical.convolutions import copies
 from sbp.passes.physical.fusing import Fusing, KernelOp, ShardSizes, op_of
 from sbp.passes.physical.kernels import Buffer, Kernels, kernels
+from sbp.passes.physical.layouts import turned_updates
 from sbp.passes.physical.order import Seconds, turns
 from sbp.passes.physical.program import Border, Box, Step, Version
 from sbp.passes.program.control import Port, ports
@@ -111,12 +112,18 @@ def alive(k: Kernels, sizes: ShardSizes, spaces: Spaces) -> list[Live]:
             over = taken[t].readers.get(t.maker, True)
             if until > turn[t.maker] or (until == turn[t.maker] and not over):
                 sweep.add(Live(t.version, t.bytes), turn[t.maker], until, t)
+    for results in turned_updates(k, sizes, taken):
+        at = min(turn[t.maker] for t in results)
+        for t in results:
+            sweep.add(Live(t.version, t.bytes), at, at)
     for c in copies(k, sizes):
         at = [turn[i] for i in c.users]
         sweep.add(Live(c.tensor.version, c.bytes), min(at), max(at))
     for i, op in enumerate(k.ops):
         if k.runs(i) and k.made[i]:
             _write_over(k, i, turn, sweep, sizes)
+        if op.held_bytes and k.runs(i):
+            sweep.add(Live(op.writes[0], op.held_bytes), turn[i], turn[i])
         if isinstance(op.step, Border) and k.runs(i):
             sweep.inside(turn[i], _inside(op.step, sizes, spaces.seconds))
     return [*sweep.most(), *waiting]
