@@ -16,23 +16,40 @@ from sbp.passes.physical.program import Box, Compute, Version
 from sbp.signature import Split
 
 
-def turned_updates(k: Kernels, sizes: ShardSizes, taken: Collection[Buffer]) -> Iterator[list[Buffer]]:
-    """Results whose spaces are those of donated arguments, and which cannot be written there at once.
+@dataclass(frozen=True, slots=True)
+class Turned:
+    """A tensor that is turned over, and what is made of it.
 
-    What one tensor updates, such as the moments of an optimizer and the parameter, is one kernel with several
-    results: each list is that of one.
+    Arguments:
+      tensor: it is gathered or scattered along a dim that is not its outermost one.
+      results: of one kernel, each in the space of an argument: what one tensor updates, such as the moments
+        of an optimizer and the parameter, is computed at once.
+    """
+
+    tensor: Buffer
+    results: tuple[Buffer, ...]
+
+
+def turned(k: Kernels, sizes: ShardSizes, taken: Collection[Buffer]) -> Iterator[Turned]:
+    """Every tensor that is turned over and updates arguments, or is a result of the program itself.
 
     Arguments:
       taken: results that take the spaces of arguments.
     """
     walk = _Walk(sizes)
+    found: dict[Version, Buffer] = {}
     updates: dict[Version, list[Buffer]] = {}
     for i, op in enumerate(k.ops):
         walk.pass_by(op.step)
         for t in k.made[i]:
-            if t in taken and t.version in walk.origins:
-                updates.setdefault(walk.origins[t.version], []).append(t)
-    yield from updates.values()
+            origin = walk.origins.get(t.version)
+            if origin == t.version:
+                found[origin] = t
+            elif origin is not None and t in taken:
+                updates.setdefault(origin, []).append(t)
+    for origin, t in found.items():
+        if origin in updates or t in taken:
+            yield Turned(t, tuple(updates.get(origin, ())))
 
 
 @dataclass
