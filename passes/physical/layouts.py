@@ -1,8 +1,8 @@
 """Updates that turn a tensor over: XLA:GPU gathers and scatters along the outermost dim in memory alone.
 
-A tensor that is gathered or scattered along another dim has that dim outermost in memory (`GpuLayoutAssignment`,
-for all-gathers and reduce-scatters). Arguments and results of a program have theirs in order. An element-wise
-kernel between the two goes through both tile by tile, and can write over none of its operands.
+A tensor that is gathered or scattered along another dim has that dim outermost (`GpuLayoutAssignment`, for
+all-gathers and reduce-scatters); arguments and results of a program have their dims in order. An element-wise
+kernel of both goes through them tile by tile, and can write over none of its operands.
 """
 
 from __future__ import annotations

@@ -9,6 +9,9 @@ Of what fusion leaves in memory (kernels.py):
 - A loop carries values in place, and writes what it stacks into the stack at once; what a trip holds beside
   that is there once. What it only sends before it stacks it, XLA sends one trip later (its collective
   pipeliner), and so holds for one trip more.
+- What is gathered along an inner dim is turned over: what it updates is written apart (layouts.py). Ops hold
+  more inside: exchanges of rows what they send (sbp/talk/wire.py), gradients of max pooling where the maxima
+  are (pools.py), convolutions their operands as the library wants them (convolutions.py).
 - What is made of little comes as late as it can, what makes space as early as it can, and what nobody waits
   for last, where there are collectives to hide (order.py).
 """

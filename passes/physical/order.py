@@ -2,12 +2,13 @@
 
 Its latency-hiding scheduler goes backwards, and fills the time of every collective that a product waits for
 with what nobody waits for: products that no other product follows, as gradients of weights are. These run
-later than they could, and what they read stays until then.
+later than they could, and what they read stays until then. So does what small reduce-scatters read, which
+are sent together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TypeAlias
 
 from sbp.passes.physical.fusing import Fusing, KernelOp
@@ -19,7 +20,7 @@ Seconds: TypeAlias = Callable[[KernelOp], float]
 
 
 COMBINED_BYTES = 30 * 2**20
-"""What reduce-scatters that are sent as one give together at most (`kDefaultReduceScatterCombineThreshold`)."""
+"""What reduce-scatters that XLA:GPU sends as one give at most (`kDefaultReduceScatterCombineThreshold`)."""
 
 
 def turns(
@@ -69,7 +70,7 @@ def _combine(k: Kernels, when: list[float]) -> set[int]:
     All that they read stays until the last of them has its operand. All-reduces are combined too, but are
     small where they are many, and all-gathers are counted by what they give.
     """
-    sets: dict[Hashable, list[int]] = {}
+    sets: dict[tuple[int, ...], list[int]] = {}
     found = set[int]()
     bits, behind = dict[int, int](), [0] * len(k.ops)  # which reduce-scatters an op needs, a bit each
     for i, op in enumerate(k.ops):
@@ -78,7 +79,7 @@ def _combine(k: Kernels, when: list[float]) -> set[int]:
                 behind[i] |= behind[t.maker]
         if not isinstance(op.step, Box) or op.step.move.kind != "reduce_scatter" or not k.made[i]:
             continue
-        members = sets.setdefault((op.step.move.axes, op.step.move.new), [])
+        members = sets.setdefault(op.step.move.axes, [])
         size = sum(t.bytes for j in (*members, i) for t in k.made[j])
         if size > COMBINED_BYTES or any(behind[i] & bits[j] for j in members):
             members.clear()
@@ -135,9 +136,7 @@ def _delay(k: Kernels, when: list[float], elsewhere: Collection[Buffer]) -> None
             when[i] = first - 0.5
 
 
-def _hasten(
-    k: Kernels, when: list[float], elsewhere: Collection[Buffer], combined: Collection[int]
-) -> None:
+def _hasten(k: Kernels, when: list[float], elsewhere: Collection[Buffer], combined: Collection[int]) -> None:
     """What frees more than it takes runs as soon as it can; a product has its turn, and so have collectives
     that are combined."""
     for i, op in enumerate(k.ops):

@@ -33,10 +33,10 @@ class Places:
 def places(k: Kernels, sizes: ShardSizes, turn: Sequence[int], hides: bool) -> Iterator[Places]:
     """What the gradients of max pooling hold beside operands and results.
 
-    XLA:GPU makes a scatter of them (`SelectAndScatterExpander`): a pass over the pooled tensor finds the place
-    of each maximum, one number per dim, and the gradient is added there to zeros. Neither needs what comes
-    back through the net. The scheduler, which goes backwards and prefers what depends on many collectives,
-    leaves them until nothing else is left: they are there long before they are read.
+    XLA:GPU makes a scatter of them (`SelectAndScatterExpander`): a pass over the pooled tensor finds where
+    each maximum is, one number per dim, and the gradient is added there to zeros. Neither needs what comes
+    back through the net. The scheduler, which goes backwards, uses them to hide collectives only when it has
+    nothing else: they are there long before they are read. Here they are as early as they can be.
 
     Arguments:
       hides: whether collectives are hidden at the cost of memory.
