@@ -74,9 +74,7 @@ def plan_html(plan: PlanData) -> str:
     return short([top, *table(plan, MAX_ROWS), folded(plan), notes(plan)])
 
 
-def plan_page(
-    plan: PlanData, measured: Sequence[tuple[str, str]] = (), sections: Sequence[str] = ()
-) -> str:
+def plan_page(plan: PlanData, measured: Sequence[tuple[str, str]] = (), sections: Sequence[str] = ()) -> str:
     """The whole page: totals, a table that sorts by a click, the picture, signatures at rest, notes.
 
     Arguments:

@@ -28,7 +28,8 @@ from sbp.passes.physical.program import (
 )
 from sbp.passes.plan.cost import local_bytes
 from sbp.passes.program.control import ports
-from sbp.passes.program.views import talks_of
+from sbp.passes.program.graph import Const
+from sbp.passes.program.views import held_bytes, talks_of
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,8 @@ PARTIAL = frozenset("dynamic_slice gather slice split unstack".split())
 COSTLY = frozenset(["random_bits"])
 """Loops that take longer to compute than to read."""
 IN_PLACE = frozenset(["dynamic_update_slice", "sbp_update_rows", "sbp_add_rows"])
-"""Ops beside scatters that change their first operand in place, if nobody needs it any more."""
+"""Ops beside scatters that change their first operands in place, one per result, if nobody needs them any
+more."""
 
 
 @dataclass(slots=True)
@@ -98,6 +100,7 @@ class KernelOp:
       changed: of what a call reads, what a loop changes for it first, and so needs not be written itself.
       product: whether it holds a product of matrices.
       sends: whether it holds a collective.
+      held_bytes: what a device holds inside of it, beside what it reads and writes.
       step: None for a slice of a scanned tensor that enters, or leaves.
     """
 
@@ -108,6 +111,7 @@ class KernelOp:
     changed: frozenset[Version] = frozenset()
     product: bool = False
     sends: bool = False
+    held_bytes: float = 0.0
     step: Step | None = None
 
     @property
@@ -145,11 +149,14 @@ def op_of(step: Step, physical: Physical) -> KernelOp:
         kind = Fusing.VIEW if rule.identity else Fusing.LOOP if rule.fused or rule.pointwise else Fusing.CALL
     same = rule is not None and rule.pointwise
     over = name in IN_PLACE or name.startswith("scatter")
-    straight = read if same or name in ("reshape", "squeeze") else read[:1] if over else ()
+    pairs = list(zip(step.node.inputs, step.strategy.operands, strict=True))
+    first = [(x, nd) for x, nd in pairs[: len(written)] if not isinstance(x, Const)]
+    straight = read if same or name in ("reshape", "squeeze") else first if over else ()
     product = rule is not None and rule.matmul is not None
-    sends = bool(talks_of(physical.graph, step.node, step.strategy.lying, physical.placement.shape))
+    where = physical.graph, step.node, step.strategy.lying, physical.placement.shape
+    sends, held = bool(talks_of(*where)), held_bytes(*where)
     changed = frozenset(read[:1] if name == "conv_general_dilated" and is_padded(step.node.params) else ())
-    return KernelOp(kind, read, written, frozenset(straight), changed, product, sends, step)
+    return KernelOp(kind, read, written, frozenset(straight), changed, product, sends, held, step)
 
 
 def is_padded(params: Mapping[str, Any]) -> bool:

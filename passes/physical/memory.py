@@ -9,6 +9,9 @@ Of what fusion leaves in memory (kernels.py):
 - A loop carries values in place, and writes what it stacks into the stack at once; what a trip holds beside
   that is there once. What it only sends before it stacks it, XLA sends one trip later (its collective
   pipeliner), and so holds for one trip more.
+- What is gathered along an inner dim is turned over: what it updates is written apart (layouts.py). Ops hold
+  more inside: exchanges of rows what they send (sbp/talk/wire.py), gradients of max pooling where the maxima
+  are (pools.py), convolutions their operands as the library wants them (convolutions.py).
 - What is made of little comes as late as it can, what makes space as early as it can, and what nobody waits
   for last, where there are collectives to hide (order.py).
 """
@@ -23,7 +26,9 @@ from sbp.passes.physical.convolutions import copies
 from sbp.passes.physical.fusing import Fusing, KernelOp, ShardSizes, op_of
 from sbp.passes.physical.invariant import read_in_loops
 from sbp.passes.physical.kernels import Buffer, Kernels, kernels
+from sbp.passes.physical.layouts import Turned, turned
 from sbp.passes.physical.order import Seconds, turns
+from sbp.passes.physical.pools import places
 from sbp.passes.physical.program import Border, Box, Step, Version
 from sbp.passes.program.control import Port, ports
 from sbp.signature import NdSbp
@@ -113,15 +118,36 @@ def alive(k: Kernels, sizes: ShardSizes, spaces: Spaces) -> list[Live]:
             over = taken[t].readers.get(t.maker, True)
             if until > turn[t.maker] or (until == turn[t.maker] and not over):
                 sweep.add(Live(t.version, t.bytes), turn[t.maker], until, t)
+    for x in turned(k, sizes, taken):
+        _turn_over(k, x, turn, sweep, taken)
     for c in copies(k, sizes):
         at = [turn[i] for i in c.users]
         sweep.add(Live(c.tensor.version, c.bytes), min(at), max(at))
+    for p in places(k, sizes, turn, hides=spaces.seconds is not None):
+        sweep.add(Live(p.version, p.places_bytes), p.first, p.last)
+        if p.first < p.last:  # the gradient takes their space
+            sweep.add(Live(p.version, p.zeros_bytes), p.first, p.last - 1)
     for i, op in enumerate(k.ops):
         if k.runs(i) and k.made[i]:
             _write_over(k, i, turn, sweep, sizes)
+        if op.held_bytes and k.runs(i):
+            sweep.add(Live(op.writes[0], op.held_bytes), turn[i], turn[i])
         if isinstance(op.step, Border) and k.runs(i):
             sweep.inside(turn[i], _inside(op.step, sizes, spaces.seconds))
     return [*sweep.most(), *waiting]
+
+
+def _turn_over(
+    k: Kernels, x: Turned, turn: Sequence[int], sweep: _Sweep, taken: Mapping[Buffer, Buffer]
+) -> None:
+    """Adds what is written apart: results that cannot take the spaces of operands, which are copied there
+    when all else is done, and a turned tensor that is a result itself."""
+    at = min((turn[t.maker] for t in x.results), default=turn[x.tensor.maker])
+    for t in x.results:
+        if max((turn[r] for r in taken[t].readers if r < k.end), default=-1) >= at:
+            sweep.add(Live(t.version, t.bytes), at, turn[k.end])
+    if x.tensor in taken:
+        sweep.add(Live(x.tensor.version, x.tensor.bytes), turn[x.tensor.maker], at)
 
 
 def _sent_later(k: Kernels) -> list[KernelOp]:

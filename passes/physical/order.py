@@ -2,7 +2,8 @@
 
 Its latency-hiding scheduler goes backwards, and fills the time of every collective that a product waits for
 with what nobody waits for: products that no other product follows, as gradients of weights are. These run
-later than they could, and what they read stays until then.
+later than they could, and what they read stays until then. So does what small reduce-scatters read, which
+are sent together.
 """
 
 from __future__ import annotations
@@ -12,10 +13,14 @@ from typing import TypeAlias
 
 from sbp.passes.physical.fusing import Fusing, KernelOp
 from sbp.passes.physical.kernels import Buffer, Kernels
-from sbp.passes.physical.program import Border
+from sbp.passes.physical.program import Border, Box
 
 Seconds: TypeAlias = Callable[[KernelOp], float]
 """How long an op takes."""
+
+
+COMBINED_BYTES = 30 * 2**20
+"""What reduce-scatters that XLA:GPU sends as one give at most (`kDefaultReduceScatterCombineThreshold`)."""
 
 
 def turns(
@@ -35,9 +40,11 @@ def turns(
     """
     n = len(k.ops)
     when = [float(i) for i in range(n + 1)]
+    combined = _combine(k, when)
     if seconds is not None:
         _hide(k, when, _followed(k, carried), seconds, sent)
-    _hasten(k, when, elsewhere)
+    _wait(k, when)
+    _hasten(k, when, elsewhere, combined)
     _delay(k, when, elsewhere)
     turn = [0] * (n + 1)
     for at, i in enumerate(sorted(range(n + 1), key=when.__getitem__)):
@@ -55,6 +62,35 @@ def _followed(k: Kernels, carried: Collection[Buffer]) -> list[bool]:
             for t in k.made[i]
         )
     return followed
+
+
+def _combine(k: Kernels, when: list[float]) -> set[int]:
+    """Puts reduce-scatters together that XLA sends as one: which these are.
+
+    All that they read stays until the last of them has its operand. All-reduces are combined too, but are
+    small where they are many, and all-gathers are counted by what they give.
+    """
+    sets: dict[tuple[int, ...], list[int]] = {}
+    found = set[int]()
+    bits, behind = dict[int, int](), [0] * len(k.ops)  # which reduce-scatters an op needs, a bit each
+    for i, op in enumerate(k.ops):
+        for t in k.read[i]:
+            if t.maker >= 0:
+                behind[i] |= behind[t.maker]
+        if not isinstance(op.step, Box) or op.step.move.kind != "reduce_scatter" or not k.made[i]:
+            continue
+        members = sets.setdefault(op.step.move.axes, [])
+        size = sum(t.bytes for j in (*members, i) for t in k.made[j])
+        if size > COMBINED_BYTES or any(behind[i] & bits[j] for j in members):
+            members.clear()
+        members.append(i)
+        bits[i] = 1 << len(bits)
+        behind[i] |= bits[i]
+        if len(members) > 1:
+            found.update(members)
+            for j in members:
+                when[j] = float(i)
+    return found
 
 
 def _hide(
@@ -79,6 +115,10 @@ def _hide(
             i = free.pop()
             when[i] = float(at)
             left -= seconds(k.ops[i])
+
+
+def _wait(k: Kernels, when: list[float]) -> None:
+    """Nothing runs before what it reads is there."""
     for i in range(len(k.ops)):
         when[i] = max([when[i], *(when[t.maker] for t in k.read[i] if t.maker >= 0)])
 
@@ -96,10 +136,11 @@ def _delay(k: Kernels, when: list[float], elsewhere: Collection[Buffer]) -> None
             when[i] = first - 0.5
 
 
-def _hasten(k: Kernels, when: list[float], elsewhere: Collection[Buffer]) -> None:
-    """What frees more than it takes runs as soon as it can; a product has its turn."""
+def _hasten(k: Kernels, when: list[float], elsewhere: Collection[Buffer], combined: Collection[int]) -> None:
+    """What frees more than it takes runs as soon as it can; a product has its turn, and so have collectives
+    that are combined."""
     for i, op in enumerate(k.ops):
-        if op.product or not k.runs(i):
+        if op.product or i in combined or not k.runs(i):
             continue
         ready = max((when[t.maker] for t in k.read[i] if t.maker >= 0), default=-1.0)
         makes = sum(t.bytes for t in k.made[i] if t not in elsewhere)

@@ -91,6 +91,13 @@ def talks_of(graph: Graph, node: Node, lying: Lying, hierarchy: tuple[int, ...])
     return tuple(t for t in talks if t.result is None or graph.uses(node.outputs[t.result]))
 
 
+def held_bytes(graph: Graph, node: Node, lying: Lying, hierarchy: tuple[int, ...]) -> float:
+    """What a device holds inside the body of an op, beside its operands and results."""
+    if node.rule is None or node.rule.held is None:
+        return 0.0
+    return node.rule.held(local_of(graph, node, lying, hierarchy))
+
+
 def declared(node: Node, local: Local) -> list[Talk]:
     """What the rule of a node says that its body sends; nothing, if it has no word on it."""
     if node.rule is None or node.rule.talks is None:

@@ -109,6 +109,7 @@ Traffic: TypeAlias = Callable[[Op], float]
 Matmuls: TypeAlias = Callable[[Op], Matmul]
 RowIds: TypeAlias = Callable[[Mapping[str, Any], int], Sequence[int]]
 Talks: TypeAlias = Callable[[Local], Iterable[Talk]]
+Held: TypeAlias = Callable[[Local], float]
 
 
 def element_flops(op: Op) -> float:
@@ -155,6 +156,8 @@ class Rule:
       layout: whether it moves or converts elements only, where it keeps their number: a tensor keeps its name
         through it.
       talks: the collectives inside the body, given the layouts; None if there are none.
+      held: bytes that a device holds inside the body beside operands and results, given the layouts; None
+        if that is little.
       ids: given its parameters and how many operands it has, the positions of those that are ids of rows of a
         table; the room of its exchange is planned from a batch of them. None for an op without such.
       functions: the parameters that hold functions and that the rows account for. An application that holds
@@ -174,6 +177,7 @@ class Rule:
     identity: bool = False
     layout: bool = False
     talks: Talks | None = None
+    held: Held | None = None
     traffic: Traffic = element_traffic
     ids: RowIds | None = None
     functions: tuple[str, ...] = ()

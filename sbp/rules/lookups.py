@@ -21,7 +21,15 @@ from sbp.rules.factors import Letters, additive_row, factors
 from sbp.rules.registry import rule
 from sbp.signature import B, P, Split
 from sbp.talk.keys import NO_KEY
-from sbp.talk.lookups import add_rows_local, add_rows_talks, lookup_local, lookup_talks, narrow_ids
+from sbp.talk.lookups import (
+    add_rows_held,
+    add_rows_local,
+    add_rows_talks,
+    lookup_held,
+    lookup_local,
+    lookup_talks,
+    narrow_ids,
+)
 from sbp.talk.sample import Sample
 
 # Positions are int32, and bounds of buckets lie up to one row per device behind the last one.
@@ -113,6 +121,7 @@ def _exchanged_dims(op: Op) -> list[int]:
     "sbp_lookup",
     local=lookup_local,
     talks=lookup_talks,
+    held=lookup_held,
     traffic=row_traffic(),
     ids=lambda params, n: (1,),
     note="rows of a gather; ids split with the table's rows: a sparse exchange",
@@ -141,6 +150,7 @@ def _split_ids(op: Op) -> Iterable[Row]:
     "sbp_add_rows",
     local=add_rows_local,
     talks=add_rows_talks,
+    held=add_rows_held,
     traffic=row_traffic(2),
     ids=lambda params, n: (1,),
     flops=lambda op: 2 * math.prod(op.shapes[2]),

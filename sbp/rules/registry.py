@@ -15,6 +15,7 @@ from sbp.errors import Problem, RuleError, raise_all
 from sbp.rules.checks import checked_rows, text_problems
 from sbp.rules.entry import (
     Flops,
+    Held,
     LocalBody,
     Matmuls,
     Op,
@@ -108,6 +109,7 @@ def rule(
     identity: bool = False,
     layout: bool = False,
     talks: Talks | None = None,
+    held: Held | None = None,
     traffic: Traffic = element_traffic,
     ids: RowIds | None = None,
     functions: tuple[str, ...] = (),
@@ -130,6 +132,7 @@ def rule(
                     identity=identity,
                     layout=layout,
                     talks=talks,
+                    held=held,
                     traffic=traffic,
                     ids=ids,
                     functions=functions,

@@ -20,7 +20,7 @@ from sbp.rules.entry import Op, Row
 from sbp.rules.registry import rule
 from sbp.signature import B, Signature, Split
 from sbp.talk.sample import Sample
-from sbp.talk.update import parted, update_local, update_talks
+from sbp.talk.update import parted, update_held, update_local, update_talks
 
 
 def update_rows(
@@ -77,6 +77,7 @@ def _traffic(op: Op) -> float:
     "sbp_update_rows",
     local=update_local,
     talks=update_talks,
+    held=update_held,
     flops=_flops,
     traffic=_traffic,
     ids=lambda params, n: parted(range(1, n), len(params["modes"]))[1],

@@ -25,7 +25,7 @@ from sbp.talk.keys import NO_KEY, local_rows, rows_or_zeros
 from sbp.talk.legs import Exchange, legs
 from sbp.talk.local import Local, Talk
 from sbp.talk.sample import with_planned_capacity
-from sbp.talk.wire import deliver_talks, fetch_talks, wire_type
+from sbp.talk.wire import deliver_held, deliver_talks, fetch_held, fetch_talks, wire_type
 from sbp.untyped import DType, optimization_barrier
 
 # What is known of the row numbers that `deliver_rows` gives.
@@ -104,6 +104,11 @@ def lookup_talks(ctx: Local) -> Iterable[Talk]:
     return fetch_talks(_exchange(ctx), row_bytes(ctx, ctx.dtypes[0]), kind_of_keys(ctx.params["mode"]))
 
 
+def lookup_held(ctx: Local) -> float:
+    """What `lookup_local` holds in its exchange."""
+    return fetch_held(_exchange(ctx), row_bytes(ctx, ctx.dtypes[0]))
+
+
 def add_rows_local(ctx: Local, x: jax.Array, ids: jax.Array, rows: jax.Array) -> list[jax.Array]:
     """The sparse exchange; without one, each device adds to the rows that it has."""
     layout, mode = ctx.operands[0], ctx.params["mode"]
@@ -133,3 +138,9 @@ def add_rows_talks(ctx: Local) -> Iterable[Talk]:
     # With another mode adding makes other keys of the ids than reading.
     keys = kind_of_keys(mode) if mode in (FILL, CLIP) else None
     return deliver_talks(_exchange(ctx), row_bytes(ctx, ctx.dtypes[0]), keys)
+
+
+def add_rows_held(ctx: Local) -> float:
+    """What `add_rows_local` holds in its exchange; without one it adds rows as they come."""
+    exchange, additive = _exchange(ctx), may_add_one_by_one(ctx.dtypes[2])
+    return deliver_held(exchange, row_bytes(ctx, ctx.dtypes[2]), additive) if legs(exchange) else 0.0

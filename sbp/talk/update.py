@@ -24,7 +24,7 @@ from sbp.talk.delivery import deliver_rows, may_add_one_by_one
 from sbp.talk.legs import Exchange, legs
 from sbp.talk.local import Local, Talk
 from sbp.talk.lookups import exchange_along, keys_of, kind_of_keys, row_bytes
-from sbp.talk.wire import deliver_talks
+from sbp.talk.wire import deliver_held, deliver_talks
 from sbp.untyped import optimization_barrier
 
 Each = TypeVar("Each")
@@ -201,3 +201,11 @@ def update_talks(ctx: Local) -> Iterable[Talk]:
         wire_bytes = 2 * (group - 1) / group * 4 * flags
         why = "a row is touched if any of its columns is; the columns are split over {axes}"
         yield Talk("all_reduce", axes, wire_bytes, first + n, why)
+
+
+def update_held(ctx: Local) -> float:
+    """What the exchange holds, and a gradient of the size of the shard where devices add up one."""
+    copied = _copied_axes(ctx)
+    grad = math.prod(ctx.operands[0].local) * compat.itemsize(ctx.dtypes[-1]) if copied else 0
+    additive = _additive(ctx) or bool(copied)
+    return grad + deliver_held(_exchange(ctx), row_bytes(ctx, ctx.dtypes[-1]), additive)

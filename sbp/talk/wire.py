@@ -81,6 +81,29 @@ def deliver_talks(exchange: Exchange, row_bytes: float, keys: Hashable = None) -
         yield _leg_talk(leg, row_bytes, 2, why)
 
 
+def fetch_held(exchange: Exchange, row_bytes: float) -> float:
+    """Bytes of rows that a device holds in `fetch_rows` beside its result: what it sends and what it has
+    received along the last leg, and the result of that leg for each leg before."""
+    return sum(row_bytes * leg.received * (2 if leg.last else 1) for leg in legs(exchange))
+
+
+def deliver_held(exchange: Exchange, row_bytes: float, additive: bool = False) -> float:
+    """Bytes of rows that a device holds in `deliver_rows` beside the state and the rows that it is given.
+
+    What it sends and what it has received; where it sums up both, also the sums of what it has received, and
+    the zeros that both sums begin with: XLA computes these once, and each addition in place has a copy. What
+    came along an earlier leg stays.
+
+    Arguments:
+      additive: whether what is received is applied as it is.
+    """
+    ahead = legs(exchange)
+    if not ahead:
+        return 0.0 if additive else row_bytes * exchange.keys
+    last = 2 if additive else 4
+    return sum(row_bytes * leg.received * (last if leg.last else 1) for leg in ahead)
+
+
 def _key_talks(exchange: Exchange, leg: Leg, keys: Hashable) -> Iterable[Talk]:
     """What is sent of the keys: the same when rows of the same keys are fetched and delivered."""
     size = exchange.rows.size

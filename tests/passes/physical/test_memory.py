@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
 from jax import lax
 
@@ -13,7 +14,7 @@ import sbp
 from sbp import B, P, S
 from sbp.passes.boxing.links import Network
 from sbp.passes.physical.evaluate import Evaluator, donations
-from sbp.passes.physical.fusing import Fusing, KernelOp, ShardSizes
+from sbp.passes.physical.fusing import Fusing, KernelOp, ShardSizes, op_of
 from sbp.passes.physical.kernels import kernels
 from sbp.passes.physical.memory import Spaces, alive
 from sbp.signature import NdSbp
@@ -211,3 +212,30 @@ def test_results_that_are_numbers_or_arguments() -> None:
     assert squares(lambda x: (x, 1.0), X, donate=0) == 1
     plan = sbp.compile(lambda x: (x + 1, x + 1), ONE, donate_argnums=0).plan(X)
     assert plan.physical is not None and len(donations(plan.physical, [0])) == 1
+
+
+def test_rows_and_the_state_of_their_optimizer_are_updated_in_place() -> None:
+    """A table and its sums of squares, which are donated; and rows of the batch, which are few."""
+    on, tx = sbp.placement("h100", shape=(8,)), sbp.rows(optax.adagrad(0.1))
+
+    def train_rows(table: Any, state: Any, ids: Any) -> Any:
+        grad = jax.grad(lambda t: jnp.square(t[ids]).sum())(table)
+        added, state = tx.update(grad, state, table)
+        return optax.apply_updates(table, added), state
+
+    table, ids = floats(1 << 20, 128), jax.ShapeDtypeStruct((1024,), jnp.int32)
+    in_sbp = [S(0)], sbp.AUTO, [S(0)]
+    program = sbp.compile(train_rows, on, in_sbp=in_sbp, donate_argnums=(0, 1))
+    plan = program.plan(table, jax.eval_shape(tx.init, table), ids)
+    assert plan.memory_bytes == pytest.approx(2 * 4 * (1 << 20) * 128 / 8, rel=0.05)
+
+
+def test_what_an_exchange_of_rows_holds_is_counted() -> None:
+    """Rows of a table that is split by rows: what is sent and what is received, beside table and result."""
+    on, ids = sbp.placement("h100", shape=(8,)), jax.ShapeDtypeStruct((1 << 19,), jnp.int32)
+    plan = sbp.compile(lambda t, i: t[i], on, in_sbp=([S(0)], [S(0)])).plan(floats(1 << 20, 128), ids)
+    [exchange] = [s for s, _ in plan.physical.walk() if getattr(s, "rows", ())]  # type: ignore[union-attr]
+    held = op_of(exchange, plan.physical).held_bytes  # type: ignore[arg-type]
+    table, result = 4 * 128 * (1 << 20) / 8, 4 * 128 * (1 << 19) / 8
+    assert held > 2 * result
+    assert plan.memory_bytes == pytest.approx(table + result + held, rel=0.02)

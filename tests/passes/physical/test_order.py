@@ -4,10 +4,12 @@ from typing import Any
 
 import pytest
 
+from sbp import P, S
+from sbp.passes.boxing.moves import Move
 from sbp.passes.physical.fusing import Fusing, KernelOp
 from sbp.passes.physical.kernels import Kernels, kernels
 from sbp.passes.physical.order import turns
-from sbp.passes.physical.program import Version
+from sbp.passes.physical.program import Box, Version
 
 
 class Alike:
@@ -99,3 +101,38 @@ def test_what_is_made_of_little_is_made_late_and_what_frees_early() -> None:
     assert ordered(large, [2]) == [1, 2, 0, 3]
     small = [product([1], [9]), product([1], [5]), product([5], [6]), op(Fusing.ROOT, [9], [3])]
     assert ordered(small, [3, 6]) == [0, 3, 1, 2]
+
+
+MB = 1_000_000
+
+
+def scattered(sizes: list[int], chained: bool) -> list[KernelOp]:
+    """Per size a product and its reduce-scatter; in a chain each product waits for the one before."""
+    ops, before = list[KernelOp](), version(1)
+    for k, size in enumerate(sizes):
+        n = size * MB + k
+        move = Move("reduce_scatter", (0,), (P,), (S(0),), P, S(0))
+        part, whole = (n, (P,)), (n, (S(0),))
+        ops.append(KernelOp(Fusing.CALL, [before], [part], product=True))
+        ops.append(KernelOp(Fusing.CALL, [part], [whole], sends=True, step=Box(n, move, -1)))
+        before = whole if chained else before
+    return ops
+
+
+@pytest.mark.parametrize(
+    ("sizes", "chained", "expected"),
+    [
+        # Products first, then all that is sent as one.
+        ([5, 6, 7], False, [0, 2, 4, 1, 3, 5]),
+        # As much as fits into one.
+        ([20, 20, 6], False, [0, 1, 2, 4, 3, 5]),
+        # What waits for another one cannot go with it.
+        ([5, 6, 7], True, [0, 1, 2, 3, 4, 5]),
+    ],
+)
+def test_reduce_scatters_are_sent_together(sizes: list[int], chained: bool, expected: list[int]) -> None:
+    ops = scattered(sizes, chained)
+    sizes_of: Any = Alike()
+    k = kernels(ops, sizes_of, [v for op in ops[1::2] for v in op.writes], [version(1)])
+    turn = turns(k, [t for t in k.tensors if t.maker < 0], (), None)
+    assert sorted(range(len(ops)), key=turn.__getitem__) == expected

@@ -62,6 +62,20 @@ def convolved(ws: Any, x: Any) -> Any:
     return jnp.square(x).mean()
 
 
+def pooled(ws: Any, x: Any) -> Any:
+    dims = ("NHWC", "HWIO", "NHWC")
+    for w in ws:
+        x = jax.nn.relu(lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=dims))
+        x = lax.reduce_window(x, -jnp.inf, lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "SAME")
+    return jnp.square(x).mean()
+
+
+def looked_up(ws: Any, ids: Any) -> Any:
+    """Rows of a table that is split by its rows, and a product."""
+    rows = ws[0][ids].reshape(ids.shape[0], -1)
+    return jnp.square(jnp.tanh(rows @ ws[1])).mean()
+
+
 def descent(loss: Callable[..., Any], ws: Any, x: Any) -> Any:
     """A step of gradient descent with momentum, as `(weights, momenta), x -> (weights, momenta), loss`."""
     value, grads = jax.value_and_grad(loss)(ws[0], x)
@@ -91,6 +105,10 @@ PROGRAMS = {
     "norm over the batch": Trained(standardized, SQUARE, BATCH, ([B], [S(0)])),
     "loop": Trained(partial(scanned, keep=True), STACKED, BATCH, ([B], [S(0)])),
     "loop with checkpoints": Trained(partial(scanned, keep=False), STACKED, BATCH, ([B], [S(0)])),
+    # Gradients are reduced, scattered, and gathered along the other dim: as one, and one by one.
+    "small and many": Trained(deep, [floats(2048, 2048)] * 12, floats(2048, 2048), ([B], [S(0)])),
+    "large and few": Trained(deep, [floats(4096, 4096)] * 3, floats(8192, 4096), ([B], [S(0)])),
+    "pools": Trained(pooled, [floats(3, 3, 64, 64)] * 2, floats(64, 112, 112, 64), ([B], [S(0)])),
     "convolutions": Trained(convolved, [floats(3, 3, 64, 64)] * 4, floats(64, 112, 112, 64), ([B], [S(0)])),
 }
 
@@ -124,6 +142,16 @@ def test_the_memory_of_a_transformer() -> None:
     key = jax.eval_shape(lambda: jax.random.key(1))
     program = sbp.compile(step, ON, in_sbp=([B], AUTO, [S(0)], [B]), donate_argnums=(0, 1))
     assert ratio(program, *args, key) == pytest.approx(1, abs=WITHIN)
+
+
+def test_the_memory_of_rows_that_travel() -> None:
+    def step(ws: Any, ids: Any) -> Any:
+        loss, grads = jax.value_and_grad(looked_up)(ws, ids)
+        return jax.tree.map(lambda w, g: w - 0.1 * g, ws, grads), loss
+
+    program = sbp.compile(step, ON, in_sbp=([[S(0)], [B]], [S(0)]), donate_argnums=0)
+    ids = jax.ShapeDtypeStruct((65_536, 16), jnp.int32)
+    assert ratio(program, [floats(1 << 20, 128), floats(16 * 128, 64)], ids) == pytest.approx(1, abs=WITHIN)
 
 
 def test_what_is_not_donated_is_there_twice() -> None:
