@@ -37,4 +37,4 @@ def scanned(second: Any) -> float:
 def test_a_mask_that_a_later_loop_makes_again_stays() -> None:
     same = scanned(lambda: jnp.tril(jnp.ones((N, N), bool)))
     other = scanned(lambda: jnp.tril(jnp.ones((N, N), bool), -1))
-    assert same - other == pytest.approx(MASK)
+    assert same - other == pytest.approx(MASK, rel=0.05)  # and the holes between
