@@ -19,7 +19,7 @@ class Places:
     Arguments:
       version: of the gradient.
       places_bytes: of the numbers: one per dim and maximum.
-      zeros_bytes: of the gradient that begins with zeros.
+      zeros_bytes: of the zeros and their copy, as long as there is no gradient.
       first, last: the turns of the op after which they are made, and of the one that reads them.
     """
 
@@ -36,7 +36,9 @@ def places(k: Kernels, sizes: ShardSizes, turn: Sequence[int], hides: bool) -> I
     XLA:GPU makes a scatter of them (`SelectAndScatterExpander`): a pass over the pooled tensor finds where
     each maximum is, one number per dim, and the gradient is added there to zeros. Neither needs what comes
     back through the net. The scheduler, which goes backwards, uses them to hide collectives only when it has
-    nothing else: they are there long before they are read. Here they are as early as they can be.
+    nothing else: they are there long before they are read. Here they are as early as they can be. Then the
+    zeros are there twice: they are written with those of the activation before the pool, which are the same
+    constant, and the addition in place has a copy.
 
     Arguments:
       hides: whether collectives are hidden at the cost of memory.
@@ -52,4 +54,5 @@ def places(k: Kernels, sizes: ShardSizes, turn: Sequence[int], hides: bool) -> I
         ready = turn[pooled.maker] if pooled.maker >= 0 else 0
         dims = len(sizes.shape(op.writes[0][0]))
         found = INDEX_BYTES * dims * sizes.elements(op.reads[0])
-        yield Places(op.writes[0], found, sizes.bytes(op.writes[0]), ready if early else turn[i], turn[i])
+        zeros = 2 * sizes.bytes(op.writes[0]) if early else 0.0
+        yield Places(op.writes[0], found, zeros, ready if early else turn[i], turn[i])

@@ -70,6 +70,17 @@ def pooled(ws: Any, x: Any) -> Any:
     return jnp.square(x).mean()
 
 
+def pooled_early(ws: Any, x: Any) -> Any:
+    """Collectives wait between a pool and its gradient."""
+    dims = ("NHWC", "HWIO", "NHWC")
+    for k, w in enumerate(ws):
+        x = lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=dims)
+        x = jax.nn.relu(x * lax.rsqrt(jnp.square(x).mean((0, 1, 2)) + 1))
+        if k == 0:
+            x = lax.reduce_window(x, -jnp.inf, lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "SAME")
+    return jnp.square(x).mean()
+
+
 def looked_up(ws: Any, ids: Any) -> Any:
     """Rows of a table that is split by its rows, and a product."""
     rows = ws[0][ids].reshape(ids.shape[0], -1)
@@ -109,6 +120,9 @@ PROGRAMS = {
     "small and many": Trained(deep, [floats(2048, 2048)] * 12, floats(2048, 2048), ([B], [S(0)])),
     "large and few": Trained(deep, [floats(4096, 4096)] * 3, floats(8192, 4096), ([B], [S(0)])),
     "pools": Trained(pooled, [floats(3, 3, 64, 64)] * 2, floats(64, 112, 112, 64), ([B], [S(0)])),
+    "a pool before norms": Trained(
+        pooled_early, [floats(3, 3, 64, 64)] * 4, floats(64, 112, 112, 64), ([B], [S(0)])
+    ),
     "convolutions": Trained(convolved, [floats(3, 3, 64, 64)] * 4, floats(64, 112, 112, 64), ([B], [S(0)])),
 }
 
