@@ -27,7 +27,7 @@ SHORTEST_COLLECTIVE_SECONDS = 36e-6
 
 HOLES = 0.03
 """Of XLA's heap, beyond what is alive in it: none for plain transformers, 12 % for scans of recomputed
-layers, 8 % for convolutional nets, as their buffer assignments show; this is the middle of what was measured."""
+layers, 8 % for convolutional nets, as their buffer assignments show; this is the middle of them."""
 
 
 @dataclass(frozen=True, slots=True)

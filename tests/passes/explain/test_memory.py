@@ -11,6 +11,7 @@ import sbp
 from sbp import B, S
 from sbp.errors import SbpError
 from sbp.passes.explain.memory import check_limit, live_at_peak
+from sbp.passes.physical.evaluate import HOLES
 
 GRID = sbp.placement("cpu", shape=(2, 4))
 W = np.ones((16, 16), np.float32)
@@ -29,7 +30,11 @@ def test_the_tensors_at_the_peak_add_up_to_it(fn: Any, signature: Any) -> None:
     plan = program.plan([W, W, W], W)
     assert plan.physical is not None
     live = live_at_peak(plan)
-    assert sum(x.bytes for x in live) == plan.memory_bytes
+    ends = set(plan.physical.graph.inputs) | set(plan.physical.graph.outputs)
+    between = sum(x.bytes for x in live if x.version[0] not in ends)
+    least = sum(x.bytes for x in live)
+    assert least <= plan.memory_bytes <= least + HOLES * least
+    assert plan.memory_bytes >= least + HOLES * between - 1e-6
     assert [x.bytes for x in live] == sorted((x.bytes for x in live), reverse=True)
     # Arguments are there for the whole step.
     assert {x.version[0] for x in live} >= set(plan.physical.graph.inputs)
