@@ -33,9 +33,8 @@ def floats(*shape: int) -> jax.ShapeDtypeStruct:
 def squares(fn: Any, *args: Any, donate: Any = (), on: Any = ONE, in_sbp: Any = sbp.AUTO) -> float:
     """What is alive at the peak in matrices of N x N; what is smaller than a tenth is forgotten."""
     plan = sbp.compile(fn, on, in_sbp=in_sbp, donate_argnums=donate).plan(*args)
-    if donate != ():  # holes included
-        return round(plan.memory_bytes / SQUARE, 1)
-    live = sum(x.bytes for x in live_at_peak(plan))
+    donated = range(len(jax.tree.leaves(args[0]))) if donate == 0 else ()
+    live = sum(x.bytes for x in live_at_peak(plan, donated))
     assert live <= plan.memory_bytes <= (1 + HOLES) * live
     return round(live / SQUARE, 1)
 
