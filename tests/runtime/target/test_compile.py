@@ -1,7 +1,6 @@
 """Programs compiled for 8 x H100 that are not here: what the plan says, and what XLA:GPU makes of it."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,10 +12,11 @@ from tests.runtime.target.plugin import needs_plugin
 
 pytestmark = needs_plugin
 
-SMALL = replace(large.GPT, width=512, heads=8, vocabulary=8192, sequence=256)
+# As large as a device wants it: nothing is run, and what a small program leaves free in the heap is no tenth.
+SIZE = large.GPT
 CASES = {
-    "a GPT, weights and state split": ((8,), lambda: cases.gpt_case("zero", (8,), 1, SMALL, 64)),
-    "a GPT, 2 x 4": ((2, 4), lambda: cases.gpt_case("2d", (2, 4), 1, SMALL, 64)),
+    "a GPT, weights and state split": ((8,), lambda: cases.gpt_case("zero", (8,), 1, SIZE, 64)),
+    "a GPT, 2 x 4": ((2, 4), lambda: cases.gpt_case("2d", (2, 4), 1, SIZE, 64)),
 }
 
 
@@ -38,7 +38,7 @@ def test_memory_is_that_of_the_plan(report: ProgramReport) -> None:
 
 def test_every_collective_is_explained(report: ProgramReport) -> None:
     assert report.unexplained == ()
-    assert all(c.rows and c.seconds for c in report.collectives)
+    assert all(c.rows and (c.seconds or c.conditional) for c in report.collectives)
     assert any(c.asynchronous and c.during for c in report.collectives)
 
 
