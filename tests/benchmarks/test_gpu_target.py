@@ -1,6 +1,5 @@
 """The table of GPU targets: its rows, its figures, its text; the layout of its peer."""
 
-import importlib.util
 import json
 from dataclasses import asdict, replace
 from functools import partial
@@ -20,6 +19,7 @@ from benchmarks.versus_jax import parse, peer_of
 from models import llama
 from sbp import B, S
 from sbp.runtime.look.hlo_text import parse as parse_hlo
+from tests.runtime.target.plugin import needs_plugin
 
 JIT = TargetProgram(2e6, 4e9, 3, 1, 0.02, 0.01, 0.3, 10.0)
 OURS = TargetProgram(1e6, 5e9, 4, 0, 0.01, 0.0, 0.6, 20.0)
@@ -113,7 +113,7 @@ def test_the_layout_is_that_of_the_rules() -> None:
     assert maxtext.signatures((8,), config, optax.adamw(1e-3))[0]["head"] == [S(0)]
 
 
-@pytest.mark.skipif(importlib.util.find_spec("jax_cuda13_plugin") is None, reason="no CUDA plugin")
+@needs_plugin
 def test_a_small_row(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
     from benchmarks.cases import mlp_case
 
