@@ -118,7 +118,7 @@ def rows_of(physical: Physical) -> Iterator[tuple[int, Box | Inside, Executed]]:
 
     Moves over groups of one device and of empty tensors send nothing. Several ops may ask
     for the same shards (a halo, in the forward pass and in the backward pass). XLA sends them once, so they
-    are one row of the plan; those of two branches, or of a branch and what is around it, are not.
+    are one row of the plan.
     """
     fresh = itertools.count()
     asked: dict[object, int] = {}
@@ -130,7 +130,7 @@ def rows_of(physical: Physical) -> Iterator[tuple[int, Box | Inside, Executed]]:
             talks = talks_of(physical.graph, step.node, step.strategy.lying, physical.placement.shape)
             for t in talks:
                 version = step.node.inputs[t.operand], step.strategy.operands[t.operand]
-                same = *version, t.axes, t.sent, how.region
+                same = *version, t.axes, t.sent, how.times
                 if t.sent is None or same not in asked:
                     asked[same] = next(fresh)
                 yield asked[same], Inside(step, t), how

@@ -37,13 +37,11 @@ class Executed:
     Arguments:
       times: how often it runs, as far as that is known.
       assumed: how often it runs where loops of unknown length count `WHILE_TRIPS` times.
-      region: the bodies that it stands in, from the outside in: ids of their ops, and which body it is.
     """
 
     step: Step
     times: int
     assumed: int
-    region: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -133,13 +131,11 @@ def donations(physical: Physical, donated: Iterable[int]) -> dict[Version, Versi
     return pairs
 
 
-def executed(
-    steps: Iterable[Step], times: int = 1, assumed: int = 1, region: tuple[tuple[int, int], ...] = ()
-) -> Iterator[Executed]:
+def executed(steps: Iterable[Step], times: int = 1, assumed: int = 1) -> Iterator[Executed]:
     """Every step, bodies included, with how often it runs."""
     for step in steps:
-        yield Executed(step, times, assumed, region)
+        yield Executed(step, times, assumed)
         if isinstance(step, Border):
             inner = times * trips(step.node), assumed * assumed_trips(step.node)
-            for k, body in enumerate(step.bodies):
-                yield from executed(body, *inner, (*region, (step.node.id, k)))
+            for body in step.bodies:
+                yield from executed(body, *inner)
