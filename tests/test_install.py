@@ -14,22 +14,31 @@ ROOT = Path(__file__).resolve().parents[1]
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
 FOLDERS = {"sbp": "sbp", "passes": "sbp/passes", "runtime": "sbp/runtime"}
 BUILD = "import setuptools.build_meta as m; print(m.build_wheel('wheels'))"
-# More than an import: all of the compiler, and a run.
+# More than an import: all of the compiler, a run, and the tables that are data.
 USE = """
 import jax
 jax.config.update("jax_num_cpu_devices", 2)
 import jax.numpy as jnp, sbp
 total = sbp.compile(lambda x: x.sum(0), sbp.placement("cpu", shape=(2,)), in_sbp=[sbp.S(0)])
 print(sbp.__file__, total(jnp.ones(4)), len(total.plan(jnp.ones(4)).collectives))
+from sbp.rates import chips, matmuls
+print(matmuls.matmul_seconds(chips.CHIPS["h100"], 4096, 4096, 4096).source)
 """
 
 
 def modules() -> set[str]:
     """All modules, as files of the wheel."""
+    return {name for name in files() if name.endswith(".py")}
+
+
+def files() -> set[str]:
+    """All files of the packages, modules and data, as the wheel has them."""
     found = set()
     for folder, there in FOLDERS.items():
-        for path in (ROOT / folder).rglob("*.py"):
+        for path in (ROOT / folder).rglob("*.*"):
             rest = path.relative_to(ROOT / folder)
+            if "__pycache__" in rest.parts:
+                continue
             if folder != "sbp" or rest.parts[0] not in ("passes", "runtime"):
                 found.add(f"{there}/{rest.as_posix()}")
     return found
@@ -81,12 +90,12 @@ def test_without_links_the_import_says_what_to_do(text_tree: Path) -> None:
 
 @pytest.mark.once
 @pytest.mark.skipif(not has_setuptools(), reason="the extra `test` brings the setuptools that builds it")
-def test_a_wheel_from_it_has_every_module_and_works(text_tree: Path, tmp_path: Path) -> None:
+def test_a_wheel_from_it_has_every_file_and_works(text_tree: Path, tmp_path: Path) -> None:
     done = run(BUILD, text_tree)
     assert done.returncode == 0, done.stderr
     with zipfile.ZipFile(text_tree / "wheels" / done.stdout.split()[-1]) as wheel:
         names = {name for name in wheel.namelist() if ".dist-info/" not in name}
         wheel.extractall(tmp_path)
-    assert names == modules() | {"sbp/py.typed"}
+    assert names == files()
     done = run(USE, tmp_path)
-    assert done.stdout.split() == [str(tmp_path / "sbp" / "__init__.py"), "4.0", "1"], done.stderr
+    assert done.stdout.split() == [str(tmp_path / "sbp" / "__init__.py"), "4.0", "1", "measured"], done.stderr
