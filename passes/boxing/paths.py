@@ -85,7 +85,7 @@ class Boxing:
         # and one table per shape serves every tensor of it (Dijkstra, 1959, with SciPy's heaps).
         graph = csr_matrix(([s for _, _, s in used], (at[:, 0], at[:, 1])), shape=(n, n))
         cost, before = dijkstra(graph, return_predecessors=True)
-        return cost, before
+        return np.maximum(cost - _STEP * _hops(before), 0.0), before
 
     @cached_property
     def _loose(self) -> tuple[Array, Array]:
@@ -123,6 +123,18 @@ class Boxing:
             steps.append(self._moves[k, j][1])
             j = k
         return tuple(reversed(steps))
+
+
+def _hops(before: Array) -> Array:
+    """How many moves each path has, given the predecessors on it."""
+    at = np.broadcast_to(np.arange(len(before)), before.shape)
+    hops = np.zeros(before.shape)
+    while True:
+        last = np.take_along_axis(before, np.maximum(at, 0), axis=1)
+        at = np.where(at >= 0, last, -1)
+        if not (at >= 0).any():
+            return hops
+        hops += at >= 0
 
 
 def makes_sum(move: Move) -> bool:

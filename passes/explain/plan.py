@@ -63,6 +63,10 @@ def together(same: Sequence[Collective]) -> Collective:
     )
 
 
+SAME = 1e-7
+"""Seconds that differ by less than this part are the same: sums of tens of thousands of terms."""
+
+
 @dataclass(frozen=True, repr=False)
 class PlanData:
     """What a program will do, and why. `Plan` (passes/face.py) is the same with its ways to be shown.
@@ -105,7 +109,7 @@ class PlanData:
         if self.seconds <= 0:
             return 0.0
         gap = (self.seconds - self.bound) / self.seconds
-        return gap if gap > 1e-6 else 0.0
+        return 0.0 if abs(gap) <= SAME else gap
 
     @property
     def fits(self) -> bool:

@@ -54,16 +54,17 @@ def seconds(move: Move, box: Boxing) -> float:
     p, chip = box.network.placement, box.network.hardware
     if not move.is_collective:
         written = elements(box.shape, move.after, p.shape) * box.dtype.itemsize
-        return 0.0 if move.kind == "keep" else written / chip.memory_bytes_per_second
-    axes = range(p.ndim) if move.kind == "permute" else move.axes
-    slowest = min(
-        (chip.link(list(map(int, g))) for g in p.groups(tuple(axes))), key=lambda k: k.bytes_per_second
-    )
+        # A slice is merged into who reads it.
+        return 0.0 if move.kind in ("keep", "slice") else written / chip.memory_bytes_per_second
+    groups = [
+        list(map(int, g)) for g in p.groups(tuple(range(p.ndim) if move.kind == "permute" else move.axes))
+    ]
+    slowest = min(groups, key=lambda g: chip.link(g).bytes_per_second)
     # A collective compares floats of 16 bits in 32.
     compared = move.kind == "all_reduce" and move.old != P and box.dtype.kind == "f"
     width = max(box.dtype.itemsize, 4 if compared else 1)
     sent = wire_bytes(move, box.shape, width, p.shape)
-    return slowest.latency_seconds + sent / slowest.bytes_per_second
+    return chip.collective_seconds(move.kind, sent, slowest, len(groups))
 
 
 def edges(box: Boxing) -> list[tuple[int, int, float, Move]]:
