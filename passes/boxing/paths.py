@@ -80,8 +80,8 @@ class Boxing:
         n = len(self.universe)
         used = [(i, j, s) for (i, j), (s, m) in self._moves.items() if not makes_sum(m)]
         if not strict:
-            # Once zeros are filled in (signatures from n on), no collective follows: to reduce such a sum is a
-            # roundabout way to what another collective does, however its rates were measured.
+            # Once zeros are filled in (signatures from n on), no collective follows: to reduce such a sum is
+            # a roundabout way to what another collective does, however its rates were measured.
             used += [(i, j + n, s) for (i, j), (s, m) in self._moves.items() if makes_sum(m)]
             used += [(i + n, j + n, s) for (i, j), (s, m) in self._moves.items() if not m.is_collective]
         at = np.array([(i, j) for i, j, _ in used], dtype=np.int64).reshape(-1, 2)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
-from sbp import compat
 from sbp.passes.boxing.links import Network
 from sbp.passes.physical.fusing import KernelOp, ShardSizes
 from sbp.passes.physical.memory import Live, peak
@@ -91,19 +91,17 @@ class Evaluator:
         return sorted(found, key=lambda x: -x.bytes)
 
     def scheduled_seconds(self, op: KernelOp) -> float:
-        """How long XLA's scheduler takes an op to be: it computes products of float32 in TF32, at half the
-        rate of 2 bytes, has no figures for convolutions, and knows no short collective."""
+        """How long XLA's scheduler takes an op to be: it goes by peak rates, has no figures for convolutions,
+        and knows no short collective."""
         if op.step is None or op.name == "conv_general_dilated":
             return 0.0
-        taken, hardware = self.seconds([op.step]), self.network.hardware
-        if op.sends:
-            return max(taken, SHORTEST_COLLECTIVE_SECONDS)
-        if not op.product or max(self._itemsizes(op)) != 4:
-            return taken
-        return taken * min(1.0, 2 * hardware.flops(4) / hardware.flops(2))
+        taken = self._by_peaks.seconds([op.step])
+        return max(taken, SHORTEST_COLLECTIVE_SECONDS) if op.sends else taken
 
-    def _itemsizes(self, op: KernelOp) -> list[float]:
-        return [compat.itemsize(self.physical.graph.values[v].dtype) for v, _ in op.reads]
+    @cached_property
+    def _by_peaks(self) -> Evaluator:
+        hardware = replace(self.network.hardware, chip="", launch_seconds=0.0)
+        return Evaluator(self.physical, Network(self.network.placement, hardware))
 
     def peak_bytes(self) -> float:
         """What one device needs: what it holds when it holds most, and the holes between temporaries."""
