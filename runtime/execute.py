@@ -36,7 +36,7 @@ from sbp.runtime.pipeline.program import BuiltPipeline, many_programs
 from sbp.runtime.rooms import rooms_of
 from sbp.runtime.sampling import with_samples
 from sbp.runtime.signatures import Signatures
-from sbp.runtime.target.devices import NotHere, absent_mesh, chip_of, missing, topology_of
+from sbp.runtime.target.devices import NotHere, absent_mesh, chip_of, cudnn_of, missing, topology_of
 from sbp.runtime.target.report import ProgramReport, report_of
 from sbp.signature import AUTO
 from sbp.untyped import Prefix, PyTree
@@ -255,12 +255,14 @@ class Program(Generic[P, R]):
             return out
 
         try:
-            traced = trace(watched, call.full(args), kwargs, sorted(call.static))
+            with cudnn_of(self.placement):
+                traced = trace(watched, call.full(args), kwargs, sorted(call.static))
         except Exception as e:
             problems = asked.misread(args, kwargs, call.paths(self.fn), self.placement)
             raise_all([*problems, *(e.problems if isinstance(e, SbpError) else ())] if problems else ())
             raise
-        raise_all(watch.lost(call.full(args), kwargs))
+        with cudnn_of(self.placement):
+            raise_all(watch.lost(call.full(args), kwargs))
         graph = traced.graph
         out = jax.tree.unflatten(traced.out_tree, [graph.operand(x) for x in graph.outputs])
         signatures = Signatures(traced, args, kwargs, out, asked, self.out_sbp)

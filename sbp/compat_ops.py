@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import jax
 from jax._src import source_info_util
+from jax._src.cudnn import fused_attention_stablehlo
 from jax._src.state.discharge import discharge_state
 from jax.interpreters import mlir
 
@@ -53,3 +57,51 @@ def lowered_function(primitive: Primitive) -> Callable[..., PyTree] | None:
     if not home.startswith("jax."):
         return None
     return run if held["multiple_results"] else lambda *args, **params: [run(*args, **params)]
+
+
+CUDNN_VERSION = 92000
+"""The cuDNN that is assumed where there is none: JAX asks which one it traces for, and refuses older ones."""
+_assuming = threading.RLock()
+
+
+def has_cudnn() -> bool:
+    """Whether JAX finds a cuDNN here."""
+    versions: Any = fused_attention_stablehlo.cuda_versions
+    if versions is None:
+        return False
+    try:
+        return bool(versions.cudnn_get_version())
+    except RuntimeError:  # a plugin without CUDA's libraries
+        return False
+
+
+@contextlib.contextmanager
+def assumed_cudnn(capability: tuple[int, int]) -> Iterator[None]:
+    """A context in which JAX traces `implementation="cudnn"` for a chip that need not be here.
+
+    Tracing needs no cuDNN: JAX only asks for its version and for the first GPU, to refuse what they cannot do.
+    One thread at a time, since what it asks is a module's.
+
+    Arguments:
+      capability: CUDA compute capability of the chip.
+    """
+
+    def of(text: str) -> tuple[int, ...]:
+        return tuple(map(int, text.split(".")))
+
+    module: Any = fused_attention_stablehlo
+    answers: dict[str, Any] = {
+        "check_compute_capability": lambda least: capability >= of(least),
+        "is_cuda_compute_capability_equal": lambda asked: capability == of(asked),
+    }
+    with _assuming:
+        if not has_cudnn():
+            answers["cuda_versions"] = SimpleNamespace(cudnn_get_version=lambda: CUDNN_VERSION)
+        before = {name: getattr(module, name) for name in answers}
+        try:
+            for name, answer in answers.items():
+                setattr(module, name, answer)
+            yield
+        finally:
+            for name, answer in before.items():
+                setattr(module, name, answer)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from sbp.passes.boxing.moves import itemsize, wire_bytes
 from sbp.passes.boxing.paths import Boxings
@@ -17,6 +18,7 @@ from sbp.passes.plan.cost import talk_seconds
 from sbp.passes.program.graph import Const, Graph
 from sbp.passes.program.names import Names
 from sbp.passes.program.views import talks_of
+from sbp.rules.entry import Rule
 from sbp.rules.registry import unknown_functions
 from sbp.talk.local import Talk
 
@@ -184,13 +186,21 @@ def _inside(inside: Inside, how: Executed, takes: Evaluator, reasons: Reasons) -
 
 
 def _no_rule(graph: Graph, physical: Physical) -> list[str]:
-    """Ops that ran whole on every device because they have no rule, or none for a function that they hold."""
+    """Ops that ran whole on every device because they have no rule, or none for what they hold or ask for."""
     found: dict[str, list[str]] = {}
     for step, _ in physical.walk():
-        if isinstance(step, Compute):
-            rule, op = step.node.rule, step.node.op
-            functions = unknown_functions(rule, step.node.params) if rule else ()
-            if rule is None or functions:
-                held = f" with a function as {', '.join(functions)}" if functions else ""
-                found.setdefault(op + held, []).append(str(step.node.source))
-    return [f"no rule for {op}: gathered ({', '.join(dict.fromkeys(at))})" for op, at in found.items()]
+        why = _why_whole(step.node.op, step.node.rule, step.node.params) if isinstance(step, Compute) else ""
+        if why:
+            found.setdefault(why, []).append(str(step.node.source))
+    return [f"{why} ({', '.join(dict.fromkeys(at))})" for why, at in found.items()]
+
+
+def _why_whole(op: str, rule: Rule | None, params: Mapping[str, Any]) -> str:
+    """Why an op runs whole whatever is planned, if it does."""
+    if rule is None:
+        return f"no rule for {op}: gathered"
+    functions = unknown_functions(rule, params)
+    if functions:
+        return f"no rule for {op} with a function as {', '.join(functions)}: gathered"
+    why = rule.whole(params) if rule.whole is not None else ""
+    return f"{op} runs whole: {why}" if why else ""
