@@ -66,11 +66,11 @@ _assuming = threading.RLock()
 
 def has_cudnn() -> bool:
     """Whether JAX finds a cuDNN here."""
-    versions: Any = fused_attention_stablehlo.cuda_versions
-    if versions is None:
+    module: Any = fused_attention_stablehlo
+    if module.cuda_versions is None:
         return False
     try:
-        return bool(versions.cudnn_get_version())
+        return bool(module.cuda_versions.cudnn_get_version())
     except RuntimeError:  # a plugin without CUDA's libraries
         return False
 
@@ -79,7 +79,7 @@ def has_cudnn() -> bool:
 def assumed_cudnn(capability: tuple[int, int]) -> Iterator[None]:
     """A context in which JAX traces `implementation="cudnn"` for a chip that need not be here.
 
-    Tracing needs no cuDNN: JAX only asks for its version and for the first GPU, to refuse what they cannot do.
+    Tracing needs no cuDNN: JAX asks for its version and for the first GPU, to refuse what they cannot do.
     One thread at a time, since what it asks is a module's.
 
     Arguments:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from sbp.passes.boxing.moves import itemsize, wire_bytes
 from sbp.passes.boxing.paths import Boxings
@@ -15,10 +14,9 @@ from sbp.passes.explain.reasons import Reasons
 from sbp.passes.physical.evaluate import Evaluator, Executed, executed
 from sbp.passes.physical.program import Border, Box, Compute, Physical, Step
 from sbp.passes.plan.cost import talk_seconds
-from sbp.passes.program.graph import Const, Graph
+from sbp.passes.program.graph import Const, Graph, Node
 from sbp.passes.program.names import Names
 from sbp.passes.program.views import talks_of
-from sbp.rules.entry import Rule
 from sbp.rules.registry import unknown_functions
 from sbp.talk.local import Talk
 
@@ -189,14 +187,14 @@ def _no_rule(graph: Graph, physical: Physical) -> list[str]:
     """Ops that ran whole on every device because they have no rule, or none for what they hold or ask for."""
     found: dict[str, list[str]] = {}
     for step, _ in physical.walk():
-        why = _why_whole(step.node.op, step.node.rule, step.node.params) if isinstance(step, Compute) else ""
-        if why:
+        if isinstance(step, Compute) and (why := _why_whole(step.node)):
             found.setdefault(why, []).append(str(step.node.source))
     return [f"{why} ({', '.join(dict.fromkeys(at))})" for why, at in found.items()]
 
 
-def _why_whole(op: str, rule: Rule | None, params: Mapping[str, Any]) -> str:
+def _why_whole(node: Node) -> str:
     """Why an op runs whole whatever is planned, if it does."""
+    op, rule, params = node.op, node.rule, node.params
     if rule is None:
         return f"no rule for {op}: gathered"
     functions = unknown_functions(rule, params)

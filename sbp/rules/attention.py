@@ -1,8 +1,9 @@
-"""Attention as cuDNN computes it, `jax.nn.dot_product_attention(implementation="cudnn")`: by batch, heads, queries.
+"""Attention in one kernel, as cuDNN computes it: by batch, by heads, and by queries.
 
+`jax.nn.dot_product_attention(implementation="cudnn")` is traced as one primitive forward, one backward.
 The scores, of every query with every key, never lie in memory: the forward keeps one float32 per query and
 head, the logarithm of the sum of its exponentials, and the backward computes the scores again from it
-(FlashAttention-2: Dao, 2023). JAX traces the forward and the backward as one primitive each.
+(FlashAttention-2: Dao, 2023).
 
 Letters: `b` batch, `t` queries, `h` heads. With fewer heads of keys than of queries, a device has the keys of
 its queries' heads if they divide; else it gets all keys and takes those that its queries meet.
@@ -143,7 +144,7 @@ class Attention:
 
     @property
     def keys_seen(self) -> int:
-        """How many keys a query meets, rounded up: those behind it, or out of its window, are not computed."""
+        """How many keys a query meets, rounded up; those after it, or out of its window, are not computed."""
         queries, keys, window = self.of(QUERY)[1], self.of(KEY)[1], self.op.params["sliding_window_length"]
         if self.op.params["mask_type"].name not in CAUSAL and not window:
             return keys
@@ -229,5 +230,5 @@ def forward(op: Op) -> list[Row]:
     note=NOTE,
 )
 def backward(op: Op) -> list[Row]:
-    """Batch, heads, and queries where there is no mask: these leave sums of the gradients of keys and values."""
+    """Batch, heads, and queries where there is no mask; these leave sums of gradients of keys and values."""
     return _rows(op)

@@ -110,7 +110,7 @@ Matmuls: TypeAlias = Callable[[Op], Matmul]
 RowIds: TypeAlias = Callable[[Mapping[str, Any], int], Sequence[int]]
 Talks: TypeAlias = Callable[[Local], Iterable[Talk]]
 Held: TypeAlias = Callable[[Local], float]
-Whole: TypeAlias = Callable[[Mapping[str, Any]], str]
+WhyWhole: TypeAlias = Callable[[Mapping[str, Any]], str]
 
 
 def element_flops(op: Op) -> float:
@@ -184,7 +184,7 @@ class Rule:
     traffic: Traffic = element_traffic
     ids: RowIds | None = None
     functions: tuple[str, ...] = ()
-    whole: Whole | None = None
+    whole: WhyWhole | None = None
     family: str = ""
     note: str = ""
     function: Callable[..., PyTree] | None = None

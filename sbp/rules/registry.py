@@ -25,7 +25,7 @@ from sbp.rules.entry import (
     Rule,
     Talks,
     Traffic,
-    Whole,
+    WhyWhole,
     all_broadcast,
     element_flops,
     element_traffic,
@@ -114,7 +114,7 @@ def rule(
     traffic: Traffic = element_traffic,
     ids: RowIds | None = None,
     functions: tuple[str, ...] = (),
-    whole: Whole | None = None,
+    whole: WhyWhole | None = None,
     note: str = "",
 ) -> Callable[[Rows], Rows]:
     """Enters the decorated function as the rule of `names`; the built-in families use it."""
