@@ -4,7 +4,8 @@
     python -m sbp plan models/llama.py:train_step --placement h100:2x4
 
 RMS norms (Zhang and Sennrich, 2019), rotary positions (Su et al., 2021), attention with fewer keys and values
-than queries (Ainslie et al., 2023), by hand or as one op of JAX, a SwiGLU between the linear maps (Shazeer, 2020), a head of its own.
+than queries (Ainslie et al., 2023), by hand or as one op of JAX (`fused`), a SwiGLU between the linear maps
+(Shazeer, 2020), a head of its own.
 The layers lie in one stack that a `jax.lax.scan` runs through, or one by one; each can be computed once more
 in the backward pass (`remat`), so that of a layer only its input is kept.
 """
@@ -41,7 +42,7 @@ class Config:
       rotation: base of the wavelengths of the rotary positions.
       scan: whether the layers lie in one stack; else each is by itself.
       remat: whether the backward pass computes each layer once more.
-      fused: what `jax.nn.dot_product_attention` is asked for, "xla" or "cudnn"; None mixes the values by hand.
+      fused: what `jax.nn.dot_product_attention` is asked for, "xla" or "cudnn"; None: attention by hand.
       stored: dtype of the weights, and of the optimizer's state.
       computed: dtype of the layers; norms, softmax and loss are float32 (float64 if the weights are).
     """

@@ -124,7 +124,7 @@ def test_a_plan_of_its_kernel_keeps_no_scores() -> None:
     for config in (by_hand, replace(by_hand, fused="cudnn")):
         step = llama.make_train_step(config, OPTIMIZER)
         args = train.example(
-            partial(llama.init, config=config), OPTIMIZER, jax.ShapeDtypeStruct((8, 4097), jnp.int32)
+            partial(llama.init, config=config), OPTIMIZER, jax.ShapeDtypeStruct((2, 4097), jnp.int32)
         )
         in_sbp = llama.signatures("fsdp", (2, 4), config, OPTIMIZER)
         program = sbp.compile(step, sbp.placement("h100", shape=(2, 4)), in_sbp=in_sbp, donate_argnums=(0, 1))
@@ -133,7 +133,7 @@ def test_a_plan_of_its_kernel_keeps_no_scores() -> None:
     ops = [s for s, _ in fused.physical.walk() if isinstance(s, Compute) and "attention" in s.node.op]
     assert len(ops) == 3  # forward, forward again, backward: of each layer
     assert all(s.strategy.operands[0] == (S(0), S(2)) for s in ops)
-    scores = 4 * (8 / 2) * (16 / 4) * 4096**2
+    scores = 4 * (16 / 4) * 4096**2  # of one row on a device, float32
     assert plans[None].memory_bytes - fused.memory_bytes > scores
     assert not any("attention" in note for note in fused.notes)
 
