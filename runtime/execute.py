@@ -170,7 +170,10 @@ class Program(Generic[P, R]):
             problem = missing(self.placement)
         mesh = self.placement.abstract_mesh if problem else absent_mesh(self.placement, self.options.topology)
         platform = {"gpu": "cuda"}.get(self.placement.platform, self.placement.platform)
-        lowered: jax.stages.Lowered = built.jitted(mesh).trace(*avals).lower(lowering_platforms=(platform,))
+        with cudnn_of(self.placement):
+            lowered: jax.stages.Lowered = (
+                built.jitted(mesh).trace(*avals).lower(lowering_platforms=(platform,))
+            )
         return NotHere(lowered, problem) if problem else lowered
 
     def report(self, *args: PyTree, **kwargs: PyTree) -> ProgramReport:

@@ -68,7 +68,7 @@ def chip_of(placement: Placement) -> Chip | None:
 
 
 def cudnn_of(placement: Placement) -> contextlib.AbstractContextManager[None]:
-    """A context to trace a program of a placement in, whose GPUs and cuDNN need not be here.
+    """A context to trace and lower a program of a placement in, whose GPUs and cuDNN need not be here.
 
     Where a placement names a chip, JAX is told of that one; "gpu" is whatever is here, if cuDNN is.
     """

@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from sbp.compat_ops import run_attention
 from sbp.rules.entry import Matmul, Op, Row
 from sbp.rules.factors import Letters, split_rows
 from sbp.rules.registry import rule
@@ -187,11 +188,11 @@ def _local(ctx: Local, *args: jax.Array) -> list[jax.Array]:
     )
     count, dim = _taken(ctx), _heads_dim(ctx.params)
     if count is None:
-        return ctx.bind(*args)
+        return run_attention(ctx.primitive, args, ctx.params)
     query, key = ctx.operands[QUERY], ctx.operands[KEY]
     first = ctx.offset(query, dim) // (query.shape[dim] // key.shape[dim]) - ctx.offset(key, dim)
     met = [lax.dynamic_slice_in_dim(x, first, count, dim) for x in args[KEY : VALUE + 1]]
-    results = ctx.bind(args[QUERY], *met, *args[BIAS:])
+    results = run_attention(ctx.primitive, (args[QUERY], *met, *args[BIAS:]), ctx.params)
     if len(args) >= BACKWARD:
         for i in (KEY, VALUE):
             zeros = jnp.zeros(args[i].shape, args[i].dtype)
