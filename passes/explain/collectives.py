@@ -14,7 +14,7 @@ from sbp.passes.explain.reasons import Reasons
 from sbp.passes.physical.evaluate import Evaluator, Executed, executed
 from sbp.passes.physical.program import Border, Box, Compute, Physical, Step
 from sbp.passes.plan.cost import talk_seconds
-from sbp.passes.program.graph import Const, Graph
+from sbp.passes.program.graph import Const, Graph, Node
 from sbp.passes.program.names import Names
 from sbp.passes.program.views import talks_of
 from sbp.rules.registry import unknown_functions
@@ -184,13 +184,21 @@ def _inside(inside: Inside, how: Executed, takes: Evaluator, reasons: Reasons) -
 
 
 def _no_rule(graph: Graph, physical: Physical) -> list[str]:
-    """Ops that ran whole on every device because they have no rule, or none for a function that they hold."""
+    """Ops that ran whole on every device because they have no rule, or none for what they hold or ask for."""
     found: dict[str, list[str]] = {}
     for step, _ in physical.walk():
-        if isinstance(step, Compute):
-            rule, op = step.node.rule, step.node.op
-            functions = unknown_functions(rule, step.node.params) if rule else ()
-            if rule is None or functions:
-                held = f" with a function as {', '.join(functions)}" if functions else ""
-                found.setdefault(op + held, []).append(str(step.node.source))
-    return [f"no rule for {op}: gathered ({', '.join(dict.fromkeys(at))})" for op, at in found.items()]
+        if isinstance(step, Compute) and (why := _why_whole(step.node)):
+            found.setdefault(why, []).append(str(step.node.source))
+    return [f"{why} ({', '.join(dict.fromkeys(at))})" for why, at in found.items()]
+
+
+def _why_whole(node: Node) -> str:
+    """Why an op runs whole whatever is planned, if it does."""
+    op, rule, params = node.op, node.rule, node.params
+    if rule is None:
+        return f"no rule for {op}: gathered"
+    functions = unknown_functions(rule, params)
+    if functions:
+        return f"no rule for {op} with a function as {', '.join(functions)}: gathered"
+    why = rule.whole(params) if rule.whole is not None else ""
+    return f"{op} runs whole: {why}" if why else ""
