@@ -207,9 +207,7 @@ def test_products_that_hide_collectives_keep_what_they_read() -> None:
     # Collectives that cost next to nothing, so that none is saved by computing the mean everywhere.
     flat = sbp.Options(hardware=replace(hardware_for("h100"), chip=""))
     program = sbp.compile(jax.grad(centred), on, in_sbp=asked, options=flat)
-    plan = sbp.compile(jax.grad(centred), on, in_sbp=asked, options=free).plan(
-        [X] * LAYERS, floats(64 * N, N)
-    )
+    plan = program.plan([X] * LAYERS, floats(64 * N, N))
     assert plan.physical is not None
     short = replace(plan.hardware, memory_bytes=1.0)
     saving = Evaluator(plan.physical, Network(plan.placement, short))
