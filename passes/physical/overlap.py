@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from sbp.passes.physical.combining import combined, in_order
+from sbp.passes.physical.fusing import Fusing, kind_of
 from sbp.passes.physical.program import Border, Box, Compute, Step, Version, reads, writes
 from sbp.passes.physical.streams import Stream, Task, schedule
 from sbp.passes.program.control import assumed_trips, ports
@@ -166,8 +167,8 @@ class _Body:
                 if asked not in self.asked:  # XLA sends it once to all who ask for it
                     self.asked[asked] = self._talk(step, k, each, makers)
                 makers = [*makers, self.asked[asked]]
-        rest, rule = max(0.0, seconds - sum(each for _, (_, each) in talks)), step.node.rule
-        at = self._node(_Node(rest, makers, formats=rule is not None and (rule.fused or rule.identity)))
+        rest = max(0.0, seconds - sum(each for _, (_, each) in talks))
+        at = self._node(_Node(rest, makers, formats=kind_of(step.node) in (Fusing.VIEW, Fusing.LOOP)))
         for k, (talk, each) in talks:
             if talk.sent is None:
                 at = self._talk(step, k, each, [at])

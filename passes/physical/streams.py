@@ -65,10 +65,19 @@ def schedule(tasks: Sequence[Task]) -> Schedule:
 
 def _orders(tasks: Sequence[Task]) -> tuple[list[int], list[int]]:
     """The order of the tasks of each stream; those that take both are in both."""
-    backwards = _Backwards(tasks)
+    backwards = _Backwards(tasks, _depth(tasks))
     backwards.run()
     kernels, wires = backwards.begun
     return kernels[::-1], wires[::-1]
+
+
+def _depth(tasks: Sequence[Task]) -> list[float]:
+    """Of each task, the seconds on wires of what it waits for, one after another (XLA's "async depth")."""
+    depth: list[float] = []
+    for t in tasks:
+        sent = (depth[i] + (tasks[i].seconds if tasks[i].stream is Stream.WIRES else 0.0) for i in t.after)
+        depth.append(max(sent, default=0.0))
+    return depth
 
 
 @dataclass(slots=True)
@@ -76,8 +85,9 @@ class _Backwards:
     """Begins tasks from the end: a task is ready when all that wait for it are done."""
 
     tasks: Sequence[Task]
+    depth: Sequence[float]
     waiting: list[int] = field(default_factory=list)
-    ready: tuple[list[int], list[int]] = field(default_factory=lambda: ([], []))
+    ready: tuple[list[tuple[float, int]], list[tuple[float, int]]] = field(default_factory=lambda: ([], []))
     idle: list[bool] = field(default_factory=lambda: [True, True])
     running: list[tuple[float, int]] = field(default_factory=list)
     begun: tuple[list[int], list[int]] = field(default_factory=lambda: ([], []))
@@ -95,33 +105,39 @@ class _Backwards:
         self._begin(now)
         while self.running:
             now, at = heapq.heappop(self.running)
-            self._done(-at)
+            self._done(at)
             while self.running and self.running[0][0] == now:
-                self._done(-heapq.heappop(self.running)[1])
+                self._done(heapq.heappop(self.running)[1])
             self._begin(now)
 
     def _is_ready(self, i: int) -> None:
-        # The last in the order of the program first: so it stays that, wherever nothing is to be gained.
-        heapq.heappush(self.ready[self.tasks[i].stream is Stream.WIRES], -i)
+        # The last in the order of the program first, wherever nothing is to be gained by another order; of
+        # collectives the one first that has most to be sent before it.
+        if self.tasks[i].stream is Stream.WIRES:
+            heapq.heappush(self.ready[1], (-self.depth[i], -i))
+        else:
+            heapq.heappush(self.ready[0], (-i, i))
 
     def _begin(self, now: float) -> None:
         kernels, wires = self.ready
         if self.idle[0] and kernels:
-            task = self.tasks[-kernels[0]]
-            if task.stream is Stream.BOTH:
+            i = kernels[0][1]
+            if self.tasks[i].stream is Stream.BOTH:
                 if self.idle[1]:
-                    self.begun[1].append(-kernels[0])
+                    heapq.heappop(kernels)
+                    self.begun[1].append(i)
                     self.idle[1] = False
-                    self._run(heapq.heappop(kernels), 0, now)
+                    self._run(i, 0, now)
                 return  # until the wires are free
-            self._run(heapq.heappop(kernels), 0, now)
+            heapq.heappop(kernels)
+            self._run(i, 0, now)
         if self.idle[1] and wires:
-            self._run(heapq.heappop(wires), 1, now)
+            self._run(-heapq.heappop(wires)[1], 1, now)
 
-    def _run(self, at: int, stream: int, now: float) -> None:
+    def _run(self, i: int, stream: int, now: float) -> None:
         self.idle[stream] = False
-        self.begun[stream].append(-at)
-        heapq.heappush(self.running, (now + self.tasks[-at].seconds, at))
+        self.begun[stream].append(i)
+        heapq.heappush(self.running, (now + self.tasks[i].seconds, i))
 
     def _done(self, i: int) -> None:
         task = self.tasks[i]
