@@ -16,7 +16,7 @@ from typing import Protocol, TypeAlias
 from sbp.passes.physical.combining import combined, in_order
 from sbp.passes.physical.fusing import Fusing, kind_of
 from sbp.passes.physical.program import Border, Box, Compute, Step, Version, reads, writes
-from sbp.passes.physical.streams import Stream, Task, schedule
+from sbp.passes.physical.streams import Stream, Task, task_times
 from sbp.passes.program.control import assumed_trips, ports
 from sbp.talk.local import Talk
 
@@ -201,7 +201,7 @@ class _Body:
             waits = {place[m] for i in unit if i not in later for m in self.nodes[i].makers}
             seconds = 0.0 if without and unit[0] in later else self._seconds(unit)
             tasks.append(Task(seconds, self.nodes[unit[0]].stream, tuple(waits)))
-        found, exposed = schedule(tasks), dict[SentId, float]()
+        found, exposed = task_times(tasks), dict[SentId, float]()
         for unit, waited in zip(together, found.exposed, strict=True):
             exposed.update(self._shares(unit, waited))
             exposed.update(self.nodes[unit[0]].inner)

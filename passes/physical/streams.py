@@ -37,7 +37,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Schedule:
+class TaskTimes:
     """When tasks run.
 
     Arguments:
@@ -52,11 +52,11 @@ class Schedule:
     exposed: Sequence[float]
 
 
-def schedule(tasks: Sequence[Task]) -> Schedule:
+def task_times(tasks: Sequence[Task]) -> TaskTimes:
     """Runs tasks as XLA:GPU orders them.
 
     >>> product, gradient, sent = Task(3.0), Task(2.0, after=(0,)), Task(4.0, Stream.WIRES, after=(0,))
-    >>> found = schedule([product, gradient, sent, Task(1.0, after=(2,))])
+    >>> found = task_times([product, gradient, sent, Task(1.0, after=(2,))])
     >>> found.seconds, found.exposed[2]
     (8.0, 2.0)
     """
@@ -151,7 +151,7 @@ class _Backwards:
                 self._is_ready(j)
 
 
-def _run(tasks: Sequence[Task], orders: tuple[Sequence[int], Sequence[int]]) -> Schedule:
+def _run(tasks: Sequence[Task], orders: tuple[Sequence[int], Sequence[int]]) -> TaskTimes:
     """Runs the tasks of each stream in an order, each as soon as it can."""
     starts, ends = [0.0] * len(tasks), [-1.0] * len(tasks)
     kernels, wires = orders
@@ -181,7 +181,7 @@ def _run(tasks: Sequence[Task], orders: tuple[Sequence[int], Sequence[int]]) -> 
             if (both and (at[1] == len(wires) or wires[at[1]] != i)) or not advance(0, i, both):
                 break
             moved = True
-    return Schedule(max(free), starts, ends, _exposed(tasks, orders, starts, ends))
+    return TaskTimes(max(free), starts, ends, _exposed(tasks, orders, starts, ends))
 
 
 def _exposed(

@@ -8,12 +8,15 @@ HALF = COMBINED_BYTES / 2
 
 
 def test_as_many_bytes_as_fit() -> None:
-    sent = {i: ("x", HALF) for i in range(5)}
+    sent = dict.fromkeys(range(5), ("x", HALF))
     assert combined([[]] * 5, sent) == [(0, 1), (2, 3)]
 
 
 def test_only_of_one_kind() -> None:
-    assert combined([[]] * 4, {0: ("x", 1.0), 1: ("y", 1.0), 2: ("x", 1.0), 3: ("y", 1.0)}) == [(0, 2), (1, 3)]
+    assert combined([[]] * 4, {0: ("x", 1.0), 1: ("y", 1.0), 2: ("x", 1.0), 3: ("y", 1.0)}) == [
+        (0, 2),
+        (1, 3),
+    ]
 
 
 def test_not_what_waits_for_another_even_by_way_of_others() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from sbp.passes.physical.streams import Schedule, Stream, Task, schedule
+from sbp.passes.physical.streams import Stream, Task, TaskTimes, task_times
 
 CLOSE = 1e-9
 
@@ -36,7 +36,7 @@ def longest_chain(tasks: Sequence[Task]) -> float:
     return max(ends, default=0.0)
 
 
-def check(tasks: Sequence[Task], found: Schedule) -> None:
+def check(tasks: Sequence[Task], found: TaskTimes) -> None:
     """What must hold of every schedule."""
     for t, start, end in zip(tasks, found.starts, found.ends, strict=True):
         assert end == pytest.approx(start + t.seconds)
@@ -75,7 +75,7 @@ def shortest(tasks: Sequence[Task]) -> float:
     return best
 
 
-def exposed_slowly(tasks: Sequence[Task], found: Schedule, i: int) -> float:
+def exposed_slowly(tasks: Sequence[Task], found: TaskTimes, i: int) -> float:
     """How many of a task's whole seconds no kernel shares."""
     spans = [
         (a, b)
@@ -92,7 +92,7 @@ def test_every_schedule_is_one_that_can_run() -> None:
         for both in (0.0, 0.1):
             for _ in range(40):
                 tasks = some_tasks(rng, n, both)
-                check(tasks, schedule(tasks))
+                check(tasks, task_times(tasks))
 
 
 def test_against_all_orders_of_tiny_programs() -> None:
@@ -100,7 +100,7 @@ def test_against_all_orders_of_tiny_programs() -> None:
     rng, ratios = random.Random(1), []
     for _ in range(150):
         tasks = some_tasks(rng, 6)
-        found, best = schedule(tasks).seconds, shortest(tasks)
+        found, best = task_times(tasks).seconds, shortest(tasks)
         assert best <= found + CLOSE
         if best:
             ratios.append(found / best)
@@ -111,35 +111,35 @@ def test_what_is_exposed_second_by_second() -> None:
     rng = random.Random(2)
     for _ in range(100):
         tasks = some_tasks(rng, 15)
-        found = schedule(tasks)
+        found = task_times(tasks)
         for i, t in enumerate(tasks):
             if t.stream is Stream.WIRES:
                 assert found.exposed[i] == exposed_slowly(tasks, found, i)
 
 
 def test_what_nobody_waits_for_fills_the_time_of_a_collective() -> None:
-    """The gradient of a weight, which the program computes first, runs beside the collective of the input's."""
+    """The gradient of a weight, the first in the program, runs beside the collective of the input's."""
     forward, weight, data = Task(1.0), Task(3.0, after=(0,)), Task(1.0, after=(0,))
     sent, on = Task(3.0, Stream.WIRES, after=(2,)), Task(1.0, after=(3,))
-    found = schedule([forward, weight, data, sent, on])
+    found = task_times([forward, weight, data, sent, on])
     assert found.seconds == 6.0 and found.exposed[3] == 0.0
     assert found.starts[1] == found.starts[3]
 
 
 def test_one_collective_at_a_time() -> None:
-    found = schedule([Task(2.0, Stream.WIRES), Task(3.0, Stream.WIRES), Task(1.0)])
+    found = task_times([Task(2.0, Stream.WIRES), Task(3.0, Stream.WIRES), Task(1.0)])
     assert found.seconds == 5.0 and sum(found.exposed) == 4.0
 
 
 def test_nothing_is_sent_beside_a_loop_that_sends() -> None:
-    found = schedule([Task(2.0, Stream.WIRES), Task(3.0, Stream.BOTH), Task(3.0, Stream.KERNELS)])
+    found = task_times([Task(2.0, Stream.WIRES), Task(3.0, Stream.BOTH), Task(3.0, Stream.KERNELS)])
     assert found.seconds == 6.0 and found.exposed == [0.0, 0.0, 0.0]
     assert found.starts[0] >= found.ends[1] or found.ends[0] <= found.starts[1]
 
 
 def test_nothing_takes_nothing() -> None:
-    assert schedule([]).seconds == 0.0
-    assert schedule([Task(0.0), Task(0.0, Stream.WIRES, (0,))]).seconds == 0.0
+    assert task_times([]).seconds == 0.0
+    assert task_times([Task(0.0), Task(0.0, Stream.WIRES, (0,))]).seconds == 0.0
 
 
 def test_as_fast_as_sorting() -> None:
@@ -154,6 +154,6 @@ def test_as_fast_as_sorting() -> None:
         for i in range(30_000)
     ]
     start = time.thread_time()
-    found = schedule(tasks)
+    found = task_times(tasks)
     assert time.thread_time() - start < 1.0
     assert found.seconds >= max(busy(tasks, Stream.KERNELS), longest_chain(tasks)) - CLOSE
