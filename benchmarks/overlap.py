@@ -98,6 +98,10 @@ class SimulatedCosts:
         move = boxes[0].move
         return self._sent(move.kind, move.axes, sum(map(self.box_bytes, boxes)))
 
+    def believed_seconds(self, axes: tuple[int, ...], seconds: float) -> float:
+        """What XLA's scheduler takes a collective to be."""
+        return self.takes.believed_seconds(axes, seconds)
+
     def serial_seconds(self) -> float:
         """The time of all steps, one after the other."""
         return sum(e.assumed * self.seconds_of(e.step) for e in executed(self.takes.physical.steps))

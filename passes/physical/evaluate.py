@@ -29,6 +29,9 @@ from sbp.talk.local import Talk
 SHORTEST_COLLECTIVE_SECONDS = 36e-6
 """Of 8 H100s, in the table of XLA's scheduler (default_collective_perf_table.txtpb)."""
 
+BETWEEN_HOSTS_SECONDS = 5e-3
+"""What it takes any collective between hosts to be, unless it is told how large a host is."""
+
 OVERLAPPING = frozenset(["gpu"])
 """Platforms on which XLA runs collectives beside kernels; on CPUs an op waits for each."""
 
@@ -107,6 +110,14 @@ class Evaluator:
         value, times = self.physical.graph.values[boxes[largest].value], sum(sizes) / sizes[largest]
         shape = (math.ceil(value.shape[0] * times), *value.shape[1:]) if value.shape else (math.ceil(times),)
         return self.network.seconds(boxes[largest].move, shape, value.dtype)
+
+    def believed_seconds(self, axes: tuple[int, ...], seconds: float) -> float:
+        """What XLA's scheduler takes a collective over some axes to be: it knows none that are short, and
+        has one figure for all that leave a host."""
+        p, hardware = self.physical.placement, self.network.hardware
+        if any(hardware.link([int(r) for r in g]) != hardware.links[0] for g in p.groups(axes)):
+            return BETWEEN_HOSTS_SECONDS
+        return max(seconds, SHORTEST_COLLECTIVE_SECONDS)
 
     def overlapped(self, steps: Sequence[Step] | None = None) -> OverlappedStep:
         """The time of all steps, or of some of them, with collectives beside kernels, where XLA does so."""

@@ -43,6 +43,9 @@ class Costs(Protocol):
     def combined_seconds(self, boxes: Sequence[Box]) -> float:
         """The time of moves that are sent as one."""
 
+    def believed_seconds(self, axes: tuple[int, ...], seconds: float) -> float:
+        """What XLA's scheduler takes a collective over some axes to be."""
+
 
 @dataclass(frozen=True)
 class OverlappedStep:
@@ -81,6 +84,7 @@ class _Node:
     Arguments:
       makers: the nodes that it waits for.
       sent: who sends in it, and how long that takes by itself.
+      axes: over which it sends.
       box: the move that it is, if it sends.
       formats: whether it is element-wise work, or less.
       inner: of a loop, what is exposed in it.
@@ -90,6 +94,7 @@ class _Node:
     makers: list[int]
     stream: Stream = Stream.KERNELS
     sent: Mapping[SentId, float] = field(default_factory=dict)
+    axes: tuple[int, ...] = ()
     box: Box | None = None
     formats: bool = False
     inner: Mapping[SentId, float] = field(default_factory=dict)
@@ -155,7 +160,7 @@ class _Body:
             return self._op(step, seconds, makers)
         if self.costs.box_bytes(step) > 0:
             sent = {(id(step), MOVE): seconds}
-            return self._node(_Node(seconds, makers, Stream.WIRES, sent, step))
+            return self._node(_Node(seconds, makers, Stream.WIRES, sent, step.move.axes, step))
         return self._node(_Node(seconds, makers, formats=True))
 
     def _op(self, step: Compute, seconds: float, makers: list[int]) -> int:
@@ -165,17 +170,17 @@ class _Body:
             if talk.sent is not None:
                 asked = step.node.inputs[talk.operand], step.strategy.operands[talk.operand], *_said(talk)
                 if asked not in self.asked:  # XLA sends it once to all who ask for it
-                    self.asked[asked] = self._talk(step, k, each, makers)
+                    self.asked[asked] = self._talk(step, k, talk, each, makers)
                 makers = [*makers, self.asked[asked]]
         rest = max(0.0, seconds - sum(each for _, (_, each) in talks))
         at = self._node(_Node(rest, makers, formats=kind_of(step.node) in (Fusing.VIEW, Fusing.LOOP)))
         for k, (talk, each) in talks:
             if talk.sent is None:
-                at = self._talk(step, k, each, [at])
+                at = self._talk(step, k, talk, each, [at])
         return at
 
-    def _talk(self, step: Compute, k: int, seconds: float, makers: list[int]) -> int:
-        return self._node(_Node(seconds, makers, Stream.WIRES, {(id(step), k): seconds}))
+    def _talk(self, step: Compute, k: int, talk: Talk, seconds: float, makers: list[int]) -> int:
+        return self._node(_Node(seconds, makers, Stream.WIRES, {(id(step), k): seconds}, talk.axes))
 
     def only_stacked(self, stacked: Collection[Version], whole: Collection[Version]) -> set[int]:
         """The moves that a trip sends only to stack them, at most put into another form on the way."""
@@ -200,7 +205,9 @@ class _Body:
             place.update(dict.fromkeys(unit, at))
             waits = {place[m] for i in unit if i not in later for m in self.nodes[i].makers}
             seconds = 0.0 if without and unit[0] in later else self._seconds(unit)
-            tasks.append(Task(seconds, self.nodes[unit[0]].stream, tuple(waits)))
+            first = self.nodes[unit[0]]
+            believed = self.costs.believed_seconds(first.axes, seconds) if first.axes and seconds else None
+            tasks.append(Task(seconds, first.stream, tuple(waits), believed))
         found, exposed = task_times(tasks), dict[SentId, float]()
         for unit, waited in zip(together, found.exposed, strict=True):
             exposed.update(self._shares(unit, waited))
@@ -221,7 +228,8 @@ class _Body:
         for i, node in enumerate(self.nodes):
             with_what = None if node.box is None else self.costs.combines(node.box)
             if with_what is not None:
-                sent[i] = (i in later, with_what[0]), with_what[1]
+                # What is sent a trip later is combined whatever its size, as compiled programs show.
+                sent[i] = (i in later, with_what[0]), 0.0 if i in later else with_what[1]
         return in_order(makers, combined(makers, sent))
 
     def _seconds(self, unit: tuple[int, ...]) -> float:

@@ -2,7 +2,10 @@
 
 XLA:GPU's latency-hiding scheduler goes backwards through a computation: what nobody waits for comes last, a
 collective begins as late as it can and still be hidden, and kernels fill its time. So does this one, in
-O(n log n). It lets one collective be under way at a time, inside a host or between hosts
+O(n log n). Then its order is run forwards, by what tasks really take: the scheduler may believe otherwise,
+and all kernels behind a `-done` wait for it.
+
+XLA lets one collective be under way at a time, inside a host or between hosts
 (`xla_gpu_experimental_parallel_collective_overlap_limit` is 1), and so there is one stream of them.
 """
 
@@ -12,6 +15,7 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import TypeAlias
 
 
 class Stream(IntEnum):
@@ -29,11 +33,18 @@ class Task:
     Arguments:
       stream: what it takes; a loop that sends takes both.
       after: the tasks that it waits for, by position; all come before it.
+      believed_seconds: what the scheduler takes it to be, if not `seconds`.
     """
 
     seconds: float
     stream: Stream = Stream.KERNELS
     after: Sequence[int] = ()
+    believed_seconds: float | None = None
+
+    @property
+    def planned_seconds(self) -> float:
+        """The time by which it is ordered."""
+        return self.seconds if self.believed_seconds is None else self.believed_seconds
 
 
 @dataclass(frozen=True)
@@ -60,40 +71,42 @@ def task_times(tasks: Sequence[Task]) -> TaskTimes:
     >>> found.seconds, found.exposed[2]
     (8.0, 2.0)
     """
-    return _run(tasks, _orders(tasks))
-
-
-def _orders(tasks: Sequence[Task]) -> tuple[list[int], list[int]]:
-    """The order of the tasks of each stream; those that take both are in both."""
     backwards = _Backwards(tasks, _depth(tasks))
     backwards.run()
-    kernels, wires = backwards.begun
-    return kernels[::-1], wires[::-1]
+    return _forwards(tasks, backwards.events[::-1])
 
 
 def _depth(tasks: Sequence[Task]) -> list[float]:
     """Of each task, the seconds on wires of what it waits for, one after another (XLA's "async depth")."""
     depth: list[float] = []
     for t in tasks:
-        sent = (depth[i] + (tasks[i].seconds if tasks[i].stream is Stream.WIRES else 0.0) for i in t.after)
+        sent = (
+            depth[i] + (tasks[i].planned_seconds if tasks[i].stream is Stream.WIRES else 0.0) for i in t.after
+        )
         depth.append(max(sent, default=0.0))
     return depth
 
 
+Launch: TypeAlias = tuple[bool, int]
+"""That a task begins, or that kernels wait for the end of a collective."""
+BEGINS, AWAITED = True, False
+
+
 @dataclass(slots=True)
 class _Backwards:
-    """Begins tasks from the end: a task is ready when all that wait for it are done."""
+    """Places tasks from the end: one is ready when all that wait for it have had their time."""
 
     tasks: Sequence[Task]
     depth: Sequence[float]
+    events: list[Launch] = field(default_factory=list)
     waiting: list[int] = field(default_factory=list)
-    ready: tuple[list[tuple[float, int]], list[tuple[float, int]]] = field(default_factory=lambda: ([], []))
+    kernels: list[int] = field(default_factory=list)
+    wires: list[tuple[float, int]] = field(default_factory=list)
     idle: list[bool] = field(default_factory=lambda: [True, True])
     running: list[tuple[float, int]] = field(default_factory=list)
-    begun: tuple[list[int], list[int]] = field(default_factory=lambda: ([], []))
 
     def run(self) -> None:
-        """Begins all of them, whenever a stream is free."""
+        """Places all of them, each when its stream is free."""
         self.waiting = [0] * len(self.tasks)
         for task in self.tasks:
             for i in task.after:
@@ -101,47 +114,43 @@ class _Backwards:
         for i, users in enumerate(self.waiting):
             if not users:
                 self._is_ready(i)
-        now = 0.0
-        self._begin(now)
+        self._place(0.0)
         while self.running:
-            now, at = heapq.heappop(self.running)
-            self._done(at)
+            now = self.running[0][0]
             while self.running and self.running[0][0] == now:
                 self._done(heapq.heappop(self.running)[1])
-            self._begin(now)
+            self._place(now)
 
     def _is_ready(self, i: int) -> None:
         # The last in the order of the program first, wherever nothing is to be gained by another order; of
         # collectives the one first that has most to be sent before it.
         if self.tasks[i].stream is Stream.WIRES:
-            heapq.heappush(self.ready[1], (-self.depth[i], -i))
+            heapq.heappush(self.wires, (-self.depth[i], -i))
         else:
-            heapq.heappush(self.ready[0], (-i, i))
+            heapq.heappush(self.kernels, -i)
 
-    def _begin(self, now: float) -> None:
-        kernels, wires = self.ready
-        if self.idle[0] and kernels:
-            i = kernels[0][1]
-            if self.tasks[i].stream is Stream.BOTH:
-                if self.idle[1]:
-                    heapq.heappop(kernels)
-                    self.begun[1].append(i)
-                    self.idle[1] = False
-                    self._run(i, 0, now)
-                return  # until the wires are free
-            heapq.heappop(kernels)
-            self._run(i, 0, now)
-        if self.idle[1] and wires:
-            self._run(-heapq.heappop(wires)[1], 1, now)
+    def _place(self, now: float) -> None:
+        if self.idle[0] and self.kernels and self.tasks[-self.kernels[0]].stream is Stream.BOTH:
+            if self.idle[1]:  # else it waits for that, and nothing else is sent
+                self._occupy(-heapq.heappop(self.kernels), now, (0, 1), BEGINS)
+            return
+        # Collectives first: so a kernel that is placed at the same time runs beside it.
+        if self.idle[1] and self.wires:
+            self._occupy(-heapq.heappop(self.wires)[1], now, (1,), AWAITED)
+        if self.idle[0] and self.kernels:
+            self._occupy(-heapq.heappop(self.kernels), now, (0,), BEGINS)
 
-    def _run(self, i: int, stream: int, now: float) -> None:
-        self.idle[stream] = False
-        self.begun[stream].append(i)
-        heapq.heappush(self.running, (now + self.tasks[i].seconds, i))
+    def _occupy(self, i: int, now: float, streams: tuple[int, ...], event: bool) -> None:
+        for stream in streams:
+            self.idle[stream] = False
+        self.events.append((event, i))
+        heapq.heappush(self.running, (now + self.tasks[i].planned_seconds, i))
 
     def _done(self, i: int) -> None:
         task = self.tasks[i]
-        if task.stream is not Stream.WIRES:
+        if task.stream is Stream.WIRES:
+            self.events.append((BEGINS, i))
+        else:
             self.idle[0] = True
         if task.stream is not Stream.KERNELS:
             self.idle[1] = True
@@ -151,49 +160,33 @@ class _Backwards:
                 self._is_ready(j)
 
 
-def _run(tasks: Sequence[Task], orders: tuple[Sequence[int], Sequence[int]]) -> TaskTimes:
-    """Runs the tasks of each stream in an order, each as soon as it can."""
-    starts, ends = [0.0] * len(tasks), [-1.0] * len(tasks)
-    kernels, wires = orders
-    at, free = [0, 0], [0.0, 0.0]
-
-    def advance(stream: int, i: int, both: bool) -> bool:
-        ready = max((ends[j] for j in tasks[i].after), default=0.0)
-        if any(ends[j] < 0 for j in tasks[i].after):
-            return False
-        starts[i] = max(ready, *free) if both else max(ready, free[stream])
-        ends[i] = starts[i] + tasks[i].seconds
-        for s in (0, 1) if both else (stream,):
-            free[s] = ends[i]
-            at[s] += 1
-        return True
-
-    moved = True
-    while moved:
-        moved = False
-        while at[1] < len(wires) and tasks[wires[at[1]]].stream is Stream.WIRES:
-            if not advance(1, wires[at[1]], False):
-                break
-            moved = True
-        while at[0] < len(kernels):
-            i = kernels[at[0]]
-            both = tasks[i].stream is Stream.BOTH
-            if (both and (at[1] == len(wires) or wires[at[1]] != i)) or not advance(0, i, both):
-                break
-            moved = True
-    return TaskTimes(max(free), starts, ends, _exposed(tasks, orders, starts, ends))
+def _forwards(tasks: Sequence[Task], events: Sequence[Launch]) -> TaskTimes:
+    """Runs the events in their order, as a device does."""
+    starts, ends = [0.0] * len(tasks), [0.0] * len(tasks)
+    kernels, wires = 0.0, 0.0  # when each is free
+    for event, i in events:
+        stream, seconds = tasks[i].stream, tasks[i].seconds
+        if event is AWAITED:
+            kernels = max(kernels, ends[i])
+            continue
+        starts[i] = kernels if stream is Stream.KERNELS else max(kernels, wires)
+        ends[i] = starts[i] + seconds
+        if stream is not Stream.WIRES:
+            kernels = ends[i]
+        if stream is not Stream.KERNELS:
+            wires = ends[i]
+    order = [i for event, i in events if event is BEGINS]
+    return TaskTimes(max(kernels, wires), starts, ends, _exposed(tasks, order, starts, ends))
 
 
 def _exposed(
-    tasks: Sequence[Task],
-    orders: tuple[Sequence[int], Sequence[int]],
-    starts: Sequence[float],
-    ends: Sequence[float],
+    tasks: Sequence[Task], order: Sequence[int], starts: Sequence[float], ends: Sequence[float]
 ) -> list[float]:
-    """Of each task on wires, the time in which no kernel runs; both streams are in the order of time."""
+    """Of each task on wires, the time in which no kernel runs; on each stream `order` is that of time."""
     out = [0.0] * len(tasks)
-    busy, k = [(starts[i], ends[i]) for i in orders[0] if tasks[i].seconds], 0
-    for i in orders[1]:
+    busy = [(starts[i], ends[i]) for i in order if tasks[i].stream is not Stream.WIRES and tasks[i].seconds]
+    k = 0
+    for i in order:
         if tasks[i].stream is not Stream.WIRES:
             continue
         alone, now = 0.0, starts[i]

