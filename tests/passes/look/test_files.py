@@ -18,6 +18,7 @@ def test_json_round_trip(plan: Plan, tmp_path: Path) -> None:
     loaded = sbp.load_plan(path)
     assert loaded == plan and loaded.physical is None
     assert loaded.collectives == plan.collectives
+    assert (loaded.step_seconds, loaded.exposed_seconds) == (plan.step_seconds, plan.exposed_seconds)
     assert (loaded.gap, loaded.wire_bytes, loaded.by_kind()) == (plan.gap, plan.wire_bytes, plan.by_kind())
     assert str(loaded) == str(plan)
     again = tmp_path / "again.json"
