@@ -168,7 +168,8 @@ class _Body:
         talks = list(enumerate(self.costs.talk_times(step)))
         for k, (talk, each) in talks:
             if talk.sent is not None:
-                asked = step.node.inputs[talk.operand], step.strategy.operands[talk.operand], *_said(talk)
+                operand, lying = step.node.inputs[talk.operand], step.strategy.operands[talk.operand]
+                asked = operand, lying, talk.axes, talk.sent
                 if asked not in self.asked:  # XLA sends it once to all who ask for it
                     self.asked[asked] = self._talk(step, k, talk, each, makers)
                 makers = [*makers, self.asked[asked]]
@@ -264,7 +265,3 @@ def _loop(step: Border, costs: Costs) -> _Run:
 
 def _barrier_of(step: Step) -> int:
     return step.node.barrier if isinstance(step, Compute) else -1
-
-
-def _said(talk: Talk) -> tuple[Hashable, ...]:
-    return talk.axes, talk.sent

@@ -12,7 +12,12 @@ import sbp
 from sbp import B, S
 from sbp.passes.boxing.links import Network
 from sbp.passes.explain.plan import Collective, PlanData
-from sbp.passes.physical.evaluate import Evaluator, executed
+from sbp.passes.physical.evaluate import (
+    BETWEEN_HOSTS_SECONDS,
+    SHORTEST_COLLECTIVE_SECONDS,
+    Evaluator,
+    executed,
+)
 from sbp.passes.physical.program import Box, Compute
 
 WIDTH, ROWS, LAYERS = 8192, 65536, 6
@@ -169,6 +174,30 @@ def test_between_hosts_too() -> None:
     plan = planned(jax.grad(loss), (WEIGHTS, array(2 * ROWS, WIDTH)), ([B, B], [S(0), S(0)]), devices)
     check(plan)
     assert plan.step_seconds < plan.seconds
+
+
+def test_the_scheduler_has_one_figure_for_what_leaves_a_host() -> None:
+    devices = sbp.placement("h100", shape=(2, 8))
+    takes = evaluator(planned(jax.grad(loss), (WEIGHTS, IMAGES), ([B, B], [S(0), S(0)]), devices))
+    assert takes.believed_seconds((0,), 1e-3) == takes.believed_seconds((0, 1), 9e-3) == BETWEEN_HOSTS_SECONDS
+    assert takes.believed_seconds((1,), 1e-3) == 1e-3
+    assert takes.believed_seconds((1,), 1e-6) == SHORTEST_COLLECTIVE_SECONDS
+
+
+def test_the_same_halo_is_sent_once() -> None:
+    """Two convolutions ask for the same rows of a neighbour; the serial time has them twice."""
+
+    def fn(x: Any, v: Any, w: Any) -> Any:
+        def conv(k: Any) -> Any:
+            return lax.conv_general_dilated(x, k, (1, 1), "SAME")
+
+        return conv(v) + conv(w)
+
+    args = array(8, 16, 256, 256), array(16, 16, 3, 3), array(16, 16, 3, 3)
+    plan = planned(fn, args, ([S(2)], [B], [B]), out_sbp=[S(2)])
+    check(plan)
+    halos = [c for c in plan.collectives if c.kind == "permute"]
+    assert halos and sum(c.seconds for c in halos) < plan.seconds - kernel_seconds(plan)
 
 
 def test_nothing_overlaps_on_cpus() -> None:
