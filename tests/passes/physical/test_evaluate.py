@@ -74,7 +74,7 @@ def test_xla_schedules_by_figures_of_its_own() -> None:
         return jnp.sum(x @ w), lax.conv(image, kernel, (1, 1), "SAME")
 
     args = [
-        jax.ShapeDtypeStruct(s, jnp.float32) for s in ((512, 512), (512, 512), (8, 4, 16, 16), (4, 4, 3, 3))
+        jax.ShapeDtypeStruct(s, jnp.float32) for s in ((4096, 4096), (4096, 4096), (8, 4, 16, 16), (4, 4, 3, 3))
     ]
     plan = sbp.compile(fn, on, in_sbp=([S(0)], [B], [B], [B])).plan(*args)
     p = plan.physical
@@ -83,6 +83,6 @@ def test_xla_schedules_by_figures_of_its_own() -> None:
     ops = [op_of(s, p) for s in p.steps]
     (product,) = [o for o in ops if o.name == "dot_general"]
     assert product.step is not None
-    assert takes.scheduled_seconds(product) == pytest.approx(2 * 512**3 / 2 / plan.hardware.flops(4))
+    assert takes.scheduled_seconds(product) == pytest.approx(2 * 4096**3 / 2 / plan.hardware.flops(4))
     assert [takes.scheduled_seconds(o) for o in ops if o.name == "conv_general_dilated"] == [0.0]
     assert {takes.scheduled_seconds(o) for o in ops if o.sends} == {SHORTEST_COLLECTIVE_SECONDS}
