@@ -1,7 +1,7 @@
-"""The slow, evident cost of a plan's boxing: the cheapest tree of versions. The oracle of the share variables.
+"""The slow, evident cost of a plan's boxing: the cheapest tree of versions, the oracle of share variables.
 
-The search boxes a value to one version, and takes all that its uses want from there. A physical program may make
-any version from any other one; what that takes at least is a Steiner tree in the table of boxing times.
+The search boxes a value to one version, and takes all that its uses want from there. A physical program may
+make any version from any other one; what that takes at least is a Steiner tree in the table of boxing times.
 """
 
 from __future__ import annotations

@@ -73,10 +73,8 @@ def test_xla_schedules_by_figures_of_its_own() -> None:
     def fn(x: Any, w: Any, image: Any, kernel: Any) -> Any:
         return jnp.sum(x @ w), lax.conv(image, kernel, (1, 1), "SAME")
 
-    args = [
-        jax.ShapeDtypeStruct(s, jnp.float32)
-        for s in ((4096, 4096), (4096, 4096), (8, 4, 16, 16), (4, 4, 3, 3))
-    ]
+    shapes = (4096, 4096), (4096, 4096), (8, 4, 16, 16), (4, 4, 3, 3)
+    args = [jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes]
     plan = sbp.compile(fn, on, in_sbp=([S(0)], [B], [B], [B])).plan(*args)
     p = plan.physical
     assert p is not None
