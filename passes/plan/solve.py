@@ -222,12 +222,13 @@ class _Search:
         """
         bounds = np.sort(np.concatenate(at_least))
         bounds = bounds[bounds < self.cost]
-        for fraction in _FRACTIONS:
-            whole = fraction == 1.0
+        for fraction in (math.inf, *_FRACTIONS):
+            whole = fraction >= 1.0
             threshold = (
                 self.cost if whole or not bounds.size else float(bounds[int(fraction * (bounds.size - 1))])
             )
-            kept = self._below(at_least, threshold)
+            # Fewer states can cost more: where layers keep different ones their tables are no longer equal.
+            kept = self._below(at_least, math.inf if fraction == math.inf else threshold)
             restricted = _restricted(self.network, kept)
             cells = _FINAL_CELLS if whole else _PARTIAL_CELLS
             elimination = self.effort.plan(restricted, cells, careful=whole)
