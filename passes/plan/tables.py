@@ -141,8 +141,10 @@ class TableAlgebra:
         return self.store.put(sweeps.min_plus(a, self.store.tables[to_b]))
 
     @_once
-    def undominated(self, theta: int, numbers: tuple[int, ...]) -> Kept | None:
+    def undominated(self, theta: int, numbers: tuple[int, ...], loads: tuple[int, ...] = ()) -> Kept | None:
         """States that no other state replaces at no more cost, whatever the neighbours do; None if all.
+
+        What replaces a state has no more of any of the loads.
 
         Of states that replace each other the lowest stays.
         """
@@ -152,6 +154,9 @@ class TableAlgebra:
             for number in numbers:
                 extra = extra + self._replacement(number)
             replaces = extra <= 0.0
+        for number in loads:
+            size = self.store.tables[number]
+            replaces &= size[None, :] <= size[:, None]
         np.fill_diagonal(replaces, False)
         kept = np.ones(len(costs), dtype=bool)
         for state in np.flatnonzero(replaces.any(axis=1))[::-1].tolist():
