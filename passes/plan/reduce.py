@@ -104,6 +104,8 @@ class _Reducer:
         self.labels: list[_Labels] = [full[size] for size in self.size]
         self.alive = [True] * len(self.size)
         self.edges: list[dict[int, int]] = [{} for _ in self.size]
+        self.fresh: list[dict[int, None]] = [{} for _ in self.size]
+        """Per node the neighbours whose table is new to it: a hub must not look at all for each that changes."""
         self.worklist = deque(range(len(self.size)))
         self.waiting = [True] * len(self.size)
         self.touched = set(self.worklist)
@@ -159,7 +161,7 @@ class _Reducer:
         """Apply the cheap reductions until none applies, the cheapest node of degree two first."""
         degree_two: list[tuple[int, int]] = []
         while True:
-            while self.worklist:
+            while self.worklist and not self.out_of_time():
                 node = self.worklist.popleft()
                 self.waiting[node] = False
                 if self.alive[node]:
@@ -179,11 +181,20 @@ class _Reducer:
         if self.size[node] == 1 or (len(near) <= 1 and not self.carried[node]):
             self._fold(node)
             return 0
-        for other, number in near.items():
-            if self.size[node] <= 2 * self.size[other] and self.algebra.determines(number):
-                self._absorb(other, node)
-                return 0
+        fresh = self.fresh[node]
+        while fresh:
+            other, _ = fresh.popitem()
+            if other in near and self.size[node] <= 2 * self.size[other]:
+                if self.algebra.determines(near[other]):
+                    self._absorb(*self._smaller_first(other, node))
+                    return 0
         return self._product_cells(node)
+
+    def _smaller_first(self, follower: int, owner: int) -> tuple[int, int]:
+        """The two; swapped if each follows from the other and the follower has more edges to hand over."""
+        back = self.edges[follower]
+        swap = len(back) > len(self.edges[owner]) and self.size[follower] <= 2 * self.size[owner]
+        return (owner, follower) if swap and self.algebra.determines(back[owner]) else (follower, owner)
 
     def _product_cells(self, node: int) -> int:
         near = self.edges[node]
@@ -201,8 +212,9 @@ class _Reducer:
         live = self.algebra.live_rows(self.theta[node])
         if live == ():
             raise Infeasible((node,))
-        for other, number in self.edges[node].items():
-            rows = self.algebra.live_rows(number)
+        near = self.edges[node]
+        for other in self.fresh[node]:
+            rows = self.algebra.live_rows(near[other]) if other in near else None
             if rows is not None:
                 live = rows if live is None else tuple(sorted({*live} & {*rows}))
                 if not live:
@@ -293,6 +305,7 @@ class _Reducer:
         if parts is None:
             self.edges[i][j] = number
             self.edges[j][i] = self.algebra.transpose(number)
+            self.fresh[i][j] = self.fresh[j][i] = None
             self._touch(i)
             self._touch(j)
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
@@ -151,8 +152,8 @@ class TableAlgebra:
         costs = self.store.tables[theta]
         extra = costs[None, :] - costs[:, None]
         with np.errstate(invalid="ignore"):
-            for number in numbers:
-                extra = extra + self._replacement(number)
+            for number, times in Counter(numbers).items():
+                extra = extra + times * self._replacement(number)
             replaces = extra <= 0.0
         for number in loads:
             size = self.store.tables[number]
