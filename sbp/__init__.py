@@ -30,6 +30,7 @@ _FACE = {
     "Partial": "sbp.signature",
     "Hardware": "sbp.hardware",
     "Link": "sbp.hardware",
+    "hardware_from": "sbp.hardware_file",
     "annotate": "sbp.annotation",
     "on": "sbp.annotation",
     "microbatch": "sbp.batching",
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from sbp.batching import microbatch
     from sbp.errors import SbpError
     from sbp.hardware import Hardware, Link
+    from sbp.hardware_file import hardware_from
     from sbp.lazy import rows
     from sbp.options import ExchangeOptions, Options, PipelineOptions
     from sbp.passes.explain.plan import Collective
@@ -102,6 +104,7 @@ __all__ = [
     "annotate",
     "compile",
     "embedding",
+    "hardware_from",
     "load_plan",
     "microbatch",
     "on",

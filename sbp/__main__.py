@@ -7,11 +7,13 @@ import io
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from sbp import __version__
 from sbp.errors import SbpError
+from sbp.hardware_file import hardware_from
 from sbp.passes.look.width import fitted, terminal_width
 from sbp.placement import Placement, as_placement, parse_placement
 from sbp.userfile import TARGET, arguments, loaded, named, problem, signatures, split, value
@@ -28,6 +30,10 @@ or example_args() of the same file returns: a tuple of arrays or jax.ShapeDtypeS
 there, is its in_sbp, or a function from the placement to it; FUNCTION_placement is the placement, which a
 function with stages (sbp.on) needs. No device of the placement's kind is needed, except to verify and to
 profile.
+"""
+MEASURED = """\
+Matrix products, memory, element-wise arithmetic, the launch of an op, and every collective over 2, 4, ... N
+devices by size. It takes a minute or two; other programs on the machine disturb it.
 """
 
 
@@ -89,11 +95,21 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DxHxN",
         help="of the machine: NVLink domains, hosts in each, devices in each host, such as 16x1x8",
     )
+    machine = command(
+        "calibrate", "measure the devices of this machine, for --hardware", _calibrate, MEASURED
+    )
+    machine.add_argument("--out", metavar="FILE.toml", help="write the figures, for --hardware")
+    machine.add_argument(
+        "--devices", type=int, metavar="N", help="so many of them (default: all GPUs, or 8 CPU devices)"
+    )
     for c in (plan, explain, verify, profile, compiled):
         c.add_argument(
             "--placement",
             metavar="KIND:AxB",
             help="such as cpu:2x4 or h100:16x8 (default: FUNCTION_placement of the file, else cpu:8)",
+        )
+        c.add_argument(
+            "--hardware", metavar="FILE.toml", help="plan for this machine instead of the placement's kind"
         )
         c.add_argument("--stages", type=int, metavar="N", help="cut a function with micro-batches into N")
         c.add_argument(
@@ -143,6 +159,7 @@ def _program(options: argparse.Namespace) -> tuple[Program[..., PyTree], tuple[P
     given = Options(
         memory_limit=options.memory_limit,
         time_limit=options.time_limit,
+        hardware=hardware_from(options.hardware) if options.hardware else None,
         pipeline=PipelineOptions(stages=options.stages, schedule=options.schedule),
         topology=_topology(options),
     )
@@ -276,6 +293,36 @@ def _compile(options: argparse.Namespace) -> None:
     for path in options.out:
         report.save(path)
         _print(f"saved {path}")
+
+
+def _calibrate(options: argparse.Namespace) -> None:
+    from sbp.untyped import set_jax
+
+    if options.devices is not None and options.devices < 1:
+        legal, why = "a whole number of at least 1", "so many devices are measured"
+        raise problem("--devices", str(options.devices), legal, why, "--devices 8")
+    with suppress(RuntimeError):  # JAX runs already
+        set_jax("jax_num_cpu_devices", options.devices or 8)
+    import jax
+
+    from sbp.runtime.calibrate import calibrate
+
+    name = Path(options.out).stem if options.out else "this machine"
+    with _progress() as said:
+        found = calibrate(jax.devices()[: options.devices], name, said=said)
+    _print(str(found))
+    if options.out:
+        found.save(options.out)
+        _print(f"\nsaved {options.out}")
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str], None]]:
+    """A line that says what is being done, on a terminal."""
+    from rich.console import Console
+
+    with Console(stderr=True).status("") as status:
+        yield status.update
 
 
 def _concrete(args: tuple[PyTree, ...]) -> tuple[PyTree, ...]:

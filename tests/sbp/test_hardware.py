@@ -15,12 +15,10 @@ H100 = hardware_for("h100")
 NVLINK, INFINIBAND = H100.links
 
 
-def link_of(p: Placement, axes: tuple[int, ...]) -> tuple[float, float]:
-    return Network(p, H100).link(axes)
-
-
-def as_pair(link: Link) -> tuple[float, float]:
-    return link.latency_seconds, link.bytes_per_second
+def link_of(p: Placement, axes: tuple[int, ...]) -> Link:
+    """The level that the slowest group along some axes talks through."""
+    ranks, _ = Network(p, H100).group(axes)
+    return H100.link(ranks)
 
 
 @pytest.mark.parametrize(
@@ -42,32 +40,32 @@ def test_a_group_talks_through_the_innermost_level_that_holds_it(ranks: range, l
 
 def test_sixteen_nodes_of_eight() -> None:
     p = placement("h100", shape=(16, 8))
-    assert link_of(p, (1,)) == as_pair(NVLINK)
-    assert link_of(p, (0,)) == as_pair(INFINIBAND)
-    assert link_of(p, (0, 1)) == as_pair(INFINIBAND)
+    assert link_of(p, (1,)) == NVLINK
+    assert link_of(p, (0,)) == INFINIBAND
+    assert link_of(p, (0, 1)) == INFINIBAND
 
 
 def test_permuted_ranks_change_the_links() -> None:
     """The same shape with the nodes inside: now the outer axis is the fast one."""
     p = placement("h100", ranks=np.arange(128).reshape(16, 8).T.tolist())
     assert p.shape == (8, 16)
-    assert link_of(p, (0,)) == as_pair(NVLINK)
-    assert link_of(p, (1,)) == as_pair(INFINIBAND)
+    assert link_of(p, (0,)) == NVLINK
+    assert link_of(p, (1,)) == INFINIBAND
     shuffled = np.arange(128).reshape(16, 8)[:, [5, 2, 7, 0, 1, 6, 3, 4]]
-    assert link_of(placement("h100", ranks=shuffled.tolist()), (1,)) == as_pair(NVLINK)
+    assert link_of(placement("h100", ranks=shuffled.tolist()), (1,)) == NVLINK
 
 
 def test_one_slow_group_slows_its_axis() -> None:
     """Two ranks exchanged across nodes: two groups of the inner axis cross the network."""
     grid = np.arange(32).reshape(4, 8)
     grid[0, 7], grid[1, 0] = grid[1, 0], grid[0, 7]
-    assert link_of(placement("h100", ranks=grid.tolist()), (1,)) == as_pair(INFINIBAND)
+    assert link_of(placement("h100", ranks=grid.tolist()), (1,)) == INFINIBAND
 
 
 def test_an_axis_inside_a_node_of_a_three_level_hierarchy() -> None:
     p = placement("h100", shape=(4, 2, 4))
-    assert [link_of(p, (a,)) == as_pair(NVLINK) for a in range(3)] == [False, True, True]
-    assert link_of(p, (1, 2)) == as_pair(NVLINK)
+    assert [link_of(p, (a,)) == NVLINK for a in range(3)] == [False, True, True]
+    assert link_of(p, (1, 2)) == NVLINK
 
 
 def test_the_next_larger_item_size_sets_the_rate() -> None:
