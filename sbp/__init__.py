@@ -42,6 +42,8 @@ _FACE = {
     "SbpError": "sbp.errors",
     "compile": "sbp.runtime.execute",
     "Program": "sbp.runtime.execute",
+    "search": "sbp.runtime.search.search",
+    "Ranking": "sbp.runtime.search.ranking",
     "verify": "sbp.runtime.verify",
     "Plan": "sbp.passes.face",
     "PipelinePlan": "sbp.passes.face",
@@ -69,6 +71,8 @@ if TYPE_CHECKING:
     from sbp.runtime import embedding
     from sbp.runtime.execute import Program, compile
     from sbp.runtime.pipeline.profile import Profile
+    from sbp.runtime.search.ranking import Ranking
+    from sbp.runtime.search.search import search
     from sbp.runtime.verify import verify
     from sbp.signature import AUTO, B, Broadcast, P, Partial, S, Split
 else:  # a checker that sees it takes any name for one of this module
@@ -98,6 +102,7 @@ __all__ = [
     "Plan",
     "Profile",
     "Program",
+    "Ranking",
     "S",
     "SbpError",
     "Split",
@@ -111,6 +116,7 @@ __all__ = [
     "placement",
     "register_rule",
     "rows",
+    "search",
     "verify",
 ]
 
