@@ -21,11 +21,11 @@ def hierarchies(devices: int, domains: Sequence[int], most_axes: int = MOST_AXES
         does not divide the devices of the next level, the largest number that divides both takes its place.
 
     >>> hierarchies(32, [8])
-    [(32,), (4, 8), (2, 2, 8), (4, 4, 2)]
+    [(32,), (4, 8), (4, 4, 2), (2, 2, 8)]
     >>> hierarchies(8, [8], 2)
     [(8,), (4, 2)]
     """
-    parts = _levels(devices, domains)
+    parts = _levels(devices, domains) or [1]
     found = set[tuple[int, ...]]()
     for cuts in itertools.product((False, True), repeat=max(0, len(parts) - 1)):
         for factors in itertools.product(*(_ways(level, most_axes) for level in _merged(parts, cuts))):
@@ -33,7 +33,7 @@ def hierarchies(devices: int, domains: Sequence[int], most_axes: int = MOST_AXES
             if len(shape) <= most_axes:
                 found.add(shape)
     # Of as many axes, those first that are most alike: the plan of such a one is most often the best.
-    return sorted(found or {(1,)}, key=lambda shape: (len(shape), max(shape) / min(shape), shape))
+    return sorted(found, key=lambda shape: (len(shape), max(shape) / min(shape), shape))
 
 
 def _levels(devices: int, domains: Sequence[int]) -> list[int]:
@@ -64,13 +64,13 @@ def _ways(levels: Sequence[int], most: int) -> list[tuple[int, ...]]:
 
 
 def factorisations(n: int, factors: int) -> Iterator[tuple[int, ...]]:
-    """Ways to write `n` as a product of so many falling numbers of at least 2.
+    """Ways to write `n` as a product of so many falling numbers of at least 2; one factor is `n` itself.
 
     >>> list(factorisations(12, 2)), list(factorisations(8, 3)), list(factorisations(7, 2))
     ([(4, 3), (6, 2)], [(2, 2, 2)], [])
     """
     if factors == 1:
-        yield from [(n,)] if n > 1 else ()
+        yield (n,)
         return
     for first in range(2, n // 2 + 1):
         if n % first == 0:

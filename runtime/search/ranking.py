@@ -11,8 +11,8 @@ from sbp.passes.face import Plan
 from sbp.placement import Placement
 from sbp.units import bytes_text, seconds_text
 
-HEADINGS = ("hierarchy", "stages", "micro-batches", "time", "memory", "sent", "what it does")
-RIGHT = (False, True, True, True, True, True, False)
+HEADINGS = ("hierarchy", "stages", "micro-batches", "time", "memory", "sent", "gap", "what it does")
+RIGHT = (False, True, True, True, True, True, True, False)
 
 
 @dataclass(frozen=True)
@@ -106,17 +106,23 @@ class Ranking:
         capacity = self.hardware.memory_bytes
         has = f" of {bytes_text(capacity)}" if math.isfinite(capacity) else ""
         count = f"{self.devices:,} x {self.hardware.name}{has}"
-        tried = f"{len(self.rows)} plans in {seconds_text(self.seconds)}"
-        yield from (f"{self.name} on {count}: {tried}, the best first", "")
+        tried = f"{len(self.rows)} hierarchies planned in {seconds_text(self.seconds)}"
+        yield f"{self.name} on {count}: {tried}, the best first"
         shown = [row for row in self.rows if row.plan is not None]
         cells = [HEADINGS, *map(_cells, shown)]
         # Columns in which nothing is said are left out.
         kept = [i for i in range(len(HEADINGS)) if any(row[i] for row in cells[1:])]
         width = [max(len(row[i]) for row in cells) for i in range(len(HEADINGS))]
+        yield from [""] if shown else ()
         for row in cells if shown else ():
             line = "  ".join(row[i].rjust(width[i]) if RIGHT[i] else row[i].ljust(width[i]) for i in kept)
             yield f"  {line}".rstrip()
         yield from self._refused()
+        if any(row.plan.gap for row in shown if row.plan is not None):
+            yield from (
+                "",
+                "gap: the best plan of the hierarchy may be faster by so much; a higher time limit finds it",
+            )
         yield from ("", *(f"note: {note}" for note in self.notes)) if self.notes else ()
 
     def _refused(self) -> Iterator[str]:
@@ -140,5 +146,6 @@ def _cells(row: Ranked) -> Sequence[str]:
         seconds_text(row.seconds),
         bytes_text(row.plan.memory_bytes),
         bytes_text(row.plan.wire_bytes),
+        f"{row.plan.gap:.1%}" if row.plan.gap else "",
         f"{row.trouble.upper()}; {row.words}" if row.trouble else row.words,
     )
