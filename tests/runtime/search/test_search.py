@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import pytest
 
 import sbp
-from sbp import B, S
 from sbp.__main__ import main
 from sbp.errors import ArgumentError
 from sbp.hardware import hardware_for
@@ -222,26 +221,3 @@ def test_the_command_with_signatures_of_the_file(capsys: pytest.CaptureFixture[s
 def test_the_command_refuses(capsys: pytest.CaptureFixture[str], given: list[str], complaint: str) -> None:
     assert main(["plan", f"{FILE}:step", *given]) == 1
     assert complaint in capsys.readouterr().err
-
-
-def test_signatures_of_words() -> None:
-    """ZeRO, in the words of the table."""
-    import optax
-
-    optimizer = optax.adam(1e-3)
-
-    def step(weights: Any, state: Any, x: Any) -> Any:
-        value, grads = jax.value_and_grad(two_layers.loss)(weights, x)
-        updates, state = optimizer.update(grads, state, weights)
-        return optax.apply_updates(weights, updates), state, value
-
-    weights, x = two_layers.step_args()
-    state = jax.eval_shape(optimizer.init, weights)
-
-    def words(of_weights: Any, of_state: Any) -> str:
-        asked = sbp.search(step, 8, axes=1, in_sbp=([of_weights], [of_state], [S(0)]))
-        return asked(weights, state, x).rows[0].words
-
-    assert words(B, B) == "8 data"
-    assert words(B, S(0)) == "8 data + ZeRO-1"
-    assert words(S(0), S(0)) == "8 data + ZeRO-3"
