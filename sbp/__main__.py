@@ -234,22 +234,25 @@ def _compile(options: argparse.Namespace) -> None:
 def _calibrate(options: argparse.Namespace) -> None:
     from sbp.untyped import set_jax
 
-    if options.devices is not None and options.devices < 1:
-        legal, why = "a whole number of at least 1", "so many devices are measured"
-        raise problem("--devices", str(options.devices), legal, why, "--devices 8")
+    out, count = options.out and Path(options.out), options.devices
+    if out and not out.parent.is_dir():  # said before a minute is spent
+        raise problem("--out", str(out), "a file in a folder that is there", "the figures go there", "mkdir")
     with suppress(RuntimeError):  # JAX runs already
-        set_jax("jax_num_cpu_devices", options.devices or 8)
+        set_jax("jax_num_cpu_devices", max(1, 8 if count is None else count))
     import jax
 
     from sbp.runtime.calibrate import calibrate
 
-    name = Path(options.out).stem if options.out else "this machine"
+    here = jax.devices()
+    if count is not None and not 1 <= count <= len(here):
+        legal = f"a whole number from 1 to {len(here)}"
+        raise problem("--devices", str(count), legal, "so many devices are here", f"--devices {len(here)}")
     with _progress() as said:
-        found = calibrate(jax.devices()[: options.devices], name, said=said)
+        found = calibrate(here[:count], out.stem if out else "this machine", said=said)
     _print(str(found))
-    if options.out:
-        found.save(options.out)
-        _print(f"\nsaved {options.out}")
+    if out:
+        found.save(out)
+        _print(f"\nsaved {out}")
 
 
 @contextmanager

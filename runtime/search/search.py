@@ -22,7 +22,7 @@ from sbp.runtime.search.ranking import Ranked, Ranking
 from sbp.signature import AUTO
 from sbp.untyped import Prefix, PyTree
 
-PLAN_SECONDS = 10.0
+PLAN_SECONDS = 20.0
 """What the search for one plan may take, where options do not say it."""
 SEARCH_SECONDS = 300.0
 STAGES = (2, 4, 8, 16)
@@ -135,10 +135,16 @@ class _Run:
             if not self.asked.shapes(stages):
                 continue
             self.plan_shapes(reading, stages, microbatches)
-            if more and not self.improves(stages, microbatches):
+            if more and (self.over or not self.improves(stages, microbatches)):
                 few = f" with {microbatches} micro-batches" if microbatches else ""
-                self.notes.append(f"more than {stages} stages{few} were not planned: fewer are faster")
+                why = "the search's time was over" if self.over else "fewer are faster"
+                self.notes.append(f"more than {stages} stages{few} were not planned: {why}")
                 return
+
+    @property
+    def over(self) -> bool:
+        """Whether the time of the search is over."""
+        return time.perf_counter() > self.until
 
     def improves(self, stages: int, microbatches: int) -> bool:
         """Whether the last number of stages is better than all before it, or none of these can be used."""
@@ -154,7 +160,7 @@ class _Run:
             axes = ("stage", *_axes(len(shape) - 1)) if stages else None
             at = placement(self.asked.kind, shape=shape, axes=axes)
             row = Ranked(at, stages, microbatches)
-            if time.perf_counter() > self.until:
+            if self.over:
                 taken = f"{self.asked.seconds:.0f} s of the search were over"
                 self.rows.append(replace(row, trouble=taken))
                 continue
@@ -230,7 +236,7 @@ def search(
       kind: as of `sbp.placement`.
       in_sbp: as of `sbp.compile`, or a function from the placement to it.
       out_sbp, donate_argnums, static_argnums: as of `sbp.compile`.
-      options: as of `sbp.compile`; `time_limit` is that of each plan (default: 10 seconds), and stages are
+      options: as of `sbp.compile`; `time_limit` is that of each plan (default: 20 seconds), and stages are
         the only number of them.
       axes: of a hierarchy, at the most.
       stages: numbers of stages to try, with growing numbers while that makes the step faster.

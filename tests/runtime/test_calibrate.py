@@ -93,10 +93,15 @@ def test_no_devices() -> None:
         calibrate([])
 
 
-@pytest.mark.parametrize("devices", ["0", "-3"])
+@pytest.mark.parametrize("devices", ["0", "-3", "1000"])
 def test_no_number_of_devices(capsys: pytest.CaptureFixture[str], devices: str) -> None:
     assert main(["calibrate", "--devices", devices]) == 1
-    assert "a whole number of at least 1" in capsys.readouterr().err
+    assert "a whole number from 1 to 8" in capsys.readouterr().err
+
+
+def test_a_file_that_cannot_be_written_is_told_first(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["calibrate", "--out", "no/such/folder/m.toml"]) == 1
+    assert "a folder that is there" in capsys.readouterr().err
 
 
 def test_the_command(

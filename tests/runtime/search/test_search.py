@@ -106,6 +106,11 @@ def test_when_the_time_is_up_nothing_else_is_begun() -> None:
     assert {row.trouble for row in found.rows} == {"0 s of the search were over"}
 
 
+def test_stages_that_there_was_no_time_for() -> None:
+    found = sbp.search(in_parts(4), 8, axes=2, stages=(2, 4), seconds=0.0)(*PARTS_ARGS)
+    assert found.notes == ("more than 2 stages were not planned: the search's time was over",)
+
+
 def test_progress_is_told() -> None:
     told: list[str] = []
     sbp.search(two_layers.step, 8, axes=1, said=told.append)(*two_layers.step_args())
