@@ -206,11 +206,17 @@ def make_train_step(
     return train.gradient_step(partial(loss, config=config, pipeline=pipeline), optimizer, pipeline)
 
 
-# What `python -m sbp plan` plans: the main job as it is without options. The parts of `pipeline_step` are for
-# `--stages`.
+# What `python -m sbp plan` plans: the main job as it is without options.
 OPTIMIZER = optax.adamw(3e-3, b2=0.99)
 train_step = make_train_step(Config(), OPTIMIZER)
-pipeline_step = make_train_step(Config(), OPTIMIZER, Pipeline(microbatches=8))
+
+
+def microbatched_step(microbatches: int) -> train.Step:
+    """The train step on so many parts of its batch: for `--search 64 --microbatches 8,16`."""
+    return make_train_step(Config(), OPTIMIZER, Pipeline(microbatches=microbatches))
+
+
+pipeline_step = microbatched_step(8)  # for `--stages`
 
 
 def example_args() -> tuple[PyTree, ...]:

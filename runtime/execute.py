@@ -12,14 +12,8 @@ import jax
 
 from sbp.compat import setting, trace_context
 from sbp.errors import ArgumentError, PlacementError, SbpError, raise_all
-from sbp.hardware import hardware_for
 from sbp.options import Options
-from sbp.passes.chain import compile_plan
 from sbp.passes.face import Plan
-from sbp.passes.pipeline.choose import unstaged
-from sbp.passes.plan.pins import check_annotations
-from sbp.passes.program.trace import trace
-from sbp.passes.request import Request
 from sbp.placement import Placement, as_placement
 from sbp.rules import REGISTRY
 from sbp.runtime import arguments, modules
@@ -29,13 +23,9 @@ from sbp.runtime.call import Call, Parameters, parameters
 from sbp.runtime.counts import KeyCount
 from sbp.runtime.donation import Owners, layouts_of
 from sbp.runtime.given import given
-from sbp.runtime.options import terms_of
-from sbp.runtime.pipeline.build import build_pipeline, is_pipeline
 from sbp.runtime.pipeline.profile import Profile, measure
 from sbp.runtime.pipeline.program import BuiltPipeline, many_programs
-from sbp.runtime.rooms import rooms_of
-from sbp.runtime.sampling import with_samples
-from sbp.runtime.signatures import Signatures
+from sbp.runtime.reading import Reading, build, read
 from sbp.runtime.target.devices import NotHere, absent_mesh, chip_of, cudnn_of, missing, topology_of
 from sbp.runtime.target.report import ProgramReport, report_of
 from sbp.signature import AUTO
@@ -136,6 +126,16 @@ class Program(Generic[P, R]):
         if not built.moved:
             return built.plan
         return replace(built.plan, notes=(*built.plan.notes, *(f"{m}: moved" for m in built.moved.values())))
+
+    def reading(self, *args: PyTree, **kwargs: PyTree) -> Reading:
+        """The function traced for such arguments, to be planned for other placements too; needs no devices.
+
+        Raises:
+          SbpError: as a call does.
+        """
+        call = self.parameters.take(args, kwargs)
+        self._check(call, False)
+        return self._read(call, tuple(map(arguments.abstract, call.leaves)))
 
     def profile(self, *args: P.args, **kwargs: P.kwargs) -> Profile:
         """Runs some steps with these arguments and measures them; donated ones are copied, and still there.
@@ -246,56 +246,12 @@ class Program(Generic[P, R]):
         self, call: Call, avals: Sequence[arguments.Abstract], concrete: bool
     ) -> Built | BuiltPipeline:
         """Traces and plans for one abstract signature; `concrete`: of a call that will run."""
-        args, kwargs = call.traced([arguments.struct(a) for a in avals])
+        reading = self._read(call, avals)
+        return build(reading, self.placement, self.in_sbp, self.out_sbp, self.options, concrete)
+
+    def _read(self, call: Call, avals: Sequence[arguments.Abstract]) -> Reading:
         asked = given(self.in_sbp, call, self.parameters)
-        weak: list[bool] = []
-        watch = modules.Watch(self.fn, call.static)
-
-        @functools.wraps(self.fn, updated=())
-        def watched(*args: PyTree, **kwargs: PyTree) -> PyTree:
-            out = watch(*args, **kwargs, **call.static_kwargs)
-            weak[:] = map(arguments.is_weak, jax.tree.leaves(out))
-            return out
-
-        try:
-            with cudnn_of(self.placement):
-                traced = trace(watched, call.full(args), kwargs, sorted(call.static))
-        except Exception as e:
-            problems = asked.misread(args, kwargs, call.paths(self.fn), self.placement)
-            raise_all([*problems, *(e.problems if isinstance(e, SbpError) else ())] if problems else ())
-            raise
-        with cudnn_of(self.placement):
-            raise_all(watch.lost(call.full(args), kwargs))
-        graph = traced.graph
-        out = jax.tree.unflatten(traced.out_tree, [graph.operand(x) for x in graph.outputs])
-        signatures = Signatures(traced, args, kwargs, out, asked, self.out_sbp)
-        name, donate = getattr(self.fn, "__name__", "program"), call.donated(self.parameters.donate)
-        if is_pipeline(graph, self.placement) or self.options.pipeline.stages is not None:
-            return build_pipeline(signatures, self.placement, self.options, name, donate, tuple(weak))
-        if self.options.pipeline.schedule is not None:
-            raise ArgumentError(unstaged(self.options.pipeline.schedule))
-        ins, outs, problems = signatures.on(self.placement)
-        problems += check_annotations(graph, self.placement)
-        if self.options.plan is not None:
-            ins, outs, wrong = arguments.adopt(self.options.plan, traced, ins, outs, self.placement)
-            problems += wrong
-        raise_all(problems)
-        tied = signatures.ties(ins, outs)
-        request = Request(
-            name=name,
-            placement=self.placement,
-            hardware=self.options.hardware or hardware_for(self.placement.kind),
-            in_sbp=tuple(ins),
-            out_sbp=tuple(outs),
-            ties=tied.arguments,
-            notes=(*signatures.notes, *tied.notes),
-            terms=terms_of(self.options),
-            donated=donate,
-            sampled=functools.partial(with_samples, example=tuple(call.leaves)),
-        )
-        plan = compile_plan(traced, request)
-        lacking, count = rooms_of(plan, concrete, self.options.exchange.count_keys)
-        return Built(traced, plan, donate, tuple(weak), lacking, count, request)
+        return read(self.fn, call, self.parameters, avals, asked, self.placement)
 
 
 def compile(

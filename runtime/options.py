@@ -88,7 +88,7 @@ LEGAL: Mapping[str, Legal] = {
         "an sbp.Hardware, or None for the placement's kind",
         lambda x: x is None or isinstance(x, Hardware),
         "it has the rates that the plan's times are estimated from",
-        "sbp.placement('h100', ...) for a chip of the catalogue, or sbp.Hardware(...) for your own",
+        "sbp.placement('h100', ...) for a chip of the catalogue, or sbp.hardware_from('machine.toml')",
     ),
     "topology": Legal(
         "three integers of at least 1, or None for the machine that the chip is usually sold in",

@@ -30,6 +30,7 @@ _FACE = {
     "Partial": "sbp.signature",
     "Hardware": "sbp.hardware",
     "Link": "sbp.hardware",
+    "hardware_from": "sbp.hardware_file",
     "annotate": "sbp.annotation",
     "on": "sbp.annotation",
     "microbatch": "sbp.batching",
@@ -41,6 +42,8 @@ _FACE = {
     "SbpError": "sbp.errors",
     "compile": "sbp.runtime.execute",
     "Program": "sbp.runtime.execute",
+    "search": "sbp.runtime.search.search",
+    "Ranking": "sbp.runtime.search.ranking",
     "verify": "sbp.runtime.verify",
     "Plan": "sbp.passes.face",
     "PipelinePlan": "sbp.passes.face",
@@ -59,6 +62,7 @@ if TYPE_CHECKING:
     from sbp.batching import microbatch
     from sbp.errors import SbpError
     from sbp.hardware import Hardware, Link
+    from sbp.hardware_file import hardware_from
     from sbp.lazy import rows
     from sbp.options import ExchangeOptions, Options, PipelineOptions
     from sbp.passes.explain.plan import Collective
@@ -67,6 +71,8 @@ if TYPE_CHECKING:
     from sbp.runtime import embedding
     from sbp.runtime.execute import Program, compile
     from sbp.runtime.pipeline.profile import Profile
+    from sbp.runtime.search.ranking import Ranking
+    from sbp.runtime.search.search import search
     from sbp.runtime.verify import verify
     from sbp.signature import AUTO, B, Broadcast, P, Partial, S, Split
 else:  # a checker that sees it takes any name for one of this module
@@ -96,18 +102,21 @@ __all__ = [
     "Plan",
     "Profile",
     "Program",
+    "Ranking",
     "S",
     "SbpError",
     "Split",
     "annotate",
     "compile",
     "embedding",
+    "hardware_from",
     "load_plan",
     "microbatch",
     "on",
     "placement",
     "register_rule",
     "rows",
+    "search",
     "verify",
 ]
 

@@ -6,116 +6,24 @@ import argparse
 import io
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, TextIO
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
 
 from sbp import __version__
+from sbp.commandline import numbers, parser
 from sbp.errors import SbpError
+from sbp.hardware_file import hardware_from
 from sbp.passes.look.width import fitted, terminal_width
 from sbp.placement import Placement, as_placement, parse_placement
-from sbp.userfile import TARGET, arguments, loaded, named, problem, signatures, split, value
+from sbp.userfile import TARGET, arguments, concrete, loaded, named, problem, signatures, split, value
 
 if TYPE_CHECKING:  # help and mistakes are printed before JAX is there
-    import jax
-
+    from sbp.options import Options
+    from sbp.passes.face import Plan
     from sbp.runtime.execute import Program
-    from sbp.untyped import Leaf, PyTree
-
-HELP = """\
-FUNCTION is a single-device JAX function at the top level of FILE.py. Its arguments are what FUNCTION_args()
-or example_args() of the same file returns: a tuple of arrays or jax.ShapeDtypeStructs. FUNCTION_sbp, if it is
-there, is its in_sbp, or a function from the placement to it; FUNCTION_placement is the placement, which a
-function with stages (sbp.on) needs. No device of the placement's kind is needed, except to verify and to
-profile.
-"""
-
-
-def _parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(
-        prog="python -m sbp", description="Plans single-device JAX functions for many devices."
-    )
-    top.add_argument("--version", action="version", version=f"sbp {__version__}")
-    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-
-    def command(
-        name: str, summary: str, run: Callable[[argparse.Namespace], None], epilog: str = HELP
-    ) -> argparse.ArgumentParser:
-        c = commands.add_parser(
-            name,
-            help=summary,
-            description=summary,
-            epilog=epilog,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        c.set_defaults(run=run)
-        return c
-
-    def saved(c: argparse.ArgumentParser, suffixes: str) -> None:
-        c.add_argument(
-            "--out", action="append", default=[], metavar="FILE", help=f"save it: {suffixes}; repeatable"
-        )
-
-    plan = command("plan", "print the plan of a function: every collective, what it costs and why", _plan)
-    plan.add_argument("target", metavar=TARGET)
-    saved(plan, ".json .html .dot .svg, with stages also .trace.json")
-    explain = command("explain", "say at length why collectives are there, with alternatives", _explain)
-    explain.add_argument("target", metavar=f"{TARGET}|PLAN.json")
-    explain.add_argument(
-        "--at", metavar="TEXT", help="a line (gpt.py:150), a tensor, a kind; default: the slowest three"
-    )
-    diff = command(
-        "diff", "compare two saved plans", _diff, "PLAN.json is what `plan --out PLAN.json` wrote."
-    )
-    diff.add_argument("a", metavar="A.json")
-    diff.add_argument("b", metavar="B.json")
-    verify = command(
-        "verify", "run a function on one device and distributed, and compare every result", _verify
-    )
-    verify.add_argument("target", metavar=TARGET)
-    profile = command("profile", "run a function, and compare what it takes with its plan", _profile)
-    profile.add_argument("target", metavar=TARGET)
-    saved(profile, ".html, with stages also .svg .trace.json")
-    compiled = command(
-        "compile",
-        "compile a function, also for GPUs that are not here; compare it with its plan",
-        _compile,
-    )
-    compiled.add_argument("target", metavar=TARGET)
-    saved(compiled, ".html .json .txt, for GPUs also .trace.json of the simulated step")
-    compiled.add_argument("--hlo", metavar="FILE", help="write XLA's program, optimised and scheduled")
-    compiled.add_argument(
-        "--topology",
-        metavar="DxHxN",
-        help="of the machine: NVLink domains, hosts in each, devices in each host, such as 16x1x8",
-    )
-    for c in (plan, explain, verify, profile, compiled):
-        c.add_argument(
-            "--placement",
-            metavar="KIND:AxB",
-            help="such as cpu:2x4 or h100:16x8 (default: FUNCTION_placement of the file, else cpu:8)",
-        )
-        c.add_argument("--stages", type=int, metavar="N", help="cut a function with micro-batches into N")
-        c.add_argument(
-            "--schedule", metavar="NAME", help="of the micro-batches of stages: 1f1b, zb-h1, auto, ..."
-        )
-        c.add_argument(
-            "--args", metavar="FILE.py:NAME", help="the arguments, or a function that returns them"
-        )
-        c.add_argument(
-            "--in-sbp",
-            metavar="FILE.py:NAME",
-            help="the signatures of the arguments, or placement -> signatures",
-        )
-        c.add_argument(
-            "--donate", metavar="N,M", help="positions of arguments whose memory the results may take"
-        )
-        c.add_argument("--x64", action="store_true", help="with 64-bit types")
-        c.add_argument("--time-limit", type=float, metavar="SECONDS", help="for the search")
-        c.add_argument(
-            "--memory-limit", metavar="SIZE", help="per device, such as 80GB: a plan over it is refused"
-        )
-    return top
+    from sbp.untyped import PyTree
 
 
 def _program(options: argparse.Namespace) -> tuple[Program[..., PyTree], tuple[PyTree, ...]]:
@@ -132,45 +40,49 @@ def _program(options: argparse.Namespace) -> tuple[Program[..., PyTree], tuple[P
         _make_devices(placement)
     if options.x64:
         set_jax("jax_enable_x64", True)
-    from sbp.options import Options, PipelineOptions
     from sbp.runtime.execute import compile
 
+    program = compile(
+        _function(options),
+        placement,
+        in_sbp=signatures(options.target, options.in_sbp, placement),
+        donate_argnums=_donated(options),
+        options=_options(options),
+    )
+    return program, arguments(options.target, options.args)
+
+
+def _function(options: argparse.Namespace) -> Callable[..., PyTree]:
+    """The function that the command names."""
     fn = named(options.target, "the function")
     if not callable(fn):
         raise problem(
             options.target, f"{type(fn).__name__}", "a function", "a program is made of a function", TARGET
         )
-    given = Options(
+    found: Callable[..., PyTree] = fn
+    return found
+
+
+def _options(options: argparse.Namespace) -> Options:
+    """The options of a compilation."""
+    from sbp.options import Options, PipelineOptions
+
+    return Options(
         memory_limit=options.memory_limit,
         time_limit=options.time_limit,
+        hardware=hardware_from(options.hardware) if options.hardware else None,
         pipeline=PipelineOptions(stages=options.stages, schedule=options.schedule),
         topology=_topology(options),
     )
-    program = compile(
-        fn,
-        placement,
-        in_sbp=signatures(options.target, options.in_sbp, placement),
-        donate_argnums=_numbers(options.donate, ",", "--donate", "0,1") if options.donate else (),
-        options=given,
-    )
-    return program, arguments(options.target, options.args)
 
 
-def _numbers(text: str, between: str, where: str, example: str) -> tuple[int, ...]:
-    """
-    >>> _numbers("16x1x8", "x", "--topology", "16x1x8")
-    (16, 1, 8)
-    """
-    try:
-        return tuple(map(int, text.lower().split(between)))
-    except ValueError:
-        legal = f"whole numbers with {between!r} between them"
-        raise problem(where, repr(text), legal, "it is a list of numbers", example) from None
+def _donated(options: argparse.Namespace) -> tuple[int, ...]:
+    return numbers(options.donate, ",", "--donate", "0,1") if options.donate else ()
 
 
 def _topology(options: argparse.Namespace) -> tuple[int, ...] | None:
     text = getattr(options, "topology", None)
-    return _numbers(text, "x", "--topology", "16x1x8") if text else None
+    return numbers(text, "x", "--topology", "16x1x8") if text else None
 
 
 def _placement(options: argparse.Namespace) -> Placement:
@@ -198,12 +110,53 @@ def _plan(options: argparse.Namespace) -> None:
 
     for path in options.out:
         check_suffix(path, [*WRITERS, TRACE])
+    plan = _one(options) if options.search is None else _search(options)
+    for path in options.out:
+        if plan is not None:
+            plan.save(path)
+            _print(f"saved {path}")
+
+
+def _one(options: argparse.Namespace) -> Plan:
+    """Prints the plan of one placement."""
+    for name in ("kind", "axes", "microbatches"):
+        if (given := getattr(options, name)) is not None:
+            why = f"--{name} is a part of a search"
+            raise problem(f"--{name}", str(given), "beside --search N", why, "--search 1024")
     program, args = _program(options)
     plan = program.plan(*args)
     _print(str(plan))
-    for path in options.out:
-        plan.save(path)
-        _print(f"saved {path}")
+    return plan
+
+
+def _search(options: argparse.Namespace) -> Plan | None:
+    """Prints the plans of all hierarchies; the best one, if any can be used."""
+    from sbp.runtime.search.search import search
+    from sbp.untyped import set_jax
+
+    if options.placement:
+        why = "a search has all hierarchies of its devices"
+        raise problem(
+            "--placement", f"--placement beside --search {options.search}", "one of them", why, "--kind"
+        )
+    if options.x64:
+        set_jax("jax_enable_x64", True)
+    given: dict[str, Any] = {"kind": options.kind, "axes": options.axes}
+    if options.microbatches:
+        given["microbatches"] = numbers(options.microbatches, ",", "--microbatches", "8,16")
+    if options.in_sbp:
+        given["in_sbp"] = named(options.in_sbp, "--in-sbp")
+    with _progress() as said:
+        found = search(
+            _function(options),
+            options.search,
+            donate_argnums=_donated(options),
+            options=_options(options),
+            said=said,
+            **{k: x for k, x in given.items() if x is not None},
+        )(*arguments(options.target, options.args))
+    _print(str(found))
+    return found.best.plan if found.best else None
 
 
 def _explain(options: argparse.Namespace) -> None:
@@ -247,12 +200,12 @@ def _verify(options: argparse.Namespace) -> None:
     from sbp.runtime.verify import verify
 
     program, args = _program(options)
-    _print(str(verify(program, *_concrete(args))))
+    _print(str(verify(program, *concrete(args))))
 
 
 def _profile(options: argparse.Namespace) -> None:
     program, args = _program(options)
-    profile = program.profile(*_concrete(args))
+    profile = program.profile(*concrete(args))
     _print(str(profile))
     for path in options.out:
         profile.save(path)
@@ -278,24 +231,37 @@ def _compile(options: argparse.Namespace) -> None:
         _print(f"saved {path}")
 
 
-def _concrete(args: tuple[PyTree, ...]) -> tuple[PyTree, ...]:
-    """Random arrays where there are only shapes: normal, whole numbers below 2, or a key."""
+def _calibrate(options: argparse.Namespace) -> None:
+    from sbp.untyped import set_jax
+
+    out, count = options.out and Path(options.out), options.devices
+    if out and not out.parent.is_dir():  # said before a minute is spent
+        raise problem("--out", str(out), "a file in a folder that is there", "the figures go there", "mkdir")
+    with suppress(RuntimeError):  # JAX runs already
+        set_jax("jax_num_cpu_devices", max(1, 8 if count is None else count))
     import jax
-    import jax.numpy as jnp
 
-    leaves, tree = jax.tree.flatten(args)
-    keys = jax.random.split(jax.random.key(0), len(leaves) + 1)
+    from sbp.runtime.calibrate import calibrate
 
-    def array(x: Leaf, key: jax.Array) -> Leaf:
-        if not isinstance(x, jax.ShapeDtypeStruct):
-            return x
-        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-            return jax.random.split(key, x.shape) if x.shape else key
-        if jnp.issubdtype(x.dtype, jnp.inexact):
-            return jax.random.normal(key, x.shape, x.dtype)
-        return jax.random.randint(key, x.shape, 0, 2).astype(x.dtype)
+    here = jax.devices()
+    if count is not None and not 1 <= count <= len(here):
+        legal = f"a whole number from 1 to {len(here)}"
+        raise problem("--devices", str(count), legal, "so many devices are here", f"--devices {len(here)}")
+    with _progress() as said:
+        found = calibrate(here[:count], out.stem if out else "this machine", said=said)
+    _print(str(found))
+    if out:
+        found.save(out)
+        _print(f"\nsaved {out}")
 
-    return tuple(jax.tree.unflatten(tree, [array(x, k) for x, k in zip(leaves, keys, strict=False)]))
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str], None]]:
+    """A line that says what is being done, on a terminal."""
+    from rich.console import Console
+
+    with Console(stderr=True).status("") as status:
+        yield status.update
 
 
 def _print(text: str) -> None:
@@ -306,6 +272,17 @@ def _print(text: str) -> None:
     shown = Text(fitted(text, terminal_width()))
     shown.highlight_regex(r"(?m)^DOES NOT FIT(?:.*\n {2,})*.*", "bold red")
     Console(file=sys.stdout, highlight=False).print(shown, soft_wrap=True)
+
+
+COMMANDS: Mapping[str, Callable[[argparse.Namespace], None]] = {
+    "plan": _plan,
+    "explain": _explain,
+    "diff": _diff,
+    "verify": _verify,
+    "profile": _profile,
+    "compile": _compile,
+    "calibrate": _calibrate,
+}
 
 
 @contextmanager
@@ -323,7 +300,7 @@ def _writable(stream: TextIO) -> Iterator[None]:
 
 def _run(argv: Sequence[str] | None) -> int:
     try:
-        options = _parser().parse_args(argv)
+        options = parser(COMMANDS, __version__).parse_args(argv)
         options.run(options)
     except BrokenPipeError:
         raise

@@ -1,21 +1,24 @@
 """What plans reckon with: a catalogue of devices and links.
 
 GPUs go by what was measured on them (`sbp.rates`): matrix products by shape and type, collectives by kind,
-size and group. A `Hardware` of one's own has one rate of each kind; link rates are one way, per device.
+size and group. A `Hardware` of one's own has one rate of each kind, and curves of collectives if it was
+measured; a file of it is read by `sbp.hardware_file`. Link rates are one way, per device.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 from sbp.errors import PlacementError, Problem
 from sbp.rates.chips import CHIPS, Chip
-from sbp.rates.collectives import collective_seconds
+from sbp.rates.collectives import collective_seconds, curve_seconds
 from sbp.rates.kernels import LAUNCH_SECONDS, MEMORY_SHARE
 from sbp.rates.matmuls import VECTOR, matmul_seconds
+from sbp.rates.tables import CollectiveCurve
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +45,16 @@ class Hardware:
       vector_flops_per_second: of element-wise arithmetic, float32, outside the matrix units.
       memory_bytes_per_second: of one device.
       memory_bytes: what one device has; infinite where nothing is known to be too much.
-      links: levels from the innermost out; the last one has no size limit.
+      links: levels from the innermost out; the last one reaches every device that a placement may have.
       efficiency: the share of the peak rate that large matrix products reach.
       merges_collectives: whether XLA merges small collectives of every kind itself, as it does on GPUs.
       platform: the JAX platform that runs it.
       launch_seconds: what a kernel takes beside its work.
-      chip: one of `sbp.rates.chips.CHIPS`, to reckon with what was measured on it in place of the rates of
-        products and links given here; "" for these.
+      chip: one of `sbp.rates.chips.CHIPS`, to reckon with what was measured on it; "" for the figures given
+        here alone. Where these are not the chip's own, they count: products are scaled by the ratio of the
+        peaks, and collectives go by formula over a link of another rate.
+      curves: of one without a chip, measured collectives inside the innermost level, each with its kind (one
+        of `sbp.rates.collectives.KINDS`), in place of the rate of that level.
     """
 
     name: str
@@ -62,6 +68,7 @@ class Hardware:
     platform: str = "gpu"
     launch_seconds: float = 0.0
     chip: str = ""
+    curves: tuple[tuple[str, CollectiveCurve], ...] = ()
 
     def flops(self, itemsize: int) -> float:
         """The rate that a matrix product of this item size can be planned with, FLOP/s."""
@@ -71,11 +78,24 @@ class Hardware:
         return max(self.flops_per_second)[1] * self.efficiency
 
     def link(self, ranks: Sequence[int]) -> Link:
-        """The level that a group of `ranks` talks through: the innermost one that holds them all."""
-        for link in self.links[:-1]:
+        """The level that a group of `ranks` talks through: the innermost one that holds them all.
+
+        Raises:
+          PlacementError: if no level does.
+        """
+        for link in self.links:
             if len({r // link.devices for r in ranks}) <= 1:
                 return link
-        return self.links[-1]
+        raise PlacementError(
+            Problem(
+                kind="placement",
+                where=f"planning for {self.name}",
+                got=f"devices {min(ranks)} to {max(ranks)} in one group",
+                legal=f"at most {self.links[-1].devices} devices, which its outermost level connects",
+                why="nothing is known of what connects more",
+                fix="a level of links more, with its bytes per second and its latency",
+            )
+        )
 
     def between(self, a: Sequence[int], b: Sequence[int]) -> Link:
         """The level that the ranks of one placement talk to those of another through."""
@@ -93,9 +113,10 @@ class Hardware:
         if not self.chip:
             return 2.0 * batch * m * n * k / self.flops(max(1, int(itemsize)))
         operands = next((name for size, name in _OPERANDS if itemsize <= size), "f64")
-        return _measured_product(
-            self.chip, batch, m, n, k, VECTOR if exact and operands == "f32" else operands
-        )
+        if exact and operands == "f32":
+            operands = VECTOR
+        rates = self.flops_per_second, self.vector_flops_per_second
+        return _measured_product(self.chip, *rates, batch, m, n, k, operands)
 
     def collective_seconds(
         self, kind: str, wire_bytes: float, ranks: Sequence[int], groups: int = 1, pattern: str = "ring"
@@ -109,17 +130,20 @@ class Hardware:
           groups: groups at the same time.
           pattern: of a permute.
         """
+        link, inner = self.link(ranks), self.links[0]
+        share = {"permute": 1.0}.get(kind, (len(ranks) - 1) / max(1, len(ranks)))
+        share *= 2 if kind == "all_reduce" else 1
+        whole = wire_bytes / share if share else 0.0
         if not self.chip:
-            link = self.link(ranks)
+            curves = [curve for of, curve in self.curves if of == kind] if link == inner else []
+            if curves:
+                return curve_seconds(curves, kind, whole, len(ranks), groups).seconds
             return link.latency_seconds + wire_bytes / link.bytes_per_second
-        chip, others = CHIPS[self.chip], (len(ranks) - 1) / max(1, len(ranks))
-        domains = len({r // chip.domain_devices for r in ranks})
+        chip, domains = _connected(self.chip, inner, link), len({r // inner.devices for r in ranks})
         if kind == "permute":
             return collective_seconds(
-                chip, kind, wire_bytes, 2, groups=groups, domains=min(domains, 2), pattern=pattern
+                chip, kind, whole, 2, groups=groups, domains=min(domains, 2), pattern=pattern
             ).seconds
-        share = 2 * others if kind == "all_reduce" else others
-        whole = wire_bytes / share if share else 0.0
         return collective_seconds(chip, kind, whole, len(ranks), groups=groups, domains=domains).seconds
 
 
@@ -127,13 +151,60 @@ _OPERANDS = ((1, "f8"), (2, "bf16"), (4, "f32"))
 
 
 @lru_cache(maxsize=1 << 16)
-def _measured_product(chip: str, batch: int, m: int, n: int, k: int, operands: str) -> float:
-    return matmul_seconds(CHIPS[chip], m, n, k, batch=batch, operands=operands).seconds
+def _measured_product(
+    chip: str,
+    flops_per_second: tuple[tuple[int, float], ...],
+    vector_flops_per_second: float,
+    batch: int,
+    m: int,
+    n: int,
+    k: int,
+    operands: str,
+) -> float:
+    rated = _rated(chip, flops_per_second, vector_flops_per_second)
+    return matmul_seconds(rated, m, n, k, batch=batch, operands=operands).seconds
 
 
-NIC_LATENCY_SECONDS = 45e-6
-"""The launch of a collective between hosts, in XLA's model of NCCL; a send between stages takes no less."""
-_ANY = 1 << 62
+@lru_cache(maxsize=64)
+def _rated(name: str, flops_per_second: tuple[tuple[int, float], ...], vector_flops: float) -> Chip:
+    """A chip with the peak rates of some hardware; without tables of products if they are not its own."""
+    chip, rates = CHIPS[name], dict(flops_per_second)
+    of = {operands: rates.get(size, 0.0) for size, operands in (*_OPERANDS, (8, "f64"))}
+    given = {operands: rate or chip.matrix_flops[operands] for operands, rate in of.items()}
+    tables = chip.tables if given == chip.matrix_flops else ""
+    return replace(chip, tables=tables, matrix_flops=given, vector_flops=vector_flops)
+
+
+@lru_cache(maxsize=64)
+def _connected(name: str, inner: Link, link: Link) -> Chip:
+    """A chip with the links of some hardware; without tables of collectives if the inner is not its own."""
+    chip = CHIPS[name]
+    own = (chip.link_bytes_per_second, chip.link_latency_seconds)
+    return replace(
+        chip,
+        tables=chip.tables if own == (inner.bytes_per_second, inner.latency_seconds) else "",
+        link_bytes_per_second=inner.bytes_per_second,
+        link_latency_seconds=inner.latency_seconds,
+        nic_bytes_per_second=link.bytes_per_second,
+        nic_latency_seconds=link.latency_seconds,
+    )
+
+
+def hardware_of(data: Mapping[str, Any]) -> Hardware:
+    """What `dataclasses.asdict` made data of, lists for tuples: as a plan's JSON has it."""
+    return Hardware(
+        **{k: x for k, x in data.items() if k not in ("flops_per_second", "links", "curves")},
+        flops_per_second=tuple((size, rate) for size, rate in data["flops_per_second"]),
+        links=tuple(Link(**link) for link in data["links"]),
+        curves=tuple(
+            (kind, CollectiveCurve(**c | {k: tuple(c[k]) for k in ("sizes", "seconds")}))
+            for kind, c in data.get("curves", ())
+        ),
+    )
+
+
+ANY = 1 << 62
+"""The devices of a level of links without a limit."""
 
 
 def _hardware(chip: Chip, memory_bytes: float) -> Hardware:
@@ -147,7 +218,7 @@ def _hardware(chip: Chip, memory_bytes: float) -> Hardware:
         memory_bytes=memory_bytes,
         links=(
             Link(chip.domain_devices, chip.link_bytes_per_second, chip.link_latency_seconds),
-            Link(_ANY, chip.nic_bytes_per_second, NIC_LATENCY_SECONDS),
+            Link(ANY, chip.nic_bytes_per_second, chip.nic_latency_seconds),
         ),
         launch_seconds=LAUNCH_SECONDS,
         chip=chip.name,
@@ -158,16 +229,14 @@ _MEMORY_BYTES = {"a100": 80e9, "h100": 80e9, "h200": 141e9, "b200": 180e9, "gb20
 
 CATALOGUE: dict[str, Hardware] = {
     **{name: _hardware(CHIPS[name], n) for name, n in _MEMORY_BYTES.items()},
-    # Forced host devices on two cores. Latency is what benchmarks/cpu_links.py measures (a rendezvous of
+    # Forced host devices on two cores. Latency is what `python -m sbp calibrate` measures (a rendezvous of
     # threads); the link is set below what it measures, so that plans prefer few bytes on the wire, as on a
     # real network. They share the memory of a host, of which nothing is known.
-    "cpu": Hardware(
-        "cpu", ((8, 25e9),), 2e9, 16e9, math.inf, (Link(_ANY, 0.5e9, 100e-6),), 1.0, False, "cpu"
-    ),
+    "cpu": Hardware("cpu", ((8, 25e9),), 2e9, 16e9, math.inf, (Link(ANY, 0.5e9, 100e-6),), 1.0, False, "cpu"),
 }
 # Nothing costs anything but bytes on the wire: a plan for it sends the least that any plan can.
 BYTES_ONLY = Hardware(
-    "bytes only", ((8, math.inf),), math.inf, math.inf, math.inf, (Link(_ANY, 1.0, 0.0),), 1.0
+    "bytes only", ((8, math.inf),), math.inf, math.inf, math.inf, (Link(ANY, 1.0, 0.0),), 1.0
 )
 PLATFORMS = {
     "gpu": "h100",
@@ -193,7 +262,7 @@ def hardware_for(kind: str) -> Hardware:
                 got=f"kind {kind!r}",
                 legal=", ".join(sorted({*CATALOGUE, *PLATFORMS})),
                 why="a plan needs the rates of the device and of its links; the catalogue has none for it",
-                fix="Options(hardware=...) with the rates of the device",
+                fix="Options(hardware=sbp.hardware_from('machine.toml')) with the rates of the device",
             )
         )
     return CATALOGUE[name]

@@ -121,7 +121,8 @@ class Options:
         one over it is refused, its largest tensors named. Without it a plan over what the device has says
         so, and is refused only if arguments and results alone are over it.
       time_limit: seconds that the search for a plan may take; the best plan so far is used, with its gap.
-      hardware: what to plan for instead of the placement's kind.
+      hardware: what to plan for instead of the placement's kind, such as `sbp.hardware_from` reads it from
+        a file.
       plan: a `Plan` (or one that was loaded) whose signatures of arguments and results are taken where none
         is given.
       check: whether the contract between passes is checked; by default it is

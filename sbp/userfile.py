@@ -14,7 +14,9 @@ from sbp.errors import ArgumentError, Problem
 from sbp.placement import Placement
 
 if TYPE_CHECKING:  # mistakes are printed before JAX is there
-    from sbp.untyped import Prefix, PyTree
+    import jax
+
+    from sbp.untyped import Leaf, Prefix, PyTree
 
 TARGET = "FILE.py:FUNCTION"
 EXAMPLE = "such as models/gpt.py:train_step of the repository"
@@ -119,3 +121,23 @@ def signatures(target: str, given: str | None, placement: Placement) -> Prefix:
         file, name = split(target, "the function")
         found = getattr(loaded(file), f"{name}_sbp", AUTO)
     return found(placement) if isinstance(found, FunctionType) else found
+
+
+def concrete(args: tuple[PyTree, ...]) -> tuple[PyTree, ...]:
+    """Random arrays where there are only shapes: normal, whole numbers below 2, or a key."""
+    import jax
+    import jax.numpy as jnp
+
+    leaves, tree = jax.tree.flatten(args)
+    keys = jax.random.split(jax.random.key(0), len(leaves) + 1)
+
+    def array(x: Leaf, key: jax.Array) -> Leaf:
+        if not isinstance(x, jax.ShapeDtypeStruct):
+            return x
+        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+            return jax.random.split(key, x.shape) if x.shape else key
+        if jnp.issubdtype(x.dtype, jnp.inexact):
+            return jax.random.normal(key, x.shape, x.dtype)
+        return jax.random.randint(key, x.shape, 0, 2).astype(x.dtype)
+
+    return tuple(jax.tree.unflatten(tree, [array(x, k) for x, k in zip(leaves, keys, strict=False)]))

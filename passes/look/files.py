@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sbp.errors import ArgumentError, Problem
-from sbp.hardware import Hardware, Link
+from sbp.hardware import hardware_of
 from sbp.passes.explain.plan import Collective, PlanData
 from sbp.passes.look.drawing import dot_text
 from sbp.passes.look.page import plan_page
@@ -157,13 +157,7 @@ def read_plan(data: Mapping[str, Any]) -> PlanData:
     return PlanData(
         data["name"],
         Placement(at["kind"], tuple(at["ranks"]), tuple(at["shape"]), tuple(at["axes"])),
-        Hardware(
-            **on
-            | {
-                "flops_per_second": tuple(tuple(pair) for pair in on["flops_per_second"]),
-                "links": tuple(Link(**link) for link in on["links"]),
-            }
-        ),
+        hardware_of(on),
         tuple(_collective(c) for c in data["collectives"]),
         data["seconds"],
         data["step_seconds"],

@@ -29,6 +29,8 @@ class Chip:
       link_bytes_per_second, link_latency_seconds: of NVLink, one way, per device: what collectives reach of
         its nominal rate, and what a small one takes. Used where nothing was measured.
       nic_bytes_per_second: of the network card of each device, one way.
+      nic_latency_seconds: the launch of a collective between hosts, in XLA's model of NCCL; a send between
+        stages takes no less.
       tables: the key of the tables that were measured on it; "" for none.
     """
 
@@ -47,6 +49,7 @@ class Chip:
     link_bytes_per_second: float = 370e9
     link_latency_seconds: float = 8e-6
     nic_bytes_per_second: float = 50e9
+    nic_latency_seconds: float = 45e-6
     tables: str = ""
     units: int = 128
 

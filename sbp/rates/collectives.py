@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sbp.rates.chips import Chip
@@ -38,7 +39,8 @@ class HostNetwork:
     def of(cls, chip: Chip) -> HostNetwork:
         """That of hosts with such chips."""
         prepare, round_trip = (2e-6, 21e-6) if chip.capability >= (10, 0) else (6e-6, 31e-6)
-        return cls(chip.nic_bytes_per_second, prepare, round_trip, 45e-6, chip.memory_bytes_per_second)
+        launch, memory = chip.nic_latency_seconds, chip.memory_bytes_per_second
+        return cls(chip.nic_bytes_per_second, prepare, round_trip, launch, memory)
 
     def seconds(self, kind: str, transfer_bytes: float, ranks: int, domains: int) -> float:
         """Of a collective over `domains` hosts, or NVLink domains, with as many devices in each."""
@@ -100,6 +102,18 @@ def _inside(chip: Chip, kind: str, transfer_bytes: float, ranks: int, groups: in
         curves = collective_curves().get((chip.tables, kind, "ring"))
     if not curves:
         return Timing(_by_link(chip, kind, transfer_bytes, ranks), "formula")
+    return curve_seconds(curves, kind, transfer_bytes, ranks, groups)
+
+
+def curve_seconds(
+    curves: Sequence[CollectiveCurve], kind: str, transfer_bytes: float, ranks: int, groups: int = 1
+) -> Timing:
+    """How long a collective takes by the measured curves of its kind: between group sizes, log-linear.
+
+    Arguments:
+      curves: at least one.
+      kind, transfer_bytes, ranks, groups: as of `collective_seconds`.
+    """
     if kind == "permute":  # measured with all devices; each sends to one other, whatever their number
         return Timing(max(curves, key=lambda c: c.ranks).at(transfer_bytes), "measured")
     below = [c for c in curves if c.ranks <= ranks]

@@ -112,7 +112,7 @@ MESSAGES: Messages = {
         "'h100'",
         "an sbp.Hardware, or None for the placement's kind",
         "it has the rates that the plan's times are estimated from",
-        "sbp.placement('h100', ...) for a chip of the catalogue, or sbp.Hardware(...) for your own",
+        "sbp.placement('h100', ...) for a chip of the catalogue, or sbp.hardware_from('machine.toml')",
     ),
     "no flag": (
         lambda: given(count_keys="yes"),

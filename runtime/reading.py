@@ -1,0 +1,145 @@
+"""A call as the compiler reads it: traced once, and planned for a placement, or for many."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import jax
+
+from sbp.errors import ArgumentError, SbpError, raise_all
+from sbp.hardware import hardware_for
+from sbp.options import Options
+from sbp.passes.chain import compile_plan
+from sbp.passes.pipeline.choose import unstaged
+from sbp.passes.plan.pins import check_annotations
+from sbp.passes.program.trace import Traced, trace
+from sbp.passes.request import Request
+from sbp.placement import Placement
+from sbp.runtime import arguments, modules
+from sbp.runtime.built import Built
+from sbp.runtime.call import Call, Parameters
+from sbp.runtime.given import Given, given
+from sbp.runtime.options import terms_of
+from sbp.runtime.pipeline.build import build_pipeline, is_pipeline
+from sbp.runtime.pipeline.program import BuiltPipeline
+from sbp.runtime.rooms import rooms_of
+from sbp.runtime.sampling import with_samples
+from sbp.runtime.signatures import Signatures
+from sbp.runtime.target.devices import cudnn_of
+from sbp.untyped import Prefix, PyTree
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One call of a function, traced.
+
+    Arguments:
+      fn: the function.
+      call, own: the call, and the parameters of the function.
+      avals: of the call's leaves.
+      traced: the logical graph.
+      weak: per result, whether it is weakly typed.
+    """
+
+    fn: Callable[..., PyTree]
+    call: Call
+    own: Parameters
+    avals: tuple[arguments.Abstract, ...]
+    traced: Traced
+    weak: tuple[bool, ...]
+
+    def signatures(self, in_sbp: Prefix, out_sbp: Prefix) -> Signatures:
+        """What is asked of its arguments and results."""
+        graph = self.traced.graph
+        args, kwargs = self.call.traced([arguments.struct(a) for a in self.avals])
+        out = jax.tree.unflatten(self.traced.out_tree, [graph.operand(x) for x in graph.outputs])
+        return Signatures(self.traced, args, kwargs, out, given(in_sbp, self.call, self.own), out_sbp)
+
+
+def read(
+    fn: Callable[..., PyTree],
+    call: Call,
+    own: Parameters,
+    avals: Sequence[arguments.Abstract],
+    asked: Given,
+    placement: Placement,
+) -> Reading:
+    """Traces a call.
+
+    Arguments:
+      avals: of its leaves.
+      asked, placement: what `in_sbp` says, and for which placement: it may be the reason why the function
+        cannot be traced.
+
+    Raises:
+      SbpError: for signatures that do not fit, and modules whose state is lost; else what tracing raises.
+    """
+    args, kwargs = call.traced([arguments.struct(a) for a in avals])
+    weak: list[bool] = []
+    watch = modules.Watch(fn, call.static)
+
+    @functools.wraps(fn, updated=())
+    def watched(*args: PyTree, **kwargs: PyTree) -> PyTree:
+        out = watch(*args, **kwargs, **call.static_kwargs)
+        weak[:] = map(arguments.is_weak, jax.tree.leaves(out))
+        return out
+
+    try:
+        with cudnn_of(placement):
+            traced = trace(watched, call.full(args), kwargs, sorted(call.static))
+    except Exception as e:
+        problems = asked.misread(args, kwargs, call.paths(fn), placement)
+        raise_all([*problems, *(e.problems if isinstance(e, SbpError) else ())] if problems else ())
+        raise
+    with cudnn_of(placement):
+        raise_all(watch.lost(call.full(args), kwargs))
+    return Reading(fn, call, own, tuple(avals), traced, tuple(weak))
+
+
+def build(
+    reading: Reading,
+    placement: Placement,
+    in_sbp: Prefix,
+    out_sbp: Prefix,
+    options: Options,
+    concrete: bool,
+) -> Built | BuiltPipeline:
+    """Plans a call that was traced for a placement.
+
+    Arguments:
+      concrete: whether the call will run.
+
+    Raises:
+      SbpError: for signatures, annotations or options that cannot be had, all problems of a kind at once.
+    """
+    traced, call = reading.traced, reading.call
+    signatures = reading.signatures(in_sbp, out_sbp)
+    name, donate = getattr(reading.fn, "__name__", "program"), call.donated(reading.own.donate)
+    if is_pipeline(traced.graph, placement) or options.pipeline.stages is not None:
+        return build_pipeline(signatures, placement, options, name, donate, reading.weak)
+    if options.pipeline.schedule is not None:
+        raise ArgumentError(unstaged(options.pipeline.schedule))
+    ins, outs, problems = signatures.on(placement)
+    problems += check_annotations(traced.graph, placement)
+    if options.plan is not None:
+        ins, outs, wrong = arguments.adopt(options.plan, traced, ins, outs, placement)
+        problems += wrong
+    raise_all(problems)
+    tied = signatures.ties(ins, outs)
+    request = Request(
+        name=name,
+        placement=placement,
+        hardware=options.hardware or hardware_for(placement.kind),
+        in_sbp=tuple(ins),
+        out_sbp=tuple(outs),
+        ties=tied.arguments,
+        notes=(*signatures.notes, *tied.notes),
+        terms=terms_of(options),
+        donated=donate,
+        sampled=functools.partial(with_samples, example=tuple(call.leaves)),
+    )
+    plan = compile_plan(traced, request)
+    lacking, count = rooms_of(plan, concrete, options.exchange.count_keys)
+    return Built(traced, plan, donate, reading.weak, lacking, count, request)

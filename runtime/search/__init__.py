@@ -1,0 +1,1 @@
+"""Plans of one function for many hierarchies of as many devices, ranked."""

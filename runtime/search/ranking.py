@@ -1,0 +1,151 @@
+"""What a search found: a row per hierarchy, the best one first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from sbp.hardware import Hardware
+from sbp.passes.face import Plan
+from sbp.placement import Placement
+from sbp.units import bytes_text, seconds_text
+
+HEADINGS = ("hierarchy", "stages", "micro-batches", "time", "memory", "sent", "gap", "what it does")
+RIGHT = (False, True, True, True, True, True, True, False)
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A hierarchy with its plan.
+
+    Arguments:
+      placement: the devices in this hierarchy; with stages, these lie along the first axis.
+      stages: how many the model was cut into; 0 for a model in one piece.
+      microbatches: of a search over their numbers; 0 for the function as it is.
+      plan: None where there is none.
+      words: what the plan does, axis by axis.
+      trouble: why there is no plan, or what is wrong with it; "" of one that can be used.
+    """
+
+    placement: Placement
+    stages: int = 0
+    microbatches: int = 0
+    plan: Plan | None = None
+    words: str = ""
+    trouble: str = ""
+
+    @property
+    def seconds(self) -> float:
+        """The estimated time of a step; infinite without a plan."""
+        # The time of a step is more than the sum of its parts, where a plan knows it.
+        plan = self.plan
+        return math.inf if plan is None else float(getattr(plan, "step_seconds", plan.seconds))
+
+    def __str__(self) -> str:
+        parts = [
+            f"{n} {of}" for n, of in ((self.stages, "stages"), (self.microbatches, "micro-batches")) if n
+        ]
+        return f"{self.shape} ({', '.join(parts)})" if parts else self.shape
+
+    @property
+    def usable(self) -> bool:
+        """Whether there is a plan, and it fits the devices."""
+        return self.plan is not None and not self.trouble
+
+    @property
+    def shape(self) -> str:
+        """The hierarchy, such as "128x8"."""
+        return "x".join(map(str, self.placement.shape))
+
+    @property
+    def order(self) -> tuple[bool, bool, float, int, float]:
+        """By which rows are sorted: what fits by time (fewer axes first), then what does not by memory."""
+        missing = self.plan is None
+        # Estimates that a reader sees as equal are.
+        seconds = float(f"{self.seconds:.3g}")
+        memory = math.inf if self.plan is None else self.plan.memory_bytes
+        return (not self.usable, missing, seconds if self.usable else memory, self.placement.ndim, memory)
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """What a search found; `print` shows it as a table.
+
+    Arguments:
+      name: of the function.
+      devices, hardware: what was planned for.
+      rows: the best one first, those that cannot be used last.
+      seconds: that the search took.
+      notes: remarks.
+    """
+
+    name: str
+    devices: int
+    hardware: Hardware
+    rows: tuple[Ranked, ...]
+    seconds: float
+    notes: tuple[str, ...] = ()
+
+    @property
+    def best(self) -> Ranked | None:
+        """The row with the least estimated time among those that fit; None if none does."""
+        return next((row for row in self.rows if row.usable), None)
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def __repr__(self) -> str:
+        best = self.best
+        found = "none fits" if best is None else f"best {best.shape}, {seconds_text(best.seconds)}"
+        return (
+            f"<Ranking {self.name} on {self.devices} x {self.hardware.name}: {len(self.rows)} plans, {found}>"
+        )
+
+    def _lines(self) -> Iterator[str]:
+        capacity = self.hardware.memory_bytes
+        has = f" of {bytes_text(capacity)}" if math.isfinite(capacity) else ""
+        count = f"{self.devices:,} x {self.hardware.name}{has}"
+        tried = f"{len(self.rows)} hierarchies planned in {seconds_text(self.seconds)}"
+        yield f"{self.name} on {count}: {tried}, the best first"
+        shown = [row for row in self.rows if row.plan is not None]
+        cells = [HEADINGS, *map(_cells, shown)]
+        # Columns in which nothing is said are left out.
+        kept = [i for i in range(len(HEADINGS)) if any(row[i] for row in cells[1:])]
+        width = [max(len(row[i]) for row in cells) for i in range(len(HEADINGS))]
+        yield from [""] if shown else ()
+        for row in cells if shown else ():
+            line = "  ".join(row[i].rjust(width[i]) if RIGHT[i] else row[i].ljust(width[i]) for i in kept)
+            yield f"  {line}".rstrip()
+        yield from self._refused()
+        if any(row.plan.gap for row in shown if row.plan is not None):
+            yield from (
+                "",
+                "gap: the best plan of the hierarchy may be faster by so much; a higher time limit finds it",
+            )
+        yield from ("", *(f"note: {note}" for note in self.notes)) if self.notes else ()
+
+    def _refused(self) -> Iterator[str]:
+        """Rows without a plan, those with the same trouble together."""
+        reasons: dict[str, list[str]] = {}
+        for row in self.rows:
+            if row.plan is None:
+                reasons.setdefault(row.trouble, []).append(str(row))
+        if reasons:
+            yield from ("", "no plan")
+        for trouble, names in reasons.items():
+            yield f"  {', '.join(names)}: {trouble}"
+
+
+def _cells(row: Ranked) -> Sequence[str]:
+    assert row.plan is not None
+    return (
+        row.shape,
+        str(row.stages or ""),
+        str(row.microbatches or ""),
+        seconds_text(row.seconds),
+        bytes_text(row.plan.memory_bytes),
+        bytes_text(row.plan.wire_bytes),
+        f"{row.plan.gap:.1%}" if row.plan.gap else "",
+        f"{row.trouble.upper()}; {row.words}" if row.trouble else row.words,
+    )

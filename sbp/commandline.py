@@ -1,0 +1,143 @@
+"""The commands of `python -m sbp`, and what each may be told."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping
+
+from sbp.userfile import TARGET, problem
+
+HELP = """\
+FUNCTION is a single-device JAX function at the top level of FILE.py. Its arguments are what FUNCTION_args()
+or example_args() of the same file returns: a tuple of arrays or jax.ShapeDtypeStructs. FUNCTION_sbp, if it is
+there, is its in_sbp, or a function from the placement to it; FUNCTION_placement is the placement, which a
+function with stages (sbp.on) needs. No device of the placement's kind is needed, except to verify and to
+profile.
+"""
+MEASURED = """\
+Matrix products, memory, element-wise arithmetic, the launch of an op, and every collective over 2, 4, ... N
+devices by size. It takes a minute or two; other programs on the machine disturb it.
+"""
+
+
+def parser(run: Mapping[str, Callable[[argparse.Namespace], None]], version: str) -> argparse.ArgumentParser:
+    """The parser of `python -m sbp`.
+
+    Arguments:
+      run: what each command does with its options.
+      version: of the library.
+    """
+    top = argparse.ArgumentParser(
+        prog="python -m sbp", description="Plans single-device JAX functions for many devices."
+    )
+    top.add_argument("--version", action="version", version=f"sbp {version}")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def command(name: str, summary: str, epilog: str = HELP) -> argparse.ArgumentParser:
+        c = commands.add_parser(
+            name,
+            help=summary,
+            description=summary,
+            epilog=epilog,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        c.set_defaults(run=run[name])
+        return c
+
+    def saved(c: argparse.ArgumentParser, suffixes: str) -> None:
+        c.add_argument(
+            "--out", action="append", default=[], metavar="FILE", help=f"save it: {suffixes}; repeatable"
+        )
+
+    plan = command("plan", "print the plan of a function: every collective, what it costs and why")
+    plan.add_argument("target", metavar=TARGET)
+    saved(plan, ".json .html .dot .svg, with stages also .trace.json; of a search the best one")
+    plan.add_argument(
+        "--search", type=int, metavar="N", help="plan for every hierarchy of N devices, and rank the plans"
+    )
+    plan.add_argument("--kind", help="of the devices of --search (default: h100)")
+    plan.add_argument("--axes", type=int, help="of a hierarchy of --search, at the most (default: 3)")
+    plan.add_argument(
+        "--microbatches",
+        metavar="N,M",
+        help="numbers to try with --search; FUNCTION is then a function from the number to the function",
+    )
+    explain = command("explain", "say at length why collectives are there, with alternatives")
+    explain.add_argument("target", metavar=f"{TARGET}|PLAN.json")
+    explain.add_argument(
+        "--at", metavar="TEXT", help="a line (gpt.py:150), a tensor, a kind; default: the slowest three"
+    )
+    diff = command("diff", "compare two saved plans", "PLAN.json is what `plan --out PLAN.json` wrote.")
+    diff.add_argument("a", metavar="A.json")
+    diff.add_argument("b", metavar="B.json")
+    verify = command("verify", "run a function on one device and distributed, and compare every result")
+    verify.add_argument("target", metavar=TARGET)
+    profile = command("profile", "run a function, and compare what it takes with its plan")
+    profile.add_argument("target", metavar=TARGET)
+    saved(profile, ".html, with stages also .svg .trace.json")
+    compiled = command(
+        "compile",
+        "compile a function, also for GPUs that are not here; compare it with its plan",
+    )
+    compiled.add_argument("target", metavar=TARGET)
+    saved(compiled, ".html .json .txt, for GPUs also .trace.json of the simulated step")
+    compiled.add_argument("--hlo", metavar="FILE", help="write XLA's program, optimised and scheduled")
+    compiled.add_argument(
+        "--topology",
+        metavar="DxHxN",
+        help="of the machine: NVLink domains, hosts in each, devices in each host, such as 16x1x8",
+    )
+    machine = command("calibrate", "measure the devices of this machine, for --hardware", MEASURED)
+    machine.add_argument("--out", metavar="FILE.toml", help="write the figures, for --hardware")
+    machine.add_argument(
+        "--devices", type=int, metavar="N", help="so many of them (default: all GPUs, or 8 CPU devices)"
+    )
+    for c in (plan, explain, verify, profile, compiled):
+        c.add_argument(
+            "--placement",
+            metavar="KIND:AxB",
+            help="such as cpu:2x4 or h100:16x8 (default: FUNCTION_placement of the file, else cpu:8)",
+        )
+        c.add_argument(
+            "--hardware", metavar="FILE.toml", help="plan for this machine instead of the placement's kind"
+        )
+        c.add_argument("--stages", type=int, metavar="N", help="cut a function with micro-batches into N")
+        c.add_argument(
+            "--schedule", metavar="NAME", help="of the micro-batches of stages: 1f1b, zb-h1, auto, ..."
+        )
+        c.add_argument(
+            "--args", metavar="FILE.py:NAME", help="the arguments, or a function that returns them"
+        )
+        c.add_argument(
+            "--in-sbp",
+            metavar="FILE.py:NAME",
+            help="the signatures of the arguments, or placement -> signatures",
+        )
+        c.add_argument(
+            "--donate", metavar="N,M", help="positions of arguments whose memory the results may take"
+        )
+        c.add_argument("--x64", action="store_true", help="with 64-bit types")
+        c.add_argument("--time-limit", type=float, metavar="SECONDS", help="for the search")
+        c.add_argument(
+            "--memory-limit", metavar="SIZE", help="per device, such as 80GB: a plan over it is refused"
+        )
+    return top
+
+
+def numbers(text: str, between: str, where: str, example: str) -> tuple[int, ...]:
+    """Whole numbers with something between them.
+
+    Arguments:
+      where, example: for the message.
+
+    Raises:
+      ArgumentError: for a text of anything else.
+
+    >>> numbers("16x1x8", "x", "--topology", "16x1x8")
+    (16, 1, 8)
+    """
+    try:
+        return tuple(map(int, text.lower().split(between)))
+    except ValueError:
+        legal = f"whole numbers with {between!r} between them"
+        raise problem(where, repr(text), legal, "it is a list of numbers", example) from None
