@@ -90,9 +90,7 @@ def reduce_network(
 class _Reducer:
     """The network being reduced: table numbers in place of tables, both orientations of every edge."""
 
-    def __init__(
-        self, network: CostNetwork, out_of_time: Callable[[], bool], loads: Sequence[Load]
-    ) -> None:
+    def __init__(self, network: CostNetwork, out_of_time: Callable[[], bool], loads: Sequence[Load]) -> None:
         self.algebra = TableAlgebra()
         self.out_of_time = out_of_time
         self.constant = 0.0
@@ -105,7 +103,7 @@ class _Reducer:
         self.alive = [True] * len(self.size)
         self.edges: list[dict[int, int]] = [{} for _ in self.size]
         self.fresh: list[dict[int, None]] = [{} for _ in self.size]
-        """Per node the neighbours whose table is new to it: a hub must not look at all for each that changes."""
+        """Per node the neighbours whose table is new to it: a hub cannot look at all whenever one changes."""
         self.worklist = deque(range(len(self.size)))
         self.waiting = [True] * len(self.size)
         self.touched = set(self.worklist)
@@ -184,10 +182,10 @@ class _Reducer:
         fresh = self.fresh[node]
         while fresh:
             other, _ = fresh.popitem()
-            if other in near and self.size[node] <= 2 * self.size[other]:
-                if self.algebra.determines(near[other]):
-                    self._absorb(*self._smaller_first(other, node))
-                    return 0
+            fits = other in near and self.size[node] <= 2 * self.size[other]
+            if fits and self.algebra.determines(near[other]):
+                self._absorb(*self._smaller_first(other, node))
+                return 0
         return self._product_cells(node)
 
     def _smaller_first(self, follower: int, owner: int) -> tuple[int, int]:
