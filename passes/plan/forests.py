@@ -23,7 +23,7 @@ class Workplace(NamedTuple):
 
     Arguments:
       inside, near: `[n]`, the number of the move in which a node was taken, or last had a neighbour taken.
-      count: `[n]`, how many of its neighbours are taken, in that move.
+      beside: `[n]`, how many of its neighbours are taken, in that move.
       order, frontier: `[n]`, nodes taken and nodes beside them.
       above: `[n]`, a taken node's entry at its parent; -1 at a root.
       before: `[n]`, the state before the move.
@@ -35,7 +35,7 @@ class Workplace(NamedTuple):
 
     inside: Indices
     near: Indices
-    count: Indices
+    beside: Indices
     order: Indices
     frontier: Indices
     above: Indices
@@ -49,9 +49,10 @@ class Workplace(NamedTuple):
 def workplace(flat: FlatNetwork, budget: FlatBudget, seed: int) -> Workplace:
     """An empty one; equal seeds give equal moves."""
     n = flat.turn.size
-    nodes = [np.zeros(n, dtype=np.int64) for _ in range(7)]
-    one = np.array([seed], dtype=np.int64), np.zeros(1, dtype=np.int64)
-    return Workplace(*nodes, np.zeros(flat.theta.size), np.zeros(budget.room.size + 1), *one)
+    inside, near, beside, order, frontier, above, before = np.zeros((7, n), dtype=np.int64)
+    score, change = np.zeros(flat.theta.size), np.zeros(budget.room.size + 1)
+    random, move = np.array([seed], dtype=np.int64), np.zeros(1, dtype=np.int64)
+    return Workplace(inside, near, beside, order, frontier, above, before, score, change, random, move)
 
 
 @compiled
@@ -97,9 +98,9 @@ def grow(flat: FlatNetwork, work: Workplace, most: int, roots: int, scatter: int
     work.move[0] += 1
     move = work.move[0]
     taken, head, tail = 0, 0, 0
-    for _ in range(roots):
+    for _ in range(roots if flat.turn.size > 0 else 0):
         root = draw(work, flat.turn.size)
-        if work.inside[root] == move or (work.near[root] == move and work.count[root] > 0):
+        if work.inside[root] == move or (work.near[root] == move and work.beside[root] > 0):
             continue
         work.above[root] = -1
         current = root
@@ -111,9 +112,9 @@ def grow(flat: FlatNetwork, work: Workplace, most: int, roots: int, scatter: int
                 other = flat.other[entry]
                 if work.near[other] != move:
                     work.near[other] = move
-                    work.count[other] = 0
-                work.count[other] += 1
-                if work.count[other] == 1 and work.inside[other] != move and tail < flat.turn.size:
+                    work.beside[other] = 0
+                work.beside[other] += 1
+                if work.beside[other] == 1 and work.inside[other] != move and tail < flat.turn.size:
                     work.above[other] = entry
                     work.frontier[tail] = other
                     tail += 1
@@ -124,7 +125,7 @@ def grow(flat: FlatNetwork, work: Workplace, most: int, roots: int, scatter: int
                     work.frontier[head], work.frontier[pick] = work.frontier[pick], work.frontier[head]
                 node = work.frontier[head]
                 head += 1
-                if work.count[node] == 1 and work.inside[node] != move:
+                if work.beside[node] == 1 and work.inside[node] != move:
                     found = node
                     break
             if found < 0:

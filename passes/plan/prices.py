@@ -1,8 +1,9 @@
 """Prices on bytes at the times that bind: the Lagrangian bound of a cost network under a budget.
 
 With a price per byte and time the limit is part of the costs: what lives at a time costs its bytes, what may
-live there is paid back. Any prices give a lower bound; the best ones are sought by a subgradient method with
-a level (Goffin and Kiwiel, 1999), a few sweeps of TRW-S between its steps, so that neither waits for the other.
+live there is paid back. Any prices give a lower bound. The best are sought by steps along what is used too
+much, of a length that grows while it pays and else shrinks (a level method: Goffin and Kiwiel, 1999). Between
+steps there are only two sweeps of TRW-S, so that neither waits for the other.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _LEAST_HOPE = 1e-5
 
 
 class Prices:
-    """Raises the bound step by step; `at` are the prices per byte and time, `best` those of the best bound."""
+    """Raises the bound step by step; `at` are the prices per byte and time, `best` those of its best."""
 
     def __init__(self, flat: FlatNetwork, budget: FlatBudget, ceiling: float, constant: float) -> None:
         self.flat, self.budget, self.constant = flat, budget, constant

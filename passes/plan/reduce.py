@@ -103,7 +103,7 @@ class _Reducer:
         self.alive = [True] * len(self.size)
         self.edges: list[dict[int, int]] = [{} for _ in self.size]
         self.fresh: list[dict[int, None]] = [{} for _ in self.size]
-        """Per node the neighbours whose table is new to it: a hub must not look at all for each that changes."""
+        """Per node the neighbours whose table is new to it: a hub cannot look at all whenever one changes."""
         self.worklist = deque(range(len(self.size)))
         self.waiting = [True] * len(self.size)
         self.touched = set(self.worklist)
@@ -182,10 +182,10 @@ class _Reducer:
         fresh = self.fresh[node]
         while fresh:
             other, _ = fresh.popitem()
-            if other in near and self.size[node] <= 2 * self.size[other]:
-                if self.algebra.determines(near[other]):
-                    self._absorb(*self._smaller_first(other, node))
-                    return 0
+            fits = other in near and self.size[node] <= 2 * self.size[other]
+            if fits and self.algebra.determines(near[other]):
+                self._absorb(*self._smaller_first(other, node))
+                return 0
         return self._product_cells(node)
 
     def _smaller_first(self, follower: int, owner: int) -> tuple[int, int]:

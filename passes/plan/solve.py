@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,12 +47,43 @@ _NOISE = 1e-10
 """Improvements below this part of the cost are not sought."""
 
 
+Progress = Callable[[float, float, float], None]
+"""Is told, now and then: the least cost found so far, the bound so far, and the seconds since the start."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Watch:
+    """Whom to tell of progress, when the search began, and what its cost and bound leave out."""
+
+    tell: Progress
+    start: float
+    cost: float
+    lower: float
+
+
 @dataclass(frozen=True, slots=True)
 class _Effort:
-    """When to stop: at a time, and for improvements that are only rounding noise."""
+    """When to stop: at a time, and for improvements that are only rounding noise; whom to tell."""
 
     deadline: float
     noise: float
+    watch: _Watch | None = None
+
+    def report(self, cost: float, lower: float) -> None:
+        if self.watch is not None:
+            seconds = time.monotonic() - self.watch.start
+            self.watch.tell(cost + self.watch.cost, lower + self.watch.lower, seconds)
+
+    def beside(self, cost: float, lower: float) -> _Effort:
+        """For a part of a network of which the rest has this cost and this bound."""
+        if self.watch is None:
+            return self
+        watch = replace(self.watch, cost=self.watch.cost + cost, lower=self.watch.lower + lower)
+        return replace(self, watch=watch)
+
+    def untold(self) -> _Effort:
+        """The same, and nobody is told: for a search inside a search."""
+        return replace(self, watch=None)
 
     def spent(self) -> bool:
         return time.monotonic() >= self.deadline
@@ -65,12 +96,15 @@ class _Effort:
         )
 
 
-def solve(network: CostNetwork, *, time_limit_seconds: float | None = None) -> Solution:
+def solve(
+    network: CostNetwork, *, time_limit_seconds: float | None = None, progress: Progress | None = None
+) -> Solution:
     """Cheapest assignment of the network, with a proven lower bound on the cost of any.
 
     Without a time limit the search ends when the gap is 0.0 or neither cost nor bound improves any more;
     with one, the best assignment so far comes back with the bound so far (cost inf if none was found). The
-    same network gives the same answer; of ties the lowest states win where they are chosen.
+    same network gives the same answer; of ties the lowest states win where they are chosen. In what is told
+    to `progress`, unconnected parts of the network that are not looked at yet count with their least.
 
     Raises Infeasible (a ValueError) when every assignment contains an infinite cost.
 
@@ -82,8 +116,10 @@ def solve(network: CostNetwork, *, time_limit_seconds: float | None = None) -> S
     start = time.monotonic()
     effort = _Effort(start + limit, 0.0)
     reduction = reduce_network(network, effort.spent)
-    scale = abs(reduction.constant) + abs(_least(reduction.kernel))
-    answer = _solve_parts(reduction.kernel, None, _Effort(effort.deadline, _NOISE * scale))
+    if progress is not None:
+        effort = replace(effort, watch=_Watch(progress, start, reduction.constant, reduction.constant))
+    scale = abs(reduction.constant) + abs(least_of(reduction.kernel))
+    answer = _solve_parts(reduction.kernel, None, replace(effort, noise=_NOISE * scale))
     states = reduction.expand(answer.states)
     cost = network.cost(states)
     exact = answer.cost <= answer.bound
@@ -94,13 +130,16 @@ def _solve_parts(network: CostNetwork, start: Sequence[int] | None, effort: _Eff
     """Each connected part by itself."""
     states = [0] * len(network.unary)
     costs, bounds = [0.0], [0.0]
+    later = least_of(network)
     for nodes in _parts(network):
         place = {node: k for k, node in enumerate(nodes)}
         part = CostNetwork(
             tuple(network.unary[node] for node in nodes),
             tuple((place[i], place[j], table) for i, j, table in network.edges if i in place),
         )
-        answer = _solve_part(part, None if start is None else [start[node] for node in nodes], effort)
+        later -= least_of(part)
+        given = None if start is None else [start[node] for node in nodes]
+        answer = _solve_part(part, given, effort.beside(math.fsum(costs) + later, math.fsum(bounds) + later))
         for node, state in zip(nodes, answer.states, strict=True):
             states[node] = state
         costs.append(answer.cost)
@@ -139,6 +178,7 @@ class _Search:
         while True:
             before = self.lower
             at_least = self._sweep(dual)
+            self.effort.report(self.cost, self.lower)
             if self._finished():
                 break
             kept = self._below(at_least, self.cost - self.effort.noise)
@@ -166,7 +206,7 @@ class _Search:
     def _ceiling(self) -> float:
         """What infinite entries may cost more than the least entry of their table, without loss."""
         if math.isfinite(self.cost):
-            return self.cost - _least(self.network) + 1e-6 * (abs(self.cost) + abs(_least(self.network)))
+            return self.cost - least_of(self.network) + 1e-6 * (abs(self.cost) + abs(least_of(self.network)))
         tables = [*self.network.unary, *(table for _, _, table in self.network.edges)]
         return 1e-9 + sum(float(table[table < np.inf].max() - table.min()) for table in tables)
 
@@ -207,7 +247,7 @@ class _Search:
             self.lower = max(self.lower, excluded)
             return
         start = [int(keep.searchsorted(state)) for keep, state in zip(kept, self.states, strict=True)]
-        answer = _solve_parts(reduction.kernel, reduction.project(start), self.effort)
+        answer = _solve_parts(reduction.kernel, reduction.project(start), self.effort.untold())
         states = reduction.expand(answer.states)
         self._offer([int(keep[state]) for keep, state in zip(kept, states, strict=True)])
         if answer.bound >= answer.cost:
@@ -308,7 +348,7 @@ class _Search:
         return found
 
 
-def _least(network: CostNetwork) -> float:
+def least_of(network: CostNetwork) -> float:
     """The sum of all minima: the simplest lower bound."""
     minima = [float(theta.min()) for theta in network.unary]
     minima.extend(float(table.min()) for _, _, table in network.edges)

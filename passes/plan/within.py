@@ -4,31 +4,33 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from sbp.passes.plan import forests, sweeps
 from sbp.passes.plan.budget import Budget, Fitted, flat_budget
 from sbp.passes.plan.flat import Indices, flat_network
-from sbp.passes.plan.network import CostNetwork, Table
+from sbp.passes.plan.network import CostNetwork, Infeasible, Table
 from sbp.passes.plan.peak import least_peak
 from sbp.passes.plan.prices import Prices
 from sbp.passes.plan.reduce import reduce_network
-
-Progress = Callable[[float, float, float], None]
-"""Is told, now and then: the least cost found so far, the bound so far, and the seconds since the start."""
+from sbp.passes.plan.solve import Progress, least_of
 
 _ROUND_STEPS = 40
 """Steps of prices in a round."""
 _CHUNK_MOVES = 200
 """Moves between two looks at the clock."""
 _POLISH_CHUNKS = 30
-"""No more chunks than this on one assignment in a round; it ends with the first two that gain nothing."""
+"""No more chunks than this on one assignment in a round; it ends when no discount gains anything."""
+_DISCOUNTS = (1.0, 0.5, 0.0)
+"""Parts of the prices, in turn: at full ones nobody takes the room that is left for what is little worth."""
 _KICKS = 3
 """Tries in a round to leave the best assignment and to come back to a better one."""
 _FOREST_NODES = 4096
 """Largest forest of a move."""
+_ENUMERATED_CELLS = 1 << 21
+"""Combinations times times and entries, up to which all are looked at."""
 _STALLED_ROUNDS = 10
 """Without a time limit: rounds in which neither cost nor bound improve, before the search ends."""
 _PEAK_SHARE = 0.3
@@ -78,7 +80,7 @@ class _Within:
         self.flat_budget = flat_budget(flat, self.reduction.loads, budget.limit)
         ceiling = _ceiling(kernel)
         self.flat = flat.filled(ceiling)
-        self.finite = _least(kernel) + 0.9999 * ceiling
+        self.finite = least_of(kernel) + 0.9999 * ceiling
         """What is dearer has an infinite entry."""
         self.prices = Prices(flat, self.flat_budget, ceiling, self.reduction.constant)
         self.work = forests.workplace(flat, self.flat_budget, 1)
@@ -86,9 +88,12 @@ class _Within:
         self.cost = math.inf
         self.nearest = np.zeros(flat.turn.size, dtype=np.int64)
         self.excess = (True, math.inf)
-        self.noise = 0.0
+        self.noise = self.least_gain = 0.0
 
     def run(self) -> Fitted:
+        cells = (self.flat_budget.room.size + self.flat.twin.size + 1) * math.prod(self.flat.sizes.tolist())
+        if cells <= _ENUMERATED_CELLS:
+            return self._best_of_all()
         stalled = 0
         while stalled < _STALLED_ROUNDS or self.seconds < math.inf:
             before = self.cost, self.prices.lower
@@ -105,6 +110,7 @@ class _Within:
             if self._finished():
                 break
         self.noise = _NOISE * abs(self.reduction.constant + self.prices.lower)
+        self.least_gain = 100.0 * self.noise
         self._polish(decoded)
         if self.states is not None:
             self._polish(self.states)
@@ -119,21 +125,21 @@ class _Within:
         states = states.copy()
         use = forests.use_of(self.flat_budget, states)
         prices, idle = self.prices.at, 0
-        theta = self._priced(prices)
-        for _ in range(_POLISH_CHUNKS):
-            if self._spent() or idle == 2:
+        for chunk in range(_POLISH_CHUNKS):
+            if self._spent() or idle == len(_DISCOUNTS):
                 break
+            fits = bool((use <= self.flat_budget.room).all())
+            theta = self._priced(prices * _DISCOUNTS[chunk % len(_DISCOUNTS)] if fits else prices)
             gained, nearer = forests.improve(
                 self.flat, self.flat_budget, theta, self.work, states, use, _CHUNK_MOVES, _FOREST_NODES,
                 self.noise,
             )  # fmt: skip
-            idle = idle + 1 if nearer == 0.0 and gained >= -_PROGRESS * abs(self.prices.lower) else 0
+            idle = idle + 1 if nearer == 0.0 and gained >= -self.least_gain else 0
             over = use > self.flat_budget.room
             if over.any():
                 prices = prices.copy()
                 typical = prices[prices > 0.0].mean() if prices.any() else self._typical_price()
                 prices[over] = 1.5 * prices[over] + 0.5 * typical
-                theta = self._priced(prices)
         self._offer(states)
 
     def _typical_price(self) -> float:
@@ -163,14 +169,36 @@ class _Within:
         if (cost >= self.finite, excess) < self.excess:
             self.excess, self.nearest = (cost >= self.finite, excess), states
 
+    def _best_of_all(self) -> Fitted:
+        """Every combination of states, where these are few."""
+        flat, budget = self.flat, self.flat_budget
+        sizes, offsets = tuple(flat.sizes.tolist()), flat.offsets
+        states = np.indices(sizes).reshape(len(sizes), math.prod(sizes))
+        cost = np.zeros(states.shape[1])
+        change = np.zeros((budget.room.size + 1, states.shape[1]))
+        for node, size in enumerate(sizes):
+            cost += flat.theta[offsets[node] + states[node]]
+            for entry in range(flat.first[node], flat.turn[node]):
+                cost += flat.pool[flat.table[entry] + states[flat.other[entry]] * size + states[node]]
+            for load in range(budget.first[node], budget.first[node + 1]):
+                size_of = budget.bytes[budget.at[load] + states[node]]
+                change[budget.start[load]] += size_of
+                change[budget.end[load]] -= size_of
+        over = (np.cumsum(change, axis=0)[:-1] - budget.room[:, None]).max(axis=0, initial=-self.budget.limit)
+        finite = cost < self.finite
+        if not finite.any():
+            raise Infeasible()
+        least = over[finite].min()
+        best = np.where(finite & (over <= max(least, 0.0)), cost, np.inf).argmin()
+        self.states, self.prices.lower = states[:, best], float(cost[best]) if least <= 0.0 else math.inf
+        return self._answer(self.budget.limit + float(least))
+
     def _progressed(self, before: tuple[float, float]) -> bool:
         cost, lower = before
+        if math.isinf(cost):
+            return self.cost < cost
         least = _PROGRESS * abs(self.prices.lower + self.reduction.constant)
-        return (
-            (self.cost < cost)
-            if math.isinf(cost)
-            else max(cost - self.cost, self.prices.lower - lower) > least
-        )
+        return max(cost - self.cost, self.prices.lower - lower) > least
 
     def _spent(self, share: float = 1.0) -> bool:
         return time.monotonic() - self.start >= share * self.seconds
@@ -180,8 +208,8 @@ class _Within:
             return self._spent(1.0 - _PEAK_SHARE)
         return self.cost - self.prices.lower <= self.noise or self._spent()
 
-    def _answer(self) -> Fitted:
-        least, limit = 0.0, self.budget.limit
+    def _answer(self, least: float = 0.0) -> Fitted:
+        limit = self.budget.limit
         found = self.states
         if found is None:
             found, least = least_peak(self.prices.flat, self.flat_budget, limit, self.nearest, self._spent)
@@ -199,10 +227,3 @@ def _ceiling(network: CostNetwork) -> float:
     distinct = {id(table): table for table in tables}
     ranges = {k: float(table[table < np.inf].max() - table.min()) for k, table in distinct.items()}
     return 1e-9 + 1.001 * math.fsum(ranges[id(table)] for table in tables)
-
-
-def _least(network: CostNetwork) -> float:
-    """The sum of all minima."""
-    minima = [float(theta.min()) for theta in network.unary]
-    minima.extend(float(table.min()) for _, _, table in network.edges)
-    return math.fsum(minima)

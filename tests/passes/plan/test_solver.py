@@ -323,6 +323,21 @@ def test_nothing_costs_nothing() -> None:
     assert solve(CostNetwork((), ())) == Solution((), 0.0, 0.0)
 
 
+def test_progress_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    search_only(monkeypatch, 0.0)
+    monkeypatch.setattr(solve_module, "_PART_CELLS", 0.0)
+    heard = 0
+    for seed in range(40):
+        network, told = dense_network(seed), list[tuple[float, float, float]]()
+        best = optimum(network)
+        answer = solve(network, progress=lambda *now, told=told: told.append(now))
+        for cost, bound, _ in told:
+            assert bound - 1e-9 <= best <= cost + 1e-9
+        assert not told or told[-1][0] == pytest.approx(answer.cost) or told[-1][0] > answer.cost
+        heard += bool(told)
+    assert heard > 10
+
+
 def test_brute_force_refuses_large_networks() -> None:
     with pytest.raises(ValueError, match="at most"):
         brute_force(CostNetwork(tuple(np.zeros(2) for _ in range(30)), ()))

@@ -1,0 +1,213 @@
+"""The cheapest assignment under a budget against every combination of states."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from sbp.passes.plan import forests, sweeps, within
+from sbp.passes.plan.brute import brute_force, brute_force_within
+from sbp.passes.plan.budget import Budget, FlatBudget, Load, flat_budget
+from sbp.passes.plan.flat import flat_network
+from sbp.passes.plan.network import CostNetwork, Infeasible, Table
+from sbp.passes.plan.reduce import reduce_network
+from sbp.passes.plan.within import solve_within
+
+
+def problem(seed: int, tightness: float) -> tuple[CostNetwork, Budget]:
+    """Three to seven nodes; where a state is cheap it tends to be large."""
+    rng = np.random.default_rng(seed)
+    sizes = [int(size) for size in rng.integers(1, 5, int(rng.integers(3, 8)))]
+    unary, loads = [], []
+    for node, size in enumerate(sizes):
+        heavy = rng.integers(0, 9, size).astype(float)
+        unary.append(np.round(9.0 - heavy + 3.0 * rng.random(size), 3))
+        for _ in range(int(rng.integers(0, 3))):
+            start = int(rng.integers(0, 8))
+            loads.append(Load(node, start, start + int(rng.integers(0, 6)), heavy + rng.integers(0, 2, size)))
+    edges = []
+    for _ in range(int(rng.integers(0, 2 * len(sizes)))):
+        i, j = (int(node) for node in rng.integers(len(sizes), size=2))
+        table: Table = np.round(6.0 * rng.random((sizes[i], sizes[j])), 3)
+        table[rng.random(table.shape) < 0.15] = np.inf
+        edges.append((i, j, table))
+    network = CostNetwork(tuple(unary), tuple(edges))
+    most = Budget(tuple(loads), 0.0).peak_bytes([0] * len(sizes))
+    return network, Budget(tuple(loads), math.floor(tightness * max(most, 4.0)))
+
+
+def feasible_problems(tightness: float, number: int) -> list[tuple[CostNetwork, Budget]]:
+    found = []
+    for seed in range(number):
+        network, budget = problem(seed, tightness)
+        try:
+            brute_force(network)
+        except Infeasible:
+            continue
+        found.append((network, budget))
+    return found
+
+
+@pytest.mark.parametrize("tightness", [0.4, 0.7, 1.0])
+def test_few_combinations_are_solved_exactly(tightness: float) -> None:
+    for network, budget in feasible_problems(tightness, 150):
+        best, found = brute_force_within(network, budget), solve_within(network, budget)
+        assert found.fits == best.fits
+        assert found.peak_bytes == budget.peak_bytes(found.states)
+        if best.fits:
+            assert found.cost == pytest.approx(best.cost, abs=1e-9)
+            assert found.gap == 0.0 and found.bound <= best.cost + 1e-9
+        else:
+            assert found.peak_bytes == found.least_peak_bytes == best.peak_bytes
+            assert found.bound == math.inf
+
+
+@pytest.mark.parametrize("tightness", [0.4, 0.7, 1.0])
+def test_search_against_enumeration(tightness: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(within, "_ENUMERATED_CELLS", 0)
+    monkeypatch.setattr(within, "_STALLED_ROUNDS", 3)
+    problems = feasible_problems(tightness, 60)
+    found_best = closed = 0
+    for network, budget in problems:
+        best, found = brute_force_within(network, budget), solve_within(network, budget)
+        assert found.cost == network.cost(found.states)
+        assert found.peak_bytes == budget.peak_bytes(found.states)
+        if best.fits:
+            assert found.bound <= best.cost + 1e-9
+            assert not found.fits or found.cost >= best.cost - 1e-9
+            found_best += found.fits and found.cost <= best.cost + 1e-9
+            closed += found.gap == 0.0
+        else:
+            assert not found.fits
+            assert found.least_peak_bytes <= best.peak_bytes + 1e-9 <= found.peak_bytes + 2e-9
+            found_best += found.peak_bytes <= best.peak_bytes + 1e-9
+    assert found_best >= 0.9 * len(problems)
+    assert closed > 0
+
+
+def test_a_loose_budget_changes_nothing() -> None:
+    for network, budget in feasible_problems(1.0, 60):
+        loose = Budget(budget.loads, 1e6)
+        found = solve_within(network, loose)
+        assert found.fits
+        assert found.cost == pytest.approx(brute_force(network).cost, abs=1e-9)
+
+
+def test_the_same_problem_gives_the_same_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(within, "_ENUMERATED_CELLS", 0)
+    monkeypatch.setattr(within, "_STALLED_ROUNDS", 2)
+    for network, budget in feasible_problems(0.6, 10):
+        assert solve_within(network, budget) == solve_within(network, budget)
+
+
+def test_a_limit_that_nothing_keeps_is_proven() -> None:
+    two = CostNetwork((np.zeros(2), np.zeros(2)), ((0, 1, np.array([[np.inf, 0.0], [0.0, np.inf]])),))
+    loads = tuple(Load(node, 0, 3, np.array([1.0, 4.0])) for node in (0, 1))
+    found = solve_within(two, Budget(loads, 4.0))
+    assert (found.fits, found.peak_bytes, found.bound, found.gap) == (False, 5.0, math.inf, math.inf)
+    assert 4.0 < found.least_peak_bytes <= 5.0
+    assert solve_within(two, Budget(loads, 5.0)).gap == 0.0
+
+
+def test_progress_is_told_and_time_ends_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(within, "_ENUMERATED_CELLS", 0)
+    network, budget = feasible_problems(0.6, 12)[-1]
+    solve_within(network, budget, time_limit_seconds=0.01)  # compiles what is not compiled yet
+    told: list[tuple[float, float, float]] = []
+    found = solve_within(
+        network, budget, time_limit_seconds=0.3, progress=lambda cost, bound, t: told.append((cost, bound, t))
+    )
+    assert found.states and told
+    assert all(bound <= cost + 1e-9 for cost, bound, _ in told)
+    assert all(before <= after for (_, _, before), (_, _, after) in itertools.pairwise(told))
+    assert all(t < 3.0 for _, _, t in told)  # a busy machine may stop us for a while
+
+
+def test_infeasible_networks_are_refused() -> None:
+    with pytest.raises(Infeasible):
+        solve_within(CostNetwork((np.full(2, np.inf),), ()), Budget((), 1.0))
+
+
+def test_malformed_budgets_are_refused() -> None:
+    for size in (-1.0, np.inf, np.nan):
+        with pytest.raises(ValueError, match="load 0 of node 2"):
+            Budget((Load(2, 0, 1, np.array([1.0, size])),), 3.0)
+
+
+def flat_of(network: CostNetwork, budget: Budget) -> FlatBudget:
+    return flat_budget(flat_network(network), budget.loads, budget.limit)
+
+
+def test_the_times_left_have_the_peak() -> None:
+    rng = np.random.default_rng(0)
+    for seed in range(200):
+        network, budget = problem(seed, 0.7)
+        network = CostNetwork(network.unary, ())
+        fixed = tuple(Load(-1, t, t + 3, np.array([2.0])) for t in range(0, 9, 4))
+        budget = Budget((*budget.loads, *fixed), budget.limit)
+        flat = flat_of(network, budget)
+        for _ in range(5):
+            states = np.array([rng.integers(theta.size) for theta in network.unary])
+            over = (forests.use_of(flat, states) - flat.room).max(initial=-budget.limit)
+            assert budget.limit + over == pytest.approx(budget.peak_bytes(states.tolist()))
+
+
+def test_reduction_keeps_the_optimum_under_a_budget() -> None:
+    for network, budget in feasible_problems(0.7, 150):
+        best = brute_force_within(network, budget)
+        if not best.fits:
+            continue
+        reduction = reduce_network(network, loads=budget.loads)
+        rest = CostNetwork((*reduction.kernel.unary, np.zeros(1)), reduction.kernel.edges)
+        last = len(reduction.nodes)
+        loads = [
+            Load(load.node if load.node >= 0 else last, load.start, load.end, load.bytes)
+            for load in reduction.loads
+        ]
+        kernel = brute_force_within(rest, Budget(tuple(loads), budget.limit))
+        assert reduction.constant + kernel.cost == pytest.approx(best.cost, abs=1e-9)
+        states = reduction.expand(kernel.states[:last])
+        assert network.cost(states) == pytest.approx(best.cost, abs=1e-9)
+        assert budget.peak_bytes(states) == pytest.approx(kernel.peak_bytes)
+
+
+def test_forests_are_chosen_exactly_and_counted_right() -> None:
+    for seed in range(80):
+        network, budget = problem(seed, 0.7)
+        tables = {(min(i, j), max(i, j)): (i, j, np.minimum(t, 50.0)) for i, j, t in network.edges if i != j}
+        network, pairs = CostNetwork(network.unary, tuple(tables.values())), set(tables)
+        loads = budget.loads
+        flat = flat_network(network)
+        flat_loads = flat_budget(flat, loads, 5.0)
+        work = forests.workplace(flat, flat_loads, seed)
+        rng = np.random.default_rng(seed)
+        states = np.array([rng.integers(theta.size) for theta in network.unary])
+        for _ in range(10):
+            before, use = states.copy(), forests.use_of(flat_loads, states)
+            taken = forests.grow(flat, work, 4, 2, 1)
+            chosen = set(work.order[:taken].tolist())
+            inside = sum(1 for i, j in pairs if i in chosen and j in chosen)
+            assert len(chosen) == taken and inside <= taken - 1  # no cycle
+            forests.choose_on(flat, flat.theta, work, taken, states)
+            others = tuple(
+                theta if node in chosen else np.where(np.arange(theta.size) == before[node], theta, np.inf)
+                for node, theta in enumerate(network.unary)
+            )
+            assert network.cost(states.tolist()) == pytest.approx(
+                brute_force(CostNetwork(others, network.edges)).cost
+            )
+            change = forests.cost_change(flat, work, taken, states)
+            cost = sweeps.total_cost(flat, states) - sweeps.total_cost(flat, before)
+            assert change == pytest.approx(cost, abs=1e-9)
+            now = forests.use_of(flat_loads, states)
+            over = [np.maximum(u - flat_loads.room, 0.0).sum() for u in (now, use)]
+            found = forests.excess_change(flat_loads, work, taken, states, use)
+            assert found == pytest.approx(over[0] - over[1], abs=1e-9)
+            accepted = bool(rng.integers(2))
+            forests.settle_change(flat_loads, work, taken, states, use, accepted)
+            np.testing.assert_allclose(use, forests.use_of(flat_loads, states), atol=1e-9)
+            assert accepted or (states == before).all()
+            assert not work.change.any()
