@@ -206,7 +206,8 @@ def keep_limit(s: Listed, asked: Boundary, fastest: ChosenSignatures) -> tuple[L
 
 def box(s: Chosen) -> Placed:
     """Inserts the collectives."""
-    return Placed(**vars(s), physical=insert_boxing(s.candidates, s.assignment, s.boxings))
+    at_once = not s.request.whole_step
+    return Placed(**vars(s), physical=insert_boxing(s.candidates, s.assignment, s.boxings, at_once=at_once))
 
 
 def find_owners(s: Placed) -> Placed:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeAlias
 
 from sbp.passes.boxing.moves import Move
 from sbp.passes.boxing.paths import Boxings, makes_sum
@@ -13,6 +14,10 @@ from sbp.passes.program.control import ports
 from sbp.passes.program.graph import Const, Node
 from sbp.signature import NdSbp
 
+End: TypeAlias = tuple[NdSbp, int, bool]
+"""How a value leaves, who asks for it so, and whether a sum must come as a sum."""
+Leaving: TypeAlias = Mapping[int, Sequence[End]]
+
 
 class _Insertion:
     """Walks the ops of one body (or of the program) and brings every value where it is wanted.
@@ -22,9 +27,14 @@ class _Insertion:
     """
 
     def __init__(
-        self, c: Candidates, a: ChosenSignatures, boxings: Boxings, have: dict[int, list[NdSbp]]
+        self,
+        c: Candidates,
+        a: ChosenSignatures,
+        boxings: Boxings,
+        have: dict[int, list[NdSbp]],
+        leaving: Leaving | None = None,
     ) -> None:
-        self.c, self.a, self.boxings = c, a, boxings
+        self.c, self.a, self.boxings, self.leaving = c, a, boxings, leaving
         self.graph = c.graph
         self.have = {v: list(nds) for v, nds in have.items()}
         self.filled: set[Version] = set()
@@ -69,6 +79,12 @@ class _Insertion:
             self.steps.append(Compute(node, strategy))
             for v, nd in zip(node.outputs, strategy.results, strict=True):
                 self.have[v] = [nd]
+                self.leave(v)
+
+    def leave(self, v: int) -> None:
+        """Brings a value that another placement waits for to where it leaves."""
+        for wanted, user, strict in (self.leaving or {}).get(v, ()):
+            self.bring(v, wanted, user, strict)
 
     def border(self, node: Node) -> None:
         """A loop or a branch: what enters is brought to its port outside, what leaves inside."""
@@ -79,28 +95,51 @@ class _Insertion:
                 self.bring(x, port.outer(nd), node.id, True)
         bodies = []
         for k, body in enumerate(node.bodies):
-            inner = _Insertion(self.c, self.a, self.boxings, self.have)
+            ends = [
+                (x, (nd, node.id, True))
+                for port, nd in zip(wired, inside, strict=True)
+                for x in port.left_by(k)
+                if isinstance(x, int)
+            ]
+            inner = _Insertion(self.c, self.a, self.boxings, self.have, self.early(ends))
             inner.have.update({v: [nd] for p, nd in zip(wired, inside, strict=True) for v in p.enters})
             inner.run(body.nodes)
-            for port, nd in zip(wired, inside, strict=True):
-                for x in port.left_by(k):
-                    if isinstance(x, int):
-                        inner.bring(x, nd, node.id, True)
+            for x, (nd, user, strict) in ends:
+                inner.bring(x, nd, user, strict)
             bodies.append(grouped(inner.steps))
         self.steps.append(Border(node, inside, tuple(bodies)))
         for port, nd in zip(wired, inside, strict=True):
             if port.result is not None:
                 self.have[node.outputs[port.result]] = [port.outer(nd)]
+                self.leave(node.outputs[port.result])
+
+    def early(self, ends: Iterable[tuple[int, End]]) -> Leaving | None:
+        """What leaves a body at once; None where it may wait until the end."""
+        if self.leaving is None:
+            return None
+        found: dict[int, list[End]] = {}
+        for x, end in ends:
+            found.setdefault(x, []).append(end)
+        return found
 
 
-def insert_boxing(candidates: Candidates, assignment: ChosenSignatures, boxings: Boxings) -> Physical:
-    """Puts the moves between the ops; a value is boxed once to each signature that is asked for."""
+def insert_boxing(
+    candidates: Candidates, assignment: ChosenSignatures, boxings: Boxings, *, at_once: bool = False
+) -> Physical:
+    """Puts the moves between the ops; a value is boxed once to each signature that is asked for.
+
+    Arguments:
+      at_once: whether what leaves the program or a body is boxed as soon as it is made. Another stage may wait
+        for it: it must not be made from a version that is there only later, such as one for the backward.
+    """
     graph = candidates.graph
     have = {v: [nd] for v, nd in zip(graph.inputs, assignment.inputs, strict=True)}
-    main = _Insertion(candidates, assignment, boxings, have)
+    results = enumerate(zip(graph.outputs, assignment.outputs, strict=True))
+    ends = [(x, (wanted, -1 - i, False)) for i, (x, wanted) in results if not isinstance(x, Const)]
+    main = _Insertion(candidates, assignment, boxings, have, {} if at_once else None)
+    main.leaving = main.early(ends)
     main.run(graph.nodes)
-    for i, (x, wanted) in enumerate(zip(graph.outputs, assignment.outputs, strict=True)):
-        if not isinstance(x, Const):
-            main.bring(x, wanted, -1 - i, False)
+    for x, (wanted, user, strict) in ends:
+        main.bring(x, wanted, user, strict)
     at_rest = assignment.inputs, assignment.outputs
     return Physical(graph, candidates.placement, grouped(main.steps), *at_rest, candidates.traffic)
