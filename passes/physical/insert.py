@@ -129,8 +129,8 @@ def insert_boxing(
     """Puts the moves between the ops; a value is boxed once to each signature that is asked for.
 
     Arguments:
-      at_once: whether what leaves the program or a body is boxed as soon as it is made. Another stage may wait
-        for it: it must not be made from a version that is there only later, such as one for the backward.
+      at_once: whether what leaves the program or a body is boxed as soon as it is made. Another stage may
+        wait for it: it must not be made from a version that is there only later, as one for the backward.
     """
     graph = candidates.graph
     have = {v: [nd] for v, nd in zip(graph.inputs, assignment.inputs, strict=True)}

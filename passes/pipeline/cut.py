@@ -131,6 +131,11 @@ class _Cutting:
         out: dict[Version, Part] = {}
         if self.loop is not None and steps is not self.loop.bodies[0]:
             out.update(dict.fromkeys(reads(self.loop), self.parts[self.loop.node.id]))
+        elif self.loop is not None:
+            # Another stage may wait for what leaves: it is there as soon as its op has run.
+            makers = {v: part for s in steps if (part := self.part_of(s)) is not None for v, _ in writes(s)}
+            leaving = ((x, nd) for p, nd in self.wired if p.result is not None for x in p.leaves)
+            out.update(((x, nd), makers[x]) for x, nd in leaving if isinstance(x, int) and x in makers)
         for step in reversed(steps):
             part = out.get(writes(step)[0]) if isinstance(step, Box) else self.part_of(step)
             if part is not None:
