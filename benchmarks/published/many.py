@@ -1,0 +1,28 @@
+"""Many rows, in several processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+
+from benchmarks.published.estimate import Estimator
+from benchmarks.published.figures import Outcome
+from benchmarks.published.rows import PublishedStep, RowError
+from sbp.errors import SbpError
+
+
+def outcome(row: PublishedStep) -> Outcome:
+    """The estimate of one row, or why there is none."""
+    try:
+        return Outcome(row, Estimator(row).estimate())
+    except (RowError, SbpError) as e:
+        return Outcome(row, reason=" ".join(str(e).split()))
+
+
+def outcomes(rows: Iterable[PublishedStep], processes: int) -> list[Outcome]:
+    """Of all rows, in their order."""
+    if processes == 1:
+        return list(map(outcome, rows))
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        return list(pool.map(outcome, rows))

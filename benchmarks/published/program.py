@@ -1,0 +1,189 @@
+"""The train step of one stage as a program for the planner, and the seconds that the planner says it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+import sbp
+from benchmarks.published.layout import Lying, VectorLying
+from benchmarks.published.model import Decoder, Leaf, Stage
+from benchmarks.published.rows import PublishedStep
+from sbp.hardware import Hardware
+from sbp.passes.face import Plan
+from sbp.signature import NdSbp
+
+PyTree: TypeAlias = Any
+
+
+def plan_seconds(plan: Plan) -> float:
+    """Of a step: with communication beside computation where the planner says so, else one after the other."""
+    overlapped: float = getattr(plan, "step_seconds", plan.seconds)
+    return overlapped
+
+
+@dataclass(frozen=True)
+class StageProgram:
+    """One stage of a row's model, with micro-batches, sums of gradients and AdamW.
+
+    Arguments:
+      row: the sizes and the layout.
+      stage: which part of the model.
+      lying: how its tensors lie.
+      hardware: what is planned for.
+      kept: names of the results in a layer that are kept for the backward pass.
+    """
+
+    row: PublishedStep
+    stage: Stage
+    lying: Lying
+    hardware: Hardware
+    kept: Collection[str]
+
+    @cached_property
+    def model(self) -> Decoder:
+        """The model, with its weights and activations placed."""
+        tables = self._blank.leaves(self.stage)
+        leaves = {name: leaf for group in tables.values() for name, leaf in group.items()}
+
+        def placed(name: str, w: jax.Array) -> jax.Array:
+            if self.cut:
+                # Gathered where it is used, and not before: a loop would else be handed the whole weight.
+                w = sbp.annotate(w, self.lying.kept(leaves[name]))
+            return sbp.annotate(w.astype(self._blank.computed), self.lying.used(leaves[name]))
+
+        def stream(x: jax.Array) -> jax.Array:
+            return sbp.annotate(x, self.lying.activations())
+
+        return Decoder(self.row, self.kept, self.lying.groups, placed, stream)
+
+    @property
+    def cut(self) -> bool:
+        """Whether weights are gathered anew for each use; else once per step."""
+        return self.row.layout.fsdp > 1
+
+    @cached_property
+    def _blank(self) -> Decoder:
+        return Decoder(self.row)
+
+    def _lying(self, how: str) -> PyTree:
+        """A signature for each weight, as the method of that name of `lying` has it."""
+
+        def of(kind: str, leaf: Leaf) -> list[Any]:
+            nd: NdSbp = getattr(self.lying, how)(leaf, int(kind != "ends"))
+            return list(nd)
+
+        tables = self._blank.leaves(self.stage)
+        return {kind: {n: of(kind, x) for n, x in group.items()} for kind, group in tables.items()}
+
+    def _annotated(self, tree: PyTree, how: str) -> PyTree:
+        table = self._lying(how)
+        return {k: {n: sbp.annotate(x, table[k][n]) for n, x in group.items()} for k, group in tree.items()}
+
+    # -- arguments
+
+    @property
+    def batch(self) -> int:
+        """Sequences of a micro-batch on all devices of the stage."""
+        return self.row.micro_batch * self.row.layout.dp * self.row.layout.fsdp
+
+    def _ends(self, trips: int) -> tuple[PyTree, PyTree, PyTree, PyTree]:
+        """What enters a stage (of all micro-batches) and what comes back to it, and how both lie."""
+        b, s, d = self.batch, self.row.sequence, self.row.width
+        tokens = jax.ShapeDtypeStruct((trips, b, s), jnp.int32)
+        stream = jax.ShapeDtypeStruct((trips, b, s, d), self.model.computed)
+        as_tokens, as_stream = list(self.lying.tokens()), list(self.lying.activations(1))
+        x, x_lies = (tokens, as_tokens) if self.stage.first else (stream, as_stream)
+        y, y_lies = (tokens, as_tokens) if self.stage.last else (stream, as_stream)
+        return x, y, x_lies, y_lies
+
+    # -- programs
+
+    def forward_plan(self) -> Plan:
+        """Of the forward pass of one micro-batch."""
+        xs, ys, xs_lie, ys_lie = self._ends(1)
+
+        def forward(weights: PyTree, xs: jax.Array, ys: jax.Array) -> jax.Array:
+            return self.model.run(self.stage, weights, xs[0], ys[0] if self.stage.last else None)
+
+        weights = self._blank.shapes(self.stage, jnp.float32 if self.cut else self.model.computed)
+        return self._plan(forward, (self._lying("kept"), xs_lie, ys_lie), (weights, xs, ys))
+
+    def passes_plan(self, trips: int) -> Plan:
+        """Of forward and backward passes of so many micro-batches, with the sums of their gradients."""
+        xs, ys, xs_lie, ys_lie = self._ends(trips)
+        weights = self._blank.shapes(self.stage, jnp.float32 if self.cut else self.model.computed)
+        return self._plan(self._passes, (self._lying("kept"), xs_lie, ys_lie), (weights, xs, ys))
+
+    def update_plan(self, expert: bool) -> Plan | None:
+        """Of the end of a step: gradients added up over copies of the weights, AdamW, and new weights sent.
+
+        All weights are one vector here, as frameworks send them in large buckets.
+
+        Arguments:
+          expert: whether of the weights of experts, which have fewer copies, or of all others.
+        """
+        size = self._blank.count(self.stage)[expert]
+        if not size:
+            return None
+        lying = self.lying.vector(expert)
+        size = -(-size // lying.devices) * lying.devices
+        state, grads = (
+            jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((size,), (lying.copies, size))
+        )
+        update = partial(_update, lying=lying, dtype=self._blank.computed)
+        rest = list(lying.at_rest)
+        return self._plan(update, (rest, rest, rest, list(lying.gradients)), (state, state, state, grads))
+
+    def _plan(self, fn: Callable[..., Any], in_sbp: PyTree, args: PyTree) -> Plan:
+        options = sbp.Options(hardware=self.hardware, check=False)
+        plan: Plan = sbp.compile(fn, self.lying.placement, in_sbp=in_sbp, options=options).plan(*args)
+        return plan
+
+    def _passes(self, weights: PyTree, xs: jax.Array, ys: jax.Array) -> PyTree:
+        zeros = jax.tree.map(lambda w: jnp.zeros(w.shape, jnp.float32), weights)
+
+        def one(total: PyTree, batch: tuple[jax.Array, jax.Array]) -> tuple[PyTree, PyTree]:
+            grads, out = self._micro_batch(weights, *batch)
+            total = jax.tree.map(lambda a, g: a + g.astype(jnp.float32), total, grads)
+            return self._annotated(total, "gradient"), out
+
+        total, out = jax.lax.scan(one, self._annotated(zeros, "gradient"), (xs, ys))
+        # No array can be a sum that waits: what is left of the gradients here is a number.
+        return jax.tree.map(jnp.sum, total), out
+
+    def _micro_batch(self, weights: PyTree, x: jax.Array, y: jax.Array) -> tuple[PyTree, PyTree]:
+        """Gradients of one micro-batch, and what leaves the stage in both directions."""
+        run, last = self.model.run, self.stage.last
+
+        def passed(weights: PyTree, x: jax.Array) -> jax.Array:
+            return run(self.stage, weights, x, y if last else None)
+
+        if self.stage.first:
+            out, back = jax.vjp(lambda w: passed(w, x), weights)
+            (grads,), dx = back(jnp.ones_like(out) if last else y), None
+        else:
+            out, back = jax.vjp(passed, weights, x)
+            grads, dx = back(jnp.ones_like(out) if last else y)
+        return self._annotated(grads, "gradient"), (out, dx)
+
+
+def _update(
+    w: jax.Array, m: jax.Array, v: jax.Array, grads: jax.Array, lying: VectorLying, dtype: Any
+) -> tuple[jax.Array, ...]:
+    """AdamW (Loshchilov and Hutter, 2019) without the correction of the first steps, in float32.
+
+    Arguments:
+      w, m, v: weights, and means of gradients and of their squares, `n`.
+      grads: of each copy of the weights, `copies n`.
+      dtype: in which sums are sent, and new weights.
+    """
+    g = sbp.annotate(grads.astype(dtype).sum(0), lying.at_rest).astype(jnp.float32)
+    m, v = 0.9 * m + 0.1 * g, 0.95 * v + 0.05 * g * g
+    w = w - 3e-4 * (m / (jnp.sqrt(v) + 1e-8) + 0.1 * w)
+    return w, m, v, sbp.annotate(w.astype(dtype), lying.used)
