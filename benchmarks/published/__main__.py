@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.published.figures import summary, table
+from benchmarks.published.figures import head, line, summary
 from benchmarks.published.many import outcomes
 from benchmarks.published.rows import PublishedStep, RowError, read
 
@@ -25,8 +25,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     for error in rows:
         if isinstance(error, RowError):
             print(error)
-    found = outcomes([x for x in rows if isinstance(x, PublishedStep)], args.processes)
-    print(f"{table(found)}\n\n{summary(found)}")
+    print(head())
+    found = []
+    for x in outcomes([x for x in rows if isinstance(x, PublishedStep)], args.processes):
+        found.append(x)
+        print(line(x), flush=True)
+    print(f"\n{summary(found)}")
     if args.out:
         args.out.write_text(json.dumps([x.as_data() for x in found], indent=1) + "\n", encoding="utf-8")
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 
 from benchmarks.published.chips import hardware_of, kind_of
 from benchmarks.published.layout import Lying
@@ -28,11 +29,18 @@ class StageSeconds:
       update: of the optimizer.
     """
 
-    forward: float
-    backward: float
-    sum: float
-    send: float
-    update: float
+    forward: float = 0.0
+    backward: float = 0.0
+    sum: float = 0.0
+    send: float = 0.0
+    update: float = 0.0
+
+    def times(self, n: float) -> StageSeconds:
+        """Of n such stages in one."""
+        return StageSeconds(*(n * x for x in astuple(self)))
+
+    def __add__(self, other: StageSeconds) -> StageSeconds:
+        return StageSeconds(*map(operator.add, astuple(self), astuple(other)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +121,20 @@ class Estimator:
         return link.latency_seconds + sent / link.bytes_per_second
 
     def _seconds(self, stage: Stage) -> StageSeconds:
-        if stage not in self._known:
-            self._known[stage] = self._plan(stage)
-        return self._known[stage]
+        """Of a stage: planned as it is, or of a pipeline as the sum of its parts, which stages have in common.
+
+        Layers are the body of a loop, so that this is the same sum.
+        """
+        if self.row.layout.pp == 1:
+            return self._plan(stage)
+        layers = ((stage.dense, Stage(1, 0, False, False)), (stage.sparse, Stage(0, 1, False, False)))
+        ends = ((stage.first, Stage(0, 0, True, False)), (stage.last, Stage(0, 0, False, True)))
+        return sum((self._part(part).times(n) for n, part in (*layers, *ends) if n), StageSeconds())
+
+    def _part(self, part: Stage) -> StageSeconds:
+        if part not in self._known:
+            self._known[part] = self._plan(part)
+        return self._known[part]
 
     def _plan(self, stage: Stage) -> StageSeconds:
         lying = Lying(kind_of(self.row.chip), self.row.layout)

@@ -97,20 +97,24 @@ def is_plain(row: PublishedStep) -> bool:
     return row.experts is None and row.layout.cp == 1 and row.layout.ep == 1
 
 
-def table(outcomes: Sequence[Outcome]) -> str:
-    """One line per row."""
-    head = "row model chip gpus bits layout measured_s estimated_s ratio mfu mfu_estimated".split()
-    lines = [" | ".join(["", *head, ""]).strip(), "|" + "---|" * len(head)]
-    for x in outcomes:
-        r = x.row
-        cells = [str(r.number), r.model, r.chip, str(r.gpus), r.precision, str(r.layout), f"{r.seconds:.3f}"]
-        if x.estimate is None:
-            cells += ["-", "-", f"{mfu(r, r.seconds):.2f}", f"not expressed: {x.reason}"]
-        else:
-            shares = [f"{mfu(r, t):.2f}" for t in (r.seconds, x.estimate.seconds)]
-            cells += [f"{x.estimate.seconds:.3f}", f"{x.ratio:.2f}", *shares]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+HEAD = "row model chip gpus bits layout measured_s estimated_s ratio mfu mfu_estimated".split()
+
+
+def head() -> str:
+    """The first lines of the table."""
+    return f"| {' | '.join(HEAD)} |\n{'|---' * len(HEAD)}|"
+
+
+def line(x: Outcome) -> str:
+    """A row of the table."""
+    r = x.row
+    cells = [str(r.number), r.model, r.chip, str(r.gpus), r.precision, str(r.layout), f"{r.seconds:.3f}"]
+    share = f"{mfu(r, r.seconds):.2f}"
+    if x.estimate is None:
+        cells += ["-", "-", share, f"not expressed: {x.reason}"]
+    else:
+        cells += [f"{x.estimate.seconds:.3f}", f"{x.ratio:.2f}", share, f"{mfu(r, x.estimate.seconds):.2f}"]
+    return "| " + " | ".join(cells) + " |"
 
 
 def summary(outcomes: Sequence[Outcome]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
@@ -20,9 +20,10 @@ def outcome(row: PublishedStep) -> Outcome:
         return Outcome(row, reason=" ".join(str(e).split()))
 
 
-def outcomes(rows: Iterable[PublishedStep], processes: int) -> list[Outcome]:
-    """Of all rows, in their order."""
+def outcomes(rows: Iterable[PublishedStep], processes: int) -> Iterator[Outcome]:
+    """Of all rows, in their order, each as soon as it is there."""
     if processes == 1:
-        return list(map(outcome, rows))
+        yield from map(outcome, rows)
+        return
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        return list(pool.map(outcome, rows))
+        yield from pool.map(outcome, rows)
