@@ -22,6 +22,7 @@ from sbp.passes.explain.plan import PlanData
 from sbp.passes.face import PipelinePlan, Plan, faced
 from sbp.passes.physical.buckets import bucket_collectives
 from sbp.passes.physical.insert import insert_boxing
+from sbp.passes.physical.merged import traffic_of
 from sbp.passes.physical.owners import mark_owners
 from sbp.passes.physical.program import Compute, Physical
 from sbp.passes.pipeline.auto import cut_model
@@ -168,7 +169,7 @@ def list_candidates(s: Logical) -> Listed:
     strict = s.request.terms.strict_nonfinite
     candidates = enumerate_candidates(s.graph, s.request.placement, pinned, strict_nonfinite=strict)
     raise_all(pins.check_partials(candidates, s.boxings))
-    return Listed(**vars(s), candidates=candidates)
+    return Listed(**vars(s), candidates=replace(candidates, traffic=traffic_of(s.graph)))
 
 
 def choose_signatures(s: Listed) -> Chosen:

@@ -1,7 +1,7 @@
-"""A catalogue of chips and links, each figure with its source.
+"""What plans reckon with: a catalogue of devices and links.
 
-Dense peak rates and memory bandwidths are the vendors' data sheets; link rates are one way, per device.
-Figures that were measured are marked so.
+GPUs go by what was measured on them (`sbp.rates`): matrix products by shape and type, collectives by kind,
+size and group. A `Hardware` of one's own has one rate of each kind; link rates are one way, per device.
 """
 
 from __future__ import annotations
@@ -9,8 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from sbp.errors import PlacementError, Problem
+from sbp.rates.chips import CHIPS, Chip
+from sbp.rates.collectives import collective_seconds
+from sbp.rates.kernels import LAUNCH_SECONDS, MEMORY_SHARE
+from sbp.rates.matmuls import VECTOR, matmul_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,9 @@ class Hardware:
       efficiency: the share of the peak rate that large matrix products reach.
       merges_collectives: whether XLA merges small collectives of every kind itself, as it does on GPUs.
       platform: the JAX platform that runs it.
+      launch_seconds: what a kernel takes beside its work.
+      chip: one of `sbp.rates.chips.CHIPS`, to reckon with what was measured on it in place of the rates of
+        products and links given here; "" for these.
     """
 
     name: str
@@ -52,6 +60,8 @@ class Hardware:
     efficiency: float = 0.7
     merges_collectives: bool = True
     platform: str = "gpu"
+    launch_seconds: float = 0.0
+    chip: str = ""
 
     def flops(self, itemsize: int) -> float:
         """The rate that a matrix product of this item size can be planned with, FLOP/s."""
@@ -71,35 +81,83 @@ class Hardware:
         """The level that the ranks of one placement talk to those of another through."""
         return self.link([*a, *b])
 
+    def product_seconds(
+        self, batch: int, m: int, n: int, k: int, itemsize: float, *, exact: bool = False
+    ) -> float:
+        """Of [batch, m, k] @ [batch, k, n], without its traffic.
 
+        Arguments:
+          itemsize: bytes of an element of the wider operand.
+          exact: whether float32 is not to be cut to TF32, as matrix units do.
+        """
+        if not self.chip:
+            return 2.0 * batch * m * n * k / self.flops(max(1, int(itemsize)))
+        operands = next((name for size, name in _OPERANDS if itemsize <= size), "f64")
+        return _measured_product(
+            self.chip, batch, m, n, k, VECTOR if exact and operands == "f32" else operands
+        )
+
+    def collective_seconds(
+        self, kind: str, wire_bytes: float, ranks: Sequence[int], groups: int = 1, pattern: str = "ring"
+    ) -> float:
+        """Of one collective.
+
+        Arguments:
+          kind: one of `sbp.rates.collectives.KINDS`.
+          wire_bytes: what each device sends.
+          ranks: of the devices of a group.
+          groups: groups at the same time.
+          pattern: of a permute.
+        """
+        if not self.chip:
+            link = self.link(ranks)
+            return link.latency_seconds + wire_bytes / link.bytes_per_second
+        chip, others = CHIPS[self.chip], (len(ranks) - 1) / max(1, len(ranks))
+        domains = len({r // chip.domain_devices for r in ranks})
+        if kind == "permute":
+            return collective_seconds(
+                chip, kind, wire_bytes, 2, groups=groups, domains=min(domains, 2), pattern=pattern
+            ).seconds
+        share = 2 * others if kind == "all_reduce" else others
+        whole = wire_bytes / share if share else 0.0
+        return collective_seconds(chip, kind, whole, len(ranks), groups=groups, domains=domains).seconds
+
+
+_OPERANDS = ((1, "f8"), (2, "bf16"), (4, "f32"))
+
+
+@lru_cache(maxsize=1 << 16)
+def _measured_product(chip: str, batch: int, m: int, n: int, k: int, operands: str) -> float:
+    return matmul_seconds(CHIPS[chip], m, n, k, batch=batch, operands=operands).seconds
+
+
+NIC_LATENCY_SECONDS = 45e-6
+"""The launch of a collective between hosts, in XLA's model of NCCL; a send between stages takes no less."""
 _ANY = 1 << 62
-_NVLINK4 = Link(8, 370e9, 8e-6)  # 450 GB/s nominal, at most 370 measured by NCCL tests
-_NVLINK5 = Link(8, 740e9, 8e-6)  # 900 GB/s nominal, the same ratio
-_NDR = Link(_ANY, 50e9, 12e-6)  # InfiniBand NDR, 400 Gb/s per GPU
-_HDR = Link(_ANY, 25e9, 14e-6)  # InfiniBand HDR, 200 Gb/s per GPU
+
+
+def _hardware(chip: Chip, memory_bytes: float) -> Hardware:
+    """A chip of `sbp.rates`, with the memory that its data sheet has."""
+    rates = chip.matrix_flops
+    return Hardware(
+        name=chip.name,
+        flops_per_second=((1, rates["f8"]), (2, rates["bf16"]), (4, rates["f32"]), (8, rates["f64"])),
+        vector_flops_per_second=chip.vector_flops,
+        memory_bytes_per_second=chip.memory_bytes_per_second * MEMORY_SHARE,
+        memory_bytes=memory_bytes,
+        links=(
+            Link(chip.domain_devices, chip.link_bytes_per_second, chip.link_latency_seconds),
+            Link(_ANY, chip.nic_bytes_per_second, NIC_LATENCY_SECONDS),
+        ),
+        launch_seconds=LAUNCH_SECONDS,
+        chip=chip.name,
+    )
+
+
+_MEMORY_BYTES = {"a100": 80e9, "h100": 80e9, "h200": 141e9, "b200": 180e9, "gb200": 197e9}
 
 CATALOGUE: dict[str, Hardware] = {
-    "a100": Hardware(
-        "a100", ((2, 312e12), (4, 19.5e12), (8, 9.7e12)), 19.5e12, 2.0e12, 80e9, (Link(8, 240e9, 9e-6), _HDR)
-    ),
-    "h100": Hardware(
-        "h100", ((1, 1979e12), (2, 989e12), (4, 67e12), (8, 34e12)), 67e12, 3.35e12, 80e9, (_NVLINK4, _NDR)
-    ),
-    "h200": Hardware(
-        "h200", ((1, 1979e12), (2, 989e12), (4, 67e12), (8, 34e12)), 67e12, 4.8e12, 141e9, (_NVLINK4, _NDR)
-    ),
-    "b200": Hardware(
-        "b200", ((1, 4500e12), (2, 2250e12), (4, 80e12), (8, 40e12)), 80e12, 8.0e12, 180e9, (_NVLINK5, _NDR)
-    ),
-    # NVLink connects 18 hosts of 4.
-    "gb200": Hardware(
-        "gb200",
-        ((1, 4796e12), (2, 2398e12), (4, 80e12), (8, 40e12)),
-        80e12,
-        7.9e12,
-        197e9,
-        (Link(72, 740e9, 8e-6), _NDR),
-    ),
+    **{name: _hardware(CHIPS[name], n) for name, n in _MEMORY_BYTES.items()},
     # Forced host devices on two cores. Latency is what benchmarks/cpu_links.py measures (a rendezvous of
     # threads); the link is set below what it measures, so that plans prefer few bytes on the wire, as on a
     # real network. They share the memory of a host, of which nothing is known.

@@ -25,17 +25,29 @@ class Network:
 
     placement: Placement
     hardware: Hardware
-    _links: dict[tuple[int, ...], tuple[float, float]] = field(
+    _groups: dict[tuple[int, ...], tuple[tuple[int, ...], int]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
+    _seconds: dict[tuple[str, tuple[int, ...], float], float] = field(
         default_factory=dict, compare=False, repr=False
     )
 
-    def link(self, axes: tuple[int, ...]) -> tuple[float, float]:
-        """Latency in seconds and bandwidth in bytes per second of the slowest group along `axes`."""
-        if axes not in self._links:
-            links = [self.hardware.link([int(r) for r in g]) for g in self.placement.groups(axes)]
-            worst = min(links, key=lambda x: x.bytes_per_second)
-            self._links[axes] = worst.latency_seconds, worst.bytes_per_second
-        return self._links[axes]
+    def group(self, axes: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
+        """The ranks of the slowest group along `axes`, and how many groups there are."""
+        if axes not in self._groups:
+            every = [tuple(int(r) for r in g) for g in self.placement.groups(axes)]
+            slowest = min(every, key=lambda g: self.hardware.link(g).bytes_per_second)
+            self._groups[axes] = slowest, len(every)
+        return self._groups[axes]
+
+    def collective_seconds(self, kind: str, axes: tuple[int, ...], wire_bytes: float) -> float:
+        """The time of a collective in which each device sends so much."""
+        # Asked for every move of every kind of tensor; many are alike.
+        key = kind, axes, wire_bytes
+        if key not in self._seconds:
+            ranks, groups = self.group(axes)
+            self._seconds[key] = self.hardware.collective_seconds(kind, wire_bytes, ranks, groups)
+        return self._seconds[key]
 
     def itemsize(self, move: Move, dtype: DType) -> float:
         """Bytes that an element takes in a move."""
@@ -46,11 +58,13 @@ class Network:
         return wire_bytes(move, shape, self.itemsize(move, dtype), self.placement.shape)
 
     def seconds(self, move: Move, shape: Sequence[int], dtype: DType) -> float:
-        """The time of one move: latency and wire for a collective, memory traffic for a local step."""
+        """The time of one move: its wire for a collective, memory traffic for a local step.
+
+        A slice is merged into who reads it.
+        """
         hierarchy = self.placement.shape
         if not move.is_collective:
             moved = math.prod(local_shape(shape, move.after, hierarchy)) * compat.itemsize(dtype)
-            return 0.0 if move.kind == "keep" else moved / self.hardware.memory_bytes_per_second
+            return 0.0 if move.kind in ("keep", "slice") else moved / self.hardware.memory_bytes_per_second
         axes = tuple(range(len(hierarchy))) if move.kind == "permute" else move.axes
-        latency, rate = self.link(axes)
-        return latency + self.wire_bytes(move, shape, dtype) / rate
+        return self.collective_seconds(move.kind, axes, self.wire_bytes(move, shape, dtype))

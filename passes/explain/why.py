@@ -68,7 +68,7 @@ class Alternatives:
     def _seconds(self, node: Node, strategy: Strategy) -> float:
         """The op itself, and the moves of what it reads and makes."""
         p = self.physical
-        seconds = node_seconds(p.graph, node, strategy, self._boxings.network)
+        seconds = node_seconds(p.graph, node, strategy, self._boxings.network, p.traffic.get(node.id))
         for x, nd, strict in zip(node.inputs, strategy.operands, strategy.strict, strict=True):
             if not isinstance(x, Const):
                 others = {n for user, n in self._flow.wanted[x] if user != node.id and not _sums(n)}

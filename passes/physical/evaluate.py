@@ -71,7 +71,8 @@ class Evaluator:
         if isinstance(step, Box):
             return self.box_seconds(step)
         if isinstance(step, Compute):
-            return node_seconds(self.physical.graph, step.node, step.strategy, self.network)
+            traffic = self.physical.traffic.get(step.node.id)
+            return node_seconds(self.physical.graph, step.node, step.strategy, self.network, traffic)
         return 0.0
 
     def seconds(self, steps: Iterable[Step] | None = None) -> float:

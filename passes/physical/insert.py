@@ -102,4 +102,5 @@ def insert_boxing(candidates: Candidates, assignment: ChosenSignatures, boxings:
     for i, (x, wanted) in enumerate(zip(graph.outputs, assignment.outputs, strict=True)):
         if not isinstance(x, Const):
             main.bring(x, wanted, -1 - i, False)
-    return Physical(graph, candidates.placement, grouped(main.steps), assignment.inputs, assignment.outputs)
+    at_rest = assignment.inputs, assignment.outputs
+    return Physical(graph, candidates.placement, grouped(main.steps), *at_rest, candidates.traffic)

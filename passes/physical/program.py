@@ -6,12 +6,13 @@ Words: docs/glossary.md.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from sbp.passes.boxing.moves import Move
 from sbp.passes.plan.candidates import Strategy
+from sbp.passes.plan.traffic import OpTraffic
 from sbp.passes.program.control import ports, trips
 from sbp.passes.program.graph import Const, Graph, Node, Source
 from sbp.placement import Placement
@@ -88,6 +89,7 @@ class Physical:
       graph, placement: the logical graph and where it lies.
       steps: moves and ops, in order.
       inputs, outputs: signatures at rest.
+      traffic: per node id, what goes through memory.
     """
 
     graph: Graph
@@ -95,6 +97,7 @@ class Physical:
     steps: tuple[Step, ...]
     inputs: tuple[NdSbp, ...]
     outputs: tuple[NdSbp, ...]
+    traffic: Mapping[int, OpTraffic] = field(default_factory=dict, compare=False, repr=False)
 
     def walk(self) -> Iterator[tuple[Step, int]]:
         """Every step, bodies included, with how often it is executed (an unknown number counts once)."""

@@ -19,10 +19,12 @@ from sbp import compat
 from sbp.errors import AnnotationError, Problem
 from sbp.hardware import Hardware
 from sbp.passes.boxing.links import Network
+from sbp.passes.physical.merged import traffic_of
 from sbp.passes.pipeline.sums import sums_of
 from sbp.passes.pipeline.where import loop_of, reads_of
 from sbp.passes.plan.candidates import Strategy
 from sbp.passes.plan.cost import node_seconds
+from sbp.passes.plan.traffic import OpTraffic
 from sbp.passes.program.control import assumed_trips
 from sbp.passes.program.graph import Graph, Node
 from sbp.passes.program.role import SUMS
@@ -115,12 +117,12 @@ def line_of(graph: Graph, loop: Node, hardware: Hardware) -> Line:
     at = {v: i for i, n in enumerate(forward) for v in n.outputs}
     roots = _first_uses(body.nodes, forward, main)
     least, most = _bounds(forward, backward, at, roots)
-    network = Network(Placement("cpu", (0,), (1,), ("x",)), hardware)
+    network, traffic = Network(Placement("cpu", (0,), (1,), ("x",)), hardware), traffic_of(graph)
     seconds = np.zeros(len(forward))
     for i, n in enumerate(forward):
-        seconds[i] += _seconds(graph, n, network)
+        seconds[i] += _seconds(graph, n, network, traffic)
     for n, i in zip(backward, least, strict=True):
-        seconds[i] += _seconds(graph, n, network)
+        seconds[i] += _seconds(graph, n, network, traffic)
     crossing, kept = _bytes_by_position(graph, forward, backward, at)
     weights = np.zeros(len(forward))
     consts = set(body.inputs[:n_const])
@@ -309,16 +311,16 @@ def _stages_back(line: Line, cuts: Sequence[int]) -> list[int]:
     ]
 
 
-def _seconds(graph: Graph, node: Node, network: Network) -> float:
+def _seconds(graph: Graph, node: Node, network: Network, traffic: Mapping[int, OpTraffic]) -> float:
     """The time of an op on one device."""
     if node.bodies:
-        inner = sum(_seconds(graph, n, network) for body in node.bodies for n in body.nodes)
+        inner = sum(_seconds(graph, n, network, traffic) for body in node.bodies for n in body.nodes)
         return inner * assumed_trips(node)
     ins, outs = [graph.operand(x).shape for x in node.inputs], [graph.values[v].shape for v in node.outputs]
     row = all_broadcast(op_of(graph, node, ins, outs, 1))
     each = tuple(tuple((s,) for s in side) for side in (row.operands, row.results))
     strategy = Strategy(each[0], each[1], (False,) * len(node.inputs), (row,))
-    return node_seconds(graph, node, strategy, network)
+    return node_seconds(graph, node, strategy, network, traffic.get(node.id))
 
 
 def _bytes(graph: Graph, v: int) -> float:

@@ -16,6 +16,7 @@ from sbp import compat
 from sbp.annotation import Pin
 from sbp.exact import key_of
 from sbp.layout import is_even, split_shape
+from sbp.passes.plan.traffic import OpTraffic
 from sbp.passes.program.control import Port, ports
 from sbp.passes.program.graph import Const, Graph, Node, Operand
 from sbp.passes.program.views import op_of, rows_of
@@ -72,6 +73,7 @@ class Candidates:
       dims: per value, the dims that may be split.
       strategies: per node id; a control-flow op has none of its own.
       ports: per id of a control-flow op, the signatures of each of its ports.
+      traffic: per node id, what goes through memory.
     """
 
     graph: Graph
@@ -80,6 +82,7 @@ class Candidates:
     dims: Mapping[int, tuple[int, ...]]
     strategies: Mapping[int, tuple[Strategy, ...]]
     ports: Mapping[int, tuple[tuple[NdSbp, ...], ...]]
+    traffic: Mapping[int, OpTraffic] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -9,15 +9,13 @@ from sbp import compat
 from sbp.layout import local_shape
 from sbp.passes.boxing.links import Network
 from sbp.passes.plan.candidates import Strategy
+from sbp.passes.plan.traffic import OpTraffic
 from sbp.passes.program.graph import Graph, Node
 from sbp.passes.program.views import op_of, talks_of
-from sbp.rules.entry import element_flops, element_traffic
+from sbp.rules.entry import Op, Rule, element_flops, element_traffic
 from sbp.signature import NdSbp
 from sbp.talk.local import Talk
 from sbp.untyped import DType
-
-# The share of an element-wise op's memory traffic that is left once it is fused with its neighbours.
-FUSED_TRAFFIC = 0.25
 
 
 def local_bytes(shape: Sequence[int], dtype: DType, nd: NdSbp, hierarchy: Sequence[int]) -> float:
@@ -27,28 +25,46 @@ def local_bytes(shape: Sequence[int], dtype: DType, nd: NdSbp, hierarchy: Sequen
 
 def talk_seconds(talk: Talk, network: Network) -> float:
     """The time of a collective inside an op."""
-    latency, rate = network.link(talk.axes)
-    return latency + talk.wire_bytes / rate
+    return network.collective_seconds(talk.kind, talk.axes, talk.wire_bytes)
 
 
-def node_seconds(graph: Graph, node: Node, strategy: Strategy, network: Network) -> float:
+def node_seconds(
+    graph: Graph, node: Node, strategy: Strategy, network: Network, traffic: OpTraffic | None = None
+) -> float:
     """The larger of arithmetic and memory time of one op on one device (roofline, Williams et al., 2009).
 
-    What the op says to other devices is added.
+    What the op says to other devices is added, and the launch of a kernel if it writes to memory.
+
+    Arguments:
+      traffic: what goes through memory; None if nothing is merged.
     """
-    hierarchy, hardware = network.placement.shape, network.hardware
-    rule = node.rule
+    hierarchy, hardware, rule = network.placement.shape, network.hardware, node.rule
     operands = [graph.operand(x) for x in node.inputs]
     results = [graph.values[v] for v in node.outputs]
     ins = [local_shape(v.shape, nd, hierarchy) for v, nd in zip(operands, strategy.operands, strict=True)]
     outs = [local_shape(v.shape, nd, hierarchy) for v, nd in zip(results, strategy.results, strict=True)]
     op = op_of(graph, node, ins, outs, 1)
-    flops = rule.flops(op) if rule is not None else element_flops(op)
-    traffic = rule.traffic(op) if rule is not None else element_traffic(op)
-    if rule is not None and rule.fused:
-        traffic *= FUSED_TRAFFIC
-    rate = hardware.vector_flops_per_second
+    written = traffic is None or any(traffic.writes)
+    memory = _traffic_bytes(op, rule, traffic) / hardware.memory_bytes_per_second
     if rule is not None and rule.matmul is not None:
-        rate = hardware.flops(max(1, int(max(map(compat.itemsize, rule.matmul(op).dtypes)))))
+        p = rule.matmul(op)
+        itemsize = max(map(compat.itemsize, p.dtypes))
+        work = hardware.product_seconds(p.batch, p.m, p.n, p.k, itemsize, exact=p.exact)
+    else:
+        work = (rule.flops(op) if rule is not None else element_flops(op)) / hardware.vector_flops_per_second
     talking = sum(talk_seconds(t, network) for t in talks_of(graph, node, strategy.lying, hierarchy))
-    return max(flops / rate, traffic / hardware.memory_bytes_per_second) + talking
+    return max(work, memory) + (hardware.launch_seconds if written else 0.0) + talking
+
+
+def _traffic_bytes(op: Op, rule: Rule | None, traffic: OpTraffic | None) -> float:
+    """Bytes that an op moves to and from memory, with local shapes."""
+    if traffic is None:
+        return rule.traffic(op) if rule is not None else element_traffic(op)
+    reads, writes = (
+        [math.prod(s) * compat.itemsize(d) for s, d in zip(shapes, dtypes, strict=True)]
+        for shapes, dtypes in ((op.shapes, op.dtypes), (op.results, op.result_dtypes))
+    )
+    if rule is not None and rule.traffic is not element_traffic:
+        # What a rule says of rows that are read, or changed in place, holds merged or not.
+        return rule.traffic(op) + (traffic.written_bytes(writes) if traffic.in_place else 0.0)
+    return traffic.bytes(reads, writes)

@@ -162,11 +162,12 @@ class Model:
 
     def add_node(self, node: Node, times: int) -> None:
         strategies = self.c.strategies[node.id]
-        key = id(strategies), times
+        traffic = self.c.traffic.get(node.id)
+        key = id(strategies), times, traffic
         if key not in self.costs:
             network = self.boxings.network
             self.costs[key] = np.array(
-                [times * node_seconds(self.graph, node, s, network) for s in strategies]
+                [times * node_seconds(self.graph, node, s, network, traffic) for s in strategies]
             )
         variable = self.variable(strategies, self.costs[key])
         self.nodes[node.id] = variable

@@ -5,15 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sbp.rates.chips import Chip
+from sbp.rates.kernels import LAUNCH_SECONDS, MEMORY_SHARE
 from sbp.rates.matmuls import matmul_seconds
 from sbp.rates.tables import Evidence
 from sbp.runtime.target.work import Work
-
-# XLA's own figure for what a kernel takes beside its work (xla/service/gpu/model/gpu_performance_model_base).
-LAUNCH_SECONDS = 1e-6
-# Of the nominal bandwidth of the memory: an assumption of ours, which no measurement here backs. XLA's own
-# model takes all of it.
-MEMORY_SHARE = 0.9
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from sbp.rates.chips import Chip
+from sbp.rates.kernels import LAUNCH_SECONDS
 from sbp.rates.matmuls import peak_flops
 from sbp.rates.tables import Timing
 from sbp.runtime.look.hlo_shapes import arrays
@@ -19,7 +20,7 @@ from sbp.runtime.look.hlo_text import Computation, HloTextError, Instruction, Mo
 from sbp.runtime.look.hlo_trips import trip_count
 from sbp.runtime.look.meter import COLLECTIVES, HasText, text_of
 from sbp.runtime.target.events import HOST, KERNELS, LOOPS, NETWORK, NVLINK, Event, Simulation
-from sbp.runtime.target.kernels import LAUNCH_SECONDS, kernel_time
+from sbp.runtime.target.kernels import kernel_time
 from sbp.runtime.target.traffic import Domains, WireTraffic, traffic_of
 from sbp.runtime.target.work import FREE, Work, work_of
 from sbp.talk.exchange import OVERFLOW

@@ -26,6 +26,8 @@ class Chip:
       matrix_flops: dense FLOP/s of the matrix units by operand type: "f64", "f32" (TF32), "bf16", "f8".
       host_devices: devices that one host has.
       domain_hosts: hosts that NVLink connects.
+      link_bytes_per_second, link_latency_seconds: of NVLink, one way, per device: what collectives reach of
+        its nominal rate, and what a small one takes. Used where nothing was measured.
       nic_bytes_per_second: of the network card of each device, one way.
       tables: the key of the tables that were measured on it; "" for none.
     """
@@ -42,6 +44,8 @@ class Chip:
     matrix_flops: Mapping[str, float]
     host_devices: int = 8
     domain_hosts: int = 1
+    link_bytes_per_second: float = 370e9
+    link_latency_seconds: float = 8e-6
     nic_bytes_per_second: float = 50e9
     tables: str = ""
     units: int = 128
@@ -71,6 +75,8 @@ CHIPS: Mapping[str, Chip] = {
             l2_bytes=41943040,
             vector_flops=19.4918e12,
             matrix_flops=_rates(311.8694e12, 19.4918e12),
+            link_bytes_per_second=240e9,
+            link_latency_seconds=9e-6,
             nic_bytes_per_second=25e9,
             units=64,
         ),
@@ -113,6 +119,7 @@ CHIPS: Mapping[str, Chip] = {
             l2_bytes=132644864,
             vector_flops=74.4499e12,
             matrix_flops=_rates(2225.1593e12, 37.225e12, 4450.3185e12),
+            link_bytes_per_second=740e9,
             tables="sm_100_B200",
         ),
         Chip(
@@ -126,6 +133,7 @@ CHIPS: Mapping[str, Chip] = {
             l2_bytes=135528448,
             vector_flops=80.2365e12,
             matrix_flops=_rates(2398.11e12, 40.1183e12, 4796.2199e12),
+            link_bytes_per_second=740e9,
             host_devices=4,
             domain_hosts=18,
             tables="sm_100_GB200",

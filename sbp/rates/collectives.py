@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from sbp.hardware import CATALOGUE
 from sbp.rates.chips import Chip
 from sbp.rates.tables import CollectiveCurve, Timing, collective_curves
 
@@ -55,10 +54,6 @@ class HostNetwork:
         # How often XLA counts the tensor as read or written in the memory of a device.
         touched = {"all_reduce": 2.0, "all_to_all": 2.0, "permute": 3.0}.get(kind, 3 - 1 / ranks)
         return self.launch_seconds + steps * step + touched * transfer_bytes / self.memory_bytes_per_second
-
-
-# A device with no table: NVLink's usual nominal rate and a collective's usual latency.
-NVLINK_BYTES_PER_SECOND, NVLINK_LATENCY_SECONDS = 240e9, 9e-6
 
 
 def collective_seconds(
@@ -125,10 +120,6 @@ def _best(curves: list[CollectiveCurve], groups: int, *, least: bool = False) ->
 
 def _by_link(chip: Chip, kind: str, transfer_bytes: float, ranks: int) -> float:
     """A ring over NVLink: its latency, and what one device sends at the rate of the link."""
-    known = CATALOGUE.get(chip.name)
-    link = known.links[0] if known else None
-    rate = link.bytes_per_second if link else NVLINK_BYTES_PER_SECOND
-    latency = link.latency_seconds if link else NVLINK_LATENCY_SECONDS
     others = (ranks - 1) / ranks
     share = {"all_reduce": 2 * others, "permute": 1.0}.get(kind, others)
-    return latency + share * transfer_bytes / rate
+    return chip.link_latency_seconds + share * transfer_bytes / chip.link_bytes_per_second

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from sbp.rules.elementwise import sums_pass
 from sbp.rules.entry import Matmul, Op, Row
@@ -51,11 +52,18 @@ def _dot_local(ctx: Local, lhs: jax.Array, rhs: jax.Array) -> list[jax.Array]:
     return ctx.bind(ctx.mask(lhs, ctx.operands[0], lc, 0), ctx.mask(rhs, ctx.operands[1], rc, 0))
 
 
+def _is_exact(op: Op) -> bool:
+    """Whether all bits of float32 are asked for: of both sides, or by an algorithm."""
+    asked = op.params.get("precision")
+    every = asked if isinstance(asked, tuple) else (asked,)
+    return lax.Precision.HIGHEST in every or lax.DotAlgorithmPreset.F32_F32_F32 in every
+
+
 def _dot_matmul(op: Op) -> Matmul:
     (contract, _), (batch, _) = op.params["dimension_numbers"]
     k, b = (math.prod(op.shapes[0][d] for d in dims) for dims in (contract, batch))
     m, n = (math.prod(shape) // max(1, k * b) for shape in op.shapes)
-    return Matmul(b, m, n, k, op.dtypes[:2])
+    return Matmul(b, m, n, k, op.dtypes[:2], _is_exact(op))
 
 
 @rule("dot_general", local=_dot_local, matmul=_dot_matmul)
@@ -70,7 +78,9 @@ def _conv_matmul(op: Op) -> Matmul:
     _, rs, os = conv_dims(op.params)
     taps: int = math.prod(op.shapes[1][d] for d in rs[1:])
     features = op.results[0][os[1]]
-    return Matmul(1, math.prod(op.results[0]) // max(1, features), features, taps, op.dtypes[:2])
+    return Matmul(
+        1, math.prod(op.results[0]) // max(1, features), features, taps, op.dtypes[:2], _is_exact(op)
+    )
 
 
 def _spatial_rows(op: Op) -> Iterable[Row]:
@@ -134,7 +144,7 @@ def conv_general_dilated(op: Op) -> list[Row]:
 def _ragged_matmul(op: Op) -> Matmul:
     """Every row of the left side meets the matrix of its group."""
     *rows, k = op.shapes[0]
-    return Matmul(1, math.prod(rows), op.results[0][-1], k, op.dtypes[:2])
+    return Matmul(1, math.prod(rows), op.results[0][-1], k, op.dtypes[:2], _is_exact(op))
 
 
 def _ragged_letters(op: Op) -> tuple[Letters, Letters, Letters]:

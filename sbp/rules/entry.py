@@ -88,6 +88,7 @@ class Matmul:
     Arguments:
       batch: how many there are.
       dtypes: of both operands, which decide at what rate a device computes it.
+      exact: whether float32 must keep all bits: matrix units cut them where no precision is asked for.
     """
 
     batch: int
@@ -95,6 +96,7 @@ class Matmul:
     n: int
     k: int
     dtypes: tuple[DType, ...]
+    exact: bool = False
 
     @property
     def flops(self) -> float:

@@ -3,7 +3,8 @@
 import pytest
 
 from sbp.rates.chips import CHIPS
-from sbp.runtime.target.kernels import LAUNCH_SECONDS, MEMORY_SHARE, kernel_time
+from sbp.rates.kernels import LAUNCH_SECONDS, MEMORY_SHARE
+from sbp.runtime.target.kernels import kernel_time
 from sbp.runtime.target.products import MatrixProduct
 from sbp.runtime.target.work import Work
 

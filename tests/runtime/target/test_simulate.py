@@ -6,10 +6,10 @@ import pytest
 
 from sbp.rates.chips import CHIPS
 from sbp.rates.collectives import collective_seconds
+from sbp.rates.kernels import LAUNCH_SECONDS
 from sbp.rates.matmuls import matmul_seconds
 from sbp.runtime.look.hlo_text import HloTextError
 from sbp.runtime.target.events import HOST, KERNELS, LOOPS, NETWORK, NVLINK, Event, Simulation
-from sbp.runtime.target.kernels import LAUNCH_SECONDS
 from sbp.runtime.target.simulate import HOST_BYTES_PER_SECOND, simulate
 
 H100 = CHIPS["h100"]

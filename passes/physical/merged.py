@@ -1,0 +1,140 @@
+"""What of a program goes through memory: which ops compilers merge into which kernels.
+
+A search over signatures needs a cost of each op by itself. So it is settled beforehand, on the logical graph,
+what each op reads from memory and writes to it, and a chain of element-wise ops costs what it moves once.
+What collectives then stand between is not merged, and costs more than is counted here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from sbp.passes.physical.fusing import IN_PLACE, PARTIAL, Fusing, KernelOp, ShardSizes, op_of
+from sbp.passes.physical.kernels import Kernels, kernels
+from sbp.passes.physical.program import Border, Compute, Physical
+from sbp.passes.plan.candidates import Strategy
+from sbp.passes.plan.traffic import OpTraffic
+from sbp.passes.program.control import ports
+from sbp.passes.program.graph import Const, Graph, Node, Operand
+from sbp.placement import placement
+from sbp.signature import B
+
+WHOLE = (B,)
+
+
+def traffic_of(graph: Graph) -> dict[int, OpTraffic]:
+    """What each op of a graph reads from memory and writes to it, by node id."""
+    found: dict[int, OpTraffic] = {}
+    whole = Physical(graph, placement("cpu", shape=(1,)), (), (), ())
+    _add(graph.nodes, graph.outputs, whole, found)
+    return found
+
+
+def _add(
+    nodes: Sequence[Node], kept: Iterable[Operand], whole: Physical, found: dict[int, OpTraffic]
+) -> None:
+    """Adds the ops of a body, and of the bodies inside it."""
+    for node in nodes:
+        for body in node.bodies:
+            ends = [x for p in ports(node) for x in p.leaves]
+            _add(body.nodes, ends, whole, found)
+    ops = [_op(node, whole) for node in nodes]
+    made = {v for op in ops for v in op.writes}
+    held = dict.fromkeys(v for op in ops for v in op.reads if v not in made)
+    at_end = dict.fromkeys((x, WHOLE) for x in kept if not isinstance(x, Const))
+    k = kernels(ops, ShardSizes(whole), [v for v in at_end if v in made or v in held], held)
+    inside = _together(k, _kernels_of(k), whole.graph)
+    counted: set[tuple[int, int]] = set()
+    for i, (node, op) in enumerate(zip(nodes, ops, strict=True)):
+        if node.bodies:
+            continue
+        reads = [0] * len(node.inputs)
+        for version, tensor in zip(op.reads, k.sources[i], strict=True):
+            if tensor.written and op.kind is not Fusing.VIEW:
+                # A kernel that reads a tensor for several of its ops reads it once.
+                fresh = {(id(tensor), kernel) for kernel in inside[i]} - counted
+                counted |= fresh
+                reads[node.inputs.index(version[0])] = len(fresh)
+        written = {t.version for t in k.made[i]}
+        writes = tuple((v, WHOLE) in written for v in node.outputs)
+        if node.op in IN_PLACE or node.op.startswith("scatter"):
+            # What is changed in place is neither read nor written as a whole, if it lies in memory.
+            new = not k.sources[i] or not k.sources[i][0].written
+            found[node.id] = OpTraffic((0, *reads[1:]), (new, *writes[1:]), in_place=True)
+        else:
+            found[node.id] = OpTraffic(tuple(reads), writes, node.op in PARTIAL)
+
+
+def _op(node: Node, whole: Physical) -> KernelOp:
+    """An op on one device."""
+    if node.bodies:
+        inside = tuple(WHOLE for _ in ports(node))
+        bodies = tuple(tuple(_compute(inner) for inner in _flat(body.nodes)) for body in node.bodies)
+        return op_of(Border(node, inside, bodies), whole)
+    return op_of(_compute(node), whole)
+
+
+def _flat(nodes: Iterable[Node]) -> Iterable[Node]:
+    """Ops, those of inner bodies instead of their loops."""
+    for node in nodes:
+        if node.bodies:
+            for body in node.bodies:
+                yield from _flat(body.nodes)
+        else:
+            yield node
+
+
+def _compute(node: Node) -> Compute:
+    operands, results = (tuple(WHOLE for _ in xs) for xs in (node.inputs, node.outputs))
+    return Compute(node, Strategy(operands, results, tuple(False for _ in operands), ()))
+
+
+def _kernels_of(k: Kernels) -> list[set[int]]:
+    """Per op, the kernels that compute it: itself, or those of all that read it."""
+    inside: list[set[int]] = [set() for _ in k.ops]
+    for i in reversed(range(len(k.ops))):
+        if k.runs(i):
+            inside[i] = {i}
+        for tensor in k.sources[i]:
+            if tensor.maker >= 0 and not tensor.written:
+                inside[tensor.maker] |= inside[i]
+    return inside
+
+
+def _together(k: Kernels, inside: list[set[int]], graph: Graph) -> list[set[int]]:
+    """The same with reductions as part of another kernel that reads the same tensor.
+
+    One of rows (of the last dim) belongs to who reads these rows and what it gives: a softmax or a norm reads
+    its operand once (softmax_rewriter_triton.cc in XLA). Those over the same dims are one kernel with several
+    results (multi_output_fusion.cc): the sums of a batch norm and of its gradients.
+    """
+    becomes: dict[int, int] = {}
+    alike: dict[tuple[int, tuple[int, ...]], int] = {}
+    for i in reversed(range(len(k.ops))):
+        axes = _reduced(k, i)
+        if not axes or not k.made[i]:
+            continue
+        rows = {id(t) for t in k.read[i]}
+        if axes == (len(graph.values[k.ops[i].reads[0][0]].shape) - 1,):
+            users = sorted(j for t in k.made[i] for j in t.readers if j < k.end)
+            beside = [j for j in users if k.ops[j].kind is not Fusing.CALL and _reads(k, j, rows)]
+            if beside:
+                becomes[i] = becomes.get(beside[0], beside[0])
+                continue
+        other = next((alike[t, axes] for t in rows if (t, axes) in alike), None)
+        if other is not None:
+            becomes[i] = becomes.get(other, other)
+        alike.update(dict.fromkeys(((t, axes) for t in rows), becomes.get(i, i)))
+    return [{becomes.get(j, j) for j in each} for each in inside]
+
+
+def _reads(k: Kernels, i: int, tensors: set[int]) -> bool:
+    return any(id(t) in tensors for t in k.read[i])
+
+
+def _reduced(k: Kernels, i: int) -> tuple[int, ...]:
+    """The dims that an op reduces; none for other ops."""
+    step = k.ops[i].step
+    if not isinstance(step, Compute) or not step.node.op.startswith("reduce_") or not k.ops[i].reads:
+        return ()
+    return tuple(step.node.params.get("axes", ()))

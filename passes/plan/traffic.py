@@ -1,0 +1,34 @@
+"""What an op moves to and from memory, where compilers merge chains of ops into kernels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class OpTraffic:
+    """What of an op's operands and results goes through memory: compilers merge chains of ops into kernels.
+
+    Arguments:
+      reads: per operand, how many kernels read it for this op; 0 where it is computed on the spot.
+      writes: per result, whether it is written.
+      partial: whether it reads no more of an operand than its results have.
+      in_place: whether it changes its first operand where that lies; what it reads is written there once.
+    """
+
+    reads: tuple[int, ...]
+    writes: tuple[bool, ...]
+    partial: bool = False
+    in_place: bool = False
+
+    def bytes(self, reads: Sequence[float], writes: Sequence[float]) -> float:
+        """Of one device, given the bytes of its operands and results there."""
+        most = sum(writes) if self.partial else math.inf
+        read = sum(n * min(b, most) for n, b in zip(self.reads, reads, strict=True))
+        return (2 if self.in_place else 1) * read + self.written_bytes(writes)
+
+    def written_bytes(self, writes: Sequence[float]) -> float:
+        """Of its results."""
+        return sum(b for w, b in zip(self.writes, writes, strict=True) if w)
