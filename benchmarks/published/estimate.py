@@ -9,7 +9,7 @@ from dataclasses import astuple, dataclass, field
 from benchmarks.published.chips import hardware_of, kind_of
 from benchmarks.published.layout import Lying
 from benchmarks.published.model import Stage
-from benchmarks.published.program import StageProgram, plan_seconds
+from benchmarks.published.program import StageProgram, parts_of
 from benchmarks.published.recompute import EVERYTHING, NOTHING, kept_results
 from benchmarks.published.rows import PublishedStep
 from sbp.hardware import Hardware
@@ -140,7 +140,8 @@ class Estimator:
         lying = Lying(kind_of(self.row.chip), self.row.layout)
         program = StageProgram(self.row, stage, lying, self.hardware, self.kept)
         trips = self.row.micro_batches
-        both = plan_seconds(program.passes_plan(trips)) / trips
+        parts = parts_of(program.passes_plan(trips), lying.gathering)
+        both = parts.seconds / trips
         # A backward pass has two products for each of a forward pass, and those that are computed again. How
         # both share the time of a micro-batch hardly matters to a pipeline: its bubble is of their sum.
         forward = both / (3 + _recomputed(self.kept))

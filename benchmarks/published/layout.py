@@ -69,6 +69,11 @@ class Lying:
             self.kind, shape=tuple(a.size for a in self.axes), axes=tuple(a.name for a in self.axes)
         )
 
+    @property
+    def gathering(self) -> frozenset[str]:
+        """The axes along which weights are gathered for each use."""
+        return frozenset(a.name for a in self.axes if a.way == "shard")
+
     def tokens(self) -> NdSbp:
         """Of `n b s`: n micro-batches."""
         found = {"cp": S(2), "tp": B}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, TypeAlias
 
@@ -21,10 +22,39 @@ from sbp.signature import NdSbp
 PyTree: TypeAlias = Any
 
 
-def plan_seconds(plan: Plan) -> float:
-    """Of a step: with communication beside computation where the planner says so, else one after the other."""
-    overlapped: float = getattr(plan, "step_seconds", plan.seconds)
-    return overlapped
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a plan takes.
+
+    Arguments:
+      computing: all ops.
+      weights: collectives that gather weights and add up their gradients.
+      waited: other collectives: something is computed from what they bring.
+    """
+
+    computing: float
+    weights: float
+    waited: float
+
+    @property
+    def seconds(self) -> float:
+        """Weights are fetched ahead, and gradients sent behind, while products go on; all else is waited for."""
+        return max(self.computing + self.waited, self.weights)
+
+
+def parts_of(plan: Plan, gathering: Collection[str]) -> Parts:
+    """The time of a plan by what it is spent for.
+
+    Arguments:
+      gathering: axes along which weights are gathered for each use.
+    """
+    weights = waited = 0.0
+    for c in plan.collectives:
+        if c.kind in ("all_gather", "reduce_scatter") and set(c.axes) <= set(gathering):
+            weights += c.seconds
+        else:
+            waited += c.seconds
+    return Parts(plan.seconds - weights - waited, weights, waited)
 
 
 @dataclass(frozen=True)
@@ -138,11 +168,19 @@ class StageProgram:
         )
         update = partial(_update, lying=lying, dtype=self._blank.computed)
         rest = list(lying.at_rest)
-        return self._plan(update, (rest, rest, rest, list(lying.gradients)), (state, state, state, grads))
+        in_sbp = rest, rest, rest, list(lying.gradients)
+        return self._plan(update, in_sbp, (state, state, state, grads), donated=(0, 1, 2))
 
-    def _plan(self, fn: Callable[..., Any], in_sbp: PyTree, args: PyTree) -> Plan:
-        options = sbp.Options(hardware=self.hardware, check=False)
-        plan: Plan = sbp.compile(fn, self.lying.placement, in_sbp=in_sbp, options=options).plan(*args)
+    def _plan(
+        self, fn: Callable[..., Any], in_sbp: PyTree, args: PyTree, donated: tuple[int, ...] = ()
+    ) -> Plan:
+        # Whether it fits was settled when it ran; a plan over the limit would be refused.
+        hardware = replace(self.hardware, memory_bytes=math.inf)
+        options = sbp.Options(hardware=hardware, check=False)
+        program = sbp.compile(
+            fn, self.lying.placement, in_sbp=in_sbp, donate_argnums=donated, options=options
+        )
+        plan: Plan = program.plan(*args)
         return plan
 
     def _passes(self, weights: PyTree, xs: jax.Array, ys: jax.Array) -> PyTree:

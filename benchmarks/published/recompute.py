@@ -21,7 +21,10 @@ MORE_WORDS = ((r"attention-out|qkv_out|out_proj", "out"), (r"mlp-out", "down"))
 # "Selective" without more: with cut weights (PyTorch) every second product and the attention; with Megatron's
 # layouts all but the attention core, which a fused kernel computes again anyway.
 EVERY_SECOND = frozenset({"qkv", "context", "gate", "down", "experts"})
-ROOM = 0.9  # of the memory; the rest is for buffers of communication and what lies between others
+ROOM = 0.95  # of the memory; the rest is for buffers of communication and what lies between others
+# Beside a chip with a fast link to its host (NVLink-C2C, 450 GB/s one way), activations can wait there: its half of
+# the 480 GB of a Grace.
+HOST_BYTES = {"gb200": 240e9}
 
 
 def kept_results(row: PublishedStep, hardware: Hardware) -> Collection[str]:
@@ -36,7 +39,8 @@ def kept_results(row: PublishedStep, hardware: Hardware) -> Collection[str]:
     if row.checkpointing == "selective":
         return _by_words(row) or (EVERY_SECOND if row.layout.fsdp > 1 else EVERYTHING)
     ladder = (EVERYTHING, EVERY_SECOND, frozenset({"qkv", "context"}), NOTHING)
-    fits = (kept for kept in ladder if memory_bytes(row, kept) < ROOM * hardware.memory_bytes)
+    room = ROOM * hardware.memory_bytes + HOST_BYTES.get(hardware.name, 0.0)
+    fits = (kept for kept in ladder if memory_bytes(row, kept) < room)
     return next(fits, NOTHING)
 
 
@@ -70,14 +74,14 @@ def memory_bytes(row: PublishedStep, kept: Collection[str]) -> float:
 
 
 def state_bytes(row: PublishedStep) -> float:
-    """Weights, gradients and AdamW's state of one device."""
+    """Weights and gradients in 16 bits, and AdamW's state, of one device."""
     ways = row.layout
     dense, experts = weights_of(row)
     share = ways.tp * ways.pp
     if ways.fsdp > 1:
-        return 16 * (dense / (ways.fsdp * ways.cp) + experts / ways.fsdp) / share
+        return 14 * (dense / (ways.fsdp * ways.cp) + experts / ways.fsdp) / share
     copies, expert_copies = ways.dp * ways.cp, ways.dp * ways.cp / ways.ep
-    return dense / share * (6 + 12 / copies) + experts / (share * ways.ep) * (6 + 12 / expert_copies)
+    return dense / share * (4 + 12 / copies) + experts / (share * ways.ep) * (4 + 12 / expert_copies)
 
 
 def weights_of(row: PublishedStep) -> tuple[int, int]:
