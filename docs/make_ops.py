@@ -38,6 +38,7 @@ padding) and the signatures of other sizes, dtypes and parameters stand in
 FAMILIES = {
     "elementwise": "Element by element",
     "contract": "Contractions",
+    "attention": "Attention",
     "reduce": "Reductions",
     "ordered": "In the order of a dim",
     "shape": "Shapes",

@@ -4,7 +4,8 @@
     python -m sbp plan models/llama.py:train_step --placement h100:2x4
 
 RMS norms (Zhang and Sennrich, 2019), rotary positions (Su et al., 2021), attention with fewer keys and values
-than queries (Ainslie et al., 2023), a SwiGLU between the linear maps (Shazeer, 2020), a head of its own.
+than queries (Ainslie et al., 2023), by hand or as one op of JAX (`fused`), a SwiGLU between the linear maps
+(Shazeer, 2020), a head of its own.
 The layers lie in one stack that a `jax.lax.scan` runs through, or one by one; each can be computed once more
 in the backward pass (`remat`), so that of a layer only its input is kept.
 """
@@ -15,7 +16,7 @@ import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +28,7 @@ from sbp import B, S
 from sbp.placement import Placement
 
 PyTree: TypeAlias = Any
+Fused: TypeAlias = Literal["xla", "cudnn"] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,7 @@ class Config:
       rotation: base of the wavelengths of the rotary positions.
       scan: whether the layers lie in one stack; else each is by itself.
       remat: whether the backward pass computes each layer once more.
+      fused: what `jax.nn.dot_product_attention` is asked for, "xla" or "cudnn"; None: attention by hand.
       stored: dtype of the weights, and of the optimizer's state.
       computed: dtype of the layers; norms, softmax and loss are float32 (float64 if the weights are).
     """
@@ -54,6 +57,7 @@ class Config:
     rotation: float = 500_000.0
     scan: bool = True
     remat: bool = True
+    fused: Fused = None
     stored: DTypeLike = jnp.float32
     computed: DTypeLike = jnp.float32
 
@@ -177,7 +181,9 @@ def rotated(x: jax.Array, config: Config) -> jax.Array:
 
 def attention(x: jax.Array, layer: PyTree, config: Config) -> jax.Array:
     """Causal self-attention, `b s d -> b s d`."""
-    return jnp.einsum("bqkge,kged->bqd", mixed(*heads(x, layer, config)), layer["out"])
+    queries, keys, values = heads(x, layer, config)
+    found = fused(queries, keys, values, config.fused) if config.fused else mixed(queries, keys, values)
+    return jnp.einsum("bqkge,kged->bqd", found, layer["out"])
 
 
 def heads(x: jax.Array, layer: PyTree, config: Config) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -194,6 +200,15 @@ def mixed(queries: jax.Array, keys: jax.Array, values: jax.Array) -> jax.Array:
     seen = position[:, None] >= position[None, :]
     weights = jax.nn.softmax(jnp.where(seen, scores, jnp.finfo(scores.dtype).min), axis=-1)
     return jnp.einsum("bkgqs,bkse->bqkge", weights.astype(values.dtype), values)
+
+
+def fused(queries: jax.Array, keys: jax.Array, values: jax.Array, how: Fused) -> jax.Array:
+    """What `mixed` gives, as one op of JAX: on GPUs with "cudnn" no scores lie in memory."""
+    b, k, g, s, e = queries.shape
+    queries = queries.transpose(0, 3, 1, 2, 4).reshape(b, s, k * g, e)
+    keys, values = keys.swapaxes(1, 2), values.swapaxes(1, 2)
+    found = jax.nn.dot_product_attention(queries, keys, values, is_causal=True, implementation=how)
+    return found.reshape(b, s, k, g, e)
 
 
 def mlp(x: jax.Array, layer: PyTree) -> jax.Array:
@@ -280,6 +295,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--seq", type=int, default=default.sequence, help="tokens seen at once")
     options.add_argument("--scan", action=flag, default=default.scan, help="layers in one stack")
     options.add_argument("--remat", action=flag, default=default.remat, help="compute layers twice")
+    options.add_argument("--fused", choices=("xla", "cudnn"), help="attention as one op of JAX")
     options.add_argument("--bf16", action="store_true", help="compute in bfloat16, weights in float32")
     return options
 
@@ -297,6 +313,7 @@ def main(argv: Sequence[str] | None = None) -> train.Result:
         sequence=args.seq,
         scan=args.scan,
         remat=args.remat,
+        fused=args.fused,
         stored=jnp.float64 if args.x64 else jnp.float32,
         computed=jnp.bfloat16 if args.bf16 else jnp.float64 if args.x64 else jnp.float32,
     )

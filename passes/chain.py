@@ -37,7 +37,7 @@ from sbp.passes.pipeline.sums import split_sums
 from sbp.passes.pipeline.where import Where, find_places, placements_of
 from sbp.passes.plan import pins
 from sbp.passes.plan.candidates import Candidates, enumerate_candidates
-from sbp.passes.plan.model import ChosenSignatures, choose
+from sbp.passes.plan.model import Boundary, ChosenSignatures, choose, relaxed_bound
 from sbp.passes.program.duplicates import without_duplicates
 from sbp.passes.program.graph import Graph
 from sbp.passes.program.trace import Traced
@@ -132,6 +132,7 @@ class Chosen(Listed):
     """With one signature for each op, argument and result."""
 
     assignment: ChosenSignatures
+    asked: Boundary
 
 
 @dataclass(frozen=True)
@@ -178,7 +179,7 @@ def choose_signatures(s: Listed) -> Chosen:
     asked = pins.boundary(s.graph, s.asked_inputs, r.out_sbp, r.ties, r.placement)
     asked = replace(asked, in_costs=r.in_costs, out_costs=r.out_costs)
     assignment = choose(s.candidates, asked, s.boxings, r.terms.time_limit_seconds)
-    return Chosen(**vars(s), assignment=assignment)
+    return Chosen(**vars(s), assignment=assignment, asked=asked)
 
 
 def box(s: Chosen) -> Placed:
@@ -210,6 +211,10 @@ def write_plan(s: Placed) -> PlanData:
     )
     paths = s.traced.in_paths, s.traced.out_paths
     plan = explain(r.name, s.physical, s.boxings, s.assignment.bound, paths, remarks, r.donated)
+    if plan.gap < 0:
+        # Versions are made from each other in a way that the search did not price: its bound is not of all.
+        bound = relaxed_bound(s.candidates, s.asked, s.boxings, r.terms.time_limit_seconds)
+        plan = replace(plan, bound=bound)
     if r.whole_step:
         memory.check_limit(plan, limit, r.donated)
         plan = memory.with_warning(plan, r.donated)

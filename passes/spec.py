@@ -170,6 +170,8 @@ def _plan_problems(plan: PlanData) -> Iterator[str]:
     ):
         if len(sbps) != len(paths):
             yield f"{len(sbps)} signatures of {len(paths)} {what}"
+    if plan.gap < 0:
+        yield f"its bound of {plan.bound} s is above its {plan.seconds} s"
     for i, c in enumerate(plan.collectives):
         if c.kind != "send" and not set(c.axes) <= {*plan.part(i)[0].placement.axes}:
             yield f"{c.kind} of {c.tensor} over {c.axes}, which {plan.placement} does not have"

@@ -36,7 +36,7 @@ from sbp.runtime.pipeline.program import BuiltPipeline, many_programs
 from sbp.runtime.rooms import rooms_of
 from sbp.runtime.sampling import with_samples
 from sbp.runtime.signatures import Signatures
-from sbp.runtime.target.devices import NotHere, absent_mesh, chip_of, missing, topology_of
+from sbp.runtime.target.devices import NotHere, absent_mesh, chip_of, cudnn_of, missing, topology_of
 from sbp.runtime.target.report import ProgramReport, report_of
 from sbp.signature import AUTO
 from sbp.untyped import Prefix, PyTree
@@ -170,7 +170,10 @@ class Program(Generic[P, R]):
             problem = missing(self.placement)
         mesh = self.placement.abstract_mesh if problem else absent_mesh(self.placement, self.options.topology)
         platform = {"gpu": "cuda"}.get(self.placement.platform, self.placement.platform)
-        lowered: jax.stages.Lowered = built.jitted(mesh).trace(*avals).lower(lowering_platforms=(platform,))
+        with cudnn_of(self.placement):
+            lowered: jax.stages.Lowered = (
+                built.jitted(mesh).trace(*avals).lower(lowering_platforms=(platform,))
+            )
         return NotHere(lowered, problem) if problem else lowered
 
     def report(self, *args: PyTree, **kwargs: PyTree) -> ProgramReport:
@@ -255,12 +258,14 @@ class Program(Generic[P, R]):
             return out
 
         try:
-            traced = trace(watched, call.full(args), kwargs, sorted(call.static))
+            with cudnn_of(self.placement):
+                traced = trace(watched, call.full(args), kwargs, sorted(call.static))
         except Exception as e:
             problems = asked.misread(args, kwargs, call.paths(self.fn), self.placement)
             raise_all([*problems, *(e.problems if isinstance(e, SbpError) else ())] if problems else ())
             raise
-        raise_all(watch.lost(call.full(args), kwargs))
+        with cudnn_of(self.placement):
+            raise_all(watch.lost(call.full(args), kwargs))
         graph = traced.graph
         out = jax.tree.unflatten(traced.out_tree, [graph.operand(x) for x in graph.outputs])
         signatures = Signatures(traced, args, kwargs, out, asked, self.out_sbp)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import jax
-from jax._src import source_info_util
+from jax._src import dispatch, source_info_util
+from jax._src.cudnn import fused_attention_stablehlo
 from jax._src.state.discharge import discharge_state
 from jax.interpreters import mlir
 
@@ -53,3 +57,63 @@ def lowered_function(primitive: Primitive) -> Callable[..., PyTree] | None:
     if not home.startswith("jax."):
         return None
     return run if held["multiple_results"] else lambda *args, **params: [run(*args, **params)]
+
+
+def run_attention(
+    primitive: Bindable, args: Sequence[jax.Array], params: Mapping[str, Any]
+) -> list[jax.Array]:
+    """One of cuDNN's attentions on one device: its kernel, without what JAX wraps around to partition it."""
+    return list(primitive.impl(*args, **params))
+
+
+CUDNN_VERSION = 92000
+"""The cuDNN that is assumed where there is none: JAX asks which one it traces for, and refuses older ones."""
+_assuming = threading.RLock()
+
+
+def has_cudnn() -> bool:
+    """Whether JAX finds a cuDNN here."""
+    module: Any = fused_attention_stablehlo
+    if module.cuda_versions is None:
+        return False
+    try:
+        return bool(module.cuda_versions.cudnn_get_version())
+    except RuntimeError:  # a plugin without CUDA's libraries
+        return False
+
+
+@contextlib.contextmanager
+def assumed_cudnn(capability: tuple[int, int]) -> Iterator[None]:
+    """A context in which JAX traces and lowers `implementation="cudnn"` for a chip that need not be here.
+
+    That needs no cuDNN: JAX asks for its version and for the first GPU, to refuse what they cannot do. And it
+    would have devices to lower the kernels, as it needs to partition them; they are partitioned here already.
+    One thread at a time, since what it asks is a module's.
+
+    Arguments:
+      capability: CUDA compute capability of the chip.
+    """
+
+    def of(text: str) -> tuple[int, ...]:
+        return tuple(map(int, text.split(".")))
+
+    module: Any = fused_attention_stablehlo
+    answers: dict[str, Any] = {
+        "check_compute_capability": lambda least: capability >= of(least),
+        "is_cuda_compute_capability_equal": lambda asked: capability == of(asked),
+    }
+    needing = dispatch.prim_requires_devices_during_lowering
+    with _assuming:
+        kernels = needing & {module._dot_product_attention_fwd_p, module._dot_product_attention_bwd_p}
+        if not has_cudnn():
+            answers["cuda_versions"] = SimpleNamespace(cudnn_get_version=lambda: CUDNN_VERSION)
+        before = {name: getattr(module, name) for name in answers}
+        try:
+            for name, answer in answers.items():
+                setattr(module, name, answer)
+            needing.difference_update(kernels)
+            yield
+        finally:
+            needing.update(kernels)
+            for name, answer in before.items():
+                setattr(module, name, answer)

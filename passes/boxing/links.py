@@ -13,6 +13,9 @@ from sbp.passes.boxing.moves import Move, itemsize, wire_bytes
 from sbp.placement import Placement
 from sbp.untyped import DType
 
+STEP_SECONDS = 1e-12
+"""Of every move, so that of plans that are as good the one with fewer moves wins."""
+
 
 @dataclass(frozen=True)
 class Network:
@@ -65,6 +68,7 @@ class Network:
         hierarchy = self.placement.shape
         if not move.is_collective:
             moved = math.prod(local_shape(shape, move.after, hierarchy)) * compat.itemsize(dtype)
-            return 0.0 if move.kind in ("keep", "slice") else moved / self.hardware.memory_bytes_per_second
+            free = move.kind in ("keep", "slice")
+            return STEP_SECONDS + (0.0 if free else moved / self.hardware.memory_bytes_per_second)
         axes = tuple(range(len(hierarchy))) if move.kind == "permute" else move.axes
-        return self.collective_seconds(move.kind, axes, self.wire_bytes(move, shape, dtype))
+        return STEP_SECONDS + self.collective_seconds(move.kind, axes, self.wire_bytes(move, shape, dtype))

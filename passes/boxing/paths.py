@@ -20,7 +20,6 @@ from sbp.signature import B, NdSbp, P, Partial, Signature, Split
 from sbp.untyped import DType
 
 Array = np.ndarray[Any, Any]
-_STEP = 1e-12  # seconds; among equal paths the shorter one wins
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ class Boxing:
         for i, nd in enumerate(self.universe):
             for move in itertools.chain(moves_from(nd, self.signatures), self._permutes(nd)):
                 j = self.index[move.after]
-                seconds = self.network.seconds(move, self.shape, self.dtype) + _STEP
+                seconds = self.network.seconds(move, self.shape, self.dtype)
                 if (i, j) not in out or seconds < out[i, j][0]:
                     out[i, j] = seconds, move
         return out
@@ -79,12 +78,17 @@ class Boxing:
     def _shortest(self, strict: bool) -> tuple[Array, Array]:
         """Seconds between all pairs, and the predecessors on the cheapest paths."""
         n = len(self.universe)
-        used = [(i, j, s) for (i, j), (s, m) in self._moves.items() if not (strict and makes_sum(m))]
+        used = [(i, j, s) for (i, j), (s, m) in self._moves.items() if not makes_sum(m)]
+        if not strict:
+            # Once zeros are filled in (signatures from n on), no collective follows: to reduce such a sum is
+            # a roundabout way to what another collective does, however its rates were measured.
+            used += [(i, j + n, s) for (i, j), (s, m) in self._moves.items() if makes_sum(m)]
+            used += [(i + n, j + n, s) for (i, j), (s, m) in self._moves.items() if not m.is_collective]
         at = np.array([(i, j) for i, j, _ in used], dtype=np.int64).reshape(-1, 2)
         # All pairs at once, for (1 + dims + partials) ** axes signatures: a few hundred nodes at the most,
         # and one table per shape serves every tensor of it (Dijkstra, 1959, with SciPy's heaps).
-        graph = csr_matrix(([s for _, _, s in used], (at[:, 0], at[:, 1])), shape=(n, n))
-        cost, before = dijkstra(graph, return_predecessors=True)
+        graph = csr_matrix(([s for _, _, s in used], (at[:, 0], at[:, 1])), shape=(2 * n, 2 * n))
+        cost, before = dijkstra(graph, indices=np.arange(n), return_predecessors=True)
         return cost, before
 
     @cached_property
@@ -95,15 +99,16 @@ class Boxing:
     def _strict(self) -> tuple[Array, Array]:
         return self._shortest(strict=True)
 
-    @property
+    @cached_property
     def seconds(self) -> Array:
         """The time from each signature (row) to each other (column)."""
-        return self._loose[0]
+        n = len(self.universe)
+        return np.minimum(self._loose[0][:, :n], self._loose[0][:, n:])
 
-    @property
+    @cached_property
     def strict_seconds(self) -> Array:
         """The same without filling a sum with zeros: infinite where only filling would make it."""
-        return self._strict[0]
+        return self._strict[0][:, : len(self.universe)]
 
     def path(self, before: NdSbp, after: NdSbp, *, strict: bool = False) -> tuple[Move, ...]:
         """The cheapest sequence of moves; a strict one makes no sum by filling.
@@ -115,12 +120,13 @@ class Boxing:
         >>> [m.kind for m in box.path((P,), (B,))]
         ['all_reduce']
         """
-        i, j = self.index[before], self.index[after]
-        predecessors = (self._strict if strict else self._loose)[1]
+        n, i, j = len(self.universe), self.index[before], self.index[after]
+        cost, predecessors = self._strict if strict else self._loose
+        j += n if cost[i, j + n] < cost[i, j] else 0
         steps: list[Move] = []
         while j != i:
             k = int(predecessors[i, j])
-            steps.append(self._moves[k, j][1])
+            steps.append(self._moves[k % n, j % n][1])
             j = k
         return tuple(reversed(steps))
 

@@ -12,9 +12,10 @@ from sbp.passes.boxing.paths import Boxings
 from sbp.passes.explain.plan import Collective, PlanData
 from sbp.passes.explain.reasons import Reasons
 from sbp.passes.physical.evaluate import Evaluator, Executed, executed
+from sbp.passes.physical.overlap import OverlappedStep
 from sbp.passes.physical.program import Border, Box, Compute, Physical, Step
 from sbp.passes.plan.cost import talk_seconds
-from sbp.passes.program.graph import Const, Graph
+from sbp.passes.program.graph import Const, Graph, Node
 from sbp.passes.program.names import Names
 from sbp.passes.program.views import talks_of
 from sbp.rules.registry import unknown_functions
@@ -41,9 +42,10 @@ def explain(
     """
     graph, placement, network = physical.graph, physical.placement, boxings.network
     reasons, takes = Reasons(physical, Names(graph, *paths)), Evaluator(physical, network, donated)
+    step = takes.overlapped()
     collectives = tuple(
         replace(
-            _collective(s, n, takes, reasons) if isinstance(s, Box) else _inside(s, n, takes, reasons),
+            _moved(s, n, takes, reasons, step) if isinstance(s, Box) else _inside(s, n, takes, reasons, step),
             name=row_name(i),
         )
         for i, (s, n) in enumerate(talking(physical))
@@ -54,6 +56,7 @@ def explain(
         network.hardware,
         collectives,
         takes.seconds(),
+        step.seconds,
         bound,
         takes.peak_bytes(),
         physical.inputs[: len(paths[0])],
@@ -99,10 +102,15 @@ def named(physical: Physical, reasons: Reasons) -> Physical:
 
 @dataclass(frozen=True, slots=True)
 class Inside:
-    """A collective inside an op."""
+    """A collective inside an op.
+
+    Arguments:
+      position: which of the op's talks it is.
+    """
 
     step: Compute
     talk: Talk
+    position: int
 
 
 def talking(physical: Physical) -> list[tuple[Box | Inside, Executed]]:
@@ -128,12 +136,12 @@ def rows_of(physical: Physical) -> Iterator[tuple[int, Box | Inside, Executed]]:
             yield next(fresh), step, how
         elif isinstance(step, Compute):
             talks = talks_of(physical.graph, step.node, step.strategy.lying, physical.placement.shape)
-            for t in talks:
+            for k, t in enumerate(talks):
                 version = step.node.inputs[t.operand], step.strategy.operands[t.operand]
                 same = *version, t.axes, t.sent, how.times
                 if t.sent is None or same not in asked:
                     asked[same] = next(fresh)
-                yield asked[same], Inside(step, t), how
+                yield asked[same], Inside(step, t, k), how
 
 
 def _sends(box: Box, physical: Physical) -> bool:
@@ -142,7 +150,7 @@ def _sends(box: Box, physical: Physical) -> bool:
     return wire_bytes(box.move, value.shape, size, physical.placement.shape) > 0
 
 
-def _collective(box: Box, how: Executed, takes: Evaluator, reasons: Reasons) -> Collective:
+def _moved(box: Box, how: Executed, takes: Evaluator, reasons: Reasons, step: OverlappedStep) -> Collective:
     placement, move = takes.physical.placement, box.move
     value = takes.physical.graph.values[box.value]
     return Collective(
@@ -157,18 +165,21 @@ def _collective(box: Box, how: Executed, takes: Evaluator, reasons: Reasons) -> 
         count=how.times,
         wire_bytes=how.times * takes.box_bytes(box),
         seconds=how.assumed * takes.box_seconds(box),
+        exposed_seconds=step.exposed_of(box),
         source=str(reasons.source(box)),
         reason=reasons.reason(box),
     )
 
 
-def _inside(inside: Inside, how: Executed, takes: Evaluator, reasons: Reasons) -> Collective:
-    step, talk, placement = inside.step, inside.talk, takes.physical.placement
-    x, nd = step.node.inputs[talk.operand], step.strategy.operands[talk.operand]
+def _inside(
+    inside: Inside, how: Executed, takes: Evaluator, reasons: Reasons, step: OverlappedStep
+) -> Collective:
+    op, talk, placement = inside.step, inside.talk, takes.physical.placement
+    x, nd = op.node.inputs[talk.operand], op.strategy.operands[talk.operand]
     value = takes.physical.graph.operand(x)
     return Collective(
         kind=talk.kind,
-        tensor=step.node.op if isinstance(x, Const) else reasons.names.of(x),
+        tensor=op.node.op if isinstance(x, Const) else reasons.names.of(x),
         shape=value.shape,
         dtype=str(value.dtype),
         before=nd,
@@ -178,19 +189,28 @@ def _inside(inside: Inside, how: Executed, takes: Evaluator, reasons: Reasons) -
         count=how.times,
         wire_bytes=how.times * talk.wire_bytes,
         seconds=how.assumed * talk_seconds(talk, takes.network),
-        source=str(step.node.source),
-        reason=reasons.inside(step, talk),
+        exposed_seconds=step.exposed_of(op, inside.position),
+        source=str(op.node.source),
+        reason=reasons.inside(op, talk),
     )
 
 
 def _no_rule(graph: Graph, physical: Physical) -> list[str]:
-    """Ops that ran whole on every device because they have no rule, or none for a function that they hold."""
+    """Ops that ran whole on every device because they have no rule, or none for what they hold or ask for."""
     found: dict[str, list[str]] = {}
     for step, _ in physical.walk():
-        if isinstance(step, Compute):
-            rule, op = step.node.rule, step.node.op
-            functions = unknown_functions(rule, step.node.params) if rule else ()
-            if rule is None or functions:
-                held = f" with a function as {', '.join(functions)}" if functions else ""
-                found.setdefault(op + held, []).append(str(step.node.source))
-    return [f"no rule for {op}: gathered ({', '.join(dict.fromkeys(at))})" for op, at in found.items()]
+        if isinstance(step, Compute) and (why := _why_whole(step.node)):
+            found.setdefault(why, []).append(str(step.node.source))
+    return [f"{why} ({', '.join(dict.fromkeys(at))})" for why, at in found.items()]
+
+
+def _why_whole(node: Node) -> str:
+    """Why an op runs whole whatever is planned, if it does."""
+    op, rule, params = node.op, node.rule, node.params
+    if rule is None:
+        return f"no rule for {op}: gathered"
+    functions = unknown_functions(rule, params)
+    if functions:
+        return f"no rule for {op} with a function as {', '.join(functions)}: gathered"
+    why = rule.whole(params) if rule.whole is not None else ""
+    return f"{op} runs whole: {why}" if why else ""

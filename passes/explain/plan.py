@@ -13,6 +13,9 @@ from sbp.passes.program.names import common, without_indices
 from sbp.placement import Placement
 from sbp.signature import NdSbp
 
+ROUNDING = 1e-9
+"""Times that differ by less, relatively, are the same sum in another order."""
+
 
 @dataclass(frozen=True, slots=True)
 class Collective:
@@ -29,6 +32,8 @@ class Collective:
       count: times per step, as far as that is known: in a loop of unknown length, once.
       wire_bytes: what one device sends per step, bytes.
       seconds: estimated time per step; a loop of unknown length counts `WHILE_TRIPS` times.
+      exposed_seconds: what of it the device's kernels wait, estimated; of a send for every micro-batch 0.0,
+        since the timeline has what it delays.
       source: the user's line that caused it, such as "gpt.py:41".
       reason: one sentence.
       name: what its instructions are called in the compiled program, such as "row12": its position among the
@@ -46,6 +51,7 @@ class Collective:
     count: int
     wire_bytes: float
     seconds: float
+    exposed_seconds: float
     source: str
     reason: str
     name: str = ""
@@ -60,7 +66,12 @@ def together(same: Sequence[Collective]) -> Collective:
         count=sum(c.count for c in same),
         wire_bytes=sum(c.wire_bytes for c in same),
         seconds=sum(c.seconds for c in same),
+        exposed_seconds=sum(c.exposed_seconds for c in same),
     )
+
+
+SAME = 1e-7
+"""Seconds that differ by less than this part are the same: sums of tens of thousands of terms."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -71,7 +82,8 @@ class PlanData:
       name: the function's name.
       placement, hardware: where it runs and what it is planned for.
       collectives: all of them, in order of execution.
-      seconds: estimated time of one step.
+      seconds: estimated time of one step, ops and collectives one after the other; what the search minimises.
+      step_seconds: the same with collectives beside computation, where XLA runs them so.
       bound: a proven lower bound on the estimate of every plan with these pins, seconds.
       memory_bytes: peak per device, estimated.
       in_sbp, out_sbp: signatures at rest of arguments and results, as `jax.Array`s arrive and leave.
@@ -85,6 +97,7 @@ class PlanData:
     hardware: Hardware
     collectives: tuple[Collective, ...]
     seconds: float
+    step_seconds: float
     bound: float
     memory_bytes: float
     in_sbp: tuple[NdSbp, ...]
@@ -100,12 +113,22 @@ class PlanData:
         return sum(c.wire_bytes for c in self.collectives)
 
     @property
+    def exposed_seconds(self) -> float:
+        """What of `step_seconds` kernels wait for collectives."""
+        return sum(c.exposed_seconds for c in self.collectives)
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether anything runs beside something else."""
+        return self.step_seconds < self.seconds * (1 - ROUNDING)
+
+    @property
     def gap(self) -> float:
         """How far the estimate can be from the optimum, relative; 0.0 is proven optimal."""
         if self.seconds <= 0:
             return 0.0
         gap = (self.seconds - self.bound) / self.seconds
-        return gap if gap > 1e-6 else 0.0
+        return 0.0 if abs(gap) <= SAME else gap
 
     @property
     def fits(self) -> bool:

@@ -118,6 +118,7 @@ def _by_line(found: Sequence[TableRow]) -> list[TableRow]:
             tensor=common([first.tensor, *(r.collective.tensor for r in same)]),
             wire_bytes=sum(r.collective.wire_bytes for r in same),
             seconds=sum(r.collective.seconds for r in same),
+            exposed_seconds=sum(r.collective.exposed_seconds for r in same),
             count=sum(r.times for r in same),
         )
         out.append(TableRow(one, one.count, sum(r.tensors for r in same)))
@@ -133,20 +134,27 @@ def rest_text(rest: Sequence[TableRow]) -> str:
 def totals(plan: PlanData) -> list[tuple[str, str]]:
     """The figures of the whole plan, each with its name."""
     kinds = [f"{n} {kind_text(k)} {bytes_text(b)}" for k, (n, b) in plan.by_kind().items()]
-    moving = sum(c.seconds for c in plan.collectives)
     return [
         (
             "collectives",
             f"{sum(c.count for c in plan.collectives)} per step" + (f": {', '.join(kinds)}" if kinds else ""),
         ),
         ("wire", f"{bytes_text(plan.wire_bytes)} sent per device per step"),
-        (
-            "time",
-            f"{seconds_text(plan.seconds)} per step, estimated; {seconds_text(moving)} of it in collectives",
-        ),
+        ("time", time_text(plan)),
         ("memory", f"{bytes_text(plan.memory_bytes)} at the peak per device{capacity_text(plan)}"),
         ("plan", verdict_text(plan)),
     ]
+
+
+def time_text(plan: PlanData) -> str:
+    """How long a step takes, and how long with nothing beside anything."""
+    serial, moving = seconds_text(plan.seconds), sum(c.seconds for c in plan.collectives)
+    if not plan.overlaps:
+        return f"{serial} per step, estimated; {seconds_text(moving)} of it in collectives"
+    return (
+        f"{seconds_text(plan.step_seconds)} per step with overlap, estimated "
+        f"({seconds_text(plan.exposed_seconds)} of communication exposed); {serial} one thing after the other"
+    )
 
 
 @dataclass

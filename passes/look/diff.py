@@ -37,6 +37,11 @@ def diff_text(a: PlanData, b: PlanData, names: tuple[str, str] = ("a", "b")) -> 
         ("time", lambda p: p.seconds, seconds_text),
         ("memory", lambda p: p.memory_bytes, bytes_text),
     ]
+    if a.overlaps or b.overlaps:
+        figures[3:3] = [
+            ("overlapped", lambda p: p.step_seconds, seconds_text),
+            ("exposed", lambda p: p.exposed_seconds, seconds_text),
+        ]
     for name, figure, text in figures:
         x, y = figure(a), figure(b)
         change = "" if x == y else f"  ({100 * (y - x) / x:+.1f} %)" if x else "  (new)"

@@ -19,7 +19,7 @@ from sbp.passes.look.svg import plan_svg
 from sbp.placement import Placement
 from sbp.signature import format_sbp, parse_sbp
 
-FORMAT, VERSION = "sbp-plan", 1
+FORMAT, VERSION = "sbp-plan", 2
 TRACE = ".trace.json"
 
 
@@ -166,6 +166,7 @@ def read_plan(data: Mapping[str, Any]) -> PlanData:
         ),
         tuple(_collective(c) for c in data["collectives"]),
         data["seconds"],
+        data["step_seconds"],
         data["bound"],
         data["memory_bytes"],
         tuple(map(parse_sbp, data["in_sbp"])),

@@ -25,8 +25,8 @@ from sbp.units import bytes_text, seconds_text
 
 # Tables of a page may be longer than those of a terminal.
 PAGE_ROWS = 1000
-HEADINGS = ("×", "collective", "tensor", "before → after", "over", "sent", "time", "line", "why")
-NUMBERS = ("×", "sent", "time")
+HEADINGS = ("×", "collective", "tensor", "before → after", "over", "sent", "time", "exposed", "line", "why")
+NUMBERS = ("×", "sent", "time", "exposed")
 MONO = "12px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace"
 STYLE = f"""
 .sbp {{ font: 14px/1.45 Inter, "Helvetica Neue", Helvetica, Arial, sans-serif; color: #1f2933; }}
@@ -156,6 +156,7 @@ def _row(r: TableRow) -> str:
         f"<td>{escape(over_text(c)).replace(' (', '<br>(')}</td>"
         f'<td class="n" data-v="{c.wire_bytes!r}">{bytes_text(c.wire_bytes)}</td>'
         f'<td class="n" data-v="{c.seconds!r}">{seconds_text(c.seconds)}</td>'
+        f'<td class="n" data-v="{c.exposed_seconds!r}">{seconds_text(c.exposed_seconds)}</td>'
         f'<td class="mono">{escape(c.source)}</td><td class="why">{escape(c.reason)}</td></tr>'
     )
 

@@ -91,15 +91,13 @@ def figures(plan: PipelineData) -> list[tuple[str, str]]:
     """The figures of the whole plan, each with its name."""
     out = []
     if plan.timeline is None:
-        out.append(
-            ("time", f"{seconds_text(plan.seconds)} per step, estimated, one placement after the other")
-        )
+        out.append(("time", f"{_estimated(plan)}, one placement after the other"))
     else:
-        outside = plan.seconds - float(plan.timeline.makespan)
+        outside = plan.step_seconds - float(plan.timeline.makespan)
         out = [
             (
                 "time",
-                f"{seconds_text(plan.seconds)} per step, estimated; {seconds_text(outside)} outside the loop",
+                f"{_estimated(plan)}; {seconds_text(outside)} outside the loop",
             ),
             ("bubble", f"{plan.timeline.bubble_fraction:.1%} of all placements' time in the loop, estimated"),
             ("live", f"{_listed(plan.live, '{:g}'.format)} micro-batches at the most"),
@@ -112,6 +110,11 @@ def figures(plan: PipelineData) -> list[tuple[str, str]]:
         ("wire", f"{bytes_text(plan.wire_bytes)} sent per device per step at the most"),
         ("plan", verdict_text(plan)),
     ]
+
+
+def _estimated(plan: PipelineData) -> str:
+    step = f"{seconds_text(plan.step_seconds)} per step, estimated"
+    return f"{step} ({seconds_text(plan.seconds)} without overlap)" if plan.overlaps else step
 
 
 def _listed(figures: Sequence[float], text: Callable[[float], str]) -> str:
@@ -209,9 +212,10 @@ def _place_text(plan: PipelineData, place: int, width: int | None) -> str:
     p = own_signatures(plan.stages[place])
     moving = sum(c.seconds for c in p.collectives)
     per_step = f"{sum(c.count for c in p.collectives)} per step"
+    exposed = f" ({seconds_text(p.exposed_seconds)} exposed)" if p.overlaps else ""
     total = (
         f"collectives  {per_step}, {bytes_text(p.wire_bytes)} sent per device, {seconds_text(moving)} of "
-        f"{seconds_text(p.seconds)}; {bytes_text(plan.memory[place])} at the peak per device"
+        f"{seconds_text(p.seconds)}{exposed}; {bytes_text(plan.memory[place])} at the peak per device"
     )
     return "\n".join([*table_lines(p, width), total, *signature_lines(p, plan)])
 

@@ -66,7 +66,8 @@ def _rect(s: Spot, radius: float, fill: str, stroke: str = "none", line: float =
 def _heading(plan: PlanData, graph: nx.DiGraph) -> list[str]:
     """What it is, its figures, and what the colours mean."""
     figures = (
-        f"{bytes_text(plan.wire_bytes)} sent per device per step · {seconds_text(plan.seconds)} estimated · "
+        f"{bytes_text(plan.wire_bytes)} sent per device per step · "
+        f"{seconds_text(plan.step_seconds)} estimated · "
         f"{bytes_text(plan.memory_bytes)} peak per device · {verdict_text(plan)}"
     )
     out = [

@@ -56,7 +56,7 @@ def short_figures(plan: PlanData) -> str:
     figures = (
         f"{sum(c.count for c in plan.collectives)} collectives",
         f"{bytes_text(plan.wire_bytes)} sent per device",
-        f"{seconds_text(plan.seconds)} estimated",
+        f"{seconds_text(plan.step_seconds)} estimated",
         f"{bytes_text(plan.memory_bytes)} at the peak",
         verdict_text(plan),
     )

@@ -7,23 +7,33 @@ of collectives it counts once, as what is known.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
-from sbp import compat
 from sbp.passes.boxing.links import Network
+from sbp.passes.physical.combining import COMBINED_KINDS
 from sbp.passes.physical.fusing import KernelOp, ShardSizes
 from sbp.passes.physical.memory import Live, peak
+from sbp.passes.physical.overlap import MOVE, OverlappedStep, SentId, overlapped
 from sbp.passes.physical.program import Border, Box, Compute, Physical, Step, Version
-from sbp.passes.plan.cost import node_seconds
+from sbp.passes.plan.cost import local_bytes, node_seconds, talk_seconds
 from sbp.passes.program.control import assumed_trips, trips
 from sbp.passes.program.graph import Const
+from sbp.passes.program.views import talks_of
 from sbp.signature import NdSbp
+from sbp.talk.local import Talk
 
 SHORTEST_COLLECTIVE_SECONDS = 36e-6
 """Of 8 H100s, in the table of XLA's scheduler (default_collective_perf_table.txtpb)."""
 
+BETWEEN_HOSTS_SECONDS = 5e-3
+"""What it takes any collective between hosts to be, unless it is told how large a host is."""
+
+OVERLAPPING = frozenset(["gpu"])
+"""Platforms on which XLA runs collectives beside kernels; on CPUs an op waits for each."""
 
 HOLES = 0.03
 """Of XLA's heap, beyond what is alive in it: none for plain transformers, 12 % for scans of recomputed
@@ -80,6 +90,50 @@ class Evaluator:
         every = self.physical.steps if steps is None else steps
         return sum(e.assumed * self.seconds_of(e.step) for e in executed(every))
 
+    def talk_times(self, step: Compute) -> list[tuple[Talk, float]]:
+        """What an op sends itself, each with its time."""
+        p = self.physical
+        talks = talks_of(p.graph, step.node, step.strategy.lying, p.placement.shape)
+        return [(t, talk_seconds(t, self.network)) for t in talks]
+
+    def combines(self, box: Box) -> tuple[Hashable, float] | None:
+        """With what a move may be sent as one, and the bytes that it gives; None if it is sent by itself."""
+        value, move = self.physical.graph.values[box.value], box.move
+        if not self.network.hardware.merges_collectives or move.kind not in COMBINED_KINDS:
+            return None
+        given = local_bytes(value.shape, value.dtype, move.after, self.physical.placement.shape)
+        return (move.kind, move.axes, str(value.dtype)), given
+
+    def combined_seconds(self, boxes: Sequence[Box]) -> float:
+        """The time of moves that are sent as one: that of the largest, with the bytes of all."""
+        sizes = [self.box_bytes(b) for b in boxes]
+        largest = max(range(len(boxes)), key=sizes.__getitem__)
+        value, times = self.physical.graph.values[boxes[largest].value], sum(sizes) / sizes[largest]
+        shape = (math.ceil(value.shape[0] * times), *value.shape[1:]) if value.shape else (math.ceil(times),)
+        return self.network.seconds(boxes[largest].move, shape, value.dtype)
+
+    def believed_seconds(self, axes: tuple[int, ...], seconds: float) -> float:
+        """What XLA's scheduler takes a collective over some axes to be: it knows none that are short, and
+        has one figure for all that leave a host."""
+        p, hardware = self.physical.placement, self.network.hardware
+        if any(hardware.link([int(r) for r in g]) != hardware.links[0] for g in p.groups(axes)):
+            return BETWEEN_HOSTS_SECONDS
+        return max(seconds, SHORTEST_COLLECTIVE_SECONDS)
+
+    def overlapped(self, steps: Sequence[Step] | None = None) -> OverlappedStep:
+        """The time of all steps, or of some of them, with collectives beside kernels, where XLA does so."""
+        every = self.physical.steps if steps is None else steps
+        if self.network.hardware.platform in OVERLAPPING:
+            return overlapped(every, self)
+        exposed: dict[SentId, float] = {}
+        for e in executed(every):
+            if isinstance(e.step, Compute):
+                for k, (_, seconds) in enumerate(self.talk_times(e.step)):
+                    exposed[id(e.step), k] = e.assumed * seconds
+            elif isinstance(e.step, Box) and self.box_bytes(e.step) > 0:
+                exposed[id(e.step), MOVE] = e.assumed * self.box_seconds(e.step)
+        return OverlappedStep(self.seconds(every), exposed)
+
     def at_peak(self) -> list[Live]:
         """What one device holds when it holds most, the largest first: that of XLA:GPU (memory.py)."""
         p = self.physical
@@ -91,19 +145,17 @@ class Evaluator:
         return sorted(found, key=lambda x: -x.bytes)
 
     def scheduled_seconds(self, op: KernelOp) -> float:
-        """How long XLA's scheduler takes an op to be: it computes products of float32 in TF32, at half the
-        rate of 2 bytes, has no figures for convolutions, and knows no short collective."""
+        """How long XLA's scheduler takes an op to be: it goes by peak rates, has no figures for convolutions,
+        and knows no short collective."""
         if op.step is None or op.name == "conv_general_dilated":
             return 0.0
-        taken, hardware = self.seconds([op.step]), self.network.hardware
-        if op.sends:
-            return max(taken, SHORTEST_COLLECTIVE_SECONDS)
-        if not op.product or max(self._itemsizes(op)) != 4:
-            return taken
-        return taken * min(1.0, 2 * hardware.flops(4) / hardware.flops(2))
+        taken = self._by_peaks.seconds([op.step])
+        return max(taken, SHORTEST_COLLECTIVE_SECONDS) if op.sends else taken
 
-    def _itemsizes(self, op: KernelOp) -> list[float]:
-        return [compat.itemsize(self.physical.graph.values[v].dtype) for v, _ in op.reads]
+    @cached_property
+    def _by_peaks(self) -> Evaluator:
+        hardware = replace(self.network.hardware, chip="", launch_seconds=0.0)
+        return Evaluator(self.physical, Network(self.network.placement, hardware))
 
     def peak_bytes(self) -> float:
         """What one device needs: what it holds when it holds most, and the holes between temporaries."""

@@ -28,7 +28,7 @@ from sbp.passes.physical.program import (
 )
 from sbp.passes.plan.cost import local_bytes
 from sbp.passes.program.control import ports
-from sbp.passes.program.graph import Const
+from sbp.passes.program.graph import Const, Node
 from sbp.passes.program.views import held_bytes, talks_of
 
 
@@ -143,10 +143,7 @@ def op_of(step: Step, physical: Physical) -> KernelOp:
         return KernelOp(
             Fusing.CALL, read, written, frozenset(carried), product=product, sends=sends, step=step
         )
-    rule, name = step.node.rule, step.node.op
-    kind = KINDS.get(name, Fusing.CALL)
-    if rule is not None and name not in KINDS:
-        kind = Fusing.VIEW if rule.identity else Fusing.LOOP if rule.fused or rule.pointwise else Fusing.CALL
+    rule, name, kind = step.node.rule, step.node.op, kind_of(step.node)
     same = rule is not None and rule.pointwise
     over = name in IN_PLACE or name.startswith("scatter")
     pairs = list(zip(step.node.inputs, step.strategy.operands, strict=True))
@@ -157,6 +154,14 @@ def op_of(step: Step, physical: Physical) -> KernelOp:
     sends, held = bool(talks_of(*where)), held_bytes(*where)
     changed = frozenset(read[:1] if name == "conv_general_dilated" and is_padded(step.node.params) else ())
     return KernelOp(kind, read, written, frozenset(straight), changed, product, sends, held, step)
+
+
+def kind_of(node: Node) -> Fusing:
+    """What an op is to fusion, if it is neither a loop of the program nor a branch."""
+    rule, name = node.rule, node.op
+    if rule is None or name in KINDS:
+        return KINDS.get(name, Fusing.CALL)
+    return Fusing.VIEW if rule.identity else Fusing.LOOP if rule.fused or rule.pointwise else Fusing.CALL
 
 
 def is_padded(params: Mapping[str, Any]) -> bool:

@@ -11,16 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import TypeAlias
 
+from sbp.passes.physical.combining import combined
 from sbp.passes.physical.fusing import Fusing, KernelOp
 from sbp.passes.physical.kernels import Buffer, Kernels
 from sbp.passes.physical.program import Border, Box
 
 Seconds: TypeAlias = Callable[[KernelOp], float]
 """How long an op takes."""
-
-
-COMBINED_BYTES = 30 * 2**20
-"""What reduce-scatters that XLA:GPU sends as one give at most (`kDefaultReduceScatterCombineThreshold`)."""
 
 
 def turns(
@@ -40,11 +37,11 @@ def turns(
     """
     n = len(k.ops)
     when = [float(i) for i in range(n + 1)]
-    combined = _combine(k, when)
+    together = _combine(k, when)
     if seconds is not None:
         _hide(k, when, _followed(k, carried), seconds, sent)
     _wait(k, when)
-    _hasten(k, when, elsewhere, combined)
+    _hasten(k, when, elsewhere, together)
     _delay(k, when, elsewhere)
     turn = [0] * (n + 1)
     for at, i in enumerate(sorted(range(n + 1), key=when.__getitem__)):
@@ -70,26 +67,17 @@ def _combine(k: Kernels, when: list[float]) -> set[int]:
     All that they read stays until the last of them has its operand. All-reduces are combined too, but are
     small where they are many, and all-gathers are counted by what they give.
     """
-    sets: dict[tuple[int, ...], list[int]] = {}
+    makers = [[t.maker for t in read if t.maker >= 0] for read in k.read[: len(k.ops)]]
+    scatters = {
+        i: (op.step.move.axes, sum(t.bytes for t in k.made[i]))
+        for i, op in enumerate(k.ops)
+        if isinstance(op.step, Box) and op.step.move.kind == "reduce_scatter" and k.made[i]
+    }
     found = set[int]()
-    bits, behind = dict[int, int](), [0] * len(k.ops)  # which reduce-scatters an op needs, a bit each
-    for i, op in enumerate(k.ops):
-        for t in k.read[i]:
-            if t.maker >= 0:
-                behind[i] |= behind[t.maker]
-        if not isinstance(op.step, Box) or op.step.move.kind != "reduce_scatter" or not k.made[i]:
-            continue
-        members = sets.setdefault(op.step.move.axes, [])
-        size = sum(t.bytes for j in (*members, i) for t in k.made[j])
-        if size > COMBINED_BYTES or any(behind[i] & bits[j] for j in members):
-            members.clear()
-        members.append(i)
-        bits[i] = 1 << len(bits)
-        behind[i] |= bits[i]
-        if len(members) > 1:
-            found.update(members)
-            for j in members:
-                when[j] = float(i)
+    for members in combined(makers, scatters):
+        found.update(members)
+        for j in members:
+            when[j] = float(members[-1])
     return found
 
 
@@ -136,11 +124,11 @@ def _delay(k: Kernels, when: list[float], elsewhere: Collection[Buffer]) -> None
             when[i] = first - 0.5
 
 
-def _hasten(k: Kernels, when: list[float], elsewhere: Collection[Buffer], combined: Collection[int]) -> None:
+def _hasten(k: Kernels, when: list[float], elsewhere: Collection[Buffer], together: Collection[int]) -> None:
     """What frees more than it takes runs as soon as it can; a product has its turn, and so have collectives
     that are combined."""
     for i, op in enumerate(k.ops):
-        if op.product or i in combined or not k.runs(i):
+        if op.product or i in together or not k.runs(i):
             continue
         ready = max((when[t.maker] for t in k.read[i] if t.maker >= 0), default=-1.0)
         makes = sum(t.bytes for t in k.made[i] if t not in elsewhere)

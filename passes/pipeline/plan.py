@@ -10,7 +10,7 @@ from sbp.passes.pipeline.edges import edges_of
 from sbp.passes.pipeline.figures import StageFigures, figures_of
 from sbp.passes.pipeline.slots import Cut
 from sbp.passes.pipeline.stages import Stages
-from sbp.passes.pipeline.times import Way, outside_seconds, ways
+from sbp.passes.pipeline.times import Way, estimated_times, outside_seconds, serial_seconds, ways
 from sbp.passes.schedule.actions import Schedule
 from sbp.passes.schedule.memory import peaks, units
 from sbp.passes.schedule.simulate import simulate
@@ -32,7 +32,7 @@ class PipelineData(PlanData):
       stages: per placement, its plan; a loop over micro-batches counts as often as it runs. `collectives` are
         those of all of them, then what is sent between placements.
       schedule: in which order; None without micro-batches.
-      timeline: the schedule as simulated with the estimated times; likewise.
+      timeline: the schedule as simulated with the estimated times, those of pieces with overlap; likewise.
       figures: what every stage costs; () without micro-batches.
       memory: per placement, the peak per device with this schedule, bytes.
     """
@@ -55,6 +55,11 @@ class PipelineData(PlanData):
         for c in self.sends:
             given[int(c.axes[0])] += c.wire_bytes
         return max(given, default=0.0)
+
+    @property
+    def exposed_seconds(self) -> float:
+        """What the kernels of one placement wait for its collectives at the most."""
+        return max((p.exposed_seconds for p in self.stages), default=0.0)
 
     @property
     def gap(self) -> float:
@@ -85,15 +90,19 @@ def pipeline_plan(
     """The plan of a program that has been taken apart."""
     plans, timeline = stages.plans, None
     seconds, memory = sum(p.seconds for p in plans), tuple(p.memory_bytes for p in plans)
+    step_seconds = sum(p.step_seconds for p in plans)
     merged = schedule is None or not schedule.splits
     cuts, figures = stages.cuts(merged), None
     if schedule is not None:
         figures = figures_of(stages)
-        timeline = simulate(schedule, figures.times, edges_of(cuts))
-        seconds = float(timeline.makespan) + outside_seconds(stages, cuts)
+        edges = edges_of(cuts)
+        timeline = simulate(schedule, figures.times, edges)
+        step_seconds = float(timeline.makespan) + outside_seconds(stages, cuts)
+        serial = simulate(schedule, estimated_times(stages, stages.cuts(False), serial_seconds), edges)
+        seconds = float(serial.makespan) + outside_seconds(stages, cuts, serial_seconds)
         memory = figures.memory(schedule)
     # What is sent once may be in the way of everything after it.
-    seconds += sum(way.seconds(stages) for way in ways(stages, cuts) if not way.inside)
+    once = sum(way.seconds(stages) for way in ways(stages, cuts) if not way.inside)
     ins, outs = dict[int, NdSbp](), dict[int, NdSbp]()
     for share, plan in reversed(list(zip(stages.shares, plans, strict=True))):
         ins.update(zip(share.arguments, plan.in_sbp, strict=False))
@@ -108,8 +117,9 @@ def pipeline_plan(
         placement=placement,
         hardware=plans[0].hardware,
         collectives=(*(c for p in plans for c in p.collectives), *sends_of(stages, cuts)),
-        seconds=seconds,
-        bound=seconds * (1 - max(p.gap for p in plans)),
+        seconds=seconds + once,
+        step_seconds=step_seconds + once,
+        bound=(seconds + once) * (1 - max(p.gap for p in plans)),
         memory_bytes=max(memory),
         in_sbp=tuple(ins.get(i, whole) for i in range(len(traced.in_paths))),
         out_sbp=tuple(outs.get(i, whole) for i in range(len(traced.out_paths))),
@@ -144,6 +154,7 @@ def _send(stages: Stages, way: Way) -> Collective:
         times,
         times * way.wire_bytes,
         times * way.seconds(stages),
+        0.0 if way.inside else way.seconds(stages),
         labels.source(way.value),
         f"{labels.maker(way.value)} makes it, {labels.readers(way.value)} "
         + ("needs" if " and " not in labels.readers(way.value) else "need")

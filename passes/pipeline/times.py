@@ -5,11 +5,11 @@ Words: docs/glossary.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from sbp.passes.boxing.links import Network
-from sbp.passes.boxing.paths import Boxings
 from sbp.passes.physical.evaluate import Evaluator
 from sbp.passes.physical.program import Physical
 from sbp.passes.pipeline.slots import Cut, Piece
@@ -19,28 +19,40 @@ from sbp.passes.program.role import Part, Phase
 from sbp.passes.schedule.times import Times
 from sbp.signature import NdSbp
 
-
-def piece_seconds(physical: Physical, piece: Piece, boxings: Boxings) -> float:
-    """The estimated time of a piece, once."""
-    return Evaluator(physical, boxings.network).seconds(piece.steps)
+PieceSeconds: TypeAlias = Callable[[Physical, Piece, Network], float]
+"""How long a piece takes, once."""
 
 
-def outside_seconds(stages: Stages, cuts: Sequence[Cut]) -> float:
+def overlapped_seconds(physical: Physical, piece: Piece, network: Network) -> float:
+    """The estimated time of a piece, once, as the one program that it is compiled to."""
+    return Evaluator(physical, network).overlapped(piece.steps).seconds
+
+
+def serial_seconds(physical: Physical, piece: Piece, network: Network) -> float:
+    """The same with nothing beside anything."""
+    return Evaluator(physical, network).seconds(piece.steps)
+
+
+def outside_seconds(
+    stages: Stages, cuts: Sequence[Cut], piece_seconds: PieceSeconds = overlapped_seconds
+) -> float:
     """The estimated time before and after the loop, of the placement that takes longest."""
     found = [0.0]
     for plan, c in zip(stages.plans, cuts, strict=True):
-        boxings = Boxings(Network(plan.placement, plan.hardware))
+        network = Network(plan.placement, plan.hardware)
         outside = [p for p in c.pieces if p.part.phase in (Phase.BEFORE, Phase.AFTER)]
-        found.append(sum(piece_seconds(c.physical, p, boxings) for p in outside))
+        found.append(sum(piece_seconds(c.physical, p, network) for p in outside))
     return max(found)
 
 
-def estimated_times(stages: Stages, cuts: Sequence[Cut]) -> Times:
+def estimated_times(
+    stages: Stages, cuts: Sequence[Cut], piece_seconds: PieceSeconds = overlapped_seconds
+) -> Times:
     """The estimated times of all actions; a backward that is one piece counts as input gradient."""
     seconds: dict[Part, float] = {}
     for plan, c in zip(stages.plans, cuts, strict=True):
-        boxings = Boxings(Network(plan.placement, plan.hardware))
-        seconds.update({piece.part: piece_seconds(c.physical, piece, boxings) for piece in c.pieces})
+        network = Network(plan.placement, plan.hardware)
+        seconds.update({piece.part: piece_seconds(c.physical, piece, network) for piece in c.pieces})
     sent: dict[tuple[int, int], float] = {}
     for way in ways(stages, cuts):
         if way.inside:

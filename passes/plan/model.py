@@ -102,8 +102,10 @@ class _Use:
 class Model:
     """Builds the cost network of a program, and remembers which variable stands for what."""
 
-    def __init__(self, candidates: Candidates, boundary: Boundary, boxings: Boxings) -> None:
-        self.c, self.boundary, self.boxings = candidates, boundary, boxings
+    def __init__(
+        self, candidates: Candidates, boundary: Boundary, boxings: Boxings, *, relaxed: bool = False
+    ) -> None:
+        self.c, self.boundary, self.boxings, self.relaxed = candidates, boundary, boxings, relaxed
         self.graph: Graph = candidates.graph
         self.unary: list[Table] = []
         self.edges: list[tuple[int, int, Table]] = []
@@ -245,7 +247,23 @@ class Model:
             self.edge(v, supply, share)
             supply = share
         for use in uses:
-            self.edge(v, supply, use)
+            if self.relaxed and len(uses) > 2:
+                self.relaxed_edge(v, supply, use, len(uses) - 1)
+            else:
+                self.edge(v, supply, use)
+
+    def relaxed_edge(self, v: int, share: _Use, use: _Use, others: int) -> None:
+        """At most what any way of boxing takes: the last move into what is wanted, or its part of that.
+
+        However a value gets to where its uses want it, each version but one (call that the share) is made by
+        a move of its own, for at most all of the other uses.
+        """
+        boxing = self.boxing(v)
+        columns = [boxing.index[nd] for nd in use.needs]
+        each = np.where(np.eye(len(boxing.universe), dtype=bool), np.inf, boxing.seconds).min(axis=0)
+        same = np.array([boxing.index[nd] for nd in share.needs])[:, None] == np.array(columns)[None, :]
+        table = np.where(same, 0.0, each[columns][None, :]) * (use.times / others)
+        self.edges.append((share.variable, use.variable, table))
 
     def shared(self, supply: _Use, uses: list[_Use], natural: frozenset[str]) -> tuple[NdSbp, ...]:
         """What a value with several uses may be boxed to first: what any of them wants."""
@@ -286,6 +304,17 @@ def _at(costs: Sequence[BoundaryCost | None], i: int) -> BoundaryCost | None:
 def boxing_of(boxings: Boxings, c: Candidates, shape: tuple[int, ...], dtype: DType, v: int) -> Boxing:
     """The transitions of a value. Any op may want it as a sum (filled), so the sum is always among them."""
     return boxings.of(shape, dtype, c.partials[v] | {"sum"}, c.dims[v])
+
+
+def relaxed_bound(
+    candidates: Candidates, boundary: Boundary, boxings: Boxings, time_limit_seconds: float | None
+) -> float:
+    """What no plan can be cheaper than, whatever versions of a value others are made from; not tight."""
+    model = Model(candidates, boundary, boxings, relaxed=True)
+    network = model.build()
+    ends = {x for x in (*model.inputs, *model.outputs) if x is not None}
+    sent = sum(float(model.unary[x].max()) for x in ends)
+    return solve(network, time_limit_seconds=time_limit_seconds).bound - sent
 
 
 def choose(

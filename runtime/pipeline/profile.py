@@ -127,7 +127,8 @@ class Profile:
         out = [
             (
                 "measured",
-                f"{seconds_text(self.step_seconds)} per step; estimated {seconds_text(self.plan.seconds)}",
+                f"{seconds_text(self.step_seconds)} per step; "
+                f"estimated {seconds_text(self.plan.step_seconds)}",
             )
         ]
         if self.timeline is not None and self.simulated is not None and self.replayed is not None:

@@ -6,6 +6,7 @@ without the CUDA libraries and without a driver, makes compile-only devices from
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import importlib.metadata
@@ -19,6 +20,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
+from sbp.compat_ops import assumed_cudnn, has_cudnn
 from sbp.errors import PlacementError, Problem
 from sbp.hardware import PLATFORMS
 from sbp.placement import Placement
@@ -63,6 +65,17 @@ def chip_of(placement: Placement) -> Chip | None:
     ('h100', None)
     """
     return CHIPS.get(PLATFORMS.get(placement.kind, placement.kind))
+
+
+def cudnn_of(placement: Placement) -> contextlib.AbstractContextManager[None]:
+    """A context to trace and lower a program of a placement in, whose GPUs and cuDNN need not be here.
+
+    Where a placement names a chip, JAX is told of that one; "gpu" is whatever is here, if cuDNN is.
+    """
+    chip = chip_of(placement)
+    if chip is None or (placement.kind in PLATFORMS and has_cudnn()):
+        return contextlib.nullcontext()
+    return assumed_cudnn(chip.capability)
 
 
 def missing(placement: Placement) -> Problem | None:

@@ -105,13 +105,17 @@ def _count_text(report: ComparedProgram) -> str:
 
 
 def _step_text(report: ComparedProgram) -> str:
-    serial = f"{seconds_text(report.plan.seconds)} by the plan, one thing after the other"
+    plan = report.plan
+    planned = f"{seconds_text(plan.seconds)} by the plan, one thing after the other"
+    if plan.overlaps:
+        waiting = f"waiting {seconds_text(plan.exposed_seconds)}"
+        planned = f"{seconds_text(plan.step_seconds)} by the plan, {waiting}"
     s = report.simulation
     if s is None:
-        return f"{serial}; not simulated: no rates of {report.target} are known"
+        return f"{planned}; not simulated: no rates of {report.target} are known"
     return (
         f"{seconds_text(s.seconds)} simulated: kernels {seconds_text(s.kernel_seconds)}, waiting for "
-        f"collectives {seconds_text(s.exposed_seconds)}; MFU {100 * s.mfu:.2g} %; {serial}"
+        f"collectives {seconds_text(s.exposed_seconds)}; MFU {100 * s.mfu:.2g} %; {planned}"
     )
 
 

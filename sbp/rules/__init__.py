@@ -1,6 +1,7 @@
 """What each op does to signatures: one entry per op, by family. Importing this package loads them all."""
 
 from sbp.rules import (
+    attention,
     contract,
     elementwise,
     index,
@@ -27,6 +28,7 @@ __all__ = [
     "Rule",
     "Talk",
     "add_rows_p",
+    "attention",
     "contract",
     "elementwise",
     "index",

@@ -112,6 +112,7 @@ Matmuls: TypeAlias = Callable[[Op], Matmul]
 RowIds: TypeAlias = Callable[[Mapping[str, Any], int], Sequence[int]]
 Talks: TypeAlias = Callable[[Local], Iterable[Talk]]
 Held: TypeAlias = Callable[[Local], float]
+WhyWhole: TypeAlias = Callable[[Mapping[str, Any]], str]
 
 
 def element_flops(op: Op) -> float:
@@ -164,6 +165,8 @@ class Rule:
         table; the room of its exchange is planned from a batch of them. None for an op without such.
       functions: the parameters that hold functions and that the rows account for. An application that holds
         a function elsewhere runs whole: nothing is known of what it computes.
+      whole: given its parameters, why an application cannot be split, for the plan; "" if it can. None for an
+        op of which every application can.
       family: the file it stands in, for the table in the docs.
       note: a remark for the table.
       function: of the user's, if the op is a call of one.
@@ -183,6 +186,7 @@ class Rule:
     traffic: Traffic = element_traffic
     ids: RowIds | None = None
     functions: tuple[str, ...] = ()
+    whole: WhyWhole | None = None
     family: str = ""
     note: str = ""
     function: Callable[..., PyTree] | None = None

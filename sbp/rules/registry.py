@@ -25,6 +25,7 @@ from sbp.rules.entry import (
     Rule,
     Talks,
     Traffic,
+    WhyWhole,
     all_broadcast,
     element_flops,
     element_traffic,
@@ -113,6 +114,7 @@ def rule(
     traffic: Traffic = element_traffic,
     ids: RowIds | None = None,
     functions: tuple[str, ...] = (),
+    whole: WhyWhole | None = None,
     note: str = "",
 ) -> Callable[[Rows], Rows]:
     """Enters the decorated function as the rule of `names`; the built-in families use it."""
@@ -136,6 +138,7 @@ def rule(
                     traffic=traffic,
                     ids=ids,
                     functions=functions,
+                    whole=whole,
                     family=family,
                     note=note,
                 )
@@ -174,6 +177,8 @@ def register_rule(
     local: LocalBody | None = None,
     flops: Flops | None = None,
     matmul: Matmuls | None = None,
+    traffic: Traffic = element_traffic,
+    held: Held | None = None,
     talks: Talks | None = None,
     replace: bool = False,
 ) -> None:
@@ -191,6 +196,8 @@ def register_rule(
         operand that has the letter; other reduced letters are then split only where they divide.
       flops: of an application with local shapes; without it, those of `matmul`, or one per element.
       matmul: the products of matrices that it computes, as `sbp.rules.Matmul`, to plan it at their rate.
+      traffic: bytes that it reads and writes, with local shapes; without it, every operand and result once.
+      held: bytes that a device holds inside it beside operands and results, given the layouts (a `Local`).
       talks: the collectives that `local` runs itself, for the plan and its costs.
       replace: whether an existing rule may be replaced.
 
@@ -219,6 +226,8 @@ def register_rule(
         local or _body(function),
         flops or _flops_of(matmul),
         matmul=matmul,
+        traffic=traffic,
+        held=held,
         talks=talks,
         family=USER,
         function=function,

@@ -11,8 +11,9 @@ import optax
 import pytest
 
 import sbp
-from models import llama
+from models import llama, train
 from sbp import B, S
+from sbp.passes.physical.program import Compute
 
 TINY = llama.Config(layers=2, width=16, heads=4, kv_heads=2, hidden=24, vocabulary=12, sequence=6)
 # 4 devices divide the heads of keys and no other odd size.
@@ -95,6 +96,46 @@ def test_stacked_or_not_and_computed_twice_or_not_is_the_same(params: llama.PyTr
     other, theirs = jax.value_and_grad(llama.loss)(unstacked(params), batch, None, one_by_one)
     np.testing.assert_allclose(value, other, rtol=1e-6)
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-6), unstacked(grads), theirs)
+
+
+def test_attention_by_one_op_of_jax_is_the_same(params: llama.PyTree) -> None:
+    batch = tokens(TINY, 2)
+    value, grads = jax.value_and_grad(llama.loss)(params, batch, None, TINY)
+    other, theirs = jax.value_and_grad(llama.loss)(params, batch, None, replace(TINY, fused="xla"))
+    np.testing.assert_allclose(value, other, rtol=1e-6)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-6), grads, theirs)
+
+
+@pytest.mark.parametrize(("choice", "shape"), [("2d", (2, 2)), ("auto", (4,))])
+def test_training_with_it_equals_one_device(
+    choice: str, shape: tuple[int, ...], one_device: list[float]
+) -> None:
+    config = replace(WIDE, fused="xla")
+    in_sbp = llama.signatures(choice, shape, config, OPTIMIZER)
+    step = llama.make_train_step(config, OPTIMIZER)
+    program = sbp.compile(step, sbp.placement("cpu", shape=shape), in_sbp=in_sbp, donate_argnums=(0, 1))
+    assert trained(program, config, 4) == pytest.approx(one_device[:4], rel=1e-5)
+
+
+def test_a_plan_of_its_kernel_keeps_no_scores() -> None:
+    """On GPUs that need not be here: attention is split by batch and by heads, and takes no s x s memory."""
+    by_hand = llama.Config(4, 1024, 16, 8, 2816, 4096, 4096, computed=jnp.bfloat16)
+    plans = {}
+    for config in (by_hand, replace(by_hand, fused="cudnn")):
+        step = llama.make_train_step(config, OPTIMIZER)
+        args = train.example(
+            partial(llama.init, config=config), OPTIMIZER, jax.ShapeDtypeStruct((2, 4097), jnp.int32)
+        )
+        in_sbp = llama.signatures("fsdp", (2, 4), config, OPTIMIZER)
+        program = sbp.compile(step, sbp.placement("h100", shape=(2, 4)), in_sbp=in_sbp, donate_argnums=(0, 1))
+        plans[config.fused] = program.plan(*args)
+    fused = plans["cudnn"]
+    ops = [s for s, _ in fused.physical.walk() if isinstance(s, Compute) and "attention" in s.node.op]
+    assert len(ops) == 3  # forward, forward again, backward: of each layer
+    assert all(s.strategy.operands[0] == (S(0), S(2)) for s in ops)
+    scores = 4 * (16 / 4) * 4096**2  # of one row on a device, float32
+    assert plans[None].memory_bytes - fused.memory_bytes > scores
+    assert not any("attention" in note for note in fused.notes)
 
 
 def test_bfloat16_is_used_and_stored_as_asked(params: llama.PyTree) -> None:
@@ -185,3 +226,4 @@ def test_options() -> None:
     assert (args.parallel, args.scan, args.remat, args.bf16) == ("fsdp", True, True, False)
     args = llama.parser().parse_args("--layers 3 --kv-heads 2 --no-scan --no-remat --bf16".split())
     assert (args.layers, args.kv_heads, args.scan, args.remat, args.bf16) == (3, 2, False, False, True)
+    assert (args.fused, llama.parser().parse_args(["--fused", "cudnn"]).fused) == (None, "cudnn")

@@ -11,6 +11,7 @@ from sbp.rules.registry import USER
 from sbp.signature import B, P, Partial, S
 from tests.golden.algebra.applications import NEWER
 from tests.rules import (
+    samples_attention,
     samples_contract,
     samples_elementwise,
     samples_index,
@@ -46,8 +47,8 @@ FAMILIES = (
     samples_windows,
 )
 SAMPLES = [one for family in FAMILIES for one in family.SAMPLES]
-# Those of lookups run in a file of their own, test_lookup.py.
-ALL_SAMPLES = [*SAMPLES, *samples_lookup.SAMPLES]
+# Those of attention and of lookups run in files of their own, test_attention.py and test_lookup.py.
+ALL_SAMPLES = [*SAMPLES, *samples_attention.SAMPLES, *samples_lookup.SAMPLES]
 
 
 @pytest.mark.parametrize("one", SAMPLES, ids=str)

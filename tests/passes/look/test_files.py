@@ -18,6 +18,7 @@ def test_json_round_trip(plan: Plan, tmp_path: Path) -> None:
     loaded = sbp.load_plan(path)
     assert loaded == plan and loaded.physical is None
     assert loaded.collectives == plan.collectives
+    assert (loaded.step_seconds, loaded.exposed_seconds) == (plan.step_seconds, plan.exposed_seconds)
     assert (loaded.gap, loaded.wire_bytes, loaded.by_kind()) == (plan.gap, plan.wire_bytes, plan.by_kind())
     assert str(loaded) == str(plan)
     again = tmp_path / "again.json"
@@ -82,9 +83,9 @@ def test_a_loaded_plan_has_no_picture(plan: Plan, tmp_path: Path, suffix: str) -
     ("content", "complaint"),
     [
         ("not json", "cannot be read as JSON"),
-        ("[1, 2]", "format 'sbp-plan', version 1"),
+        ("[1, 2]", "format 'sbp-plan', version 2"),
         ('{"format": "sbp-plan", "version": 99}', "99"),
-        ('{"format": "sbp-plan", "version": 1}', "KeyError: 'placement'"),
+        ('{"format": "sbp-plan", "version": 2}', "KeyError: 'placement'"),
     ],
 )
 def test_bad_files(tmp_path: Path, content: str, complaint: str) -> None:

@@ -14,11 +14,12 @@ from sbp import B, S
 from sbp.passes.explain.plan import Collective
 from sbp.passes.explain.words import MAX_ROWS, collapse, rows
 from sbp.passes.face import Plan
+from sbp.passes.look.diff import diff_text
 from sbp.passes.look.page import plan_html
 from sbp.passes.look.text import MAX_WIDTH, plan_text
 from sbp.passes.program.names import Names
 from sbp.signature import parse_sbp
-from sbp.units import bytes_text
+from sbp.units import bytes_text, seconds_text
 
 
 def many(plan: Plan, lines: int, each: int) -> Plan:
@@ -40,8 +41,36 @@ def many(plan: Plan, lines: int, each: int) -> Plan:
 
 def test_golden_text(plan: Plan, golden: Callable[[str, str], None]) -> None:
     # What ops cost beside the collectives depends on how the JAX at hand writes a derivative.
-    fixed = replace(plan, seconds=5e-4, bound=5e-4, memory_bytes=8e7)
+    waited = tuple(replace(c, exposed_seconds=c.seconds / 2) for c in plan.collectives)
+    figures = {"seconds": 5e-4, "step_seconds": 4.5e-4, "bound": 5e-4, "memory_bytes": 8e7}
+    fixed = replace(plan, collectives=waited, **figures)
     golden("two_layers.txt", str(fixed) + "\n")
+
+
+def test_time_with_overlap_and_without(plan: Plan) -> None:
+    assert plan.overlaps and plan.step_seconds == pytest.approx(
+        plan.seconds - sum(c.seconds - c.exposed_seconds for c in plan.collectives)
+    )
+    overlapped, serial = seconds_text(plan.step_seconds), seconds_text(plan.seconds)
+    exposed = f"({seconds_text(plan.exposed_seconds)} of communication exposed)"
+    line = f"{overlapped} per step with overlap, estimated {exposed}; {serial} one thing after the other"
+    assert line in plan_text(plan) and line in plan_html(plan)
+    assert f"{overlapped} estimated" in repr(plan)
+    alone = replace(plan, step_seconds=plan.seconds)
+    assert not alone.overlaps and f"{serial} per step, estimated;" in plan_text(alone)
+
+
+def test_the_page_has_a_column_of_what_is_exposed(plan: Plan) -> None:
+    page = plan_html(plan)
+    assert ">exposed</th>" in page
+    assert all(f'data-v="{c.exposed_seconds!r}"' in page for c, n in plan.merged() if n == 1)
+
+
+def test_diff_names_both_times_where_anything_overlaps(plan: Plan) -> None:
+    alone = replace(plan, step_seconds=plan.seconds)
+    lines = [line.split()[0] for line in diff_text(plan, alone).split("\n") if line]
+    assert [x for x in lines if x in ("time", "overlapped", "exposed")] == ["time", "overlapped", "exposed"]
+    assert "overlapped" not in diff_text(alone, alone)
 
 
 def test_text_says_everything(plan: Plan) -> None:

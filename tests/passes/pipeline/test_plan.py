@@ -8,6 +8,8 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 import sbp
@@ -17,6 +19,7 @@ from sbp.passes.look.pipeline_files import WRITERS
 from sbp.passes.look.pipeline_text import send_rows, stage_rows
 from sbp.passes.pipeline.figures import figures_of
 from sbp.passes.schedule.orders import make
+from sbp.units import seconds_text
 from tests.golden import two_stages
 from tests.options import options_of
 
@@ -92,6 +95,38 @@ def test_without_microbatches() -> None:
     assert "one placement after the other" in str(plan) and "stages\n" not in str(plan)
     with pytest.raises(sbp.SbpError, match="without micro-batches"):
         plan.save("plan.trace.json")
+
+
+def test_stages_are_timed_with_overlap() -> None:
+    """On GPUs, where a piece is a program whose collectives run beside its kernels; not on CPUs."""
+    devices = sbp.placement("h100", shape=(2, 4), axes=("stage", "data"))
+    front, back = devices.split("stage")
+
+    def step(weights, batch):
+        def loss(weights, x, y):
+            with sbp.on(front):
+                h = jnp.tanh(jnp.tanh(x @ weights["up"]) @ weights["up"].T)
+            with sbp.on(back):
+                return jnp.mean((h @ weights["down"] - y) ** 2)
+
+        return sbp.microbatch(jax.grad(loss), 4, batch_args=(1, 2))(weights, *batch)
+
+    def array(*shape):
+        return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+    args = {"up": array(4096, 4096), "down": array(4096, 4096)}, (array(32768, 4096), array(32768, 4096))
+    plan = sbp.compile(step, devices, in_sbp=([sbp.S(0)], [sbp.S(0)])).plan(*args)
+    assert isinstance(plan, PipelinePlan) and plan.timeline is not None
+    assert plan.overlaps and plan.timeline.makespan < plan.step_seconds < plan.seconds
+    assert plan.bound <= plan.seconds
+    assert plan.exposed_seconds == max(p.exposed_seconds for p in plan.stages) > 0
+    assert f"({seconds_text(plan.seconds)} without overlap)" in str(plan)
+    assert all(c.exposed_seconds == 0 for c in plan.sends if c.count == 4)
+
+
+def test_nothing_of_a_pipeline_overlaps_on_cpus(plan: PipelinePlan) -> None:
+    assert plan.step_seconds == plan.seconds and not plan.overlaps
+    assert "without overlap" not in str(plan)
 
 
 def test_memory_grows_with_live_microbatches(plan: PipelinePlan) -> None:

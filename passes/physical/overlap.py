@@ -1,0 +1,267 @@
+"""A step with communication beside computation: when it ends, and how long kernels wait for each collective.
+
+What XLA:GPU makes of a physical program, as far as time is concerned: small collectives are combined
+(combining.py), the steps of a body are ordered so that kernels hide collectives (streams.py), a loop runs by
+itself, trip after trip, but for what a trip sends only to stack it: that is sent in the next trip, beside
+it (its collective pipeliner), and the last one after the loop. What steps take is asked, not known here.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
+
+from sbp.passes.physical.combining import combined, in_order
+from sbp.passes.physical.fusing import Fusing, kind_of
+from sbp.passes.physical.program import Border, Box, Compute, Step, Version, reads, writes
+from sbp.passes.physical.streams import Stream, Task, task_times
+from sbp.passes.program.control import assumed_trips, ports
+from sbp.talk.local import Talk
+
+SentId: TypeAlias = tuple[int, int]
+"""A collective: the id of its step, and which of the talks of an op it is; `MOVE` for a move."""
+MOVE = -1
+
+
+class Costs(Protocol):
+    """What steps take. `Evaluator` is one."""
+
+    def seconds_of(self, step: Step) -> float:
+        """The time of a move or of an op, once, with what the op sends."""
+
+    def talk_times(self, step: Compute) -> Sequence[tuple[Talk, float]]:
+        """What an op sends itself, each with its time."""
+
+    def box_bytes(self, box: Box) -> float:
+        """What one device sends in a move, once."""
+
+    def combines(self, box: Box) -> tuple[Hashable, float] | None:
+        """With what a move may be sent as one, and the bytes that it gives; None if it is sent by itself."""
+
+    def combined_seconds(self, boxes: Sequence[Box]) -> float:
+        """The time of moves that are sent as one."""
+
+    def believed_seconds(self, axes: tuple[int, ...], seconds: float) -> float:
+        """What XLA's scheduler takes a collective over some axes to be."""
+
+
+@dataclass(frozen=True)
+class OverlappedStep:
+    """A step as it overlaps.
+
+    Arguments:
+      seconds: of the step.
+      exposed: per collective, the time in which kernels wait for it, all executions together.
+    """
+
+    seconds: float
+    exposed: Mapping[SentId, float]
+
+    def exposed_of(self, step: Step, talk: int = MOVE) -> float:
+        """How long kernels wait for a collective."""
+        return self.exposed.get((id(step), talk), 0.0)
+
+    @property
+    def exposed_seconds(self) -> float:
+        """How long kernels wait for collectives."""
+        return sum(self.exposed.values())
+
+
+def overlapped(steps: Sequence[Step], costs: Costs) -> OverlappedStep:
+    """The steps of a program, or of a part of it, as XLA:GPU runs them."""
+    body = _Body(costs)
+    body.add(steps)
+    found = body.run()
+    return OverlappedStep(found.seconds, found.exposed)
+
+
+@dataclass(slots=True)
+class _Node:
+    """A step, or a part of one.
+
+    Arguments:
+      makers: the nodes that it waits for.
+      sent: who sends in it, and how long that takes by itself.
+      axes: over which it sends.
+      box: the move that it is, if it sends.
+      formats: whether it is element-wise work, or less.
+      inner: of a loop, what is exposed in it.
+    """
+
+    seconds: float
+    makers: list[int]
+    stream: Stream = Stream.KERNELS
+    sent: Mapping[SentId, float] = field(default_factory=dict)
+    axes: tuple[int, ...] = ()
+    box: Box | None = None
+    formats: bool = False
+    inner: Mapping[SentId, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Some steps, executed."""
+
+    seconds: float
+    exposed: dict[SentId, float]
+    sends: bool
+
+    def times(self, n: int) -> _Run:
+        """One after another."""
+        return _Run(n * self.seconds, {x: n * s for x, s in self.exposed.items()}, self.sends)
+
+    def __add__(self, other: _Run) -> _Run:
+        exposed = dict(self.exposed)
+        for x, s in other.exposed.items():
+            exposed[x] = exposed.get(x, 0.0) + s
+        return _Run(self.seconds + other.seconds, exposed, self.sends or other.sends)
+
+
+_NOTHING = _Run(0.0, {}, False)
+
+
+class _Body:
+    """The steps of one body as nodes, in an order in which they can run."""
+
+    def __init__(self, costs: Costs) -> None:
+        self.costs = costs
+        self.nodes: list[_Node] = []
+        self.made: dict[Version, int] = {}
+        self.asked: dict[Hashable, int] = {}
+
+    def add(self, steps: Sequence[Step]) -> None:
+        """Takes the steps in; the ops of one barrier wait for all that any of them reads."""
+        for barrier, group in itertools.groupby(steps, _barrier_of):
+            together = list(group)
+            gate: list[int] = []
+            if barrier >= 0:
+                gate = [self._node(_Node(0.0, [m for step in together for m in self._makers(step)]))]
+            for step in together:
+                last = self._step(step, self._makers(step) + gate)
+                self.made.update(dict.fromkeys(writes(step), last))
+
+    def _makers(self, step: Step) -> list[int]:
+        return [self.made[v] for v in reads(step) if v in self.made]
+
+    def _node(self, node: _Node) -> int:
+        self.nodes.append(node)
+        return len(self.nodes) - 1
+
+    def _step(self, step: Step, makers: list[int]) -> int:
+        """The node that ends a step."""
+        if isinstance(step, Border):
+            inner = _loop(step, self.costs)
+            stream = Stream.BOTH if inner.sends else Stream.KERNELS
+            return self._node(_Node(inner.seconds, makers, stream, inner=inner.exposed))
+        seconds = self.costs.seconds_of(step)
+        if isinstance(step, Compute):
+            return self._op(step, seconds, makers)
+        if self.costs.box_bytes(step) > 0:
+            sent = {(id(step), MOVE): seconds}
+            return self._node(_Node(seconds, makers, Stream.WIRES, sent, step.move.axes, step))
+        return self._node(_Node(seconds, makers, formats=True))
+
+    def _op(self, step: Compute, seconds: float, makers: list[int]) -> int:
+        """An op that talks sends shares of its operands before its arithmetic, and all else after it."""
+        talks = list(enumerate(self.costs.talk_times(step)))
+        for k, (talk, each) in talks:
+            if talk.sent is not None:
+                operand, lying = step.node.inputs[talk.operand], step.strategy.operands[talk.operand]
+                asked = operand, lying, talk.axes, talk.sent
+                if asked not in self.asked:  # XLA sends it once to all who ask for it
+                    self.asked[asked] = self._talk(step, k, talk, each, makers)
+                makers = [*makers, self.asked[asked]]
+        rest = max(0.0, seconds - sum(each for _, (_, each) in talks))
+        at = self._node(_Node(rest, makers, formats=kind_of(step.node) in (Fusing.VIEW, Fusing.LOOP)))
+        for k, (talk, each) in talks:
+            if talk.sent is None:
+                at = self._talk(step, k, talk, each, [at])
+        return at
+
+    def _talk(self, step: Compute, k: int, talk: Talk, seconds: float, makers: list[int]) -> int:
+        return self._node(_Node(seconds, makers, Stream.WIRES, {(id(step), k): seconds}, talk.axes))
+
+    def only_stacked(self, stacked: Collection[Version], whole: Collection[Version]) -> set[int]:
+        """The moves that a trip sends only to stack them, at most put into another form on the way."""
+        kept, stack = ({self.made[v] for v in vs if v in self.made} for vs in (whole, stacked))
+        used, needed = set[int](stack), set[int](kept)
+        for i in reversed(range(len(self.nodes))):
+            node = self.nodes[i]
+            passes_on = i not in needed and i in used and node.formats
+            (used if passes_on else needed).update(node.makers)
+        return {i for i, x in enumerate(self.nodes) if x.box is not None and i in used and i not in needed}
+
+    def run(self, later: Collection[int] = (), without: bool = False) -> _Run:
+        """The nodes, once.
+
+        Arguments:
+          later: nodes of which a trip sends what the trip before it has made.
+          without: whether nothing is sent of these, as in the first trip.
+        """
+        together, place = self._together(later), dict[int, int]()
+        tasks: list[Task] = []
+        for at, unit in enumerate(together):
+            place.update(dict.fromkeys(unit, at))
+            waits = {place[m] for i in unit if i not in later for m in self.nodes[i].makers}
+            seconds = 0.0 if without and unit[0] in later else self._seconds(unit)
+            first = self.nodes[unit[0]]
+            believed = self.costs.believed_seconds(first.axes, seconds) if first.axes and seconds else None
+            tasks.append(Task(seconds, first.stream, tuple(waits), believed))
+        found, exposed = task_times(tasks), dict[SentId, float]()
+        for unit, waited in zip(together, found.exposed, strict=True):
+            exposed.update(self._shares(unit, waited))
+            exposed.update(self.nodes[unit[0]].inner)
+        return _Run(found.seconds, exposed, any(t.stream is not Stream.KERNELS for t in tasks))
+
+    def alone(self, later: Collection[int]) -> _Run:
+        """Some collectives after the last trip, one after another."""
+        units = [unit for unit in self._together(later) if unit[0] in later]
+        taken = [self._seconds(unit) for unit in units]
+        exposed = [self._shares(unit, seconds) for unit, seconds in zip(units, taken, strict=True)]
+        return _Run(sum(taken), {x: s for each in exposed for x, s in each}, True)
+
+    def _together(self, later: Collection[int]) -> list[tuple[int, ...]]:
+        """The nodes in an order, those as one that are sent as one."""
+        makers = [[] if i in later else x.makers for i, x in enumerate(self.nodes)]
+        sent: dict[int, tuple[Hashable, float]] = {}
+        for i, node in enumerate(self.nodes):
+            with_what = None if node.box is None else self.costs.combines(node.box)
+            if with_what is not None:
+                # What is sent a trip later is combined whatever its size, as compiled programs show.
+                sent[i] = (i in later, with_what[0]), 0.0 if i in later else with_what[1]
+        return in_order(makers, combined(makers, sent))
+
+    def _seconds(self, unit: tuple[int, ...]) -> float:
+        own = sum(self.nodes[i].seconds for i in unit)
+        boxes = [x.box for x in (self.nodes[i] for i in unit) if x.box is not None]
+        return min(own, self.costs.combined_seconds(boxes)) if len(unit) > 1 else own
+
+    def _shares(self, unit: tuple[int, ...], waited: float) -> Iterator[tuple[SentId, float]]:
+        """What is exposed of each collective that is sent as one with others."""
+        own = sum(seconds for i in unit for seconds in self.nodes[i].sent.values())
+        for i in unit:
+            for who, seconds in self.nodes[i].sent.items():
+                yield who, waited * seconds / own if own else 0.0
+
+
+def _loop(step: Border, costs: Costs) -> _Run:
+    """All trips of a loop, or all branches, as the evaluator counts them."""
+    times, total = assumed_trips(step.node), _NOTHING
+    wired = list(zip(ports(step.node), step.inside, strict=True))
+    for k, steps in enumerate(step.bodies):
+        body = _Body(costs)
+        body.add(steps)
+        leaving = [(p.stacked, (x, nd)) for p, nd in wired for x in p.left_by(k) if isinstance(x, int)]
+        stacked, whole = ([v for s, v in leaving if s is wanted] for wanted in (True, False))
+        later = body.only_stacked(stacked, whole) if times > 1 else set[int]()
+        if later:
+            total += body.run(later, without=True) + body.run(later).times(times - 1) + body.alone(later)
+        else:
+            total += body.run().times(times)
+    return total
+
+
+def _barrier_of(step: Step) -> int:
+    return step.node.barrier if isinstance(step, Compute) else -1
