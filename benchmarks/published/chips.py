@@ -55,9 +55,9 @@ class SteadyHardware(Hardware):
         self, kind: str, wire_bytes: float, ranks: Sequence[int], groups: int = 1, pattern: str = "ring"
     ) -> float:
         """That of the chip; between hosts, of the network card."""
-        chip, size = CHIPS_OF_RATES[self.chip], len(ranks)
-        domains = len({r // chip.domain_devices for r in ranks})
-        if not self.nic_bytes_per_second or domains == 1:
+        chip, size = CHIPS_OF_RATES.get(self.chip), len(ranks)
+        domains = len({r // chip.domain_devices for r in ranks}) if chip else 1
+        if chip is None or not self.nic_bytes_per_second or domains == 1:
             return Hardware.collective_seconds(self, kind, wire_bytes, ranks, groups, pattern)
         chip = replace(chip, nic_bytes_per_second=self.nic_bytes_per_second)
         if kind == "permute":
@@ -92,14 +92,15 @@ def peak_flops(chip: str, precision: str) -> float:
 def hardware_of(chip: str) -> SteadyHardware:
     """What a chip is planned as: the catalogue's entry, with what the name says is different.
 
-    Under a cap on power the clock falls: power grows with about its cube, as voltage follows it.
+    Under a cap on power the clock falls: power grows with about its square, voltage
+    following it in part.
     """
     kind = kind_of(chip)
     entry = hardware_for(kind)
     memory = [rate for word, rate in MEMORIES.items() if word.lower() in chip.lower()]
     watts = re.search(r"(\d+)W\b", chip)
     capped = watts is not None and kind in BOARD_WATTS
-    clock = min(1.0, float(watts[1]) / BOARD_WATTS[kind]) ** (1 / 3) if capped and watts else 1.0
+    clock = min(1.0, float(watts[1]) / BOARD_WATTS[kind]) ** 0.5 if capped and watts else 1.0
     known = {f.name: getattr(entry, f.name) for f in fields(entry)}
     known["memory_bytes_per_second"] = min([entry.memory_bytes_per_second, *memory])
     nic = NIC_BYTES_PER_SECOND.get(kind, 0.0)

@@ -139,9 +139,7 @@ class Estimator:
     def _plan(self, stage: Stage) -> StageSeconds:
         lying = Lying(kind_of(self.row.chip), self.row.layout)
         program = StageProgram(self.row, stage, lying, self.hardware, self.kept)
-        trips = self.row.micro_batches
-        parts = parts_of(program.passes_plan(trips), lying.gathering)
-        both = parts.seconds / trips
+        both = parts_of(program.passes_plan()).seconds
         # A backward pass has two products for each of a forward pass, and those that are computed again. How
         # both share the time of a micro-batch hardly matters to a pipeline: its bubble is of their sum.
         forward = both / (3 + _recomputed(self.kept))

@@ -69,20 +69,15 @@ class Lying:
             self.kind, shape=tuple(a.size for a in self.axes), axes=tuple(a.name for a in self.axes)
         )
 
-    @property
-    def gathering(self) -> frozenset[str]:
-        """The axes along which weights are gathered for each use."""
-        return frozenset(a.name for a in self.axes if a.way == "shard")
-
     def tokens(self) -> NdSbp:
-        """Of `n b s`: n micro-batches."""
-        found = {"cp": S(2), "tp": B}
-        return tuple(found.get(a.name, S(1)) for a in self.axes)
+        """Of `b s`."""
+        found = {"cp": S(1), "tp": B}
+        return tuple(found.get(a.name, S(0)) for a in self.axes)
 
-    def activations(self, leading: int = 0) -> NdSbp:
-        """Of `b s d` with so many dims in front: batch and sequence split (Megatron's sequence parallel)."""
-        found = {"cp": S(leading + 1), "tp": S(leading + 1)}
-        return tuple(found.get(a.name, S(leading)) for a in self.axes)
+    def activations(self) -> NdSbp:
+        """Of `b s d`: batch and sequence split (Megatron's sequence parallel)."""
+        found = {"cp": S(1), "tp": S(1)}
+        return tuple(found.get(a.name, S(0)) for a in self.axes)
 
     @property
     def groups(self) -> int:

@@ -22,39 +22,36 @@ from sbp.signature import NdSbp
 PyTree: TypeAlias = Any
 
 
+EXPOSED_SHARE = 0.4
+"""Of the time of collectives, what a step takes longer for them although products go on beside them. Products slow
+down while collectives run, by 0.19 of their time on average (arXiv:2507.03114), since both want memory and
+power; and a collective that is cut into as many pieces as devices, so that products start with the first, leaves
+that one exposed: a fourth to an eighth."""
+
+
 @dataclass(frozen=True, slots=True)
 class Parts:
     """What a plan takes.
 
     Arguments:
-      computing: all ops.
-      weights: collectives that gather weights and add up their gradients.
-      waited: other collectives: something is computed from what they bring.
+      computing: all ops, one after another.
+      sending: all collectives, one after another.
     """
 
     computing: float
-    weights: float
-    waited: float
+    sending: float
 
     @property
     def seconds(self) -> float:
-        """Weights are fetched ahead, and gradients sent behind, while products go on; all else is waited for."""
-        return max(self.computing + self.waited, self.weights)
+        """With collectives beside products: weights are fetched ahead, gradients sent behind, activations
+        sent in pieces."""
+        return max(self.computing + EXPOSED_SHARE * self.sending, self.sending)
 
 
-def parts_of(plan: Plan, gathering: Collection[str]) -> Parts:
-    """The time of a plan by what it is spent for.
-
-    Arguments:
-      gathering: axes along which weights are gathered for each use.
-    """
-    weights = waited = 0.0
-    for c in plan.collectives:
-        if c.kind in ("all_gather", "reduce_scatter") and set(c.axes) <= set(gathering):
-            weights += c.seconds
-        else:
-            waited += c.seconds
-    return Parts(plan.seconds - weights - waited, weights, waited)
+def parts_of(plan: Plan) -> Parts:
+    """The time of a plan by what it is spent for."""
+    sending = sum(c.seconds for c in plan.collectives)
+    return Parts(plan.seconds - sending, sending)
 
 
 @dataclass(frozen=True)
@@ -122,33 +119,23 @@ class StageProgram:
         """Sequences of a micro-batch on all devices of the stage."""
         return self.row.micro_batch * self.row.layout.dp * self.row.layout.fsdp
 
-    def _ends(self, trips: int) -> tuple[PyTree, PyTree, PyTree, PyTree]:
-        """What enters a stage (of all micro-batches) and what comes back to it, and how both lie."""
+    def _ends(self) -> tuple[PyTree, PyTree, PyTree, PyTree]:
+        """What enters a stage and what comes back to it, for a micro-batch, and how both lie."""
         b, s, d = self.batch, self.row.sequence, self.row.width
-        tokens = jax.ShapeDtypeStruct((trips, b, s), jnp.int32)
-        stream = jax.ShapeDtypeStruct((trips, b, s, d), self.model.computed)
-        as_tokens, as_stream = list(self.lying.tokens()), list(self.lying.activations(1))
+        tokens = jax.ShapeDtypeStruct((b, s), jnp.int32)
+        stream = jax.ShapeDtypeStruct((b, s, d), self.model.computed)
+        as_tokens, as_stream = list(self.lying.tokens()), list(self.lying.activations())
         x, x_lies = (tokens, as_tokens) if self.stage.first else (stream, as_stream)
         y, y_lies = (tokens, as_tokens) if self.stage.last else (stream, as_stream)
         return x, y, x_lies, y_lies
 
     # -- programs
 
-    def forward_plan(self) -> Plan:
-        """Of the forward pass of one micro-batch."""
-        xs, ys, xs_lie, ys_lie = self._ends(1)
-
-        def forward(weights: PyTree, xs: jax.Array, ys: jax.Array) -> jax.Array:
-            return self.model.run(self.stage, weights, xs[0], ys[0] if self.stage.last else None)
-
+    def passes_plan(self) -> Plan:
+        """Of the forward and the backward pass of one micro-batch."""
+        x, y, x_lies, y_lies = self._ends()
         weights = self._blank.shapes(self.stage, jnp.float32 if self.cut else self.model.computed)
-        return self._plan(forward, (self._lying("kept"), xs_lie, ys_lie), (weights, xs, ys))
-
-    def passes_plan(self, trips: int) -> Plan:
-        """Of forward and backward passes of so many micro-batches, with the sums of their gradients."""
-        xs, ys, xs_lie, ys_lie = self._ends(trips)
-        weights = self._blank.shapes(self.stage, jnp.float32 if self.cut else self.model.computed)
-        return self._plan(self._passes, (self._lying("kept"), xs_lie, ys_lie), (weights, xs, ys))
+        return self._plan(self._passes, (self._lying("kept"), x_lies, y_lies), (weights, x, y))
 
     def update_plan(self, expert: bool) -> Plan | None:
         """Of the end of a step: gradients added up over copies of the weights, AdamW, and new weights sent.
@@ -183,20 +170,12 @@ class StageProgram:
         plan: Plan = program.plan(*args)
         return plan
 
-    def _passes(self, weights: PyTree, xs: jax.Array, ys: jax.Array) -> PyTree:
-        zeros = jax.tree.map(lambda w: jnp.zeros(w.shape, jnp.float32), weights)
+    def _passes(self, weights: PyTree, x: jax.Array, y: jax.Array) -> PyTree:
+        """What leaves the stage in both directions, and of each gradient one number.
 
-        def one(total: PyTree, batch: tuple[jax.Array, jax.Array]) -> tuple[PyTree, PyTree]:
-            grads, out = self._micro_batch(weights, *batch)
-            total = jax.tree.map(lambda a, g: a + g.astype(jnp.float32), total, grads)
-            return self._annotated(total, "gradient"), out
-
-        total, out = jax.lax.scan(one, self._annotated(zeros, "gradient"), (xs, ys))
-        # No array can be a sum that waits: what is left of the gradients here is a number.
-        return jax.tree.map(jnp.sum, total), out
-
-    def _micro_batch(self, weights: PyTree, x: jax.Array, y: jax.Array) -> tuple[PyTree, PyTree]:
-        """Gradients of one micro-batch, and what leaves the stage in both directions."""
+        A sum over micro-batches is made by the product that makes its summands, in place, and its traffic hides
+        behind arithmetic; so micro-batches cost nothing but themselves.
+        """
         run, last = self.model.run, self.stage.last
 
         def passed(weights: PyTree, x: jax.Array) -> jax.Array:
@@ -208,7 +187,13 @@ class StageProgram:
         else:
             out, back = jax.vjp(passed, weights, x)
             grads, dx = back(jnp.ones_like(out) if last else y)
-        return self._annotated(grads, "gradient"), (out, dx)
+        # No array can be a sum that waits for the end of the step: a number of it can be made of it.
+        return out, dx, jax.tree.map(_first, self._annotated(grads, "gradient"))
+
+
+def _first(x: jax.Array) -> jax.Array:
+    """The first number."""
+    return jax.lax.slice(x, (0,) * x.ndim, (1,) * x.ndim)
 
 
 def _update(
