@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Collection
-from dataclasses import astuple, dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import astuple, dataclass, field, replace
 
 from benchmarks.published.chips import hardware_of, kind_of
 from benchmarks.published.layout import Lying
 from benchmarks.published.model import Stage
-from benchmarks.published.program import StageProgram, parts_of
+from benchmarks.published.program import StageProgram
 from benchmarks.published.recompute import EVERYTHING, NOTHING, kept_results
 from benchmarks.published.rows import PublishedStep
 from sbp.hardware import Hardware
@@ -20,27 +19,17 @@ from sbp.passes.schedule.times import Times
 
 
 @dataclass(frozen=True, slots=True)
-class StageSeconds:
-    """What one stage takes.
+class EndSeconds:
+    """What follows the passes of a step on one rank.
 
     Arguments:
-      forward, backward: of one micro-batch, what is computed again counted in the backward pass.
-      sum, send: of a step's gradients over copies of the weights, and of new weights to them.
+      sum, send: of the gradients over copies of the weights, and of new weights to them.
       update: of the optimizer.
     """
 
-    forward: float = 0.0
-    backward: float = 0.0
-    sum: float = 0.0
-    send: float = 0.0
-    update: float = 0.0
-
-    def times(self, n: float) -> StageSeconds:
-        """Of n such stages in one."""
-        return StageSeconds(*(n * x for x in astuple(self)))
-
-    def __add__(self, other: StageSeconds) -> StageSeconds:
-        return StageSeconds(*map(operator.add, astuple(self), astuple(other)))
+    sum: float
+    send: float
+    update: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +55,13 @@ class Estimate:
 
 @dataclass
 class Estimator:
-    """Estimates a row; equal stages are planned once."""
+    """Estimates a row; equal parts of the model are planned once."""
 
     row: PublishedStep
     hardware: Hardware = field(init=False)
     kept: Collection[str] = field(init=False)
-    _known: dict[Stage, StageSeconds] = field(init=False, default_factory=dict)
+    _known: dict[Stage, float] = field(init=False, default_factory=dict)
+    _ends: dict[Stage, EndSeconds] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.hardware = hardware_of(self.row.chip)
@@ -80,36 +70,32 @@ class Estimator:
     def estimate(self) -> Estimate:
         """What a step takes."""
         ways, trips = self.row.layout, self.row.micro_batches
-        stages = [self._seconds(stage) for stage in stages_of(self.row)]
-        ranks = [stages[rank :: ways.pp] for rank in range(ways.pp)]
-        passes = max(trips * sum(s.forward + s.backward for s in rank) for rank in ranks)
-        makespan = passes if ways.pp == 1 else self._makespan(stages)
-        # Buckets of gradients leave while the last backward pass goes on, and new weights arrive while the
-        # next forward pass does, as in Megatron and in PyTorch.
-        ends = [
-            (
-                sum(s.update for s in rank),
-                max(0.0, sum(s.sum for s in rank) - sum(s.backward for s in rank))
-                + max(0.0, sum(s.send for s in rank) - sum(s.forward for s in rank)),
-            )
-            for rank in ranks
-        ]
-        update, exposed = max(ends, key=sum)
-        return Estimate(
-            makespan + update + exposed, passes, makespan - passes, exposed, update, tuple(sorted(self.kept))
-        )
+        stages = stages_of(self.row)
+        both = [self._passes_seconds(stage) for stage in stages]
+        # A backward pass has two products for each of a forward pass, and those that are computed again. How
+        # both share the time of a micro-batch hardly matters to a pipeline: its bubble is of their sum.
+        forward = [x / (3 + _recomputed(self.kept)) for x in both]
+        passes = max(trips * sum(both[rank :: ways.pp]) for rank in range(ways.pp))
+        makespan = passes if ways.pp == 1 else self._makespan(both, forward)
+        waits = []
+        for rank in range(ways.pp):
+            end = self._end_seconds(_together(stages[rank :: ways.pp]))
+            # Buckets of gradients leave while the last backward pass goes on, and new weights arrive while the
+            # next forward pass does, as in Megatron and in PyTorch.
+            first, last = sum(forward[rank :: ways.pp]), sum(both[rank :: ways.pp])
+            exposed = max(0.0, end.sum - (last - first)) + max(0.0, end.send - first)
+            waits.append((end.update, exposed))
+        update, exposed = max(waits, key=sum)
+        seconds = makespan + update + exposed
+        return Estimate(seconds, passes, makespan - passes, exposed, update, tuple(sorted(self.kept)))
 
-    def _makespan(self, stages: list[StageSeconds]) -> float:
+    def _makespan(self, both: list[float], forward: list[float]) -> float:
         """Of the passes of all micro-batches through the pipeline."""
         ways = self.row.layout
         rank_of = tuple(range(ways.pp)) * ways.vp
         name = "1f1b" if ways.vp == 1 else "interleaved"
-        times = Times(
-            tuple(s.forward for s in stages),
-            tuple(s.backward for s in stages),
-            (0.0,) * len(stages),
-            transfer=self._hop_seconds(),
-        )
+        backward = tuple(b - f for b, f in zip(both, forward, strict=True))
+        times = Times(tuple(forward), backward, (0.0,) * len(both), transfer=self._hop_seconds())
         return float(simulate(make(name, rank_of, self.row.micro_batches), times).makespan)
 
     def _hop_seconds(self) -> float:
@@ -120,37 +106,50 @@ class Estimator:
         sent = 2 * row.micro_batch * row.sequence * row.width / (ways.cp * ways.tp)
         return link.latency_seconds + sent / link.bytes_per_second
 
-    def _seconds(self, stage: Stage) -> StageSeconds:
-        """Of a stage: planned as it is, or of a pipeline as the sum of its parts, which stages have in common.
+    def _passes_seconds(self, stage: Stage) -> float:
+        """Of forward and backward of one micro-batch in a stage: the sum of its parts.
 
-        Layers are the body of a loop, so that this is the same sum.
+        A layer is what a third one adds to two: between others, it hides what it sends as most layers do.
         """
-        if self.row.layout.pp == 1:
-            return self._plan(stage)
-        layers = ((stage.dense, Stage(1, 0, False, False)), (stage.sparse, Stage(0, 1, False, False)))
-        ends = ((stage.first, Stage(0, 0, True, False)), (stage.last, Stage(0, 0, False, True)))
-        return sum((self._part(part).times(n) for n, part in (*layers, *ends) if n), StageSeconds())
+        dense, sparse = (Stage(*n, False, False) for n in ((1, 0), (0, 1)))
+        parts = (
+            (stage.dense, lambda: self._layer_seconds(dense)),
+            (stage.sparse, lambda: self._layer_seconds(sparse)),
+            (stage.first, lambda: self._planned_seconds(Stage(0, 0, True, False))),
+            (stage.last, lambda: self._planned_seconds(Stage(0, 0, False, True))),
+        )
+        return sum(n * seconds() for n, seconds in parts if n)
 
-    def _part(self, part: Stage) -> StageSeconds:
+    def _layer_seconds(self, one: Stage) -> float:
+        two, three = (replace(one, dense=n * one.dense, sparse=n * one.sparse) for n in (2, 3))
+        return self._planned_seconds(three) - self._planned_seconds(two)
+
+    def _planned_seconds(self, part: Stage) -> float:
         if part not in self._known:
-            self._known[part] = self._plan(part)
+            self._known[part] = self._program(part).passes_plan().step_seconds
         return self._known[part]
 
-    def _plan(self, stage: Stage) -> StageSeconds:
+    def _program(self, stage: Stage) -> StageProgram:
         lying = Lying(kind_of(self.row.chip), self.row.layout)
-        program = StageProgram(self.row, stage, lying, self.hardware, self.kept)
-        both = parts_of(program.passes_plan()).seconds
-        # A backward pass has two products for each of a forward pass, and those that are computed again. How
-        # both share the time of a micro-batch hardly matters to a pipeline: its bubble is of their sum.
-        forward = both / (3 + _recomputed(self.kept))
-        ends = [plan for plan in map(program.update_plan, (False, True)) if plan is not None]
-        return StageSeconds(
-            forward,
-            both - forward,
-            sum(_communication(p, "reduce_scatter", "all_reduce") for p in ends),
-            sum(_communication(p, "all_gather") for p in ends),
-            sum(p.seconds - sum(c.seconds for c in p.collectives) for p in ends),
-        )
+        return StageProgram(self.row, stage, lying, self.hardware, self.kept)
+
+    def _end_seconds(self, rank: Stage) -> EndSeconds:
+        """Of all that one rank of the pipeline has."""
+        if rank not in self._ends:
+            program = self._program(rank)
+            plans = [plan for plan in map(program.update_plan, (False, True)) if plan is not None]
+            self._ends[rank] = EndSeconds(
+                sum(_communication(p, "reduce_scatter", "all_reduce") for p in plans),
+                sum(_communication(p, "all_gather") for p in plans),
+                sum(p.seconds - sum(c.seconds for c in p.collectives) for p in plans),
+            )
+        return self._ends[rank]
+
+
+def _together(stages: Sequence[Stage]) -> Stage:
+    """Several stages as one."""
+    dense, sparse, first, last = zip(*map(astuple, stages), strict=True)
+    return Stage(sum(dense), sum(sparse), any(first), any(last))
 
 
 def _recomputed(kept: Collection[str]) -> float:

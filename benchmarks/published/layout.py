@@ -84,19 +84,19 @@ class Lying:
         """Into how many parts a sequence is split between layers."""
         return self.ways.cp * self.ways.tp
 
-    # -- weights, all with `leading` dims in front that stay whole
+    # -- weights
 
-    def used(self, leaf: Leaf, leading: int = 0) -> NdSbp:
+    def used(self, leaf: Leaf) -> NdSbp:
         """Where a product takes a weight: its width is split, the rest gathered."""
-        return tuple(self._fixed(a, leaf, leading) or B for a in self.axes)
+        return tuple(self._fixed(a, leaf) or B for a in self.axes)
 
-    def kept(self, leaf: Leaf, leading: int = 0) -> NdSbp:
+    def kept(self, leaf: Leaf) -> NdSbp:
         """Between uses within a step: also cut along the axes that cut weights."""
-        return self._cut(leaf, leading, ("shard",), B)
+        return self._cut(leaf, ("shard",), B)
 
-    def gradient(self, leaf: Leaf, leading: int = 0) -> NdSbp:
+    def gradient(self, leaf: Leaf) -> NdSbp:
         """What micro-batches add up: sums over copies wait for the end of the step."""
-        return self._cut(leaf, leading, ("shard",), P)
+        return self._cut(leaf, ("shard",), P)
 
     def vector(self, expert: bool) -> VectorLying:
         """How all weights as one vector lie, those of experts or all others."""
@@ -114,20 +114,20 @@ class Lying:
             used=tuple(S(0) if cuts(a) else B for a in self.axes),
         )
 
-    def _fixed(self, axis: Axis, leaf: Leaf, leading: int) -> Signature | None:
+    def _fixed(self, axis: Axis, leaf: Leaf) -> Signature | None:
         """The split that a weight has along an axis by its meaning."""
         if axis.name == "ep" and leaf.expert:
-            return S(leading)
+            return S(0)
         if axis.way == "width" and leaf.width is not None and leaf.shape[leaf.width] % axis.size == 0:
-            return S(leading + leaf.width)
+            return S(leaf.width)
         return None
 
-    def _cut(self, leaf: Leaf, leading: int, ways: tuple[Way, ...], other: Signature) -> NdSbp:
-        fixed = [self._fixed(a, leaf, leading) for a in self.axes]
+    def _cut(self, leaf: Leaf, ways: tuple[Way, ...], other: Signature) -> NdSbp:
+        fixed = [self._fixed(a, leaf) for a in self.axes]
         cutting = prod(a.size for a, f in zip(self.axes, fixed, strict=True) if f is None and a.way in ways)
         taken = {f for f in fixed if f is not None}
-        dims = [i for i, n in enumerate(leaf.shape) if n % cutting == 0 and S(leading + i) not in taken]
-        best = S(leading + max(dims, key=lambda i: leaf.shape[i])) if dims else other
+        dims = [i for i, n in enumerate(leaf.shape) if n % cutting == 0 and S(i) not in taken]
+        best = S(max(dims, key=lambda i: leaf.shape[i])) if dims else other
         return tuple(
             f if f is not None else best if a.way in ways else other
             for a, f in zip(self.axes, fixed, strict=True)

@@ -146,12 +146,8 @@ class Decoder:
         }
 
     def shapes(self, stage: Stage, dtype: Any) -> PyTree:
-        """All weights of a stage as `ShapeDtypeStruct`s, layers of a kind in one stack."""
-        layers = {"ends": (), "dense": (stage.dense,), "sparse": (stage.sparse,)}
-        return {
-            kind: {n: jax.ShapeDtypeStruct(layers[kind] + x.shape, dtype) for n, x in group.items()}
-            for kind, group in self.leaves(stage).items()
-        }
+        """All weights of a stage as `ShapeDtypeStruct`s, layers of a kind in a list."""
+        return stacked(stage, self.leaves(stage), lambda x: jax.ShapeDtypeStruct(x.shape, dtype))
 
     def count(self, stage: Stage) -> tuple[int, int]:
         """How many weights of a stage are outside of experts, and in them."""
@@ -181,13 +177,14 @@ class Decoder:
         return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - picked)
 
     def _through(self, x: jax.Array, layers: PyTree, one: Callable[..., jax.Array]) -> jax.Array:
+        # One by one, not in a loop: what the next layer needs is then fetched while this one computes.
         policy = jax.checkpoint_policies.save_only_these_names(*self.kept)
-        checked = jax.checkpoint(one, prevent_cse=False, policy=policy)
-        return jax.lax.scan(lambda x, layer: (checked(x, layer), None), x, layers)[0]
+        checked = jax.checkpoint(one, policy=policy)
+        for layer in layers:
+            x = checked(x, layer)
+        return x
 
-    def layer(
-        self, x: jax.Array, layer: Mapping[str, jax.Array], mlp: Callable[..., jax.Array]
-    ) -> jax.Array:
+    def layer(self, x: jax.Array, layer: Mapping[str, jax.Array], mlp: Callable[..., jax.Array]) -> jax.Array:
         """One layer, `b s d -> b s d`."""
         w = {name: self.placed(name, x) for name, x in layer.items()}
         x = self.stream(x + self.attention(normalized(x, w["attention_norm"]), w))
@@ -264,6 +261,13 @@ class Decoder:
 
         inside = jax.nn.silu(times(x, "expert_gate")) * times(x, "expert_up")
         return times(inside, "expert_down").transpose(1, 2, 0, 3, 4)
+
+
+def stacked(stage: Stage, leaves: Mapping[str, Mapping[str, Leaf]], one: Callable[[Leaf], Any]) -> PyTree:
+    """Something of each weight of a stage, layers of a kind in a list."""
+    counts = {"dense": stage.dense, "sparse": stage.sparse}
+    groups = {kind: {n: one(x) for n, x in group.items()} for kind, group in leaves.items()}
+    return {kind: [group] * counts[kind] if kind in counts else group for kind, group in groups.items()}
 
 
 def normalized(x: jax.Array, scale: jax.Array) -> jax.Array:

@@ -13,45 +13,12 @@ import jax.numpy as jnp
 
 import sbp
 from benchmarks.published.layout import Lying, VectorLying
-from benchmarks.published.model import Decoder, Leaf, Stage
+from benchmarks.published.model import Decoder, Stage, stacked
 from benchmarks.published.rows import PublishedStep
 from sbp.hardware import Hardware
 from sbp.passes.face import Plan
-from sbp.signature import NdSbp
 
 PyTree: TypeAlias = Any
-
-
-EXPOSED_SHARE = 0.4
-"""Of the time of collectives, what a step takes longer for them although products go on beside them. Products slow
-down while collectives run, by 0.19 of their time on average (arXiv:2507.03114), since both want memory and
-power; and a collective that is cut into as many pieces as devices, so that products start with the first, leaves
-that one exposed: a fourth to an eighth."""
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What a plan takes.
-
-    Arguments:
-      computing: all ops, one after another.
-      sending: all collectives, one after another.
-    """
-
-    computing: float
-    sending: float
-
-    @property
-    def seconds(self) -> float:
-        """With collectives beside products: weights are fetched ahead, gradients sent behind, activations
-        sent in pieces."""
-        return max(self.computing + EXPOSED_SHARE * self.sending, self.sending)
-
-
-def parts_of(plan: Plan) -> Parts:
-    """The time of a plan by what it is spent for."""
-    sending = sum(c.seconds for c in plan.collectives)
-    return Parts(plan.seconds - sending, sending)
 
 
 @dataclass(frozen=True)
@@ -100,17 +67,9 @@ class StageProgram:
 
     def _lying(self, how: str) -> PyTree:
         """A signature for each weight, as the method of that name of `lying` has it."""
-
-        def of(kind: str, leaf: Leaf) -> list[Any]:
-            nd: NdSbp = getattr(self.lying, how)(leaf, int(kind != "ends"))
-            return list(nd)
-
-        tables = self._blank.leaves(self.stage)
-        return {kind: {n: of(kind, x) for n, x in group.items()} for kind, group in tables.items()}
-
-    def _annotated(self, tree: PyTree, how: str) -> PyTree:
-        table = self._lying(how)
-        return {k: {n: sbp.annotate(x, table[k][n]) for n, x in group.items()} for k, group in tree.items()}
+        return stacked(
+            self.stage, self._blank.leaves(self.stage), lambda leaf: getattr(self.lying, how)(leaf)
+        )
 
     # -- arguments
 
@@ -150,9 +109,7 @@ class StageProgram:
             return None
         lying = self.lying.vector(expert)
         size = -(-size // lying.devices) * lying.devices
-        state, grads = (
-            jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((size,), (lying.copies, size))
-        )
+        state, grads = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((size,), (lying.copies, size)))
         update = partial(_update, lying=lying, dtype=self._blank.computed)
         rest = list(lying.at_rest)
         in_sbp = rest, rest, rest, list(lying.gradients)
@@ -188,12 +145,13 @@ class StageProgram:
             out, back = jax.vjp(passed, weights, x)
             grads, dx = back(jnp.ones_like(out) if last else y)
         # No array can be a sum that waits for the end of the step: a number of it can be made of it.
-        return out, dx, jax.tree.map(_first, self._annotated(grads, "gradient"))
+        placed = jax.tree.map(sbp.annotate, grads, self._lying("gradient"))
+        return out, dx, sum(map(_first, jax.tree.leaves(placed)))
 
 
 def _first(x: jax.Array) -> jax.Array:
     """The first number."""
-    return jax.lax.slice(x, (0,) * x.ndim, (1,) * x.ndim)
+    return jax.lax.slice(x, (0,) * x.ndim, (1,) * x.ndim).reshape(()).astype(jnp.float32)
 
 
 def _update(

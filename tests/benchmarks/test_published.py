@@ -167,14 +167,17 @@ def test_experts_compute_what_their_tokens_need() -> None:
     sizes = replace(row(experts="2/4"), width=8, hidden=16, sequence=16)
     model = Decoder(replace(sizes, experts=Experts(2, 4)), groups=2)
     key = jax.random.key(0)
-    one = {n: jax.random.normal(jax.random.fold_in(key, i), x.shape) for i, (n, x) in enumerate(
-        model.leaves(Stage(0, 1))["sparse"].items()
-    )}
+    one = {
+        n: jax.random.normal(jax.random.fold_in(key, i), x.shape)
+        for i, (n, x) in enumerate(model.leaves(Stage(0, 1))["sparse"].items())
+    }
     same = one | {n: jnp.broadcast_to(w[:1], w.shape) for n, w in one.items() if n.startswith("expert_")}
     same["router"] = jnp.zeros((8, 4))
     plain = {n: same[f"expert_{n}"][0] for n in ("gate", "up", "down")}
     x = jax.random.normal(key, (3, 16, 8))
-    mixed = jnp.einsum("bsd,->bsd", model.experts(x, same), jnp.float32(2.0))  # each of 2 of 4 weighs a quarter
+    mixed = jnp.einsum(
+        "bsd,->bsd", model.experts(x, same), jnp.float32(2.0)
+    )  # each of 2 of 4 weighs a quarter
     np.testing.assert_allclose(mixed, model.mlp(x, plain), rtol=2e-2, atol=2e-2)
 
 
@@ -222,7 +225,11 @@ def test_figures() -> None:
     assert [x.ratio for x in found] == pytest.approx([1.1, 1.0, 2 / 3])
     mean, each = figures.rank_correlation(found)
     assert mean == each["h100 16 bit (3)"] == pytest.approx(0.866, abs=1e-3)
-    lines = [*figures.head().splitlines(), *map(figures.line, found), figures.line(Outcome(row(), reason="no"))]
+    lines = [
+        *figures.head().splitlines(),
+        *map(figures.line, found),
+        figures.line(Outcome(row(), reason="no")),
+    ]
     assert len(lines) == 6 and len({line.count("|") for line in lines}) == 1
     assert figures.summary([]) == "no row was expressed"
     x = row(layers="1", seq="64", experts="")
