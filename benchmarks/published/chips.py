@@ -11,12 +11,13 @@ from sbp.hardware import Hardware, hardware_for
 from sbp.rates.chips import CHIPS as CHIPS_OF_RATES
 from sbp.rates.collectives import collective_seconds
 
-# What a name begins with, the entry of the catalogue, and dense peaks of 16 and of 8 bits in TFLOP/s as vendors
-# publish them, for shares of the peak. GB300 computes these types at the rate of GB200, and B300 of B200.
+# What a name begins with, the entry of the catalogue, and dense peaks of 16 and of 8 bits in TFLOP/s as
+# vendors publish them, for shares of the peak. GB300 computes these types at the rate of GB200, B300 of B200.
 CHIPS: dict[str, tuple[str, float, float]] = {
     "A100": ("a100", 312, 312),
     "H100": ("h100", 989, 1979),
     "H200": ("h200", 989, 1979),
+    "GH200": ("h100", 989, 1979),
     "GB200": ("gb200", 2450, 4900),
     "GB300": ("gb200", 2450, 4900),
     "B200": ("b200", 2250, 4500),
@@ -26,11 +27,12 @@ CHIPS: dict[str, tuple[str, float, float]] = {
 MEMORIES = {"HBM2e": 2.4e12}
 BOARD_WATTS = {"h100": 700.0, "h200": 700.0, "a100": 400.0}
 SUSTAINED_SHARE = 0.87
-"""Of the rate of short benchmarks, in products that go on for minutes: with numbers as training has them a chip
-reaches its limit of power, and its clock falls. 257 TFLOP/s with normal numbers and 295 with zeros, 8192 cubed
-on A100 (H. He, "Strangely, matrix multiplications on GPUs run faster when given predictable data", 2024)."""
+"""Of the rate of short benchmarks, in products that go on for minutes: with numbers as training has them a
+chip reaches its limit of power, and its clock falls. 257 TFLOP/s with normal numbers and 295 with zeros, 8192
+cubed on A100 (H. He, "Strangely, Matrix Multiplications on GPUs Run Faster When Given 'Predictable' Data",
+thonking.ai)."""
 NIC_BYTES_PER_SECOND = {"h100": 50e9}
-"""400 Gb/s per device, as the reference designs of DGX H100 and the clouds have; `sbp.rates` has half of it."""
+"""400 Gb/s per device, as the reference design of DGX H100 has; `sbp.rates` has half of it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""From a row to seconds: stages are planned, their times go through a schedule, the end of the step is added."""
+"""From a row to seconds: stages are planned, their times go through a schedule, the end is added."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ class Estimator:
         waits = []
         for rank in range(ways.pp):
             end = self._end_seconds(_together(stages[rank :: ways.pp]))
-            # Buckets of gradients leave while the last backward pass goes on, and new weights arrive while the
-            # next forward pass does, as in Megatron and in PyTorch.
+            # Buckets of gradients leave while the last backward pass goes on, and new weights arrive while
+            # the next forward pass does, as in Megatron and in PyTorch.
             first, last = sum(forward[rank :: ways.pp]), sum(both[rank :: ways.pp])
             exposed = max(0.0, end.sum - (last - first)) + max(0.0, end.send - first)
             waits.append((end.update, exposed))
@@ -91,12 +91,16 @@ class Estimator:
 
     def _makespan(self, both: list[float], forward: list[float]) -> float:
         """Of the passes of all micro-batches through the pipeline."""
-        ways = self.row.layout
-        rank_of = tuple(range(ways.pp)) * ways.vp
-        name = "1f1b" if ways.vp == 1 else "interleaved"
+        ways, trips = self.row.layout, self.row.micro_batches
+        name, chunks = ("1f1b", 1) if ways.vp == 1 else ("interleaved", ways.vp)
+        if chunks > 1 and trips >= 2 * ways.pp and trips % (trips // ways.pp):
+            # Rounds of micro-batches that are not equal: nothing is interleaved then.
+            name, chunks = "1f1b", 1
+            both, forward = ([sum(x[r :: ways.pp]) for r in range(ways.pp)] for x in (both, forward))
+        rank_of = tuple(range(ways.pp)) * chunks
         backward = tuple(b - f for b, f in zip(both, forward, strict=True))
         times = Times(tuple(forward), backward, (0.0,) * len(both), transfer=self._hop_seconds())
-        return float(simulate(make(name, rank_of, self.row.micro_batches), times).makespan)
+        return float(simulate(make(name, rank_of, trips), times).makespan)
 
     def _hop_seconds(self) -> float:
         """Of the activations of one micro-batch from one stage to the next, each device sending its part."""

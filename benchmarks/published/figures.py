@@ -41,7 +41,7 @@ class Outcome:
 
 
 def model_flops(row: PublishedStep) -> float:
-    """FLOP of a step: 6 per weight that a token meets, the input's embedding not counted, and causal attention.
+    """FLOP of a step: 6 per weight that a token meets, the first embedding not counted, and causal attention.
 
     Nothing that is computed again counts.
     """
@@ -76,7 +76,7 @@ def factors(ratios: Sequence[float]) -> tuple[float, float]:
 
 
 def rank_correlation(outcomes: Sequence[Outcome]) -> tuple[float, dict[str, float]]:
-    """Spearman's, of FLOP/s per chip estimated and measured: by chip and precision, and their weighted mean."""
+    """Spearman's, of FLOP/s per chip estimated and measured: weighted mean, and by chip and precision."""
     groups: dict[str, list[Outcome]] = {}
     for x in outcomes:
         wide = "fp8" if x.row.precision == "fp8" else "16 bit"
@@ -109,11 +109,11 @@ def line(x: Outcome) -> str:
     """A row of the table."""
     r = x.row
     cells = [str(r.number), r.model, r.chip, str(r.gpus), r.precision, str(r.layout), f"{r.seconds:.3f}"]
-    share = f"{mfu(r, r.seconds):.2f}"
     if x.estimate is None:
-        cells += ["-", "-", share, f"not expressed: {x.reason}"]
+        cells += ["-", "-", "-", f"not expressed: {x.reason}"]
     else:
-        cells += [f"{x.estimate.seconds:.3f}", f"{x.ratio:.2f}", share, f"{mfu(r, x.estimate.seconds):.2f}"]
+        shares = [f"{mfu(r, seconds):.2f}" for seconds in (r.seconds, x.estimate.seconds)]
+        cells += [f"{x.estimate.seconds:.3f}", f"{x.ratio:.2f}", *shares]
     return "| " + " | ".join(cells) + " |"
 
 

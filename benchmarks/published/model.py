@@ -1,7 +1,7 @@
 """The model of a row: a decoder as one device trains it, whole or cut into stages of a pipeline.
 
 Two families in one: gated MLPs with rotary positions (Llama, Mixtral, Grok, DeepSeek), and MLPs of two
-matrices (GPT, MPT, Nemotron). Biases, dropout and learned positions are left out: they cost nothing that shows.
+matrices (GPT, MPT, Nemotron). Biases, dropout and learned positions are left out: their cost does not show.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
-from math import prod
+from math import ceil, prod
 from typing import Any, TypeAlias
 
 import jax
@@ -86,8 +86,9 @@ class Decoder:
 
     @property
     def head_width(self) -> int:
-        """The width of one attention head."""
-        return self.row.width // self.row.heads
+        """The width of one attention head; where heads do not divide the width, the next multiple of 64."""
+        share = self.row.width / self.row.heads
+        return int(share) if share % 8 == 0 else 64 * ceil(share / 64)
 
     # -- weights
 

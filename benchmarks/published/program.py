@@ -1,4 +1,4 @@
-"""The train step of one stage as a program for the planner, and the seconds that the planner says it takes."""
+"""The train step of one stage as programs for the planner."""
 
 from __future__ import annotations
 
@@ -130,8 +130,8 @@ class StageProgram:
     def _passes(self, weights: PyTree, x: jax.Array, y: jax.Array) -> PyTree:
         """What leaves the stage in both directions, and of each gradient one number.
 
-        A sum over micro-batches is made by the product that makes its summands, in place, and its traffic hides
-        behind arithmetic; so micro-batches cost nothing but themselves.
+        A sum over micro-batches is made by the product that makes its summands, in place, and its traffic
+        hides behind arithmetic; so micro-batches cost nothing but themselves.
         """
         run, last = self.model.run, self.stage.last
 

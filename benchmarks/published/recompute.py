@@ -22,8 +22,8 @@ MORE_WORDS = ((r"attention-out|qkv_out|out_proj", "out"), (r"mlp-out", "down"))
 # layouts all but the attention core, which a fused kernel computes again anyway.
 EVERY_SECOND = frozenset({"qkv", "context", "gate", "down", "experts"})
 ROOM = 0.95  # of the memory; the rest is for buffers of communication and what lies between others
-# Beside a chip with a fast link to its host (NVLink-C2C, 450 GB/s one way), activations can wait there: its half of
-# the 480 GB of a Grace.
+# Beside a chip with a fast link to its host (NVLink-C2C, 450 GB/s one way), activations can wait there: its
+# half of the 480 GB of a Grace.
 HOST_BYTES = {"gb200": 240e9}
 
 
@@ -55,7 +55,7 @@ def _by_words(row: PublishedStep) -> Collection[str]:
 def memory_bytes(row: PublishedStep, kept: Collection[str]) -> float:
     """What a device of the first stages needs, roughly: state, activations that wait, and logits."""
     ways, d = row.layout, row.width
-    e = d // row.heads
+    e = Decoder(row).head_width
     hidden = row.hidden * (row.experts.active + row.experts.shared if row.experts else 1)
     widths = {
         "qkv": (row.heads + 2 * row.kv_heads) * e,

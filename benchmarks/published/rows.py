@@ -93,7 +93,6 @@ class PublishedStep:
     gpus: int
     layout: Layout
     checkpointing: str
-    optimizer: str
     seconds: float
     year: float
     notes: str
@@ -173,7 +172,6 @@ def parse(number: int, cells: Mapping[str, str]) -> PublishedStep:
         gpus=count("gpus"),
         layout=Layout(**ways),
         checkpointing=_checkpointing(cells.get("activation_checkpointing", "")),
-        optimizer=cells.get("optimizer", ""),
         seconds=float(cells["step_seconds"]),
         year=_year(cells.get("date", "")),
         notes=cells.get("notes", ""),
@@ -200,7 +198,7 @@ def _experts(cell: str, notes: str) -> Experts | None:
     >>> _experts("8+1 shared/256+1 shared", "first 3 layers dense with d_ff 18432")
     Experts(active=8, count=256, shared=1, dense_layers=3, dense_hidden=18432)
     """
-    if not cell:
+    if cell.lower() in ("", "-", "none", "0", "1"):
         return None
     found = re.match(r"(\d+)(?:\s*\+\s*(\d+)\D*?)?\s*/\s*(\d+)", cell)
     if found is None:

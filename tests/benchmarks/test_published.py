@@ -20,6 +20,7 @@ from benchmarks.published.layout import Lying
 from benchmarks.published.model import KEPT, Decoder, Stage
 from benchmarks.published.rows import Experts, Layout, PublishedStep, RowError, parse, read
 from sbp import B, P, S
+from sbp.hardware import hardware_for
 
 CELLS = {
     "model": "Tiny",
@@ -64,6 +65,7 @@ LAYOUTS = {
     "context": row(dp="4", fsdp="1", cp="2"),
     "experts": row(dp="4", fsdp="1", ep="4", pp="2", experts="2/8", activation_checkpointing="full"),
     "two matrices, no kernel": row(d_ff="1024", dp="8", fsdp="1", precision="fp16", date="2021"),
+    "rounds that are not equal": row(dp="2", fsdp="1", tp="2", pp="2", vp="2", global_batch="10"),
     "latent": row(model="DeepSeek-V0", kv_heads="4", experts="2+1 shared/8+1 shared", ep="8"),
 }
 
@@ -86,7 +88,7 @@ def test_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     published.main([str(file), "--rows", "1,2,3", "--out", str(out), "--processes", "1"])
     said = capsys.readouterr().out
     assert "row 2 (Tiny): fsdp8 are 8 devices, not 7" in said
-    assert "not expressed: chip 'X9' is none of A100" in said
+    assert "not expressed: RowError: chip 'X9' is none of A100" in said
     assert "all: 1 rows, factor" in said
     first, second = json.loads(out.read_text())
     assert first["ratio"] == pytest.approx(first["estimate"]["seconds"] / 0.01)
@@ -120,15 +122,15 @@ def test_cells() -> None:
     assert found.experts == Experts(8, 64, 1, 3, 999)
     assert (found.vocabulary, found.layout, found.year) == (1024, Layout(fsdp=8), 2023.5)
     assert found.gated and not row(d_ff="1024").gated
+    assert row(experts="-").experts is None
+    assert Decoder(row(heads="5")).head_width == 64
     assert row(activation_checkpointing="").checkpointing == "unknown"
 
 
 def test_stages_share_layers() -> None:
     deep = replace(row(), layers=61, experts=Experts(8, 256, 1, 3), layout=Layout(pp=16))
     stages = stages_of(deep)
-    assert [s.dense + s.sparse for s in stages] == [3] * 2 + [4] * 13 + [3] or sum(
-        s.dense + s.sparse for s in stages
-    ) == 61
+    assert [s.dense + s.sparse for s in stages] == [3, 3] + [4] * 13 + [3]
     assert (stages[0].dense, sum(s.dense for s in stages)) == (3, 3)
     assert stages[0].first and stages[-1].last and not any(s.first or s.last for s in stages[1:-1])
 
@@ -197,7 +199,7 @@ def test_what_is_kept() -> None:
     assert "up" not in kept(**some) and "up" in kept(**some, dp="4", fsdp="1", tp="2")
     unknown = {"activation_checkpointing": "unknown"}
     assert kept(**unknown) == set(KEPT)
-    assert kept(**unknown, seq="4000000") == set()
+    assert kept(**unknown, seq="40000000") == set()
 
 
 def test_signatures() -> None:
@@ -205,12 +207,12 @@ def test_signatures() -> None:
     leaf = Decoder(row()).leaves(Stage(1))["dense"]["down"]
     assert [a.name for a in lying.axes] == ["dp", "fsdp", "tp"]
     assert lying.used(leaf) == (B, B, S(0))
-    assert lying.kept(leaf, 1) == (B, S(2), S(1))
+    assert lying.kept(leaf) == (B, S(1), S(0))
     assert lying.gradient(leaf) == (P, S(1), S(0))
-    assert lying.activations(1) == (S(1), S(1), S(2))
+    assert lying.activations() == (S(0), S(0), S(1))
     experts = Lying("h100", Layout(dp=4, ep=2, cp=2))
     leaf = Decoder(row(experts="2/8")).leaves(Stage(0, 1))["sparse"]["expert_up"]
-    assert experts.used(leaf, 1) == (B, S(1), B)
+    assert experts.used(leaf) == (B, S(0), B)
     assert experts.gradient(leaf) == (P, S(0), P)
     assert (experts.vector(True).copies, experts.vector(False).copies) == (4, 8)
     assert experts.vector(False).at_rest == (S(0),) * 3
@@ -243,6 +245,13 @@ def test_chips() -> None:
     assert chips.kind_of("H200-SXM") == "h200"
     slow = chips.hardware_of("H100-SXM-96GB-HBM2e-500W")
     assert slow.memory_bytes_per_second == 2.4e12
-    assert slow.flops(2) < chips.hardware_of("H100-SXM-80GB").flops(2)
+    whole = chips.hardware_of("H100-SXM-80GB")
+    product = 1, 4096, 4096, 4096, 2.0
+    assert hardware_for("h100").product_seconds(*product) < whole.product_seconds(*product)
+    assert whole.product_seconds(*product) < slow.product_seconds(*product)
+    sent = "all_gather", 1e9, range(16)
+    assert whole.collective_seconds(*sent) < hardware_for("h100").collective_seconds(*sent)
+    near = "all_gather", 1e9, range(8)
+    assert whole.collective_seconds(*near) == hardware_for("h100").collective_seconds(*near)
     with pytest.raises(RowError, match="chip 'X9' is none of"):
         chips.kind_of("X9")
