@@ -161,7 +161,9 @@ CATALOGUE: dict[str, Hardware] = {
     # Forced host devices on two cores. Latency is what benchmarks/cpu_links.py measures (a rendezvous of
     # threads); the link is set below what it measures, so that plans prefer few bytes on the wire, as on a
     # real network. They share the memory of a host, of which nothing is known.
-    "cpu": Hardware("cpu", ((8, 25e9),), 2e9, 4e9, math.inf, (Link(_ANY, 0.5e9, 100e-6),), 1.0, False, "cpu"),
+    "cpu": Hardware(
+        "cpu", ((8, 25e9),), 2e9, 16e9, math.inf, (Link(_ANY, 0.5e9, 100e-6),), 1.0, False, "cpu"
+    ),
 }
 # Nothing costs anything but bytes on the wire: a plan for it sends the least that any plan can.
 BYTES_ONLY = Hardware(

@@ -5,11 +5,12 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sbp.passes.plan.budget import Load
 from sbp.passes.plan.network import CostNetwork, Infeasible, Table
 from sbp.passes.plan.tables import Kept, TableAlgebra
 
@@ -39,7 +40,8 @@ class _Step:
 class Reduction:
     """`min(original) = constant + min(kernel)`; `expand` turns kernel states into original ones.
 
-    `nodes[k]` and `labels[k]` are the original node behind kernel node `k` and its original states.
+    `nodes[k]` and `labels[k]` are the original node behind kernel node `k` and its original states. `loads`
+    are the given ones in terms of the kernel; those whose bytes no longer depend on a choice have node -1.
     """
 
     kernel: CostNetwork
@@ -48,6 +50,7 @@ class Reduction:
     labels: tuple[_Labels, ...]
     size: int
     steps: tuple[_Step, ...]
+    loads: tuple[Load, ...] = ()
 
     def expand(self, kernel_states: Sequence[int]) -> tuple[int, ...]:
         """Original states from kernel states, at the same cost (up to the constant)."""
@@ -71,20 +74,25 @@ class Reduction:
         return tuple(result)
 
 
-def reduce_network(network: CostNetwork, out_of_time: Callable[[], bool] = lambda: False) -> Reduction:
-    """Remove whatever can be removed exactly.
+def reduce_network(
+    network: CostNetwork, out_of_time: Callable[[], bool] = lambda: False, loads: Sequence[Load] = ()
+) -> Reduction:
+    """Remove whatever can be removed exactly, whatever the loads may add up to.
 
     Parallel edges and self loops are merged; forbidden and dominated states, nodes with one state,
     constant and separable edges, nodes of degree up to two, and nodes whose state a neighbour's state
-    determines are removed. Raises Infeasible when a node loses all its states.
+    determines are removed. A node with loads that depend on its state goes only if it has one state, or if
+    another node determines it, which then has its loads. Raises Infeasible when a node loses all its states.
     """
-    return _Reducer(network, out_of_time).run()
+    return _Reducer(network, out_of_time, loads).run()
 
 
 class _Reducer:
     """The network being reduced: table numbers in place of tables, both orientations of every edge."""
 
-    def __init__(self, network: CostNetwork, out_of_time: Callable[[], bool]) -> None:
+    def __init__(
+        self, network: CostNetwork, out_of_time: Callable[[], bool], loads: Sequence[Load]
+    ) -> None:
         self.algebra = TableAlgebra()
         self.out_of_time = out_of_time
         self.constant = 0.0
@@ -96,9 +104,17 @@ class _Reducer:
         self.labels: list[_Labels] = [full[size] for size in self.size]
         self.alive = [True] * len(self.size)
         self.edges: list[dict[int, int]] = [{} for _ in self.size]
+        self.fresh: list[dict[int, None]] = [{} for _ in self.size]
+        """Per node the neighbours whose table is new to it: a hub must not look at all for each that changes."""
         self.worklist = deque(range(len(self.size)))
         self.waiting = [True] * len(self.size)
         self.touched = set(self.worklist)
+        self.loads = loads
+        self.fixed: list[Load] = []
+        self.carried: list[tuple[tuple[int, int], ...]] = [() for _ in self.size]
+        """Per node: which of the loads, and the number of their bytes per state."""
+        for k, load in enumerate(loads):
+            self._carry(load.node, ((k, store.put_shared(load.bytes)),))
         for i, j, table in network.edges:
             if i == j:
                 self.theta[i] = self.algebra.add(self.theta[i], store.put(table.diagonal()))
@@ -131,7 +147,13 @@ class _Reducer:
             ),
         )
         labels = tuple(self.labels[node] for node in nodes)
-        return Reduction(kernel, self.constant, nodes, labels, len(self.alive), tuple(self.steps))
+        loads = list(self.fixed)
+        for node in nodes:
+            for k, number in self.carried[node]:
+                loads.append(replace(self.loads[k], node=place[node], bytes=tables[number]))
+        return Reduction(
+            kernel, self.constant, nodes, labels, len(self.alive), tuple(self.steps), tuple(loads)
+        )
 
     # When to apply which reduction.
 
@@ -139,7 +161,7 @@ class _Reducer:
         """Apply the cheap reductions until none applies, the cheapest node of degree two first."""
         degree_two: list[tuple[int, int]] = []
         while True:
-            while self.worklist:
+            while self.worklist and not self.out_of_time():
                 node = self.worklist.popleft()
                 self.waiting[node] = False
                 if self.alive[node]:
@@ -156,18 +178,27 @@ class _Reducer:
         """One look at a node. Returns the work to eliminate it if it is a fit node of degree two, else 0."""
         self._drop_forbidden(node)
         near = self.edges[node]
-        if self.size[node] == 1 or len(near) <= 1:
+        if self.size[node] == 1 or (len(near) <= 1 and not self.carried[node]):
             self._fold(node)
             return 0
-        for other, number in near.items():
-            if self.size[node] <= 2 * self.size[other] and self.algebra.determines(number):
-                self._absorb(other, node)
-                return 0
+        fresh = self.fresh[node]
+        while fresh:
+            other, _ = fresh.popitem()
+            if other in near and self.size[node] <= 2 * self.size[other]:
+                if self.algebra.determines(near[other]):
+                    self._absorb(*self._smaller_first(other, node))
+                    return 0
         return self._product_cells(node)
+
+    def _smaller_first(self, follower: int, owner: int) -> tuple[int, int]:
+        """The two; swapped if each follows from the other and the follower has more edges to hand over."""
+        back = self.edges[follower]
+        swap = len(back) > len(self.edges[owner]) and self.size[follower] <= 2 * self.size[owner]
+        return (owner, follower) if swap and self.algebra.determines(back[owner]) else (follower, owner)
 
     def _product_cells(self, node: int) -> int:
         near = self.edges[node]
-        if len(near) != 2:
+        if len(near) != 2 or self.carried[node]:
             return 0
         a, b = (self.size[other] for other in near)
         middle = self.size[node]
@@ -181,8 +212,9 @@ class _Reducer:
         live = self.algebra.live_rows(self.theta[node])
         if live == ():
             raise Infeasible((node,))
-        for other, number in self.edges[node].items():
-            rows = self.algebra.live_rows(number)
+        near = self.edges[node]
+        for other in self.fresh[node]:
+            rows = self.algebra.live_rows(near[other]) if other in near else None
             if rows is not None:
                 live = rows if live is None else tuple(sorted({*live} & {*rows}))
                 if not live:
@@ -194,7 +226,8 @@ class _Reducer:
         near = self.edges[node]
         if self.size[node] ** 2 * max((self.size[other] for other in near), default=0) > _DOMINANCE_CELLS:
             return None
-        return self.algebra.undominated(self.theta[node], tuple(sorted(near.values())))
+        loads = tuple(sorted({number for _, number in self.carried[node]}))
+        return self.algebra.undominated(self.theta[node], tuple(sorted(near.values())), loads)
 
     def _keep(self, node: int, keep: Kept) -> None:
         """Remove all other states of a node."""
@@ -202,6 +235,8 @@ class _Reducer:
         self.theta[node] = take(self.theta[node], keep)
         self.labels[node] = self.labels[node][list(keep)]
         self.size[node] = len(keep)
+        carried, self.carried[node] = self.carried[node], ()
+        self._carry(node, tuple((k, take(number, keep)) for k, number in carried))
         for other, number in list(self.edges[node].items()):
             del self.edges[node][other], self.edges[other][node]
             self._connect(node, other, take(number, keep))
@@ -225,6 +260,7 @@ class _Reducer:
         table = self.edges[owner][node]
         near = self._remove(node, {owner: self.edges[node][owner]})
         follow = self.algebra.follow(table)
+        self._carry(owner, tuple((k, self.algebra.take(number, follow)) for k, number in self.carried[node]))
         self._charge(owner, self.algebra.message(self.theta[node], near.pop(owner)))
         for other, number in near.items():
             self._connect(owner, other, self.algebra.take(number, follow))
@@ -243,6 +279,15 @@ class _Reducer:
             self._touch(other)
         return near
 
+    def _carry(self, node: int, more: tuple[tuple[int, int], ...]) -> None:
+        """Give a node more loads; of each, what all states have in common is fixed."""
+        for k, number in more:
+            above, least = self.algebra.normal(number)
+            if least:
+                self.fixed.append(replace(self.loads[k], node=-1, bytes=np.array([least])))
+            if self.algebra.store.tables[above].any():
+                self.carried[node] += ((k, above),)
+
     def _charge(self, node: int, number: int) -> None:
         """Add costs to the states of a node, the cheapest of them to the constant."""
         self.theta[node], least = self.algebra.normal(self.algebra.add(self.theta[node], number))
@@ -260,6 +305,7 @@ class _Reducer:
         if parts is None:
             self.edges[i][j] = number
             self.edges[j][i] = self.algebra.transpose(number)
+            self.fresh[i][j] = self.fresh[j][i] = None
             self._touch(i)
             self._touch(j)
         else:

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from sbp.passes.plan import sweeps
 from sbp.passes.plan.dual import Dual
 from sbp.passes.plan.eliminate import Elimination, plan_elimination
+from sbp.passes.plan.flat import Indices, flat_network
 from sbp.passes.plan.network import CostNetwork, Infeasible, Solution, Table
 from sbp.passes.plan.reduce import reduce_network
 
@@ -25,7 +27,7 @@ _RESULT_CELLS = 1.2e8
 """Never keep more cells than this: 1 GB."""
 _CELLS_PER_SECOND = 2e8
 """A cautious estimate, to keep a time limit."""
-_SWEEPS = 5
+_SWEEPS = 40
 """Pairs of sweeps between two looks at what can be fixed."""
 _SHRUNK = 0.7
 """Start afresh on the states left when at most this part of them is left."""
@@ -107,7 +109,7 @@ def _solve_parts(network: CostNetwork, start: Sequence[int] | None, effort: _Eff
 
 
 def _solve_part(network: CostNetwork, start: Sequence[int] | None, effort: _Effort) -> Solution:
-    elimination = effort.plan(network, _DIRECT_CELLS)
+    elimination = effort.plan(network, _DIRECT_CELLS, careful=False)
     if elimination is not None:
         states = elimination.run()
         cost = network.cost(states)
@@ -125,13 +127,14 @@ class _Search:
         for i, j, table in network.edges:
             self.neighbours[i].append((j, table.T))
             self.neighbours[j].append((i, table))
+        self.flat = flat_network(network)
         self.lower = -math.inf
         self.states = [int(theta.argmin()) for theta in network.unary] if start is None else list(start)
         self.cost = network.cost(self.states)
         self._offer(self._descend(self.states))
 
     def run(self) -> Solution:
-        dual = Dual(self.network, self._ceiling())
+        dual = Dual(self.flat, self._ceiling())
         stalled = False
         while True:
             before = self.lower
@@ -172,18 +175,18 @@ class _Search:
         for _ in range(_SWEEPS - 1):
             dual.sweep(forward=True)
             self._offer(dual.decode(forward=False))
-            dual.sweep(forward=False)
+            bound = dual.sweep(forward=False)
             self._offer(dual.decode(forward=True))
-            if self.effort.spent():
+            if self.cost - bound <= self.effort.noise or self.effort.spent():
                 break
         base = dual.bound()
-        excess = [np.zeros(theta.size) for theta in self.network.unary]
+        excess = np.zeros(self.flat.theta.size)
         dual.sweep(True, excess)
         self._offer(self._descend(dual.decode(forward=False)))
         dual.sweep(False, excess)
         self._offer(self._descend(dual.decode(forward=True)))
         self.lower = max(self.lower, dual.bound())
-        return [base + more for more in excess]
+        return self.flat.split(base + excess)
 
     def _below(self, at_least: list[Table], threshold: float) -> list[NDArray[np.intp]]:
         """For each node its state now, and all states that may occur in an assignment below the threshold."""
@@ -219,12 +222,13 @@ class _Search:
         """
         bounds = np.sort(np.concatenate(at_least))
         bounds = bounds[bounds < self.cost]
-        for fraction in _FRACTIONS:
-            whole = fraction == 1.0
+        for fraction in (math.inf, *_FRACTIONS):
+            whole = fraction >= 1.0
             threshold = (
                 self.cost if whole or not bounds.size else float(bounds[int(fraction * (bounds.size - 1))])
             )
-            kept = self._below(at_least, threshold)
+            # Fewer states can cost more: where layers keep different ones their tables are no longer equal.
+            kept = self._below(at_least, math.inf if fraction == math.inf else threshold)
             restricted = _restricted(self.network, kept)
             cells = _FINAL_CELLS if whole else _PARTIAL_CELLS
             elimination = self.effort.plan(restricted, cells, careful=whole)
@@ -288,29 +292,20 @@ class _Search:
             unary.append(theta)
         return CostNetwork(tuple(unary), tuple(edges))
 
-    def _offer(self, states: Sequence[int]) -> None:
-        cost = self.network.cost(states)
-        if cost < self.cost:
-            self.cost, self.states = cost, list(states)
+    def _offer(self, states: Sequence[int] | Indices) -> None:
+        """Takes the states if they cost less; the exact sum, which takes longer, only where it may matter."""
+        found = np.asarray(states, dtype=np.int64)
+        if sweeps.total_cost(self.flat, found) < self.cost + self.effort.noise:
+            listed = found.tolist()
+            cost = self.network.cost(listed)
+            if cost < self.cost:
+                self.cost, self.states = cost, listed
 
-    def _descend(self, states: Sequence[int]) -> list[int]:
+    def _descend(self, states: Sequence[int] | Indices) -> Indices:
         """Change one node at a time for the better, until no change helps."""
-        states = list(states)
-        waiting = set(range(len(states)))
-        order = list(range(len(states)))
-        while waiting:
-            changed: set[int] = set()
-            for node in order:
-                if node in waiting:
-                    score = self.network.unary[node].copy()
-                    for other, table in self.neighbours[node]:
-                        score += table[states[other]]
-                    best = int(score.argmin())
-                    if score[best] < score[states[node]] - self.effort.noise:
-                        states[node] = best
-                        changed.update(other for other, _ in self.neighbours[node])
-            waiting = changed
-        return states
+        found = np.array(states, dtype=np.int64)
+        sweeps.descend(self.flat, found, self.effort.noise)
+        return found
 
 
 def _least(network: CostNetwork) -> float:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import hashlib
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import numpy as np
 
+from sbp.passes.plan import sweeps
 from sbp.passes.plan.network import Table
 
 Kept = tuple[int, ...]
@@ -16,8 +18,6 @@ Kept = tuple[int, ...]
 
 _ROUNDING = 4e-15
 """A table is a sum of a row and a column if it is so up to this part of its largest entry."""
-_BLOCK_CELLS = 1 << 14
-"""Cells worked on at a time: they fit the fastest caches."""
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -139,31 +139,25 @@ class TableAlgebra:
     def product(self, theta: int, to_a: int, to_b: int) -> int:
         """Min-plus product of two tables over their common rows, with costs of these rows."""
         a = self.store.tables[to_a] + self.store.tables[theta][:, None]
-        b = self.store.tables[to_b]
-        result = np.empty((a.shape[1], b.shape[1]))
-        block = max(1, _BLOCK_CELLS // b.shape[1])
-        for start in range(0, a.shape[1], block):
-            part = np.ascontiguousarray(a[:, start : start + block])[:, :, None]
-            best = result[start : start + block]
-            np.add(part[0], b[0], out=best)
-            scratch = np.empty_like(best)
-            for middle in range(1, len(b)):
-                np.add(part[middle], b[middle], out=scratch)
-                np.minimum(best, scratch, out=best)
-        return self.store.put(result)
+        return self.store.put(sweeps.min_plus(a, self.store.tables[to_b]))
 
     @_once
-    def undominated(self, theta: int, numbers: tuple[int, ...]) -> Kept | None:
+    def undominated(self, theta: int, numbers: tuple[int, ...], loads: tuple[int, ...] = ()) -> Kept | None:
         """States that no other state replaces at no more cost, whatever the neighbours do; None if all.
+
+        What replaces a state has no more of any of the loads.
 
         Of states that replace each other the lowest stays.
         """
         costs = self.store.tables[theta]
         extra = costs[None, :] - costs[:, None]
         with np.errstate(invalid="ignore"):
-            for number in numbers:
-                extra = extra + self._replacement(number)
+            for number, times in Counter(numbers).items():
+                extra = extra + times * self._replacement(number)
             replaces = extra <= 0.0
+        for number in loads:
+            size = self.store.tables[number]
+            replaces &= size[None, :] <= size[:, None]
         np.fill_diagonal(replaces, False)
         kept = np.ones(len(costs), dtype=bool)
         for state in np.flatnonzero(replaces.any(axis=1))[::-1].tolist():
@@ -173,15 +167,4 @@ class TableAlgebra:
     @_once
     def _replacement(self, number: int) -> Table:
         """Entry (a, b): the most that row b can cost more than row a."""
-        columns = self.store.tables[self.transpose(number)]
-        finite = columns.max() < np.inf
-        result = np.empty((columns.shape[1], columns.shape[1]))
-        with np.errstate(invalid="ignore"):
-            for state in range(columns.shape[1]):
-                more = columns[:, state, None] - columns
-                if finite:
-                    np.maximum.reduce(more, axis=0, out=result[:, state])
-                else:  # inf - inf: where the replaced row is forbidden anything is as good
-                    result[:, state] = np.fmax.reduce(more, axis=0)
-        result[np.isnan(result)] = -np.inf
-        return result
+        return sweeps.replacement(self.store.tables[number])

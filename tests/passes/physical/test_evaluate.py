@@ -73,9 +73,8 @@ def test_xla_schedules_by_figures_of_its_own() -> None:
     def fn(x: Any, w: Any, image: Any, kernel: Any) -> Any:
         return jnp.sum(x @ w), lax.conv(image, kernel, (1, 1), "SAME")
 
-    args = [
-        jax.ShapeDtypeStruct(s, jnp.float32) for s in ((512, 512), (512, 512), (8, 4, 16, 16), (4, 4, 3, 3))
-    ]
+    shapes = (4096, 4096), (4096, 4096), (8, 4, 16, 16), (4, 4, 3, 3)
+    args = [jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes]
     plan = sbp.compile(fn, on, in_sbp=([S(0)], [B], [B], [B])).plan(*args)
     p = plan.physical
     assert p is not None
@@ -83,6 +82,6 @@ def test_xla_schedules_by_figures_of_its_own() -> None:
     ops = [op_of(s, p) for s in p.steps]
     (product,) = [o for o in ops if o.name == "dot_general"]
     assert product.step is not None
-    assert takes.scheduled_seconds(product) == pytest.approx(2 * 512**3 / 2 / plan.hardware.flops(4))
+    assert takes.scheduled_seconds(product) == pytest.approx(2 * 4096**3 / 2 / plan.hardware.flops(4))
     assert [takes.scheduled_seconds(o) for o in ops if o.name == "conv_general_dilated"] == [0.0]
     assert {takes.scheduled_seconds(o) for o in ops if o.sends} == {SHORTEST_COLLECTIVE_SECONDS}

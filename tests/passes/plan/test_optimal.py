@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -13,10 +14,15 @@ import pytest
 from sbp.hardware import Hardware, Link
 from sbp.passes.boxing.links import Network
 from sbp.passes.boxing.paths import Boxings
-from sbp.passes.plan.candidates import enumerate_candidates, rest_signatures
-from sbp.passes.plan.model import Model, choose
+from sbp.passes.explain.plan import SAME
+from sbp.passes.physical.evaluate import Evaluator
+from sbp.passes.physical.insert import insert_boxing
+from sbp.passes.physical.merged import traffic_of
+from sbp.passes.plan.candidates import Candidates, enumerate_candidates, rest_signatures
+from sbp.passes.plan.model import Boundary, Model, choose, relaxed_bound
 from sbp.passes.plan.network import CostNetwork
 from sbp.passes.plan.pins import boundary
+from sbp.passes.plan.trees import least_seconds
 from sbp.passes.program.graph import Graph
 from sbp.passes.program.trace import trace
 from sbp.placement import Placement, placement
@@ -90,17 +96,13 @@ def _order(tables: Sequence[Sequence[tuple[int, Any]]], n: int) -> list[int]:
     return order
 
 
-def planned(graph: Graph, place: Placement) -> tuple[float, float, CostNetwork]:
-    """The planner's cost and bound, and the problem that it solved."""
-    candidates = enumerate_candidates(graph, place, {})
-    boxings = Boxings(Network(place, HARDWARE))
-    none = [None] * len(graph.inputs)
-    # A data-parallel argument, so that there is something to plan.
+def problem(graph: Graph, place: Placement) -> tuple[Candidates, Boundary, Boxings]:
+    """What is planned: a data-parallel argument, so that there is something to plan."""
+    candidates = replace(enumerate_candidates(graph, place, {}), traffic=traffic_of(graph))
     first = rest_signatures(graph.values[graph.inputs[0]].shape, np.float32, place)
-    pins = [first[-1], *none[1:]]
-    asked = boundary(graph, pins, [None] * len(graph.outputs), [None] * len(graph.outputs), place)
-    chosen = choose(candidates, asked, boxings, None)
-    return chosen.seconds, chosen.bound, Model(candidates, asked, boxings).build()
+    pins = [first[-1], *[None] * (len(graph.inputs) - 1)]
+    free = [None] * len(graph.outputs)
+    return candidates, boundary(graph, pins, free, free, place), Boxings(Network(place, HARDWARE))
 
 
 @pytest.mark.parametrize("which", range(len(PLACEMENTS)))
@@ -109,8 +111,34 @@ def test_random_programs(which: int) -> None:
     place = PLACEMENTS[which]
     x = jax.ShapeDtypeStruct((8, 8), jnp.float32)
     for seed in range(PER_PLACEMENT[which]):
-        graph = trace(program(seed, 1 + seed % 8), (x, x), {}).graph
-        cost, bound, network = planned(graph, place)
-        expected = brute_force(network)
-        assert cost == pytest.approx(expected, rel=1e-9), seed
-        assert bound == pytest.approx(expected, rel=1e-6), seed
+        given = problem(trace(program(seed, 1 + seed % 8), (x, x), {}).graph, place)
+        chosen, expected = choose(*given, None), brute_force(Model(*given).build())
+        assert chosen.seconds == pytest.approx(expected, rel=1e-9), seed
+        assert chosen.bound == pytest.approx(expected, rel=1e-6), seed
+
+
+@pytest.mark.parametrize(
+    ("which", "ops", "seeds"),
+    [
+        (0, 4, range(40)),
+        (1, 2, range(20)),
+        pytest.param(0, 5, range(40, 420), marks=pytest.mark.slow),
+        pytest.param(1, 3, range(20, 140), marks=pytest.mark.slow),
+    ],
+)
+def test_no_physical_program_is_cheaper(which: int, ops: int, seeds: range) -> None:
+    """However versions are made from each other: the bound holds, and the plan reaches it."""
+    x, equal = jax.ShapeDtypeStruct((8, 8), jnp.float32), []
+    for seed in seeds:
+        given = problem(trace(program(seed, 1 + seed % ops), (x, x), {}).graph, PLACEMENTS[which])
+        try:
+            least = least_seconds(Model(*given))
+        except ValueError:
+            continue  # too many combinations
+        chosen = choose(*given, None)
+        takes = Evaluator(insert_boxing(given[0], chosen, given[2]), given[2].network).seconds()
+        assert chosen.bound <= least * (1 + SAME), seed
+        assert relaxed_bound(*given, None) <= least * (1 + SAME), seed
+        assert least <= takes * (1 + SAME), seed
+        equal.append(takes <= least * (1 + SAME))
+    assert len(equal) > 0.8 * len(seeds) and sum(equal) >= 0.95 * len(equal)

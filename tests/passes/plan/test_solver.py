@@ -13,6 +13,7 @@ from sbp.passes.plan import solve as solve_module
 from sbp.passes.plan.brute import brute_force
 from sbp.passes.plan.dual import Dual
 from sbp.passes.plan.eliminate import plan_elimination
+from sbp.passes.plan.flat import flat_network
 from sbp.passes.plan.network import CostNetwork, Infeasible, Solution, Table
 from sbp.passes.plan.reduce import reduce_network
 from sbp.passes.plan.solve import solve
@@ -155,7 +156,7 @@ def test_sweeps_only_raise_a_bound_that_holds() -> None:
     for seed in range(150):
         kernel = dense_network(seed)
         best = optimum(kernel)
-        dual = Dual(kernel, 100.0)
+        dual = Dual(flat_network(kernel), 100.0)
         bounds = [dual.bound()]
         for forward in (True, False) * 4:
             swept = dual.sweep(forward)
@@ -170,14 +171,14 @@ def test_sweeps_only_raise_a_bound_that_holds() -> None:
 def test_states_cost_at_least_what_fixing_believes() -> None:
     for seed in range(20):
         network = dense_network(seed)
-        dual = Dual(network, 100.0)
+        dual = Dual(flat_network(network), 100.0)
         dual.sweep(True)
         dual.sweep(False)
         base = dual.bound()
-        excess = [np.zeros(theta.size) for theta in network.unary]
+        excess = np.zeros(dual.flat.theta.size)
         dual.sweep(True, excess)
         dual.sweep(False, excess)
-        for node, more in enumerate(excess):
+        for node, more in enumerate(dual.flat.split(excess)):
             for state, extra in enumerate(more):
                 theta = np.where(np.arange(more.size) == state, network.unary[node], np.inf)
                 fixed = CostNetwork((*network.unary[:node], theta, *network.unary[node + 1 :]), network.edges)
@@ -247,16 +248,6 @@ def test_elimination_declines_what_is_too_large() -> None:
     assert plan is not None
     assert plan_elimination(network, max_cells=plan.cells - 1) is None
     assert plan_elimination(network, max_cells=plan.cells, max_result_cells=plan.result_cells - 1) is None
-
-
-def test_product_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "_BLOCK_CELLS", 16)
-    rng = np.random.default_rng(0)
-    theta, to_a, to_b = rng.normal(size=5), rng.normal(size=(5, 11)), rng.normal(size=(5, 7))
-    algebra = tables.TableAlgebra()
-    number = algebra.product(*(algebra.store.put(table) for table in (theta, to_a, to_b)))
-    expected = (theta[:, None, None] + to_a[:, :, None] + to_b[:, None, :]).min(axis=0)
-    np.testing.assert_allclose(algebra.store.tables[number], expected, atol=1e-12)
 
 
 def test_equal_tables_are_stored_once() -> None:

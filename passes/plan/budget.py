@@ -1,0 +1,162 @@
+"""A limit on what lives at the same time, beside a cost network: its data, and its answer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sbp.passes.plan.flat import FlatNetwork, Indices
+from sbp.passes.plan.network import RELATIVE_NOISE, Table
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a node's choice keeps alive at the times `start <= t < end`.
+
+    Arguments:
+      node: whose choice; -1: nobody's, there is one entry of bytes.
+      bytes: per state of the node.
+    """
+
+    node: int
+    start: int
+    end: int
+    bytes: Table
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """At each time the loads alive may add up to at most `limit` bytes. A node may have several loads.
+
+    Raises ValueError for bytes that are negative or not finite.
+
+    >>> early, late = Load(0, 0, 2, np.array([5.0, 1.0])), Load(1, 1, 3, np.array([2.0]))
+    >>> Budget((early, late), 6.0).peak_bytes((0, 0))
+    7.0
+    """
+
+    loads: tuple[Load, ...]
+    limit: float
+
+    def __post_init__(self) -> None:
+        for k, load in enumerate(self.loads):
+            if not (load.bytes.min(initial=0.0) >= 0.0 and load.bytes.max(initial=0.0) < np.inf):
+                raise ValueError(
+                    f"budget: load {k} of node {load.node} has bytes that are negative or not finite; give "
+                    "sizes, and forbid a state by its cost"
+                )
+
+    def peak_bytes(self, states: Sequence[int]) -> float:
+        """The most that lives at once under these states."""
+        events: dict[int, list[float]] = {}
+        for load in self.loads:
+            if load.start < load.end:
+                size = float(load.bytes[states[load.node] if load.node >= 0 else 0])
+                events.setdefault(load.start, []).append(size)
+                events.setdefault(load.end, []).append(-size)
+        peak, alive = 0.0, 0.0
+        for time in sorted(events):
+            alive += math.fsum(events[time])
+            peak = max(peak, alive)
+        return peak
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """The answer under a budget.
+
+    Arguments:
+      states: that fit and cost `cost`; if none was found that fit, those with the smallest peak found.
+      cost: of these states, whether they fit or not.
+      bound: a lower bound on the cost of all that fit; infinite if it is proven that none does.
+      peak_bytes: of these states.
+      least_peak_bytes: a lower bound on the peak of any states, sought only where none were found that fit.
+      limit: that was asked for.
+    """
+
+    states: tuple[int, ...]
+    cost: float
+    bound: float
+    peak_bytes: float
+    least_peak_bytes: float
+    limit: float
+
+    @property
+    def fits(self) -> bool:
+        """Whether the states keep the limit."""
+        return self.peak_bytes <= self.limit
+
+    @property
+    def gap(self) -> float:
+        """Proven relative distance from the cheapest states that fit; infinite if these do not."""
+        if not self.fits:
+            return math.inf
+        difference = self.cost - self.bound
+        if difference <= RELATIVE_NOISE * abs(self.cost):
+            return 0.0
+        return difference / max(abs(self.cost), math.ulp(0.0))
+
+
+class FlatBudget(NamedTuple):
+    """The loads of a flat network, over the few times at which the limit can bind.
+
+    Arguments:
+      first: `[n + 1]`, the first load of each node.
+      start, end: `[loads]`, positions among the times.
+      at: `[loads]`, where a load's bytes per state begin in `bytes`.
+      bytes: `[.]`.
+      room: `[times]`, what the loads may add up to there.
+    """
+
+    first: Indices
+    start: Indices
+    end: Indices
+    at: Indices
+    bytes: Table
+    room: Table
+
+
+def flat_budget(flat: FlatNetwork, loads: Iterable[Load], limit: float) -> FlatBudget:
+    """The same loads, flat. Times whose loads are all among those of another time are left out.
+
+    Loads of no node take from the room of their times.
+    """
+    alive = [load for load in loads if load.start < load.end]
+    free = sorted((load for load in alive if load.node >= 0), key=lambda load: load.node)
+    begins, ends = _times(alive, "start"), _times(alive, "end")
+    last = _busiest(begins, ends)
+    fixed = [load for load in alive if load.node < 0]
+    change = np.zeros(last.size + 1)
+    size = np.array([float(load.bytes[0]) for load in fixed])
+    np.add.at(change, np.searchsorted(last, _times(fixed, "start")), size)
+    np.add.at(change, np.searchsorted(last, _times(fixed, "end")), -size)
+    room = limit - np.cumsum(change)[:-1]
+    # Between two times with the same free loads only the tighter one counts.
+    start, end = np.searchsorted(last, _times(free, "start")), np.searchsorted(last, _times(free, "end"))
+    cuts = np.unique(np.concatenate([start, end, [0]]))
+    cuts = cuts[cuts < last.size]
+    room = np.minimum.reduceat(room, cuts) if last.size else room
+    lengths = np.array([load.bytes.size for load in free], dtype=np.int64)
+    return FlatBudget(
+        np.searchsorted([load.node for load in free], np.arange(flat.turn.size + 1)).astype(np.int64),
+        np.searchsorted(cuts, start).astype(np.int64),
+        np.searchsorted(cuts, end).astype(np.int64),
+        np.cumsum(lengths) - lengths,
+        np.concatenate([load.bytes for load in free]) if free else np.zeros(0),
+        room,
+    )
+
+
+def _times(loads: Sequence[Load], field: str) -> NDArray[np.int64]:
+    return np.array([getattr(load, field) for load in loads], dtype=np.int64)
+
+
+def _busiest(begins: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The last beginning before each end that follows one: no other time has more loads alive than these."""
+    begins = np.unique(begins)
+    return np.unique(begins[np.searchsorted(begins, np.unique(ends), side="left") - 1])

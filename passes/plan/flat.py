@@ -1,0 +1,112 @@
+"""A cost network in a few flat arrays: what the compiled kernels walk over.
+
+Every edge is entered twice, once at each of its ends. An entry's table has the states of the *other* node as
+rows and those of the node itself as columns, so that the costs of a node's states, given a neighbour's state,
+lie next to each other in memory. Equal tables (the same object) are there once, with their transpose.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sbp.passes.plan.network import CostNetwork, Table
+
+Indices = NDArray[np.int64]
+
+
+class FlatNetwork(NamedTuple):
+    """A network of n nodes without self loops; its m edges have 2 m entries.
+
+    Arguments:
+      offsets: `[n + 1]`, where the states of a node begin in `theta`.
+      theta: `[all states]`, the costs of nodes.
+      first: `[n + 1]`, the first entry of a node; entries of a node are sorted by the other node.
+      turn: `[n]`, a node's first entry whose other node comes later.
+      other: `[2 m]`, the node at the other end.
+      twin: `[2 m]`, the entry of the same edge at the other end.
+      table: `[2 m]`, where the table of an entry begins in `pool`.
+      message: `[2 m + 1]`, where a node's costs per state for an entry begin in arrays of messages.
+      pool: `[cells]`, the tables, row by row.
+    """
+
+    offsets: Indices
+    theta: Table
+    first: Indices
+    turn: Indices
+    other: Indices
+    twin: Indices
+    table: Indices
+    message: Indices
+    pool: Table
+
+    @property
+    def sizes(self) -> Indices:
+        """States of each node."""
+        return np.diff(self.offsets)
+
+    def split(self, values: Table) -> list[Table]:
+        """Views of an array over all states, one per node."""
+        return np.split(values, self.offsets[1:-1])
+
+    def filled(self, ceiling: float) -> FlatNetwork:
+        """With finite costs only: infinite ones are `ceiling` above the least of their node or table."""
+        theta, pool = self.theta, self.pool
+        if theta.max(initial=0.0) == np.inf:
+            theta = _filled(theta, np.unique(self.offsets[:-1]), ceiling)
+        if pool.max(initial=0.0) == np.inf:
+            pool = _filled(pool, np.unique(self.table), ceiling)
+        return self._replace(theta=theta, pool=pool)
+
+
+def flat_network(network: CostNetwork) -> FlatNetwork:
+    """The same network, flat. Parallel edges stay apart; there must be no self loops.
+
+    >>> flat_network(CostNetwork((np.zeros(2), np.ones(3)), ((0, 1, np.zeros((2, 3))),))).offsets
+    array([0, 2, 5])
+    """
+    sizes = np.array([theta.size for theta in network.unary], dtype=np.int64)
+    low = np.array([i for i, _, _ in network.edges], dtype=np.int64)
+    high = np.array([j for _, j, _ in network.edges], dtype=np.int64)
+    places: dict[int, tuple[int, int]] = {}  # of each table: where it and its transpose begin
+    parts: list[Table] = []
+    used = 0
+    for _, _, table in network.edges:
+        if id(table) not in places:
+            places[id(table)] = used, used + table.size
+            parts += [table.reshape(-1), table.T.reshape(-1)]
+            used += 2 * table.size
+    begins = np.array([places[id(table)] for _, _, table in network.edges], dtype=np.int64).reshape(-1, 2)
+    node, other = np.concatenate([low, high]), np.concatenate([high, low])
+    order = np.lexsort((other, node))
+    position = np.empty(order.size, dtype=np.int64)
+    position[order] = np.arange(order.size)
+    edges = len(network.edges)
+    twin = position[np.where(order < edges, order + edges, order - edges)]
+    node, other = node[order], other[order]
+    first = np.searchsorted(node, np.arange(sizes.size + 1))
+    earlier = np.bincount(node[other < node], minlength=sizes.size)
+    return FlatNetwork(
+        _starts(sizes),
+        np.concatenate(network.unary) if network.unary else np.zeros(0),
+        first.astype(np.int64),
+        (first[:-1] + earlier).astype(np.int64),
+        other,
+        twin,
+        # An edge (i, j) with rows i: at j the table as it is, at i its transpose.
+        np.concatenate([begins[:, 1], begins[:, 0]])[order],
+        _starts(sizes[node]),
+        np.concatenate(parts) if parts else np.zeros(0),
+    )
+
+
+def _starts(lengths: Indices) -> Indices:
+    return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
+
+
+def _filled(values: Table, starts: Indices, ceiling: float) -> Table:
+    least = np.minimum.reduceat(values, starts)
+    high = np.repeat(least + ceiling, np.diff(np.append(starts, values.size)))
+    return np.where(np.isinf(values), high, values)

@@ -1,0 +1,289 @@
+"""Local search by forests, compiled: nodes chosen anew together, exactly given all others.
+
+A set of nodes among which the network has no cycle is solved by dynamic programming from its leaves to its
+roots, however many nodes it has. So a move changes hundreds of nodes at once, and the edges that forbid
+changing any of them alone do not hold it up. Bytes have a price in a move; whether it is made is decided by
+what it costs and by what it keeps alive.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from sbp.passes.plan.budget import FlatBudget
+from sbp.passes.plan.flat import FlatNetwork, Indices
+from sbp.passes.plan.network import Table
+from sbp.passes.plan.sweeps import compiled
+
+
+class Workplace(NamedTuple):
+    """Room to work in, as large as the network; what must survive between moves is said.
+
+    Arguments:
+      inside, near: `[n]`, the number of the move in which a node was taken, or last had a neighbour taken.
+      count: `[n]`, how many of its neighbours are taken, in that move.
+      order, frontier: `[n]`, nodes taken and nodes beside them.
+      above: `[n]`, a taken node's entry at its parent; -1 at a root.
+      before: `[n]`, the state before the move.
+      score: `[all states]`.
+      change: `[times + 1]`, zero between moves.
+      random: `[1]`, the state of the random numbers.
+      move: `[1]`, the number of the last move.
+    """
+
+    inside: Indices
+    near: Indices
+    count: Indices
+    order: Indices
+    frontier: Indices
+    above: Indices
+    before: Indices
+    score: Table
+    change: Table
+    random: Indices
+    move: Indices
+
+
+def workplace(flat: FlatNetwork, budget: FlatBudget, seed: int) -> Workplace:
+    """An empty one; equal seeds give equal moves."""
+    n = flat.turn.size
+    nodes = [np.zeros(n, dtype=np.int64) for _ in range(7)]
+    one = np.array([seed], dtype=np.int64), np.zeros(1, dtype=np.int64)
+    return Workplace(*nodes, np.zeros(flat.theta.size), np.zeros(budget.room.size + 1), *one)
+
+
+@compiled
+def price_loads(budget: FlatBudget, prices: Table, theta: Table, offsets: Indices) -> None:
+    """Adds to the costs of nodes what their bytes cost at these prices per byte and time."""
+    until = np.zeros(prices.size + 1)
+    for time in range(prices.size):
+        until[time + 1] = until[time] + prices[time]
+    for node in range(offsets.size - 1):
+        for load in range(budget.first[node], budget.first[node + 1]):
+            price = until[budget.end[load]] - until[budget.start[load]]
+            if price != 0.0:
+                for state in range(offsets[node + 1] - offsets[node]):
+                    theta[offsets[node] + state] += price * budget.bytes[budget.at[load] + state]
+
+
+@compiled
+def use_of(budget: FlatBudget, states: Indices) -> Table:
+    """Bytes alive at each time."""
+    change = np.zeros(budget.room.size + 1)
+    for node in range(states.size):
+        for load in range(budget.first[node], budget.first[node + 1]):
+            size = budget.bytes[budget.at[load] + states[node]]
+            change[budget.start[load]] += size
+            change[budget.end[load]] -= size
+    return np.cumsum(change)[:-1]
+
+
+@compiled
+def draw(work: Workplace, below: int) -> int:
+    """A random number from 0 to `below` - 1 (a linear congruential generator, its upper bits)."""
+    work.random[0] = (work.random[0] * 1103515245 + 12345) & 0x7FFFFFFFFFFF
+    return int((work.random[0] >> 16) % below)
+
+
+@compiled
+def grow(flat: FlatNetwork, work: Workplace, most: int, roots: int, scatter: int) -> int:
+    """Takes up to `most` nodes without a cycle, around random roots; returns how many.
+
+    A parent is always before its children in `order`. Of `scatter` + 1 nodes beside the forest one is taken
+    at random, the others in the order in which they were met.
+    """
+    work.move[0] += 1
+    move = work.move[0]
+    taken, head, tail = 0, 0, 0
+    for _ in range(roots):
+        root = draw(work, flat.turn.size)
+        if work.inside[root] == move or (work.near[root] == move and work.count[root] > 0):
+            continue
+        work.above[root] = -1
+        current = root
+        while True:
+            work.inside[current] = move
+            work.order[taken] = current
+            taken += 1
+            for entry in range(flat.first[current], flat.first[current + 1]):
+                other = flat.other[entry]
+                if work.near[other] != move:
+                    work.near[other] = move
+                    work.count[other] = 0
+                work.count[other] += 1
+                if work.count[other] == 1 and work.inside[other] != move and tail < flat.turn.size:
+                    work.above[other] = entry
+                    work.frontier[tail] = other
+                    tail += 1
+            found = -1
+            while head < tail and taken < most:
+                if draw(work, scatter + 1) == 0:
+                    pick = head + draw(work, tail - head)
+                    work.frontier[head], work.frontier[pick] = work.frontier[pick], work.frontier[head]
+                node = work.frontier[head]
+                head += 1
+                if work.count[node] == 1 and work.inside[node] != move:
+                    found = node
+                    break
+            if found < 0:
+                break
+            current = found
+    return taken
+
+
+@compiled
+def choose_on(flat: FlatNetwork, theta: Table, work: Workplace, taken: int, states: Indices) -> None:
+    """Cheapest states of the nodes taken, given all others; what they were is left in `before`."""
+    move, offsets, pool = work.move[0], flat.offsets, flat.pool
+    for k in range(taken):
+        node = work.order[k]
+        at, size = offsets[node], offsets[node + 1] - offsets[node]
+        work.before[node] = states[node]
+        work.score[at : at + size] = theta[at : at + size]
+        for entry in range(flat.first[node], flat.first[node + 1]):
+            other = flat.other[entry]
+            if work.inside[other] != move:
+                row = flat.table[entry] + states[other] * size
+                for state in range(size):
+                    work.score[at + state] += pool[row + state]
+    for k in range(taken - 1, -1, -1):
+        node = work.order[k]
+        entry = work.above[node]
+        if entry >= 0:
+            parent = flat.other[flat.twin[entry]]
+            at, size = offsets[parent], offsets[parent + 1] - offsets[parent]
+            least = np.full(size, np.inf)
+            cells = flat.table[entry]
+            for row in range(offsets[node], offsets[node + 1]):
+                score = work.score[row]
+                for state in range(size):
+                    cost = score + pool[cells + state]
+                    least[state] = cost if cost < least[state] else least[state]
+                cells += size
+            for state in range(size):
+                work.score[at + state] += least[state]
+    for k in range(taken):
+        node = work.order[k]
+        at, size = offsets[node], offsets[node + 1] - offsets[node]
+        row = -1
+        if work.above[node] >= 0:
+            entry = flat.twin[work.above[node]]
+            row = flat.table[entry] + states[flat.other[entry]] * size
+        best, least_cost = 0, np.inf
+        for state in range(size):
+            cost = work.score[at + state] + (pool[row + state] if row >= 0 else 0.0)
+            if cost < least_cost:
+                best, least_cost = state, cost
+        states[node] = best
+
+
+@compiled
+def cost_change(flat: FlatNetwork, work: Workplace, taken: int, states: Indices) -> float:
+    """What the states of the nodes taken cost more than those before."""
+    move, total = work.move[0], 0.0
+    for k in range(taken):
+        node = work.order[k]
+        old, new = work.before[node], states[node]
+        if old == new:
+            continue
+        at, size = flat.offsets[node], flat.offsets[node + 1] - flat.offsets[node]
+        total += flat.theta[at + new] - flat.theta[at + old]
+        for entry in range(flat.first[node], flat.first[node + 1]):
+            other = flat.other[entry]
+            was = work.before[other] if work.inside[other] == move else states[other]
+            if was == states[other] or other < node:  # of two that changed the later one counts the edge
+                cells = flat.table[entry]
+                total += pool_difference(flat, cells, states[other] * size + new, was * size + old)
+    return total
+
+
+@compiled
+def pool_difference(flat: FlatNetwork, cells: int, new: int, old: int) -> float:
+    """Of two cells of a table."""
+    return float(flat.pool[cells + new] - flat.pool[cells + old])
+
+
+@compiled
+def excess_change(budget: FlatBudget, work: Workplace, taken: int, states: Indices, use: Table) -> float:
+    """How much more lies above the limit, summed over the times. Leaves the changes in `change`."""
+    low, high = budget.room.size, 0
+    for k in range(taken):
+        node = work.order[k]
+        old, new = work.before[node], states[node]
+        if old != new:
+            for load in range(budget.first[node], budget.first[node + 1]):
+                at = budget.at[load]
+                more = budget.bytes[at + new] - budget.bytes[at + old]
+                if more != 0.0:
+                    work.change[budget.start[load]] += more
+                    work.change[budget.end[load]] -= more
+                    low, high = min(low, budget.start[load]), max(high, budget.end[load])
+    running, total = 0.0, 0.0
+    for time in range(low, high):
+        running += work.change[time]
+        over = use[time] - budget.room[time]
+        total += max(over + running, 0.0) - max(over, 0.0)
+    return total
+
+
+@compiled
+def settle_change(
+    budget: FlatBudget, work: Workplace, taken: int, states: Indices, use: Table, accepted: bool
+) -> None:
+    """Takes the change into use, or puts the states back; either way `change` is zero again."""
+    low, high = budget.room.size, 0
+    for k in range(taken):
+        node = work.order[k]
+        if work.before[node] != states[node]:
+            for load in range(budget.first[node], budget.first[node + 1]):
+                low, high = min(low, budget.start[load]), max(high, budget.end[load])
+            if not accepted:
+                states[node] = work.before[node]
+    running = 0.0
+    for time in range(low, high):
+        running += work.change[time]
+        work.change[time] = 0.0
+        if accepted:
+            use[time] += running
+    work.change[high] = 0.0
+
+
+@compiled
+def improve(
+    flat: FlatNetwork,
+    budget: FlatBudget,
+    theta: Table,
+    work: Workplace,
+    states: Indices,
+    use: Table,
+    moves: int,
+    most: int,
+    noise: float,
+) -> tuple[float, float]:
+    """Makes the moves that bring the use nearer to the limit, or cost less and bring it no further away.
+
+    Arguments:
+      theta: costs of nodes with the price of their bytes.
+      states, use: changed in place.
+      most: nodes in a move.
+
+    Returns the change of the cost, and of what lies above the limit.
+    """
+    gained, excess = 0.0, 0.0
+    bits = 1
+    while (1 << bits) < most:
+        bits += 1
+    for _ in range(moves):
+        wanted = min(most, 1 << draw(work, bits + 1))
+        taken = grow(flat, work, wanted, 1 + draw(work, 3), 1 + draw(work, 8))
+        choose_on(flat, theta, work, taken, states)
+        cost = cost_change(flat, work, taken, states)
+        over = excess_change(budget, work, taken, states, use)
+        accepted = over < -1e-6 or (over <= 0.0 and cost < -noise)
+        settle_change(budget, work, taken, states, use, accepted)
+        if accepted:
+            gained += cost
+            excess += over
+    return gained, excess

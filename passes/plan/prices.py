@@ -1,0 +1,84 @@
+"""Prices on bytes at the times that bind: the Lagrangian bound of a cost network under a budget.
+
+With a price per byte and time the limit is part of the costs: what lives at a time costs its bytes, what may
+live there is paid back. Any prices give a lower bound; the best ones are sought by a subgradient method with
+a level (Goffin and Kiwiel, 1999), a few sweeps of TRW-S between its steps, so that neither waits for the other.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sbp.passes.plan import forests
+from sbp.passes.plan.budget import FlatBudget
+from sbp.passes.plan.dual import Dual
+from sbp.passes.plan.flat import FlatNetwork, Indices
+from sbp.passes.plan.network import Table
+
+_PATIENCE = 25
+"""Steps without half of the rise hoped for, before less is hoped for."""
+_MEMORY = 0.9
+"""How much of the use seen so far counts against the latest: decoded states jump, their average does not."""
+_GROWTH = 1.15
+"""Hope grows by this factor where it came true."""
+_FIRST_HOPE = 0.05
+"""Rise hoped for at first, as a part of the bound."""
+_LEAST_HOPE = 1e-5
+"""Below this part of the bound hope starts again."""
+
+
+class Prices:
+    """Raises the bound step by step; `at` are the prices per byte and time, `best` those of the best bound."""
+
+    def __init__(self, flat: FlatNetwork, budget: FlatBudget, ceiling: float, constant: float) -> None:
+        self.flat, self.budget, self.constant = flat, budget, constant
+        self.dual = Dual(flat, ceiling)
+        self.at = np.zeros(budget.room.size)
+        self.best = self.at
+        self.lower = -np.inf
+        self.use: Table | None = None
+        self.hope = 0.0
+        self.waited = 0
+        self.reached = -np.inf
+
+    def step(self, cost: float) -> Indices:
+        """Two sweeps, states that go with them, new prices. `cost` is the least known of what fits."""
+        self.dual.sweep(True)
+        swept = self.dual.sweep(False) - self._paid_back()
+        if swept > self.lower:
+            proven = self.dual.bound() - self._paid_back()
+            if proven > self.lower:
+                self.lower, self.best = proven, self.at
+        states = self.dual.decode(True)
+        now = forests.use_of(self.budget, states)
+        self.use = now if self.use is None else _MEMORY * self.use + (1.0 - _MEMORY) * now
+        self._level(swept, cost)
+        return states
+
+    def _level(self, swept: float, cost: float) -> None:
+        """A step toward the level hoped for, or back to the best prices with less hope."""
+        size = abs(self.lower + self.constant)
+        if self.hope <= _LEAST_HOPE * size:
+            self.hope = _FIRST_HOPE * size if np.isinf(cost) else 0.2 * (cost - self.lower)
+        if swept >= self.reached + 0.5 * self.hope:
+            self.reached, self.waited = swept, 0
+            self.hope = min(_GROWTH * self.hope, cost - self.lower)
+        else:
+            self.waited += 1
+        if self.waited > _PATIENCE:
+            self.waited, self.reached = 0, self.lower
+            self.hope *= 0.5
+            self._charge(self.best)
+        assert self.use is not None
+        over = self.use - self.budget.room
+        over[(over < 0.0) & (self.at == 0.0)] = 0.0
+        square = float(over @ over)
+        if square > 0.0:
+            self._charge(np.maximum(0.0, self.at + self.hope / square * over))
+
+    def _paid_back(self) -> float:
+        return float(self.at @ self.budget.room)
+
+    def _charge(self, prices: Table) -> None:
+        forests.price_loads(self.budget, prices - self.at, self.dual.theta, self.flat.offsets)
+        self.at = prices

@@ -1,0 +1,190 @@
+"""The solver's inner loops, compiled by numba: slow, evident references of each are in its tests.
+
+What is compiled is kept on disk beside the module (or in the user's cache), so that a process compiles only
+what nobody did before. Node `i` has the states `offsets[i]` to `offsets[i + 1]`; see flat.py for the arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar, cast
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from sbp.passes.plan.flat import FlatNetwork, Indices
+from sbp.passes.plan.network import Table
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def compiled(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """The function as machine code, made at its first call and then read from disk."""
+    return cast("Callable[_P, _R]", njit(cache=True)(function))
+
+
+@compiled
+def sweep(flat: FlatNetwork, theta: Table, messages: Table, excess: Table, forward: bool) -> float:
+    """One sweep of TRW-S over all nodes; returns the bound after it (up to rounding).
+
+    A node collects from the edges to the nodes visited before it, then spreads its costs evenly over the
+    edges to those after it. Raises `excess`, if it has a place per state, to what each state at least adds
+    to the bound before the sweep.
+    """
+    offsets, first, turn, other = flat.offsets, flat.first, flat.turn, flat.other
+    twin, table, message, pool = flat.twin, flat.table, flat.message, flat.pool
+    nodes = offsets.size - 1
+    widest = 0
+    for node in range(nodes):
+        widest = max(widest, offsets[node + 1] - offsets[node])
+    least = np.empty(widest)
+    bound = 0.0
+    for step in range(nodes):
+        node = step if forward else nodes - 1 - step
+        at, size = offsets[node], offsets[node + 1] - offsets[node]
+        begin, middle, end = first[node], turn[node], first[node + 1]
+        back, back_end = (begin, middle) if forward else (middle, end)
+        ahead, ahead_end = (middle, end) if forward else (begin, middle)
+        for entry in range(back, back_end):
+            cells, theirs, mine = table[entry], message[twin[entry]], message[entry]
+            rows = offsets[other[entry] + 1] - offsets[other[entry]]
+            least[:size] = np.inf
+            for row in range(rows):
+                put = messages[theirs + row]
+                for state in range(size):
+                    cost = pool[cells + state] + put
+                    least[state] = cost if cost < least[state] else least[state]
+                cells += size
+            for state in range(size):
+                theta[at + state] += messages[mine + state] + least[state]
+                messages[mine + state] = -least[state]
+        lowest = np.inf
+        for state in range(size):
+            lowest = min(lowest, theta[at + state])
+        if excess.size > 0:
+            for state in range(size):
+                excess[at + state] = max(excess[at + state], theta[at + state] - lowest)
+        share = 1.0 / max(back_end - back, ahead_end - ahead, 1)
+        for entry in range(ahead, ahead_end):
+            for state in range(size):
+                messages[message[entry] + state] += share * theta[at + state]
+        rest = 1.0 - share * (ahead_end - ahead)
+        for state in range(size):
+            theta[at + state] *= rest
+        bound += lowest * rest
+    return bound
+
+
+@compiled
+def decode(flat: FlatNetwork, theta: Table, messages: Table, forward: bool, states: Indices) -> None:
+    """Chooses states one node after the other, given the earlier choices; after a sweep the other way."""
+    nodes = flat.offsets.size - 1
+    for step in range(nodes):
+        node = step if forward else nodes - 1 - step
+        size = flat.offsets[node + 1] - flat.offsets[node]
+        score = theta[flat.offsets[node] : flat.offsets[node + 1]].copy()
+        begin = flat.first[node] if forward else flat.turn[node]
+        end = flat.turn[node] if forward else flat.first[node + 1]
+        for entry in range(begin, end):
+            row = flat.table[entry] + states[flat.other[entry]] * size
+            mine = flat.message[entry]
+            for state in range(size):
+                score[state] += messages[mine + state] + flat.pool[row + state]
+        states[node] = score.argmin()
+
+
+@compiled
+def minima(flat: FlatNetwork, theta: Table, messages: Table) -> tuple[float, float]:
+    """The sum of all minima of nodes and edges, with messages, and the sum of their sizes."""
+    total, size_of_all = 0.0, 0.0
+    for node in range(flat.offsets.size - 1):
+        least = float(theta[flat.offsets[node] : flat.offsets[node + 1]].min())
+        total += least
+        size_of_all += abs(least)
+        size = flat.offsets[node + 1] - flat.offsets[node]
+        for entry in range(flat.first[node], flat.turn[node]):
+            cells, theirs = flat.table[entry], flat.message[flat.twin[entry]]
+            mine, rows = flat.message[entry], flat.message[flat.twin[entry] + 1] - theirs
+            least = np.inf
+            for row in range(rows):
+                for state in range(size):
+                    cost = flat.pool[cells + state] + messages[mine + state] + messages[theirs + row]
+                    least = cost if cost < least else least
+                cells += size
+            total += least
+            size_of_all += abs(least)
+    return total, size_of_all
+
+
+@compiled
+def total_cost(flat: FlatNetwork, states: Indices) -> float:
+    """The cost of an assignment, summed in the order of the nodes."""
+    total = 0.0
+    for node in range(flat.offsets.size - 1):
+        size = flat.offsets[node + 1] - flat.offsets[node]
+        total += flat.theta[flat.offsets[node] + states[node]]
+        for entry in range(flat.first[node], flat.turn[node]):
+            total += flat.pool[flat.table[entry] + states[flat.other[entry]] * size + states[node]]
+    return total
+
+
+@compiled
+def descend(flat: FlatNetwork, states: Indices, noise: float) -> None:
+    """Changes one node at a time for the better, until no change gains more than `noise`."""
+    nodes = flat.offsets.size - 1
+    waiting = np.ones(nodes, dtype=np.bool_)
+    changed = True
+    while changed:
+        changed = False
+        for node in range(nodes):
+            if not waiting[node]:
+                continue
+            waiting[node] = False
+            size = flat.offsets[node + 1] - flat.offsets[node]
+            score = flat.theta[flat.offsets[node] : flat.offsets[node + 1]].copy()
+            for entry in range(flat.first[node], flat.first[node + 1]):
+                row = flat.table[entry] + states[flat.other[entry]] * size
+                for state in range(size):
+                    score[state] += flat.pool[row + state]
+            best = score.argmin()
+            if score[best] < score[states[node]] - noise:
+                states[node] = best
+                changed = True
+                for entry in range(flat.first[node], flat.first[node + 1]):
+                    waiting[flat.other[entry]] = True
+
+
+@compiled
+def min_plus(left: Table, right: Table) -> Table:
+    """The least of `left[k, i] + right[k, j]` over k, for each i and j."""
+    result = np.full((left.shape[1], right.shape[1]), np.inf)
+    for i in range(left.shape[1]):
+        for k in range(left.shape[0]):
+            cost = left[k, i]
+            if cost < np.inf:
+                for j in range(right.shape[1]):
+                    both = cost + right[k, j]
+                    result[i, j] = both if both < result[i, j] else result[i, j]
+    return result
+
+
+@compiled
+def replacement(table: Table) -> Table:
+    """Entry (a, b): the most that row b can cost more than row a; any row can stand for a forbidden one."""
+    rows, columns = table.shape
+    result = np.full((rows, rows), -np.inf)
+    for a in range(rows):
+        for b in range(rows):
+            most = -np.inf
+            for column in range(columns):
+                if table[a, column] < np.inf:
+                    most = max(most, table[b, column] - table[a, column])
+            result[a, b] = most
+    return result
+
+
+def no_excess() -> NDArray[np.float64]:
+    """For a sweep that need not tell what states add."""
+    return np.zeros(0)

@@ -1,0 +1,206 @@
+"""The cheapest assignment under a limit on what lives at once: prices from below, local search from above."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from sbp.passes.plan import forests, sweeps
+from sbp.passes.plan.budget import Budget, Fitted, flat_budget
+from sbp.passes.plan.flat import Indices, flat_network
+from sbp.passes.plan.network import CostNetwork, Table
+from sbp.passes.plan.peak import least_peak
+from sbp.passes.plan.prices import Prices
+from sbp.passes.plan.reduce import reduce_network
+
+Progress = Callable[[float, float, float], None]
+"""Is told, now and then: the least cost found so far, the bound so far, and the seconds since the start."""
+
+_ROUND_STEPS = 40
+"""Steps of prices in a round."""
+_CHUNK_MOVES = 200
+"""Moves between two looks at the clock."""
+_POLISH_CHUNKS = 30
+"""No more chunks than this on one assignment in a round; it ends with the first two that gain nothing."""
+_KICKS = 3
+"""Tries in a round to leave the best assignment and to come back to a better one."""
+_FOREST_NODES = 4096
+"""Largest forest of a move."""
+_STALLED_ROUNDS = 10
+"""Without a time limit: rounds in which neither cost nor bound improve, before the search ends."""
+_PEAK_SHARE = 0.3
+"""Part of the time kept for the smallest peak while nothing is found that fits."""
+_NOISE = 1e-10
+"""Improvements below this part of the cost are not sought."""
+_PROGRESS = 1e-5
+"""... nor does the search go on for less than this part, without a time limit."""
+
+
+def solve_within(
+    network: CostNetwork,
+    budget: Budget,
+    *,
+    time_limit_seconds: float | None = None,
+    progress: Progress | None = None,
+) -> Fitted:
+    """Cheapest assignment that fits into the budget, as far as it is found, with a proven lower bound.
+
+    If none is found that fits: the one with the smallest peak found, and a lower bound on any peak. Without a
+    time limit the search ends when neither cost nor bound improve. Without one the answer is always the same.
+
+    Raises Infeasible (a ValueError) when every assignment contains an infinite cost.
+
+    >>> from sbp.passes.plan.budget import Load
+    >>> network = CostNetwork((np.array([0.0, 2.0]), np.array([0.0, 3.0])), ())
+    >>> sizes = np.array([4.0, 1.0])
+    >>> found = solve_within(network, Budget((Load(0, 0, 2, sizes), Load(1, 1, 3, sizes)), 5.0))
+    >>> found.states, found.cost, found.peak_bytes
+    ((1, 0), 2.0, 5.0)
+    """
+    return _Within(network, budget, time_limit_seconds, progress).run()
+
+
+class _Within:
+    """Rounds of steps of prices and of moves, on what is left of the network."""
+
+    def __init__(
+        self, network: CostNetwork, budget: Budget, limit_seconds: float | None, progress: Progress | None
+    ) -> None:
+        self.network, self.budget, self.progress = network, budget, progress
+        self.start = time.monotonic()
+        self.seconds = math.inf if limit_seconds is None else limit_seconds
+        self.reduction = reduce_network(network, lambda: self._spent(0.3), budget.loads)
+        kernel = self.reduction.kernel
+        flat = flat_network(kernel)
+        self.flat_budget = flat_budget(flat, self.reduction.loads, budget.limit)
+        ceiling = _ceiling(kernel)
+        self.flat = flat.filled(ceiling)
+        self.finite = _least(kernel) + 0.9999 * ceiling
+        """What is dearer has an infinite entry."""
+        self.prices = Prices(flat, self.flat_budget, ceiling, self.reduction.constant)
+        self.work = forests.workplace(flat, self.flat_budget, 1)
+        self.states: Indices | None = None
+        self.cost = math.inf
+        self.nearest = np.zeros(flat.turn.size, dtype=np.int64)
+        self.excess = (True, math.inf)
+        self.noise = 0.0
+
+    def run(self) -> Fitted:
+        stalled = 0
+        while stalled < _STALLED_ROUNDS or self.seconds < math.inf:
+            before = self.cost, self.prices.lower
+            self._round()
+            if self._finished():
+                break
+            stalled = 0 if self._progressed(before) else stalled + 1
+        return self._answer()
+
+    def _round(self) -> None:
+        decoded: Indices = self.nearest
+        for _ in range(_ROUND_STEPS):
+            decoded = self.prices.step(self.cost)
+            if self._finished():
+                break
+        self.noise = _NOISE * abs(self.reduction.constant + self.prices.lower)
+        self._polish(decoded)
+        if self.states is not None:
+            self._polish(self.states)
+            for _ in range(_KICKS):
+                self._polish(self._mixed(self.states, decoded))
+        if self.progress is not None:
+            constant = self.reduction.constant
+            self.progress(self.cost + constant, self.prices.lower + constant, time.monotonic() - self.start)
+
+    def _polish(self, states: Indices) -> None:
+        """Moves from these states on, at the prices of now; higher ones where they do not fit."""
+        states = states.copy()
+        use = forests.use_of(self.flat_budget, states)
+        prices, idle = self.prices.at, 0
+        theta = self._priced(prices)
+        for _ in range(_POLISH_CHUNKS):
+            if self._spent() or idle == 2:
+                break
+            gained, nearer = forests.improve(
+                self.flat, self.flat_budget, theta, self.work, states, use, _CHUNK_MOVES, _FOREST_NODES,
+                self.noise,
+            )  # fmt: skip
+            idle = idle + 1 if nearer == 0.0 and gained >= -_PROGRESS * abs(self.prices.lower) else 0
+            over = use > self.flat_budget.room
+            if over.any():
+                prices = prices.copy()
+                typical = prices[prices > 0.0].mean() if prices.any() else self._typical_price()
+                prices[over] = 1.5 * prices[over] + 0.5 * typical
+                theta = self._priced(prices)
+        self._offer(states)
+
+    def _typical_price(self) -> float:
+        """About a hundredth of the cost for the whole limit."""
+        return 0.01 * abs(self.reduction.constant + self.prices.lower) / max(self.budget.limit, 1.0)
+
+    def _priced(self, prices: Table) -> Table:
+        theta = self.flat.theta.copy()
+        forests.price_loads(self.flat_budget, prices, theta, self.flat.offsets)
+        return theta
+
+    def _mixed(self, states: Indices, others: Indices) -> Indices:
+        """The states with those of the others on a random forest."""
+        mixed = states.copy()
+        most = min(mixed.size, 1 << (1 + forests.draw(self.work, 12)))
+        taken = forests.grow(self.flat, self.work, most, 1, 2)
+        region = self.work.order[:taken]
+        mixed[region] = others[region]
+        return mixed
+
+    def _offer(self, states: Indices) -> None:
+        over = forests.use_of(self.flat_budget, states) - self.flat_budget.room
+        excess = float(np.maximum(over, 0.0).sum())
+        cost = sweeps.total_cost(self.flat, states)
+        if excess == 0.0 and cost < min(self.cost, self.finite):
+            self.cost, self.states = cost, states
+        if (cost >= self.finite, excess) < self.excess:
+            self.excess, self.nearest = (cost >= self.finite, excess), states
+
+    def _progressed(self, before: tuple[float, float]) -> bool:
+        cost, lower = before
+        least = _PROGRESS * abs(self.prices.lower + self.reduction.constant)
+        return (self.cost < cost) if math.isinf(cost) else max(cost - self.cost, self.prices.lower - lower) > least
+
+    def _spent(self, share: float = 1.0) -> bool:
+        return time.monotonic() - self.start >= share * self.seconds
+
+    def _finished(self) -> bool:
+        if self.states is None:
+            return self._spent(1.0 - _PEAK_SHARE)
+        return self.cost - self.prices.lower <= self.noise or self._spent()
+
+    def _answer(self) -> Fitted:
+        least, limit = 0.0, self.budget.limit
+        found = self.states
+        if found is None:
+            found, least = least_peak(
+                self.prices.flat, self.flat_budget, limit, self.nearest, self._spent
+            )
+        states = self.reduction.expand(found.tolist())
+        cost, peak = self.network.cost(states), self.budget.peak_bytes(states)
+        bound = math.inf if least > limit else self.reduction.constant + self.prices.lower
+        if peak <= limit:
+            bound = min(bound, cost)
+        return Fitted(states, cost, bound, peak, min(least, peak), limit)
+
+
+def _ceiling(network: CostNetwork) -> float:
+    """What infinite entries may cost above the least of their table, so that none of them ever pays."""
+    tables: Sequence[Table] = [*network.unary, *(table for _, _, table in network.edges)]
+    distinct = {id(table): table for table in tables}
+    ranges = {k: float(table[table < np.inf].max() - table.min()) for k, table in distinct.items()}
+    return 1e-9 + 1.001 * math.fsum(ranges[id(table)] for table in tables)
+
+
+def _least(network: CostNetwork) -> float:
+    """The sum of all minima."""
+    minima = [float(theta.min()) for theta in network.unary]
+    minima.extend(float(table.min()) for _, _, table in network.edges)
+    return math.fsum(minima)
