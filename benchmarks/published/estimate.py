@@ -60,11 +60,13 @@ class Estimator:
     row: PublishedStep
     hardware: Hardware = field(init=False)
     kept: Collection[str] = field(init=False)
+    lying: Lying = field(init=False)
     _known: dict[Stage, float] = field(init=False, default_factory=dict)
     _ends: dict[Stage, EndSeconds] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.hardware = hardware_of(self.row.chip)
+        self.lying = Lying(kind_of(self.row.chip), self.row.layout)
         self.kept = kept_results(self.row, self.hardware)
 
     def estimate(self) -> Estimate:
@@ -115,14 +117,15 @@ class Estimator:
 
         A layer is what a third one adds to two: between others, it hides what it sends as most layers do.
         """
-        dense, sparse = (Stage(*n, False, False) for n in ((1, 0), (0, 1)))
-        parts = (
-            (stage.dense, lambda: self._layer_seconds(dense)),
-            (stage.sparse, lambda: self._layer_seconds(sparse)),
-            (stage.first, lambda: self._planned_seconds(Stage(0, 0, True, False))),
-            (stage.last, lambda: self._planned_seconds(Stage(0, 0, False, True))),
-        )
-        return sum(n * seconds() for n, seconds in parts if n)
+        found = 0.0
+        for count, one in (
+            (stage.dense, Stage(1, 0, False, False)),
+            (stage.sparse, Stage(0, 1, False, False)),
+        ):
+            found += count * self._layer_seconds(one) if count else 0.0
+        for has, end in ((stage.first, Stage(0, 0, True, False)), (stage.last, Stage(0, 0, False, True))):
+            found += self._planned_seconds(end) if has else 0.0
+        return found
 
     def _layer_seconds(self, one: Stage) -> float:
         two, three = (replace(one, dense=n * one.dense, sparse=n * one.sparse) for n in (2, 3))
@@ -130,17 +133,16 @@ class Estimator:
 
     def _planned_seconds(self, part: Stage) -> float:
         if part not in self._known:
-            self._known[part] = self._program(part).passes_plan().step_seconds
+            self._known[part] = self._program(part, self.lying.one_copy).passes_plan().step_seconds
         return self._known[part]
 
-    def _program(self, stage: Stage) -> StageProgram:
-        lying = Lying(kind_of(self.row.chip), self.row.layout)
+    def _program(self, stage: Stage, lying: Lying) -> StageProgram:
         return StageProgram(self.row, stage, lying, self.hardware, self.kept)
 
     def _end_seconds(self, rank: Stage) -> EndSeconds:
         """Of all that one rank of the pipeline has."""
         if rank not in self._ends:
-            program = self._program(rank)
+            program = self._program(rank, self.lying)
             plans = [plan for plan in map(program.update_plan, (False, True)) if plan is not None]
             self._ends[rank] = EndSeconds(
                 sum(_communication(p, "reduce_scatter", "all_reduce") for p in plans),

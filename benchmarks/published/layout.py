@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Literal
 
@@ -49,7 +49,7 @@ class Lying:
     def axes(self) -> tuple[Axis, ...]:
         """Those with more than one device; one of one device if there is none."""
         w = self.ways
-        inside_fsdp = w.fsdp % w.ep == 0 and w.fsdp > 1
+        inside_fsdp = self._inside_fsdp
         if not inside_fsdp and w.dp % w.ep:
             raise RowError(f"{w.ep} expert ranks do not lie inside dp {w.dp} or fsdp {w.fsdp}")
         dp, fsdp = (w.dp, w.fsdp // w.ep) if inside_fsdp else (w.dp // w.ep, w.fsdp)
@@ -63,6 +63,16 @@ class Lying:
         return tuple(a for a in found if a.size > 1) or (Axis("dp", 1, "copy"),)
 
     @property
+    def _inside_fsdp(self) -> bool:
+        """Whether expert ranks lie inside those of fsdp, not of dp."""
+        return self.ways.fsdp > 1 and self.ways.fsdp % self.ways.ep == 0
+
+    @property
+    def one_copy(self) -> Lying:
+        """The devices that have a word for each other during the passes: without copies of the whole."""
+        return Lying(self.kind, replace(self.ways, dp=1 if self._inside_fsdp else self.ways.ep))
+
+    @property
     def placement(self) -> Placement:
         """The devices of the first stage: neighbours, as those of every stage are."""
         return sbp.placement(
@@ -71,7 +81,7 @@ class Lying:
 
     def tokens(self) -> NdSbp:
         """Of `b s`."""
-        found = {"cp": S(1), "tp": B}
+        found: dict[str, Signature] = {"cp": S(1), "tp": B}
         return tuple(found.get(a.name, S(0)) for a in self.axes)
 
     def activations(self) -> NdSbp:

@@ -76,7 +76,7 @@ class StageProgram:
     @property
     def batch(self) -> int:
         """Sequences of a micro-batch on all devices of the stage."""
-        return self.row.micro_batch * self.row.layout.dp * self.row.layout.fsdp
+        return self.row.micro_batch * self.lying.ways.dp * self.lying.ways.fsdp
 
     def _ends(self) -> tuple[PyTree, PyTree, PyTree, PyTree]:
         """What enters a stage and what comes back to it, for a micro-batch, and how both lie."""

@@ -209,8 +209,10 @@ def test_signatures() -> None:
     assert lying.used(leaf) == (B, B, S(0))
     assert lying.kept(leaf) == (B, S(1), S(0))
     assert lying.gradient(leaf) == (P, S(1), S(0))
+    assert [a.name for a in lying.one_copy.axes] == ["fsdp", "tp"]
     assert lying.activations() == (S(0), S(0), S(1))
     experts = Lying("h100", Layout(dp=4, ep=2, cp=2))
+    assert [a.name for a in experts.one_copy.axes] == ["ep", "cp"]
     leaf = Decoder(row(experts="2/8")).leaves(Stage(0, 1))["sparse"]["expert_up"]
     assert experts.used(leaf) == (B, S(0), B)
     assert experts.gradient(leaf) == (P, S(0), P)
