@@ -7,6 +7,7 @@ gives. A program of one placement goes through `PLACEMENT`. One with stages goes
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
@@ -21,8 +22,9 @@ from sbp.passes.explain.everywhere import everywhere_notes
 from sbp.passes.explain.plan import PlanData
 from sbp.passes.face import PipelinePlan, Plan, faced
 from sbp.passes.physical.buckets import bucket_collectives
+from sbp.passes.physical.fit import fit, peak_bytes
 from sbp.passes.physical.insert import insert_boxing
-from sbp.passes.physical.merged import traffic_of
+from sbp.passes.physical.merged import merge_ops
 from sbp.passes.physical.owners import mark_owners
 from sbp.passes.physical.program import Compute, Physical
 from sbp.passes.pipeline.auto import cut_model
@@ -170,7 +172,8 @@ def list_candidates(s: Logical) -> Listed:
     strict = s.request.terms.strict_nonfinite
     candidates = enumerate_candidates(s.graph, s.request.placement, pinned, strict_nonfinite=strict)
     raise_all(pins.check_partials(candidates, s.boxings))
-    return Listed(**vars(s), candidates=replace(candidates, traffic=traffic_of(s.graph)))
+    merged = merge_ops(s.graph)
+    return Listed(**vars(s), candidates=replace(candidates, traffic=merged.traffic, lives=merged.lives))
 
 
 def choose_signatures(s: Listed) -> Chosen:
@@ -179,7 +182,26 @@ def choose_signatures(s: Listed) -> Chosen:
     asked = pins.boundary(s.graph, s.asked_inputs, r.out_sbp, r.ties, r.placement)
     asked = replace(asked, in_costs=r.in_costs, out_costs=r.out_costs)
     assignment = choose(s.candidates, asked, s.boxings, r.terms.time_limit_seconds)
+    s, assignment = keep_limit(s, asked, assignment)
     return Chosen(**vars(s), assignment=assignment, asked=asked)
+
+
+def keep_limit(s: Listed, asked: Boundary, fastest: ChosenSignatures) -> tuple[Listed, ChosenSignatures]:
+    """The cheapest assignment that fits, if the cheapest of all does not and one is found."""
+    r, donated = s.request, s.request.donated
+    limit = r.hardware.memory_bytes if r.terms.memory_limit_bytes is None else r.terms.memory_limit_bytes
+    if not r.whole_step or math.isinf(limit):
+        return s, fastest
+    needed = peak_bytes(s.candidates, fastest, s.boxings, donated)
+    if needed <= limit:
+        return s, fastest
+    found = fit(s.candidates, asked, s.boxings, limit, donated, r.terms.time_limit_seconds)
+    if found.assignment is None:
+        remark = notes.smallest_note(limit, min(found.least_bytes, needed))
+        return replace(s, request=replace(r, notes=(*r.notes, remark))), fastest
+    remark = notes.fitted_note(limit, needed, fastest.seconds, found.assignment.seconds)
+    bounded = replace(found.assignment, bound=fastest.bound)
+    return replace(s, request=replace(r, notes=(*r.notes, remark))), bounded
 
 
 def box(s: Chosen) -> Placed:

@@ -14,6 +14,7 @@ from sbp.passes.program.graph import Const, Graph
 from sbp.passes.program.trace import Traced
 from sbp.placement import Placement
 from sbp.signature import NdSbp, P, Split, format_sbp, splits_of
+from sbp.units import bytes_text
 
 
 def uneven_notes(
@@ -91,4 +92,21 @@ def strict_notes(strict: PlanData, usual: PlanData) -> tuple[str, ...]:
     return (
         f"strict_nonfinite: every sum is added up before anything is computed from it: {more:+,.0f} bytes on "
         f"the wire ({strict.wire_bytes:,.0f}, {usual.wire_bytes:,.0f} without)",
+    )
+
+
+def fitted_note(limit_bytes: float, needed_bytes: float, fastest_seconds: float, seconds: float) -> str:
+    """Of a plan that is not the fastest one because that needs too much memory."""
+    slower = f"{100 * (seconds / fastest_seconds - 1):.2g} % slower" if fastest_seconds > 0 else "slower"
+    return (
+        f"planned to fit into {bytes_text(limit_bytes)} per device: the fastest plan would need "
+        f"{bytes_text(needed_bytes)}; this one is {slower}, one thing after the other"
+    )
+
+
+def smallest_note(limit_bytes: float, least_bytes: float) -> str:
+    """Of a plan that does not fit, and no other was found that does."""
+    return (
+        f"no plan was found that fits into {bytes_text(limit_bytes)} per device: the smallest of those that "
+        f"were looked at needs {bytes_text(least_bytes)}"
     )

@@ -8,12 +8,13 @@ What collectives then stand between is not merged, and costs more than is counte
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 from sbp.passes.physical.fusing import IN_PLACE, PARTIAL, Fusing, KernelOp, ShardSizes, op_of
 from sbp.passes.physical.kernels import Kernels, kernels
 from sbp.passes.physical.program import Border, Compute, Physical
 from sbp.passes.plan.candidates import Strategy
-from sbp.passes.plan.traffic import OpTraffic
+from sbp.passes.plan.traffic import Lifetime, OpTraffic
 from sbp.passes.program.control import ports
 from sbp.passes.program.graph import Const, Graph, Node, Operand
 from sbp.placement import placement
@@ -22,47 +23,93 @@ from sbp.signature import B
 WHOLE = (B,)
 
 
-def traffic_of(graph: Graph) -> dict[int, OpTraffic]:
-    """What each op of a graph reads from memory and writes to it, by node id."""
-    found: dict[int, OpTraffic] = {}
-    whole = Physical(graph, placement("cpu", shape=(1,)), (), (), ())
-    _add(graph.nodes, graph.outputs, whole, found)
-    return found
+@dataclass(frozen=True)
+class Merged:
+    """What merging ops into kernels makes of a graph.
+
+    Arguments:
+      traffic: per node id, what it reads from memory and writes to it.
+      lives: when values lie in memory.
+    """
+
+    traffic: dict[int, OpTraffic]
+    lives: tuple[Lifetime, ...]
 
 
-def _add(
-    nodes: Sequence[Node], kept: Iterable[Operand], whole: Physical, found: dict[int, OpTraffic]
-) -> None:
-    """Adds the ops of a body, and of the bodies inside it."""
-    for node in nodes:
-        for body in node.bodies:
-            ends = [x for p in ports(node) for x in p.leaves]
-            _add(body.nodes, ends, whole, found)
-    ops = [_op(node, whole) for node in nodes]
-    made = {v for op in ops for v in op.writes}
-    held = dict.fromkeys(v for op in ops for v in op.reads if v not in made)
-    at_end = dict.fromkeys((x, WHOLE) for x in kept if not isinstance(x, Const))
-    k = kernels(ops, ShardSizes(whole), [v for v in at_end if v in made or v in held], held)
-    inside = _together(k, _kernels_of(k), whole.graph)
-    counted: set[tuple[int, int]] = set()
-    for i, (node, op) in enumerate(zip(nodes, ops, strict=True)):
-        if node.bodies:
-            continue
-        reads = [0] * len(node.inputs)
-        for version, tensor in zip(op.reads, k.sources[i], strict=True):
-            if tensor.written and op.kind is not Fusing.VIEW:
-                # A kernel that reads a tensor for several of its ops reads it once.
-                fresh = {(id(tensor), kernel) for kernel in inside[i]} - counted
-                counted |= fresh
-                reads[node.inputs.index(version[0])] = len(fresh)
-        written = {t.version for t in k.made[i]}
-        writes = tuple((v, WHOLE) in written for v in node.outputs)
-        if node.op in IN_PLACE or node.op.startswith("scatter"):
-            # What is changed in place is neither read nor written as a whole, if it lies in memory.
-            new = not k.sources[i] or not k.sources[i][0].written
-            found[node.id] = OpTraffic((0, *reads[1:]), (new, *writes[1:]), in_place=True)
-        else:
-            found[node.id] = OpTraffic(tuple(reads), writes, node.op in PARTIAL)
+def merge_ops(graph: Graph) -> Merged:
+    """Which values of a graph go through memory, and when."""
+    found = _Found(Physical(graph, placement("cpu", shape=(1,)), (), (), ()))
+    end = found.number(graph.nodes, 0)
+    found.add(graph.nodes, graph.outputs, end, frozenset(graph.inputs))
+    return Merged(found.traffic, tuple(found.lives))
+
+
+@dataclass
+class _Found:
+    """Collects what is found, body by body; `at` has the times from and to which each op runs."""
+
+    whole: Physical
+    traffic: dict[int, OpTraffic] = field(default_factory=dict)
+    lives: list[Lifetime] = field(default_factory=list)
+    at: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    def number(self, nodes: Sequence[Node], time: int) -> int:
+        """Numbers the ops of a body, those of its loops in between."""
+        for node in nodes:
+            start = time
+            for body in node.bodies:
+                time = self.number(body.nodes, time)
+            time += 1
+            self.at[node.id] = start, time
+        return time
+
+    def add(
+        self,
+        nodes: Sequence[Node],
+        kept: Iterable[Operand],
+        end: int,
+        arguments: frozenset[int] = frozenset(),
+    ) -> None:
+        """Adds the ops of a body that ends at a time, and of the bodies inside it."""
+        for node in nodes:
+            for body in node.bodies:
+                ends = [x for p in ports(node) for x in p.leaves]
+                self.add(body.nodes, ends, self.at[node.id][1])
+        ops = [_op(node, self.whole) for node in nodes]
+        made = {v for op in ops for v in op.writes}
+        held = dict.fromkeys(v for op in ops for v in op.reads if v not in made)
+        at_end = dict.fromkeys((x, WHOLE) for x in kept if not isinstance(x, Const))
+        k = kernels(ops, ShardSizes(self.whole), [v for v in at_end if v in made or v in held], held)
+        self.add_traffic(nodes, k)
+        for tensor in k.tensors:
+            if tensor.readers and (tensor.maker >= 0 or tensor.version[0] in arguments):
+                times = [(end, end) if j == k.end else self.at[nodes[j].id] for j in tensor.readers]
+                first, last = min(t for t, _ in times), max(t for _, t in times)
+                lies = (self.at[nodes[tensor.maker].id][0], last) if tensor.maker >= 0 else (0, end)
+                self.lives.append(Lifetime(tensor.version[0], *lies, first, last))
+
+    def add_traffic(self, nodes: Sequence[Node], k: Kernels) -> None:
+        """Adds what the ops of a body read and write."""
+        inside = _together(k, _kernels_of(k), self.whole.graph)
+        counted: set[tuple[int, int]] = set()
+        for i, (node, op) in enumerate(zip(nodes, k.ops, strict=True)):
+            if node.bodies:
+                continue
+            reads = [0] * len(node.inputs)
+            for version, tensor in zip(op.reads, k.sources[i], strict=True):
+                if tensor.written and op.kind is not Fusing.VIEW:
+                    # A kernel that reads a tensor for several of its ops reads it once.
+                    fresh = {(id(tensor), kernel) for kernel in inside[i]} - counted
+                    counted |= fresh
+                    reads[node.inputs.index(version[0])] = len(fresh)
+            written = {t.version for t in k.made[i]}
+            writes = tuple((v, WHOLE) in written for v in node.outputs)
+            if node.op in IN_PLACE or node.op.startswith("scatter"):
+                # What is changed in place is neither read nor written as a whole, if it lies in memory.
+                new = not k.sources[i] or not k.sources[i][0].written
+                self.traffic[node.id] = OpTraffic((0, *reads[1:]), (new, *writes[1:]), in_place=True)
+            else:
+                self.traffic[node.id] = OpTraffic(tuple(reads), writes, node.op in PARTIAL)
 
 
 def _op(node: Node, whole: Physical) -> KernelOp:

@@ -19,7 +19,7 @@ from sbp import compat
 from sbp.errors import AnnotationError, Problem
 from sbp.hardware import Hardware
 from sbp.passes.boxing.links import Network
-from sbp.passes.physical.merged import traffic_of
+from sbp.passes.physical.merged import merge_ops
 from sbp.passes.pipeline.sums import sums_of
 from sbp.passes.pipeline.where import loop_of, reads_of
 from sbp.passes.plan.candidates import Strategy
@@ -117,7 +117,7 @@ def line_of(graph: Graph, loop: Node, hardware: Hardware) -> Line:
     at = {v: i for i, n in enumerate(forward) for v in n.outputs}
     roots = _first_uses(body.nodes, forward, main)
     least, most = _bounds(forward, backward, at, roots)
-    network, traffic = Network(Placement("cpu", (0,), (1,), ("x",)), hardware), traffic_of(graph)
+    network, traffic = Network(Placement("cpu", (0,), (1,), ("x",)), hardware), merge_ops(graph).traffic
     seconds = np.zeros(len(forward))
     for i, n in enumerate(forward):
         seconds[i] += _seconds(graph, n, network, traffic)

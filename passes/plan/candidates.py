@@ -16,7 +16,7 @@ from sbp import compat
 from sbp.annotation import Pin
 from sbp.exact import key_of
 from sbp.layout import is_even, split_shape
-from sbp.passes.plan.traffic import OpTraffic
+from sbp.passes.plan.traffic import Lifetime, OpTraffic
 from sbp.passes.program.control import Port, ports
 from sbp.passes.program.graph import Const, Graph, Node, Operand
 from sbp.passes.program.views import op_of, rows_of
@@ -74,6 +74,7 @@ class Candidates:
       strategies: per node id; a control-flow op has none of its own.
       ports: per id of a control-flow op, the signatures of each of its ports.
       traffic: per node id, what goes through memory.
+      lives: when values lie there.
     """
 
     graph: Graph
@@ -83,6 +84,7 @@ class Candidates:
     strategies: Mapping[int, tuple[Strategy, ...]]
     ports: Mapping[int, tuple[tuple[NdSbp, ...], ...]]
     traffic: Mapping[int, OpTraffic] = field(default_factory=dict)
+    lives: tuple[Lifetime, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -296,6 +296,24 @@ class Model:
             self.tables[key] = np.where(same, 0.0, np.inf) if stays else table * use.times
         self.edges.append((supply.variable, use.variable, self.tables[key]))
 
+    def chosen(self, states: Sequence[int], cost: float, bound: float) -> ChosenSignatures:
+        """What states of the variables mean."""
+
+        def state(variable: int) -> Any:
+            return self.states[variable][states[variable]]
+
+        ends = {x for x in (*self.inputs, *self.outputs) if x is not None}
+        sent = float(sum(self.unary[x][states[x]] for x in ends))
+        return ChosenSignatures(
+            tuple(state(x) for x in self.inputs),
+            tuple((B,) * self.c.placement.ndim if x is None else state(x) for x in self.outputs),
+            {i: state(x) for i, x in self.nodes.items()},
+            {i: tuple(state(x) for x in xs) for i, xs in self.ports.items()},
+            {v: state(x) for v, x in self.shares.items()},
+            cost - sent,
+            bound - sent,
+        )
+
 
 def _at(costs: Sequence[BoundaryCost | None], i: int) -> BoundaryCost | None:
     return costs[i] if i < len(costs) else None
@@ -331,19 +349,4 @@ def choose(
     model = Model(candidates, boundary, boxings)
     network = model.build()
     solution = solve(network, time_limit_seconds=time_limit_seconds)
-
-    def state(variable: int) -> Any:
-        return model.states[variable][solution.states[variable]]
-
-    n = candidates.placement.ndim
-    ends = {x for x in (*model.inputs, *model.outputs) if x is not None}
-    sent = float(sum(model.unary[x][solution.states[x]] for x in ends))
-    return ChosenSignatures(
-        tuple(state(x) for x in model.inputs),
-        tuple((B,) * n if x is None else state(x) for x in model.outputs),
-        {i: state(x) for i, x in model.nodes.items()},
-        {i: tuple(state(x) for x in xs) for i, xs in model.ports.items()},
-        {v: state(x) for v, x in model.shares.items()},
-        solution.cost - sent,
-        solution.bound - sent,
-    )
+    return model.chosen(solution.states, solution.cost, solution.bound)

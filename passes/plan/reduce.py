@@ -90,9 +90,7 @@ def reduce_network(
 class _Reducer:
     """The network being reduced: table numbers in place of tables, both orientations of every edge."""
 
-    def __init__(
-        self, network: CostNetwork, out_of_time: Callable[[], bool], loads: Sequence[Load]
-    ) -> None:
+    def __init__(self, network: CostNetwork, out_of_time: Callable[[], bool], loads: Sequence[Load]) -> None:
         self.algebra = TableAlgebra()
         self.out_of_time = out_of_time
         self.constant = 0.0

@@ -1,4 +1,4 @@
-"""What an op moves to and from memory, where compilers merge chains of ops into kernels."""
+"""What goes through memory, and when it lies there, where compilers merge chains of ops into kernels."""
 
 from __future__ import annotations
 
@@ -32,3 +32,19 @@ class OpTraffic:
     def written_bytes(self, writes: Sequence[float]) -> float:
         """Of its results."""
         return sum(b for w, b in zip(self.writes, writes, strict=True) if w)
+
+
+@dataclass(frozen=True, slots=True)
+class Lifetime:
+    """When a value that is written to memory lies there; times count ops in the order of the trace.
+
+    Arguments:
+      start, end: from when until when; all the time for an argument.
+      first, last: from its first reader's beginning to its last one's end.
+    """
+
+    value: int
+    start: int
+    end: int
+    first: int
+    last: int

@@ -166,7 +166,11 @@ class _Within:
     def _progressed(self, before: tuple[float, float]) -> bool:
         cost, lower = before
         least = _PROGRESS * abs(self.prices.lower + self.reduction.constant)
-        return (self.cost < cost) if math.isinf(cost) else max(cost - self.cost, self.prices.lower - lower) > least
+        return (
+            (self.cost < cost)
+            if math.isinf(cost)
+            else max(cost - self.cost, self.prices.lower - lower) > least
+        )
 
     def _spent(self, share: float = 1.0) -> bool:
         return time.monotonic() - self.start >= share * self.seconds
@@ -180,9 +184,7 @@ class _Within:
         least, limit = 0.0, self.budget.limit
         found = self.states
         if found is None:
-            found, least = least_peak(
-                self.prices.flat, self.flat_budget, limit, self.nearest, self._spent
-            )
+            found, least = least_peak(self.prices.flat, self.flat_budget, limit, self.nearest, self._spent)
         states = self.reduction.expand(found.tolist())
         cost, peak = self.network.cost(states), self.budget.peak_bytes(states)
         bound = math.inf if least > limit else self.reduction.constant + self.prices.lower

@@ -17,7 +17,7 @@ from sbp.passes.boxing.paths import Boxings
 from sbp.passes.explain.plan import SAME
 from sbp.passes.physical.evaluate import Evaluator
 from sbp.passes.physical.insert import insert_boxing
-from sbp.passes.physical.merged import traffic_of
+from sbp.passes.physical.merged import merge_ops
 from sbp.passes.plan.candidates import Candidates, enumerate_candidates, rest_signatures
 from sbp.passes.plan.model import Boundary, Model, choose, relaxed_bound
 from sbp.passes.plan.network import CostNetwork
@@ -98,7 +98,7 @@ def _order(tables: Sequence[Sequence[tuple[int, Any]]], n: int) -> list[int]:
 
 def problem(graph: Graph, place: Placement) -> tuple[Candidates, Boundary, Boxings]:
     """What is planned: a data-parallel argument, so that there is something to plan."""
-    candidates = replace(enumerate_candidates(graph, place, {}), traffic=traffic_of(graph))
+    candidates = replace(enumerate_candidates(graph, place, {}), traffic=merge_ops(graph).traffic)
     first = rest_signatures(graph.values[graph.inputs[0]].shape, np.float32, place)
     pins = [first[-1], *[None] * (len(graph.inputs) - 1)]
     free = [None] * len(graph.outputs)
