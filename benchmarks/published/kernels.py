@@ -1,0 +1,139 @@
+"""What a training step calls that is no op of JAX: fused causal attention, and products of 8-bit numbers.
+
+Here they have a meaning and a rule, so that they are planned and priced as one op each, as they run on a GPU.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+
+from sbp import compat
+from sbp.rules import REGISTRY, Matmul, Op, register_rule
+
+FORWARD, BACKWARD = "published_attention", "published_attention_gradient"
+# Products of a forward pass: scores, and weights with values. A backward pass computes the scores again and
+# has four gradients (Dao et al., 2022, arXiv:2205.14135).
+FORWARD_PRODUCTS, BACKWARD_PRODUCTS = 2, 5
+
+KERNEL_SHARE = 0.6
+"""Of the rate of a product of matrices as large: the exponentials between both products run elsewhere. On
+H100, causal, heads 128 wide, 8192 positions: cuDNN reaches about 500 TFLOP/s forward, and less backward,
+where products reach 780 (Shah et al., 2024, arXiv:2407.08608, figures 5 and 6)."""
+
+
+def _scores(q: jax.Array, k: jax.Array) -> jax.Array:
+    """Masked scores, `b k g q s` in float32: a position sees those before it."""
+    scores = jnp.einsum("bkgqe,bkse->bkgqs", q, k).astype(jnp.float32) * q.shape[-1] ** -0.5
+    rows, columns = scores.shape[-2:]
+    seen = jnp.arange(rows)[:, None] + (columns - rows) >= jnp.arange(columns)[None, :]
+    return jnp.where(seen, scores, -jnp.inf)
+
+
+def plain_attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """The same in ops of JAX: the weights of all positions are in memory.
+
+    Arguments:
+      q: queries, `b k g q e`: heads of keys, queries of each.
+      k, v: keys and values, `b k s e`.
+    """
+    weights = jax.nn.softmax(_scores(q, k), axis=-1).astype(v.dtype)
+    return jnp.einsum("bkgqs,bkse->bkgqe", weights, v)
+
+
+def _forward(q: jax.Array, k: jax.Array, v: jax.Array) -> list[jax.Array]:
+    scores = _scores(q, k)
+    norm = jax.nn.logsumexp(scores, axis=-1)
+    weights = jnp.exp(scores - norm[..., None]).astype(v.dtype)
+    return [jnp.einsum("bkgqs,bkse->bkgqe", weights, v), norm]
+
+
+def _backward(*args: jax.Array) -> list[jax.Array]:
+    q, k, v, _, _, ct = args
+    return list(jax.vjp(plain_attention, q, k, v)[1](ct))
+
+
+_forward_op = compat.make_op(FORWARD, _forward)
+_backward_op = compat.make_op(BACKWARD, _backward)
+
+
+def _products(op: Op, *, count: int) -> Matmul:
+    """A kernel skips the blocks that the mask hides: half of all keys, on average."""
+    (*batch, rows, e), (*_, columns, _), (*_, f) = op.shapes[:3]
+    slower = round(count * math.prod(batch) / KERNEL_SHARE)
+    return Matmul(slower, rows, (e + f) // 2, max(1, columns // 2), op.dtypes[:2])
+
+
+_QUERIES, _KEYS, _NORMS = "b k g q _", "b k _ _", "b k g q"
+# A model of these may be loaded twice in one process, by tests.
+if FORWARD not in REGISTRY:
+    register_rule(
+        FORWARD,
+        f"{_QUERIES}, {_KEYS}, {_KEYS} -> {_QUERIES}, {_NORMS}",
+        matmul=partial(_products, count=FORWARD_PRODUCTS),
+    )
+    register_rule(
+        BACKWARD,
+        f"{_QUERIES}, {_KEYS}, {_KEYS}, {_QUERIES}, {_NORMS}, {_QUERIES} -> {_QUERIES}, {_KEYS}, {_KEYS}",
+        reduced={"g": "sum", "q": "sum"},
+        matmul=partial(_products, count=BACKWARD_PRODUCTS),
+    )
+
+
+@jax.custom_vjp
+def fused_attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """Causal attention as one kernel; arguments as those of `plain_attention`."""
+    return _forward_op.bind(q, k, v)[0]
+
+
+def _fused_forward(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, Any]:
+    out, norm = (checkpoint_name(x, "context") for x in _forward_op.bind(q, k, v))
+    return out, (q, k, v, out, norm)
+
+
+def _fused_backward(kept: Any, ct: jax.Array) -> tuple[jax.Array, ...]:
+    return tuple(_backward_op.bind(*kept, ct))
+
+
+fused_attention.defvjp(_fused_forward, _fused_backward)
+
+
+def product(x: jax.Array, w: jax.Array, eight_bits: bool) -> jax.Array:
+    """`... k, k n -> ... n`; its operands and those of its gradients in 8 bits, if asked for."""
+    return _product8(x, w) if eight_bits else _times(x, w, x.dtype)
+
+
+def _times(x: jax.Array, w: jax.Array, dtype: Any) -> jax.Array:
+    return lax.dot_general(x, w, (((x.ndim - 1,), (0,)), ((), ())), preferred_element_type=dtype)
+
+
+def _quantized(x: jax.Array) -> jax.Array:
+    """Scales are those of steps before ("delayed scaling"), and 1 here: they cost nothing."""
+    return x.astype(jnp.float8_e4m3fn)
+
+
+@jax.custom_vjp
+def _product8(x: jax.Array, w: jax.Array) -> jax.Array:
+    return _times(_quantized(x), _quantized(w), x.dtype)
+
+
+def _product8_forward(x: jax.Array, w: jax.Array) -> tuple[jax.Array, Any]:
+    x8, w8 = _quantized(x), _quantized(w)
+    return _times(x8, w8, x.dtype), (x8, w8)
+
+
+def _product8_backward(kept: Any, ct: jax.Array) -> tuple[jax.Array, jax.Array]:
+    (x, w), ct8 = kept, _quantized(ct)
+    rows = tuple(range(x.ndim - 1))
+    dx = lax.dot_general(ct8, w, (((ct8.ndim - 1,), (1,)), ((), ())), preferred_element_type=ct.dtype)
+    dw = lax.dot_general(x, ct8, ((rows, rows), ((), ())), preferred_element_type=ct.dtype)
+    return dx, dw
+
+
+_product8.defvjp(_product8_forward, _product8_backward)
