@@ -75,3 +75,22 @@ def test_what_a_pass_has_put_in_the_place_of_a_sent_value_is_sent() -> None:
     table = jnp.arange(64.0).reshape(16, 4)
     args = table, tx.init(table), jnp.arange(4)
     assert jnp.allclose(sbp.compile(step, WHOLE)(*args)[0], step(*args)[0], rtol=1e-5)
+
+
+def test_what_the_next_stage_waits_for_is_boxed_in_the_forward() -> None:
+    """Also where the backward of its own stage wants it so too: there it would be boxed too late."""
+
+    def cut(params, x):
+        a, b = params
+        with sbp.on(STAGES[0]):
+            y = sbp.annotate(jnp.tanh(sbp.annotate(x @ a, [B])), [B])
+        with sbp.on(STAGES[1]):
+            return jnp.mean((sbp.annotate(y, [S(0)]) @ b) ** 2)
+
+    step = sbp.microbatch(jax.value_and_grad(cut), MICROBATCHES, batch_args=1)
+    options = sbp.Options(pipeline=sbp.PipelineOptions(schedule="1f1b"), hardware=H100, check=True)
+    program = sbp.compile(step, WHOLE, in_sbp=([[B], [B]], [B]), options=options)
+    weight = jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32)
+    plan = program.plan([weight, weight], jax.ShapeDtypeStruct((MICROBATCHES * ROWS, WIDTH), jnp.float32))
+    assert isinstance(plan, PipelinePlan) and plan.schedule is not None
+    assert [str(c.before) for c in plan.sends if c.axes == ("0", "1")] == ["(S(0),)"]
