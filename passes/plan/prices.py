@@ -22,6 +22,8 @@ _MEMORY = 0.9
 """How much of the use seen so far counts against the latest: decoded states jump, their average does not."""
 _GROWTH = 1.15
 """Hope grows by this factor where it came true."""
+_MOST_HOPE = 1e3
+"""No more hope than this part of the bound while nothing is known that fits."""
 _FIRST_HOPE = 0.05
 """Rise hoped for at first, as a part of the bound."""
 _LEAST_HOPE = 1e-5
@@ -63,7 +65,9 @@ class Prices:
             self.hope = _FIRST_HOPE * size if np.isinf(cost) else 0.2 * (cost - self.lower)
         if swept >= self.reached + 0.5 * self.hope:
             self.reached, self.waited = swept, 0
-            self.hope = min(_GROWTH * self.hope, cost - self.lower)
+            # Where nothing fits the bound has no end; prices must have one.
+            most = cost - self.lower if np.isfinite(cost) else _MOST_HOPE * size
+            self.hope = min(_GROWTH * self.hope, most)
         else:
             self.waited += 1
         if self.waited > _PATIENCE:

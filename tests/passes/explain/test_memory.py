@@ -53,4 +53,4 @@ def test_the_advice_is_about_what_lies_whole() -> None:
     with pytest.raises(SbpError) as caught:
         check_limit(plan, 1.0)
     fix = caught.value.problems[0].fix
-    assert fix.startswith("split what lies whole on every device: in_sbp for params[0], params[2]; ")
+    assert fix.startswith("split what lies whole on every device: in_sbp for params[0], params[2]")
