@@ -24,6 +24,8 @@ _GROWTH = 1.15
 """Hope grows by this factor where it came true."""
 _MOST_HOPE = 1e3
 """No more hope than this part of the bound while nothing is known that fits."""
+_EXACT = 1e-9
+"""Use that is nearer than this part to the room is the room."""
 _FIRST_HOPE = 0.05
 """Rise hoped for at first, as a part of the bound."""
 _LEAST_HOPE = 1e-5
@@ -77,6 +79,8 @@ class Prices:
         assert self.use is not None
         over = self.use - self.budget.room
         over[(over < 0.0) & (self.at == 0.0)] = 0.0
+        # Averages come near to the room and never to it; a step is as long as this is little.
+        over[np.abs(over) <= _EXACT * np.abs(self.budget.room)] = 0.0
         square = float(over @ over)
         if square > 0.0:
             self._charge(np.maximum(0.0, self.at + self.hope / square * over))

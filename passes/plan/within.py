@@ -205,8 +205,12 @@ class _Within:
 
     def _finished(self) -> bool:
         if self.states is None:
-            return self._spent(1.0 - _PEAK_SHARE)
+            return self._nothing_fits() or self._spent(1.0 - _PEAK_SHARE)
         return self.cost - self.prices.lower <= self.noise or self._spent()
+
+    def _nothing_fits(self) -> bool:
+        """Whether the bound is above what any assignment without an infinite entry costs."""
+        return self.prices.lower > self.finite
 
     def _answer(self, least: float = 0.0) -> Fitted:
         limit = self.budget.limit
@@ -215,7 +219,8 @@ class _Within:
             found, least = least_peak(self.prices.flat, self.flat_budget, limit, self.nearest, self._spent)
         states = self.reduction.expand(found.tolist())
         cost, peak = self.network.cost(states), self.budget.peak_bytes(states)
-        bound = math.inf if least > limit else self.reduction.constant + self.prices.lower
+        proven = least > limit or self._nothing_fits()
+        bound = math.inf if proven else self.reduction.constant + self.prices.lower
         if peak <= limit:
             bound = min(bound, cost)
         return Fitted(states, cost, bound, peak, min(least, peak), limit)

@@ -99,7 +99,7 @@ def test_small_moves_leave_together() -> None:
     kinds = Counter(b.move.kind for b in boxes(before.steps))
     left = {k: sum(b[0].move.kind == k for b in buckets.values()) for k in kinds}
     assert kinds["all_gather"] >= 10 and left["all_gather"] <= 2
-    assert kinds["reduce_scatter"] >= 10 and left["reduce_scatter"] <= 2
+    assert kinds["reduce_scatter"] >= 10 and left["reduce_scatter"] <= 4
 
 
 def test_large_moves_stay_where_they_are() -> None:
