@@ -16,7 +16,7 @@ from sbp.signature import NdSbp
 
 End: TypeAlias = tuple[NdSbp, int, bool]
 """How a value leaves, who asks for it so, and whether a sum must come as a sum."""
-Leaving: TypeAlias = Mapping[int, Sequence[End]]
+Ends: TypeAlias = Mapping[int, Sequence[End]]
 
 
 class _Insertion:
@@ -32,7 +32,7 @@ class _Insertion:
         a: ChosenSignatures,
         boxings: Boxings,
         have: dict[int, list[NdSbp]],
-        leaving: Leaving | None = None,
+        leaving: Ends | None = None,
     ) -> None:
         self.c, self.a, self.boxings, self.leaving = c, a, boxings, leaving
         self.graph = c.graph
@@ -113,7 +113,7 @@ class _Insertion:
                 self.have[node.outputs[port.result]] = [port.outer(nd)]
                 self.leave(node.outputs[port.result])
 
-    def early(self, ends: Iterable[tuple[int, End]]) -> Leaving | None:
+    def early(self, ends: Iterable[tuple[int, End]]) -> Ends | None:
         """What leaves a body at once; None where it may wait until the end."""
         if self.leaving is None:
             return None

@@ -193,7 +193,7 @@ class Model:
 
     def add_border(self, node: Node, times: int) -> None:
         """A loop or a branch: a variable per port, and its bodies' ops, which run `inside` times."""
-        inside = times * max(assumed_trips(node), 1)
+        inside = times * assumed_trips(node)
         self.ports[node.id] = []
         for port, states in zip(ports(node), self.c.ports[node.id], strict=True):
             variable = self.variable(states)

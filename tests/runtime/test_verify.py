@@ -15,7 +15,7 @@ from sbp.errors import MismatchError
 from sbp.passes.program.graph import Const
 from sbp.passes.program.trace import trace
 from sbp.rules.registry import REGISTRY
-from sbp.runtime import execute
+from sbp.runtime import reading
 from sbp.runtime.verify import difference, limit
 
 GRID = sbp.placement("cpu", shape=(2, 4))
@@ -86,7 +86,7 @@ def test_an_error_of_the_tracer_is_seen_and_told_apart(monkeypatch: pytest.Monke
     def step(x: Any, w: Any) -> Any:
         return (x @ w).sum(), x + w[:, :8].T
 
-    monkeypatch.setattr(execute, "trace", forgets_the_last_sum)
+    monkeypatch.setattr(reading, "trace", forgets_the_last_sum)
     with pytest.raises(MismatchError) as caught:
         sbp.verify(sbp.compile(step, GRID, in_sbp=SPLIT), X, W)
     (problem,) = caught.value.problems
@@ -101,7 +101,7 @@ def test_results_that_are_constants_are_compared_too(monkeypatch: pytest.MonkeyP
         outs = tuple(replace(x, value=2.5) if isinstance(x, Const) else x for x in traced.graph.outputs)
         return replace(traced, graph=replace(traced.graph, outputs=outs))
 
-    monkeypatch.setattr(execute, "trace", other_constant)
+    monkeypatch.setattr(reading, "trace", other_constant)
     with pytest.raises(MismatchError, match=r"result\[1\] differs, and the trace differs"):
         sbp.verify(sbp.compile(lambda x: (x + 1, 1.5), GRID), X)
 

@@ -10,6 +10,7 @@ import pytest
 
 import sbp
 from sbp import AUTO, B, S
+from sbp.hardware import BYTES_ONLY
 from sbp.passes.face import PipelinePlan
 from tests.runtime.pipeline.programs import Keys, parts
 from tests.runtime.pipeline.running import assert_close
@@ -199,7 +200,9 @@ def test_gradients_of_parts_are_reduced_once_per_step() -> None:
 
         return sgd(w, sbp.microbatch(jax.grad(plain), 4, batch_args=(1, 2))(w, x, y))
 
-    program = sbp.compile(step, sbp.placement("cpu", shape=(2,)), in_sbp=([B], [S(0)], [S(0)]))
+    options = sbp.Options(hardware=BYTES_ONLY)  # so small a batch is else gathered
+    devices = sbp.placement("cpu", shape=(2,))
+    program = sbp.compile(step, devices, in_sbp=([B], [S(0)], [S(0)]), options=options)
     plan = program.plan(W, X, Y)
     assert sorted((c.kind, c.count) for c in plan.collectives) == [("all_reduce", 1)] * 2
     text = program.lower(W, X, Y).compile().as_text()
