@@ -246,6 +246,6 @@ def trips(node: Node) -> int:
 
 
 def assumed_trips(node: Node) -> int:
-    """How often the bodies run when costs are compared: once at least, so that there is something to compare."""
+    """How often the bodies run when costs are compared; once at least, or there is nothing to compare."""
     known = CONTROL[node.op].trips(node)
     return WHILE_TRIPS if known is None else max(known, 1)
