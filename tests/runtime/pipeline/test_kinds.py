@@ -1,6 +1,7 @@
 """Kinds of programs with stages: evaluation, plain model parallelism, split state, and odd dataflow."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ import pytest
 
 import sbp
 from sbp import AUTO, B, S
+from sbp.hardware import hardware_for
 from sbp.passes.face import PipelinePlan
 from tests.runtime.pipeline.programs import Keys, parts
 from tests.runtime.pipeline.running import assert_close
@@ -199,7 +201,7 @@ def test_gradients_of_parts_are_reduced_once_per_step() -> None:
 
         return sgd(w, sbp.microbatch(jax.grad(plain), 4, batch_args=(1, 2))(w, x, y))
 
-    slow = sbp.Hardware("slow", ((8, 1e4),), 1e4, 1e12, 1e12, (sbp.Link(1 << 60, 1e6, 1e-9),), 1.0)
+    slow = replace(hardware_for("cpu"), memory_bytes_per_second=1e9)
     options = sbp.Options(hardware=slow)  # so small a batch is else gathered
     devices = sbp.placement("cpu", shape=(2,))
     program = sbp.compile(step, devices, in_sbp=([B], [S(0)], [S(0)]), options=options)
