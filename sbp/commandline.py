@@ -119,7 +119,9 @@ def parser(run: Mapping[str, Callable[[argparse.Namespace], None]], version: str
         c.add_argument("--x64", action="store_true", help="with 64-bit types")
         c.add_argument("--time-limit", type=float, metavar="SECONDS", help="for the search")
         c.add_argument(
-            "--memory-limit", metavar="SIZE", help="per device, such as 80GB: a plan over it is refused"
+            "--memory-limit",
+            metavar="SIZE",
+            help="per device, such as 80GB: the fastest plan found that keeps it",
         )
     return top
 

@@ -119,7 +119,7 @@ class Hardware:
         return _measured_product(self.chip, *rates, batch, m, n, k, operands)
 
     def collective_seconds(
-        self, kind: str, wire_bytes: float, ranks: Sequence[int], groups: int = 1, pattern: str = "ring"
+        self, kind: str, wire_bytes: float, ranks: Sequence[int], groups: int = 1
     ) -> float:
         """Of one collective.
 
@@ -128,7 +128,6 @@ class Hardware:
           wire_bytes: what each device sends.
           ranks: of the devices of a group.
           groups: groups at the same time.
-          pattern: of a permute.
         """
         link, inner = self.link(ranks), self.links[0]
         share = {"permute": 1.0}.get(kind, (len(ranks) - 1) / max(1, len(ranks)))
@@ -141,9 +140,7 @@ class Hardware:
             return link.latency_seconds + wire_bytes / link.bytes_per_second
         chip, domains = _connected(self.chip, inner, link), len({r // inner.devices for r in ranks})
         if kind == "permute":
-            return collective_seconds(
-                chip, kind, whole, 2, groups=groups, domains=min(domains, 2), pattern=pattern
-            ).seconds
+            return collective_seconds(chip, kind, whole, 2, groups=groups, domains=min(domains, 2)).seconds
         return collective_seconds(chip, kind, whole, len(ranks), groups=groups, domains=domains).seconds
 
 

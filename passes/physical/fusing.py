@@ -145,7 +145,7 @@ def op_of(step: Step, physical: Physical) -> KernelOp:
         )
     rule, name, kind = step.node.rule, step.node.op, kind_of(step.node)
     same = rule is not None and rule.pointwise
-    over = name in IN_PLACE or name.startswith("scatter")
+    over = changes_in_place(name)
     pairs = list(zip(step.node.inputs, step.strategy.operands, strict=True))
     first = [(x, nd) for x, nd in pairs[: len(written)] if not isinstance(x, Const)]
     straight = read if same or name in ("reshape", "squeeze") else first if over else ()
@@ -154,6 +154,11 @@ def op_of(step: Step, physical: Physical) -> KernelOp:
     sends, held = bool(talks_of(*where)), held_bytes(*where)
     changed = frozenset(read[:1] if name == "conv_general_dilated" and is_padded(step.node.params) else ())
     return KernelOp(kind, read, written, frozenset(straight), changed, product, sends, held, step)
+
+
+def changes_in_place(name: str) -> bool:
+    """Whether an op changes its first operands, one per result, where they lie."""
+    return name in IN_PLACE or name.startswith("scatter")
 
 
 def kind_of(node: Node) -> Fusing:

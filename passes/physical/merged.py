@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from sbp.passes.physical.fusing import IN_PLACE, PARTIAL, Fusing, KernelOp, ShardSizes, op_of
+from sbp.passes.physical.fusing import PARTIAL, Fusing, KernelOp, ShardSizes, changes_in_place, op_of
 from sbp.passes.physical.kernels import Kernels, kernels
 from sbp.passes.physical.program import Border, Compute, Physical
 from sbp.passes.plan.candidates import Strategy
@@ -101,10 +101,10 @@ class _Found:
                     # A kernel that reads a tensor for several of its ops reads it once.
                     fresh = {(id(tensor), kernel) for kernel in inside[i]} - counted
                     counted |= fresh
-                    reads[node.inputs.index(version[0])] = len(fresh)
+                    reads[node.inputs.index(version[0])] += len(fresh)
             written = {t.version for t in k.made[i]}
             writes = tuple((v, WHOLE) in written for v in node.outputs)
-            if node.op in IN_PLACE or node.op.startswith("scatter"):
+            if changes_in_place(node.op):
                 # What is changed in place is neither read nor written as a whole, if it lies in memory.
                 new = not k.sources[i] or not k.sources[i][0].written
                 self.traffic[node.id] = OpTraffic((0, *reads[1:]), (new, *writes[1:]), in_place=True)

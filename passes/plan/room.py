@@ -32,13 +32,11 @@ def loads_of(model: Model, limit_bytes: float) -> tuple[CostNetwork, tuple[Load,
             continue
         if v not in updated:  # new state takes the place of the old
             loads.append(Load(supply.variable, life.start, life.end, _bytes(model, v, supply.needs)))
-        if v not in model.shares:
+        if v not in model.shares or local_bytes(value.shape, value.dtype, (), ()) < SMALL * limit_bytes:
             continue
         share = model.shares[v]
         shared: tuple[NdSbp, ...] = tuple(model.states[share])
         sizes = _bytes(model, v, shared)
-        if local_bytes(value.shape, value.dtype, (), ()) < SMALL * limit_bytes:
-            continue
         # Two states for each signature of the share: it is a copy, or the value is made so.
         n = len(shared)
         unary.append(np.zeros(2 * n))

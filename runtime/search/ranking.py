@@ -40,7 +40,7 @@ class Ranked:
         """The estimated time of a step; infinite without a plan."""
         # The time of a step is more than the sum of its parts, where a plan knows it.
         plan = self.plan
-        return math.inf if plan is None else float(getattr(plan, "step_seconds", plan.seconds))
+        return math.inf if plan is None else plan.step_seconds
 
     def __str__(self) -> str:
         parts = [

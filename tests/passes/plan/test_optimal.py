@@ -98,7 +98,8 @@ def _order(tables: Sequence[Sequence[tuple[int, Any]]], n: int) -> list[int]:
 
 def problem(graph: Graph, place: Placement) -> tuple[Candidates, Boundary, Boxings]:
     """What is planned: a data-parallel argument, so that there is something to plan."""
-    candidates = replace(enumerate_candidates(graph, place, {}), traffic=merge_ops(graph).traffic)
+    merged = merge_ops(graph)
+    candidates = replace(enumerate_candidates(graph, place, {}), **vars(merged))
     first = rest_signatures(graph.values[graph.inputs[0]].shape, np.float32, place)
     pins = [first[-1], *[None] * (len(graph.inputs) - 1)]
     free = [None] * len(graph.outputs)
