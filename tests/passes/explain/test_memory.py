@@ -10,6 +10,7 @@ import pytest
 import sbp
 from sbp import B, S
 from sbp.errors import SbpError
+from sbp.hardware import BYTES_ONLY
 from sbp.passes.explain.memory import check_limit, live_at_peak
 from sbp.passes.physical.evaluate import HOLES
 
@@ -49,8 +50,11 @@ def test_only_a_plan_over_the_limit_is_refused() -> None:
 
 
 def test_the_advice_is_about_what_lies_whole() -> None:
-    plan = sbp.compile(loss, GRID, in_sbp=([[B, B], [S(0), B], [B, B]], [S(0), S(1)])).plan([W, W, W], W)
+    # Under `BYTES_ONLY`: so small a weight is else gathered whole.
+    signatures = [[B, B], [S(0), B], [B, B]], [S(0), S(1)]
+    program = sbp.compile(loss, GRID, in_sbp=signatures, options=sbp.Options(hardware=BYTES_ONLY))
+    plan = program.plan([W, W, W], W)
     with pytest.raises(SbpError) as caught:
         check_limit(plan, 1.0)
     fix = caught.value.problems[0].fix
-    assert fix.startswith("split what lies whole on every device: in_sbp for params[0], params[2]")
+    assert fix.startswith("split what lies whole on every device: in_sbp for params[0], params[2]; ")

@@ -18,7 +18,7 @@ from sbp.passes.physical.program import Border, Box, Physical, Step
 from sbp.passes.plan.cost import local_bytes
 from sbp.runtime.look.meter import read_compiled
 
-CPU = hardware_for("cpu")
+CPU = dataclasses.replace(hardware_for("cpu"), memory_bytes_per_second=4e9)  # splitting pays
 MERGING = dataclasses.replace(CPU, merges_collectives=True)
 LIMIT_BYTES = CPU.links[0].latency_seconds * CPU.memory_bytes_per_second / 2
 
@@ -99,7 +99,7 @@ def test_small_moves_leave_together() -> None:
     kinds = Counter(b.move.kind for b in boxes(before.steps))
     left = {k: sum(b[0].move.kind == k for b in buckets.values()) for k in kinds}
     assert kinds["all_gather"] >= 10 and left["all_gather"] <= 2
-    assert kinds["reduce_scatter"] >= 10 and left["reduce_scatter"] <= 4
+    assert kinds["reduce_scatter"] >= 10 and left["reduce_scatter"] <= 2
 
 
 def test_large_moves_stay_where_they_are() -> None:
