@@ -20,9 +20,10 @@ import argparse
 import json
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -115,21 +116,29 @@ def scheduled(module: Module) -> tuple[int, int]:
     return sum(found), len(found) - sum(found)
 
 
+NO_PEERS: Mapping[str, TargetProgram] = MappingProxyType({})
+
+
 def on_gpu(peer: Any, args: Any) -> Any:
     """A jitted function lowered for devices that are not here; sbp's own `lower` sees to that itself."""
     return peer.trace(*args).lower(lowering_platforms=("cuda",))
 
 
-def measure(row: str, folder: Path | None = None) -> TargetRow:
-    """One row; the texts of both programs are left in `folder`."""
+def measure(row: str, folder: Path | None = None, peers: Mapping[str, TargetProgram] = NO_PEERS) -> TargetRow:
+    """One row; the texts of both programs are left in `folder`.
+
+    Arguments:
+      peers: what was found of the peers of rows, which are not compiled again.
+    """
     model, layers, choice, shape = parse(row)
     placement = sbp.placement(KIND, shape=shape)
     case = LARGE[model](choice, shape, layers)
     args = case.shapes()
     peer, _ = peer_of(case, args, placement, absent_mesh(placement))
     program = sbp.compile(case.step, placement, in_sbp=case.in_sbp, donate_argnums=(0, 1))
-    found = []
-    for name, lowered in (("jit", lambda *args: on_gpu(peer, args)), ("sbp", program.lower)):
+    found = [peers[row]] if row in peers else []
+    ways = ("jit", lambda *args: on_gpu(peer, args)), ("sbp", program.lower)
+    for name, lowered in ways[len(found) :]:
         jax.clear_caches()  # the first to trace would pay for what both share
         exe, seconds = compiled(lowered, args)
         if folder is not None:
@@ -216,6 +225,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--show", metavar="FILE", type=Path, help="compile nothing: the table of such a JSON")
     parser.add_argument("--hlo", metavar="FOLDER", type=Path, help="keep the compiled texts there")
+    parser.add_argument(
+        "--peers", metavar="FILE", type=Path, help="such a JSON: peers are not compiled, but taken from there"
+    )
     options = parser.parse_args(argv)
     if options.show is not None:
         saved = read(options.show)
@@ -225,9 +237,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.hlo is not None:
         options.hlo.mkdir(parents=True, exist_ok=True)
     rows: list[TargetRow] = []
+    peers = {} if options.peers is None else {r.row: r.jit for r in read(options.peers)}
     print("\n".join(table([]).splitlines()))
     for row in options.rows.split(","):
-        rows.append(measure(row, options.hlo))
+        rows.append(measure(row, options.hlo, peers))
         print(table(rows[-1:]).splitlines()[-1], flush=True)
         if options.json:  # after every row: a row takes a minute, and all of them an hour
             with open(options.json, "w") as f:

@@ -124,6 +124,8 @@ def test_a_small_row(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
         assert 0 <= program.exposed_seconds < program.step_seconds < 1e-2
         assert program.memory_bytes > 0 and program.asynchronous + program.synchronous > 0
     assert {f.name for f in tmp_path.iterdir()} == {"mlp.zero.8.jit.hlo", "mlp.zero.8.sbp.hlo"}
+    again = gpu_target.measure("mlp/zero:8", None, {"mlp/zero:8": JIT})
+    assert again.jit == JIT and again.sbp.wire_bytes == found.sbp.wire_bytes
 
 
 def test_bfloat16_is_in_the_products_of_the_gpt() -> None:
