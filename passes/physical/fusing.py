@@ -111,6 +111,7 @@ class KernelOp:
       sends: whether it holds a collective.
       held_bytes: what a device holds inside of it, beside what it reads and writes.
       step: None for a slice of a scanned tensor that enters, or leaves.
+      peeled: whether it is of the first trip of a loop, and runs before that.
     """
 
     kind: Fusing
@@ -122,6 +123,7 @@ class KernelOp:
     sends: bool = False
     held_bytes: float = 0.0
     step: Step | None = None
+    peeled: bool = False
 
     @property
     def name(self) -> str:

@@ -198,7 +198,9 @@ class _Fusion:
         for t in {t for t, _ in self.reads[i]}:
             through = t.maker >= 0 and self.uses[t] == 1 and seen < DEEPEST and self._merges(t.maker)
             n = self._operands(t.maker, seen + 1) if through else t.bytes
-            found += min(n, own) if self.ops[i].name in PARTIAL else n
+            # Without a step it is a slice of what a loop goes through.
+            part = self.ops[i].name in PARTIAL or self.ops[i].step is None
+            found += min(n, own) if part else n
         return found
 
     def result(self, kept: Iterable[Version]) -> Kernels:
