@@ -87,8 +87,8 @@ PROLOGUES = frozenset(
     "add sub mul div max min neg abs sqrt rsqrt cbrt exp expm1 log log1p sin cos tan tanh erf logistic "
     "floor ceil convert_element_type broadcast_in_dim".split()
 )
-"""Loops that a product of matrices computes as it reads an operand, if it reads no more for it: those that the
-Triton emitter has (`IsTritonSupportedElementwise`, support_legacy.cc)."""
+"""Loops that a product of matrices computes as it reads an operand, if it reads no more for it: those that
+the Triton emitter has (`IsTritonSupportedElementwise`, support_legacy.cc)."""
 PRODUCTS = frozenset(["dot_general"])
 """Calls that compute such loops: all products are Triton fusions where XLA cannot measure those of cuBLAS."""
 COSTLY = frozenset(["random_bits"])

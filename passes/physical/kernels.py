@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sbp.passes.physical.fusing import COSTLY, PARTIAL, PRODUCTS, PROLOGUES, Fusing, KernelOp, ShardSizes
-from sbp.passes.physical.program import Compute, Version
+from sbp.passes.physical.program import Box, Compute, Version
 from sbp.passes.program.graph import Const
 
 DEEPEST = 8
@@ -111,7 +111,10 @@ class _Fusion:
             for v in op.reads:
                 if v not in self.last:
                     self._there(v, 0.0)
-            read = [(t, straight and v in op.straight) for v in op.reads for t, straight in [self.last[v]]]
+            # What is sent lies as it is sent; an element-wise op goes through its operands in one order.
+            sent = isinstance(op.step, Box)
+            found = [(v, *self.last[v]) for v in op.reads]
+            read = [(t, (straight or sent) and v in op.straight) for v, t, straight in found]
             self.reads.append(read)
             if op.kind is Fusing.VIEW and read:
                 self.writes.append([])
