@@ -104,8 +104,8 @@ def _hide(
             i = free.pop()
             when[i] = float(at)
             left -= seconds(k.ops[i])
-        while left > 0 and (i := early.before(at)) is not None:
-            left -= seconds(k.ops[i])
+        while left > 0 and (moved := early.before(at)) is not None:
+            left -= seconds(k.ops[moved])
 
 
 class _Early:
