@@ -15,11 +15,11 @@ from functools import cached_property
 
 from sbp.passes.boxing.links import Network
 from sbp.passes.physical.combining import COMBINED_KINDS
-from sbp.passes.physical.fusing import KernelOp, ShardSizes
+from sbp.passes.physical.fusing import PRODUCTS, KernelOp, ShardSizes
 from sbp.passes.physical.memory import Live, peak
 from sbp.passes.physical.overlap import MOVE, OverlappedStep, SentId, overlapped
 from sbp.passes.physical.program import Border, Box, Compute, Physical, Step, Version
-from sbp.passes.plan.cost import local_bytes, node_seconds, talk_seconds
+from sbp.passes.plan.cost import local_bytes, node_seconds, talk_seconds, work_seconds
 from sbp.passes.program.control import assumed_trips, trips
 from sbp.passes.program.graph import Const
 from sbp.passes.program.views import talks_of
@@ -146,9 +146,12 @@ class Evaluator:
 
     def scheduled_seconds(self, op: KernelOp) -> float:
         """How long XLA's scheduler takes an op to be: it goes by peak rates, has no figures for convolutions,
-        and knows no short collective."""
+        and knows no short collective. Products take what their arithmetic does, at the rate of large ones
+        (matmul_interpolator.cc)."""
         if op.step is None or op.name == "conv_general_dilated":
             return 0.0
+        if isinstance(op.step, Compute) and op.name in PRODUCTS:
+            return work_seconds(self.physical.graph, op.step.node, op.step.strategy, self._by_peaks.network)
         taken = self._by_peaks.seconds([op.step])
         return max(taken, SHORTEST_COLLECTIVE_SECONDS) if op.sends else taken
 

@@ -4,7 +4,8 @@
   chosen so that it costs nothing.
 - A *loop* (element-wise ops, broadcasts, slices, gathers) may be computed wherever it is read.
 - A *root* (a reduction, a scatter) is written, and computes the loops that it reads.
-- A *call* (a product of matrices, a collective, a sort, a loop of the program) reads and writes memory alone.
+- A *call* (a product of matrices, a collective, a sort, a loop of the program) reads and writes memory alone;
+  but a product computes of its operands what one other tensor and scalars, or rows of an argument, give.
 """
 
 from __future__ import annotations
@@ -82,6 +83,14 @@ MOVES: Mapping[str, Fusing] = {
 }
 PARTIAL = frozenset("dynamic_slice gather slice split unstack".split())
 """Loops that read no more of their operands than they give."""
+PROLOGUES = frozenset(
+    "add sub mul div max min neg abs sqrt rsqrt cbrt exp expm1 log log1p sin cos tan tanh erf logistic "
+    "floor ceil convert_element_type broadcast_in_dim".split()
+)
+"""Loops that a product of matrices computes as it reads an operand, if it reads no more for it: those that
+the Triton emitter has (`IsTritonSupportedElementwise`, support_legacy.cc)."""
+PRODUCTS = frozenset(["dot_general"])
+"""Calls that compute such loops: all products are Triton fusions where XLA cannot measure those of cuBLAS."""
 COSTLY = frozenset(["random_bits"])
 """Loops that take longer to compute than to read."""
 IN_PLACE = frozenset(["dynamic_update_slice", "sbp_update_rows", "sbp_add_rows"])
@@ -102,6 +111,7 @@ class KernelOp:
       sends: whether it holds a collective.
       held_bytes: what a device holds inside of it, beside what it reads and writes.
       step: None for a slice of a scanned tensor that enters, or leaves.
+      peeled: whether it is of the first trip of a loop, and runs before that.
     """
 
     kind: Fusing
@@ -113,6 +123,7 @@ class KernelOp:
     sends: bool = False
     held_bytes: float = 0.0
     step: Step | None = None
+    peeled: bool = False
 
     @property
     def name(self) -> str:

@@ -3,7 +3,9 @@
 XLA:GPU writes few of a program's tensors. This is the part of its fusion that memory depends on: a loop
 (fusing.py) is merged into all that read it, each of which computes it again, as long as that moves fewer
 bytes than to write it once and to read it; then who reads it reads its operands instead. XLA compares the
-same, producer by producer (priority_fusion.cc, gpu_performance_model.cc).
+same, producer by producer (priority_fusion.cc, gpu_performance_model.cc). Products of matrices are merged
+before that, with what makes their operands of no more than they are themselves (gemm_fusion.cc); whoever else
+reads such an operand does not count.
 """
 
 from __future__ import annotations
@@ -12,12 +14,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from sbp.passes.physical.fusing import COSTLY, PARTIAL, Fusing, KernelOp, ShardSizes
-from sbp.passes.physical.program import Compute, Version
+from sbp.passes.physical.fusing import COSTLY, PARTIAL, PRODUCTS, PROLOGUES, Fusing, KernelOp, ShardSizes
+from sbp.passes.physical.program import Box, Compute, Version
 from sbp.passes.program.graph import Const
 
 DEEPEST = 8
 """How many loops that follow each other are looked through."""
+MORE_BYTES = 1024
+"""What a product may read beyond its operand for a loop that makes it (`kIoToleranceBytes`)."""
 
 
 @dataclass(slots=True, eq=False)
@@ -107,7 +111,10 @@ class _Fusion:
             for v in op.reads:
                 if v not in self.last:
                     self._there(v, 0.0)
-            read = [(t, straight and v in op.straight) for v in op.reads for t, straight in [self.last[v]]]
+            # What is sent lies as it is sent; an element-wise op goes through its operands in one order.
+            sent = isinstance(op.step, Box)
+            found = [(v, *self.last[v]) for v in op.reads]
+            read = [(t, (straight or sent) and v in op.straight) for v, t, straight in found]
             self.reads.append(read)
             if op.kind is Fusing.VIEW and read:
                 self.writes.append([])
@@ -146,9 +153,11 @@ class _Fusion:
         if any(t.written for t in made) or (len(readers) > 1 and not self._cheap(i, len(readers))):
             self._kernel(i)
             return
+        in_product = any(k < len(self.ops) and self.ops[k].name in PRODUCTS for k in readers)
         for t, straight in self.reads[i]:
             for k, beyond in readers.items():
                 t.readers[k] = t.readers.get(k, True) and straight and beyond
+            t.written = t.written or (in_product and not self._is_prologue(t))
 
     def _kernel(self, i: int) -> None:
         for t in self.writes[i]:
@@ -157,7 +166,25 @@ class _Fusion:
         for v, (t, straight) in zip(op.reads, self.reads[i], strict=True):
             t.readers[i] = t.readers.get(i, True) and straight
             # A call reads memory; a loop or a root computes what is not there.
-            t.written = t.written or (op.kind is Fusing.CALL and v not in op.changed)
+            inside = v in op.changed or (op.name in PRODUCTS and self._is_prologue(t))
+            t.written = t.written or (op.kind is Fusing.CALL and not inside)
+
+    def _is_prologue(self, t: Buffer) -> bool:
+        """Whether a product computes a tensor itself: of one other tensor that is no larger, scalars and rows
+        of arguments, or of arguments that nobody else reads."""
+        if t.maker < 0 or self.ops[t.maker].name not in PROLOGUES:
+            return False
+        if self.ops[t.maker].name == "broadcast_in_dim":
+            return True
+        read = {x for x, _ in self.reads[t.maker] if not self._is_repeated(x)}
+        if len(read) < 2 and sum(x.bytes for x in read) <= t.bytes + MORE_BYTES:
+            return True
+        return self.uses[t] == 1 and all(x.maker < 0 and self.uses[x] == 1 for x in read)
+
+    def _is_repeated(self, t: Buffer) -> bool:
+        """Whether a tensor is an argument that is repeated, such as a bias."""
+        repeated = t.maker >= 0 and self.ops[t.maker].name == "broadcast_in_dim"
+        return repeated and all(x.maker < 0 for x, _ in self.reads[t.maker])
 
     def _cheap(self, i: int, readers: int) -> bool:
         """Whether to compute a tensor in each reader moves no more bytes than to write and to read it."""
@@ -174,7 +201,9 @@ class _Fusion:
         for t in {t for t, _ in self.reads[i]}:
             through = t.maker >= 0 and self.uses[t] == 1 and seen < DEEPEST and self._merges(t.maker)
             n = self._operands(t.maker, seen + 1) if through else t.bytes
-            found += min(n, own) if self.ops[i].name in PARTIAL else n
+            # Without a step it is a slice of what a loop goes through.
+            part = self.ops[i].name in PARTIAL or self.ops[i].step is None
+            found += min(n, own) if part else n
         return found
 
     def result(self, kept: Iterable[Version]) -> Kernels:

@@ -8,7 +8,7 @@ Of what fusion leaves in memory (kernels.py):
   operand of the same size that nobody else needs, if it reads it element by element (buffer assignment).
 - A loop carries values in place, and writes what it stacks into the stack at once; what a trip holds beside
   that is there once. What it only sends before it stacks it, XLA sends one trip later (its collective
-  pipeliner), and so holds for one trip more.
+  pipeliner), and so holds for one trip more; the first trip then runs before the loop (trips.py).
 - What is gathered along an inner dim is turned over: what it updates is written apart (layouts.py). Ops hold
   more inside: exchanges of rows what they send (sbp/talk/wire.py), gradients of max pooling where the maxima
   are (pools.py), convolutions their operands as the library wants them (convolutions.py).
@@ -23,15 +23,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sbp.passes.physical.convolutions import copies
-from sbp.passes.physical.fusing import Fusing, KernelOp, ShardSizes, op_of
+from sbp.passes.physical.fusing import Fusing, ShardSizes
 from sbp.passes.physical.invariant import read_in_loops
 from sbp.passes.physical.kernels import Buffer, Kernels, kernels
 from sbp.passes.physical.layouts import Turned, turned
 from sbp.passes.physical.order import Seconds, turns
 from sbp.passes.physical.pools import places
-from sbp.passes.physical.program import Border, Box, Step, Version
-from sbp.passes.program.control import Port, ports
-from sbp.signature import NdSbp
+from sbp.passes.physical.program import Border, Step, Version
+from sbp.passes.physical.trips import peeled_ops, sent_later, trip_ops
 
 LONGEST_ROW = 32_768
 """Longer rows are reduced in two steps (`RowReductionRaceFreeBound`: 32 threads, 1,024 elements each)."""
@@ -85,7 +84,7 @@ def peak(
       seconds: of an op; None where collectives are not hidden at the cost of memory.
       limit_bytes: what there is; what needs more does not hide collectives either, as XLA's scheduler.
     """
-    ops, there = [op_of(s, sizes.physical) for s in steps], list(dict.fromkeys(held))
+    ops, there = peeled_ops(steps, sizes), list(dict.fromkeys(held))
     known = {*there, *(v for op in ops for v in op.writes)}
     taken, results = donated or {}, [v for v in dict.fromkeys(kept) if v in known]
     rest = [Live(v, sizes.bytes(v)) for v in (*there, *(v for v in results if v not in taken))]
@@ -104,7 +103,7 @@ def alive(k: Kernels, sizes: ShardSizes, spaces: Spaces) -> list[Live]:
     taken = {k.ends[v]: there[a] for v, a in spaces.taken.items() if v in k.ends and a in there}
     own = {k.ends[v] for v in spaces.given if v in k.ends}
     elsewhere = {t for t in k.tensors if t.maker < 0 or t in own}
-    sent = _sent_later(k)
+    sent = sent_later(k)
     waiting = [Live(v, sizes.bytes(v)) for op in sent for v in op.reads]
     carried = {k.ends[v] for v in spaces.carried if v in k.ends}
     turn = turns(k, elsewhere, carried, spaces.seconds, sent)
@@ -148,13 +147,6 @@ def _turn_over(
             sweep.add(Live(t.version, t.bytes), at, turn[k.end])
     if x.tensor in taken:
         sweep.add(Live(x.tensor.version, x.tensor.bytes), turn[x.tensor.maker], at)
-
-
-def _sent_later(k: Kernels) -> list[KernelOp]:
-    """What a trip of a loop sends only to stack it: XLA sends it in the next trip."""
-    stacked = [t for i, op in enumerate(k.ops) if not op.writes and op.step is None for t in k.read[i]]
-    alone = [k.ops[t.maker] for t in dict.fromkeys(stacked) if t.maker >= 0 and len(t.readers) == 1]
-    return [op for op in alone if isinstance(op.step, Box) and op.sends]
 
 
 def _last(t: Buffer, turn: Sequence[int], otherwise: int) -> int:
@@ -252,31 +244,13 @@ class _Sweep:
 def _inside(step: Border, sizes: ShardSizes, seconds: Seconds | None) -> list[Live]:
     """What the hungriest body of a loop or a branch holds beyond what is counted outside of it.
 
-    What enters whole is the outer tensor, and a carried value takes the space of the last one. A slice of a
-    scanned tensor is a loop, and so is what goes into a stack.
+    What enters whole is the outer tensor, and a carried value takes the space of the last one.
     """
-    wired = list(zip(ports(step.node), step.inside, strict=True))
-    bodies = [_body(step, k, wired, sizes, seconds) for k in range(len(step.bodies))]
+    bodies = [_body(step, k, sizes, seconds) for k in range(len(step.bodies))]
     return max(bodies, key=lambda live: sum(x.bytes for x in live), default=[])
 
 
-def _body(
-    step: Border, k: int, wired: Sequence[tuple[Port, NdSbp]], sizes: ShardSizes, seconds: Seconds | None
-) -> list[Live]:
-    inputs = set(step.node.bodies[k].inputs)
-    slices, held, stacked, whole = list[Version](), list[Version](), list[Version](), list[Version]()
-    taken = dict[Version, Version]()
-    for p, nd in wired:
-        entering = [(v, nd) for v in p.enters if v in inputs]
-        leaving = [(x, nd) for x in p.left_by(k) if isinstance(x, int)]
-        (slices if p.stacked else held).extend(entering)
-        (stacked if p.stacked else whole).extend(leaving)
-        if not p.stacked and entering and leaving:
-            taken[leaving[0]] = entering[0]
-    ops = [
-        *(KernelOp(Fusing.LOOP, (), (v,)) for v in slices),
-        *(op_of(s, sizes.physical) for s in step.bodies[k]),
-        *(KernelOp(Fusing.ROOT, (v,), ()) for v in stacked),
-    ]
-    spaces = Spaces(taken, frozenset(taken), frozenset(taken), seconds)
-    return alive(kernels(ops, sizes, whole, held), sizes, spaces)
+def _body(step: Border, k: int, sizes: ShardSizes, seconds: Seconds | None) -> list[Live]:
+    trip = trip_ops(step, k, sizes)
+    spaces = Spaces(trip.taken, frozenset(trip.taken), frozenset(trip.taken), seconds)
+    return alive(kernels(trip.ops, sizes, trip.whole, trip.held), sizes, spaces)

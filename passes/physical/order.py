@@ -87,6 +87,7 @@ def _hide(
     """Puts products that nobody waits for beside collectives, the last ones first."""
     gaps, free = list[tuple[int, float]](), list[int]()
     after = [False] * len(k.ops)
+    early = _Early(k, when)
     for i, op in enumerate(k.ops):
         makers = [t.maker for t in k.read[i] if t.maker >= 0]
         after[i] = any(after[m] or k.ops[m].product for m in makers)
@@ -103,6 +104,42 @@ def _hide(
             i = free.pop()
             when[i] = float(at)
             left -= seconds(k.ops[i])
+        while left > 0 and (moved := early.before(at)) is not None:
+            left -= seconds(k.ops[moved])
+
+
+class _Early:
+    """Products of the first trips of loops that may run long before, since they need nothing that is made
+    meanwhile; they hide collectives that nothing else hides, the last ones first. The very last one has its
+    turn before the scheduler, which goes backwards, has come to any, as compiled programs show."""
+
+    def __init__(self, k: Kernels, when: list[float]) -> None:
+        self.k, self.when = k, when
+        self.waits = [-1] * len(k.ops)  # for which op outside of the first trip
+        for i, op in enumerate(k.ops):
+            if op.peeled:
+                makers = [t.maker for t in k.read[i] if t.maker >= 0]
+                self.waits[i] = max((self.waits[m] if k.ops[m].peeled else m for m in makers), default=-1)
+        self.products = [i for i, op in enumerate(k.ops) if op.peeled and op.product and k.runs(i)]
+        self.is_first = True
+
+    def before(self, at: int) -> int | None:
+        """Has the last product that is ready by then run beside a collective: which one."""
+        while self.products and self.products[-1] > at:
+            i = self.products.pop()
+            if self.waits[i] < at:
+                if self.is_first:
+                    self.is_first = False
+                    continue
+                self._move(i, float(at))
+                return i
+        return None
+
+    def _move(self, i: int, at: float) -> None:
+        self.when[i] = at
+        for t in self.k.read[i]:
+            if t.maker >= 0 and self.k.ops[t.maker].peeled and self.when[t.maker] > at:
+                self._move(t.maker, at)
 
 
 def _wait(k: Kernels, when: list[float]) -> None:

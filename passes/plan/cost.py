@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from sbp import compat
+from sbp.hardware import Hardware
 from sbp.layout import local_shape
 from sbp.passes.boxing.links import Network
 from sbp.passes.plan.candidates import Strategy
@@ -38,22 +39,35 @@ def node_seconds(
     Arguments:
       traffic: what goes through memory; None if nothing is merged.
     """
-    hierarchy, hardware, rule = network.placement.shape, network.hardware, node.rule
+    hardware, op = network.hardware, _on_one_device(graph, node, strategy, network)
+    written = traffic is None or any(traffic.writes)
+    memory = _traffic_bytes(op, node.rule, traffic) / hardware.memory_bytes_per_second
+    work = _work_seconds(op, node.rule, hardware)
+    talks = talks_of(graph, node, strategy.lying, network.placement.shape)
+    talking = sum(talk_seconds(t, network) for t in talks)
+    return max(work, memory) + (hardware.launch_seconds if written else 0.0) + talking
+
+
+def work_seconds(graph: Graph, node: Node, strategy: Strategy, network: Network) -> float:
+    """The arithmetic time of one op on one device."""
+    return _work_seconds(_on_one_device(graph, node, strategy, network), node.rule, network.hardware)
+
+
+def _on_one_device(graph: Graph, node: Node, strategy: Strategy, network: Network) -> Op:
+    hierarchy = network.placement.shape
     operands = [graph.operand(x) for x in node.inputs]
     results = [graph.values[v] for v in node.outputs]
     ins = [local_shape(v.shape, nd, hierarchy) for v, nd in zip(operands, strategy.operands, strict=True)]
     outs = [local_shape(v.shape, nd, hierarchy) for v, nd in zip(results, strategy.results, strict=True)]
-    op = op_of(graph, node, ins, outs, 1)
-    written = traffic is None or any(traffic.writes)
-    memory = _traffic_bytes(op, rule, traffic) / hardware.memory_bytes_per_second
+    return op_of(graph, node, ins, outs, 1)
+
+
+def _work_seconds(op: Op, rule: Rule | None, hardware: Hardware) -> float:
     if rule is not None and rule.matmul is not None:
         p = rule.matmul(op)
         itemsize = max(map(compat.itemsize, p.dtypes))
-        work = hardware.product_seconds(p.batch, p.m, p.n, p.k, itemsize, exact=p.exact)
-    else:
-        work = (rule.flops(op) if rule is not None else element_flops(op)) / hardware.vector_flops_per_second
-    talking = sum(talk_seconds(t, network) for t in talks_of(graph, node, strategy.lying, hierarchy))
-    return max(work, memory) + (hardware.launch_seconds if written else 0.0) + talking
+        return hardware.product_seconds(p.batch, p.m, p.n, p.k, itemsize, exact=p.exact)
+    return (rule.flops(op) if rule is not None else element_flops(op)) / hardware.vector_flops_per_second
 
 
 def _traffic_bytes(op: Op, rule: Rule | None, traffic: OpTraffic | None) -> float:

@@ -1,0 +1,109 @@
+"""One trip of a loop as ops, and the first trip of loops from which XLA:GPU takes it.
+
+What a trip sends only to stack it is sent in the next one (collective_pipeliner.cc). The first trip then lies
+before the loop, among the ops there, and what of it waits for nobody runs beside their collectives: layers
+that are recomputed for their gradients need no gradient yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from sbp.passes.physical.fusing import Fusing, KernelOp, ShardSizes, op_of
+from sbp.passes.physical.kernels import Kernels, kernels
+from sbp.passes.physical.program import Border, Box, Step, Version
+from sbp.passes.program.control import ports, trips
+from sbp.passes.program.graph import Const
+
+
+@dataclass(frozen=True, slots=True)
+class TripOps:
+    """What one trip of a loop computes, or a branch.
+
+    Arguments:
+      ops: those of the body, after those that take slices and before those that stack.
+      held: what enters whole.
+      whole: what leaves, but for what is stacked.
+      taken: what is carried to the next trip, and what entered in its place.
+    """
+
+    ops: Sequence[KernelOp]
+    held: Sequence[Version]
+    whole: Sequence[Version]
+    taken: Mapping[Version, Version]
+
+
+def trip_ops(step: Border, k: int, sizes: ShardSizes) -> TripOps:
+    """A trip through body `k`: a slice of a scanned tensor is a loop, and so is what goes into a stack."""
+    inputs = set(step.node.bodies[k].inputs)
+    slices, held, stacked, whole = list[Version](), list[Version](), list[Version](), list[Version]()
+    taken = dict[Version, Version]()
+    for p, nd in zip(ports(step.node), step.inside, strict=True):
+        entering = [(v, nd) for v in p.enters if v in inputs]
+        leaving = [(x, nd) for x in p.left_by(k) if isinstance(x, int)]
+        (slices if p.stacked else held).extend(entering)
+        (stacked if p.stacked else whole).extend(leaving)
+        if not p.stacked and entering and leaving:
+            taken[leaving[0]] = entering[0]
+    ops = [
+        *(KernelOp(Fusing.LOOP, (), (v,)) for v in slices),
+        *(op_of(s, sizes.physical) for s in step.bodies[k]),
+        *(KernelOp(Fusing.ROOT, (v,), ()) for v in stacked),
+    ]
+    return TripOps(ops, held, whole, taken)
+
+
+def sent_later(k: Kernels) -> list[KernelOp]:
+    """What a trip of a loop sends only to stack it: XLA sends it in the next trip."""
+    stacked = [t for i, op in enumerate(k.ops) if not op.writes and op.step is None for t in k.read[i]]
+    alone = [k.ops[t.maker] for t in dict.fromkeys(stacked) if t.maker >= 0 and len(t.readers) == 1]
+    return [op for op in alone if isinstance(op.step, Box) and op.sends]
+
+
+def peeled_ops(steps: Sequence[Step], sizes: ShardSizes) -> list[KernelOp]:
+    """Steps as ops, with the first trips of loops before them that are taken out."""
+    out = list[KernelOp]()
+    for step in steps:
+        op = op_of(step, sizes.physical)
+        trip = _first_trip(step, sizes)
+        if trip is not None:
+            assert isinstance(step, Border)
+            out.extend(replace(x, peeled=True) for x in (*_entering(step), *trip.ops))
+            op = _without(op, step, trip)
+        out.append(op)
+    return out
+
+
+def _first_trip(step: Step, sizes: ShardSizes) -> TripOps | None:
+    """The first trip of a loop that sends something one trip later."""
+    if not isinstance(step, Border) or len(step.bodies) != 1 or trips(step.node) < 2:
+        return None
+    trip = trip_ops(step, 0, sizes)
+    if not any(op.sends and isinstance(op.step, Box) for op in trip.ops):
+        return None
+    if not sent_later(kernels(trip.ops, sizes, trip.whole, trip.held)):
+        return None
+    # Slices are read from what is outside, and what is stacked stays until the loop has its stack.
+    inner = [op for op in trip.ops if op.step is not None]
+    return replace(trip, ops=inner)
+
+
+def _entering(step: Border) -> Iterator[KernelOp]:
+    """What enters the first trip: whole tensors under other names, and slices."""
+    for p, nd in zip(ports(step.node), step.inside, strict=True):
+        outside = None if p.operand is None else step.node.inputs[p.operand]
+        read = () if outside is None or isinstance(outside, Const) else ((outside, p.outer(nd)),)
+        kind = Fusing.VIEW if read and not p.stacked else Fusing.LOOP
+        yield from (KernelOp(kind, read, ((v, nd),)) for v in p.enters)
+
+
+def _without(op: KernelOp, step: Border, trip: TripOps) -> KernelOp:
+    """A loop whose first trip has run: it goes on with what this one has left."""
+    wired = list(zip(ports(step.node), step.inside, strict=True))
+    left = [(x, nd) for p, nd in wired for x in p.left_by(0) if isinstance(x, int)]
+    made = {v for inner in trip.ops for v in inner.writes}
+    first = [v for v in dict.fromkeys(left) if v in made]
+    carried = frozenset(v for v in first if v in trip.taken)
+    rest = [v for v in op.reads if v not in op.straight]
+    return replace(op, reads=[*rest, *first], straight=carried)

@@ -1,0 +1,102 @@
+"""The first trip of a loop before it: when there is one, and what of it runs beside collectives."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+import sbp
+from sbp import B, S
+from sbp.passes.physical.fusing import Fusing, KernelOp, ShardSizes
+from sbp.passes.physical.kernels import kernels
+from sbp.passes.physical.order import turns
+from sbp.passes.physical.program import Border, Version
+from sbp.passes.physical.trips import peeled_ops, trip_ops
+
+LAYERS, N = 4, 256
+
+
+def floats(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def products(ws: Any, x: Any) -> Any:
+    """Of each layer a sum over the batch, which is scattered and stacked."""
+
+    def layer(x: Any, w: Any) -> Any:
+        y = jnp.tanh(x @ w)
+        return y, sbp.annotate(x.T @ y, [S(0)])
+
+    return lax.scan(layer, jnp.sin(x), ws)
+
+
+def ops_of(layers: int, devices: int) -> tuple[list[KernelOp], ShardSizes]:
+    """The scan as ops, over so many devices."""
+    on = sbp.placement("h100", shape=(devices,))
+    program = sbp.compile(products, on, in_sbp=([B], [S(0)]), out_sbp=([S(0)], [S(1)]))
+    physical = program.plan(floats(layers, N, N), floats(64 * N, N)).physical
+    assert physical is not None
+    sizes = ShardSizes(physical)
+    return peeled_ops(physical.steps, sizes), sizes
+
+
+def test_the_first_trip_of_a_loop_that_sends_one_trip_later() -> None:
+    ops, sizes = ops_of(LAYERS, 8)
+    [loop] = [i for i, op in enumerate(ops) if isinstance(op.step, Border)]
+    peeled = [i for i, op in enumerate(ops) if op.peeled]
+    assert peeled and peeled[-1] + 1 == loop
+    step = ops[loop].step
+    assert isinstance(step, Border)
+    trip = trip_ops(step, 0, sizes)
+    inner = [op.step for op in trip.ops if op.step is not None]
+    assert [ops[i].step for i in peeled if ops[i].step is not None] == inner
+    # The loop goes on with what its first trip has made.
+    made = {v for i in peeled for v in ops[i].writes}
+    assert set(ops[loop].straight) <= made
+    assert made & set(ops[loop].reads)
+
+
+@pytest.mark.parametrize(("layers", "devices"), [(1, 8), (LAYERS, 1)])
+def test_no_trip_is_taken_out(layers: int, devices: int) -> None:
+    """There is no next one, or nothing to send."""
+    ops, _ = ops_of(layers, devices)
+    assert not any(op.peeled for op in ops)
+
+
+class Alike:
+    """Every tensor has one byte."""
+
+    def bytes(self, version: Version) -> float:
+        return 1.0
+
+
+def op(reads: list[int], writes: list[int], **what: bool) -> KernelOp:
+    return KernelOp(Fusing.CALL, [(v, ()) for v in reads], [(v, ()) for v in writes], **what)
+
+
+@pytest.mark.parametrize(
+    ("collective", "order"),
+    [
+        # The last of the products has its turn; one more is beside the collective.
+        (1.0, [0, 1, 3, 4, 2, 5, 6, 7]),
+        (0.0, [0, 3, 1, 2, 4, 5, 6, 7]),
+    ],
+)
+def test_products_that_need_no_gradient_hide_collectives_before(collective: float, order: list[int]) -> None:
+    ops = [
+        op([1], [10], product=True),
+        op([10], [11], sends=True),
+        op([11], [12], product=True),
+        # A first trip: it computes its layer again, and then needs a gradient.
+        op([10], [20], peeled=True),
+        op([20], [21], product=True, peeled=True),
+        op([21], [22], product=True, peeled=True),
+        op([22, 12], [23], product=True, peeled=True),
+        op([23], [24], product=True),
+    ]
+    sizes: Any = Alike()
+    k = kernels(ops, sizes, [(24, ())], [(1, ())])
+    turn = turns(k, [t for t in k.tensors if t.maker < 0], (), lambda x: collective if x.sends else 1.0)
+    assert sorted(range(len(ops)), key=turn.__getitem__) == order
