@@ -54,13 +54,13 @@ class SteadyHardware(Hardware):
         return Hardware.product_seconds(self, batch, m, n, k, itemsize, exact=exact) / self.clock
 
     def collective_seconds(
-        self, kind: str, wire_bytes: float, ranks: Sequence[int], groups: int = 1, pattern: str = "ring"
+        self, kind: str, wire_bytes: float, ranks: Sequence[int], groups: int = 1
     ) -> float:
         """That of the chip; between hosts, of the network card."""
         chip, size = CHIPS_OF_RATES.get(self.chip), len(ranks)
         domains = len({r // chip.domain_devices for r in ranks}) if chip else 1
         if chip is None or not self.nic_bytes_per_second or domains == 1:
-            return Hardware.collective_seconds(self, kind, wire_bytes, ranks, groups, pattern)
+            return Hardware.collective_seconds(self, kind, wire_bytes, ranks, groups)
         chip = replace(chip, nic_bytes_per_second=self.nic_bytes_per_second)
         if kind == "permute":
             return collective_seconds(chip, kind, wire_bytes, 2, groups=groups, domains=2).seconds

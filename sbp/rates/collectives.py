@@ -13,13 +13,17 @@ KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute")
 
 CHUNK_BYTES = 4 << 20
 HEADERS = 1.025
+TREE_SHARE = 0.92
+"""Of a ring's rate that NCCL's tuner expects of its trees."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostNetwork:
     """HostNetwork cards between hosts, one for each device, as XLA's speed-of-light model of NCCL has them.
 
-    The formula and its constants are those of xla/service/gpu/model/sol_gpu_cost_model (Apache-2.0).
+    The formula and its constants are those of xla/service/gpu/model/sol_gpu_cost_model (Apache-2.0). It knows
+    rings alone; NCCL all-reduces small tensors along two binary trees (Sanders, Speck and Traeff, 2009), whose
+    steps grow with the logarithm of the hosts, and takes what is faster.
 
     Arguments:
       bytes_per_second: of one card, one way.
@@ -55,7 +59,16 @@ class HostNetwork:
         step += math.ceil(message / CHUNK_BYTES) * self.prepare_seconds + self.round_trip_seconds
         # How often XLA counts the tensor as read or written in the memory of a device.
         touched = {"all_reduce": 2.0, "all_to_all": 2.0, "permute": 3.0}.get(kind, 3 - 1 / ranks)
-        return self.launch_seconds + steps * step + touched * transfer_bytes / self.memory_bytes_per_second
+        sent = steps * step
+        if kind == "all_reduce":
+            sent = min(sent, self._tree_seconds(transfer_bytes / cards, domains))
+        return self.launch_seconds + sent + touched * transfer_bytes / self.memory_bytes_per_second
+
+    def _tree_seconds(self, card_bytes: float, domains: int) -> float:
+        """Up and down both trees, of so many bytes for each card; chunks follow each other."""
+        each = self.prepare_seconds + self.round_trip_seconds
+        rate = HEADERS / (TREE_SHARE * self.bytes_per_second) + self.prepare_seconds / CHUNK_BYTES
+        return 2 * (math.ceil(math.log2(domains)) * each + card_bytes * rate)
 
 
 def collective_seconds(

@@ -92,6 +92,16 @@ def test_an_all_reduce_over_two_hosts() -> None:
     assert found.seconds == pytest.approx(expected)
 
 
+def test_a_small_all_reduce_goes_along_trees() -> None:
+    """16 hosts: 2 x 4 steps, not the 2 x 127 / 8 of a ring; large ones keep the ring's rate."""
+    found = collective_seconds(H100, "all_reduce", 1024, 128, domains=16).seconds
+    assert found == pytest.approx(45e-6 + 2 * 4 * 37e-6, rel=0.01)
+    hosts = [collective_seconds(H100, "all_reduce", 1024, 8 * n, domains=n).seconds for n in (2, 4, 16, 128)]
+    assert hosts == sorted(hosts) and hosts[-1] < 4 * hosts[0]
+    large = collective_seconds(H100, "all_reduce", 2**32, 128, domains=16).seconds
+    assert large == pytest.approx(2 * 2**32 / 8 / 25e9, rel=0.2)
+
+
 def test_across_hosts_is_no_faster_than_inside_each() -> None:
     for kind in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
         across = collective_seconds(H100, kind, 2**28, 16, domains=2).seconds
