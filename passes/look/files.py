@@ -32,7 +32,7 @@ def plan_data(plan: PlanData) -> dict[str, Any]:
     """The plan as JSON has it, but for what a subclass adds."""
     data: dict[str, Any] = {"format": FORMAT, "version": VERSION}
     for f in dataclasses.fields(plan):
-        if f.name != "physical":
+        if f.name not in ("physical", "replanner"):
             data[f.name] = getattr(plan, f.name)
     data["placement"] = dataclasses.asdict(plan.placement)
     data["hardware"] = _without_infinity(dataclasses.asdict(plan.hardware))
@@ -168,6 +168,7 @@ def read_plan(data: Mapping[str, Any]) -> PlanData:
         tuple(data["in_paths"]),
         tuple(data["out_paths"]),
         tuple(data["notes"]),
+        donated=tuple(data.get("donated", ())),
     )
 
 

@@ -1,0 +1,161 @@
+"""The cheapest assignments with some variables held: for each alternative, all others chosen anew.
+
+The network is reduced once for all alternatives: a dummy load per held variable keeps the reductions from
+taking its states away, and tells afterwards which state of the kernel stands for which. Sweeps of the dual
+give every alternative a lower bound; those with the lowest are solved first, until no other can be cheaper.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sbp.passes.plan.budget import Load
+from sbp.passes.plan.dual import Dual
+from sbp.passes.plan.flat import flat_network
+from sbp.passes.plan.network import CostNetwork, Infeasible, Solution, Table
+from sbp.passes.plan.reduce import Reduction, reduce_network
+from sbp.passes.plan.solve import solve
+
+SWEEPS = 15
+"""Pairs of sweeps for the lower bounds: they only say in which order alternatives are solved."""
+
+HeldStates = Mapping[int, int]
+"""One alternative: by variable, its state."""
+
+
+@dataclass(frozen=True)
+class HeldSolutions:
+    """The cheapest alternatives.
+
+    Arguments:
+      found: by position of the alternative, its solution, the cheapest first.
+      slower: how many others cost at least as much as each of these, proven.
+      unknown: how many nobody has looked at, for want of time.
+      impossible: how many no assignment has.
+    """
+
+    found: tuple[tuple[int, Solution], ...]
+    slower: int
+    unknown: int
+    impossible: int
+
+
+def cheapest_held(
+    network: CostNetwork, alternatives: Sequence[HeldStates], wanted: int, time_limit_seconds: float
+) -> HeldSolutions:
+    """The cheapest of some alternatives.
+
+    Arguments:
+      alternatives: all of the same variables.
+      wanted: how many of them are to be found.
+      time_limit_seconds: for all solutions; one that has begun is finished.
+    """
+    if not alternatives:
+        return HeldSolutions((), 0, 0, 0)
+    deadline = time.monotonic() + time_limit_seconds
+    kernel = _Kernel(network, sorted(alternatives[0]))
+    ordered = sorted((kernel.bound(held), i) for i, held in enumerate(alternatives))
+    costs: list[tuple[float, int, Solution]] = []
+    impossible, looked = 0, 0
+    for bound, i in ordered:
+        worst = costs[wanted - 1][0] if len(costs) >= wanted else math.inf
+        if bound >= worst or (costs and time.monotonic() > deadline):
+            break
+        looked += 1
+        try:
+            solution = kernel.solved(alternatives[i])
+        except Infeasible:
+            impossible += 1
+            continue
+        costs = sorted([*costs, (solution.cost, i, solution)], key=lambda c: c[:2])
+    rest, proven = len(alternatives) - looked, len(costs) >= wanted
+    never = sum(1 for bound, _ in ordered[looked:] if bound == math.inf)
+    slower = sum(1 for bound, _ in ordered[looked:] if proven and costs[wanted - 1][0] <= bound < math.inf)
+    return HeldSolutions(
+        tuple((i, solution) for _, i, solution in costs[:wanted]),
+        slower + len(costs[wanted:]),
+        rest - slower - never,
+        impossible + never,
+    )
+
+
+class _Kernel:
+    """What is left of a network when everything is reduced that holds for all alternatives."""
+
+    def __init__(self, network: CostNetwork, variables: Sequence[int]) -> None:
+        self.network = network
+        loads: list[Load] = []
+        for k, x in enumerate(variables):
+            n = network.unary[x].size
+            # Ascending and descending, so that no state has more of both: none is dominated.
+            loads.append(Load(x, 2 * k, 2 * k + 1, np.arange(float(n))))
+            loads.append(Load(x, 2 * k + 1, 2 * k + 2, np.arange(float(n))[::-1].copy()))
+        self.reduction: Reduction = reduce_network(network, loads=tuple(loads))
+        self.where: dict[int, tuple[int, NDArray[np.float64]]] = {}
+        """Per variable: the node of the kernel that decides it (-1: nobody), and its state for each of that."""
+        fixed: dict[int, float] = {}
+        for load in self.reduction.loads:
+            if load.node < 0:
+                fixed[load.start] = fixed.get(load.start, 0.0) + float(load.bytes[0])
+        deciding = {load.start: load for load in self.reduction.loads if load.node >= 0}
+        for k, x in enumerate(variables):
+            load = deciding.get(2 * k)
+            own = np.zeros(1) if load is None else load.bytes
+            self.where[x] = -1 if load is None else load.node, own + fixed.get(2 * k, 0.0)
+        self.at_least = self._bounds()
+
+    def _bounds(self) -> list[Table]:
+        """For each state of the kernel, what an assignment with it costs at least."""
+        kernel = self.reduction.kernel
+        if not kernel.unary:
+            return []
+        finite = [t[np.isfinite(t)] for t in (*kernel.unary, *(t for _, _, t in kernel.edges))]
+        ceiling = 1e-9 + sum(float(t.max() - t.min()) for t in finite if t.size)
+        flat = flat_network(kernel)
+        dual = Dual(flat, ceiling)
+        for _ in range(SWEEPS):
+            dual.sweep(forward=True)
+            dual.sweep(forward=False)
+        base, excess = dual.bound(), np.zeros(flat.theta.size)
+        dual.sweep(True, excess)
+        dual.sweep(False, excess)
+        return [self.reduction.constant + x for x in flat.split(base + excess)]
+
+    def states(self, held: HeldStates) -> dict[int, NDArray[np.intp]]:
+        """The states that an alternative leaves to nodes of the kernel; empty arrays where it is impossible."""
+        left: dict[int, NDArray[np.intp]] = {}
+        for x, state in held.items():
+            node, own = self.where[x]
+            found = np.flatnonzero(own == state)
+            left[node] = np.intersect1d(left[node], found) if node in left else found
+        return left
+
+    def bound(self, held: HeldStates) -> float:
+        """What an alternative costs at least; infinite if it is impossible."""
+        left = self.states(held)
+        if any(not keep.size for keep in left.values()):
+            return math.inf
+        bounds = [float(self.at_least[node][keep].min()) for node, keep in left.items() if node >= 0]
+        return max(bounds, default=self.reduction.constant)
+
+    def solved(self, held: HeldStates) -> Solution:
+        """The cheapest assignment of the whole network with an alternative."""
+        left, kernel = self.states(held), self.reduction.kernel
+        if any(not keep.size for keep in left.values()):
+            raise Infeasible()
+        full = [left.get(k, np.arange(theta.size)) for k, theta in enumerate(kernel.unary)]
+        unary = tuple(theta[keep] for theta, keep in zip(kernel.unary, full, strict=True))
+        edges = tuple(
+            (i, j, table[np.ix_(full[i], full[j])] if i in left or j in left else table)
+            for i, j, table in kernel.edges
+        )
+        found = solve(CostNetwork(unary, edges))
+        states = self.reduction.expand([int(k[s]) for k, s in zip(full, found.states, strict=True)])
+        cost = self.network.cost(states)
+        return Solution(states, cost, min(cost, self.reduction.constant + found.bound))
