@@ -22,7 +22,7 @@ from sbp.signature import NdSbp, Signature, is_signature
 
 CHOICES = 4
 """Alternatives that `Plan.why` shows."""
-CHOICES_SECONDS = 20.0
+CHOICES_SECONDS = 10.0
 """How long `Plan.why` looks for them."""
 
 

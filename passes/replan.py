@@ -28,7 +28,7 @@ from sbp.passes.chain import (
 )
 from sbp.passes.explain.choices import HeldPlan, PlanFigures, TensorChoices, changes
 from sbp.passes.explain.collectives import talking
-from sbp.passes.explain.plan import PlanData
+from sbp.passes.explain.plan import SAME, PlanData
 from sbp.passes.explain.targets import Target, Tensors
 from sbp.passes.face import Plan, faced
 from sbp.passes.physical.evaluate import Evaluator
@@ -195,7 +195,8 @@ class _Search:
         figures = _evaluated(placed.physical, self.s.boxings.network, self.donated)
         made = annotations_of(self.s.graph, dict.fromkeys(self.target.values))
         made_values = [x for node in made.values() for x in node.inputs if isinstance(x, int)]
-        return HeldPlan(nd, figures, _made_by(placed.physical, made_values))
+        slack = cost - bound if cost - bound > SAME * cost else 0.0
+        return HeldPlan(nd, figures, _made_by(placed.physical, made_values), slack)
 
 
 def with_replanner(plan: Plan, traced: Traced, request: Request) -> Plan:

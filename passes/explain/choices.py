@@ -33,11 +33,13 @@ class HeldPlan:
       signature: of the tensor.
       figures: of that plan.
       made_by: the signatures of the ops that make the tensor then; "" for arguments.
+      slack_seconds: by how much a plan may be faster that there was no time to find; 0.0 if none is.
     """
 
     signature: NdSbp
     figures: PlanFigures
     made_by: str = ""
+    slack_seconds: float = 0.0
 
 
 @dataclass(frozen=True, repr=False)
@@ -52,7 +54,7 @@ class TensorChoices:
       plan: what the plan costs.
       alternatives: the cheapest, each with the whole plan made again around it.
       slower: how many others are at least as slow as each of these.
-      unknown: how many nobody has looked at, for want of time.
+      unknown: how many there was no time for.
       impossible: how many no plan can have.
       limit_bytes: what a device may hold.
     """
@@ -132,8 +134,10 @@ def _absolute(f: PlanFigures) -> str:
 def _table(choices: TensorChoices) -> list[str]:
     rows: list[Sequence[str]] = [("as", "time", "with overlap", "sent", "at the peak", "")]
     for held in choices.alternatives:
-        fits = held.figures.memory_bytes <= choices.limit_bytes
-        remark = held.made_by if fits else "; ".join(filter(None, [held.made_by, "does not fit"]))
+        too_large = held.figures.memory_bytes > choices.limit_bytes
+        slack = f"at most {seconds_text(held.slack_seconds)} from the best" if held.slack_seconds else ""
+        remarks = [held.made_by, "does not fit" if too_large else "", slack]
+        remark = "; ".join(filter(None, remarks))
         rows.append((format_sbp(held.signature), *changes(held.figures, choices.plan), remark))
     widths = [max(len(row[i]) for row in rows) for i in range(5)]
     return [

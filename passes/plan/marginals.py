@@ -24,6 +24,8 @@ from sbp.passes.plan.solve import solve
 
 SWEEPS = 15
 """Pairs of sweeps for the lower bounds: they only say in which order alternatives are solved."""
+SHARES = 1.5
+"""Alternatives that may take their whole share of the time, for each one that is wanted: most take less."""
 
 HeldStates = Mapping[int, int]
 """One alternative: by variable, its state."""
@@ -36,7 +38,7 @@ class HeldSolutions:
     Arguments:
       found: by position of the alternative, its solution, the cheapest first.
       slower: how many others cost at least as much as each of these, proven.
-      unknown: how many nobody has looked at, for want of time.
+      unknown: how many there was no time for.
       impossible: how many no assignment has.
     """
 
@@ -54,35 +56,39 @@ def cheapest_held(
     Arguments:
       alternatives: all of the same variables.
       wanted: how many of them are to be found.
-      time_limit_seconds: for all solutions; one that has begun is finished.
+      time_limit_seconds: for all of them. Each has a share; of one that needs more the best assignment so far
+        is taken, with its bound.
     """
     if not alternatives:
         return HeldSolutions((), 0, 0, 0)
-    deadline = time.monotonic() + time_limit_seconds
+    deadline, share = time.monotonic() + time_limit_seconds, time_limit_seconds / (SHARES * wanted)
     kernel = _Kernel(network, sorted(alternatives[0]))
-    ordered = sorted((kernel.bound(held), i) for i, held in enumerate(alternatives))
+    # Where several variables are held, no bound is as near as what their states add to it together.
+    ordered = sorted(range(len(alternatives)), key=lambda i: (kernel.near(alternatives[i]), i))
     costs: list[tuple[float, int, Solution]] = []
-    impossible, looked = 0, 0
-    for bound, i in ordered:
-        worst = costs[wanted - 1][0] if len(costs) >= wanted else math.inf
-        if bound >= worst or (costs and time.monotonic() > deadline):
-            break
-        looked += 1
-        try:
-            solution = kernel.solved(alternatives[i])
-        except Infeasible:
+    slower, unknown, impossible = 0, 0, 0
+    for i in ordered:
+        bound = kernel.bound(alternatives[i])
+        if bound == math.inf:
             impossible += 1
-            continue
-        costs = sorted([*costs, (solution.cost, i, solution)], key=lambda c: c[:2])
-    rest, proven = len(alternatives) - looked, len(costs) >= wanted
-    never = sum(1 for bound, _ in ordered[looked:] if bound == math.inf)
-    slower = sum(1 for bound, _ in ordered[looked:] if proven and costs[wanted - 1][0] <= bound < math.inf)
-    return HeldSolutions(
-        tuple((i, solution) for _, i, solution in costs[:wanted]),
-        slower + len(costs[wanted:]),
-        rest - slower - never,
-        impossible + never,
-    )
+        elif len(costs) >= wanted and bound >= costs[wanted - 1][0]:
+            slower += 1
+        elif costs and time.monotonic() > deadline:
+            unknown += 1
+        else:
+            try:
+                solution = kernel.solved(alternatives[i], share)
+            except Infeasible:
+                impossible += 1
+                continue
+            if solution.cost == math.inf:
+                unknown += 1
+            else:
+                costs = sorted([*costs, (solution.cost, i, solution)], key=lambda c: c[:2])
+    found = tuple((i, solution) for _, i, solution in costs[:wanted])
+    dearer = [solution for _, _, solution in costs[wanted:]]
+    proven = sum(1 for s in dearer if s.bound >= costs[wanted - 1][0])
+    return HeldSolutions(found, slower + proven, unknown + len(dearer) - proven, impossible)
 
 
 class _Kernel:
@@ -144,8 +150,17 @@ class _Kernel:
         bounds = [float(self.at_least[node][keep].min()) for node, keep in left.items() if node >= 0]
         return max(bounds, default=self.reduction.constant)
 
-    def solved(self, held: HeldStates) -> Solution:
-        """The cheapest assignment of the whole network with an alternative."""
+    def near(self, held: HeldStates) -> float:
+        """A guess at what an alternative costs: what each held variable adds, as if it alone were held."""
+        left = self.states(held)
+        if any(not keep.size for keep in left.values()):
+            return math.inf
+        parts = [self.at_least[node] for node in left if node >= 0]
+        kept = [float(x[left[node]].min()) for node, x in enumerate(self.at_least) if node in left]
+        return sum(kept) - sum(float(x.min()) for x in parts)
+
+    def solved(self, held: HeldStates, time_limit_seconds: float) -> Solution:
+        """The cheapest assignment of the whole network with an alternative, as far as there is time."""
         left, kernel = self.states(held), self.reduction.kernel
         if any(not keep.size for keep in left.values()):
             raise Infeasible()
@@ -155,7 +170,9 @@ class _Kernel:
             (i, j, table[np.ix_(full[i], full[j])] if i in left or j in left else table)
             for i, j, table in kernel.edges
         )
-        found = solve(CostNetwork(unary, edges))
+        found = solve(CostNetwork(unary, edges), time_limit_seconds=time_limit_seconds)
+        if found.cost == math.inf:
+            return Solution((), math.inf, self.reduction.constant + found.bound)
         states = self.reduction.expand([int(k[s]) for k, s in zip(full, found.states, strict=True)])
         cost = self.network.cost(states)
         return Solution(states, cost, min(cost, self.reduction.constant + found.bound))
