@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -102,6 +102,7 @@ class PlanData:
       notes: remarks: ops without a rule, uneven sizes that are gathered, arguments that are moved.
       physical: the program itself; None for a plan that was loaded from a file.
       donated: positions of the arguments whose memory the results may take.
+      program: of a plan that was loaded, what its file says of the program.
       replanner: who can make it again; None for a plan that was loaded, copied by pickle, or has stages.
     """
 
@@ -120,6 +121,7 @@ class PlanData:
     notes: tuple[str, ...]
     physical: Physical | None = field(default=None, compare=False, repr=False)
     donated: tuple[int, ...] = ()
+    program: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
     replanner: Replans | None = field(default=None, compare=False, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from sbp import compat
+from sbp.hardware import Hardware
 from sbp.layout import local_shape
 from sbp.passes.boxing.links import Network
 from sbp.passes.plan.candidates import Strategy
 from sbp.passes.plan.traffic import OpTraffic
 from sbp.passes.program.graph import Graph, Node
 from sbp.passes.program.views import op_of, talks_of
-from sbp.rules.entry import Op, Rule, element_flops, element_traffic
+from sbp.rules.entry import Matmul, Op, Rule, element_flops, element_traffic
 from sbp.signature import NdSbp
 from sbp.talk.local import Talk
 from sbp.untyped import DType
@@ -28,6 +30,52 @@ def talk_seconds(talk: Talk, network: Network) -> float:
     return network.collective_seconds(talk.kind, talk.axes, talk.wire_bytes)
 
 
+@dataclass(frozen=True, slots=True)
+class OpWork:
+    """What one device does for an op, once.
+
+    Arguments:
+      product: the matrix products that it computes; None for element-wise work.
+      flops: of element-wise work.
+      traffic_bytes: to and from memory.
+      launches: whether it writes to memory, and so is, or ends, a kernel.
+      talks: what it sends itself.
+    """
+
+    product: Matmul | None
+    flops: float
+    traffic_bytes: float
+    launches: bool
+    talks: tuple[Talk, ...]
+
+    def arithmetic_seconds(self, hardware: Hardware) -> float:
+        """Of its arithmetic alone."""
+        p = self.product
+        if p is None:
+            return self.flops / hardware.vector_flops_per_second
+        itemsize = max(map(compat.itemsize, p.dtypes))
+        return hardware.product_seconds(p.batch, p.m, p.n, p.k, itemsize, exact=p.exact)
+
+
+def node_work(
+    graph: Graph, node: Node, strategy: Strategy, hierarchy: Sequence[int], traffic: OpTraffic | None = None
+) -> OpWork:
+    """What one device does for an op; arguments as of `node_seconds`."""
+    rule = node.rule
+    operands = [graph.operand(x) for x in node.inputs]
+    results = [graph.values[v] for v in node.outputs]
+    ins = [local_shape(v.shape, nd, hierarchy) for v, nd in zip(operands, strategy.operands, strict=True)]
+    outs = [local_shape(v.shape, nd, hierarchy) for v, nd in zip(results, strategy.results, strict=True)]
+    op = op_of(graph, node, ins, outs, 1)
+    product = rule.matmul(op) if rule is not None and rule.matmul is not None else None
+    flops = 0.0
+    if product is None:
+        flops = rule.flops(op) if rule is not None else element_flops(op)
+    written = traffic is None or any(traffic.writes)
+    talks = tuple(talks_of(graph, node, strategy.lying, hierarchy))
+    return OpWork(product, flops, _traffic_bytes(op, rule, traffic), written, talks)
+
+
 def node_seconds(
     graph: Graph, node: Node, strategy: Strategy, network: Network, traffic: OpTraffic | None = None
 ) -> float:
@@ -38,22 +86,12 @@ def node_seconds(
     Arguments:
       traffic: what goes through memory; None if nothing is merged.
     """
-    hierarchy, hardware, rule = network.placement.shape, network.hardware, node.rule
-    operands = [graph.operand(x) for x in node.inputs]
-    results = [graph.values[v] for v in node.outputs]
-    ins = [local_shape(v.shape, nd, hierarchy) for v, nd in zip(operands, strategy.operands, strict=True)]
-    outs = [local_shape(v.shape, nd, hierarchy) for v, nd in zip(results, strategy.results, strict=True)]
-    op = op_of(graph, node, ins, outs, 1)
-    written = traffic is None or any(traffic.writes)
-    memory = _traffic_bytes(op, rule, traffic) / hardware.memory_bytes_per_second
-    if rule is not None and rule.matmul is not None:
-        p = rule.matmul(op)
-        itemsize = max(map(compat.itemsize, p.dtypes))
-        work = hardware.product_seconds(p.batch, p.m, p.n, p.k, itemsize, exact=p.exact)
-    else:
-        work = (rule.flops(op) if rule is not None else element_flops(op)) / hardware.vector_flops_per_second
-    talking = sum(talk_seconds(t, network) for t in talks_of(graph, node, strategy.lying, hierarchy))
-    return max(work, memory) + (hardware.launch_seconds if written else 0.0) + talking
+    hardware = network.hardware
+    work = node_work(graph, node, strategy, network.placement.shape, traffic)
+    memory = work.traffic_bytes / hardware.memory_bytes_per_second
+    talking = sum(talk_seconds(t, network) for t in work.talks)
+    launch = hardware.launch_seconds if work.launches else 0.0
+    return max(work.arithmetic_seconds(hardware), memory) + launch + talking
 
 
 def _traffic_bytes(op: Op, rule: Rule | None, traffic: OpTraffic | None) -> float:
