@@ -47,9 +47,7 @@ class Plan(PlanData):
         """
         files.save_plan(self, path)
 
-    def why(
-        self, tensor: str, *, most: int = CHOICES, time_limit: float = CHOICES_SECONDS
-    ) -> TensorChoices:
+    def why(self, tensor: str, *, most: int = CHOICES, time_limit: float = CHOICES_SECONDS) -> TensorChoices:
         """Why a tensor lies as it does: what else it could lie as, and what the whole plan would cost then.
 
         Each alternative is the cheapest plan with the tensor held to it and everything else planned again;
@@ -90,12 +88,16 @@ class Plan(PlanData):
         if self.replanner is not None:
             return self.replanner
         staged = isinstance(self, PipelineData)
-        got = f"a plan of {self.name!r} with stages" if staged else f"a plan of {self.name!r} without its program"
+        got = (
+            f"a plan of {self.name!r} with stages"
+            if staged
+            else f"a plan of {self.name!r} without its program"
+        )
         legal = "the plan of a program of one placement, as Program.plan(...) returns it"
         why = (
             "its placements were planned one after the other, each with what the others agreed on"
             if staged
-            else "it was loaded from a file, or copied by pickle: these keep what a plan says, not the function"
+            else "it was loaded or unpickled: a file keeps what a plan says, not the function"
         )
         fix = (
             "plan it with another in_sbp or sbp.annotate, and compare: plan.diff(other)"

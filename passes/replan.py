@@ -1,7 +1,7 @@
 """Plans made again: what else a tensor could lie as, and the plan in which it does.
 
-What is held lies as if the user had said so: an argument or a result by `in_sbp` or `out_sbp`, what an op makes
-by `sbp.annotate` behind that op, for all who read it. The plan is then made by the passes that make any plan.
+What is held lies as if the user had said so: an argument or a result by `in_sbp` or `out_sbp`, what an op
+makes by `sbp.annotate` behind that op, for all who read it. The passes that make any plan make this one too.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from sbp.passes.chain import (
 from sbp.passes.explain.choices import HeldPlan, PlanFigures, TensorChoices, changes
 from sbp.passes.explain.collectives import talking
 from sbp.passes.explain.plan import SAME, PlanData
-from sbp.passes.explain.targets import Target, Tensors
+from sbp.passes.explain.targets import NamedTensors, Target
 from sbp.passes.face import Plan, faced
 from sbp.passes.physical.evaluate import Evaluator
 from sbp.passes.physical.flow import Flow
@@ -63,9 +63,9 @@ class Replanner:
     request: Request = field(repr=False)
     pinned: Mapping[int, NdSbp] = field(default_factory=dict)
 
-    def _tensors(self, plan: PlanData) -> Tensors:
+    def _tensors(self, plan: PlanData) -> NamedTensors:
         assert plan.physical is not None
-        return Tensors(plan, plan.physical, self.request.ties)
+        return NamedTensors(plan, plan.physical, self.request.ties)
 
     def _logical(self) -> Logical:
         """The graph as it is planned."""
@@ -149,7 +149,9 @@ class Replanner:
         for j in target.results:
             outs[j], ties[j] = None, None
         request = replace(r, in_sbp=tuple(ins), out_sbp=tuple(outs), ties=tuple(ties))
-        return Replanner(self.traced, request, {v: nd for v, nd in self.pinned.items() if v not in target.values})
+        return Replanner(
+            self.traced, request, {v: nd for v, nd in self.pinned.items() if v not in target.values}
+        )
 
 
 class _Search:

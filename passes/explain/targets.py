@@ -24,7 +24,7 @@ MOST_KINDS = 12
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Tensors that a name means: of one kind, held together.
+    """NamedTensors that a name means: of one kind, held together.
 
     Arguments:
       name: what they are called.
@@ -75,7 +75,7 @@ class _Entry:
 
 
 @dataclass(frozen=True)
-class Tensors:
+class NamedTensors:
     """All tensors of a plan that still has its program.
 
     Arguments:
@@ -135,7 +135,9 @@ class Tensors:
         )
 
     def _error(self, name: str, legal: str, why: str, fix: str) -> ArgumentError:
-        return ArgumentError(Problem("argument", f"a tensor of {self.plan.name}", repr(name), legal, why, fix))
+        return ArgumentError(
+            Problem("argument", f"a tensor of {self.plan.name}", repr(name), legal, why, fix)
+        )
 
     @cached_property
     def ends(self) -> tuple[_Entry, ...]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from sbp.passes.look import files
 from sbp.passes.look.pipeline_page import dot_text, plan_page, plan_svg
+from sbp.passes.look.program_data import json_text
 from sbp.passes.look.timeline import chrome_trace
 from sbp.passes.pipeline.figures import StageFigures
 from sbp.passes.pipeline.plan import PipelineData
@@ -23,7 +24,7 @@ def plan_json(plan: PipelineData) -> str:
     data["schedule"] = None if plan.schedule is None else schedule_data(plan.schedule)
     data["timeline"] = None if plan.timeline is None else timeline_data(plan.timeline)
     data["figures"] = [dataclasses.asdict(s) for s in plan.figures]
-    return files.json_text(data)
+    return json_text(data)
 
 
 def trace(plan: PipelineData) -> str:

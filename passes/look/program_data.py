@@ -3,8 +3,8 @@
 Values are numbered; a *version* is `[value, signature]`. A step is one of
 
 - `{"op", "at", "reads", "writes", "seconds", "work", "sends"}`: an op under its signature. `work` is its
-  arithmetic (products `[batch, m, n, k, bytes of an element]`, or `flops`), its `traffic_bytes`, and whether it
-  `launches` a kernel; `seconds` has all of that and what it sends.
+  arithmetic (products `[batch, m, n, k, bytes of an element]`, or `flops`), its `traffic_bytes`, and whether
+  it `launches` a kernel; `seconds` has all of that and what it sends.
 - `{"move", "value", "axes", "before", "after", "seconds", "row"}`: a collective (with its row in the plan's
   `collectives`) or a local step.
 - `{"loop", "trips", "assumed_trips", "reads", "writes", "enters", "leaves", "bodies"}`: a loop or a branch.

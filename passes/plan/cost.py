@@ -58,7 +58,7 @@ class OpWork:
 
 
 def node_work(
-    graph: Graph, node: Node, strategy: Strategy, hierarchy: Sequence[int], traffic: OpTraffic | None = None
+    graph: Graph, node: Node, strategy: Strategy, hierarchy: tuple[int, ...], traffic: OpTraffic | None = None
 ) -> OpWork:
     """What one device does for an op; arguments as of `node_seconds`."""
     rule = node.rule

@@ -37,9 +37,9 @@ class HeldSolutions:
 
     Arguments:
       found: by position of the alternative, its solution, the cheapest first.
-      slower: how many others cost at least as much as each of these, proven.
+      slower: how many others cost at least as much as each of these, proven; or no assignment has them.
       unknown: how many there was no time for.
-      impossible: how many no assignment has.
+      impossible: how many others no assignment has.
     """
 
     found: tuple[tuple[int, Solution], ...]
@@ -104,11 +104,11 @@ class _Kernel:
             loads.append(Load(x, 2 * k + 1, 2 * k + 2, np.arange(float(n))[::-1].copy()))
         self.reduction: Reduction = reduce_network(network, loads=tuple(loads))
         self.where: dict[int, tuple[int, NDArray[np.float64]]] = {}
-        """Per variable: the node of the kernel that decides it (-1: nobody), and its state for each of that."""
+        """Per variable: the node of the kernel that decides it (-1: none), and its state for each of that."""
         fixed: dict[int, float] = {}
-        for load in self.reduction.loads:
-            if load.node < 0:
-                fixed[load.start] = fixed.get(load.start, 0.0) + float(load.bytes[0])
+        for given in self.reduction.loads:
+            if given.node < 0:
+                fixed[given.start] = fixed.get(given.start, 0.0) + float(given.bytes[0])
         deciding = {load.start: load for load in self.reduction.loads if load.node >= 0}
         for k, x in enumerate(variables):
             load = deciding.get(2 * k)
@@ -134,7 +134,7 @@ class _Kernel:
         return [self.reduction.constant + x for x in flat.split(base + excess)]
 
     def states(self, held: HeldStates) -> dict[int, NDArray[np.intp]]:
-        """The states that an alternative leaves to nodes of the kernel; empty arrays where it is impossible."""
+        """The states that an alternative leaves to nodes of the kernel; none where it is impossible."""
         left: dict[int, NDArray[np.intp]] = {}
         for x, state in held.items():
             node, own = self.where[x]

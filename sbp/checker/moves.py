@@ -110,7 +110,9 @@ def sent_bytes(
     return float((g - 1) * get)  # of a sum or a maximum, each device ends with one of g parts
 
 
-def _padded(axes: Sequence[int], before: Signed, after: Signed, shape: Sequence[int], mesh: Sequence[int]) -> float:
+def _padded(
+    axes: Sequence[int], before: Signed, after: Signed, shape: Sequence[int], mesh: Sequence[int]
+) -> float:
     """How much longer the dim gets that is to be split, until it divides."""
     d = dim_of(after[axes[0]])
     assert d is not None
@@ -164,7 +166,9 @@ class Rates:
         rates = sorted(self.hardware["flops_per_second"])
         rate = next((r for size, r in rates if max(1, int(itemsize)) <= size), rates[-1][1])
         share = self.hardware["efficiency"] if not self.hardware["chip"] else 1.0
-        return self._per(2.0 * batch * m * n * k, None if rate is None else rate * share), not self.hardware["chip"]
+        return self._per(2.0 * batch * m * n * k, None if rate is None else rate * share), not self.hardware[
+            "chip"
+        ]
 
 
 def _rate(x: float | None) -> float:

@@ -29,7 +29,7 @@ def same(a: float, b: float) -> bool:
 
 
 @dataclass
-class Tally:
+class StepTotals:
     """What is added up on the way.
 
     Arguments:
@@ -55,7 +55,7 @@ class Walk:
         self.rates = Rates(plan["hardware"], self.placement)
         self.values = {int(v): x for v, x in self.program["values"].items()}
         self.wrong: list[str] = []
-        self.tally = Tally()
+        self.tally = StepTotals()
         self.known_seconds: dict[Any, float] = {}
 
     def complain(self, where: str, complaints: Iterable[str]) -> None:
@@ -80,7 +80,7 @@ class Walk:
             have.add(self.at_rest(x, "an argument"))
         self.steps(self.program["steps"], have, 1, 1, "step")
         for x in self.program["outputs"]:
-            if x[0] is not None and (held := self.at_rest(x, "a result")) not in have:
+            if x[0] is not None and self.at_rest(x, "a result") not in have:
                 self.complain("the results", [f"value {x[0]} leaves as {x[1]}, and nobody has made it so"])
 
     def at_rest(self, x: Sequence[Any], what: str) -> Held:
@@ -178,7 +178,9 @@ class Walk:
         if exact:
             self.expect(where, "takes", step["seconds"], least)
         elif step["seconds"] < least * (1 - RELATIVE):
-            self.complain(where, [f"takes {step['seconds']:.6g} s, and no such device does it in less than {least:.6g}"])
+            self.complain(
+                where, [f"takes {step['seconds']:.6g} s, and no such device does it in less than {least:.6g}"]
+            )
         self.complain(where, self.wrong_product(step, read, made))
         for s in step["sends"]:
             self.collective(where, s["kind"], s["axes"], s["wire_bytes"], s["seconds"])
@@ -193,7 +195,8 @@ class Walk:
         batch, m, n, k, _ = step["work"]["product"]
         a, b, c = (elements(self.values[v][0], nd, self.mesh) for v, nd in (*read, *made))
         if {(batch * m * k, batch * k * n, batch * m * n)} - {(a, b, c), (b, a, c)}:
-            yield f"multiplies {batch} x [{m}, {k}] @ [{k}, {n}], and its parts have {a}, {b} and {c} elements"
+            product = f"{batch} x [{m}, {k}] @ [{k}, {n}]"
+            yield f"multiplies {product}, and its parts have {a}, {b} and {c} elements"
 
     def loop(self, step: Json, have: set[Held], times: int, assumed: int, where: str) -> None:
         """A loop or a branch: bodies see what is outside, and what enters them."""
@@ -216,7 +219,9 @@ def _wrong_op(
             yield f"makes {list(made[0][1])} of {list(read[0][1])}, element by element"
         if "P" in read[0][1] and op not in ("not",):
             yield "is computed of the parts of a sum, which is not the sum of what it makes of them"
-    elif op in ("mul", "div") and len(read) == 2 and read[0][0] != read[1][0]:
+    elif (
+        op in ("mul", "div") and len(read) == 2 and len({tuple(values[v][0]) for v, _ in (*read, *made)}) == 1
+    ):
         for a, (x, y, z) in enumerate(zip(read[0][1], read[1][1], made[0][1], strict=True)):
             if x == "P" and y == "P":
                 yield f"two sums are {op}-ed part by part along axis {a}"
@@ -272,7 +277,7 @@ def _writes(step: Json) -> list[Held]:
 
 
 def rest_bytes(walk: Walk, donated: Sequence[int]) -> float:
-    """Arguments and results as they lie between two steps; a result may take the place of a donated argument."""
+    """Arguments and results between two steps; a result may take the place of a donated argument."""
     inputs = [(v, read_signature(nd)) for v, nd in walk.program["inputs"]]
     outputs = [(v, read_signature(nd)) for v, nd in walk.program["outputs"] if v is not None]
 

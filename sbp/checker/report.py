@@ -3,13 +3,13 @@
 Recomputed exactly: which version of which tensor every step finds; whether each collective leads from what it
 takes to what it gives, and what one device sends in it; the time of collectives where the hardware has a rate
 per link and no tables, of element-wise work, of memory traffic and of launches; all sums (seconds, bytes,
-numbers of collectives, each row of the plan); arguments and results at rest; the bytes of what lives at the peak.
+numbers of collectives, each row of the plan); arguments and results at rest, and their bytes at the peak.
 
 Taken as given: the FLOPs and the traffic of an op and how often a loop runs; the rates of the hardware; the
 time of products and of collectives where it comes from measured tables (a product may not be faster than
-the peak rate, and equal collectives take equal time); which tensors share memory; the overlap (its time lies between
-that of the kernels alone and that of everything in a row); the proven bound, which may not be above the time. Which
-signatures an op may have is known of a few ops only.
+the peak rate, and equal collectives take equal time); which temporaries live at the peak; the overlap (its
+time lies between that of the kernels alone and that of everything in a row); the proven bound, which may not
+be above the time. Which signatures an op may have is known of a few ops only.
 """
 
 from __future__ import annotations
@@ -72,6 +72,8 @@ def check_file(path: str | os.PathLike[str]) -> CheckReport:
 
 def check_plan(plan: Mapping[str, Any]) -> CheckReport:
     """Checks the data of a plan."""
+    if not isinstance(plan, Mapping):
+        return CheckReport("?", (f"a {type(plan).__name__} is no plan",))
     name = str(plan.get("name", "?"))
     try:
         if "stages" in plan:
@@ -154,12 +156,13 @@ def _rows(plan: Mapping[str, Any], walk: Walk) -> Iterator[str]:
                 yield f"row {k}: {key} {text}, and {found['where']} has {found[key]}"
         for key, said in (("times", row["count"]), ("sent", row["wire_bytes"]), ("seconds", row["seconds"])):
             if not same(said, found[key]):
-                yield f"row {k} ({row['kind']} of {row['tensor']}): {key} {said:.9g}, and it should be {found[key]:.9g}"
+                what = f"row {k} ({row['kind']} of {row['tensor']})"
+                yield f"{what}: {key} {said:.9g}, and it should be {found[key]:.9g}"
         group = math.prod(walk.mesh[a] for a in found["axes"])
         if row["group_size"] != group:
             yield f"row {k}: groups of {row['group_size']} devices, and these axes have {group}"
         if not -1e-15 <= row["exposed_seconds"] <= plan["step_seconds"] * (1 + RELATIVE):
-            yield f"row {k}: {row['exposed_seconds']:.6g} s exposed, in a step of {plan['step_seconds']:.6g} s"
+            yield f"row {k}: {row['exposed_seconds']:.6g} s exposed of {plan['step_seconds']:.6g} s"
 
 
 def _totals(plan: Mapping[str, Any], walk: Walk) -> Iterator[str]:
@@ -170,7 +173,8 @@ def _totals(plan: Mapping[str, Any], walk: Walk) -> Iterator[str]:
         yield f"the bound {plan['bound']:.9g} s is above the time {plan['seconds']:.9g} s"
     least, most = t.kernel_seconds * (1 - RELATIVE), plan["seconds"] * (1 + RELATIVE)
     if not least <= plan["step_seconds"] <= most:
-        yield f"{plan['step_seconds']:.6g} s with overlap: kernels alone take {least:.6g}, and all in a row {most:.6g}"
+        said = f"{plan['step_seconds']:.6g} s with overlap"
+        yield f"{said}: kernels alone take {least:.6g}, and all in a row {most:.6g}"
 
 
 def _memory(plan: Mapping[str, Any], walk: Walk, rest: float) -> Iterator[str]:
@@ -180,18 +184,17 @@ def _memory(plan: Mapping[str, Any], walk: Walk, rest: float) -> Iterator[str]:
         return  # that of a placement with a schedule, which holds several micro-batches
     if said < rest * (1 - RELATIVE):
         yield f"{said:.9g} bytes at the peak, and {rest:.9g} at rest"
-    total, named = 0.0, set[Any]()
-    ends = {(v, nd) for v, nd in (*program["inputs"], *program["outputs"])}
-    temporary = 0.0
+    live: dict[Any, list[float]] = {}
     for v, nd, n in program["peak"]:
-        total += n
-        temporary += 0.0 if (v, nd) in ends else n
-        if (v, nd) in ends and (v, nd) not in named and not same(n, walk.bytes((v, read_signature(nd)))):
-            yield f"value {v} as {nd} counts {n:.9g} bytes, and its part has {walk.bytes((v, read_signature(nd))):.9g}"
-        named.add((v, nd))
+        live.setdefault((v, nd), []).append(n)
+    ends = {(v, nd) for v, nd in (*program["inputs"], *program["outputs"])}
+    # What an op holds beside its result goes by its name; of an argument, one entry is the tensor itself.
     for v, nd in program["inputs"]:
-        if (v, nd) not in named:
-            yield f"argument value {v} is not counted"
+        part, counted = walk.bytes((v, read_signature(nd))), live.get((v, nd), [])
+        if not any(same(n, part) for n in counted):
+            yield f"argument value {v} as {nd} counts {counted}, and its part has {part:.9g} bytes"
+    total = math.fsum(n for found in live.values() for n in found)
+    temporary = total - math.fsum(min(found) for x, found in live.items() if x in ends)
     between = program["between_bytes"]
     if not same(said, total + between):
         yield f"{said:.9g} bytes at the peak, and what is named adds up to {total + between:.9g}"

@@ -1,4 +1,4 @@
-"""Signatures as texts, and the sizes of shards: the arithmetic of the checker, written from the definitions."""
+"""Signatures as texts, and the sizes of shards: the arithmetic of the checker, from the definitions."""
 
 from __future__ import annotations
 
@@ -78,8 +78,10 @@ def spans(shape: Sequence[int], nd: Signed, mesh: Sequence[int], at: Sequence[in
 
 def fits(shape: Sequence[int], nd: Signed, mesh: Sequence[int]) -> bool:
     """Whether a tensor has the dims that a signature splits, and a signature per axis."""
-    return len(nd) == len(mesh) and all((dim_of(one) or 0) < max(len(shape), 1) for one in nd if one != "B") and (
-        bool(shape) or not any(one.startswith("S") for one in nd)
+    return (
+        len(nd) == len(mesh)
+        and all((dim_of(one) or 0) < max(len(shape), 1) for one in nd if one != "B")
+        and (bool(shape) or not any(one.startswith("S") for one in nd))
     )
 
 
