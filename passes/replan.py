@@ -207,6 +207,10 @@ def with_replanner(plan: Plan, traced: Traced, request: Request) -> Plan:
     Arguments:
       traced, request: what `compile_plan` was given for it.
     """
+    nodes = () if plan.physical is None else plan.physical.graph.walk()
+    if not any(node.params.get("samples") for node in nodes):
+        # Nothing was computed from a batch: the plan must not keep it alive.
+        request = replace(request, sampled=None)
     return replace(plan, replanner=Replanner(traced, request))
 
 

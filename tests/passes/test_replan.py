@@ -1,6 +1,8 @@
 """Plans made again around a tensor: the same figures whoever asks, and those of a program that says so."""
 
+import gc
 import pickle
+import weakref
 from typing import Any
 
 import jax
@@ -126,6 +128,13 @@ def test_a_body_of_a_loop() -> None:
 def test_a_plan_is_no_heavier_for_it(plan: Plan) -> None:
     again = planned()
     assert again == plan and again.replanner is not None
+    program = sbp.compile(lambda x: x * 2, sbp.placement("cpu", shape=(1,)))
+    batch = jnp.ones((8, 8))
+    gone = weakref.ref(batch)
+    kept = program.plan(batch)
+    del program, batch
+    gc.collect()
+    assert gone() is None and kept.why("x").signatures == kept.in_sbp
     loaded = pickle.loads(pickle.dumps(sbp.Plan(**{**vars(plan), "physical": None})))
     assert loaded == plan and loaded.replanner is None
     with pytest.raises(sbp.SbpError, match="without its program"):
