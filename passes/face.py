@@ -7,12 +7,23 @@ them. Here both are put together, so that neither needs the other.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from sbp.passes.explain.plan import PlanData
+from sbp.errors import ArgumentError, Problem, SignatureError
+from sbp.meant import meant
+from sbp.passes.explain.choices import TensorChoices
+from sbp.passes.explain.plan import PlanData, Replans
 from sbp.passes.look import files, page, pipeline_files, pipeline_page, pipeline_text, text
+from sbp.passes.look.diff import diff_text
 from sbp.passes.pipeline.plan import PipelineData
+from sbp.signature import NdSbp, Signature, is_signature
+
+CHOICES = 4
+"""Alternatives that `Plan.why` shows."""
+CHOICES_SECONDS = 10.0
+"""How long `Plan.why` looks for them."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -35,6 +46,79 @@ class Plan(PlanData):
           ValueError: for another suffix.
         """
         files.save_plan(self, path)
+
+    def why(self, tensor: str, *, most: int = CHOICES, time_limit: float = CHOICES_SECONDS) -> TensorChoices:
+        """Why a tensor lies as it does: what else it could lie as, and what the whole plan would cost then.
+
+        Each alternative is the cheapest plan with the tensor held to it and everything else planned again;
+        what the user fixed stays. `print` shows them.
+
+        Arguments:
+          tensor: an argument's or a result's path (`params['w']`, `[*]` for all of a list), a line
+            (`gpt.py:150`), an op at a line (`dot_general at gpt.py:150`), or a name that the plan prints.
+          most: how many alternatives, the cheapest.
+          time_limit: for the search of all, seconds.
+
+        Raises:
+          ArgumentError: for a name that means nothing or several kinds of tensors, and for a plan that cannot
+            be made again.
+        """
+        return self._replanner("why").choices(self, tensor, most, time_limit)
+
+    def what_if(self, tensor: str, signature: Signature | Sequence[Signature]) -> Plan:
+        """The plan with a tensor held to a signature, and everything else planned again.
+
+        `plan.diff(plan.what_if(...))` says what is different; the first of its notes, what it costs.
+
+        Arguments:
+          tensor: its name, as of `why`. What an op makes lies as if `sbp.annotate` stood behind it.
+          signature: one `S(dim)`, `B` or `P` per placement axis.
+
+        Raises:
+          ArgumentError: as `why` does.
+          SbpError: for a signature that the tensor cannot have.
+        """
+        return faced(self._replanner("what_if").held(self, tensor, _signature(tensor, signature)))
+
+    def diff(self, other: Plan) -> str:
+        """What another plan does that this one does not, as text."""
+        return diff_text(self, other, ("this", "other"))
+
+    def _replanner(self, asked: str) -> Replans:
+        if self.replanner is not None:
+            return self.replanner
+        staged = isinstance(self, PipelineData)
+        got = (
+            f"a plan of {self.name!r} with stages"
+            if staged
+            else f"a plan of {self.name!r} without its program"
+        )
+        legal = "the plan of a program of one placement, as Program.plan(...) returns it"
+        why = (
+            "its placements were planned one after the other, each with what the others agreed on"
+            if staged
+            else "it was loaded or unpickled: a file keeps what a plan says, not the function"
+        )
+        fix = (
+            "plan it with another in_sbp or sbp.annotate, and compare: plan.diff(other)"
+            if staged
+            else f"sbp.compile(fn, placement, ...).plan(*args).{asked}(...)"
+        )
+        raise ArgumentError(Problem("argument", f"Plan.{asked}", got, legal, why, fix))
+
+
+def _signature(tensor: str, given: object) -> NdSbp:
+    """An N-D signature as it was given.
+
+    Raises:
+      SignatureError: for anything else.
+    """
+    nd = [given] if is_signature(given) else given
+    if isinstance(nd, list | tuple) and nd and all(map(is_signature, nd)):
+        return tuple(nd)
+    why, fix = meant(given) or ("it is no signature", "[S(0), B]")
+    legal = "S(dim), B or P, or a list of them, one per placement axis"
+    raise SignatureError(Problem("signature", f"Plan.what_if({tensor!r}, ...)", repr(given), legal, why, fix))
 
 
 @dataclass(frozen=True, repr=False)

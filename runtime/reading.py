@@ -15,6 +15,7 @@ from sbp.passes.chain import compile_plan
 from sbp.passes.pipeline.choose import unstaged
 from sbp.passes.plan.pins import check_annotations
 from sbp.passes.program.trace import Traced, trace
+from sbp.passes.replan import with_replanner
 from sbp.passes.request import Request
 from sbp.placement import Placement
 from sbp.runtime import arguments, modules
@@ -140,6 +141,6 @@ def build(
         donated=donate,
         sampled=functools.partial(with_samples, example=tuple(call.leaves)),
     )
-    plan = compile_plan(traced, request)
+    plan = with_replanner(compile_plan(traced, request), traced, request)
     lacking, count = rooms_of(plan, concrete, options.exchange.count_keys)
     return Built(traced, plan, donate, reading.weak, lacking, count, request)

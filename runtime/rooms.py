@@ -20,6 +20,7 @@ from sbp.passes.chain import compile_plan
 from sbp.passes.face import Plan
 from sbp.passes.physical.program import Compute
 from sbp.passes.program.trace import Traced
+from sbp.passes.replan import with_replanner
 from sbp.passes.request import Request
 from sbp.runtime.counts import Counting
 from sbp.runtime.sampling import ids_of, lacks_samples, with_samples
@@ -102,7 +103,7 @@ def _plan_again(built: Roomy, leaves: Sequence[Leaf], note: str) -> None:
         notes=(*asked.notes, note),
         sampled=partial(with_samples, example=tuple(leaves), again=True),
     )
-    built.plan = compile_plan(built.traced, built.request)
+    built.plan = with_replanner(compile_plan(built.traced, built.request), built.traced, built.request)
     built.counting = counting.onward()
     built.__dict__.pop("executable", None)
     built.kept = None

@@ -125,8 +125,26 @@ def _one(options: argparse.Namespace) -> Plan:
             raise problem(f"--{name}", str(given), "beside --search N", why, "--search 1024")
     program, args = _program(options)
     plan = program.plan(*args)
-    _print(str(plan))
+    if options.why is not None:
+        _print(str(plan.why(options.why)))
+    if options.what_if is not None:
+        other = _what_if(plan, options.what_if)
+        _print(f"{other.notes[0]}\n\n{plan.diff(other)}")
+        plan = other
+    elif options.why is None:
+        _print(str(plan))
     return plan
+
+
+def _what_if(plan: Plan, asked: str) -> Plan:
+    """The plan with a tensor held, as TENSOR=SIGNATURE says."""
+    from sbp.signature import parse_sbp
+
+    tensor, sign, text = asked.rpartition("=")
+    if not sign:
+        legal, fix = "TENSOR=SIGNATURE", '--what-if "x=[S(0), B]"'
+        raise problem("--what-if", repr(asked), legal, "it says which tensor, and how it shall lie", fix)
+    return plan.what_if(tensor.strip(), parse_sbp(text))
 
 
 def _search(options: argparse.Namespace) -> Plan | None:
@@ -134,6 +152,11 @@ def _search(options: argparse.Namespace) -> Plan | None:
     from sbp.runtime.search.search import search
     from sbp.untyped import set_jax
 
+    for name in ("why", "what_if"):
+        if (asked := getattr(options, name)) is not None:
+            flag = f"--{name.replace('_', '-')}"
+            why = "a search has many plans, each with signatures of its own"
+            raise problem(flag, f"{asked!r} beside --search", "with --placement", why, "--placement h100:2x4")
     if options.placement:
         why = "a search has all hierarchies of its devices"
         raise problem(
@@ -194,6 +217,18 @@ def _diff(options: argparse.Namespace) -> None:
     from sbp.passes.look.diff import diff_text
 
     _print(diff_text(load_plan(options.a), load_plan(options.b), (options.a, options.b)))
+
+
+def _check(options: argparse.Namespace) -> int:
+    from sbp.checker.report import check_file
+
+    try:
+        report = check_file(options.plan)
+    except ValueError as e:
+        legal, why = "JSON", "the file cannot be read as JSON"
+        raise problem(options.plan, str(e), legal, why, "plan.save('plan.json') writes such a file") from None
+    _print(str(report))
+    return 1 if report.complaints else 0
 
 
 def _verify(options: argparse.Namespace) -> None:
@@ -274,10 +309,11 @@ def _print(text: str) -> None:
     Console(file=sys.stdout, highlight=False).print(shown, soft_wrap=True)
 
 
-COMMANDS: Mapping[str, Callable[[argparse.Namespace], None]] = {
+COMMANDS: Mapping[str, Callable[[argparse.Namespace], int | None]] = {
     "plan": _plan,
     "explain": _explain,
     "diff": _diff,
+    "check": _check,
     "verify": _verify,
     "profile": _profile,
     "compile": _compile,
@@ -301,7 +337,7 @@ def _writable(stream: TextIO) -> Iterator[None]:
 def _run(argv: Sequence[str] | None) -> int:
     try:
         options = parser(COMMANDS, __version__).parse_args(argv)
-        options.run(options)
+        code = options.run(options) or 0
     except BrokenPipeError:
         raise
     except (SbpError, OSError) as e:
@@ -309,7 +345,7 @@ def _run(argv: Sequence[str] | None) -> int:
         return 1
     finally:
         sys.stdout.flush()
-    return 0
+    return int(code)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -20,7 +20,9 @@ devices by size. It takes a minute or two; other programs on the machine disturb
 """
 
 
-def parser(run: Mapping[str, Callable[[argparse.Namespace], None]], version: str) -> argparse.ArgumentParser:
+def parser(
+    run: Mapping[str, Callable[[argparse.Namespace], int | None]], version: str
+) -> argparse.ArgumentParser:
     """The parser of `python -m sbp`.
 
     Arguments:
@@ -62,6 +64,17 @@ def parser(run: Mapping[str, Callable[[argparse.Namespace], None]], version: str
         metavar="N,M",
         help="numbers to try with --search; FUNCTION is then a function from the number to the function",
     )
+    plan.add_argument(
+        "--why",
+        metavar="TENSOR",
+        help="what else it could lie as, with everything else planned again: a path such as params['w'], "
+        "a line, an op at a line",
+    )
+    plan.add_argument(
+        "--what-if",
+        metavar="TENSOR=SIGNATURE",
+        help='plan with a tensor held to a signature, such as "x=[S(0), B]", and print what changes',
+    )
     explain = command("explain", "say at length why collectives are there, with alternatives")
     explain.add_argument("target", metavar=f"{TARGET}|PLAN.json")
     explain.add_argument(
@@ -70,6 +83,12 @@ def parser(run: Mapping[str, Callable[[argparse.Namespace], None]], version: str
     diff = command("diff", "compare two saved plans", "PLAN.json is what `plan --out PLAN.json` wrote.")
     diff.add_argument("a", metavar="A.json")
     diff.add_argument("b", metavar="B.json")
+    check = command(
+        "check",
+        "check a saved plan: what it says is added up again, by code of its own",
+        "PLAN.json is what `plan --out PLAN.json` wrote; 1 is returned if anything in it is wrong.",
+    )
+    check.add_argument("plan", metavar="PLAN.json")
     verify = command("verify", "run a function on one device and distributed, and compare every result")
     verify.add_argument("target", metavar=TARGET)
     profile = command("profile", "run a function, and compare what it takes with its plan")

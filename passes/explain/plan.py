@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 from sbp.hardware import Hardware
+from sbp.passes.explain.choices import TensorChoices
 from sbp.passes.physical.program import Physical
 from sbp.passes.program.names import common, without_indices
 from sbp.placement import Placement
@@ -15,6 +16,16 @@ from sbp.signature import NdSbp
 
 ROUNDING = 1e-9
 """Times that differ by less, relatively, are the same sum in another order."""
+
+
+class Replans(Protocol):
+    """Who can make a plan again with some of it held. `Replanner` (passes/replan.py) can."""
+
+    def choices(self, plan: PlanData, name: str, most: int, time_limit_seconds: float) -> TensorChoices:
+        """The other signatures of a tensor, each with the whole plan made again around it."""
+
+    def held(self, plan: PlanData, name: str, nd: NdSbp) -> PlanData:
+        """The plan with a tensor held to a signature, and everything else planned again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +101,9 @@ class PlanData:
       in_paths, out_paths: their names.
       notes: remarks: ops without a rule, uneven sizes that are gathered, arguments that are moved.
       physical: the program itself; None for a plan that was loaded from a file.
+      donated: positions of the arguments whose memory the results may take.
+      program: of a plan that was loaded, what its file says of the program.
+      replanner: who can make it again; None for a plan that was loaded, copied by pickle, or has stages.
     """
 
     name: str
@@ -106,6 +120,13 @@ class PlanData:
     out_paths: tuple[str, ...]
     notes: tuple[str, ...]
     physical: Physical | None = field(default=None, compare=False, repr=False)
+    donated: tuple[int, ...] = ()
+    program: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
+    replanner: Replans | None = field(default=None, compare=False, repr=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is pickled: all but who can make the plan again, which holds the user's function as traced."""
+        return vars(self) | {"replanner": None}
 
     @property
     def wire_bytes(self) -> float:

@@ -15,6 +15,7 @@ from sbp.hardware import hardware_of
 from sbp.passes.explain.plan import Collective, PlanData
 from sbp.passes.look.drawing import dot_text
 from sbp.passes.look.page import plan_page
+from sbp.passes.look.program_data import json_text, program_data
 from sbp.passes.look.svg import plan_svg
 from sbp.placement import Placement
 from sbp.signature import format_sbp, parse_sbp
@@ -24,15 +25,15 @@ TRACE = ".trace.json"
 
 
 def plan_json(plan: PlanData) -> str:
-    """The plan without its program: every figure, exactly."""
-    return json.dumps(plan_data(plan), indent=1) + "\n"
+    """Every figure, exactly, and what every device executes."""
+    return json_text(plan_data(plan))
 
 
 def plan_data(plan: PlanData) -> dict[str, Any]:
     """The plan as JSON has it, but for what a subclass adds."""
     data: dict[str, Any] = {"format": FORMAT, "version": VERSION}
     for f in dataclasses.fields(plan):
-        if f.name != "physical":
+        if f.name not in ("physical", "program", "replanner"):
             data[f.name] = getattr(plan, f.name)
     data["placement"] = dataclasses.asdict(plan.placement)
     data["hardware"] = _without_infinity(dataclasses.asdict(plan.hardware))
@@ -42,6 +43,8 @@ def plan_data(plan: PlanData) -> dict[str, Any]:
         dataclasses.asdict(c) | {"before": format_sbp(c.before), "after": format_sbp(c.after)}
         for c in plan.collectives
     ]
+    if (program := plan.program if plan.physical is None else program_data(plan)) is not None:
+        data["program"] = program
     return data
 
 
@@ -168,6 +171,8 @@ def read_plan(data: Mapping[str, Any]) -> PlanData:
         tuple(data["in_paths"]),
         tuple(data["out_paths"]),
         tuple(data["notes"]),
+        donated=tuple(data.get("donated", ())),
+        program=data.get("program"),
     )
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sbp.passes.look import files
 from sbp.passes.look.pipeline_page import dot_text, plan_page, plan_svg
+from sbp.passes.look.program_data import json_text
 from sbp.passes.look.timeline import chrome_trace
 from sbp.passes.pipeline.figures import StageFigures
 from sbp.passes.pipeline.plan import PipelineData
@@ -18,13 +18,13 @@ from sbp.passes.schedule.spans import Span, Timeline
 
 
 def plan_json(plan: PipelineData) -> str:
-    """The plan without its programs: every figure, exactly."""
+    """Every figure, exactly, and what every device executes."""
     data = files.plan_data(plan)
     data["stages"] = [files.plan_data(p) for p in plan.stages]
     data["schedule"] = None if plan.schedule is None else schedule_data(plan.schedule)
     data["timeline"] = None if plan.timeline is None else timeline_data(plan.timeline)
     data["figures"] = [dataclasses.asdict(s) for s in plan.figures]
-    return json.dumps(data, indent=1) + "\n"
+    return json_text(data)
 
 
 def trace(plan: PipelineData) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from sbp import compat
 from sbp.hardware import Hardware
@@ -13,7 +14,7 @@ from sbp.passes.plan.candidates import Strategy
 from sbp.passes.plan.traffic import OpTraffic
 from sbp.passes.program.graph import Graph, Node
 from sbp.passes.program.views import op_of, talks_of
-from sbp.rules.entry import Op, Rule, element_flops, element_traffic
+from sbp.rules.entry import Matmul, Op, Rule, element_flops, element_traffic
 from sbp.signature import NdSbp
 from sbp.talk.local import Talk
 from sbp.untyped import DType
@@ -29,6 +30,52 @@ def talk_seconds(talk: Talk, network: Network) -> float:
     return network.collective_seconds(talk.kind, talk.axes, talk.wire_bytes)
 
 
+@dataclass(frozen=True, slots=True)
+class OpWork:
+    """What one device does for an op, once.
+
+    Arguments:
+      product: the matrix products that it computes; None for element-wise work.
+      flops: of element-wise work.
+      traffic_bytes: to and from memory.
+      launches: whether it writes to memory, and so is, or ends, a kernel.
+      talks: what it sends itself.
+    """
+
+    product: Matmul | None
+    flops: float
+    traffic_bytes: float
+    launches: bool
+    talks: tuple[Talk, ...]
+
+    def arithmetic_seconds(self, hardware: Hardware) -> float:
+        """Of its arithmetic alone."""
+        p = self.product
+        if p is None:
+            return self.flops / hardware.vector_flops_per_second
+        itemsize = max(map(compat.itemsize, p.dtypes))
+        return hardware.product_seconds(p.batch, p.m, p.n, p.k, itemsize, exact=p.exact)
+
+
+def node_work(
+    graph: Graph, node: Node, strategy: Strategy, hierarchy: tuple[int, ...], traffic: OpTraffic | None = None
+) -> OpWork:
+    """What one device does for an op; arguments as of `node_seconds`."""
+    rule = node.rule
+    operands = [graph.operand(x) for x in node.inputs]
+    results = [graph.values[v] for v in node.outputs]
+    ins = [local_shape(v.shape, nd, hierarchy) for v, nd in zip(operands, strategy.operands, strict=True)]
+    outs = [local_shape(v.shape, nd, hierarchy) for v, nd in zip(results, strategy.results, strict=True)]
+    op = op_of(graph, node, ins, outs, 1)
+    product = rule.matmul(op) if rule is not None and rule.matmul is not None else None
+    flops = 0.0
+    if product is None:
+        flops = rule.flops(op) if rule is not None else element_flops(op)
+    written = traffic is None or any(traffic.writes)
+    talks = tuple(talks_of(graph, node, strategy.lying, hierarchy))
+    return OpWork(product, flops, _traffic_bytes(op, rule, traffic), written, talks)
+
+
 def node_seconds(
     graph: Graph, node: Node, strategy: Strategy, network: Network, traffic: OpTraffic | None = None
 ) -> float:
@@ -39,35 +86,17 @@ def node_seconds(
     Arguments:
       traffic: what goes through memory; None if nothing is merged.
     """
-    hardware, op = network.hardware, _on_one_device(graph, node, strategy, network)
-    written = traffic is None or any(traffic.writes)
-    memory = _traffic_bytes(op, node.rule, traffic) / hardware.memory_bytes_per_second
-    work = _work_seconds(op, node.rule, hardware)
-    talks = talks_of(graph, node, strategy.lying, network.placement.shape)
-    talking = sum(talk_seconds(t, network) for t in talks)
-    return max(work, memory) + (hardware.launch_seconds if written else 0.0) + talking
+    hardware = network.hardware
+    work = node_work(graph, node, strategy, network.placement.shape, traffic)
+    memory = work.traffic_bytes / hardware.memory_bytes_per_second
+    talking = sum(talk_seconds(t, network) for t in work.talks)
+    launch = hardware.launch_seconds if work.launches else 0.0
+    return max(work.arithmetic_seconds(hardware), memory) + launch + talking
 
 
 def work_seconds(graph: Graph, node: Node, strategy: Strategy, network: Network) -> float:
     """The arithmetic time of one op on one device."""
-    return _work_seconds(_on_one_device(graph, node, strategy, network), node.rule, network.hardware)
-
-
-def _on_one_device(graph: Graph, node: Node, strategy: Strategy, network: Network) -> Op:
-    hierarchy = network.placement.shape
-    operands = [graph.operand(x) for x in node.inputs]
-    results = [graph.values[v] for v in node.outputs]
-    ins = [local_shape(v.shape, nd, hierarchy) for v, nd in zip(operands, strategy.operands, strict=True)]
-    outs = [local_shape(v.shape, nd, hierarchy) for v, nd in zip(results, strategy.results, strict=True)]
-    return op_of(graph, node, ins, outs, 1)
-
-
-def _work_seconds(op: Op, rule: Rule | None, hardware: Hardware) -> float:
-    if rule is not None and rule.matmul is not None:
-        p = rule.matmul(op)
-        itemsize = max(map(compat.itemsize, p.dtypes))
-        return hardware.product_seconds(p.batch, p.m, p.n, p.k, itemsize, exact=p.exact)
-    return (rule.flops(op) if rule is not None else element_flops(op)) / hardware.vector_flops_per_second
+    return node_work(graph, node, strategy, network.placement.shape).arithmetic_seconds(network.hardware)
 
 
 def _traffic_bytes(op: Op, rule: Rule | None, traffic: OpTraffic | None) -> float:

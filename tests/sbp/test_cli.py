@@ -45,6 +45,16 @@ def test_args_and_signatures_from_elsewhere(tmp_path: Path) -> None:
     assert [str(nd) for nd in plan.in_sbp] == ["(B, B)", "(B, B)", "(S(0), B)"]
 
 
+def test_what_if_a_tensor_lay_otherwise(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    tensor, out = "weights['down']", tmp_path / "other.json"
+    asked = "--why", tensor, "--what-if", f"{tensor}=[B, B]", "--out", out
+    assert run("plan", STEP, "--placement", "h100:2x4", *asked) == 0
+    text = capsys.readouterr().out
+    assert text.startswith(tensor) and "with everything else planned again" in text
+    assert f"what if: {tensor}" in text and "what other does more (+) or less (-) than this" in text
+    assert run("check", out) == 0 and "everything adds up" in capsys.readouterr().out
+
+
 def test_compile_compares_with_the_plan(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     out = [tmp_path / f"report{suffix}" for suffix in (".json", ".html", ".txt")]
     saved = [x for path in out for x in ("--out", path)]
@@ -83,6 +93,11 @@ def test_typo_in_a_signature(capsys: pytest.CaptureFixture[str]) -> None:
         (["verify", f"{README}:step"], "a Python file, NAME.py"),
         (["profile", f"{README}:step"], "a Python file, NAME.py"),
         (["diff", f"{README}", f"{README}"], "cannot be read as JSON"),
+        (["plan", STEP, "--what-if", "params"], "legal  TENSOR=SIGNATURE"),
+        (["plan", STEP, "--what-if", "nothing=[B]"], "nearest: "),
+        (["plan", STEP, "--what-if", "weights['down']=[Q]"], "nothing legal starts at 'Q'"),
+        (["plan", STEP, "--why", "nothing"], "nearest: "),
+        (["plan", STEP, "--search", "8", "--why", "x"], "a search has many plans"),
         (["plan", STEP, "--memory-limit", "80"], "such as '80GB'"),
         (["plan", STEP, "--placement", "h100:8", "--memory-limit", "80kB"], "at most 80.0 kB"),
         (["plan", "nowhere.py:step"], "'nowhere.py'"),

@@ -26,6 +26,18 @@ def test_json_round_trip(plan: Plan, tmp_path: Path) -> None:
     assert again.read_bytes() == path.read_bytes()
 
 
+def test_the_program_stands_in_the_file(plan: Plan, tmp_path: Path) -> None:
+    plan.save(tmp_path / "plan.json")
+    text = (tmp_path / "plan.json").read_text(encoding="utf-8")
+    program = json.loads(text)["program"]
+    steps = program["steps"]
+    assert plan.physical is not None and len(steps) == len(plan.physical.steps)
+    assert text.count('\n{"op"') + text.count('\n{"move"') == len(steps)  # a line each
+    assert sorted(s["row"] for s in steps if "row" in s) == list(range(len(plan.collectives)))
+    assert sum(x[2] for x in program["peak"]) + program["between_bytes"] == pytest.approx(plan.memory_bytes)
+    assert sum(s["seconds"] for s in steps) == pytest.approx(plan.seconds)
+
+
 class _Outside(HTMLParser):
     """Collects what a page would fetch."""
 

@@ -1,0 +1,146 @@
+"""What a tensor could lie as instead, and what the whole plan would cost then: data and words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from sbp.signature import NdSbp, format_sbp
+from sbp.units import bytes_text, seconds_text
+
+
+@dataclass(frozen=True, slots=True)
+class PlanFigures:
+    """What a plan costs, as the evaluator counts it.
+
+    Arguments:
+      seconds, step_seconds: of a step: one thing after the other, and with overlap.
+      wire_bytes: what one device sends per step.
+      memory_bytes: peak per device.
+    """
+
+    seconds: float
+    step_seconds: float
+    wire_bytes: float
+    memory_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class HeldPlan:
+    """The cheapest plan of the whole program in which a tensor lies as said.
+
+    Arguments:
+      signature: of the tensor.
+      figures: of that plan.
+      made_by: the signatures of the ops that make the tensor then; "" for arguments.
+      slack_seconds: by how much a plan may be faster that there was no time to find; 0.0 if none is.
+    """
+
+    signature: NdSbp
+    figures: PlanFigures
+    made_by: str = ""
+    slack_seconds: float = 0.0
+
+
+@dataclass(frozen=True, repr=False)
+class TensorChoices:
+    """The signature of a tensor, and the others that it could have.
+
+    Arguments:
+      tensor: its name.
+      alike: how many tensors of this name are held together.
+      made_by: the ops that make it, and under which signatures; "" for arguments.
+      signatures: how it lies in the plan: at rest, or as it is made and then brought to.
+      plan: what the plan costs.
+      alternatives: the cheapest, each with the whole plan made again around it.
+      slower: how many others are at least as slow as each of these.
+      unknown: how many there was no time for.
+      impossible: how many no plan can have.
+      limit_bytes: what a device may hold.
+    """
+
+    tensor: str
+    alike: int
+    made_by: str
+    signatures: tuple[NdSbp, ...]
+    plan: PlanFigures
+    alternatives: tuple[HeldPlan, ...]
+    slower: int
+    unknown: int
+    impossible: int
+    limit_bytes: float
+
+    def __repr__(self) -> str:
+        return f"<TensorChoices {self.tensor}: {len(self.alternatives)} of {self.count} alternatives>"
+
+    @property
+    def count(self) -> int:
+        """How many signatures it could have instead."""
+        return len(self.alternatives) + self.slower + self.unknown
+
+    def __str__(self) -> str:
+        together = f", {self.alike} alike, held together" if self.alike > 1 else ""
+        lies = " -> ".join(map(format_sbp, self.signatures))
+        lines = [f"{self.tensor}{together}", f"  lies as {lies}"]
+        if self.made_by:
+            lines.append(f"  made by {self.made_by}")
+        lines.append(f"  the plan: {_absolute(self.plan)}")
+        if not self.alternatives:
+            return "\n".join([*lines, "  no other signature is possible" if not self.count else self._rest()])
+        lines.append("  held otherwise, with everything else planned again:")
+        lines += [f"    {row}" for row in _table(self)]
+        if self.slower + self.unknown + self.impossible:
+            lines.append(self._rest())
+        return "\n".join(lines)
+
+    def _rest(self) -> str:
+        said = [
+            f"{self.slower} more, none of them faster than these" if self.slower else "",
+            f"{self.unknown} that there was no time for" if self.unknown else "",
+            f"{self.impossible} that no plan can have" if self.impossible else "",
+        ]
+        return "    and " + ", ".join(filter(None, said))
+
+
+def change(now: float, before: float, text: Callable[[float], str]) -> str:
+    """A difference with its sign.
+
+    >>> change(3.0, 1.0, bytes_text), change(1.0, 3.0, bytes_text), change(1.0, 1.0, bytes_text)
+    ('+2 B', '-2 B', '+0 B')
+    """
+    difference = now - before
+    if abs(difference) <= 1e-7 * max(abs(now), abs(before)):
+        difference = 0.0
+    return ("-" if difference < 0 else "+") + text(abs(difference))
+
+
+def changes(now: PlanFigures, before: PlanFigures) -> tuple[str, str, str, str]:
+    """What is different: in time, in time with overlap, in bytes that are sent, and at the peak."""
+    return (
+        change(now.seconds, before.seconds, seconds_text),
+        change(now.step_seconds, before.step_seconds, seconds_text),
+        change(now.wire_bytes, before.wire_bytes, bytes_text),
+        change(now.memory_bytes, before.memory_bytes, bytes_text),
+    )
+
+
+def _absolute(f: PlanFigures) -> str:
+    return (
+        f"{seconds_text(f.seconds)}, {seconds_text(f.step_seconds)} with overlap, "
+        f"{bytes_text(f.wire_bytes)} sent, {bytes_text(f.memory_bytes)} at the peak"
+    )
+
+
+def _table(choices: TensorChoices) -> list[str]:
+    rows: list[Sequence[str]] = [("as", "time", "with overlap", "sent", "at the peak", "")]
+    for held in choices.alternatives:
+        too_large = held.figures.memory_bytes > choices.limit_bytes
+        slack = f"at most {seconds_text(held.slack_seconds)} from the best" if held.slack_seconds else ""
+        remarks = [held.made_by, "does not fit" if too_large else "", slack]
+        remark = "; ".join(filter(None, remarks))
+        rows.append((format_sbp(held.signature), *changes(held.figures, choices.plan), remark))
+    widths = [max(len(row[i]) for row in rows) for i in range(5)]
+    return [
+        "  ".join([row[0].ljust(widths[0]), *(row[i].rjust(widths[i]) for i in range(1, 5)), row[5]]).rstrip()
+        for row in rows
+    ]

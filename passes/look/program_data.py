@@ -1,0 +1,181 @@
+"""A program as JSON: what every device executes, so that others can add up what a plan says of it.
+
+Values are numbered; a *version* is `[value, signature]`. A step is one of
+
+- `{"op", "at", "reads", "writes", "seconds", "work", "sends"}`: an op under its signature. `work` is its
+  arithmetic (products `[batch, m, n, k, bytes of an element]`, or `flops`), its `traffic_bytes`, and whether
+  it `launches` a kernel; `seconds` has all of that and what it sends.
+- `{"move", "value", "axes", "before", "after", "seconds", "row"}`: a collective (with its row in the plan's
+  `collectives`) or a local step.
+- `{"loop", "trips", "assumed_trips", "reads", "writes", "enters", "leaves", "bodies"}`: a loop or a branch.
+
+`peak` lists what is alive when most is, with the bytes of each; `between_bytes` is what lies unused between.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from sbp import compat
+from sbp.passes.boxing.links import Network
+from sbp.passes.explain.collectives import rows_of
+from sbp.passes.explain.plan import PlanData
+from sbp.passes.physical.evaluate import Evaluator
+from sbp.passes.physical.program import Border, Box, Compute, Physical, Step, Version, reads, writes
+from sbp.passes.plan.cost import node_work, talk_seconds
+from sbp.passes.program.control import assumed_trips, ports, trips
+from sbp.passes.program.graph import Const
+from sbp.signature import format_sbp
+
+SAME_BYTES = 1e-9
+"""Relative: a peak that differs by more is not the program's own, as of a placement with a schedule."""
+
+
+def program_data(plan: PlanData) -> dict[str, Any] | None:
+    """The program of a plan; None for one that has none."""
+    return None if plan.physical is None else _Writer(plan, plan.physical).data()
+
+
+@dataclass(frozen=True)
+class _Writer:
+    plan: PlanData
+    physical: Physical
+
+    @cached_property
+    def takes(self) -> Evaluator:
+        network = Network(self.plan.placement, self.plan.hardware)
+        return Evaluator(self.physical, network, self.plan.donated)
+
+    @cached_property
+    def rows(self) -> dict[tuple[int, int], int]:
+        """The row of what is sent, by the id of its step, and which of an op's talks it is (-1: a move)."""
+        return {
+            (id(what), -1) if isinstance(what, Box) else (id(what.step), what.position): row
+            for row, what, _ in rows_of(self.physical)
+        }
+
+    def data(self) -> dict[str, Any]:
+        p = self.physical
+        steps = [self.step(s) for s in p.steps]
+        outputs = [None if isinstance(x, Const) else x for x in p.graph.outputs]
+        found: dict[str, Any] = {
+            "inputs": [_version(v) for v in zip(p.graph.inputs, p.inputs, strict=True)],
+            "outputs": [[x, format_sbp(nd)] for x, nd in zip(outputs, p.outputs, strict=True)],
+            "values": {str(v): self.value(v) for v in sorted(self.used(steps, outputs))},
+            "steps": steps,
+        }
+        live = self.takes.at_peak()
+        total, peak = sum(x.bytes for x in live), self.takes.peak_bytes()
+        if abs(peak - self.plan.memory_bytes) <= SAME_BYTES * peak:
+            found["peak"] = [[*_version(x.version), x.bytes] for x in live]
+            found["between_bytes"] = peak - total
+        return found
+
+    def used(self, steps: Iterable[dict[str, Any]], outputs: Iterable[int | None]) -> set[int]:
+        """The values that are spoken of."""
+        found = {x for x in (*self.physical.graph.inputs, *outputs) if x is not None}
+        for s in steps:
+            found.update(v for v, _ in (*s.get("reads", ()), *s.get("writes", ())))
+            found.update(v for k in ("enters", "leaves") for body in s.get(k, ()) for v, _ in body)
+            found.update([s["value"]] if "value" in s else ())
+            found |= self.used(itertools.chain.from_iterable(s.get("bodies", ())), ())
+        return found
+
+    def value(self, v: int) -> list[Any]:
+        """Shape, dtype, and the bytes of an element."""
+        value = self.physical.graph.values[v]
+        return [list(value.shape), str(value.dtype), compat.itemsize(value.dtype)]
+
+    def step(self, step: Step) -> dict[str, Any]:
+        if isinstance(step, Box):
+            return self.move(step)
+        lying = {"reads": list(map(_version, reads(step))), "writes": list(map(_version, writes(step)))}
+        return self.op(step, lying) if isinstance(step, Compute) else self.loop(step, lying)
+
+    def move(self, box: Box) -> dict[str, Any]:
+        m = box.move
+        found = {
+            "move": m.kind,
+            "value": box.value,
+            "axes": list(m.axes),
+            "before": format_sbp(m.before),
+            "after": format_sbp(m.after),
+            "seconds": self.takes.box_seconds(box),
+        }
+        row = self.rows.get((id(box), -1))
+        return found if row is None else found | {"row": row}
+
+    def op(self, step: Compute, lying: dict[str, Any]) -> dict[str, Any]:
+        p, network = self.physical, self.takes.network
+        work = node_work(p.graph, step.node, step.strategy, p.placement.shape, p.traffic.get(step.node.id))
+        said: dict[str, Any] = {"traffic_bytes": work.traffic_bytes, "launches": work.launches}
+        if (x := work.product) is None:
+            said["flops"] = work.flops
+        else:
+            itemsize = max(map(compat.itemsize, x.dtypes))
+            said["product"] = [x.batch, x.m, x.n, x.k, itemsize]
+        sends = [
+            {
+                "kind": t.kind,
+                "axes": list(t.axes),
+                "wire_bytes": t.wire_bytes,
+                "seconds": talk_seconds(t, network),
+                "row": self.rows[id(step), k],
+            }
+            for k, t in enumerate(work.talks)
+        ]
+        head = {"op": step.node.op, "at": str(step.node.source)}
+        return head | lying | {"seconds": self.takes.seconds_of(step), "work": said, "sends": sends}
+
+    def loop(self, step: Border, lying: dict[str, Any]) -> dict[str, Any]:
+        enters: list[list[Any]] = [[] for _ in step.bodies]
+        leaves: list[list[Any]] = [[] for _ in step.bodies]
+        for port, nd in zip(ports(step.node), step.inside, strict=True):
+            for k, body in enumerate(step.node.bodies):
+                enters[k] += [_version((v, nd)) for v in port.enters if v in body.inputs]
+                leaves[k] += [_version((x, nd)) for x in port.left_by(k) if isinstance(x, int)]
+        counted = {"trips": trips(step.node), "assumed_trips": assumed_trips(step.node)}
+        bodies = [list(map(self.step, body)) for body in step.bodies]
+        head = {"loop": step.node.op, "at": str(step.node.source)}
+        return head | counted | lying | {"enters": enters, "leaves": leaves, "bodies": bodies}
+
+
+def _version(version: Version) -> list[Any]:
+    value, nd = version
+    return [value, format_sbp(nd)]
+
+
+def json_text(data: Any) -> str:
+    """Data as JSON, programs with a line per step."""
+    programs: list[str] = []
+
+    def apart(x: Any, key: str = "") -> Any:
+        if key == "program":
+            programs.append("\n".join(_lines(x)))
+            return f"@program {len(programs) - 1}@"
+        if isinstance(x, dict):
+            return {k: apart(v, k) for k, v in x.items()}
+        return [apart(v) for v in x] if isinstance(x, list | tuple) else x
+
+    text = json.dumps(apart(data), indent=1)
+    for k, program in enumerate(programs):
+        text = text.replace(f'"@program {k}@"', program)
+    return text + "\n"
+
+
+def _lines(program: dict[str, Any]) -> Iterator[str]:
+    yield "{"
+    for i, (key, x) in enumerate(program.items()):
+        more = "," if i + 1 < len(program) else ""
+        if key == "steps":
+            yield f'"{key}": ['
+            yield ",\n".join(map(json.dumps, x))
+            yield f"]{more}"
+        else:
+            yield f'"{key}": {json.dumps(x)}{more}'
+    yield "}"

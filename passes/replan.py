@@ -1,0 +1,253 @@
+"""Plans made again: what else a tensor could lie as, and the plan in which it does.
+
+What is held lies as if the user had said so: an argument or a result by `in_sbp` or `out_sbp`, what an op
+makes by `sbp.annotate` behind that op, for all who read it. The passes that make any plan make this one too.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from sbp.errors import Problem, raise_all
+from sbp.passes.boxing.links import Network
+from sbp.passes.boxing.paths import Boxings
+from sbp.passes.chain import (
+    PLACEMENT,
+    Chain,
+    Chosen,
+    Listed,
+    Logical,
+    Placed,
+    box,
+    bucket,
+    find_owners,
+    list_candidates,
+)
+from sbp.passes.explain.choices import HeldPlan, PlanFigures, TensorChoices, changes
+from sbp.passes.explain.collectives import talking
+from sbp.passes.explain.plan import SAME, PlanData
+from sbp.passes.explain.targets import NamedTensors, Target
+from sbp.passes.face import Plan, faced
+from sbp.passes.physical.evaluate import Evaluator
+from sbp.passes.physical.flow import Flow
+from sbp.passes.physical.program import Box, Physical
+from sbp.passes.plan import pins
+from sbp.passes.plan.candidates import Strategy
+from sbp.passes.plan.hold import annotations_of, with_annotations
+from sbp.passes.plan.marginals import HeldStates, cheapest_held
+from sbp.passes.plan.model import Model
+from sbp.passes.program.trace import Traced
+from sbp.passes.request import Request
+from sbp.resolve import check_fit
+from sbp.signature import NdSbp, Partial, format_sbp, normalise
+
+_AT = next(i for i, p in enumerate(PLACEMENT.passes) if p.name == "candidates")
+_GRAPH: Chain[Logical, Logical] = Chain(PLACEMENT.passes[:_AT])
+"""The passes that change the graph; values of a plan's program have the ids that these give."""
+_REST: Chain[Logical, PlanData] = Chain(PLACEMENT.passes[_AT:])
+
+
+@dataclass(frozen=True)
+class Replanner:
+    """Makes the plan of a program of one placement again.
+
+    Arguments:
+      traced, request: what `compile_plan` was given.
+      pinned: what ops make and is held, by value of the plan's graph.
+    """
+
+    traced: Traced = field(repr=False)
+    request: Request = field(repr=False)
+    pinned: Mapping[int, NdSbp] = field(default_factory=dict)
+
+    def _tensors(self, plan: PlanData) -> NamedTensors:
+        assert plan.physical is not None
+        return NamedTensors(plan, plan.physical, self.request.ties)
+
+    def _logical(self) -> Logical:
+        """The graph as it is planned."""
+        r = self.request
+        s = _GRAPH.run(Logical(r, self.traced, Boxings(Network(r.placement, r.hardware))), r.terms.check)
+        return s.with_graph(with_annotations(s.graph, self.pinned)) if self.pinned else s
+
+    def plan(self) -> Plan:
+        """The plan, with who can make it again.
+
+        Raises:
+          SbpError: as `compile_plan` does.
+        """
+        plan = faced(_REST.run(self._logical(), self.request.terms.check))
+        return replace(plan, replanner=self)
+
+    def held(self, plan: PlanData, name: str, nd: NdSbp) -> Plan:
+        """The plan with a tensor held to a signature, and everything else planned again.
+
+        Raises:
+          ArgumentError: for a name that means no tensor, or several kinds.
+          SbpError: for a signature that the tensor cannot have.
+        """
+        target = self._tensors(plan).find(name)
+        nd = normalise(nd, len(target.shape))
+        raise_all(_check(target, nd, self.request))
+        r = self.request
+        ins, outs, ties = list(r.in_sbp), list(r.out_sbp), list(r.ties)
+        for i in target.arguments:
+            ins[i] = nd
+        for j in target.results:
+            outs[j], ties[j] = nd, None
+        request = replace(r, in_sbp=tuple(ins), out_sbp=tuple(outs), ties=tuple(ties))
+        pinned = {**self.pinned, **dict.fromkeys(target.values, nd)}
+        found = Replanner(self.traced, request, pinned).plan()
+        time, overlapped, sent, memory = changes(figures_of(found), figures_of(plan))
+        note = (
+            f"what if: {target.text} held to {format_sbp(nd)}: {time}, {overlapped} with overlap, "
+            f"{sent} sent, {memory} at the peak"
+        )
+        return replace(found, notes=(note, *found.notes))
+
+    def choices(self, plan: PlanData, name: str, most: int, time_limit_seconds: float) -> TensorChoices:
+        """The other signatures of a tensor, each with the whole plan made again around it.
+
+        Arguments:
+          most: how many of them, the cheapest.
+          time_limit_seconds: for the search of all.
+
+        Raises:
+          ArgumentError: for a name that means no tensor, or several kinds.
+        """
+        target = self._tensors(plan).find(name)
+        search = _Search(self._opened(target)._logical(), target, self.request)
+        now = {target.signatures[0]} if target.values else set(target.signatures)
+        others = [nd for nd in search.signatures if nd not in now]
+        found = cheapest_held(search.network, [search.states(nd) for nd in others], most, time_limit_seconds)
+        held = tuple(search.held(others[i], s.states, s.cost, s.bound) for i, s in found.found)
+        terms = self.request.terms
+        limit = plan.hardware.memory_bytes if terms.memory_limit_bytes is None else terms.memory_limit_bytes
+        assert plan.physical is not None
+        return TensorChoices(
+            target.text,
+            target.count,
+            _made_by(plan.physical, target.values),
+            target.signatures,
+            figures_of(plan),
+            held,
+            found.slower,
+            found.unknown,
+            found.impossible,
+            limit,
+        )
+
+    def _opened(self, target: Target) -> Replanner:
+        """The same with nothing said of the target."""
+        r = self.request
+        ins, outs, ties = list(r.in_sbp), list(r.out_sbp), list(r.ties)
+        for i in target.arguments:
+            ins[i] = None
+        for j in target.results:
+            outs[j], ties[j] = None, None
+        request = replace(r, in_sbp=tuple(ins), out_sbp=tuple(outs), ties=tuple(ties))
+        return Replanner(
+            self.traced, request, {v: nd for v, nd in self.pinned.items() if v not in target.values}
+        )
+
+
+class _Search:
+    """The planning problem with variables that tell how a target lies."""
+
+    def __init__(self, s: Logical, target: Target, request: Request) -> None:
+        watched = dict.fromkeys(target.values)
+        self.s: Listed = list_candidates(s.with_graph(with_annotations(s.graph, watched)))
+        self.target, self.donated = target, request.donated
+        r = self.s.request
+        asked = pins.boundary(self.s.graph, self.s.asked_inputs, r.out_sbp, r.ties, r.placement)
+        self.asked = replace(asked, in_costs=r.in_costs, out_costs=r.out_costs)
+        self.model = Model(self.s.candidates, self.asked, self.s.boxings)
+        self.network = self.model.build()
+        nodes = annotations_of(self.s.graph, watched)
+        variables = (
+            *(self.model.inputs[i] for i in target.arguments),
+            *(self.model.outputs[j] for j in target.results),
+            *(self.model.nodes[node.id] for node in nodes.values()),
+        )
+        self.variables = [x for x in variables if x is not None]
+        self.position = [self._positions(self.model.states[x]) for x in self.variables]
+
+    def _positions(self, states: Sequence[Any]) -> dict[NdSbp, int]:
+        lying = [s.results[0] if isinstance(s, Strategy) else s for s in states]
+        return {nd: k for k, nd in enumerate(lying)}
+
+    @property
+    def signatures(self) -> list[NdSbp]:
+        """Those that all tensors of the target can have."""
+        first, *others = self.position
+        return [nd for nd in first if all(nd in other for other in others)]
+
+    def states(self, nd: NdSbp) -> HeldStates:
+        """The variables that hold the target, and their states for a signature."""
+        return {x: at[nd] for x, at in zip(self.variables, self.position, strict=True)}
+
+    def held(self, nd: NdSbp, states: Sequence[int], cost: float, bound: float) -> HeldPlan:
+        """The plan that states of the variables mean."""
+        assignment = self.model.chosen(states, cost, bound)
+        chosen = Chosen(**vars(self.s), assignment=assignment, asked=self.asked)
+        placed: Placed = bucket(find_owners(box(chosen)))
+        figures = _evaluated(placed.physical, self.s.boxings.network, self.donated)
+        made = annotations_of(self.s.graph, dict.fromkeys(self.target.values))
+        made_values = [x for node in made.values() for x in node.inputs if isinstance(x, int)]
+        slack = cost - bound if cost - bound > SAME * cost else 0.0
+        return HeldPlan(nd, figures, _made_by(placed.physical, made_values), slack)
+
+
+def with_replanner(plan: Plan, traced: Traced, request: Request) -> Plan:
+    """A plan that can be made again.
+
+    Arguments:
+      traced, request: what `compile_plan` was given for it.
+    """
+    nodes = () if plan.physical is None else plan.physical.graph.walk()
+    if not any(node.params.get("samples") for node in nodes):
+        # Nothing was computed from a batch: the plan must not keep it alive.
+        request = replace(request, sampled=None)
+    return replace(plan, replanner=Replanner(traced, request))
+
+
+def figures_of(plan: PlanData) -> PlanFigures:
+    """What a plan costs."""
+    return PlanFigures(plan.seconds, plan.step_seconds, plan.wire_bytes, plan.memory_bytes)
+
+
+def _evaluated(physical: Physical, network: Network, donated: Sequence[int]) -> PlanFigures:
+    takes = Evaluator(physical, network, donated)
+    sent = sum(
+        how.times * (takes.box_bytes(what) if isinstance(what, Box) else what.talk.wire_bytes)
+        for what, how in talking(physical)
+    )
+    return PlanFigures(takes.seconds(), takes.overlapped().seconds, sent, takes.peak_bytes())
+
+
+def _made_by(physical: Physical, values: Sequence[int]) -> str:
+    """The op that makes some values, and its signatures; several, where not all have the same."""
+    makers = Flow(physical).makers
+    texts = []
+    for v in values:
+        if v in makers:
+            node, s = makers[v]
+            ends = (", ".join(map(format_sbp, lying)) for lying in s.lying)
+            texts.append(f"{node.op} at {node.source} as {' -> '.join(ends)}")
+    every = dict.fromkeys(texts)
+    more = [f"{len(every) - 2} other ways"] if len(every) > 2 else []
+    return "; ".join([*itertools.islice(every, 2), *more])
+
+
+def _check(target: Target, nd: NdSbp, request: Request) -> list[Problem]:
+    """What keeps a target from lying as asked."""
+    where = f"what if: {target.text}"
+    problems = list(check_fit(nd, target.shape, target.dtype, where, request.placement))
+    if not problems and not target.values and any(isinstance(s, Partial) for s in nd):
+        legal, fix = "S(dim) or B", "B, or a tensor that an op makes"
+        why = "P never crosses the boundary of a program: a jax.Array holds whole values"
+        problems.append(Problem("signature", where, format_sbp(nd), legal, why, fix))
+    return problems
