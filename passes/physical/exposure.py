@@ -8,7 +8,7 @@ exposed, and the problem is solved again.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,7 +17,6 @@ from sbp.passes.boxing.paths import Boxings
 from sbp.passes.physical.buckets import bucket_collectives
 from sbp.passes.physical.evaluate import Evaluator, executed
 from sbp.passes.physical.insert import insert_boxing
-from sbp.passes.physical.owners import mark_owners
 from sbp.passes.physical.program import Box, Compute, Physical, Step
 from sbp.passes.plan.candidates import Candidates, Strategy
 from sbp.passes.plan.cost import talk_seconds
@@ -95,8 +94,8 @@ class Clock:
     said: dict[Hashable, list[tuple[Talk, float]]] = field(default_factory=dict, repr=False)
 
     def physical(self, assignment: ChosenSignatures) -> Physical:
-        """The program as the chain will make it."""
-        placed = mark_owners(insert_boxing(self.candidates, assignment, self.boxings))
+        """The program as the chain will make it, as far as its times go."""
+        placed = insert_boxing(self.candidates, assignment, self.boxings)
         return bucket_collectives(placed, self.boxings.network.hardware)
 
     def times(self, assignment: ChosenSignatures) -> StepTimes:
@@ -187,20 +186,24 @@ class Exposure:
             for g, share in found.items()
         }
 
-    def weighted(self, shares: Shares) -> CostNetwork:
-        """The network with these shares; tables of one group stay one object."""
+    def weighted(self, shares: Shares, unary: Sequence[Table]) -> CostNetwork:
+        """The network with these shares; tables of one group stay one object.
+
+        Arguments:
+          unary: the costs of states, with those infinite that are not wanted.
+        """
         tables = {g: _scaled(table, shares[g]) for g, table in self.tables.items()}
         edges = (
             (i, j, tables[group]) for group, (i, j, _) in zip(self.groups, self.network.edges, strict=True)
         )
-        unary, known = list(self.network.unary), dict[Hashable, Table]()
+        thetas, known = list(unary), dict[Hashable, Table]()
         for variable, (_, sent) in self.talkers.items():
-            own, share = unary[variable], round(shares["talk", variable], 6)
+            own, share = thetas[variable], round(shares["talk", variable], 6)
             key = id(own), id(sent), share
             if key not in known:
                 known[key] = own - (1.0 - share) * sent
-            unary[variable] = known[key]
-        return CostNetwork(tuple(unary), tuple(edges))
+            thetas[variable] = known[key]
+        return CostNetwork(tuple(thetas), tuple(edges))
 
 
 def _scaled(table: Table, share: float) -> Table:

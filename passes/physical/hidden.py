@@ -13,24 +13,27 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from sbp.passes.boxing.paths import Boxings
 from sbp.passes.physical.evaluate import OVERLAPPING
 from sbp.passes.physical.exposure import Clock, Exposure, Shares, StepTimes
-from sbp.passes.plan.candidates import Candidates
+from sbp.passes.plan.fold import fold
 from sbp.passes.plan.model import ChosenSignatures, Model
-from sbp.passes.plan.network import CostNetwork, Infeasible
+from sbp.passes.plan.network import CostNetwork, Infeasible, Table
 from sbp.passes.plan.seeds import restricted, seed_name, seeds_for, tensors_of
 from sbp.passes.plan.solve import solve
 
-ROUNDS = 4
-"""Solutions from one starting point; it ends before where a plan comes back."""
+FIRST_ROUNDS, SEED_ROUNDS, LAST_ROUNDS = 4, 2, 6
+"""Solutions that begin at the cheapest plan before seeds are looked at, at each of the best seeds, within what that
+allows, and at last at the best plan. Fewer where a plan comes back; of few looks the first take a quarter, and the
+last a third."""
 POINTS = 3
-"""Seeds that are started at, of all that were looked at."""
+"""Seeds that are gone on from, those with the shortest steps."""
+LOST = 1.1
+"""Steps so many times as long as where one came from are not gone on from."""
 LOOKS_EDGES = 40_000
-"""Looks at a plan, times the edges of the network, that fit into half a second of CPU."""
-FEWEST_LOOKS, MOST_LOOKS = 3, 32
-SAME_STEP = 1e-6
-"""Steps that differ by less, relatively, are the same; then the fewer seconds count."""
+"""Looks at a plan, times the edges of the network: about half a second of CPU."""
+FEWEST_LOOKS, MOST_LOOKS = 3, 24
+FOLDED = 0.5
+"""A network is solved folded where at most this part of its nodes is left."""
 
 
 @dataclass(frozen=True)
@@ -38,15 +41,14 @@ class ShortestStep:
     """What was found.
 
     Arguments:
-      assignment: with the shortest step of those that fit.
+      assignment: with the shortest step of those that fit; it knows what the one takes that the search began
+        with, if that is another.
       step_seconds: of it.
-      cheapest_seconds: what the plan takes that the search began with, one thing after the other.
       looked, left: names of the starting points that were looked at, and of those for which there was no time.
     """
 
     assignment: ChosenSignatures
     step_seconds: float
-    cheapest_seconds: float
     looked: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
 
@@ -60,8 +62,8 @@ class _Look:
 
     @property
     def rank(self) -> tuple[float, float]:
-        step = self.times.step_seconds
-        return float(f"{step:.6e}"), self.times.seconds
+        # Steps that are the same to six digits are; then the fewer seconds count.
+        return float(f"{self.times.step_seconds:.5e}"), self.times.seconds
 
 
 class _Search:
@@ -88,8 +90,12 @@ class _Search:
         """The plan that solves a network; None if it has none, or was looked at already."""
         self.left -= 1
         remaining = None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
+        folded = fold(network)
         try:
-            states = solve(network, time_limit_seconds=remaining).states
+            if len(folded.network.unary) <= FOLDED * len(network.unary):
+                states = folded.expand(solve(folded.network, time_limit_seconds=remaining).states)
+            else:
+                states = solve(network, time_limit_seconds=remaining).states
         except Infeasible:
             return None
         if states in self.seen:
@@ -98,15 +104,19 @@ class _Search:
         self.seen[states] = self.look(replace(assignment, bound=self.bound))
         return self.seen[states]
 
-    def descend(self, start: _Look, exposure: Exposure) -> None:
-        """Solves anew with what is exposed, until a plan comes back."""
+    def descend(self, start: _Look, exposure: Exposure, unary: Sequence[Table], rounds: int) -> None:
+        """Solves anew with what is exposed, until a plan comes back or is lost."""
         at: _Look | None = start
         shares: Shares | None = None
-        for _ in range(ROUNDS):
-            if self.spent or at is None:
+        for _ in range(rounds):
+            if self.spent or at is None or at.times.step_seconds > LOST * start.times.step_seconds:
                 break
             shares = exposure.shares(at.times, shares)
-            at = self.solved(exposure.weighted(shares))
+            at = self.solved(exposure.weighted(shares, unary))
+
+    def best(self) -> list[_Look]:
+        """What was looked at, the shortest step first."""
+        return sorted(self.seen.values(), key=lambda x: x.rank)
 
 
 def shortest_step(
@@ -127,27 +137,28 @@ def shortest_step(
     search = _Search(model, network, cheapest, time_limit_seconds)
     base = search.cheapest
     if model.boxings.network.hardware.platform not in OVERLAPPING or not (base.times.sent or base.times.talked):
-        return ShortestStep(cheapest, base.times.step_seconds, base.times.seconds)
+        return ShortestStep(cheapest, base.times.step_seconds)
     exposure = Exposure(model, network)
-    search.descend(base, exposure)
+    last = min(LAST_ROUNDS, search.left // 3)
+    search.descend(base, exposure, network.unary, min(FIRST_ROUNDS, max(1, search.left // 4)))
     tensors = tensors_of(model.graph, model.boundary.ties)
-    looked, points, seeds = list[str](), list[_Look](), list(seeds_for(model.c.placement.ndim))
-    while seeds and not search.spent:
+    looked, seeds = list[str](), list(seeds_for(model.c.placement.ndim))
+    points: list[tuple[_Look, tuple[Table, ...]]] = []
+    while seeds and search.left > last and not search.spent:
         seed = seeds.pop(0)
         looked.append(seed_name(seed))
-        at = search.solved(CostNetwork(restricted(model, seed, tensors), network.edges))
+        unary = restricted(model, seed, tensors)
+        at = search.solved(CostNetwork(unary, network.edges))
         if at is not None:
-            points.append(at)
-    for at in sorted(points, key=lambda x: x.rank)[:POINTS]:
-        search.descend(at, exposure)
-    best = base
-    for at in sorted(search.seen.values(), key=lambda x: x.rank):
-        if at.rank >= base.rank:
-            break
-        if fits(at.assignment):
-            best = at
-            break
+            points.append((at, unary))
+    for at, unary in sorted(points, key=lambda x: x[0].rank)[:POINTS]:
+        search.descend(at, exposure, unary, min(SEED_ROUNDS, search.left - last))
+    for at in search.best()[:1]:
+        search.descend(at, exposure, network.unary, search.left)
+    better = (x for x in search.best() if x.rank < base.rank)
+    best = next((x for x in better if fits(x.assignment)), base)
     left = tuple(seed_name(seed) for seed in seeds)
-    return ShortestStep(
-        best.assignment, best.times.step_seconds, base.times.seconds, tuple(looked), left
-    )
+    chosen = best.assignment
+    if best is not base:
+        chosen = replace(chosen, cheapest_seconds=base.times.seconds)
+    return ShortestStep(chosen, best.times.step_seconds, tuple(looked), left)

@@ -73,6 +73,7 @@ class ChosenSignatures:
       shares: per value with several uses, what it is boxed to first.
       seconds, bound: the estimated time, and a proven lower bound on every plan's. Neither has
         the boundary costs: sending to another placement is counted between the placements.
+      cheapest_seconds: what the cheapest that was found takes, if it is not this one.
     """
 
     inputs: tuple[NdSbp, ...]
@@ -82,6 +83,7 @@ class ChosenSignatures:
     shares: Mapping[int, NdSbp]
     seconds: float
     bound: float
+    cheapest_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,6 +355,14 @@ def choose(
       Infeasible: if the pins exclude each other.
     """
     model = Model(candidates, boundary, boxings)
-    network = model.build()
+    return cheapest(model, model.build(), time_limit_seconds)
+
+
+def cheapest(model: Model, network: CostNetwork, time_limit_seconds: float | None) -> ChosenSignatures:
+    """The same of a model that is built.
+
+    Raises:
+      Infeasible: if the pins exclude each other.
+    """
     solution = solve(network, time_limit_seconds=time_limit_seconds)
     return model.chosen(solution.states, solution.cost, solution.bound)

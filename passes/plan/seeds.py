@@ -31,6 +31,7 @@ class AxisUse:
       batch: inputs that are no state, by their rows (the first dim); False: whole.
       weights, moments: state that the model computes with, and the other state of the same shapes.
       gradients: how the gradient of a weight meets the optimizer.
+      first: whether weights and moments that are split are split by the first dim that can be.
       stays: whether a weight is used as it lies, never gathered.
       whole_rows: whether no op of the model is split by the rows of the batch.
     """
@@ -40,6 +41,7 @@ class AxisUse:
     weights: bool | None = None
     moments: bool | None = None
     gradients: bool | None = None
+    first: bool = False
     stays: bool = False
     whole_rows: bool = False
 
@@ -47,27 +49,29 @@ class AxisUse:
 DATA = AxisUse("data", batch=True, weights=False, moments=False)
 ZERO_1 = AxisUse("ZeRO-1", batch=True, weights=False, moments=True, gradients=False)
 ZERO_2 = AxisUse("ZeRO-2", batch=True, weights=False, moments=True, gradients=True)
-ZERO_3 = AxisUse("ZeRO-3", batch=True, weights=True, moments=True)
+ZERO_3 = AxisUse("ZeRO-3", batch=True, weights=True, moments=True, first=True)
+ZERO_3_ANY = AxisUse("ZeRO-3 by any dim", batch=True, weights=True, moments=True)
 TENSOR = AxisUse("tensor", batch=False, weights=True, moments=True, stays=True)
 TENSOR_ROWS = AxisUse("tensor, rows whole", weights=True, moments=True, stays=True, whole_rows=True)
 SEQUENCE = AxisUse("sequence", weights=False, whole_rows=True)
 SEQUENCE_3 = AxisUse("sequence and ZeRO-3", weights=True, moments=True, whole_rows=True)
 
-ALL_AXES = (ZERO_3, TENSOR, DATA, ZERO_2, ZERO_1, SEQUENCE, TENSOR_ROWS, SEQUENCE_3)
+ALL_AXES = (ZERO_3, DATA, ZERO_3_ANY, ZERO_2, SEQUENCE_3, TENSOR, ZERO_1, SEQUENCE, TENSOR_ROWS)
 """For all axes alike, the ones that most often pay first."""
-PAIRS = ((DATA, TENSOR), (TENSOR, DATA), (ZERO_3, TENSOR), (DATA, ZERO_3), (TENSOR, ZERO_3), (ZERO_3, DATA))
+PAIRS = ((DATA, ZERO_3), (DATA, TENSOR), (ZERO_3, DATA), (ZERO_3, TENSOR), (TENSOR, DATA), (TENSOR, ZERO_3))
 """For the outermost axis, and for the others."""
 
 
 def seeds_for(axes: int) -> tuple[tuple[AxisUse, ...], ...]:
     """The parallelisms for a placement of so many axes, outer to inner.
 
-    >>> [seed_name(seed) for seed in seeds_for(2)][:9:4]
-    ['ZeRO-3', 'ZeRO-1', 'data x tensor']
+    >>> [seed_name(seed) for seed in seeds_for(2)][:4]
+    ['ZeRO-3', 'data x ZeRO-3', 'data', 'data x tensor']
     """
     alike = [(use,) * axes for use in ALL_AXES]
     mixed = [(outer, *(inner,) * (axes - 1)) for outer, inner in PAIRS] if axes > 1 else []
-    return (*alike[:4], *mixed[:2], *alike[4:], *mixed[2:]) if axes > 1 else tuple(alike)
+    found = (seed for pair in itertools.zip_longest(alike, mixed) for seed in pair if seed is not None)
+    return tuple(found)
 
 
 def seed_name(seed: Sequence[AxisUse]) -> str:
@@ -81,7 +85,8 @@ class Tensors:
 
     Arguments:
       batch, moments: positions of inputs.
-      weights: likewise; `alike`: the values that are such a weight, or one cast or put into another form.
+      weights: likewise; `alike`: the values that are one, as it is, cast or put into another form. Vectors, such
+        as biases, are not among these: no product is split for their sake.
       gradients: values that the backward pass hands to the optimizer.
       rows: numbers of rows of the batch.
     """
@@ -95,16 +100,17 @@ class Tensors:
 
 
 def tensors_of(graph: Graph, ties: Sequence[int | None]) -> Tensors:
-    """What the tensors of a program are, by where they are used; vectors, such as biases, are no weights."""
+    """What the tensors of a program are, by where they are used."""
     state = {t for t in ties if t is not None}
     at = {v: i for i, v in enumerate(graph.inputs)}
     shapes = [graph.values[v].shape for v in graph.inputs]
     nodes = list(graph.walk())
     used = {x for n in nodes if n.role.derived for x in n.inputs if not isinstance(x, Const)}
     # A program without a gradient, such as one that only decodes, has nothing to split but its batch.
-    weights = {i for v, i in at.items() if i in state and v in used and len(shapes[i]) > 1}
+    weights = {i for v, i in at.items() if i in state and v in used and shapes[i]}
     forms = {shapes[i] for i in weights}
-    alike, gradients, met = {graph.inputs[i] for i in weights}, set[int](), set[int]()
+    alike = {graph.inputs[i] for i in weights if len(shapes[i]) > 1}
+    gradients, met = set[int](), set[int]()
     for n in nodes:
         if n.role.derived == "backward":
             gradients.update(v for v in n.outputs if graph.values[v].shape in forms)
@@ -136,17 +142,18 @@ def _alike(graph: Graph, node: Node, weights: set[int]) -> list[int]:
 
 def restricted(model: Model, seed: Sequence[AxisUse], tensors: Tensors) -> tuple[Table, ...]:
     """The costs of all states of a built model, infinite for those that a seed excludes."""
-    r = _Restriction(model, tuple(seed))
-    b, split = tensors, _is_split
+    r, b = _Restriction(model, tuple(seed)), tensors
     for i, variable in enumerate(model.inputs):
         if i in b.batch:
-            r.keep(variable, "batch", lambda s, use: _either(s == Split(0), split(s), use.batch))
+            r.keep(variable, "batch", _batch_lies)
         elif i in b.weights:
-            r.keep(variable, "weights", lambda s, use: use.weights in (None, split(s)))
+            r.keep(variable, "weights", lambda s, use: use.weights in (None, _is_split(s)))
+            r.keep_first(variable, "weights", lambda use: use.first and use.weights)
         elif i in b.moments:
-            r.keep(variable, "moments", lambda s, use: use.moments in (None, split(s)))
+            r.keep(variable, "moments", lambda s, use: use.moments in (None, _is_split(s)))
+            r.keep_first(variable, "moments", lambda use: use.first and use.moments)
     for v in b.gradients & model.shares.keys():
-        r.keep(model.shares[v], "gradients", lambda s, use: use.gradients in (None, split(s)))
+        r.keep(model.shares[v], "gradients", lambda s, use: use.gradients in (None, _is_split(s)))
     if any(use.stays or use.whole_rows for use in seed):
         for node in model.graph.walk():
             if node.role.derived and node.id in model.nodes:
@@ -158,9 +165,9 @@ def _is_split(s: Any) -> bool:
     return isinstance(s, Split)
 
 
-def _either(rows: bool, split: bool, wanted: bool | None) -> bool:
-    """Of the batch: by its rows if it is to be split, else whole."""
-    return wanted is None or (rows if wanted else not split)
+def _batch_lies(s: Any, use: AxisUse) -> bool:
+    """By its rows if it is to be split, else whole."""
+    return use.batch is None or (s == Split(0) if use.batch else not _is_split(s))
 
 
 @dataclass
@@ -181,6 +188,16 @@ class _Restriction:
             return all(allowed(s, use) for s, use in zip(nd, self.seed, strict=True))
 
         self._keep(variable, kind, kept)
+
+    def keep_first(self, variable: int, kind: str, wanted: Callable[[AxisUse], bool | None]) -> None:
+        """Leaves the signatures by the first dim that all axes which want it can split."""
+        axes = [a for a, use in enumerate(self.seed) if wanted(use)]
+        finite = np.isfinite(self.unary[variable])
+        left = [nd for nd, ok in zip(self.model.states[variable], finite, strict=True) if ok]
+        dims = [nd[axes[0]].dim for nd in left if axes and len({nd[a] for a in axes}) == 1 and _is_split(nd[axes[0]])]
+        if dims:
+            first = Split(min(dims))
+            self._keep(variable, (kind, first), lambda nd: all(nd[a] == first for a in axes))
 
     def keep_node(self, node: Node, tensors: Tensors) -> None:
         """Leaves the strategies that take weights as they lie, or do not split rows."""
