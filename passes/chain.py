@@ -187,7 +187,9 @@ def choose_signatures(s: Listed) -> Chosen:
     network = model.build()
     fastest = cheapest(model, network, r.terms.time_limit_seconds)
     kept, assignment = keep_limit(s, asked, fastest)
-    if assignment is not fastest or kept is s:  # else nothing that fits was found: the least that does not stays
+    if (
+        assignment is not fastest or kept is s
+    ):  # else nothing that fits was found: the least that does not stays
         kept, assignment = hide(kept, model, network, assignment)
     return Chosen(**vars(kept), assignment=assignment, asked=asked)
 

@@ -52,8 +52,8 @@ def _even_dims(shape: Sequence[int], nd: NdSbp, group: int, placement: Placement
 def starts_note(looked: Sequence[str], left: Sequence[str]) -> str:
     """A remark on a search that could not begin at every parallelism that it knows.
 
-    >>> starts_note(["data"], ["tensor", "sequence"])
-    'overlap: the program is large, and the search began at the cheapest plan and at data; not at tensor, sequence'
+    >>> starts_note(["data"], ["tensor"])
+    'overlap: the program is large, and the search began at the cheapest plan and at data; not at tensor'
     """
     at = f"at the cheapest plan and at {', '.join(looked)}" if looked else "at the cheapest plan alone"
     return f"overlap: the program is large, and the search began {at}; not at {', '.join(left)}"

@@ -90,7 +90,8 @@ class PlanData:
       in_paths, out_paths: their names.
       notes: remarks: ops without a rule, uneven sizes that are gathered, arguments that are moved.
       physical: the program itself; None for a plan that was loaded from a file.
-      cheapest_seconds: what the cheapest plan that was found takes, one thing after the other, if this one was
+      cheapest_seconds: what the cheapest plan that was found takes, one thing after the other, if this one
+      was
         preferred for its shorter step.
     """
 

@@ -168,6 +168,7 @@ def read_plan(data: Mapping[str, Any]) -> PlanData:
         tuple(data["in_paths"]),
         tuple(data["out_paths"]),
         tuple(data["notes"]),
+        cheapest_seconds=data.get("cheapest_seconds"),
     )
 
 

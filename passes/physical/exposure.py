@@ -1,8 +1,8 @@
 """What of its collectives a step waits for, and a planning problem in which each counts with that share.
 
-The search adds up costs of ops and of moves; what a move delays, with collectives beside kernels, depends on all
-others. So a plan is run as XLA:GPU would (overlap.py), each move counts from then on with the part of it that was
-exposed, and the problem is solved again.
+The search adds up costs of ops and of moves; what a move delays, with collectives beside kernels, depends on
+all others. So a plan is run as XLA:GPU would (overlap.py), each move counts from then on with the part of it
+that was exposed, and the problem is solved again.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ class StepTimes:
 
 @dataclass(frozen=True)
 class _Remembering(Evaluator):
-    """An evaluator that asks once what a step takes: plans of one program have most of their steps in common."""
+    """An evaluator that asks once what a step takes: plans of one program have most of their steps in
+    common."""
 
     known: dict[Hashable, float] = field(default_factory=dict)
     said: dict[Hashable, list[tuple[Talk, float]]] = field(default_factory=dict)

@@ -1,10 +1,10 @@
 """The plan with the shortest step, where collectives run beside kernels: the search, told what is exposed.
 
-The cheapest plan one thing after the other may wait for collectives that a dearer one hides. From it, and from
-parallelisms by name (plan/seeds.py), each a point to start at, the problem is solved again and again with every
-move counting as far as it was exposed (exposure.py), and what is kept is the plan with the shortest step of all
-that were looked at. How many that are depends on the size of the program alone, so that the same program has the
-same plan however busy the machine is.
+The cheapest plan one thing after the other may wait for collectives that a dearer one hides. From it, and
+from parallelisms by name (plan/seeds.py), each a point to start at, the problem is solved again and again
+with every move counting as far as it was exposed (exposure.py), and what is kept is the plan with the
+shortest step of all that were looked at. How many that are depends on the size of the program alone, so that
+the same program has the same plan however busy the machine is.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ from sbp.passes.plan.seeds import restricted, seed_name, seeds_for, tensors_of
 from sbp.passes.plan.solve import solve
 
 FIRST_ROUNDS, SEED_ROUNDS, LAST_ROUNDS = 4, 2, 6
-"""Solutions that begin at the cheapest plan before seeds are looked at, at each of the best seeds, within what that
-allows, and at last at the best plan. Fewer where a plan comes back; of few looks the first take a quarter, and the
-last a third."""
+"""Solutions that begin at the cheapest plan before seeds are looked at, at each of the best seeds, within
+what that allows, and at last at the best plan. Fewer where a plan comes back; of few looks the first take a
+quarter, and the last a third."""
 POINTS = 3
 """Seeds that are gone on from, those with the shortest steps."""
 LOST = 1.1
 """Steps so many times as long as where one came from are not gone on from."""
-LOOKS_EDGES = 40_000
-"""Looks at a plan, times the edges of the network: about half a second of CPU."""
-FEWEST_LOOKS, MOST_LOOKS = 3, 24
-FOLDED = 0.5
+WORK, BESIDE = 66_000, 7
+"""The sizes of all looks (`look_size`) together, and how many of them all other planning takes: so many that a
+GPT of 12 layers on 8 x 8 is planned in about three seconds of CPU."""
+FEWEST_LOOKS, MOST_LOOKS = 2, 24
+FOLDED = 0.6
 """A network is solved folded where at most this part of its nodes is left."""
 
 
@@ -44,7 +45,8 @@ class ShortestStep:
       assignment: with the shortest step of those that fit; it knows what the one takes that the search began
         with, if that is another.
       step_seconds: of it.
-      looked, left: names of the starting points that were looked at, and of those for which there was no time.
+      looked, left: names of the starting points that were looked at, and of those for which there was no
+      time.
     """
 
     assignment: ChosenSignatures
@@ -66,6 +68,13 @@ class _Look:
         return float(f"{self.times.step_seconds:.5e}"), self.times.seconds
 
 
+def look_size(network: CostNetwork) -> float:
+    """The work of a look at a plan: edges that are run and nodes that are solved count alike, and the cells
+    of tables by what they take beside (measured for GPTs of 2 and 12 layers on one axis and on two)."""
+    distinct = {id(table): table.size for _, _, table in network.edges}
+    return 1 + 0.5 * (len(network.edges) + len(fold(network).network.unary)) + sum(distinct.values()) / 150
+
+
 class _Search:
     """What was looked at so far, and how much may still be."""
 
@@ -75,7 +84,7 @@ class _Search:
         self.model, self.network, self.bound = model, network, cheapest.bound
         self.clock = Clock(model.c, model.boxings)
         self.deadline = None if seconds is None else time.monotonic() + seconds
-        self.left = min(MOST_LOOKS, max(FEWEST_LOOKS, LOOKS_EDGES // max(1, len(network.edges))))
+        self.left = min(MOST_LOOKS, max(FEWEST_LOOKS, int(WORK / look_size(network)) - BESIDE))
         self.seen: dict[tuple[int, ...], _Look] = {}
         self.cheapest = self.look(cheapest)
 
@@ -136,7 +145,9 @@ def shortest_step(
     """
     search = _Search(model, network, cheapest, time_limit_seconds)
     base = search.cheapest
-    if model.boxings.network.hardware.platform not in OVERLAPPING or not (base.times.sent or base.times.talked):
+    if model.boxings.network.hardware.platform not in OVERLAPPING or not (
+        base.times.sent or base.times.talked
+    ):
         return ShortestStep(cheapest, base.times.step_seconds)
     exposure = Exposure(model, network)
     last = min(LAST_ROUNDS, search.left // 3)

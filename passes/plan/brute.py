@@ -21,7 +21,7 @@ def brute_force(network: CostNetwork) -> Solution:
     >>> brute_force(CostNetwork((np.array([2.0, 1.0]),), ())).states
     (1,)
     """
-    states, total = _all_costs(network)
+    states, total = all_costs(network)
     best = int(total.argmin())
     if math.isinf(total[best]):
         raise Infeasible()
@@ -40,7 +40,7 @@ def brute_force_within(network: CostNetwork, budget: Budget) -> Fitted:
     >>> brute_force_within(CostNetwork((np.array([1.0, 9.0]),), ()), Budget((heavy,), 2.0)).states
     (1,)
     """
-    states, total = _all_costs(network)
+    states, total = all_costs(network)
     peak = np.zeros(total.size)
     for time in {load.start for load in budget.loads}:
         alive = np.zeros(total.size)
@@ -61,7 +61,7 @@ def brute_force_within(network: CostNetwork, budget: Budget) -> Fitted:
     )
 
 
-def _all_costs(network: CostNetwork) -> tuple[NDArray[np.intp], Table]:
+def all_costs(network: CostNetwork) -> tuple[NDArray[np.intp], Table]:
     """All combinations, `[nodes, combinations]` in lexicographic order, and what they cost."""
     sizes = tuple(theta.size for theta in network.unary)
     combinations = math.prod(sizes)

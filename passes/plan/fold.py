@@ -1,7 +1,7 @@
 """A cost network with its equal parts laid upon each other, so that layers that are alike choose alike.
 
-What is found is an assignment of the whole network at the cost that is said, and the cheapest of those that treat
-alike what looks alike nearby; it is not proven to be the cheapest of all.
+What is found is an assignment of the whole network at the cost that is said, and the cheapest of those that
+treat alike what looks alike nearby; it is not proven to be the cheapest of all.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from sbp.passes.plan.network import CostNetwork, Table
 
 HOPS = 4
-"""How far nodes must look alike to be one: so far from either end of a stack a layer may have its own choice."""
+"""How far nodes must look alike to be one: so far from either end of a stack a layer may have its own
+choice."""
 _FACTORS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 """Odd numbers whose products spread over 64 bits (splitmix64, Steele et al., 2014)."""
 

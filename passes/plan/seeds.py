@@ -1,9 +1,9 @@
 """Parallelisms by name, as restrictions of a planning problem: where a search may begin that wants to see
 structurally different plans.
 
-A search that goes downhill from one plan stays near it. A seed leaves only the states that a parallelism allows:
-which of them is cheapest, and everything that it says nothing of, is solved as ever. It says nothing of what the
-user pinned, and nothing where no state would be left.
+A search that goes downhill from one plan stays near it. A seed leaves only the states that a parallelism
+allows: which of them is cheapest, and everything that it says nothing of, is solved as ever. It says nothing
+of what the user pinned, and nothing where no state would be left.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ class Tensors:
 
     Arguments:
       batch, moments: positions of inputs.
-      weights: likewise; `alike`: the values that are one, as it is, cast or put into another form. Vectors, such
+      weights: likewise; `alike`: the values that are one, as it is, cast or put into another form. Vectors,
+      such
         as biases, are not among these: no product is split for their sake.
       gradients: values that the backward pass hands to the optimizer.
       rows: numbers of rows of the batch.
@@ -194,7 +195,11 @@ class _Restriction:
         axes = [a for a, use in enumerate(self.seed) if wanted(use)]
         finite = np.isfinite(self.unary[variable])
         left = [nd for nd, ok in zip(self.model.states[variable], finite, strict=True) if ok]
-        dims = [nd[axes[0]].dim for nd in left if axes and len({nd[a] for a in axes}) == 1 and _is_split(nd[axes[0]])]
+        dims = [
+            nd[axes[0]].dim
+            for nd in left
+            if axes and len({nd[a] for a in axes}) == 1 and _is_split(nd[axes[0]])
+        ]
         if dims:
             first = Split(min(dims))
             self._keep(variable, (kind, first), lambda nd: all(nd[a] == first for a in axes))
