@@ -30,7 +30,7 @@ POINTS = 3
 LOST = 1.1
 """Steps so many times as long as where one came from are not gone on from."""
 WORK, BESIDE = 66_000, 7
-"""The sizes of all looks (`look_size`) together, and how many of them all other planning takes. For a GPT of 12
+"""The sizes of all looks (`look_size`) together, and how many all other planning takes. For a GPT of 12
 layers on 8 x 8 that leaves three looks."""
 FEWEST_LOOKS, MOST_LOOKS = 2, 24
 FOLDED = 0.6
