@@ -1,12 +1,15 @@
 """What the planner says of a step with overlap, beside the simulation of the program that XLA:GPU compiled.
 
     python -m benchmarks.overlap [--rows gpt@2/data:8,...] [--results benchmarks/results/gpu_target.json]
+    python -m benchmarks.overlap --auto [--rows gpt@2/auto:8,...]
 
 Nothing is compiled: the simulated figures are those that benchmarks.gpu_target has left. Per row: what the
 plan takes one thing after the other, what it takes with overlap and what of it is exposed, and the simulated
 step. Then the same with the simulator's own times: collectives by sbp/rates, kernels scaled so that all of
 them together take as long as the simulated ones. What is still apart then is due to the model of overlap;
 the rest of the difference is due to what kernels and collectives are said to take.
+
+With `--auto`: the steps that plans estimate of AUTO and of all parallelisms by name on the same placement.
 """
 
 from __future__ import annotations
@@ -14,7 +17,8 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
-from collections.abc import Hashable, Sequence
+import time
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -27,6 +31,7 @@ from benchmarks.gpu_target import KIND, read
 from benchmarks.large import LARGE
 from benchmarks.versus_jax import parse
 from sbp.passes.boxing.links import Network
+from sbp.passes.face import Plan
 from sbp.passes.physical.evaluate import Evaluator, executed
 from sbp.passes.physical.overlap import overlapped
 from sbp.passes.physical.program import Box, Compute, Step
@@ -209,6 +214,83 @@ def summary(rows: Sequence[OverlapRow]) -> str:
     return "\n".join(lines)
 
 
+AUTO_ROWS = tuple(f"{model}@2/auto:{shape}" for model in ("gpt", "gpt-bf16") for shape in ("8", "2x4")) + (
+    "llama@8/auto:8",
+)
+BY_HAND = {1: ("data", "zero1", "zero", "tensor", "sequence"), 2: ("data", "zero", "tensor", "2d", "fsdp")}
+"""Parallelisms to compare with, by the number of placement axes."""
+
+
+@dataclass(frozen=True, slots=True)
+class AutoRow:
+    """The plan that the search chose, beside the best parallelism by name.
+
+    Arguments:
+      plan: that of AUTO.
+      by_hand: estimated seconds of a step, per parallelism.
+      cpu_seconds: of planning AUTO, tracing included.
+    """
+
+    row: str
+    plan: Plan
+    by_hand: Mapping[str, float]
+    cpu_seconds: float
+
+    @property
+    def best(self) -> str:
+        """The parallelism by name with the shortest step."""
+        return min(self.by_hand, key=self.by_hand.__getitem__)
+
+    @property
+    def ratio(self) -> float:
+        """The step of AUTO as a share of that."""
+        return self.plan.step_seconds / self.by_hand[self.best]
+
+
+def plan_of(row: str) -> tuple[Plan, float]:
+    """The plan of a row, and the CPU seconds that it took."""
+    model, layers, choice, shape = parse(row)
+    case = LARGE[model](choice, shape, layers)
+    program = sbp.compile(
+        case.step, sbp.placement(KIND, shape=shape), in_sbp=case.in_sbp, donate_argnums=(0, 1)
+    )
+    args = case.shapes()
+    began = time.process_time()
+    return program.plan(*args), time.process_time() - began
+
+
+def beside_hands(row: str) -> AutoRow:
+    """A row of AUTO, and the same model under every parallelism by name."""
+    plan, seconds = plan_of(row)
+    model, layers, _, shape = parse(row)
+    by_hand: dict[str, float] = {}
+    for choice in BY_HAND[len(shape)]:
+        if not (model.startswith("llama") and choice in ("zero1", "sequence")):
+            on = "x".join(map(str, shape))
+            by_hand[choice] = plan_of(f"{model}@{layers}/{choice}:{on}")[0].step_seconds
+    return AutoRow(row, plan, by_hand, seconds)
+
+
+AUTO_HEAD = "| | AUTO ms: step | serial | cheapest serial | by hand ms, the best first | ratio | CPU s |"
+
+
+def auto_table(rows: Sequence[AutoRow]) -> str:
+    """The rows as Markdown."""
+    lines = [AUTO_HEAD, "|" + "---|" * 7]
+    for r in rows:
+        hands = sorted(r.by_hand.items(), key=lambda x: x[1])
+        cheapest = r.plan.seconds if r.plan.cheapest_seconds is None else r.plan.cheapest_seconds
+        cells = (
+            r.row,
+            *(f"{x * 1e3:.3f}" for x in (r.plan.step_seconds, r.plan.seconds, cheapest)),
+            ", ".join(f"{choice} {seconds * 1e3:.3f}" for choice, seconds in hands),
+            f"{r.ratio:.3f}",
+            f"{r.cpu_seconds:.1f}",
+        )
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(prog="benchmarks.overlap", description=__doc__.splitlines()[0])
@@ -216,8 +298,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--results", metavar="FILE", type=Path, default=SAVED, help="of benchmarks.gpu_target"
     )
+    parser.add_argument("--auto", action="store_true", help="AUTO beside parallelisms by name, estimated")
     options = parser.parse_args(argv)
     jax.config.update("jax_platforms", "cpu")
+    if options.auto:
+        print(auto_table([]))
+        for row in options.rows.split(",") if options.rows else AUTO_ROWS:
+            print(auto_table([beside_hands(row)]).splitlines()[-1], flush=True)
+        return
     saved = {m.row: m.sbp for m in read(options.results)}
     rows: list[OverlapRow] = []
     print(table([]))

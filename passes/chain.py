@@ -23,6 +23,7 @@ from sbp.passes.explain.plan import PlanData
 from sbp.passes.face import PipelinePlan, Plan, faced
 from sbp.passes.physical.buckets import bucket_collectives
 from sbp.passes.physical.fit import fit, peak_bytes
+from sbp.passes.physical.hidden import shortest_step
 from sbp.passes.physical.insert import insert_boxing
 from sbp.passes.physical.merged import merge_ops
 from sbp.passes.physical.owners import mark_owners
@@ -39,7 +40,8 @@ from sbp.passes.pipeline.sums import split_sums
 from sbp.passes.pipeline.where import Where, find_places, placements_of
 from sbp.passes.plan import pins
 from sbp.passes.plan.candidates import Candidates, enumerate_candidates
-from sbp.passes.plan.model import Boundary, ChosenSignatures, choose, relaxed_bound
+from sbp.passes.plan.model import Boundary, ChosenSignatures, Model, cheapest, relaxed_bound
+from sbp.passes.plan.network import CostNetwork
 from sbp.passes.program.duplicates import without_duplicates
 from sbp.passes.program.graph import Graph
 from sbp.passes.program.trace import Traced
@@ -177,19 +179,49 @@ def list_candidates(s: Logical) -> Listed:
 
 
 def choose_signatures(s: Listed) -> Chosen:
-    """Chooses the signatures with the least estimated time, over the whole graph at once."""
+    """Chooses the signatures with the shortest estimated step, over the whole graph at once."""
     r = s.request
     asked = pins.boundary(s.graph, s.asked_inputs, r.out_sbp, r.ties, r.placement)
     asked = replace(asked, in_costs=r.in_costs, out_costs=r.out_costs)
-    assignment = choose(s.candidates, asked, s.boxings, r.terms.time_limit_seconds)
-    s, assignment = keep_limit(s, asked, assignment)
-    return Chosen(**vars(s), assignment=assignment, asked=asked)
+    model = Model(s.candidates, asked, s.boxings)
+    network = model.build()
+    fastest = cheapest(model, network, r.terms.time_limit_seconds)
+    kept, assignment = keep_limit(s, asked, fastest)
+    if (
+        assignment is not fastest or kept is s
+    ):  # else nothing that fits was found: the least that does not stays
+        kept, assignment = hide(kept, model, network, assignment)
+    return Chosen(**vars(kept), assignment=assignment, asked=asked)
+
+
+def hide(
+    s: Listed, model: Model, network: CostNetwork, assignment: ChosenSignatures
+) -> tuple[Listed, ChosenSignatures]:
+    """The assignment with the shortest step, where collectives run beside kernels."""
+    r = s.request
+    if not r.whole_step:
+        return s, assignment
+    limit = memory_limit(r)
+
+    def fits(found: ChosenSignatures) -> bool:
+        return math.isinf(limit) or peak_bytes(s.candidates, found, s.boxings, r.donated) <= limit
+
+    found = shortest_step(model, network, assignment, fits, r.terms.time_limit_seconds)
+    if not found.left:
+        return s, found.assignment
+    remark = notes.starts_note(found.looked, found.left)
+    return replace(s, request=replace(r, notes=(*r.notes, remark))), found.assignment
+
+
+def memory_limit(r: Request) -> float:
+    """What a device may hold."""
+    return r.hardware.memory_bytes if r.terms.memory_limit_bytes is None else r.terms.memory_limit_bytes
 
 
 def keep_limit(s: Listed, asked: Boundary, fastest: ChosenSignatures) -> tuple[Listed, ChosenSignatures]:
     """The cheapest assignment that fits, if the cheapest of all does not and one is found."""
     r, donated = s.request, s.request.donated
-    limit = r.hardware.memory_bytes if r.terms.memory_limit_bytes is None else r.terms.memory_limit_bytes
+    limit = memory_limit(r)
     if not r.whole_step or math.isinf(limit):
         return s, fastest
     needed = peak_bytes(s.candidates, fastest, s.boxings, donated)
@@ -234,6 +266,7 @@ def write_plan(s: Placed) -> PlanData:
     )
     paths = s.traced.in_paths, s.traced.out_paths
     plan = explain(r.name, s.physical, s.boxings, s.assignment.bound, paths, remarks, r.donated)
+    plan = replace(plan, cheapest_seconds=s.assignment.cheapest_seconds)
     if plan.gap < 0:
         # Versions are made from each other in a way that the search did not price: its bound is not of all.
         bound = relaxed_bound(s.candidates, s.asked, s.boxings, r.terms.time_limit_seconds)

@@ -49,6 +49,16 @@ def _even_dims(shape: Sequence[int], nd: NdSbp, group: int, placement: Placement
     return [d for d, n in enumerate(shape) if n and n % (group * taken[d]) == 0]
 
 
+def starts_note(looked: Sequence[str], left: Sequence[str]) -> str:
+    """A remark on a search that could not begin at every parallelism that it knows.
+
+    >>> starts_note(["data"], ["tensor"])
+    'overlap: the program is large, and the search began at the cheapest plan and at data; not at tensor'
+    """
+    at = f"at the cheapest plan and at {', '.join(looked)}" if looked else "at the cheapest plan alone"
+    return f"overlap: the program is large, and the search began {at}; not at {', '.join(left)}"
+
+
 def effect_notes(graph: Graph, placement: Placement) -> list[str]:
     """A remark for each pure callback: every device executes it."""
     found = {n.source: n.op for n in graph.walk() if n.op == "pure_callback"}

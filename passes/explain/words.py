@@ -30,7 +30,12 @@ def gap_text(gap: float) -> str:
 
 def verdict_text(plan: PlanData) -> str:
     """How good a plan is known to be; the best of all plans may still not fit."""
-    known = gap_text(plan.gap)
+    known = gap_text(plan.cheapest_gap)
+    if plan.cheapest_seconds is not None:
+        known = (
+            f"chosen for its step of {seconds_text(plan.step_seconds)} with overlap; the cheapest plan takes "
+            f"{seconds_text(plan.cheapest_seconds)} one thing after the other, {known}"
+        )
     return known if plan.fits else f"does not fit its device; {known} among plans of any size"
 
 

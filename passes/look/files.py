@@ -173,6 +173,7 @@ def read_plan(data: Mapping[str, Any]) -> PlanData:
         tuple(data["notes"]),
         donated=tuple(data.get("donated", ())),
         program=data.get("program"),
+        cheapest_seconds=data.get("cheapest_seconds"),
     )
 
 

@@ -73,6 +73,7 @@ class ChosenSignatures:
       shares: per value with several uses, what it is boxed to first.
       seconds, bound: the estimated time, and a proven lower bound on every plan's. Neither has
         the boundary costs: sending to another placement is counted between the placements.
+      cheapest_seconds: what the cheapest that was found takes, if it is not this one.
     """
 
     inputs: tuple[NdSbp, ...]
@@ -82,6 +83,7 @@ class ChosenSignatures:
     shares: Mapping[int, NdSbp]
     seconds: float
     bound: float
+    cheapest_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,7 @@ class Model:
         self.graph: Graph = candidates.graph
         self.unary: list[Table] = []
         self.edges: list[tuple[int, int, Table]] = []
+        self.edge_values: list[int] = []
         self.supply: dict[int, _Use] = {}
         self.demand: dict[int, list[_Use]] = {}
         self.states: list[Sequence[Any]] = []
@@ -263,7 +266,12 @@ class Model:
         each = np.where(np.eye(len(boxing.universe), dtype=bool), np.inf, boxing.seconds).min(axis=0)
         same = np.array([boxing.index[nd] for nd in share.needs])[:, None] == np.array(columns)[None, :]
         table = np.where(same, 0.0, each[columns][None, :]) * (use.times / others)
-        self.edges.append((share.variable, use.variable, table))
+        self.add_edge(v, share.variable, use.variable, table)
+
+    def add_edge(self, v: int, i: int, j: int, table: Table) -> None:
+        """What it takes to bring a value from one variable to another."""
+        self.edges.append((i, j, table))
+        self.edge_values.append(v)
 
     def shared(self, supply: _Use, uses: list[_Use], natural: frozenset[str]) -> tuple[NdSbp, ...]:
         """What a value with several uses may be boxed to first: what any of them wants."""
@@ -294,7 +302,7 @@ class Model:
                 table = np.where(np.array(use.strict)[None, :], strict, table)
             same = np.array(rows)[:, None] == np.array(columns)[None, :]
             self.tables[key] = np.where(same, 0.0, np.inf) if stays else table * use.times
-        self.edges.append((supply.variable, use.variable, self.tables[key]))
+        self.add_edge(v, supply.variable, use.variable, self.tables[key])
 
     def chosen(self, states: Sequence[int], cost: float, bound: float) -> ChosenSignatures:
         """What states of the variables mean."""
@@ -347,6 +355,14 @@ def choose(
       Infeasible: if the pins exclude each other.
     """
     model = Model(candidates, boundary, boxings)
-    network = model.build()
+    return cheapest(model, model.build(), time_limit_seconds)
+
+
+def cheapest(model: Model, network: CostNetwork, time_limit_seconds: float | None) -> ChosenSignatures:
+    """The same of a model that is built.
+
+    Raises:
+      Infeasible: if the pins exclude each other.
+    """
     solution = solve(network, time_limit_seconds=time_limit_seconds)
     return model.chosen(solution.states, solution.cost, solution.bound)

@@ -22,8 +22,8 @@ class HostNetwork:
     """HostNetwork cards between hosts, one for each device, as XLA's speed-of-light model of NCCL has them.
 
     The formula and its constants are those of xla/service/gpu/model/sol_gpu_cost_model (Apache-2.0). It knows
-    rings alone; NCCL all-reduces small tensors along two binary trees (Sanders, Speck and Traeff, 2009), whose
-    steps grow with the logarithm of the hosts, and takes what is faster.
+    rings alone; NCCL all-reduces small tensors along two binary trees (Sanders, Speck and Traeff, 2009),
+    whose steps grow with the logarithm of the hosts, and takes what is faster.
 
     Arguments:
       bytes_per_second: of one card, one way.

@@ -1,0 +1,222 @@
+"""What of its collectives a step waits for, and a planning problem in which each counts with that share.
+
+The search adds up costs of ops and of moves; what a move delays, with collectives beside kernels, depends on
+all others. So a plan is run as XLA:GPU would (overlap.py), each move counts from then on with the part of it
+that was exposed, and the problem is solved again.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from sbp.passes.boxing.paths import Boxings
+from sbp.passes.physical.buckets import bucket_collectives
+from sbp.passes.physical.evaluate import Evaluator, executed
+from sbp.passes.physical.insert import insert_boxing
+from sbp.passes.physical.program import Box, Compute, Physical, Step
+from sbp.passes.plan.candidates import Candidates, Strategy
+from sbp.passes.plan.cost import talk_seconds
+from sbp.passes.plan.model import ChosenSignatures, Model
+from sbp.passes.plan.network import CostNetwork, Table
+from sbp.passes.program.graph import Graph, Node
+from sbp.passes.program.views import talks_of
+from sbp.talk.local import Talk
+
+LEAST_SHARE = 0.02
+"""What a hidden collective counts: of plans that hide all, the search shall find the one that sends least."""
+UNSEEN_SHARE = 0.3
+"""What a collective counts where the plan sends nothing in the same phase of the step."""
+
+Shares = Mapping[Hashable, float]
+"""Per group of moves that look alike, what part of them counts."""
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """What a plan takes.
+
+    Arguments:
+      step_seconds, seconds: with overlap, and one thing after the other.
+      sent, exposed: seconds per value that is moved, and what of them kernels wait.
+      talked, waited: likewise per node that sends itself.
+    """
+
+    step_seconds: float
+    seconds: float
+    sent: Mapping[int, float] = field(repr=False)
+    exposed: Mapping[int, float] = field(repr=False)
+    talked: Mapping[int, float] = field(repr=False)
+    waited: Mapping[int, float] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class _Remembering(Evaluator):
+    """An evaluator that asks once what a step takes: plans of one program have most of their steps in
+    common."""
+
+    known: dict[Hashable, float] = field(default_factory=dict)
+    said: dict[Hashable, list[tuple[Talk, float]]] = field(default_factory=dict)
+
+    def seconds_of(self, step: Step) -> float:
+        if isinstance(step, Compute):
+            key: Hashable = (step.node.id, id(step.strategy))
+        elif isinstance(step, Box):
+            key = step.value, step.move
+        else:
+            return 0.0
+        if key not in self.known:
+            self.known[key] = super().seconds_of(step)
+        return self.known[key]
+
+    def talk_times(self, step: Compute) -> list[tuple[Talk, float]]:
+        if step.node.rule is None or step.node.rule.talks is None:
+            return []
+        key = step.node.id, id(step.strategy)
+        if key not in self.said:
+            self.said[key] = super().talk_times(step)
+        return self.said[key]
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Says what the plans of one program take.
+
+    Arguments:
+      candidates, boxings: of the search.
+    """
+
+    candidates: Candidates
+    boxings: Boxings
+    known: dict[Hashable, float] = field(default_factory=dict, repr=False)
+    said: dict[Hashable, list[tuple[Talk, float]]] = field(default_factory=dict, repr=False)
+
+    def physical(self, assignment: ChosenSignatures) -> Physical:
+        """The program as the chain will make it, as far as its times go."""
+        placed = insert_boxing(self.candidates, assignment, self.boxings)
+        return bucket_collectives(placed, self.boxings.network.hardware)
+
+    def times(self, assignment: ChosenSignatures) -> StepTimes:
+        """What a plan takes."""
+        physical = self.physical(assignment)
+        takes = _Remembering(physical, self.boxings.network, (), self.known, self.said)
+        run = takes.overlapped()
+        sent, exposed, talked, waited = (defaultdict[int, float](float) for _ in range(4))
+        for e in executed(physical.steps):
+            if isinstance(e.step, Box):
+                if takes.box_bytes(e.step) > 0:
+                    sent[e.step.value] += e.assumed * takes.seconds_of(e.step)
+                    exposed[e.step.value] += run.exposed_of(e.step)
+            elif isinstance(e.step, Compute):
+                for k, (_, seconds) in enumerate(takes.talk_times(e.step)):
+                    talked[e.step.node.id] += e.assumed * seconds
+                    waited[e.step.node.id] += run.exposed_of(e.step, k)
+        return StepTimes(run.seconds, takes.seconds(), sent, exposed, talked, waited)
+
+
+class Exposure:
+    """The cost network of a built model, with each move counting in part.
+
+    Moves that look alike are one group: of values made in the same phase of the step, with one cost table.
+    Equal layers have equal groups then, and the solver's work on one layer serves all of them; and what a
+    group's moves find is what the alternatives of the same values would find, which leave at the same time.
+    """
+
+    def __init__(self, model: Model, network: CostNetwork) -> None:
+        self.model, self.network = model, network
+        self.phases = phases_of(model.graph)
+        self.groups: list[Hashable] = [
+            (id(table), self.phases[v])
+            for (_, _, table), v in zip(network.edges, model.edge_values, strict=True)
+        ]
+        self.values: dict[Hashable, set[int]] = defaultdict(set)
+        for group, v in zip(self.groups, model.edge_values, strict=True):
+            self.values[group].add(v)
+        self.tables = {g: t for g, (_, _, t) in zip(self.groups, network.edges, strict=True)}
+        self.talkers = self._talkers()
+
+    def _talkers(self) -> dict[int, tuple[Node, Table]]:
+        """Per variable of an op that may send: the op, and what it sends in each state."""
+        m, known, found = self.model, dict[Hashable, Table](), dict[int, tuple[Node, Table]]()
+        for node in m.graph.walk():
+            if node.id in m.nodes and node.rule is not None and node.rule.talks is not None:
+                variable = m.nodes[node.id]
+                key = id(m.states[variable]), id(m.unary[variable])
+                if key not in known:
+                    # A table has its op's launches, loops and all: what is sent is part of it as often.
+                    times = m.supply[node.outputs[0]].times
+                    known[key] = np.array([times * self._sent(node, s) for s in m.states[variable]])
+                if known[key].any():
+                    found[variable] = node, known[key]
+        return found
+
+    def _sent(self, node: Node, strategy: Strategy) -> float:
+        network = self.model.boxings.network
+        talks = talks_of(self.model.graph, node, strategy.lying, network.placement.shape)
+        return sum(talk_seconds(t, network) for t in talks)
+
+    def shares(self, times: StepTimes, before: Shares | None = None, damping: float = 0.5) -> Shares:
+        """What part of its moves each group shall count.
+
+        Arguments:
+          times: of the plan that was found last.
+          before: the shares that it was found with; None for 1.0 each.
+          damping: how much of them stays. Without, two plans that each expose what the other hides would
+            alternate.
+        """
+        sent, exposed = defaultdict[Hashable, float](float), defaultdict[Hashable, float](float)
+        for v, seconds in times.sent.items():
+            sent[self.phases[v]] += seconds
+            exposed[self.phases[v]] += times.exposed[v]
+        found: dict[Hashable, float] = {}
+        for group, values in self.values.items():
+            phase = self.phases[next(iter(values))]
+            own = sum(times.sent.get(v, 0.0) for v in values)
+            waits = sum(times.exposed.get(v, 0.0) for v in values)
+            usual = exposed[phase] / sent[phase] if sent[phase] else UNSEEN_SHARE
+            found[group] = waits / own if own else usual
+        for variable, (node, _) in self.talkers.items():
+            own = times.talked.get(node.id, 0.0)
+            found["talk", variable] = times.waited[node.id] / own if own else UNSEEN_SHARE
+        old = before or {}
+        return {
+            g: damping * old.get(g, 1.0) + (1.0 - damping) * min(1.0, max(LEAST_SHARE, share))
+            for g, share in found.items()
+        }
+
+    def weighted(self, shares: Shares, unary: Sequence[Table]) -> CostNetwork:
+        """The network with these shares; tables of one group stay one object.
+
+        Arguments:
+          unary: the costs of states, with those infinite that are not wanted.
+        """
+        tables = {g: _scaled(table, shares[g]) for g, table in self.tables.items()}
+        edges = (
+            (i, j, tables[group]) for group, (i, j, _) in zip(self.groups, self.network.edges, strict=True)
+        )
+        thetas, known = list(unary), dict[Hashable, Table]()
+        for variable, (_, sent) in self.talkers.items():
+            own, share = thetas[variable], round(shares["talk", variable], 6)
+            key = id(own), id(sent), share
+            if key not in known:
+                known[key] = own - (1.0 - share) * sent
+            thetas[variable] = known[key]
+        return CostNetwork(tuple(thetas), tuple(edges))
+
+
+def _scaled(table: Table, share: float) -> Table:
+    """What is forbidden stays so."""
+    return np.where(np.isinf(table), table, table * share)
+
+
+def phases_of(graph: Graph) -> dict[int, str]:
+    """Per value when it is made: "given", in the "forward" or the "backward" pass, or "" for all else."""
+    found = dict.fromkeys(graph.inputs, "given")
+    for node in graph.walk():
+        found.update(dict.fromkeys(node.outputs, node.role.derived))
+        for body in node.bodies:
+            found.update(dict.fromkeys(body.inputs, node.role.derived))
+    return found

@@ -1,0 +1,175 @@
+"""The plan with the shortest step, where collectives run beside kernels: the search, told what is exposed.
+
+The cheapest plan one thing after the other may wait for collectives that a dearer one hides. From it, and
+from parallelisms by name (plan/seeds.py), each a point to start at, the problem is solved again and again
+with every move counting as far as it was exposed (exposure.py), and what is kept is the plan with the
+shortest step of all that were looked at. How many that are depends on the size of the program alone, so that
+the same program has the same plan however busy the machine is.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from sbp.passes.physical.evaluate import OVERLAPPING
+from sbp.passes.physical.exposure import Clock, Exposure, Shares, StepTimes
+from sbp.passes.plan.fold import fold
+from sbp.passes.plan.model import ChosenSignatures, Model
+from sbp.passes.plan.network import CostNetwork, Infeasible, Table
+from sbp.passes.plan.seeds import restricted, seed_name, seeds_for, tensors_of
+from sbp.passes.plan.solve import solve
+
+FIRST_ROUNDS, SEED_ROUNDS, LAST_ROUNDS = 4, 2, 6
+"""Solutions that begin at the cheapest plan before seeds are looked at, at each of the best seeds, within
+what that allows, and at last at the best plan. Fewer where a plan comes back; of few looks the first take a
+quarter, and the last a third."""
+POINTS = 3
+"""Seeds that are gone on from, those with the shortest steps."""
+LOST = 1.1
+"""Steps so many times as long as where one came from are not gone on from."""
+WORK, BESIDE = 66_000, 7
+"""The sizes of all looks (`look_size`) together, and how many all other planning takes. For a GPT of 12
+layers on 8 x 8 that leaves three looks."""
+FEWEST_LOOKS, MOST_LOOKS = 2, 24
+FOLDED = 0.6
+"""A network is solved folded where at most this part of its nodes is left."""
+
+
+@dataclass(frozen=True)
+class ShortestStep:
+    """What was found.
+
+    Arguments:
+      assignment: with the shortest step of those that fit; it knows what the one takes that the search began
+        with, if that is another.
+      step_seconds: of it.
+      looked, left: names of the starting points that were looked at, and of those for which there was no
+      time.
+    """
+
+    assignment: ChosenSignatures
+    step_seconds: float
+    looked: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """A plan that was looked at."""
+
+    assignment: ChosenSignatures
+    times: StepTimes
+
+    @property
+    def rank(self) -> tuple[float, float]:
+        # Steps that are the same to six digits are; then the fewer seconds count.
+        return float(f"{self.times.step_seconds:.5e}"), self.times.seconds
+
+
+def look_size(network: CostNetwork) -> float:
+    """The work of a look at a plan: edges that are run and nodes that are solved count alike, and the cells
+    of tables by what they take beside (measured for GPTs of 2 and 12 layers on one axis and on two)."""
+    distinct = {id(table): table.size for _, _, table in network.edges}
+    return 1 + 0.5 * (len(network.edges) + len(fold(network).network.unary)) + sum(distinct.values()) / 150
+
+
+class _Search:
+    """What was looked at so far, and how much may still be."""
+
+    def __init__(
+        self, model: Model, network: CostNetwork, cheapest: ChosenSignatures, seconds: float | None
+    ) -> None:
+        self.model, self.network, self.bound = model, network, cheapest.bound
+        self.clock = Clock(model.c, model.boxings)
+        self.deadline = None if seconds is None else time.monotonic() + seconds
+        self.left = min(MOST_LOOKS, max(FEWEST_LOOKS, int(WORK / look_size(network)) - BESIDE))
+        self.seen: dict[tuple[int, ...], _Look] = {}
+        self.cheapest = self.look(cheapest)
+
+    @property
+    def spent(self) -> bool:
+        return self.left <= 0 or (self.deadline is not None and time.monotonic() >= self.deadline)
+
+    def look(self, assignment: ChosenSignatures) -> _Look:
+        return _Look(assignment, self.clock.times(assignment))
+
+    def solved(self, network: CostNetwork) -> _Look | None:
+        """The plan that solves a network; None if it has none, or was looked at already."""
+        self.left -= 1
+        remaining = None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
+        folded = fold(network)
+        try:
+            if len(folded.network.unary) <= FOLDED * len(network.unary):
+                states = folded.expand(solve(folded.network, time_limit_seconds=remaining).states)
+            else:
+                states = solve(network, time_limit_seconds=remaining).states
+        except Infeasible:
+            return None
+        if states in self.seen:
+            return None
+        assignment = self.model.chosen(states, self.network.cost(states), self.bound)
+        self.seen[states] = self.look(replace(assignment, bound=self.bound))
+        return self.seen[states]
+
+    def descend(self, start: _Look, exposure: Exposure, unary: Sequence[Table], rounds: int) -> None:
+        """Solves anew with what is exposed, until a plan comes back or is lost."""
+        at: _Look | None = start
+        shares: Shares | None = None
+        for _ in range(rounds):
+            if self.spent or at is None or at.times.step_seconds > LOST * start.times.step_seconds:
+                break
+            shares = exposure.shares(at.times, shares)
+            at = self.solved(exposure.weighted(shares, unary))
+
+    def best(self) -> list[_Look]:
+        """What was looked at, the shortest step first."""
+        return sorted(self.seen.values(), key=lambda x: x.rank)
+
+
+def shortest_step(
+    model: Model,
+    network: CostNetwork,
+    cheapest: ChosenSignatures,
+    fits: Callable[[ChosenSignatures], bool],
+    time_limit_seconds: float | None = None,
+) -> ShortestStep:
+    """The plan with the shortest step that is found.
+
+    Arguments:
+      model, network: of the search, as `Model.build` has made them.
+      cheapest: what the search has found.
+      fits: whether a plan keeps the limit on memory; asked of the few that are better than `cheapest`.
+      time_limit_seconds: after which no other plan is looked at.
+    """
+    search = _Search(model, network, cheapest, time_limit_seconds)
+    base = search.cheapest
+    if model.boxings.network.hardware.platform not in OVERLAPPING or not (
+        base.times.sent or base.times.talked
+    ):
+        return ShortestStep(cheapest, base.times.step_seconds)
+    exposure = Exposure(model, network)
+    last = min(LAST_ROUNDS, search.left // 3)
+    search.descend(base, exposure, network.unary, min(FIRST_ROUNDS, max(1, search.left // 4)))
+    tensors = tensors_of(model.graph, model.boundary.ties)
+    looked, seeds = list[str](), list(seeds_for(model.c.placement.ndim))
+    points: list[tuple[_Look, tuple[Table, ...]]] = []
+    while seeds and search.left > last and not search.spent:
+        seed = seeds.pop(0)
+        looked.append(seed_name(seed))
+        unary = restricted(model, seed, tensors)
+        at = search.solved(CostNetwork(unary, network.edges))
+        if at is not None:
+            points.append((at, unary))
+    for at, unary in sorted(points, key=lambda x: x[0].rank)[:POINTS]:
+        search.descend(at, exposure, unary, min(SEED_ROUNDS, search.left - last))
+    for at in search.best()[:1]:
+        search.descend(at, exposure, network.unary, search.left)
+    better = (x for x in search.best() if x.rank < base.rank)
+    best = next((x for x in better if fits(x.assignment)), base)
+    left = tuple(seed_name(seed) for seed in seeds)
+    chosen = best.assignment
+    if best is not base:
+        chosen = replace(chosen, cheapest_seconds=base.times.seconds)
+    return ShortestStep(chosen, best.times.step_seconds, tuple(looked), left)

@@ -1,0 +1,119 @@
+"""A cost network with its equal parts laid upon each other, so that layers that are alike choose alike.
+
+What is found is an assignment of the whole network at the cost that is said, and the cheapest of those that
+treat alike what looks alike nearby; it is not proven to be the cheapest of all.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sbp.passes.plan.network import CostNetwork, Table
+
+HOPS = 4
+"""How far nodes must look alike to be one: so far from either end of a stack a layer may have its own
+choice."""
+_FACTORS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+"""Odd numbers whose products spread over 64 bits (splitmix64, Steele et al., 2014)."""
+
+_Colours = NDArray[np.uint64]
+
+
+@dataclass(frozen=True)
+class Folded:
+    """A smaller network that stands for a larger one.
+
+    Arguments:
+      network: one node per class.
+      classes: per node of the larger one, its node here.
+    """
+
+    network: CostNetwork
+    classes: tuple[int, ...]
+
+    def expand(self, states: Sequence[int]) -> tuple[int, ...]:
+        """States of the larger network, at the same cost."""
+        return tuple(states[k] for k in self.classes)
+
+
+def classes_of(network: CostNetwork, hops: int = HOPS) -> tuple[int, ...]:
+    """Nodes with the same costs, and edges with the same tables to such nodes, so many hops far.
+
+    >>> theta, table = np.zeros(2), np.zeros((2, 2))
+    >>> chain = CostNetwork((theta,) * 6, tuple((i, i + 1, table) for i in range(5)))
+    >>> classes_of(chain, hops=1), classes_of(chain, hops=2)
+    ((0, 1, 1, 1, 1, 2), (0, 1, 2, 2, 3, 4))
+    """
+    colours = _mixed(_numbers(network.unary))
+    if not network.edges:
+        return _numbered(colours)
+    tables = _mixed(_numbers([table for _, _, table in network.edges]))
+    i, j = (np.array(ends) for ends in zip(*((a, b) for a, b, _ in network.edges), strict=True))
+    for _ in range(hops):
+        around = np.zeros_like(colours)
+        # A sum does not depend on the order of the edges; 64 bits of it do not meet by chance.
+        np.add.at(around, i, _mixed(tables + colours[j] * np.uint64(3)))
+        np.add.at(around, j, _mixed(tables * np.uint64(5) + colours[i] * np.uint64(7)))
+        colours = _mixed(colours * np.uint64(11) + around)
+    return _numbered(colours)
+
+
+def fold(network: CostNetwork, hops: int = HOPS) -> Folded:
+    """The network with each class of nodes as one; what the nodes and edges of a class cost is added up.
+
+    >>> theta, table = np.array([0.0, 1.0]), np.array([[2.0, 0.0], [0.0, 0.0]])
+    >>> folded = fold(CostNetwork((theta,) * 9, tuple((i, i + 1, table) for i in range(8))), hops=1)
+    >>> len(folded.network.unary), folded.network.cost((0, 1, 0)) == 7.0
+    (3, True)
+    """
+    classes = classes_of(network, hops)
+    members = Counter(classes)
+    first = {k: node for node, k in reversed(list(enumerate(classes)))}
+    known: dict[tuple[int, int], Table] = {}
+
+    def times(table: Table, n: int) -> Table:
+        if n == 1:
+            return table
+        if (id(table), n) not in known:
+            known[id(table), n] = table * n
+        return known[id(table), n]
+
+    unary = tuple(times(network.unary[first[k]], members[k]) for k in range(len(members)))
+    counts: Counter[tuple[int, int, int]] = Counter()
+    of_id: dict[int, Table] = {}
+    for i, j, table in network.edges:
+        of_id[id(table)] = table
+        counts[classes[i], classes[j], id(table)] += 1
+    edges = tuple((i, j, times(of_id[t], n)) for (i, j, t), n in counts.items())
+    return Folded(CostNetwork(unary, edges), classes)
+
+
+def _numbers(tables: Sequence[Table]) -> _Colours:
+    """A number per table, by first sight; equal ones have one."""
+    objects: dict[int, int] = {}
+    seen: dict[tuple[tuple[int, ...], bytes], int] = {}
+    for table in tables:
+        if id(table) not in objects:
+            objects[id(table)] = seen.setdefault((table.shape, table.tobytes()), len(seen))
+    return np.array([objects[id(table)] for table in tables], dtype=np.uint64)
+
+
+def _mixed(x: _Colours) -> _Colours:
+    """Numbers spread over all 64 bits."""
+    a, b, c = (np.uint64(f) for f in _FACTORS)
+    x = (x + np.uint64(1)) * a
+    x = (x ^ (x >> np.uint64(30))) * b
+    x = (x ^ (x >> np.uint64(27))) * c
+    return x ^ (x >> np.uint64(31))
+
+
+def _numbered(colours: _Colours) -> tuple[int, ...]:
+    """Colours as 0, 1, ... by first sight."""
+    seen: dict[Any, int] = {}
+    return tuple(seen.setdefault(c, len(seen)) for c in colours.tolist())
