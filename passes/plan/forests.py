@@ -15,7 +15,7 @@ import numpy as np
 from sbp.passes.plan.budget import FlatBudget
 from sbp.passes.plan.flat import FlatNetwork, Indices
 from sbp.passes.plan.network import Table
-from sbp.passes.plan.sweeps import compiled
+from sbp.compiled import compiled
 
 
 class Workplace(NamedTuple):

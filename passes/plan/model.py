@@ -19,6 +19,8 @@ import numpy as np
 from sbp.passes.boxing.paths import Boxing, Boxings
 from sbp.passes.plan.candidates import Candidates, Strategy, rest_signatures
 from sbp.passes.plan.cost import local_bytes, node_seconds
+from sbp.passes.plan.flat import Indices
+from sbp.passes.plan.indexed import IndexedNetwork, IndexedTable
 from sbp.passes.plan.network import CostNetwork, Table
 from sbp.passes.plan.solve import solve
 from sbp.passes.program.control import assumed_trips, ports
@@ -108,11 +110,11 @@ class Model:
         self.c, self.boundary, self.boxings, self.relaxed = candidates, boundary, boxings, relaxed
         self.graph: Graph = candidates.graph
         self.unary: list[Table] = []
-        self.edges: list[tuple[int, int, Table]] = []
+        self.edges: list[tuple[int, int, IndexedTable]] = []
         self.supply: dict[int, _Use] = {}
         self.demand: dict[int, list[_Use]] = {}
         self.states: list[Sequence[Any]] = []
-        self.tables: dict[Any, Table] = {}
+        self.tables: dict[Any, IndexedTable] = {}
         self.costs: dict[Any, Table] = {}
         self.columns: dict[Any, tuple[Any, ...]] = {}
         self.merged: dict[Any, tuple[NdSbp, ...]] = {}
@@ -134,6 +136,11 @@ class Model:
         return self.columns[key]
 
     def build(self) -> CostNetwork:
+        """The network with all of its tables written down."""
+        return self.build_indexed().dense()
+
+    def build_indexed(self) -> IndexedNetwork:
+        """The network with its tables in terms of those of boxing."""
         values, b = self.graph.values, self.boundary
         costs = (
             *zip(self.graph.inputs, b.in_costs, strict=False),
@@ -153,7 +160,24 @@ class Model:
         self.shares: dict[int, int] = {}
         for v, uses in self.demand.items():
             self.connect(v, uses)
-        return CostNetwork(tuple(self.unary), tuple(self.edges))
+        return self.network()
+
+    def network(self) -> IndexedNetwork:
+        """What is built so far."""
+        return IndexedNetwork(tuple(self.unary), tuple(self.edges), self.order())
+
+    def order(self) -> Indices:
+        """The variables as the program runs: an argument before its first use, a share after its supplier."""
+        place = np.arange(len(self.states), dtype=np.float64)
+        arguments = set(self.inputs)
+        for v, uses in self.demand.items():
+            supply = self.supply[v].variable
+            readers = [u.variable for u in uses if u.variable not in arguments]
+            if supply in arguments and readers:
+                place[supply] = min(readers) - 0.5
+        for v, share in self.shares.items():
+            place[share] = place[self.supply[v].variable] + 0.25
+        return np.argsort(place, kind="stable")
 
     def add_nodes(self, nodes: Sequence[Node], times: int) -> None:
         for node in nodes:
@@ -263,7 +287,8 @@ class Model:
         each = np.where(np.eye(len(boxing.universe), dtype=bool), np.inf, boxing.seconds).min(axis=0)
         same = np.array([boxing.index[nd] for nd in share.needs])[:, None] == np.array(columns)[None, :]
         table = np.where(same, 0.0, each[columns][None, :]) * (use.times / others)
-        self.edges.append((share.variable, use.variable, table))
+        whole = IndexedTable(table, *(np.arange(n, dtype=np.int64) for n in table.shape))
+        self.edges.append((share.variable, use.variable, whole))
 
     def shared(self, supply: _Use, uses: list[_Use], natural: frozenset[str]) -> tuple[NdSbp, ...]:
         """What a value with several uses may be boxed to first: what any of them wants."""
@@ -286,14 +311,15 @@ class Model:
         stays = v in self.lying
         key = id(boxing), id(supply.needs), id(use.needs), id(use.strict), use.times, stays
         if key not in self.tables:
-            rows = [boxing.index[nd] for nd in supply.needs]
-            columns = [boxing.index[nd] for nd in use.needs]
-            table = boxing.seconds[np.ix_(rows, columns)]
-            if any(use.strict):
-                strict = boxing.strict_seconds[np.ix_(rows, columns)]
-                table = np.where(np.array(use.strict)[None, :], strict, table)
-            same = np.array(rows)[:, None] == np.array(columns)[None, :]
-            self.tables[key] = np.where(same, 0.0, np.inf) if stays else table * use.times
+            rows = np.array([boxing.index[nd] for nd in supply.needs])
+            columns = np.array([boxing.index[nd] for nd in use.needs])
+            if stays:
+                n = len(boxing.universe)
+                self.tables[key] = IndexedTable(np.where(np.eye(n, dtype=bool), 0.0, np.inf), rows, columns)
+            else:
+                strict = np.array(use.strict, dtype=bool)
+                columns = np.where(strict, columns + len(boxing.universe), columns)
+                self.tables[key] = IndexedTable(boxing.both, rows, columns, float(use.times))
         self.edges.append((supply.variable, use.variable, self.tables[key]))
 
     def chosen(self, states: Sequence[int], cost: float, bound: float) -> ChosenSignatures:

@@ -6,24 +6,12 @@ what nobody did before. Node `i` has the states `offsets[i]` to `offsets[i + 1]`
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import ParamSpec, TypeVar, cast
-
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from sbp.compiled import compiled
 from sbp.passes.plan.flat import FlatNetwork, Indices
 from sbp.passes.plan.network import Table
-
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
-
-
-def compiled(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """The function as machine code, made at its first call and then read from disk."""
-    return cast("Callable[_P, _R]", njit(cache=True)(function))
-
 
 @compiled
 def sweep(flat: FlatNetwork, theta: Table, messages: Table, excess: Table, forward: bool) -> float:
