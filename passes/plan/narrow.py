@@ -92,11 +92,13 @@ def _sweep(
                 put[row] = exact[row] - lowest
             least[:columns] = np.inf
             cells = wide.core[entry]
+            found = least[:columns]
             for row in range(rows):
                 extra = put[row]
-                for column in range(columns):
-                    both = wide.pool[cells + column] + extra
-                    least[column] = both if both < least[column] else least[column]
+                line = wide.pool[cells : cells + columns]
+                for column in range(line.size):
+                    both = line[column] + extra
+                    found[column] = both if both < found[column] else found[column]
                 cells += columns
             most = 0.0
             for column in range(columns):
