@@ -67,6 +67,10 @@ class IndexedNetwork:
         """Entries of all distinct tables once they are written down."""
         return sum(table.cells for table in {id(t): t for _, _, t in self.edges}.values())
 
+    def kept_cells(self, kept: Kept) -> int:
+        """Entries of the tables written down on these states; equal ones are counted each."""
+        return sum(kept[i].size * kept[j].size for i, j, _ in self.edges)
+
     def dense(self, kept: Kept | None = None) -> CostNetwork:
         """The network written down, on these states only if given; equal tables stay one object."""
         keys = [b"" if kept is None else kept[i].tobytes() for i in range(len(self.unary))]
@@ -77,14 +81,5 @@ class IndexedNetwork:
             if key not in known:
                 known[key] = table.dense() if kept is None else table.dense(kept[i], kept[j])
             edges.append((i, j, known[key]))
-        unary: dict[tuple[int, bytes], Table] = {}
-        for theta, key_ in zip(self.unary, keys, strict=True):
-            unary.setdefault((id(theta), key_), theta)
-        if kept is not None:
-            unary = {}
-            for theta, key_, keep in zip(self.unary, keys, kept, strict=True):
-                if (id(theta), key_) not in unary:
-                    unary[id(theta), key_] = theta[keep]
-        return CostNetwork(
-            tuple(unary[id(theta), key_] for theta, key_ in zip(self.unary, keys, strict=True)), tuple(edges)
-        )
+        unary = self.unary if kept is None else (x[k] for x, k in zip(self.unary, kept, strict=True))
+        return CostNetwork(tuple(unary), tuple(edges))

@@ -21,8 +21,8 @@ from sbp.passes.plan.candidates import Candidates, Strategy, rest_signatures
 from sbp.passes.plan.cost import local_bytes, node_seconds
 from sbp.passes.plan.flat import Indices
 from sbp.passes.plan.indexed import IndexedNetwork, IndexedTable
+from sbp.passes.plan.narrow import solve_indexed
 from sbp.passes.plan.network import CostNetwork, Table
-from sbp.passes.plan.solve import solve
 from sbp.passes.program.control import assumed_trips, ports
 from sbp.passes.program.graph import Const, Graph, Node, Operand, Value
 from sbp.signature import B, NdSbp, Partial, Split
@@ -355,10 +355,10 @@ def relaxed_bound(
 ) -> float:
     """What no plan can be cheaper than, whatever versions of a value others are made from; not tight."""
     model = Model(candidates, boundary, boxings, relaxed=True)
-    network = model.build()
+    network = model.build_indexed()
     ends = {x for x in (*model.inputs, *model.outputs) if x is not None}
     sent = sum(float(model.unary[x].max()) for x in ends)
-    return solve(network, time_limit_seconds=time_limit_seconds).bound - sent
+    return solve_indexed(network, time_limit_seconds=time_limit_seconds).bound - sent
 
 
 def choose(
@@ -373,6 +373,5 @@ def choose(
       Infeasible: if the pins exclude each other.
     """
     model = Model(candidates, boundary, boxings)
-    network = model.build()
-    solution = solve(network, time_limit_seconds=time_limit_seconds)
+    solution = solve_indexed(model.build_indexed(), time_limit_seconds=time_limit_seconds)
     return model.chosen(solution.states, solution.cost, solution.bound)

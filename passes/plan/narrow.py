@@ -19,7 +19,23 @@ from numpy.typing import NDArray
 from sbp.compiled import compiled
 from sbp.passes.plan.flat import Indices
 from sbp.passes.plan.indexed import IndexedNetwork, IndexedTable
-from sbp.passes.plan.network import RELATIVE_NOISE, Infeasible, Solution, Table
+from sbp.passes.plan.network import Solution, Table
+from sbp.passes.plan.solve import solve
+
+_DENSE_CELLS = 4e6
+"""Networks up to this size are written down at once."""
+_DOUBLE_CELLS = 5e7
+"""Up to this size cores are in double precision; larger ones would take gigabytes."""
+_KEPT_CELLS = 2e7
+"""The tables of the states below the first level have at most this many cells."""
+_MOST_CELLS = 2e8
+"""No level is tried with more than this: a gigabyte and a half."""
+_LEVELS = (0.1, 0.03, 0.01, 0.003, 0.001, 3e-4, 1e-4)
+"""Levels to try, above the bound, relative to it."""
+_ROUND = 10
+"""Pairs of sweeps between two looks at the bound."""
+_STALLED = 1e-3
+"""A round that raises the bound by less than this part of it is the last."""
 
 Pool = NDArray[np.float64] | NDArray[np.float32]
 
@@ -145,6 +161,25 @@ class Narrowing:
                 np.maximum(self.at_least, self.bound + excess - noise, out=self.at_least)
             self.bound = bound - noise
 
+    def converge(self, deadline: float) -> None:
+        """Sweeps until they hardly raise the bound."""
+        while True:
+            before = self.bound
+            for _ in range(_ROUND):
+                self.sweep()
+                if time.monotonic() >= deadline:
+                    return
+            if self.bound - before <= _STALLED * abs(self.bound):
+                return
+
+    def level(self, cells: float) -> float:
+        """The highest of some levels above the bound below which the tables have at most so many cells."""
+        for part in _LEVELS:
+            level = self.bound + part * abs(self.bound)
+            if self.network.kept_cells(self.kept(level)) <= cells:
+                break
+        return level
+
     def kept(self, level: float) -> list[Indices]:
         """Per node of the network, the states with which a plan may cost less than the level."""
         per_node = np.split(self.at_least, self.wide.offsets[1:-1])
@@ -152,6 +187,37 @@ class Narrowing:
         for node, bounds in zip(self.network.order.tolist(), per_node, strict=True):
             found[node] = np.flatnonzero(bounds < level)
         return found
+
+
+def solve_indexed(network: IndexedNetwork, *, time_limit_seconds: float | None = None) -> Solution:
+    """Cheapest assignment of an indexed network, with a bound as good as that of `solve`.
+
+    Raises:
+      Infeasible: when every assignment contains an infinite cost.
+    """
+    if network.cells <= _DENSE_CELLS:
+        return solve(network.dense(), time_limit_seconds=time_limit_seconds)
+    deadline = math.inf if time_limit_seconds is None else time.monotonic() + time_limit_seconds
+    narrowing = Narrowing(network, np.float64 if network.cells <= _DOUBLE_CELLS else np.float32)
+    narrowing.converge(deadline)
+    return _search(network, narrowing, deadline)
+
+
+def _search(network: IndexedNetwork, narrowing: Narrowing, deadline: float) -> Solution:
+    """The best over the states below a level, which is raised to what that costs if that is above it."""
+    level, most = narrowing.level(_KEPT_CELLS), math.inf
+    while True:
+        kept = narrowing.kept(level)
+        left = max(0.0, deadline - time.monotonic())
+        found = solve(network.dense(kept), time_limit_seconds=None if math.isinf(left) else left)
+        states = tuple(int(keep[s]) for keep, s in zip(kept, found.states, strict=True))
+        # What is left out costs at least the level.
+        answer = Solution(states, found.cost, min(found.bound, level, found.cost))
+        if answer.gap == 0.0 or found.bound < level or time.monotonic() >= deadline:
+            return answer
+        if network.kept_cells(narrowing.kept(found.cost)) > _MOST_CELLS:
+            return answer
+        level = found.cost
 
 
 def wide_network(network: IndexedNetwork, dtype: type) -> Wide:
