@@ -172,9 +172,7 @@ def can_permute(before: NdSbp, after: NdSbp, hierarchy: tuple[int, ...]) -> bool
     dims: dict[int, Split] = {}  # and neither do the names of dims
 
     def named(nd: NdSbp) -> NdSbp:
-        return tuple(
-            dims.setdefault(s.dim, Split(len(dims))) if isinstance(s, Split) else s for s in nd
-        )
+        return tuple(dims.setdefault(s.dim, Split(len(dims))) if isinstance(s, Split) else s for s in nd)
 
     return _can_permute(named(before), named(after), hierarchy)
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from sbp import compat
+from sbp.hardware import Hardware
 from sbp.layout import local_shape
 from sbp.passes.boxing.links import Network
 from sbp.passes.plan.candidates import Strategy
@@ -16,6 +17,12 @@ from sbp.rules.entry import Op, Rule, element_flops, element_traffic
 from sbp.signature import NdSbp
 from sbp.talk.local import Talk
 from sbp.untyped import DType
+
+_Shape = tuple[int, ...]
+_Shapes = tuple[_Shape, ...]
+_Tensor = tuple[_Shape, dict[NdSbp, _Shape]]
+Shards = dict[_Shape, dict[NdSbp, _Shape]]
+"""By the shape of a tensor and how it lies: the shape of one device's shard."""
 
 
 def local_bytes(shape: Sequence[int], dtype: DType, nd: NdSbp, hierarchy: Sequence[int]) -> float:
@@ -38,12 +45,51 @@ def node_seconds(
     Arguments:
       traffic: what goes through memory; None if nothing is merged.
     """
-    hierarchy, hardware, rule = network.placement.shape, network.hardware, node.rule
-    operands = [graph.operand(x) for x in node.inputs]
-    results = [graph.values[v] for v in node.outputs]
-    ins = [local_shape(v.shape, nd, hierarchy) for v, nd in zip(operands, strategy.operands, strict=True)]
-    outs = [local_shape(v.shape, nd, hierarchy) for v, nd in zip(results, strategy.results, strict=True)]
-    op = op_of(graph, node, ins, outs, 1)
+    return seconds_of(graph, node, (strategy,), network, traffic, {})[0]
+
+
+def seconds_of(
+    graph: Graph,
+    node: Node,
+    strategies: Sequence[Strategy],
+    network: Network,
+    traffic: OpTraffic | None,
+    shards: Shards,
+) -> list[float]:
+    """`node_seconds` of many strategies; work is found once for all that leave shards of equal shapes.
+
+    Arguments:
+      shards: the shapes of shards that are known already, which grow.
+    """
+    hierarchy = network.placement.shape
+    operands = [(x.shape, shards.setdefault(x.shape, {})) for x in map(graph.operand, node.inputs)]
+    results = [(x.shape, shards.setdefault(x.shape, {})) for x in map(graph.values.__getitem__, node.outputs)]
+    known: dict[tuple[_Shapes, _Shapes], float] = {}
+
+    def lying(tensors: list[_Tensor], nds: Sequence[NdSbp]) -> _Shapes:
+        found = []
+        for (shape, made), nd in zip(tensors, nds, strict=True):
+            local = made.get(nd)
+            if local is None:
+                local = made[nd] = local_shape(shape, nd, hierarchy)
+            found.append(local)
+        return tuple(found)
+
+    found = []
+    for s in strategies:
+        key = lying(operands, s.operands), lying(results, s.results)
+        if key not in known:
+            known[key] = _local_seconds(graph, node, *key, network.hardware, traffic)
+        talking = sum(talk_seconds(t, network) for t in talks_of(graph, node, s.lying, hierarchy))
+        found.append(known[key] + talking)
+    return found
+
+
+def _local_seconds(
+    graph: Graph, node: Node, ins: _Shapes, outs: _Shapes, hardware: Hardware, traffic: OpTraffic | None
+) -> float:
+    """The time of an op on shards of these shapes, and the launch of its kernel."""
+    rule, op = node.rule, op_of(graph, node, ins, outs, 1)
     written = traffic is None or any(traffic.writes)
     memory = _traffic_bytes(op, rule, traffic) / hardware.memory_bytes_per_second
     if rule is not None and rule.matmul is not None:
@@ -52,8 +98,7 @@ def node_seconds(
         work = hardware.product_seconds(p.batch, p.m, p.n, p.k, itemsize, exact=p.exact)
     else:
         work = (rule.flops(op) if rule is not None else element_flops(op)) / hardware.vector_flops_per_second
-    talking = sum(talk_seconds(t, network) for t in talks_of(graph, node, strategy.lying, hierarchy))
-    return max(work, memory) + (hardware.launch_seconds if written else 0.0) + talking
+    return max(work, memory) + (hardware.launch_seconds if written else 0.0)
 
 
 def _traffic_bytes(op: Op, rule: Rule | None, traffic: OpTraffic | None) -> float:

@@ -18,7 +18,7 @@ import numpy as np
 
 from sbp.passes.boxing.paths import Boxing, Boxings
 from sbp.passes.plan.candidates import Candidates, Strategy, rest_signatures
-from sbp.passes.plan.cost import local_bytes, node_seconds
+from sbp.passes.plan.cost import Shards, local_bytes, seconds_of
 from sbp.passes.plan.flat import Indices
 from sbp.passes.plan.indexed import IndexedNetwork, IndexedTable
 from sbp.passes.plan.narrow import solve_indexed
@@ -116,6 +116,7 @@ class Model:
         self.states: list[Sequence[Any]] = []
         self.tables: dict[Any, IndexedTable] = {}
         self.costs: dict[Any, Table] = {}
+        self.shards: Shards = {}
         self.columns: dict[Any, tuple[Any, ...]] = {}
         self.merged: dict[Any, tuple[NdSbp, ...]] = {}
 
@@ -192,9 +193,8 @@ class Model:
         key = id(strategies), times, traffic
         if key not in self.costs:
             network = self.boxings.network
-            self.costs[key] = np.array(
-                [times * node_seconds(self.graph, node, s, network, traffic) for s in strategies]
-            )
+            seconds = seconds_of(self.graph, node, strategies, network, traffic, self.shards)
+            self.costs[key] = times * np.array(seconds)
         variable = self.variable(strategies, self.costs[key])
         self.nodes[node.id] = variable
         for k, v in enumerate(node.outputs):

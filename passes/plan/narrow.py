@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from sbp.compiled import compiled
 from sbp.passes.plan.flat import Indices
 from sbp.passes.plan.indexed import IndexedNetwork, IndexedTable
-from sbp.passes.plan.network import Solution, Table
+from sbp.passes.plan.network import Infeasible, Solution, Table
 from sbp.passes.plan.solve import solve
 
 _DENSE_CELLS = 4e6
@@ -34,10 +34,14 @@ _LEVELS = (0.1, 0.03, 0.01, 0.003, 0.001, 3e-4, 1e-4)
 """Levels to try, above the bound, relative to it."""
 _ROUND = 10
 """Pairs of sweeps between two looks at the bound."""
+_HIGHER = 4.0
+"""Where no plan is possible below a level, its height above the bound grows by this many times itself."""
+_LOOK = 8
+"""Rows between two looks at the dearest column."""
 _STALLED = 1e-3
 """A round that raises the bound by less than this part of it is the last."""
 
-Pool = NDArray[np.float64] | NDArray[np.float32]
+Pool = NDArray[np.floating[Any]]
 
 
 class Wide(NamedTuple):
@@ -104,22 +108,28 @@ def _sweep(
                 cost = messages[theirs + state]
                 exact[row] = min(exact[row], cost)
                 lowest = min(lowest, cost)
+            cheapest = 0
             for row in range(rows):
                 put[row] = exact[row] - lowest
-            least[:columns] = np.inf
+                cheapest = row if put[row] < put[cheapest] else cheapest
             cells = wide.core[entry]
             found = least[:columns]
+            found[:] = wide.pool[cells + cheapest * columns : cells + (cheapest + 1) * columns]
+            found += put[cheapest]
+            most, since = found.max(), 0
             for row in range(rows):
                 extra = put[row]
-                line = wide.pool[cells : cells + columns]
+                if extra >= most:  # what boxing takes is never negative: this row lowers nothing
+                    continue
+                line = wide.pool[cells + row * columns : cells + (row + 1) * columns]
                 for column in range(line.size):
                     both = line[column] + extra
                     found[column] = both if both < found[column] else found[column]
-                cells += columns
-            most = 0.0
-            for column in range(columns):
-                most = max(most, abs(least[column]))
-            noise += rounding * most + 1e-15 * abs(lowest)
+                since += 1
+                if since == _LOOK:
+                    most, since = found.max(), 0
+            most = found.max()
+            noise += rounding * most + 1e-13 * abs(lowest)
             for state in range(size):
                 cost = least[wide.places[wide.classes[entry] + state]] + lowest
                 theta[at + state] += messages[mine + state] + cost
@@ -205,11 +215,17 @@ def solve_indexed(network: IndexedNetwork, *, time_limit_seconds: float | None =
 
 def _search(network: IndexedNetwork, narrowing: Narrowing, deadline: float) -> Solution:
     """The best over the states below a level, which is raised to what that costs if that is above it."""
-    level, most = narrowing.level(_KEPT_CELLS), math.inf
+    level = narrowing.level(_KEPT_CELLS)
     while True:
         kept = narrowing.kept(level)
         left = max(0.0, deadline - time.monotonic())
-        found = solve(network.dense(kept), time_limit_seconds=None if math.isinf(left) else left)
+        try:
+            found = solve(network.dense(kept), time_limit_seconds=None if math.isinf(left) else left)
+        except Infeasible:
+            if all(keep.size == theta.size for keep, theta in zip(kept, network.unary, strict=True)):
+                raise
+            level += _HIGHER * (level - narrowing.bound)
+            continue
         states = tuple(int(keep[s]) for keep, s in zip(kept, found.states, strict=True))
         # What is left out costs at least the level.
         answer = Solution(states, found.cost, min(found.bound, level, found.cost))
@@ -292,7 +308,7 @@ class _Cores:
             column_key, columns, columns_at = self._classes(table.columns)
             key = id(table.core), table.scale, row_key, column_key
             if key not in self.made:
-                core = _finite(table.scale * table.core[np.ix_(rows, columns)]).astype(self.dtype)
+                core: Pool = _finite(table.scale * table.core[np.ix_(rows, columns)]).astype(self.dtype)
                 self.made[key] = self.used, self.used + core.size
                 self.parts += [core.reshape(-1), core.T.reshape(-1)]
                 self.used += 2 * core.size
