@@ -287,7 +287,7 @@ class Model:
         each = np.where(np.eye(len(boxing.universe), dtype=bool), np.inf, boxing.seconds).min(axis=0)
         same = np.array([boxing.index[nd] for nd in share.needs])[:, None] == np.array(columns)[None, :]
         table = np.where(same, 0.0, each[columns][None, :]) * (use.times / others)
-        whole = IndexedTable(table, *(np.arange(n, dtype=np.int64) for n in table.shape))
+        whole = IndexedTable(table, np.arange(table.shape[0]), np.arange(table.shape[1]))
         self.edges.append((share.variable, use.variable, whole))
 
     def shared(self, supply: _Use, uses: list[_Use], natural: frozenset[str]) -> tuple[NdSbp, ...]:

@@ -116,7 +116,7 @@ def _sweep(
             found = least[:columns]
             found[:] = wide.pool[cells + cheapest * columns : cells + (cheapest + 1) * columns]
             found += put[cheapest]
-            most, since = found.max(), 0
+            most, since = float(found.max()), 0
             for row in range(rows):
                 extra = put[row]
                 if extra >= most:  # what boxing takes is never negative: this row lowers nothing
@@ -127,8 +127,8 @@ def _sweep(
                     found[column] = both if both < found[column] else found[column]
                 since += 1
                 if since == _LOOK:
-                    most, since = found.max(), 0
-            most = found.max()
+                    most, since = float(found.max()), 0
+            most = float(found.max())
             noise += rounding * most + 1e-13 * abs(lowest)
             for state in range(size):
                 cost = least[wide.places[wide.classes[entry] + state]] + lowest
