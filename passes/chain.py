@@ -23,7 +23,7 @@ from sbp.passes.explain.plan import PlanData
 from sbp.passes.face import PipelinePlan, Plan, faced
 from sbp.passes.physical.buckets import bucket_collectives
 from sbp.passes.physical.fit import fit, peak_bytes
-from sbp.passes.physical.hidden import shortest_step
+from sbp.passes.physical.hidden import MOST_CELLS, shortest_step
 from sbp.passes.physical.insert import insert_boxing
 from sbp.passes.physical.merged import merge_ops
 from sbp.passes.physical.owners import mark_owners
@@ -40,8 +40,8 @@ from sbp.passes.pipeline.sums import split_sums
 from sbp.passes.pipeline.where import Where, find_places, placements_of
 from sbp.passes.plan import pins
 from sbp.passes.plan.candidates import Candidates, enumerate_candidates
+from sbp.passes.plan.indexed import IndexedNetwork
 from sbp.passes.plan.model import Boundary, ChosenSignatures, Model, cheapest, relaxed_bound
-from sbp.passes.plan.network import CostNetwork
 from sbp.passes.program.duplicates import without_duplicates
 from sbp.passes.program.graph import Graph
 from sbp.passes.program.trace import Traced
@@ -184,29 +184,28 @@ def choose_signatures(s: Listed) -> Chosen:
     asked = pins.boundary(s.graph, s.asked_inputs, r.out_sbp, r.ties, r.placement)
     asked = replace(asked, in_costs=r.in_costs, out_costs=r.out_costs)
     model = Model(s.candidates, asked, s.boxings)
-    network = model.build()
+    network = model.build_indexed()
     fastest = cheapest(model, network, r.terms.time_limit_seconds)
     kept, assignment = keep_limit(s, asked, fastest)
-    if (
-        assignment is not fastest or kept is s
-    ):  # else nothing that fits was found: the least that does not stays
+    # Else nothing that fits was found, and the fastest stays that does not.
+    if assignment is not fastest or kept is s:
         kept, assignment = hide(kept, model, network, assignment)
     return Chosen(**vars(kept), assignment=assignment, asked=asked)
 
 
 def hide(
-    s: Listed, model: Model, network: CostNetwork, assignment: ChosenSignatures
+    s: Listed, model: Model, network: IndexedNetwork, assignment: ChosenSignatures
 ) -> tuple[Listed, ChosenSignatures]:
     """The assignment with the shortest step, where collectives run beside kernels."""
     r = s.request
-    if not r.whole_step:
+    if not r.whole_step or network.cells > MOST_CELLS:
         return s, assignment
     limit = memory_limit(r)
 
     def fits(found: ChosenSignatures) -> bool:
         return math.isinf(limit) or peak_bytes(s.candidates, found, s.boxings, r.donated) <= limit
 
-    found = shortest_step(model, network, assignment, fits, r.terms.time_limit_seconds)
+    found = shortest_step(model, network.dense(), assignment, fits, r.terms.time_limit_seconds)
     if not found.left:
         return s, found.assignment
     remark = notes.starts_note(found.looked, found.left)

@@ -122,6 +122,19 @@ def build(
         return build_pipeline(signatures, placement, options, name, donate, reading.weak)
     if options.pipeline.schedule is not None:
         raise ArgumentError(unstaged(options.pipeline.schedule))
+    request = request_of(reading, signatures, placement, options)
+    plan = with_replanner(compile_plan(traced, request), traced, request)
+    lacking, count = rooms_of(plan, concrete, options.exchange.count_keys)
+    return Built(traced, plan, donate, reading.weak, lacking, count, request)
+
+
+def request_of(reading: Reading, signatures: Signatures, placement: Placement, options: Options) -> Request:
+    """What a traced call asks of the compiler, for one placement without stages.
+
+    Raises:
+      SbpError: for signatures and annotations that cannot be had, all of them at once.
+    """
+    traced, call = reading.traced, reading.call
     ins, outs, problems = signatures.on(placement)
     problems += check_annotations(traced.graph, placement)
     if options.plan is not None:
@@ -129,8 +142,8 @@ def build(
         problems += wrong
     raise_all(problems)
     tied = signatures.ties(ins, outs)
-    request = Request(
-        name=name,
+    return Request(
+        name=getattr(reading.fn, "__name__", "program"),
         placement=placement,
         hardware=options.hardware or hardware_for(placement.kind),
         in_sbp=tuple(ins),
@@ -138,9 +151,6 @@ def build(
         ties=tied.arguments,
         notes=(*signatures.notes, *tied.notes),
         terms=terms_of(options),
-        donated=donate,
+        donated=call.donated(reading.own.donate),
         sampled=functools.partial(with_samples, example=tuple(call.leaves)),
     )
-    plan = with_replanner(compile_plan(traced, request), traced, request)
-    lacking, count = rooms_of(plan, concrete, options.exchange.count_keys)
-    return Built(traced, plan, donate, reading.weak, lacking, count, request)

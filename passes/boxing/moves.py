@@ -167,9 +167,18 @@ def find_permutation(
     )
 
 
-@cache
 def can_permute(before: NdSbp, after: NdSbp, hierarchy: tuple[int, ...]) -> bool:
     """Whether a permute exists for tensors whose dims divide by everything; shapes do not matter then."""
+    dims: dict[int, Split] = {}  # and neither do the names of dims
+
+    def named(nd: NdSbp) -> NdSbp:
+        return tuple(dims.setdefault(s.dim, Split(len(dims))) if isinstance(s, Split) else s for s in nd)
+
+    return _can_permute(named(before), named(after), hierarchy)
+
+
+@cache
+def _can_permute(before: NdSbp, after: NdSbp, hierarchy: tuple[int, ...]) -> bool:
     dims = 1 + max((s.dim for s in (*before, *after) if isinstance(s, Split)), default=0)
     shape = (math.prod(hierarchy),) * dims
     return math.prod(hierarchy) <= 512 and find_permutation(shape, before, after, hierarchy) is not None

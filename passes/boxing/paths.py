@@ -16,6 +16,7 @@ from sbp import compat
 from sbp.layout import is_even
 from sbp.passes.boxing.links import Network
 from sbp.passes.boxing.moves import Move, can_permute, moves_from, permute_targets
+from sbp.passes.boxing.shortest import shortest_seconds
 from sbp.signature import B, NdSbp, P, Partial, Signature, Split
 from sbp.untyped import DType
 
@@ -75,40 +76,57 @@ class Boxing:
             if is_even(self.shape, after, hierarchy) and can_permute(nd, after, hierarchy):
                 yield Move("permute", tuple(range(len(nd))), nd, after, B, B)
 
-    def _shortest(self, strict: bool) -> tuple[Array, Array]:
-        """Seconds between all pairs, and the predecessors on the cheapest paths."""
+    @cached_property
+    def _graphs(self) -> tuple[csr_matrix, csr_matrix]:
+        """The moves as graphs for single paths, loose and strict: see `shortest_seconds`.
+
+        Signatures from n on are those after a filling.
+        """
         n = len(self.universe)
-        used = [(i, j, s) for (i, j), (s, m) in self._moves.items() if not makes_sum(m)]
-        if not strict:
-            # Once zeros are filled in (signatures from n on), no collective follows: to reduce such a sum is
-            # a roundabout way to what another collective does, however its rates were measured.
-            used += [(i, j + n, s) for (i, j), (s, m) in self._moves.items() if makes_sum(m)]
-            used += [(i + n, j + n, s) for (i, j), (s, m) in self._moves.items() if not m.is_collective]
-        at = np.array([(i, j) for i, j, _ in used], dtype=np.int64).reshape(-1, 2)
-        # All pairs at once, for (1 + dims + partials) ** axes signatures: a few hundred nodes at the most,
-        # and one table per shape serves every tensor of it (Dijkstra, 1959, with SciPy's heaps).
-        graph = csr_matrix(([s for _, _, s in used], (at[:, 0], at[:, 1])), shape=(2 * n, 2 * n))
-        cost, before = dijkstra(graph, indices=np.arange(n), return_predecessors=True)
-        return cost, before
+        found = []
+        for strict in (False, True):
+            used = [(i, j, s) for (i, j), (s, m) in self._moves.items() if not makes_sum(m)]
+            if not strict:
+                used += [(i, j + n, s) for (i, j), (s, m) in self._moves.items() if makes_sum(m)]
+                used += [(i + n, j + n, s) for (i, j), (s, m) in self._moves.items() if not m.is_collective]
+            at = np.array([(i, j) for i, j, _ in used], dtype=np.int64).reshape(-1, 2)
+            found.append(csr_matrix(([s for _, _, s in used], (at[:, 0], at[:, 1])), shape=(2 * n, 2 * n)))
+        return found[0], found[1]
 
     @cached_property
-    def _loose(self) -> tuple[Array, Array]:
-        return self._shortest(strict=False)
+    def _trees(self) -> dict[tuple[int, bool], tuple[Array, Array]]:
+        return {}
+
+    def _tree(self, source: int, strict: bool) -> tuple[Array, Array]:
+        """Seconds from one signature, and the predecessors on the cheapest paths (Dijkstra, 1959)."""
+        key = source, strict
+        if key not in self._trees:
+            graph = self._graphs[1 if strict else 0]
+            self._trees[key] = dijkstra(graph, indices=source, return_predecessors=True)
+        return self._trees[key]
 
     @cached_property
-    def _strict(self) -> tuple[Array, Array]:
-        return self._shortest(strict=True)
+    def both(self) -> Array:
+        """`seconds` and `strict_seconds` side by side, in one table."""
+        # One table per shape serves every tensor of it.
+        moves = [m for _, m in self._moves.values()]
+        return shortest_seconds(
+            len(self.universe),
+            np.array(list(self._moves), dtype=np.int64).reshape(-1, 2),
+            np.array([s for s, _ in self._moves.values()]),
+            [makes_sum(m) for m in moves],
+            [not m.is_collective for m in moves],
+        )
 
-    @cached_property
+    @property
     def seconds(self) -> Array:
         """The time from each signature (row) to each other (column)."""
-        n = len(self.universe)
-        return np.minimum(self._loose[0][:, :n], self._loose[0][:, n:])
+        return self.both[:, : len(self.universe)]
 
-    @cached_property
+    @property
     def strict_seconds(self) -> Array:
         """The same without filling a sum with zeros: infinite where only filling would make it."""
-        return self._strict[0][:, : len(self.universe)]
+        return self.both[:, len(self.universe) :]
 
     def path(self, before: NdSbp, after: NdSbp, *, strict: bool = False) -> tuple[Move, ...]:
         """The cheapest sequence of moves; a strict one makes no sum by filling.
@@ -121,11 +139,11 @@ class Boxing:
         ['all_reduce']
         """
         n, i, j = len(self.universe), self.index[before], self.index[after]
-        cost, predecessors = self._strict if strict else self._loose
-        j += n if cost[i, j + n] < cost[i, j] else 0
+        cost, predecessors = self._tree(i, strict)
+        j += n if cost[j + n] < cost[j] else 0
         steps: list[Move] = []
         while j != i:
-            k = int(predecessors[i, j])
+            k = int(predecessors[j])
             steps.append(self._moves[k % n, j % n][1])
             j = k
         return tuple(reversed(steps))

@@ -65,7 +65,7 @@ def explain(
         tuple(paths[1]),
         (*notes, *_no_rule(graph, physical)),
         named(physical, reasons),
-        tuple(donated),
+        donated=tuple(donated),
     )
 
 

@@ -33,6 +33,8 @@ WORK, BESIDE = 66_000, 7
 """The sizes of all looks (`look_size`) together, and how many all other planning takes. For a GPT of 12
 layers on 8 x 8 that leaves three looks."""
 FEWEST_LOOKS, MOST_LOOKS = 2, 24
+MOST_CELLS = 2e7
+"""Networks of more table cells, as on four axes, are not written down, and keep the cheapest plan."""
 FOLDED = 0.6
 """A network is solved folded where at most this part of its nodes is left."""
 

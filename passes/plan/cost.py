@@ -19,6 +19,12 @@ from sbp.signature import NdSbp
 from sbp.talk.local import Talk
 from sbp.untyped import DType
 
+_Shape = tuple[int, ...]
+_Shapes = tuple[_Shape, ...]
+_Tensor = tuple[_Shape, dict[NdSbp, _Shape]]
+Shards = dict[_Shape, dict[NdSbp, _Shape]]
+"""By the shape of a tensor and how it lies: the shape of one device's shard."""
+
 
 def local_bytes(shape: Sequence[int], dtype: DType, nd: NdSbp, hierarchy: Sequence[int]) -> float:
     """Bytes of one device's shard, padding included."""
@@ -46,7 +52,7 @@ class OpWork:
     flops: float
     traffic_bytes: float
     launches: bool
-    talks: tuple[Talk, ...]
+    talks: tuple[Talk, ...] = ()
 
     def arithmetic_seconds(self, hardware: Hardware) -> float:
         """Of its arithmetic alone."""
@@ -56,24 +62,23 @@ class OpWork:
         itemsize = max(map(compat.itemsize, p.dtypes))
         return hardware.product_seconds(p.batch, p.m, p.n, p.k, itemsize, exact=p.exact)
 
+    def seconds(self, hardware: Hardware) -> float:
+        """The larger of arithmetic and memory time, and the launch of a kernel; without what is sent."""
+        memory = self.traffic_bytes / hardware.memory_bytes_per_second
+        launch = hardware.launch_seconds if self.launches else 0.0
+        return max(self.arithmetic_seconds(hardware), memory) + launch
+
 
 def node_work(
     graph: Graph, node: Node, strategy: Strategy, hierarchy: tuple[int, ...], traffic: OpTraffic | None = None
 ) -> OpWork:
     """What one device does for an op; arguments as of `node_seconds`."""
-    rule = node.rule
-    operands = [graph.operand(x) for x in node.inputs]
-    results = [graph.values[v] for v in node.outputs]
-    ins = [local_shape(v.shape, nd, hierarchy) for v, nd in zip(operands, strategy.operands, strict=True)]
-    outs = [local_shape(v.shape, nd, hierarchy) for v, nd in zip(results, strategy.results, strict=True)]
-    op = op_of(graph, node, ins, outs, 1)
-    product = rule.matmul(op) if rule is not None and rule.matmul is not None else None
-    flops = 0.0
-    if product is None:
-        flops = rule.flops(op) if rule is not None else element_flops(op)
-    written = traffic is None or any(traffic.writes)
+    operands = [graph.operand(x).shape for x in node.inputs]
+    results = [graph.values[v].shape for v in node.outputs]
+    ins = tuple(local_shape(x, nd, hierarchy) for x, nd in zip(operands, strategy.operands, strict=True))
+    outs = tuple(local_shape(x, nd, hierarchy) for x, nd in zip(results, strategy.results, strict=True))
     talks = tuple(talks_of(graph, node, strategy.lying, hierarchy))
-    return OpWork(product, flops, _traffic_bytes(op, rule, traffic), written, talks)
+    return _local_work(graph, node, ins, outs, traffic, talks)
 
 
 def node_seconds(
@@ -86,17 +91,67 @@ def node_seconds(
     Arguments:
       traffic: what goes through memory; None if nothing is merged.
     """
-    hardware = network.hardware
-    work = node_work(graph, node, strategy, network.placement.shape, traffic)
-    memory = work.traffic_bytes / hardware.memory_bytes_per_second
-    talking = sum(talk_seconds(t, network) for t in work.talks)
-    launch = hardware.launch_seconds if work.launches else 0.0
-    return max(work.arithmetic_seconds(hardware), memory) + launch + talking
+    return seconds_of(graph, node, (strategy,), network, traffic, {})[0]
 
 
 def work_seconds(graph: Graph, node: Node, strategy: Strategy, network: Network) -> float:
     """The arithmetic time of one op on one device."""
     return node_work(graph, node, strategy, network.placement.shape).arithmetic_seconds(network.hardware)
+
+
+def seconds_of(
+    graph: Graph,
+    node: Node,
+    strategies: Sequence[Strategy],
+    network: Network,
+    traffic: OpTraffic | None,
+    shards: Shards,
+) -> list[float]:
+    """`node_seconds` of many strategies; work is found once for all that leave shards of equal shapes.
+
+    Arguments:
+      shards: the shapes of shards that are known already, which grow.
+    """
+    hierarchy = network.placement.shape
+    operands = [(x.shape, shards.setdefault(x.shape, {})) for x in map(graph.operand, node.inputs)]
+    results = [(x.shape, shards.setdefault(x.shape, {})) for x in map(graph.values.__getitem__, node.outputs)]
+    known: dict[tuple[_Shapes, _Shapes], float] = {}
+
+    def lying(tensors: list[_Tensor], nds: Sequence[NdSbp]) -> _Shapes:
+        found = []
+        for (shape, made), nd in zip(tensors, nds, strict=True):
+            local = made.get(nd)
+            if local is None:
+                local = made[nd] = local_shape(shape, nd, hierarchy)
+            found.append(local)
+        return tuple(found)
+
+    found = []
+    for s in strategies:
+        key = lying(operands, s.operands), lying(results, s.results)
+        if key not in known:
+            known[key] = _local_work(graph, node, *key, traffic).seconds(network.hardware)
+        talking = sum(talk_seconds(t, network) for t in talks_of(graph, node, s.lying, hierarchy))
+        found.append(known[key] + talking)
+    return found
+
+
+def _local_work(
+    graph: Graph,
+    node: Node,
+    ins: _Shapes,
+    outs: _Shapes,
+    traffic: OpTraffic | None,
+    talks: tuple[Talk, ...] = (),
+) -> OpWork:
+    """The work of an op on shards of these shapes."""
+    rule, op = node.rule, op_of(graph, node, ins, outs, 1)
+    product = rule.matmul(op) if rule is not None and rule.matmul is not None else None
+    flops = 0.0
+    if product is None:
+        flops = rule.flops(op) if rule is not None else element_flops(op)
+    written = traffic is None or any(traffic.writes)
+    return OpWork(product, flops, _traffic_bytes(op, rule, traffic), written, talks)
 
 
 def _traffic_bytes(op: Op, rule: Rule | None, traffic: OpTraffic | None) -> float:

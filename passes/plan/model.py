@@ -18,9 +18,11 @@ import numpy as np
 
 from sbp.passes.boxing.paths import Boxing, Boxings
 from sbp.passes.plan.candidates import Candidates, Strategy, rest_signatures
-from sbp.passes.plan.cost import local_bytes, node_seconds
+from sbp.passes.plan.cost import Shards, local_bytes, seconds_of
+from sbp.passes.plan.flat import Indices
+from sbp.passes.plan.indexed import IndexedNetwork, IndexedTable
+from sbp.passes.plan.narrow import solve_indexed
 from sbp.passes.plan.network import CostNetwork, Table
-from sbp.passes.plan.solve import solve
 from sbp.passes.program.control import assumed_trips, ports
 from sbp.passes.program.graph import Const, Graph, Node, Operand, Value
 from sbp.signature import B, NdSbp, Partial, Split
@@ -110,13 +112,14 @@ class Model:
         self.c, self.boundary, self.boxings, self.relaxed = candidates, boundary, boxings, relaxed
         self.graph: Graph = candidates.graph
         self.unary: list[Table] = []
-        self.edges: list[tuple[int, int, Table]] = []
+        self.edges: list[tuple[int, int, IndexedTable]] = []
         self.edge_values: list[int] = []
         self.supply: dict[int, _Use] = {}
         self.demand: dict[int, list[_Use]] = {}
         self.states: list[Sequence[Any]] = []
-        self.tables: dict[Any, Table] = {}
+        self.tables: dict[Any, IndexedTable] = {}
         self.costs: dict[Any, Table] = {}
+        self.shards: Shards = {}
         self.columns: dict[Any, tuple[Any, ...]] = {}
         self.merged: dict[Any, tuple[NdSbp, ...]] = {}
 
@@ -137,6 +140,11 @@ class Model:
         return self.columns[key]
 
     def build(self) -> CostNetwork:
+        """The network with all of its tables written down."""
+        return self.build_indexed().dense()
+
+    def build_indexed(self) -> IndexedNetwork:
+        """The network with its tables in terms of those of boxing."""
         values, b = self.graph.values, self.boundary
         costs = (
             *zip(self.graph.inputs, b.in_costs, strict=False),
@@ -156,7 +164,24 @@ class Model:
         self.shares: dict[int, int] = {}
         for v, uses in self.demand.items():
             self.connect(v, uses)
-        return CostNetwork(tuple(self.unary), tuple(self.edges))
+        return self.network()
+
+    def network(self) -> IndexedNetwork:
+        """What is built so far."""
+        return IndexedNetwork(tuple(self.unary), tuple(self.edges), self.order())
+
+    def order(self) -> Indices:
+        """The variables as the program runs: an argument before its first use, a share after its supplier."""
+        place = np.arange(len(self.states), dtype=np.float64)
+        arguments = set(self.inputs)
+        for v, uses in self.demand.items():
+            supply = self.supply[v].variable
+            readers = [u.variable for u in uses if u.variable not in arguments]
+            if supply in arguments and readers:
+                place[supply] = min(readers) - 0.5
+        for v, share in self.shares.items():
+            place[share] = place[self.supply[v].variable] + 0.25
+        return np.argsort(place, kind="stable")
 
     def add_nodes(self, nodes: Sequence[Node], times: int) -> None:
         for node in nodes:
@@ -171,9 +196,8 @@ class Model:
         key = id(strategies), times, traffic
         if key not in self.costs:
             network = self.boxings.network
-            self.costs[key] = np.array(
-                [times * node_seconds(self.graph, node, s, network, traffic) for s in strategies]
-            )
+            seconds = seconds_of(self.graph, node, strategies, network, traffic, self.shards)
+            self.costs[key] = times * np.array(seconds)
         variable = self.variable(strategies, self.costs[key])
         self.nodes[node.id] = variable
         for k, v in enumerate(node.outputs):
@@ -266,9 +290,10 @@ class Model:
         each = np.where(np.eye(len(boxing.universe), dtype=bool), np.inf, boxing.seconds).min(axis=0)
         same = np.array([boxing.index[nd] for nd in share.needs])[:, None] == np.array(columns)[None, :]
         table = np.where(same, 0.0, each[columns][None, :]) * (use.times / others)
-        self.add_edge(v, share.variable, use.variable, table)
+        whole = IndexedTable(table, np.arange(table.shape[0]), np.arange(table.shape[1]))
+        self.add_edge(v, share.variable, use.variable, whole)
 
-    def add_edge(self, v: int, i: int, j: int, table: Table) -> None:
+    def add_edge(self, v: int, i: int, j: int, table: IndexedTable) -> None:
         """What it takes to bring a value from one variable to another."""
         self.edges.append((i, j, table))
         self.edge_values.append(v)
@@ -294,14 +319,15 @@ class Model:
         stays = v in self.lying
         key = id(boxing), id(supply.needs), id(use.needs), id(use.strict), use.times, stays
         if key not in self.tables:
-            rows = [boxing.index[nd] for nd in supply.needs]
-            columns = [boxing.index[nd] for nd in use.needs]
-            table = boxing.seconds[np.ix_(rows, columns)]
-            if any(use.strict):
-                strict = boxing.strict_seconds[np.ix_(rows, columns)]
-                table = np.where(np.array(use.strict)[None, :], strict, table)
-            same = np.array(rows)[:, None] == np.array(columns)[None, :]
-            self.tables[key] = np.where(same, 0.0, np.inf) if stays else table * use.times
+            rows = np.array([boxing.index[nd] for nd in supply.needs])
+            columns = np.array([boxing.index[nd] for nd in use.needs])
+            if stays:
+                n = len(boxing.universe)
+                self.tables[key] = IndexedTable(np.where(np.eye(n, dtype=bool), 0.0, np.inf), rows, columns)
+            else:
+                strict = np.array(use.strict, dtype=bool)
+                columns = np.where(strict, columns + len(boxing.universe), columns)
+                self.tables[key] = IndexedTable(boxing.both, rows, columns, float(use.times))
         self.add_edge(v, supply.variable, use.variable, self.tables[key])
 
     def chosen(self, states: Sequence[int], cost: float, bound: float) -> ChosenSignatures:
@@ -337,10 +363,10 @@ def relaxed_bound(
 ) -> float:
     """What no plan can be cheaper than, whatever versions of a value others are made from; not tight."""
     model = Model(candidates, boundary, boxings, relaxed=True)
-    network = model.build()
+    network = model.build_indexed()
     ends = {x for x in (*model.inputs, *model.outputs) if x is not None}
     sent = sum(float(model.unary[x].max()) for x in ends)
-    return solve(network, time_limit_seconds=time_limit_seconds).bound - sent
+    return solve_indexed(network, time_limit_seconds=time_limit_seconds).bound - sent
 
 
 def choose(
@@ -355,14 +381,14 @@ def choose(
       Infeasible: if the pins exclude each other.
     """
     model = Model(candidates, boundary, boxings)
-    return cheapest(model, model.build(), time_limit_seconds)
+    return cheapest(model, model.build_indexed(), time_limit_seconds)
 
 
-def cheapest(model: Model, network: CostNetwork, time_limit_seconds: float | None) -> ChosenSignatures:
+def cheapest(model: Model, network: IndexedNetwork, time_limit_seconds: float | None) -> ChosenSignatures:
     """The same of a model that is built.
 
     Raises:
       Infeasible: if the pins exclude each other.
     """
-    solution = solve(network, time_limit_seconds=time_limit_seconds)
+    solution = solve_indexed(network, time_limit_seconds=time_limit_seconds)
     return model.chosen(solution.states, solution.cost, solution.bound)

@@ -21,7 +21,7 @@ SMALL = 1e-4
 
 def loads_of(model: Model, limit_bytes: float) -> tuple[CostNetwork, tuple[Load, ...]]:
     """The network of a built model with variables for copies, and what its variables keep in memory."""
-    network = CostNetwork(tuple(model.unary), tuple(model.edges))
+    network = model.network().dense()
     updated = {x for x, tie in zip(model.graph.outputs, model.boundary.ties, strict=True) if tie is not None}
     loads: list[Load] = []
     unary, edges = list(network.unary), list(network.edges)
