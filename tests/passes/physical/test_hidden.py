@@ -44,8 +44,8 @@ def problem(
     free = [None] * len(graph.outputs)
     candidates = enumerate_candidates(graph, LINE, {})
     model = Model(candidates, boundary(graph, pins, free, free, LINE), Boxings(Network(LINE, hardware)))
-    network = model.build()
-    return model, network, cheapest(model, network, None)
+    network = model.build_indexed()
+    return model, network.dense(), cheapest(model, network, None)
 
 
 def shortest_of_all(model: Model, network: CostNetwork, found_seconds: float) -> float:
