@@ -47,11 +47,16 @@ def solve_within(
     *,
     time_limit_seconds: float | None = None,
     progress: Progress | None = None,
+    good_gap: float = 0.0,
 ) -> Fitted:
     """Cheapest assignment that fits into the budget, as far as it is found, with a proven lower bound.
 
     If none is found that fits: the one with the smallest peak found, and a lower bound on any peak. Without a
     time limit the search ends when neither cost nor bound improve. Without one the answer is always the same.
+
+    Arguments:
+      good_gap: the search ends where the answer is proven to be this near to the best, as a part of its cost;
+        with one it ends before its time too, when neither cost nor bound improve.
 
     Raises Infeasible (a ValueError) when every assignment contains an infinite cost.
 
@@ -62,15 +67,21 @@ def solve_within(
     >>> found.states, found.cost, found.peak_bytes
     ((1, 0), 2.0, 5.0)
     """
-    return _Within(network, budget, time_limit_seconds, progress).run()
+    return _Within(network, budget, time_limit_seconds, progress, good_gap).run()
 
 
 class _Within:
     """Rounds of steps of prices and of moves, on what is left of the network."""
 
     def __init__(
-        self, network: CostNetwork, budget: Budget, limit_seconds: float | None, progress: Progress | None
+        self,
+        network: CostNetwork,
+        budget: Budget,
+        limit_seconds: float | None,
+        progress: Progress | None,
+        good_gap: float,
     ) -> None:
+        self.good_gap = good_gap
         self.network, self.budget, self.progress = network, budget, progress
         self.start = time.monotonic()
         self.seconds = math.inf if limit_seconds is None else limit_seconds
@@ -95,7 +106,7 @@ class _Within:
         if cells <= _ENUMERATED_CELLS:
             return self._best_of_all()
         stalled = 0
-        while stalled < _STALLED_ROUNDS or self.seconds < math.inf:
+        while stalled < _STALLED_ROUNDS or (self.seconds < math.inf and not self.good_gap):
             before = self.cost, self.prices.lower
             self._round()
             if self._finished():
@@ -206,7 +217,8 @@ class _Within:
     def _finished(self) -> bool:
         if self.states is None:
             return self._nothing_fits() or self._spent(1.0 - _PEAK_SHARE)
-        return self.cost - self.prices.lower <= self.noise or self._spent()
+        good = max(self.noise, self.good_gap * abs(self.cost + self.reduction.constant))
+        return self.cost - self.prices.lower <= good or self._spent()
 
     def _nothing_fits(self) -> bool:
         """Whether the bound is above what any assignment without an infinite entry costs."""
