@@ -25,7 +25,7 @@ SECONDS = 20.0
 """For all tries, where no time limit is given."""
 LEAST_SECONDS = 6.0
 """For the smallest peak, where no time limit is given."""
-GOOD_GAP = 0.002
+GOOD_GAP = 0.005
 """The search for what fits ends this near to its bound."""
 
 

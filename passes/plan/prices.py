@@ -60,6 +60,11 @@ class Prices:
         self._level(swept, cost)
         return states
 
+    def prove(self, lower: float, prices: Table) -> None:
+        """Takes a bound that somebody else has proven at some prices, if it is higher."""
+        if lower > self.lower:
+            self.lower, self.best = lower, prices
+
     def _level(self, swept: float, cost: float) -> None:
         """A step toward the level hoped for, or back to the best prices with less hope."""
         size = abs(self.lower + self.constant)

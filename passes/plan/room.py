@@ -60,7 +60,7 @@ class RoomModel(Model):
         self.outermost = {n.id for n in self.graph.nodes}
         self.near: dict[int, list[tuple[int | None, list[ValueUse]]]] = {}
         self.loads: list[Load] = []
-        self.sends: dict[int, tuple[NDArray[np.bool_], Boxing]] = {}
+        self.sends: dict[int, tuple[NDArray[np.bool_], NDArray[np.bool_], Boxing]] = {}
 
     def build(self) -> CostNetwork:
         network = super().build()
@@ -180,32 +180,35 @@ class RoomModel(Model):
           whole_time: whether it has the value after the boxing even if there is no copy.
         """
         boxing = self.boxing(v)
-        made, wanted = self.tables_of(boxing, source.needs, use.needs)
+        # What is merged into its readers is written at all only because it is boxed.
+        computed = v not in self.lives and v not in self.graph.inputs
+        made, wanted = self.tables_of(boxing, source.needs, use.needs, computed)
         if not made.any() and not whole_time:
             return
         own = tuple(dict.fromkeys(use.needs))
         n, sizes = len(own), self.held(v, own)
-        key = "copies", id(boxing), id(source.needs), id(use.needs)
+        key = "copies", id(boxing), id(source.needs), id(use.needs), computed
         if key not in self.columns:
             free = np.where(made, np.inf, 0.0)
+            beside = np.where(made, self.held(v, source.needs)[:, None], np.inf).min(axis=0)
+            beside[np.isinf(beside) | (not computed)] = 0.0
             self.columns[key] = (
                 np.hstack([np.zeros(free.shape), free]),
                 np.hstack([wanted, wanted]),
                 np.zeros(2 * n),
+                beside,
                 (boxing, source.needs, use.needs),
             )
-        before, match, zero, _ = self.columns[key]
+        before, match, zero, beside, _ = self.columns[key]
         variable = self.variable((*own, *own), zero)
         self.edges.append((source.variable, variable, before))
         self.edges.append((use.variable, variable, match))
-        if whole_time:
-            self.load(variable, start, start + 1, np.concatenate([sizes, np.zeros(n)]))
-            self.load(variable, start + 1, end, np.concatenate([sizes, sizes]))
-        else:
-            self.load(variable, start, end, np.concatenate([sizes, np.zeros(n)]))
+        alone = np.concatenate([sizes, np.zeros(n)])
+        self.load(variable, start, start + 1, alone + np.concatenate([beside, np.zeros(n)]))
+        self.load(variable, start + 1, end, np.concatenate([sizes, sizes if whole_time else np.zeros(n)]))
 
     def tables_of(
-        self, boxing: Boxing, before: tuple[NdSbp, ...], after: tuple[NdSbp, ...]
+        self, boxing: Boxing, before: tuple[NdSbp, ...], after: tuple[NdSbp, ...], computed: bool
     ) -> tuple[NDArray[np.bool_], Table]:
         """Whether boxing makes a copy, per signature before and each different one after; which use has which."""
         own = list(dict.fromkeys(after))
@@ -213,17 +216,17 @@ class RoomModel(Model):
         place = {nd: k for k, nd in enumerate(own)}
         wanted = np.full((len(after), len(own)), np.inf)
         wanted[np.arange(len(after)), [place[nd] for nd in after]] = 0.0
-        return self.copied(boxing)[np.ix_(rows, columns)], wanted
+        return self.copied(boxing)[int(computed)][np.ix_(rows, columns)], wanted
 
-    def copied(self, boxing: Boxing) -> NDArray[np.bool_]:
-        """Whether boxing makes a copy: a collective other than an all-reduce, which writes over its operand.
-        Cuts and zeros are computed by who reads them."""
+    def copied(self, boxing: Boxing) -> tuple[NDArray[np.bool_], ...]:
+        """Whether boxing makes a copy: a collective other than an all-reduce, which writes over its operand;
+        and whether it has any. Cuts and zeros are computed by who reads them."""
         if id(boxing) not in self.sends:
             own = boxing.universe
-            kinds = [[[m.kind for m in boxing.path(a, b) if m.is_collective] for b in own] for a in own]
-            found = np.array([[any(k != "all_reduce" for k in path) for path in row] for row in kinds])
-            self.sends[id(boxing)] = found, boxing
-        return self.sends[id(boxing)][0]
+            kinds = [[{m.kind for m in boxing.path(a, b) if m.is_collective} for b in own] for a in own]
+            copies = np.array([[bool(path - {"all_reduce"}) for path in row] for row in kinds])
+            self.sends[id(boxing)] = copies, np.array([[bool(path) for path in row] for row in kinds]), boxing
+        return self.sends[id(boxing)][:2]
 
     def load(self, variable: int, start: int, end: int, sizes: Table) -> None:
         if start < end:

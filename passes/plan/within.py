@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from sbp.passes.plan.network import CostNetwork, Infeasible, Table
 from sbp.passes.plan.peak import least_peak
 from sbp.passes.plan.prices import Prices
 from sbp.passes.plan.reduce import reduce_network
-from sbp.passes.plan.solve import Progress, least_of
+from sbp.passes.plan.solve import Progress, least_of, solve
 
 _ROUND_STEPS = 40
 """Steps of prices in a round."""
@@ -35,6 +36,10 @@ _STALLED_ROUNDS = 10
 """Without a time limit: rounds in which neither cost nor bound improve, before the search ends."""
 _PEAK_SHARE = 0.3
 """Part of the time kept for the smallest peak while nothing is found that fits."""
+_EXACT_SHARE = 0.3
+"""Part of the time left for one exact solution at fixed prices."""
+_EXACT_SECONDS = 5.0
+"""For it without a time limit."""
 _NOISE = 1e-10
 """Improvements below this part of the cost are not sought."""
 _PROGRESS = 1e-5
@@ -123,6 +128,7 @@ class _Within:
         self.noise = _NOISE * abs(self.reduction.constant + self.prices.lower)
         self.least_gain = 100.0 * self.noise
         self._polish(decoded)
+        self._polish(self._exact())
         if self.states is not None:
             self._polish(self.states)
             for _ in range(_KICKS):
@@ -130,6 +136,20 @@ class _Within:
         if self.progress is not None:
             constant = self.reduction.constant
             self.progress(self.cost + constant, self.prices.lower + constant, time.monotonic() - self.start)
+
+    def _exact(self) -> Indices:
+        """The cheapest states at the best prices, and the bound that they prove: without a limit a network is
+        solved exactly, where layers are alike at once."""
+        prices = self.prices.best
+        unary = np.split(self._priced(prices), self.flat.offsets[1:-1])
+        kernel = replace(self.reduction.kernel, unary=tuple(unary))
+        found = solve(kernel, time_limit_seconds=self._left(_EXACT_SHARE))
+        self.prices.prove(found.bound - float(prices @ self.flat_budget.room), prices)
+        return np.array(found.states, dtype=np.int64)
+
+    def _left(self, share: float) -> float:
+        left = self.start + self.seconds - time.monotonic()
+        return max(share * left, 0.05) if math.isfinite(left) else _EXACT_SECONDS
 
     def _polish(self, states: Indices) -> None:
         """Moves from these states on, at the prices of now; higher ones where they do not fit."""
