@@ -15,7 +15,7 @@ from sbp.passes.plan.budget import Budget
 from sbp.passes.plan.candidates import Candidates
 from sbp.passes.plan.model import Boundary, ChosenSignatures
 from sbp.passes.plan.room import RoomModel
-from sbp.passes.plan.within import solve_within
+from sbp.passes.plan.within import LimitedSearch
 
 TRIES = 4
 """How often the search is asked for less, because what it found needs more than it counted."""
@@ -23,8 +23,10 @@ MARGIN = 0.998
 """Of what the next try may use."""
 SECONDS = 20.0
 """For all tries, where no time limit is given."""
-LEAST_SECONDS = 6.0
-"""For the smallest peak, where no time limit is given."""
+SMALLEST_SECONDS = 4.0
+"""For each look at the smallest peak, where no time limit is given."""
+NEAR = 1.005
+"""Of the smallest peak: what a plan that is about as small may use."""
 GOOD_GAP = 0.005
 """The search for what fits ends this near to its bound."""
 
@@ -106,15 +108,13 @@ class LimitedProblem:
         of all that fit, and of all there are."""
         model = self.model()
         network = model.build()
-        loads, target, bound = tuple(model.loads), self.limit_bytes, fastest.bound
         seconds = SECONDS if self.time_limit_seconds is None else self.time_limit_seconds
         until = time.monotonic() + seconds
+        budget = Budget(tuple(model.loads), self.limit_bytes)
+        search = LimitedSearch(network, budget, 0.6 * seconds, good_gap=GOOD_GAP)
+        found, bound = search.run(), fastest.bound
         smallest: SmallestPeak | None = None
         for k in range(TRIES):
-            left = max(until - time.monotonic(), 0.2 * seconds)
-            found = solve_within(
-                network, Budget(loads, target), time_limit_seconds=left / 2, good_gap=GOOD_GAP
-            )
             assignment = model.chosen(found.states, found.cost, found.bound)
             tried = self.looked_at(assignment)
             if k == 0 and math.isfinite(found.bound):
@@ -122,17 +122,27 @@ class LimitedProblem:
             if tried.bytes <= self.limit_bytes:
                 return FittedSignatures(replace(assignment, bound=min(bound, assignment.seconds)))
             smallest = tried if smallest is None or tried.bytes < smallest.bytes else smallest
-            if not found.fits:
+            if not found.fits or k == TRIES - 1:
                 break
-            target *= MARGIN * self.limit_bytes / tried.bytes
+            target = min(found.peak_bytes, search.budget.limit) * MARGIN * self.limit_bytes / tried.bytes
+            found = search.go_on(target, max(until - time.monotonic(), 0.2 * seconds) / 2)
         assert smallest is not None
-        limit = LEAST_SECONDS if self.time_limit_seconds is None else 0.5 * seconds
-        # Nothing fits into this: what comes back has the smallest peak.
-        least = solve_within(network, Budget(loads, 1e-3 * self.limit_bytes), time_limit_seconds=limit)
-        assignment = model.chosen(least.states, least.cost, fastest.bound)
-        tried = self.looked_at(assignment)
-        if tried.bytes <= self.limit_bytes:
-            return FittedSignatures(replace(assignment, bound=min(bound, assignment.seconds)))
-        smallest = min(smallest, tried, key=lambda x: x.bytes)
+        return self.smallest_of(model, search, fastest, smallest)
+
+    def smallest_of(
+        self, model: RoomModel, search: LimitedSearch, fastest: ChosenSignatures, smallest: SmallestPeak
+    ) -> FittedSignatures:
+        """The smallest peak, where nothing was found that fits; it may fit after all."""
+        seconds = SMALLEST_SECONDS if self.time_limit_seconds is None else 0.3 * self.time_limit_seconds
+        # Nothing fits into so little: what comes back has the smallest peak.
+        least = search.go_on(1e-3 * self.limit_bytes, seconds)
+        # Of all that have about this peak a cheap one: nothing in it is larger than it must be.
+        near = search.go_on(NEAR * least.peak_bytes, seconds)
+        for found in (least, near):
+            assignment = model.chosen(found.states, found.cost, fastest.bound)
+            tried = self.looked_at(assignment)
+            if tried.bytes <= self.limit_bytes:
+                return FittedSignatures(replace(assignment, bound=min(fastest.bound, assignment.seconds)))
+            smallest = min(smallest, tried, key=lambda x: x.bytes)
         known = min(least.least_peak_bytes, smallest.bytes)
         return FittedSignatures(fastest, smallest=replace(smallest, bound_bytes=known))

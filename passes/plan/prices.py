@@ -60,6 +60,11 @@ class Prices:
         self._level(swept, cost)
         return states
 
+    def to_room(self, budget: FlatBudget) -> None:
+        """Goes on with other room at the same times: what the best prices prove changes by what they pay back."""
+        self.lower += float(self.best @ (self.budget.room - budget.room))
+        self.budget, self.hope, self.waited, self.reached = budget, 0.0, 0, -np.inf
+
     def prove(self, lower: float, prices: Table) -> None:
         """Takes a bound that somebody else has proven at some prices, if it is higher."""
         if lower > self.lower:

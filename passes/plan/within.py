@@ -72,19 +72,22 @@ def solve_within(
     >>> found.states, found.cost, found.peak_bytes
     ((1, 0), 2.0, 5.0)
     """
-    return _Within(network, budget, time_limit_seconds, progress, good_gap).run()
+    return LimitedSearch(network, budget, time_limit_seconds, progress, good_gap).run()
 
 
-class _Within:
-    """Rounds of steps of prices and of moves, on what is left of the network."""
+class LimitedSearch:
+    """Rounds of steps of prices and of moves, on what is left of the network.
+
+    Arguments as of `solve_within`. A search goes on under another limit from where it is.
+    """
 
     def __init__(
         self,
         network: CostNetwork,
         budget: Budget,
-        limit_seconds: float | None,
-        progress: Progress | None,
-        good_gap: float,
+        limit_seconds: float | None = None,
+        progress: Progress | None = None,
+        good_gap: float = 0.0,
     ) -> None:
         self.good_gap = good_gap
         self.network, self.budget, self.progress = network, budget, progress
@@ -106,7 +109,22 @@ class _Within:
         self.excess = (True, math.inf)
         self.noise = self.least_gain = 0.0
 
+    def go_on(self, limit: float, limit_seconds: float | None) -> Fitted:
+        """The answer under another limit, with the prices and the states that were found so far."""
+        known = self.nearest if self.states is None else self.states
+        change = self.budget.limit - limit
+        self.budget = Budget(self.budget.loads, limit)
+        self.flat_budget = self.flat_budget._replace(room=self.flat_budget.room - change)
+        self.prices.to_room(self.flat_budget)
+        self.start = time.monotonic()
+        self.seconds = math.inf if limit_seconds is None else limit_seconds
+        self.states, self.cost, self.excess = None, math.inf, (True, math.inf)
+        self._offer(known)
+        self._polish(known)
+        return self.run()
+
     def run(self) -> Fitted:
+        """The answer."""
         cells = (self.flat_budget.room.size + self.flat.twin.size + 1) * math.prod(self.flat.sizes.tolist())
         if cells <= _ENUMERATED_CELLS:
             return self._best_of_all()
@@ -248,7 +266,10 @@ class _Within:
         limit = self.budget.limit
         found = self.states
         if found is None:
-            found, least = least_peak(self.prices.flat, self.flat_budget, limit, self.nearest, self._spent)
+            self.nearest, least = least_peak(
+                self.prices.flat, self.flat_budget, limit, self.nearest, self._spent
+            )
+            found = self.nearest
         states = self.reduction.expand(found.tolist())
         cost, peak = self.network.cost(states), self.budget.peak_bytes(states)
         proven = least > limit or self._nothing_fits()
