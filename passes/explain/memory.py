@@ -42,9 +42,10 @@ def over_limit(
       smallest: the least that is known to be needed, of this plan if None.
       donated: positions of arguments whose memory the results may take.
     """
-    has = plan.hardware.memory_bytes
-    asked = "" if limit_bytes is None else f", Options(memory_limit={limit_bytes:.4g})"
-    legal = f"at most {bytes_text(has)}, which {plan.hardware.name} has"
+    if limit_bytes is None:
+        asked, legal = "", f"at most {bytes_text(plan.hardware.memory_bytes)}, which {plan.hardware.name} has"
+    else:
+        asked, legal = f", Options(memory_limit={limit_bytes:.4g})", f"at most {bytes_text(limit_bytes)}"
     if smallest is None:
         assert plan.physical is not None
         smallest = SmallestPeak(plan.physical, plan.memory_bytes, plan.memory_bytes)
@@ -57,7 +58,7 @@ def over_limit(
         "memory",
         f"{plan.name} on {plan.placement}{asked}",
         f"{bytes_text(plan.memory_bytes)} per device at the peak of the fastest plan",
-        legal if limit_bytes is None else f"at most {bytes_text(limit_bytes)}",
+        legal,
         f"the smallest peak that was found is {bytes_text(smallest.bytes)}"
         f"{bound if smallest.bound_bytes > 0 else ''}; alive there: {_largest(least, live)}",
         f"{_advice(least, live)}; {anyway}",
