@@ -2,8 +2,8 @@
 
     python -m benchmarks.limits [--models gpt,llama] [--layers 4,12] [--placements 8,2x4] [--rows 1]
 
-Nothing runs: the train steps of benchmarks/large.py are planned for absent H100s. Seconds and the peak are the
-evaluator's, the gap is against the bound of all plans that fit, and planning is this process by the clock.
+Nothing runs: the train steps of benchmarks/large.py are planned for absent H100s. Seconds and the peak are
+the evaluator's, the gap is against the bound of all plans that fit, and planning is wall-clock time.
 """
 
 from __future__ import annotations

@@ -48,19 +48,21 @@ def over_limit(
         asked, legal = f", Options(memory_limit={limit_bytes:.4g})", f"at most {bytes_text(limit_bytes)}"
     if smallest is None:
         assert plan.physical is not None
-        smallest = SmallestPeak(plan.physical, plan.memory_bytes, plan.memory_bytes)
+        smallest = SmallestPeak(plan.physical, plan.memory_bytes, 0.0)
     # What stands out in the smallest plan is what has to become smaller.
     least = replace(plan, physical=smallest.physical)
     live = live_at_peak(least, donated)
-    bound = f", and none below {bytes_text(smallest.bound_bytes)} by the search's count"
+    bound = ""
+    if smallest.bound_bytes > 0:
+        bound = f", and none below {bytes_text(smallest.bound_bytes)} by the search's count"
     anyway = "Options(memory_limit=math.inf) to see the fastest plan of any size"
     return Problem(
         "memory",
         f"{plan.name} on {plan.placement}{asked}",
-        f"{bytes_text(plan.memory_bytes)} per device at the peak of the fastest plan",
+        f"{bytes_text(plan.memory_bytes)} per device at the peak",
         legal,
         f"the smallest peak that was found is {bytes_text(smallest.bytes)}"
-        f"{bound if smallest.bound_bytes > 0 else ''}; alive there: {_largest(least, live)}",
+        f"{bound}; alive there: {_largest(least, live)}",
         f"{_advice(least, live)}; {anyway}",
     )
 

@@ -51,7 +51,7 @@ class FittedSignatures:
     """What was found under a limit.
 
     Arguments:
-      assignment: the cheapest that fits, its bound that of all that fit; the fastest of any size if none does.
+      assignment: the cheapest that fits, its bound that of all that fit; the fastest of any size if none.
       needed_bytes: what the fastest one needs.
       smallest: where none was found that fits, the nearest.
     """
@@ -134,8 +134,7 @@ class LimitedProblem:
     ) -> FittedSignatures:
         """The smallest peak, where nothing was found that fits; it may fit after all."""
         seconds = SMALLEST_SECONDS if self.time_limit_seconds is None else 0.3 * self.time_limit_seconds
-        # Nothing fits into so little: what comes back has the smallest peak.
-        least = search.go_on(1e-3 * self.limit_bytes, seconds)
+        least = search.smallest(seconds)
         # Of all that have about this peak a cheap one: nothing in it is larger than it must be.
         near = search.go_on(NEAR * least.peak_bytes, seconds)
         for found in (least, near):

@@ -70,8 +70,7 @@ class _Insertion:
         self.take(v, boxing.path(source, wanted, strict=strict), user)
 
     def enter(self, v: int, user: int) -> NdSbp | None:
-        """Goes to the cluster of a user: of what earlier ones had only the value's share is kept. The share of
-        the cluster."""
+        """Goes to the cluster of a user, and gives its share; earlier ones leave only the value's share."""
         at, clusters = self.cluster.get(v, 0), self.a.clusters.get(v, ())
         now = next((k for k, c in enumerate(clusters) if user in c.users), at)
         if now != at:

@@ -61,7 +61,7 @@ class Prices:
         return states
 
     def to_room(self, budget: FlatBudget) -> None:
-        """Goes on with other room at the same times: what the best prices prove changes by what they pay back."""
+        """Goes on with other room at the same times: the bound changes by what the best prices pay back."""
         self.lower += float(self.best @ (self.budget.room - budget.room))
         self.budget, self.hope, self.waited, self.reached = budget, 0.0, 0, -np.inf
 

@@ -63,6 +63,7 @@ class RoomModel(Model):
         self.sends: dict[int, tuple[NDArray[np.bool_], NDArray[np.bool_], Boxing]] = {}
 
     def build(self) -> CostNetwork:
+        """The network, with variables for copies."""
         network = super().build()
         self.load_results()
         for v, uses in self.demand.items():
@@ -70,6 +71,7 @@ class RoomModel(Model):
         return CostNetwork(tuple(self.unary), tuple(self.edges)) if self.loads else network
 
     def serve(self, v: int, supply: ValueUse, uses: list[ValueUse]) -> None:
+        """Edges to the uses, through a share for each of several clusters."""
         clusters = self.clustered(v, uses)
         if len(clusters) < 2:
             super().serve(v, supply, uses)
@@ -83,8 +85,7 @@ class RoomModel(Model):
 
     def clustered(self, v: int, uses: list[ValueUse]) -> list[list[ValueUse]]:
         """The uses in clusters; one for what bodies of loops use, or what is small."""
-        made = self.graph.inputs if v in self.graph.inputs else ()
-        outside = bool(made) or v in self.lives and self.supply[v].times == 1
+        outside = v in self.graph.inputs or (v in self.lives and self.supply[v].times == 1)
         if not outside or not self.is_large(v) or any(not self.is_outermost(u) for u in uses):
             return [uses]
         clusters: list[list[ValueUse]] = []
@@ -98,10 +99,12 @@ class RoomModel(Model):
         return clusters
 
     def is_large(self, v: int) -> bool:
+        """Whether copies of a value are counted."""
         value = self.graph.values[v]
         return local_bytes(value.shape, value.dtype, (), ()) >= self.large_bytes
 
     def is_outermost(self, use: ValueUse) -> bool:
+        """Whether a use is in no body of a loop."""
         return use.user < 0 or use.user in self.outermost
 
     def when(self, use: ValueUse) -> tuple[int, int]:
@@ -143,7 +146,7 @@ class RoomModel(Model):
         self.copies(v, supply, use, at, end, whole_time=life is not None and not is_argument)
 
     def load_share(self, v: int, uses: list[ValueUse], life: Lifetime | None) -> None:
-        """A value of several uses: its share, those of its clusters, and what each of them takes from there."""
+        """A value of several uses: its share, those of its clusters, and what each of them takes."""
         supply, times = self.supply[v], [self.when(use) for use in uses]
         first, last = min(t for t, _ in times), max(t for _, t in times)
         states = tuple(self.states[self.shares[v]])
@@ -210,7 +213,7 @@ class RoomModel(Model):
     def tables_of(
         self, boxing: Boxing, before: tuple[NdSbp, ...], after: tuple[NdSbp, ...], computed: bool
     ) -> tuple[NDArray[np.bool_], Table]:
-        """Whether boxing makes a copy, per signature before and each different one after; which use has which."""
+        """Whether boxing makes a copy, per signature before and each different one after; who wants which."""
         own = list(dict.fromkeys(after))
         rows, columns = [boxing.index[nd] for nd in before], [boxing.index[nd] for nd in own]
         place = {nd: k for k, nd in enumerate(own)}
@@ -229,6 +232,7 @@ class RoomModel(Model):
         return self.sends[id(boxing)][:2]
 
     def load(self, variable: int, start: int, end: int, sizes: Table) -> None:
+        """Adds a load, unless it is of no time."""
         if start < end:
             self.loads.append(Load(variable, start, end, sizes))
 
@@ -247,6 +251,7 @@ class RoomModel(Model):
         return found
 
     def chosen(self, states: Sequence[int], cost: float, bound: float) -> ChosenSignatures:
+        """What states of the variables mean, with the clusters."""
         clusters = {
             v: tuple(
                 Cluster(

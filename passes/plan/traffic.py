@@ -36,7 +36,7 @@ class OpTraffic:
 
 @dataclass(frozen=True, slots=True)
 class Lifetime:
-    """When a value that is written to memory lies there; times are those of ops as memory would have them run.
+    """When a value that is written to memory lies there; times are those of ops, as memory would have them.
 
     Arguments:
       start, end: from when until when; all the time for an argument. What takes the space of an operand is

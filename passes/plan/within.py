@@ -24,6 +24,8 @@ _CHUNK_MOVES = 200
 """Moves between two looks at the clock."""
 _POLISH_CHUNKS = 30
 """No more chunks than this on one assignment in a round; it ends when no discount gains anything."""
+_POLISH_SHARE = 0.25
+"""Longest time of moves from one assignment, as a part of what a round's prices took."""
 _DISCOUNTS = (1.0, 0.5, 0.0)
 """Parts of the prices, in turn: at full ones nobody takes the room that is left for what is little worth."""
 _KICKS = 3
@@ -108,6 +110,7 @@ class LimitedSearch:
         self.nearest = np.zeros(flat.turn.size, dtype=np.int64)
         self.excess = (True, math.inf)
         self.noise = self.least_gain = 0.0
+        self.patience = math.inf
 
     def go_on(self, limit: float, limit_seconds: float | None) -> Fitted:
         """The answer under another limit, with the prices and the states that were found so far."""
@@ -122,6 +125,13 @@ class LimitedSearch:
         self._offer(known)
         self._polish(known)
         return self.run()
+
+    def smallest(self, limit_seconds: float | None) -> Fitted:
+        """States with the smallest peak found, and a lower bound on any."""
+        self.start = time.monotonic()
+        self.seconds = math.inf if limit_seconds is None else limit_seconds
+        self.states = None
+        return self._answer()
 
     def run(self) -> Fitted:
         """The answer."""
@@ -139,14 +149,19 @@ class LimitedSearch:
 
     def _round(self) -> None:
         decoded: Indices = self.nearest
+        began = time.monotonic()
         for _ in range(_ROUND_STEPS):
             decoded = self.prices.step(self.cost)
             if self._finished():
                 break
         self.noise = _NOISE * abs(self.reduction.constant + self.prices.lower)
         self.least_gain = 100.0 * self.noise
+        exact = self._exact()
+        taken = time.monotonic() - began
+        # Moves take no longer than what prices took: where states are many the latter bring more.
+        self.patience = _POLISH_SHARE * taken if self.seconds < math.inf else math.inf
+        self._polish(exact)
         self._polish(decoded)
-        self._polish(self._exact())
         if self.states is not None:
             self._polish(self.states)
             for _ in range(_KICKS):
@@ -174,8 +189,9 @@ class LimitedSearch:
         states = states.copy()
         use = forests.use_of(self.flat_budget, states)
         prices, idle = self.prices.at, 0
+        until = time.monotonic() + self.patience
         for chunk in range(_POLISH_CHUNKS):
-            if self._spent() or idle == len(_DISCOUNTS):
+            if self._spent() or time.monotonic() > until or idle == len(_DISCOUNTS):
                 break
             fits = bool((use <= self.flat_budget.room).all())
             theta = self._priced(prices * _DISCOUNTS[chunk % len(_DISCOUNTS)] if fits else prices)

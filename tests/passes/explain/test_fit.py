@@ -1,4 +1,4 @@
-"""A plan that is too large for its device is refused, or says so wherever it is shown where it is asked for."""
+"""A plan that is too large for its device is refused; one that is asked for all the same says so."""
 
 import json
 import math
