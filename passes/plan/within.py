@@ -173,6 +173,8 @@ class LimitedSearch:
     def _exact(self) -> Indices:
         """The cheapest states at the best prices, and the bound that they prove: without a limit a network is
         solved exactly, where layers are alike at once."""
+        if not self.flat.turn.size:
+            return self.nearest
         prices = self.prices.best
         unary = np.split(self._priced(prices), self.flat.offsets[1:-1])
         kernel = replace(self.reduction.kernel, unary=tuple(unary))
