@@ -26,6 +26,8 @@ _POLISH_CHUNKS = 30
 """No more chunks than this on one assignment in a round; it ends when no discount gains anything."""
 _POLISH_SHARE = 0.25
 """Longest time of moves from one assignment, as a part of what a round's prices took."""
+_POLISH_SECONDS = 0.3
+"""... and what they may take at any rate."""
 _DISCOUNTS = (1.0, 0.5, 0.0)
 """Parts of the prices, in turn: at full ones nobody takes the room that is left for what is little worth."""
 _KICKS = 3
@@ -159,7 +161,7 @@ class LimitedSearch:
         exact = self._exact()
         taken = time.monotonic() - began
         # Moves take no longer than what prices took: where states are many the latter bring more.
-        self.patience = _POLISH_SHARE * taken if self.seconds < math.inf else math.inf
+        self.patience = max(_POLISH_SECONDS, _POLISH_SHARE * taken) if self.seconds < math.inf else math.inf
         self._polish(exact)
         self._polish(decoded)
         if self.states is not None:

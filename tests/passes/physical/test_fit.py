@@ -143,13 +143,13 @@ def plan_of(limit: float) -> sbp.Plan:
     return program.plan(*args)
 
 
-LIMIT = 256_000.0
+LIMIT = 268_000.0
 """Below the fastest plan's peak, and above the smallest."""
 
 
 def test_what_is_short_of_memory_is_gathered_again_for_the_backward() -> None:
     fastest, plan = plan_of(math.inf), plan_of(LIMIT)
-    assert plan.memory_bytes <= LIMIT < fastest.memory_bytes and 0.0 <= plan.gap <= 0.02
+    assert plan.memory_bytes <= LIMIT < fastest.memory_bytes and 0.0 <= plan.gap <= 0.03
     assert not again(fastest) and again(plan)
     assert {box.move.kind for box in again(plan)} == {"all_gather"}
     assert any("boxed again for later uses" in note for note in plan.notes)
