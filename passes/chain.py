@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
-from sbp.errors import raise_all
+from sbp.errors import MemoryLimitError, raise_all
 from sbp.passes import spec
 from sbp.passes.boxing.links import Network
 from sbp.passes.boxing.paths import Boxings
@@ -22,7 +22,7 @@ from sbp.passes.explain.everywhere import everywhere_notes
 from sbp.passes.explain.plan import PlanData
 from sbp.passes.face import PipelinePlan, Plan, faced
 from sbp.passes.physical.buckets import bucket_collectives
-from sbp.passes.physical.fit import fit, peak_bytes
+from sbp.passes.physical.fit import LimitedProblem, SmallestPeak
 from sbp.passes.physical.hidden import MOST_CELLS, shortest_step
 from sbp.passes.physical.insert import insert_boxing
 from sbp.passes.physical.merged import merge_ops
@@ -133,10 +133,11 @@ class Listed(Logical):
 
 @dataclass(frozen=True)
 class Chosen(Listed):
-    """With one signature for each op, argument and result."""
+    """With one signature for each op, argument and result; what is nearest to fitting if none does."""
 
     assignment: ChosenSignatures
     asked: Boundary
+    smallest: SmallestPeak | None
 
 
 @dataclass(frozen=True)
@@ -175,7 +176,8 @@ def list_candidates(s: Logical) -> Listed:
     candidates = enumerate_candidates(s.graph, s.request.placement, pinned, strict_nonfinite=strict)
     raise_all(pins.check_partials(candidates, s.boxings))
     merged = merge_ops(s.graph)
-    return Listed(**vars(s), candidates=replace(candidates, traffic=merged.traffic, lives=merged.lives))
+    candidates = replace(candidates, traffic=merged.traffic, lives=merged.lives, times=merged.times)
+    return Listed(**vars(s), candidates=candidates)
 
 
 def choose_signatures(s: Listed) -> Chosen:
@@ -186,53 +188,37 @@ def choose_signatures(s: Listed) -> Chosen:
     model = Model(s.candidates, asked, s.boxings)
     network = model.build_indexed()
     fastest = cheapest(model, network, r.terms.time_limit_seconds)
-    kept, assignment = keep_limit(s, asked, fastest)
-    # Else nothing that fits was found, and the fastest stays that does not.
-    if assignment is not fastest or kept is s:
-        kept, assignment = hide(kept, model, network, assignment)
-    return Chosen(**vars(kept), assignment=assignment, asked=asked)
+    limited = LimitedProblem(
+        s.candidates, asked, s.boxings, r.donated, r.limit_bytes, r.terms.time_limit_seconds
+    )
+    found = limited.keep_limit(fastest)
+    if found.assignment is not fastest:
+        seconds = fastest.seconds, found.assignment.seconds
+        remark = notes.fitted_note(r.limit_bytes, found.needed_bytes, *seconds)
+        s = replace(s, request=replace(r, notes=(*r.notes, remark)))
+    if found.smallest is None:
+        s, assignment = hide(s, model, network, found.assignment, limited)
+        found = replace(found, assignment=assignment)
+    return Chosen(**vars(s), assignment=found.assignment, asked=asked, smallest=found.smallest)
 
 
 def hide(
-    s: Listed, model: Model, network: IndexedNetwork, assignment: ChosenSignatures
+    s: Listed,
+    model: Model,
+    network: IndexedNetwork,
+    assignment: ChosenSignatures,
+    limited: LimitedProblem,
 ) -> tuple[Listed, ChosenSignatures]:
-    """The assignment with the shortest step, where collectives run beside kernels."""
+    """The assignment with the shortest step that fits, where collectives run beside kernels."""
     r = s.request
     if not r.whole_step or network.cells > MOST_CELLS:
         return s, assignment
-    limit = memory_limit(r)
-
-    def fits(found: ChosenSignatures) -> bool:
-        return math.isinf(limit) or peak_bytes(s.candidates, found, s.boxings, r.donated) <= limit
-
-    found = shortest_step(model, network.dense(), assignment, fits, r.terms.time_limit_seconds)
+    seconds = r.terms.time_limit_seconds
+    found = shortest_step(model, network.dense(), assignment, limited.fits, seconds)
     if not found.left:
         return s, found.assignment
     remark = notes.starts_note(found.looked, found.left)
     return replace(s, request=replace(r, notes=(*r.notes, remark))), found.assignment
-
-
-def memory_limit(r: Request) -> float:
-    """What a device may hold."""
-    return r.hardware.memory_bytes if r.terms.memory_limit_bytes is None else r.terms.memory_limit_bytes
-
-
-def keep_limit(s: Listed, asked: Boundary, fastest: ChosenSignatures) -> tuple[Listed, ChosenSignatures]:
-    """The cheapest assignment that fits, if the cheapest of all does not and one is found."""
-    r, donated = s.request, s.request.donated
-    limit = memory_limit(r)
-    if not r.whole_step or math.isinf(limit):
-        return s, fastest
-    needed = peak_bytes(s.candidates, fastest, s.boxings, donated)
-    if needed <= limit:
-        return s, fastest
-    found = fit(s.candidates, asked, s.boxings, limit, donated, r.terms.time_limit_seconds)
-    if found.assignment is None:
-        remark = notes.smallest_note(limit, min(found.least_bytes, needed))
-        return replace(s, request=replace(r, notes=(*r.notes, remark))), fastest
-    remark = notes.fitted_note(limit, needed, fastest.seconds, found.assignment.seconds)
-    bounded = replace(found.assignment, bound=fastest.bound)
-    return replace(s, request=replace(r, notes=(*r.notes, remark))), bounded
 
 
 def box(s: Chosen) -> Placed:
@@ -253,7 +239,7 @@ def bucket(s: Placed) -> Placed:
 
 def write_plan(s: Placed) -> PlanData:
     """Writes down every collective with its reason."""
-    r, limit = s.request, s.request.terms.memory_limit_bytes
+    r = s.request
     computed = (step for step, _ in s.physical.walk() if isinstance(step, Compute))
     raise_all(check_wire(s.graph, ((step.node, step.strategy.operands) for step in computed)))
     remarks = (
@@ -262,6 +248,7 @@ def write_plan(s: Placed) -> PlanData:
         *everywhere_notes(s.physical, r.in_sbp, s.traced.in_paths, s.boxings.network),
         *notes.effect_notes(s.graph, r.placement),
         *notes.parts_notes(s.physical),
+        *notes.again_notes(s.physical),
     )
     paths = s.traced.in_paths, s.traced.out_paths
     plan = explain(r.name, s.physical, s.boxings, s.assignment.bound, paths, remarks, r.donated)
@@ -270,12 +257,12 @@ def write_plan(s: Placed) -> PlanData:
         # Versions are made from each other in a way that the search did not price: its bound is not of all.
         bound = relaxed_bound(s.candidates, s.asked, s.boxings, r.terms.time_limit_seconds)
         plan = replace(plan, bound=bound)
-    if r.whole_step:
-        memory.check_limit(plan, limit, r.donated)
-        plan = memory.with_warning(plan, r.donated)
-    if limit is None:
+    if r.terms.memory_limit_bytes is None:
         memory.check_rest(plan, r.donated)
-    return plan
+    if plan.memory_bytes > r.limit_bytes:
+        asked = r.terms.memory_limit_bytes
+        raise MemoryLimitError(memory.over_limit(plan, asked, s.smallest, r.donated))
+    return memory.with_warning(plan, r.donated) if r.whole_step else plan
 
 
 PLACEMENT: Chain[Logical, PlanData] = (
@@ -307,7 +294,7 @@ def compile_plan(traced: Traced, request: Request) -> Plan:
         spec.check_graph(traced.graph)
     plan = PLACEMENT.run(Logical(request, traced, boxings), terms.check)
     if terms.strict_nonfinite:
-        usual = replace(request, terms=replace(terms, strict_nonfinite=False, memory_limit_bytes=None))
+        usual = replace(request, terms=replace(terms, strict_nonfinite=False, memory_limit_bytes=math.inf))
         # The plan says what strictness costs on the wire; that takes a second search. The boxings are shared.
         other = PLACEMENT.run(Logical(usual, traced, boxings), terms.check)
         plan = replace(plan, notes=(*plan.notes, *notes.strict_notes(plan, other)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -25,8 +26,7 @@ class Terms:
 
     Arguments:
       time_limit_seconds: for the search.
-      memory_limit_bytes: per device; a plan over it is refused. Without it, one whose arguments and results
-        alone are over what the device has.
+      memory_limit_bytes: per device; a plan over it is refused. None for what the device has.
       transfer: how rows of split tables travel.
       strict_nonfinite: whether a sum is added up before anything is computed from it.
       check: whether the contract of each pass is checked after it.
@@ -70,6 +70,14 @@ class Request:
     donated: tuple[int, ...] = ()
     sampled: Callable[[Graph], Graph] | None = None
     whole_step: bool = True
+
+    @property
+    def limit_bytes(self) -> float:
+        """What the plan may need per device; a plan that is not of a step is not limited by itself."""
+        if not self.whole_step:
+            return math.inf
+        asked = self.terms.memory_limit_bytes
+        return self.hardware.memory_bytes if asked is None else asked
 
 
 @dataclass(frozen=True)

@@ -133,6 +133,8 @@ class Device:
         """One boxing move."""
         placement, shape = self.physical.placement, self.physical.graph.values[step.value].shape
         x = env[step.value, step.move.before]
+        if step.after is not None:
+            x, _ = optimization_barrier((x, env[step.after]))
         moved = apply_move(
             x, step.move, shape, placement.shape, placement.axes, self.coords, owned=step.owned
         )

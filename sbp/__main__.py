@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -68,7 +69,7 @@ def _options(options: argparse.Namespace) -> Options:
     from sbp.options import Options, PipelineOptions
 
     return Options(
-        memory_limit=options.memory_limit,
+        memory_limit=math.inf if options.memory_limit == "none" else options.memory_limit,
         time_limit=options.time_limit,
         hardware=hardware_from(options.hardware) if options.hardware else None,
         pipeline=PipelineOptions(stages=options.stages, schedule=options.schedule),

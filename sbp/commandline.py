@@ -140,7 +140,8 @@ def parser(
         c.add_argument(
             "--memory-limit",
             metavar="SIZE",
-            help="per device, such as 80GB: the fastest plan found that keeps it",
+            help="per device, such as 80GB: the fastest plan found that keeps it; by default what the device "
+            "has, and none for the fastest of any size",
         )
     return top
 

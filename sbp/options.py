@@ -118,8 +118,9 @@ class Options:
 
     Arguments:
       memory_limit: memory per device that a plan may need, in bytes or as a text such as "80GB" or "80GiB";
-        one over it is refused, its largest tensors named. Without it a plan over what the device has says
-        so, and is refused only if arguments and results alone are over it.
+        None for what the device has. Where the fastest plan needs more, the fastest is sought that does not;
+        if none is found the error says the smallest peak and what is largest there. With `math.inf` the
+        fastest plan of any size is shown, and says that it does not fit.
       time_limit: seconds that the search for a plan may take; the best plan so far is used, with its gap.
       hardware: what to plan for instead of the placement's kind, such as `sbp.hardware_from` reads it from
         a file.

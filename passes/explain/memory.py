@@ -11,6 +11,7 @@ from sbp.errors import MemoryLimitError, Problem
 from sbp.passes.boxing.links import Network
 from sbp.passes.explain.plan import PlanData
 from sbp.passes.physical.evaluate import Evaluator
+from sbp.passes.physical.fit import SmallestPeak
 from sbp.passes.physical.fusing import ShardSizes
 from sbp.passes.physical.memory import Live
 from sbp.passes.program.graph import Const
@@ -31,27 +32,38 @@ def live_at_peak(plan: PlanData, donated: Sequence[int] = ()) -> list[Live]:
     return Evaluator(plan.physical, Network(plan.placement, plan.hardware), donated).at_peak()
 
 
-def check_limit(plan: PlanData, limit_bytes: float | None, donated: Sequence[int] = ()) -> None:
-    """Refuses a plan that needs too much.
+def over_limit(
+    plan: PlanData, limit_bytes: float | None, smallest: SmallestPeak | None, donated: Sequence[int] = ()
+) -> Problem:
+    """What is wrong with a plan that needs too much: how much would be enough, and what is largest.
 
     Arguments:
+      limit_bytes: that was asked for; None for what the device has.
+      smallest: the least that is known to be needed, of this plan if None.
       donated: positions of arguments whose memory the results may take.
-
-    Raises:
-      MemoryLimitError: with the largest tensors at the peak, how they lie, and what to try.
     """
-    if limit_bytes is None or plan.memory_bytes <= limit_bytes or plan.physical is None:
-        return
-    live = live_at_peak(plan, donated)
-    raise MemoryLimitError(
-        Problem(
-            "memory",
-            f"{plan.name} on {plan.placement}, Options(memory_limit={limit_bytes:.4g})",
-            f"{bytes_text(plan.memory_bytes)} per device at the peak",
-            f"at most {bytes_text(limit_bytes)}",
-            f"alive at the peak: {_largest(plan, live)}",
-            _advice(plan, live),
-        )
+    if limit_bytes is None:
+        asked, legal = "", f"at most {bytes_text(plan.hardware.memory_bytes)}, which {plan.hardware.name} has"
+    else:
+        asked, legal = f", Options(memory_limit={limit_bytes:.4g})", f"at most {bytes_text(limit_bytes)}"
+    if smallest is None:
+        assert plan.physical is not None
+        smallest = SmallestPeak(plan.physical, plan.memory_bytes, 0.0)
+    # What stands out in the smallest plan is what has to become smaller.
+    least = replace(plan, physical=smallest.physical)
+    live = live_at_peak(least, donated)
+    bound = ""
+    if smallest.bound_bytes > 0:
+        bound = f", and none below {bytes_text(smallest.bound_bytes)} by the search's count"
+    anyway = "Options(memory_limit=math.inf) to see the fastest plan of any size"
+    return Problem(
+        "memory",
+        f"{plan.name} on {plan.placement}{asked}",
+        f"{bytes_text(plan.memory_bytes)} per device at the peak",
+        legal,
+        f"the smallest peak that was found is {bytes_text(smallest.bytes)}"
+        f"{bound}; alive there: {_largest(least, live)}",
+        f"{_advice(least, live)}; {anyway}",
     )
 
 
@@ -129,7 +141,7 @@ def with_warning(plan: PlanData, donated: Sequence[int] = ()) -> PlanData:
     live = live_at_peak(plan, donated)
     note = (
         f"it does not fit: alive at the peak are {_largest(plan, live)}; try: {_advice(plan, live)}. "
-        "Options(memory_limit=...) refuses such a plan"
+        "Without Options(memory_limit=...) such a plan is refused"
     )
     return replace(plan, notes=(note, *plan.notes))
 

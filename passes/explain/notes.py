@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 
 import jax.numpy as jnp
 
 from sbp.layout import at_rest
 from sbp.passes.explain.plan import PlanData
-from sbp.passes.physical.program import Compute, Physical
+from sbp.passes.physical.program import Box, Compute, Physical
 from sbp.passes.program.graph import Const, Graph
 from sbp.passes.program.trace import Traced
 from sbp.placement import Placement
@@ -114,9 +115,11 @@ def fitted_note(limit_bytes: float, needed_bytes: float, fastest_seconds: float,
     )
 
 
-def smallest_note(limit_bytes: float, least_bytes: float) -> str:
-    """Of a plan that does not fit, and no other was found that does."""
-    return (
-        f"no plan was found that fits into {bytes_text(limit_bytes)} per device: the smallest of those that "
-        f"were looked at needs {bytes_text(least_bytes)}"
-    )
+def again_notes(physical: Physical) -> tuple[str, ...]:
+    """Says how much is sent again for later uses, which would need memory if it were kept."""
+    made = Counter((s.value, s.move) for s in physical.steps if isinstance(s, Box) and s.move.is_collective)
+    again = {value for (value, _), times in made.items() if times > 1}
+    if not again:
+        return ()
+    whose = "1 tensor is" if len(again) == 1 else f"{len(again)} tensors are"
+    return (f"{whose} boxed again for later uses instead of being kept, since memory is short",)

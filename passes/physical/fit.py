@@ -2,24 +2,48 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sbp.passes.boxing.paths import Boxings
-from sbp.passes.physical.evaluate import Evaluator
+from sbp.passes.physical.evaluate import HOLES, Evaluator
 from sbp.passes.physical.insert import insert_boxing
+from sbp.passes.physical.program import Physical
 from sbp.passes.plan.budget import Budget
 from sbp.passes.plan.candidates import Candidates
-from sbp.passes.plan.model import Boundary, ChosenSignatures, Model
-from sbp.passes.plan.room import loads_of
-from sbp.passes.plan.within import solve_within
+from sbp.passes.plan.model import Boundary, ChosenSignatures
+from sbp.passes.plan.room import RoomModel
+from sbp.passes.plan.within import LimitedSearch
 
 TRIES = 4
 """How often the search is asked for less, because what it found needs more than it counted."""
-MARGIN = 0.99
+MARGIN = 0.998
 """Of what the next try may use."""
-TRY_SECONDS = 15.0
-"""For a try, where no time limit is given."""
+SECONDS = 20.0
+"""For all tries, where no time limit is given."""
+SMALLEST_SECONDS = 4.0
+"""For each look at the smallest peak, where no time limit is given."""
+NEAR = 1.005
+"""Of the smallest peak: what a plan that is about as small may use."""
+GOOD_GAP = 0.005
+"""The search for what fits ends this near to its bound."""
+
+
+@dataclass(frozen=True)
+class SmallestPeak:
+    """The least memory that plans are known to need.
+
+    Arguments:
+      physical: the program with the smallest peak that was found.
+      bytes: what it needs, by the evaluator.
+      bound_bytes: what every plan needs, as the search counts it.
+    """
+
+    physical: Physical
+    bytes: float
+    bound_bytes: float
 
 
 @dataclass(frozen=True)
@@ -27,49 +51,101 @@ class FittedSignatures:
     """What was found under a limit.
 
     Arguments:
-      assignment: the cheapest that fits; None if none was found.
-      least_bytes: the smallest peak of all that were looked at.
+      assignment: the cheapest that fits, its bound that of all that fit; the fastest of any size if none.
+      needed_bytes: what the fastest one needs.
+      smallest: where none was found that fits, the nearest.
     """
 
-    assignment: ChosenSignatures | None
-    least_bytes: float
+    assignment: ChosenSignatures
+    needed_bytes: float = 0.0
+    smallest: SmallestPeak | None = None
 
 
-def peak_bytes(
-    candidates: Candidates, assignment: ChosenSignatures, boxings: Boxings, donated: Sequence[int]
-) -> float:
-    """What one device needs at most under an assignment."""
-    physical = insert_boxing(candidates, assignment, boxings)
-    return Evaluator(physical, boxings.network, donated).peak_bytes()
-
-
-def fit(
-    candidates: Candidates,
-    asked: Boundary,
-    boxings: Boxings,
-    limit_bytes: float,
-    donated: Sequence[int],
-    time_limit_seconds: float | None,
-) -> FittedSignatures:
-    """The cheapest assignment found whose plan needs at most so much memory.
+@dataclass(frozen=True)
+class LimitedProblem:
+    """A program that is planned under a limit.
 
     Arguments:
       donated: positions of the inputs whose memory the results may take.
-      time_limit_seconds: for each try.
+      limit_bytes: per device.
+      time_limit_seconds: for the search.
     """
-    model = Model(candidates, asked, boxings)
-    model.build()
-    network, loads = loads_of(model, limit_bytes)
-    target, least = limit_bytes, float("inf")
-    seconds = TRY_SECONDS if time_limit_seconds is None else time_limit_seconds
-    for _ in range(TRIES):
-        found = solve_within(network, Budget(loads, target), time_limit_seconds=seconds)
-        assignment = model.chosen(found.states, found.cost, found.bound)
-        peak = peak_bytes(candidates, assignment, boxings, donated)
-        least = min(least, peak)
-        if peak <= limit_bytes:
-            return FittedSignatures(assignment, least)
-        if not found.fits:
-            break
-        target *= MARGIN * limit_bytes / peak
-    return FittedSignatures(None, least)
+
+    candidates: Candidates
+    asked: Boundary
+    boxings: Boxings
+    donated: Sequence[int]
+    limit_bytes: float
+    time_limit_seconds: float | None = None
+
+    def keep_limit(self, fastest: ChosenSignatures) -> FittedSignatures:
+        """The fastest assignment if it fits, else the cheapest that is found to."""
+        if math.isinf(self.limit_bytes):
+            return FittedSignatures(fastest)
+        needed = self.peak_bytes(fastest)
+        if needed <= self.limit_bytes:
+            return FittedSignatures(fastest, needed)
+        return replace(self.fit(fastest), needed_bytes=needed)
+
+    def fits(self, assignment: ChosenSignatures) -> bool:
+        """Whether the plan of an assignment keeps the limit."""
+        return math.isinf(self.limit_bytes) or self.peak_bytes(assignment) <= self.limit_bytes
+
+    def peak_bytes(self, assignment: ChosenSignatures) -> float:
+        """What one device needs at most under an assignment."""
+        return self.looked_at(assignment).bytes
+
+    def looked_at(self, assignment: ChosenSignatures) -> SmallestPeak:
+        """The program of an assignment, with what it needs."""
+        physical = insert_boxing(self.candidates, assignment, self.boxings)
+        return SmallestPeak(
+            physical, Evaluator(physical, self.boxings.network, self.donated).peak_bytes(), 0.0
+        )
+
+    def model(self) -> RoomModel:
+        """The model of the program with its loads, not built."""
+        given = self.candidates, self.asked, self.boxings
+        return RoomModel(*given, self.limit_bytes, self.donated, HOLES)
+
+    def fit(self, fastest: ChosenSignatures) -> FittedSignatures:
+        """The cheapest assignment found whose plan keeps the limit; what it costs is proven against the bound
+        of all that fit, and of all there are."""
+        model = self.model()
+        network = model.build()
+        seconds = SECONDS if self.time_limit_seconds is None else self.time_limit_seconds
+        until = time.monotonic() + seconds
+        budget = Budget(tuple(model.loads), self.limit_bytes)
+        search = LimitedSearch(network, budget, 0.6 * seconds, good_gap=GOOD_GAP)
+        found, bound = search.run(), fastest.bound
+        smallest: SmallestPeak | None = None
+        for k in range(TRIES):
+            assignment = model.chosen(found.states, found.cost, found.bound)
+            tried = self.looked_at(assignment)
+            if k == 0 and math.isfinite(found.bound):
+                bound = max(bound, assignment.bound)
+            if tried.bytes <= self.limit_bytes:
+                return FittedSignatures(replace(assignment, bound=min(bound, assignment.seconds)))
+            smallest = tried if smallest is None or tried.bytes < smallest.bytes else smallest
+            if not found.fits or k == TRIES - 1:
+                break
+            target = min(found.peak_bytes, search.budget.limit) * MARGIN * self.limit_bytes / tried.bytes
+            found = search.go_on(target, max(until - time.monotonic(), 0.2 * seconds) / 2)
+        assert smallest is not None
+        return self.smallest_of(model, search, fastest, smallest)
+
+    def smallest_of(
+        self, model: RoomModel, search: LimitedSearch, fastest: ChosenSignatures, smallest: SmallestPeak
+    ) -> FittedSignatures:
+        """The smallest peak, where nothing was found that fits; it may fit after all."""
+        seconds = SMALLEST_SECONDS if self.time_limit_seconds is None else 0.3 * self.time_limit_seconds
+        least = search.smallest(seconds)
+        # Of all that have about this peak a cheap one: nothing in it is larger than it must be.
+        near = search.go_on(NEAR * least.peak_bytes, seconds)
+        for found in (least, near):
+            assignment = model.chosen(found.states, found.cost, fastest.bound)
+            tried = self.looked_at(assignment)
+            if tried.bytes <= self.limit_bytes:
+                return FittedSignatures(replace(assignment, bound=min(fastest.bound, assignment.seconds)))
+            smallest = min(smallest, tried, key=lambda x: x.bytes)
+        known = min(least.least_peak_bytes, smallest.bytes)
+        return FittedSignatures(fastest, smallest=replace(smallest, bound_bytes=known))

@@ -24,6 +24,8 @@ class _Insertion:
 
     `have` lists the versions of each value that exist. `filled` has those that were made by putting zeros
     beside a whole value: such a sum may not serve a *strict* user, to whom zero times infinity would be NaN.
+    `cluster` has the cluster of uses that each value is in, and `dropped` the versions that earlier ones had;
+    `after` is what the user at hand waits for beside the value that is brought.
     """
 
     def __init__(
@@ -39,9 +41,14 @@ class _Insertion:
         self.have = {v: list(nds) for v, nds in have.items()}
         self.filled: set[Version] = set()
         self.steps: list[Step] = []
+        self.cluster: dict[int, int] = {}
+        self.dropped: set[Version] = set()
+        self.order: dict[int, int] = {}
+        self.after: Version | None = None
 
     def bring(self, v: int, wanted: NdSbp, user: int, strict: bool) -> None:
         """Makes the version `wanted` of a value, from the cheapest one that exists."""
+        nearer = self.enter(v, user)
         have = self.have[v]
         if wanted in have and not (strict and (v, wanted) in self.filled):
             return
@@ -52,18 +59,40 @@ class _Insertion:
         share = self.a.shares.get(v)
         if share is not None and share not in have:
             self.take(v, boxing.path(have[0], share, strict=True), user)
+        if nearer is not None and nearer not in self.have[v]:
+            self.take(v, boxing.path(share or have[0], nearer, strict=True), user)
+            if wanted == nearer:
+                return
         table, j = boxing.strict_seconds if strict else boxing.seconds, boxing.index[wanted]
         # A sum made by filling is no source: its zeros would meet what the next move computes.
         sources = [nd for nd in self.have[v] if (v, nd) not in self.filled]
         source = min(sources, key=lambda nd: table[boxing.index[nd], j])
         self.take(v, boxing.path(source, wanted, strict=strict), user)
 
+    def enter(self, v: int, user: int) -> NdSbp | None:
+        """Goes to the cluster of a user, and gives its share; earlier ones leave only the value's share."""
+        at, clusters = self.cluster.get(v, 0), self.a.clusters.get(v, ())
+        now = next((k for k, c in enumerate(clusters) if user in c.users), at)
+        if now != at:
+            kept = {self.have[v][0], self.a.shares.get(v)}
+            self.dropped.update((v, nd) for nd in self.have[v] if nd not in kept)
+            self.have[v] = [nd for nd in self.have[v] if nd in kept]
+            self.cluster[v] = now
+        return clusters[now].share if clusters else None
+
+    def waits_for(self, node: Node, v: int) -> Version | None:
+        """The operand of an op that is computed last, beside a value: nothing for the op is made before."""
+        others = [x for x in node.inputs if not isinstance(x, Const) and x != v]
+        last = max(others, key=lambda x: self.order.get(x, -1), default=None)
+        return (last, self.have[last][0]) if last in self.order else None
+
     def take(self, v: int, path: tuple[Move, ...], user: int) -> None:
         fresh = False
         for move in path:
             fresh = fresh or makes_sum(move)
             if move.after not in self.have[v] or (not fresh and (v, move.after) in self.filled):
-                self.steps.append(Box(v, move, user))
+                again = move.is_collective and (v, move.after) in self.dropped
+                self.steps.append(Box(v, move, user, after=self.after if again else None))
                 self.have[v] = [*dict.fromkeys([*self.have[v], move.after])]
                 (self.filled.add if fresh else self.filled.discard)((v, move.after))
 
@@ -75,10 +104,13 @@ class _Insertion:
             strategy = self.a.strategies[node.id]
             for x, wanted, strict in zip(node.inputs, strategy.operands, strategy.strict, strict=True):
                 if not isinstance(x, Const):
+                    self.after = self.waits_for(node, x) if x in self.a.clusters else None
                     self.bring(x, wanted, node.id, strict)
+            self.after = None
             self.steps.append(Compute(node, strategy))
             for v, nd in zip(node.outputs, strategy.results, strict=True):
                 self.have[v] = [nd]
+                self.order[v] = len(self.steps)
                 self.leave(v)
 
     def leave(self, v: int) -> None:

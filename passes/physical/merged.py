@@ -11,7 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from sbp.passes.physical.fusing import PARTIAL, Fusing, KernelOp, ShardSizes, changes_in_place, op_of
-from sbp.passes.physical.kernels import Kernels, kernels
+from sbp.passes.physical.kernels import Buffer, Kernels, kernels
+from sbp.passes.physical.order import turns
 from sbp.passes.physical.program import Border, Compute, Physical
 from sbp.passes.plan.candidates import Strategy
 from sbp.passes.plan.traffic import Lifetime, OpTraffic
@@ -30,18 +31,20 @@ class Merged:
     Arguments:
       traffic: per node id, what it reads from memory and writes to it.
       lives: when values lie in memory.
+      times: per node id, from when until when it runs. An op has two times: its operands are boxed in the
+        first, and it computes in the second. Those of a loop's body are between.
     """
 
     traffic: dict[int, OpTraffic]
     lives: tuple[Lifetime, ...]
+    times: dict[int, tuple[int, int]] = field(default_factory=dict)
 
 
 def merge_ops(graph: Graph) -> Merged:
     """Which values of a graph go through memory, and when."""
     found = _Found(Physical(graph, placement("cpu", shape=(1,)), (), (), ()))
-    end = found.number(graph.nodes, 0)
-    found.add(graph.nodes, graph.outputs, end, frozenset(graph.inputs))
-    return Merged(found.traffic, tuple(found.lives))
+    found.add(graph.nodes, graph.outputs, 0, frozenset(graph.inputs))
+    return Merged(found.traffic, tuple(found.lives), found.at)
 
 
 @dataclass
@@ -53,40 +56,43 @@ class _Found:
     lives: list[Lifetime] = field(default_factory=list)
     at: dict[int, tuple[int, int]] = field(default_factory=dict)
 
-    def number(self, nodes: Sequence[Node], time: int) -> int:
-        """Numbers the ops of a body, those of its loops in between."""
-        for node in nodes:
-            start = time
-            for body in node.bodies:
-                time = self.number(body.nodes, time)
-            time += 1
-            self.at[node.id] = start, time
-        return time
-
     def add(
         self,
         nodes: Sequence[Node],
         kept: Iterable[Operand],
-        end: int,
+        time: int,
         arguments: frozenset[int] = frozenset(),
-    ) -> None:
-        """Adds the ops of a body that ends at a time, and of the bodies inside it."""
-        for node in nodes:
-            for body in node.bodies:
-                ends = [x for p in ports(node) for x in p.leaves]
-                self.add(body.nodes, ends, self.at[node.id][1])
+    ) -> int:
+        """Adds the ops of a body that begins at a time, and of the bodies inside it; the time of its end."""
         ops = [_op(node, self.whole) for node in nodes]
         made = {v for op in ops for v in op.writes}
         held = dict.fromkeys(v for op in ops for v in op.reads if v not in made)
         at_end = dict.fromkeys((x, WHOLE) for x in kept if not isinstance(x, Const))
         k = kernels(ops, ShardSizes(self.whole), [v for v in at_end if v in made or v in held], held)
         self.add_traffic(nodes, k)
+        # In the order in which they run where memory is short.
+        turn = turns(k, {t for t in k.tensors if t.maker < 0}, (), None)
+        for i in sorted(range(len(nodes)), key=turn.__getitem__):
+            start, time = time, time + 1
+            for body in nodes[i].bodies:
+                time = self.add(body.nodes, [x for p in ports(nodes[i]) for x in p.leaves], time)
+            time += 1
+            self.at[nodes[i].id] = start, time
+        over = _written_over(k, turn)
         for tensor in k.tensors:
             if tensor.readers and (tensor.maker >= 0 or tensor.version[0] in arguments):
-                times = [(end, end) if j == k.end else self.at[nodes[j].id] for j in tensor.readers]
+                times = [(time, time) if j == k.end else self.at[nodes[j].id] for j in tensor.readers]
                 first, last = min(t for t, _ in times), max(t for _, t in times)
-                lies = (self.at[nodes[tensor.maker].id][0], last) if tensor.maker >= 0 else (0, end)
+                lies = (
+                    (0, time) if tensor.maker < 0 else (self.born(nodes[tensor.maker], tensor in over), last)
+                )
                 self.lives.append(Lifetime(tensor.version[0], *lies, first, last))
+        return time
+
+    def born(self, node: Node, over: bool) -> int:
+        """When a result is there beside what the op reads; after the op if it takes an operand's space."""
+        start, end = self.at[node.id]
+        return end if over else start + (not node.bodies)
 
     def add_traffic(self, nodes: Sequence[Node], k: Kernels) -> None:
         """Adds what the ops of a body read and write."""
@@ -110,6 +116,19 @@ class _Found:
                 self.traffic[node.id] = OpTraffic((0, *reads[1:]), (new, *writes[1:]), in_place=True)
             else:
                 self.traffic[node.id] = OpTraffic(tuple(reads), writes, node.op in PARTIAL)
+
+
+def _written_over(k: Kernels, turn: Sequence[int]) -> set[Buffer]:
+    """Results that take the space of an operand of their size which nobody else needs any more."""
+    found, given = set[Buffer](), set[Buffer]()
+    for t in k.tensors:
+        for y in k.read[t.maker] if t.maker >= 0 else ():
+            ends = max(y.readers, key=turn.__getitem__) == t.maker and y.readers[t.maker]
+            if ends and y.maker >= 0 and y.bytes == t.bytes and y not in given:
+                found.add(t)
+                given.add(y)
+                break
+    return found
 
 
 def _op(node: Node, whole: Physical) -> KernelOp:

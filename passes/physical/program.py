@@ -32,6 +32,8 @@ class Box:
       user: the node that asked for it, or the position of the output (-1 - i).
       bucket: moves of one bucket are sent as one collective; -1 for a move on its own.
       owned: whether the move adds up a sum each element of which is one device's, with zeros on all others.
+      after: what must be there before it begins, where it is made a second time; else it would be made once,
+        and kept.
       source: the line that caused it.
       rows: the name of its row in the plan; () if it sends nothing.
     """
@@ -41,6 +43,7 @@ class Box:
     user: int
     bucket: int = -1
     owned: bool = False
+    after: Version | None = None
     source: Source = field(default_factory=Source, compare=False)
     rows: tuple[str, ...] = field(default=(), compare=False)
 

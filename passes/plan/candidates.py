@@ -75,6 +75,7 @@ class Candidates:
       ports: per id of a control-flow op, the signatures of each of its ports.
       traffic: per node id, what goes through memory.
       lives: when values lie there.
+      times: per node id, from when until when it runs.
     """
 
     graph: Graph
@@ -85,6 +86,7 @@ class Candidates:
     ports: Mapping[int, tuple[tuple[NdSbp, ...], ...]]
     traffic: Mapping[int, OpTraffic] = field(default_factory=dict)
     lives: tuple[Lifetime, ...] = ()
+    times: Mapping[int, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

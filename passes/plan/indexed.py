@@ -48,6 +48,11 @@ class IndexedTable:
         return picked if self.scale == 1.0 else picked * self.scale
 
 
+def written_down(table: Table) -> IndexedTable:
+    """A table that is its own core."""
+    return IndexedTable(table, np.arange(table.shape[0]), np.arange(table.shape[1]))
+
+
 @dataclass(frozen=True)
 class IndexedNetwork:
     """A cost network with indexed tables; a table that stands at many edges is one object.

@@ -11,7 +11,7 @@ Words: docs/glossary.md.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from sbp.passes.boxing.paths import Boxing, Boxings
 from sbp.passes.plan.candidates import Candidates, Strategy, rest_signatures
 from sbp.passes.plan.cost import Shards, local_bytes, seconds_of
 from sbp.passes.plan.flat import Indices
-from sbp.passes.plan.indexed import IndexedNetwork, IndexedTable
+from sbp.passes.plan.indexed import IndexedNetwork, IndexedTable, written_down
 from sbp.passes.plan.narrow import solve_indexed
 from sbp.passes.plan.network import CostNetwork, Table
 from sbp.passes.program.control import assumed_trips, ports
@@ -64,6 +64,19 @@ class Boundary:
     out_costs: tuple[BoundaryCost | None, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Uses of a value that are near each other: what they are boxed to is not kept for later ones.
+
+    Arguments:
+      users: nodes, or positions of outputs (-1 - i).
+      share: what the value is boxed to for them before each takes it from there; None for one user.
+    """
+
+    users: frozenset[int]
+    share: NdSbp | None
+
+
 @dataclass(frozen=True)
 class ChosenSignatures:
     """A signature for everything.
@@ -73,6 +86,7 @@ class ChosenSignatures:
       strategies: per node id.
       ports: per id of a control-flow op, the signature inside of each of its ports.
       shares: per value with several uses, what it is boxed to first.
+      clusters: per value that may be boxed anew for later uses, what its uses near each other have.
       seconds, bound: the estimated time, and a proven lower bound on every plan's. Neither has
         the boundary costs: sending to another placement is counted between the placements.
       cheapest_seconds: what the cheapest that was found takes, if it is not this one.
@@ -85,22 +99,28 @@ class ChosenSignatures:
     shares: Mapping[int, NdSbp]
     seconds: float
     bound: float
+    clusters: Mapping[int, tuple[Cluster, ...]] = field(default_factory=dict)
     cheapest_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class _Use:
+class ValueUse:
     """How one variable uses or makes a value: one signature for each of its states.
 
     An op with three strategies has three states, and wants its first operand under three signatures.
 
-    `times` is how often per step the place is executed where the demand stands.
+    Arguments:
+      variable: which.
+      needs, strict: per state, the signature, and whether a sum must come as a sum.
+      times: how often per step the place is executed where the demand stands.
+      user: the node, or the position of the output (-1 - i).
     """
 
     variable: int
     needs: tuple[NdSbp, ...]
     strict: tuple[bool, ...]
     times: int
+    user: int = 0
 
 
 class Model:
@@ -114,8 +134,8 @@ class Model:
         self.unary: list[Table] = []
         self.edges: list[tuple[int, int, IndexedTable]] = []
         self.edge_values: list[int] = []
-        self.supply: dict[int, _Use] = {}
-        self.demand: dict[int, list[_Use]] = {}
+        self.supply: dict[int, ValueUse] = {}
+        self.demand: dict[int, list[ValueUse]] = {}
         self.states: list[Sequence[Any]] = []
         self.tables: dict[Any, IndexedTable] = {}
         self.costs: dict[Any, Table] = {}
@@ -156,7 +176,7 @@ class Model:
             cost = _at(self.boundary.in_costs, i)
             states = self.rest(wanted, values[v], cost)
             self.inputs.append(self.variable(states, self.beyond(cost, v, states)))
-            self.supply[v] = _Use(self.inputs[-1], states, (), 1)
+            self.supply[v] = ValueUse(self.inputs[-1], states, (), 1)
         self.nodes: dict[int, int] = {}
         self.ports: dict[int, list[int]] = {}
         self.add_nodes(self.graph.nodes, 1)
@@ -201,10 +221,10 @@ class Model:
         variable = self.variable(strategies, self.costs[key])
         self.nodes[node.id] = variable
         for k, v in enumerate(node.outputs):
-            self.supply[v] = _Use(variable, self.column(strategies, "results", k), (), times)
+            self.supply[v] = ValueUse(variable, self.column(strategies, "results", k), (), times)
         for k, x in enumerate(node.inputs):
             needs, strict = self.column(strategies, "operands", k), self.column(strategies, "strict", k)
-            self.want(x, _Use(variable, needs, strict, times))
+            self.want(x, ValueUse(variable, needs, strict, times, node.id))
 
     def column(self, strategies: tuple[Strategy, ...], field: str, k: int) -> tuple[Any, ...]:
         """Entry `k` of a field of every strategy; the same object each time, which `edge` relies on."""
@@ -213,7 +233,7 @@ class Model:
             self.columns[key] = tuple(getattr(s, field)[k] for s in strategies)
         return self.columns[key]
 
-    def want(self, x: Operand, use: _Use) -> None:
+    def want(self, x: Operand, use: ValueUse) -> None:
         """Records a demand; scalars in place need no boxing."""
         if not isinstance(x, Const):
             self.demand.setdefault(x, []).append(use)
@@ -228,13 +248,13 @@ class Model:
             strict = self.alike(True, len(states))
             outside = tuple(port.outer(nd) for nd in states)
             if port.operand is not None:
-                self.want(node.inputs[port.operand], _Use(variable, outside, strict, times))
+                self.want(node.inputs[port.operand], ValueUse(variable, outside, strict, times, node.id))
             if port.result is not None:
-                self.supply[node.outputs[port.result]] = _Use(variable, outside, (), times)
+                self.supply[node.outputs[port.result]] = ValueUse(variable, outside, (), times)
             for v in port.enters:
-                self.supply[v] = _Use(variable, states, (), inside)
+                self.supply[v] = ValueUse(variable, states, (), inside)
             for x in port.leaves:
-                self.want(x, _Use(variable, states, strict, inside))
+                self.want(x, ValueUse(variable, states, strict, inside, node.id))
         for body in node.bodies:
             self.add_nodes(body.nodes, inside)
 
@@ -249,7 +269,7 @@ class Model:
             rest = self.rest(self.boundary.outputs[i], self.graph.values[x], cost)
             variable = self.variable(rest, self.beyond(cost, x, rest))
         states = tuple(self.states[variable])
-        self.want(x, _Use(variable, states, self.alike(False, len(states)), 1))
+        self.want(x, ValueUse(variable, states, self.alike(False, len(states)), 1, -1 - i))
         return variable
 
     def beyond(self, cost: BoundaryCost | None, v: int, states: Sequence[NdSbp]) -> Table | None:
@@ -264,22 +284,30 @@ class Model:
         value = self.graph.values[v]
         return boxing_of(self.boxings, self.c, value.shape, value.dtype, v)
 
-    def connect(self, v: int, uses: list[_Use]) -> None:
+    def connect(self, v: int, uses: list[ValueUse]) -> None:
         """Edges from a value's supplier to its uses, through a share variable if there are several."""
         supply = self.supply[v]
         if len(uses) > 1:
-            states = self.shared(supply, uses, self.c.partials[v])
-            self.shares[v] = self.variable(states)
-            share = _Use(self.shares[v], states, self.alike(True, len(states)), supply.times)
-            self.edge(v, supply, share)
-            supply = share
+            supply = self.share(v, supply, uses)
+            self.shares[v] = supply.variable
+        self.serve(v, supply, uses)
+
+    def share(self, v: int, supply: ValueUse, uses: Sequence[ValueUse]) -> ValueUse:
+        """A new share variable between a supplier and some uses."""
+        states = self.shared(supply, uses, self.c.partials[v])
+        share = ValueUse(self.variable(states), states, self.alike(True, len(states)), supply.times)
+        self.edge(v, supply, share)
+        return share
+
+    def serve(self, v: int, supply: ValueUse, uses: list[ValueUse]) -> None:
+        """Edges from a supplier or a share to the uses."""
         for use in uses:
             if self.relaxed and len(uses) > 2:
                 self.relaxed_edge(v, supply, use, len(uses) - 1)
             else:
                 self.edge(v, supply, use)
 
-    def relaxed_edge(self, v: int, share: _Use, use: _Use, others: int) -> None:
+    def relaxed_edge(self, v: int, share: ValueUse, use: ValueUse, others: int) -> None:
         """At most what any way of boxing takes: the last move into what is wanted, or its part of that.
 
         However a value gets to where its uses want it, each version but one (call that the share) is made by
@@ -290,15 +318,16 @@ class Model:
         each = np.where(np.eye(len(boxing.universe), dtype=bool), np.inf, boxing.seconds).min(axis=0)
         same = np.array([boxing.index[nd] for nd in share.needs])[:, None] == np.array(columns)[None, :]
         table = np.where(same, 0.0, each[columns][None, :]) * (use.times / others)
-        whole = IndexedTable(table, np.arange(table.shape[0]), np.arange(table.shape[1]))
-        self.add_edge(v, share.variable, use.variable, whole)
+        self.add_edge(v, share.variable, use.variable, written_down(table))
 
     def add_edge(self, v: int, i: int, j: int, table: IndexedTable) -> None:
         """What it takes to bring a value from one variable to another."""
         self.edges.append((i, j, table))
         self.edge_values.append(v)
 
-    def shared(self, supply: _Use, uses: list[_Use], natural: frozenset[str]) -> tuple[NdSbp, ...]:
+    def shared(
+        self, supply: ValueUse, uses: Sequence[ValueUse], natural: frozenset[str]
+    ) -> tuple[NdSbp, ...]:
         """What a value with several uses may be boxed to first: what any of them wants."""
         key = id(supply.needs), natural, *dict.fromkeys(id(u.needs) for u in uses)
         if key not in self.merged:
@@ -312,7 +341,7 @@ class Model:
         """`n` times the same, and the same object for the same `n`."""
         return self.columns.setdefault(("alike", strict, n), (strict,) * n)
 
-    def edge(self, v: int, supply: _Use, use: _Use) -> None:
+    def edge(self, v: int, supply: ValueUse, use: ValueUse) -> None:
         boxing = self.boxing(v)
         # By identity: hashing hundreds of signatures for each edge would take longer than all else here.
         # What `column`, `shared`, `rest` and `alike` did not make belongs to a use, and lives as long.

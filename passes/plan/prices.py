@@ -60,6 +60,16 @@ class Prices:
         self._level(swept, cost)
         return states
 
+    def to_room(self, budget: FlatBudget) -> None:
+        """Goes on with other room at the same times: the bound changes by what the best prices pay back."""
+        self.lower += float(self.best @ (self.budget.room - budget.room))
+        self.budget, self.hope, self.waited, self.reached = budget, 0.0, 0, -np.inf
+
+    def prove(self, lower: float, prices: Table) -> None:
+        """Takes a bound that somebody else has proven at some prices, if it is higher."""
+        if lower > self.lower:
+            self.lower, self.best = lower, prices
+
     def _level(self, swept: float, cost: float) -> None:
         """A step toward the level hoped for, or back to the best prices with less hope."""
         size = abs(self.lower + self.constant)

@@ -1,61 +1,266 @@
-"""What the signatures of a model keep in memory, as loads beside its cost network.
+"""The planning problem under a limit on memory: the model with what its choices keep alive.
 
-Counted are values that are written (arguments all the time), as they are made, and what they are boxed to
-where several use it. Left out: what one op alone has boxed, and what collectives and bodies hold inside. So
-it is less than a plan needs, and the evaluator has the last word (passes/physical/fit.py).
+Where memory is short a value need not be kept under the signature that several uses want. So uses that are
+near each other in time are a *cluster* with a share of its own, and a later cluster boxes the value anew from
+what is kept: weights at rest in parts are gathered for the forward and again for the backward (ZeRO-3).
+
+Counted are values that are written to memory, as they are made; what they are boxed to, from its boxing to
+the end of its use; arguments and results all the time. Copies take variables of their own: whether there is
+one depends on two choices. What the evaluator's kernels and bodies hold beside that is not counted, and it
+has the last word (passes/physical/fit.py).
 """
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from sbp.passes.boxing.paths import Boxing, Boxings
 from sbp.passes.plan.budget import Load
+from sbp.passes.plan.candidates import Candidates
 from sbp.passes.plan.cost import local_bytes
-from sbp.passes.plan.model import Model
-from sbp.passes.plan.network import CostNetwork, Table
+from sbp.passes.plan.indexed import IndexedNetwork, written_down
+from sbp.passes.plan.model import Boundary, ChosenSignatures, Cluster, Model, ValueUse
+from sbp.passes.plan.network import Table
+from sbp.passes.plan.traffic import Lifetime
+from sbp.passes.program.graph import Const
 from sbp.signature import NdSbp
 
-SMALL = 1e-4
+SMALL = 1e-3
 """Copies of tensors below this part of the limit are not counted: each takes a variable."""
+APART = 0.02
+"""Uses are in one cluster while no more than this part of the program is between them."""
 
 
-def loads_of(model: Model, limit_bytes: float) -> tuple[CostNetwork, tuple[Load, ...]]:
-    """The network of a built model with variables for copies, and what its variables keep in memory."""
-    network = model.network().dense()
-    updated = {x for x, tie in zip(model.graph.outputs, model.boundary.ties, strict=True) if tie is not None}
-    loads: list[Load] = []
-    unary, edges = list(network.unary), list(network.edges)
-    for life in model.c.lives:
-        v, value = life.value, model.graph.values[life.value]
-        supply = model.supply.get(v)
-        if supply is None:
-            continue
-        if v not in updated:  # new state takes the place of the old
-            loads.append(Load(supply.variable, life.start, life.end, _bytes(model, v, supply.needs)))
-        if v not in model.shares or local_bytes(value.shape, value.dtype, (), ()) < SMALL * limit_bytes:
-            continue
-        share = model.shares[v]
-        shared: tuple[NdSbp, ...] = tuple(model.states[share])
-        sizes = _bytes(model, v, shared)
-        # Two states for each signature of the share: it is a copy, or the value is made so.
-        n = len(shared)
-        unary.append(np.zeros(2 * n))
-        match = np.where(np.eye(n, dtype=bool), 0.0, np.inf)
-        same = np.array([[a == b for b in shared] for a in supply.needs])
-        made = np.where(same, 0.0, np.inf)
-        edges.append((share, len(unary) - 1, np.hstack([match, match])))
-        edges.append((supply.variable, len(unary) - 1, np.hstack([np.zeros(made.shape), made])))
-        loads.append(Load(len(unary) - 1, life.first, life.last, np.concatenate([sizes, np.zeros(n)])))
-    return CostNetwork(tuple(unary), tuple(edges)), tuple(loads)
+class RoomModel(Model):
+    """The model of a program under a limit; `loads` has what its states keep in memory once it is built.
 
+    Arguments:
+      limit_bytes: about what a device has; the size of what is small.
+      donated: positions of the inputs whose memory the results may take.
+      holes: of what is neither argument nor result, what lies unused between.
+    """
 
-def _bytes(model: Model, v: int, signatures: tuple[NdSbp, ...]) -> Table:
-    """Of a device's part of a value under each signature."""
-    value, hierarchy = model.graph.values[v], model.c.placement.shape
-    key = "bytes", value.shape, str(value.dtype), id(signatures)
-    if key not in model.columns:
-        # The signatures stay beside their sizes, so that no others come to have their id.
-        sizes = np.array([local_bytes(value.shape, value.dtype, nd, hierarchy) for nd in signatures])
-        model.columns[key] = sizes, signatures
-    found: Table = model.columns[key][0]
-    return found
+    def __init__(
+        self,
+        candidates: Candidates,
+        boundary: Boundary,
+        boxings: Boxings,
+        limit_bytes: float,
+        donated: Sequence[int] = (),
+        holes: float = 0.0,
+    ) -> None:
+        super().__init__(candidates, boundary, boxings)
+        self.large_bytes, self.donated, self.holes = SMALL * limit_bytes, frozenset(donated), holes
+        self.end = max((end for _, end in candidates.times.values()), default=0)
+        self.lives = {life.value: life for life in candidates.lives}
+        self.outermost = {n.id for n in self.graph.nodes}
+        self.near: dict[int, list[tuple[int | None, list[ValueUse]]]] = {}
+        self.loads: list[Load] = []
+        self.sends: dict[int, tuple[NDArray[np.bool_], NDArray[np.bool_], Boxing]] = {}
+
+    def build_indexed(self) -> IndexedNetwork:
+        """The network, with variables for copies."""
+        super().build_indexed()
+        self.load_results()
+        for v, uses in self.demand.items():
+            self.load_value(v, uses)
+        return self.network()
+
+    def serve(self, v: int, supply: ValueUse, uses: list[ValueUse]) -> None:
+        """Edges to the uses, through a share for each of several clusters."""
+        clusters = self.clustered(v, uses)
+        if len(clusters) < 2:
+            super().serve(v, supply, uses)
+            return
+        self.near[v] = []
+        for cluster in clusters:
+            share = self.share(v, supply, cluster) if len(cluster) > 1 else None
+            self.near[v].append((None if share is None else share.variable, cluster))
+            for use in cluster:
+                self.edge(v, supply if share is None else share, use)
+
+    def clustered(self, v: int, uses: list[ValueUse]) -> list[list[ValueUse]]:
+        """The uses in clusters; one for what bodies of loops use, or what is small."""
+        outside = v in self.graph.inputs or (v in self.lives and self.supply[v].times == 1)
+        if not outside or not self.is_large(v) or any(not self.is_outermost(u) for u in uses):
+            return [uses]
+        clusters: list[list[ValueUse]] = []
+        until = 0
+        for use in sorted(uses, key=lambda u: self.when(u)[0]):
+            start, end = self.when(use)
+            if not clusters or start - until > APART * self.end:
+                clusters.append([])
+            clusters[-1].append(use)
+            until = max(until, end)
+        return clusters
+
+    def is_large(self, v: int) -> bool:
+        """Whether copies of a value are counted."""
+        value = self.graph.values[v]
+        return local_bytes(value.shape, value.dtype, (), ()) >= self.large_bytes
+
+    def is_outermost(self, use: ValueUse) -> bool:
+        """Whether a use is in no body of a loop."""
+        return use.user < 0 or use.user in self.outermost
+
+    def when(self, use: ValueUse) -> tuple[int, int]:
+        """From when until when an op runs; a result is boxed at the end."""
+        return self.c.times[use.user] if use.user >= 0 else (self.end, self.end + 1)
+
+    # What is alive.
+
+    def load_results(self) -> None:
+        """Results lie in spaces of their own all the time, but for those of donated arguments."""
+        for x, variable, tie in zip(self.graph.outputs, self.outputs, self.boundary.ties, strict=True):
+            if isinstance(x, Const) or variable is None or tie in self.donated:
+                continue
+            self.load(variable, 0, self.end + 1, self.sizes(x, tuple(self.states[variable])))
+
+    def load_value(self, v: int, uses: list[ValueUse]) -> None:
+        """Loads of a value as it is made, and of its copies."""
+        life, supply = self.lives.get(v), self.supply[v]
+        is_argument = v in self.graph.inputs
+        if is_argument:
+            self.load(supply.variable, 0, self.end + 1, self.sizes(v, supply.needs))
+        elif v in self.graph.outputs:
+            life = None
+        if not self.is_large(v):
+            if life is not None and not is_argument:
+                self.load(supply.variable, life.start, life.end, self.held(v, supply.needs))
+            return
+        if v in self.shares:
+            self.load_share(v, uses, None if is_argument else life)
+        else:
+            self.load_single(v, uses[0], life, is_argument)
+
+    def load_single(self, v: int, use: ValueUse, life: Lifetime | None, is_argument: bool) -> None:
+        """A value of one use: as it is made until it is boxed, and as it is wanted from then on."""
+        supply, (at, end) = self.supply[v], self.when(use)
+        end = max(end, life.last if life is not None else end)
+        if life is not None and not is_argument:
+            self.load(supply.variable, life.start, at + 1, self.held(v, supply.needs))
+        self.copies(v, supply, use, at, end, whole_time=life is not None and not is_argument)
+
+    def load_share(self, v: int, uses: list[ValueUse], life: Lifetime | None) -> None:
+        """A value of several uses: its share, those of its clusters, and what each of them takes."""
+        supply, times = self.supply[v], [self.when(use) for use in uses]
+        first, last = min(t for t, _ in times), max(t for _, t in times)
+        states = tuple(self.states[self.shares[v]])
+        share = ValueUse(self.shares[v], states, (), 1)
+        near = self.near.get(v, [(None, uses)])
+        if life is not None:
+            self.load(supply.variable, life.start, first + 1, self.held(v, supply.needs))
+            self.load(share.variable, first + 1, life.end, self.held(v, states))
+            last = first + 1
+        elif v in self.graph.inputs and len(near) > 1 and self.is_updated(v):
+            # The update takes what lies at rest.
+            last = max(self.when(use)[1] for _, cluster in near[:-1] for use in cluster)
+        self.copies(v, supply, share, first, last)
+        for variable, cluster in near:
+            source = share
+            if variable is not None:
+                source = ValueUse(variable, tuple(self.states[variable]), (), 1)
+                at = [self.when(use) for use in cluster]
+                self.copies(v, share, source, min(t for t, _ in at), max(t for _, t in at))
+            for use in cluster:
+                self.copies(v, source, use, *self.when(use))
+
+    def is_updated(self, v: int) -> bool:
+        """Whether an argument comes back with its next value."""
+        return self.graph.inputs.index(v) in self.boundary.ties
+
+    def copies(
+        self, v: int, source: ValueUse, use: ValueUse, start: int, end: int, *, whole_time: bool = False
+    ) -> None:
+        """A variable with what a use has of a value beside its source: a copy under another signature.
+
+        Arguments:
+          start, end: from the boxing to the end of the use.
+          whole_time: whether it has the value after the boxing even if there is no copy.
+        """
+        boxing = self.boxing(v)
+        # What is merged into its readers is written at all only because it is boxed.
+        computed = v not in self.lives and v not in self.graph.inputs
+        made, wanted = self.tables_of(boxing, source.needs, use.needs, computed)
+        if not made.any() and not whole_time:
+            return
+        own = tuple(dict.fromkeys(use.needs))
+        n, sizes = len(own), self.held(v, own)
+        key = "copies", id(boxing), id(source.needs), id(use.needs), computed
+        if key not in self.columns:
+            free = np.where(made, np.inf, 0.0)
+            beside = np.where(made, self.held(v, source.needs)[:, None], np.inf).min(axis=0)
+            beside[np.isinf(beside) | (not computed)] = 0.0
+            self.columns[key] = (
+                written_down(np.hstack([np.zeros(free.shape), free])),
+                written_down(np.hstack([wanted, wanted])),
+                np.zeros(2 * n),
+                beside,
+                (boxing, source.needs, use.needs),
+            )
+        before, match, zero, beside, _ = self.columns[key]
+        variable = self.variable((*own, *own), zero)
+        self.add_edge(v, source.variable, variable, before)
+        self.add_edge(v, use.variable, variable, match)
+        alone = np.concatenate([sizes, np.zeros(n)])
+        self.load(variable, start, start + 1, alone + np.concatenate([beside, np.zeros(n)]))
+        self.load(variable, start + 1, end, np.concatenate([sizes, sizes if whole_time else np.zeros(n)]))
+
+    def tables_of(
+        self, boxing: Boxing, before: tuple[NdSbp, ...], after: tuple[NdSbp, ...], computed: bool
+    ) -> tuple[NDArray[np.bool_], Table]:
+        """Whether boxing makes a copy, per signature before and each different one after; who wants which."""
+        own = list(dict.fromkeys(after))
+        rows, columns = [boxing.index[nd] for nd in before], [boxing.index[nd] for nd in own]
+        place = {nd: k for k, nd in enumerate(own)}
+        wanted = np.full((len(after), len(own)), np.inf)
+        wanted[np.arange(len(after)), [place[nd] for nd in after]] = 0.0
+        return self.copied(boxing)[int(computed)][np.ix_(rows, columns)], wanted
+
+    def copied(self, boxing: Boxing) -> tuple[NDArray[np.bool_], ...]:
+        """Whether boxing makes a copy: a collective other than an all-reduce, which writes over its operand;
+        and whether it has any. Cuts and zeros are computed by who reads them."""
+        if id(boxing) not in self.sends:
+            own = boxing.universe
+            kinds = [[{m.kind for m in boxing.path(a, b) if m.is_collective} for b in own] for a in own]
+            copies = np.array([[bool(path - {"all_reduce"}) for path in row] for row in kinds])
+            self.sends[id(boxing)] = copies, np.array([[bool(path) for path in row] for row in kinds]), boxing
+        return self.sends[id(boxing)][:2]
+
+    def load(self, variable: int, start: int, end: int, sizes: Table) -> None:
+        """Adds a load, unless it is of no time."""
+        if start < end:
+            self.loads.append(Load(variable, start, end, sizes))
+
+    def held(self, v: int, signatures: tuple[NdSbp, ...]) -> Table:
+        """The bytes of a temporary under each signature, with the holes beside it."""
+        return self.sizes(v, signatures, 1.0 + self.holes)
+
+    def sizes(self, v: int, signatures: tuple[NdSbp, ...], factor: float = 1.0) -> Table:
+        """Of a device's part of a value under each signature."""
+        value, hierarchy = self.graph.values[v], self.c.placement.shape
+        key: Any = "bytes", value.shape, str(value.dtype), signatures, factor
+        if key not in self.columns:
+            parts = [factor * local_bytes(value.shape, value.dtype, nd, hierarchy) for nd in signatures]
+            self.columns[key] = (np.array(parts),)
+        found: Table = self.columns[key][0]
+        return found
+
+    def chosen(self, states: Sequence[int], cost: float, bound: float) -> ChosenSignatures:
+        """What states of the variables mean, with the clusters."""
+        clusters = {
+            v: tuple(
+                Cluster(
+                    frozenset(use.user for use in cluster),
+                    None if variable is None else self.states[variable][states[variable]],
+                )
+                for variable, cluster in near
+            )
+            for v, near in self.near.items()
+        }
+        return replace(super().chosen(states, cost, bound), clusters=clusters)

@@ -36,10 +36,11 @@ class OpTraffic:
 
 @dataclass(frozen=True, slots=True)
 class Lifetime:
-    """When a value that is written to memory lies there; times count ops in the order of the trace.
+    """When a value that is written to memory lies there; times are those of ops, as memory would have them.
 
     Arguments:
-      start, end: from when until when; all the time for an argument.
+      start, end: from when until when; all the time for an argument. What takes the space of an operand is
+        there when that is not.
       first, last: from its first reader's beginning to its last one's end.
     """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from sbp.passes.plan.network import CostNetwork, Infeasible, Table
 from sbp.passes.plan.peak import least_peak
 from sbp.passes.plan.prices import Prices
 from sbp.passes.plan.reduce import reduce_network
-from sbp.passes.plan.solve import Progress, least_of
+from sbp.passes.plan.solve import Progress, least_of, solve
 
 _ROUND_STEPS = 40
 """Steps of prices in a round."""
@@ -23,6 +24,10 @@ _CHUNK_MOVES = 200
 """Moves between two looks at the clock."""
 _POLISH_CHUNKS = 30
 """No more chunks than this on one assignment in a round; it ends when no discount gains anything."""
+_POLISH_SHARE = 0.25
+"""Longest time of moves from one assignment, as a part of what a round's prices took."""
+_POLISH_SECONDS = 0.3
+"""... and what they may take at any rate."""
 _DISCOUNTS = (1.0, 0.5, 0.0)
 """Parts of the prices, in turn: at full ones nobody takes the room that is left for what is little worth."""
 _KICKS = 3
@@ -35,6 +40,10 @@ _STALLED_ROUNDS = 10
 """Without a time limit: rounds in which neither cost nor bound improve, before the search ends."""
 _PEAK_SHARE = 0.3
 """Part of the time kept for the smallest peak while nothing is found that fits."""
+_EXACT_SHARE = 0.3
+"""Part of the time left for one exact solution at fixed prices."""
+_EXACT_SECONDS = 5.0
+"""For it without a time limit."""
 _NOISE = 1e-10
 """Improvements below this part of the cost are not sought."""
 _PROGRESS = 1e-5
@@ -47,11 +56,16 @@ def solve_within(
     *,
     time_limit_seconds: float | None = None,
     progress: Progress | None = None,
+    good_gap: float = 0.0,
 ) -> Fitted:
     """Cheapest assignment that fits into the budget, as far as it is found, with a proven lower bound.
 
     If none is found that fits: the one with the smallest peak found, and a lower bound on any peak. Without a
     time limit the search ends when neither cost nor bound improve. Without one the answer is always the same.
+
+    Arguments:
+      good_gap: the search ends where the answer is proven to be this near to the best, as a part of its cost;
+        with one it ends before its time too, when neither cost nor bound improve.
 
     Raises Infeasible (a ValueError) when every assignment contains an infinite cost.
 
@@ -62,15 +76,24 @@ def solve_within(
     >>> found.states, found.cost, found.peak_bytes
     ((1, 0), 2.0, 5.0)
     """
-    return _Within(network, budget, time_limit_seconds, progress).run()
+    return LimitedSearch(network, budget, time_limit_seconds, progress, good_gap).run()
 
 
-class _Within:
-    """Rounds of steps of prices and of moves, on what is left of the network."""
+class LimitedSearch:
+    """Rounds of steps of prices and of moves, on what is left of the network.
+
+    Arguments as of `solve_within`. A search goes on under another limit from where it is.
+    """
 
     def __init__(
-        self, network: CostNetwork, budget: Budget, limit_seconds: float | None, progress: Progress | None
+        self,
+        network: CostNetwork,
+        budget: Budget,
+        limit_seconds: float | None = None,
+        progress: Progress | None = None,
+        good_gap: float = 0.0,
     ) -> None:
+        self.good_gap = good_gap
         self.network, self.budget, self.progress = network, budget, progress
         self.start = time.monotonic()
         self.seconds = math.inf if limit_seconds is None else limit_seconds
@@ -89,13 +112,36 @@ class _Within:
         self.nearest = np.zeros(flat.turn.size, dtype=np.int64)
         self.excess = (True, math.inf)
         self.noise = self.least_gain = 0.0
+        self.patience = math.inf
+
+    def go_on(self, limit: float, limit_seconds: float | None) -> Fitted:
+        """The answer under another limit, with the prices and the states that were found so far."""
+        known = self.nearest if self.states is None else self.states
+        change = self.budget.limit - limit
+        self.budget = Budget(self.budget.loads, limit)
+        self.flat_budget = self.flat_budget._replace(room=self.flat_budget.room - change)
+        self.prices.to_room(self.flat_budget)
+        self.start = time.monotonic()
+        self.seconds = math.inf if limit_seconds is None else limit_seconds
+        self.states, self.cost, self.excess = None, math.inf, (True, math.inf)
+        self._offer(known)
+        self._polish(known)
+        return self.run()
+
+    def smallest(self, limit_seconds: float | None) -> Fitted:
+        """States with the smallest peak found, and a lower bound on any."""
+        self.start = time.monotonic()
+        self.seconds = math.inf if limit_seconds is None else limit_seconds
+        self.states = None
+        return self._answer()
 
     def run(self) -> Fitted:
+        """The answer."""
         cells = (self.flat_budget.room.size + self.flat.twin.size + 1) * math.prod(self.flat.sizes.tolist())
         if cells <= _ENUMERATED_CELLS:
             return self._best_of_all()
         stalled = 0
-        while stalled < _STALLED_ROUNDS or self.seconds < math.inf:
+        while stalled < _STALLED_ROUNDS or (self.seconds < math.inf and not self.good_gap):
             before = self.cost, self.prices.lower
             self._round()
             if self._finished():
@@ -105,12 +151,18 @@ class _Within:
 
     def _round(self) -> None:
         decoded: Indices = self.nearest
+        began = time.monotonic()
         for _ in range(_ROUND_STEPS):
             decoded = self.prices.step(self.cost)
             if self._finished():
                 break
         self.noise = _NOISE * abs(self.reduction.constant + self.prices.lower)
         self.least_gain = 100.0 * self.noise
+        exact = self._exact()
+        taken = time.monotonic() - began
+        # Moves take no longer than what prices took: where states are many the latter bring more.
+        self.patience = max(_POLISH_SECONDS, _POLISH_SHARE * taken) if self.seconds < math.inf else math.inf
+        self._polish(exact)
         self._polish(decoded)
         if self.states is not None:
             self._polish(self.states)
@@ -120,13 +172,30 @@ class _Within:
             constant = self.reduction.constant
             self.progress(self.cost + constant, self.prices.lower + constant, time.monotonic() - self.start)
 
+    def _exact(self) -> Indices:
+        """The cheapest states at the best prices, and the bound that they prove: without a limit a network is
+        solved exactly, where layers are alike at once."""
+        if not self.flat.turn.size:
+            return self.nearest
+        prices = self.prices.best
+        unary = np.split(self._priced(prices), self.flat.offsets[1:-1])
+        kernel = replace(self.reduction.kernel, unary=tuple(unary))
+        found = solve(kernel, time_limit_seconds=self._left(_EXACT_SHARE))
+        self.prices.prove(found.bound - float(prices @ self.flat_budget.room), prices)
+        return np.array(found.states, dtype=np.int64)
+
+    def _left(self, share: float) -> float:
+        left = self.start + self.seconds - time.monotonic()
+        return max(share * left, 0.05) if math.isfinite(left) else _EXACT_SECONDS
+
     def _polish(self, states: Indices) -> None:
         """Moves from these states on, at the prices of now; higher ones where they do not fit."""
         states = states.copy()
         use = forests.use_of(self.flat_budget, states)
         prices, idle = self.prices.at, 0
+        until = time.monotonic() + self.patience
         for chunk in range(_POLISH_CHUNKS):
-            if self._spent() or idle == len(_DISCOUNTS):
+            if self._spent() or time.monotonic() > until or idle == len(_DISCOUNTS):
                 break
             fits = bool((use <= self.flat_budget.room).all())
             theta = self._priced(prices * _DISCOUNTS[chunk % len(_DISCOUNTS)] if fits else prices)
@@ -206,7 +275,8 @@ class _Within:
     def _finished(self) -> bool:
         if self.states is None:
             return self._nothing_fits() or self._spent(1.0 - _PEAK_SHARE)
-        return self.cost - self.prices.lower <= self.noise or self._spent()
+        good = max(self.noise, self.good_gap * abs(self.cost + self.reduction.constant))
+        return self.cost - self.prices.lower <= good or self._spent()
 
     def _nothing_fits(self) -> bool:
         """Whether the bound is above what any assignment without an infinite entry costs."""
@@ -216,7 +286,10 @@ class _Within:
         limit = self.budget.limit
         found = self.states
         if found is None:
-            found, least = least_peak(self.prices.flat, self.flat_budget, limit, self.nearest, self._spent)
+            self.nearest, least = least_peak(
+                self.prices.flat, self.flat_budget, limit, self.nearest, self._spent
+            )
+            found = self.nearest
         states = self.reduction.expand(found.tolist())
         cost, peak = self.network.cost(states), self.budget.peak_bytes(states)
         proven = least > limit or self._nothing_fits()

@@ -339,9 +339,10 @@ MESSAGES: Messages = {
         "double on cpu(data=2 x model=4), Options(memory_limit=300)",
         "512 B per device at the peak",
         "at most 300 B",
-        "alive at the peak: x [B, B] 256 B, result [B, B] 256 B",
-        "split what lies whole on every device: in_sbp for x; "
-        "a placement with more devices, or a smaller batch",
+        "the smallest peak that was found is 512 B, and none below 512 B by the search's count; "
+        "alive there: x [B, B] 256 B, result [B, B] 256 B",
+        "split what lies whole on every device: in_sbp for x; a placement with more devices, or a smaller "
+        "batch; Options(memory_limit=math.inf) to see the fastest plan of any size",
     ),
 }
 

@@ -252,5 +252,6 @@ def test_what_does_not_fit_is_red(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         "f_args = (jax.ShapeDtypeStruct((10**10,), 'float32'),)\n",
         encoding="utf-8",
     )
-    text = on_a_terminal(monkeypatch, 120, "plan", f"{file}:f", "--placement", "h100:1")
+    given = "plan", f"{file}:f", "--placement", "h100:1", "--memory-limit", "none"
+    text = on_a_terminal(monkeypatch, 120, *given)
     assert "\x1b[1;31mDOES NOT FIT: " in text

@@ -1,4 +1,4 @@
-"""A plan that is too large for its device says so wherever it is shown; one that can never fit is refused."""
+"""A plan that is too large for its device is refused; one that is asked for all the same says so."""
 
 import json
 import math
@@ -49,8 +49,20 @@ def planned(
 
 @pytest.fixture(scope="module")
 def large() -> sbp.Plan:
-    plan: sbp.Plan = planned(waves, floats(30 * GB))
+    plan: sbp.Plan = planned(waves, floats(30 * GB), memory_limit=math.inf)
     return plan
+
+
+def test_what_does_not_fit_is_refused_with_the_smallest_peak() -> None:
+    with pytest.raises(MemoryLimitError) as caught:
+        planned(waves, floats(30 * GB))
+    (problem,) = caught.value.problems
+    assert problem.where == "waves on h100(x=1)"
+    assert problem.got.endswith(" per device at the peak")
+    assert problem.legal == "at most 80.0 GB, which h100 has"
+    assert re.match(r"the smallest peak that was found is \d+ GB, and none below \d+ GB by", problem.why)
+    assert "alive there: " in problem.why and "x [B] 30.0 GB" in problem.why
+    assert problem.fix.endswith("Options(memory_limit=math.inf) to see the fastest plan of any size")
 
 
 def test_it_does_not_fit_in_the_first_lines(large: sbp.Plan) -> None:
@@ -90,7 +102,9 @@ def test_every_chip_of_the_catalogue_has_an_end(kind: str) -> None:
     has = CATALOGUE[kind].memory_bytes
     assert math.isfinite(has)
     assert planned(waves, floats(has / 8), kind=kind).fits
-    assert "DOES NOT FIT" in str(planned(waves, floats(has / 2), kind=kind))
+    assert "DOES NOT FIT" in str(planned(waves, floats(has / 2), kind=kind, memory_limit=math.inf))
+    with pytest.raises(MemoryLimitError):
+        planned(waves, floats(has / 2), kind=kind)
 
 
 @pytest.mark.parametrize("fn", [waves, jnp.sin])

@@ -9,10 +9,11 @@ import pytest
 
 import sbp
 from sbp import B, S
-from sbp.errors import SbpError
 from sbp.hardware import BYTES_ONLY
-from sbp.passes.explain.memory import check_limit, live_at_peak
+from sbp.passes.explain.memory import live_at_peak, over_limit
 from sbp.passes.physical.evaluate import HOLES
+from sbp.passes.physical.fit import SmallestPeak
+from sbp.units import bytes_text
 
 GRID = sbp.placement("cpu", shape=(2, 4))
 W = np.ones((16, 16), np.float32)
@@ -41,20 +42,20 @@ def test_the_tensors_at_the_peak_add_up_to_it(fn: Any, signature: Any) -> None:
     assert {x.version[0] for x in live} >= set(plan.physical.graph.inputs)
 
 
-def test_only_a_plan_over_the_limit_is_refused() -> None:
+def test_a_plan_over_its_limit_says_how_much_would_be_enough() -> None:
     plan = sbp.compile(loss, GRID).plan([W, W, W], W)
-    check_limit(plan, None)
-    check_limit(plan, plan.memory_bytes)
-    with pytest.raises(SbpError, match="alive at the peak: "):
-        check_limit(plan, plan.memory_bytes - 1)
+    assert plan.physical is not None
+    said = over_limit(plan, plan.memory_bytes - 1, SmallestPeak(plan.physical, 700.0, 500.0))
+    assert said.why.startswith("the smallest peak that was found is 700 B, and none below 500 B by ")
+    assert "alive there: " in said.why and said.legal == f"at most {bytes_text(plan.memory_bytes - 1)}"
+    assert said.fix.endswith("Options(memory_limit=math.inf) to see the fastest plan of any size")
+    # Where nothing was looked for, its own peak is what is known.
+    assert "none below" not in over_limit(plan, 1.0, None).why
 
 
 def test_the_advice_is_about_what_lies_whole() -> None:
     # Under `BYTES_ONLY`: so small a weight is else gathered whole.
     signatures = [[B, B], [S(0), B], [B, B]], [S(0), S(1)]
     program = sbp.compile(loss, GRID, in_sbp=signatures, options=sbp.Options(hardware=BYTES_ONLY))
-    plan = program.plan([W, W, W], W)
-    with pytest.raises(SbpError) as caught:
-        check_limit(plan, 1.0)
-    fix = caught.value.problems[0].fix
+    fix = over_limit(program.plan([W, W, W], W), 1.0, None).fix
     assert fix.startswith("split what lies whole on every device: in_sbp for params[0], params[2]; ")

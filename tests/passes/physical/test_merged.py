@@ -67,13 +67,21 @@ def test_what_is_written_lives_until_it_was_read() -> None:
 
     graph, merged = of(fn, (N, N), (N, N))
     lives = {life.value: life for life in merged.lives}
-    at = {v: i for i, node in enumerate(graph.nodes) for v in node.outputs}
-    end = len(graph.nodes)
+    at = {v: merged.times[node.id] for node in graph.nodes for v in node.outputs}
+    end = max(last for _, last in merged.times.values())
     assert all((lives[v].start, lives[v].end) == (0, end) for v in graph.inputs)
     first, second, third = (n.outputs[0] for n in graph.nodes if n.op == "dot_general")
-    assert (lives[first].start, lives[first].end) == (at[first], end)  # the sum at the end reads it
-    assert lives[second].end == at[third] + 1
+    # An op's operands are boxed first. The sum at the end reads it.
+    assert (lives[first].start, lives[first].end) == (at[first][0] + 1, end)
+    assert lives[second].end == at[third][1]
     assert lives[graph.outputs[0]].end == end
+
+
+def test_a_result_takes_the_space_of_an_operand_that_ends() -> None:
+    graph, merged = of(lambda x, w: jnp.exp(x @ w) @ w, (N, N), (N, N))
+    lives, end = {life.value: life for life in merged.lives}, merged.times
+    product, exp = graph.nodes[0], graph.nodes[1]
+    assert lives[exp.outputs[0]].start == end[exp.id][1] == lives[product.outputs[0]].end
 
 
 def test_bodies_of_loops_have_times_of_their_own() -> None:
