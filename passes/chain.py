@@ -40,9 +40,11 @@ from sbp.passes.pipeline.where import Where, find_places, placements_of
 from sbp.passes.plan import pins
 from sbp.passes.plan.candidates import Candidates, enumerate_candidates
 from sbp.passes.plan.model import Boundary, ChosenSignatures, choose, relaxed_bound
+from sbp.passes.plan.record import ChoiceRecord
 from sbp.passes.program.duplicates import without_duplicates
 from sbp.passes.program.graph import Graph
 from sbp.passes.program.trace import Traced
+from sbp.passes.recall import Recall
 from sbp.passes.request import Request, StagesRequest
 from sbp.passes.rows.lookups import check_wire, mark_lookups
 from sbp.passes.rows.tables import train_rows
@@ -135,6 +137,7 @@ class Chosen(Listed):
 
     assignment: ChosenSignatures
     asked: Boundary
+    record: ChoiceRecord
 
 
 @dataclass(frozen=True)
@@ -181,9 +184,14 @@ def choose_signatures(s: Listed) -> Chosen:
     r = s.request
     asked = pins.boundary(s.graph, s.asked_inputs, r.out_sbp, r.ties, r.placement)
     asked = replace(asked, in_costs=r.in_costs, out_costs=r.out_costs)
-    assignment = choose(s.candidates, asked, s.boxings, r.terms.time_limit_seconds)
-    s, assignment = keep_limit(s, asked, assignment)
-    return Chosen(**vars(s), assignment=assignment, asked=asked)
+    recall = Recall(s.candidates, asked, s.boxings, r)
+    known = recall.found()
+    if known is None:
+        assignment = choose(s.candidates, asked, s.boxings, r.terms.time_limit_seconds)
+        s, assignment = keep_limit(s, asked, assignment)
+        known = assignment, recall.keep(assignment, s.request.notes[len(r.notes) :])
+    request = replace(r, notes=(*r.notes, *known[1].notes))
+    return Chosen(**vars(replace(s, request=request)), assignment=known[0], asked=asked, record=known[1])
 
 
 def keep_limit(s: Listed, asked: Boundary, fastest: ChosenSignatures) -> tuple[Listed, ChosenSignatures]:
@@ -234,6 +242,7 @@ def write_plan(s: Placed) -> PlanData:
     )
     paths = s.traced.in_paths, s.traced.out_paths
     plan = explain(r.name, s.physical, s.boxings, s.assignment.bound, paths, remarks, r.donated)
+    plan = replace(plan, choice=s.record)
     if plan.gap < 0:
         # Versions are made from each other in a way that the search did not price: its bound is not of all.
         bound = relaxed_bound(s.candidates, s.asked, s.boxings, r.terms.time_limit_seconds)

@@ -6,6 +6,7 @@ Plans, schedules and stages are checked against the program, when it is built.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -18,6 +19,7 @@ from sbp.hardware import Hardware
 from sbp.options import ExchangeOptions, Options, PipelineOptions
 from sbp.passes.request import Terms
 from sbp.passes.rows.lookups import Transfer
+from sbp.runtime.plan_store import store_of
 from sbp.talk.wire import WIRE_TYPES
 from sbp.untyped import finfo
 
@@ -67,10 +69,16 @@ LEGAL: Mapping[str, Legal] = {
         "{name}=True",
     ),
     "time_limit": Legal(
-        "a number of seconds from 0 on, or None",
+        "a number of seconds from 0 on, or None for the usual one",
         lambda x: x is None or _seconds(x),
-        "it is how long the search for a plan may take",
+        "it is how long planning may take",
         "time_limit=60.0",
+    ),
+    "cache": Legal(
+        "True, False or a folder",
+        lambda x: _flag(x) or isinstance(x, str | os.PathLike),
+        "it says whether plans are kept on disk for the next process, and where",
+        "cache=False",
     ),
     "ExchangeOptions": Legal(
         "an sbp.ExchangeOptions",
@@ -164,4 +172,5 @@ def terms_of(options: Options) -> Terms:
         transfer=Transfer(options.exchange.capacity, options.exchange.dtype),
         strict_nonfinite=options.strict_nonfinite,
         check=options.check is not False,
+        store=store_of(options),
     )

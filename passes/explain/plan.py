@@ -9,6 +9,7 @@ from typing import Any
 
 from sbp.hardware import Hardware
 from sbp.passes.physical.program import Physical
+from sbp.passes.plan.record import ChoiceRecord
 from sbp.passes.program.names import common, without_indices
 from sbp.placement import Placement
 from sbp.signature import NdSbp
@@ -90,6 +91,8 @@ class PlanData:
       in_paths, out_paths: their names.
       notes: remarks: ops without a rule, uneven sizes that are gathered, arguments that are moved.
       physical: the program itself; None for a plan that was loaded from a file.
+      choice: the signature of every op, to be taken by another compilation (`Options(plan=...)`); of a
+        program with stages, each of these has its own.
     """
 
     name: str
@@ -106,6 +109,7 @@ class PlanData:
     out_paths: tuple[str, ...]
     notes: tuple[str, ...]
     physical: Physical | None = field(default=None, compare=False, repr=False)
+    choice: ChoiceRecord | None = field(default=None, compare=False, repr=False)
 
     @property
     def wire_bytes(self) -> float:

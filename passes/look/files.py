@@ -16,10 +16,11 @@ from sbp.passes.explain.plan import Collective, PlanData
 from sbp.passes.look.drawing import dot_text
 from sbp.passes.look.page import plan_page
 from sbp.passes.look.svg import plan_svg
+from sbp.passes.plan.record import read_record, record_data
 from sbp.placement import Placement
 from sbp.signature import format_sbp, parse_sbp
 
-FORMAT, VERSION = "sbp-plan", 2
+FORMAT, VERSION = "sbp-plan", 3
 TRACE = ".trace.json"
 
 
@@ -32,7 +33,7 @@ def plan_data(plan: PlanData) -> dict[str, Any]:
     """The plan as JSON has it, but for what a subclass adds."""
     data: dict[str, Any] = {"format": FORMAT, "version": VERSION}
     for f in dataclasses.fields(plan):
-        if f.name != "physical":
+        if f.name not in ("physical", "choice"):
             data[f.name] = getattr(plan, f.name)
     data["placement"] = dataclasses.asdict(plan.placement)
     data["hardware"] = _without_infinity(dataclasses.asdict(plan.hardware))
@@ -42,6 +43,7 @@ def plan_data(plan: PlanData) -> dict[str, Any]:
         dataclasses.asdict(c) | {"before": format_sbp(c.before), "after": format_sbp(c.after)}
         for c in plan.collectives
     ]
+    data["choice"] = None if plan.choice is None else record_data(plan.choice)
     return data
 
 
@@ -168,6 +170,7 @@ def read_plan(data: Mapping[str, Any]) -> PlanData:
         tuple(data["in_paths"]),
         tuple(data["out_paths"]),
         tuple(data["notes"]),
+        choice=None if data["choice"] is None else read_record(data["choice"]),
     )
 
 
