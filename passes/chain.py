@@ -8,9 +8,7 @@ gives. A program of one placement goes through `PLACEMENT`. One with stages goes
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
 
 from sbp.errors import raise_all
 from sbp.passes import spec
@@ -21,8 +19,9 @@ from sbp.passes.explain.collectives import explain
 from sbp.passes.explain.everywhere import everywhere_notes
 from sbp.passes.explain.plan import PlanData
 from sbp.passes.face import PipelinePlan, Plan, faced
+from sbp.passes.passing import Chain, first
 from sbp.passes.physical.buckets import bucket_collectives
-from sbp.passes.physical.fit import fit, peak_bytes
+from sbp.passes.physical.fit import fit, peak_bytes, seconds_of_fastest
 from sbp.passes.physical.insert import insert_boxing
 from sbp.passes.physical.merged import merge_ops
 from sbp.passes.physical.owners import mark_owners
@@ -50,53 +49,6 @@ from sbp.passes.rows.lookups import check_wire, mark_lookups
 from sbp.passes.rows.tables import train_rows
 from sbp.passes.schedule.actions import Schedule
 from sbp.signature import NdSbp
-
-In = TypeVar("In")
-Out = TypeVar("Out")
-Next = TypeVar("Next")
-
-
-@dataclass(frozen=True)
-class Pass(Generic[In, Out]):
-    """One pass: its name, what it does, and what must hold of what it gives."""
-
-    name: str
-    run: Callable[[In], Out]
-    holds: Callable[[Out], None]
-
-
-@dataclass(frozen=True)
-class Chain(Generic[In, Out]):
-    """Passes one after the other; each takes what the one before it gives."""
-
-    passes: tuple[Pass[Any, Any], ...]
-
-    def then(self, name: str, run: Callable[[Out], Next], holds: Callable[[Next], None]) -> Chain[In, Next]:
-        """The chain with one more pass."""
-        return Chain((*self.passes, Pass(name, run, holds)))
-
-    def run(self, given: In, check: bool = False) -> Out:
-        """Runs all passes.
-
-        Arguments:
-          check: whether the contract of each pass is checked after it.
-
-        Raises:
-          SpecError: with `check`, if a pass broke its contract.
-        """
-        at: Any = given
-        for p in self.passes:
-            at = p.run(at)
-            if check:
-                p.holds(at)
-        out: Out = at
-        return out
-
-
-def first(name: str, run: Callable[[In], Out], holds: Callable[[Out], None]) -> Chain[In, Out]:
-    """A chain of one pass."""
-    return Chain((Pass(name, run, holds),))
-
 
 # What goes from pass to pass, for one placement.
 
@@ -137,6 +89,7 @@ class Chosen(Listed):
 
     assignment: ChosenSignatures
     asked: Boundary
+    recall: Recall
     record: ChoiceRecord
 
 
@@ -187,29 +140,29 @@ def choose_signatures(s: Listed) -> Chosen:
     recall = Recall(s.candidates, asked, s.boxings, r)
     known = recall.found()
     if known is None:
-        assignment = choose(s.candidates, asked, s.boxings, r.terms.time_limit_seconds)
-        s, assignment = keep_limit(s, asked, assignment)
-        known = assignment, recall.keep(assignment, s.request.notes[len(r.notes) :])
-    request = replace(r, notes=(*r.notes, *known[1].notes))
-    return Chosen(**vars(replace(s, request=request)), assignment=known[0], asked=asked, record=known[1])
+        seconds = seconds_of_fastest(s.graph, r.most_bytes, r.seconds_left)
+        fastest = choose(s.candidates, asked, s.boxings, seconds, r.terms.progress)
+        chosen, remarks = keep_limit(s, asked, fastest)
+        known = chosen, recall.keep(chosen, (*remarks, *notes.time_notes(chosen, r)))
+    s = replace(s, request=replace(r, notes=(*r.notes, *known[1].notes)))
+    return Chosen(**vars(s), assignment=known[0], asked=asked, recall=recall, record=known[1])
 
 
-def keep_limit(s: Listed, asked: Boundary, fastest: ChosenSignatures) -> tuple[Listed, ChosenSignatures]:
-    """The cheapest assignment that fits, if the cheapest of all does not and one is found."""
-    r, donated = s.request, s.request.donated
-    limit = r.hardware.memory_bytes if r.terms.memory_limit_bytes is None else r.terms.memory_limit_bytes
-    if not r.whole_step or math.isinf(limit):
-        return s, fastest
+def keep_limit(
+    s: Listed, asked: Boundary, fastest: ChosenSignatures
+) -> tuple[ChosenSignatures, tuple[str, ...]]:
+    """The cheapest assignment that fits, if the cheapest of all does not and one is found; and a remark."""
+    r, donated, limit = s.request, s.request.donated, s.request.most_bytes
+    if math.isinf(limit):
+        return fastest, ()
     needed = peak_bytes(s.candidates, fastest, s.boxings, donated)
     if needed <= limit:
-        return s, fastest
-    found = fit(s.candidates, asked, s.boxings, limit, donated, r.terms.time_limit_seconds)
+        return fastest, ()
+    found = fit(s.candidates, asked, s.boxings, limit, donated, r.seconds_left, r.terms.progress)
     if found.assignment is None:
-        remark = notes.smallest_note(limit, min(found.least_bytes, needed))
-        return replace(s, request=replace(r, notes=(*r.notes, remark))), fastest
+        return fastest, (notes.smallest_note(limit, min(found.least_bytes, needed)),)
     remark = notes.fitted_note(limit, needed, fastest.seconds, found.assignment.seconds)
-    bounded = replace(found.assignment, bound=fastest.bound)
-    return replace(s, request=replace(r, notes=(*r.notes, remark))), bounded
+    return replace(found.assignment, bound=fastest.bound), (remark,)
 
 
 def box(s: Chosen) -> Placed:
@@ -242,11 +195,12 @@ def write_plan(s: Placed) -> PlanData:
     )
     paths = s.traced.in_paths, s.traced.out_paths
     plan = explain(r.name, s.physical, s.boxings, s.assignment.bound, paths, remarks, r.donated)
-    plan = replace(plan, choice=s.record)
+    record = s.record
     if plan.gap < 0:
         # Versions are made from each other in a way that the search did not price: its bound is not of all.
-        bound = relaxed_bound(s.candidates, s.asked, s.boxings, r.terms.time_limit_seconds)
-        plan = replace(plan, bound=bound)
+        bound = relaxed_bound(s.candidates, s.asked, s.boxings, r.seconds_left)
+        record = s.recall.saved(replace(record, bound=bound))
+    plan = replace(plan, bound=record.bound, choice=record)
     if r.whole_step:
         memory.check_limit(plan, limit, r.donated)
         plan = memory.with_warning(plan, r.donated)
@@ -282,11 +236,13 @@ def compile_plan(traced: Traced, request: Request) -> Plan:
     boxings, terms = Boxings(Network(request.placement, request.hardware)), request.terms
     if terms.check:
         spec.check_graph(traced.graph)
+    request = request.timed(2 if terms.strict_nonfinite else 1)
     plan = PLACEMENT.run(Logical(request, traced, boxings), terms.check)
     if terms.strict_nonfinite:
-        usual = replace(request, terms=replace(terms, strict_nonfinite=False, memory_limit_bytes=None))
+        usual = replace(request.terms, strict_nonfinite=False, memory_limit_bytes=None)
         # The plan says what strictness costs on the wire; that takes a second search. The boxings are shared.
-        other = PLACEMENT.run(Logical(usual, traced, boxings), terms.check)
+        other_request = replace(request, terms=usual, taken=None).timed()
+        other = PLACEMENT.run(Logical(other_request, traced, boxings), terms.check)
         plan = replace(plan, notes=(*plan.notes, *notes.strict_notes(plan, other)))
     return faced(plan)
 

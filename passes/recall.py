@@ -58,10 +58,13 @@ class Recall:
 
     def keep(self, chosen: ChosenSignatures, notes: tuple[str, ...]) -> ChoiceRecord:
         """The record of what was found; the store, if there is one, has it from now on."""
+        asked, digests = (self.request.in_sbp, self.request.out_sbp), (self.graph.text, self.costs)
+        return self.saved(record_of(self.candidates.graph, chosen, asked, digests, notes))
+
+    def saved(self, record: ChoiceRecord) -> ChoiceRecord:
+        """The record, which the store has from now on; what was given it does not keep."""
         r = self.request
-        asked, digests = (r.in_sbp, r.out_sbp), (self.graph.text, self.costs)
-        record = record_of(self.candidates.graph, chosen, asked, digests, notes)
-        if r.terms.store is not None and self.key is not None:
+        if r.terms.store is not None and r.taken is None and self.key is not None:
             r.terms.store.save(self.key, record)
         return record
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeAlias
 
 from sbp.hardware import Hardware
@@ -92,6 +93,26 @@ class Request:
     whole_step: bool = True
     taken: ChoiceRecord | None = None
     deadline: float = math.inf
+
+    def timed(self, parts: int = 1) -> Request:
+        """The same, whose time begins now, in one of so many parts that share the limit."""
+        limit = self.terms.time_limit_seconds
+        if limit is None:
+            return self
+        terms = replace(self.terms, time_limit_seconds=limit / parts)
+        return replace(self, terms=terms, deadline=time.monotonic() + limit / parts)
+
+    @property
+    def most_bytes(self) -> float:
+        """What a device may hold; infinite where the plan's peak is not that of a step."""
+        limit = self.terms.memory_limit_bytes
+        most = self.hardware.memory_bytes if limit is None else limit
+        return most if self.whole_step else math.inf
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Until the deadline; None if there is none."""
+        return None if math.isinf(self.deadline) else max(0.0, self.deadline - time.monotonic())
 
 
 @dataclass(frozen=True)

@@ -6,17 +6,18 @@ Plans, schedules and stages are checked against the program, when it is built.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from sbp.errors import Problem
 from sbp.hardware import Hardware
-from sbp.options import ExchangeOptions, Options, PipelineOptions
+from sbp.options import TIME_LIMIT_SECONDS, ExchangeOptions, Options, PipelineOptions
 from sbp.passes.request import Terms
 from sbp.passes.rows.lookups import Transfer
 from sbp.runtime.plan_store import store_of
@@ -75,10 +76,10 @@ LEGAL: Mapping[str, Legal] = {
         "time_limit=60.0",
     ),
     "cache": Legal(
-        "True, False or a folder",
-        lambda x: _flag(x) or isinstance(x, str | os.PathLike),
-        "it says whether plans are kept on disk for the next process, and where",
-        "cache=False",
+        "True, False or a pathlib.Path",
+        lambda x: _flag(x) or isinstance(x, Path),
+        "it says whether plans are kept on disk for the next process, and in which folder",
+        "cache=Path('plans')",
     ),
     "ExchangeOptions": Legal(
         "an sbp.ExchangeOptions",
@@ -164,10 +165,21 @@ def _why_not(x: Any) -> str:
     return f"{name} has numbers from {float(info.min):.4g} to {float(info.max):.4g}: larger ones overflow"
 
 
+def _time_limit(options: Options) -> float | None:
+    """The limit on planning; None for none.
+
+    Processes of one program that plan each for themselves must come to the same plan, so no clock may decide
+    on it unless they are told to.
+    """
+    if options.time_limit is None:
+        return None if jax.distributed.is_initialized() else TIME_LIMIT_SECONDS
+    return None if math.isinf(options.time_limit) else float(options.time_limit)
+
+
 def terms_of(options: Options) -> Terms:
     """What options say of every placement of a program."""
     return Terms(
-        time_limit_seconds=options.time_limit,
+        time_limit_seconds=_time_limit(options),
         memory_limit_bytes=options.memory_limit_bytes,
         transfer=Transfer(options.exchange.capacity, options.exchange.dtype),
         strict_nonfinite=options.strict_nonfinite,

@@ -29,7 +29,7 @@ from sbp.passes.plan.record import ChoiceRecord, read_record, record_data, versi
 FORMAT, VERSION = "sbp-signatures", 1
 SUFFIX = ".json.gz"
 MOST_BYTES = 200e6
-"""Of a folder; a file takes 10 KB for a GPT of 4 layers. The files that were not used for longest go first."""
+"""Of a folder. The files that were not used for longest go first."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def store_of(options: Options) -> PlanFolder | None:
     Processes of one program that plan each for themselves keep none: all of them must have the same plan,
     and one could find an older one.
     """
-    if options.cache is False or jax.distributed.is_initialized():
+    if not options.cache or jax.distributed.is_initialized():
         return None
-    folder = user_folder() if options.cache is True else Path(options.cache)
+    folder = options.cache if isinstance(options.cache, Path) else user_folder()
     return None if folder is None else PlanFolder(folder)

@@ -18,6 +18,7 @@ from sbp.passes.program.trace import Traced, trace
 from sbp.passes.request import Request
 from sbp.placement import Placement
 from sbp.runtime import arguments, modules
+from sbp.runtime.adopted import Adopted, adopt, given_plan
 from sbp.runtime.built import Built
 from sbp.runtime.call import Call, Parameters
 from sbp.runtime.given import Given, given
@@ -123,22 +124,23 @@ def build(
         raise ArgumentError(unstaged(options.pipeline.schedule))
     ins, outs, problems = signatures.on(placement)
     problems += check_annotations(traced.graph, placement)
+    asked = Adopted(tuple(ins), tuple(outs))
     if options.plan is not None:
-        ins, outs, wrong = arguments.adopt(options.plan, traced, ins, outs, placement)
-        problems += wrong
-    raise_all(problems)
-    tied = signatures.ties(ins, outs)
+        asked = adopt(given_plan(options.plan), traced, ins, outs, placement)
+    raise_all([*problems, *asked.problems])
+    tied = signatures.ties(asked.ins, asked.outs)
     request = Request(
         name=name,
         placement=placement,
         hardware=options.hardware or hardware_for(placement.kind),
-        in_sbp=tuple(ins),
-        out_sbp=tuple(outs),
+        in_sbp=asked.ins,
+        out_sbp=asked.outs,
         ties=tied.arguments,
         notes=(*signatures.notes, *tied.notes),
         terms=terms_of(options),
         donated=donate,
         sampled=functools.partial(with_samples, example=tuple(call.leaves)),
+        taken=asked.taken,
     )
     plan = compile_plan(traced, request)
     lacking, count = rooms_of(plan, concrete, options.exchange.count_keys)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 from sbp.errors import ArgumentError, Problem
@@ -19,6 +19,10 @@ UNITS: dict[str, float] = {
     **{f"{letter}iB": 1024.0**power for power, letter in enumerate("KMGTP", 1)},
 }
 """Bytes of each unit in which a limit on memory may be written."""
+
+
+TIME_LIMIT_SECONDS = 30.0
+"""What planning may take, where nobody says it."""
 
 
 def bytes_of(limit: float | str | None, where: str) -> float | None:
@@ -135,7 +139,7 @@ class Options:
       exchange: how rows of split tables travel.
       pipeline: how a program with stages runs.
       cache: whether what a search has found is kept on disk for the next process, in the user's folder of
-        caches (~/.cache/sbp/plans on Linux); or the folder to keep it in.
+        caches (~/.cache/sbp/plans on Linux); or the folder to keep it in, as a `pathlib.Path`.
       progress: whether a search that takes longer than a second says on a terminal how far it is.
       moved: options by the names that they had before 0.2, when they were not in groups; each warns.
 
@@ -155,7 +159,7 @@ class Options:
     exchange: ExchangeOptions = ExchangeOptions()
     pipeline: PipelineOptions = PipelineOptions()
     topology: tuple[int, ...] | None = None
-    cache: bool | str | os.PathLike[str] = True
+    cache: bool | Path = True
     progress: bool = True
 
     def __init__(
@@ -170,7 +174,7 @@ class Options:
         exchange: ExchangeOptions | None = None,
         pipeline: PipelineOptions | None = None,
         topology: tuple[int, ...] | None = None,
-        cache: bool | str | os.PathLike[str] = True,
+        cache: bool | Path = True,
         progress: bool = True,
         **moved: Unpack[_Moved],
     ) -> None:

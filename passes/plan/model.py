@@ -10,6 +10,7 @@ Words: docs/glossary.md.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,11 +21,14 @@ from sbp.passes.boxing.paths import Boxing, Boxings
 from sbp.passes.plan.candidates import Candidates, Strategy, rest_signatures
 from sbp.passes.plan.cost import local_bytes, node_seconds
 from sbp.passes.plan.network import CostNetwork, Table
-from sbp.passes.plan.solve import solve
+from sbp.passes.plan.solve import Progress, solve
 from sbp.passes.program.control import assumed_trips, ports
 from sbp.passes.program.graph import Const, Graph, Node, Operand, Value
 from sbp.signature import B, NdSbp, Partial, Split
 from sbp.untyped import DType
+
+LEAST_SHARE = 0.25
+"""Of what building the model takes, for the solver at least: a plan of less is not worth the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,13 +344,22 @@ def choose(
     boundary: Boundary,
     boxings: Boxings,
     time_limit_seconds: float | None,
+    progress: Progress | None = None,
 ) -> ChosenSignatures:
     """The cheapest assignment that the solver finds, with its proven bound.
+
+    Arguments:
+      time_limit_seconds: for the model and the solver; None for no limit. The solver has some time even where
+        the model has taken all.
 
     Raises:
       Infeasible: if the pins exclude each other.
     """
+    begun = time.monotonic()
     model = Model(candidates, boundary, boxings)
     network = model.build()
-    solution = solve(network, time_limit_seconds=time_limit_seconds)
+    if time_limit_seconds is not None:
+        taken = time.monotonic() - begun
+        time_limit_seconds = max(time_limit_seconds - taken, LEAST_SHARE * taken)
+    solution = solve(network, time_limit_seconds=time_limit_seconds, progress=progress)
     return model.chosen(solution.states, solution.cost, solution.bound)

@@ -20,7 +20,7 @@ from sbp.signature import B, NdSbp, format_sbp, parse_sbp
 from sbp.version import VERSION
 
 _ND = re.compile(r"\[[^\]]*\]")
-Asked: TypeAlias = tuple[NdSbp | None, ...]
+AskedEnds: TypeAlias = tuple[NdSbp | None, ...]
 RowText: TypeAlias = tuple[str, str, str]
 
 
@@ -46,8 +46,8 @@ class ChoiceRecord:
     program: str
     costs: str
     made_by: str
-    asked_inputs: Asked
-    asked_outputs: Asked
+    asked_inputs: AskedEnds
+    asked_outputs: AskedEnds
     inputs: tuple[NdSbp, ...]
     outputs: tuple[NdSbp, ...]
     rows: tuple[RowText, ...]
@@ -80,7 +80,7 @@ def plain_ops(graph: Graph) -> list[Node]:
 def record_of(
     graph: Graph,
     chosen: ChosenSignatures,
-    asked: tuple[Asked, Asked],
+    asked: tuple[AskedEnds, AskedEnds],
     digests: tuple[str, str],
     notes: tuple[str, ...] = (),
 ) -> ChoiceRecord:

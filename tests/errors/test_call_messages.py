@@ -261,12 +261,12 @@ MESSAGES: Messages = {
         "jax.config.update('jax_num_cpu_devices', 64) before any device is used",
     ),
     "no plan": (
-        lambda: of(options=sbp.Options(plan="plan.json")),
+        lambda: of(options=sbp.Options(plan=3)),
         ArgumentError,
         "Options(plan=...)",
-        "'plan.json'",
-        "a Plan",
-        "a str is none",
+        "3",
+        "a Plan, or the .json file that one was saved to",
+        "a int is none",
         "sbp.load_plan('plan.json')",
     ),
     "a plan for another placement": (

@@ -96,14 +96,14 @@ MESSAGES: Messages = {
         "it is how long planning may take",
         "time_limit=60.0",
     ),
-    "a cache that is a number": (
-        lambda: given(cache=5),
+    "a cache by a text": (
+        lambda: given(cache="off"),
         ArgumentError,
         "Options(cache=...)",
-        "5",
-        "True, False or a folder",
-        "it says whether plans are kept on disk for the next process, and where",
-        "cache=False",
+        "'off'",
+        "True, False or a pathlib.Path",
+        "it says whether plans are kept on disk for the next process, and in which folder",
+        "cache=Path('plans')",
     ),
     "a machine of two levels": (
         lambda: given(topology=(2, 8)),
