@@ -18,6 +18,7 @@ import numpy as np
 from sbp.errors import Problem
 from sbp.hardware import Hardware
 from sbp.options import TIME_LIMIT_SECONDS, ExchangeOptions, Options, PipelineOptions
+from sbp.passes.plan.solve import Progress
 from sbp.passes.request import Terms
 from sbp.passes.rows.lookups import Transfer
 from sbp.runtime.plan_store import store_of
@@ -176,8 +177,8 @@ def _time_limit(options: Options) -> float | None:
     return None if math.isinf(options.time_limit) else float(options.time_limit)
 
 
-def terms_of(options: Options) -> Terms:
-    """What options say of every placement of a program."""
+def terms_of(options: Options, progress: Progress | None = None) -> Terms:
+    """What options say of every placement of a program; and who is told how far a search is."""
     return Terms(
         time_limit_seconds=_time_limit(options),
         memory_limit_bytes=options.memory_limit_bytes,
@@ -185,4 +186,5 @@ def terms_of(options: Options) -> Terms:
         strict_nonfinite=options.strict_nonfinite,
         check=options.check is not False,
         store=store_of(options),
+        progress=progress,
     )

@@ -14,6 +14,7 @@ from sbp.options import Options
 from sbp.passes.chain import compile_plan
 from sbp.passes.pipeline.choose import unstaged
 from sbp.passes.plan.pins import check_annotations
+from sbp.passes.plan.solve import Progress
 from sbp.passes.program.trace import Traced, trace
 from sbp.passes.request import Request
 from sbp.placement import Placement
@@ -28,6 +29,7 @@ from sbp.runtime.pipeline.program import BuiltPipeline
 from sbp.runtime.rooms import rooms_of
 from sbp.runtime.sampling import with_samples
 from sbp.runtime.signatures import Signatures
+from sbp.runtime.spinner import searching
 from sbp.runtime.target.devices import cudnn_of
 from sbp.untyped import Prefix, PyTree
 
@@ -115,11 +117,23 @@ def build(
     Raises:
       SbpError: for signatures, annotations or options that cannot be had, all problems of a kind at once.
     """
+    name = getattr(reading.fn, "__name__", "program")
+    with searching(f"planning {name}", options.progress) as progress:
+        return _build(reading, placement, reading.signatures(in_sbp, out_sbp), options, concrete, progress)
+
+
+def _build(
+    reading: Reading,
+    placement: Placement,
+    signatures: Signatures,
+    options: Options,
+    concrete: bool,
+    progress: Progress | None,
+) -> Built | BuiltPipeline:
     traced, call = reading.traced, reading.call
-    signatures = reading.signatures(in_sbp, out_sbp)
     name, donate = getattr(reading.fn, "__name__", "program"), call.donated(reading.own.donate)
     if is_pipeline(traced.graph, placement) or options.pipeline.stages is not None:
-        return build_pipeline(signatures, placement, options, name, donate, reading.weak)
+        return build_pipeline(signatures, placement, options, name, donate, reading.weak, progress)
     if options.pipeline.schedule is not None:
         raise ArgumentError(unstaged(options.pipeline.schedule))
     ins, outs, problems = signatures.on(placement)
@@ -137,7 +151,7 @@ def build(
         out_sbp=asked.outs,
         ties=tied.arguments,
         notes=(*signatures.notes, *tied.notes),
-        terms=terms_of(options),
+        terms=terms_of(options, progress),
         donated=donate,
         sampled=functools.partial(with_samples, example=tuple(call.leaves)),
         taken=asked.taken,

@@ -185,7 +185,8 @@ class _Run:
         limit = PLAN_SECONDS if given.time_limit is None else given.time_limit
         pipeline = replace(given.pipeline, stages=stages) if stages else given.pipeline
         check = given.check if given.check is not None else False
-        return replace(given, time_limit=limit, pipeline=pipeline, check=check)
+        # Who calls is told which plan is being made; a second line on the terminal would write over that.
+        return replace(given, time_limit=limit, pipeline=pipeline, check=check, progress=False)
 
 
 def _reason(p: Problem) -> str:
