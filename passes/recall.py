@@ -1,7 +1,7 @@
 """Signatures that need no search: those of a plan that is given, and those that an earlier search has found.
 
-A search is kept under a digest of all that its answer depends on. What says no more than an address in
-memory, such as a function among an op's parameters, cannot be a part of that: then nothing is kept.
+A search is kept under a digest of all that its answer depends on. What a function among an op's parameters
+computes cannot be a part of that: then nothing is kept, unless a rule of the user's speaks for the op.
 """
 
 from __future__ import annotations
@@ -15,13 +15,11 @@ from sbp.passes import spec
 from sbp.passes.boxing.paths import Boxings
 from sbp.passes.plan.candidates import Candidates
 from sbp.passes.plan.cost import node_seconds
-from sbp.passes.plan.digest import GraphDigest, ParamText, digest_of, graph_digest
+from sbp.passes.plan.digest import GraphDigest, ParamText, digest_of, graph_digest, has_own_rule
 from sbp.passes.plan.model import Boundary, ChosenSignatures
 from sbp.passes.plan.record import ChoiceRecord, NotTaken, chosen_by, plain_ops, record_of, versions
-from sbp.passes.program.graph import Node
 from sbp.passes.program.views import held_bytes
 from sbp.passes.request import Request
-from sbp.rules.registry import USER
 
 OTHER_COSTS = (
     "the signatures are those of a plan for other hardware or options: how far they are from the best ones "
@@ -129,23 +127,13 @@ class Recall:
         c, network, seen = self.candidates, self.boxings.network, set[tuple[int, object]]()
         for node in plain_ops(c.graph):
             listed, traffic = c.strategies[node.id], c.traffic.get(node.id)
-            if not _is_own(node) or (id(listed), traffic) in seen:
+            if not has_own_rule(node) or (id(listed), traffic) in seen:
                 continue
             seen.add((id(listed), traffic))
             for s in listed:
                 seconds = node_seconds(c.graph, node, s, network, traffic)
                 held = held_bytes(c.graph, node, s.lying, c.placement.shape)
                 yield f"{node.op} {s} {seconds} {held}"
-
-
-def _is_own(node: Node) -> bool:
-    """Whether the rule of an op is not one of this library."""
-    rule = node.rule
-    return rule is not None and (rule.family == USER or not _module(rule.rows).startswith("sbp."))
-
-
-def _module(function: object) -> str:
-    return str(getattr(function, "__module__", ""))
 
 
 def _difference(record: ChoiceRecord, candidates: Candidates) -> str:

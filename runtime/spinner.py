@@ -49,8 +49,8 @@ class SearchLine:
         if not math.isfinite(self.found) or self.found <= 0:
             return taken
         bound = max(0.0, self.bound)
-        gap = 100 * max(0.0, 1 - bound / self.found)
-        return f"{taken}: {seconds_text(self.found)} a step found, bound {seconds_text(bound)}, gap {gap:.2g} %"
+        proven = f"bound {seconds_text(bound)}, gap {100 * max(0.0, 1 - bound / self.found):.2g} %"
+        return f"{taken}: {seconds_text(self.found)} a step found, {proven}"
 
     def __rich__(self) -> Text:
         from rich.text import Text

@@ -18,6 +18,7 @@ import numpy as np
 
 from sbp.passes.plan.candidates import OPAQUE
 from sbp.passes.program.graph import Body, Const, Graph, Node, Operand
+from sbp.rules.registry import USER
 
 _ADDRESS = re.compile(r"\bat 0x[0-9a-f]+")
 _PLAIN = (bool, int, str, bytes, type(None))
@@ -29,7 +30,8 @@ class GraphDigest:
 
     Arguments:
       text: in hexadecimal digits.
-      exact: whether it says all. Of a function among an op's parameters it has only the name.
+      exact: whether it says all. Of a function among an op's parameters it has only the name, which is enough
+        where a rule of the user's speaks for the op.
     """
 
     text: str
@@ -116,11 +118,18 @@ _WRITERS: tuple[tuple[Any, Callable[[ParamText, Any], str]], ...] = (
 )
 
 
+def has_own_rule(node: Node) -> bool:
+    """Whether the rule of an op is the user's: it says all that signatures depend on."""
+    rule = node.rule
+    made_by = str(getattr(rule and rule.rows, "__module__", ""))
+    return rule is not None and (rule.family == USER or not made_by.startswith("sbp."))
+
+
 class _Writer:
     """A graph, line by line: ids of values and of ops are positions already."""
 
     def __init__(self, graph: Graph) -> None:
-        self.graph, self.params = graph, ParamText()
+        self.graph, self.params, self.own = graph, ParamText(), ParamText()
 
     def lines(self) -> Iterator[str]:
         g = self.graph
@@ -132,9 +141,10 @@ class _Writer:
     def nodes(self, nodes: Sequence[Node]) -> Iterator[str]:
         for node in nodes:
             given = {k: x is None if k in OPAQUE else x for k, x in node.params.items()}
+            params = self.own if has_own_rule(node) else self.params
             yield (
                 f"{node.op} {self.operands(node.inputs)} -> {list(node.outputs)} "
-                f"{node.barrier} {self.params.mapping(given)}"
+                f"{node.barrier} {params.mapping(given)}"
             )
             for body in node.bodies:
                 yield from self.body(body)
