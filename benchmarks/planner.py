@@ -9,6 +9,7 @@ the checks between passes take. They are on by default as long as that is below 
 from __future__ import annotations
 
 import argparse
+import math
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -47,7 +48,8 @@ def planned(model: str, shape: Sequence[int], layers: int) -> Logical:
     case = MODELS[model]("auto", shape, layers)
     placement = sbp.placement("h100", shape=tuple(shape))
     args = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), case.make())
-    program = sbp.compile(case.step, placement, donate_argnums=(0, 1))
+    options = sbp.Options(time_limit=math.inf, cache=False)
+    program = sbp.compile(case.step, placement, donate_argnums=(0, 1), options=options)
     program.plan(*args)
     (slot,) = program._built.values()
     built: Any = getattr(slot, "built", slot)
