@@ -1,6 +1,6 @@
 """Has the compiled loops of the solver ready before a clock runs: the first time they are compiled.
 
-That takes seconds, or more under load. The code is kept on disk; from then on it is a moment, once in each process.
+That takes seconds. The code is kept on disk; from then on it is a moment, once in each process.
 """
 
 from __future__ import annotations
