@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import resource
 import statistics
 import subprocess
@@ -90,7 +91,8 @@ def traced(
     """What the first pass is given for a model of which nothing is annotated."""
     case = make("auto", shape, layers)
     placement = sbp.placement("h100", shape=tuple(shape))
-    program = sbp.compile(case.step, placement, donate_argnums=(0, 1))
+    options = sbp.Options(time_limit=math.inf, cache=False)
+    program = sbp.compile(case.step, placement, donate_argnums=(0, 1), options=options)
     reading = program.reading(*jax.eval_shape(case.make))
     signatures = reading.signatures(program.in_sbp, program.out_sbp)
     request = request_of(reading, signatures, placement, program.options)

@@ -8,22 +8,21 @@ gives. A program of one placement goes through `PLACEMENT`. One with stages goes
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
 
 from sbp.errors import MemoryLimitError, raise_all
 from sbp.passes import spec
 from sbp.passes.boxing.links import Network
 from sbp.passes.boxing.paths import Boxings
+from sbp.passes.choosing import Choosing
 from sbp.passes.explain import memory, notes
 from sbp.passes.explain.collectives import explain
 from sbp.passes.explain.everywhere import everywhere_notes
 from sbp.passes.explain.plan import PlanData
 from sbp.passes.face import PipelinePlan, Plan, faced
+from sbp.passes.passing import Chain, first
 from sbp.passes.physical.buckets import bucket_collectives
-from sbp.passes.physical.fit import LimitedProblem, SmallestPeak
-from sbp.passes.physical.hidden import MOST_CELLS, shortest_step
+from sbp.passes.physical.fit import SmallestPeak
 from sbp.passes.physical.insert import insert_boxing
 from sbp.passes.physical.merged import merge_ops
 from sbp.passes.physical.owners import mark_owners
@@ -40,63 +39,18 @@ from sbp.passes.pipeline.sums import split_sums
 from sbp.passes.pipeline.where import Where, find_places, placements_of
 from sbp.passes.plan import pins
 from sbp.passes.plan.candidates import Candidates, enumerate_candidates
-from sbp.passes.plan.indexed import IndexedNetwork
-from sbp.passes.plan.model import Boundary, ChosenSignatures, Model, cheapest, relaxed_bound
+from sbp.passes.plan.cheapest import relaxed_bound
+from sbp.passes.plan.model import Boundary, ChosenSignatures
+from sbp.passes.plan.record import ChoiceRecord
 from sbp.passes.program.duplicates import without_duplicates
 from sbp.passes.program.graph import Graph
 from sbp.passes.program.trace import Traced
+from sbp.passes.recall import Recall
 from sbp.passes.request import Request, StagesRequest
 from sbp.passes.rows.lookups import check_wire, mark_lookups
 from sbp.passes.rows.tables import train_rows
 from sbp.passes.schedule.actions import Schedule
 from sbp.signature import NdSbp
-
-In = TypeVar("In")
-Out = TypeVar("Out")
-Next = TypeVar("Next")
-
-
-@dataclass(frozen=True)
-class Pass(Generic[In, Out]):
-    """One pass: its name, what it does, and what must hold of what it gives."""
-
-    name: str
-    run: Callable[[In], Out]
-    holds: Callable[[Out], None]
-
-
-@dataclass(frozen=True)
-class Chain(Generic[In, Out]):
-    """Passes one after the other; each takes what the one before it gives."""
-
-    passes: tuple[Pass[Any, Any], ...]
-
-    def then(self, name: str, run: Callable[[Out], Next], holds: Callable[[Next], None]) -> Chain[In, Next]:
-        """The chain with one more pass."""
-        return Chain((*self.passes, Pass(name, run, holds)))
-
-    def run(self, given: In, check: bool = False) -> Out:
-        """Runs all passes.
-
-        Arguments:
-          check: whether the contract of each pass is checked after it.
-
-        Raises:
-          SpecError: with `check`, if a pass broke its contract.
-        """
-        at: Any = given
-        for p in self.passes:
-            at = p.run(at)
-            if check:
-                p.holds(at)
-        out: Out = at
-        return out
-
-
-def first(name: str, run: Callable[[In], Out], holds: Callable[[Out], None]) -> Chain[In, Out]:
-    """A chain of one pass."""
-    return Chain((Pass(name, run, holds),))
-
 
 # What goes from pass to pass, for one placement.
 
@@ -138,6 +92,8 @@ class Chosen(Listed):
     assignment: ChosenSignatures
     asked: Boundary
     smallest: SmallestPeak | None
+    recall: Recall
+    record: ChoiceRecord
 
 
 @dataclass(frozen=True)
@@ -185,40 +141,15 @@ def choose_signatures(s: Listed) -> Chosen:
     r = s.request
     asked = pins.boundary(s.graph, s.asked_inputs, r.out_sbp, r.ties, r.placement)
     asked = replace(asked, in_costs=r.in_costs, out_costs=r.out_costs)
-    model = Model(s.candidates, asked, s.boxings)
-    network = model.build_indexed()
-    fastest = cheapest(model, network, r.terms.time_limit_seconds)
-    limited = LimitedProblem(
-        s.candidates, asked, s.boxings, r.donated, r.limit_bytes, r.terms.time_limit_seconds
+    recall = Recall(s.candidates, asked, s.boxings, r)
+    known, smallest = recall.found(), None
+    if known is None:
+        found = Choosing(s.candidates, asked, s.boxings, r).run()
+        known, smallest = (found.assignment, recall.keep(found)), found.smallest
+    s = replace(s, request=replace(r, notes=(*r.notes, *known[1].notes)))
+    return Chosen(
+        **vars(s), assignment=known[0], asked=asked, smallest=smallest, recall=recall, record=known[1]
     )
-    found = limited.keep_limit(fastest)
-    if found.assignment is not fastest:
-        seconds = fastest.seconds, found.assignment.seconds
-        remark = notes.fitted_note(r.limit_bytes, found.needed_bytes, *seconds)
-        s = replace(s, request=replace(r, notes=(*r.notes, remark)))
-    if found.smallest is None:
-        s, assignment = hide(s, model, network, found.assignment, limited)
-        found = replace(found, assignment=assignment)
-    return Chosen(**vars(s), assignment=found.assignment, asked=asked, smallest=found.smallest)
-
-
-def hide(
-    s: Listed,
-    model: Model,
-    network: IndexedNetwork,
-    assignment: ChosenSignatures,
-    limited: LimitedProblem,
-) -> tuple[Listed, ChosenSignatures]:
-    """The assignment with the shortest step that fits, where collectives run beside kernels."""
-    r = s.request
-    if not r.whole_step or network.cells > MOST_CELLS:
-        return s, assignment
-    seconds = r.terms.time_limit_seconds
-    found = shortest_step(model, network.dense(), assignment, limited.fits, seconds)
-    if not found.left:
-        return s, found.assignment
-    remark = notes.starts_note(found.looked, found.left)
-    return replace(s, request=replace(r, notes=(*r.notes, remark))), found.assignment
 
 
 def box(s: Chosen) -> Placed:
@@ -252,11 +183,12 @@ def write_plan(s: Placed) -> PlanData:
     )
     paths = s.traced.in_paths, s.traced.out_paths
     plan = explain(r.name, s.physical, s.boxings, s.assignment.bound, paths, remarks, r.donated)
-    plan = replace(plan, cheapest_seconds=s.assignment.cheapest_seconds)
+    record = s.record
     if plan.gap < 0:
         # Versions are made from each other in a way that the search did not price: its bound is not of all.
-        bound = relaxed_bound(s.candidates, s.asked, s.boxings, r.terms.time_limit_seconds)
-        plan = replace(plan, bound=bound)
+        bound = relaxed_bound(s.candidates, s.asked, s.boxings, r.seconds_left)
+        record = s.recall.improved(replace(record, bound=bound))
+    plan = replace(plan, bound=record.bound, choice=record, cheapest_seconds=s.assignment.cheapest_seconds)
     if r.terms.memory_limit_bytes is None:
         memory.check_rest(plan, r.donated)
     if plan.memory_bytes > r.limit_bytes:
@@ -292,11 +224,13 @@ def compile_plan(traced: Traced, request: Request) -> Plan:
     boxings, terms = Boxings(Network(request.placement, request.hardware)), request.terms
     if terms.check:
         spec.check_graph(traced.graph)
+    request = request.timed(2 if terms.strict_nonfinite else 1)
     plan = PLACEMENT.run(Logical(request, traced, boxings), terms.check)
     if terms.strict_nonfinite:
-        usual = replace(request, terms=replace(terms, strict_nonfinite=False, memory_limit_bytes=math.inf))
+        usual = replace(request.terms, strict_nonfinite=False, memory_limit_bytes=math.inf)
         # The plan says what strictness costs on the wire; that takes a second search. The boxings are shared.
-        other = PLACEMENT.run(Logical(usual, traced, boxings), terms.check)
+        other_request = replace(request, terms=usual, taken=None).timed()
+        other = PLACEMENT.run(Logical(other_request, traced, boxings), terms.check)
         plan = replace(plan, notes=(*plan.notes, *notes.strict_notes(plan, other)))
     return faced(plan)
 

@@ -16,14 +16,8 @@ from sbp.passes.boxing.links import Network
 from sbp.passes.boxing.paths import Boxings
 from sbp.passes.chain import (
     PLACEMENT,
-    Chain,
-    Chosen,
     Listed,
     Logical,
-    Placed,
-    box,
-    bucket,
-    find_owners,
     list_candidates,
 )
 from sbp.passes.explain.choices import HeldPlan, PlanFigures, TensorChoices, changes
@@ -31,8 +25,12 @@ from sbp.passes.explain.collectives import talking
 from sbp.passes.explain.plan import SAME, PlanData
 from sbp.passes.explain.targets import NamedTensors, Target
 from sbp.passes.face import Plan, faced
+from sbp.passes.passing import Chain
+from sbp.passes.physical.buckets import bucket_collectives
 from sbp.passes.physical.evaluate import Evaluator
 from sbp.passes.physical.flow import Flow
+from sbp.passes.physical.insert import insert_boxing
+from sbp.passes.physical.owners import mark_owners
 from sbp.passes.physical.program import Box, Physical
 from sbp.passes.plan import pins
 from sbp.passes.plan.candidates import Strategy
@@ -192,13 +190,14 @@ class _Search:
     def held(self, nd: NdSbp, states: Sequence[int], cost: float, bound: float) -> HeldPlan:
         """The plan that states of the variables mean."""
         assignment = self.model.chosen(states, cost, bound)
-        chosen = Chosen(**vars(self.s), assignment=assignment, asked=self.asked)
-        placed: Placed = bucket(find_owners(box(chosen)))
-        figures = _evaluated(placed.physical, self.s.boxings.network, self.donated)
+        network = self.s.boxings.network
+        physical = mark_owners(insert_boxing(self.s.candidates, assignment, self.s.boxings))
+        physical = bucket_collectives(physical, network.hardware)
+        figures = _evaluated(physical, network, self.donated)
         made = annotations_of(self.s.graph, dict.fromkeys(self.target.values))
         made_values = [x for node in made.values() for x in node.inputs if isinstance(x, int)]
         slack = cost - bound if cost - bound > SAME * cost else 0.0
-        return HeldPlan(nd, figures, _made_by(placed.physical, made_values), slack)
+        return HeldPlan(nd, figures, _made_by(physical, made_values), slack)
 
 
 def with_replanner(plan: Plan, traced: Traced, request: Request) -> Plan:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import Protocol, TypeAlias
 
 from sbp.hardware import Hardware
 from sbp.passes.plan.model import BoundaryCost
+from sbp.passes.plan.record import ChoiceRecord
+from sbp.passes.plan.solve import Progress
 from sbp.passes.program.graph import Graph
 from sbp.passes.rows.lookups import Transfer
 from sbp.passes.schedule.actions import Schedule
@@ -20,16 +23,29 @@ Asked: TypeAlias = Callable[[Placement, Sequence[int], Sequence[int]], tuple[Sig
 """What the user asked of some arguments and results (by position), read for a placement."""
 
 
+class PlanStore(Protocol):
+    """What searches have found before, by what they were asked."""
+
+    def load(self, key: str) -> ChoiceRecord | None:
+        """What was saved under a key, if it can be read."""
+
+    def save(self, key: str, record: ChoiceRecord) -> None:
+        """Keeps what was found."""
+
+
 @dataclass(frozen=True)
 class Terms:
     """What holds for every placement of a program.
 
     Arguments:
-      time_limit_seconds: for the search.
+      time_limit_seconds: for planning a placement, from its first pass to the signatures; of a program with
+        stages, for all of them together. None for no limit.
       memory_limit_bytes: per device; a plan over it is refused. None for what the device has.
       transfer: how rows of split tables travel.
       strict_nonfinite: whether a sum is added up before anything is computed from it.
       check: whether the contract of each pass is checked after it.
+      store: where searches are looked up and kept; None to search every time.
+      progress: is told how far a search is.
     """
 
     time_limit_seconds: float | None = None
@@ -37,6 +53,8 @@ class Terms:
     transfer: Transfer = field(default_factory=Transfer)
     strict_nonfinite: bool = False
     check: bool = False
+    store: PlanStore | None = None
+    progress: Progress | None = None
 
 
 @dataclass(frozen=True)
@@ -55,6 +73,8 @@ class Request:
       sampled: gives the lookups of a graph the ids of a batch, where one is at hand.
       whole_step: whether the plan's peak is that of a step. For a placement that works on micro-batches it is
         not: its plan holds the stacks of all of them at once, and the schedule is checked instead.
+      taken: the signatures to take instead of searching.
+      deadline: when the search ends, by the clock of `time.monotonic`.
     """
 
     name: str
@@ -70,6 +90,21 @@ class Request:
     donated: tuple[int, ...] = ()
     sampled: Callable[[Graph], Graph] | None = None
     whole_step: bool = True
+    taken: ChoiceRecord | None = None
+    deadline: float = math.inf
+
+    def timed(self, parts: int = 1) -> Request:
+        """The same, whose time begins now, in one of so many parts that share the limit."""
+        limit = self.terms.time_limit_seconds
+        if limit is None:
+            return self
+        terms = replace(self.terms, time_limit_seconds=limit / parts)
+        return replace(self, terms=terms, deadline=time.monotonic() + limit / parts)
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Until the deadline; None if there is none."""
+        return None if math.isinf(self.deadline) else max(0.0, self.deadline - time.monotonic())
 
     @property
     def limit_bytes(self) -> float:

@@ -14,17 +14,11 @@ from numpy.typing import NDArray
 from sbp import untyped
 from sbp.compat import ARRAY, is_key, setting
 from sbp.errors import PlacementError, Problem
-from sbp.layout import at_rest
 from sbp.options import Options
-from sbp.passes.face import Plan
 from sbp.passes.program.effects import OUTER_REF, refuse
-from sbp.passes.program.graph import Const, Value
-from sbp.passes.program.trace import Traced
-from sbp.placement import Placement, as_placement
-from sbp.resolve import check_fit
+from sbp.placement import as_placement
 from sbp.runtime.call import Static
 from sbp.runtime.options import check_options
-from sbp.signature import NdSbp, format_sbp
 from sbp.untyped import DType, Leaf
 
 Abstract: TypeAlias = tuple[tuple[int, ...], DType, bool]
@@ -246,76 +240,3 @@ def check_compile(fn: object, placement: object, options: object) -> Iterator[Pr
         )
     elif options is not None:
         yield from check_options(options)
-
-
-def adopt(
-    plan: object,
-    traced: Traced,
-    ins: Sequence[NdSbp | None],
-    outs: Sequence[NdSbp | None],
-    placement: Placement,
-) -> tuple[list[NdSbp | None], list[NdSbp | None], list[Problem]]:
-    """The signatures of a plan for every argument and result that has none, and why they do not fit."""
-
-    def problem(got: str, legal: str, why: str, fix: str) -> list[Problem]:
-        return [Problem("argument", "Options(plan=...)", got, legal, why, fix)]
-
-    if not isinstance(plan, Plan):
-        wrong = problem(
-            f"{plan!r:.60}", "a Plan", f"a {type(plan).__name__} is none", "sbp.load_plan('plan.json')"
-        )
-        return list(ins), list(outs), wrong
-    again = "make the plan again with Program.plan(...), or leave the option out"
-    if plan.placement.shape != placement.shape:
-        wrong = problem(
-            f"a plan for {plan.placement}",
-            f"a plan for {placement}",
-            "a signature has one entry per axis, and its splits fit the axis sizes",
-            again,
-        )
-        return list(ins), list(outs), wrong
-    graph = traced.graph
-    out: list[list[NdSbp | None]] = []
-    problems: list[Problem] = []
-    for what, paths, theirs, given, planned, shapes in (
-        ("arguments", traced.in_paths, plan.in_paths, ins, plan.in_sbp, graph.inputs),
-        ("results", traced.out_paths, plan.out_paths, outs, plan.out_sbp, graph.outputs),
-    ):
-        if tuple(paths) != tuple(theirs):
-            missing = [p for p in paths if p not in theirs]
-            unknown = [p for p in theirs if p not in paths]
-            odd = [f"no entry for {p}" for p in missing[:3]] + [f"an entry for {p}" for p in unknown[:3]]
-            problems += problem(
-                f"a plan of {plan.name!r} with {', '.join(odd) or 'another order'}",
-                f"a plan with the same {len(paths)} {what}",
-                "a plan is for one function and one tree of arguments",
-                again,
-            )
-            out.append(list(given))
-            continue
-        merged: list[NdSbp | None] = []
-        for path, own, nd, x in zip(paths, given, planned, shapes, strict=False):
-            value = graph.operand(x)
-            if own is None:
-                where = f"{path}: {value.dtype}{list(value.shape)}, Options(plan=...)"
-                problems += _plan_fit(nd, value, where, placement, again)
-            merged.append(nd if own is None else own)
-        out.append(merged)
-    return out[0], out[1], problems
-
-
-def _plan_fit(
-    nd: NdSbp, value: Value | Const, where: str, placement: Placement, fix: str
-) -> Iterator[Problem]:
-    """Why a planned signature does not fit a tensor: of other dims, or of a size that does not divide."""
-    found = list(check_fit(nd, value.shape, value.dtype, where, placement))
-    yield from found
-    if not found and at_rest(value.shape, nd, placement.shape) != nd:
-        yield Problem(
-            "argument",
-            where,
-            format_sbp(nd),
-            format_sbp(at_rest(value.shape, nd, placement.shape)),
-            "the plan was made for other sizes: this one does not divide by the axis",
-            fix,
-        )

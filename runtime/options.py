@@ -8,16 +8,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from sbp.errors import Problem
 from sbp.hardware import Hardware
-from sbp.options import ExchangeOptions, Options, PipelineOptions
+from sbp.options import TIME_LIMIT_SECONDS, ExchangeOptions, Options, PipelineOptions
+from sbp.passes.plan.solve import Progress
 from sbp.passes.request import Terms
 from sbp.passes.rows.lookups import Transfer
+from sbp.runtime.plan_store import store_of
 from sbp.talk.wire import WIRE_TYPES
 from sbp.untyped import finfo
 
@@ -67,10 +71,16 @@ LEGAL: Mapping[str, Legal] = {
         "{name}=True",
     ),
     "time_limit": Legal(
-        "a number of seconds from 0 on, or None",
+        "a number of seconds from 0 on, or None for the usual one",
         lambda x: x is None or _seconds(x),
-        "it is how long the search for a plan may take",
+        "it is how long planning may take",
         "time_limit=60.0",
+    ),
+    "cache": Legal(
+        "True, False or a pathlib.Path",
+        lambda x: _flag(x) or isinstance(x, Path),
+        "it says whether plans are kept on disk for the next process, and in which folder",
+        "cache=Path('plans')",
     ),
     "ExchangeOptions": Legal(
         "an sbp.ExchangeOptions",
@@ -156,12 +166,25 @@ def _why_not(x: Any) -> str:
     return f"{name} has numbers from {float(info.min):.4g} to {float(info.max):.4g}: larger ones overflow"
 
 
-def terms_of(options: Options) -> Terms:
-    """What options say of every placement of a program."""
+def _time_limit(options: Options) -> float | None:
+    """The limit on planning; None for none.
+
+    Processes of one program that plan each for themselves must come to the same plan, so no clock may decide
+    on it unless they are told to.
+    """
+    if options.time_limit is None:
+        return None if jax.distributed.is_initialized() else TIME_LIMIT_SECONDS
+    return None if math.isinf(options.time_limit) else float(options.time_limit)
+
+
+def terms_of(options: Options, progress: Progress | None = None) -> Terms:
+    """What options say of every placement of a program; and who is told how far a search is."""
     return Terms(
-        time_limit_seconds=options.time_limit,
+        time_limit_seconds=_time_limit(options),
         memory_limit_bytes=options.memory_limit_bytes,
         transfer=Transfer(options.exchange.capacity, options.exchange.dtype),
         strict_nonfinite=options.strict_nonfinite,
         check=options.check is not False,
+        store=store_of(options),
+        progress=progress,
     )

@@ -14,11 +14,13 @@ from sbp.options import Options
 from sbp.passes.chain import compile_plan
 from sbp.passes.pipeline.choose import unstaged
 from sbp.passes.plan.pins import check_annotations
+from sbp.passes.plan.solve import Progress
 from sbp.passes.program.trace import Traced, trace
 from sbp.passes.replan import with_replanner
 from sbp.passes.request import Request
 from sbp.placement import Placement
 from sbp.runtime import arguments, modules
+from sbp.runtime.adopted import Adopted, adopt, given_plan
 from sbp.runtime.built import Built
 from sbp.runtime.call import Call, Parameters
 from sbp.runtime.given import Given, given
@@ -28,6 +30,7 @@ from sbp.runtime.pipeline.program import BuiltPipeline
 from sbp.runtime.rooms import rooms_of
 from sbp.runtime.sampling import with_samples
 from sbp.runtime.signatures import Signatures
+from sbp.runtime.spinner import searching
 from sbp.runtime.target.devices import cudnn_of
 from sbp.untyped import Prefix, PyTree
 
@@ -115,20 +118,38 @@ def build(
     Raises:
       SbpError: for signatures, annotations or options that cannot be had, all problems of a kind at once.
     """
+    name = getattr(reading.fn, "__name__", "program")
+    with searching(f"planning {name}", options.progress) as progress:
+        return _build(reading, placement, reading.signatures(in_sbp, out_sbp), options, concrete, progress)
+
+
+def _build(
+    reading: Reading,
+    placement: Placement,
+    signatures: Signatures,
+    options: Options,
+    concrete: bool,
+    progress: Progress | None,
+) -> Built | BuiltPipeline:
     traced, call = reading.traced, reading.call
-    signatures = reading.signatures(in_sbp, out_sbp)
     name, donate = getattr(reading.fn, "__name__", "program"), call.donated(reading.own.donate)
     if is_pipeline(traced.graph, placement) or options.pipeline.stages is not None:
-        return build_pipeline(signatures, placement, options, name, donate, reading.weak)
+        return build_pipeline(signatures, placement, options, name, donate, reading.weak, progress)
     if options.pipeline.schedule is not None:
         raise ArgumentError(unstaged(options.pipeline.schedule))
-    request = request_of(reading, signatures, placement, options)
+    request = request_of(reading, signatures, placement, options, progress)
     plan = with_replanner(compile_plan(traced, request), traced, request)
     lacking, count = rooms_of(plan, concrete, options.exchange.count_keys)
     return Built(traced, plan, donate, reading.weak, lacking, count, request)
 
 
-def request_of(reading: Reading, signatures: Signatures, placement: Placement, options: Options) -> Request:
+def request_of(
+    reading: Reading,
+    signatures: Signatures,
+    placement: Placement,
+    options: Options,
+    progress: Progress | None = None,
+) -> Request:
     """What a traced call asks of the compiler, for one placement without stages.
 
     Raises:
@@ -137,20 +158,21 @@ def request_of(reading: Reading, signatures: Signatures, placement: Placement, o
     traced, call = reading.traced, reading.call
     ins, outs, problems = signatures.on(placement)
     problems += check_annotations(traced.graph, placement)
+    asked = Adopted(tuple(ins), tuple(outs))
     if options.plan is not None:
-        ins, outs, wrong = arguments.adopt(options.plan, traced, ins, outs, placement)
-        problems += wrong
-    raise_all(problems)
-    tied = signatures.ties(ins, outs)
+        asked = adopt(given_plan(options.plan), traced, ins, outs, placement)
+    raise_all([*problems, *asked.problems])
+    tied = signatures.ties(asked.ins, asked.outs)
     return Request(
         name=getattr(reading.fn, "__name__", "program"),
         placement=placement,
         hardware=options.hardware or hardware_for(placement.kind),
-        in_sbp=tuple(ins),
-        out_sbp=tuple(outs),
+        in_sbp=asked.ins,
+        out_sbp=asked.outs,
         ties=tied.arguments,
         notes=(*signatures.notes, *tied.notes),
-        terms=terms_of(options),
+        terms=terms_of(options, progress),
         donated=call.donated(reading.own.donate),
         sampled=functools.partial(with_samples, example=tuple(call.leaves)),
+        taken=asked.taken,
     )

@@ -16,6 +16,7 @@ if importlib.util.find_spec("sbp.passes") is None or importlib.util.find_spec("s
 # `placement` is also a module's name, so it is bound at once (its import is cheap); all else waits.
 from sbp.placement import Placement, placement
 from sbp.quiet import expect_no_driver
+from sbp.version import VERSION
 
 expect_no_driver()
 
@@ -55,7 +56,7 @@ _FACE = {
 # whole packages under a shorter name
 _PACKAGES = {"embedding": "sbp.runtime.embedding"}
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 if TYPE_CHECKING:
     from sbp.annotation import annotate, on

@@ -74,6 +74,8 @@ def _options(options: argparse.Namespace) -> Options:
         hardware=hardware_from(options.hardware) if options.hardware else None,
         pipeline=PipelineOptions(stages=options.stages, schedule=options.schedule),
         topology=_topology(options),
+        plan=options.plan,
+        cache=not options.no_cache,
     )
 
 

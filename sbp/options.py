@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 from sbp.errors import ArgumentError, Problem
@@ -18,6 +19,10 @@ UNITS: dict[str, float] = {
     **{f"{letter}iB": 1024.0**power for power, letter in enumerate("KMGTP", 1)},
 }
 """Bytes of each unit in which a limit on memory may be written."""
+
+
+TIME_LIMIT_SECONDS = 30.0
+"""What planning may take, where nobody says it."""
 
 
 def bytes_of(limit: float | str | None, where: str) -> float | None:
@@ -121,17 +126,22 @@ class Options:
         None for what the device has. Where the fastest plan needs more, the fastest is sought that does not;
         if none is found the error says the smallest peak and what is largest there. With `math.inf` the
         fastest plan of any size is shown, and says that it does not fit.
-      time_limit: seconds that the search for a plan may take; the best plan so far is used, with its gap.
+      time_limit: seconds that planning may take; then the best plan so far is used, with its gap, and says
+        so. None for 30, or 20 for each plan of a search; `math.inf` for no limit.
       hardware: what to plan for instead of the placement's kind, such as `sbp.hardware_from` reads it from
         a file.
-      plan: a `Plan` (or one that was loaded) whose signatures of arguments and results are taken where none
-        is given.
+      plan: a `Plan` of an earlier compilation, or the .json file that it was saved to: its signatures are
+        taken, and nothing is searched for. Where other signatures of arguments or results are asked for than
+        it has, only those at the boundary are taken, and the rest is searched for.
       check: whether the contract between passes is checked; by default it is
         (`python -m benchmarks.planner --checks` prints what that takes).
       strict_nonfinite: whether a sum is added up before anything is computed from it, so that infinities, NaN
         and signs come out as on one device whatever the data are; the plan says how many bytes that takes.
       exchange: how rows of split tables travel.
       pipeline: how a program with stages runs.
+      cache: whether what a search has found is kept on disk for the next process, in the user's folder of
+        caches (~/.cache/sbp/plans on Linux); or the folder to keep it in, as a `pathlib.Path`.
+      progress: whether a search that takes longer than a second says on a terminal how far it is.
       moved: options by the names that they had before 0.2, when they were not in groups; each warns.
 
     Raises:
@@ -150,6 +160,8 @@ class Options:
     exchange: ExchangeOptions = ExchangeOptions()
     pipeline: PipelineOptions = PipelineOptions()
     topology: tuple[int, ...] | None = None
+    cache: bool | Path = True
+    progress: bool = True
 
     def __init__(
         self,
@@ -163,6 +175,8 @@ class Options:
         exchange: ExchangeOptions | None = None,
         pipeline: PipelineOptions | None = None,
         topology: tuple[int, ...] | None = None,
+        cache: bool | Path = True,
+        progress: bool = True,
         **moved: Unpack[_Moved],
     ) -> None:
         bytes_of(memory_limit, "Options(memory_limit=...)")
@@ -182,6 +196,8 @@ class Options:
             strict_nonfinite,
             *groups.values(),
             topology,
+            cache,
+            progress,
         )
         for f, value in zip(fields(self), given, strict=True):
             object.__setattr__(self, f.name, value)

@@ -59,6 +59,14 @@ def eight_devices() -> None:
         pytest.exit(f"{DEVICES} CPU devices wanted, {found} found: jax started before tests/conftest.py", 1)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_plans_on_disk() -> Iterator[None]:
+    """Tests plan anew, and write nothing into the user's home; those of the cache name a folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sbp.runtime.plan_store.user_folder", lambda: None)
+        yield
+
+
 @pytest.fixture
 def x64() -> Iterator[None]:
     """64-bit types while the test runs: `@pytest.mark.usefixtures("x64")`, or as an argument."""

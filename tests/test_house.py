@@ -25,7 +25,7 @@ MAX_LINES = 400
 # The rooms of the compiler in the order of the work: each may import those before it. `spec` and `request`
 # belong to the chain; `face` and `chain` stand at the top and see all.
 ROOMS = tuple("program rows boxing plan physical explain schedule pipeline look".split())
-TOP = ("request", "spec", "face", "chain")
+TOP = ("request", "spec", "recall", "face", "passing", "chain")
 
 TEXTS = ("*.md", "*.py", "*.toml", "*.yml", "*.yaml", "*.json", "*.html", "*.svg", "*.dot", "*.txt", "*.sh")
 # What only exists on the machine of whoever wrote it.

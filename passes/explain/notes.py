@@ -9,10 +9,12 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 
 from sbp.layout import at_rest
-from sbp.passes.explain.plan import PlanData
+from sbp.passes.explain.plan import SAME, PlanData
 from sbp.passes.physical.program import Box, Compute, Physical
+from sbp.passes.plan.model import ChosenSignatures
 from sbp.passes.program.graph import Const, Graph
 from sbp.passes.program.trace import Traced
+from sbp.passes.request import Request
 from sbp.placement import Placement
 from sbp.signature import NdSbp, P, Split, format_sbp, splits_of
 from sbp.units import bytes_text
@@ -123,3 +125,18 @@ def again_notes(physical: Physical) -> tuple[str, ...]:
         return ()
     whose = "1 tensor is" if len(again) == 1 else f"{len(again)} tensors are"
     return (f"{whose} boxed again for later uses instead of being kept, since memory is short",)
+
+
+def time_notes(chosen: ChosenSignatures, request: Request) -> tuple[str, ...]:
+    """A remark on signatures that are not proven to be the best, if the time for the search is why."""
+    limit, left = request.terms.time_limit_seconds, request.seconds_left
+    # What is dearer for its shorter step was compared with the cheapest.
+    seconds = chosen.seconds if chosen.cheapest_seconds is None else chosen.cheapest_seconds
+    proven = seconds - chosen.bound <= SAME * seconds
+    # A search that has used less has ended by itself: neither its plan nor its bound became any better.
+    if proven or limit is None or left is None or left > limit / 2:
+        return ()
+    return (
+        f"the search ended at its time limit of {limit:g} s; a faster plan may be found in more: "
+        f"Options(time_limit={4 * limit:g})",
+    )

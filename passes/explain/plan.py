@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from sbp.hardware import Hardware
 from sbp.passes.explain.choices import TensorChoices
 from sbp.passes.physical.program import Physical
+from sbp.passes.plan.record import ChoiceRecord
 from sbp.passes.program.names import common, without_indices
 from sbp.placement import Placement
 from sbp.signature import NdSbp
@@ -106,6 +107,8 @@ class PlanData:
       replanner: who can make it again; None for a plan that was loaded, copied by pickle, or has stages.
       cheapest_seconds: what the cheapest plan that was found takes, one thing after the other, if this one
         was preferred for its shorter step.
+      choice: the signature of every op, to be taken by another compilation (`Options(plan=...)`); of a
+        program with stages, each of these has its own.
     """
 
     name: str
@@ -126,6 +129,7 @@ class PlanData:
     donated: tuple[int, ...] = ()
     program: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
     replanner: Replans | None = field(default=None, compare=False, repr=False)
+    choice: ChoiceRecord | None = field(default=None, compare=False, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
         """What is pickled: all but who can make the plan again, which holds the user's function as traced."""

@@ -17,10 +17,11 @@ from sbp.passes.look.drawing import dot_text
 from sbp.passes.look.page import plan_page
 from sbp.passes.look.program_data import json_text, program_data
 from sbp.passes.look.svg import plan_svg
+from sbp.passes.plan.record import read_record, record_data
 from sbp.placement import Placement
 from sbp.signature import format_sbp, parse_sbp
 
-FORMAT, VERSION = "sbp-plan", 2
+FORMAT, VERSION = "sbp-plan", 3
 TRACE = ".trace.json"
 
 
@@ -33,7 +34,7 @@ def plan_data(plan: PlanData) -> dict[str, Any]:
     """The plan as JSON has it, but for what a subclass adds."""
     data: dict[str, Any] = {"format": FORMAT, "version": VERSION}
     for f in dataclasses.fields(plan):
-        if f.name not in ("physical", "program", "replanner"):
+        if f.name not in ("physical", "program", "replanner", "choice"):
             data[f.name] = getattr(plan, f.name)
     data["placement"] = dataclasses.asdict(plan.placement)
     data["hardware"] = _without_infinity(dataclasses.asdict(plan.hardware))
@@ -45,6 +46,7 @@ def plan_data(plan: PlanData) -> dict[str, Any]:
     ]
     if (program := plan.program if plan.physical is None else program_data(plan)) is not None:
         data["program"] = program
+    data["choice"] = None if plan.choice is None else record_data(plan.choice)
     return data
 
 
@@ -174,6 +176,7 @@ def read_plan(data: Mapping[str, Any]) -> PlanData:
         donated=tuple(data.get("donated", ())),
         program=data.get("program"),
         cheapest_seconds=data.get("cheapest_seconds"),
+        choice=None if data["choice"] is None else read_record(data["choice"]),
     )
 
 

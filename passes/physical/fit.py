@@ -13,9 +13,12 @@ from sbp.passes.physical.insert import insert_boxing
 from sbp.passes.physical.program import Physical
 from sbp.passes.plan.budget import Budget
 from sbp.passes.plan.candidates import Candidates
+from sbp.passes.plan.cost import local_bytes
 from sbp.passes.plan.model import Boundary, ChosenSignatures
 from sbp.passes.plan.room import RoomModel
+from sbp.passes.plan.solve import Progress
 from sbp.passes.plan.within import LimitedSearch
+from sbp.passes.program.graph import Graph
 
 TRIES = 4
 """How often the search is asked for less, because what it found needs more than it counted."""
@@ -24,7 +27,9 @@ MARGIN = 0.998
 SECONDS = 20.0
 """For all tries, where no time limit is given."""
 SMALLEST_SECONDS = 4.0
-"""For each look at the smallest peak, where no time limit is given."""
+"""For each look at the smallest peak, at the most."""
+LEAST_SHARE = 0.05
+"""Of the time, for the last tries if none is left."""
 NEAR = 1.005
 """Of the smallest peak: what a plan that is about as small may use."""
 GOOD_GAP = 0.005
@@ -44,6 +49,10 @@ class SmallestPeak:
     physical: Physical
     bytes: float
     bound_bytes: float
+
+
+FASTEST_SHARE = 1 / 2
+"""Of a limit on time, for the search without a limit on memory, where what it finds may not fit."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +78,7 @@ class LimitedProblem:
       donated: positions of the inputs whose memory the results may take.
       limit_bytes: per device.
       time_limit_seconds: for the search.
+      progress: is told of it.
     """
 
     candidates: Candidates
@@ -77,6 +87,7 @@ class LimitedProblem:
     donated: Sequence[int]
     limit_bytes: float
     time_limit_seconds: float | None = None
+    progress: Progress | None = None
 
     def keep_limit(self, fastest: ChosenSignatures) -> FittedSignatures:
         """The fastest assignment if it fits, else the cheapest that is found to."""
@@ -115,7 +126,7 @@ class LimitedProblem:
         seconds = SECONDS if self.time_limit_seconds is None else self.time_limit_seconds
         until = time.monotonic() + seconds
         budget = Budget(tuple(model.loads), self.limit_bytes)
-        search = LimitedSearch(network, budget, 0.6 * seconds, good_gap=GOOD_GAP)
+        search = LimitedSearch(network, budget, 0.5 * seconds, self.progress, GOOD_GAP)
         found, bound = search.run(), fastest.bound
         smallest: SmallestPeak | None = None
         for k in range(TRIES):
@@ -129,15 +140,24 @@ class LimitedProblem:
             if not found.fits or k == TRIES - 1:
                 break
             target = min(found.peak_bytes, search.budget.limit) * MARGIN * self.limit_bytes / tried.bytes
-            found = search.go_on(target, max(until - time.monotonic(), 0.2 * seconds) / 2)
+            found = search.go_on(target, max((until - time.monotonic()) / 2, LEAST_SHARE * seconds))
         assert smallest is not None
-        return self.smallest_of(model, search, fastest, smallest)
+        left = max((until - time.monotonic()) / 2, LEAST_SHARE * seconds)
+        return self.smallest_of(model, search, fastest, smallest, min(left, SMALLEST_SECONDS))
 
     def smallest_of(
-        self, model: RoomModel, search: LimitedSearch, fastest: ChosenSignatures, smallest: SmallestPeak
+        self,
+        model: RoomModel,
+        search: LimitedSearch,
+        fastest: ChosenSignatures,
+        smallest: SmallestPeak,
+        seconds: float,
     ) -> FittedSignatures:
-        """The smallest peak, where nothing was found that fits; it may fit after all."""
-        seconds = SMALLEST_SECONDS if self.time_limit_seconds is None else 0.3 * self.time_limit_seconds
+        """The smallest peak, where nothing was found that fits; it may fit after all.
+
+        Arguments:
+          seconds: for each of two looks.
+        """
         least = search.smallest(seconds)
         # Of all that have about this peak a cheap one: nothing in it is larger than it must be.
         near = search.go_on(NEAR * least.peak_bytes, seconds)
@@ -149,3 +169,15 @@ class LimitedProblem:
             smallest = min(smallest, tried, key=lambda x: x.bytes)
         known = min(least.least_peak_bytes, smallest.bytes)
         return FittedSignatures(fastest, smallest=replace(smallest, bound_bytes=known))
+
+
+def seconds_of_fastest(graph: Graph, limit_bytes: float, left: float | None) -> float | None:
+    """What of the time the search without a limit on memory may take: all, if every plan keeps the limit.
+
+    Arguments:
+      limit_bytes: per device.
+      left: seconds until planning is to end; None for no limit on time.
+    """
+    # No plan needs more than all values whole, all at once.
+    most = sum(local_bytes(v.shape, v.dtype, (), ()) for v in graph.values)
+    return left if left is None or most <= limit_bytes else left * FASTEST_SHARE

@@ -7,7 +7,7 @@ to send it; where their hierarchies differ, each decides for itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TypeAlias
 
@@ -22,7 +22,7 @@ from sbp.passes.plan.model import BoundaryCost
 from sbp.passes.program.graph import Graph
 from sbp.passes.program.names import Names
 from sbp.passes.program.trace import Traced
-from sbp.passes.request import Request, StagesRequest
+from sbp.passes.request import Request, StagesRequest, Terms
 from sbp.signature import NdSbp, Split
 
 PlanOne: TypeAlias = Callable[[Traced, Request], PlanData]
@@ -92,12 +92,19 @@ class _Planning:
             ties=self.ties(share),
             in_costs=(*(None for _ in share.arguments), *self.ways_in(share)),
             out_costs=(*(None for _ in share.results), *self.ways_out(share)),
-            terms=whole.terms,
+            terms=self.terms,
             donated=tuple(k for k, i in enumerate(share.arguments) if i in whole.donated),
             # Of a program with a loop the schedule is checked instead.
             whole_step=self.splitter.loop is None,
         )
         return self.plan_one(self.sub_traced(share), request)
+
+    @cached_property
+    def terms(self) -> Terms:
+        """Those of one placement: they share the time."""
+        limit = self.asked.terms.time_limit_seconds
+        share = None if limit is None else limit / len(self.shares)
+        return replace(self.asked.terms, time_limit_seconds=share)
 
     def agreed(self, place: int, once: Sequence[int], inside: Sequence[int]) -> Iterator[NdSbp | None]:
         """How values lie that are sent once, and stacks of those that are sent in the loop; None if free."""

@@ -29,7 +29,7 @@ Partials = frozenset[str]
 NONE: Partials = frozenset()
 SUM: Partials = frozenset(["sum"])
 # Parameters that hold functions: rules do not look at them, and they would spoil the memo.
-_OPAQUE = (
+OPAQUE = (
     "jaxpr",
     "update_jaxpr",
     "branches",
@@ -242,7 +242,7 @@ def _dims(graph: Graph, pinned_inputs: Mapping[int, NdSbp]) -> dict[int, tuple[i
 
 def _key(graph: Graph, node: Node, ops: Sequence[Partials]) -> Hashable:
     """What the strategies of a node depend on."""
-    params = key_of({k: v is None if k in _OPAQUE else v for k, v in node.params.items()})
+    params = key_of({k: v is None if k in OPAQUE else v for k, v in node.params.items()})
     return (
         node.op,
         params,

@@ -21,7 +21,6 @@ from sbp.passes.plan.candidates import Candidates, Strategy, rest_signatures
 from sbp.passes.plan.cost import Shards, local_bytes, seconds_of
 from sbp.passes.plan.flat import Indices
 from sbp.passes.plan.indexed import IndexedNetwork, IndexedTable, written_down
-from sbp.passes.plan.narrow import solve_indexed
 from sbp.passes.plan.network import CostNetwork, Table
 from sbp.passes.program.control import assumed_trips, ports
 from sbp.passes.program.graph import Const, Graph, Node, Operand, Value
@@ -385,39 +384,3 @@ def _at(costs: Sequence[BoundaryCost | None], i: int) -> BoundaryCost | None:
 def boxing_of(boxings: Boxings, c: Candidates, shape: tuple[int, ...], dtype: DType, v: int) -> Boxing:
     """The transitions of a value. Any op may want it as a sum (filled), so the sum is always among them."""
     return boxings.of(shape, dtype, c.partials[v] | {"sum"}, c.dims[v])
-
-
-def relaxed_bound(
-    candidates: Candidates, boundary: Boundary, boxings: Boxings, time_limit_seconds: float | None
-) -> float:
-    """What no plan can be cheaper than, whatever versions of a value others are made from; not tight."""
-    model = Model(candidates, boundary, boxings, relaxed=True)
-    network = model.build_indexed()
-    ends = {x for x in (*model.inputs, *model.outputs) if x is not None}
-    sent = sum(float(model.unary[x].max()) for x in ends)
-    return solve_indexed(network, time_limit_seconds=time_limit_seconds).bound - sent
-
-
-def choose(
-    candidates: Candidates,
-    boundary: Boundary,
-    boxings: Boxings,
-    time_limit_seconds: float | None,
-) -> ChosenSignatures:
-    """The cheapest assignment that the solver finds, with its proven bound.
-
-    Raises:
-      Infeasible: if the pins exclude each other.
-    """
-    model = Model(candidates, boundary, boxings)
-    return cheapest(model, model.build_indexed(), time_limit_seconds)
-
-
-def cheapest(model: Model, network: IndexedNetwork, time_limit_seconds: float | None) -> ChosenSignatures:
-    """The same of a model that is built.
-
-    Raises:
-      Infeasible: if the pins exclude each other.
-    """
-    solution = solve_indexed(network, time_limit_seconds=time_limit_seconds)
-    return model.chosen(solution.states, solution.cost, solution.bound)

@@ -20,7 +20,7 @@ from sbp.compiled import compiled
 from sbp.passes.plan.flat import Indices
 from sbp.passes.plan.indexed import IndexedNetwork, IndexedTable
 from sbp.passes.plan.network import Infeasible, Solution, Table
-from sbp.passes.plan.solve import solve
+from sbp.passes.plan.solve import Progress, solve
 
 _DENSE_CELLS = 4e6
 """Networks up to this size are written down at once."""
@@ -199,28 +199,33 @@ class Narrowing:
         return found
 
 
-def solve_indexed(network: IndexedNetwork, *, time_limit_seconds: float | None = None) -> Solution:
+def solve_indexed(
+    network: IndexedNetwork, *, time_limit_seconds: float | None = None, progress: Progress | None = None
+) -> Solution:
     """Cheapest assignment of an indexed network, with a bound as good as that of `solve`.
 
     Raises:
       Infeasible: when every assignment contains an infinite cost.
     """
     if network.cells <= _DENSE_CELLS:
-        return solve(network.dense(), time_limit_seconds=time_limit_seconds)
+        return solve(network.dense(), time_limit_seconds=time_limit_seconds, progress=progress)
     deadline = math.inf if time_limit_seconds is None else time.monotonic() + time_limit_seconds
     narrowing = Narrowing(network, np.float64 if network.cells <= _DOUBLE_CELLS else np.float32)
     narrowing.converge(deadline)
-    return _search(network, narrowing, deadline)
+    return _search(network, narrowing, deadline, progress)
 
 
-def _search(network: IndexedNetwork, narrowing: Narrowing, deadline: float) -> Solution:
+def _search(
+    network: IndexedNetwork, narrowing: Narrowing, deadline: float, progress: Progress | None
+) -> Solution:
     """The best over the states below a level, which is raised to what that costs if that is above it."""
     level = narrowing.level(_KEPT_CELLS)
     while True:
         kept = narrowing.kept(level)
         left = max(0.0, deadline - time.monotonic())
         try:
-            found = solve(network.dense(kept), time_limit_seconds=None if math.isinf(left) else left)
+            limit = None if math.isinf(left) else left
+            found = solve(network.dense(kept), time_limit_seconds=limit, progress=progress)
         except Infeasible:
             if all(keep.size == theta.size for keep, theta in zip(kept, network.unary, strict=True)):
                 raise

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sbp.passes.plan import sweeps
+from sbp.passes.plan.compiled import ready_seconds
 from sbp.passes.plan.dual import Dual
 from sbp.passes.plan.eliminate import Elimination, plan_elimination
 from sbp.passes.plan.flat import Indices, flat_network
@@ -153,7 +154,8 @@ def _solve_part(network: CostNetwork, start: Sequence[int] | None, effort: _Effo
         states = elimination.run()
         cost = network.cost(states)
         return Solution(states, cost, cost)
-    return _Search(network, start, effort).run()
+    # To compile the loops is no part of the search: no limit on it may end in a worse plan for that.
+    return _Search(network, start, replace(effort, deadline=effort.deadline + ready_seconds())).run()
 
 
 class _Search:

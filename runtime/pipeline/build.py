@@ -9,6 +9,7 @@ from sbp.hardware import Hardware, hardware_for
 from sbp.options import Options
 from sbp.passes.chain import compile_stages
 from sbp.passes.pipeline.where import placements_of
+from sbp.passes.plan.solve import Progress
 from sbp.passes.program.graph import Graph
 from sbp.passes.request import StagesRequest
 from sbp.passes.schedule.actions import Schedule
@@ -33,6 +34,7 @@ def build_pipeline(
     name: str,
     donate: tuple[int, ...],
     weak: tuple[bool, ...],
+    progress: Progress | None = None,
 ) -> BuiltPipeline:
     """Plans a program with stages.
 
@@ -40,6 +42,7 @@ def build_pipeline(
       placement: that of the whole program; its devices are those of the stages.
       donate: positions of the leaves that are gone after a call.
       weak: per result, whether it is weakly typed.
+      progress: is told how far a search is.
 
     Raises:
       SbpError: for placements, annotations or a schedule that cannot be had, all problems of a kind at once.
@@ -62,7 +65,7 @@ def build_pipeline(
         rank_of=_rank_of(options.pipeline.schedule, len(set(cut)) or len(found)),
         schedule=options.pipeline.schedule,
         notes=(*signatures.notes, *tied.notes),
-        terms=terms_of(options),
+        terms=terms_of(options, progress),
         donated=donate,
     )
     staged = compile_stages(traced, request)

@@ -180,12 +180,13 @@ class _Run:
         return replace(row, plan=plan, words=_words(reading, plan), trouble=trouble)
 
     def options(self, stages: int) -> Options:
-        """The options of one plan. The stages of a pipeline share its time."""
+        """The options of one plan."""
         given = self.asked.options
         limit = PLAN_SECONDS if given.time_limit is None else given.time_limit
         pipeline = replace(given.pipeline, stages=stages) if stages else given.pipeline
         check = given.check if given.check is not None else False
-        return replace(given, time_limit=limit / max(1, stages), pipeline=pipeline, check=check)
+        # Who calls is told which plan is being made; a second line on the terminal would write over that.
+        return replace(given, time_limit=limit, pipeline=pipeline, check=check, progress=False)
 
 
 def _reason(p: Problem) -> str:

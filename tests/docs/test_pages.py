@@ -74,7 +74,7 @@ def test_the_readme_example_runs_as_typed(tmp_path: Path) -> None:
     file.write_text(example.code, encoding="utf-8")
     env = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_ENABLE_X64")}
     run = [sys.executable, str(file)]
-    env["PYTHONPATH"] = str(ROOT)
+    env |= {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path)}
     done = subprocess.run(run, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     got = "".join(f"{line.rstrip()}\n" for line in done.stdout.splitlines())

@@ -1,5 +1,6 @@
 """Every message about the arguments of `compile`, of a call and of its options: every row."""
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -22,6 +23,7 @@ NO_PLACEMENT = (
     "a placement says which devices a program, or a part of it, runs on",
 )
 AGAIN = "make the plan again with Program.plan(...), or leave the option out"
+TAKEN = "every op takes its signature from the plan, and has it there"
 
 
 def double(x: Any) -> Any:
@@ -41,6 +43,12 @@ def deleted() -> Any:
 
 def a_plan(fn: Any = double, on: Any = GRID, **signatures: Any) -> Any:
     return sbp.compile(fn, on, **signatures).plan(X)
+
+
+def no_such_signature() -> Any:
+    plan = a_plan()
+    rows = (("mul", "[S(5), B] [B, B]", "[B, B]"),)
+    return dataclasses.replace(plan, choice=dataclasses.replace(plan.choice, rows=rows))
 
 
 def added(a: Any, b: Any) -> Any:
@@ -261,12 +269,12 @@ MESSAGES: Messages = {
         "jax.config.update('jax_num_cpu_devices', 64) before any device is used",
     ),
     "no plan": (
-        lambda: of(options=sbp.Options(plan="plan.json")),
+        lambda: of(options=sbp.Options(plan=3)),
         ArgumentError,
         "Options(plan=...)",
-        "'plan.json'",
-        "a Plan",
-        "a str is none",
+        "3",
+        "a Plan, or the .json file that one was saved to",
+        "a int is none",
         "sbp.load_plan('plan.json')",
     ),
     "a plan for another placement": (
@@ -295,6 +303,51 @@ MESSAGES: Messages = {
         "[B, B]",
         "the plan was made for other sizes: this one does not divide by the axis",
         AGAIN,
+    ),
+    "a plan of other ops": (
+        lambda: of(options=sbp.Options(plan=a_plan(lambda x: jnp.sin(x)))),
+        ArgumentError,
+        "Options(plan=...)",
+        "a plan of another program: its op 0 is sin, here mul at test_call_messages.py:30",
+        "a plan of this program",
+        TAKEN,
+        AGAIN,
+    ),
+    "a plan of more ops": (
+        lambda: of(options=sbp.Options(plan=a_plan(lambda x: jnp.sin(x * 2)))),
+        ArgumentError,
+        "Options(plan=...)",
+        "a plan of another program: of 2 ops, here are 1",
+        "a plan of this program",
+        TAKEN,
+        AGAIN,
+    ),
+    "a plan of other operands": (
+        lambda: of(options=sbp.Options(plan=a_plan(lambda x: x * x))),
+        ArgumentError,
+        "Options(plan=...)",
+        "a plan of another program: of the same ops on other shapes, parameters or operands",
+        "a plan of this program",
+        TAKEN,
+        AGAIN,
+    ),
+    "a plan that its program cannot have here": (
+        lambda: of(options=sbp.Options(plan=no_such_signature())),
+        ArgumentError,
+        "Options(plan=...): mul at test_call_messages.py:30",
+        "mul: [S(5), B] [B, B] -> [B, B]",
+        "one of the 9 signatures that mul has here",
+        TAKEN,
+        AGAIN,
+    ),
+    "a plan of a file that is not there": (
+        lambda: of(options=sbp.Options(plan="no/plan.json")),
+        ArgumentError,
+        "loading a plan from 'no/plan.json'",
+        "[Errno 2] No such file or directory: 'no/plan.json'",
+        "JSON of format 'sbp-plan', version 3",
+        "the file cannot be read as JSON",
+        "plan.save('plan.json') writes such a file",
     ),
     "a limit on memory without a unit": (
         lambda: sbp.Options(memory_limit="80"),

@@ -13,7 +13,8 @@ from sbp.passes.boxing.paths import Boxings
 from sbp.passes.physical.insert import insert_boxing
 from sbp.passes.physical.program import Box
 from sbp.passes.plan.candidates import Candidates, enumerate_candidates
-from sbp.passes.plan.model import Boundary, ChosenSignatures, choose
+from sbp.passes.plan.cheapest import choose
+from sbp.passes.plan.model import Boundary, ChosenSignatures
 from sbp.passes.program.graph import Graph
 from sbp.passes.program.trace import trace
 from sbp.passes.spec import SpecError, check_assignment, check_candidates, check_graph, check_physical

@@ -201,10 +201,10 @@ def test_a_terminal_without_letters_for_lines(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.once
-def test_a_reader_that_has_seen_enough() -> None:
+def test_a_reader_that_has_seen_enough(tmp_path: Path) -> None:
     read, write = os.pipe()
     os.close(read)
-    env = {**os.environ, "PYTHONPATH": str(FILE.parents[2])}
+    env = {**os.environ, "PYTHONPATH": str(FILE.parents[2]), "XDG_CACHE_HOME": str(tmp_path)}
     argv = [sys.executable, "-m", "sbp", "plan", STEP, "--placement", "h100:2x4"]
     done = subprocess.run(argv, stdout=write, stderr=subprocess.PIPE, env=env, check=False)
     os.close(write)

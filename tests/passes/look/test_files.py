@@ -95,9 +95,9 @@ def test_a_loaded_plan_has_no_picture(plan: Plan, tmp_path: Path, suffix: str) -
     ("content", "complaint"),
     [
         ("not json", "cannot be read as JSON"),
-        ("[1, 2]", "format 'sbp-plan', version 2"),
+        ("[1, 2]", "format 'sbp-plan', version 3"),
         ('{"format": "sbp-plan", "version": 99}', "99"),
-        ('{"format": "sbp-plan", "version": 2}', "KeyError: 'placement'"),
+        ('{"format": "sbp-plan", "version": 3}', "KeyError: 'placement'"),
     ],
 )
 def test_bad_files(tmp_path: Path, content: str, complaint: str) -> None:

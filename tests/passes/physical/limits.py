@@ -27,7 +27,8 @@ from sbp.passes.physical.fit import fit
 from sbp.passes.physical.insert import insert_boxing
 from sbp.passes.plan.brute import all_costs
 from sbp.passes.plan.candidates import Candidates
-from sbp.passes.plan.model import Boundary, ChosenSignatures, Model, choose
+from sbp.passes.plan.cheapest import choose
+from sbp.passes.plan.model import Boundary, ChosenSignatures, Model
 from sbp.passes.program.trace import trace
 from tests.passes.plan.test_optimal import PLACEMENTS, problem, program
 

@@ -18,7 +18,7 @@ from sbp.passes.physical.evaluate import HOLES
 from sbp.passes.physical.fit import LimitedProblem
 from sbp.passes.physical.program import Box
 from sbp.passes.plan.budget import Budget
-from sbp.passes.plan.model import choose
+from sbp.passes.plan.cheapest import choose
 from sbp.passes.plan.solve import solve
 from sbp.passes.program.trace import trace
 from tests.passes.plan.test_optimal import problem, program

@@ -18,7 +18,8 @@ from sbp.passes.physical.exposure import LEAST_SHARE, Clock, Exposure, phases_of
 from sbp.passes.physical.hidden import BESIDE, FEWEST_LOOKS, MOST_LOOKS, WORK, look_size, shortest_step
 from sbp.passes.plan.brute import all_costs
 from sbp.passes.plan.candidates import enumerate_candidates
-from sbp.passes.plan.model import ChosenSignatures, Model, cheapest
+from sbp.passes.plan.cheapest import cheapest
+from sbp.passes.plan.model import ChosenSignatures, Model
 from sbp.passes.plan.network import CostNetwork
 from sbp.passes.plan.pins import boundary
 from sbp.passes.program.trace import trace

@@ -19,7 +19,8 @@ from sbp.passes.physical.evaluate import Evaluator
 from sbp.passes.physical.insert import insert_boxing
 from sbp.passes.physical.merged import merge_ops
 from sbp.passes.plan.candidates import Candidates, enumerate_candidates, rest_signatures
-from sbp.passes.plan.model import Boundary, Model, choose, relaxed_bound
+from sbp.passes.plan.cheapest import choose, relaxed_bound
+from sbp.passes.plan.model import Boundary, Model
 from sbp.passes.plan.network import CostNetwork
 from sbp.passes.plan.pins import boundary
 from sbp.passes.plan.trees import least_seconds

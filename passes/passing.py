@@ -1,0 +1,53 @@
+"""A pass, and passes one after the other: what the lists of passes (chain.py) are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+In = TypeVar("In")
+Out = TypeVar("Out")
+Next = TypeVar("Next")
+
+
+@dataclass(frozen=True)
+class Pass(Generic[In, Out]):
+    """One pass: its name, what it does, and what must hold of what it gives."""
+
+    name: str
+    run: Callable[[In], Out]
+    holds: Callable[[Out], None]
+
+
+@dataclass(frozen=True)
+class Chain(Generic[In, Out]):
+    """Passes one after the other; each takes what the one before it gives."""
+
+    passes: tuple[Pass[Any, Any], ...]
+
+    def then(self, name: str, run: Callable[[Out], Next], holds: Callable[[Next], None]) -> Chain[In, Next]:
+        """The chain with one more pass."""
+        return Chain((*self.passes, Pass(name, run, holds)))
+
+    def run(self, given: In, check: bool = False) -> Out:
+        """Runs all passes.
+
+        Arguments:
+          check: whether the contract of each pass is checked after it.
+
+        Raises:
+          SpecError: with `check`, if a pass broke its contract.
+        """
+        at: Any = given
+        for p in self.passes:
+            at = p.run(at)
+            if check:
+                p.holds(at)
+        out: Out = at
+        return out
+
+
+def first(name: str, run: Callable[[In], Out], holds: Callable[[Out], None]) -> Chain[In, Out]:
+    """A chain of one pass."""
+    return Chain((Pass(name, run, holds),))

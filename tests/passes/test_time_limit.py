@@ -1,0 +1,151 @@
+"""A limit on time is one for all of planning: it is shared, kept, and named where it ended a search."""
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import sbp
+from sbp.passes import chain
+from sbp.passes.physical import fit as fitting
+from sbp.passes.plan import model
+from sbp.passes.plan.network import Solution
+from sbp.runtime.options import terms_of
+from tests.golden import two_stages
+from tests.passes.questions import asked
+
+LINE = sbp.placement("h100", shape=(8,))
+W = np.ones((64, 64), np.float32)
+
+
+def step(w: Any, x: Any) -> Any:
+    value, slope = jax.value_and_grad(lambda w: jnp.mean(jnp.tanh(x @ w)))(w)
+    return w - 0.1 * slope, value
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time that every search is given."""
+    seconds: list[float] = []
+    choose = chain.choose
+
+    def listening(c: Any, asked: Any, boxings: Any, limit: Any, progress: Any) -> Any:
+        seconds.append(limit)
+        return choose(c, asked, boxings, limit, progress)
+
+    monkeypatch.setattr(chain, "choose", listening)
+    return seconds
+
+
+def planned(**options: Any) -> sbp.Plan:
+    return sbp.compile(step, LINE, options=sbp.Options(**options)).plan(W, W)
+
+
+def test_it_is_30_seconds_where_nobody_says_it(monkeypatch: pytest.MonkeyPatch, told: list[float]) -> None:
+    planned()
+    assert 25 < told[0] <= 30
+    assert terms_of(sbp.Options()).time_limit_seconds == 30
+    assert terms_of(sbp.Options(time_limit=math.inf)).time_limit_seconds is None
+    # Processes that plan each for themselves must not go by clocks, unless they are told to.
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
+    assert terms_of(sbp.Options()).time_limit_seconds is None
+    assert terms_of(sbp.Options(time_limit=5)).time_limit_seconds == 5
+
+
+def test_what_comes_before_the_search_counts(monkeypatch: pytest.MonkeyPatch, told: list[float]) -> None:
+    candidates = chain.enumerate_candidates
+
+    def slow(*args: Any, **kwargs: Any) -> Any:
+        time.sleep(0.5)
+        return candidates(*args, **kwargs)
+
+    monkeypatch.setattr(chain, "enumerate_candidates", slow)
+    planned(time_limit=10)
+    planned(time_limit=math.inf)
+    assert 5 < told[0] <= 9.5 and told[1] is None
+
+
+@pytest.mark.parametrize(("limit", "least", "most"), [(1.0, 0.3, 0.8), (0.1, 0.05, 0.5), (None, None, None)])
+def test_the_model_counts(
+    limit: float | None, least: float | None, most: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But the solver has a part of what the model took, or its plan would be worth nothing."""
+    question, build, given = asked(step, LINE, W, W), model.Model.build, list[Any]()
+
+    def slow(self: Any) -> Any:
+        time.sleep(0.2)
+        return build(self)
+
+    def solve(network: Any, *, time_limit_seconds: float | None, progress: Any) -> Solution:
+        given.append(time_limit_seconds)
+        return Solution((0,) * len(network.unary), 1.0, 0.0)
+
+    monkeypatch.setattr(model.Model, "build", slow)
+    monkeypatch.setattr(model, "solve", solve)
+    model.choose(question.candidates, question.asked, question.boxings, limit)
+    (found,) = given
+    assert found is limit is None or (least is not None and most is not None and least <= found <= most)
+
+
+def test_strict_plans_share_it(told: list[float]) -> None:
+    """The second search says what strictness costs."""
+    planned(time_limit=10, strict_nonfinite=True)
+    assert len(told) == 2 and all(3 < t <= 5 for t in told)
+
+
+def test_stages_share_it(told: list[float]) -> None:
+    program = sbp.compile(two_stages.step, two_stages.step_placement, options=sbp.Options(time_limit=10))
+    plan: Any = program.plan(*two_stages.step_args())
+    assert len(plan.stages) == len(told) == 2 and all(3 < t <= 5 for t in told)
+
+
+def test_a_part_is_kept_for_a_plan_that_fits() -> None:
+    graph = asked(step, LINE, W, W).candidates.graph
+    whole = sum(math.prod(v.shape) * 4 for v in graph.values)
+    assert fitting.seconds_of_fastest(graph, whole, 9.0) == 9.0
+    assert fitting.seconds_of_fastest(graph, whole - 1, 9.0) == 6.0
+    assert fitting.seconds_of_fastest(graph, 0.0, None) is None
+
+
+@pytest.mark.parametrize(("limit", "first"), [(1.0, 0.5), (None, fitting.TRY_SECONDS)])
+def test_tries_to_fit_share_it(limit: float | None, first: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    question, given = asked(step, LINE, W, W), list[float]()
+    within = fitting.solve_within
+
+    def listening(*args: Any, time_limit_seconds: float, progress: Any) -> Any:
+        given.append(time_limit_seconds)
+        time.sleep(0 if limit is None else time_limit_seconds)
+        found = within(*args, time_limit_seconds=0.0)
+        return dataclasses.replace(found, peak_bytes=0.0)
+
+    monkeypatch.setattr(fitting, "solve_within", listening)
+    monkeypatch.setattr(fitting, "peak_bytes", lambda *_: 2e6)
+    fitting.fit(question.candidates, question.asked, question.boxings, 1e6, (), limit)
+    assert len(given) == fitting.TRIES and 0.5 * first < given[0] <= first
+    assert limit is None or sum(given) <= limit
+
+
+def unproven(choose: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args: dataclasses.replace(choose(*args), bound=0.0)
+
+
+def test_a_search_that_was_ended_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chain, "choose", unproven(chain.choose))
+    said = (
+        "the search ended at its time limit of 0.001 s; a faster plan may be found in more: "
+        "Options(time_limit=0.004)"
+    )
+    assert said in planned(time_limit=0.001).notes
+    # One with time left has ended by itself.
+    assert not any("time limit" in note for note in (*planned().notes, *planned(time_limit=math.inf).notes))
+
+
+def test_one_that_was_proven_does_not() -> None:
+    plan = planned(time_limit=1e-6)
+    assert plan.gap > 0 or not any("time limit" in note for note in plan.notes)

@@ -1,0 +1,94 @@
+"""What a terminal says while a search takes long; and that nothing else is told."""
+
+import contextlib
+import os
+import pty
+import re
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sbp
+from sbp.__main__ import main
+from sbp.runtime import spinner
+from sbp.runtime.spinner import searching
+
+X = np.ones((64, 64), np.float32)
+
+
+@contextlib.contextmanager
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A terminal for stderr; gives a list of what is seen there."""
+    master, slave = pty.openpty()
+    for name in ("NO_COLOR", "JUPYTER_COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    seen: list[bytes] = []
+
+    def read() -> None:
+        with contextlib.suppress(OSError):
+            while part := os.read(master, 1 << 16):
+                seen.append(part)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    with os.fdopen(slave, "w", encoding="utf-8") as stream:
+        monkeypatch.setattr(sys, "stderr", stream)
+        yield seen
+        stream.flush()
+    reader.join()
+    os.close(master)
+
+
+def text(seen: list[bytes]) -> str:
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", b"".join(seen).decode())
+
+
+def test_the_line_of_a_long_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spinner, "DELAY_SECONDS", 0.05)
+    with terminal(monkeypatch) as seen, searching("planning [f]") as tell:
+        assert tell is not None
+        time.sleep(0.4)
+        tell(np.inf, -np.inf, 0.1)
+        time.sleep(0.4)
+        tell(0.002, 0.0015, 0.2)
+        time.sleep(0.4)
+    said = text(seen)
+    assert "planning [f], 0 s" in said and "2.00 ms a step found, bound 1.50 ms, gap 25 %" in said
+
+
+def test_a_short_one_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = threading.active_count()
+    with terminal(monkeypatch) as seen:
+        with searching("planning f") as tell:
+            assert tell is not None
+        sbp.compile(lambda x: x @ x, sbp.placement("h100", shape=(8,))).plan(X)
+    assert text(seen) == "" and threading.active_count() <= before
+
+
+def test_who_wants_none_and_who_has_no_terminal_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spinner, "DELAY_SECONDS", 0.0)
+    with searching("planning f") as tell:
+        assert tell is None
+    with terminal(monkeypatch) as seen:
+        with searching("planning f", wanted=False) as tell:
+            assert tell is None
+        quiet = sbp.Options(progress=False)
+        sbp.compile(lambda x: x @ x, sbp.placement("h100", shape=(8,)), options=quiet).plan(X)
+    assert text(seen) == ""
+
+
+def test_the_command_line_shows_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(spinner, "DELAY_SECONDS", 0.0)
+    target = Path(__file__).resolve().parents[1] / "golden" / "two_layers.py"
+    with terminal(monkeypatch) as seen:
+        assert main(["plan", f"{target}:step", "--placement", "h100:2x4"]) == 0
+    assert "planning step, 0 s" in text(seen) and "planning step" not in capsys.readouterr().out
