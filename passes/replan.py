@@ -7,9 +7,12 @@ makes by `sbp.annotate` behind that op, for all who read it. The passes that mak
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+import numpy as np
 
 from sbp.errors import Problem, raise_all
 from sbp.passes.boxing.links import Network
@@ -28,7 +31,9 @@ from sbp.passes.face import Plan, faced
 from sbp.passes.passing import Chain
 from sbp.passes.physical.buckets import bucket_collectives
 from sbp.passes.physical.evaluate import Evaluator
+from sbp.passes.physical.fit import LimitedProblem
 from sbp.passes.physical.flow import Flow
+from sbp.passes.physical.hidden import shortest_step
 from sbp.passes.physical.insert import insert_boxing
 from sbp.passes.physical.owners import mark_owners
 from sbp.passes.physical.program import Box, Physical
@@ -36,7 +41,8 @@ from sbp.passes.plan import pins
 from sbp.passes.plan.candidates import Strategy
 from sbp.passes.plan.hold import annotations_of, with_annotations
 from sbp.passes.plan.marginals import HeldStates, cheapest_held
-from sbp.passes.plan.model import Model
+from sbp.passes.plan.model import ChosenSignatures, Model
+from sbp.passes.plan.network import CostNetwork
 from sbp.passes.program.trace import Traced
 from sbp.passes.request import Request
 from sbp.resolve import check_fit
@@ -111,17 +117,19 @@ class Replanner:
 
         Arguments:
           most: how many of them, the cheapest.
-          time_limit_seconds: for the search of all.
+          time_limit_seconds: for the search of all, and as much for their shortest steps.
 
         Raises:
           ArgumentError: for a name that means no tensor, or several kinds.
         """
         target = self._tensors(plan).find(name)
-        search = _Search(self._opened(target)._logical(), target, self.request)
+        until = time.monotonic() + 2 * time_limit_seconds
+        search = _Search(self._opened(target)._logical(), target, self.request, until)
         now = {target.signatures[0]} if target.values else set(target.signatures)
         others = [nd for nd in search.signatures if nd not in now]
         found = cheapest_held(search.network, [search.states(nd) for nd in others], most, time_limit_seconds)
-        held = tuple(search.held(others[i], s.states, s.cost, s.bound) for i, s in found.found)
+        plans = (search.held(others[i], s.states, s.cost, s.bound) for i, s in found.found)
+        held = tuple(sorted(plans, key=lambda h: (h.figures.step_seconds, h.figures.seconds)))
         terms = self.request.terms
         limit = plan.hardware.memory_bytes if terms.memory_limit_bytes is None else terms.memory_limit_bytes
         assert plan.physical is not None
@@ -155,7 +163,7 @@ class Replanner:
 class _Search:
     """The planning problem with variables that tell how a target lies."""
 
-    def __init__(self, s: Logical, target: Target, request: Request) -> None:
+    def __init__(self, s: Logical, target: Target, request: Request, until: float) -> None:
         watched = dict.fromkeys(target.values)
         self.s: Listed = list_candidates(s.with_graph(with_annotations(s.graph, watched)))
         self.target, self.donated = target, request.donated
@@ -163,6 +171,8 @@ class _Search:
         asked = pins.boundary(self.s.graph, self.s.asked_inputs, r.out_sbp, r.ties, r.placement)
         self.asked = replace(asked, in_costs=r.in_costs, out_costs=r.out_costs)
         self.model = Model(self.s.candidates, self.asked, self.s.boxings)
+        problem = self.s.candidates, self.asked, self.s.boxings, request.donated
+        self.limited, self.until = LimitedProblem(*problem, request.limit_bytes), until
         self.network = self.model.build()
         nodes = annotations_of(self.s.graph, watched)
         variables = (
@@ -187,9 +197,18 @@ class _Search:
         """The variables that hold the target, and their states for a signature."""
         return {x: at[nd] for x, at in zip(self.variables, self.position, strict=True)}
 
+    def _shortest(self, nd: NdSbp, cheapest: ChosenSignatures) -> ChosenSignatures:
+        """What has the shortest step with the target held, as the plan itself was chosen."""
+        unary = list(self.network.unary)
+        for x, k in self.states(nd).items():
+            unary[x] = np.where(np.arange(unary[x].size) == k, unary[x], np.inf)
+        network = CostNetwork(tuple(unary), self.network.edges)
+        seconds = max(0.0, self.until - time.monotonic())
+        return shortest_step(self.model, network, cheapest, self.limited.fits, seconds).assignment
+
     def held(self, nd: NdSbp, states: Sequence[int], cost: float, bound: float) -> HeldPlan:
         """The plan that states of the variables mean."""
-        assignment = self.model.chosen(states, cost, bound)
+        assignment = self._shortest(nd, self.model.chosen(states, cost, bound))
         network = self.s.boxings.network
         physical = mark_owners(insert_boxing(self.s.candidates, assignment, self.s.boxings))
         physical = bucket_collectives(physical, network.hardware)

@@ -27,7 +27,7 @@ class PlanFigures:
 
 @dataclass(frozen=True, slots=True)
 class HeldPlan:
-    """The cheapest plan of the whole program in which a tensor lies as said.
+    """The plan of the whole program in which a tensor lies as said.
 
     Arguments:
       signature: of the tensor.
@@ -52,7 +52,7 @@ class TensorChoices:
       made_by: the ops that make it, and under which signatures; "" for arguments.
       signatures: how it lies in the plan: at rest, or as it is made and then brought to.
       plan: what the plan costs.
-      alternatives: the cheapest, each with the whole plan made again around it.
+      alternatives: the cheapest, each with the whole plan made again around it, the shortest step first.
       slower: how many others are at least as slow as each of these.
       unknown: how many there was no time for.
       impossible: how many no plan can have.

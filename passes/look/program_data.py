@@ -155,7 +155,7 @@ def json_text(data: Any) -> str:
     programs: list[str] = []
 
     def apart(x: Any, key: str = "") -> Any:
-        if key == "program":
+        if key == "program" and isinstance(x, dict):
             programs.append("\n".join(_lines(x)))
             return f"@program {len(programs) - 1}@"
         if isinstance(x, dict):

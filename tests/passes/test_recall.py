@@ -11,7 +11,7 @@ import pytest
 
 import sbp
 from sbp.hardware import hardware_for
-from sbp.passes import chain, recall
+from sbp.passes import chain, choosing, recall
 from sbp.passes.plan.record import ChoiceRecord
 from sbp.passes.request import Request
 from sbp.rules import Matmul
@@ -61,7 +61,7 @@ def test_what_was_found_is_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
     def search(*_: Any) -> Any:
         raise AssertionError("it is known")
 
-    monkeypatch.setattr(chain, "choose", search)
+    monkeypatch.setattr(choosing, "cheapest", search)
     again = plan_with(store, at)
     assert again == plan and again.choice == plan.choice and again.physical == plan.physical
 
@@ -161,13 +161,13 @@ def test_another_bound_is_kept_with_the_rest(monkeypatch: pytest.MonkeyPatch) ->
     """What is found out about a plan when it is written need not be found out again."""
     store, at = Kept(), built()
     monkeypatch.setattr(chain, "relaxed_bound", lambda *_: 0.0)
-    best = chain.choose
+    best = choosing.cheapest
 
     def too_sure(*args: Any) -> Any:
         chosen = best(*args)
         return replace(chosen, bound=2 * chosen.seconds)
 
-    monkeypatch.setattr(chain, "choose", too_sure)
+    monkeypatch.setattr(choosing, "cheapest", too_sure)
     plan = plan_with(store, at)
     assert plan.bound == 0.0 and [r.bound for r in store.records.values()] == [0.0]
     assert plan_with(store, at) == plan

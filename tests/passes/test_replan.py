@@ -3,6 +3,7 @@
 import gc
 import pickle
 import weakref
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ import pytest
 
 import sbp
 from sbp import B, P, S
+from sbp.hardware import hardware_for
 from sbp.passes.face import Plan
 from sbp.signature import NdSbp
 
@@ -34,8 +36,12 @@ def array(*shape: int) -> jax.ShapeDtypeStruct:
 ARGS = {"layers": [array(512, 2048), array(2048, 512)]}, array(4096, 512), array(4096, 512)
 
 
-def planned(fn: Any = step, **given: Any) -> Plan:
-    return sbp.compile(fn, GRID, **given).plan(*ARGS)
+# Where nothing overlaps the plan is the cheapest one thing after the other, and proven to be.
+SERIAL = sbp.Options(hardware=replace(hardware_for("h100"), platform="serial"))
+
+
+def planned(fn: Any = step, options: sbp.Options = SERIAL, **given: Any) -> Plan:
+    return sbp.compile(fn, GRID, options=options, **given).plan(*ARGS)
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +103,7 @@ def test_what_is_held_stays_held(plan: Plan) -> None:
 
 def test_tensors_of_many_layers_are_held_together() -> None:
     square = {"layers": [array(512, 512)] * 2}, *ARGS[1:]
-    plan = sbp.compile(step, GRID).plan(*square)
+    plan = sbp.compile(step, GRID, options=SERIAL).plan(*square)
     held = plan.what_if("params['layers'][*]", [S(0), B])
     assert held.in_sbp[:2] == held.out_sbp[:2] == ((S(0), B), (S(0), B))
     choices = plan.why("params['layers'][*]")
@@ -118,7 +124,7 @@ def test_a_body_of_a_loop() -> None:
     def looped(x: Any, w: Any) -> Any:
         return jax.lax.scan(lambda c, _: (jnp.tanh(c @ w), None), x, None, length=3)[0]
 
-    plan = sbp.compile(looped, GRID).plan(array(1024, 512), array(512, 512))
+    plan = sbp.compile(looped, GRID, options=SERIAL).plan(array(1024, 512), array(512, 512))
     line = looped.__code__.co_firstlineno + 1
     for name in (f"tanh at test_replan.py:{line}", f"dot_general at test_replan.py:{line}"):
         held = plan.why(name).alternatives[0]
@@ -173,3 +179,15 @@ def test_plans_with_stages_say_what_to_do() -> None:
     )
     with pytest.raises(sbp.SbpError, match="with stages"):
         plan.what_if("x", [S(0)])
+
+
+def test_with_overlap_the_shortest_step_comes_first() -> None:
+    """Each alternative is chosen as the plan is: not the cheapest one thing after the other."""
+    plan = planned(options=sbp.Options())
+    choices = plan.why("params['layers'][0]")
+    steps = [held.figures.step_seconds for held in choices.alternatives]
+    assert steps == sorted(steps) and plan.overlaps
+    for held in choices.alternatives:
+        # The program with the pin has fewer candidates: the search looks at other plans.
+        other = plan.what_if("params['layers'][0]", held.signature)
+        assert other.step_seconds == pytest.approx(held.figures.step_seconds, rel=0.15)

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import sbp
-from sbp.passes import chain
+from sbp.passes import chain, choosing
 from sbp.passes.physical import fit as fitting
-from sbp.passes.plan import model
+from sbp.passes.plan import cheapest, model
 from sbp.passes.plan.network import Solution
 from sbp.runtime.options import terms_of
 from tests.golden import two_stages
@@ -33,13 +33,13 @@ def step(w: Any, x: Any) -> Any:
 def told(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time that every search is given."""
     seconds: list[float] = []
-    choose = chain.choose
+    choose = choosing.cheapest
 
-    def listening(c: Any, asked: Any, boxings: Any, limit: Any, progress: Any) -> Any:
+    def listening(model: Any, network: Any, limit: Any, progress: Any) -> Any:
         seconds.append(limit)
-        return choose(c, asked, boxings, limit, progress)
+        return choose(model, network, limit, progress)
 
-    monkeypatch.setattr(chain, "choose", listening)
+    monkeypatch.setattr(choosing, "cheapest", listening)
     return seconds
 
 
@@ -76,7 +76,7 @@ def test_the_model_counts(
     limit: float | None, least: float | None, most: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """But the solver has a part of what the model took, or its plan would be worth nothing."""
-    question, build, given = asked(step, LINE, W, W), model.Model.build, list[Any]()
+    question, build, given = asked(step, LINE, W, W), model.Model.build_indexed, list[Any]()
 
     def slow(self: Any) -> Any:
         time.sleep(0.2)
@@ -86,9 +86,9 @@ def test_the_model_counts(
         given.append(time_limit_seconds)
         return Solution((0,) * len(network.unary), 1.0, 0.0)
 
-    monkeypatch.setattr(model.Model, "build", slow)
-    monkeypatch.setattr(model, "solve", solve)
-    model.choose(question.candidates, question.asked, question.boxings, limit)
+    monkeypatch.setattr(model.Model, "build_indexed", slow)
+    monkeypatch.setattr(cheapest, "solve_indexed", solve)
+    cheapest.choose(question.candidates, question.asked, question.boxings, limit)
     (found,) = given
     assert found is limit is None or (least is not None and most is not None and least <= found <= most)
 
@@ -109,26 +109,41 @@ def test_a_part_is_kept_for_a_plan_that_fits() -> None:
     graph = asked(step, LINE, W, W).candidates.graph
     whole = sum(math.prod(v.shape) * 4 for v in graph.values)
     assert fitting.seconds_of_fastest(graph, whole, 9.0) == 9.0
-    assert fitting.seconds_of_fastest(graph, whole - 1, 9.0) == 6.0
+    assert fitting.seconds_of_fastest(graph, whole - 1, 9.0) == 4.5
     assert fitting.seconds_of_fastest(graph, 0.0, None) is None
 
 
-@pytest.mark.parametrize(("limit", "first"), [(1.0, 0.5), (None, fitting.TRY_SECONDS)])
+@pytest.mark.parametrize(("limit", "first"), [(1.0, 0.5), (None, 0.5 * fitting.SECONDS)])
 def test_tries_to_fit_share_it(limit: float | None, first: float, monkeypatch: pytest.MonkeyPatch) -> None:
     question, given = asked(step, LINE, W, W), list[float]()
-    within = fitting.solve_within
+    real = fitting.LimitedSearch
 
-    def listening(*args: Any, time_limit_seconds: float, progress: Any) -> Any:
-        given.append(time_limit_seconds)
-        time.sleep(0 if limit is None else time_limit_seconds)
-        found = within(*args, time_limit_seconds=0.0)
-        return dataclasses.replace(found, peak_bytes=0.0)
+    class Listening(real):  # type: ignore[misc, valid-type]
+        """Finds what fits by its own count, and takes its time for that."""
 
-    monkeypatch.setattr(fitting, "solve_within", listening)
-    monkeypatch.setattr(fitting, "peak_bytes", lambda *_: 2e6)
-    fitting.fit(question.candidates, question.asked, question.boxings, 1e6, (), limit)
-    assert len(given) == fitting.TRIES and 0.5 * first < given[0] <= first
-    assert limit is None or sum(given) <= limit
+        def __init__(self, network: Any, budget: Any, seconds: float, *others: Any) -> None:
+            given.append(seconds)
+            super().__init__(network, budget, 0.0, *others)
+
+        def run(self) -> Any:
+            time.sleep(0 if limit is None else given[-1])
+            return dataclasses.replace(super().run(), peak_bytes=0.0)
+
+        def go_on(self, target: float, seconds: float) -> Any:
+            given.append(seconds)
+            return self.run()
+
+        def smallest(self, seconds: float) -> Any:
+            given.append(seconds)
+            return self.run()
+
+    monkeypatch.setattr(fitting, "LimitedSearch", Listening)
+    problem = question.candidates, question.asked, question.boxings, (), 1e3
+    fastest = cheapest.choose(question.candidates, question.asked, question.boxings, None)
+    found = fitting.LimitedProblem(*problem, limit).keep_limit(fastest)
+    assert found.smallest is not None
+    assert len(given) == fitting.TRIES + 2 and 0.5 * first < given[0] <= first
+    assert limit is None or sum(given) <= 1.3 * limit
 
 
 def unproven(choose: Callable[..., Any]) -> Callable[..., Any]:
@@ -136,7 +151,7 @@ def unproven(choose: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def test_a_search_that_was_ended_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chain, "choose", unproven(chain.choose))
+    monkeypatch.setattr(choosing, "cheapest", unproven(choosing.cheapest))
     said = (
         "the search ended at its time limit of 0.001 s; a faster plan may be found in more: "
         "Options(time_limit=0.004)"

@@ -16,7 +16,7 @@ import pytest
 
 import sbp
 from benchmarks.cases import gpt_case
-from sbp.passes import chain
+from sbp.passes import chain, choosing
 from sbp.passes.plan.record import ChoiceRecord
 from sbp.runtime import plan_store
 from sbp.runtime.plan_store import SUFFIX, PlanFolder, code_digest, store_of, user_folder
@@ -43,7 +43,7 @@ def test_a_plan_is_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     (file,) = (tmp_path / "plans").iterdir()
     data = json.loads(gzip.decompress(file.read_bytes()))
     assert data["format"] == "sbp-signatures" and ["dot_general", *data["rows"][0][1:]] in data["rows"]
-    monkeypatch.setattr(chain, "choose", no_search)
+    monkeypatch.setattr(choosing, "cheapest", no_search)
     again = planned(tmp_path / "plans")
     assert again == plan and again.choice == plan.choice and str(again) == str(plan)
 
@@ -51,7 +51,7 @@ def test_a_plan_is_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_another_process_finds_it(tmp_path: Path) -> None:
     plan = planned(tmp_path)
     code = (
-        "import sys, pathlib, tests.runtime.test_plan_store as t; t.chain.choose = t.no_search; "
+        "import sys, pathlib, tests.runtime.test_plan_store as t; t.choosing.cheapest = t.no_search; "
         "print(repr(t.planned(pathlib.Path(sys.argv[1]))))"
     )
     run = [sys.executable, "-c", code, str(tmp_path)]
