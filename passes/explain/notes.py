@@ -110,7 +110,8 @@ def strict_notes(strict: PlanData, usual: PlanData) -> tuple[str, ...]:
 
 def fitted_note(limit_bytes: float, needed_bytes: float, fastest_seconds: float, seconds: float) -> str:
     """Of a plan that is not the fastest one because that needs too much memory."""
-    slower = f"{100 * (seconds / fastest_seconds - 1):.2g} % slower" if fastest_seconds > 0 else "slower"
+    more = 100 * (seconds / fastest_seconds - 1) if fastest_seconds > 0 else 0.0
+    slower = f"{more:.1f} % slower" if 0 < more < 10 else f"{more:.0f} % slower" if more else "slower"
     return (
         f"planned to fit into {bytes_text(limit_bytes)} per device: the fastest plan would need "
         f"{bytes_text(needed_bytes)}; this one is {slower}, one thing after the other"

@@ -86,7 +86,8 @@ class _Found:
                 lies = (
                     (0, time) if tensor.maker < 0 else (self.born(nodes[tensor.maker], tensor in over), last)
                 )
-                self.lives.append(Lifetime(tensor.version[0], *lies, first, last))
+                is_result = bool(arguments) and tensor.maker >= 0 and k.end in tensor.readers
+                self.lives.append(Lifetime(tensor.version[0], *lies, first, last, is_result))
         return time
 
     def born(self, node: Node, over: bool) -> int:

@@ -69,6 +69,9 @@ class RoomModel(Model):
         self.load_results()
         for v, uses in self.demand.items():
             self.load_value(v, uses)
+        for v in dict.fromkeys(self.graph.inputs):
+            if v not in self.demand:  # nobody uses it, and it is there all the same
+                self.load(self.supply[v].variable, 0, self.end + 1, self.sizes(v, self.supply[v].needs))
         return self.network()
 
     def serve(self, v: int, supply: ValueUse, uses: list[ValueUse]) -> None:
@@ -127,7 +130,7 @@ class RoomModel(Model):
         is_argument = v in self.graph.inputs
         if is_argument:
             self.load(supply.variable, 0, self.end + 1, self.sizes(v, supply.needs))
-        elif v in self.graph.outputs:
+        elif v in self.graph.outputs or (life is not None and life.is_result):
             life = None
         if not self.is_large(v):
             if life is not None and not is_argument:

@@ -42,6 +42,7 @@ class Lifetime:
       start, end: from when until when; all the time for an argument. What takes the space of an operand is
         there when that is not.
       first, last: from its first reader's beginning to its last one's end.
+      is_result: whether it lies in the space of a result, as it is or under another shape.
     """
 
     value: int
@@ -49,3 +50,4 @@ class Lifetime:
     end: int
     first: int
     last: int
+    is_result: bool = False

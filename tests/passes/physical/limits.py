@@ -23,7 +23,7 @@ import numpy as np
 from sbp.passes.boxing.paths import Boxings
 from sbp.passes.explain.plan import SAME
 from sbp.passes.physical.evaluate import Evaluator
-from sbp.passes.physical.fit import fit
+from sbp.passes.physical.fit import LimitedProblem
 from sbp.passes.physical.insert import insert_boxing
 from sbp.passes.plan.brute import all_costs
 from sbp.passes.plan.candidates import Candidates
@@ -101,7 +101,8 @@ def outcome(seed: int) -> Outcome | None:
 
     sample = np.random.default_rng(seed).permutation(order)[:SAMPLED]
     least = min(made(k)[1] for k in sample)
-    seconds, most = physical(given, choose(*given, None))
+    fastest = choose(*given, None)
+    seconds, most = physical(given, fastest)
     if least >= most or not seconds:
         return None
     limit, best = (least + most) / 2, math.inf
@@ -111,10 +112,10 @@ def outcome(seed: int) -> Outcome | None:
         taken, peak = made(k)
         if peak <= limit:
             best = min(best, taken)
-    found = fit(*given, limit, (), None).assignment
-    if found is None:
+    found = LimitedProblem(*given, (), limit).keep_limit(fastest)
+    if found.smallest is not None:
         return Outcome(seed, limit, best, math.inf, 0.0)
-    return Outcome(seed, limit, best, physical(given, found)[0], found.bound)
+    return Outcome(seed, limit, best, physical(given, found.assignment)[0], found.assignment.bound)
 
 
 def outcomes(count: int) -> Iterator[Outcome]:
