@@ -17,7 +17,7 @@ from sbp.passes.request import Request
 
 
 @dataclass(frozen=True)
-class Choice:
+class FoundSignatures:
     """What a search has found.
 
     Arguments:
@@ -42,7 +42,7 @@ class Choosing:
     boxings: Boxings
     request: Request
 
-    def run(self) -> Choice:
+    def run(self) -> FoundSignatures:
         """The plan with the shortest step that fits, as far as it is found."""
         r, begun = self.request, time.monotonic()
         seconds = seconds_of_fastest(self.candidates.graph, r.limit_bytes, r.seconds_left)
@@ -56,14 +56,14 @@ class Choosing:
         limited = LimitedProblem(*problem, r.seconds_left, r.terms.progress)
         found = limited.keep_limit(fastest)
         if found.smallest is not None:
-            return Choice(fastest, smallest=found.smallest)
+            return FoundSignatures(fastest, smallest=found.smallest)
         chosen, remarks = found.assignment, list[str]()
         if chosen is not fastest:
             took = fastest.seconds, chosen.seconds
             remarks.append(notes.fitted_note(r.limit_bytes, found.needed_bytes, *took))
         chosen, left_out = self._shortest(model, network, chosen, limited)
         late = notes.time_notes(chosen, r)
-        return Choice(chosen, (*remarks, *left_out, *late), is_final=not late)
+        return FoundSignatures(chosen, (*remarks, *left_out, *late), is_final=not late)
 
     def _shortest(
         self, model: Model, network: IndexedNetwork, chosen: ChosenSignatures, limited: LimitedProblem

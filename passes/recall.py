@@ -13,7 +13,7 @@ from functools import cached_property
 from sbp.errors import ArgumentError, Problem
 from sbp.passes import spec
 from sbp.passes.boxing.paths import Boxings
-from sbp.passes.choosing import Choice
+from sbp.passes.choosing import FoundSignatures
 from sbp.passes.plan.candidates import Candidates
 from sbp.passes.plan.cost import node_seconds
 from sbp.passes.plan.digest import GraphDigest, ParamText, digest_of, graph_digest, has_own_rule
@@ -55,7 +55,7 @@ class Recall:
         except (NotTaken, spec.SpecError):  # the file says something else than it was given
             return None
 
-    def keep(self, found: Choice) -> ChoiceRecord:
+    def keep(self, found: FoundSignatures) -> ChoiceRecord:
         """The record of what was found; the store, if there is one, has it from now on.
 
         What does not fit, or was found when the time was over, is not kept: the next search may do better.

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sbp.compiled import compiled
+from sbp.machine_code import compiled
 
 Array = np.ndarray[Any, Any]
 

@@ -20,8 +20,9 @@ from sbp.passes.plan.solve import Progress
 from sbp.passes.plan.within import LimitedSearch
 from sbp.passes.program.graph import Graph
 
-TRIES = 4
-"""How often the search is asked for less, because what it found needs more than it counted."""
+LEAST_TRIES, TRIES = 2, 12
+"""How often the search is asked for less, because what it found needs more than it counted; the first also
+if the time is over."""
 MARGIN = 0.998
 """Of what the next try may use."""
 SECONDS = 20.0
@@ -137,7 +138,7 @@ class LimitedProblem:
             if tried.bytes <= self.limit_bytes:
                 return FittedSignatures(replace(assignment, bound=min(bound, assignment.seconds)))
             smallest = tried if smallest is None or tried.bytes < smallest.bytes else smallest
-            if not found.fits or k == TRIES - 1:
+            if not found.fits or (k >= LEAST_TRIES and time.monotonic() > until):
                 break
             target = min(found.peak_bytes, search.budget.limit) * MARGIN * self.limit_bytes / tried.bytes
             found = search.go_on(target, max((until - time.monotonic()) / 2, LEAST_SHARE * seconds))

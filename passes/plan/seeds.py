@@ -24,7 +24,7 @@ from sbp.signature import NdSbp, Split
 
 
 @dataclass(frozen=True, slots=True)
-class AxisUse:
+class SeedUse:
     """What one placement axis is used for. Of each kind of tensor: whether it is split, None for either.
 
     Arguments:
@@ -46,15 +46,15 @@ class AxisUse:
     whole_rows: bool = False
 
 
-DATA = AxisUse("data", batch=True, weights=False, moments=False)
-ZERO_1 = AxisUse("ZeRO-1", batch=True, weights=False, moments=True, gradients=False)
-ZERO_2 = AxisUse("ZeRO-2", batch=True, weights=False, moments=True, gradients=True)
-ZERO_3 = AxisUse("ZeRO-3", batch=True, weights=True, moments=True, first=True)
-ZERO_3_ANY = AxisUse("ZeRO-3 by any dim", batch=True, weights=True, moments=True)
-TENSOR = AxisUse("tensor", batch=False, weights=True, moments=True, stays=True)
-TENSOR_ROWS = AxisUse("tensor, rows whole", weights=True, moments=True, stays=True, whole_rows=True)
-SEQUENCE = AxisUse("sequence", weights=False, whole_rows=True)
-SEQUENCE_3 = AxisUse("sequence and ZeRO-3", weights=True, moments=True, whole_rows=True)
+DATA = SeedUse("data", batch=True, weights=False, moments=False)
+ZERO_1 = SeedUse("ZeRO-1", batch=True, weights=False, moments=True, gradients=False)
+ZERO_2 = SeedUse("ZeRO-2", batch=True, weights=False, moments=True, gradients=True)
+ZERO_3 = SeedUse("ZeRO-3", batch=True, weights=True, moments=True, first=True)
+ZERO_3_ANY = SeedUse("ZeRO-3 by any dim", batch=True, weights=True, moments=True)
+TENSOR = SeedUse("tensor", batch=False, weights=True, moments=True, stays=True)
+TENSOR_ROWS = SeedUse("tensor, rows whole", weights=True, moments=True, stays=True, whole_rows=True)
+SEQUENCE = SeedUse("sequence", weights=False, whole_rows=True)
+SEQUENCE_3 = SeedUse("sequence and ZeRO-3", weights=True, moments=True, whole_rows=True)
 
 ALL_AXES = (ZERO_3, DATA, ZERO_3_ANY, ZERO_2, SEQUENCE_3, TENSOR, ZERO_1, SEQUENCE, TENSOR_ROWS)
 """For all axes alike, the ones that most often pay first."""
@@ -62,7 +62,7 @@ PAIRS = ((DATA, ZERO_3), (DATA, TENSOR), (ZERO_3, DATA), (ZERO_3, TENSOR), (TENS
 """For the outermost axis, and for the others."""
 
 
-def seeds_for(axes: int) -> tuple[tuple[AxisUse, ...], ...]:
+def seeds_for(axes: int) -> tuple[tuple[SeedUse, ...], ...]:
     """The parallelisms for a placement of so many axes, outer to inner.
 
     >>> [seed_name(seed) for seed in seeds_for(2)][:4]
@@ -74,13 +74,13 @@ def seeds_for(axes: int) -> tuple[tuple[AxisUse, ...], ...]:
     return tuple(found)
 
 
-def seed_name(seed: Sequence[AxisUse]) -> str:
+def seed_name(seed: Sequence[SeedUse]) -> str:
     """What a reader calls it."""
     return " x ".join(use.name for use, _ in itertools.groupby(seed))
 
 
 @dataclass(frozen=True)
-class Tensors:
+class SeedTensors:
     """Which tensors of a program are what.
 
     Arguments:
@@ -100,7 +100,7 @@ class Tensors:
     rows: frozenset[int]
 
 
-def tensors_of(graph: Graph, ties: Sequence[int | None]) -> Tensors:
+def tensors_of(graph: Graph, ties: Sequence[int | None]) -> SeedTensors:
     """What the tensors of a program are, by where they are used."""
     state = {t for t in ties if t is not None}
     at = {v: i for i, v in enumerate(graph.inputs)}
@@ -119,7 +119,7 @@ def tensors_of(graph: Graph, ties: Sequence[int | None]) -> Tensors:
         if not n.role.derived:
             met.update(x for x in n.inputs if not isinstance(x, Const))
     batch = frozenset(i for i in at.values() if i not in state and shapes[i])
-    return Tensors(
+    return SeedTensors(
         batch,
         frozenset(weights),
         frozenset(i for i in state if i not in weights and shapes[i] in forms),
@@ -141,7 +141,7 @@ def _alike(graph: Graph, node: Node, weights: set[int]) -> list[int]:
     return [node.outputs[0]] if given == made else []
 
 
-def restricted(model: Model, seed: Sequence[AxisUse], tensors: Tensors) -> tuple[Table, ...]:
+def restricted(model: Model, seed: Sequence[SeedUse], tensors: SeedTensors) -> tuple[Table, ...]:
     """The costs of all states of a built model, infinite for those that a seed excludes."""
     r, b = _Restriction(model, tuple(seed)), tensors
     for i, variable in enumerate(model.inputs):
@@ -166,7 +166,7 @@ def _is_split(s: Any) -> bool:
     return isinstance(s, Split)
 
 
-def _batch_lies(s: Any, use: AxisUse) -> bool:
+def _batch_lies(s: Any, use: SeedUse) -> bool:
     """By its rows if it is to be split, else whole."""
     return use.batch is None or (s == Split(0) if use.batch else not _is_split(s))
 
@@ -176,13 +176,13 @@ class _Restriction:
     """The costs of a model's states so far; states and costs that many variables share are looked at once."""
 
     model: Model
-    seed: tuple[AxisUse, ...]
+    seed: tuple[SeedUse, ...]
 
     def __post_init__(self) -> None:
         self.unary = list(self.model.unary)
         self.known: dict[Hashable, Table] = {}
 
-    def keep(self, variable: int, kind: str, allowed: Callable[[Any, AxisUse], bool]) -> None:
+    def keep(self, variable: int, kind: str, allowed: Callable[[Any, SeedUse], bool]) -> None:
         """Leaves the signatures that each axis allows."""
 
         def kept(nd: NdSbp) -> bool:
@@ -190,7 +190,7 @@ class _Restriction:
 
         self._keep(variable, kind, kept)
 
-    def keep_first(self, variable: int, kind: str, wanted: Callable[[AxisUse], bool | None]) -> None:
+    def keep_first(self, variable: int, kind: str, wanted: Callable[[SeedUse], bool | None]) -> None:
         """Leaves the signatures by the first dim that all axes which want it can split."""
         axes = [a for a, use in enumerate(self.seed) if wanted(use)]
         finite = np.isfinite(self.unary[variable])
@@ -204,7 +204,7 @@ class _Restriction:
             first = Split(min(dims))
             self._keep(variable, (kind, first), lambda nd: all(nd[a] == first for a in axes))
 
-    def keep_node(self, node: Node, tensors: Tensors) -> None:
+    def keep_node(self, node: Node, tensors: SeedTensors) -> None:
         """Leaves the strategies that take weights as they lie, or do not split rows."""
         values = self.model.graph.values
         taken = tuple(k for k, x in enumerate(node.inputs) if x in tensors.alike)

@@ -118,7 +118,7 @@ class Ranking:
             line = "  ".join(row[i].rjust(width[i]) if RIGHT[i] else row[i].ljust(width[i]) for i in kept)
             yield f"  {line}".rstrip()
         yield from self._refused()
-        if any(row.plan.gap for row in shown if row.plan is not None):
+        if any(row.plan.cheapest_gap for row in shown if row.plan is not None):
             yield from (
                 "",
                 "gap: the best plan of the hierarchy may be faster by so much; a higher time limit finds it",
@@ -146,6 +146,6 @@ def _cells(row: Ranked) -> Sequence[str]:
         seconds_text(row.seconds),
         bytes_text(row.plan.memory_bytes),
         bytes_text(row.plan.wire_bytes),
-        f"{row.plan.gap:.1%}" if row.plan.gap else "",
+        f"{row.plan.cheapest_gap:.1%}" if row.plan.cheapest_gap else "",
         f"{row.trouble.upper()}; {row.words}" if row.trouble else row.words,
     )

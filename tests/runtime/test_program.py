@@ -281,7 +281,7 @@ def test_results_lie_where_the_plan_says() -> None:
     assert one.addressable_shards[0].data.shape == (4, 4)
 
 
-BIG = jax.ShapeDtypeStruct((256, 256), np.float32)
+BIG = jax.ShapeDtypeStruct((1024, 1024), np.float32)
 
 
 @pytest.mark.parametrize(
@@ -296,11 +296,11 @@ def test_planning_and_lowering_need_no_devices(where: sbp.Placement, outer: list
     group = where.shape[-1]
     (only,) = plan.collectives
     assert (only.kind, only.axes, only.group_size) == ("all_reduce", (where.axes[-1],), group)
-    assert plan.wire_bytes == 2 * (group - 1) / group * 256 * 256 * 4
+    assert plan.wire_bytes == 2 * (group - 1) / group * 1024 * 1024 * 4
     text = program.lower(BIG, BIG).as_text()
     assert "all_reduce" in text and f"num_partitions = {where.size}" in text
     with pytest.raises(SbpError, match="rank"):
-        program(np.ones((256, 256)), np.ones((256, 256)))
+        program(np.ones(BIG.shape), np.ones(BIG.shape))
 
 
 def test_lowering_with_devices_compiles() -> None:

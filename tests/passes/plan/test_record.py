@@ -12,7 +12,7 @@ from jax import lax
 
 import sbp
 from sbp import B, S
-from sbp.passes.choosing import Choice
+from sbp.passes.choosing import FoundSignatures
 from sbp.passes.plan.record import ChoiceRecord, NotTaken, chosen_by, read_record, record_data
 from sbp.passes.recall import Recall
 from tests.passes.questions import asked
@@ -39,7 +39,7 @@ def question(*args: Any, **options: Any) -> Recall:
 
 def found() -> tuple[Recall, ChoiceRecord]:
     recall = question()
-    return recall, recall.keep(Choice(recall_choice(recall), ("a remark",)))
+    return recall, recall.keep(FoundSignatures(recall_choice(recall), ("a remark",)))
 
 
 def recall_choice(recall: Recall) -> Any:

@@ -18,7 +18,7 @@ from sbp.passes.plan.seeds import (
     TENSOR,
     ZERO_1,
     ZERO_3,
-    AxisUse,
+    SeedUse,
     restricted,
     seed_name,
     seeds_for,
@@ -49,7 +49,7 @@ def model_of(place: Placement, first: Any = None) -> tuple[Model, CostNetwork]:
     return model, model.build()
 
 
-def inputs_under(seed: tuple[AxisUse, ...], place: Placement, first: Any = None) -> tuple[Any, ...]:
+def inputs_under(seed: tuple[SeedUse, ...], place: Placement, first: Any = None) -> tuple[Any, ...]:
     model, network = model_of(place, first)
     unary = restricted(model, seed, tensors_of(model.graph, TIES))
     states = solve(CostNetwork(unary, network.edges)).states
@@ -73,7 +73,7 @@ def test_tensors() -> None:
         (TENSOR, (Split, Split, B)),
     ],
 )
-def test_arguments_lie_as_the_seed_says(seed: AxisUse, expected: tuple[Any, ...]) -> None:
+def test_arguments_lie_as_the_seed_says(seed: SeedUse, expected: tuple[Any, ...]) -> None:
     """On one axis, and on the outer one of two while the inner has data."""
     line, grid = placement("cpu", shape=(4,)), placement("cpu", shape=(2, 2))
     for found in (inputs_under((seed,), line), inputs_under((seed, DATA), grid)):

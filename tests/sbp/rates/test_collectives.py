@@ -97,7 +97,7 @@ def test_a_small_all_reduce_goes_along_trees() -> None:
     found = collective_seconds(H100, "all_reduce", 1024, 128, domains=16).seconds
     assert found == pytest.approx(45e-6 + 2 * 4 * 37e-6, rel=0.01)
     hosts = [collective_seconds(H100, "all_reduce", 1024, 8 * n, domains=n).seconds for n in (2, 4, 16, 128)]
-    assert hosts == sorted(hosts) and hosts[-1] < 4 * hosts[0]
+    assert hosts == sorted(hosts) and hosts[-1] < 5 * hosts[0]
     large = collective_seconds(H100, "all_reduce", 2**32, 128, domains=16).seconds
     assert large == pytest.approx(2 * 2**32 / 8 / 25e9, rel=0.2)
 

@@ -1,0 +1,140 @@
+"""Llama 3 70B on many H100s: what the planner chooses beside published layouts, priced by one evaluator.
+
+    python -m benchmarks.layouts [--devices 128,1024] [--batch 1024] [--microbatches 4] [--seconds 120]
+
+Bfloat16, sequences of 8,192 tokens, layers in a scan and computed twice, attention as one kernel. Of each
+plan: the step with overlap, the share of the peak that is (MFU: 6 FLOPs per parameter and token, and
+attention without its masked half), the memory of a device, and the seconds that planning took. Layouts by
+hand say where weights, state and batch lie: MaxText's table on one axis (its recipe for 128 H100s) and on
+two, and Megatron's (Shoeybi et al., 2019): widths within a host, copies across. What they leave open is
+planned. Pipelines are not among them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import sbp
+from benchmarks import maxtext
+from models import llama
+from sbp.rates.chips import CHIPS
+
+CONFIG = replace(llama.PRESETS["70b"], fused="cudnn")
+OPTIMIZER = optax.adamw(1e-3)
+HOST = 8
+PEAK_FLOPS = CHIPS["h100"].matrix_flops["bf16"]
+
+
+@dataclass(frozen=True)
+class LayoutRow:
+    """A layout's plan; None with the reason why there is none."""
+
+    name: str
+    plan: sbp.Plan | None
+    seconds: float
+    trouble: str = ""
+
+
+def layouts(devices: int) -> Iterator[tuple[str, tuple[int, ...], Any]]:
+    """Names, hierarchies and signatures."""
+    line, grid = (devices,), (devices // HOST, HOST)
+    yield "AUTO", line, sbp.AUTO
+    yield "AUTO", grid, sbp.AUTO
+    yield "MaxText, FSDP", line, maxtext.signatures(line, CONFIG, OPTIMIZER)
+    yield "MaxText, FSDP x tensor", grid, maxtext.signatures(grid, CONFIG, OPTIMIZER)
+    yield "Megatron, data x tensor", grid, llama.signatures("2d", grid, CONFIG, OPTIMIZER)
+    yield "FSDP x tensor, heads and widths", grid, llama.signatures("fsdp", grid, CONFIG, OPTIMIZER)
+
+
+def train_step(microbatches: int) -> Any:
+    """The step that adds up the gradients of so many parts of the batch."""
+    gradients = jax.value_and_grad(partial(llama.loss, config=CONFIG))
+    if microbatches > 1:
+        gradients = sbp.microbatch(gradients, microbatches, batch_args=(1, 2))
+
+    def step(params: Any, state: Any, batch: Any, key: Any) -> Any:
+        value, grads = gradients(params, batch, key)
+        updates, state = OPTIMIZER.update(grads, state, params)
+        return optax.apply_updates(params, updates), state, value
+
+    return step
+
+
+def arguments(batch: int) -> tuple[Any, ...]:
+    """Shapes."""
+    key = jax.eval_shape(partial(jax.random.key, 0))
+    params = jax.eval_shape(partial(llama.init, config=CONFIG), key)
+    tokens = jax.ShapeDtypeStruct((batch, CONFIG.sequence + 1), jnp.int32)
+    return params, jax.eval_shape(OPTIMIZER.init, params), tokens, key
+
+
+def model_flops(args: Sequence[Any]) -> float:
+    """Of a step, all devices together, without what is computed twice."""
+    batch, length = args[2].shape[0], CONFIG.sequence
+    weights = sum(math.prod(x.shape) for x in jax.tree.leaves(args[0]))
+    lookups = math.prod(args[0]["embedding"].shape)
+    attention = 6 * CONFIG.layers * CONFIG.width * length
+    return batch * length * (6.0 * (weights - lookups) + attention)
+
+
+def planned(row: tuple[str, tuple[int, ...], Any], microbatches: int, args: Any, seconds: float) -> LayoutRow:
+    """The plan of a layout."""
+    name, shape, in_sbp = row
+    begun = time.perf_counter()
+    program = sbp.compile(
+        train_step(microbatches),
+        sbp.placement("h100", shape=shape),
+        in_sbp=in_sbp,
+        donate_argnums=(0, 1),
+        options=sbp.Options(time_limit=seconds, cache=False),
+    )
+    text = f"{name}:{'x'.join(map(str, shape))}"
+    try:
+        return LayoutRow(text, program.plan(*args), time.perf_counter() - begun)
+    except sbp.SbpError as e:
+        (problem, *_) = e.problems
+        return LayoutRow(text, None, time.perf_counter() - begun, f"{problem.got}; {problem.why}"[:120])
+
+
+def line(row: LayoutRow, devices: int, flops: float) -> str:
+    """A line of the table."""
+    if row.plan is None:
+        return f"| {row.name} | | | | | | {row.seconds:.0f} | {row.trouble} |"
+    p = row.plan
+    mfu = flops / p.step_seconds / devices / PEAK_FLOPS
+    return (
+        f"| {row.name} | {p.step_seconds:.2f} | {mfu:.3f} | {p.exposed_seconds:.2f} "
+        f"| {p.memory_bytes / 1e9:.1f} | {p.wire_bytes / 1e9:.0f} | {row.seconds:.0f} | |"
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Prints the tables."""
+    parser = argparse.ArgumentParser(prog="benchmarks.layouts", description=__doc__)
+    parser.add_argument("--devices", default="128,1024")
+    parser.add_argument("--batch", type=int, default=1024, help="sequences")
+    parser.add_argument("--microbatches", type=int, default=4, help="of 128 devices; fewer of more devices")
+    parser.add_argument("--seconds", type=float, default=120.0, help="for each plan")
+    given = parser.parse_args(argv)
+    args = arguments(given.batch)
+    for devices in map(int, given.devices.split(",")):
+        count = max(1, given.microbatches * 128 // devices)
+        print(f"\n{devices} x h100, {given.batch} sequences, {count} micro-batches\n")
+        print("| layout | step s | MFU | exposed s | GB | GB sent | planned in s | |")
+        print("|---|---|---|---|---|---|---|---|")
+        for row in layouts(devices):
+            print(line(planned(row, count, args, given.seconds), devices, model_flops(args)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
