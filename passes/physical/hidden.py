@@ -25,6 +25,9 @@ FIRST_ROUNDS, SEED_ROUNDS, LAST_ROUNDS = 4, 2, 6
 """Solutions that begin at the cheapest plan before seeds are looked at, at each of the best seeds, within
 what that allows, and at last at the best plan. Fewer where a plan comes back; of few looks the first take a
 quarter, and the last a third."""
+WORTH = 0.99
+"""Of the cheapest plan's step: one with a longer step is not taken. The model of overlap is some percent off
+(docs/decisions/0014_overlap.md), and less than that is not worth more bytes."""
 POINTS = 3
 """Seeds that are gone on from, those with the shortest steps."""
 LOST = 1.1
@@ -168,7 +171,8 @@ def shortest_step(
         search.descend(at, exposure, unary, min(SEED_ROUNDS, search.left - last))
     for at in search.best()[:1]:
         search.descend(at, exposure, network.unary, search.left)
-    better = (x for x in search.best() if x.rank < base.rank)
+    enough = WORTH * base.times.step_seconds
+    better = (x for x in search.best() if x.times.step_seconds <= enough)
     best = next((x for x in better if fits(x.assignment)), base)
     left = tuple(seed_name(seed) for seed in seeds)
     chosen = best.assignment

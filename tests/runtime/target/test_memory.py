@@ -20,7 +20,8 @@ from tests.runtime.target.plugin import needs_plugin
 ON = sbp.placement("h100", shape=(8,))
 # Small collectives that cost little, so that gradients of small programs are scattered and gathered too.
 # Where they are all-reduced, XLA has nothing else to hide the collective before a pool's gradient, and finds
-# its maxima there, not as early as it can (pools.py).
+# its maxima there, not as early as it can (pools.py). And of "small and many" the plan with the shortest step
+# is 24 % below XLA: what that gathers beside the backward lies there longer than the plan says.
 FLAT = replace(hardware_for("h100"), chip="")
 pytestmark = needs_plugin
 
@@ -137,7 +138,7 @@ PROGRAMS = {
     "loop": Trained(partial(scanned, keep=True), STACKED, BATCH, ([B], [S(0)])),
     "loop with checkpoints": Trained(partial(scanned, keep=False), STACKED, BATCH, ([B], [S(0)])),
     # Updates of weights: many that are gathered, and few.
-    "small and many": Trained(deep, [floats(2048, 2048)] * 12, floats(2048, 2048), ([B], [S(0)])),
+    "small and many": Trained(deep, [floats(2048, 2048)] * 12, floats(2048, 2048), ([B], [S(0)]), FLAT),
     "large and few": Trained(deep, [floats(4096, 4096)] * 3, floats(8192, 4096), ([B], [S(0)])),
     "pools": Trained(pooled, [floats(3, 3, 64, 64)] * 2, floats(64, 112, 112, 64), ([B], [S(0)])),
     "a pool before norms": Trained(
