@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 from sbp.passes.boxing.paths import Boxings
@@ -10,7 +9,7 @@ from sbp.passes.explain import notes
 from sbp.passes.physical.fit import LimitedProblem, SmallestPeak, seconds_of_fastest
 from sbp.passes.physical.hidden import MOST_CELLS, shortest_step
 from sbp.passes.plan.candidates import Candidates
-from sbp.passes.plan.cheapest import LEAST_SHARE, cheapest
+from sbp.passes.plan.cheapest import built, cheapest
 from sbp.passes.plan.indexed import IndexedNetwork
 from sbp.passes.plan.model import Boundary, ChosenSignatures, Model
 from sbp.passes.request import Request
@@ -44,13 +43,10 @@ class Choosing:
 
     def run(self) -> FoundSignatures:
         """The plan with the shortest step that fits, as far as it is found."""
-        r, begun = self.request, time.monotonic()
+        r = self.request
         seconds = seconds_of_fastest(self.candidates.graph, r.limit_bytes, r.seconds_left)
         model = Model(self.candidates, self.asked, self.boxings)
-        network = model.build_indexed()
-        if seconds is not None:
-            taken = time.monotonic() - begun
-            seconds = max(seconds - taken, LEAST_SHARE * taken)
+        network, seconds = built(model, seconds)
         fastest = cheapest(model, network, seconds, r.terms.progress)
         problem = self.candidates, self.asked, self.boxings, r.donated, r.limit_bytes
         limited = LimitedProblem(*problem, r.seconds_left, r.terms.progress)
@@ -70,7 +66,9 @@ class Choosing:
     ) -> tuple[ChosenSignatures, tuple[str, ...]]:
         """What fits with the shortest step, where collectives run beside kernels; and a remark."""
         r = self.request
-        if not r.whole_step or network.cells > MOST_CELLS:
+        if not r.whole_step:
             return chosen, ()
+        if network.cells > MOST_CELLS:
+            return chosen, notes.large_notes(r.hardware)
         found = shortest_step(model, network.dense(), chosen, limited.fits, r.seconds_left)
         return found.assignment, (notes.starts_note(found.looked, found.left),) if found.left else ()

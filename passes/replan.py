@@ -96,15 +96,8 @@ class Replanner:
         target = self._tensors(plan).find(name)
         nd = normalise(nd, len(target.shape))
         raise_all(_check(target, nd, self.request))
-        r = self.request
-        ins, outs, ties = list(r.in_sbp), list(r.out_sbp), list(r.ties)
-        for i in target.arguments:
-            ins[i] = nd
-        for j in target.results:
-            outs[j], ties[j] = nd, None
-        request = replace(r, in_sbp=tuple(ins), out_sbp=tuple(outs), ties=tuple(ties))
         pinned = {**self.pinned, **dict.fromkeys(target.values, nd)}
-        found = Replanner(self.traced, request, pinned).plan()
+        found = Replanner(self.traced, self._asking(target, nd), pinned).plan()
         time, overlapped, sent, memory = changes(figures_of(found), figures_of(plan))
         note = (
             f"what if: {target.text} held to {format_sbp(nd)}: {time}, {overlapped} with overlap, "
@@ -130,8 +123,6 @@ class Replanner:
         found = cheapest_held(search.network, [search.states(nd) for nd in others], most, time_limit_seconds)
         plans = (search.held(others[i], s.states, s.cost, s.bound) for i, s in found.found)
         held = tuple(sorted(plans, key=lambda h: (h.figures.step_seconds, h.figures.seconds)))
-        terms = self.request.terms
-        limit = plan.hardware.memory_bytes if terms.memory_limit_bytes is None else terms.memory_limit_bytes
         assert plan.physical is not None
         return TensorChoices(
             target.text,
@@ -143,21 +134,23 @@ class Replanner:
             found.slower,
             found.unknown,
             found.impossible,
-            limit,
+            self.request.limit_bytes,
         )
 
     def _opened(self, target: Target) -> Replanner:
         """The same with nothing said of the target."""
+        pinned = {v: nd for v, nd in self.pinned.items() if v not in target.values}
+        return Replanner(self.traced, self._asking(target, None), pinned)
+
+    def _asking(self, target: Target, nd: NdSbp | None) -> Request:
+        """What is asked, with a signature for the arguments and results among the target; None for AUTO."""
         r = self.request
         ins, outs, ties = list(r.in_sbp), list(r.out_sbp), list(r.ties)
         for i in target.arguments:
-            ins[i] = None
+            ins[i] = nd
         for j in target.results:
-            outs[j], ties[j] = None, None
-        request = replace(r, in_sbp=tuple(ins), out_sbp=tuple(outs), ties=tuple(ties))
-        return Replanner(
-            self.traced, request, {v: nd for v, nd in self.pinned.items() if v not in target.values}
-        )
+            outs[j], ties[j] = nd, None
+        return replace(r, in_sbp=tuple(ins), out_sbp=tuple(outs), ties=tuple(ties))
 
 
 class _Search:

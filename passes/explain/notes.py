@@ -8,8 +8,10 @@ from collections.abc import Sequence
 
 import jax.numpy as jnp
 
+from sbp.hardware import Hardware
 from sbp.layout import at_rest
 from sbp.passes.explain.plan import SAME, PlanData
+from sbp.passes.physical.evaluate import OVERLAPPING
 from sbp.passes.physical.program import Box, Compute, Physical
 from sbp.passes.plan.model import ChosenSignatures
 from sbp.passes.program.graph import Const, Graph
@@ -106,6 +108,13 @@ def strict_notes(strict: PlanData, usual: PlanData) -> tuple[str, ...]:
         f"strict_nonfinite: every sum is added up before anything is computed from it: {more:+,.0f} bytes on "
         f"the wire ({strict.wire_bytes:,.0f}, {usual.wire_bytes:,.0f} without)",
     )
+
+
+def large_notes(hardware: Hardware) -> tuple[str, ...]:
+    """Of a program that is too large for a search with overlap, where there is any."""
+    if hardware.platform not in OVERLAPPING:
+        return ()
+    return ("overlap: the program is too large on so many axes, and keeps the cheapest plan without overlap",)
 
 
 def fitted_note(limit_bytes: float, needed_bytes: float, fastest_seconds: float, seconds: float) -> str:

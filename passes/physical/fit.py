@@ -29,7 +29,7 @@ SECONDS = 20.0
 """For all tries, where no time limit is given."""
 SMALLEST_SECONDS = 4.0
 """For each look at the smallest peak, at the most."""
-LEAST_SHARE = 0.05
+LAST_SHARE = 0.05
 """Of the time, for the last tries if none is left."""
 NEAR = 1.005
 """Of the smallest peak: what a plan that is about as small may use."""
@@ -141,9 +141,9 @@ class LimitedProblem:
             if not found.fits or (k >= LEAST_TRIES and time.monotonic() > until):
                 break
             target = min(found.peak_bytes, search.budget.limit) * MARGIN * self.limit_bytes / tried.bytes
-            found = search.go_on(target, max((until - time.monotonic()) / 2, LEAST_SHARE * seconds))
+            found = search.go_on(target, max((until - time.monotonic()) / 2, LAST_SHARE * seconds))
         assert smallest is not None
-        left = max((until - time.monotonic()) / 2, LEAST_SHARE * seconds)
+        left = max((until - time.monotonic()) / 2, LAST_SHARE * seconds)
         return self.smallest_of(model, search, fastest, smallest, min(left, SMALLEST_SECONDS))
 
     def smallest_of(

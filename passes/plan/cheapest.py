@@ -11,7 +11,7 @@ from sbp.passes.plan.model import Boundary, ChosenSignatures, Model
 from sbp.passes.plan.narrow import solve_indexed
 from sbp.passes.plan.solve import Progress
 
-LEAST_SHARE = 0.25
+SOLVER_SHARE = 0.25
 """Of what building the model takes, for the solver at least: a plan of less is not worth the model."""
 
 
@@ -42,13 +42,19 @@ def choose(
     Raises:
       Infeasible: if the pins exclude each other.
     """
-    begun = time.monotonic()
     model = Model(candidates, boundary, boxings)
+    network, seconds = built(model, time_limit_seconds)
+    return cheapest(model, network, seconds, progress)
+
+
+def built(model: Model, time_limit_seconds: float | None) -> tuple[IndexedNetwork, float | None]:
+    """The network of a model, and what building it leaves of the time: some even where it took all."""
+    begun = time.monotonic()
     network = model.build_indexed()
-    if time_limit_seconds is not None:
-        taken = time.monotonic() - begun
-        time_limit_seconds = max(time_limit_seconds - taken, LEAST_SHARE * taken)
-    return cheapest(model, network, time_limit_seconds, progress)
+    if time_limit_seconds is None:
+        return network, None
+    taken = time.monotonic() - begun
+    return network, max(time_limit_seconds - taken, SOLVER_SHARE * taken)
 
 
 def cheapest(

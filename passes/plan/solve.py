@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sbp.passes.plan import sweeps
-from sbp.passes.plan.compiled import ready_seconds
 from sbp.passes.plan.dual import Dual
 from sbp.passes.plan.eliminate import Elimination, plan_elimination
 from sbp.passes.plan.flat import Indices, flat_network
 from sbp.passes.plan.network import CostNetwork, Infeasible, Solution, Table
+from sbp.passes.plan.ready import ready_seconds
 from sbp.passes.plan.reduce import reduce_network
 
 _DIRECT_CELLS = 1e8

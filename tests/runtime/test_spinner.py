@@ -1,14 +1,9 @@
 """What a terminal says while a search takes long; and that nothing else is told."""
 
-import contextlib
-import os
-import pty
 import re
-import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,33 +12,9 @@ import sbp
 from sbp.__main__ import main
 from sbp.runtime import spinner
 from sbp.runtime.spinner import searching
+from tests.terminals import terminal
 
 X = np.ones((64, 64), np.float32)
-
-
-@contextlib.contextmanager
-def terminal(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A terminal for stderr; gives a list of what is seen there."""
-    master, slave = pty.openpty()
-    for name in ("NO_COLOR", "JUPYTER_COLUMNS"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "100")
-    seen: list[bytes] = []
-
-    def read() -> None:
-        with contextlib.suppress(OSError):
-            while part := os.read(master, 1 << 16):
-                seen.append(part)
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    with os.fdopen(slave, "w", encoding="utf-8") as stream:
-        monkeypatch.setattr(sys, "stderr", stream)
-        yield seen
-        stream.flush()
-    reader.join()
-    os.close(master)
 
 
 def text(seen: list[bytes]) -> str:
@@ -52,7 +23,7 @@ def text(seen: list[bytes]) -> str:
 
 def test_the_line_of_a_long_search(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spinner, "DELAY_SECONDS", 0.05)
-    with terminal(monkeypatch) as seen, searching("planning [f]") as tell:
+    with terminal(monkeypatch, "stderr") as seen, searching("planning [f]") as tell:
         assert tell is not None
         time.sleep(0.4)
         tell(np.inf, -np.inf, 0.1)
@@ -65,7 +36,7 @@ def test_the_line_of_a_long_search(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_short_one_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     before = threading.active_count()
-    with terminal(monkeypatch) as seen:
+    with terminal(monkeypatch, "stderr") as seen:
         with searching("planning f") as tell:
             assert tell is not None
         sbp.compile(lambda x: x @ x, sbp.placement("h100", shape=(8,))).plan(X)
@@ -76,7 +47,7 @@ def test_who_wants_none_and_who_has_no_terminal_gets_none(monkeypatch: pytest.Mo
     monkeypatch.setattr(spinner, "DELAY_SECONDS", 0.0)
     with searching("planning f") as tell:
         assert tell is None
-    with terminal(monkeypatch) as seen:
+    with terminal(monkeypatch, "stderr") as seen:
         with searching("planning f", wanted=False) as tell:
             assert tell is None
         quiet = sbp.Options(progress=False)
@@ -89,6 +60,6 @@ def test_the_command_line_shows_it(
 ) -> None:
     monkeypatch.setattr(spinner, "DELAY_SECONDS", 0.0)
     target = Path(__file__).resolve().parents[1] / "golden" / "two_layers.py"
-    with terminal(monkeypatch) as seen:
+    with terminal(monkeypatch, "stderr") as seen:
         assert main(["plan", f"{target}:step", "--placement", "h100:2x4"]) == 0
     assert "planning step, 0 s" in text(seen) and "planning step" not in capsys.readouterr().out

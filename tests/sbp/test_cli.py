@@ -1,21 +1,16 @@
 """The command line, through `main`: no device of the placement's kind is here."""
 
-import contextlib
-import fcntl
 import io
 import os
-import pty
-import struct
 import subprocess
 import sys
-import termios
-import threading
 from pathlib import Path
 
 import pytest
 
 import sbp
 from sbp.__main__ import main
+from tests.terminals import terminal
 
 FILE = Path(__file__).resolve().parents[1] / "golden" / "two_layers.py"
 STEP = f"{FILE}:step"
@@ -213,25 +208,8 @@ def test_a_reader_that_has_seen_enough(tmp_path: Path) -> None:
 
 def on_a_terminal(monkeypatch: pytest.MonkeyPatch, width: int, *argv: object) -> str:
     """What is seen on a terminal of so many columns."""
-    master, slave = pty.openpty()
-    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, width, 0, 0))
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    seen: list[bytes] = []
-
-    def read() -> None:
-        # Its other end is closed: an error on Linux, nothing on macOS.
-        with contextlib.suppress(OSError):
-            while part := os.read(master, 1 << 16):
-                seen.append(part)
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    with os.fdopen(slave, "w", encoding="utf-8") as terminal:
-        monkeypatch.setattr(sys, "stdout", terminal)
+    with terminal(monkeypatch, "stdout", width) as seen:
         code = run(*argv)
-    reader.join()
-    os.close(master)
     assert code == 0
     return b"".join(seen).decode().replace("\r\n", "\n")
 

@@ -1,7 +1,7 @@
 """Compiled loops are ready before the clock of a search runs."""
 
-from sbp.passes.plan import compiled, sweeps
-from sbp.passes.plan.compiled import ready_seconds
+from sbp.passes.plan import ready, sweeps
+from sbp.passes.plan.ready import ready_seconds
 
 
 def test_every_loop_is_compiled_and_once_is_enough() -> None:
@@ -9,4 +9,4 @@ def test_every_loop_is_compiled_and_once_is_enough() -> None:
     loops = [f for f in vars(sweeps).values() if hasattr(f, "nopython_signatures")]
     assert loops and all(f.nopython_signatures for f in (sweeps.total_cost, sweeps.descend))  # type: ignore[attr-defined]
     assert ready_seconds() < 0.05
-    assert compiled._run_all.cache_info().misses == 1
+    assert ready._run_all.cache_info().misses == 1
