@@ -79,7 +79,7 @@ MESSAGES: Messages = {
         lambda: of(options=sbp.Options(plan=a_plan(lambda x: jnp.sin(x)))),
         ArgumentError,
         "Options(plan=...)",
-        "a plan of another program: its op 0 is sin, here mul at test_call_messages.py:30",
+        "a plan of another program: its op 0 is sin, here mul at {line}",
         "a plan of this program",
         TAKEN,
         AGAIN,
@@ -105,7 +105,7 @@ MESSAGES: Messages = {
     "a plan that its program cannot have here": (
         lambda: of(options=sbp.Options(plan=no_such_signature())),
         ArgumentError,
-        "Options(plan=...): mul at test_call_messages.py:30",
+        "Options(plan=...): mul at {line}",
         "mul: [S(5), B] [B, B] -> [B, B]",
         "one of the 9 signatures that mul has here",
         TAKEN,
