@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.experimental.layout import Layout
 from jax.typing import ArrayLike
 
 from sbp import compat, untyped
@@ -109,6 +110,11 @@ def apply_move(
     groups = [hierarchy[a] for a in move.axes]
     apply = _OWNED[move.kind] if owned else _APPLY[move.kind]
     return apply(x, Site(move, shape, hierarchy, names, groups, coords))
+
+
+def dims_in_order(x: jax.Array) -> jax.Array:
+    """The same tensor, its first dim outermost in memory, whatever the compiler would have liked."""
+    return untyped.with_layout_constraint(x, Layout(tuple(range(x.ndim))))
 
 
 def _all_reduce(x: jax.Array, at: Site) -> jax.Array:

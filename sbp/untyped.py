@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.experimental import layout
 from jax.sharding import PartitionSpec
 
 Tree = TypeVar("Tree")
@@ -54,3 +55,4 @@ all_gather: Callable[..., jax.Array] = lax.all_gather
 psum_scatter: Callable[..., jax.Array] = lax.psum_scatter
 all_to_all: Callable[..., jax.Array] = lax.all_to_all
 ppermute: Callable[..., jax.Array] = lax.ppermute
+with_layout_constraint: Callable[..., jax.Array] = layout.with_layout_constraint
