@@ -69,7 +69,7 @@ NOTHING = PlaceHeld()
 
 
 @dataclass(frozen=True)
-class Ranked:
+class RankedSignatures:
     """Signatures of a target, the cheapest first by the ops of its placements; and how many others there are.
 
     Arguments:
@@ -172,7 +172,7 @@ class StagesReplanner:
         hierarchies = (self.stages.plans[place].placement.shape for place in target.parts)
         return all(at_rest(target.shape, nd, h) == nd for h in hierarchies)
 
-    def _ranked(self, target: StagesTarget, most: int, seconds: float) -> Ranked:
+    def _ranked(self, target: StagesTarget, most: int, seconds: float) -> RankedSignatures:
         """The alternatives by what the ops of their placements take, one after the other."""
         until = time.monotonic() + seconds
         searches = [self._search(place, part, until) for place, part in target.parts.items()]
@@ -195,7 +195,7 @@ class StagesReplanner:
             unknown, impossible = max(unknown, found.unknown), max(impossible, found.impossible)
             slower = max(slower, found.slower)
         ordered = sorted(costs, key=lambda nd: costs[nd])
-        return Ranked(tuple(ordered[:most]), slower + len(ordered[most:]), unknown, impossible)
+        return RankedSignatures(tuple(ordered[:most]), slower + len(ordered[most:]), unknown, impossible)
 
     def _search(self, place: int, part: Target, until: float) -> HeldSearch:
         """The planning problem of a placement, which tells how a target lies there."""

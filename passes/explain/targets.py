@@ -54,7 +54,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TensorEntry:
     """One tensor that can be named.
 
     Arguments:
@@ -76,7 +76,9 @@ class Entry:
     place: int = 0
 
 
-def called(name: str, program: str, ends: Sequence[Entry], made: Sequence[Entry]) -> list[Entry]:
+def called(
+    name: str, program: str, ends: Sequence[TensorEntry], made: Sequence[TensorEntry]
+) -> list[TensorEntry]:
     """The tensors that a name means, all of one kind.
 
     Arguments:
@@ -104,7 +106,7 @@ def called(name: str, program: str, ends: Sequence[Entry], made: Sequence[Entry]
     raise _error(name, program, "nearest: " + "; ".join(near), why, fix)
 
 
-def _several(name: str, program: str, found: Sequence[Entry]) -> ArgumentError:
+def _several(name: str, program: str, found: Sequence[TensorEntry]) -> ArgumentError:
     kinds = list(dict.fromkeys(e.kind for e in found))
     firsts = [next(e for e in found if e.kind == kind) for kind in kinds]
     shown = [f"{e.full} ({' -> '.join(map(format_sbp, e.signatures))})" for e in firsts[:MOST_KINDS]]
@@ -117,7 +119,7 @@ def _error(name: str, program: str, legal: str, why: str, fix: str) -> ArgumentE
     return ArgumentError(Problem("argument", f"a tensor of {program}", repr(name), legal, why, fix))
 
 
-def target_of(found: Sequence[Entry]) -> Target:
+def target_of(found: Sequence[TensorEntry]) -> Target:
     """Tensors of one kind, held together."""
     first = found[0]
     at: dict[str, list[int]] = {"argument": [], "result": [], "value": []}
@@ -160,10 +162,10 @@ class NamedTensors:
         return target_of(called(name, self.plan.name, self.ends, self.made))
 
     @cached_property
-    def ends(self) -> tuple[Entry, ...]:
+    def ends(self) -> tuple[TensorEntry, ...]:
         """Arguments and results; a result that comes back as an argument is that argument."""
         p, plan = self.physical, self.plan
-        out: list[Entry] = []
+        out: list[TensorEntry] = []
         back: dict[int, list[str]] = {}
         for path, tie in zip(plan.out_paths, self.ties, strict=False):
             if tie is not None:
@@ -173,22 +175,24 @@ class NamedTensors:
             labels = _with_patterns([path, *back.get(i, ())])
             kind = "argument", without_indices(path), value.shape, str(value.dtype)
             full = f"{path}, {tensor_text(value.shape, value.dtype)}"
-            out.append(Entry(kind, labels, full, ("argument", i), value.shape, value.dtype, (p.inputs[i],)))
+            out.append(
+                TensorEntry(kind, labels, full, ("argument", i), value.shape, value.dtype, (p.inputs[i],))
+            )
         for j, (path, x) in enumerate(zip(plan.out_paths, p.graph.outputs, strict=False)):
             if not isinstance(x, Const) and (j >= len(self.ties) or self.ties[j] is None):
                 value = self.graph.values[x]
                 kind = "result", without_indices(path), value.shape, str(value.dtype)
                 full, at = f"{path}, {tensor_text(value.shape, value.dtype)}", ("result", j)
                 labels = _with_patterns([path])
-                out.append(Entry(kind, labels, full, at, value.shape, value.dtype, (p.outputs[j],)))
+                out.append(TensorEntry(kind, labels, full, at, value.shape, value.dtype, (p.outputs[j],)))
         return tuple(out)
 
     @cached_property
-    def made(self) -> tuple[Entry, ...]:
+    def made(self) -> tuple[TensorEntry, ...]:
         """What ops make, bodies of loops included."""
         return tuple(self._made())
 
-    def _made(self) -> Iterator[Entry]:
+    def _made(self) -> Iterator[TensorEntry]:
         flow = Flow(self.physical)
         names = Names(self.graph, self.plan.in_paths, self.plan.out_paths)
         for node in self.graph.walk():
@@ -202,7 +206,7 @@ class NamedTensors:
                 lying = (flow.made[v], *(nd for _, nd in flow.wanted.get(v, ())))
                 signatures = tuple(dict.fromkeys(lying))
                 kind, loosely = (value.shape, value.dtype, signatures), (f"{node.op} at {line}", line)
-                yield Entry(full, labels, full, ("value", v), *kind, loosely)
+                yield TensorEntry(full, labels, full, ("value", v), *kind, loosely)
 
 
 def _with_patterns(labels: Sequence[str]) -> tuple[str, ...]:

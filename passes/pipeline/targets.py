@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from sbp.passes.explain.targets import Entry, NamedTensors, Target, called, target_of, tensor_text
+from sbp.passes.explain.targets import TensorEntry, NamedTensors, Target, called, target_of, tensor_text
 from sbp.passes.pipeline.cut import transfers_inside
 from sbp.passes.pipeline.stages import Stages, physical_of
 from sbp.passes.program.names import common, without_indices
@@ -130,12 +130,12 @@ class NamedStagesTensors:
             found.append(NamedTensors(replace(plan, in_paths=ins, out_paths=outs), physical_of(plan), r.ties))
         return found
 
-    def ends(self) -> Iterator[Entry]:
+    def ends(self) -> Iterator[TensorEntry]:
         """Arguments and results of the whole program."""
         for p, tensors in enumerate(self._places):
             yield from (replace(e, place=p) for e in tensors.ends)
 
-    def made(self) -> Iterator[Entry]:
+    def made(self) -> Iterator[TensorEntry]:
         """What ops make, on every placement: called as its plan calls it, or as the whole program does."""
         labels = self.stages.labels
         whole = len(labels.graph.values)  # what a pass adds to one placement has an id beyond these
@@ -144,7 +144,7 @@ class NamedStagesTensors:
                 names = [labels.names.of(e.at[1])] if e.at[1] < whole else []
                 yield replace(e, place=p, loosely=(*e.loosely, *names))
 
-    def sent(self) -> Iterator[Entry]:
+    def sent(self) -> Iterator[TensorEntry]:
         """What goes from one placement to another: an entry for each end, the one that sends it first.
 
         Both ends have the same names, and are held together, where their hierarchies are equal: as they are
@@ -159,7 +159,7 @@ class NamedStagesTensors:
                 labels = tuple(dict.fromkeys(label for o in same for label in o.labels))
                 yield replace(e, labels=labels, kind=("sent", what, e.shape, str(e.dtype), hierarchy))
 
-    def _ends_of(self, v: int) -> Iterator[Entry]:
+    def _ends_of(self, v: int) -> Iterator[TensorEntry]:
         """A value that is sent, as each of its placements has it."""
         for takes in (False, True):
             for p, share in enumerate(self.stages.shares):
@@ -175,21 +175,21 @@ class NamedStagesTensors:
                 shown = f"{name}, {tensor_text(value.shape, value.dtype)}"
                 labels = tuple(dict.fromkeys((name, shown, without_indices(name), without_indices(shown))))
                 where = ("argument" if takes else "result"), at
-                yield Entry(None, labels, shown, where, value.shape, value.dtype, (nd,), place=p)
+                yield TensorEntry(None, labels, shown, where, value.shape, value.dtype, (nd,), place=p)
 
-    def _is_sent(self, e: Entry) -> bool:
+    def _is_sent(self, e: TensorEntry) -> bool:
         share = self.stages.shares[e.place]
         most = {"argument": len(share.arguments), "result": len(share.results)}
         return e.at[0] in most and e.at[1] >= most[e.at[0]]
 
-    def _is_inside(self, e: Entry) -> bool:
+    def _is_inside(self, e: TensorEntry) -> bool:
         """Whether what is sent goes for every micro-batch: those stand last."""
         share = self.stages.shares[e.place]
         if e.at[0] == "argument":
             return e.at[1] >= len(share.arguments) + len(share.received)
         return e.at[1] >= len(share.results) + len(share.sent)
 
-    def _words(self, e: Entry, sent: bool) -> str:
+    def _words(self, e: TensorEntry, sent: bool) -> str:
         """Where a tensor belongs."""
         if sent:
             return f"{'received' if e.at[0] == 'argument' else 'sent'} by placement {e.place}"
