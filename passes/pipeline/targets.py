@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from sbp.passes.explain.targets import TensorEntry, NamedTensors, Target, called, target_of, tensor_text
+from sbp.passes.explain.targets import NamedTensors, Target, TensorEntry, called, target_of, tensor_text
 from sbp.passes.pipeline.cut import transfers_inside
 from sbp.passes.pipeline.stages import Stages, physical_of
 from sbp.passes.program.names import common, without_indices
