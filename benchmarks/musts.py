@@ -78,9 +78,9 @@ class PlanningCost:
 
 
 def _wide(choice: str, shape: Sequence[int], layers: int) -> cases.Case:
-    """A GPT of width 4,096 and sequences of 2,048."""
+    """A GPT of width 4,096 with one sequence of 2,048 a device."""
     config = replace(large.GPT, width=4096, heads=32, sequence=2048)
-    return cases.gpt_case(choice, shape, layers, config, 8 * math.prod(shape))
+    return cases.gpt_case(choice, shape, layers, config, math.prod(shape))
 
 
 def _again(choice: str, shape: Sequence[int], layers: int) -> cases.Case:
@@ -138,8 +138,10 @@ def _planning(name: str, most: PlanningCost, rounds: int) -> Verdict:
     found = []
     for _ in range(rounds):
         command = [sys.executable, "-m", "benchmarks.planner", "--one", name]
-        said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-        found.append(PlanningCost(**json.loads(said.splitlines()[-1])))
+        ran = subprocess.run(command, check=False, capture_output=True, text=True)
+        if ran.returncode:
+            return Verdict(f"failed: {(ran.stderr.strip() or 'no word').splitlines()[-1]}", False)
+        found.append(PlanningCost(**json.loads(ran.stdout.splitlines()[-1])))
     fields = ("seconds", "gigabytes", "gap")
     cost = PlanningCost(*(statistics.median(getattr(r, field) for r in found) for field in fields))
     return Verdict(str(cost), cost.within(most))

@@ -70,6 +70,11 @@ def test_a_token_goes_to_the_two_best_experts() -> None:
     np.testing.assert_allclose(found[:, room:], 0.0)
 
 
+def test_a_step_that_cannot_be_planned_is_short() -> None:
+    verdict = musts._planning("nothing/2/1", PlanningCost(), 1)
+    assert not verdict.met and verdict.measured == "failed: KeyError: 'nothing'"
+
+
 def test_brute_force_and_compiled_rows_are_counted() -> None:
     assert musts._brute(1, 1).measured.endswith("of 1")
     assert "rows; " in MUSTS["compiled/auto"].run(1).measured
