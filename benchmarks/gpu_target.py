@@ -135,6 +135,15 @@ def on_gpu(peer: Any, args: Any) -> Any:
     return peer.trace(*args).lower(lowering_platforms=("cuda",))
 
 
+def _data_parallel(row: str) -> list[str]:
+    """The rows that have the peer of a row of AUTO: over all axes at once it is the same on one."""
+    model, _, choice, shape = parse(row)
+    if choice != "auto":
+        return []
+    by_hand, name = AUTO_PEERS.get(model, "data"), row.partition("/")[0]
+    return [f"{name}/{by_hand}:{'x'.join(map(str, on))}" for on in (shape, (math.prod(shape),))]
+
+
 def measure(row: str, folder: Path | None = None, peers: Mapping[str, TargetProgram] = NO_PEERS) -> TargetRow:
     """One row; the texts of both programs are left in `folder`.
 
@@ -147,9 +156,8 @@ def measure(row: str, folder: Path | None = None, peers: Mapping[str, TargetProg
     args = case.shapes()
     peer, _ = peer_of(case, args, placement, absent_mesh(placement))
     program = sbp.compile(case.step, placement, in_sbp=case.in_sbp, donate_argnums=(0, 1))
-    hand = f"{row.partition('/')[0]}/{AUTO_PEERS.get(model, 'data')}:{'x'.join(map(str, shape))}"
-    same = row if row in peers or choice != "auto" else hand
-    found = [peers[same]] if same in peers else []
+    same = next((r for r in (row, *_data_parallel(row)) if r in peers), None)
+    found = [] if same is None else [peers[same]]
     ways = ("jit", lambda *args: on_gpu(peer, args)), ("sbp", program.lower)
     for name, lowered in ways[len(found) :]:
         jax.clear_caches()  # the first to trace would pay for what both share

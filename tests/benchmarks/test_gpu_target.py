@@ -57,6 +57,12 @@ def timed(row: str, ours: float, theirs: float) -> TargetRow:
     return TargetRow(row, replace(JIT, step_seconds=theirs), replace(OURS, step_seconds=ours), 0.0, 0.0)
 
 
+def test_the_peer_of_auto_is_that_of_a_row_by_hand() -> None:
+    found = gpu_target._data_parallel
+    assert found("llama@8/auto:2x4") == ["llama@8/data:2x4", "llama@8/data:8"]
+    assert found("dlrm/auto:8")[0] == "dlrm/rows:8" and found("llama@8/zero:8") == []
+
+
 def test_auto_beside_the_best_by_hand() -> None:
     rows = [timed("gpt@2/2d:2x4", 0.02, 0.03), timed("gpt@2/data:8", 0.012, 0.0099)]
     rows += [timed("gpt@2/auto:2x4", 0.0101, 0.011), timed("gpt/auto:8", 0.0099, 0.01)]
