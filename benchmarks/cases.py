@@ -149,6 +149,7 @@ def library_case(
         step,
         lambda: arguments(jax.jit(init), optimizer, batch),
         parallel.signatures(choice, shape, table, params, optimizer),
+        parallel.signatures("data", shape, table, params, optimizer) if choice == "auto" else None,
     )
 
 
@@ -206,7 +207,9 @@ def resnet_case(choice: str, shape: Sequence[int], layers: int, size: Images = I
         images = jax.random.normal(key, (size.rows, size.side, size.side, 3))
         return arguments(init, optimizer, (images, jax.random.randint(key, (size.rows,), 0, size.classes)))
 
-    return Case(resnet.make_train_step(optimizer), make, resnet.signatures(choice, shape, config, optimizer))
+    in_sbp = resnet.signatures(choice, shape, config, optimizer)
+    data = resnet.signatures("data", shape, config, optimizer) if choice == "auto" else None
+    return Case(resnet.make_train_step(optimizer), make, in_sbp, data)
 
 
 def grouped_case(choice: str, shape: Sequence[int], layers: int) -> Case:

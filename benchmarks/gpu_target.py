@@ -10,8 +10,11 @@ plan), memory per device (XLA's buffer assignment, and the plan), how many instr
 kernels may run beside, and how many are not, the step that a simulation of the compiled schedule takes, what
 of it is spent in collectives alone, and the seconds from the Python function to the executable.
 
-The peer of "auto" is data parallel: jit has no AUTO. That of a Llama whose weights are split by width is laid
-out as MaxText does (benchmarks/maxtext.py).
+A second table has the rows of AUTO beside the best that was made by hand, of ours and of jit's: of the same
+model on the same placement, and on as many devices in any hierarchy.
+
+The peer of "auto" is data parallel (of DLRM, tables split by rows): jit has no AUTO. That of a Llama whose
+weights are split by width is laid out as MaxText does (benchmarks/maxtext.py).
 """
 
 from __future__ import annotations
@@ -49,7 +52,15 @@ ROWS = (
     *(f"llama-scan@8/{choice}" for choice in ("data:8", "tensor:8", "zero:8", "fsdp:2x4", "fsdp:16x8")),
     *("resnet@50/data:8", "resnet@50/data:16x8", "dlrm/rows:8", "dlrm/rows:16x8"),
     *(f"{model}/{choice}:8" for model in ("flax", "equinox") for choice in ("data", "zero")),
+    *("gpt-bf16@12/auto:16x8", "llama@8/auto:8", "llama@8/auto:2x4"),
+    *(f"llama-scan@8/auto:{shape}" for shape in ("8", "2x4", "16x8")),
+    *(f"{model}/auto:{shape}" for model in ("resnet@50", "dlrm") for shape in ("8", "16x8")),
+    *("flax/auto:8", "equinox/auto:8"),
 )
+AUTO_PEERS = {"dlrm": "rows"}
+"""What the peer of "auto" is where it is not "data"."""
+AUTO_MUST = 1.02
+"""The step of AUTO's program as a share of the best by hand, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +135,15 @@ def on_gpu(peer: Any, args: Any) -> Any:
     return peer.trace(*args).lower(lowering_platforms=("cuda",))
 
 
+def _data_parallel(row: str) -> list[str]:
+    """The rows that have the peer of a row of AUTO: over all axes at once it is the same on one."""
+    model, _, choice, shape = parse(row)
+    if choice != "auto":
+        return []
+    by_hand, name = AUTO_PEERS.get(model, "data"), row.partition("/")[0]
+    return [f"{name}/{by_hand}:{'x'.join(map(str, on))}" for on in (shape, (math.prod(shape),))]
+
+
 def measure(row: str, folder: Path | None = None, peers: Mapping[str, TargetProgram] = NO_PEERS) -> TargetRow:
     """One row; the texts of both programs are left in `folder`.
 
@@ -136,7 +156,8 @@ def measure(row: str, folder: Path | None = None, peers: Mapping[str, TargetProg
     args = case.shapes()
     peer, _ = peer_of(case, args, placement, absent_mesh(placement))
     program = sbp.compile(case.step, placement, in_sbp=case.in_sbp, donate_argnums=(0, 1))
-    found = [peers[row]] if row in peers else []
+    same = next((r for r in (row, *_data_parallel(row)) if r in peers), None)
+    found = [] if same is None else [peers[same]]
     ways = ("jit", lambda *args: on_gpu(peer, args)), ("sbp", program.lower)
     for name, lowered in ways[len(found) :]:
         jax.clear_caches()  # the first to trace would pay for what both share
@@ -173,6 +194,53 @@ def table(rows: Sequence[TargetRow]) -> str:
             *(f"{p.compile_seconds:.0f}" for p in (m.jit, m.sbp)),
         )
         lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class BestByHand:
+    """The shortest simulated step that signatures by hand gave, ours or jit's; `row` says which."""
+
+    row: str
+    step_seconds: float
+
+
+def best_by_hand(row: TargetRow, rows: Sequence[TargetRow], any_hierarchy: bool) -> BestByHand:
+    """What a row of AUTO is held against; its own peer, which is by hand, is among it.
+
+    Arguments:
+      any_hierarchy: whether other hierarchies of as many devices count too.
+    """
+    model, layers, _, shape = parse(row.row)
+    found = [BestByHand(f"{row.row.partition('/')[0]} data parallel, jit", row.jit.step_seconds)]
+    for other in rows:
+        name, depth, choice, on = parse(other.row)
+        fits = math.prod(on) == math.prod(shape) if any_hierarchy else on == shape
+        if (name, depth) == (model, layers) and choice != "auto" and fits:
+            found.append(BestByHand(f"{other.row}, sbp", other.sbp.step_seconds))
+            found.append(BestByHand(f"{other.row}, jit", other.jit.step_seconds))
+    return min(found, key=lambda x: x.step_seconds)
+
+
+AUTO_HEAD = (
+    f"| | step ms: AUTO | by hand, same placement | AUTO / by hand | as many devices | AUTO / by hand "
+    f"| at most {AUTO_MUST} |"
+)
+
+
+def auto_table(rows: Sequence[TargetRow]) -> str:
+    """The rows of AUTO beside the best by hand, as Markdown; some have a peer by hand alone."""
+    lines = [AUTO_HEAD, "|" + "---|" * 7]
+    for m in rows:
+        if parse(m.row)[2] != "auto":
+            continue
+        bests = [best_by_hand(m, rows, any_hierarchy) for any_hierarchy in (False, True)]
+        shown = [f"{m.sbp.step_seconds * 1e3:.2f}"]
+        for best in bests:
+            shown += [f"{best.step_seconds * 1e3:.2f} ({best.row})"]
+            shown += [f"{m.sbp.step_seconds / best.step_seconds:.3f}"]
+        kept = m.sbp.step_seconds <= AUTO_MUST * bests[0].step_seconds
+        lines.append("| " + " | ".join([m.row, *shown, "met" if kept else "SHORT"]) + " |")
     return "\n".join(lines)
 
 
@@ -223,15 +291,17 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--rows", default=default, help=f"model@layers/parallelism:placement, ... ({default})"
     )
     parser.add_argument("--json", metavar="FILE")
-    parser.add_argument("--show", metavar="FILE", type=Path, help="compile nothing: the table of such a JSON")
+    parser.add_argument(
+        "--show", metavar="FILE", type=Path, nargs="+", help="compile nothing: the tables of such JSONs"
+    )
     parser.add_argument("--hlo", metavar="FOLDER", type=Path, help="keep the compiled texts there")
     parser.add_argument(
         "--peers", metavar="FILE", type=Path, help="such a JSON: peers are not compiled, but taken from there"
     )
     options = parser.parse_args(argv)
     if options.show is not None:
-        saved = read(options.show)
-        print(f"{table(saved)}\n\n{summary(saved)}")
+        saved = list({m.row: m for file in options.show for m in read(file)}.values())
+        print(f"{table(saved)}\n\n{auto_table(saved)}\n\n{summary(saved)}")
         return
     jax.config.update("jax_platforms", "cpu")
     if options.hlo is not None:
@@ -245,7 +315,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if options.json:  # after every row: a row takes a minute, and all of them an hour
             with open(options.json, "w") as f:
                 json.dump([asdict(m) for m in rows], f, indent=1)
-    print(f"\njax {jax.__version__}, {CHIPS[KIND].description}\n\n{summary(rows)}")
+    print(f"\njax {jax.__version__}, {CHIPS[KIND].description}\n\n{auto_table(rows)}\n\n{summary(rows)}")
 
 
 if __name__ == "__main__":

@@ -94,7 +94,9 @@ def dlrm_case(choice: str, shape: Sequence[int], layers: int) -> Case:
         return params, jax.jit(learner.init_state)(params), batch, keys[0]
 
     placement = sbp.placement("h100", shape=tuple(shape))
-    return Case(step, make, (*learner.in_sbp(placement, choice), [sbp.B] * len(shape)))
+    key = [sbp.B] * len(shape)
+    rows_sbp = (*learner.in_sbp(placement, "rows"), key) if choice == "auto" else None
+    return Case(step, make, (*learner.in_sbp(placement, choice), key), rows_sbp)
 
 
 def resnet_case(choice: str, shape: Sequence[int], layers: int) -> Case:

@@ -47,6 +47,14 @@ def planned(case: Case, shape: Sequence[int], limit: float) -> sbp.Plan | str:
         return e.problems[0].why
 
 
+def smallest_peak(case: Case, shape: Sequence[int], fastest: sbp.Plan) -> float | None:
+    """The smallest peak that is found; None if the search does not say it."""
+    # Nothing fits into a hundredth: the error says the smallest peak.
+    refused = planned(case, shape, 0.01 * fastest.memory_bytes)
+    found = re.search(r"found is (\S+ \wB)", refused) if isinstance(refused, str) else None
+    return None if found is None else bytes_of(found[1], "the smallest peak")
+
+
 def chosen(plan: sbp.Plan) -> str:
     """How much of the state lies in parts, what is gathered again, and what is split beside the batch."""
     physical = plan.physical
@@ -90,10 +98,7 @@ def rows(model: str, shape: Sequence[int], layers: int, per_device: int) -> None
     case, name = case_of(model, shape, layers, per_device), f"{model} {layers} on {'x'.join(map(str, shape))}"
     fastest = row(case, shape, (name, "none"), math.inf)
     assert not isinstance(fastest, str)
-    # Nothing fits into a hundredth: the error says the smallest peak.
-    refused = planned(case, shape, 0.01 * fastest.memory_bytes)
-    found = re.search(r"found is (\S+ \wB)", refused) if isinstance(refused, str) else None
-    smallest = bytes_of(found[1], "the smallest peak") if found is not None else None
+    smallest = smallest_peak(case, shape, fastest)
     limits = [(f"{part} x", part * fastest.memory_bytes) for part in PARTS]
     limits += [(f"{part} x smallest", part * smallest) for part in ABOVE if smallest is not None]
     for words, limit in limits:

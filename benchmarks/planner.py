@@ -1,76 +1,35 @@
-"""Where planning time goes, pass by pass, without tracing; and what the checks between passes add.
+"""What planning must keep, each must with what was measured; and where planning time goes.
 
-    python -m benchmarks.planner [--models gpt,resnet] [--layers 4] [--placement 2x4] [--checks]
-    python -m benchmarks.planner --large [--rounds 3] [--rows gpt/8x8/12,gpt/4x8x8/96]
+    python -m benchmarks.planner [--large] [--only gpt/8x8/12,brute/50] [--rounds 1]
+    python -m benchmarks.planner --passes [--models gpt,resnet] [--layers 4] [--placement 2x4] [--checks]
 
-CPU seconds of this process, the least of some rounds. With `--checks` only the totals: what part of planning
-the checks between passes take. They are on by default as long as that is below 2 %.
+The table of musts (benchmarks/musts.py) leaves out what takes minutes unless `--large` is given; `--only`
+takes any by name. Times are CPU seconds, tracing not counted, in a process of its own; of some rounds the
+median. Below it stand the tables that have a command of their own, since they need data.
 
-With `--large` a table of the train steps of `benchmarks.large`, nothing annotated: CPU seconds of all passes
-and the most memory of the process, tracing not counted in the seconds. Each round is a process of its own;
-of the rounds the median stands there, beside what the row must keep.
+With `--passes` the seconds of every pass, the least of some rounds, and what the checks between passes add;
+with `--checks` only the totals. Checks are on by default as long as they take below 2 % of planning.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
-import resource
-import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import jax
 
-import sbp
-from benchmarks import cases, large
-from sbp.passes.boxing.links import Network
-from sbp.passes.boxing.paths import Boxings
+from benchmarks import cases
+from benchmarks.musts import ELSEWHERE, MUSTS, Must, Verdict, planning_cost, traced
 from sbp.passes.chain import PLACEMENT, Logical
-from sbp.passes.explain.plan import PlanData
-from sbp.runtime.reading import request_of
 
-ROUNDS = 3
 MODELS = {
     "gpt": cases.gpt_case,
     "resnet": cases.resnet_case,
     "classifier": cases.classifier_case,
     "mlp": cases.mlp_case,
 }
-
-
-@dataclass(frozen=True)
-class Must:
-    """What planning a row may take: CPU seconds, gigabytes of the process, and the gap."""
-
-    seconds: float
-    gigabytes: float = float("inf")
-    gap: float = 0.0
-
-
-LARGE_ROWS = {
-    "gpt/8x8/12": Must(3.0),
-    "gpt/8x8/96": Must(20.0),
-    "gpt/4x8x8/24": Must(60.0, gap=0.01),
-    "gpt/4x8x8/96": Must(60.0, gap=0.01),
-    "gpt/2x2x2x2/12": Must(60.0, 3.0, 0.01),
-    "llama/8x8/24": Must(20.0),
-    "llama-scan/8x8/24": Must(20.0),
-}
-"""By model of `benchmarks.large`, placement and layers."""
-
-
-@dataclass(frozen=True)
-class PlannerRow:
-    """What planning a row took: CPU seconds, gigabytes of the process, and the gap of the plan."""
-
-    seconds: float
-    gigabytes: float
-    gap: float
 
 
 def timed(logical: Logical) -> list[tuple[str, float, float]]:
@@ -85,61 +44,16 @@ def timed(logical: Logical) -> list[tuple[str, float, float]]:
     return found
 
 
-def traced(
-    make: Callable[[str, Sequence[int], int], cases.Case], shape: Sequence[int], layers: int
-) -> Logical:
-    """What the first pass is given for a model of which nothing is annotated."""
-    case = make("auto", shape, layers)
-    placement = sbp.placement("h100", shape=tuple(shape))
-    options = sbp.Options(time_limit=math.inf, cache=False)
-    program = sbp.compile(case.step, placement, donate_argnums=(0, 1), options=options)
-    reading = program.reading(*jax.eval_shape(case.make))
-    signatures = reading.signatures(program.in_sbp, program.out_sbp)
-    request = request_of(reading, signatures, placement, program.options)
-    return Logical(request, reading.traced, Boxings(Network(placement, request.hardware)))
+def must_line(must: Must, verdict: Verdict) -> str:
+    """A row of the table of musts."""
+    return f"| {must.name} | {must.target} | {verdict.measured} | {'met' if verdict.met else 'SHORT'} |"
 
 
-def measure(name: str) -> PlannerRow:
-    """Plans a row of `LARGE_ROWS` in this process."""
-    model, placement, layers = name.split("/")
-    logical = traced(large.LARGE[model], tuple(map(int, placement.split("x"))), int(layers))
-    began = time.process_time()
-    plan: PlanData = PLACEMENT.run(logical)
-    seconds = time.process_time() - began
-    return PlannerRow(
-        seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9, plan.cheapest_gap
-    )
-
-
-def measured(name: str, rounds: int) -> PlannerRow:
-    """The medians of some processes that plan a row each."""
-    found = []
-    for _ in range(rounds):
-        command = [sys.executable, "-m", "benchmarks.planner", "--one", name]
-        said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-        found.append(PlannerRow(**json.loads(said.splitlines()[-1])))
-    return PlannerRow(
-        *(statistics.median(getattr(r, field) for r in found) for field in ("seconds", "gigabytes", "gap"))
-    )
-
-
-def large_line(name: str, row: PlannerRow) -> str:
-    """A row of the table, with what it must keep."""
-    must = LARGE_ROWS.get(name)
-    cells = [name, f"{row.seconds:.1f}", f"{row.gigabytes:.2f}", f"{row.gap:.2%}"]
-    if must is None:
-        return f"| {' | '.join((*cells, '', ''))} |"
-    memory = "" if must.gigabytes == float("inf") else f", {must.gigabytes:g} GB"
-    kept = row.seconds <= must.seconds and row.gigabytes <= must.gigabytes and row.gap <= must.gap
-    asked = f"{must.seconds:g} s{memory}, gap {must.gap:.0%}"
-    return f"| {' | '.join((*cells, asked, 'yes' if kept else 'NO'))} |"
-
-
-def print_large(names: Sequence[str], rounds: int) -> None:
-    """Prints the table of large train steps, each row as soon as it is measured."""
-    print("| model/placement/layers | CPU seconds | GB | gap | must | met |\n|---|---|---|---|---|---|")
+def print_musts(names: Sequence[str], rounds: int) -> None:
+    """Prints the table of musts, each row as soon as it is measured."""
+    print("| must | target | measured | |\n|---|---|---|---|")
     for name in names:
-        print(large_line(name, measured(name, rounds)), flush=True)
+        print(must_line(MUSTS[name], MUSTS[name].run(rounds)), flush=True)
 
 
 def print_passes(options: argparse.Namespace) -> None:
@@ -158,22 +72,35 @@ def print_passes(options: argparse.Namespace) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Prints a table."""
-    parser = argparse.ArgumentParser(prog="benchmarks.planner")
-    parser.add_argument("--models", default="gpt,resnet,classifier,mlp")
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--placement", default="2x4", help="sizes, such as 2x4")
-    parser.add_argument("--checks", action="store_true", help="only what the checks between passes take")
-    parser.add_argument("--large", action="store_true", help="train steps in the size of the machine")
-    parser.add_argument("--rows", default=",".join(LARGE_ROWS), help="of --large: model/placement/layers")
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser = argparse.ArgumentParser(prog="benchmarks.planner", description=__doc__.splitlines()[0])
+    parser.add_argument("--large", action="store_true", help="also what takes minutes")
+    parser.add_argument("--only", metavar="NAME,...", help=f"of the musts: {', '.join(MUSTS)}")
+    parser.add_argument("--rounds", type=int, default=1, help="of what is timed")
+    parser.add_argument("--passes", action="store_true", help="where the time goes, pass by pass")
+    parser.add_argument("--models", default="gpt,resnet,classifier,mlp", help="of --passes")
+    parser.add_argument("--layers", type=int, default=4, help="of --passes")
+    parser.add_argument("--placement", default="2x4", help="of --passes: sizes")
+    parser.add_argument("--checks", action="store_true", help="of --passes: the totals, with the checks'")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
+    jax.config.update("jax_platforms", "cpu")
+    names = (
+        options.only.split(",")
+        if options.only
+        else [n for n, m in MUSTS.items() if options.large >= m.is_large]
+    )
+    unknown = [name for name in names if name not in MUSTS]
+    if unknown:
+        parser.error(f"no must is called {', '.join(unknown)}; there are {', '.join(MUSTS)}")
     if options.one:
-        print(json.dumps(vars(measure(options.one))))
-    elif options.large:
-        print_large(options.rows.split(","), options.rounds)
-    else:
+        print(json.dumps(vars(planning_cost(options.one))))
+    elif options.passes:
         print_passes(options)
+    else:
+        print_musts(names, options.rounds)
+        if not options.only:
+            print("\n| table | command |\n|---|---|")
+            print("\n".join(f"| {name} | `{command}` |" for name, command in ELSEWHERE.items()))
 
 
 if __name__ == "__main__":

@@ -87,23 +87,10 @@ class Plan(PlanData):
     def _replanner(self, asked: str) -> Replans:
         if self.replanner is not None:
             return self.replanner
-        staged = isinstance(self, PipelineData)
-        got = (
-            f"a plan of {self.name!r} with stages"
-            if staged
-            else f"a plan of {self.name!r} without its program"
-        )
-        legal = "the plan of a program of one placement, as Program.plan(...) returns it"
-        why = (
-            "its placements were planned one after the other, each with what the others agreed on"
-            if staged
-            else "it was loaded or unpickled: a file keeps what a plan says, not the function"
-        )
-        fix = (
-            "plan it with another in_sbp or sbp.annotate, and compare: plan.diff(other)"
-            if staged
-            else f"sbp.compile(fn, placement, ...).plan(*args).{asked}(...)"
-        )
+        got = f"a plan of {self.name!r} without its program"
+        legal = "the plan of a program, as Program.plan(...) returns it"
+        why = "it was loaded or unpickled, or is of one placement of many: it does not have the function"
+        fix = f"sbp.compile(fn, placement, ...).plan(*args).{asked}(...)"
         raise ArgumentError(Problem("argument", f"Plan.{asked}", got, legal, why, fix))
 
 

@@ -71,7 +71,7 @@ class Replanner:
         assert plan.physical is not None
         return NamedTensors(plan, plan.physical, self.request.ties)
 
-    def _logical(self) -> Logical:
+    def logical(self) -> Logical:
         """The graph as it is planned."""
         r = self.request
         s = _GRAPH.run(Logical(r, self.traced, Boxings(Network(r.placement, r.hardware))), r.terms.check)
@@ -83,7 +83,7 @@ class Replanner:
         Raises:
           SbpError: as `compile_plan` does.
         """
-        plan = faced(_REST.run(self._logical(), self.request.terms.check))
+        plan = faced(_REST.run(self.logical(), self.request.terms.check))
         return replace(plan, replanner=self)
 
     def held(self, plan: PlanData, name: str, nd: NdSbp) -> Plan:
@@ -95,15 +95,10 @@ class Replanner:
         """
         target = self._tensors(plan).find(name)
         nd = normalise(nd, len(target.shape))
-        raise_all(_check(target, nd, self.request))
+        raise_all(check_held(target, nd, self.request))
         pinned = {**self.pinned, **dict.fromkeys(target.values, nd)}
         found = Replanner(self.traced, self._asking(target, nd), pinned).plan()
-        time, overlapped, sent, memory = changes(figures_of(found), figures_of(plan))
-        note = (
-            f"what if: {target.text} held to {format_sbp(nd)}: {time}, {overlapped} with overlap, "
-            f"{sent} sent, {memory} at the peak"
-        )
-        return replace(found, notes=(note, *found.notes))
+        return replace(found, notes=(held_note(target.text, nd, found, plan), *found.notes))
 
     def choices(self, plan: PlanData, name: str, most: int, time_limit_seconds: float) -> TensorChoices:
         """The other signatures of a tensor, each with the whole plan made again around it.
@@ -117,7 +112,7 @@ class Replanner:
         """
         target = self._tensors(plan).find(name)
         until = time.monotonic() + 2 * time_limit_seconds
-        search = _Search(self._opened(target)._logical(), target, self.request, until)
+        search = HeldSearch(self.opened(target).logical(), target, self.request, until)
         now = {target.signatures[0]} if target.values else set(target.signatures)
         others = [nd for nd in search.signatures if nd not in now]
         found = cheapest_held(search.network, [search.states(nd) for nd in others], most, time_limit_seconds)
@@ -127,7 +122,7 @@ class Replanner:
         return TensorChoices(
             target.text,
             target.count,
-            _made_by(plan.physical, target.values),
+            made_by(plan.physical, target.values),
             target.signatures,
             figures_of(plan),
             held,
@@ -137,23 +132,17 @@ class Replanner:
             self.request.limit_bytes,
         )
 
-    def _opened(self, target: Target) -> Replanner:
+    def opened(self, target: Target) -> Replanner:
         """The same with nothing said of the target."""
         pinned = {v: nd for v, nd in self.pinned.items() if v not in target.values}
         return Replanner(self.traced, self._asking(target, None), pinned)
 
     def _asking(self, target: Target, nd: NdSbp | None) -> Request:
         """What is asked, with a signature for the arguments and results among the target; None for AUTO."""
-        r = self.request
-        ins, outs, ties = list(r.in_sbp), list(r.out_sbp), list(r.ties)
-        for i in target.arguments:
-            ins[i] = nd
-        for j in target.results:
-            outs[j], ties[j] = nd, None
-        return replace(r, in_sbp=tuple(ins), out_sbp=tuple(outs), ties=tuple(ties))
+        return asking(self.request, dict.fromkeys(target.arguments, nd), dict.fromkeys(target.results, nd))
 
 
-class _Search:
+class HeldSearch:
     """The planning problem with variables that tell how a target lies."""
 
     def __init__(self, s: Logical, target: Target, request: Request, until: float) -> None:
@@ -209,7 +198,19 @@ class _Search:
         made = annotations_of(self.s.graph, dict.fromkeys(self.target.values))
         made_values = [x for node in made.values() for x in node.inputs if isinstance(x, int)]
         slack = cost - bound if cost - bound > SAME * cost else 0.0
-        return HeldPlan(nd, figures, _made_by(physical, made_values), slack)
+        return HeldPlan(nd, figures, made_by(physical, made_values), slack)
+
+
+def asking(
+    request: Request, arguments: Mapping[int, NdSbp | None], results: Mapping[int, NdSbp | None]
+) -> Request:
+    """What is asked, with signatures for some arguments and results, by position; None for AUTO."""
+    ins, outs, ties = list(request.in_sbp), list(request.out_sbp), list(request.ties)
+    for i, nd in arguments.items():
+        ins[i] = nd
+    for j, nd in results.items():
+        outs[j], ties[j] = nd, None
+    return replace(request, in_sbp=tuple(ins), out_sbp=tuple(outs), ties=tuple(ties))
 
 
 def with_replanner(plan: Plan, traced: Traced, request: Request) -> Plan:
@@ -223,6 +224,19 @@ def with_replanner(plan: Plan, traced: Traced, request: Request) -> Plan:
         # Nothing was computed from a batch: the plan must not keep it alive.
         request = replace(request, sampled=None)
     return replace(plan, replanner=Replanner(traced, request))
+
+
+def held_note(tensor: str, nd: NdSbp, found: PlanData, plan: PlanData) -> str:
+    """What it costs to hold a tensor, in words.
+
+    Arguments:
+      found, plan: the plan with the tensor held, and the one without.
+    """
+    time, overlapped, sent, memory = changes(figures_of(found), figures_of(plan))
+    return (
+        f"what if: {tensor} held to {format_sbp(nd)}: {time}, {overlapped} with overlap, "
+        f"{sent} sent, {memory} at the peak"
+    )
 
 
 def figures_of(plan: PlanData) -> PlanFigures:
@@ -239,7 +253,7 @@ def _evaluated(physical: Physical, network: Network, donated: Sequence[int]) -> 
     return PlanFigures(takes.seconds(), takes.overlapped().seconds, sent, takes.peak_bytes())
 
 
-def _made_by(physical: Physical, values: Sequence[int]) -> str:
+def made_by(physical: Physical, values: Sequence[int]) -> str:
     """The op that makes some values, and its signatures; several, where not all have the same."""
     makers = Flow(physical).makers
     texts = []
@@ -253,7 +267,7 @@ def _made_by(physical: Physical, values: Sequence[int]) -> str:
     return "; ".join([*itertools.islice(every, 2), *more])
 
 
-def _check(target: Target, nd: NdSbp, request: Request) -> list[Problem]:
+def check_held(target: Target, nd: NdSbp, request: Request) -> list[Problem]:
     """What keeps a target from lying as asked."""
     where = f"what if: {target.text}"
     problems = list(check_fit(nd, target.shape, target.dtype, where, request.placement))

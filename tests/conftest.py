@@ -5,6 +5,7 @@ XLA reads its flags once, when the first backend starts, so they are set here, b
 `pytest -n 2` would share them.)
 """
 
+import functools
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -46,8 +47,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks what CI runs once."""
     here = Path(__file__).parent
     once = tuple(here / part for part in ONCE)
+
+    @functools.cache  # thousands of tests, hundreds of files
+    def is_once(path: Path) -> bool:
+        return any(path == part or part in path.parents for part in once)
+
     for item in items:
-        if any(item.path == path or path in item.path.parents for path in once):
+        if is_once(item.path):
             item.add_marker(pytest.mark.once)
 
 

@@ -57,6 +57,7 @@ class TensorChoices:
       unknown: how many there was no time for.
       impossible: how many no plan can have.
       limit_bytes: what a device may hold.
+      where: in a program with stages, the stages and placements that it belongs to.
     """
 
     tensor: str
@@ -69,6 +70,7 @@ class TensorChoices:
     unknown: int
     impossible: int
     limit_bytes: float
+    where: str = ""
 
     def __repr__(self) -> str:
         return f"<TensorChoices {self.tensor}: {len(self.alternatives)} of {self.count} alternatives>"
@@ -81,7 +83,8 @@ class TensorChoices:
     def __str__(self) -> str:
         together = f", {self.alike} alike, held together" if self.alike > 1 else ""
         lies = " -> ".join(map(format_sbp, self.signatures))
-        lines = [f"{self.tensor}{together}", f"  lies as {lies}"]
+        of = [f"  {self.where}"] if self.where else []
+        lines = [f"{self.tensor}{together}", *of, f"  lies as {lies}"]
         if self.made_by:
             lines.append(f"  made by {self.made_by}")
         lines.append(f"  the plan: {_absolute(self.plan)}")
@@ -94,8 +97,9 @@ class TensorChoices:
         return "\n".join(lines)
 
     def _rest(self) -> str:
+        faster = "faster by the ops of their placements alone" if self.where else "faster"
         said = [
-            f"{self.slower} more, none of them faster than these" if self.slower else "",
+            f"{self.slower} more, none of them {faster} than these" if self.slower else "",
             f"{self.unknown} that there was no time for" if self.unknown else "",
             f"{self.impossible} that no plan can have" if self.impossible else "",
         ]

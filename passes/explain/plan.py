@@ -20,7 +20,7 @@ ROUNDING = 1e-9
 
 
 class Replans(Protocol):
-    """Who can make a plan again with some of it held. `Replanner` (passes/replan.py) can."""
+    """Who can make a plan again with some of it held (passes/replan.py, passes/replan_stages.py)."""
 
     def choices(self, plan: PlanData, name: str, most: int, time_limit_seconds: float) -> TensorChoices:
         """The other signatures of a tensor, each with the whole plan made again around it."""
@@ -104,7 +104,8 @@ class PlanData:
       physical: the program itself; None for a plan that was loaded from a file.
       donated: positions of the arguments whose memory the results may take.
       program: of a plan that was loaded, what its file says of the program.
-      replanner: who can make it again; None for a plan that was loaded, copied by pickle, or has stages.
+      replanner: who can make it again; None for a plan that was loaded, copied by pickle,
+        or is that of one stage.
       cheapest_seconds: what the cheapest plan that was found takes, one thing after the other, if this one
         was preferred for its shorter step.
       choice: the signature of every op, to be taken by another compilation (`Options(plan=...)`); of a

@@ -45,7 +45,7 @@ class Target:
     @property
     def text(self) -> str:
         """The name, with dtype and shape."""
-        return f"{self.name}, {_tensor(self.shape, self.dtype)}"
+        return f"{self.name}, {tensor_text(self.shape, self.dtype)}"
 
     @property
     def count(self) -> int:
@@ -54,7 +54,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class TensorEntry:
     """One tensor that can be named.
 
     Arguments:
@@ -62,6 +62,7 @@ class _Entry:
       labels: what it may be called; `full` tells its kind from all others.
       at: ("argument" | "result" | "value", position or id).
       loosely: what it may be called if nothing is called so exactly.
+      place: the position of its placement, in a program with stages.
     """
 
     kind: Hashable
@@ -72,6 +73,67 @@ class _Entry:
     dtype: DType
     signatures: tuple[NdSbp, ...]
     loosely: tuple[str, ...] = ()
+    place: int = 0
+
+
+def called(
+    name: str, program: str, ends: Sequence[TensorEntry], made: Sequence[TensorEntry]
+) -> list[TensorEntry]:
+    """The tensors that a name means, all of one kind.
+
+    Arguments:
+      program: the function's name.
+      ends: arguments and results, and what is sent between placements; these are looked at first.
+      made: what ops make.
+
+    Raises:
+      ArgumentError: for a name that means none, with the nearest ones, or several kinds.
+    """
+    every = (*ends, *made)
+    for found in (
+        [e for e in ends if name in e.labels],
+        [e for e in made if name in e.labels],
+        [e for e in made if name in e.loosely],
+    ):
+        if found:
+            if len({e.kind for e in found}) > 1:
+                raise _several(name, program, found)
+            return found
+    known = dict.fromkeys(label for e in every for label in (*e.labels, *e.loosely))
+    near = difflib.get_close_matches(name, known, NEAREST, 0.3) or [*known][:NEAREST]
+    why = "no argument, result, op or line of the program is called so"
+    fix = "a path such as params['w'], [*] for all of a list, a line, or 'dot_general at gpt.py:150'"
+    raise _error(name, program, "nearest: " + "; ".join(near), why, fix)
+
+
+def _several(name: str, program: str, found: Sequence[TensorEntry]) -> ArgumentError:
+    kinds = list(dict.fromkeys(e.kind for e in found))
+    firsts = [next(e for e in found if e.kind == kind) for kind in kinds]
+    shown = [f"{e.full} ({' -> '.join(map(format_sbp, e.signatures))})" for e in firsts[:MOST_KINDS]]
+    rest = [f"and {len(firsts) - MOST_KINDS} more"] if len(firsts) > MOST_KINDS else []
+    why = f"it means {len(kinds)} tensors of different kinds, each with a signature of its own"
+    return _error(name, program, "; ".join([*shown, *rest]), why, f"one of them: {firsts[0].full!r}")
+
+
+def _error(name: str, program: str, legal: str, why: str, fix: str) -> ArgumentError:
+    return ArgumentError(Problem("argument", f"a tensor of {program}", repr(name), legal, why, fix))
+
+
+def target_of(found: Sequence[TensorEntry]) -> Target:
+    """Tensors of one kind, held together."""
+    first = found[0]
+    at: dict[str, list[int]] = {"argument": [], "result": [], "value": []}
+    for e in found:
+        at[e.at[0]].append(e.at[1])
+    return Target(
+        common(e.labels[0] for e in found),
+        first.shape,
+        first.dtype,
+        tuple(at["argument"]),
+        tuple(at["result"]),
+        tuple(at["value"]),
+        first.signatures,
+    )
 
 
 @dataclass(frozen=True)
@@ -97,53 +159,13 @@ class NamedTensors:
         Raises:
           ArgumentError: for a name that means none, with the nearest ones, or several kinds.
         """
-        every = (*self.ends, *self.made)
-        for found in (
-            [e for e in self.ends if name in e.labels],
-            [e for e in self.made if name in e.labels],
-            [e for e in self.made if name in e.loosely],
-        ):
-            if found:
-                return self._together(name, found)
-        known = dict.fromkeys(label for e in every for label in (*e.labels, *e.loosely))
-        near = difflib.get_close_matches(name, known, NEAREST, 0.3) or [*known][:NEAREST]
-        why = "no argument, result, op or line of the program is called so"
-        fix = "a path such as params['w'], [*] for all of a list, a line, or 'dot_general at gpt.py:150'"
-        raise self._error(name, "nearest: " + "; ".join(near), why, fix)
-
-    def _together(self, name: str, found: Sequence[_Entry]) -> Target:
-        kinds = list(dict.fromkeys(e.kind for e in found))
-        if len(kinds) > 1:
-            firsts = [next(e for e in found if e.kind == kind) for kind in kinds]
-            shown = [f"{e.full} ({' -> '.join(map(format_sbp, e.signatures))})" for e in firsts[:MOST_KINDS]]
-            rest = [f"and {len(firsts) - MOST_KINDS} more"] if len(firsts) > MOST_KINDS else []
-            legal = "; ".join([*shown, *rest])
-            why = f"it means {len(kinds)} tensors of different kinds, each with a signature of its own"
-            raise self._error(name, legal, why, f"one of them: {firsts[0].full!r}")
-        first = found[0]
-        at: dict[str, list[int]] = {"argument": [], "result": [], "value": []}
-        for e in found:
-            at[e.at[0]].append(e.at[1])
-        return Target(
-            common(e.labels[0] for e in found),
-            first.shape,
-            first.dtype,
-            tuple(at["argument"]),
-            tuple(at["result"]),
-            tuple(at["value"]),
-            first.signatures,
-        )
-
-    def _error(self, name: str, legal: str, why: str, fix: str) -> ArgumentError:
-        return ArgumentError(
-            Problem("argument", f"a tensor of {self.plan.name}", repr(name), legal, why, fix)
-        )
+        return target_of(called(name, self.plan.name, self.ends, self.made))
 
     @cached_property
-    def ends(self) -> tuple[_Entry, ...]:
+    def ends(self) -> tuple[TensorEntry, ...]:
         """Arguments and results; a result that comes back as an argument is that argument."""
         p, plan = self.physical, self.plan
-        out: list[_Entry] = []
+        out: list[TensorEntry] = []
         back: dict[int, list[str]] = {}
         for path, tie in zip(plan.out_paths, self.ties, strict=False):
             if tie is not None:
@@ -152,23 +174,25 @@ class NamedTensors:
             value = self.graph.values[p.graph.inputs[i]]
             labels = _with_patterns([path, *back.get(i, ())])
             kind = "argument", without_indices(path), value.shape, str(value.dtype)
-            full = f"{path}, {_tensor(value.shape, value.dtype)}"
-            out.append(_Entry(kind, labels, full, ("argument", i), value.shape, value.dtype, (p.inputs[i],)))
+            full = f"{path}, {tensor_text(value.shape, value.dtype)}"
+            out.append(
+                TensorEntry(kind, labels, full, ("argument", i), value.shape, value.dtype, (p.inputs[i],))
+            )
         for j, (path, x) in enumerate(zip(plan.out_paths, p.graph.outputs, strict=False)):
             if not isinstance(x, Const) and (j >= len(self.ties) or self.ties[j] is None):
                 value = self.graph.values[x]
                 kind = "result", without_indices(path), value.shape, str(value.dtype)
-                full, at = f"{path}, {_tensor(value.shape, value.dtype)}", ("result", j)
+                full, at = f"{path}, {tensor_text(value.shape, value.dtype)}", ("result", j)
                 labels = _with_patterns([path])
-                out.append(_Entry(kind, labels, full, at, value.shape, value.dtype, (p.outputs[j],)))
+                out.append(TensorEntry(kind, labels, full, at, value.shape, value.dtype, (p.outputs[j],)))
         return tuple(out)
 
     @cached_property
-    def made(self) -> tuple[_Entry, ...]:
+    def made(self) -> tuple[TensorEntry, ...]:
         """What ops make, bodies of loops included."""
         return tuple(self._made())
 
-    def _made(self) -> Iterator[_Entry]:
+    def _made(self) -> Iterator[TensorEntry]:
         flow = Flow(self.physical)
         names = Names(self.graph, self.plan.in_paths, self.plan.out_paths)
         for node in self.graph.walk():
@@ -176,13 +200,13 @@ class NamedTensors:
                 if v not in flow.made:
                     continue
                 value, name, line = self.graph.values[v], names.of(v), str(node.source)
-                tensor = _tensor(value.shape, value.dtype)
+                tensor = tensor_text(value.shape, value.dtype)
                 full = f"{without_indices(name)} at {line}, {tensor}"
                 labels = (*_with_patterns([f"{name} at {line}", name]), f"{name} at {line}, {tensor}", full)
                 lying = (flow.made[v], *(nd for _, nd in flow.wanted.get(v, ())))
                 signatures = tuple(dict.fromkeys(lying))
                 kind, loosely = (value.shape, value.dtype, signatures), (f"{node.op} at {line}", line)
-                yield _Entry(full, labels, full, ("value", v), *kind, loosely)
+                yield TensorEntry(full, labels, full, ("value", v), *kind, loosely)
 
 
 def _with_patterns(labels: Sequence[str]) -> tuple[str, ...]:
@@ -190,5 +214,11 @@ def _with_patterns(labels: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*labels, *map(without_indices, labels)]))
 
 
-def _tensor(shape: Sequence[int], dtype: DType) -> str:
+def tensor_text(shape: Sequence[int], dtype: DType) -> str:
+    """A dtype with a shape.
+
+    >>> import numpy as np
+    >>> tensor_text((4, 8), np.dtype("float32"))
+    'float32[4, 8]'
+    """
     return f"{dtype}[{', '.join(map(str, shape))}]"

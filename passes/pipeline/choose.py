@@ -111,7 +111,9 @@ def found_schedule(choice: ScheduleChoice) -> Schedule:
 
 def candidates_note(choice: ScheduleChoice, limit_bytes: float | None) -> str:
     """What was looked at, as a remark on the plan."""
-    limit = "" if limit_bytes is None else f" within {bytes_text(limit_bytes)} per device"
+    limit = ""
+    if limit_bytes is not None and not math.isinf(limit_bytes):
+        limit = f" within {bytes_text(limit_bytes)} per device"
     return f"schedules that were looked at{limit}:\n{choice}"
 
 

@@ -46,7 +46,8 @@ def plan_shares(
     loop = loop_of(graph)
     count = 0 if loop is None else int(loop.params["length"])
     shares, plans = planning.run()
-    return Stages(request.name, traced, where, order.stages, count, shares, plans, planning.labels)
+    asked = tuple(planning.requests)
+    return Stages(request.name, traced, where, order.stages, count, shares, plans, planning.labels, asked)
 
 
 @dataclass
@@ -59,6 +60,7 @@ class _Planning:
     plan_one: PlanOne
     pins: dict[tuple[int, int], NdSbp] = field(default_factory=dict)
     outer: dict[tuple[int, int], NdSbp] = field(default_factory=dict)
+    requests: list[tuple[Traced, Request]] = field(default_factory=list)
 
     @cached_property
     def shares(self) -> tuple[Share, ...]:
@@ -97,7 +99,8 @@ class _Planning:
             # Of a program with a loop the schedule is checked instead.
             whole_step=self.splitter.loop is None,
         )
-        return self.plan_one(self.sub_traced(share), request)
+        self.requests.append((self.sub_traced(share), request))
+        return self.plan_one(*self.requests[-1])
 
     @cached_property
     def terms(self) -> Terms:

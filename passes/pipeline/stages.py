@@ -5,7 +5,7 @@ Words: docs/glossary.md.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from sbp.passes.explain.plan import PlanData
@@ -16,6 +16,7 @@ from sbp.passes.pipeline.slots import Cut
 from sbp.passes.pipeline.split import Share
 from sbp.passes.pipeline.where import Where
 from sbp.passes.program.trace import Traced
+from sbp.passes.request import Request
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Stages:
       microbatches: how many there are; 0 for a program without a loop over them.
       shares, plans: per placement.
       labels: the words for what goes from one placement to another.
+      asked: per placement, what its plan was asked for: what a plan that is made again begins with.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Stages:
     shares: tuple[Share, ...]
     plans: tuple[PlanData, ...]
     labels: Labels
+    asked: tuple[tuple[Traced, Request], ...] = field(default=(), compare=False, repr=False)
 
     def cuts(self, merged: bool) -> tuple[Cut, ...]:
         """The pieces of every placement; `merged` as of `cut`."""

@@ -35,7 +35,9 @@ def with_annotations(graph: Graph, held: Mapping[int, NdSbp | None]) -> Graph:
             out.append(replace(node, outputs=outputs, bodies=bodies))
             for v, made in fresh.items():
                 pin = {"pin": Pin(held[v], None, None)}
-                out.append(make_node(0, annotate_p, (made,), (v,), pin, node.source))
+                # Of the same stage as the op: in a pipeline the value stays where it is made.
+                annotated = make_node(0, annotate_p, (made,), (v,), pin, node.source)
+                out.append(replace(annotated, role=node.role))
         return out
 
     nodes = numbered(inserted(graph.nodes))

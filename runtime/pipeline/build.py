@@ -11,6 +11,7 @@ from sbp.passes.chain import compile_stages
 from sbp.passes.pipeline.where import placements_of
 from sbp.passes.plan.solve import Progress
 from sbp.passes.program.graph import Graph
+from sbp.passes.replan_stages import with_stages_replanner
 from sbp.passes.request import StagesRequest
 from sbp.passes.schedule.actions import Schedule
 from sbp.passes.schedule.orders import GENERATORS
@@ -73,7 +74,8 @@ def build_pipeline(
     threads = options.pipeline.threads
     if threads is None and not may_help(places, staged.schedule is not None):
         threads = False
-    return BuiltPipeline(staged.stages, staged.schedule, staged.plan, donate, weak, Drivers(threads))
+    plan = with_stages_replanner(staged, traced, request)
+    return BuiltPipeline(staged.stages, staged.schedule, plan, donate, weak, Drivers(threads))
 
 
 def _rank_of(schedule: object, ranks: int) -> Sequence[int] | None:

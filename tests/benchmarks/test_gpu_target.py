@@ -13,7 +13,7 @@ import pytest
 
 import sbp
 from benchmarks import gpu_target, maxtext
-from benchmarks.gpu_target import TargetProgram, TargetRow, scheduled, summary, table
+from benchmarks.gpu_target import TargetProgram, TargetRow, auto_table, scheduled, summary, table
 from benchmarks.large import LARGE
 from benchmarks.versus_jax import parse, peer_of
 from models import llama
@@ -48,7 +48,32 @@ def test_a_table_that_was_saved(tmp_path: Path, capsys: pytest.CaptureFixture[st
     file.write_text(json.dumps([asdict(row) for row in ROWS]))
     assert gpu_target.read(file) == list(ROWS)
     gpu_target.main(["--show", str(file)])
-    assert capsys.readouterr().out.rstrip() == f"{table(ROWS)}\n\n{summary(ROWS)}"
+    assert capsys.readouterr().out.rstrip() == f"{table(ROWS)}\n\n{auto_table(ROWS)}\n\n{summary(ROWS)}"
+    gpu_target.main(["--show", str(file), str(file)])
+    assert capsys.readouterr().out.count("gpt@2/data:8 |") == 1
+
+
+def timed(row: str, ours: float, theirs: float) -> TargetRow:
+    return TargetRow(row, replace(JIT, step_seconds=theirs), replace(OURS, step_seconds=ours), 0.0, 0.0)
+
+
+def test_the_peer_of_auto_is_that_of_a_row_by_hand() -> None:
+    found = gpu_target._data_parallel
+    assert found("llama@8/auto:2x4") == ["llama@8/data:2x4", "llama@8/data:8"]
+    assert found("dlrm/auto:8")[0] == "dlrm/rows:8" and found("llama@8/zero:8") == []
+
+
+def test_auto_beside_the_best_by_hand() -> None:
+    rows = [timed("gpt@2/2d:2x4", 0.02, 0.03), timed("gpt@2/data:8", 0.012, 0.0099)]
+    rows += [timed("gpt@2/auto:2x4", 0.0101, 0.011), timed("gpt/auto:8", 0.0099, 0.01)]
+    rows += [timed("gpt@12/zero:8", 0.001, 0.001), timed("flax/auto:8", 0.01, 0.02)]
+    grid, line, alone = auto_table(rows).splitlines()[2:]
+    # On the same placement its own peer is best; of as many devices jit's on one axis.
+    assert "| 11.00 (gpt@2 data parallel, jit) | 0.918 | 9.90 (gpt@2/data:8, jit) | 1.020 | met |" in grid
+    assert "| 9.90 (gpt@2/data:8, jit) | 1.000 |" in line and line.endswith("| met |")
+    assert "20.00 (flax data parallel, jit) | 0.500" in alone
+    slow = timed("gpt@2/auto:2x4", 0.0113, 0.011)
+    assert auto_table([slow]).endswith("| 1.027 | SHORT |")
 
 
 def test_collectives_beside_kernels_and_not() -> None:

@@ -165,22 +165,6 @@ def test_what_cannot_be(plan: Plan, name: str, nd: Any, complaint: str) -> None:
     assert complaint in str(caught.value)
 
 
-def test_plans_with_stages_say_what_to_do() -> None:
-    parts = sbp.placement("cpu", shape=(2, 2), axes=("stage", "data")).split("stage")
-
-    def staged(x: Any, w: Any) -> Any:
-        with sbp.on(parts[0]):
-            h = jnp.tanh(x @ w)
-        with sbp.on(parts[1]):
-            return h @ w
-
-    plan = sbp.compile(staged, sbp.placement("cpu", shape=(2, 2), axes=("stage", "data"))).plan(
-        array(8, 8), array(8, 8)
-    )
-    with pytest.raises(sbp.SbpError, match="with stages"):
-        plan.what_if("x", [S(0)])
-
-
 def test_with_overlap_the_shortest_step_comes_first() -> None:
     """Each alternative is chosen as the plan is: not the cheapest one thing after the other."""
     plan = planned(options=sbp.Options())

@@ -1,0 +1,273 @@
+"""Plans of programs with stages made again, with a tensor held on the placements that it belongs to.
+
+All placements go through the passes as they did, one after the other, and the schedule is made and simulated
+again. A placement that is asked the same as before keeps its plan: only those are planned again that hold the
+tensor, and those that what they send changes.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from sbp.errors import Problem, SbpError, raise_all
+from sbp.layout import at_rest
+from sbp.passes.chain import STAGES, Ordered, Planned, Staged, Whole, compile_plan
+from sbp.passes.explain.choices import HeldPlan, TensorChoices
+from sbp.passes.explain.plan import SAME, PlanData
+from sbp.passes.explain.targets import Target
+from sbp.passes.face import PipelinePlan, Plan
+from sbp.passes.passing import Chain
+from sbp.passes.pipeline.planning import plan_shares
+from sbp.passes.pipeline.stages import Stages, physical_of
+from sbp.passes.pipeline.targets import NamedStagesTensors, StagesTarget
+from sbp.passes.plan.hold import annotations_of
+from sbp.passes.plan.marginals import cheapest_held
+from sbp.passes.program.trace import Traced
+from sbp.passes.replan import HeldSearch, Replanner, asking, check_held, figures_of, held_note, made_by
+from sbp.passes.request import Request, StagesRequest
+from sbp.signature import NdSbp, format_sbp, normalise
+
+_AT = next(i for i, p in enumerate(STAGES.passes) if p.name == "placements")
+_ORDER: Chain[Whole, Ordered] = Chain(STAGES.passes[:_AT])
+"""The passes before a placement is planned."""
+
+
+@dataclass(frozen=True)
+class PlaceHeld:
+    """What is held of one placement: arguments and results by position, and what ops make by value."""
+
+    arguments: Mapping[int, NdSbp] = field(default_factory=dict)
+    results: Mapping[int, NdSbp] = field(default_factory=dict)
+    values: Mapping[int, NdSbp] = field(default_factory=dict)
+
+    def adding(self, target: Target, nd: NdSbp) -> PlaceHeld:
+        """The same with a target held too."""
+        return PlaceHeld(
+            {**self.arguments, **dict.fromkeys(target.arguments, nd)},
+            {**self.results, **dict.fromkeys(target.results, nd)},
+            {**self.values, **dict.fromkeys(target.values, nd)},
+        )
+
+    def replanner(self, traced: Traced, request: Request) -> Replanner:
+        """Who plans a placement with it.
+
+        Arguments:
+          traced, request: what the placement was asked without it.
+        """
+        return Replanner(traced, asking(request, self.arguments, self.results), self.values)
+
+    def key(self, request: Request) -> Hashable:
+        """The same for two plans of a placement that are asked the same."""
+        held = (tuple(sorted(x.items())) for x in (self.arguments, self.results, self.values))
+        return request.placement, request.in_sbp, request.out_sbp, request.ties, *held
+
+
+NOTHING = PlaceHeld()
+
+
+@dataclass(frozen=True)
+class RankedSignatures:
+    """Signatures of a target, the cheapest first by the ops of its placements; and how many others there are.
+
+    Arguments:
+      slower, unknown, impossible: others that are at least as dear, were not looked at, or cannot be.
+    """
+
+    signatures: tuple[NdSbp, ...]
+    slower: int
+    unknown: int
+    impossible: int
+
+
+@dataclass(frozen=True)
+class StagesReplanner:
+    """Makes the plan of a program with stages again.
+
+    Arguments:
+      traced, request: what `compile_stages` was given.
+      stages: as they were planned.
+      holds: by position of a placement, what is held there.
+    """
+
+    traced: Traced = field(repr=False)
+    request: StagesRequest = field(repr=False)
+    stages: Stages = field(repr=False)
+    holds: Mapping[int, PlaceHeld] = field(default_factory=dict)
+
+    def held(self, plan: PlanData, name: str, nd: NdSbp) -> Plan:
+        """The plan with a tensor held to a signature, and everything else planned again.
+
+        Raises:
+          ArgumentError: for a name that means no tensor, or several kinds.
+          SbpError: for a signature that the tensor cannot have, on one of its placements or at all.
+        """
+        target = NamedStagesTensors(plan.name, self.stages).find(name)
+        nd = normalise(nd, len(target.shape))
+        raise_all(self._problems(target, nd))
+        found = self._made(target, nd, self.request.terms.memory_limit_bytes)
+        return replace(found, notes=(held_note(target.text, nd, found, plan), *found.notes))
+
+    def choices(self, plan: PlanData, name: str, most: int, time_limit_seconds: float) -> TensorChoices:
+        """The other signatures of a tensor, each with the whole plan made again around it.
+
+        Which are shown is found by the ops of the tensor's placements; what they cost, by the whole schedule.
+
+        Arguments:
+          most: how many of them.
+          time_limit_seconds: for finding them, and as much for the plans.
+
+        Raises:
+          ArgumentError: for a name that means no tensor, or several kinds.
+        """
+        target = NamedStagesTensors(plan.name, self.stages).find(name)
+        until = time.monotonic() + 2 * time_limit_seconds
+        ranked = self._ranked(target, most, time_limit_seconds)
+        held, unknown, impossible = list[HeldPlan](), ranked.unknown, ranked.impossible
+        for nd in ranked.signatures:
+            if held and time.monotonic() > until:
+                unknown += 1
+                continue
+            try:
+                # The fastest of all, as in a program of one placement: what does not fit says so.
+                made = self._made(target, nd, math.inf)
+            except SbpError:
+                impossible += 1
+            else:
+                slack = made.seconds - made.bound if made.gap > SAME else 0.0
+                held.append(HeldPlan(nd, figures_of(made), _makers(made.stages, target, watched=True), slack))
+        held.sort(key=lambda h: (h.figures.step_seconds, h.figures.seconds))
+        limit = self.request.terms.memory_limit_bytes
+        return TensorChoices(
+            target.text,
+            target.count,
+            _makers(self.stages.plans, target, watched=False),
+            target.signatures,
+            figures_of(plan),
+            tuple(held),
+            ranked.slower,
+            unknown,
+            impossible,
+            plan.hardware.memory_bytes if limit is None else limit,
+            target.where,
+        )
+
+    def _problems(self, target: StagesTarget, nd: NdSbp) -> list[Problem]:
+        """What keeps a target from lying as asked."""
+        whole = Target(target.name, target.shape, target.dtype, values=(0,) if target.made else ())
+        problems = [
+            problem
+            for place in target.parts
+            for problem in check_held(whole, nd, self.stages.asked[place][1])
+        ]
+        if not problems and target.sent and not self._can_be_sent(target, nd):
+            where, why = f"what if: {target.text}", "it is sent as it lies, and only even shards are"
+            fix = "a dim that the axes divide, or B"
+            problems.append(Problem("signature", where, format_sbp(nd), "an even split, or B", why, fix))
+        return list(dict.fromkeys(problems))
+
+    def _can_be_sent(self, target: StagesTarget, nd: NdSbp) -> bool:
+        hierarchies = (self.stages.plans[place].placement.shape for place in target.parts)
+        return all(at_rest(target.shape, nd, h) == nd for h in hierarchies)
+
+    def _ranked(self, target: StagesTarget, most: int, seconds: float) -> RankedSignatures:
+        """The alternatives by what the ops of their placements take, one after the other."""
+        until = time.monotonic() + seconds
+        searches = [self._search(place, part, until) for place, part in target.parts.items()]
+        now = {target.signatures[0]} if target.made else set(target.signatures)
+        first = [target.whole(nd) for nd in searches[0].signatures]
+        others = [
+            nd
+            for nd in first
+            if nd is not None and nd not in now and (not target.sent or self._can_be_sent(target, nd))
+        ]
+        others = [nd for nd in others if all(target.local(nd) in s.signatures for s in searches)]
+        wanted, share = (most if len(searches) == 1 else len(others)), seconds / len(searches)
+        costs, unknown, impossible = dict.fromkeys(others, 0.0), 0, 0
+        slower = 0
+        for search in searches:
+            states = [search.states(target.local(nd)) for nd in others]
+            found = cheapest_held(search.network, states, wanted, share)
+            here = {others[i]: solution.cost for i, solution in found.found}
+            costs = {nd: cost + here[nd] for nd, cost in costs.items() if nd in here}
+            unknown, impossible = max(unknown, found.unknown), max(impossible, found.impossible)
+            slower = max(slower, found.slower)
+        ordered = sorted(costs, key=lambda nd: costs[nd])
+        return RankedSignatures(tuple(ordered[:most]), slower + len(ordered[most:]), unknown, impossible)
+
+    def _search(self, place: int, part: Target, until: float) -> HeldSearch:
+        """The planning problem of a placement, which tells how a target lies there."""
+        replanner = self.holds.get(place, NOTHING).replanner(*self.stages.asked[place]).opened(part)
+        return HeldSearch(replanner.logical(), part, replanner.request, until)
+
+    def _made(self, target: StagesTarget, nd: NdSbp, limit_bytes: float | None) -> PipelinePlan:
+        """The plan with a target held to a signature."""
+        holds = dict(self.holds)
+        for place, part in target.parts.items():
+            holds[place] = holds.get(place, NOTHING).adding(part, target.local(nd))
+        staged = self._staged(holds, limit_bytes)
+        return replace(staged.plan, replanner=replace(self, stages=staged.stages, holds=holds))
+
+    def _staged(self, holds: Mapping[int, PlaceHeld], limit_bytes: float | None) -> Staged:
+        """All passes with some of every placement held; the model is cut as it was."""
+        terms, r = self.request.terms, self.request
+        ordered = _ORDER.run(Whole(r, self.traced, self.traced.graph), terms.check)
+        asked = replace(r, terms=replace(terms, memory_limit_bytes=limit_bytes))
+        planning = replace(STAGES.passes[_AT], run=self._planner(holds))
+        rest: Chain[Ordered, Staged] = Chain((planning, *STAGES.passes[_AT + 1 :]))
+        return rest.run(replace(ordered, request=asked), terms.check)
+
+    def _planner(self, holds: Mapping[int, PlaceHeld]) -> Callable[[Ordered], Planned]:
+        """The pass "placements", with some of every placement held."""
+        known = {
+            self.holds.get(place, NOTHING).key(request): plan
+            for place, ((_, request), plan) in enumerate(
+                zip(self.stages.asked, self.stages.plans, strict=True)
+            )
+        }
+
+        def run(s: Ordered) -> Planned:
+            places = {placement: place for place, placement in enumerate(s.where.placements)}
+
+            def plan_one(traced: Traced, request: Request) -> PlanData:
+                held = holds.get(places[request.placement], NOTHING)
+                found = known.get(held.key(request))
+                if found is not None:
+                    return found
+                if held == NOTHING:
+                    return compile_plan(traced, request)
+                return replace(held.replanner(traced, request.timed()).plan(), replanner=None)
+
+            return Planned(
+                **vars(s), stages=plan_shares(s.request, s.traced, s.graph, s.where, s.order, plan_one)
+            )
+
+        return run
+
+
+def with_stages_replanner(staged: Staged, traced: Traced, request: StagesRequest) -> PipelinePlan:
+    """The plan of a program with stages, which can be made again.
+
+    Arguments:
+      traced, request: what `compile_stages` was given for it.
+    """
+    return replace(staged.plan, replanner=StagesReplanner(traced, request, staged.stages))
+
+
+def _makers(plans: Sequence[PlanData], target: StagesTarget, watched: bool) -> str:
+    """The ops that make a target, with their signatures; "" for arguments, and for what is sent.
+
+    Arguments:
+      plans: per placement.
+      watched: whether the target is held in these plans, by annotations behind the ops.
+    """
+    texts = list[str]()
+    for place, part in target.parts.items():
+        physical, values = physical_of(plans[place]), part.values
+        if watched:
+            made = annotations_of(physical.graph, dict.fromkeys(values))
+            values = tuple(x for node in made.values() for x in node.inputs if isinstance(x, int))
+        texts.append(made_by(physical, values))
+    return "; ".join(filter(None, dict.fromkeys(texts)))
