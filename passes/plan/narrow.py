@@ -36,7 +36,7 @@ _HIGHER = 4.0
 """Where no plan is possible below a level, its height above the bound grows by this many times itself."""
 _STALLED = 1e-4
 """A pair of sweeps that raises the bound by less than this part of it is the last."""
-_HOPS = 4
+_HOPS = 12
 """How far nodes must look alike to be one while layers are swept over together."""
 _ALIKE = 0.6
 """They are if at most this part of the nodes is left."""
