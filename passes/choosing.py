@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 
 from sbp.passes.boxing.paths import Boxings
 from sbp.passes.explain import notes
 from sbp.passes.physical.fit import LimitedProblem, SmallestPeak, seconds_of_fastest
 from sbp.passes.physical.hidden import MOST_CELLS, shortest_step
 from sbp.passes.plan.candidates import Candidates
-from sbp.passes.plan.cheapest import built, cheapest
+from sbp.passes.plan.cheapest import SOLVER_SHARE, cheapest
+from sbp.passes.plan.hurried import BuiltModel, least_seconds, model_in_time
 from sbp.passes.plan.indexed import IndexedNetwork
 from sbp.passes.plan.model import Boundary, ChosenSignatures, Model
+from sbp.passes.plan.network import Infeasible
 from sbp.passes.request import Request
 
 
@@ -45,9 +48,7 @@ class Choosing:
         """The plan with the shortest step that fits, as far as it is found."""
         r = self.request
         seconds = seconds_of_fastest(self.candidates.graph, r.limit_bytes, r.seconds_left)
-        model = Model(self.candidates, self.asked, self.boxings)
-        network, seconds = built(model, seconds)
-        fastest = cheapest(model, network, seconds, r.terms.progress)
+        model, network, fastest = self._fastest(seconds)
         problem = self.candidates, self.asked, self.boxings, r.donated, r.limit_bytes
         limited = LimitedProblem(*problem, r.seconds_left, r.terms.progress)
         found = limited.keep_limit(fastest)
@@ -61,12 +62,40 @@ class Choosing:
         late = notes.time_notes(chosen, r)
         return FoundSignatures(chosen, (*remarks, *left_out, *late), is_final=not late)
 
+    def _fastest(self, seconds: float | None) -> tuple[Model, IndexedNetwork, ChosenSignatures]:
+        """The cheapest assignment, with the model that it was found in.
+
+        Arguments:
+          seconds: for both; None for no limit.
+        """
+        begun, limit = time.monotonic(), self.request.terms.time_limit_seconds
+        built = model_in_time(self.candidates, self.asked, self.boxings, limit, seconds)
+        try:
+            fastest = self._solved(built, begun, seconds)
+        except Infeasible:
+            if built.is_whole:
+                raise
+            # What the user asks for may need strategies that differ from axis to axis.
+            built = model_in_time(self.candidates, self.asked, self.boxings, None, None)
+            fastest = self._solved(built, begun, seconds)
+        if not built.is_whole:
+            bound = min(least_seconds(self.candidates, self.boxings), fastest.seconds)
+            fastest = replace(fastest, bound=bound)
+        return built.model, built.network, fastest
+
+    def _solved(self, built: BuiltModel, begun: float, seconds: float | None) -> ChosenSignatures:
+        """The solver has some time even where the model took all: a plan of none is worth nothing."""
+        if seconds is not None:
+            taken = time.monotonic() - begun
+            seconds = max(seconds - taken, SOLVER_SHARE * min(taken, built.seconds))
+        return cheapest(built.model, built.network, seconds, self.request.terms.progress)
+
     def _shortest(
         self, model: Model, network: IndexedNetwork, chosen: ChosenSignatures, limited: LimitedProblem
     ) -> tuple[ChosenSignatures, tuple[str, ...]]:
         """What fits with the shortest step, where collectives run beside kernels; and a remark."""
         r = self.request
-        if not r.whole_step:
+        if not r.whole_step or r.seconds_left == 0.0:
             return chosen, ()
         if network.cells > MOST_CELLS:
             return chosen, notes.large_notes(r.hardware)

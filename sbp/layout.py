@@ -39,10 +39,12 @@ def local_shape(shape: Sequence[int], nd: Sequence[Signature], hierarchy: Sequen
     >>> local_shape((10, 4), (Split(0), Split(0)), (2, 4))
     (2, 4)
     """
-    out = tuple(shape)
+    out = list(shape)
+    # Asked for hundreds of thousands of times.
     for signature, group in zip(nd, hierarchy, strict=True):
-        out = split_shape(out, signature, group)
-    return out
+        if signature.__class__ is Split and 0 <= signature.dim < len(out):
+            out[signature.dim] = -(-out[signature.dim] // group)
+    return tuple(out)
 
 
 def chunk_sizes(size: int, axes: Sequence[int], hierarchy: Sequence[int]) -> tuple[int, ...]:

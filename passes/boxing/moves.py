@@ -15,7 +15,7 @@ from scipy.sparse.csgraph import maximum_bipartite_matching
 
 from sbp import compat
 from sbp.layout import chunk_sizes, local_shape, offset
-from sbp.signature import Broadcast, NdSbp, Partial, Signature, Split, splits_of
+from sbp.signature import Broadcast, NdSbp, P, Partial, Signature, Split, splits_of
 from sbp.talk.bits import reduced_bytes
 from sbp.talk.declared import COLLECTIVES
 from sbp.untyped import DType
@@ -45,6 +45,11 @@ class Move:
     def is_collective(self) -> bool:
         """Whether devices talk."""
         return self.kind in COLLECTIVES
+
+
+def makes_sum(move: Move) -> bool:
+    """Whether a move makes a sum by filling with zeros."""
+    return move.kind in ("fill", "embed") and move.new == P
 
 
 def _kind(old: Signature, new: Signature) -> str | None:

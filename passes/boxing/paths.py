@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import dijkstra
 
 from sbp import compat
-from sbp.layout import is_even
 from sbp.passes.boxing.links import Network
-from sbp.passes.boxing.moves import Move, can_permute, moves_from, permute_targets
+from sbp.passes.boxing.moves import Move, makes_sum
 from sbp.passes.boxing.shortest import shortest_seconds
-from sbp.signature import B, NdSbp, P, Partial, Signature, Split
+from sbp.passes.boxing.table import MoveTable, cheapest_moves
+from sbp.signature import B, NdSbp, Partial, Signature, Split
 from sbp.untyped import DType
 
 Array = np.ndarray[Any, Any]
@@ -32,6 +32,7 @@ class Boxing:
       network: where it lies.
       partials: the reductions it may wait for.
       dims: the dims that may be split.
+      tables: of moves, by the 1-D signatures that tensors can have; it grows.
     """
 
     shape: tuple[int, ...]
@@ -39,6 +40,7 @@ class Boxing:
     network: Network
     partials: frozenset[str]
     dims: tuple[int, ...]
+    tables: dict[tuple[Signature, ...], MoveTable] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
     def signatures(self) -> tuple[Signature, ...]:
@@ -46,35 +48,33 @@ class Boxing:
         return (B, *(Split(d) for d in self.dims), *(Partial(op) for op in sorted(self.partials)))
 
     @cached_property
+    def table(self) -> MoveTable:
+        """The moves of all tensors with these signatures."""
+        return self.tables.setdefault(self.signatures, MoveTable(self.signatures, self.network))
+
+    @property
     def universe(self) -> tuple[NdSbp, ...]:
         """The N-D signatures."""
-        return tuple(itertools.product(self.signatures, repeat=self.network.placement.ndim))
+        return self.table.universe
 
-    @cached_property
+    @property
     def index(self) -> Mapping[NdSbp, int]:
         """The position of each signature in the tables."""
-        return {nd: i for i, nd in enumerate(self.universe)}
+        return self.table.index
+
+    @cached_property
+    def _best(self) -> tuple[NDArray[np.int64], Array]:
+        """The cheapest single move between signatures, where there is one, and its seconds."""
+        seconds = self.table.seconds(self.shape, self.dtype)
+        best = cheapest_moves(self.table.ends, seconds, len(self.universe))
+        return best, seconds[best]
 
     @cached_property
     def _moves(self) -> dict[tuple[int, int], tuple[float, Move]]:
-        """The cheapest single move between signatures, where there is one."""
-        out: dict[tuple[int, int], tuple[float, Move]] = {}
-        for i, nd in enumerate(self.universe):
-            for move in itertools.chain(moves_from(nd, self.signatures), self._permutes(nd)):
-                j = self.index[move.after]
-                seconds = self.network.seconds(move, self.shape, self.dtype)
-                if (i, j) not in out or seconds < out[i, j][0]:
-                    out[i, j] = seconds, move
-        return out
-
-    def _permutes(self, nd: NdSbp) -> Iterable[Move]:
-        hierarchy = self.network.placement.shape
-        if len(nd) < 2 or not is_even(self.shape, nd, hierarchy):
-            return
-        # A permute moves whole shards, so both ends must be even, or padding would be sent as rows.
-        for after in permute_targets(nd):
-            if is_even(self.shape, after, hierarchy) and can_permute(nd, after, hierarchy):
-                yield Move("permute", tuple(range(len(nd))), nd, after, B, B)
+        """The same by its ends."""
+        best, seconds = self._best
+        pairs = zip(seconds.tolist(), (self.table.moves[k] for k in best.tolist()), strict=True)
+        return dict(zip(map(tuple, self.table.ends[best].tolist()), pairs, strict=True))
 
     @cached_property
     def _graphs(self) -> tuple[csr_matrix, csr_matrix]:
@@ -109,14 +109,9 @@ class Boxing:
     def both(self) -> Array:
         """`seconds` and `strict_seconds` side by side, in one table."""
         # One table per shape serves every tensor of it.
-        moves = [m for _, m in self._moves.values()]
-        return shortest_seconds(
-            len(self.universe),
-            np.array(list(self._moves), dtype=np.int64).reshape(-1, 2),
-            np.array([s for s, _ in self._moves.values()]),
-            [makes_sum(m) for m in moves],
-            [not m.is_collective for m in moves],
-        )
+        best, seconds = self._best
+        sums, local = self.table.sums[best], self.table.local[best]
+        return shortest_seconds(len(self.universe), self.table.ends[best], seconds, sums, local)
 
     @property
     def seconds(self) -> Array:
@@ -149,17 +144,13 @@ class Boxing:
         return tuple(reversed(steps))
 
 
-def makes_sum(move: Move) -> bool:
-    """Whether a move makes a sum by filling with zeros."""
-    return move.kind in ("fill", "embed") and move.new == P
-
-
 @dataclass(frozen=True)
 class Boxings:
     """The transitions of every kind of tensor in a program, made once per kind."""
 
     network: Network
     _made: dict[Hashable, Boxing] = field(default_factory=dict, compare=False, repr=False)
+    _tables: dict[tuple[Signature, ...], MoveTable] = field(default_factory=dict, compare=False, repr=False)
 
     def of(
         self, shape: tuple[int, ...], dtype: DType, partials: frozenset[str], dims: tuple[int, ...]
@@ -169,5 +160,5 @@ class Boxings:
             partials = frozenset()
         key = shape, str(dtype), partials, dims
         if key not in self._made:
-            self._made[key] = Boxing(shape, dtype, self.network, partials, dims)
+            self._made[key] = Boxing(shape, dtype, self.network, partials, dims, self._tables)
         return self._made[key]

@@ -11,11 +11,10 @@ from numpy.typing import NDArray
 from sbp.machine_code import compiled
 
 Array = np.ndarray[Any, Any]
+Bools = Sequence[bool] | NDArray[np.bool_]
 
 
-def shortest_seconds(
-    n: int, ends: NDArray[np.int64], seconds: Array, fills: Sequence[bool], local: Sequence[bool]
-) -> Array:
+def shortest_seconds(n: int, ends: NDArray[np.int64], seconds: Array, fills: Bools, local: Bools) -> Array:
     """`[n, 2 n]`: the seconds from each signature to each other, and beside that the same without filling.
 
     Once zeros are filled in, no collective follows: to reduce such a sum is a roundabout way to what another

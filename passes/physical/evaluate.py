@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from sbp.passes.boxing.links import Network
@@ -21,7 +21,7 @@ from sbp.passes.physical.overlap import MOVE, OverlappedStep, SentId, overlapped
 from sbp.passes.physical.program import Border, Box, Compute, Physical, Step, Version
 from sbp.passes.plan.cost import local_bytes, node_seconds, talk_seconds, work_seconds
 from sbp.passes.program.control import assumed_trips, trips
-from sbp.passes.program.graph import Const
+from sbp.passes.program.graph import Const, Node
 from sbp.passes.program.views import talks_of
 from sbp.signature import NdSbp
 from sbp.talk.local import Talk
@@ -60,30 +60,42 @@ class Evaluator:
 
     Arguments:
       donated: positions of the inputs whose memory the results may take.
+      known: what was asked already. Equal layers have the same strategies and moves, as objects.
     """
 
     physical: Physical
     network: Network
     donated: Sequence[int] = ()
+    known: dict[Hashable, float] = field(default_factory=dict, compare=False, repr=False)
 
     def box_seconds(self, box: Box) -> float:
         """The time of a move, once."""
-        value = self.physical.graph.values[box.value]
-        return self.network.seconds(box.move, value.shape, value.dtype)
+        key = "seconds", box.value, id(box.move)
+        if key not in self.known:
+            value = self.physical.graph.values[box.value]
+            self.known[key] = self.network.seconds(box.move, value.shape, value.dtype)
+        return self.known[key]
 
     def box_bytes(self, box: Box) -> float:
         """What one device sends in a move, once."""
-        value = self.physical.graph.values[box.value]
-        return self.network.wire_bytes(box.move, value.shape, value.dtype)
+        key = "bytes", box.value, id(box.move)
+        if key not in self.known:
+            value = self.physical.graph.values[box.value]
+            self.known[key] = self.network.wire_bytes(box.move, value.shape, value.dtype)
+        return self.known[key]
 
     def seconds_of(self, step: Step) -> float:
         """The time of a step, once; that of a loop or a branch is its steps'."""
         if isinstance(step, Box):
             return self.box_seconds(step)
-        if isinstance(step, Compute):
-            traffic = self.physical.traffic.get(step.node.id)
-            return node_seconds(self.physical.graph, step.node, step.strategy, self.network, traffic)
-        return 0.0
+        if not isinstance(step, Compute):
+            return 0.0
+        node, traffic = step.node, self.physical.traffic.get(step.node.id)
+        # What an op sends depends on who uses its results; all else is that of its strategy.
+        key = id(step.strategy), traffic, node.id if _talks(node) else -1
+        if key not in self.known:
+            self.known[key] = node_seconds(self.physical.graph, node, step.strategy, self.network, traffic)
+        return self.known[key]
 
     def seconds(self, steps: Iterable[Step] | None = None) -> float:
         """The time of all steps, or of some of them."""
@@ -92,6 +104,8 @@ class Evaluator:
 
     def talk_times(self, step: Compute) -> list[tuple[Talk, float]]:
         """What an op sends itself, each with its time."""
+        if not _talks(step.node):
+            return []
         p = self.physical
         talks = talks_of(p.graph, step.node, step.strategy.lying, p.placement.shape)
         return [(t, talk_seconds(t, self.network)) for t in talks]
@@ -151,7 +165,11 @@ class Evaluator:
         if op.step is None or op.name == "conv_general_dilated":
             return 0.0
         if isinstance(op.step, Compute) and op.name in PRODUCTS:
-            return work_seconds(self.physical.graph, op.step.node, op.step.strategy, self._by_peaks.network)
+            key = "work", id(op.step.strategy)
+            if key not in self.known:
+                by_peaks = self._by_peaks.network
+                self.known[key] = work_seconds(self.physical.graph, op.step.node, op.step.strategy, by_peaks)
+            return self.known[key]
         taken = self._by_peaks.seconds([op.step])
         return max(taken, SHORTEST_COLLECTIVE_SECONDS) if op.sends else taken
 
@@ -166,6 +184,11 @@ class Evaluator:
         ends = {*zip(p.graph.inputs, p.inputs, strict=True), *zip(p.graph.outputs, p.outputs, strict=True)}
         shared = sum(x.bytes for x in live if x.version not in ends)
         return sum(x.bytes for x in live) + HOLES * shared
+
+
+def _talks(node: Node) -> bool:
+    """Whether an op may send something itself."""
+    return node.rule is not None and node.rule.talks is not None
 
 
 def donations(physical: Physical, donated: Iterable[int]) -> dict[Version, Version]:

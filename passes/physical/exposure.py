@@ -17,7 +17,7 @@ from sbp.passes.boxing.paths import Boxings
 from sbp.passes.physical.buckets import bucket_collectives
 from sbp.passes.physical.evaluate import Evaluator, executed
 from sbp.passes.physical.insert import insert_boxing
-from sbp.passes.physical.program import Box, Compute, Physical, Step
+from sbp.passes.physical.program import Box, Compute, Physical
 from sbp.passes.plan.candidates import Candidates, Strategy
 from sbp.passes.plan.cost import talk_seconds
 from sbp.passes.plan.model import ChosenSignatures, Model
@@ -58,19 +58,7 @@ class _Remembering(Evaluator):
     """An evaluator that asks once what a step takes: plans of one program have most of their steps in
     common."""
 
-    known: dict[Hashable, float] = field(default_factory=dict)
     said: dict[Hashable, list[tuple[Talk, float]]] = field(default_factory=dict)
-
-    def seconds_of(self, step: Step) -> float:
-        if isinstance(step, Compute):
-            key: Hashable = (step.node.id, id(step.strategy))
-        elif isinstance(step, Box):
-            key = step.value, step.move
-        else:
-            return 0.0
-        if key not in self.known:
-            self.known[key] = super().seconds_of(step)
-        return self.known[key]
 
     def talk_times(self, step: Compute) -> list[tuple[Talk, float]]:
         if step.node.rule is None or step.node.rule.talks is None:

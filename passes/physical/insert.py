@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
-from sbp.passes.boxing.moves import Move
-from sbp.passes.boxing.paths import Boxings, makes_sum
+from sbp.passes.boxing.moves import Move, makes_sum
+from sbp.passes.boxing.paths import Boxings
 from sbp.passes.physical.program import Border, Box, Compute, Physical, Step, Version, grouped
 from sbp.passes.plan.candidates import Candidates
 from sbp.passes.plan.model import ChosenSignatures, boxing_of

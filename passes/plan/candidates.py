@@ -26,6 +26,7 @@ from sbp.signature import B, NdSbp, P, Partial, Signature, Split
 from sbp.untyped import DType
 
 Partials = frozenset[str]
+_Shapes = tuple[tuple[int, ...], ...]
 NONE: Partials = frozenset()
 SUM: Partials = frozenset(["sum"])
 # Parameters that hold functions: rules do not look at them, and they would spoil the memo.
@@ -258,37 +259,61 @@ def _strategies(
     """All N-D strategies of a node and the partials of its results: rows along each axis on what remains."""
     shapes = tuple(graph.operand(x).shape for x in node.inputs)
     results = tuple(graph.values[v].shape for v in node.outputs)
-    chains: list[tuple[tuple[Row, ...], Any, Any]] = [((), shapes, results)]
+    chains: list[tuple[tuple[_OneAxis, ...], _Shapes, _Shapes]] = [((), shapes, results)]
+    numbers: dict[Any, int] = {}
     for group in hierarchy:
         # What an axis may do depends on the shapes that the outer axes left, and on nothing else of them.
         # Most chains leave equal shapes (all B, or a sum), so the rule is asked a few times, not once per
         # chain.
-        memo: dict[Any, list[Row]] = {}
+        memo: dict[tuple[_Shapes, _Shapes], list[tuple[_OneAxis, _Shapes, _Shapes]]] = {}
         grown = []
-        for rows, ins, outs in chains:
+        for taken, ins, outs in chains:
             if (ins, outs) not in memo:
                 op = op_of(graph, node, ins, outs, group)
                 memo[ins, outs] = [
-                    r
-                    for r in rows_of(node, op)
-                    if natural(r, ops) and not (strict_nonfinite and r.needs_finite(op))
+                    (
+                        _one_axis(row, numbers),
+                        tuple(split_shape(s, r, group) for s, r in zip(ins, row.operands, strict=True)),
+                        tuple(split_shape(s, r, group) for s, r in zip(outs, row.results, strict=True)),
+                    )
+                    for row in rows_of(node, op)
+                    if natural(row, ops) and not (strict_nonfinite and row.needs_finite(op))
                 ]
-            for row in memo[ins, outs]:
-                left = tuple(split_shape(s, r, group) for s, r in zip(ins, row.operands, strict=True))
-                made = tuple(split_shape(s, r, group) for s, r in zip(outs, row.results, strict=True))
-                grown.append(((*rows, row), left, made))
+            grown += [((*taken, one), left, made) for one, left, made in memo[ins, outs]]
         chains = grown
     # Several chains may say the same signatures, such as two ways to a sum: the first has the better reason.
-    unique: dict[Any, Strategy] = {}
-    for rows, _, _ in chains:
-        strategy = _combine(rows, len(shapes), len(results))
-        if not _mixed(strategy):
-            unique.setdefault((strategy.operands, strategy.results), strategy)
+    unique: dict[tuple[int, ...], Strategy] = {}
+    for taken, _, _ in chains:
+        key = tuple(one.number for one in taken)
+        if key not in unique and not _mixed(taken):
+            unique[key] = _combine(taken)
     reach = tuple(
         frozenset(s.op for st in unique.values() for s in st.results[i] if isinstance(s, Partial))
         for i in range(len(results))
     )
     return tuple(unique.values()), reach
+
+
+@dataclass(frozen=True, slots=True)
+class _OneAxis:
+    """What an op does along one axis.
+
+    Arguments:
+      number: the same for the same signatures.
+      strict: per operand, whether a sum must come as a sum.
+      partials: per operand and result, the reduction that it waits for, or "".
+    """
+
+    row: Row
+    number: int
+    strict: tuple[bool, ...]
+    partials: tuple[str, ...]
+
+
+def _one_axis(row: Row, numbers: dict[Any, int]) -> _OneAxis:
+    strict = tuple(s == P and i not in row.fills for i, s in enumerate(row.operands))
+    partials = tuple(s.op if isinstance(s, Partial) else "" for s in (*row.operands, *row.results))
+    return _OneAxis(row, numbers.setdefault((row.operands, row.results), len(numbers)), strict, partials)
 
 
 def natural(row: Row, ops: Sequence[Partials]) -> bool:
@@ -307,18 +332,18 @@ def natural(row: Row, ops: Sequence[Partials]) -> bool:
     return all(filled) and (any(have) or making)
 
 
-def _combine(rows: tuple[Row, ...], n_operands: int, n_results: int) -> Strategy:
-    operands = tuple(tuple(r.operands[i] for r in rows) for i in range(n_operands))
-    results = tuple(tuple(r.results[i] for r in rows) for i in range(n_results))
-    strict = tuple(any(r.operands[i] == P and i not in r.fills for r in rows) for i in range(n_operands))
+def _combine(taken: Sequence[_OneAxis]) -> Strategy:
+    """The axes together, outer to inner."""
+    rows = tuple(one.row for one in taken)
+    operands = tuple(zip(*(r.operands for r in rows), strict=True))
+    results = tuple(zip(*(r.results for r in rows), strict=True))
+    strict = tuple(map(any, zip(*(one.strict for one in taken), strict=True)))
     return Strategy(operands, results, strict, rows)
 
 
-def _mixed(strategy: Strategy) -> bool:
+def _mixed(taken: Sequence[_OneAxis]) -> bool:
     """Whether some tensor waits for two different reductions at once: useless, and they do not commute."""
-    return any(
-        len({s for s in nd if isinstance(s, Partial)}) > 1 for nd in (*strategy.operands, *strategy.results)
-    )
+    return any(len({*ops} - {""}) > 1 for ops in zip(*(one.partials for one in taken), strict=True))
 
 
 def rest_signatures(shape: Sequence[int], dtype: DType, placement: Placement) -> tuple[NdSbp, ...]:

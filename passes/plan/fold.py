@@ -22,7 +22,7 @@ choice."""
 _FACTORS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 """Odd numbers whose products spread over 64 bits (splitmix64, Steele et al., 2014)."""
 
-_Colours = NDArray[np.uint64]
+Colours = NDArray[np.uint64]
 
 
 @dataclass(frozen=True)
@@ -50,18 +50,18 @@ def classes_of(network: CostNetwork, hops: int = HOPS) -> tuple[int, ...]:
     >>> classes_of(chain, hops=1), classes_of(chain, hops=2)
     ((0, 1, 1, 1, 1, 2), (0, 1, 2, 2, 3, 4))
     """
-    colours = _mixed(_numbers(network.unary))
+    colours = mixed(numbers_of(network.unary))
     if not network.edges:
-        return _numbered(colours)
-    tables = _mixed(_numbers([table for _, _, table in network.edges]))
+        return numbered(colours)
+    tables = mixed(numbers_of([table for _, _, table in network.edges]))
     i, j = (np.array(ends) for ends in zip(*((a, b) for a, b, _ in network.edges), strict=True))
     for _ in range(hops):
         around = np.zeros_like(colours)
         # A sum does not depend on the order of the edges; 64 bits of it do not meet by chance.
-        np.add.at(around, i, _mixed(tables + colours[j] * np.uint64(3)))
-        np.add.at(around, j, _mixed(tables * np.uint64(5) + colours[i] * np.uint64(7)))
-        colours = _mixed(colours * np.uint64(11) + around)
-    return _numbered(colours)
+        np.add.at(around, i, mixed(tables + colours[j] * np.uint64(3)))
+        np.add.at(around, j, mixed(tables * np.uint64(5) + colours[i] * np.uint64(7)))
+        colours = mixed(colours * np.uint64(11) + around)
+    return numbered(colours)
 
 
 def fold(network: CostNetwork, hops: int = HOPS) -> Folded:
@@ -94,7 +94,7 @@ def fold(network: CostNetwork, hops: int = HOPS) -> Folded:
     return Folded(CostNetwork(unary, edges), classes)
 
 
-def _numbers(tables: Sequence[Table]) -> _Colours:
+def numbers_of(tables: Sequence[Table]) -> Colours:
     """A number per table, by first sight; equal ones have one."""
     objects: dict[int, int] = {}
     seen: dict[tuple[tuple[int, ...], bytes], int] = {}
@@ -104,7 +104,7 @@ def _numbers(tables: Sequence[Table]) -> _Colours:
     return np.array([objects[id(table)] for table in tables], dtype=np.uint64)
 
 
-def _mixed(x: _Colours) -> _Colours:
+def mixed(x: Colours) -> Colours:
     """Numbers spread over all 64 bits."""
     a, b, c = (np.uint64(f) for f in _FACTORS)
     x = (x + np.uint64(1)) * a
@@ -113,7 +113,7 @@ def _mixed(x: _Colours) -> _Colours:
     return x ^ (x >> np.uint64(31))
 
 
-def _numbered(colours: _Colours) -> tuple[int, ...]:
+def numbered(colours: Colours) -> tuple[int, ...]:
     """Colours as 0, 1, ... by first sight."""
     seen: dict[Any, int] = {}
     return tuple(seen.setdefault(c, len(seen)) for c in colours.tolist())

@@ -11,16 +11,16 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from sbp.machine_code import compiled
 from sbp.passes.plan.flat import Indices
-from sbp.passes.plan.indexed import IndexedNetwork, IndexedTable
-from sbp.passes.plan.network import Infeasible, Solution, Table
+from sbp.passes.plan.fold import numbers_of
+from sbp.passes.plan.indexed import IndexedNetwork
+from sbp.passes.plan.lifted import lifted, ranges, spread
+from sbp.passes.plan.network import Infeasible, Solution
 from sbp.passes.plan.solve import Progress, solve
+from sbp.passes.plan.wide import sweep_wide, wide_network
 
 _DENSE_CELLS = 4e6
 """Networks up to this size are written down at once."""
@@ -32,122 +32,16 @@ _MOST_CELLS = 2e8
 """No level is tried with more than this: a gigabyte and a half."""
 _LEVELS = (0.1, 0.03, 0.01, 0.003, 0.001, 3e-4, 1e-4)
 """Levels to try, above the bound, relative to it."""
-_ROUND = 10
-"""Pairs of sweeps between two looks at the bound."""
 _HIGHER = 4.0
 """Where no plan is possible below a level, its height above the bound grows by this many times itself."""
-_LOOK = 8
-"""Rows between two looks at the dearest column."""
-_STALLED = 1e-3
-"""A round that raises the bound by less than this part of it is the last."""
-
-Pool = NDArray[np.floating[Any]]
-
-
-class Wide(NamedTuple):
-    """An indexed network for the kernels; nodes are numbered along its order, edges lead to the later one.
-
-    A table is a core of distinct rows and columns: states that want the same signature are a class.
-
-    Arguments:
-      offsets: `[n + 1]`, where the states of a node begin.
-      first: `[n + 1]`, the first entry of a node; entries of a node are sorted by the other node.
-      turn: `[n]`, a node's first entry whose other node comes later.
-      other, twin: `[2 m]`, the node at the other end, and the entry of the same edge there.
-      message: `[2 m + 1]`, where a node's costs per state for an entry begin.
-      classes: `[2 m]`, where in `places` the class of each of the node's states begins.
-      width: `[2 m]`, how many classes the node's states have.
-      core: `[2 m]`, where in the pool the core begins; its rows are the classes at the other end.
-      places: the classes of states, table by table.
-      pool: the cores.
-    """
-
-    offsets: Indices
-    first: Indices
-    turn: Indices
-    other: Indices
-    twin: Indices
-    message: Indices
-    classes: Indices
-    width: Indices
-    core: Indices
-    places: NDArray[np.int32]
-    pool: Pool
-
-
-@compiled
-def _sweep(
-    wide: Wide, theta: Table, messages: Table, excess: Table, forward: bool, rounding: float
-) -> tuple[float, float]:
-    """One sweep of TRW-S, as in sweeps.py; returns the bound after it, and what rounding may have added.
-
-    Sums over classes are in the precision of the pool, relative to the least of the classes.
-    """
-    nodes = wide.offsets.size - 1
-    widest = 0
-    for entry in range(wide.width.size):
-        widest = max(widest, wide.width[entry])
-    put = np.empty(widest, dtype=wide.pool.dtype)
-    exact = np.empty(widest)
-    least = np.empty(widest, dtype=wide.pool.dtype)
-    bound, noise = 0.0, 0.0
-    for step in range(nodes):
-        node = step if forward else nodes - 1 - step
-        at, size = wide.offsets[node], wide.offsets[node + 1] - wide.offsets[node]
-        begin, middle, end = wide.first[node], wide.turn[node], wide.first[node + 1]
-        back, back_end = (begin, middle) if forward else (middle, end)
-        ahead, ahead_end = (middle, end) if forward else (begin, middle)
-        for entry in range(back, back_end):
-            twin, other = wide.twin[entry], wide.other[entry]
-            rows, columns = wide.width[twin], wide.width[entry]
-            theirs, mine = wide.message[twin], wide.message[entry]
-            exact[:rows] = np.inf
-            lowest = np.inf
-            for state in range(wide.offsets[other + 1] - wide.offsets[other]):
-                row = wide.places[wide.classes[twin] + state]
-                cost = messages[theirs + state]
-                exact[row] = min(exact[row], cost)
-                lowest = min(lowest, cost)
-            cheapest = 0
-            for row in range(rows):
-                put[row] = exact[row] - lowest
-                cheapest = row if put[row] < put[cheapest] else cheapest
-            cells = wide.core[entry]
-            found = least[:columns]
-            found[:] = wide.pool[cells + cheapest * columns : cells + (cheapest + 1) * columns]
-            found += put[cheapest]
-            most, since = float(found.max()), 0
-            for row in range(rows):
-                extra = put[row]
-                if extra >= most:  # what boxing takes is never negative: this row lowers nothing
-                    continue
-                line = wide.pool[cells + row * columns : cells + (row + 1) * columns]
-                for column in range(line.size):
-                    both = line[column] + extra
-                    found[column] = both if both < found[column] else found[column]
-                since += 1
-                if since == _LOOK:
-                    most, since = float(found.max()), 0
-            most = float(found.max())
-            noise += rounding * most + 1e-13 * abs(lowest)
-            for state in range(size):
-                cost = least[wide.places[wide.classes[entry] + state]] + lowest
-                theta[at + state] += messages[mine + state] + cost
-                messages[mine + state] = -cost
-        lowest = np.inf
-        for state in range(size):
-            lowest = min(lowest, theta[at + state])
-        for state in range(size):
-            excess[at + state] = max(excess[at + state], theta[at + state] - lowest)
-        share = 1.0 / max(back_end - back, ahead_end - ahead, 1)
-        for entry in range(ahead, ahead_end):
-            for state in range(size):
-                messages[wide.message[entry] + state] += share * theta[at + state]
-        rest = 1.0 - share * (ahead_end - ahead)
-        for state in range(size):
-            theta[at + state] *= rest
-        bound += lowest * rest
-    return bound, noise
+_STALLED = 1e-4
+"""A pair of sweeps that raises the bound by less than this part of it is the last."""
+_HOPS = 12
+"""How far nodes must look alike to be one while layers are swept over together."""
+_ALIKE = 0.6
+"""They are if at most this part of the nodes is left."""
+_ALIKE_SWEEPS = 40
+"""Pairs of sweeps over one node of each class: as many as raise the bound of the whole to its height."""
 
 
 class Narrowing:
@@ -162,24 +56,37 @@ class Narrowing:
         self.bound = -np.inf
         self.rounding = 8.0 * float(np.finfo(dtype).eps)
 
+    def begin_alike(self, deadline: float) -> None:
+        """Begins where sweeps over one node of each class end, if that is worth its time."""
+        kinds = numbers_of([self.network.unary[node] for node in self.network.order])
+        small = lifted(self.wide, kinds, _HOPS)
+        if small.stands.size > _ALIKE * small.nodes.size:
+            return
+        theta = self.theta[ranges(self.wide.offsets[small.stands], np.diff(small.wide.offsets))]
+        messages, unseen = np.zeros(int(small.wide.message[-1])), np.zeros(theta.size)
+        for _ in range(_ALIKE_SWEEPS):
+            for forward in (True, False):
+                sweep_wide(small.wide, theta, messages, unseen, forward, self.rounding)
+            if time.monotonic() >= deadline:
+                break
+        self.theta, self.messages = spread(small, self.wide, theta, messages)
+
     def sweep(self) -> None:
         """There and back, once."""
         for forward in (True, False):
             excess = np.zeros(self.theta.size)
-            bound, noise = _sweep(self.wide, self.theta, self.messages, excess, forward, self.rounding)
+            bound, noise = sweep_wide(self.wide, self.theta, self.messages, excess, forward, self.rounding)
             if self.bound > -np.inf:
                 np.maximum(self.at_least, self.bound + excess - noise, out=self.at_least)
             self.bound = bound - noise
 
     def converge(self, deadline: float) -> None:
         """Sweeps until they hardly raise the bound."""
+        self.begin_alike(deadline)
         while True:
             before = self.bound
-            for _ in range(_ROUND):
-                self.sweep()
-                if time.monotonic() >= deadline:
-                    return
-            if self.bound - before <= _STALLED * abs(self.bound):
+            self.sweep()
+            if self.bound - before <= _STALLED * abs(self.bound) or time.monotonic() >= deadline:
                 return
 
     def level(self, cells: float) -> float:
@@ -224,6 +131,8 @@ def _search(
         kept = narrowing.kept(level)
         left = max(0.0, deadline - time.monotonic())
         try:
+            if not all(keep.size for keep in kept):
+                raise Infeasible  # nothing is below the level
             limit = None if math.isinf(left) else left
             found = solve(network.dense(kept), time_limit_seconds=limit, progress=progress)
         except Infeasible:
@@ -239,105 +148,3 @@ def _search(
         if network.kept_cells(narrowing.kept(found.cost)) > _MOST_CELLS:
             return answer
         level = found.cost
-
-
-def wide_network(network: IndexedNetwork, dtype: type) -> Wide:
-    """The network as the kernels walk over it."""
-    place = np.empty(network.order.size, dtype=np.int64)
-    place[network.order] = np.arange(network.order.size)
-    sizes = np.array([network.unary[node].size for node in network.order], dtype=np.int64)
-    cores = _Cores(dtype)
-    ends, kinds = [], []
-    for i, j, table in network.edges:
-        if i == j:
-            raise ValueError("indexed network: an edge joins two nodes")
-        kind = cores.put(table)
-        later = place[i] < place[j]
-        ends.append((place[i], place[j]) if later else (place[j], place[i]))
-        kinds.append(kind if later else kind.turned())
-    low, high = np.array(ends, dtype=np.int64).reshape(-1, 2).T
-    m = low.size
-    node, other = np.concatenate([low, high]), np.concatenate([high, low])
-    # An entry's core has the other end's classes as rows: at the earlier node that is the turned one.
-    both = np.array([k.turned() for k in kinds] + kinds, dtype=np.int64).reshape(-1, 6)
-    order = np.lexsort((other, node))
-    position = np.empty(2 * m, dtype=np.int64)
-    position[order] = np.arange(2 * m)
-    node, other, both = node[order], other[order], both[order]
-    first = np.searchsorted(node, np.arange(sizes.size + 1)).astype(np.int64)
-    earlier = np.bincount(node[other < node], minlength=sizes.size)
-    return Wide(
-        _starts(sizes),
-        first,
-        (first[:-1] + earlier).astype(np.int64),
-        other,
-        position[np.where(order < m, order + m, order - m)],
-        _starts(sizes[node]),
-        both[:, 1].copy(),
-        both[:, 3].copy(),
-        both[:, 4].copy(),
-        np.concatenate(cores.places) if cores.places else np.zeros(0, dtype=np.int32),
-        np.concatenate(cores.parts) if cores.parts else np.zeros(0, dtype=dtype),
-    )
-
-
-class _Kind(NamedTuple):
-    """Where the classes of rows and columns are, how many, and where the core and its transpose begin."""
-
-    rows: int
-    columns: int
-    height: int
-    width: int
-    core: int
-    transposed: int
-
-    def turned(self) -> _Kind:
-        return _Kind(self.columns, self.rows, self.width, self.height, self.transposed, self.core)
-
-
-class _Cores:
-    """Cores by content: each once, however many tables have it."""
-
-    def __init__(self, dtype: type) -> None:
-        self.dtype = dtype
-        self.parts: list[Pool] = []
-        self.places: list[NDArray[np.int32]] = []
-        self.used = self.placed = 0
-        self.known: dict[int, _Kind] = {}
-        self.lists: dict[int, tuple[bytes, Indices, int, Indices]] = {}
-        self.made: dict[tuple[int, float, bytes, bytes], tuple[int, int]] = {}
-
-    def put(self, table: IndexedTable) -> _Kind:
-        if id(table) not in self.known:
-            row_key, rows, rows_at = self._classes(table.rows)
-            column_key, columns, columns_at = self._classes(table.columns)
-            key = id(table.core), table.scale, row_key, column_key
-            if key not in self.made:
-                core: Pool = _finite(table.scale * table.core[np.ix_(rows, columns)]).astype(self.dtype)
-                self.made[key] = self.used, self.used + core.size
-                self.parts += [core.reshape(-1), core.T.reshape(-1)]
-                self.used += 2 * core.size
-            self.known[id(table)] = _Kind(rows_at, columns_at, rows.size, columns.size, *self.made[key])
-        return self.known[id(table)]
-
-    def _classes(self, at: Indices) -> tuple[bytes, Indices, int]:
-        """The distinct places, as a key too, and where each state's class begins."""
-        if id(at) not in self.lists:
-            distinct, inverse = np.unique(at, return_inverse=True)
-            self.places.append(inverse.astype(np.int32).reshape(-1))
-            self.lists[id(at)] = distinct.tobytes(), distinct, self.placed, at
-            self.placed += at.size
-        key, distinct, begin, _ = self.lists[id(at)]
-        return key, distinct, begin
-
-
-def _finite(core: Table) -> Table:
-    """Infinite entries become so high that few plans would take them; any height gives true bounds."""
-    if core.max(initial=0.0) < np.inf:
-        return core
-    finite = core[core < np.inf]
-    return np.where(core < np.inf, core, 10.0 * finite.max(initial=0.0) + 0.01)
-
-
-def _starts(lengths: Indices) -> Indices:
-    return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])

@@ -240,6 +240,6 @@ def numbered(nodes: Iterable[Node]) -> tuple[Node, ...]:
         bodies = tuple(
             replace(b, nodes=tuple(inner(replace(n, id=next(fresh))) for n in b.nodes)) for b in node.bodies
         )
-        return replace(node, bodies=bodies)
+        return replace(node, bodies=bodies) if bodies else node
 
-    return tuple(inner(replace(n, id=i)) for i, n in enumerate(outer))
+    return tuple(inner(n if n.id == i else replace(n, id=i)) for i, n in enumerate(outer))

@@ -162,9 +162,10 @@ def _phases(nodes: Sequence[Node], default: str) -> Iterator[tuple[int, str]]:
         if marked[node.id] == "backward" or (not marked[node.id] and late.intersection(_values(node))):
             late.update(node.outputs)
     early: set[int] = set()
+    has_backward = "backward" in marked.values()
     for node in reversed(nodes):
         phase = marked[node.id]
-        if not phase and "backward" in marked.values():
+        if not phase and has_backward:
             feeds = early.intersection(node.outputs) and not late.intersection(node.outputs)
             phase = "forward" if feeds else "update"
         phase = phase or default

@@ -1,0 +1,144 @@
+"""Models for searches with little time: one that stops being built, and one of few signatures.
+
+To build the model of a large program on three and four axes can take longer than a search may. Then only
+those strategies are looked at that do the same along every axis, as if the axes were one. What is found so is
+a plan like any other; what it is proven against is what the ops alone take at least, with all of their
+strategies.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from sbp.passes.boxing.paths import Boxings
+from sbp.passes.plan.candidates import Candidates, Strategy
+from sbp.passes.plan.cost import Shards, seconds_of
+from sbp.passes.plan.indexed import IndexedNetwork
+from sbp.passes.plan.model import Boundary, Model, ValueUse
+from sbp.passes.program.control import assumed_trips
+from sbp.passes.program.graph import Node
+from sbp.signature import NdSbp
+
+MODEL_SHARE = 0.6
+"""Of the time that is left before the model is built, for building it."""
+EARLY = 0.5
+"""Where less than this part of the limit is left by then, no model of all strategies is begun."""
+
+
+class OutOfTime(Exception):
+    """The time for building a model is over."""
+
+
+class TimedModel(Model):
+    """A model that is given up when its time is over.
+
+    Arguments:
+      until: that time, by the clock of `time.monotonic`.
+    """
+
+    def __init__(self, candidates: Candidates, boundary: Boundary, boxings: Boxings, until: float) -> None:
+        super().__init__(candidates, boundary, boxings)
+        self.until = until
+
+    def add_node(self, node: Node, times: int) -> None:
+        self._check()
+        super().add_node(node, times)
+
+    def connect(self, v: int, uses: list[ValueUse]) -> None:
+        self._check()
+        super().connect(v, uses)
+
+    def _check(self) -> None:
+        if time.monotonic() >= self.until:
+            raise OutOfTime
+
+
+@dataclass(frozen=True)
+class BuiltModel:
+    """A model and its network.
+
+    Arguments:
+      is_whole: whether it has all strategies.
+      seconds: that it took.
+    """
+
+    model: Model
+    network: IndexedNetwork
+    is_whole: bool
+    seconds: float
+
+
+def model_in_time(
+    candidates: Candidates,
+    boundary: Boundary,
+    boxings: Boxings,
+    limit_seconds: float | None,
+    seconds_left: float | None,
+) -> BuiltModel:
+    """A model that leaves some of the time for its solution.
+
+    Arguments:
+      limit_seconds: for all of planning; None for no limit.
+      seconds_left: of that.
+    """
+    begun = time.monotonic()
+    if limit_seconds is None or seconds_left is None:
+        return _built(Model(candidates, boundary, boxings), True, begun)
+    if seconds_left >= EARLY * limit_seconds:
+        timed = TimedModel(candidates, boundary, boxings, begun + MODEL_SHARE * seconds_left)
+        try:
+            return _built(timed, True, begun)
+        except OutOfTime:
+            begun = time.monotonic()
+    return _built(Model(axes_alike(candidates), boundary, boxings), False, begun)
+
+
+def _built(model: Model, is_whole: bool, begun: float) -> BuiltModel:
+    network = model.build_indexed()
+    return BuiltModel(model, network, is_whole, time.monotonic() - begun)
+
+
+def axes_alike(candidates: Candidates) -> Candidates:
+    """The strategies that do the same along every axis; all of an op that has none of these."""
+    known: dict[int, tuple[Strategy, ...]] = {}
+    for strategies in candidates.strategies.values():
+        if id(strategies) not in known:
+            known[id(strategies)] = tuple(s for s in strategies if _is_alike(s)) or strategies
+    chosen = {i: known[id(strategies)] for i, strategies in candidates.strategies.items()}
+    ports = {
+        i: tuple(tuple(nd for nd in states if len({*nd}) == 1) or states for states in each)
+        for i, each in candidates.ports.items()
+    }
+    return replace(candidates, strategies=chosen, ports=ports)
+
+
+def _is_alike(s: Strategy) -> bool:
+    return all(_same(nd) for nd in (*s.operands, *s.results))
+
+
+def _same(nd: NdSbp) -> bool:
+    return all(x == nd[0] for x in nd)
+
+
+def least_seconds(candidates: Candidates, boxings: Boxings) -> float:
+    """What the ops of a program take at least, however values are boxed: no plan takes less."""
+    found, known, shards = 0.0, dict[object, float](), Shards()
+
+    def add(nodes: Sequence[Node], times: int) -> None:
+        nonlocal found
+        for node in nodes:
+            for body in node.bodies:
+                add(body.nodes, times * assumed_trips(node))
+            if node.bodies:
+                continue
+            strategies, traffic = candidates.strategies[node.id], candidates.traffic.get(node.id)
+            key = id(strategies), traffic
+            if key not in known:
+                graph, network = candidates.graph, boxings.network
+                known[key] = min(seconds_of(graph, node, strategies, network, traffic, shards))
+            found += times * known[key]
+
+    add(candidates.graph.nodes, 1)
+    return found
