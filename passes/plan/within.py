@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Sequence
@@ -20,14 +21,16 @@ from sbp.passes.plan.solve import Progress, least_of, solve
 
 _ROUND_STEPS = 40
 """Steps of prices in a round."""
-_CHUNK_MOVES = 200
-"""Moves between two looks at the clock."""
-_POLISH_CHUNKS = 30
-"""No more chunks than this on one assignment in a round; it ends when no discount gains anything."""
-_POLISH_SHARE = 0.25
+_CHUNK_MOVES, _FEWEST_MOVES = 200, 10
+"""Moves between two looks at the clock; fewer where they take long."""
+_POLISH_MOVES = 6000
+"""No more moves than this on one assignment in a round; it ends when no discount gains anything."""
+_POLISH_SHARE = 0.12
 """Longest time of moves from one assignment, as a part of what a round's prices took."""
-_POLISH_SECONDS = 0.3
+_POLISH_SECONDS = 0.05
 """... and what they may take at any rate."""
+_EXACT_ROUNDS = 5
+"""One exact solution in so many rounds: it proves little more than steps of prices do, and takes longer."""
 _DISCOUNTS = (1.0, 0.5, 0.0)
 """Parts of the prices, in turn: at full ones nobody takes the room that is left for what is little worth."""
 _KICKS = 3
@@ -113,6 +116,8 @@ class LimitedSearch:
         self.excess = (True, math.inf)
         self.noise = self.least_gain = 0.0
         self.patience = math.inf
+        self.rounds = 0
+        self.move_seconds = 0.0
 
     def go_on(self, limit: float, limit_seconds: float | None) -> Fitted:
         """The answer under another limit, with the prices and the states that were found so far."""
@@ -158,11 +163,12 @@ class LimitedSearch:
                 break
         self.noise = _NOISE * abs(self.reduction.constant + self.prices.lower)
         self.least_gain = 100.0 * self.noise
-        exact = self._exact()
         taken = time.monotonic() - began
         # Moves take no longer than what prices took: where states are many the latter bring more.
         self.patience = max(_POLISH_SECONDS, _POLISH_SHARE * taken) if self.seconds < math.inf else math.inf
-        self._polish(exact)
+        if self.rounds % _EXACT_ROUNDS == 0:
+            self._polish(self._exact())
+        self.rounds += 1
         self._polish(decoded)
         if self.states is not None:
             self._polish(self.states)
@@ -192,24 +198,35 @@ class LimitedSearch:
         """Moves from these states on, at the prices of now; higher ones where they do not fit."""
         states = states.copy()
         use = forests.use_of(self.flat_budget, states)
-        prices, idle = self.prices.at, 0
+        prices, idle, made = self.prices.at, 0, 0
         until = time.monotonic() + self.patience
-        for chunk in range(_POLISH_CHUNKS):
-            if self._spent() or time.monotonic() > until or idle == len(_DISCOUNTS):
+        for chunk in itertools.count():
+            if self._spent() or made >= _POLISH_MOVES or idle >= len(_DISCOUNTS) * _CHUNK_MOVES:
                 break
+            left = until - time.monotonic()
+            if left <= 0.0:
+                break
+            moves = self._moves_in(left / len(_DISCOUNTS))
             fits = bool((use <= self.flat_budget.room).all())
             theta = self._priced(prices * _DISCOUNTS[chunk % len(_DISCOUNTS)] if fits else prices)
+            began = time.monotonic()
             gained, nearer = forests.improve(
-                self.flat, self.flat_budget, theta, self.work, states, use, _CHUNK_MOVES, _FOREST_NODES,
-                self.noise,
-            )  # fmt: skip
-            idle = idle + 1 if nearer == 0.0 and gained >= -self.least_gain else 0
+                self.flat, self.flat_budget, theta, self.work, states, use, moves, _FOREST_NODES, self.noise
+            )
+            self.move_seconds = (time.monotonic() - began) / moves
+            made += moves
+            idle = idle + moves if nearer == 0.0 and gained >= -self.least_gain else 0
             over = use > self.flat_budget.room
             if over.any():
                 prices = prices.copy()
                 typical = prices[prices > 0.0].mean() if prices.any() else self._typical_price()
                 prices[over] = 1.5 * prices[over] + 0.5 * typical
         self._offer(states)
+
+    def _moves_in(self, seconds: float) -> int:
+        if math.isinf(seconds) or not self.move_seconds:
+            return _CHUNK_MOVES if math.isinf(seconds) else _FEWEST_MOVES
+        return min(_CHUNK_MOVES, max(_FEWEST_MOVES, int(seconds / self.move_seconds)))
 
     def _typical_price(self) -> float:
         """About a hundredth of the cost for the whole limit."""
