@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from sbp.passes.boxing.paths import Boxings
 from sbp.passes.explain import notes
-from sbp.passes.physical.fit import LimitedProblem, SmallestPeak, seconds_of_fastest
+from sbp.passes.physical.fit import LimitedProblem, LimitedStart, SmallestPeak, seconds_of_fastest
 from sbp.passes.physical.hidden import MOST_CELLS, shortest_step
+from sbp.passes.physical.hidden_limited import shortest_within
 from sbp.passes.plan.candidates import Candidates
 from sbp.passes.plan.cheapest import built, cheapest
 from sbp.passes.plan.indexed import IndexedNetwork
@@ -57,12 +58,17 @@ class Choosing:
         if chosen is not fastest:
             took = fastest.seconds, chosen.seconds
             remarks.append(notes.fitted_note(r.limit_bytes, found.needed_bytes, *took))
-        chosen, left_out = self._shortest(model, network, chosen, limited)
+        chosen, left_out = self._shortest(model, network, chosen, limited, found.start)
         late = notes.time_notes(chosen, r)
         return FoundSignatures(chosen, (*remarks, *left_out, *late), is_final=not late)
 
     def _shortest(
-        self, model: Model, network: IndexedNetwork, chosen: ChosenSignatures, limited: LimitedProblem
+        self,
+        model: Model,
+        network: IndexedNetwork,
+        chosen: ChosenSignatures,
+        limited: LimitedProblem,
+        start: LimitedStart | None,
     ) -> tuple[ChosenSignatures, tuple[str, ...]]:
         """What fits with the shortest step, where collectives run beside kernels; and a remark."""
         r = self.request
@@ -70,5 +76,10 @@ class Choosing:
             return chosen, ()
         if network.cells > MOST_CELLS:
             return chosen, notes.large_notes(r.hardware)
-        found = shortest_step(model, network.dense(), chosen, limited.fits, r.seconds_left)
+        if start is None:
+            found = shortest_step(model, network.dense(), chosen, limited.fits, r.seconds_left)
+            chosen = found.assignment
+            start = limited.start() if found.passed_over else None
+        if start is not None:
+            found = shortest_within(limited, start, chosen, r.seconds_left)
         return found.assignment, (notes.starts_note(found.looked, found.left),) if found.left else ()

@@ -11,10 +11,12 @@ from sbp.passes.boxing.paths import Boxings
 from sbp.passes.physical.evaluate import HOLES, Evaluator
 from sbp.passes.physical.insert import insert_boxing
 from sbp.passes.physical.program import Physical
-from sbp.passes.plan.budget import Budget
+from sbp.passes.plan.budget import Budget, Load
 from sbp.passes.plan.candidates import Candidates
 from sbp.passes.plan.cost import local_bytes
 from sbp.passes.plan.model import Boundary, ChosenSignatures
+from sbp.passes.plan.network import CostNetwork
+from sbp.passes.plan.prices import NO_PRICES, TimePrices
 from sbp.passes.plan.room import RoomModel
 from sbp.passes.plan.solve import Progress
 from sbp.passes.plan.within import LimitedSearch
@@ -54,6 +56,29 @@ class SmallestPeak:
 
 FASTEST_SHARE = 1 / 2
 """Of a limit on time, for the search without a limit on memory, where what it finds may not fit."""
+ROOM_LEFT = 0.985
+"""A plan that needs less than this part of the limit has room left: the search is asked for more once."""
+
+
+@dataclass(frozen=True)
+class LimitedStart:
+    """What a search under a limit has left to go on from.
+
+    Arguments:
+      model, network: with loads.
+      counted_bytes: what loads may add up to, so that the evaluator finds the plan to keep the limit.
+      prices: of bytes.
+    """
+
+    model: RoomModel
+    network: CostNetwork
+    counted_bytes: float
+    prices: TimePrices
+
+    @property
+    def loads(self) -> tuple[Load, ...]:
+        """What states keep in memory."""
+        return tuple(self.model.loads)
 
 
 @dataclass(frozen=True)
@@ -64,11 +89,13 @@ class FittedSignatures:
       assignment: the cheapest that fits, its bound that of all that fit; the fastest of any size if none.
       needed_bytes: what the fastest one needs.
       smallest: where none was found that fits, the nearest.
+      start: to go on from, if one was searched for.
     """
 
     assignment: ChosenSignatures
     needed_bytes: float = 0.0
     smallest: SmallestPeak | None = None
+    start: LimitedStart | None = None
 
 
 @dataclass(frozen=True)
@@ -136,7 +163,8 @@ class LimitedProblem:
             if k == 0 and math.isfinite(found.bound):
                 bound = max(bound, assignment.bound)
             if tried.bytes <= self.limit_bytes:
-                return FittedSignatures(replace(assignment, bound=min(bound, assignment.seconds)))
+                fitted = FittedSignatures(replace(assignment, bound=min(bound, assignment.seconds)))
+                return self.with_room_left(fitted, model, network, search, tried.bytes, until)
             smallest = tried if smallest is None or tried.bytes < smallest.bytes else smallest
             if not found.fits or (k >= LEAST_TRIES and time.monotonic() > until):
                 break
@@ -145,6 +173,38 @@ class LimitedProblem:
         assert smallest is not None
         left = max((until - time.monotonic()) / 2, LAST_SHARE * seconds)
         return self.smallest_of(model, search, fastest, smallest, min(left, SMALLEST_SECONDS))
+
+    def with_room_left(
+        self,
+        fitted: FittedSignatures,
+        model: RoomModel,
+        network: CostNetwork,
+        search: LimitedSearch,
+        bytes: float,
+        until: float,
+    ) -> FittedSignatures:
+        """The same, or a cheaper one where the search counts more than the evaluator; and what it leaves.
+
+        Arguments:
+          bytes: what the plan needs.
+          until: when to end.
+        """
+        counted = search.budget.limit
+        left = until - time.monotonic()
+        if bytes < ROOM_LEFT * self.limit_bytes and left > 0.0:
+            found = search.go_on(counted * MARGIN * self.limit_bytes / bytes, left / 2)
+            assignment = model.chosen(found.states, found.cost, found.bound)
+            if found.fits and found.cost < fitted.assignment.seconds and self.fits(assignment):
+                counted = search.budget.limit
+                bound = min(fitted.assignment.bound, assignment.seconds)
+                fitted = FittedSignatures(replace(assignment, bound=bound))
+        return replace(fitted, start=LimitedStart(model, network, counted, search.prices.found()))
+
+    def start(self) -> LimitedStart:
+        """Where a search under the limit begins if the cheapest plan of all keeps it: bytes cost nothing."""
+        model = self.model()
+        network = model.build()
+        return LimitedStart(model, network, self.limit_bytes, NO_PRICES)
 
     def smallest_of(
         self,

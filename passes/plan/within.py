@@ -15,7 +15,7 @@ from sbp.passes.plan.budget import Budget, Fitted, flat_budget
 from sbp.passes.plan.flat import Indices, flat_network
 from sbp.passes.plan.network import CostNetwork, Infeasible, Table
 from sbp.passes.plan.peak import least_peak
-from sbp.passes.plan.prices import Prices
+from sbp.passes.plan.prices import Prices, TimePrices
 from sbp.passes.plan.reduce import reduce_network
 from sbp.passes.plan.solve import Progress, least_of, solve
 
@@ -118,6 +118,13 @@ class LimitedSearch:
         self.patience = math.inf
         self.rounds = 0
         self.move_seconds = 0.0
+
+    def begin_at(self, prices: TimePrices, states: Sequence[int] | None = None) -> None:
+        """Begins at prices, and at states of the network, that another search has found."""
+        if self.flat_budget.room.size:
+            self.prices.begin_at(prices)
+        if states is not None:
+            self._offer(np.array(self.reduction.project(states), dtype=np.int64))
 
     def go_on(self, limit: float, limit_seconds: float | None) -> Fitted:
         """The answer under another limit, with the prices and the states that were found so far."""
