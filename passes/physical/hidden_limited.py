@@ -22,7 +22,6 @@ from sbp.passes.physical.hidden import LOST, POINTS, Look, ShortestStep, solved_
 from sbp.passes.plan.budget import Budget, Load
 from sbp.passes.plan.model import ChosenSignatures
 from sbp.passes.plan.network import CostNetwork, Infeasible, Table
-from sbp.passes.plan.prices import TimePrices
 from sbp.passes.plan.seeds import restricted, seed_name, seeds_for, tensors_of
 from sbp.passes.plan.within import LimitedSearch
 
@@ -55,7 +54,9 @@ def shortest_within(
       cheapest: that keeps the limit.
       time_limit_seconds: after which no other plan is looked at.
     """
-    search = _LimitedLooks(problem, start, cheapest, SECONDS if time_limit_seconds is None else time_limit_seconds)
+    search = _LimitedLooks(
+        problem, start, cheapest, SECONDS if time_limit_seconds is None else time_limit_seconds
+    )
     base = search.best
     platform = problem.boxings.network.hardware.platform
     if platform not in OVERLAPPING or not (base.times.sent or base.times.talked):
@@ -214,7 +215,11 @@ def _least_peak(unary: Sequence[Table], loads: Sequence[Load]) -> float:
     """What states that are not excluded keep alive at least."""
     events = dict[int, float]()
     for load in loads:
-        size = load.bytes.min() if load.node < 0 else load.bytes[np.isfinite(unary[load.node])].min(initial=np.inf)
+        size = (
+            load.bytes.min()
+            if load.node < 0
+            else load.bytes[np.isfinite(unary[load.node])].min(initial=np.inf)
+        )
         events[load.start] = events.get(load.start, 0.0) + float(size)
         events[load.end] = events.get(load.end, 0.0) - float(size)
     return float(np.cumsum([events[t] for t in sorted(events)]).max(initial=0.0))

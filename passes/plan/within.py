@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
 from collections.abc import Sequence
@@ -21,16 +20,18 @@ from sbp.passes.plan.solve import Progress, least_of, solve
 
 _ROUND_STEPS = 40
 """Steps of prices in a round."""
-_CHUNK_MOVES, _FEWEST_MOVES = 200, 10
-"""Moves between two looks at the clock; fewer where they take long."""
+_CHUNK_MOVES = 200
+"""Moves at one discount, between two looks at the clock."""
 _POLISH_MOVES = 6000
 """No more moves than this on one assignment in a round; it ends when no discount gains anything."""
-_POLISH_SHARE = 0.12
-"""Longest time of moves from one assignment, as a part of what a round's prices took."""
-_POLISH_SECONDS = 0.05
-"""... and what they may take at any rate."""
+_POLISH_VISITS = 8
+"""How often they visit each node, on the average; fewer than steps of prices do in a round, since prices
+bring more where states are many. Work is counted, not time: the same problem has the same answer."""
+_POLISH_CHUNKS = 9
+"""... and in how many chunks at least."""
 _EXACT_ROUNDS = 5
 """One exact solution in so many rounds: it proves little more than steps of prices do, and takes longer."""
+_EVERY_NODE = 1 << 60
 _DISCOUNTS = (1.0, 0.5, 0.0)
 """Parts of the prices, in turn: at full ones nobody takes the room that is left for what is little worth."""
 _KICKS = 3
@@ -115,9 +116,7 @@ class LimitedSearch:
         self.nearest = np.zeros(flat.turn.size, dtype=np.int64)
         self.excess = (True, math.inf)
         self.noise = self.least_gain = 0.0
-        self.patience = math.inf
         self.rounds = 0
-        self.move_seconds = 0.0
 
     def begin_at(self, prices: TimePrices, states: Sequence[int] | None = None) -> None:
         """Begins at prices, and at states of the network, that another search has found."""
@@ -163,16 +162,12 @@ class LimitedSearch:
 
     def _round(self) -> None:
         decoded: Indices = self.nearest
-        began = time.monotonic()
         for _ in range(_ROUND_STEPS):
             decoded = self.prices.step(self.cost)
             if self._finished():
                 break
         self.noise = _NOISE * abs(self.reduction.constant + self.prices.lower)
         self.least_gain = 100.0 * self.noise
-        taken = time.monotonic() - began
-        # Moves take no longer than what prices took: where states are many the latter bring more.
-        self.patience = max(_POLISH_SECONDS, _POLISH_SHARE * taken) if self.seconds < math.inf else math.inf
         if self.rounds % _EXACT_ROUNDS == 0:
             self._polish(self._exact())
         self.rounds += 1
@@ -205,35 +200,25 @@ class LimitedSearch:
         """Moves from these states on, at the prices of now; higher ones where they do not fit."""
         states = states.copy()
         use = forests.use_of(self.flat_budget, states)
-        prices, idle, made = self.prices.at, 0, 0
-        until = time.monotonic() + self.patience
-        for chunk in itertools.count():
-            if self._spent() or made >= _POLISH_MOVES or idle >= len(_DISCOUNTS) * _CHUNK_MOVES:
+        visits = _POLISH_VISITS * states.size if self.seconds < math.inf else _EVERY_NODE
+        nodes = max(1, visits // _POLISH_CHUNKS)
+        prices, idle = self.prices.at, 0
+        for chunk in range(_POLISH_MOVES // _CHUNK_MOVES):
+            if self._spent() or chunk * nodes >= visits or idle == len(_DISCOUNTS):
                 break
-            left = until - time.monotonic()
-            if left <= 0.0:
-                break
-            moves = self._moves_in(left / len(_DISCOUNTS))
             fits = bool((use <= self.flat_budget.room).all())
             theta = self._priced(prices * _DISCOUNTS[chunk % len(_DISCOUNTS)] if fits else prices)
-            began = time.monotonic()
             gained, nearer = forests.improve(
-                self.flat, self.flat_budget, theta, self.work, states, use, moves, _FOREST_NODES, self.noise
-            )
-            self.move_seconds = (time.monotonic() - began) / moves
-            made += moves
-            idle = idle + moves if nearer == 0.0 and gained >= -self.least_gain else 0
+                self.flat, self.flat_budget, theta, self.work, states, use, _CHUNK_MOVES, nodes,
+                _FOREST_NODES, self.noise,
+            )  # fmt: skip
+            idle = idle + 1 if nearer == 0.0 and gained >= -self.least_gain else 0
             over = use > self.flat_budget.room
             if over.any():
                 prices = prices.copy()
                 typical = prices[prices > 0.0].mean() if prices.any() else self._typical_price()
                 prices[over] = 1.5 * prices[over] + 0.5 * typical
         self._offer(states)
-
-    def _moves_in(self, seconds: float) -> int:
-        if math.isinf(seconds) or not self.move_seconds:
-            return _CHUNK_MOVES if math.isinf(seconds) else _FEWEST_MOVES
-        return min(_CHUNK_MOVES, max(_FEWEST_MOVES, int(seconds / self.move_seconds)))
 
     def _typical_price(self) -> float:
         """About a hundredth of the cost for the whole limit."""
