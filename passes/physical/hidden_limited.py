@@ -102,13 +102,17 @@ class _LimitedLooks:
     def run(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Names of the parallelisms that were looked at, and of those for which there was no time."""
         base = self.best
-        self.descend(base, None, self.network.unary, FIRST_ROUNDS, FIRST_SHARE)
+        self.descend(base, self.network.unary, FIRST_ROUNDS, FIRST_SHARE)
         points, looked, left = self.compared()
         for point in points[:POINTS]:
+            if self.spent(POINTS_SHARE):
+                break
             unary = self.roomy(point.unary, base)
-            self.descend(point.look, point.states, unary, POINT_ROUNDS, POINTS_SHARE)
+            self.counted_bytes, self.prices = self.start.counted_bytes, self.start.prices
+            at = self.within(CostNetwork(unary, self.network.edges), POINT_ROUNDS, point.states)
+            self.descend(point.look if at is None else at, unary, POINT_ROUNDS, POINTS_SHARE)
         if self.best is not base:
-            self.descend(self.best, None, self.network.unary, LAST_ROUNDS, 1.0)
+            self.descend(self.best, self.network.unary, LAST_ROUNDS, 1.0)
         return looked, left
 
     def compared(self) -> tuple[list[_Point], tuple[str, ...], tuple[str, ...]]:
@@ -137,6 +141,8 @@ class _LimitedLooks:
             return None
         self.seen.add(states)
         look = self.look(states)
+        if look.rank < self.best.rank and self.problem.fits(look.assignment):
+            self.best = look
         over = self.start.prices.excess_seconds(self.start.loads, states, self.counted_bytes)
         return _Point(unary, states, look, look.times.step_seconds + over)
 
@@ -159,34 +165,27 @@ class _LimitedLooks:
                 known[id(a), id(b)] = a if a is b else np.where(np.isinf(a), b + extra, a)
         return tuple(known[id(a), id(b)] for a, b in zip(unary, self.network.unary, strict=True))
 
-    def descend(
-        self,
-        at: Look | None,
-        states: tuple[int, ...] | None,
-        unary: Sequence[Table],
-        rounds: int,
-        until: float,
-    ) -> None:
+    def descend(self, at: Look | None, unary: Sequence[Table], rounds: int, until: float) -> None:
         """Solves anew with what is exposed, until a plan comes back or is lost.
 
         Arguments:
-          states: to begin at.
           unary: costs of states.
           until: as a part of the time.
         """
         shares: Shares | None = None
-        self.counted_bytes, self.prices = self.start.counted_bytes, self.start.prices
         for left in range(rounds, 0, -1):
             if at is None or self.spent(until) or at.times.step_seconds > LOST * self.best.times.step_seconds:
                 break
             shares = self.exposure.shares(at.times, shares)
-            at = self.within(self.exposure.weighted(shares, unary), states, left)
-            states = None
-            if at is not None and at.rank < self.best.rank:
-                self.best = at
+            at = self.within(self.exposure.weighted(shares, unary), left)
 
-    def within(self, network: CostNetwork, states: tuple[int, ...] | None, left: int) -> Look | None:
-        """The plan that solves a network under the limit; None if none is found, or it was looked at."""
+    def within(self, network: CostNetwork, left: int, states: tuple[int, ...] | None = None) -> Look | None:
+        """The plan that solves a network under the limit; None if none is found, or it was looked at.
+
+        Arguments:
+          left: solutions that are to follow.
+          states: to begin at.
+        """
         remaining = self.begun + self.seconds - time.monotonic()
         budget, seconds = Budget(self.start.loads, self.counted_bytes), max(0.0, remaining / (left + 1))
         try:
@@ -206,6 +205,7 @@ class _LimitedLooks:
             self.counted_bytes = counted * MARGIN * self.problem.limit_bytes / peak
             if peak <= self.problem.limit_bytes:
                 self.prices = search.prices.found()
+                self.best = min(self.best, look, key=lambda x: x.rank)
                 return look
             found = search.go_on(self.counted_bytes, seconds / TRIES)
         return None
