@@ -1,13 +1,14 @@
 """Llama 3 70B on many H100s: what the planner chooses beside published layouts, priced by one evaluator.
 
     python -m benchmarks.layouts [--devices 128,1024] [--batch 1024] [--microbatches 4] [--seconds 120]
+        [--tables planned,stages]
 
 Bfloat16, sequences of 8,192 tokens, layers in a scan and computed twice, attention as one kernel. Of each
 plan: the step with overlap, the share of the peak that is (MFU: 6 FLOPs per parameter and token, and
 attention without its masked half), the memory of a device, and the seconds that planning took. Layouts by
 hand say where weights, state and batch lie: MaxText's table on one axis (its recipe for 128 H100s) and on
 two, and Megatron's (Shoeybi et al., 2019): widths within a host, copies across. What they leave open is
-planned. Pipelines are not among them.
+planned. Layouts with stages follow in a table of their own (benchmarks/pipelined.py).
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ import jax.numpy as jnp
 import optax
 
 import sbp
-from benchmarks import maxtext
+from benchmarks import maxtext, pipelined
 from models import llama
+from sbp.hardware import hardware_for
 from sbp.rates.chips import CHIPS
 
 CONFIG = replace(llama.PRESETS["70b"], fused="cudnn")
@@ -125,15 +127,34 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--batch", type=int, default=1024, help="sequences")
     parser.add_argument("--microbatches", type=int, default=4, help="of 128 devices; fewer of more devices")
     parser.add_argument("--seconds", type=float, default=120.0, help="for each plan")
+    parser.add_argument("--tables", default="planned,stages", help="what to print")
     given = parser.parse_args(argv)
     args = arguments(given.batch)
     for devices in map(int, given.devices.split(",")):
         count = max(1, given.microbatches * 128 // devices)
-        print(f"\n{devices} x h100, {given.batch} sequences, {count} micro-batches\n")
-        print("| layout | step s | MFU | exposed s | GB | GB sent | planned in s | |")
-        print("|---|---|---|---|---|---|---|---|")
-        for row in layouts(devices):
-            print(line(planned(row, count, args, given.seconds), devices, model_flops(args)), flush=True)
+        if "planned" in given.tables:
+            print_planned(devices, count, args, given.seconds)
+        if "stages" in given.tables:
+            print_stages(devices, count, args)
+
+
+def print_planned(devices: int, count: int, args: Any, seconds: float) -> None:
+    """The table of plans, with so many micro-batches."""
+    print(f"\n{devices} x h100, {args[2].shape[0]} sequences, {count} micro-batches\n")
+    print("| layout | step s | MFU | exposed s | GB | GB sent | planned in s | |")
+    print("|---|---|---|---|---|---|---|---|")
+    for row in layouts(devices):
+        print(line(planned(row, count, args, seconds), devices, model_flops(args)), flush=True)
+
+
+def print_stages(devices: int, count: int, args: Any) -> None:
+    """The table of layouts with stages."""
+    batch, flops = args[2].shape[0], model_flops(args) / devices
+    print(f"\n{devices} x h100, {batch} sequences, layouts by hand as benchmarks.published prices them\n")
+    print("| layout | step s | MFU | bubble s | about GB | |")
+    print("|---|---|---|---|---|---|")
+    for row in pipelined.rows(CONFIG, devices, batch, count, hardware_for("h100")):
+        print(row.line(flops, PEAK_FLOPS), flush=True)
 
 
 if __name__ == "__main__":

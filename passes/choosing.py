@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 from sbp.passes.boxing.paths import Boxings
 from sbp.passes.explain import notes
-from sbp.passes.physical.fit import LimitedProblem, SmallestPeak, seconds_of_fastest
+from sbp.passes.physical.fit import LimitedProblem, LimitedStart, SmallestPeak, seconds_of_fastest
 from sbp.passes.physical.hidden import MOST_CELLS, shortest_step
+from sbp.passes.physical.hidden_limited import shortest_within
 from sbp.passes.plan.candidates import Candidates
 from sbp.passes.plan.cheapest import SOLVER_SHARE, cheapest
 from sbp.passes.plan.hurried import BuiltModel, least_seconds, model_in_time
@@ -58,7 +59,7 @@ class Choosing:
         if chosen is not fastest:
             took = fastest.seconds, chosen.seconds
             remarks.append(notes.fitted_note(r.limit_bytes, found.needed_bytes, *took))
-        chosen, left_out = self._shortest(model, network, chosen, limited)
+        chosen, left_out = self._shortest(model, network, chosen, limited, found.start)
         late = notes.time_notes(chosen, r)
         return FoundSignatures(chosen, (*remarks, *left_out, *late), is_final=not late)
 
@@ -91,7 +92,12 @@ class Choosing:
         return cheapest(built.model, built.network, seconds, self.request.terms.progress)
 
     def _shortest(
-        self, model: Model, network: IndexedNetwork, chosen: ChosenSignatures, limited: LimitedProblem
+        self,
+        model: Model,
+        network: IndexedNetwork,
+        chosen: ChosenSignatures,
+        limited: LimitedProblem,
+        start: LimitedStart | None,
     ) -> tuple[ChosenSignatures, tuple[str, ...]]:
         """What fits with the shortest step, where collectives run beside kernels; and a remark."""
         r = self.request
@@ -99,5 +105,10 @@ class Choosing:
             return chosen, ()
         if network.cells > MOST_CELLS:
             return chosen, notes.large_notes(r.hardware)
-        found = shortest_step(model, network.dense(), chosen, limited.fits, r.seconds_left)
+        if start is None:
+            found = shortest_step(model, network.dense(), chosen, limited.fits, r.seconds_left)
+            chosen = found.assignment
+            start = limited.start() if found.passed_over else None
+        if start is not None:
+            found = shortest_within(limited, start, chosen, r.seconds_left)
         return found.assignment, (notes.starts_note(found.looked, found.left),) if found.left else ()

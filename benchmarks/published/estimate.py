@@ -55,9 +55,14 @@ class Estimate:
 
 @dataclass
 class Estimator:
-    """Estimates a row; equal parts of the model are planned once."""
+    """Estimates a row; equal parts of the model are planned once.
+
+    Arguments:
+      on: the hardware; None for the row's chip as it runs for hours.
+    """
 
     row: PublishedStep
+    on: Hardware | None = None
     hardware: Hardware = field(init=False)
     kept: Collection[str] = field(init=False)
     lying: Lying = field(init=False)
@@ -65,7 +70,7 @@ class Estimator:
     _ends: dict[Stage, EndSeconds] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.hardware = hardware_of(self.row.chip)
+        self.hardware = hardware_of(self.row.chip) if self.on is None else self.on
         self.lying = Lying(kind_of(self.row.chip), self.row.layout)
         self.kept = kept_results(self.row, self.hardware)
 

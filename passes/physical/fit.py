@@ -8,13 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from sbp.passes.boxing.paths import Boxings
+from sbp.passes.physical.enumerated import cheapest_by_trying
 from sbp.passes.physical.evaluate import HOLES, Evaluator
 from sbp.passes.physical.insert import insert_boxing
 from sbp.passes.physical.program import Physical
-from sbp.passes.plan.budget import Budget
+from sbp.passes.plan.budget import Budget, Load
 from sbp.passes.plan.candidates import Candidates
 from sbp.passes.plan.cost import local_bytes
 from sbp.passes.plan.model import Boundary, ChosenSignatures
+from sbp.passes.plan.network import CostNetwork
+from sbp.passes.plan.prices import NO_PRICES, TimePrices
 from sbp.passes.plan.room import RoomModel
 from sbp.passes.plan.solve import Progress
 from sbp.passes.plan.within import LimitedSearch
@@ -54,6 +57,39 @@ class SmallestPeak:
 
 FASTEST_SHARE = 1 / 2
 """Of a limit on time, for the search without a limit on memory, where what it finds may not fit."""
+ROOM_LEFT = 0.985
+"""A plan that needs less than this part of the limit has room left: the search is asked for more once."""
+
+
+@dataclass(frozen=True)
+class LimitedStart:
+    """What a search under a limit has left to go on from.
+
+    Arguments:
+      model, network: with loads.
+      counted_bytes: what loads may add up to, so that the evaluator finds the plan to keep the limit.
+      prices: of bytes.
+    """
+
+    model: RoomModel
+    network: CostNetwork
+    counted_bytes: float
+    prices: TimePrices
+
+    @property
+    def loads(self) -> tuple[Load, ...]:
+        """What states keep in memory."""
+        return tuple(self.model.loads)
+
+
+@dataclass(frozen=True)
+class LimitedTries:
+    """Tries to fit under way: what is searched, with what, and until when (`time.monotonic`)."""
+
+    model: RoomModel
+    network: CostNetwork
+    search: LimitedSearch
+    until: float
 
 
 @dataclass(frozen=True)
@@ -64,11 +100,13 @@ class FittedSignatures:
       assignment: the cheapest that fits, its bound that of all that fit; the fastest of any size if none.
       needed_bytes: what the fastest one needs.
       smallest: where none was found that fits, the nearest.
+      start: to go on from, if one was searched for.
     """
 
     assignment: ChosenSignatures
     needed_bytes: float = 0.0
     smallest: SmallestPeak | None = None
+    start: LimitedStart | None = None
 
 
 @dataclass(frozen=True)
@@ -97,7 +135,17 @@ class LimitedProblem:
         needed = self.peak_bytes(fastest)
         if needed <= self.limit_bytes:
             return FittedSignatures(fastest, needed)
-        return replace(self.fit(fastest), needed_bytes=needed)
+        return replace(self.tried_out(self.fit(fastest), fastest), needed_bytes=needed)
+
+    def tried_out(self, found: FittedSignatures, fastest: ChosenSignatures) -> FittedSignatures:
+        """The same, or what is cheaper and fits in a program so small that all plans can be looked at."""
+        none = found.smallest is not None
+        below, bound = (
+            (math.inf, fastest.bound) if none else (found.assignment.seconds, found.assignment.bound)
+        )
+        given = self.candidates, self.asked, self.boxings
+        better = cheapest_by_trying(*given, self.fits, below, bound)
+        return found if better is None else replace(found, assignment=better, smallest=None)
 
     def fits(self, assignment: ChosenSignatures) -> bool:
         """Whether the plan of an assignment keeps the limit."""
@@ -128,6 +176,7 @@ class LimitedProblem:
         until = time.monotonic() + seconds
         budget = Budget(tuple(model.loads), self.limit_bytes)
         search = LimitedSearch(network, budget, 0.5 * seconds, self.progress, GOOD_GAP)
+        tries = LimitedTries(model, network, search, until)
         found, bound = search.run(), fastest.bound
         smallest: SmallestPeak | None = None
         for k in range(TRIES):
@@ -136,7 +185,7 @@ class LimitedProblem:
             if k == 0 and math.isfinite(found.bound):
                 bound = max(bound, assignment.bound)
             if tried.bytes <= self.limit_bytes:
-                return FittedSignatures(replace(assignment, bound=min(bound, assignment.seconds)))
+                return self.with_room_left(tries, replace(assignment, bound=bound), tried.bytes)
             smallest = tried if smallest is None or tried.bytes < smallest.bytes else smallest
             if not found.fits or (k >= LEAST_TRIES and time.monotonic() > until):
                 break
@@ -144,29 +193,49 @@ class LimitedProblem:
             found = search.go_on(target, max((until - time.monotonic()) / 2, LAST_SHARE * seconds))
         assert smallest is not None
         left = max((until - time.monotonic()) / 2, LAST_SHARE * seconds)
-        return self.smallest_of(model, search, fastest, smallest, min(left, SMALLEST_SECONDS))
+        return self.smallest_of(tries, fastest, smallest, min(left, SMALLEST_SECONDS))
+
+    def with_room_left(
+        self, tries: LimitedTries, assignment: ChosenSignatures, bytes: float
+    ) -> FittedSignatures:
+        """An assignment that fits, or a cheaper one where the search counts more than the evaluator.
+
+        Arguments:
+          bytes: what its plan needs.
+        """
+        search = tries.search
+        counted, left = search.budget.limit, tries.until - time.monotonic()
+        if bytes < ROOM_LEFT * self.limit_bytes and left > 0.0:
+            found = search.go_on(counted * MARGIN * self.limit_bytes / bytes, left / 2)
+            more = tries.model.chosen(found.states, found.cost, assignment.bound)
+            if found.fits and more.seconds < assignment.seconds and self.fits(more):
+                counted, assignment = search.budget.limit, replace(more, bound=assignment.bound)
+        start = LimitedStart(tries.model, tries.network, counted, search.prices.found())
+        assignment = replace(assignment, bound=min(assignment.bound, assignment.seconds))
+        return FittedSignatures(assignment, start=start)
+
+    def start(self) -> LimitedStart:
+        """Where a search under the limit begins if the cheapest plan of all keeps it: bytes cost nothing."""
+        model = self.model()
+        network = model.build()
+        return LimitedStart(model, network, self.limit_bytes, NO_PRICES)
 
     def smallest_of(
-        self,
-        model: RoomModel,
-        search: LimitedSearch,
-        fastest: ChosenSignatures,
-        smallest: SmallestPeak,
-        seconds: float,
+        self, tries: LimitedTries, fastest: ChosenSignatures, smallest: SmallestPeak, seconds: float
     ) -> FittedSignatures:
         """The smallest peak, where nothing was found that fits; it may fit after all.
 
         Arguments:
           seconds: for each of two looks.
         """
-        least = search.smallest(seconds)
+        least = tries.search.smallest(seconds)
         # Of all that have about this peak a cheap one: nothing in it is larger than it must be.
-        near = search.go_on(NEAR * least.peak_bytes, seconds)
+        near = tries.search.go_on(NEAR * least.peak_bytes, seconds)
         for found in (least, near):
-            assignment = model.chosen(found.states, found.cost, fastest.bound)
+            assignment = tries.model.chosen(found.states, found.cost, fastest.bound)
             tried = self.looked_at(assignment)
             if tried.bytes <= self.limit_bytes:
-                return FittedSignatures(replace(assignment, bound=min(fastest.bound, assignment.seconds)))
+                return self.with_room_left(tries, replace(assignment, bound=fastest.bound), tried.bytes)
             smallest = min(smallest, tried, key=lambda x: x.bytes)
         known = min(least.least_peak_bytes, smallest.bytes)
         return FittedSignatures(fastest, smallest=replace(smallest, bound_bytes=known))

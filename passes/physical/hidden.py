@@ -52,16 +52,18 @@ class ShortestStep:
       step_seconds: of it.
       looked, left: names of the starting points that were looked at, and of those for which there was no
       time.
+      passed_over: whether one with a shorter step, and one that would be taken, does not fit.
     """
 
     assignment: ChosenSignatures
     step_seconds: float
     looked: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
+    passed_over: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
+class Look:
     """A plan that was looked at."""
 
     assignment: ChosenSignatures
@@ -80,6 +82,18 @@ def look_size(network: CostNetwork) -> float:
     return 1 + 0.5 * (len(network.edges) + len(fold(network).network.unary)) + sum(distinct.values()) / 150
 
 
+def solved_alike(network: CostNetwork, time_limit_seconds: float | None) -> tuple[int, ...]:
+    """States that solve a network, folded where it has many equal parts.
+
+    Raises:
+      Infeasible: if every assignment has an infinite cost.
+    """
+    folded = fold(network)
+    if len(folded.network.unary) <= FOLDED * len(network.unary):
+        return folded.expand(solve(folded.network, time_limit_seconds=time_limit_seconds).states)
+    return solve(network, time_limit_seconds=time_limit_seconds).states
+
+
 class _Search:
     """What was looked at so far, and how much may still be."""
 
@@ -90,26 +104,22 @@ class _Search:
         self.clock = Clock(model.c, model.boxings)
         self.deadline = None if seconds is None else time.monotonic() + seconds
         self.left = min(MOST_LOOKS, max(FEWEST_LOOKS, int(WORK / look_size(network)) - BESIDE))
-        self.seen: dict[tuple[int, ...], _Look] = {}
+        self.seen: dict[tuple[int, ...], Look] = {}
         self.cheapest = self.look(cheapest)
 
     @property
     def spent(self) -> bool:
         return self.left <= 0 or (self.deadline is not None and time.monotonic() >= self.deadline)
 
-    def look(self, assignment: ChosenSignatures) -> _Look:
-        return _Look(assignment, self.clock.times(assignment))
+    def look(self, assignment: ChosenSignatures) -> Look:
+        return Look(assignment, self.clock.times(assignment))
 
-    def solved(self, network: CostNetwork) -> _Look | None:
+    def solved(self, network: CostNetwork) -> Look | None:
         """The plan that solves a network; None if it has none, or was looked at already."""
         self.left -= 1
         remaining = None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
-        folded = fold(network)
         try:
-            if len(folded.network.unary) <= FOLDED * len(network.unary):
-                states = folded.expand(solve(folded.network, time_limit_seconds=remaining).states)
-            else:
-                states = solve(network, time_limit_seconds=remaining).states
+            states = solved_alike(network, remaining)
         except Infeasible:
             return None
         if states in self.seen:
@@ -118,9 +128,9 @@ class _Search:
         self.seen[states] = self.look(replace(assignment, bound=self.bound))
         return self.seen[states]
 
-    def descend(self, start: _Look, exposure: Exposure, unary: Sequence[Table], rounds: int) -> None:
+    def descend(self, start: Look, exposure: Exposure, unary: Sequence[Table], rounds: int) -> None:
         """Solves anew with what is exposed, until a plan comes back or is lost."""
-        at: _Look | None = start
+        at: Look | None = start
         shares: Shares | None = None
         for _ in range(rounds):
             if self.spent or at is None or at.times.step_seconds > LOST * start.times.step_seconds:
@@ -128,7 +138,7 @@ class _Search:
             shares = exposure.shares(at.times, shares)
             at = self.solved(exposure.weighted(shares, unary))
 
-    def best(self) -> list[_Look]:
+    def best(self) -> list[Look]:
         """What was looked at, the shortest step first."""
         return sorted(self.seen.values(), key=lambda x: x.rank)
 
@@ -159,7 +169,7 @@ def shortest_step(
     search.descend(base, exposure, network.unary, min(FIRST_ROUNDS, max(1, search.left // 4)))
     tensors = tensors_of(model.graph, model.boundary.ties)
     looked, seeds = list[str](), list(seeds_for(model.c.placement.ndim))
-    points: list[tuple[_Look, tuple[Table, ...]]] = []
+    points: list[tuple[Look, tuple[Table, ...]]] = []
     while seeds and search.left > last and not search.spent:
         seed = seeds.pop(0)
         looked.append(seed_name(seed))
@@ -172,10 +182,11 @@ def shortest_step(
     for at in search.best()[:1]:
         search.descend(at, exposure, network.unary, search.left)
     enough = WORTH * base.times.step_seconds
-    better = (x for x in search.best() if x.times.step_seconds <= enough)
+    better = [x for x in search.best() if x.times.step_seconds <= enough]
     best = next((x for x in better if fits(x.assignment)), base)
     left = tuple(seed_name(seed) for seed in seeds)
     chosen = best.assignment
     if best is not base:
         chosen = replace(chosen, cheapest_seconds=base.times.seconds)
-    return ShortestStep(chosen, best.times.step_seconds, tuple(looked), left)
+    passed_over = bool(better) and better[0] is not best
+    return ShortestStep(chosen, best.times.step_seconds, tuple(looked), left, passed_over)

@@ -111,6 +111,7 @@ class FlatBudget(NamedTuple):
       at: `[loads]`, where a load's bytes per state begin in `bytes`.
       bytes: `[.]`.
       room: `[times]`, what the loads may add up to there.
+      times: `[times]`, which these are.
     """
 
     first: Indices
@@ -119,6 +120,7 @@ class FlatBudget(NamedTuple):
     at: Indices
     bytes: Table
     room: Table
+    times: Indices
 
 
 def flat_budget(flat: FlatNetwork, loads: Iterable[Load], limit: float) -> FlatBudget:
@@ -149,6 +151,7 @@ def flat_budget(flat: FlatNetwork, loads: Iterable[Load], limit: float) -> FlatB
         np.cumsum(lengths) - lengths,
         np.concatenate([load.bytes for load in free]) if free else np.zeros(0),
         room,
+        last[cuts],
     )
 
 

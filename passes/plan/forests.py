@@ -138,6 +138,7 @@ def grow(flat: FlatNetwork, work: Workplace, most: int, roots: int, scatter: int
 def choose_on(flat: FlatNetwork, theta: Table, work: Workplace, taken: int, states: Indices) -> None:
     """Cheapest states of the nodes taken, given all others; what they were is left in `before`."""
     move, offsets, pool = work.move[0], flat.offsets, flat.pool
+    # Inner loops run over slices, as in sweeps.py: the compiler works on several numbers at once there.
     for k in range(taken):
         node = work.order[k]
         at, size = offsets[node], offsets[node + 1] - offsets[node]
@@ -147,8 +148,9 @@ def choose_on(flat: FlatNetwork, theta: Table, work: Workplace, taken: int, stat
             other = flat.other[entry]
             if work.inside[other] != move:
                 row = flat.table[entry] + states[other] * size
-                for state in range(size):
-                    work.score[at + state] += pool[row + state]
+                line, score_of = pool[row : row + size], work.score[at : at + size]
+                for state in range(line.size):
+                    score_of[state] += line[state]
     for k in range(taken - 1, -1, -1):
         node = work.order[k]
         entry = work.above[node]
@@ -159,8 +161,9 @@ def choose_on(flat: FlatNetwork, theta: Table, work: Workplace, taken: int, stat
             cells = flat.table[entry]
             for row in range(offsets[node], offsets[node + 1]):
                 score = work.score[row]
-                for state in range(size):
-                    cost = score + pool[cells + state]
+                line = pool[cells : cells + size]
+                for state in range(line.size):
+                    cost = line[state] + score
                     least[state] = cost if cost < least[state] else least[state]
                 cells += size
             for state in range(size):
@@ -260,6 +263,7 @@ def improve(
     states: Indices,
     use: Table,
     moves: int,
+    nodes: int,
     most: int,
     noise: float,
 ) -> tuple[float, float]:
@@ -268,17 +272,21 @@ def improve(
     Arguments:
       theta: costs of nodes with the price of their bytes.
       states, use: changed in place.
+      moves, nodes: no more moves than this, of no more nodes all together.
       most: nodes in a move.
 
     Returns the change of the cost, and of what lies above the limit.
     """
-    gained, excess = 0.0, 0.0
+    gained, excess, touched = 0.0, 0.0, 0
     bits = 1
     while (1 << bits) < most:
         bits += 1
     for _ in range(moves):
+        if touched >= nodes:
+            break
         wanted = min(most, 1 << draw(work, bits + 1))
         taken = grow(flat, work, wanted, 1 + draw(work, 3), 1 + draw(work, 8))
+        touched += taken
         choose_on(flat, theta, work, taken, states)
         cost = cost_change(flat, work, taken, states)
         over = excess_change(budget, work, taken, states, use)

@@ -15,7 +15,7 @@ from sbp.passes.plan.network import RELATIVE_NOISE, Table
 _ROUNDS = 60
 """Rounds at the most, of steps of weights and of moves."""
 _STEPS = 10
-_MOVES = 400
+_MOVES, _NODES = 400, 1 << 40
 _FOREST_NODES = 1024
 _CUT = 0.995
 """The next limit to reach, as a part of the smallest peak so far."""
@@ -87,5 +87,5 @@ class _PeakSearch:
         use = forests.use_of(budget, states)
         theta = self.flat.theta.copy()
         forests.price_loads(budget, self.weights, theta, self.flat.offsets)
-        forests.improve(self.flat, budget, theta, self.work, states, use, _MOVES, _FOREST_NODES, 0.0)
+        forests.improve(self.flat, budget, theta, self.work, states, use, _MOVES, _NODES, _FOREST_NODES, 0.0)
         self.offer(states)

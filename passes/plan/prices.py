@@ -8,17 +8,20 @@ steps there are only two sweeps of TRW-S, so that neither waits for the other.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import numpy as np
 
 from sbp.passes.plan import forests
-from sbp.passes.plan.budget import FlatBudget
+from sbp.passes.plan.budget import FlatBudget, Load
 from sbp.passes.plan.dual import Dual
 from sbp.passes.plan.flat import FlatNetwork, Indices
 from sbp.passes.plan.network import Table
 
-_PATIENCE = 25
+_PATIENCE = 8
 """Steps without half of the rise hoped for, before less is hoped for."""
-_MEMORY = 0.9
+_MEMORY = 0.8
 """How much of the use seen so far counts against the latest: decoded states jump, their average does not."""
 _GROWTH = 1.15
 """Hope grows by this factor where it came true."""
@@ -30,6 +33,44 @@ _FIRST_HOPE = 0.05
 """Rise hoped for at first, as a part of the bound."""
 _LEAST_HOPE = 1e-5
 """Below this part of the bound hope starts again."""
+
+
+@dataclass(frozen=True)
+class TimePrices:
+    """What a byte costs at some times, in seconds; at all others nothing.
+
+    >>> prices = TimePrices(np.array([1, 5]), np.array([2.0, 3.0]))
+    >>> loads = [Load(0, 0, 4, np.array([1.0, 0.0])), Load(0, 4, 6, np.array([0.0, 1.0]))]
+    >>> prices.charged([np.array([0.0, 0.5])], loads)
+    (array([2. , 3.5]),)
+    """
+
+    times: Indices
+    prices: Table
+
+    def charged(self, unary: Sequence[Table], loads: Sequence[Load]) -> tuple[Table, ...]:
+        """Costs of nodes' states with those of their bytes; equal ones stay one object."""
+        until = np.concatenate([[0.0], np.cumsum(self.prices)])
+        begin, end = (np.searchsorted(self.times, [getattr(x, f) for x in loads]) for f in ("start", "end"))
+        costs, known = list(unary), dict[tuple[int, int, float], Table]()
+        for load, price in zip(loads, (until[end] - until[begin]).tolist(), strict=True):
+            if price > 0.0 and load.node >= 0:
+                key = id(costs[load.node]), id(load.bytes), price
+                if key not in known:
+                    known[key] = costs[load.node] + price * load.bytes
+                costs[load.node] = known[key]
+        return tuple(costs)
+
+    def excess_seconds(self, loads: Sequence[Load], states: Sequence[int], limit: float) -> float:
+        """What the bytes above a limit cost."""
+        alive = np.zeros(self.times.size)
+        for load in loads:
+            begin, end = np.searchsorted(self.times, (load.start, load.end))
+            alive[begin:end] += load.bytes[states[load.node] if load.node >= 0 else 0]
+        return float(self.prices @ np.maximum(0.0, alive - limit))
+
+
+NO_PRICES = TimePrices(np.zeros(0, dtype=np.int64), np.zeros(0))
 
 
 class Prices:
@@ -64,6 +105,18 @@ class Prices:
         """Goes on with other room at the same times: the bound changes by what the best prices pay back."""
         self.lower += float(self.best @ (self.budget.room - budget.room))
         self.budget, self.hope, self.waited, self.reached = budget, 0.0, 0, -np.inf
+
+    def begin_at(self, known: TimePrices) -> None:
+        """Prices to begin with, each at the last time here that is not after its own."""
+        prices = np.zeros(self.at.size)
+        at = np.searchsorted(self.budget.times, known.times, side="right") - 1
+        np.add.at(prices, np.maximum(at, 0), known.prices)
+        self._charge(prices)
+
+    def found(self) -> TimePrices:
+        """The prices of the best bound."""
+        dear = self.best > 0.0
+        return TimePrices(self.budget.times[dear], self.best[dear])
 
     def prove(self, lower: float, prices: Table) -> None:
         """Takes a bound that somebody else has proven at some prices, if it is higher."""

@@ -14,20 +14,24 @@ from sbp.passes.plan.budget import Budget, Fitted, flat_budget
 from sbp.passes.plan.flat import Indices, flat_network
 from sbp.passes.plan.network import CostNetwork, Infeasible, Table
 from sbp.passes.plan.peak import least_peak
-from sbp.passes.plan.prices import Prices
+from sbp.passes.plan.prices import Prices, TimePrices
 from sbp.passes.plan.reduce import reduce_network
 from sbp.passes.plan.solve import Progress, least_of, solve
 
 _ROUND_STEPS = 40
 """Steps of prices in a round."""
 _CHUNK_MOVES = 200
-"""Moves between two looks at the clock."""
-_POLISH_CHUNKS = 30
-"""No more chunks than this on one assignment in a round; it ends when no discount gains anything."""
-_POLISH_SHARE = 0.25
-"""Longest time of moves from one assignment, as a part of what a round's prices took."""
-_POLISH_SECONDS = 0.3
-"""... and what they may take at any rate."""
+"""Moves at one discount, between two looks at the clock."""
+_POLISH_MOVES = 6000
+"""No more moves than this on one assignment in a round; it ends when no discount gains anything."""
+_POLISH_VISITS = 8
+"""How often they visit each node, on the average; fewer than steps of prices do in a round, since prices
+bring more where states are many. Work is counted, not time: the same problem has the same answer."""
+_POLISH_CHUNKS = 9
+"""... and in how many chunks at least."""
+_EXACT_ROUNDS = 5
+"""One exact solution in so many rounds: it proves little more than steps of prices do, and takes longer."""
+_EVERY_NODE = 1 << 60
 _DISCOUNTS = (1.0, 0.5, 0.0)
 """Parts of the prices, in turn: at full ones nobody takes the room that is left for what is little worth."""
 _KICKS = 3
@@ -112,7 +116,14 @@ class LimitedSearch:
         self.nearest = np.zeros(flat.turn.size, dtype=np.int64)
         self.excess = (True, math.inf)
         self.noise = self.least_gain = 0.0
-        self.patience = math.inf
+        self.rounds = 0
+
+    def begin_at(self, prices: TimePrices, states: Sequence[int] | None = None) -> None:
+        """Begins at prices, and at states of the network, that another search has found."""
+        if self.flat_budget.room.size:
+            self.prices.begin_at(prices)
+        if states is not None:
+            self._offer(np.array(self.reduction.project(states), dtype=np.int64))
 
     def go_on(self, limit: float, limit_seconds: float | None) -> Fitted:
         """The answer under another limit, with the prices and the states that were found so far."""
@@ -151,18 +162,15 @@ class LimitedSearch:
 
     def _round(self) -> None:
         decoded: Indices = self.nearest
-        began = time.monotonic()
         for _ in range(_ROUND_STEPS):
             decoded = self.prices.step(self.cost)
             if self._finished():
                 break
         self.noise = _NOISE * abs(self.reduction.constant + self.prices.lower)
         self.least_gain = 100.0 * self.noise
-        exact = self._exact()
-        taken = time.monotonic() - began
-        # Moves take no longer than what prices took: where states are many the latter bring more.
-        self.patience = max(_POLISH_SECONDS, _POLISH_SHARE * taken) if self.seconds < math.inf else math.inf
-        self._polish(exact)
+        if self.rounds % _EXACT_ROUNDS == 0:
+            self._polish(self._exact())
+        self.rounds += 1
         self._polish(decoded)
         if self.states is not None:
             self._polish(self.states)
@@ -192,16 +200,17 @@ class LimitedSearch:
         """Moves from these states on, at the prices of now; higher ones where they do not fit."""
         states = states.copy()
         use = forests.use_of(self.flat_budget, states)
+        visits = _POLISH_VISITS * states.size if self.seconds < math.inf else _EVERY_NODE
+        nodes = max(1, visits // _POLISH_CHUNKS)
         prices, idle = self.prices.at, 0
-        until = time.monotonic() + self.patience
-        for chunk in range(_POLISH_CHUNKS):
-            if self._spent() or time.monotonic() > until or idle == len(_DISCOUNTS):
+        for chunk in range(_POLISH_MOVES // _CHUNK_MOVES):
+            if self._spent() or chunk * nodes >= visits or idle == len(_DISCOUNTS):
                 break
             fits = bool((use <= self.flat_budget.room).all())
             theta = self._priced(prices * _DISCOUNTS[chunk % len(_DISCOUNTS)] if fits else prices)
             gained, nearer = forests.improve(
-                self.flat, self.flat_budget, theta, self.work, states, use, _CHUNK_MOVES, _FOREST_NODES,
-                self.noise,
+                self.flat, self.flat_budget, theta, self.work, states, use, _CHUNK_MOVES, nodes,
+                _FOREST_NODES, self.noise,
             )  # fmt: skip
             idle = idle + 1 if nearer == 0.0 and gained >= -self.least_gain else 0
             over = use > self.flat_budget.room

@@ -170,7 +170,7 @@ def test_what_is_gathered_again_waits_for_what_it_is_wanted_with() -> None:
     """Else XLA gathers it once, and keeps it."""
     program, args = short(LIMIT)
     text = program.lower(*args).as_text()
-    assert text.count("optimization_barrier") == len(again(plan_of(LIMIT)))
+    assert text.count("optimization_barrier") == len(again(program.plan(*args)))
 
 
 def test_the_smallest_peak_is_said_where_nothing_fits() -> None:
