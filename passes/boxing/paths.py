@@ -32,6 +32,8 @@ class Boxing:
       network: where it lies.
       partials: the reductions it may wait for.
       dims: the dims that may be split.
+      narrow: a narrower type that holds all of the tensor: it is sent so until its parts are added up.
+      reduced: the transitions once they are; the same without a narrower type.
     """
 
     shape: tuple[int, ...]
@@ -39,6 +41,8 @@ class Boxing:
     network: Network
     partials: frozenset[str]
     dims: tuple[int, ...]
+    narrow: DType | None = None
+    reduced: Boxing | None = None
 
     @cached_property
     def signatures(self) -> tuple[Signature, ...]:
@@ -62,7 +66,8 @@ class Boxing:
         for i, nd in enumerate(self.universe):
             for move in itertools.chain(moves_from(nd, self.signatures), self._permutes(nd)):
                 j = self.index[move.after]
-                seconds = self.network.seconds(move, self.shape, self.dtype)
+                dtype = self.narrow if self.narrow is not None and copies(move) else self.dtype
+                seconds = self.network.seconds(move, self.shape, dtype)
                 if (i, j) not in out or seconds < out[i, j][0]:
                     out[i, j] = seconds, move
         return out
@@ -110,13 +115,17 @@ class Boxing:
         """`seconds` and `strict_seconds` side by side, in one table."""
         # One table per shape serves every tensor of it.
         moves = [m for _, m in self._moves.values()]
-        return shortest_seconds(
+        found = shortest_seconds(
             len(self.universe),
             np.array(list(self._moves), dtype=np.int64).reshape(-1, 2),
             np.array([s for s, _ in self._moves.values()]),
             [makes_sum(m) for m in moves],
             [not m.is_collective for m in moves],
         )
+        if self.reduced is None:
+            return found
+        sums = np.array([_is_sum(nd) for nd in self.universe])
+        return np.where(sums[:, None], self.reduced.both, found)
 
     @property
     def seconds(self) -> Array:
@@ -138,6 +147,8 @@ class Boxing:
         >>> [m.kind for m in box.path((P,), (B,))]
         ['all_reduce']
         """
+        if self.reduced is not None and _is_sum(before):
+            return self.reduced.path(before, after, strict=strict)
         n, i, j = len(self.universe), self.index[before], self.index[after]
         cost, predecessors = self._tree(i, strict)
         j += n if cost[j + n] < cost[j] else 0
@@ -147,6 +158,15 @@ class Boxing:
             steps.append(self._moves[k % n, j % n][1])
             j = k
         return tuple(reversed(steps))
+
+
+def _is_sum(nd: NdSbp) -> bool:
+    return any(isinstance(s, Partial) for s in nd)
+
+
+def copies(move: Move) -> bool:
+    """Whether a move is a collective that computes nothing: every element arrives as it was."""
+    return move.is_collective and not isinstance(move.old, Partial)
 
 
 def makes_sum(move: Move) -> bool:
@@ -162,12 +182,22 @@ class Boxings:
     _made: dict[Hashable, Boxing] = field(default_factory=dict, compare=False, repr=False)
 
     def of(
-        self, shape: tuple[int, ...], dtype: DType, partials: frozenset[str], dims: tuple[int, ...]
+        self,
+        shape: tuple[int, ...],
+        dtype: DType,
+        partials: frozenset[str],
+        dims: tuple[int, ...],
+        narrow: DType | None = None,
     ) -> Boxing:
-        """The table for tensors of this shape; keys (PRNG) and booleans are never partial."""
+        """The table for tensors of this shape; keys (PRNG) and booleans are never partial.
+
+        Arguments:
+          narrow: a narrower type that holds all of the tensor.
+        """
         if compat.is_key(dtype) or dtype == bool:
             partials = frozenset()
-        key = shape, str(dtype), partials, dims
+        key = shape, str(dtype), partials, dims, str(narrow)
         if key not in self._made:
-            self._made[key] = Boxing(shape, dtype, self.network, partials, dims)
+            reduced = None if narrow is None else self.of(shape, dtype, partials, dims)
+            self._made[key] = Boxing(shape, dtype, self.network, partials, dims, narrow, reduced)
         return self._made[key]
