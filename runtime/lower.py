@@ -150,7 +150,7 @@ class Device:
     def move(self, step: Box, env: Env) -> None:
         """One boxing move."""
         placement, shape = self.physical.placement, self.physical.graph.values[step.value].shape
-        x = env[step.value, step.move.before]
+        x = _as_sent(step, env)
         if step.after is not None:
             x, _ = optimization_barrier((x, env[step.after]))
         if step.move.kind == "all_to_all" and step.value in self.in_order:
@@ -158,7 +158,7 @@ class Device:
         moved = apply_move(
             x, step.move, shape, placement.shape, placement.axes, self.coords, owned=step.owned
         )
-        env[step.value, step.move.after] = moved
+        env[step.value, step.move.after] = _widened(moved, env[step.value, step.move.before])
 
     def bucket(self, steps: Sequence[Step], i: int, env: Env) -> int:
         """All moves of one bucket as one; returns the position after them."""
@@ -168,10 +168,11 @@ class Device:
             if not isinstance(step, Box) or (boxes and step.bucket != boxes[0].bucket):
                 break
             boxes.append(step)
-        parcels = [Parcel(env[b.value, b.move.before], b.move, values[b.value].shape, b.owned) for b in boxes]
+        parcels = [Parcel(_as_sent(b, env), b.move, values[b.value].shape, b.owned) for b in boxes]
         with _marked(*boxes):
             moved = apply_bucket(parcels, placement.shape, placement.axes)
-        env.update(zip(((b.value, b.move.after) for b in boxes), moved, strict=True))
+        for b, x in zip(boxes, moved, strict=True):
+            env[b.value, b.move.after] = _widened(x, env[b.value, b.move.before])
         return i + len(boxes)
 
     def read(self, x: Operand, nd: NdSbp, env: Env) -> jax.Array:
@@ -211,6 +212,17 @@ class Device:
             if p.operand is not None
         }
         return Region(step.node, tuple(p for p, _ in wired), step.inside, outer, body)
+
+
+def _as_sent(box: Box, env: Env) -> jax.Array:
+    """A shard in the type in which it is sent."""
+    x = env[box.value, box.move.before]
+    return x if box.sent_as is None else lax.convert_element_type(x, box.sent_as)
+
+
+def _widened(moved: jax.Array, before: jax.Array) -> jax.Array:
+    """What was moved in the type that it had before."""
+    return moved if moved.dtype == before.dtype else lax.convert_element_type(moved, before.dtype)
 
 
 def _constant(x: Const, nd: NdSbp, placement: Placement, coords: Sequence[jax.Array]) -> jax.Array:

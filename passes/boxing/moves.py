@@ -47,6 +47,11 @@ class Move:
         return self.kind in COLLECTIVES
 
 
+def copies(move: Move) -> bool:
+    """Whether a move is a collective that computes nothing: every element arrives as it was."""
+    return move.is_collective and not isinstance(move.old, Partial)
+
+
 def makes_sum(move: Move) -> bool:
     """Whether a move makes a sum by filling with zeros."""
     return move.kind in ("fill", "embed") and move.new == P

@@ -33,6 +33,8 @@ class Boxing:
       partials: the reductions it may wait for.
       dims: the dims that may be split.
       tables: of moves, by the 1-D signatures that tensors can have; it grows.
+      narrow: a narrower type that holds all of the tensor: it is sent so until its parts are added up.
+      reduced: the transitions once they are; the same without a narrower type.
     """
 
     shape: tuple[int, ...]
@@ -40,6 +42,8 @@ class Boxing:
     network: Network
     partials: frozenset[str]
     dims: tuple[int, ...]
+    narrow: DType | None = None
+    reduced: Boxing | None = None
     tables: dict[tuple[Signature, ...], MoveTable] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
@@ -65,7 +69,7 @@ class Boxing:
     @cached_property
     def _best(self) -> tuple[NDArray[np.int64], Array]:
         """The cheapest single move between signatures, where there is one, and its seconds."""
-        seconds = self.table.seconds(self.shape, self.dtype)
+        seconds = self.table.seconds(self.shape, self.dtype, self.narrow)
         best = cheapest_moves(self.table.ends, seconds, len(self.universe))
         return best, seconds[best]
 
@@ -111,7 +115,11 @@ class Boxing:
         # One table per shape serves every tensor of it.
         best, seconds = self._best
         sums, local = self.table.sums[best], self.table.local[best]
-        return shortest_seconds(len(self.universe), self.table.ends[best], seconds, sums, local)
+        found = shortest_seconds(len(self.universe), self.table.ends[best], seconds, sums, local)
+        if self.reduced is None:
+            return found
+        sums = np.array([_is_sum(nd) for nd in self.universe])
+        return np.where(sums[:, None], self.reduced.both, found)
 
     @property
     def seconds(self) -> Array:
@@ -133,6 +141,8 @@ class Boxing:
         >>> [m.kind for m in box.path((P,), (B,))]
         ['all_reduce']
         """
+        if self.reduced is not None and _is_sum(before):
+            return self.reduced.path(before, after, strict=strict)
         n, i, j = len(self.universe), self.index[before], self.index[after]
         cost, predecessors = self._tree(i, strict)
         j += n if cost[j + n] < cost[j] else 0
@@ -144,6 +154,10 @@ class Boxing:
         return tuple(reversed(steps))
 
 
+def _is_sum(nd: NdSbp) -> bool:
+    return any(isinstance(s, Partial) for s in nd)
+
+
 @dataclass(frozen=True)
 class Boxings:
     """The transitions of every kind of tensor in a program, made once per kind."""
@@ -153,12 +167,24 @@ class Boxings:
     _tables: dict[tuple[Signature, ...], MoveTable] = field(default_factory=dict, compare=False, repr=False)
 
     def of(
-        self, shape: tuple[int, ...], dtype: DType, partials: frozenset[str], dims: tuple[int, ...]
+        self,
+        shape: tuple[int, ...],
+        dtype: DType,
+        partials: frozenset[str],
+        dims: tuple[int, ...],
+        narrow: DType | None = None,
     ) -> Boxing:
-        """The table for tensors of this shape; keys (PRNG) and booleans are never partial."""
+        """The table for tensors of this shape; keys (PRNG) and booleans are never partial.
+
+        Arguments:
+          narrow: a narrower type that holds all of the tensor.
+        """
         if compat.is_key(dtype) or dtype == bool:
             partials = frozenset()
-        key = shape, str(dtype), partials, dims
+        key = shape, str(dtype), partials, dims, str(narrow)
         if key not in self._made:
-            self._made[key] = Boxing(shape, dtype, self.network, partials, dims, self._tables)
+            reduced = None if narrow is None else self.of(shape, dtype, partials, dims)
+            self._made[key] = Boxing(
+                shape, dtype, self.network, partials, dims, narrow, reduced, self._tables
+            )
         return self._made[key]

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from sbp import compat
 from sbp.passes.boxing.links import STEP_SECONDS, Network
-from sbp.passes.boxing.moves import Move, can_permute, makes_sum, moves_from, permute_targets
+from sbp.passes.boxing.moves import Move, can_permute, copies, makes_sum, moves_from, permute_targets
 from sbp.signature import B, NdSbp, Partial, Signature, Split
 from sbp.untyped import DType
 
@@ -119,8 +119,12 @@ class MoveTable:
             sizes[rows, dims] = -(-sizes[rows, dims] // group)
         return Shards(sizes.prod(axis=1), even)
 
-    def seconds(self, shape: Sequence[int], dtype: DType) -> Array:
-        """`[moves]`, as of `Network.seconds`; infinite for permutes that a shape does not have."""
+    def seconds(self, shape: Sequence[int], dtype: DType, narrow: DType | None = None) -> Array:
+        """`[moves]`, as of `Network.seconds`; infinite for permutes that a shape does not have.
+
+        Arguments:
+          narrow: the type in which collectives send that compute nothing, if another.
+        """
         shards = self.shards(shape)
         taken = np.empty(len(self.moves))
         for example, which in self._groups:
@@ -129,7 +133,8 @@ class MoveTable:
                 which = which[shards.even[self.ends[which]].all(axis=1)]
                 which = which[[self._permutes(k) for k in which.tolist()]] if which.size else which
             if example.is_collective:
-                sent = self._wire_bytes(example, which, shape, shards, dtype)
+                sent_as = dtype if narrow is None or not copies(example) else narrow
+                sent = self._wire_bytes(example, which, shape, shards, sent_as)
                 taken[which] = STEP_SECONDS + self._collectives(example, sent)
             else:
                 moved = shards.elements[self.ends[which, 1]] * compat.itemsize(dtype)
@@ -155,8 +160,9 @@ class MoveTable:
         """As `wire_bytes` of moves.py, of moves of one formula."""
         g = int(np.prod([self.network.placement.shape[a] for a in example.axes]))
         size = self.network.itemsize(example, dtype)
-        before, after = (shards.elements[self.ends[which, end]] * size for end in (0, 1))
-        share = (g - 1) / g
+        before: Array = shards.elements[self.ends[which, 0]] * size
+        after: Array = shards.elements[self.ends[which, 1]] * size
+        share: float = (g - 1) / g
         match example.kind:
             case "permute":
                 return after

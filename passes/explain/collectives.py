@@ -146,19 +146,18 @@ def rows_of(physical: Physical) -> Iterator[tuple[int, Box | Inside, Executed]]:
 
 
 def _sends(box: Box, physical: Physical) -> bool:
-    value = physical.graph.values[box.value]
-    size = itemsize(box.move, value.dtype)
-    return wire_bytes(box.move, value.shape, size, physical.placement.shape) > 0
+    shape, dtype = physical.sent(box)
+    return wire_bytes(box.move, shape, itemsize(box.move, dtype), physical.placement.shape) > 0
 
 
 def _moved(box: Box, how: Executed, takes: Evaluator, reasons: Reasons, step: OverlappedStep) -> Collective:
     placement, move = takes.physical.placement, box.move
-    value = takes.physical.graph.values[box.value]
+    shape, dtype = takes.physical.sent(box)
     return Collective(
         kind=move.kind,
         tensor=reasons.names.of(box.value),
-        shape=value.shape,
-        dtype=str(value.dtype),
+        shape=shape,
+        dtype=str(dtype),
         before=move.before,
         after=move.after,
         axes=tuple(placement.axes[a] for a in move.axes),

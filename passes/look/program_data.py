@@ -6,7 +6,7 @@ Values are numbered; a *version* is `[value, signature]`. A step is one of
   arithmetic (products `[batch, m, n, k, bytes of an element]`, or `flops`), its `traffic_bytes`, and whether
   it `launches` a kernel; `seconds` has all of that and what it sends.
 - `{"move", "value", "axes", "before", "after", "seconds", "row"}`: a collective (with its row in the plan's
-  `collectives`) or a local step.
+  `collectives`) or a local step. `sent_as` is the narrower dtype in which it goes, with its bytes.
 - `{"loop", "trips", "assumed_trips", "reads", "writes", "enters", "leaves", "bodies"}`: a loop or a branch.
 
 `peak` lists what is alive when most is, with the bytes of each; `between_bytes` is what lies unused between.
@@ -107,6 +107,8 @@ class _Writer:
             "after": format_sbp(m.after),
             "seconds": self.takes.box_seconds(box),
         }
+        if box.sent_as is not None:
+            found["sent_as"] = [str(box.sent_as), compat.itemsize(box.sent_as)]
         row = self.rows.get((id(box), -1))
         return found if row is None else found | {"row": row}
 

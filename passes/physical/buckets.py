@@ -76,26 +76,25 @@ class _Small:
                 and self.is_small(step)
                 and all(makers.get(v, 1) == 1 for v in (*reads(step), *writes(step)))
             ):
-                dtype = str(self.physical.graph.values[step.value].dtype)
-                keys[i] = (step.move.kind, step.move.axes, dtype, step.owned)
+                _, dtype = self.physical.sent(step)
+                keys[i] = (step.move.kind, step.move.axes, str(dtype), step.owned)
         return keys
 
     def is_small(self, box: Box) -> bool:
         """Whether a move is a collective that is worth packing with others."""
-        value, move = self.physical.graph.values[box.value], box.move
-        if move.kind not in KINDS or compat.is_key(value.dtype):
+        (shape, dtype), move = self.physical.sent(box), box.move
+        if move.kind not in KINDS or compat.is_key(dtype):
             return False
         if move.kind == "all_to_all" and not isinstance(move.old, Split):
             return False
-        itemsize = compat.itemsize(value.dtype)
-        sends = wire_bytes(move, value.shape, itemsize, self.physical.placement.shape) > 0
+        sends = wire_bytes(move, shape, compat.itemsize(dtype), self.physical.placement.shape) > 0
         return sends and self.bytes(box) <= self.limit_bytes
 
     def bytes(self, box: Box) -> float:
         """The larger end of a move, on one device."""
-        value, hierarchy = self.physical.graph.values[box.value], self.physical.placement.shape
+        (shape, dtype), hierarchy = self.physical.sent(box), self.physical.placement.shape
         ends = (box.move.before, box.move.after)
-        return max(local_bytes(value.shape, value.dtype, nd, hierarchy) for nd in ends)
+        return max(local_bytes(shape, dtype, nd, hierarchy) for nd in ends)
 
 
 class _Queue:

@@ -70,18 +70,18 @@ class Evaluator:
 
     def box_seconds(self, box: Box) -> float:
         """The time of a move, once."""
-        key = "seconds", box.value, id(box.move)
+        key = "seconds", box.value, id(box.move), box.sent_as
         if key not in self.known:
-            value = self.physical.graph.values[box.value]
-            self.known[key] = self.network.seconds(box.move, value.shape, value.dtype)
+            shape, dtype = self.physical.sent(box)
+            self.known[key] = self.network.seconds(box.move, shape, dtype)
         return self.known[key]
 
     def box_bytes(self, box: Box) -> float:
         """What one device sends in a move, once."""
-        key = "bytes", box.value, id(box.move)
+        key = "bytes", box.value, id(box.move), box.sent_as
         if key not in self.known:
-            value = self.physical.graph.values[box.value]
-            self.known[key] = self.network.wire_bytes(box.move, value.shape, value.dtype)
+            shape, dtype = self.physical.sent(box)
+            self.known[key] = self.network.wire_bytes(box.move, shape, dtype)
         return self.known[key]
 
     def seconds_of(self, step: Step) -> float:
@@ -112,19 +112,19 @@ class Evaluator:
 
     def combines(self, box: Box) -> tuple[Hashable, float] | None:
         """With what a move may be sent as one, and the bytes that it gives; None if it is sent by itself."""
-        value, move = self.physical.graph.values[box.value], box.move
+        (sent, dtype), move = self.physical.sent(box), box.move
         if not self.network.hardware.merges_collectives or move.kind not in COMBINED_KINDS:
             return None
-        given = local_bytes(value.shape, value.dtype, move.after, self.physical.placement.shape)
-        return (move.kind, move.axes, str(value.dtype)), given
+        given = local_bytes(sent, dtype, move.after, self.physical.placement.shape)
+        return (move.kind, move.axes, str(dtype)), given
 
     def combined_seconds(self, boxes: Sequence[Box]) -> float:
         """The time of moves that are sent as one: that of the largest, with the bytes of all."""
         sizes = [self.box_bytes(b) for b in boxes]
         largest = max(range(len(boxes)), key=sizes.__getitem__)
-        value, times = self.physical.graph.values[boxes[largest].value], sum(sizes) / sizes[largest]
-        shape = (math.ceil(value.shape[0] * times), *value.shape[1:]) if value.shape else (math.ceil(times),)
-        return self.network.seconds(boxes[largest].move, shape, value.dtype)
+        (sent, dtype), times = self.physical.sent(boxes[largest]), sum(sizes) / sizes[largest]
+        shape = (math.ceil(sent[0] * times), *sent[1:]) if sent else (math.ceil(times),)
+        return self.network.seconds(boxes[largest].move, shape, dtype)
 
     def believed_seconds(self, axes: tuple[int, ...], seconds: float) -> float:
         """What XLA's scheduler takes a collective over some axes to be: it knows none that are short, and

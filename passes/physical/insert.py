@@ -8,6 +8,7 @@ from typing import TypeAlias
 from sbp.passes.boxing.moves import Move, makes_sum
 from sbp.passes.boxing.paths import Boxings
 from sbp.passes.physical.program import Border, Box, Compute, Physical, Step, Version, grouped
+from sbp.passes.physical.sent import send_narrow
 from sbp.passes.plan.candidates import Candidates
 from sbp.passes.plan.model import ChosenSignatures, boxing_of
 from sbp.passes.program.control import ports
@@ -174,4 +175,6 @@ def insert_boxing(
     for x, (wanted, user, strict) in ends:
         main.bring(x, wanted, user, strict)
     at_rest = assignment.inputs, assignment.outputs
-    return Physical(graph, candidates.placement, grouped(main.steps), *at_rest, candidates.traffic)
+    steps = grouped(main.steps)
+    physical = Physical(graph, candidates.placement, steps, *at_rest, candidates.traffic)
+    return send_narrow(physical, candidates.narrower)

@@ -17,6 +17,7 @@ from sbp.passes.program.control import ports, trips
 from sbp.passes.program.graph import Const, Graph, Node, Source
 from sbp.placement import Placement
 from sbp.signature import NdSbp
+from sbp.untyped import DType
 
 Version: TypeAlias = tuple[int, NdSbp]
 """A value as it lies under one signature."""
@@ -32,6 +33,7 @@ class Box:
       user: the node that asked for it, or the position of the output (-1 - i).
       bucket: moves of one bucket are sent as one collective; -1 for a move on its own.
       owned: whether the move adds up a sum each element of which is one device's, with zeros on all others.
+      sent_as: the narrower type in which it goes, which holds all of it; None for its own.
       after: what must be there before it begins, where it is made a second time; else it would be made once,
         and kept.
       source: the line that caused it.
@@ -43,6 +45,7 @@ class Box:
     user: int
     bucket: int = -1
     owned: bool = False
+    sent_as: DType | None = None
     after: Version | None = None
     source: Source = field(default_factory=Source, compare=False)
     rows: tuple[str, ...] = field(default=(), compare=False)
@@ -105,6 +108,11 @@ class Physical:
     def walk(self) -> Iterator[tuple[Step, int]]:
         """Every step, bodies included, with how often it is executed (an unknown number counts once)."""
         return walk_steps(self.steps)
+
+    def sent(self, box: Box) -> tuple[tuple[int, ...], DType]:
+        """The logical shape and the type of what a move sends."""
+        value = self.graph.values[box.value]
+        return value.shape, value.dtype if box.sent_as is None else box.sent_as
 
     def boxes(self) -> Iterator[tuple[Box, int]]:
         """The moves alone, with how often each is executed."""

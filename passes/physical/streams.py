@@ -12,10 +12,13 @@ XLA lets one collective be under way at a time, inside a host or between hosts
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TypeAlias
+
+NO_SECONDS = 1e-9
+"""Kernels that take less are none: views, and what is merged into who reads it."""
 
 
 class Stream(IntEnum):
@@ -77,13 +80,12 @@ def task_times(tasks: Sequence[Task]) -> TaskTimes:
 
 
 def _depth(tasks: Sequence[Task]) -> list[float]:
-    """Of each task, the seconds on wires of what it waits for, one after another (XLA's "async depth")."""
+    """Of each task, the seconds on wires until it has ended: its own and those of what it waits for, one by
+    one ("async depth": `HloScheduleGraph::InitializeGraphAnalysis` in XLA)."""
     depth: list[float] = []
     for t in tasks:
-        sent = (
-            depth[i] + (tasks[i].planned_seconds if tasks[i].stream is Stream.WIRES else 0.0) for i in t.after
-        )
-        depth.append(max(sent, default=0.0))
+        own = t.planned_seconds if t.stream is Stream.WIRES else 0.0
+        depth.append(max((depth[i] for i in t.after), default=0.0) + own)
     return depth
 
 
@@ -122,12 +124,26 @@ class _Backwards:
             self._place(now)
 
     def _is_ready(self, i: int) -> None:
-        # The last in the order of the program first, wherever nothing is to be gained by another order; of
-        # collectives the one first that has most to be sent before it.
-        if self.tasks[i].stream is Stream.WIRES:
-            heapq.heappush(self.wires, (-self.depth[i], -i))
-        else:
-            heapq.heappush(self.kernels, -i)
+        # What takes no time is one with who reads it, and has its turn with that. Of all else the last in the
+        # order of the program comes first, wherever nothing is to be gained by another order; of collectives
+        # the one first with which most has been sent, one after another.
+        ready = [i]
+        while ready:
+            i = ready.pop()
+            if self.tasks[i].stream is Stream.WIRES:
+                heapq.heappush(self.wires, (-self.depth[i], -i))
+            elif self.tasks[i].stream is Stream.KERNELS and self.tasks[i].planned_seconds < NO_SECONDS:
+                self.events.append((BEGINS, i))
+                ready.extend(self._released(i))
+            else:
+                heapq.heappush(self.kernels, -i)
+
+    def _released(self, i: int) -> Iterator[int]:
+        """What nobody waits for any more, once a task is placed."""
+        for j in self.tasks[i].after:
+            self.waiting[j] -= 1
+            if not self.waiting[j]:
+                yield j
 
     def _place(self, now: float) -> None:
         if self.idle[0] and self.kernels and self.tasks[-self.kernels[0]].stream is Stream.BOTH:
@@ -154,10 +170,8 @@ class _Backwards:
             self.idle[0] = True
         if task.stream is not Stream.KERNELS:
             self.idle[1] = True
-        for j in task.after:
-            self.waiting[j] -= 1
-            if not self.waiting[j]:
-                self._is_ready(j)
+        for j in self._released(i):
+            self._is_ready(j)
 
 
 def _forwards(tasks: Sequence[Task], events: Sequence[Launch]) -> TaskTimes:

@@ -20,6 +20,7 @@ from sbp.passes.plan.traffic import Lifetime, OpTraffic
 from sbp.passes.program.control import Port, ports
 from sbp.passes.program.graph import Const, Graph, Node, Operand
 from sbp.passes.program.views import op_of, rows_of
+from sbp.passes.program.widened import widened
 from sbp.placement import Placement
 from sbp.rules import Row
 from sbp.signature import B, NdSbp, P, Partial, Signature, Split
@@ -77,6 +78,7 @@ class Candidates:
       traffic: per node id, what goes through memory.
       lives: when values lie there.
       times: per node id, from when until when it runs.
+      narrower: per value that was widened, the narrower type that holds all of it, and in which it is sent.
     """
 
     graph: Graph
@@ -88,6 +90,7 @@ class Candidates:
     traffic: Mapping[int, OpTraffic] = field(default_factory=dict)
     lives: tuple[Lifetime, ...] = ()
     times: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    narrower: Mapping[int, DType] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -126,7 +129,8 @@ def enumerate_candidates(
         for n in graph.walk()
         if n.bodies
     }
-    return Candidates(graph, placement, found.partials, dims, found.strategies, borders)
+    narrower = widened(graph)
+    return Candidates(graph, placement, found.partials, dims, found.strategies, borders, narrower=narrower)
 
 
 @dataclass

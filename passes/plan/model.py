@@ -383,4 +383,4 @@ def _at(costs: Sequence[BoundaryCost | None], i: int) -> BoundaryCost | None:
 
 def boxing_of(boxings: Boxings, c: Candidates, shape: tuple[int, ...], dtype: DType, v: int) -> Boxing:
     """The transitions of a value. Any op may want it as a sum (filled), so the sum is always among them."""
-    return boxings.of(shape, dtype, c.partials[v] | {"sum"}, c.dims[v])
+    return boxings.of(shape, dtype, c.partials[v] | {"sum"}, c.dims[v], c.narrower.get(v))

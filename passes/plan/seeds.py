@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from sbp.passes.plan.model import Model
 from sbp.passes.plan.network import Table
 from sbp.passes.program.control import ports
 from sbp.passes.program.graph import Const, Graph, Node
-from sbp.signature import NdSbp, Split
+from sbp.signature import B, NdSbp, Split
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,7 @@ class SeedUse:
       gradients: how the gradient of a weight meets the optimizer.
       first: whether weights and moments that are split are split by the first dim that can be.
       stays: whether a weight is used as it lies, never gathered.
+      gathered: whether a weight is used whole: no op of the model takes a part of it.
       whole_rows: whether no op of the model is split by the rows of the batch.
     """
 
@@ -43,6 +44,7 @@ class SeedUse:
     gradients: bool | None = None
     first: bool = False
     stays: bool = False
+    gathered: bool = False
     whole_rows: bool = False
 
 
@@ -50,13 +52,18 @@ DATA = SeedUse("data", batch=True, weights=False, moments=False)
 ZERO_1 = SeedUse("ZeRO-1", batch=True, weights=False, moments=True, gradients=False)
 ZERO_2 = SeedUse("ZeRO-2", batch=True, weights=False, moments=True, gradients=True)
 ZERO_3 = SeedUse("ZeRO-3", batch=True, weights=True, moments=True, first=True)
+ZERO_3_GATHERED = replace(ZERO_3, name="ZeRO-3, weights gathered", gathered=True)
+"""The cheapest plan of ZeRO-3 sends activations where that is less; gathers of weights wait for nothing."""
 ZERO_3_ANY = SeedUse("ZeRO-3 by any dim", batch=True, weights=True, moments=True)
 TENSOR = SeedUse("tensor", batch=False, weights=True, moments=True, stays=True)
 TENSOR_ROWS = SeedUse("tensor, rows whole", weights=True, moments=True, stays=True, whole_rows=True)
 SEQUENCE = SeedUse("sequence", weights=False, whole_rows=True)
 SEQUENCE_3 = SeedUse("sequence and ZeRO-3", weights=True, moments=True, whole_rows=True)
 
-ALL_AXES = (ZERO_3, DATA, ZERO_3_ANY, ZERO_2, SEQUENCE_3, TENSOR, ZERO_1, SEQUENCE, TENSOR_ROWS)
+ALL_AXES = (
+    *(ZERO_3, DATA, ZERO_3_GATHERED, ZERO_3_ANY, ZERO_2),
+    *(SEQUENCE_3, TENSOR, ZERO_1, SEQUENCE, TENSOR_ROWS),
+)
 """For all axes alike, the ones that most often pay first."""
 PAIRS = ((DATA, ZERO_3), (DATA, TENSOR), (ZERO_3, DATA), (ZERO_3, TENSOR), (TENSOR, DATA), (TENSOR, ZERO_3))
 """For the outermost axis, and for the others."""
@@ -155,7 +162,7 @@ def restricted(model: Model, seed: Sequence[SeedUse], tensors: SeedTensors) -> t
             r.keep_first(variable, "moments", lambda use: use.first and use.moments)
     for v in b.gradients & model.shares.keys():
         r.keep(model.shares[v], "gradients", lambda s, use: use.gradients in (None, _is_split(s)))
-    if any(use.stays or use.whole_rows for use in seed):
+    if any(use.stays or use.gathered or use.whole_rows for use in seed):
         for node in model.graph.walk():
             if node.role.derived and node.id in model.nodes:
                 r.keep_node(node, b)
@@ -205,7 +212,7 @@ class _Restriction:
             self._keep(variable, (kind, first), lambda nd: all(nd[a] == first for a in axes))
 
     def keep_node(self, node: Node, tensors: SeedTensors) -> None:
-        """Leaves the strategies that take weights as they lie, or do not split rows."""
+        """Leaves the strategies that take weights as they lie, or whole, or do not split rows."""
         values = self.model.graph.values
         taken = tuple(k for k, x in enumerate(node.inputs) if x in tensors.alike)
         made = tuple(
@@ -218,13 +225,19 @@ class _Restriction:
 
         def kept(s: Strategy) -> bool:
             stay = all(s.operands[k][a].__class__ is Split for k in taken for a in self.staying)
-            return stay and not any(s.results[k][a] == Split(0) for k in made for a in self.with_whole_rows)
+            whole = all(s.operands[k][a] == B for k in taken for a in self.gathering)
+            rows = any(s.results[k][a] == Split(0) for k in made for a in self.with_whole_rows)
+            return stay and whole and not rows
 
         self._keep(self.model.nodes[node.id], (taken, made), kept)
 
     @property
     def staying(self) -> list[int]:
         return [a for a, use in enumerate(self.seed) if use.stays]
+
+    @property
+    def gathering(self) -> list[int]:
+        return [a for a, use in enumerate(self.seed) if use.gathered]
 
     @property
     def with_whole_rows(self) -> list[int]:

@@ -172,3 +172,17 @@ def test_as_fast_as_sorting() -> None:
     found = task_times(tasks)
     assert time.thread_time() - start < 1.0
     assert found.seconds >= max(busy(tasks, Stream.KERNELS), longest_chain(tasks)) - CLOSE
+
+
+def test_of_two_collectives_for_one_kernel_the_longer_one_is_sent_last() -> None:
+    """XLA goes backwards, and takes the one with most on the wires first: the shorter one is sent before."""
+    made, short, long = Task(1.0), Task(1.0, Stream.WIRES, (0,)), Task(3.0, Stream.WIRES, (0,))
+    found = task_times([made, long, short, Task(1.0, after=(1, 2))])
+    assert found.starts[2] < found.starts[1]
+
+
+def test_what_takes_no_time_is_one_with_who_reads_it() -> None:
+    """A view of what is sent, first in the program: kernels that are ready do not come between."""
+    view = Task(0.0, after=(1,))
+    tasks = [Task(1.0), Task(2.0, Stream.WIRES, (0,)), view, Task(2.0), Task(1.0, after=(2,))]
+    assert task_times(tasks).exposed[1] == 0.0

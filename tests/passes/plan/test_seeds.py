@@ -18,6 +18,7 @@ from sbp.passes.plan.seeds import (
     TENSOR,
     ZERO_1,
     ZERO_3,
+    ZERO_3_GATHERED,
     SeedUse,
     restricted,
     seed_name,
@@ -93,3 +94,23 @@ def test_at_least_eight_on_any_placement() -> None:
         assert len(names) == len(set(names)) >= 8 + 6 * (axes > 1)
         assert all(len(seed) == axes for seed in seeds_for(axes))
     assert {"data x tensor", "tensor x data"} <= set(map(seed_name, seeds_for(2)))
+
+
+@pytest.mark.parametrize("shape", [(4,), (2, 2)])
+def test_gathered_weights_are_used_whole(shape: tuple[int, ...]) -> None:
+    """No product takes a part of a weight, though the weight lies split and rows are short."""
+    place = placement("cpu", shape=shape)
+    model, network = model_of(place)
+    unary = restricted(model, (ZERO_3_GATHERED,) * place.ndim, tensors_of(model.graph, TIES))
+    states = solve(CostNetwork(unary, network.edges)).states
+    chosen = model.chosen(states, 0.0, 0.0)
+    assert all(isinstance(s, Split) for s in chosen.inputs[0])
+    products = [n for n in model.graph.walk() if n.op == "dot_general"]
+    weight = model.graph.inputs[0]
+    used = [
+        nd
+        for n in products
+        for x, nd in zip(n.inputs, chosen.strategies[n.id].operands, strict=True)
+        if x == weight
+    ]
+    assert used and all(nd == (B,) * place.ndim for nd in used)

@@ -17,6 +17,7 @@ from jax import lax
 import sbp
 from sbp import B, S
 from sbp.runtime.look.meter import Meter, read_compiled
+from tests.runtime.conversions import CASES as CONVERSIONS
 from tests.runtime.target.plugin import needs_plugin
 
 pytestmark = needs_plugin
@@ -137,6 +138,16 @@ CASES: dict[str, Callable[[], Case]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_the_plan_says_what_the_gpu_sends(name: str) -> None:
     planned, meter = CASES[name]().compiled()
+    assert planned > 0
+    assert meter.wire_bytes == pytest.approx(planned, rel=0.01)
+
+
+@pytest.mark.parametrize("name", CONVERSIONS)
+def test_conversions_beside_collectives(name: str) -> None:
+    """XLA would send the type before a conversion, or after it, by itself (collective_quantizer.cc)."""
+    x = CONVERSIONS[name]
+    asked: Any = [[nd] for nd in x.asked] if len(x.asked) > 1 else list(x.asked)
+    planned, meter = Case(x.fn, (x.arg,), [x.given], asked).compiled()
     assert planned > 0
     assert meter.wire_bytes == pytest.approx(planned, rel=0.01)
 
