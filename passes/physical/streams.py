@@ -102,7 +102,7 @@ class _Backwards:
     depth: Sequence[float]
     events: list[Launch] = field(default_factory=list)
     waiting: list[int] = field(default_factory=list)
-    kernels: list[int] = field(default_factory=list)
+    kernels: list[tuple[float, int]] = field(default_factory=list)
     wires: list[tuple[float, int]] = field(default_factory=list)
     idle: list[bool] = field(default_factory=lambda: [True, True])
     running: list[tuple[float, int]] = field(default_factory=list)
@@ -124,9 +124,8 @@ class _Backwards:
             self._place(now)
 
     def _is_ready(self, i: int) -> None:
-        # What takes no time is one with who reads it, and has its turn with that. Of all else the last in the
-        # order of the program comes first, wherever nothing is to be gained by another order; of collectives
-        # the one first with which most has been sent, one after another.
+        # What takes no time is one with who reads it, and has its turn with that. Of all else the one comes
+        # first behind which most is sent, one after another ("kAsyncDepth"), then the last in the program.
         ready = [i]
         while ready:
             i = ready.pop()
@@ -136,7 +135,7 @@ class _Backwards:
                 self.events.append((BEGINS, i))
                 ready.extend(self._released(i))
             else:
-                heapq.heappush(self.kernels, -i)
+                heapq.heappush(self.kernels, (-self.depth[i], -i))
 
     def _released(self, i: int) -> Iterator[int]:
         """What nobody waits for any more, once a task is placed."""
@@ -146,15 +145,15 @@ class _Backwards:
                 yield j
 
     def _place(self, now: float) -> None:
-        if self.idle[0] and self.kernels and self.tasks[-self.kernels[0]].stream is Stream.BOTH:
+        if self.idle[0] and self.kernels and self.tasks[-self.kernels[0][1]].stream is Stream.BOTH:
             if self.idle[1]:  # else it waits for that, and nothing else is sent
-                self._occupy(-heapq.heappop(self.kernels), now, (0, 1), BEGINS)
+                self._occupy(-heapq.heappop(self.kernels)[1], now, (0, 1), BEGINS)
             return
         # Collectives first: so a kernel that is placed at the same time runs beside it.
         if self.idle[1] and self.wires:
             self._occupy(-heapq.heappop(self.wires)[1], now, (1,), AWAITED)
         if self.idle[0] and self.kernels:
-            self._occupy(-heapq.heappop(self.kernels), now, (0,), BEGINS)
+            self._occupy(-heapq.heappop(self.kernels)[1], now, (0,), BEGINS)
 
     def _occupy(self, i: int, now: float, streams: tuple[int, ...], event: bool) -> None:
         for stream in streams:

@@ -125,7 +125,7 @@ class Walk:
         self.tally.moves += 1
         dtype, itemsize = step.get("sent_as", (dtype, itemsize))
         if "sent_as" in step and (is_partial(before[1][axes[0]]) or itemsize >= self.values[v][2]):
-            self.complain(where, [f"goes as {dtype}, which does not hold it"])
+            self.complain(where, [f"goes as {dtype}, which is not narrower, or where a sum is added up"])
         each = element_bytes(kind, dtype, itemsize, before[1][axes[0]], self.platform)
         sent = each * sent_bytes(kind, axes, before[1], after[1], shape, self.mesh)
         over = range(len(self.mesh)) if kind == "permute" else axes

@@ -64,6 +64,23 @@ def test_a_program_of_its_own_kind_of_loop(tmp_path: Path) -> None:
         assert not check_plan(data_of(plan, tmp_path)).complaints
 
 
+def test_what_is_sent_in_a_narrower_type(tmp_path: Path) -> None:
+    def widened(x: Any) -> Any:
+        wide = x.astype(jnp.float32)
+        return wide, wide
+
+    x = jax.ShapeDtypeStruct((64, 64), jnp.float16)
+    plan = sbp.compile(widened, LINE, in_sbp=[S(0)], out_sbp=[[S(0)], [B]]).plan(x)
+    data = data_of(plan, tmp_path)
+    assert not check_plan(data).complaints
+    (move,) = (s for s in data["program"]["steps"] if "sent_as" in s)
+    assert move["sent_as"] == ["float16", 2.0]
+    move["sent_as"] = ["float64", 8.0]
+    assert any("goes as float64, which is not narrower" in c for c in check_plan(data).complaints)
+    del move["sent_as"]
+    assert check_plan(data).complaints
+
+
 def test_stages_are_checked_one_by_one(tmp_path: Path) -> None:
     whole = sbp.placement("h100", shape=(2, 4), axes=("stage", "data"))
     parts = whole.split("stage")
