@@ -204,7 +204,7 @@ def _layouts(devices: int, rounds: int) -> Verdict:
 
 def _compiled(rounds: int) -> Verdict:
     """The same of compiled programs, simulated, as benchmarks.gpu_target has left them."""
-    rows = gpu_target.read(COMPILED)
+    rows = [m for file in sorted(COMPILED.glob("gpu_target*.json")) for m in gpu_target.read(file)]
     ratios = {
         m.row: m.sbp.step_seconds / gpu_target.best_by_hand(m, rows, any_hierarchy=False).step_seconds
         for m in rows
@@ -215,7 +215,7 @@ def _compiled(rounds: int) -> Verdict:
     return Verdict(f"{kept} of {len(ratios)} rows; {worst} {ratios[worst]:.3f}", kept == len(ratios))
 
 
-COMPILED = Path(__file__).parent / "results" / "gpu_target.json"
+COMPILED = Path(__file__).parent / "results"
 HANDS = ("gpt@2/auto:8", "gpt@2/auto:2x4", "gpt-bf16@2/auto:8", "gpt-bf16@2/auto:2x4", "llama@8/auto:8")
 LIMITED = (("gpt", (8,), 4), ("gpt", (8,), 12), ("gpt", (2, 4), 4), ("gpt", (2, 4), 12), ("llama", (8,), 4))
 QUICK = ("gpt/8/4", "gpt/2x4/4")
