@@ -22,12 +22,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 
 import sbp
 from benchmarks import cases, large
+from models import llama
 from sbp.passes.boxing.links import Network
 from sbp.passes.boxing.paths import Boxings
 from sbp.passes.chain import PLACEMENT, Logical
@@ -45,20 +46,27 @@ MODELS = {
 
 @dataclass(frozen=True)
 class Must:
-    """What planning a row may take: CPU seconds, gigabytes of the process, and the gap."""
+    """What planning a row may take: CPU seconds, gigabytes of the process, and the gap.
+
+    Arguments:
+      any_size: whether it is planned without a limit on memory: its activations do not fit into a device.
+    """
 
     seconds: float
     gigabytes: float = float("inf")
     gap: float = 0.0
+    any_size: bool = False
 
 
 LARGE_ROWS = {
     "gpt/8x8/12": Must(3.0),
-    "gpt/8x8/96": Must(20.0),
+    "gpt/8x8/96": Must(20.0, any_size=True),
     "gpt/4x8x8/24": Must(60.0, gap=0.01),
-    "gpt/4x8x8/96": Must(60.0, gap=0.01),
+    "gpt/4x8x8/96": Must(60.0, gap=0.01, any_size=True),
     "gpt/2x2x2x2/12": Must(60.0, 3.0, 0.01),
-    "llama/8x8/24": Must(20.0),
+    "llama/8x8/24": Must(20.0, any_size=True),
+    "llama-remat/2x4/24": Must(20.0, any_size=True),
+    "llama-remat/8x8/24": Must(20.0, any_size=True),
     "llama-scan/8x8/24": Must(20.0),
 }
 """By model of `benchmarks.large`, placement and layers."""
@@ -85,13 +93,22 @@ def timed(logical: Logical) -> list[tuple[str, float, float]]:
     return found
 
 
+def recomputed(choice: str, shape: Sequence[int], layers: int) -> cases.Case:
+    """`layers` layers of Llama 3.2 1B, each by itself and computed twice, 4 x 2,048 tokens a device."""
+    config = replace(llama.PRESETS["1b"], layers=layers, sequence=2048, scan=False, remat=True)
+    return large.llama_case(config, 4, choice, shape)
+
+
 def traced(
-    make: Callable[[str, Sequence[int], int], cases.Case], shape: Sequence[int], layers: int
+    make: Callable[[str, Sequence[int], int], cases.Case],
+    shape: Sequence[int],
+    layers: int,
+    memory_limit: float | None = None,
 ) -> Logical:
     """What the first pass is given for a model of which nothing is annotated."""
     case = make("auto", shape, layers)
     placement = sbp.placement("h100", shape=tuple(shape))
-    options = sbp.Options(time_limit=math.inf, cache=False)
+    options = sbp.Options(time_limit=math.inf, memory_limit=memory_limit, cache=False)
     program = sbp.compile(case.step, placement, donate_argnums=(0, 1), options=options)
     reading = program.reading(*jax.eval_shape(case.make))
     signatures = reading.signatures(program.in_sbp, program.out_sbp)
@@ -102,7 +119,10 @@ def traced(
 def measure(name: str) -> PlannerRow:
     """Plans a row of `LARGE_ROWS` in this process."""
     model, placement, layers = name.split("/")
-    logical = traced(large.LARGE[model], tuple(map(int, placement.split("x"))), int(layers))
+    make = {**large.LARGE, "llama-remat": recomputed}[model]
+    any_size = name in LARGE_ROWS and LARGE_ROWS[name].any_size
+    limit = math.inf if any_size else None
+    logical = traced(make, tuple(map(int, placement.split("x"))), int(layers), limit)
     began = time.process_time()
     plan: PlanData = PLACEMENT.run(logical)
     seconds = time.process_time() - began
