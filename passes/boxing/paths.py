@@ -158,7 +158,7 @@ class Boxings:
         """The table for tensors of this shape; keys (PRNG) and booleans are never partial."""
         if compat.is_key(dtype) or dtype == bool:
             partials = frozenset()
-        key = shape, str(dtype), partials, dims
+        key = shape, dtype, partials, dims
         if key not in self._made:
             self._made[key] = Boxing(shape, dtype, self.network, partials, dims, self._tables)
         return self._made[key]

@@ -157,17 +157,17 @@ class MoveTable:
         size = self.network.itemsize(example, dtype)
         before, after = (shards.elements[self.ends[which, end]] * size for end in (0, 1))
         share = (g - 1) / g
+        sent: Array = (g - 1) * after
         match example.kind:
             case "permute":
-                return after
+                sent = after
             case "all_reduce":
-                return 2 * share * before
+                sent = 2 * share * before
             case "all_gather":
-                return (g - 1) * before
+                sent = (g - 1) * before
             case "all_to_all" if isinstance(example.old, Split):
-                return share * (before * self._padding(example.axes, which, shape, g))
-            case _:
-                return (g - 1) * after
+                sent = share * (before * self._padding(example.axes, which, shape, g))
+        return sent
 
     def _padding(self, axes: tuple[int, ...], which: Places, shape: Sequence[int], g: int) -> Array:
         """By how much a dim grows that is to be split over some axes, once it is padded to their chunks."""
