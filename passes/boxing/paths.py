@@ -181,7 +181,7 @@ class Boxings:
         """
         if compat.is_key(dtype) or dtype == bool:
             partials = frozenset()
-        key = shape, str(dtype), partials, dims, str(narrow)
+        key = shape, dtype, partials, dims, narrow
         if key not in self._made:
             reduced = None if narrow is None else self.of(shape, dtype, partials, dims)
             self._made[key] = Boxing(

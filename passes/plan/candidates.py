@@ -251,8 +251,8 @@ def _key(graph: Graph, node: Node, ops: Sequence[Partials]) -> Hashable:
     return (
         node.op,
         params,
-        tuple((graph.operand(x).shape, str(graph.operand(x).dtype)) for x in node.inputs),
-        tuple((graph.values[v].shape, str(graph.values[v].dtype)) for v in node.outputs),
+        tuple((graph.operand(x).shape, graph.operand(x).dtype) for x in node.inputs),
+        tuple((graph.values[v].shape, graph.values[v].dtype) for v in node.outputs),
         tuple(ops),
     )
 

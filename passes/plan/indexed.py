@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -78,13 +79,22 @@ class IndexedNetwork:
 
     def dense(self, kept: Kept | None = None) -> CostNetwork:
         """The network written down, on these states only if given; equal tables stay one object."""
-        keys = [b"" if kept is None else kept[i].tobytes() for i in range(len(self.unary))]
+        if kept is None:
+            return self._whole
+        keys = [kept[i].tobytes() for i in range(len(self.unary))]
         known: dict[tuple[int, bytes, bytes], Table] = {}
         edges = []
         for i, j, table in self.edges:
             key = id(table), keys[i], keys[j]
             if key not in known:
-                known[key] = table.dense() if kept is None else table.dense(kept[i], kept[j])
+                known[key] = table.dense(kept[i], kept[j])
             edges.append((i, j, known[key]))
-        unary = self.unary if kept is None else (x[k] for x, k in zip(self.unary, kept, strict=True))
+        unary = (x[k] for x, k in zip(self.unary, kept, strict=True))
         return CostNetwork(tuple(unary), tuple(edges))
+
+    @cached_property
+    def _whole(self) -> CostNetwork:
+        """All of it; the search for the shortest step begins with what the solver had."""
+        tables = {id(t): t for _, _, t in self.edges}
+        dense = {k: t.dense() for k, t in tables.items()}
+        return CostNetwork(self.unary, tuple((i, j, dense[id(t)]) for i, j, t in self.edges))

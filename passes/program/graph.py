@@ -115,7 +115,9 @@ class Node:
     @property
     def op(self) -> str:
         """The primitive's name, with what it calls."""
-        return op_name(self.primitive, self.target)
+        # Asked for millions of times.
+        name: str = self.primitive.name
+        return f"{name}[{self.target}]" if self.target else name
 
 
 def op_name(primitive: Primitive, target: str = "") -> str:

@@ -52,7 +52,8 @@ def test_few_strategies_are_some_of_all_and_cost_the_same(question: Any) -> None
     assert best.cost <= found.cost < math.inf
     # The same assignment in the whole network.
     states = [
-        list(all_).index(some[k]) for all_, some, k in zip(whole.states, few.states, found.states, strict=True)
+        list(all_).index(some[k])
+        for all_, some, k in zip(whole.states, few.states, found.states, strict=True)
     ]
     assert networks[0].dense().cost(states) == pytest.approx(found.cost, rel=1e-12)
 
