@@ -65,7 +65,7 @@ class ShortestStep:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class StepLook:
     """A plan that was looked at."""
 
     assignment: ChosenSignatures
@@ -106,17 +106,17 @@ class _Search:
         self.clock = Clock(model.c, model.boxings)
         self.deadline = None if seconds is None else time.monotonic() + seconds
         self.left = min(MOST_LOOKS, max(FEWEST_LOOKS, int(WORK / look_size(network)) - BESIDE))
-        self.seen: dict[tuple[int, ...], Look] = {}
+        self.seen: dict[tuple[int, ...], StepLook] = {}
         self.cheapest = self.look(cheapest)
 
     @property
     def spent(self) -> bool:
         return self.left <= 0 or (self.deadline is not None and time.monotonic() >= self.deadline)
 
-    def look(self, assignment: ChosenSignatures) -> Look:
-        return Look(assignment, self.clock.times(assignment))
+    def look(self, assignment: ChosenSignatures) -> StepLook:
+        return StepLook(assignment, self.clock.times(assignment))
 
-    def solved(self, network: CostNetwork) -> Look | None:
+    def solved(self, network: CostNetwork) -> StepLook | None:
         """The plan that solves a network; None if it has none, or was looked at already."""
         self.left -= 1
         remaining = None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
@@ -130,9 +130,9 @@ class _Search:
         self.seen[states] = self.look(replace(assignment, bound=self.bound))
         return self.seen[states]
 
-    def descend(self, start: Look, exposure: Exposure, unary: Sequence[Table], rounds: int) -> None:
+    def descend(self, start: StepLook, exposure: Exposure, unary: Sequence[Table], rounds: int) -> None:
         """Solves anew with what is exposed, until a plan comes back or is lost."""
-        at: Look | None = start
+        at: StepLook | None = start
         shares: Shares | None = None
         for _ in range(rounds):
             if self.spent or at is None or at.times.step_seconds > LOST * start.times.step_seconds:
@@ -140,7 +140,7 @@ class _Search:
             shares = exposure.shares(at.times, shares)
             at = self.solved(exposure.weighted(shares, unary))
 
-    def best(self) -> list[Look]:
+    def best(self) -> list[StepLook]:
         """What was looked at, the shortest step first."""
         return sorted(self.seen.values(), key=lambda x: x.rank)
 
@@ -171,7 +171,7 @@ def shortest_step(
     search.descend(base, exposure, network.unary, min(FIRST_ROUNDS, max(1, search.left // 4)))
     tensors = tensors_of(model.graph, model.boundary.ties)
     looked, seeds = list[str](), list(seeds_for(model.c.placement.ndim))
-    points: list[tuple[Look, tuple[Table, ...]]] = []
+    points: list[tuple[StepLook, tuple[Table, ...]]] = []
     while seeds and search.left > last and not search.spent:
         seed = seeds.pop(0)
         looked.append(seed_name(seed))

@@ -18,25 +18,31 @@ import numpy as np
 from sbp.passes.physical.evaluate import OVERLAPPING
 from sbp.passes.physical.exposure import Clock, Exposure, Shares
 from sbp.passes.physical.fit import MARGIN, LimitedProblem, LimitedStart
-from sbp.passes.physical.hidden import LOST, POINTS, Look, ShortestStep, solved_alike
+from sbp.passes.physical.hidden import LOST, POINTS, ShortestStep, StepLook, solved_alike
 from sbp.passes.plan.budget import Budget, Load
 from sbp.passes.plan.model import ChosenSignatures
 from sbp.passes.plan.network import CostNetwork, Infeasible, Table
-from sbp.passes.plan.seeds import restricted, seed_name, seeds_for, tensors_of
+from sbp.passes.plan.seeds import ZERO_3_ANY, SeedUse, restricted, seed_name, seeds_for, tensors_of
 from sbp.passes.plan.within import LimitedSearch
 
+SHARDED = SeedUse("sharded weights", batch=False, weights=True, moments=True)
+MORE_PAIRS = ((ZERO_3_ANY, SHARDED),)
+"""For the outermost axis, and for the others, beside those of plan/seeds.py: weights lie in as many parts as
+there are devices, and the batch at rest in fewer (MaxText's layout on two axes)."""
 WORTH = 0.999
 """Of the step that the search begins with: a longer one is not taken. That plan is not proven to be the
 cheapest, as without a limit, so less has to be won than there."""
 SECONDS = 20.0
 """For all looks, where no time limit is given."""
-FIRST_ROUNDS, POINT_ROUNDS, LAST_ROUNDS = 3, 2, 3
+FIRST_ROUNDS, POINT_ROUNDS, LAST_ROUNDS = 8, 3, 4
 """Solutions within the limit at the plan that the search begins with, at each of the best parallelisms, and
 at last at the best plan."""
-FIRST_SHARE, COMPARED_SHARE, POINTS_SHARE = 0.3, 0.5, 0.9
+FIRST_SHARE, COMPARED_SHARE, POINTS_SHARE = 0.4, 0.6, 0.9
 """Of the time, until when the first of these begin, parallelisms are compared, and theirs begin."""
 GOOD_GAP = 0.01
 """A solution within the limit ends this near to its bound."""
+MOST_SHARED = 3
+"""Solutions to follow that one leaves time for."""
 TRIES = 3
 """How often a solution is asked for less, because its plan needs more than the limit."""
 
@@ -77,7 +83,7 @@ class _Point:
 
     unary: tuple[Table, ...]
     states: tuple[int, ...]
-    look: Look
+    look: StepLook
     rank: float
 
 
@@ -94,7 +100,8 @@ class _LimitedLooks:
         self.begun, self.seconds = time.monotonic(), seconds
         self.counted_bytes, self.prices = start.counted_bytes, start.prices
         self.seen: set[tuple[int, ...]] = set()
-        self.best = Look(cheapest, self.clock.times(cheapest))
+        self.best_shares: Shares | None = None
+        self.best = StepLook(cheapest, self.clock.times(cheapest))
 
     def spent(self, share: float = 1.0) -> bool:
         return time.monotonic() >= self.begun + share * self.seconds
@@ -112,13 +119,15 @@ class _LimitedLooks:
             at = self.within(CostNetwork(unary, self.network.edges), POINT_ROUNDS, point.states)
             self.descend(point.look if at is None else at, unary, POINT_ROUNDS, POINTS_SHARE)
         if self.best is not base:
-            self.descend(self.best, self.network.unary, LAST_ROUNDS, 1.0)
+            self.descend(self.best, self.network.unary, LAST_ROUNDS, 1.0, self.best_shares)
         return looked, left
 
     def compared(self) -> tuple[list[_Point], tuple[str, ...], tuple[str, ...]]:
         """The parallelisms at the prices of bytes, the shortest steps first."""
         tensors = tensors_of(self.model.graph, self.model.boundary.ties)
-        looked, seeds, points = list[str](), list(seeds_for(self.model.c.placement.ndim)), list[_Point]()
+        axes = self.model.c.placement.ndim
+        pairs = [(outer, *(inner,) * (axes - 1)) for outer, inner in MORE_PAIRS] if axes > 1 else []
+        looked, seeds, points = list[str](), [*pairs, *seeds_for(axes)], list[_Point]()
         while seeds and not self.spent(COMPARED_SHARE):
             seed = seeds.pop(0)
             looked.append(seed_name(seed))
@@ -146,12 +155,12 @@ class _LimitedLooks:
         over = self.start.prices.excess_seconds(self.start.loads, states, self.counted_bytes)
         return _Point(unary, states, look, look.times.step_seconds + over)
 
-    def look(self, states: tuple[int, ...]) -> Look:
+    def look(self, states: tuple[int, ...]) -> StepLook:
         chosen = self.model.chosen(states, self.network.cost(states), self.bound)
         chosen = replace(chosen, bound=self.bound)
-        return Look(chosen, self.clock.times(chosen))
+        return StepLook(chosen, self.clock.times(chosen))
 
-    def roomy(self, unary: tuple[Table, ...], base: Look) -> tuple[Table, ...]:
+    def roomy(self, unary: tuple[Table, ...], base: StepLook) -> tuple[Table, ...]:
         """The same where their least memory is within the limit; else what is excluded costs more instead.
 
         Leaving a parallelism altogether costs as much as the step.
@@ -165,21 +174,33 @@ class _LimitedLooks:
                 known[id(a), id(b)] = a if a is b else np.where(np.isinf(a), b + extra, a)
         return tuple(known[id(a), id(b)] for a, b in zip(unary, self.network.unary, strict=True))
 
-    def descend(self, at: Look | None, unary: Sequence[Table], rounds: int, until: float) -> None:
+    def descend(
+        self,
+        at: StepLook | None,
+        unary: Sequence[Table],
+        rounds: int,
+        until: float,
+        shares: Shares | None = None,
+    ) -> None:
         """Solves anew with what is exposed, until a plan comes back or is lost.
 
         Arguments:
           unary: costs of states.
           until: as a part of the time.
+          shares: with which the plan to begin at was found.
         """
-        shares: Shares | None = None
         for left in range(rounds, 0, -1):
             if at is None or self.spent(until) or at.times.step_seconds > LOST * self.best.times.step_seconds:
                 break
             shares = self.exposure.shares(at.times, shares)
+            before = self.best
             at = self.within(self.exposure.weighted(shares, unary), left)
+            if self.best is not before:
+                self.best_shares = shares
 
-    def within(self, network: CostNetwork, left: int, states: tuple[int, ...] | None = None) -> Look | None:
+    def within(
+        self, network: CostNetwork, left: int, states: tuple[int, ...] | None = None
+    ) -> StepLook | None:
         """The plan that solves a network under the limit; None if none is found, or it was looked at.
 
         Arguments:
@@ -187,7 +208,10 @@ class _LimitedLooks:
           states: to begin at.
         """
         remaining = self.begun + self.seconds - time.monotonic()
-        budget, seconds = Budget(self.start.loads, self.counted_bytes), max(0.0, remaining / (left + 1))
+        budget, seconds = (
+            Budget(self.start.loads, self.counted_bytes),
+            max(0.0, remaining / (min(left, 3) + 1)),
+        )
         try:
             search = LimitedSearch(network, budget, seconds, None, GOOD_GAP)
         except Infeasible:
