@@ -32,6 +32,9 @@ SHORTEST_COLLECTIVE_SECONDS = 36e-6
 BETWEEN_HOSTS_SECONDS = 5e-3
 """What it takes any collective between hosts to be, unless it is told how large a host is."""
 
+CALL_SECONDS = 10e-6
+"""What XLA's scheduler takes a call of a library to be (a hundredth of `kMediumCost`)."""
+
 OVERLAPPING = frozenset(["gpu"])
 """Platforms on which XLA runs collectives beside kernels; on CPUs an op waits for each."""
 
@@ -155,23 +158,33 @@ class Evaluator:
         results = zip(p.graph.outputs, p.outputs, strict=True)
         kept = [(x, nd) for x, nd in results if not isinstance(x, Const)]
         over, limit = donations(p, self.donated), self.network.hardware.memory_bytes
-        found = peak(p.steps, ShardSizes(p), kept, inputs, over, self.scheduled_seconds, limit)
+        hides = self.network.hardware.platform in OVERLAPPING
+        seconds = self.scheduled_seconds if hides else None
+        found = peak(p.steps, ShardSizes(p), kept, inputs, over, seconds, limit)
         return sorted(found, key=lambda x: -x.bytes)
 
     def scheduled_seconds(self, op: KernelOp) -> float:
-        """How long XLA's scheduler takes an op to be: it goes by peak rates, has no figures for convolutions,
-        and knows no short collective. Products take what their arithmetic does, at the rate of large ones
-        (matmul_interpolator.cc)."""
-        if op.step is None or op.name == "conv_general_dilated":
-            return 0.0
-        if isinstance(op.step, Compute) and op.name in PRODUCTS:
-            key = "work", id(op.step.strategy)
+        """How long XLA's scheduler takes an op to be: collectives by its table, kernels by peak rates.
+
+        Products of float32 take what their arithmetic does, at the rate of large ones
+        (matmul_interpolator.cc); for those of other types, and for loops, it has next to nothing
+        (sol_latency_estimator.cc, and as compiled programs show).
+        """
+        graph, step = self.physical.graph, op.step
+        if op.name == "conv_general_dilated":
+            return CALL_SECONDS
+        if isinstance(step, Box) and op.sends:
+            return self.believed_seconds(step.move.axes, self.box_seconds(step))
+        if isinstance(step, Compute) and op.name in PRODUCTS:
+            is_known = op.reads and str(graph.values[op.reads[0][0]].dtype) == "float32"
+            if not is_known:
+                return 0.0
+            key = "work", id(step.strategy)
             if key not in self.known:
-                by_peaks = self._by_peaks.network
-                self.known[key] = work_seconds(self.physical.graph, op.step.node, op.step.strategy, by_peaks)
+                network = self._by_peaks.network
+                self.known[key] = work_seconds(graph, step.node, step.strategy, network)
             return self.known[key]
-        taken = self._by_peaks.seconds([op.step])
-        return max(taken, SHORTEST_COLLECTIVE_SECONDS) if op.sends else taken
+        return self._by_peaks.seconds([step]) if isinstance(step, Box | Compute) else 0.0
 
     @cached_property
     def _by_peaks(self) -> Evaluator:

@@ -10,10 +10,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeAlias
 
 from sbp.compat import itemsize
 from sbp.passes.physical.program import (
@@ -111,6 +111,7 @@ class KernelOp:
       sends: whether it holds a collective.
       held_bytes: what a device holds inside of it, beside what it reads and writes.
       step: None for a slice of a scanned tensor that enters, or leaves.
+      combines: of a collective, with those of which type it may be sent as one; "" if with none.
       peeled: whether it is of the first trip of a loop, and runs before that.
     """
 
@@ -123,12 +124,17 @@ class KernelOp:
     sends: bool = False
     held_bytes: float = 0.0
     step: Step | None = None
+    combines: str = ""
     peeled: bool = False
 
     @property
     def name(self) -> str:
         """What it is called."""
         return self.step.node.op if isinstance(self.step, Compute | Border) else ""
+
+
+Seconds: TypeAlias = Callable[[KernelOp], float]
+"""How long an op takes."""
 
 
 def op_of(step: Step, physical: Physical) -> KernelOp:
@@ -138,8 +144,10 @@ def op_of(step: Step, physical: Physical) -> KernelOp:
         kind = MOVES.get(step.move.kind, Fusing.CALL)
         # XLA lets an all-reduce write over its operand (all of its buffers may be shared).
         over = step.move.kind in ("all_reduce", "fill")
-        sends = step.move.is_collective
-        return KernelOp(kind, read, written, frozenset(read if over else ()), sends=sends, step=step)
+        sends, is_gpu = step.move.is_collective, physical.placement.platform == "gpu"
+        dtype = str(physical.graph.values[step.value].dtype) if sends and is_gpu else ""
+        same = frozenset(read if over else ())
+        return KernelOp(kind, read, written, same, sends=sends, step=step, combines=dtype)
     if isinstance(step, Border):
         wired = zip(ports(step.node), step.inside, strict=True)
         carried = {
@@ -155,11 +163,11 @@ def op_of(step: Step, physical: Physical) -> KernelOp:
             Fusing.CALL, read, written, frozenset(carried), product=product, sends=sends, step=step
         )
     rule, name, kind = step.node.rule, step.node.op, kind_of(step.node)
-    same = rule is not None and rule.pointwise
+    by_element = rule is not None and rule.pointwise
     over = changes_in_place(name)
     pairs = list(zip(step.node.inputs, step.strategy.operands, strict=True))
     first = [(x, nd) for x, nd in pairs[: len(written)] if not isinstance(x, Const)]
-    straight = read if same or name in ("reshape", "squeeze") else first if over else ()
+    straight = read if by_element or name in ("reshape", "squeeze") else first if over else ()
     product = rule is not None and rule.matmul is not None
     where = physical.graph, step.node, step.strategy.lying, physical.placement.shape
     sends, held = bool(talks_of(*where)), held_bytes(*where)

@@ -118,7 +118,10 @@ class _Fusion:
             self.reads.append(read)
             if op.kind is Fusing.VIEW and read:
                 self.writes.append([])
-                self.last.update(dict.fromkeys(op.writes, read[0]))
+                t, straight = read[0]
+                # A product writes its result turned over, if it is read so.
+                turned = op.name == "transpose" and t.maker >= 0 and ops[t.maker].name in PRODUCTS
+                self.last.update(dict.fromkeys(op.writes, (t, straight or turned)))
                 continue
             made = [Buffer(v, sizes.bytes(v), i) for v in op.writes]
             self.writes.append(made)

@@ -12,24 +12,27 @@ Of what fusion leaves in memory (kernels.py):
 - What is gathered along an inner dim is turned over: what it updates is written apart (layouts.py). Ops hold
   more inside: exchanges of rows what they send (sbp/talk/wire.py), gradients of max pooling where the maxima
   are (pools.py), convolutions their operands as the library wants them (convolutions.py).
-- What is made of little comes as late as it can, what makes space as early as it can, and what nobody waits
-  for last, where there are collectives to hide (order.py).
+- An all-reduce adds up in place: its result lies where its operand was made. Those that XLA sends as one are
+  packed into a space of their own (schedule_nodes.py).
+- What is made of little comes as late as it can, and what makes space as early as it can (order.py); where
+  there are collectives to hide, XLA's scheduler has its own order (latency_hiding.py). What a collective
+  makes is there from its beginning, and what it reads until its end.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sbp.passes.physical.convolutions import copies
-from sbp.passes.physical.fusing import Fusing, ShardSizes
+from sbp.passes.physical.fusing import Fusing, KernelOp, Seconds, ShardSizes
 from sbp.passes.physical.invariant import read_in_loops
 from sbp.passes.physical.kernels import Buffer, Kernels, kernels
 from sbp.passes.physical.layouts import Turned, turned
-from sbp.passes.physical.order import Seconds, turns
+from sbp.passes.physical.order import Turns, turns
 from sbp.passes.physical.pools import places
-from sbp.passes.physical.program import Border, Step, Version
+from sbp.passes.physical.program import Border, Box, Step, Version
 from sbp.passes.physical.trips import peeled_ops, sent_later, trip_ops
 
 LONGEST_ROW = 32_768
@@ -56,13 +59,11 @@ class Spaces:
     Arguments:
       taken: what is there at the end, and whose space it takes, which is there at the beginning.
       given: what is there at the end in a space that is counted elsewhere.
-      carried: what is there at the end and goes into the next trip of a loop.
       seconds: of an op; None where memory is short, and collectives are not hidden at its cost.
     """
 
     taken: Mapping[Version, Version]
     given: frozenset[Version]
-    carried: frozenset[Version] = frozenset()
     seconds: Seconds | None = None
 
 
@@ -104,56 +105,88 @@ def alive(k: Kernels, sizes: ShardSizes, spaces: Spaces) -> list[Live]:
     own = {k.ends[v] for v in spaces.given if v in k.ends}
     elsewhere = {t for t in k.tensors if t.maker < 0 or t in own}
     sent = sent_later(k)
-    waiting = [Live(v, sizes.bytes(v)) for op in sent for v in op.reads]
-    carried = {k.ends[v] for v in spaces.carried if v in k.ends}
-    turn = turns(k, elsewhere, carried, spaces.seconds, sent)
+    turn = turns(k, elsewhere, spaces.seconds, sent)
     sweep = _Sweep(turn)
-    for t in k.tensors:
-        if t not in elsewhere:
-            sweep.add(Live(t.version, t.bytes), turn[t.maker], _last(t, turn, t.maker), t)
-        elif t in taken and t.maker >= 0:
-            before = [r for r in taken[t].readers if r < k.end]
-            until = max((turn[r] for r in before), default=-1)
-            over = taken[t].readers.get(t.maker, True)
-            if until > turn[t.maker] or (until == turn[t.maker] and not over):
-                sweep.add(Live(t.version, t.bytes), turn[t.maker], until, t)
+    _add_sent_later(k, turn, sweep, sent)
+    _add_tensors(k, turn, sweep, elsewhere, taken)
     for x in turned(k, sizes, taken):
         _turn_over(k, x, turn, sweep, taken)
     for c in copies(k, sizes):
-        at = [turn[i] for i in c.users]
+        at = [turn.born[i] for i in c.users]
         sweep.add(Live(c.tensor.version, c.bytes), min(at), max(at))
-    for p in places(k, sizes, turn, hides=spaces.seconds is not None):
+    for p in places(k, sizes, turn):
         sweep.add(Live(p.version, p.places_bytes), p.first, p.last)
         if p.first < p.last:  # the gradient takes their space
             sweep.add(Live(p.version, p.zeros_bytes), p.first, p.last - 1)
+    packed = {i for x in turn.packed for i in x.members}
     for i, op in enumerate(k.ops):
-        if k.runs(i) and k.made[i]:
+        if k.runs(i) and k.made[i] and i not in packed:
             _write_over(k, i, turn, sweep, sizes)
         if op.held_bytes and k.runs(i):
-            sweep.add(Live(op.writes[0], op.held_bytes), turn[i], turn[i])
+            sweep.add(Live(op.writes[0], op.held_bytes), turn.born[i], turn.read[i])
         if isinstance(op.step, Border) and k.runs(i):
-            sweep.inside(turn[i], _inside(op.step, sizes, spaces.seconds))
-    return [*sweep.most(), *waiting]
+            sweep.inside(turn.born[i], _inside(op.step, sizes, spaces.seconds))
+    return sweep.most()
 
 
-def _turn_over(
-    k: Kernels, x: Turned, turn: Sequence[int], sweep: _Sweep, taken: Mapping[Buffer, Buffer]
+def _add_sent_later(k: Kernels, turn: Turns, sweep: _Sweep, sent: Sequence[KernelOp]) -> None:
+    """Adds what the trip before has left to send, until that is sent; that of this trip stays to its end."""
+    ids = {id(op) for op in sent}
+    for i, op in enumerate(k.ops):
+        for t in k.read[i] if id(op) in ids else ():
+            sweep.add(Live(t.version, t.bytes), 0, turn.read[i])
+            t.readers[k.end] = False
+
+
+def _add_tensors(
+    k: Kernels, turn: Turns, sweep: _Sweep, elsewhere: Collection[Buffer], taken: Mapping[Buffer, Buffer]
 ) -> None:
+    """Adds what ops make: what shares the space, what is copied to where it belongs, and packed sums."""
+    packed = {i for x in turn.packed for i in x.members}
+    found = {t: _summed(k, t, elsewhere) for t in taken if t.maker not in packed}
+    sums = {t: made for t, made in found.items() if made is not None}
+    parts = set(sums.values())
+    for t in k.tensors:
+        if t in parts:
+            continue
+        if t not in elsewhere:
+            until = max((turn.read[r] for r in t.readers), default=turn.read[t.maker])
+            sweep.add(Live(t.version, t.bytes), turn.born[t.maker], until, t)
+        elif t in taken and t.maker >= 0:
+            # A sum takes the space of its parts, and if that is not the argument's, it is copied there last.
+            made = sums.get(t, t)
+            born, over = turn.born[made.maker], taken[t].readers.get(made.maker, True)
+            others = (r for r in taken[t].readers if r not in (made.maker, k.end))
+            until = max((turn.read[r] for r in others), default=-1)
+            if until > born or not over:
+                last = max(until, born) if made is t else turn.read[k.end]
+                sweep.add(Live(t.version, t.bytes), born, last, made)
+    for x in turn.packed:
+        for t in (t for i in x.members for t in k.made[i]):
+            sweep.add(Live(t.version, t.bytes), x.first, x.last)
+
+
+def _summed(k: Kernels, t: Buffer, elsewhere: Collection[Buffer]) -> Buffer | None:
+    """What an all-reduce adds up in place to make a tensor, if nobody else needs it."""
+    if t.maker < 0 or not isinstance(box := k.ops[t.maker].step, Box) or box.move.kind != "all_reduce":
+        return None
+    parts = k.read[t.maker]
+    alone = len(parts) == 1 and len(parts[0].readers) == 1 and parts[0].maker >= 0
+    return parts[0] if alone and parts[0] not in elsewhere else None
+
+
+def _turn_over(k: Kernels, x: Turned, turn: Turns, sweep: _Sweep, taken: Mapping[Buffer, Buffer]) -> None:
     """Adds what is written apart: results that cannot take the spaces of operands, which are copied there
     when all else is done, and a turned tensor that is a result itself."""
-    at = min((turn[t.maker] for t in x.results), default=turn[x.tensor.maker])
+    at = min((turn.born[t.maker] for t in x.results), default=turn.born[x.tensor.maker])
     for t in x.results:
-        if max((turn[r] for r in taken[t].readers if r < k.end), default=-1) >= at:
-            sweep.add(Live(t.version, t.bytes), at, turn[k.end])
+        if max((turn.read[r] for r in taken[t].readers if r < k.end), default=-1) >= at:
+            sweep.add(Live(t.version, t.bytes), at, turn.read[k.end])
     if x.tensor in taken:
-        sweep.add(Live(x.tensor.version, x.tensor.bytes), turn[x.tensor.maker], at)
+        sweep.add(Live(x.tensor.version, x.tensor.bytes), turn.born[x.tensor.maker], at)
 
 
-def _last(t: Buffer, turn: Sequence[int], otherwise: int) -> int:
-    return max((turn[r] for r in t.readers), default=turn[otherwise])
-
-
-def _write_over(k: Kernels, i: int, turn: Sequence[int], sweep: _Sweep, sizes: ShardSizes) -> None:
+def _write_over(k: Kernels, i: int, turn: Turns, sweep: _Sweep, sizes: ShardSizes) -> None:
     """Lets the results of a kernel take the spaces of operands that nobody needs after it."""
     for t in k.made[i]:
         if t not in sweep.lives:
@@ -162,7 +195,12 @@ def _write_over(k: Kernels, i: int, turn: Sequence[int], sweep: _Sweep, sizes: S
             continue
         for y in k.read[i]:
             fits = y.bytes == t.bytes and y.readers[i]
-            if fits and y in sweep.lives and sweep.lives[y][1] == turn[i] and sweep.give(y):
+            if (
+                fits
+                and y in sweep.lives
+                and sweep.lives[y][1] == turn.read[i]
+                and sweep.give(y, turn.born[i])
+            ):
                 break
 
 
@@ -194,11 +232,11 @@ class _Sweep:
     """One sweep over births and deaths, not a set per step: a step of 96 layers has tens of thousands of
     steps, and thousands of tensors alive."""
 
-    def __init__(self, turn: Sequence[int]) -> None:
-        self.change = [0.0] * (len(turn) + 1)
+    def __init__(self, turn: Turns) -> None:
+        self.change = [0.0] * (max(turn.read) + 2)
         self.found: list[tuple[Live, int, int, Buffer | None]] = []
         self.lives: dict[Buffer, tuple[int, int, float]] = {}
-        self.given: set[Buffer] = set()
+        self.given: dict[Buffer, int] = {}
         self.bodies: dict[int, list[Live]] = {}
 
     def add(self, live: Live, born: int, dies: int, tensor: Buffer | None = None) -> None:
@@ -209,13 +247,14 @@ class _Sweep:
         if tensor is not None:
             self.lives[tensor] = born, dies, live.bytes
 
-    def give(self, tensor: Buffer) -> bool:
-        """Lets another tensor have the space of this one in its last turn; whether it is still to be had."""
+    def give(self, tensor: Buffer, since: int) -> bool:
+        """Lets another tensor have the space of this one from a turn on, to its last one; whether it is
+        still to be had."""
         if tensor in self.given:
             return False
-        self.given.add(tensor)
+        self.given[tensor] = since
         _, dies, n = self.lives[tensor]
-        self.change[dies] -= n
+        self.change[since] -= n
         self.change[dies + 1] += n
         return True
 
@@ -236,7 +275,7 @@ class _Sweep:
         here = [
             live
             for live, born, dies, t in self.found
-            if born <= at <= dies and not (dies == at and t in self.given)
+            if born <= at <= dies and not (t in self.given and at >= self.given[t])
         ]
         return [*here, *self.bodies.get(at, ())]
 
@@ -252,5 +291,5 @@ def _inside(step: Border, sizes: ShardSizes, seconds: Seconds | None) -> list[Li
 
 def _body(step: Border, k: int, sizes: ShardSizes, seconds: Seconds | None) -> list[Live]:
     trip = trip_ops(step, k, sizes)
-    spaces = Spaces(trip.taken, frozenset(trip.taken), frozenset(trip.taken), seconds)
+    spaces = Spaces(trip.taken, frozenset(trip.taken), seconds)
     return alive(kernels(trip.ops, sizes, trip.whole, trip.held), sizes, spaces)

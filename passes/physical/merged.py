@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from sbp.passes.physical.fusing import PARTIAL, Fusing, KernelOp, ShardSizes, changes_in_place, op_of
 from sbp.passes.physical.kernels import Buffer, Kernels, kernels
-from sbp.passes.physical.order import turns
+from sbp.passes.physical.order import saving_turns
 from sbp.passes.physical.program import Border, Compute, Physical
 from sbp.passes.plan.candidates import Strategy
 from sbp.passes.plan.traffic import Lifetime, OpTraffic
@@ -71,7 +71,7 @@ class _Found:
         k = kernels(ops, ShardSizes(self.whole), [v for v in at_end if v in made or v in held], held)
         self.add_traffic(nodes, k)
         # In the order in which they run where memory is short.
-        turn = turns(k, {t for t in k.tensors if t.maker < 0}, (), None)
+        turn = saving_turns(k, {t for t in k.tensors if t.maker < 0})
         for i in sorted(range(len(nodes)), key=turn.__getitem__):
             start, time = time, time + 1
             for body in nodes[i].bodies:

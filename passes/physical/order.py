@@ -1,145 +1,111 @@
-"""In which order kernels run: XLA:GPU saves memory where it costs nothing, and hides collectives.
+"""In which order kernels run, and from when until when a collective holds memory.
 
-Its latency-hiding scheduler goes backwards, and fills the time of every collective that a product waits for
-with what nobody waits for: products that no other product follows, as gradients of weights are. These run
-later than they could, and what they read stays until then. So does what small reduce-scatters read, which
-are sent together.
+XLA:GPU first finds an order that takes little memory, and then hides collectives behind kernels
+(latency_hiding.py), as long as there is memory for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from typing import TypeAlias
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from sbp.passes.physical.combining import combined
-from sbp.passes.physical.fusing import Fusing, KernelOp
+from sbp.passes.physical.fusing import Fusing, KernelOp, Seconds
 from sbp.passes.physical.kernels import Buffer, Kernels
-from sbp.passes.physical.program import Border, Box
+from sbp.passes.physical.latency_hiding import hidden_order, plain_order
+from sbp.passes.physical.schedule_nodes import hiding_ops, is_packed, schedule_nodes, sent_together
 
-Seconds: TypeAlias = Callable[[KernelOp], float]
-"""How long an op takes."""
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """All-reduces that are sent as one, in a space of their own.
+
+    Arguments:
+      members: their positions.
+      first, last: the turns in which they are packed, and in which the last of them is unpacked.
+    """
+
+    members: tuple[int, ...]
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """When what a body makes and reads is there, by turns; the end comes last.
+
+    Of a kernel both are in its turn. What a collective makes is there as soon as it begins, and what it reads
+    until it has ended.
+
+    Arguments:
+      born: per op, from when on what it makes is there; 0 for what is no kernel.
+      read: per op, until when what it reads is there.
+      packed: what is sent beside these.
+      found: of gradients of max pooling, when the places of the maxima are found.
+    """
+
+    born: Sequence[int]
+    read: Sequence[int]
+    packed: Sequence[Packed] = ()
+    found: Mapping[int, int] = field(default_factory=dict)
 
 
 def turns(
     k: Kernels,
     elsewhere: Collection[Buffer],
-    carried: Collection[Buffer],
     seconds: Seconds | None,
     sent: Sequence[KernelOp] = (),
-) -> list[int]:
-    """The turn of each kernel, and of the end; ops that are no kernels have one too.
+) -> Turns:
+    """The turns of all ops.
 
     Arguments:
       elsewhere: tensors whose space is counted elsewhere.
-      carried: tensors that the next trip of a loop goes on with.
       seconds: of an op; None where memory is short, and collectives are not hidden at its cost.
-      sent: what is sent beside a trip of a loop, while nobody waits for it.
+      sent: what the trip of a loop before this one has left to send.
     """
-    n = len(k.ops)
-    when = [float(i) for i in range(n + 1)]
-    together = _combine(k, when)
-    if seconds is not None:
-        _hide(k, when, _followed(k, carried), seconds, sent)
-    _wait(k, when)
-    _hasten(k, when, elsewhere, together)
-    _delay(k, when, elsewhere)
-    turn = [0] * (n + 1)
-    for at, i in enumerate(sorted(range(n + 1), key=when.__getitem__)):
+    together = sent_together(k)
+    nodes = schedule_nodes(k, together, _places(k, elsewhere, together), seconds)
+    ops = hiding_ops(k, nodes, {id(op) for op in sent})
+    if seconds is not None and any(op.sends for op in ops):
+        order = hidden_order(ops)
+    else:
+        order = [(j, True) for j in plain_order(ops)]
+    found = dict[int, int]()
+    born, read = [0] * len(k.ops) + [len(order)], [0] * len(k.ops) + [len(order)]
+    for at, (j, begins) in enumerate(order):
+        for i in nodes[j].makes if begins else ():
+            born[i] = at
+        for i in nodes[j].reads:
+            read[i] = at
+        if nodes[j].pool >= 0:
+            found[nodes[j].pool] = at
+    packed = [
+        Packed(members, read[members[0]], max(born[i] for i in members))
+        for members in together
+        if is_packed(k, members)
+    ]
+    return Turns(born, read, packed, found)
+
+
+def saving_turns(k: Kernels, elsewhere: Collection[Buffer]) -> list[int]:
+    """The turn of each op, and of the end, in the order that takes little memory; ops that are no kernels
+    have one too."""
+    when, turn = _places(k, elsewhere, ()), [0] * (len(k.ops) + 1)
+    for at, i in enumerate(sorted(range(len(when)), key=when.__getitem__)):
         turn[i] = at
     return turn
 
 
-def _followed(k: Kernels, carried: Collection[Buffer]) -> list[bool]:
-    """Per op, whether a product needs what it makes, be it in the next trip."""
-    n = len(k.ops)
-    followed = [False] * (n + 1)
-    for i in reversed(range(n)):
-        followed[i] = any(
-            t in carried or any(r < n and (followed[r] or k.ops[r].product) for r in t.readers)
-            for t in k.made[i]
-        )
-    return followed
-
-
-def _combine(k: Kernels, when: list[float]) -> set[int]:
-    """Puts reduce-scatters together that XLA sends as one: which these are.
-
-    All that they read stays until the last of them has its operand. All-reduces are combined too, but are
-    small where they are many, and all-gathers are counted by what they give.
-    """
-    makers = [[t.maker for t in read if t.maker >= 0] for read in k.read[: len(k.ops)]]
-    scatters = {
-        i: (op.step.move.axes, sum(t.bytes for t in k.made[i]))
-        for i, op in enumerate(k.ops)
-        if isinstance(op.step, Box) and op.step.move.kind == "reduce_scatter" and k.made[i]
-    }
-    found = set[int]()
-    for members in combined(makers, scatters):
-        found.update(members)
-        for j in members:
-            when[j] = float(members[-1])
-    return found
-
-
-def _hide(
-    k: Kernels, when: list[float], followed: Sequence[bool], seconds: Seconds, sent: Sequence[KernelOp]
-) -> None:
-    """Puts products that nobody waits for beside collectives, the last ones first."""
-    gaps, free = list[tuple[int, float]](), list[int]()
-    after = [False] * len(k.ops)
-    early = _Early(k, when)
-    for i, op in enumerate(k.ops):
-        makers = [t.maker for t in k.read[i] if t.maker >= 0]
-        after[i] = any(after[m] or k.ops[m].product for m in makers)
-        inside = isinstance(op.step, Border)
-        if op.sends and k.runs(i) and after[i] and followed[i]:
-            gaps.append((i, seconds(op)))
-        elif op.product and k.runs(i) and not followed[i] and not inside:
-            free.append(i)
-    gaps.append((len(k.ops), sum(map(seconds, sent))))
-    for at, left in reversed(gaps):
-        while free and free[-1] > at:
-            free.pop()
-        while free and left > 0:
-            i = free.pop()
-            when[i] = float(at)
-            left -= seconds(k.ops[i])
-        while left > 0 and (moved := early.before(at)) is not None:
-            left -= seconds(k.ops[moved])
-
-
-class _Early:
-    """Products of the first trips of loops that may run long before, since they need nothing that is made
-    meanwhile; they hide collectives that nothing else hides, the last ones first. The very last one has its
-    turn before the scheduler, which goes backwards, has come to any, as compiled programs show."""
-
-    def __init__(self, k: Kernels, when: list[float]) -> None:
-        self.k, self.when = k, when
-        self.waits = [-1] * len(k.ops)  # for which op outside of the first trip
-        for i, op in enumerate(k.ops):
-            if op.peeled:
-                makers = [t.maker for t in k.read[i] if t.maker >= 0]
-                self.waits[i] = max((self.waits[m] if k.ops[m].peeled else m for m in makers), default=-1)
-        self.products = [i for i, op in enumerate(k.ops) if op.peeled and op.product and k.runs(i)]
-        self.is_first = True
-
-    def before(self, at: int) -> int | None:
-        """Has the last product that is ready by then run beside a collective: which one."""
-        while self.products and self.products[-1] > at:
-            i = self.products.pop()
-            if self.waits[i] < at:
-                if self.is_first:
-                    self.is_first = False
-                    continue
-                self._move(i, float(at))
-                return i
-        return None
-
-    def _move(self, i: int, at: float) -> None:
-        self.when[i] = at
-        for t in self.k.read[i]:
-            if t.maker >= 0 and self.k.ops[t.maker].peeled and self.when[t.maker] > at:
-                self._move(t.maker, at)
+def _places(k: Kernels, elsewhere: Collection[Buffer], together: Sequence[tuple[int, ...]]) -> list[float]:
+    """The place of each op, and of the end, in the order that takes little memory."""
+    when = [float(i) for i in range(len(k.ops) + 1)]
+    for members in together:
+        for i in members:
+            # All that they read stays until the last of them has its operand.
+            when[i] = float(members[-1])
+    _wait(k, when)
+    _hasten(k, when, elsewhere, {i for members in together for i in members})
+    _delay(k, when, elsewhere)
+    return when
 
 
 def _wait(k: Kernels, when: list[float]) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from sbp.passes.physical.fusing import ShardSizes
 from sbp.passes.physical.kernels import Kernels
+from sbp.passes.physical.order import Turns
 from sbp.passes.physical.program import Version
 
 INDEX_BYTES = 4
@@ -30,29 +31,19 @@ class Places:
     last: int
 
 
-def places(k: Kernels, sizes: ShardSizes, turn: Sequence[int], hides: bool) -> Iterator[Places]:
+def places(k: Kernels, sizes: ShardSizes, turn: Turns) -> Iterator[Places]:
     """What the gradients of max pooling hold beside operands and results.
 
     XLA:GPU makes a scatter of them (`SelectAndScatterExpander`): a pass over the pooled tensor finds where
     each maximum is, one number per dim, and the gradient is added there to zeros. Neither needs what comes
-    back through the net. The scheduler, which goes backwards, uses them to hide collectives only when it has
-    nothing else: they are there long before they are read. Here they are as early as they can be. Then the
-    zeros are there twice: they are written with those of the activation before the pool, which are the same
-    constant, and the addition in place has a copy.
-
-    Arguments:
-      hides: whether collectives are hidden at the cost of memory.
+    back through the net, and so they may come long before. The zeros are those of the activation before the
+    pool, which are the same constant; if they hide a collective, the addition in place has a copy of them.
     """
-    for i, op in enumerate(k.ops):
-        if op.name != "select_and_scatter_add" or not k.runs(i):
-            continue
-        gradient, pooled = k.source(i, 0), k.source(i, 1)
-        if gradient is None or pooled is None:
-            continue
-        between = range(pooled.maker + 1, i)
-        early = hides and any(k.ops[j].sends and k.runs(j) for j in between)
-        ready = turn[pooled.maker] if pooled.maker >= 0 else 0
+    flights = [(turn.born[j], turn.read[j]) for j, op in enumerate(k.ops) if op.sends and k.runs(j)]
+    for i, first in turn.found.items():
+        op = k.ops[i]
+        hides = any(begin < first < end for begin, end in flights)
         dims = len(sizes.shape(op.writes[0][0]))
         found = INDEX_BYTES * dims * sizes.elements(op.reads[0])
-        zeros = 2 * sizes.bytes(op.writes[0]) if early else 0.0
-        yield Places(op.writes[0], found, zeros, ready if early else turn[i], turn[i])
+        zeros = sizes.bytes(op.writes[0]) if hides else 0.0
+        yield Places(op.writes[0], found, zeros, first, turn.born[i])

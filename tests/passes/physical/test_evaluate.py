@@ -11,7 +11,7 @@ from jax import lax
 import sbp
 from sbp import B, S
 from sbp.passes.boxing.links import Network
-from sbp.passes.physical.evaluate import SHORTEST_COLLECTIVE_SECONDS, Evaluator, executed
+from sbp.passes.physical.evaluate import CALL_SECONDS, SHORTEST_COLLECTIVE_SECONDS, Evaluator, executed
 from sbp.passes.physical.fusing import op_of
 from sbp.passes.physical.program import Border
 from sbp.passes.program.control import WHILE_TRIPS
@@ -67,7 +67,8 @@ def test_a_loop_of_unknown_length_counts_alike_in_the_search_and_in_the_plan() -
 
 
 def test_xla_schedules_by_figures_of_its_own() -> None:
-    """No collective is short to it, products of float32 are TF32's, and convolutions take nothing."""
+    """No collective is short to it, products of float32 are TF32's, of bfloat16 it knows none, and all
+    convolutions are alike."""
     on = sbp.placement("h100", shape=(2,))
 
     def fn(x: Any, w: Any, image: Any, kernel: Any) -> Any:
@@ -83,5 +84,11 @@ def test_xla_schedules_by_figures_of_its_own() -> None:
     (product,) = [o for o in ops if o.name == "dot_general"]
     assert product.step is not None
     assert takes.scheduled_seconds(product) == pytest.approx(2 * 4096**3 / 2 / plan.hardware.flops(4))
-    assert [takes.scheduled_seconds(o) for o in ops if o.name == "conv_general_dilated"] == [0.0]
+    assert [takes.scheduled_seconds(o) for o in ops if o.name == "conv_general_dilated"] == [CALL_SECONDS]
     assert {takes.scheduled_seconds(o) for o in ops if o.sends} == {SHORTEST_COLLECTIVE_SECONDS}
+    short = jax.ShapeDtypeStruct((512, 512), jnp.bfloat16)
+    half = sbp.compile(lambda x: x @ x, on, in_sbp=[B]).plan(short)
+    assert half.physical is not None
+    unknown = [op_of(s, half.physical) for s in half.physical.steps]
+    takes = Evaluator(half.physical, Network(half.placement, half.hardware))
+    assert [takes.scheduled_seconds(o) for o in unknown if o.name == "dot_general"] == [0.0]

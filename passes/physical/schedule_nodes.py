@@ -1,0 +1,185 @@
+"""A body as XLA's scheduler sees it: kernels, collectives that are sent as one, and what packs these.
+
+All-reduces that are sent as one are packed into one tensor, reduced there, and unpacked, each by a kernel of
+its own; other collectives take several tensors at once. Kernels that go through the same tensor become one
+with several results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from sbp.passes.physical.combining import COMBINED_KINDS, combined, in_order
+from sbp.passes.physical.fusing import Fusing, Seconds
+from sbp.passes.physical.kernels import Buffer, Kernels
+from sbp.passes.physical.latency_hiding import HidingOp
+from sbp.passes.physical.program import Border, Box
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleNode:
+    """What runs as one.
+
+    Arguments:
+      reads, makes: positions of the ops whose operands it reads, and whose results it makes.
+      position: in the order that takes little memory.
+      after: other nodes that it waits for.
+      sends: whether it is a collective.
+      holds_wires: whether it is a loop that sends something.
+      pool: the position of a gradient of max pooling for which it finds the maxima; -1 for all else.
+    """
+
+    reads: tuple[int, ...]
+    makes: tuple[int, ...]
+    position: float
+    seconds: float = 0.0
+    after: tuple[int, ...] = ()
+    sends: bool = False
+    holds_wires: bool = False
+    pool: int = -1
+
+
+def schedule_nodes(
+    k: Kernels, together: Sequence[tuple[int, ...]], when: Sequence[float], seconds: Seconds | None
+) -> list[ScheduleNode]:
+    """The nodes of a body.
+
+    Arguments:
+      together: collectives that are sent as one.
+      when: per op, its place in the order that takes little memory.
+      seconds: of an op.
+    """
+
+    def taken(*members: int) -> float:
+        return 0.0 if seconds is None else sum(seconds(k.ops[i]) for i in members)
+
+    nodes = list[ScheduleNode]()
+    for i, pooled in pool_gradients(k):
+        # It is found as soon as it can be, unless it hides a collective.
+        at = when[pooled.maker] + 0.1 if pooled.maker >= 0 else -1.0
+        nodes.append(ScheduleNode((), (), at, taken(i), pool=i))
+    sets = [*together, *_siblings(k, {i for members in together for i in members})]
+    for members in in_order(_makers(k), sets):
+        members = tuple(i for i in members if k.runs(i))
+        if not members:
+            continue
+        op, at = k.ops[members[0]], max(when[i] for i in members)
+        if is_packed(k, members):
+            pack, send = len(nodes), len(nodes) + 1
+            nodes.append(ScheduleNode(members, (), at))
+            nodes.append(ScheduleNode((), (), at, taken(*members), (pack,), sends=True))
+            nodes.extend(ScheduleNode((), (i,), at, after=(send,)) for i in members)
+        else:
+            sends = op.sends and not isinstance(op.step, Border)
+            holds = op.sends and not sends
+            nodes.append(ScheduleNode(members, members, at, taken(*members), sends=sends, holds_wires=holds))
+    return nodes
+
+
+def hiding_ops(k: Kernels, nodes: Sequence[ScheduleNode], later: Collection[int]) -> list[HidingOp]:
+    """The same for the scheduler; `later` are ids of ops that need nothing of this trip of a loop."""
+    maker = {i: j for j, node in enumerate(nodes) for i in node.makes}
+    finds = {node.pool: j for j, node in enumerate(nodes) if node.pool >= 0}
+    pooled = dict(pool_gradients(k))
+    found = list[HidingOp]()
+    for node in nodes:
+        read = [t for i in node.reads if id(k.ops[i]) not in later for t in k.read[i]]
+        read += [pooled[node.pool]] if node.pool >= 0 else []
+        before = [*node.after, *(finds[i] for i in node.reads if i in finds)]
+        makers = (*before, *(maker[t.maker] for t in read if t.maker >= 0))
+        found.append(
+            HidingOp(
+                makers=tuple(dict.fromkeys(makers)),
+                seconds=node.seconds,
+                sends=node.sends,
+                holds_wires=node.holds_wires,
+                position=node.position,
+                arguments=sum(t.maker < 0 and len(t.readers) == 1 for t in read),
+            )
+        )
+    return found
+
+
+def is_packed(k: Kernels, members: Sequence[int]) -> bool:
+    """Whether what is sent as one is packed first."""
+    step = k.ops[members[0]].step
+    return len(members) > 1 and isinstance(step, Box) and step.move.kind == "all_reduce"
+
+
+def pool_gradients(k: Kernels) -> Iterator[tuple[int, Buffer]]:
+    """The positions of gradients of max pooling, and the tensors that were pooled."""
+    for i, op in enumerate(k.ops):
+        if op.name == "select_and_scatter_add" and k.runs(i) and k.source(i, 0) is not None:
+            pooled = k.source(i, 1)
+            if pooled is not None:
+                yield i, pooled
+
+
+def sent_together(k: Kernels) -> list[tuple[int, ...]]:
+    """Collectives that XLA sends as one.
+
+    They are looked for in the order in which results need them, the first result first
+    (`HloComputation::MakeInstructionPostOrder`).
+    """
+    makers = _makers(k)
+    order = _by_results(k, makers)
+    at = {i: j for j, i in enumerate(order)}
+    sent = {
+        at[i]: ((op.step.move.kind, op.step.move.axes, op.combines), sum(t.bytes for t in k.made[i]))
+        for i, op in enumerate(k.ops)
+        if op.combines and isinstance(op.step, Box) and op.step.move.kind in COMBINED_KINDS and i in at
+    }
+    waits = [[at[m] for m in makers[i]] for i in order]
+    found = in_order(waits, combined(waits, sent)) if len(sent) > 1 else []
+    return [tuple(sorted(order[j] for j in members)) for members in found if len(members) > 1]
+
+
+def _makers(k: Kernels) -> list[list[int]]:
+    return [[t.maker for t in read if t.maker >= 0] for read in k.read[: len(k.ops)]]
+
+
+def _by_results(k: Kernels, makers: Sequence[Sequence[int]]) -> list[int]:
+    """Ops behind results, each after those that it waits for."""
+    order, seen = list[int](), set[int]()
+    stack = [(t.maker, False) for t in reversed([*k.ends.values()]) if t.maker >= 0]
+    while stack:
+        i, is_done = stack.pop()
+        if is_done:
+            order.append(i)
+        elif i not in seen:
+            seen.add(i)
+            stack.append((i, True))
+            stack.extend((m, False) for m in reversed(makers[i]) if m not in seen)
+    return order
+
+
+def _siblings(k: Kernels, sent: Collection[int]) -> list[tuple[int, ...]]:
+    """Kernels that are one: they read the same tensor and go through equally much, and none waits for the
+    other (multi_output_fusion.cc).
+
+    Arguments:
+      sent: collectives that are sent as one, which are left out.
+    """
+    alike = dict[tuple[Buffer, float], list[int]]()
+    behind = list[int]()  # which ops one waits for, a bit each
+    for i, op in enumerate(k.ops):
+        bits = 0
+        for t in k.read[i]:
+            bits |= behind[t.maker] | 1 << t.maker if t.maker >= 0 else 0
+        behind.append(bits)
+        reduces = op.kind is Fusing.ROOT and op.name.startswith("reduce_")
+        if k.made[i] and i not in sent and (op.kind is Fusing.LOOP or reduces):
+            # What it goes through: what is reduced, or what is given.
+            space = max(t.bytes for t in (k.made[i][0], *(k.sources[i] if reduces else ())))
+            for t in k.read[i]:
+                if t.maker >= 0:
+                    alike.setdefault((t, space), []).append(i)
+    groups: dict[int, list[int]] = {}
+    for members in alike.values():
+        first = groups.setdefault(members[0], [members[0]])
+        for i in members[1:]:
+            if i not in groups and not any(behind[i] >> j & 1 or behind[j] >> i & 1 for j in first):
+                first.append(i)
+                groups[i] = first
+    return [tuple(sorted(g)) for g in {id(g): g for g in groups.values()}.values() if len(g) > 1]

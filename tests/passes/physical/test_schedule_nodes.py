@@ -1,0 +1,93 @@
+"""A body as XLA's scheduler sees it: what runs as one."""
+
+from typing import Any
+
+from sbp import P, S
+from sbp.passes.boxing.moves import Move
+from sbp.passes.physical.fusing import Fusing, KernelOp
+from sbp.passes.physical.kernels import Kernels, kernels
+from sbp.passes.physical.order import turns
+from sbp.passes.physical.program import Box, Version
+from sbp.passes.physical.schedule_nodes import schedule_nodes, sent_together
+
+MB = 1_000_000
+
+
+class Alike:
+    """Every tensor has as many bytes as its number says."""
+
+    def bytes(self, version: Version) -> float:
+        return float(version[0])
+
+
+def body(ops: list[KernelOp], kept: list[Version]) -> Kernels:
+    sizes: Any = Alike()
+    return kernels(ops, sizes, kept, [(1, ())])
+
+
+def summed(sizes: list[int], dtypes: list[str]) -> Kernels:
+    """Per size a product and its all-reduce; results in reverse."""
+    move = Move("all_reduce", (0,), (P,), (S(0),), P, S(0))
+    ops, kept = list[KernelOp](), list[Version]()
+    for k, (size, dtype) in enumerate(zip(sizes, dtypes, strict=True)):
+        n = size * MB + k
+        part, whole = (n, (P,)), (n, (S(0),))
+        ops.append(KernelOp(Fusing.CALL, [(1, ())], [part], product=True))
+        ops.append(
+            KernelOp(
+                Fusing.CALL,
+                [part],
+                [whole],
+                frozenset([part]),
+                sends=True,
+                step=Box(n, move, -1),
+                combines=dtype,
+            )
+        )
+        kept.insert(0, whole)
+    return body(ops, kept)
+
+
+def test_sets_are_filled_from_the_first_result_on() -> None:
+    # Three would be too large; the last two are results first.
+    assert sent_together(summed([12, 12, 12], ["x"] * 3)) == [(3, 5)]
+    assert sent_together(summed([5, 5, 5], ["x", "y", "x"])) == [(1, 5)]
+    assert sent_together(summed([5, 5, 5], [""] * 3)) == []
+
+
+def test_sums_that_are_sent_as_one_are_packed() -> None:
+    k = summed([5, 6], ["x", "x"])
+    turn = turns(k, set(), None)
+    [packed] = turn.packed
+    assert packed.members == (1, 3)
+    # What is packed is not needed any more; what is unpacked was not there.
+    assert turn.read[1] == turn.read[3] == packed.first < min(turn.born[1], turn.born[3])
+    assert packed.last == max(turn.born[1], turn.born[3])
+
+
+def loop(read: list[int], made: int) -> KernelOp:
+    return KernelOp(Fusing.LOOP, [(v, ()) for v in read], [(made, ())])
+
+
+def test_who_reads_the_same_and_gives_as_much_is_one_kernel() -> None:
+    product = KernelOp(Fusing.CALL, [(1, ())], [(50, ())], product=True)
+    other = KernelOp(Fusing.CALL, [(7, ())], [(3, ())], product=True)
+
+    class Same(Alike):
+        def bytes(self, version: Version) -> float:
+            return {8: 7.0}.get(version[0], float(version[0]))
+
+    sizes: Any = Same()
+    ops = [product, loop([50], 7), loop([50], 8), loop([50], 9)]
+    k = kernels(ops, sizes, [(7, ()), (8, ()), (9, ())], [(1, ())])
+    nodes = schedule_nodes(k, [], list(range(5)), None)
+    assert sorted(node.makes for node in nodes) == [(0,), (1, 2), (3,)]
+    # Not if one waits for the other.
+    ops = [product, loop([50], 7), other, loop([50, 3], 8)]
+    k = kernels(ops, sizes, [(7, ()), (8, ())], [(1, ())])
+    assert sorted(node.makes for node in schedule_nodes(k, [], list(range(5)), None)) == [
+        (0,),
+        (1,),
+        (2,),
+        (3,),
+    ]
