@@ -15,6 +15,7 @@ from sbp.passes.plan.budget import Budget
 from sbp.passes.plan.candidates import Candidates
 from sbp.passes.plan.cost import local_bytes
 from sbp.passes.plan.model import Boundary, ChosenSignatures
+from sbp.passes.plan.recompute import RecomputingModel
 from sbp.passes.plan.room import RoomModel
 from sbp.passes.plan.solve import Progress
 from sbp.passes.plan.within import LimitedSearch
@@ -80,6 +81,7 @@ class LimitedProblem:
       limit_bytes: per device.
       time_limit_seconds: for the search.
       progress: is told of it.
+      recomputes: whether ops may run again.
     """
 
     candidates: Candidates
@@ -89,6 +91,7 @@ class LimitedProblem:
     limit_bytes: float
     time_limit_seconds: float | None = None
     progress: Progress | None = None
+    recomputes: bool = True
 
     def keep_limit(self, fastest: ChosenSignatures) -> FittedSignatures:
         """The fastest assignment if it fits, else the cheapest that is found to."""
@@ -117,7 +120,8 @@ class LimitedProblem:
     def model(self) -> RoomModel:
         """The model of the program with its loads, not built."""
         given = self.candidates, self.asked, self.boxings
-        return RoomModel(*given, self.limit_bytes, self.donated, HOLES)
+        kind = RecomputingModel if self.recomputes else RoomModel
+        return kind(*given, self.limit_bytes, self.donated, HOLES)
 
     def fit(self, fastest: ChosenSignatures) -> FittedSignatures:
         """The cheapest assignment found whose plan keeps the limit; what it costs is proven against the bound

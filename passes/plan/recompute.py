@@ -1,0 +1,415 @@
+"""The planning problem under a limit on memory in which ops may run again, so that less is kept.
+
+A value that is made early and used again much later has a second value beside it here, for its later uses.
+A variable decides where that comes from: the first one is kept until then (as its share lies), the op that
+made it runs again (under any of its signatures), or nobody needs it. An op that runs again wants its
+operands late, which again are kept, boxed anew or recomputed. So chains of ops that run again come by
+themselves, and whether a product is worth it is a matter of costs.
+
+What may run again: ops of the program itself (none in a loop's or a branch's body) that have one result,
+send nothing themselves and do nothing besides, and that need no gradient. Small values are kept as ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sbp.passes.boxing.paths import Boxing, Boxings
+from sbp.passes.plan.candidates import Candidates
+from sbp.passes.plan.copies import op_count
+from sbp.passes.plan.flat import Indices
+from sbp.passes.plan.indexed import IndexedTable, written_down
+from sbp.passes.plan.model import Boundary, ChosenSignatures, Cluster, Recomputed, ValueUse
+from sbp.passes.plan.network import Table
+from sbp.passes.plan.room import APART, RoomModel
+from sbp.passes.plan.traffic import Lifetime
+from sbp.passes.program.graph import Const, Node, Value
+from sbp.signature import B, NdSbp, Partial
+
+NEAR = 0.05
+"""An op may run again for one that is needed no more than this part of the program earlier than its result;
+for one that is needed before that, the result must be kept. Else whatever may be needed first would have all
+that it may be made of there as early."""
+EFFECTS = ("callback", "debug_print")
+"""Ops that do something besides, by the ends of their names."""
+NOWHERE: Any = None
+"""The signature of what is not there, or not wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """A value for the later uses of another one.
+
+    Arguments:
+      value, made: the first one, and the op that makes it.
+      id: of the second one.
+      variable: where it comes from; states are `kept`, then the strategies of the op, then nothing if nobody
+        has to have it.
+      kept: the signatures under which the first one may be kept.
+      users: who uses the first one much later, in the program as it is.
+      since, start, until: when its early uses end; when the second is there, and until when.
+    """
+
+    value: int
+    made: Node
+    id: int
+    variable: int
+    kept: int
+    users: frozenset[int]
+    since: int
+    start: int
+    until: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """The uses of a value that may be recomputed, and from when until when it is wanted again."""
+
+    early: list[ValueUse]
+    late: list[ValueUse]
+    start: int
+    until: int
+
+
+class RecomputingModel(RoomModel):
+    """The model of a program under a limit; ops may run again. Arguments as of `RoomModel`."""
+
+    def __init__(
+        self,
+        candidates: Candidates,
+        boundary: Boundary,
+        boxings: Boxings,
+        limit_bytes: float,
+        donated: Sequence[int] = (),
+        holes: float = 0.0,
+    ) -> None:
+        super().__init__(candidates, boundary, boxings, limit_bytes, donated, holes)
+        self.count = op_count(self.graph)
+        self.later: dict[int, Later] = {}
+        self.makers = {v: n for n in self.graph.nodes for v in n.outputs}
+        self.times = dict(candidates.times)
+        self.results = {x for x in self.graph.outputs if not isinstance(x, Const)}
+        self.early_ops = self.forward()
+        self.by_id = {n.id: n for n in self.graph.nodes}
+        self.read = dict[int, set[tuple[int, int]]]()
+        self.wider: dict[Any, tuple[Table, Boxing]] = {}
+
+    # What may be recomputed.
+
+    def complete_demand(self) -> None:
+        """Divides the uses of what may be recomputed into early and later ones."""
+        wanted = self.wanted_later()
+        values, partials, dims = list(self.graph.values), dict(self.c.partials), dict(self.c.dims)
+        second = dict[int, int]()
+        for v in wanted:
+            like = values[v]
+            second[v] = len(values)
+            values.append(Value(len(values), like.shape, like.dtype, like.name))
+            partials[second[v]], dims[second[v]] = partials[v], dims[v]
+        self.graph = replace(self.graph, values=tuple(values))
+        self.c = replace(self.c, partials=partials, dims=dims, graph=self.graph)
+        for v, span in wanted.items():
+            self.add_later(v, second, span)
+
+    def wanted_later(self) -> dict[int, _Span]:
+        """What is wanted later, or may be since an op runs again, in the order in which it is made."""
+        found, wanted = dict[int, _Span](), dict[int, list[int]]()
+        for node in reversed(self.graph.nodes):
+            for v in filter(self.is_free, node.outputs):
+                early, late, own = self.divided(v)
+                again = wanted.get(v, [])
+                if not own and not again:
+                    continue
+                earliest = min((t for t, _ in own), default=max(again, default=0)) - NEAR * self.end
+                again = [t for t in again if t >= earliest]
+                start = min([*(t for t, _ in own), *again])
+                until = max([*(t for _, t in own), *(t + 1 for t in again)])
+                found[v] = _Span(early, late, start, until)
+                for x in node.inputs if self.is_plain(node) else ():
+                    if not isinstance(x, Const):
+                        wanted.setdefault(x, []).append(start)
+        return self.in_memory(dict(reversed(found.items())))
+
+    def in_memory(self, found: dict[int, _Span]) -> dict[int, _Span]:
+        """Without what is computed where it is read, of what is there all the time."""
+        kept = dict[int, _Span]()
+        for v, span in found.items():
+            if v in self.lives or any(x in kept for x in self.makers[v].inputs):
+                kept[v] = span
+        return kept
+
+    def forward(self) -> set[int]:
+        """The ops that no gradient has to be known for, by their ids: all, in a program without gradients."""
+        after, found = set[int](), set[int]()
+        for node in self.graph.nodes:
+            if node.role.undoes or not after.isdisjoint(x for x in node.inputs if not isinstance(x, Const)):
+                after.update(node.outputs)
+            else:
+                found.add(node.id)
+        return found
+
+    def is_free(self, v: int) -> bool:
+        """Whether a value may be kept or not: it is no result, nor in a loop, and that makes a difference."""
+        life = self.lives.get(v)
+        inside = any(not self.is_outermost(u) for u in self.demand.get(v, ()))
+        inside = inside or self.makers[v].id not in self.early_ops
+        result = v in self.results or (life is not None and life.is_result)
+        return not inside and not result and self.supply[v].times == 1 and self.matters(v)
+
+    def is_plain(self, node: Node) -> bool:
+        """Whether an op does nothing but to make one result of its operands, without a word to others."""
+        talks = node.rule is not None and node.rule.talks is not None
+        return (
+            len(node.outputs) == 1
+            and not node.bodies
+            and node.barrier < 0
+            and not talks
+            and not node.op.endswith(EFFECTS)
+            and node.id in self.times
+        )
+
+    def matters(self, v: int) -> bool:
+        """Whether it makes a difference how long a value is kept, or that what it is made of is."""
+        return self.is_large(v) or v not in self.lives
+
+    def divided(self, v: int) -> tuple[list[ValueUse], list[ValueUse], list[tuple[int, int]]]:
+        """The uses of a value before the longest time in which nobody reads it, those after it, and when it
+        is read then."""
+        until, longest, since = self.times[self.makers[v].id][1], APART * self.end, self.end + 1
+        reads = sorted(self.reads(v))
+        for start, end in reads:
+            if start - until > longest:
+                longest, since = start - until, start
+            until = max(until, end)
+        early, late = list[ValueUse](), list[ValueUse]()
+        for use in self.demand.get(v, ()):
+            (early if self.when(use)[0] < since else late).append(use)
+        return early, late, [t for t in reads if t[0] >= since]
+
+    def reads(self, v: int) -> set[tuple[int, int]]:
+        """When a value is read, by those too that compute what is never in memory of it."""
+        if v not in self.read:
+            uses = self.demand.get(v, ())
+            inner = (self.reads(x) for u in uses for x in self.not_written(u.user))
+            self.read[v] = {self.when(u) for u in uses}.union(*inner)
+        return self.read[v]
+
+    # Variables and edges.
+
+    def add_later(self, v: int, second: dict[int, int], span: _Span) -> None:
+        """Adds the variable of a value's later uses, and moves these to the second value."""
+        node, p, early, late = self.makers[v], second[v], span.early, span.late
+        nothing, strategies = 0 if late else 1, self.c.strategies[node.id] if self.is_plain(node) else ()
+        shared = self.shared(self.supply[v], early, self.c.partials[v]) if early else self.supply[v].needs
+        n, key = len(shared), (id(shared), id(strategies), nothing)
+        made = self.column(strategies, "results", 0) if strategies else ()
+        lies = self.padded((*key, "lies"), 0, (*shared, *made), nothing)
+        # What has no early use is made later only; what it takes is counted already.
+        again = np.zeros(len(strategies))
+        if early and strategies:
+            again = self.costs[id(strategies), 1, self.c.traffic.get(node.id)]
+        variable = self.variable(lies, np.concatenate([np.zeros(n), again, np.zeros(nothing)]))
+        own, keeping = self.count + node.id, 2 * self.count + v
+        alike = self.alike(True, len(lies))
+        keep = ValueUse(variable, self.padded((*key, "keep"), 0, shared, len(lies) - n), alike, 1, keeping)
+        life = self.lives.get(v)
+        since = max([self.times[node.id][1], *(t for _, t in self.reads(v) if t <= span.start)])
+        until = span.until if life is None else max(span.until, life.last)
+        users = frozenset(u.user for u in late)
+        self.later[v] = Later(v, node, p, variable, n, users, since, span.start, until)
+        self.times[keeping], self.times[own] = (since - 1, since), (span.start, span.start + 1)
+        self.outermost.update((keeping, own))
+        self.demand[v], self.demand[p] = [*early, keep], [*late]
+        self.supply[p] = ValueUse(variable, lies, (), 1)
+        if life is not None:
+            self.lives[v] = replace(life, end=min(life.end, since), last=min(life.last, since))
+            self.lives[p] = Lifetime(p, span.start, until, span.start, until)
+        else:
+            self.need_kept(v, variable, n, len(lies))
+        for k, x in enumerate(node.inputs if strategies else ()):
+            if not isinstance(x, Const):
+                needs = self.padded((*key, k), n, self.column(strategies, "operands", k), nothing)
+                use = ValueUse(variable, needs, alike, 1, own)
+                if x in self.later and span.start < self.later[x].start:
+                    self.from_kept(x, use)
+                else:
+                    self.demand.setdefault(second.get(x, x), []).append(use)
+
+    def from_kept(self, x: int, use: ValueUse) -> None:
+        """An edge to an op that would run again long before its operand does: that must be kept."""
+        source = self.later[x]
+        supply = ValueUse(source.variable, tuple(self.states[source.variable]), (), 1)
+        boxing, n = self.boxing(x), source.kept
+        key = "from kept", id(boxing), id(self.states[source.variable]), id(use.needs), id(use.strict)
+        if key not in self.tables:
+            table = self.wide_table(boxing, supply, use).dense()
+            wanted = [nd is not NOWHERE for nd in use.needs]
+            table[n:, wanted] = np.inf
+            self.tables[key] = written_down(table)
+        self.add_edge(x, source.variable, use.variable, self.tables[key])
+
+    def padded(self, key: Any, before: int, signatures: tuple[NdSbp, ...], after: int) -> tuple[NdSbp, ...]:
+        """Signatures with nothing before and after them; the same object for the same key."""
+        made = (*[NOWHERE] * before, *signatures, *[NOWHERE] * after)
+        found: tuple[NdSbp, ...] = self.columns.setdefault(("padded", *key), made)
+        return found
+
+    def not_written(self, user: int) -> list[int]:
+        """The results of an op that are not in memory."""
+        if not 0 <= user < self.count:
+            return []
+        node = self.by_id[user]
+        return [] if node.bodies else [x for x in node.outputs if x not in self.lives and x in self.demand]
+
+    def need_kept(self, v: int, variable: int, kept: int, states: int) -> None:
+        """What is never in memory is there for its later uses if what it is made of is."""
+        for x in dict.fromkeys(self.makers[v].inputs):
+            if not isinstance(x, Const) and x in self.later:
+                source = self.later[x]
+                key = "need kept", len(self.states[source.variable]), source.kept, states, kept
+                if key not in self.tables:
+                    table = np.zeros((len(self.states[source.variable]), states))
+                    table[source.kept :, :kept] = np.inf
+                    self.tables[key] = written_down(table)
+                self.add_edge(x, source.variable, variable, self.tables[key])
+
+    def when(self, use: ValueUse) -> tuple[int, int]:
+        """From when until when an op runs, the copies of ops too."""
+        return self.times[use.user] if use.user >= 0 else super().when(use)
+
+    def shared(
+        self, supply: ValueUse, uses: Sequence[ValueUse], natural: frozenset[str]
+    ) -> tuple[NdSbp, ...]:
+        """What a value may be boxed to first; nothing, where there may be nothing."""
+        key = id(supply.needs), natural, *dict.fromkeys(id(u.needs) for u in uses)
+        if key not in self.merged:
+            every = dict.fromkeys((*supply.needs, *(nd for u in uses for nd in u.needs)))
+            last = (NOWHERE,) if NOWHERE in supply.needs else ()
+            every.pop(NOWHERE, None)
+            legal = (nd for nd in every if all(s.op in natural for s in nd if isinstance(s, Partial)))
+            self.merged[key] = (*legal, *last)
+        return self.merged[key]
+
+    def edge(self, v: int, supply: ValueUse, use: ValueUse) -> None:
+        """An edge; nothing can be brought anywhere where nothing is wanted, and nowhere else."""
+        key = "wide", id(self.boxing(v)), id(supply.needs), id(use.needs), id(use.strict), use.times
+        if use.user >= 2 * self.count:
+            if ("keep", *key[2:4]) not in self.tables:
+                same = [[b is NOWHERE or a == b for b in use.needs] for a in supply.needs]
+                self.tables["keep", *key[2:4]] = written_down(np.where(same, 0.0, np.inf))
+            self.add_edge(v, supply.variable, use.variable, self.tables["keep", *key[2:4]])
+        elif NOWHERE not in supply.needs and NOWHERE not in use.needs:
+            super().edge(v, supply, use)
+        else:
+            if key not in self.tables:
+                self.tables[key] = self.wide_table(self.boxing(v), supply, use)
+            self.add_edge(v, supply.variable, use.variable, self.tables[key])
+
+    def wide_table(self, boxing: Boxing, supply: ValueUse, use: ValueUse) -> IndexedTable:
+        """What boxing takes where there may be nothing, or nothing may be wanted."""
+        n = len(boxing.universe)
+        if id(boxing) not in self.wider:
+            core = np.zeros((n + 1, 2 * n + 1))
+            core[:n, : 2 * n] = boxing.both
+            core[n, : 2 * n] = np.inf
+            self.wider[id(boxing)] = core, boxing
+        rows = [n if nd is NOWHERE else boxing.index[nd] for nd in supply.needs]
+        columns = [
+            2 * n if nd is NOWHERE else boxing.index[nd] + n * bool(strict)
+            for nd, strict in zip(use.needs, use.strict, strict=True)
+        ]
+        return IndexedTable(self.wider[id(boxing)][0], np.array(rows), np.array(columns), float(use.times))
+
+    def order(self) -> Indices:
+        """The variables as the program runs; where a later use is served from stands before it."""
+        place = np.empty(len(self.states))
+        place[super().order()] = np.arange(len(self.states))
+        for x in reversed(self.later.values()):
+            users = [place[u.variable] for u in self.demand[x.id]]
+            place[x.variable] = min(users) - 0.5 if users else place[x.variable]
+            if x.id in self.shares:
+                place[self.shares[x.id]] = place[x.variable] + 0.25
+        return np.argsort(place, kind="stable")
+
+    # What is alive.
+
+    def load_value(self, v: int, uses: list[ValueUse]) -> None:
+        """Loads of a value and of its copies; of one that may be kept for its later uses, until these."""
+        super().load_value(v, uses)
+        later = self.later.get(v)
+        if later is not None and v in self.lives:
+            sizes = self.held(v, tuple(self.states[later.variable])).copy()
+            sizes[later.kept :] = 0.0
+            self.load(later.variable, later.since, later.start, sizes)
+
+    def copies(
+        self, v: int, source: ValueUse, use: ValueUse, start: int, end: int, *, whole_time: bool = False
+    ) -> None:
+        """A variable with what a use has beside its source; what is kept for later is no copy."""
+        if use.user < 2 * self.count:
+            super().copies(v, source, use, start, end, whole_time=whole_time)
+
+    def tables_of(
+        self, boxing: Boxing, before: tuple[NdSbp, ...], after: tuple[NdSbp, ...], computed: bool
+    ) -> tuple[NDArray[np.bool_], Table]:
+        """Whether boxing makes a copy, and who wants which; of nothing there is none."""
+        if NOWHERE not in before and NOWHERE not in after:
+            return super().tables_of(boxing, before, after, computed)
+        somewhere = next(nd for nd in (*before, *after) if nd is not NOWHERE)
+        own = tuple(dict.fromkeys(after))
+        filled = tuple(somewhere if nd is NOWHERE else nd for nd in before)
+        at = [boxing.index[nd] for nd in filled]
+        to = [boxing.index[somewhere if nd is NOWHERE else nd] for nd in own]
+        made = self.copied(boxing)[int(computed)][np.ix_(at, to)].copy()
+        made[[nd is NOWHERE for nd in before]] = False
+        made[:, [nd is NOWHERE for nd in own]] = False
+        wanted = np.array([[0.0 if a == b else np.inf for b in own] for a in after])
+        return made, wanted
+
+    def sizes(self, v: int, signatures: tuple[NdSbp, ...], factor: float = 1.0) -> Table:
+        """Of a device's part of a value under each signature; of nothing none."""
+        if NOWHERE not in signatures:
+            return super().sizes(v, signatures, factor)
+        whole = (B,) * self.c.placement.ndim
+        found = super().sizes(v, tuple(whole if nd is NOWHERE else nd for nd in signatures), factor)
+        return np.where([nd is NOWHERE for nd in signatures], 0.0, found)
+
+    # What was chosen.
+
+    def chosen(self, states: Sequence[int], cost: float, bound: float) -> ChosenSignatures:
+        """What states of the variables mean, in terms of the program as it is and of what is recomputed."""
+        base = super().chosen(states, cost, bound)
+        shares, clusters = dict(base.shares), dict(base.clusters)
+        recomputed = dict[int, Recomputed]()
+        run = {self.count + x.made.id for x in self.later.values() if self.runs(x, states)}
+
+        def real(near: Iterable[Cluster]) -> tuple[Cluster, ...]:
+            kept = (
+                replace(c, users=frozenset(u for u in c.users if u < self.count or u in run)) for c in near
+            )
+            return tuple(c for c in kept if c.users)
+
+        for v, x in self.later.items():
+            share = shares.pop(x.id, NOWHERE)
+            late = clusters.pop(x.id, (Cluster(frozenset(u.user for u in self.demand[x.id]), share),))
+            early = clusters.pop(v, (Cluster(frozenset(u.user for u in self.demand[v]), None),))
+            if self.runs(x, states):
+                strategy = self.c.strategies[x.made.id][states[x.variable] - x.kept]
+                near = real(late) if len(real(late)) > 1 else ()
+                recomputed[v] = Recomputed(strategy, x.users, share, near)
+                late = ()
+            near = real((*early, *late))
+            if len(near) > 1:
+                clusters[v] = near
+        left = {v: real(near) for v, near in clusters.items()}
+        return replace(base, shares=shares, clusters=left, recomputed=recomputed)
+
+    def runs(self, x: Later, states: Sequence[int]) -> bool:
+        """Whether a value is recomputed."""
+        strategies = self.c.strategies[x.made.id] if self.is_plain(x.made) else ()
+        return x.kept <= states[x.variable] < x.kept + len(strategies)
