@@ -200,7 +200,7 @@ class RoomModel(Model):
             beside = np.where(made, self.held(v, source.needs)[:, None], np.inf).min(axis=0)
             beside[np.isinf(beside) | (not computed)] = 0.0
             self.columns[key] = (
-                written_down(np.hstack([np.zeros(free.shape), free])),
+                written_down(np.hstack([np.where(made, 0.0, np.inf), free])),
                 written_down(np.hstack([wanted, wanted])),
                 np.zeros(2 * n),
                 beside,
