@@ -12,7 +12,7 @@ send nothing themselves and do nothing besides, and that need no gradient. Small
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,10 +31,9 @@ from sbp.passes.plan.traffic import Lifetime
 from sbp.passes.program.graph import Const, Node, Value
 from sbp.signature import B, NdSbp, Partial
 
-NEAR = 0.05
-"""An op may run again for one that is needed no more than this part of the program earlier than its result;
-for one that is needed before that, the result must be kept. Else whatever may be needed first would have all
-that it may be made of there as early."""
+NEAR = 0.01
+"""What an op that runs again needs before the later uses of it begin is not counted until these, if no more
+than this part of the program is between."""
 EFFECTS = ("callback", "debug_print")
 """Ops that do something besides, by the ends of their names."""
 NOWHERE: Any = None
@@ -90,6 +89,8 @@ class RecomputingModel(RoomModel):
     ) -> None:
         super().__init__(candidates, boundary, boxings, limit_bytes, donated, holes)
         self.count = op_count(self.graph)
+        self.stride = 2 * self.count + len(self.graph.values)
+        """Ids of users: ops, copies, what keeps values; stride by stride follow the operands of copies."""
         self.later: dict[int, Later] = {}
         self.makers = {v: n for n in self.graph.nodes for v in n.outputs}
         self.times = dict(candidates.times)
@@ -125,9 +126,7 @@ class RecomputingModel(RoomModel):
                 again = wanted.get(v, [])
                 if not own and not again:
                     continue
-                earliest = min((t for t, _ in own), default=max(again, default=0)) - NEAR * self.end
-                again = [t for t in again if t >= earliest]
-                start = min([*(t for t, _ in own), *again])
+                start = min((t for t, _ in own), default=max(again, default=0))
                 until = max([*(t for _, t in own), *(t + 1 for t in again)])
                 found[v] = _Span(early, late, start, until)
                 for x in node.inputs if self.is_plain(node) else ():
@@ -223,7 +222,7 @@ class RecomputingModel(RoomModel):
         users = frozenset(u.user for u in late)
         self.later[v] = Later(v, node, p, variable, n, users, since, span.start, until)
         self.times[keeping], self.times[own] = (since - 1, since), (span.start, span.start + 1)
-        self.outermost.update((keeping, own))
+        self.outermost.update((keeping, *(own + k * self.stride for k in range(len(node.inputs) + 1))))
         self.demand[v], self.demand[p] = [*early, keep], [*late]
         self.supply[p] = ValueUse(variable, lies, (), 1)
         if life is not None:
@@ -234,24 +233,36 @@ class RecomputingModel(RoomModel):
         for k, x in enumerate(node.inputs if strategies else ()):
             if not isinstance(x, Const):
                 needs = self.padded((*key, k), n, self.column(strategies, "operands", k), nothing)
-                use = ValueUse(variable, needs, alike, 1, own)
-                if x in self.later and span.start < self.later[x].start:
-                    self.from_kept(x, use)
-                else:
-                    self.demand.setdefault(second.get(x, x), []).append(use)
+                self.want_later(x, second, ValueUse(variable, needs, alike, 1, own + self.stride * (k + 1)))
 
-    def from_kept(self, x: int, use: ValueUse) -> None:
-        """An edge to an op that would run again long before its operand does: that must be kept."""
-        source = self.later[x]
-        supply = ValueUse(source.variable, tuple(self.states[source.variable]), (), 1)
-        boxing, n = self.boxing(x), source.kept
-        key = "from kept", id(boxing), id(self.states[source.variable]), id(use.needs), id(use.strict)
-        if key not in self.tables:
-            table = self.wide_table(boxing, supply, use).dense()
+    def want_later(self, x: int, second: Mapping[int, int], use: ValueUse) -> None:
+        """An operand of an op that may run again, maybe earlier than its own later uses are."""
+        start = at = self.times[use.user % self.stride][0]
+        if x in self.later:
+            at = max(start, self.later[x].start)
+            if x in self.lives and at - start > NEAR * self.end:
+                self.load_early(self.later[x], use, start)
+        self.times[use.user] = at, at + 1
+        self.demand.setdefault(second.get(x, x), []).append(use)
+
+    def load_early(self, x: Later, use: ValueUse, start: int) -> None:
+        """A variable with what is made again for another op that runs again, until its own later uses."""
+        lies = tuple(self.states[x.variable])
+        again = tuple(dict.fromkeys(nd for nd in lies[x.kept :] if nd is not NOWHERE))
+        key = "early", id(self.states[x.variable]), id(use.needs)
+        if key not in self.columns:
+            # Its states: how it lies; nobody wants it early; it is not made again.
+            made = [k >= x.kept and nd is not NOWHERE for k, nd in enumerate(lies)]
+            first = [[*(m and nd == b for b in again), True, not m] for nd, m in zip(lies, made, strict=True)]
             wanted = [nd is not NOWHERE for nd in use.needs]
-            table[n:, wanted] = np.inf
-            self.tables[key] = written_down(table)
-        self.add_edge(x, source.variable, use.variable, self.tables[key])
+            then = [[*(w for _ in again), not w, True] for w in wanted]
+            tables = (written_down(np.where(table, 0.0, np.inf)) for table in (first, then))
+            self.columns[key] = *tables, lies, use.needs
+        first_table, then_table = self.columns[key][:2]
+        variable = self.variable((*again, NOWHERE, NOWHERE))
+        self.add_edge(x.value, x.variable, variable, first_table)
+        self.add_edge(x.value, use.variable, variable, then_table)
+        self.load(variable, start, x.start, self.held(x.value, (*again, NOWHERE, NOWHERE)))
 
     def padded(self, key: Any, before: int, signatures: tuple[NdSbp, ...], after: int) -> tuple[NdSbp, ...]:
         """Signatures with nothing before and after them; the same object for the same key."""
@@ -298,7 +309,7 @@ class RecomputingModel(RoomModel):
     def edge(self, v: int, supply: ValueUse, use: ValueUse) -> None:
         """An edge; nothing can be brought anywhere where nothing is wanted, and nowhere else."""
         key = "wide", id(self.boxing(v)), id(supply.needs), id(use.needs), id(use.strict), use.times
-        if use.user >= 2 * self.count:
+        if use.user % self.stride >= 2 * self.count and use.user > 0:
             if ("keep", *key[2:4]) not in self.tables:
                 same = [[b is NOWHERE or a == b for b in use.needs] for a in supply.needs]
                 self.tables["keep", *key[2:4]] = written_down(np.where(same, 0.0, np.inf))
@@ -351,7 +362,7 @@ class RecomputingModel(RoomModel):
         self, v: int, source: ValueUse, use: ValueUse, start: int, end: int, *, whole_time: bool = False
     ) -> None:
         """A variable with what a use has beside its source; what is kept for later is no copy."""
-        if use.user < 2 * self.count:
+        if use.user < 0 or use.user % self.stride < 2 * self.count:
             super().copies(v, source, use, start, end, whole_time=whole_time)
 
     def tables_of(
@@ -389,8 +400,9 @@ class RecomputingModel(RoomModel):
         run = {self.count + x.made.id for x in self.later.values() if self.runs(x, states)}
 
         def real(near: Iterable[Cluster]) -> tuple[Cluster, ...]:
+            named = ((c, {u if u < 0 else u % self.stride for u in c.users}) for c in near)
             kept = (
-                replace(c, users=frozenset(u for u in c.users if u < self.count or u in run)) for c in near
+                replace(c, users=frozenset(u for u in us if u < self.count or u in run)) for c, us in named
             )
             return tuple(c for c in kept if c.users)
 
