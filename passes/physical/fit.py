@@ -15,6 +15,7 @@ from sbp.passes.plan.budget import Budget
 from sbp.passes.plan.candidates import Candidates
 from sbp.passes.plan.cost import local_bytes
 from sbp.passes.plan.model import Boundary, ChosenSignatures
+from sbp.passes.plan.priced import priced_starts
 from sbp.passes.plan.recompute import RecomputingModel
 from sbp.passes.plan.room import RoomModel
 from sbp.passes.plan.solve import Progress
@@ -34,6 +35,8 @@ LAST_SHARE = 0.05
 """Of the time, for the last tries if none is left."""
 NEAR = 1.005
 """Of the smallest peak: what a plan that is about as small may use."""
+STARTS_SHARE = 0.25
+"""Of the time, to find where to begin."""
 GOOD_GAP = 0.005
 """The search for what fits ends this near to its bound."""
 
@@ -132,6 +135,8 @@ class LimitedProblem:
         until = time.monotonic() + seconds
         budget = Budget(tuple(model.loads), self.limit_bytes)
         search = LimitedSearch(network, budget, 0.5 * seconds, self.progress, GOOD_GAP)
+        for states in priced_starts(model, network, budget, fastest, STARTS_SHARE * seconds):
+            search.start_from(states)
         found, bound = search.run(), fastest.bound
         smallest: SmallestPeak | None = None
         for k in range(TRIES):

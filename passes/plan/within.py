@@ -128,6 +128,10 @@ class LimitedSearch:
         self._polish(known)
         return self.run()
 
+    def start_from(self, states: Sequence[int]) -> None:
+        """Looks at some states of the network, and from then on at what is near them."""
+        self._offer(np.array(self.reduction.project(states), dtype=np.int64))
+
     def smallest(self, limit_seconds: float | None) -> Fitted:
         """States with the smallest peak found, and a lower bound on any."""
         self.start = time.monotonic()
