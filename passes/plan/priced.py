@@ -62,9 +62,8 @@ def priced_starts(
         else:
             yield states
             low = price
-        price = (
-            math.sqrt(low * high) if 0.0 < low and high < math.inf else price * FACTOR ** (1 if low else -1)
-        )
+        between = low > 0.0 and high < math.inf
+        price = math.sqrt(low * high) if between else price * FACTOR ** (1 if low else -1)
     yield from (states for _, states in sorted(fitting, reverse=True))
 
 
