@@ -49,7 +49,7 @@ class Choosing:
         network, seconds = built(model, seconds)
         fastest = cheapest(model, network, seconds, r.terms.progress)
         problem = self.candidates, self.asked, self.boxings, r.donated, r.limit_bytes
-        limited = LimitedProblem(*problem, r.seconds_left, r.terms.progress)
+        limited = LimitedProblem(*problem, r.seconds_left, r.terms.progress, r.whole_step)
         found = limited.keep_limit(fastest)
         if found.smallest is not None:
             return FoundSignatures(fastest, smallest=found.smallest)

@@ -15,8 +15,8 @@ from typing import TypeGuard
 
 from sbp import compat
 from sbp.passes.plan.candidates import Candidates, Strategy
-from sbp.passes.plan.copies import op_count
-from sbp.passes.plan.model import ChosenSignatures, Cluster
+from sbp.passes.plan.clusters import Cluster, op_count
+from sbp.passes.plan.model import ChosenSignatures
 from sbp.passes.plan.traffic import OpTraffic
 from sbp.passes.program.graph import Const, Node, Operand, Value, make_node
 from sbp.passes.program.trace import prune

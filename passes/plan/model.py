@@ -18,6 +18,7 @@ import numpy as np
 
 from sbp.passes.boxing.paths import Boxing, Boxings
 from sbp.passes.plan.candidates import Candidates, Strategy, rest_signatures
+from sbp.passes.plan.clusters import Cluster, Recomputed
 from sbp.passes.plan.cost import Shards, local_bytes, seconds_of
 from sbp.passes.plan.flat import Indices
 from sbp.passes.plan.indexed import IndexedNetwork, IndexedTable, written_down
@@ -61,35 +62,6 @@ class Boundary:
     ties: tuple[int | None, ...]
     in_costs: tuple[BoundaryCost | None, ...] = ()
     out_costs: tuple[BoundaryCost | None, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Cluster:
-    """Uses of a value that are near each other: what they are boxed to is not kept for later ones.
-
-    Arguments:
-      users: nodes, or positions of outputs (-1 - i).
-      share: what the value is boxed to for them before each takes it from there; None for one user.
-    """
-
-    users: frozenset[int]
-    share: NdSbp | None
-
-
-@dataclass(frozen=True, slots=True)
-class Recomputed:
-    """A value that is not kept for its later uses: the op that makes it runs again before the first of them.
-
-    Arguments:
-      strategy: of the op, when it runs again.
-      users: the later uses, by nodes or positions of outputs (-1 - i).
-      share, clusters: as of `ChosenSignatures`, of what is made the second time.
-    """
-
-    strategy: Strategy
-    users: frozenset[int]
-    share: NdSbp | None = None
-    clusters: tuple[Cluster, ...] = ()
 
 
 @dataclass(frozen=True)

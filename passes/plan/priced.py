@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from sbp.passes.plan.budget import Budget
 from sbp.passes.plan.flat import Indices
 from sbp.passes.plan.model import ChosenSignatures
 from sbp.passes.plan.network import CostNetwork, Infeasible, Table
+from sbp.passes.plan.reduce import reduce_network
 from sbp.passes.plan.room import RoomModel
 from sbp.passes.plan.solve import solve
 
@@ -26,6 +28,9 @@ DEAR = 0.3
 """Of the cost of the fastest plan: the first price of the bytes that are too many."""
 FACTOR = 4.0
 """Between two prices, until one answer keeps the limit and one does not."""
+
+LITTLE = 1e-3
+"""Of the price, for a byte at all times."""
 
 
 def priced_starts(
@@ -38,24 +43,24 @@ def priced_starts(
       seconds: for all of it.
     """
     until = time.monotonic() + seconds
-    unary = _as_fastest(model, network.unary, fastest)
+    kept = _as_fastest(model, fastest)
     try:
-        free = solve(CostNetwork(unary, network.edges), time_limit_seconds=seconds / 4).states
+        problem = _Priced(network, budget, kept, seconds / 4)
     except Infeasible:
         return
-    busy = _busy(budget, free)
+    free = problem.solved(0.0, seconds / 4)
     excess = budget.peak_bytes(free) - budget.limit
     if excess <= 0.0:
         yield free
         return
+    problem.busy = _busy(budget, free)
     price, low, high = DEAR * abs(fastest.seconds) / excess, 0.0, math.inf
     fitting: list[tuple[float, tuple[int, ...]]] = []
     for _ in range(TRIES):
-        if time.monotonic() > until:
+        left = until - time.monotonic()
+        if left < 0.0:
             break
-        priced = _priced(unary, budget, busy, price)
-        left = max(until - time.monotonic(), 0.1)
-        states = solve(CostNetwork(priced, network.edges), time_limit_seconds=left / 2).states
+        states = problem.solved(price, left / 2)
         if budget.peak_bytes(states) <= budget.limit:
             fitting.append((network.cost(states), states))
             high = price
@@ -67,16 +72,56 @@ def priced_starts(
     yield from (states for _, states in sorted(fitting, reverse=True))
 
 
-def _as_fastest(model: RoomModel, unary: Sequence[Table], fastest: ChosenSignatures) -> tuple[Table, ...]:
-    """The costs with all other signatures of ops forbidden."""
-    found = list(unary)
+class _Priced:
+    """A network on some of its states, with a price for bytes; `busy` are the times at which they cost it."""
+
+    def __init__(self, network: CostNetwork, budget: Budget, kept: Sequence[Indices], seconds: float) -> None:
+        self.kept, self.busy = kept, np.zeros(0, dtype=np.int64)
+        until = time.monotonic() + seconds
+        loads = tuple(
+            x if x.node < 0 else replace(x, bytes=x.bytes[kept[x.node]])
+            for x in budget.loads
+            if x.start < x.end
+        )
+        self.reduction = reduce_network(_narrowed(network, kept), lambda: time.monotonic() > until, loads)
+
+    def solved(self, price: float, seconds: float) -> tuple[int, ...]:
+        """The cheapest states at a price for a byte at all busy times."""
+        kernel = self.reduction.kernel
+        unary = list(kernel.unary)
+        for x in self.reduction.loads if self.busy.size else ():
+            if x.node >= 0:
+                first, last = np.searchsorted(self.busy, [x.start, x.end])
+                # What is alive when nothing is short has a little price: of equal choices the smaller one.
+                share = (last - first) / self.busy.size + LITTLE * (x.end - x.start) / self.busy[-1]
+                unary[x.node] = unary[x.node] + price * share * x.bytes
+        found = solve(replace(kernel, unary=tuple(unary)), time_limit_seconds=max(seconds, 0.05))
+        states = self.reduction.expand(found.states)
+        return tuple(int(kept[k]) for kept, k in zip(self.kept, states, strict=True))
+
+
+def _narrowed(network: CostNetwork, kept: Sequence[Indices]) -> CostNetwork:
+    """A network on some states of its nodes; equal tables stay one object."""
+    keys, known = [k.tobytes() for k in kept], dict[Hashable, Table]()
+    edges = []
+    for i, j, table in network.edges:
+        key = id(table), keys[i], keys[j]
+        if key not in known:
+            known[key] = table[np.ix_(kept[i], kept[j])]
+        edges.append((i, j, known[key]))
+    return CostNetwork(tuple(u[k] for u, k in zip(network.unary, kept, strict=True)), tuple(edges))
+
+
+def _as_fastest(model: RoomModel, fastest: ChosenSignatures) -> list[Indices]:
+    """The states of all variables, of ops only those that the fastest plan has."""
+    kept = [np.arange(len(states)) for states in model.states]
     for node, variable in model.nodes.items():
         same = [s is fastest.strategies[node] for s in model.states[variable]]
-        found[variable] = np.where(same, unary[variable], np.inf)
+        kept[variable] = np.flatnonzero(same)
     for node, variables in model.ports.items():
         for variable, nd in zip(variables, fastest.ports[node], strict=True):
-            found[variable] = np.where([s == nd for s in model.states[variable]], unary[variable], np.inf)
-    return tuple(found)
+            kept[variable] = np.flatnonzero([s == nd for s in model.states[variable]])
+    return kept
 
 
 def _busy(budget: Budget, states: Sequence[int]) -> Indices:
@@ -90,15 +135,3 @@ def _busy(budget: Budget, states: Sequence[int]) -> Indices:
         change[np.searchsorted(times, x.end)] -= size
     found: Indices = times[np.cumsum(change)[:-1] > budget.limit]
     return found
-
-
-def _priced(unary: Sequence[Table], budget: Budget, busy: Indices, price: float) -> tuple[Table, ...]:
-    """The costs with what is alive at busy times, at a price for a byte at all of them."""
-    found = list(unary)
-    for x in budget.loads:
-        if x.node >= 0 and x.start < x.end:
-            first, last = np.searchsorted(busy, [x.start, x.end])
-            # What is alive when nothing is short has a little price: of equal choices the smaller one.
-            share = (last - first) / busy.size + 1e-3 * (x.end - x.start) / max(busy[-1], 1)
-            found[x.node] = found[x.node] + price * share * x.bytes
-    return tuple(found)

@@ -21,12 +21,13 @@ from numpy.typing import NDArray
 
 from sbp.passes.boxing.paths import Boxing, Boxings
 from sbp.passes.plan.candidates import Candidates
-from sbp.passes.plan.copies import op_count
+from sbp.passes.plan.clusters import Cluster, Recomputed, op_count
 from sbp.passes.plan.flat import Indices
 from sbp.passes.plan.indexed import IndexedTable, written_down
-from sbp.passes.plan.model import Boundary, ChosenSignatures, Cluster, Recomputed, ValueUse
+from sbp.passes.plan.later import LaterUses, UseSpan, is_plain
+from sbp.passes.plan.model import Boundary, ChosenSignatures, ValueUse
 from sbp.passes.plan.network import Table
-from sbp.passes.plan.room import APART, RoomModel
+from sbp.passes.plan.room import RoomModel
 from sbp.passes.plan.traffic import Lifetime
 from sbp.passes.program.graph import Const, Node, Value
 from sbp.signature import B, NdSbp, Partial
@@ -34,8 +35,6 @@ from sbp.signature import B, NdSbp, Partial
 NEAR = 0.01
 """What an op that runs again needs before the later uses of it begin is not counted until these, if no more
 than this part of the program is between."""
-EFFECTS = ("callback", "debug_print")
-"""Ops that do something besides, by the ends of their names."""
 NOWHERE: Any = None
 """The signature of what is not there, or not wanted."""
 
@@ -65,16 +64,6 @@ class Later:
     until: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Span:
-    """The uses of a value that may be recomputed, and from when until when it is wanted again."""
-
-    early: list[ValueUse]
-    late: list[ValueUse]
-    start: int
-    until: int
-
-
 class RecomputingModel(RoomModel):
     """The model of a program under a limit; ops may run again. Arguments as of `RoomModel`."""
 
@@ -94,17 +83,12 @@ class RecomputingModel(RoomModel):
         self.later: dict[int, Later] = {}
         self.makers = {v: n for n in self.graph.nodes for v in n.outputs}
         self.times = dict(candidates.times)
-        self.results = {x for x in self.graph.outputs if not isinstance(x, Const)}
-        self.early_ops = self.forward()
-        self.by_id = {n.id: n for n in self.graph.nodes}
-        self.read = dict[int, set[tuple[int, int]]]()
         self.wider: dict[Any, tuple[Table, Boxing]] = {}
-
-    # What may be recomputed.
 
     def complete_demand(self) -> None:
         """Divides the uses of what may be recomputed into early and later ones."""
-        wanted = self.wanted_later()
+        self.uses = LaterUses(self)
+        wanted = self.uses.wanted_later()
         values, partials, dims = list(self.graph.values), dict(self.c.partials), dict(self.c.dims)
         second = dict[int, int]()
         for v in wanted:
@@ -117,93 +101,10 @@ class RecomputingModel(RoomModel):
         for v, span in wanted.items():
             self.add_later(v, second, span)
 
-    def wanted_later(self) -> dict[int, _Span]:
-        """What is wanted later, or may be since an op runs again, in the order in which it is made."""
-        found, wanted = dict[int, _Span](), dict[int, list[int]]()
-        for node in reversed(self.graph.nodes):
-            for v in filter(self.is_free, node.outputs):
-                early, late, own = self.divided(v)
-                again = wanted.get(v, [])
-                if not own and not again:
-                    continue
-                start = min((t for t, _ in own), default=max(again, default=0))
-                until = max([*(t for _, t in own), *(t + 1 for t in again)])
-                found[v] = _Span(early, late, start, until)
-                for x in node.inputs if self.is_plain(node) else ():
-                    if not isinstance(x, Const):
-                        wanted.setdefault(x, []).append(start)
-        return self.in_memory(dict(reversed(found.items())))
-
-    def in_memory(self, found: dict[int, _Span]) -> dict[int, _Span]:
-        """Without what is computed where it is read, of what is there all the time."""
-        kept = dict[int, _Span]()
-        for v, span in found.items():
-            if v in self.lives or any(x in kept for x in self.makers[v].inputs):
-                kept[v] = span
-        return kept
-
-    def forward(self) -> set[int]:
-        """The ops that no gradient has to be known for, by their ids: all, in a program without gradients."""
-        after, found = set[int](), set[int]()
-        for node in self.graph.nodes:
-            if node.role.undoes or not after.isdisjoint(x for x in node.inputs if not isinstance(x, Const)):
-                after.update(node.outputs)
-            else:
-                found.add(node.id)
-        return found
-
-    def is_free(self, v: int) -> bool:
-        """Whether a value may be kept or not: it is no result, nor in a loop, and that makes a difference."""
-        life = self.lives.get(v)
-        inside = any(not self.is_outermost(u) for u in self.demand.get(v, ()))
-        inside = inside or self.makers[v].id not in self.early_ops
-        result = v in self.results or (life is not None and life.is_result)
-        return not inside and not result and self.supply[v].times == 1 and self.matters(v)
-
-    def is_plain(self, node: Node) -> bool:
-        """Whether an op does nothing but to make one result of its operands, without a word to others."""
-        talks = node.rule is not None and node.rule.talks is not None
-        return (
-            len(node.outputs) == 1
-            and not node.bodies
-            and node.barrier < 0
-            and not talks
-            and not node.op.endswith(EFFECTS)
-            and node.id in self.times
-        )
-
-    def matters(self, v: int) -> bool:
-        """Whether it makes a difference how long a value is kept, or that what it is made of is."""
-        return self.is_large(v) or v not in self.lives
-
-    def divided(self, v: int) -> tuple[list[ValueUse], list[ValueUse], list[tuple[int, int]]]:
-        """The uses of a value before the longest time in which nobody reads it, those after it, and when it
-        is read then."""
-        until, longest, since = self.times[self.makers[v].id][1], APART * self.end, self.end + 1
-        reads = sorted(self.reads(v))
-        for start, end in reads:
-            if start - until > longest:
-                longest, since = start - until, start
-            until = max(until, end)
-        early, late = list[ValueUse](), list[ValueUse]()
-        for use in self.demand.get(v, ()):
-            (early if self.when(use)[0] < since else late).append(use)
-        return early, late, [t for t in reads if t[0] >= since]
-
-    def reads(self, v: int) -> set[tuple[int, int]]:
-        """When a value is read, by those too that compute what is never in memory of it."""
-        if v not in self.read:
-            uses = self.demand.get(v, ())
-            inner = (self.reads(x) for u in uses for x in self.not_written(u.user))
-            self.read[v] = {self.when(u) for u in uses}.union(*inner)
-        return self.read[v]
-
-    # Variables and edges.
-
-    def add_later(self, v: int, second: dict[int, int], span: _Span) -> None:
+    def add_later(self, v: int, second: dict[int, int], span: UseSpan) -> None:
         """Adds the variable of a value's later uses, and moves these to the second value."""
         node, p, early, late = self.makers[v], second[v], span.early, span.late
-        nothing, strategies = 0 if late else 1, self.c.strategies[node.id] if self.is_plain(node) else ()
+        nothing, strategies = 0 if late else 1, self.c.strategies[node.id] if is_plain(node) else ()
         shared = self.shared(self.supply[v], early, self.c.partials[v]) if early else self.supply[v].needs
         n, key = len(shared), (id(shared), id(strategies), nothing)
         made = self.column(strategies, "results", 0) if strategies else ()
@@ -217,7 +118,7 @@ class RecomputingModel(RoomModel):
         alike = self.alike(True, len(lies))
         keep = ValueUse(variable, self.padded((*key, "keep"), 0, shared, len(lies) - n), alike, 1, keeping)
         life = self.lives.get(v)
-        since = max([self.times[node.id][1], *(t for _, t in self.reads(v) if t <= span.start)])
+        since = max([self.times[node.id][1], *(t for _, t in self.uses.reads(v) if t <= span.start)])
         until = span.until if life is None else max(span.until, life.last)
         users = frozenset(u.user for u in late)
         self.later[v] = Later(v, node, p, variable, n, users, since, span.start, until)
@@ -269,13 +170,6 @@ class RecomputingModel(RoomModel):
         made = (*[NOWHERE] * before, *signatures, *[NOWHERE] * after)
         found: tuple[NdSbp, ...] = self.columns.setdefault(("padded", *key), made)
         return found
-
-    def not_written(self, user: int) -> list[int]:
-        """The results of an op that are not in memory."""
-        if not 0 <= user < self.count:
-            return []
-        node = self.by_id[user]
-        return [] if node.bodies else [x for x in node.outputs if x not in self.lives and x in self.demand]
 
     def need_kept(self, v: int, variable: int, kept: int, states: int) -> None:
         """What is never in memory is there for its later uses if what it is made of is."""
@@ -423,5 +317,5 @@ class RecomputingModel(RoomModel):
 
     def runs(self, x: Later, states: Sequence[int]) -> bool:
         """Whether a value is recomputed."""
-        strategies = self.c.strategies[x.made.id] if self.is_plain(x.made) else ()
+        strategies = self.c.strategies[x.made.id] if is_plain(x.made) else ()
         return x.kept <= states[x.variable] < x.kept + len(strategies)

@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 import jax
 
 from sbp.passes.plan.candidates import Candidates, Strategy, rest_signatures
-from sbp.passes.plan.copies import copy_id
-from sbp.passes.plan.model import Boundary, ChosenSignatures, Cluster, Recomputed
+from sbp.passes.plan.clusters import Cluster, Recomputed, copy_id
+from sbp.passes.plan.model import Boundary, ChosenSignatures
 from sbp.passes.program.graph import Const, Graph, Node, Operand
 from sbp.placement import Placement
 from sbp.signature import B, NdSbp, format_sbp, parse_sbp

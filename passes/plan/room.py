@@ -22,9 +22,10 @@ from numpy.typing import NDArray
 from sbp.passes.boxing.paths import Boxing, Boxings
 from sbp.passes.plan.budget import Load
 from sbp.passes.plan.candidates import Candidates
+from sbp.passes.plan.clusters import Cluster
 from sbp.passes.plan.cost import local_bytes
 from sbp.passes.plan.indexed import IndexedNetwork, written_down
-from sbp.passes.plan.model import Boundary, ChosenSignatures, Cluster, Model, ValueUse
+from sbp.passes.plan.model import Boundary, ChosenSignatures, Model, ValueUse
 from sbp.passes.plan.network import Table
 from sbp.passes.plan.traffic import Lifetime
 from sbp.passes.program.graph import Const
