@@ -73,7 +73,7 @@ def recomputed_notes(
     tensors, ops = sum(x.tensors for x in lines.values()), sum(x.ops for x in lines.values())
     freed, taken = sum(x.freed_bytes for x in lines.values()), sum(x.seconds for x in lines.values())
     head = (
-        f"{tensors} tensors are recomputed for their later uses instead of being kept, since memory is short: "
+        f"{tensors} tensors are recomputed for later uses instead of being kept, since memory is short: "
         f"{ops} ops run again, {seconds_text(taken)}, and {bytes_text(freed)} per device need not be kept"
     )
     large = [(at, x) for at, x in lines.items() if x.freed_bytes][:SHOWN]

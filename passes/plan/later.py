@@ -8,8 +8,8 @@ from sbp.passes.plan.model import ValueUse
 from sbp.passes.plan.room import APART, RoomModel
 from sbp.passes.program.graph import Const, Node
 
-EFFECTS = ("callback", "debug_print")
-"""Ops that do something besides, by the ends of their names."""
+EFFECTS = ("callback", "debug_print", "rng_uniform")
+"""Ops that do something besides, by the ends of their names, or give something else each time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,7 @@ class UseSpan:
 
 def is_plain(node: Node) -> bool:
     """Whether an op may run again: it makes one result of its operands, and does nothing besides."""
-    talks = node.rule is not None and node.rule.talks is not None
-    alone = not node.bodies and node.barrier < 0 and not talks
+    alone = not node.bodies and node.barrier < 0
     return alone and len(node.outputs) == 1 and not node.op.endswith(EFFECTS)
 
 

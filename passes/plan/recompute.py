@@ -6,8 +6,9 @@ made it runs again (under any of its signatures), or nobody needs it. An op that
 operands late, which again are kept, boxed anew or recomputed. So chains of ops that run again come by
 themselves, and whether a product is worth it is a matter of costs.
 
-What may run again: ops of the program itself (none in a loop's or a branch's body) that have one result,
-send nothing themselves and do nothing besides, and that need no gradient. Small values are kept as ever.
+What may run again: ops of the program itself (none in a loop's or a branch's body) that have one result and
+do nothing besides, that need no gradient, and under signatures with which they send nothing themselves. Small
+values are kept as ever.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sbp.passes.boxing.paths import Boxing, Boxings
-from sbp.passes.plan.candidates import Candidates
+from sbp.passes.plan.candidates import Candidates, Strategy
 from sbp.passes.plan.clusters import Cluster, Recomputed, op_count
 from sbp.passes.plan.flat import Indices
 from sbp.passes.plan.indexed import IndexedTable, written_down
@@ -30,6 +31,7 @@ from sbp.passes.plan.network import Table
 from sbp.passes.plan.room import RoomModel
 from sbp.passes.plan.traffic import Lifetime
 from sbp.passes.program.graph import Const, Node, Value
+from sbp.passes.program.views import talks_of
 from sbp.signature import B, NdSbp, Partial
 
 NEAR = 0.01
@@ -104,7 +106,7 @@ class RecomputingModel(RoomModel):
     def add_later(self, v: int, second: dict[int, int], span: UseSpan) -> None:
         """Adds the variable of a value's later uses, and moves these to the second value."""
         node, p, early, late = self.makers[v], second[v], span.early, span.late
-        nothing, strategies = 0 if late else 1, self.c.strategies[node.id] if is_plain(node) else ()
+        nothing, strategies = 0 if late else 1, self.silent(node)
         shared = self.shared(self.supply[v], early, self.c.partials[v]) if early else self.supply[v].needs
         n, key = len(shared), (id(shared), id(strategies), nothing)
         made = self.column(strategies, "results", 0) if strategies else ()
@@ -112,7 +114,10 @@ class RecomputingModel(RoomModel):
         # What has no early use is made later only; what it takes is counted already.
         again = np.zeros(len(strategies))
         if early and strategies:
-            again = self.costs[id(strategies), 1, self.c.traffic.get(node.id)]
+            every = self.c.strategies[node.id]
+            again = self.costs[id(every), 1, self.c.traffic.get(node.id)]
+            if strategies is not every:
+                again = again[[any(s is own for own in strategies) for s in every]]
         variable = self.variable(lies, np.concatenate([np.zeros(n), again, np.zeros(nothing)]))
         own, keeping = self.count + node.id, 2 * self.count + v
         alike = self.alike(True, len(lies))
@@ -164,6 +169,18 @@ class RecomputingModel(RoomModel):
         self.add_edge(x.value, x.variable, variable, first_table)
         self.add_edge(x.value, use.variable, variable, then_table)
         self.load(variable, start, x.start, self.held(x.value, (*again, NOWHERE, NOWHERE)))
+
+    def silent(self, node: Node) -> tuple[Strategy, ...]:
+        """The signatures under which an op may run again."""
+        listed = self.c.strategies[node.id] if is_plain(node) else ()
+        if node.rule is None or node.rule.talks is None or not listed:
+            return listed
+        key = "silent", id(listed)
+        if key not in self.columns:
+            shape = self.c.placement.shape
+            self.columns[key] = tuple(s for s in listed if not talks_of(self.graph, node, s.lying, shape))
+        found: tuple[Strategy, ...] = self.columns[key]
+        return found
 
     def padded(self, key: Any, before: int, signatures: tuple[NdSbp, ...], after: int) -> tuple[NdSbp, ...]:
         """Signatures with nothing before and after them; the same object for the same key."""
@@ -305,7 +322,7 @@ class RecomputingModel(RoomModel):
             late = clusters.pop(x.id, (Cluster(frozenset(u.user for u in self.demand[x.id]), share),))
             early = clusters.pop(v, (Cluster(frozenset(u.user for u in self.demand[v]), None),))
             if self.runs(x, states):
-                strategy = self.c.strategies[x.made.id][states[x.variable] - x.kept]
+                strategy = self.silent(x.made)[states[x.variable] - x.kept]
                 near = real(late) if len(real(late)) > 1 else ()
                 recomputed[v] = Recomputed(strategy, x.users, share, near)
                 late = ()
@@ -317,5 +334,4 @@ class RecomputingModel(RoomModel):
 
     def runs(self, x: Later, states: Sequence[int]) -> bool:
         """Whether a value is recomputed."""
-        strategies = self.c.strategies[x.made.id] if is_plain(x.made) else ()
-        return x.kept <= states[x.variable] < x.kept + len(strategies)
+        return x.kept <= states[x.variable] < x.kept + len(self.silent(x.made))
