@@ -135,8 +135,11 @@ class LimitedProblem:
         until = time.monotonic() + seconds
         budget = Budget(tuple(model.loads), self.limit_bytes)
         search = LimitedSearch(network, budget, 0.5 * seconds, self.progress, GOOD_GAP)
-        for states in priced_starts(model, network, budget, fastest, STARTS_SHARE * seconds):
+        starts = priced_starts(model, network, budget, fastest, STARTS_SHARE * seconds)
+        for states in starts.states:
             search.start_from(states)
+        if starts.price:
+            search.charge(starts.free, starts.price)
         found, bound = search.run(), fastest.bound
         smallest: SmallestPeak | None = None
         for k in range(TRIES):

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -33,29 +33,42 @@ LITTLE = 1e-3
 """Of the price, for a byte at all times."""
 
 
+@dataclass(frozen=True)
+class PricedStarts:
+    """Where to begin.
+
+    Arguments:
+      states: that were found; those that keep the limit come last, the cheapest of them at the very end.
+      free: of ops as in the fastest plan, where nothing has a price.
+      price: seconds for a byte at all times at which those have too much: about what the limit is worth.
+    """
+
+    states: tuple[tuple[int, ...], ...] = ()
+    free: tuple[int, ...] = ()
+    price: float = 0.0
+
+
 def priced_starts(
     model: RoomModel, network: CostNetwork, budget: Budget, fastest: ChosenSignatures, seconds: float
-) -> Iterator[tuple[int, ...]]:
-    """States to start from, those that keep the limit last, the cheapest of them at the very end.
+) -> PricedStarts:
+    """States and a price to start from.
 
     Arguments:
       network: of the model, as it was built.
       seconds: for all of it.
     """
     until = time.monotonic() + seconds
-    kept = _as_fastest(model, fastest)
     try:
-        problem = _Priced(network, budget, kept, seconds / 4)
+        problem = _Priced(network, budget, _as_fastest(model, fastest), seconds / 4)
     except Infeasible:
-        return
+        return PricedStarts()
     free = problem.solved(0.0, seconds / 4)
     excess = budget.peak_bytes(free) - budget.limit
     if excess <= 0.0:
-        yield free
-        return
+        return PricedStarts((free,), free)
     problem.busy = _busy(budget, free)
     price, low, high = DEAR * abs(fastest.seconds) / excess, 0.0, math.inf
-    fitting: list[tuple[float, tuple[int, ...]]] = []
+    fitting, others = list[tuple[float, tuple[int, ...]]](), list[tuple[int, ...]]()
     for _ in range(TRIES):
         left = until - time.monotonic()
         if left < 0.0:
@@ -65,11 +78,12 @@ def priced_starts(
             fitting.append((network.cost(states), states))
             high = price
         else:
-            yield states
+            others.append(states)
             low = price
         between = low > 0.0 and high < math.inf
         price = math.sqrt(low * high) if between else price * FACTOR ** (1 if low else -1)
-    yield from (states for _, states in sorted(fitting, reverse=True))
+    kept = (states for _, states in sorted(fitting, reverse=True))
+    return PricedStarts((*others, *kept), free, high if math.isfinite(high) else price)
 
 
 class _Priced:

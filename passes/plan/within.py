@@ -132,6 +132,12 @@ class LimitedSearch:
         """Looks at some states of the network, and from then on at what is near them."""
         self._offer(np.array(self.reduction.project(states), dtype=np.int64))
 
+    def charge(self, states: Sequence[int], price: float) -> None:
+        """Begins with a price for a byte, in equal parts at all times at which some states have too much."""
+        kernel = np.array(self.reduction.project(states), dtype=np.int64)
+        busy = forests.use_of(self.flat_budget, kernel) > self.flat_budget.room
+        self.prices.charge(np.where(busy, price / max(int(busy.sum()), 1), 0.0))
+
     def smallest(self, limit_seconds: float | None) -> Fitted:
         """States with the smallest peak found, and a lower bound on any."""
         self.start = time.monotonic()

@@ -15,11 +15,13 @@ def test_starts_end_with_the_cheapest_that_keeps_the_limit() -> None:
     model = RecomputingModel(*given, LIMIT)
     network = model.build()
     fastest = choose(*given, None)
-    free = list(priced_starts(model, network, Budget(tuple(model.loads), 1e12), fastest, 20.0))
+    free = priced_starts(model, network, Budget(tuple(model.loads), 1e12), fastest, 20.0).states
     assert len(free) == 1 and network.cost(free[0]) == pytest.approx(fastest.seconds, rel=1e-6)
     limit = 0.6 * Budget(tuple(model.loads), 1e12).peak_bytes(free[0])
     budget = Budget(tuple(model.loads), limit)
-    starts = list(priced_starts(model, network, budget, fastest, 20.0))
+    found = priced_starts(model, network, budget, fastest, 20.0)
+    starts = found.states
+    assert found.free == free[0] and found.price > 0.0
     peaks, costs = [budget.peak_bytes(s) for s in starts], [network.cost(s) for s in starts]
     fits = np.array(peaks) <= limit
     assert fits[-1] and costs[-1] == min(np.array(costs)[fits]) >= fastest.seconds * (1 - 1e-9)
