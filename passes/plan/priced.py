@@ -13,6 +13,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sbp.passes.plan.budget import Budget
 from sbp.passes.plan.flat import Indices
@@ -29,6 +30,10 @@ DEAR = 0.3
 FACTOR = 4.0
 """Between two prices, until one answer keeps the limit and one does not."""
 
+NEAR_MOST = 0.95
+"""For a bound, what is alive beyond the limit has a price when it is no less than this part of the most,"""
+PROVING = 0.3
+"""and this part of the price of the start: where the limit binds at few times, these prove more."""
 LITTLE = 1e-3
 """Of the price, for a byte at all times."""
 
@@ -148,4 +153,14 @@ def _busy(budget: Budget, states: Sequence[int]) -> Indices:
         change[np.searchsorted(times, x.start)] += size
         change[np.searchsorted(times, x.end)] -= size
     found: Indices = times[np.cumsum(change)[:-1] > budget.limit]
+    return found
+
+
+def about_most(excess: Table) -> NDArray[np.bool_]:
+    """Where about the most is alive beyond a limit: there the limit costs most, and prices prove most.
+
+    >>> about_most(np.array([-1.0, 5.0, 100.0, 97.0])).tolist()
+    [False, False, True, True]
+    """
+    found: NDArray[np.bool_] = excess > max(NEAR_MOST * float(excess.max(initial=0.0)), 0.0)
     return found
