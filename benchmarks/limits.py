@@ -1,6 +1,7 @@
 """What the planner chooses under a limit on memory, from what the fastest plan needs down to the smallest.
 
     python -m benchmarks.limits [--models gpt,llama] [--layers 4,12] [--placements 8,2x4] [--rows 1]
+        [--parts 0.5] [--above 1.2]
 
 Nothing runs: the train steps of benchmarks/large.py are planned for absent H100s. Seconds and the peak are
 the evaluator's, the gap is against the bound of all plans that fit, and planning is wall-clock time.
@@ -23,9 +24,9 @@ from sbp.passes.physical.program import Box, Physical
 from sbp.signature import Split
 from sbp.units import bytes_text
 
-PARTS = (0.9, 0.75, 0.5)
+PARTS = "0.9,0.75,0.5"
 """Limits, as parts of what the fastest plan needs."""
-ABOVE = (1.2, 1.01)
+ABOVE = "1.2,1.01"
 """Limits, as multiples of the smallest peak that was found."""
 
 
@@ -56,7 +57,7 @@ def smallest_peak(case: Case, shape: Sequence[int], fastest: sbp.Plan) -> float 
 
 
 def chosen(plan: sbp.Plan) -> str:
-    """How much of the state lies in parts, what is gathered again, and what is split beside the batch."""
+    """How much of the state lies in parts, what is gathered again, and what is recomputed."""
     physical = plan.physical
     assert isinstance(physical, Physical)
     state = {"weights": "params", "moments": "opt_state"}
@@ -72,7 +73,8 @@ def chosen(plan: sbp.Plan) -> str:
     boxes = [s for s in physical.steps if isinstance(s, Box)]
     gathers = sum(s.move.kind == "all_gather" for s in boxes)
     again = sum(s.after is not None for s in boxes)
-    return ", ".join([*said, f"{gathers} gathers", f"{again} of them again"])
+    recomputed = len(plan.choice.recomputed) if plan.choice is not None else 0
+    return ", ".join([*said, f"{gathers} gathers", f"{again} of them again", f"{recomputed} ops run again"])
 
 
 def row(case: Case, shape: Sequence[int], words: Sequence[str], limit: float) -> sbp.Plan | str:
@@ -93,14 +95,18 @@ def row(case: Case, shape: Sequence[int], words: Sequence[str], limit: float) ->
     return plan
 
 
-def rows(model: str, shape: Sequence[int], layers: int, per_device: int) -> None:
+def rows(model: str, shape: Sequence[int], layers: int, options: argparse.Namespace) -> None:
     """Prints the rows of a program on a placement."""
+    per_device, parts, above = (
+        options.rows,
+        *([float(x) for x in text.split(",") if x] for text in (options.parts, options.above)),
+    )
     case, name = case_of(model, shape, layers, per_device), f"{model} {layers} on {'x'.join(map(str, shape))}"
     fastest = row(case, shape, (name, "none"), math.inf)
     assert not isinstance(fastest, str)
-    smallest = smallest_peak(case, shape, fastest)
-    limits = [(f"{part} x", part * fastest.memory_bytes) for part in PARTS]
-    limits += [(f"{part} x smallest", part * smallest) for part in ABOVE if smallest is not None]
+    smallest = smallest_peak(case, shape, fastest) if above else None
+    limits = [(f"{part} x", part * fastest.memory_bytes) for part in parts]
+    limits += [(f"{part} x smallest", part * smallest) for part in above if smallest is not None]
     for words, limit in limits:
         row(case, shape, (name, f"{words} = {bytes_text(limit)}"), limit)
 
@@ -112,12 +118,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--layers", default="4,12")
     parser.add_argument("--placements", default="8,2x4", help="sizes, such as 2x4")
     parser.add_argument("--rows", type=int, default=1, help="sequences a device")
+    parser.add_argument("--parts", default=PARTS, help="limits, as parts of what the fastest plan needs")
+    parser.add_argument("--above", default=ABOVE, help="limits, as multiples of the smallest peak found")
     options = parser.parse_args(argv)
     print("| program | limit | step | peak | gap | what it chose | planning |\n|---|---|---|---|---|---|---|")
     for model in options.models.split(","):
         for placement in options.placements.split(","):
             for layers in map(int, options.layers.split(",")):
-                rows(model, tuple(map(int, placement.split("x"))), layers, options.rows)
+                rows(model, tuple(map(int, placement.split("x"))), layers, options)
 
 
 if __name__ == "__main__":

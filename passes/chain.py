@@ -19,6 +19,7 @@ from sbp.passes.explain import memory, notes
 from sbp.passes.explain.collectives import explain
 from sbp.passes.explain.everywhere import everywhere_notes
 from sbp.passes.explain.plan import PlanData
+from sbp.passes.explain.recomputed import recomputed_notes
 from sbp.passes.face import PipelinePlan, Plan, faced
 from sbp.passes.passing import Chain, first
 from sbp.passes.physical.buckets import bucket_collectives
@@ -180,6 +181,7 @@ def write_plan(s: Placed) -> PlanData:
         *notes.effect_notes(s.graph, r.placement),
         *notes.parts_notes(s.physical),
         *notes.again_notes(s.physical),
+        *recomputed_notes(s.candidates, s.assignment, s.physical, s.boxings.network),
     )
     paths = s.traced.in_paths, s.traced.out_paths
     plan = explain(r.name, s.physical, s.boxings, s.assignment.bound, paths, remarks, r.donated)

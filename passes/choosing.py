@@ -51,7 +51,7 @@ class Choosing:
         seconds = seconds_of_fastest(self.candidates.graph, r.limit_bytes, r.seconds_left)
         model, network, fastest = self._fastest(seconds)
         problem = self.candidates, self.asked, self.boxings, r.donated, r.limit_bytes
-        limited = LimitedProblem(*problem, r.seconds_left, r.terms.progress)
+        limited = LimitedProblem(*problem, r.seconds_left, r.terms.progress, r.whole_step)
         found = limited.keep_limit(fastest)
         if found.smallest is not None:
             return FoundSignatures(fastest, smallest=found.smallest)

@@ -26,7 +26,7 @@ import jax
 from sbp.options import Options
 from sbp.passes.plan.record import ChoiceRecord, read_record, record_data, versions
 
-FORMAT, VERSION = "sbp-signatures", 1
+FORMAT, VERSION = "sbp-signatures", 2
 SUFFIX = ".json.gz"
 MOST_BYTES = 200e6
 """Of a folder. The files that were not used for longest go first."""

@@ -17,7 +17,9 @@ from sbp.passes.plan.candidates import Candidates
 from sbp.passes.plan.cost import local_bytes
 from sbp.passes.plan.model import Boundary, ChosenSignatures
 from sbp.passes.plan.network import CostNetwork
+from sbp.passes.plan.priced import priced_starts
 from sbp.passes.plan.prices import NO_PRICES, TimePrices
+from sbp.passes.plan.recompute import RecomputingModel
 from sbp.passes.plan.room import RoomModel
 from sbp.passes.plan.solve import Progress
 from sbp.passes.plan.within import LimitedSearch
@@ -36,6 +38,8 @@ LAST_SHARE = 0.05
 """Of the time, for the last tries if none is left."""
 NEAR = 1.005
 """Of the smallest peak: what a plan that is about as small may use."""
+STARTS_SHARE = 0.25
+"""Of the time, to find where to begin."""
 GOOD_GAP = 0.005
 """The search for what fits ends this near to its bound."""
 
@@ -118,6 +122,7 @@ class LimitedProblem:
       limit_bytes: per device.
       time_limit_seconds: for the search.
       progress: is told of it.
+      recomputes: whether ops may run again.
     """
 
     candidates: Candidates
@@ -127,6 +132,7 @@ class LimitedProblem:
     limit_bytes: float
     time_limit_seconds: float | None = None
     progress: Progress | None = None
+    recomputes: bool = True
 
     def keep_limit(self, fastest: ChosenSignatures) -> FittedSignatures:
         """The fastest assignment if it fits, else the cheapest that is found to."""
@@ -165,7 +171,8 @@ class LimitedProblem:
     def model(self) -> RoomModel:
         """The model of the program with its loads, not built."""
         given = self.candidates, self.asked, self.boxings
-        return RoomModel(*given, self.limit_bytes, self.donated, HOLES)
+        kind = RecomputingModel if self.recomputes else RoomModel
+        return kind(*given, self.limit_bytes, self.donated, HOLES)
 
     def fit(self, fastest: ChosenSignatures) -> FittedSignatures:
         """The cheapest assignment found whose plan keeps the limit; what it costs is proven against the bound
@@ -176,6 +183,11 @@ class LimitedProblem:
         until = time.monotonic() + seconds
         budget = Budget(tuple(model.loads), self.limit_bytes)
         search = LimitedSearch(network, budget, 0.5 * seconds, self.progress, GOOD_GAP)
+        starts = priced_starts(model, network, budget, fastest, STARTS_SHARE * seconds)
+        for states in starts.states:
+            search.start_from(states)
+        if starts.price:
+            search.charge(starts.free, starts.price)
         tries = LimitedTries(model, network, search, until)
         found, bound = search.run(), fastest.bound
         smallest: SmallestPeak | None = None

@@ -8,6 +8,7 @@ from typing import TypeAlias
 from sbp.passes.boxing.moves import Move, makes_sum
 from sbp.passes.boxing.paths import Boxings
 from sbp.passes.physical.program import Border, Box, Compute, Physical, Step, Version, grouped
+from sbp.passes.physical.recompute import with_copies
 from sbp.passes.physical.sent import send_narrow
 from sbp.passes.plan.candidates import Candidates
 from sbp.passes.plan.model import ChosenSignatures, boxing_of
@@ -26,7 +27,8 @@ class _Insertion:
     `have` lists the versions of each value that exist. `filled` has those that were made by putting zeros
     beside a whole value: such a sum may not serve a *strict* user, to whom zero times infinity would be NaN.
     `cluster` has the cluster of uses that each value is in, and `dropped` the versions that earlier ones had;
-    `after` is what the user at hand waits for beside the value that is brought.
+    `after` is what the user at hand waits for beside the value that is brought, and
+    `anchors` what a barrier of copies waits for.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class _Insertion:
         self.dropped: set[Version] = set()
         self.order: dict[int, int] = {}
         self.after: Version | None = None
+        self.anchors: Mapping[int, int] = {}
 
     def bring(self, v: int, wanted: NdSbp, user: int, strict: bool) -> None:
         """Makes the version `wanted` of a value, from the cheapest one that exists."""
@@ -83,7 +86,8 @@ class _Insertion:
 
     def waits_for(self, node: Node, v: int) -> Version | None:
         """The operand of an op that is computed last, beside a value: nothing for the op is made before."""
-        others = [x for x in node.inputs if not isinstance(x, Const) and x != v]
+        inputs = [self.anchors[node.barrier]] if node.barrier in self.anchors else node.inputs
+        others = [x for x in inputs if not isinstance(x, Const) and x != v]
         last = max(others, key=lambda x: self.order.get(x, -1), default=None)
         return (last, self.have[last][0]) if last in self.order else None
 
@@ -161,16 +165,19 @@ def insert_boxing(
 ) -> Physical:
     """Puts the moves between the ops; a value is boxed once to each signature that is asked for.
 
+    What is recomputed is so in the program that this gives: its graph has the ops that run again.
+
     Arguments:
       at_once: whether what leaves the program or a body is boxed as soon as it is made. Another stage may
         wait for it: it must not be made from a version that is there only later, as one for the backward.
     """
-    graph = candidates.graph
+    copied = with_copies(candidates, assignment)
+    candidates, assignment, graph = copied.candidates, copied.assignment, copied.candidates.graph
     have = {v: [nd] for v, nd in zip(graph.inputs, assignment.inputs, strict=True)}
     results = enumerate(zip(graph.outputs, assignment.outputs, strict=True))
     ends = [(x, (wanted, -1 - i, False)) for i, (x, wanted) in results if not isinstance(x, Const)]
     main = _Insertion(candidates, assignment, boxings, have, {} if at_once else None)
-    main.leaving = main.early(ends)
+    main.leaving, main.anchors = main.early(ends), copied.anchors
     main.run(graph.nodes)
     for x, (wanted, user, strict) in ends:
         main.bring(x, wanted, user, strict)

@@ -18,6 +18,7 @@ import numpy as np
 
 from sbp.passes.boxing.paths import Boxing, Boxings
 from sbp.passes.plan.candidates import Candidates, Strategy, rest_signatures
+from sbp.passes.plan.clusters import Cluster, Recomputed
 from sbp.passes.plan.cost import Shards, local_bytes, seconds_of
 from sbp.passes.plan.flat import Indices
 from sbp.passes.plan.indexed import IndexedNetwork, IndexedTable, written_down
@@ -63,19 +64,6 @@ class Boundary:
     out_costs: tuple[BoundaryCost | None, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Cluster:
-    """Uses of a value that are near each other: what they are boxed to is not kept for later ones.
-
-    Arguments:
-      users: nodes, or positions of outputs (-1 - i).
-      share: what the value is boxed to for them before each takes it from there; None for one user.
-    """
-
-    users: frozenset[int]
-    share: NdSbp | None
-
-
 @dataclass(frozen=True)
 class ChosenSignatures:
     """A signature for everything.
@@ -85,7 +73,9 @@ class ChosenSignatures:
       strategies: per node id.
       ports: per id of a control-flow op, the signature inside of each of its ports.
       shares: per value with several uses, what it is boxed to first.
-      clusters: per value that may be boxed anew for later uses, what its uses near each other have.
+      clusters: per value that may be boxed anew for later uses, what its uses near each other have. The op
+        that runs again in place of node `i` is called `copy_id(graph, i)` there.
+      recomputed: per value that is made a second time, how.
       seconds, bound: the estimated time, and a proven lower bound on every plan's. Neither has
         the boundary costs: sending to another placement is counted between the placements.
       cheapest_seconds: what the cheapest that was found takes, if it is not this one.
@@ -100,6 +90,7 @@ class ChosenSignatures:
     bound: float
     clusters: Mapping[int, tuple[Cluster, ...]] = field(default_factory=dict)
     cheapest_seconds: float | None = None
+    recomputed: Mapping[int, Recomputed] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,9 +172,13 @@ class Model:
         self.add_nodes(self.graph.nodes, 1)
         self.outputs = [self.add_output(i) for i in range(len(self.graph.outputs))]
         self.shares: dict[int, int] = {}
+        self.complete_demand()
         for v, uses in self.demand.items():
             self.connect(v, uses)
         return self.network()
+
+    def complete_demand(self) -> None:
+        """Adds to the demand of the program what else there may be."""
 
     def network(self) -> IndexedNetwork:
         """What is built so far."""

@@ -111,7 +111,7 @@ class Prices:
         prices = np.zeros(self.at.size)
         at = np.searchsorted(self.budget.times, known.times, side="right") - 1
         np.add.at(prices, np.maximum(at, 0), known.prices)
-        self._charge(prices)
+        self.charge(prices)
 
     def found(self) -> TimePrices:
         """The prices of the best bound."""
@@ -138,7 +138,7 @@ class Prices:
         if self.waited > _PATIENCE:
             self.waited, self.reached = 0, self.lower
             self.hope *= 0.5
-            self._charge(self.best)
+            self.charge(self.best)
         assert self.use is not None
         over = self.use - self.budget.room
         over[(over < 0.0) & (self.at == 0.0)] = 0.0
@@ -146,11 +146,12 @@ class Prices:
         over[np.abs(over) <= _EXACT * np.abs(self.budget.room)] = 0.0
         square = float(over @ over)
         if square > 0.0:
-            self._charge(np.maximum(0.0, self.at + self.hope / square * over))
+            self.charge(np.maximum(0.0, self.at + self.hope / square * over))
 
     def _paid_back(self) -> float:
         return float(self.at @ self.budget.room)
 
-    def _charge(self, prices: Table) -> None:
+    def charge(self, prices: Table) -> None:
+        """Goes to other prices."""
         forests.price_loads(self.budget, prices - self.at, self.dual.theta, self.flat.offsets)
         self.at = prices

@@ -6,14 +6,15 @@ Ops, arguments and results are called by their positions in the graph, which are
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import jax
 
 from sbp.passes.plan.candidates import Candidates, Strategy, rest_signatures
-from sbp.passes.plan.model import Boundary, ChosenSignatures, Cluster
+from sbp.passes.plan.clusters import Cluster, Recomputed, copy_id
+from sbp.passes.plan.model import Boundary, ChosenSignatures
 from sbp.passes.program.graph import Const, Graph, Node, Operand
 from sbp.placement import Placement
 from sbp.signature import B, NdSbp, format_sbp, parse_sbp
@@ -23,6 +24,7 @@ _ND = re.compile(r"\[[^\]]*\]")
 AskedEnds: TypeAlias = tuple[NdSbp | None, ...]
 RowText: TypeAlias = tuple[str, str, str]
 ClusterText: TypeAlias = tuple[tuple[int, ...], NdSbp | None]
+RecomputedText: TypeAlias = tuple[RowText, tuple[int, ...], NdSbp | None, tuple[ClusterText, ...]]
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,10 @@ class ChoiceRecord:
       ports: per control-flow op, in that order, the signature inside of each of its ports.
       shares: per value with several uses, by its id, what it is boxed to first.
       clusters: per value that is boxed anew for later uses, by its id: the users of each cluster, by their
-        positions among all ops (results as -1 - i), and what the value is boxed to for them.
+        positions among all ops (results as -1 - i; an op that runs again by its position behind all ops), and
+        what the value is boxed to for them.
+      recomputed: per value that is made again for its later uses, by its id: the row of the op then, those
+        who use it later, what it is boxed to first, and their clusters.
       seconds, bound, cheapest_seconds: as of `ChosenSignatures`.
       notes: remarks of the search.
     """
@@ -62,6 +67,7 @@ class ChoiceRecord:
     notes: tuple[str, ...] = ()
     clusters: Mapping[int, tuple[ClusterText, ...]] = field(default_factory=dict)
     cheapest_seconds: float | None = None
+    recomputed: Mapping[int, RecomputedText] = field(default_factory=dict)
 
 
 class NotTaken(ValueError):
@@ -120,31 +126,46 @@ def record_of(
         seconds=chosen.seconds,
         bound=chosen.bound,
         notes=notes,
-        clusters=_by_position(graph, chosen.clusters),
+        clusters={v: _near_texts(graph, near) for v, near in sorted(chosen.clusters.items())},
         cheapest_seconds=chosen.cheapest_seconds,
+        recomputed=_recomputed_texts(graph, chosen),
     )
 
 
-def _by_position(
-    graph: Graph, clusters: Mapping[int, tuple[Cluster, ...]]
-) -> dict[int, tuple[ClusterText, ...]]:
+def _near_texts(graph: Graph, near: Iterable[Cluster]) -> tuple[ClusterText, ...]:
     """Clusters, their users called by their positions."""
-    place = {n.id: i for i, n in enumerate(graph.walk())}
-    return {
-        v: tuple((tuple(sorted(place.get(u, u) for u in c.users)), c.share) for c in near)
-        for v, near in sorted(clusters.items())
-    }
+    place = _user_ids(graph)
+    found = {u: i for i, u in enumerate(place)}
+    return tuple((tuple(sorted(found.get(u, u) for u in c.users)), c.share) for c in near)
 
 
-def _clusters(graph: Graph, record: ChoiceRecord) -> dict[int, tuple[Cluster, ...]]:
-    """The same with the ids of the graph at hand."""
+def _user_ids(graph: Graph) -> list[int]:
+    """The ids of all who may use a value, by their positions: ops, and the same ops where they run again."""
     ids = [n.id for n in graph.walk()]
-    if any(u >= len(ids) for near in record.clusters.values() for users, _ in near for u in users):
+    return [*ids, *(copy_id(graph, i) for i in ids)]
+
+
+def _clusters(ids: Sequence[int], near: Iterable[ClusterText]) -> tuple[Cluster, ...]:
+    """The same with the ids of the graph at hand."""
+    return tuple(Cluster(_users(ids, users), nd) for users, nd in near)
+
+
+def _users(ids: Sequence[int], users: Iterable[int]) -> frozenset[int]:
+    found = tuple(users)
+    if any(u >= len(ids) for u in found):
         raise NotTaken("the program", "users that are not there", "those of this one")
-    return {
-        v: tuple(Cluster(frozenset(u if u < 0 else ids[u] for u in users), nd) for users, nd in near)
-        for v, near in record.clusters.items()
-    }
+    return frozenset(u if u < 0 else ids[u] for u in found)
+
+
+def _recomputed_texts(graph: Graph, chosen: ChosenSignatures) -> dict[int, RecomputedText]:
+    """What is made again, by values; the op that makes each is known by its row."""
+    if not chosen.recomputed:
+        return {}
+    makers, found = graph.producers(), {}
+    for v, r in sorted(chosen.recomputed.items()):
+        users, _ = _near_texts(graph, [Cluster(r.users, None)])[0]
+        found[v] = _row(makers[v].op, r.strategy), users, r.share, _near_texts(graph, r.clusters)
+    return found
 
 
 def _row(op: str, s: Strategy) -> RowText:
@@ -203,6 +224,7 @@ def chosen_by(record: ChoiceRecord, candidates: Candidates, asked: Boundary) -> 
         raise NotTaken("the program", "other loops and branches", "those of this one")
     if any(not 0 <= v < len(graph.values) for v in record.shares):
         raise NotTaken("the program", "values that are not there", "those of this one")
+    ids = _user_ids(graph)
     return ChosenSignatures(
         record.inputs,
         record.outputs,
@@ -211,9 +233,21 @@ def chosen_by(record: ChoiceRecord, candidates: Candidates, asked: Boundary) -> 
         record.shares,
         record.seconds,
         record.bound,
-        _clusters(graph, record),
+        {v: _clusters(ids, near) for v, near in record.clusters.items()},
         record.cheapest_seconds,
+        _recomputed(record, candidates, ids),
     )
+
+
+def _recomputed(record: ChoiceRecord, c: Candidates, ids: Sequence[int]) -> dict[int, Recomputed]:
+    """What is made again, with the strategies of the graph at hand."""
+    makers, reader, found = {v: n for n in c.graph.nodes for v in n.outputs}, _Reader(record, c), {}
+    for v, (row, users, share, near) in record.recomputed.items():
+        if v not in makers or makers[v].bodies:
+            raise NotTaken("the program", f"value {v} to be made again", "results of its own ops")
+        strategy = reader.strategy(makers[v], c.strategies[makers[v].id], row)
+        found[v] = Recomputed(strategy, _users(ids, users), share, _clusters(ids, near))
+    return found
 
 
 def _check_ends(
@@ -258,11 +292,25 @@ def record_data(record: ChoiceRecord) -> dict[str, Any]:
         "seconds": record.seconds,
         "bound": record.bound,
         "notes": list(record.notes),
-        "clusters": {
-            str(v): [[list(users), _asked(nd)] for users, nd in near] for v, near in record.clusters.items()
-        },
+        "clusters": {str(v): _near_data(near) for v, near in record.clusters.items()},
         "cheapest_seconds": record.cheapest_seconds,
+        "recomputed": {
+            str(v): [list(row), list(users), _asked(nd), _near_data(near)]
+            for v, (row, users, nd, near) in record.recomputed.items()
+        },
     }
+
+
+def _near_data(near: Iterable[ClusterText]) -> list[Any]:
+    return [[list(users), _asked(nd)] for users, nd in near]
+
+
+def _read_near(data: Iterable[Any]) -> tuple[ClusterText, ...]:
+    return tuple((tuple(map(int, users)), _read_asked(t)) for users, t in data)
+
+
+def _read_asked(text: str | None) -> NdSbp | None:
+    return None if text is None else parse_sbp(text)
 
 
 def _asked(nd: NdSbp | None) -> str | None:
@@ -283,8 +331,8 @@ def read_record(data: Mapping[str, Any]) -> ChoiceRecord:
         str(data["program"]),
         str(data["costs"]),
         str(data["made_by"]),
-        tuple(None if t is None else parse_sbp(t) for t in data["asked_inputs"]),
-        tuple(None if t is None else parse_sbp(t) for t in data["asked_outputs"]),
+        tuple(map(_read_asked, data["asked_inputs"])),
+        tuple(map(_read_asked, data["asked_outputs"])),
         tuple(map(parse_sbp, data["inputs"])),
         tuple(map(parse_sbp, data["outputs"])),
         rows,
@@ -294,9 +342,10 @@ def read_record(data: Mapping[str, Any]) -> ChoiceRecord:
         float(data["seconds"]),
         float(data["bound"]),
         tuple(map(str, data["notes"])),
-        {
-            int(v): tuple((tuple(map(int, us)), None if t is None else parse_sbp(t)) for us, t in near)
-            for v, near in data["clusters"].items()
-        },
+        {int(v): _read_near(near) for v, near in data["clusters"].items()},
         None if data["cheapest_seconds"] is None else float(data["cheapest_seconds"]),
+        {
+            int(v): ((str(op), str(ins), str(outs)), tuple(map(int, users)), _read_asked(t), _read_near(near))
+            for v, ((op, ins, outs), users, t, near) in data.get("recomputed", {}).items()
+        },
     )

@@ -22,9 +22,10 @@ from numpy.typing import NDArray
 from sbp.passes.boxing.paths import Boxing, Boxings
 from sbp.passes.plan.budget import Load
 from sbp.passes.plan.candidates import Candidates
+from sbp.passes.plan.clusters import Cluster
 from sbp.passes.plan.cost import local_bytes
 from sbp.passes.plan.indexed import IndexedNetwork, written_down
-from sbp.passes.plan.model import Boundary, ChosenSignatures, Cluster, Model, ValueUse
+from sbp.passes.plan.model import Boundary, ChosenSignatures, Model, ValueUse
 from sbp.passes.plan.network import Table
 from sbp.passes.plan.traffic import Lifetime
 from sbp.passes.program.graph import Const
@@ -200,7 +201,7 @@ class RoomModel(Model):
             beside = np.where(made, self.held(v, source.needs)[:, None], np.inf).min(axis=0)
             beside[np.isinf(beside) | (not computed)] = 0.0
             self.columns[key] = (
-                written_down(np.hstack([np.zeros(free.shape), free])),
+                written_down(np.hstack([np.where(made, 0.0, np.inf), free])),
                 written_down(np.hstack([wanted, wanted])),
                 np.zeros(2 * n),
                 beside,

@@ -14,6 +14,7 @@ from sbp.passes.plan.budget import Budget, Fitted, flat_budget
 from sbp.passes.plan.flat import Indices, flat_network
 from sbp.passes.plan.network import CostNetwork, Infeasible, Table
 from sbp.passes.plan.peak import least_peak
+from sbp.passes.plan.priced import PROVING, about_most
 from sbp.passes.plan.prices import Prices, TimePrices
 from sbp.passes.plan.reduce import reduce_network
 from sbp.passes.plan.solve import Progress, least_of, solve
@@ -138,6 +139,16 @@ class LimitedSearch:
         self._offer(known)
         self._polish(known)
         return self.run()
+
+    def start_from(self, states: Sequence[int]) -> None:
+        """Looks at some states of the network, and from then on at what is near them."""
+        self._offer(np.array(self.reduction.project(states), dtype=np.int64))
+
+    def charge(self, states: Sequence[int], price: float) -> None:
+        """Begins with a price for a byte, in equal parts at all times at which some states have most."""
+        kernel = np.array(self.reduction.project(states), dtype=np.int64)
+        busy = about_most(forests.use_of(self.flat_budget, kernel) - self.flat_budget.room)
+        self.prices.charge(np.where(busy, PROVING * price / max(int(busy.sum()), 1), 0.0))
 
     def smallest(self, limit_seconds: float | None) -> Fitted:
         """States with the smallest peak found, and a lower bound on any."""

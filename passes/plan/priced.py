@@ -1,0 +1,166 @@
+"""Where a search under a limit begins: what is cheapest at one price for all bytes that are in the way.
+
+The ops are as in the fastest plan; free is what is kept, what is recomputed, how state lies at rest. With a
+price for what is alive at the times at which the fastest plan has too much, that is a problem without a
+limit, which is solved in a second; the lowest price whose answer keeps the limit is looked for.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sbp.passes.plan.budget import Budget
+from sbp.passes.plan.flat import Indices
+from sbp.passes.plan.model import ChosenSignatures
+from sbp.passes.plan.network import CostNetwork, Infeasible, Table
+from sbp.passes.plan.reduce import reduce_network
+from sbp.passes.plan.room import RoomModel
+from sbp.passes.plan.solve import solve
+
+TRIES = 7
+"""Prices that are looked at."""
+DEAR = 0.3
+"""Of the cost of the fastest plan: the first price of the bytes that are too many."""
+FACTOR = 4.0
+"""Between two prices, until one answer keeps the limit and one does not."""
+
+NEAR_MOST = 0.95
+"""For a bound, what is alive beyond the limit has a price when it is no less than this part of the most,"""
+PROVING = 0.3
+"""and this part of the price of the start: where the limit binds at few times, these prove more."""
+LITTLE = 1e-3
+"""Of the price, for a byte at all times."""
+
+
+@dataclass(frozen=True)
+class PricedStarts:
+    """Where to begin.
+
+    Arguments:
+      states: that were found; those that keep the limit come last, the cheapest of them at the very end.
+      free: of ops as in the fastest plan, where nothing has a price.
+      price: seconds for a byte at all times at which those have too much: about what the limit is worth.
+    """
+
+    states: tuple[tuple[int, ...], ...] = ()
+    free: tuple[int, ...] = ()
+    price: float = 0.0
+
+
+def priced_starts(
+    model: RoomModel, network: CostNetwork, budget: Budget, fastest: ChosenSignatures, seconds: float
+) -> PricedStarts:
+    """States and a price to start from.
+
+    Arguments:
+      network: of the model, as it was built.
+      seconds: for all of it.
+    """
+    until = time.monotonic() + seconds
+    try:
+        problem = _Priced(network, budget, _as_fastest(model, fastest), seconds / 4)
+    except Infeasible:
+        return PricedStarts()
+    free = problem.solved(0.0, seconds / 4)
+    excess = budget.peak_bytes(free) - budget.limit
+    if excess <= 0.0:
+        return PricedStarts((free,), free)
+    problem.busy = _busy(budget, free)
+    price, low, high = DEAR * abs(fastest.seconds) / excess, 0.0, math.inf
+    fitting, others = list[tuple[float, tuple[int, ...]]](), list[tuple[int, ...]]()
+    for _ in range(TRIES):
+        left = until - time.monotonic()
+        if left < 0.0:
+            break
+        states = problem.solved(price, left / 2)
+        if budget.peak_bytes(states) <= budget.limit:
+            fitting.append((network.cost(states), states))
+            high = price
+        else:
+            others.append(states)
+            low = price
+        between = low > 0.0 and high < math.inf
+        price = math.sqrt(low * high) if between else price * FACTOR ** (1 if low else -1)
+    kept = (states for _, states in sorted(fitting, reverse=True))
+    return PricedStarts((*others, *kept), free, high if math.isfinite(high) else price)
+
+
+class _Priced:
+    """A network on some of its states, with a price for bytes; `busy` are the times at which they cost it."""
+
+    def __init__(self, network: CostNetwork, budget: Budget, kept: Sequence[Indices], seconds: float) -> None:
+        self.kept, self.busy = kept, np.zeros(0, dtype=np.int64)
+        until = time.monotonic() + seconds
+        loads = tuple(
+            x if x.node < 0 else replace(x, bytes=x.bytes[kept[x.node]])
+            for x in budget.loads
+            if x.start < x.end
+        )
+        self.reduction = reduce_network(_narrowed(network, kept), lambda: time.monotonic() > until, loads)
+
+    def solved(self, price: float, seconds: float) -> tuple[int, ...]:
+        """The cheapest states at a price for a byte at all busy times."""
+        kernel = self.reduction.kernel
+        unary = list(kernel.unary)
+        for x in self.reduction.loads if self.busy.size else ():
+            if x.node >= 0:
+                first, last = np.searchsorted(self.busy, [x.start, x.end])
+                # What is alive when nothing is short has a little price: of equal choices the smaller one.
+                share = (last - first) / self.busy.size + LITTLE * (x.end - x.start) / self.busy[-1]
+                unary[x.node] = unary[x.node] + price * share * x.bytes
+        found = solve(replace(kernel, unary=tuple(unary)), time_limit_seconds=max(seconds, 0.05))
+        states = self.reduction.expand(found.states)
+        return tuple(int(kept[k]) for kept, k in zip(self.kept, states, strict=True))
+
+
+def _narrowed(network: CostNetwork, kept: Sequence[Indices]) -> CostNetwork:
+    """A network on some states of its nodes; equal tables stay one object."""
+    keys, known = [k.tobytes() for k in kept], dict[Hashable, Table]()
+    edges = []
+    for i, j, table in network.edges:
+        key = id(table), keys[i], keys[j]
+        if key not in known:
+            known[key] = table[np.ix_(kept[i], kept[j])]
+        edges.append((i, j, known[key]))
+    return CostNetwork(tuple(u[k] for u, k in zip(network.unary, kept, strict=True)), tuple(edges))
+
+
+def _as_fastest(model: RoomModel, fastest: ChosenSignatures) -> list[Indices]:
+    """The states of all variables, of ops only those that the fastest plan has."""
+    kept = [np.arange(len(states)) for states in model.states]
+    for node, variable in model.nodes.items():
+        same = [s is fastest.strategies[node] for s in model.states[variable]]
+        kept[variable] = np.flatnonzero(same)
+    for node, variables in model.ports.items():
+        for variable, nd in zip(variables, fastest.ports[node], strict=True):
+            kept[variable] = np.flatnonzero([s == nd for s in model.states[variable]])
+    return kept
+
+
+def _busy(budget: Budget, states: Sequence[int]) -> Indices:
+    """The times, of those at which something begins, at which more is alive than there may be."""
+    loads = [x for x in budget.loads if x.start < x.end]
+    times = np.unique(np.array([x.start for x in loads]))
+    change = np.zeros(times.size + 1)
+    for x in loads:
+        size = float(x.bytes[states[x.node] if x.node >= 0 else 0])
+        change[np.searchsorted(times, x.start)] += size
+        change[np.searchsorted(times, x.end)] -= size
+    found: Indices = times[np.cumsum(change)[:-1] > budget.limit]
+    return found
+
+
+def about_most(excess: Table) -> NDArray[np.bool_]:
+    """Where about the most is alive beyond a limit: there the limit costs most, and prices prove most.
+
+    >>> about_most(np.array([-1.0, 5.0, 100.0, 97.0])).tolist()
+    [False, False, True, True]
+    """
+    found: NDArray[np.bool_] = excess > max(NEAR_MOST * float(excess.max(initial=0.0)), 0.0)
+    return found

@@ -1,0 +1,337 @@
+"""The planning problem under a limit on memory in which ops may run again, so that less is kept.
+
+A value that is made early and used again much later has a second value beside it here, for its later uses.
+A variable decides where that comes from: the first one is kept until then (as its share lies), the op that
+made it runs again (under any of its signatures), or nobody needs it. An op that runs again wants its
+operands late, which again are kept, boxed anew or recomputed. So chains of ops that run again come by
+themselves, and whether a product is worth it is a matter of costs.
+
+What may run again: ops of the program itself (none in a loop's or a branch's body) that have one result and
+do nothing besides, that need no gradient, and under signatures with which they send nothing themselves. Small
+values are kept as ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sbp.passes.boxing.paths import Boxing, Boxings
+from sbp.passes.plan.candidates import Candidates, Strategy
+from sbp.passes.plan.clusters import Cluster, Recomputed, op_count
+from sbp.passes.plan.flat import Indices
+from sbp.passes.plan.indexed import IndexedTable, written_down
+from sbp.passes.plan.later import LaterUses, UseSpan, is_plain
+from sbp.passes.plan.model import Boundary, ChosenSignatures, ValueUse
+from sbp.passes.plan.network import Table
+from sbp.passes.plan.room import RoomModel
+from sbp.passes.plan.traffic import Lifetime
+from sbp.passes.program.graph import Const, Node, Value
+from sbp.passes.program.views import talks_of
+from sbp.signature import B, NdSbp, Partial
+
+NEAR = 0.01
+"""What an op that runs again needs before the later uses of it begin is not counted until these, if no more
+than this part of the program is between."""
+NOWHERE: Any = None
+"""The signature of what is not there, or not wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """A value for the later uses of another one.
+
+    Arguments:
+      value, made: the first one, and the op that makes it.
+      id: of the second one.
+      variable: where it comes from; states are `kept`, then the strategies of the op, then nothing if nobody
+        has to have it.
+      kept: the signatures under which the first one may be kept.
+      users: who uses the first one much later, in the program as it is.
+      since, start, until: when its early uses end; when the second is there, and until when.
+    """
+
+    value: int
+    made: Node
+    id: int
+    variable: int
+    kept: int
+    users: frozenset[int]
+    since: int
+    start: int
+    until: int
+
+
+class RecomputingModel(RoomModel):
+    """The model of a program under a limit; ops may run again. Arguments as of `RoomModel`."""
+
+    def __init__(
+        self,
+        candidates: Candidates,
+        boundary: Boundary,
+        boxings: Boxings,
+        limit_bytes: float,
+        donated: Sequence[int] = (),
+        holes: float = 0.0,
+    ) -> None:
+        super().__init__(candidates, boundary, boxings, limit_bytes, donated, holes)
+        self.count = op_count(self.graph)
+        self.stride = 2 * self.count + len(self.graph.values)
+        """Ids of users: ops, copies, what keeps values; stride by stride follow the operands of copies."""
+        self.later: dict[int, Later] = {}
+        self.makers = {v: n for n in self.graph.nodes for v in n.outputs}
+        self.times = dict(candidates.times)
+        self.wider: dict[Any, tuple[Table, Boxing]] = {}
+
+    def complete_demand(self) -> None:
+        """Divides the uses of what may be recomputed into early and later ones."""
+        self.uses = LaterUses(self)
+        wanted = self.uses.wanted_later()
+        values, partials, dims = list(self.graph.values), dict(self.c.partials), dict(self.c.dims)
+        second = dict[int, int]()
+        for v in wanted:
+            like = values[v]
+            second[v] = len(values)
+            values.append(Value(len(values), like.shape, like.dtype, like.name))
+            partials[second[v]], dims[second[v]] = partials[v], dims[v]
+        self.graph = replace(self.graph, values=tuple(values))
+        self.c = replace(self.c, partials=partials, dims=dims, graph=self.graph)
+        for v, span in wanted.items():
+            self.add_later(v, second, span)
+
+    def add_later(self, v: int, second: dict[int, int], span: UseSpan) -> None:
+        """Adds the variable of a value's later uses, and moves these to the second value."""
+        node, p, early, late = self.makers[v], second[v], span.early, span.late
+        nothing, strategies = 0 if late else 1, self.silent(node)
+        shared = self.shared(self.supply[v], early, self.c.partials[v]) if early else self.supply[v].needs
+        n, key = len(shared), (id(shared), id(strategies), nothing)
+        made = self.column(strategies, "results", 0) if strategies else ()
+        lies = self.padded((*key, "lies"), 0, (*shared, *made), nothing)
+        # What has no early use is made later only; what it takes is counted already.
+        again = np.zeros(len(strategies))
+        if early and strategies:
+            every = self.c.strategies[node.id]
+            again = self.costs[id(every), 1, self.c.traffic.get(node.id)]
+            if strategies is not every:
+                again = again[[any(s is own for own in strategies) for s in every]]
+        variable = self.variable(lies, np.concatenate([np.zeros(n), again, np.zeros(nothing)]))
+        own, keeping = self.count + node.id, 2 * self.count + v
+        alike = self.alike(True, len(lies))
+        keep = ValueUse(variable, self.padded((*key, "keep"), 0, shared, len(lies) - n), alike, 1, keeping)
+        life = self.lives.get(v)
+        since = max([self.times[node.id][1], *(t for _, t in self.uses.reads(v) if t <= span.start)])
+        until = span.until if life is None else max(span.until, life.last)
+        users = frozenset(u.user for u in late)
+        self.later[v] = Later(v, node, p, variable, n, users, since, span.start, until)
+        self.times[keeping], self.times[own] = (since - 1, since), (span.start, span.start + 1)
+        self.outermost.update((keeping, *(own + k * self.stride for k in range(len(node.inputs) + 1))))
+        self.demand[v], self.demand[p] = [*early, keep], [*late]
+        self.supply[p] = ValueUse(variable, lies, (), 1)
+        if life is not None:
+            self.lives[v] = replace(life, end=min(life.end, since), last=min(life.last, since))
+            self.lives[p] = Lifetime(p, span.start, until, span.start, until)
+        else:
+            self.need_kept(v, variable, n, len(lies))
+        for k, x in enumerate(node.inputs if strategies else ()):
+            if not isinstance(x, Const):
+                needs = self.padded((*key, k), n, self.column(strategies, "operands", k), nothing)
+                self.want_later(x, second, ValueUse(variable, needs, alike, 1, own + self.stride * (k + 1)))
+
+    def want_later(self, x: int, second: Mapping[int, int], use: ValueUse) -> None:
+        """An operand of an op that may run again, maybe earlier than its own later uses are."""
+        start = at = self.times[use.user % self.stride][0]
+        if x in self.later:
+            at = max(start, self.later[x].start)
+            if x in self.lives and at - start > NEAR * self.end:
+                self.load_early(self.later[x], use, start)
+        self.times[use.user] = at, at + 1
+        self.demand.setdefault(second.get(x, x), []).append(use)
+
+    def load_early(self, x: Later, use: ValueUse, start: int) -> None:
+        """A variable with what is made again for another op that runs again, until its own later uses."""
+        lies = tuple(self.states[x.variable])
+        again = tuple(dict.fromkeys(nd for nd in lies[x.kept :] if nd is not NOWHERE))
+        key = "early", id(self.states[x.variable]), id(use.needs)
+        if key not in self.columns:
+            # Its states: how it lies; nobody wants it early; it is not made again.
+            made = [k >= x.kept and nd is not NOWHERE for k, nd in enumerate(lies)]
+            first = [[*(m and nd == b for b in again), True, not m] for nd, m in zip(lies, made, strict=True)]
+            wanted = [nd is not NOWHERE for nd in use.needs]
+            then = [[*(w for _ in again), not w, True] for w in wanted]
+            tables = (written_down(np.where(table, 0.0, np.inf)) for table in (first, then))
+            self.columns[key] = *tables, lies, use.needs
+        first_table, then_table = self.columns[key][:2]
+        variable = self.variable((*again, NOWHERE, NOWHERE))
+        self.add_edge(x.value, x.variable, variable, first_table)
+        self.add_edge(x.value, use.variable, variable, then_table)
+        self.load(variable, start, x.start, self.held(x.value, (*again, NOWHERE, NOWHERE)))
+
+    def silent(self, node: Node) -> tuple[Strategy, ...]:
+        """The signatures under which an op may run again."""
+        listed = self.c.strategies[node.id] if is_plain(node) else ()
+        if node.rule is None or node.rule.talks is None or not listed:
+            return listed
+        key = "silent", id(listed)
+        if key not in self.columns:
+            shape = self.c.placement.shape
+            self.columns[key] = tuple(s for s in listed if not talks_of(self.graph, node, s.lying, shape))
+        found: tuple[Strategy, ...] = self.columns[key]
+        return found
+
+    def padded(self, key: Any, before: int, signatures: tuple[NdSbp, ...], after: int) -> tuple[NdSbp, ...]:
+        """Signatures with nothing before and after them; the same object for the same key."""
+        made = (*[NOWHERE] * before, *signatures, *[NOWHERE] * after)
+        found: tuple[NdSbp, ...] = self.columns.setdefault(("padded", *key), made)
+        return found
+
+    def need_kept(self, v: int, variable: int, kept: int, states: int) -> None:
+        """What is never in memory is there for its later uses if what it is made of is."""
+        for x in dict.fromkeys(self.makers[v].inputs):
+            if not isinstance(x, Const) and x in self.later:
+                source = self.later[x]
+                key = "need kept", len(self.states[source.variable]), source.kept, states, kept
+                if key not in self.tables:
+                    table = np.zeros((len(self.states[source.variable]), states))
+                    table[source.kept :, :kept] = np.inf
+                    self.tables[key] = written_down(table)
+                self.add_edge(x, source.variable, variable, self.tables[key])
+
+    def when(self, use: ValueUse) -> tuple[int, int]:
+        """From when until when an op runs, the copies of ops too."""
+        return self.times[use.user] if use.user >= 0 else super().when(use)
+
+    def shared(
+        self, supply: ValueUse, uses: Sequence[ValueUse], natural: frozenset[str]
+    ) -> tuple[NdSbp, ...]:
+        """What a value may be boxed to first; nothing, where there may be nothing."""
+        key = id(supply.needs), natural, *dict.fromkeys(id(u.needs) for u in uses)
+        if key not in self.merged:
+            every = dict.fromkeys((*supply.needs, *(nd for u in uses for nd in u.needs)))
+            last = (NOWHERE,) if NOWHERE in supply.needs else ()
+            every.pop(NOWHERE, None)
+            legal = (nd for nd in every if all(s.op in natural for s in nd if isinstance(s, Partial)))
+            self.merged[key] = (*legal, *last)
+        return self.merged[key]
+
+    def edge(self, v: int, supply: ValueUse, use: ValueUse) -> None:
+        """An edge; nothing can be brought anywhere where nothing is wanted, and nowhere else."""
+        key = "wide", id(self.boxing(v)), id(supply.needs), id(use.needs), id(use.strict), use.times
+        if use.user % self.stride >= 2 * self.count and use.user > 0:
+            if ("keep", *key[2:4]) not in self.tables:
+                same = [[b is NOWHERE or a == b for b in use.needs] for a in supply.needs]
+                self.tables["keep", *key[2:4]] = written_down(np.where(same, 0.0, np.inf))
+            self.add_edge(v, supply.variable, use.variable, self.tables["keep", *key[2:4]])
+        elif NOWHERE not in supply.needs and NOWHERE not in use.needs:
+            super().edge(v, supply, use)
+        else:
+            if key not in self.tables:
+                self.tables[key] = self.wide_table(self.boxing(v), supply, use)
+            self.add_edge(v, supply.variable, use.variable, self.tables[key])
+
+    def wide_table(self, boxing: Boxing, supply: ValueUse, use: ValueUse) -> IndexedTable:
+        """What boxing takes where there may be nothing, or nothing may be wanted."""
+        n = len(boxing.universe)
+        if id(boxing) not in self.wider:
+            core = np.zeros((n + 1, 2 * n + 1))
+            core[:n, : 2 * n] = boxing.both
+            core[n, : 2 * n] = np.inf
+            self.wider[id(boxing)] = core, boxing
+        rows = [n if nd is NOWHERE else boxing.index[nd] for nd in supply.needs]
+        columns = [
+            2 * n if nd is NOWHERE else boxing.index[nd] + n * bool(strict)
+            for nd, strict in zip(use.needs, use.strict, strict=True)
+        ]
+        return IndexedTable(self.wider[id(boxing)][0], np.array(rows), np.array(columns), float(use.times))
+
+    def order(self) -> Indices:
+        """The variables as the program runs; where a later use is served from stands before it."""
+        place = np.empty(len(self.states))
+        place[super().order()] = np.arange(len(self.states))
+        for x in reversed(self.later.values()):
+            users = [place[u.variable] for u in self.demand[x.id]]
+            place[x.variable] = min(users) - 0.5 if users else place[x.variable]
+            if x.id in self.shares:
+                place[self.shares[x.id]] = place[x.variable] + 0.25
+        return np.argsort(place, kind="stable")
+
+    # What is alive.
+
+    def load_value(self, v: int, uses: list[ValueUse]) -> None:
+        """Loads of a value and of its copies; of one that may be kept for its later uses, until these."""
+        super().load_value(v, uses)
+        later = self.later.get(v)
+        if later is not None and v in self.lives:
+            sizes = self.held(v, tuple(self.states[later.variable])).copy()
+            sizes[later.kept :] = 0.0
+            self.load(later.variable, later.since, later.start, sizes)
+
+    def copies(
+        self, v: int, source: ValueUse, use: ValueUse, start: int, end: int, *, whole_time: bool = False
+    ) -> None:
+        """A variable with what a use has beside its source; what is kept for later is no copy."""
+        if use.user < 0 or use.user % self.stride < 2 * self.count:
+            super().copies(v, source, use, start, end, whole_time=whole_time)
+
+    def tables_of(
+        self, boxing: Boxing, before: tuple[NdSbp, ...], after: tuple[NdSbp, ...], computed: bool
+    ) -> tuple[NDArray[np.bool_], Table]:
+        """Whether boxing makes a copy, and who wants which; of nothing there is none."""
+        if NOWHERE not in before and NOWHERE not in after:
+            return super().tables_of(boxing, before, after, computed)
+        somewhere = next(nd for nd in (*before, *after) if nd is not NOWHERE)
+        own = tuple(dict.fromkeys(after))
+        filled = tuple(somewhere if nd is NOWHERE else nd for nd in before)
+        at = [boxing.index[nd] for nd in filled]
+        to = [boxing.index[somewhere if nd is NOWHERE else nd] for nd in own]
+        made = self.copied(boxing)[int(computed)][np.ix_(at, to)].copy()
+        made[[nd is NOWHERE for nd in before]] = False
+        made[:, [nd is NOWHERE for nd in own]] = False
+        wanted = np.array([[0.0 if a == b else np.inf for b in own] for a in after])
+        return made, wanted
+
+    def sizes(self, v: int, signatures: tuple[NdSbp, ...], factor: float = 1.0) -> Table:
+        """Of a device's part of a value under each signature; of nothing none."""
+        if NOWHERE not in signatures:
+            return super().sizes(v, signatures, factor)
+        whole = (B,) * self.c.placement.ndim
+        found = super().sizes(v, tuple(whole if nd is NOWHERE else nd for nd in signatures), factor)
+        return np.where([nd is NOWHERE for nd in signatures], 0.0, found)
+
+    # What was chosen.
+
+    def chosen(self, states: Sequence[int], cost: float, bound: float) -> ChosenSignatures:
+        """What states of the variables mean, in terms of the program as it is and of what is recomputed."""
+        base = super().chosen(states, cost, bound)
+        shares, clusters = dict(base.shares), dict(base.clusters)
+        recomputed = dict[int, Recomputed]()
+        run = {self.count + x.made.id for x in self.later.values() if self.runs(x, states)}
+
+        def real(near: Iterable[Cluster]) -> tuple[Cluster, ...]:
+            named = ((c, {u if u < 0 else u % self.stride for u in c.users}) for c in near)
+            kept = (
+                replace(c, users=frozenset(u for u in us if u < self.count or u in run)) for c, us in named
+            )
+            return tuple(c for c in kept if c.users)
+
+        for v, x in self.later.items():
+            share = shares.pop(x.id, NOWHERE)
+            late = clusters.pop(x.id, (Cluster(frozenset(u.user for u in self.demand[x.id]), share),))
+            early = clusters.pop(v, (Cluster(frozenset(u.user for u in self.demand[v]), None),))
+            if self.runs(x, states):
+                strategy = self.silent(x.made)[states[x.variable] - x.kept]
+                near = real(late) if len(real(late)) > 1 else ()
+                recomputed[v] = Recomputed(strategy, x.users, share, near)
+                late = ()
+            near = real((*early, *late))
+            if len(near) > 1:
+                clusters[v] = near
+        left = {v: real(near) for v, near in clusters.items()}
+        return replace(base, shares=shares, clusters=left, recomputed=recomputed)
+
+    def runs(self, x: Later, states: Sequence[int]) -> bool:
+        """Whether a value is recomputed."""
+        return x.kept <= states[x.variable] < x.kept + len(self.silent(x.made))

@@ -1,0 +1,83 @@
+"""Programs in which ops run again."""
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import sbp
+from sbp.passes import spec
+from sbp.passes.physical.evaluate import Evaluator
+from sbp.passes.physical.insert import insert_boxing
+from sbp.passes.physical.program import Compute
+from sbp.passes.physical.recompute import with_copies
+from sbp.passes.plan.cheapest import choose
+from sbp.passes.plan.clusters import Recomputed, copy_id
+from sbp.passes.program.trace import trace
+from tests.passes.plan.test_optimal import problem
+
+PLACE = sbp.placement("cpu", shape=(2,))
+
+
+def loss(ws: Any, x: Any) -> Any:
+    for w, u in ws:
+        x = x + jax.nn.softmax(x @ w) @ u
+    return (x**2).mean()
+
+
+X, W, U = (jax.ShapeDtypeStruct(s, jnp.float32) for s in [(512, 64), (64, 256), (256, 64)])
+GIVEN = problem(trace(jax.grad(loss), ([(W, U)] * 3, X), {}).graph, PLACE)
+GRAPH = GIVEN[0].graph
+PLAIN = choose(*GIVEN, None)
+
+
+def later(ops: tuple[str, ...]) -> dict[int, Recomputed]:
+    """Every result of some forward ops, made again for the backward."""
+    uses, found = GRAPH.consumers(), {}
+    for node in GRAPH.nodes:
+        users = {n.id for n, _ in uses.get(node.outputs[0], ()) if n.role.undoes}
+        if node.op in ops and not node.role.undoes:
+            found[node.outputs[0]] = Recomputed(PLAIN.strategies[node.id], frozenset(users))
+    return {v: r for v, r in found.items() if r.users or len(ops) > 1}
+
+
+SOFTMAX = ("dot_general", "reduce_max", "max", "broadcast_in_dim", "sub", "exp", "reduce_sum", "div")
+
+
+def test_copies_stand_before_the_first_op_that_needs_them_behind_one_barrier() -> None:
+    recomputed = later(("div",))
+    made = with_copies(GIVEN[0], replace(PLAIN, recomputed=recomputed))
+    graph = made.candidates.graph
+    place = {n.id: i for i, n in enumerate(graph.nodes)}
+    makers = GRAPH.producers()
+    for v, r in recomputed.items():
+        own = copy_id(GRAPH, makers[v].id)
+        copy = graph.nodes[place[own]]
+        held = [n for n in graph.nodes if set(n.outputs) & {x for x in copy.inputs if isinstance(x, int)}]
+        assert all(n.barrier in made.anchors for n in held) and len({n.barrier for n in held}) == 1
+        users = [graph.nodes[place[u]] for u in r.users if u in place]
+        assert users and all(copy.outputs[0] in n.inputs and v not in n.inputs for n in users)
+        # What the barrier waits for is made in the backward.
+        assert graph.producers()[made.anchors[held[0].barrier]].role.undoes
+        assert place[own] < min(place[n.id] for n in users)
+        assert copy.source == makers[v].source
+    assert {n.id for n in GRAPH.nodes} >= {
+        n.id for n in graph.nodes if n.id <= max(makers[v].id for v in makers)
+    }
+
+
+def test_nothing_is_changed_where_nothing_is_recomputed() -> None:
+    assert with_copies(GIVEN[0], PLAIN).candidates is GIVEN[0]
+
+
+def test_less_is_alive_and_more_is_computed() -> None:
+    recomputed = later(SOFTMAX)
+    plain, made = (
+        insert_boxing(GIVEN[0], a, GIVEN[2]) for a in (PLAIN, replace(PLAIN, recomputed=recomputed))
+    )
+    spec.check_physical(made)
+    before, after = (Evaluator(p, GIVEN[2].network) for p in (plain, made))
+    assert after.peak_bytes() < 0.8 * before.peak_bytes()
+    assert after.seconds() > before.seconds()
+    assert sum(isinstance(s, Compute) for s in made.steps) > sum(isinstance(s, Compute) for s in plain.steps)

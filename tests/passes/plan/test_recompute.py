@@ -1,0 +1,67 @@
+"""The model under a limit in which ops may run again."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import sbp
+from sbp.passes.plan.budget import Budget
+from sbp.passes.plan.model import Model
+from sbp.passes.plan.recompute import RecomputingModel
+from sbp.passes.plan.room import RoomModel
+from sbp.passes.plan.solve import solve
+from sbp.passes.plan.within import solve_within
+from sbp.passes.program.trace import trace
+from tests.passes.plan.test_optimal import problem
+
+PLACE = sbp.placement("cpu", shape=(4,))
+LIMIT = 1e6
+
+
+def loss(ws: Any, x: Any) -> Any:
+    for w, u in ws:
+        x = x + jax.nn.softmax(x @ w) @ u
+    return (x**2).mean()
+
+
+def given_of(layers: int = 3) -> Any:
+    x, w, u = (jax.ShapeDtypeStruct(s, jnp.float32) for s in [(512, 64), (64, 256), (256, 64)])
+    return problem(trace(jax.grad(loss), ([(w, u)] * layers, x), {}).graph, PLACE)
+
+
+def test_what_may_be_recomputed_costs_nothing_where_nothing_is_short() -> None:
+    given = given_of()
+    model = RecomputingModel(*given, LIMIT)
+    network = model.build()
+    best = solve(Model(*given).build()).cost
+    found = solve(network)
+    assert found.cost == pytest.approx(best, rel=1e-9)
+    chosen = model.chosen(found.states, best, best)
+    count = model.count
+    assert set(chosen.shares) <= set(range(len(given[0].graph.values)))
+    assert not any(u >= 2 * count for near in chosen.clusters.values() for c in near for u in c.users)
+
+
+def test_results_of_the_forward_that_the_backward_wants_may_be_recomputed() -> None:
+    model = RecomputingModel(*given_of(), LIMIT)
+    model.build()
+    ops = {x.made.op for x in model.later.values()}
+    assert {"dot_general", "exp", "div"} <= ops
+    assert all(not x.made.role.undoes and x.since < x.start < x.until for x in model.later.values())
+    small = RecomputingModel(*given_of(), 1e12)
+    small.build()
+    assert not small.later
+
+
+def test_less_memory_is_enough_when_ops_may_run_again() -> None:
+    given = given_of()
+    peaks = []
+    for kind in (RoomModel, RecomputingModel):
+        model = kind(*given, LIMIT)
+        network = model.build()
+        found = solve_within(network, Budget(tuple(model.loads), 1.0), time_limit_seconds=3.0)
+        peaks.append(found.peak_bytes)
+    assert peaks[1] < 0.9 * peaks[0]
+    assert model.chosen(found.states, found.cost, 0.0).recomputed
