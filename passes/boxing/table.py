@@ -27,7 +27,7 @@ Places = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Shards:
+class LocalSizes:
     """Tensors of one shape under each signature of a table.
 
     Arguments:
@@ -108,7 +108,7 @@ class MoveTable:
         dims = [[s.dim if isinstance(s, Split) else -1 for s in nd] for nd in self.universe]
         return np.array(dims, dtype=np.int64).reshape(len(self.universe), -1)
 
-    def shards(self, shape: Sequence[int]) -> Shards:
+    def shards(self, shape: Sequence[int]) -> LocalSizes:
         """What tensors of a shape are on one device."""
         sizes = np.tile(np.array(shape, dtype=np.int64), (len(self.universe), 1))
         even = np.ones(len(self.universe), dtype=np.bool_)
@@ -117,7 +117,7 @@ class MoveTable:
             dims = self._dims[rows, axis]
             even[rows] &= sizes[rows, dims] % group == 0
             sizes[rows, dims] = -(-sizes[rows, dims] // group)
-        return Shards(sizes.prod(axis=1), even)
+        return LocalSizes(sizes.prod(axis=1), even)
 
     def seconds(self, shape: Sequence[int], dtype: DType) -> Array:
         """`[moves]`, as of `Network.seconds`; infinite for permutes that a shape does not have."""
@@ -150,7 +150,7 @@ class MoveTable:
         return np.array([of(example.kind, axes, float(n)) for n in distinct])[inverse.reshape(-1)]
 
     def _wire_bytes(
-        self, example: Move, which: Places, shape: Sequence[int], shards: Shards, dtype: DType
+        self, example: Move, which: Places, shape: Sequence[int], shards: LocalSizes, dtype: DType
     ) -> Array:
         """As `wire_bytes` of moves.py, of moves of one formula."""
         g = int(np.prod([self.network.placement.shape[a] for a in example.axes]))
