@@ -90,7 +90,7 @@ class Narrowing:
                 return
 
     def release(self) -> None:
-        """Lets go of the tables, a gigabyte on four axes, before others are written down: no sweep follows."""
+        """Lets go of the tables, a gigabyte on four axes: no sweep follows."""
         self.wide = self.wide._replace(pool=self.wide.pool[:0].copy())
 
     def level(self, cells: float) -> float:
