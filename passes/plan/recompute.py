@@ -321,11 +321,8 @@ class RecomputingModel(RoomModel):
             share = shares.pop(x.id, NOWHERE)
             late = clusters.pop(x.id, (Cluster(frozenset(u.user for u in self.demand[x.id]), share),))
             early = clusters.pop(v, (Cluster(frozenset(u.user for u in self.demand[v]), None),))
-            again = self.runs(x, states)
-            if again or self.is_computed_again(x, states, base, recomputed):
-                strategy = base.strategies[x.made.id]
-                if again:
-                    strategy = self.silent(x.made)[states[x.variable] - x.kept]
+            if self.runs(x, states):
+                strategy = self.silent(x.made)[states[x.variable] - x.kept]
                 near = real(late) if len(real(late)) > 1 else ()
                 recomputed[v] = Recomputed(strategy, x.users, share, near)
                 late = ()
@@ -334,35 +331,6 @@ class RecomputingModel(RoomModel):
                 clusters[v] = near
         left = {v: real(near) for v, near in clusters.items()}
         return replace(base, shares=shares, clusters=left, recomputed=recomputed)
-
-    def is_computed_again(
-        self, x: Later, states: Sequence[int], base: ChosenSignatures, recomputed: Mapping[int, Recomputed]
-    ) -> bool:
-        """Whether the op of a value that is not to lie in memory is made to run again, at no cost.
-
-        Who reads such a value computes it. XLA may compute it with what is made early all the same, as a
-        second result of the same kernel, and then it lies there for the whole time.
-        """
-        strategy = base.strategies.get(x.made.id)
-        if x.value in self.lives or not x.users or not any(s is strategy for s in self.silent(x.made)):
-            return False
-
-        def lies(v: int) -> NdSbp | None:
-            if v in recomputed:
-                return recomputed[v].strategy.results[0]
-            if v in self.later:
-                found: NdSbp | None = self.states[self.later[v].variable][states[self.later[v].variable]]
-                return found
-            supply = self.supply[v]
-            own: NdSbp = (
-                self.states[supply.variable][states[supply.variable]] if v in self.graph.inputs else NOWHERE
-            )
-            return own
-
-        assert strategy is not None
-        wanted = zip(x.made.inputs, strategy.operands, strict=True)
-        there = all(isinstance(v, Const) or lies(v) == nd for v, nd in wanted)
-        return there and self.states[x.variable][states[x.variable]] == strategy.results[0]
 
     def runs(self, x: Later, states: Sequence[int]) -> bool:
         """Whether a value is recomputed."""
