@@ -9,7 +9,7 @@ from sbp.passes.boxing.links import Network
 from sbp.passes.physical.evaluate import Evaluator
 from sbp.passes.physical.program import Compute, Physical
 from sbp.passes.plan.candidates import Candidates
-from sbp.passes.plan.clusters import copy_id
+from sbp.passes.plan.clusters import op_count
 from sbp.passes.plan.cost import local_bytes
 from sbp.passes.plan.model import ChosenSignatures
 from sbp.units import bytes_text, seconds_text
@@ -45,12 +45,13 @@ def recomputed_lines(
       physical: the program with the ops that run again.
     """
     graph, lives = candidates.graph, {life.value for life in candidates.lives}
+    copies = op_count(graph)
     makers, takes = graph.producers(), Evaluator(physical, network)
     steps = {s.node.id: s for s in physical.steps if isinstance(s, Compute)}
     found: dict[str, RecomputedLine] = defaultdict(RecomputedLine)
     for v in chosen.recomputed:
         node, value = makers[v], graph.values[v]
-        again, line = steps.get(copy_id(graph, node.id)), found[str(node.source)]
+        again, line = steps.get(copies + node.id), found[str(node.source)]
         if again is None:
             continue
         line.ops += 1

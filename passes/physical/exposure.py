@@ -157,8 +157,9 @@ class Exposure:
         """
         sent, exposed = defaultdict[Hashable, float](float), defaultdict[Hashable, float](float)
         for v, seconds in times.sent.items():
-            sent[self.phases[v]] += seconds
-            exposed[self.phases[v]] += times.exposed[v]
+            if v in self.phases:  # what ops that run again are given is nothing of the problem
+                sent[self.phases[v]] += seconds
+                exposed[self.phases[v]] += times.exposed[v]
         found: dict[Hashable, float] = {}
         for group, values in self.values.items():
             phase = self.phases[next(iter(values))]

@@ -39,10 +39,5 @@ class Recomputed:
 
 
 def op_count(graph: Graph) -> int:
-    """One more than the largest id of an op."""
+    """One more than the largest id of an op: node `i` is this plus `i` where it runs again."""
     return 1 + max((node.id for node in graph.walk()), default=-1)
-
-
-def copy_id(graph: Graph, node: int) -> int:
-    """The id of the op that runs in place of a node, when what that makes is recomputed."""
-    return op_count(graph) + node

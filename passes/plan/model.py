@@ -74,7 +74,7 @@ class ChosenSignatures:
       ports: per id of a control-flow op, the signature inside of each of its ports.
       shares: per value with several uses, what it is boxed to first.
       clusters: per value that may be boxed anew for later uses, what its uses near each other have. The op
-        that runs again in place of node `i` is called `copy_id(graph, i)` there.
+        that runs again in place of node `i` is called `op_count(graph) + i` there.
       recomputed: per value that is made a second time, how.
       seconds, bound: the estimated time, and a proven lower bound on every plan's. Neither has
         the boundary costs: sending to another placement is counted between the placements.

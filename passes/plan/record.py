@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import jax
 
 from sbp.passes.plan.candidates import Candidates, Strategy, rest_signatures
-from sbp.passes.plan.clusters import Cluster, Recomputed, copy_id
+from sbp.passes.plan.clusters import Cluster, Recomputed, op_count
 from sbp.passes.plan.model import Boundary, ChosenSignatures
 from sbp.passes.program.graph import Const, Graph, Node, Operand
 from sbp.placement import Placement
@@ -102,6 +102,7 @@ def record_of(
       digests: of the graph and of the costs.
       notes: remarks of the search.
     """
+    place = {u: i for i, u in enumerate(_user_ids(graph))}
     number: dict[RowText, int] = {}
     known: dict[tuple[str, int], int] = {}
     ops = []
@@ -126,23 +127,22 @@ def record_of(
         seconds=chosen.seconds,
         bound=chosen.bound,
         notes=notes,
-        clusters={v: _near_texts(graph, near) for v, near in sorted(chosen.clusters.items())},
+        clusters={v: _near_texts(place, near) for v, near in sorted(chosen.clusters.items())},
         cheapest_seconds=chosen.cheapest_seconds,
-        recomputed=_recomputed_texts(graph, chosen),
+        recomputed=_recomputed_texts(graph, chosen, place),
     )
 
 
-def _near_texts(graph: Graph, near: Iterable[Cluster]) -> tuple[ClusterText, ...]:
+def _near_texts(place: Mapping[int, int], near: Iterable[Cluster]) -> tuple[ClusterText, ...]:
     """Clusters, their users called by their positions."""
-    place = _user_ids(graph)
-    found = {u: i for i, u in enumerate(place)}
-    return tuple((tuple(sorted(found.get(u, u) for u in c.users)), c.share) for c in near)
+    return tuple((tuple(sorted(place.get(u, u) for u in c.users)), c.share) for c in near)
 
 
 def _user_ids(graph: Graph) -> list[int]:
     """The ids of all who may use a value, by their positions: ops, and the same ops where they run again."""
     ids = [n.id for n in graph.walk()]
-    return [*ids, *(copy_id(graph, i) for i in ids)]
+    count = op_count(graph)
+    return [*ids, *(count + i for i in ids)]
 
 
 def _clusters(ids: Sequence[int], near: Iterable[ClusterText]) -> tuple[Cluster, ...]:
@@ -157,14 +157,16 @@ def _users(ids: Sequence[int], users: Iterable[int]) -> frozenset[int]:
     return frozenset(u if u < 0 else ids[u] for u in found)
 
 
-def _recomputed_texts(graph: Graph, chosen: ChosenSignatures) -> dict[int, RecomputedText]:
+def _recomputed_texts(
+    graph: Graph, chosen: ChosenSignatures, place: Mapping[int, int]
+) -> dict[int, RecomputedText]:
     """What is made again, by values; the op that makes each is known by its row."""
     if not chosen.recomputed:
         return {}
     makers, found = graph.producers(), {}
     for v, r in sorted(chosen.recomputed.items()):
-        users, _ = _near_texts(graph, [Cluster(r.users, None)])[0]
-        found[v] = _row(makers[v].op, r.strategy), users, r.share, _near_texts(graph, r.clusters)
+        users, _ = _near_texts(place, [Cluster(r.users, None)])[0]
+        found[v] = _row(makers[v].op, r.strategy), users, r.share, _near_texts(place, r.clusters)
     return found
 
 

@@ -49,6 +49,8 @@ _EXACT_SHARE = 0.3
 """Part of the time left for one exact solution at fixed prices."""
 _EXACT_SECONDS = 5.0
 """For it without a time limit."""
+_CHARGED_NODES = 500
+"""Networks of fewer nodes are told no prices to begin with."""
 _NOISE = 1e-10
 """Improvements below this part of the cost are not sought."""
 _PROGRESS = 1e-5
@@ -145,7 +147,12 @@ class LimitedSearch:
         self._offer(np.array(self.reduction.project(states), dtype=np.int64))
 
     def charge(self, states: Sequence[int], price: float) -> None:
-        """Begins with a price for a byte, in equal parts at all times at which some states have most."""
+        """Begins with a price for a byte, in equal parts at all times at which some states have most.
+
+        A small network begins without: its steps are many, and from prices that are too high moves go astray.
+        """
+        if self.flat.sizes.size < _CHARGED_NODES:
+            return
         kernel = np.array(self.reduction.project(states), dtype=np.int64)
         busy = about_most(forests.use_of(self.flat_budget, kernel) - self.flat_budget.room)
         self.prices.charge(np.where(busy, PROVING * price / max(int(busy.sum()), 1), 0.0))

@@ -1,5 +1,6 @@
 """Programs in which ops run again give what one device gives: values, gradients, dropout."""
 
+import json
 from typing import Any
 
 import jax
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 import sbp
+from sbp.checker.report import check_plan
 from sbp.passes.physical.program import Compute, Physical
 
 PLACE = sbp.placement("cpu", shape=(4,))
@@ -72,4 +74,5 @@ def test_a_plan_that_recomputes_can_be_taken_again(fitted: Any, tmp_path: Any) -
     options = sbp.Options(plan=tmp_path / "plan.json", memory_limit=0.6 * needed, cache=False)
     again = sbp.compile(step, PLACE, in_sbp=(sbp.AUTO, [sbp.S(0)], sbp.AUTO), options=options).plan(*args)
     assert again.memory_bytes == plan.memory_bytes and again.choice.recomputed == plan.choice.recomputed
+    assert check_plan(json.loads((tmp_path / "plan.json").read_text())).wrong == ()
     assert [str(c) for c in again.collectives] == [str(c) for c in plan.collectives]

@@ -13,7 +13,7 @@ from sbp.passes.physical.insert import insert_boxing
 from sbp.passes.physical.program import Compute
 from sbp.passes.physical.recompute import with_copies
 from sbp.passes.plan.cheapest import choose
-from sbp.passes.plan.clusters import Recomputed, copy_id
+from sbp.passes.plan.clusters import Recomputed, op_count
 from sbp.passes.program.trace import trace
 from tests.passes.plan.test_optimal import problem
 
@@ -52,7 +52,7 @@ def test_copies_stand_before_the_first_op_that_needs_them_behind_one_barrier() -
     place = {n.id: i for i, n in enumerate(graph.nodes)}
     makers = GRAPH.producers()
     for v, r in recomputed.items():
-        own = copy_id(GRAPH, makers[v].id)
+        own = op_count(GRAPH) + makers[v].id
         copy = graph.nodes[place[own]]
         held = [n for n in graph.nodes if set(n.outputs) & {x for x in copy.inputs if isinstance(x, int)}]
         assert all(n.barrier in made.anchors for n in held) and len({n.barrier for n in held}) == 1

@@ -13,6 +13,7 @@ from sbp.passes.plan.brute import brute_force, brute_force_within
 from sbp.passes.plan.budget import Budget, FlatBudget, Load, flat_budget
 from sbp.passes.plan.flat import flat_network
 from sbp.passes.plan.network import CostNetwork, Infeasible, Table
+from sbp.passes.plan.priced import PROVING
 from sbp.passes.plan.reduce import reduce_network
 from sbp.passes.plan.within import solve_within
 
@@ -211,3 +212,19 @@ def test_forests_are_chosen_exactly_and_counted_right() -> None:
             np.testing.assert_allclose(use, forests.use_of(flat_loads, states), atol=1e-9)
             assert accepted or (states == before).all()
             assert not work.change.any()
+
+
+@pytest.mark.parametrize("least_nodes", [0, 500])
+def test_a_search_begins_where_it_is_told_to(monkeypatch: pytest.MonkeyPatch, least_nodes: int) -> None:
+    monkeypatch.setattr(within, "_CHARGED_NODES", least_nodes)
+    network, budget = problem(5, 0.9)
+    best = brute_force_within(network, budget)
+    search = within.LimitedSearch(network, budget)
+    search.start_from(best.states)
+    assert search.reduction.constant + search.cost == pytest.approx(best.cost) or not best.fits
+    free = brute_force(network).states
+    search.charge(free, 1.0)
+    prices = search.prices.at
+    assert prices.sum() == pytest.approx(0.0 if least_nodes else PROVING) and (prices >= 0.0).all()
+    found = search.run()
+    assert found.cost == pytest.approx(best.cost) and found.bound <= best.cost * (1 + 1e-9)
