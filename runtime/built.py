@@ -22,6 +22,7 @@ from sbp.runtime.counts import Counting
 from sbp.runtime.donation import LeafSharding, Owners, distinct, layouts_of, own_copy
 from sbp.runtime.lower import DeviceMesh, Jitted, Title, lower, shardings
 from sbp.runtime.rooms import give_room
+from sbp.runtime.scheduling import compiler_options
 from sbp.untyped import Leaf, PyTree
 
 
@@ -51,7 +52,8 @@ class Built:
         physical = self.plan.physical
         assert physical is not None
         title = Title(self.plan.name, self.traced.source)
-        return lower(physical, mesh, self.donate, counting, title, self.weak)
+        options = compiler_options(physical, self.plan.hardware, self.donate)
+        return lower(physical, mesh, self.donate, counting, title, self.weak, options)
 
     @locked_property
     def executable(self) -> tuple[Jitted, list[NamedSharding], list[jax.Array]]:

@@ -288,6 +288,7 @@ def lower(
     counting: Counting | None = None,
     title: Title | None = None,
     weak: Sequence[bool] = (),
+    options: Mapping[str, int] | None = None,
 ) -> Jitted:
     """The jitted program over `mesh` (a real or an abstract one): flat arguments in, flat results out.
 
@@ -295,6 +296,7 @@ def lower(
       counting: takes what exchanges count, which then is one result more.
       title: what it is called; None for nothing of the user's.
       weak: per result, whether it is weakly typed; none is by default.
+      options: for XLA, by name.
     """
     ins, outs = shardings(physical, mesh, counting)
     on_device, taken = device_function(physical, counting), ins
@@ -314,7 +316,13 @@ def lower(
         return tuple(weaken(x) if i in weaker else x for i, x in enumerate(mapped(*args[: len(taken)])))
 
     program = (title or Title()).of(run)
-    return jax.jit(program, donate_argnums=tuple(donate), in_shardings=tuple(ins), out_shardings=tuple(outs))
+    return jax.jit(
+        program,
+        donate_argnums=tuple(donate),
+        in_shardings=tuple(ins),
+        out_shardings=tuple(outs),
+        compiler_options=dict(options) if options else None,
+    )
 
 
 def _without_inputs(on_device: Callable[..., Shards], physical: Physical) -> Callable[[], Shards]:

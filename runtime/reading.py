@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 
@@ -163,15 +163,18 @@ def request_of(
         asked = adopt(given_plan(options.plan), traced, ins, outs, placement)
     raise_all([*problems, *asked.problems])
     tied = signatures.ties(asked.ins, asked.outs)
+    terms, hardware = terms_of(options, progress), options.hardware or hardware_for(placement.kind)
+    if (limit := terms.memory_limit_bytes) is not None and limit < hardware.memory_bytes:
+        hardware = replace(hardware, scheduled_bytes=limit)
     return Request(
         name=getattr(reading.fn, "__name__", "program"),
         placement=placement,
-        hardware=options.hardware or hardware_for(placement.kind),
+        hardware=hardware,
         in_sbp=asked.ins,
         out_sbp=asked.outs,
         ties=tied.arguments,
         notes=(*signatures.notes, *tied.notes),
-        terms=terms_of(options, progress),
+        terms=terms,
         donated=call.donated(reading.own.donate),
         sampled=functools.partial(with_samples, example=tuple(call.leaves)),
         taken=asked.taken,

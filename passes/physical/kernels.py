@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from sbp.passes.physical.fusing import COSTLY, PARTIAL, PRODUCTS, PROLOGUES, Fusing, KernelOp, ShardSizes
 from sbp.passes.physical.program import Box, Compute, Version
@@ -51,6 +52,8 @@ class Kernels:
       tensors: all in memory, those that are there before first.
       sources: per op, the tensor of each version that it reads; a view is of what it is a view of.
       ends: of each version that is kept, the tensor.
+      waits: per op, what else it waits for, by who makes that: a barrier lets nothing through before all that
+        enters it is there.
     """
 
     ops: Sequence[KernelOp]
@@ -59,6 +62,12 @@ class Kernels:
     tensors: Sequence[Buffer]
     sources: Sequence[Sequence[Buffer]]
     ends: Mapping[Version, Buffer]
+    waits: Sequence[frozenset[int]] = ()
+
+    def makers(self, i: int) -> list[int]:
+        """The positions of the ops that an op waits for."""
+        behind = self.waits[i] if i < len(self.waits) else ()
+        return list(dict.fromkeys([*(t.maker for t in self.read[i] if t.maker >= 0), *sorted(behind)]))
 
     @property
     def end(self) -> int:
@@ -105,6 +114,8 @@ class _Fusion:
         self.reads: list[list[tuple[Buffer, bool]]] = []
         self.writes: list[list[Buffer]] = []
         self.last: dict[Version, tuple[Buffer, bool]] = {}
+        self.behind: dict[Version, frozenset[int]] = {}
+        self.waits: list[frozenset[int]] = []
         for v in held:
             self._there(v, sizes.bytes(v))
         for i, op in enumerate(ops):
@@ -116,6 +127,9 @@ class _Fusion:
             found = [(v, *self.last[v]) for v in op.reads]
             read = [(t, (straight or sent) and v in op.straight) for v, t, straight in found]
             self.reads.append(read)
+            self.waits.append(self._waits(i, op))
+            behind = self.waits[i] if op.kind is Fusing.VIEW else frozenset[int]()
+            self.behind.update(dict.fromkeys(op.writes, behind))
             if op.kind is Fusing.VIEW and read:
                 self.writes.append([])
                 t, straight = read[0]
@@ -127,6 +141,22 @@ class _Fusion:
             self.writes.append(made)
             self.last.update((t.version, (t, True)) for t in made)
         self.uses = Counter(t for read in self.reads for t in {t for t, _ in read})
+
+    def _waits(self, i: int, op: KernelOp) -> frozenset[int]:
+        """What an op waits for beside what it reads."""
+        found = [self.behind.get(v, frozenset()) for v in op.reads]
+        entering = [op.step.after] if isinstance(op.step, Box) and op.step.after is not None else []
+        barrier = _barrier_of(op)
+        if barrier >= 0:
+            group = takewhile(lambda x: _barrier_of(x) == barrier, self.ops[i:])
+            group_before = takewhile(lambda x: _barrier_of(x) == barrier, reversed(self.ops[:i]))
+            entering = [v for x in (*group_before, *group) for v in x.reads]
+        for v in entering:
+            if v in self.last:
+                tensor, _ = self.last[v]
+                tensor.written = True
+                found.append(frozenset([tensor.maker] if tensor.maker >= 0 else []))
+        return frozenset().union(*found)
 
     def _there(self, v: Version, n: float) -> None:
         tensor = Buffer(v, n, -1, written=True)
@@ -156,6 +186,9 @@ class _Fusion:
         if any(t.written for t in made) or (len(readers) > 1 and not self._cheap(i, len(readers))):
             self._kernel(i)
             return
+        for k in readers:
+            if k < len(self.ops):
+                self.waits[k] |= self.waits[i]
         in_product = any(k < len(self.ops) and self.ops[k].name in PRODUCTS for k in readers)
         for t, straight in self.reads[i]:
             for k, beyond in readers.items():
@@ -218,4 +251,8 @@ class _Fusion:
             for k in t.readers:
                 read[k].append(t)
         sources = [[t for t, _ in ts] for ts in self.reads]
-        return Kernels(self.ops, made, read, tensors, sources, {v: self.last[v][0] for v in kept})
+        return Kernels(self.ops, made, read, tensors, sources, {v: self.last[v][0] for v in kept}, self.waits)
+
+
+def _barrier_of(op: KernelOp) -> int:
+    return op.step.node.barrier if isinstance(op.step, Compute) else -1

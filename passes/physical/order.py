@@ -111,7 +111,7 @@ def _places(k: Kernels, elsewhere: Collection[Buffer], together: Sequence[tuple[
 def _wait(k: Kernels, when: list[float]) -> None:
     """Nothing runs before what it reads is there."""
     for i in range(len(k.ops)):
-        when[i] = max([when[i], *(when[t.maker] for t in k.read[i] if t.maker >= 0)])
+        when[i] = max([when[i], *(when[m] for m in k.makers(i))])
 
 
 def _delay(k: Kernels, when: list[float], elsewhere: Collection[Buffer]) -> None:
@@ -133,7 +133,7 @@ def _hasten(k: Kernels, when: list[float], elsewhere: Collection[Buffer], togeth
     for i, op in enumerate(k.ops):
         if op.product or i in together or not k.runs(i):
             continue
-        ready = max((when[t.maker] for t in k.read[i] if t.maker >= 0), default=-1.0)
+        ready = max((when[m] for m in k.makers(i)), default=-1.0)
         makes = sum(t.bytes for t in k.made[i] if t not in elsewhere)
         freed = sum(
             t.bytes for t in k.read[i] if t not in elsewhere and max(when[r] for r in t.readers) <= when[i]

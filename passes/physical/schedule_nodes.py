@@ -87,7 +87,8 @@ def hiding_ops(k: Kernels, nodes: Sequence[ScheduleNode], later: Collection[int]
         read = [t for i in node.reads if id(k.ops[i]) not in later for t in k.read[i]]
         read += [pooled[node.pool]] if node.pool >= 0 else []
         before = [*node.after, *(finds[i] for i in node.reads if i in finds)]
-        makers = (*before, *(maker[t.maker] for t in read if t.maker >= 0))
+        behind = (maker[m] for i in node.reads for m in sorted(k.waits[i]) if m in maker)
+        makers = (*before, *(maker[t.maker] for t in read if t.maker >= 0), *behind)
         found.append(
             HidingOp(
                 makers=tuple(dict.fromkeys(makers)),
@@ -136,7 +137,7 @@ def sent_together(k: Kernels) -> list[tuple[int, ...]]:
 
 
 def _makers(k: Kernels) -> list[list[int]]:
-    return [[t.maker for t in read if t.maker >= 0] for read in k.read[: len(k.ops)]]
+    return [k.makers(i) for i in range(len(k.ops))]
 
 
 def _by_results(k: Kernels, makers: Sequence[Sequence[int]]) -> list[int]:
@@ -165,8 +166,8 @@ def _siblings(k: Kernels, sent: Collection[int]) -> list[tuple[int, ...]]:
     behind = list[int]()  # which ops one waits for, a bit each
     for i, op in enumerate(k.ops):
         bits = 0
-        for t in k.read[i]:
-            bits |= behind[t.maker] | 1 << t.maker if t.maker >= 0 else 0
+        for m in k.makers(i):
+            bits |= behind[m] | 1 << m
         behind.append(bits)
         reduces = op.kind is Fusing.ROOT and op.name.startswith("reduce_")
         if k.made[i] and i not in sent and (op.kind is Fusing.LOOP or reduces):
