@@ -54,6 +54,7 @@ def turns(
     elsewhere: Collection[Buffer],
     seconds: Seconds | None,
     sent: Sequence[KernelOp] = (),
+    hastens: bool = True,
 ) -> Turns:
     """The turns of all ops.
 
@@ -61,9 +62,10 @@ def turns(
       elsewhere: tensors whose space is counted elsewhere.
       seconds: of an op; None where memory is short, and collectives are not hidden at its cost.
       sent: what the trip of a loop before this one has left to send.
+      hastens: whether what frees memory runs as soon as it can.
     """
     together = sent_together(k)
-    nodes = schedule_nodes(k, together, _places(k, elsewhere, together), seconds)
+    nodes = schedule_nodes(k, together, _places(k, elsewhere, together, hastens), seconds)
     ops = hiding_ops(k, nodes, {id(op) for op in sent})
     if seconds is not None and any(op.sends for op in ops):
         order = hidden_order(ops)
@@ -95,7 +97,9 @@ def saving_turns(k: Kernels, elsewhere: Collection[Buffer]) -> list[int]:
     return turn
 
 
-def _places(k: Kernels, elsewhere: Collection[Buffer], together: Sequence[tuple[int, ...]]) -> list[float]:
+def _places(
+    k: Kernels, elsewhere: Collection[Buffer], together: Sequence[tuple[int, ...]], hastens: bool = True
+) -> list[float]:
     """The place of each op, and of the end, in the order that takes little memory."""
     when = [float(i) for i in range(len(k.ops) + 1)]
     for members in together:
@@ -103,7 +107,8 @@ def _places(k: Kernels, elsewhere: Collection[Buffer], together: Sequence[tuple[
             # All that they read stays until the last of them has its operand.
             when[i] = float(members[-1])
     _wait(k, when)
-    _hasten(k, when, elsewhere, {i for members in together for i in members})
+    if hastens:
+        _hasten(k, when, elsewhere, {i for members in together for i in members})
     _delay(k, when, elsewhere)
     return when
 
