@@ -136,6 +136,7 @@ class Boxing:
 
         >>> from sbp.hardware import hardware_for
         >>> from sbp.placement import placement
+        >>> from sbp.signature import P
         >>> net = Network(placement("cpu", shape=(4,)), hardware_for("cpu"))
         >>> box = Boxing((8, 8), np.dtype("float32"), net, frozenset(["sum"]), (0, 1))
         >>> [m.kind for m in box.path((P,), (B,))]

@@ -18,6 +18,7 @@ def test_layouts_use_all_devices() -> None:
     assert [ways.dp for _, ways in pipelined.layouts(1024)] == [1, 32, 32, 8]
 
 
+@pytest.mark.slow
 def test_stages_are_priced(monkeypatch: pytest.MonkeyPatch) -> None:
     ways = tuple(
         (name, replace(ways, tp=min(ways.tp, 2), pp=min(ways.pp, 2), vp=1, cp=1))

@@ -70,7 +70,12 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+QUICK = ("copies and tensor", "pipeline", "two matrices, no kernel")
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in LAYOUTS]
+)
 def test_every_way_of_parallelism_is_estimated(name: str) -> None:
     found = Estimator(LAYOUTS[name]).estimate()
     assert 1e-5 < found.passes <= found.seconds < 1.0
