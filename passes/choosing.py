@@ -12,7 +12,7 @@ from sbp.passes.physical.hidden import MOST_CELLS, shortest_step
 from sbp.passes.physical.hidden_limited import shortest_within
 from sbp.passes.plan.candidates import Candidates
 from sbp.passes.plan.cheapest import SOLVER_SHARE, cheapest
-from sbp.passes.plan.hurried import BuiltModel, least_seconds, model_in_time
+from sbp.passes.plan.hurried import LATE, BuiltModel, least_seconds, model_in_time
 from sbp.passes.plan.indexed import IndexedNetwork
 from sbp.passes.plan.model import Boundary, ChosenSignatures, Model
 from sbp.passes.plan.network import Infeasible
@@ -69,15 +69,20 @@ class Choosing:
         Arguments:
           seconds: for both; None for no limit.
         """
-        begun, limit = time.monotonic(), self.request.terms.time_limit_seconds
-        built = model_in_time(self.candidates, self.asked, self.boxings, limit, seconds)
+        begun, limit, left = (
+            time.monotonic(),
+            self.request.terms.time_limit_seconds,
+            self.request.seconds_left,
+        )
+        is_late = limit is not None and left is not None and left < LATE * limit
+        built = model_in_time(self.candidates, self.asked, self.boxings, seconds, is_late)
         try:
             fastest = self._solved(built, begun, seconds)
         except Infeasible:
             if built.is_whole:
                 raise
             # What the user asks for may need strategies that differ from axis to axis.
-            built = model_in_time(self.candidates, self.asked, self.boxings, None, None)
+            built = model_in_time(self.candidates, self.asked, self.boxings, None)
             fastest = self._solved(built, begun, seconds)
         if not built.is_whole:
             bound = min(least_seconds(self.candidates, self.boxings), fastest.seconds)

@@ -22,9 +22,9 @@ from sbp.passes.program.graph import Node
 from sbp.signature import NdSbp
 
 MODEL_SHARE = 0.6
-"""Of the time that is left before the model is built, for building it."""
-EARLY = 0.5
-"""Where less than this part of the limit is left by then, no model of all strategies is begun."""
+"""Of the time for a search, for building its model."""
+LATE = 0.5
+"""Where less than this part of the limit on planning is left, no model of all strategies is begun."""
 
 
 class OutOfTime(Exception):
@@ -74,20 +74,20 @@ def model_in_time(
     candidates: Candidates,
     boundary: Boundary,
     boxings: Boxings,
-    limit_seconds: float | None,
-    seconds_left: float | None,
+    seconds: float | None,
+    is_late: bool = False,
 ) -> BuiltModel:
     """A model that leaves some of the time for its solution.
 
     Arguments:
-      limit_seconds: for all of planning; None for no limit.
-      seconds_left: of that.
+      seconds: for both; None for no limit.
+      is_late: whether so much time is gone that no model of all strategies is begun.
     """
     begun = time.monotonic()
-    if limit_seconds is None or seconds_left is None:
+    if seconds is None:
         return _built(Model(candidates, boundary, boxings), True, begun)
-    if seconds_left >= EARLY * limit_seconds:
-        timed = TimedModel(candidates, boundary, boxings, begun + MODEL_SHARE * seconds_left)
+    if not is_late:
+        timed = TimedModel(candidates, boundary, boxings, begun + MODEL_SHARE * seconds)
         try:
             return _built(timed, True, begun)
         except OutOfTime:

@@ -37,8 +37,8 @@ def test_a_model_is_given_up_when_its_time_is_over(question: Any) -> None:
         TimedModel(question.candidates, question.asked, question.boxings, 0.0).build_indexed()
     given = question.candidates, question.asked, question.boxings
     late, begun_late, in_time, unlimited = (
-        model_in_time(*given, limit, left)
-        for limit, left in ((1.0, 0.0), (100.0, 1e-9), (100.0, 100.0), (None, None))
+        model_in_time(*given, seconds, is_late)
+        for seconds, is_late in ((1.0, True), (1e-9, False), (100.0, False), (None, False))
     )
     assert [x.is_whole for x in (late, begun_late, in_time, unlimited)] == [False, False, True, True]
     assert late.network.cells < in_time.network.cells == unlimited.network.cells
