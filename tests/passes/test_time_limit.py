@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import sbp
+from sbp import B, S
 from sbp.passes import chain, choosing
 from sbp.passes.physical import fit as fitting
 from sbp.passes.plan import cheapest, model
@@ -164,3 +165,18 @@ def test_a_search_that_was_ended_says_so(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_one_that_was_proven_does_not() -> None:
     plan = planned(time_limit=1e-6)
     assert plan.gap > 0 or not any("time limit" in note for note in plan.notes)
+
+
+def test_time_kept_for_memory_does_not_narrow_a_search() -> None:
+    """Where the values of a program are more than a device has, half of the time is for the cheapest plan; that
+    is not too late for all strategies, also those that differ from axis to axis."""
+    small = dataclasses.replace(sbp.hardware.hardware_for("h100"), memory_bytes=1e6)
+    grid = sbp.placement("h100", shape=(2, 4))
+    plans = [
+        sbp.compile(
+            step, grid, in_sbp=([B, S(1)], [S(0), B]), options=sbp.Options(hardware=small, time_limit=limit)
+        ).plan(jnp.zeros((256, 256)), jnp.zeros((512, 256)))
+        for limit in (30.0, math.inf)
+    ]
+    assert plans[0].seconds == plans[1].seconds and plans[0].gap == plans[1].gap == 0.0
+    assert sum(math.prod(v.shape) * 4 for v in plans[0].physical.graph.values) > small.memory_bytes
