@@ -174,7 +174,7 @@ class _Copying:
             else:
                 held = self.hold(x, nd, strict, barrier, user)
                 inputs.append(held.outputs[0])
-                self.through[own].add(held.id)
+                self.through.setdefault(own, set()).add(held.id)
         return tuple(inputs)
 
     def is_on_the_spot(self, x: int, wanted: NdSbp) -> bool:
