@@ -17,7 +17,7 @@ from sbp.passes.plan.budget import Budget
 from sbp.passes.plan.cheapest import choose
 from sbp.passes.plan.model import ChosenSignatures, Model
 from sbp.passes.plan.network import CostNetwork
-from tests.passes.physical.test_hidden import HARDWARE, SLOW, beside, chain, problem, two_products
+from tests.passes.physical.test_hidden import HARDWARE, SLOW, beside, chain, problem, sent_twice, two_products
 
 WITHIN = 1.1
 """Of the shortest step of all assignments that fit. What a plan hides that is unlike all that were looked at
@@ -72,7 +72,7 @@ def test_step_is_near_the_shortest_that_fits(fn: Callable[..., Any], hardware: H
 
 def test_what_the_cheapest_takes_is_told() -> None:
     """A plan that is taken for its step says what the cheapest takes; and all parallelisms were looked at."""
-    asked, start, cheapest, model, _ = limited(two_products, SLOW, 1.0)
+    asked, start, cheapest, model, _ = limited(sent_twice, SLOW, 4.0)
     found = shortest_within(asked, start, cheapest)
     clock = Clock(model.c, model.boxings)
     assert found.step_seconds < 0.98 * clock.times(cheapest).step_seconds
