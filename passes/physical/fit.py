@@ -211,6 +211,7 @@ class LimitedProblem:
             search.charge(starts.free, starts.price)
         tries = LimitedTries(model, network, search, until)
         found, bound, power = search.run(), fastest.bound, 1
+        low, high = 0.0, math.inf  # what is counted of plans: none was found with this, one with that
         smallest: SmallestPeak | None = None
         for k in range(TRIES):
             assignment = model.chosen(found.states, found.cost, found.bound)
@@ -222,10 +223,14 @@ class LimitedProblem:
             if smallest is not None and tried.bytes > HELPED * smallest.bytes:
                 power *= 2  # less of what is counted was not less of what is needed
             smallest = tried if smallest is None or tried.bytes < smallest.bytes else smallest
-            if not found.fits or (k >= LEAST_TRIES and time.monotonic() > until):
+            if found.fits:
+                high = min(found.peak_bytes, search.budget.limit)
+            else:
+                low = search.budget.limit
+            if high < NEAR * low or math.isinf(high) or (k >= LEAST_TRIES and time.monotonic() > until):
                 break
             part = max((MARGIN * self.limit_bytes / tried.bytes) ** power, MOST_STEP if power > 1 else 0.0)
-            target = min(found.peak_bytes, search.budget.limit) * part
+            target = max(high * min(part, MARGIN), math.sqrt(low * high))
             found = search.go_on(target, max((until - time.monotonic()) / 2, LAST_SHARE * seconds))
         assert smallest is not None
         left = max((until - time.monotonic()) / 2, LAST_SHARE * seconds)
