@@ -161,7 +161,7 @@ class Evaluator:
         limit = hardware.memory_bytes if hardware.scheduled_bytes is None else hardware.scheduled_bytes
         hides = self.network.hardware.platform in OVERLAPPING
         seconds = self.scheduled_seconds if hides else None
-        found = peak(p.steps, ShardSizes(p), kept, inputs, over, seconds, limit)
+        found = peak(p.steps, ShardSizes(p), kept, inputs, over, seconds, limit, HOLES)
         return sorted(found, key=lambda x: -x.bytes)
 
     def scheduled_seconds(self, op: KernelOp) -> float:

@@ -93,9 +93,11 @@ class Clock:
         takes = _Remembering(physical, self.boxings.network, (), self.known, self.said)
         run = takes.overlapped()
         sent, exposed, talked, waited = (defaultdict[int, float](float) for _ in range(4))
+        # What ops that run again make is none of the program's values: the search has other ids for it.
+        known = len(self.candidates.graph.values)
         for e in executed(physical.steps):
             if isinstance(e.step, Box):
-                if takes.box_bytes(e.step) > 0:
+                if takes.box_bytes(e.step) > 0 and e.step.value < known:
                     sent[e.step.value] += e.assumed * takes.seconds_of(e.step)
                     exposed[e.step.value] += run.exposed_of(e.step)
             elif isinstance(e.step, Compute):
@@ -115,7 +117,7 @@ class Exposure:
 
     def __init__(self, model: Model, network: CostNetwork) -> None:
         self.model, self.network = model, network
-        self.phases = phases_of(model.graph)
+        self.phases = phases_of(model.graph) | _phases_of_later(model)
         self.groups: list[Hashable] = [
             (id(table), self.phases[v])
             for (_, _, table), v in zip(network.edges, model.edge_values, strict=True)
@@ -157,9 +159,8 @@ class Exposure:
         """
         sent, exposed = defaultdict[Hashable, float](float), defaultdict[Hashable, float](float)
         for v, seconds in times.sent.items():
-            if v in self.phases:  # what ops that run again are given is nothing of the problem
-                sent[self.phases[v]] += seconds
-                exposed[self.phases[v]] += times.exposed[v]
+            sent[self.phases[v]] += seconds
+            exposed[self.phases[v]] += times.exposed[v]
         found: dict[Hashable, float] = {}
         for group, values in self.values.items():
             phase = self.phases[next(iter(values))]
@@ -199,6 +200,16 @@ class Exposure:
 def _scaled(table: Table, share: float) -> Table:
     """What is forbidden stays so."""
     return np.where(np.isinf(table), table, table * share)
+
+
+def _phases_of_later(model: Model) -> dict[int, str]:
+    """The same of the values that stand for later uses of others (plan/recompute.py): when they are used."""
+    roles, made = {n.id: n.role.derived for n in model.graph.nodes}, phases_of(model.graph)
+    found = dict[int, str]()
+    for v in (x for x in dict.fromkeys(model.edge_values) if x not in made):
+        users = [u.user for u in model.demand.get(v, ()) if u.user in roles]
+        found[v] = roles[min(users)] if users else "backward"
+    return found
 
 
 def phases_of(graph: Graph) -> dict[int, str]:

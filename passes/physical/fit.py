@@ -30,6 +30,10 @@ LEAST_TRIES, TRIES = 2, 12
 if the time is over."""
 MARGIN = 0.998
 """Of what the next try may use."""
+HELPED = 0.995
+"""Of the smallest peak yet: what is found needs no more than this, or the next try may use much less."""
+MOST_STEP = 0.85
+"""Of what the last try was counted to use, then."""
 SECONDS = 20.0
 """For all tries, where no time limit is given."""
 SMALLEST_SECONDS = 4.0
@@ -141,7 +145,24 @@ class LimitedProblem:
         needed = self.peak_bytes(fastest)
         if needed <= self.limit_bytes:
             return FittedSignatures(fastest, needed)
-        return replace(self.tried_out(self.fit(fastest), fastest), needed_bytes=needed)
+        return replace(self.tried_out(self.fitted(fastest), fastest), needed_bytes=needed)
+
+    def fitted(self, fastest: ChosenSignatures) -> FittedSignatures:
+        """What `fit` finds; if nothing fits, what it finds of plans in which no op runs again."""
+        began, found = time.monotonic(), self.fit(fastest)
+        if found.smallest is None or not self.recomputes:
+            return found
+        left = None
+        if self.time_limit_seconds is not None:
+            left = self.time_limit_seconds - (time.monotonic() - began)
+            left = max(left, LAST_SHARE * self.time_limit_seconds)
+        plain = replace(self, recomputes=False, time_limit_seconds=left).fit(fastest)
+        if plain.smallest is None:
+            # Its bound is of plans in which no op runs again.
+            return replace(plain, assignment=replace(plain.assignment, bound=fastest.bound))
+        smallest = min(found.smallest, plain.smallest, key=lambda x: x.bytes)
+        bound = min(found.smallest.bound_bytes, smallest.bytes)
+        return replace(found, smallest=replace(smallest, bound_bytes=bound))
 
     def tried_out(self, found: FittedSignatures, fastest: ChosenSignatures) -> FittedSignatures:
         """The same, or what is cheaper and fits in a program so small that all plans can be looked at."""
@@ -189,7 +210,8 @@ class LimitedProblem:
         if starts.price:
             search.charge(starts.free, starts.price)
         tries = LimitedTries(model, network, search, until)
-        found, bound = search.run(), fastest.bound
+        found, bound, power = search.run(), fastest.bound, 1
+        low, high = 0.0, math.inf  # what is counted of plans: none was found with this, one with that
         smallest: SmallestPeak | None = None
         for k in range(TRIES):
             assignment = model.chosen(found.states, found.cost, found.bound)
@@ -198,10 +220,17 @@ class LimitedProblem:
                 bound = max(bound, assignment.bound)
             if tried.bytes <= self.limit_bytes:
                 return self.with_room_left(tries, replace(assignment, bound=bound), tried.bytes)
+            if smallest is not None and tried.bytes > HELPED * smallest.bytes:
+                power *= 2  # less of what is counted was not less of what is needed
             smallest = tried if smallest is None or tried.bytes < smallest.bytes else smallest
-            if not found.fits or (k >= LEAST_TRIES and time.monotonic() > until):
+            if found.fits:
+                high = min(found.peak_bytes, search.budget.limit)
+            else:
+                low = search.budget.limit
+            if high < NEAR * low or math.isinf(high) or (k >= LEAST_TRIES and time.monotonic() > until):
                 break
-            target = min(found.peak_bytes, search.budget.limit) * MARGIN * self.limit_bytes / tried.bytes
+            part = max((MARGIN * self.limit_bytes / tried.bytes) ** power, MOST_STEP if power > 1 else 0.0)
+            target = max(high * min(part, MARGIN), math.sqrt(low * high))
             found = search.go_on(target, max((until - time.monotonic()) / 2, LAST_SHARE * seconds))
         assert smallest is not None
         left = max((until - time.monotonic()) / 2, LAST_SHARE * seconds)

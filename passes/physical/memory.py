@@ -77,6 +77,7 @@ def peak(
     donated: Mapping[Version, Version] | None = None,
     seconds: Seconds | None = None,
     limit_bytes: float = math.inf,
+    holes: float = 0.0,
 ) -> list[Live]:
     """What a device holds when it holds most.
 
@@ -86,6 +87,7 @@ def peak(
       donated: results, and the argument whose memory each takes.
       seconds: of an op; None where collectives are not hidden at the cost of memory.
       limit_bytes: what there is; what needs more does not hide collectives either, as XLA's scheduler.
+      holes: of what shares the space, what lies unused between.
     """
     ops, there = peeled_ops(steps, sizes), list(dict.fromkeys(held))
     known = {*there, *(v for op in ops for v in op.writes)}
@@ -93,11 +95,16 @@ def peak(
     rest = [Live(v, sizes.bytes(v)) for v in (*there, *(v for v in results if v not in taken))]
     k, spaces = kernels(ops, sizes, results, there), Spaces(taken, frozenset(results), seconds=seconds)
     found = alive(k, sizes, spaces)
-    if sum(x.bytes for x in (*rest, *found)) > limit_bytes and seconds is not None:
+    needed = _bytes(rest) + (1.0 + holes) * _bytes(found)
+    if needed > limit_bytes and seconds is not None:
         # XLA makes several orders, and takes the one with the smallest peak (`DefaultMemoryScheduler`).
         saving = (alive(k, sizes, replace(spaces, seconds=None, hastens=h)) for h in (True, False))
-        found = min(found, *saving, key=lambda live: sum(x.bytes for x in live))
+        found = min(found, *saving, key=_bytes)
     return [*rest, *found]
+
+
+def _bytes(live: Iterable[Live]) -> float:
+    return sum(x.bytes for x in live)
 
 
 def alive(k: Kernels, sizes: ShardSizes, spaces: Spaces) -> list[Live]:
@@ -289,7 +296,7 @@ def _inside(step: Border, sizes: ShardSizes, seconds: Seconds | None) -> list[Li
     What enters whole is the outer tensor, and a carried value takes the space of the last one.
     """
     bodies = [_body(step, k, sizes, seconds) for k in range(len(step.bodies))]
-    return max(bodies, key=lambda live: sum(x.bytes for x in live), default=[])
+    return max(bodies, key=_bytes, default=[])
 
 
 def _body(step: Border, k: int, sizes: ShardSizes, seconds: Seconds | None) -> list[Live]:

@@ -16,12 +16,13 @@ from typing import TypeGuard
 from sbp import compat
 from sbp.passes.plan.candidates import Candidates, Strategy
 from sbp.passes.plan.clusters import Cluster, op_count
+from sbp.passes.plan.later import is_plain
 from sbp.passes.plan.model import ChosenSignatures
 from sbp.passes.plan.traffic import OpTraffic
 from sbp.passes.program.graph import Const, Node, Operand, Value, make_node
 from sbp.passes.program.trace import prune
 from sbp.rules import Row
-from sbp.signature import NdSbp
+from sbp.signature import B, NdSbp, Split
 
 _HELD = OpTraffic((0,), (False,))
 """A barrier moves nothing."""
@@ -52,7 +53,8 @@ class _Copying:
     """Walks the ops in order and puts copies before the first op that needs them.
 
     `again` has what stands for each recomputed value, `strategies` and `traffic` those of the new ops,
-    `through` the barriers that each copy reads through, `group` what went through the barrier at hand.
+    `through` the barriers that each copy reads through, `group` what went through the barrier at hand, `spot`
+    what its copies compute where they read it, made by `light`.
     """
 
     def __init__(self, c: Candidates, a: ChosenSignatures) -> None:
@@ -66,6 +68,10 @@ class _Copying:
         self.traffic: dict[int, OpTraffic] = {}
         self.through: dict[int, set[int]] = {}
         self.group: dict[tuple[int, NdSbp, bool], Node] = {}
+        self.spot: dict[int, int] = {}
+        self.light: list[Node] = []
+        self.written = {life.value for life in c.lives}
+        self.inputs = dict(zip(c.graph.inputs, a.inputs, strict=True))
         self.anchors: dict[int, int] = {}
         self.ids = itertools.count(2 * self.first)
         self.barriers = itertools.count(1 + max((n.barrier for n in c.graph.walk()), default=0))
@@ -118,7 +124,7 @@ class _Copying:
         if not wanted:
             return
         makers = sorted((self.makers[v] for v in wanted), key=lambda n: self.place[n.id])
-        barrier, self.group = next(self.barriers), {}
+        barrier, self.group, self.spot, self.light = next(self.barriers), {}, {}, []
         # The barrier stands before all copies of its group.
         made = [self.copied(node, barrier, user) for node in makers]
         anchor = self.anchor(user, makers)
@@ -127,7 +133,7 @@ class _Copying:
             maker = self.makers[anchor]
             nd = self.a.strategies[maker.id].results[maker.outputs.index(anchor)]
             self.hold(anchor, nd, False, barrier, user)
-        self.nodes.extend(made)
+        self.nodes.extend((*self.light, *made))
 
     def needed(self, values: Sequence[int | Const]) -> set[int]:
         """Recomputed values that are not there yet, those that others are made of too."""
@@ -145,22 +151,55 @@ class _Copying:
         """An op that runs again for another."""
         strategy, own = self.a.recomputed[node.outputs[0]].strategy, self.first + node.id
         self.through[own] = set()
+        inputs = self.operands(node, strategy, own, barrier, user)
+        self.again[node.outputs[0]] = self.value(node.outputs[0])
+        self.strategies[own] = strategy
+        if node.id in self.c.traffic:
+            self.traffic[own] = self.c.traffic[node.id]
+        outputs = (self.again[node.outputs[0]],)
+        return replace(node, id=own, inputs=inputs, outputs=outputs, role=user.role)
+
+    def operands(
+        self, node: Node, strategy: Strategy, own: int, barrier: int, user: Node
+    ) -> tuple[Operand, ...]:
+        """What an op that runs again reads: what is made again too, or what has gone through the barrier."""
         inputs = list[Operand]()
         for x, nd, strict in zip(node.inputs, strategy.operands, strategy.strict, strict=True):
             if isinstance(x, Const):
                 inputs.append(x)
             elif x in self.a.recomputed:
                 inputs.append(self.again[x])
+            elif self.is_on_the_spot(x, nd):
+                inputs.append(self.on_the_spot(x, barrier, user))
             else:
                 held = self.hold(x, nd, strict, barrier, user)
                 inputs.append(held.outputs[0])
-                self.through[own].add(held.id)
-        self.again[node.outputs[0]] = self.value(node.outputs[0])
-        self.strategies[own] = strategy
-        if node.id in self.c.traffic:
-            self.traffic[own] = self.c.traffic[node.id]
-        outputs = (self.again[node.outputs[0]],)
-        return replace(node, id=own, inputs=tuple(inputs), outputs=outputs, role=user.role)
+                self.through.setdefault(own, set()).add(held.id)
+        return tuple(inputs)
+
+    def is_on_the_spot(self, x: int, wanted: NdSbp) -> bool:
+        """Whether a value is computed where it is read, of scalars and arguments as they lie: a mask, a row
+        that is repeated. In the barrier it would be written, and kept until then."""
+        node = self.makers.get(x)
+        if node is None or x in self.written or x in self.a.recomputed or not is_plain(node):
+            return False
+        strategy = self.a.strategies[node.id]
+        given = zip(node.inputs, strategy.operands, strict=True)
+        cut = zip(strategy.results[0], wanted, strict=True)
+        return all(a == b or (a == B and isinstance(b, Split)) for a, b in cut) and all(
+            isinstance(y, Const) or self.inputs.get(y) == nd or self.is_on_the_spot(y, nd) for y, nd in given
+        )
+
+    def on_the_spot(self, x: int, barrier: int, user: Node) -> int:
+        """The same, computed for a group."""
+        if x not in self.spot:
+            node, own, made = self.makers[x], next(self.ids), self.value(x)
+            self.spot[x], self.strategies[own] = made, self.a.strategies[node.id]
+            if node.id in self.c.traffic:
+                self.traffic[own] = self.c.traffic[node.id]
+            inputs = self.operands(node, self.strategies[own], own, barrier, user)
+            self.light.append(replace(node, id=own, inputs=inputs, outputs=(made,), role=user.role))
+        return self.spot[x]
 
     def hold(self, x: int, nd: NdSbp, strict: bool, barrier: int, user: Node) -> Node:
         """What takes a value through the barrier of a group."""

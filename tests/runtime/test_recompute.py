@@ -46,13 +46,13 @@ def compiled(limit: float | None) -> Any:
 def fitted() -> Any:
     args = arguments()
     needed = compiled(None).plan(*args).memory_bytes
-    program = compiled(0.6 * needed)
+    program = compiled(0.65 * needed)
     return program, program.plan(*args), args, needed
 
 
 def test_a_plan_under_a_limit_recomputes_and_says_so(fitted: Any) -> None:
     _, plan, _, needed = fitted
-    assert plan.memory_bytes <= 0.6 * needed and plan.bound <= plan.seconds
+    assert plan.memory_bytes <= 0.65 * needed and plan.bound <= plan.seconds
     assert any("are recomputed for later uses instead of being kept" in note for note in plan.notes)
     assert any(note.startswith("run again: test_recompute.py:") for note in plan.notes)
     physical = plan.physical
@@ -71,7 +71,7 @@ def test_values_and_gradients_are_those_of_one_device(fitted: Any) -> None:
 def test_a_plan_that_recomputes_can_be_taken_again(fitted: Any, tmp_path: Any) -> None:
     _, plan, args, needed = fitted
     plan.save(tmp_path / "plan.json")
-    options = sbp.Options(plan=tmp_path / "plan.json", memory_limit=0.6 * needed, cache=False)
+    options = sbp.Options(plan=tmp_path / "plan.json", memory_limit=0.65 * needed, cache=False)
     again = sbp.compile(step, PLACE, in_sbp=(sbp.AUTO, [sbp.S(0)], sbp.AUTO), options=options).plan(*args)
     assert again.memory_bytes == plan.memory_bytes and again.choice.recomputed == plan.choice.recomputed
     assert check_plan(json.loads((tmp_path / "plan.json").read_text())).wrong == ()

@@ -4,11 +4,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from sbp.hardware import Hardware
-from sbp.passes.physical.exposure import Clock
+from sbp.passes.physical.exposure import Clock, Exposure
 from sbp.passes.physical.fit import LimitedProblem, LimitedStart
 from sbp.passes.physical.hidden_limited import _least_peak, _LimitedLooks, shortest_within
 from sbp.passes.physical.merged import merge_ops
@@ -17,7 +19,12 @@ from sbp.passes.plan.budget import Budget
 from sbp.passes.plan.cheapest import choose
 from sbp.passes.plan.model import ChosenSignatures, Model
 from sbp.passes.plan.network import CostNetwork
+from sbp.passes.plan.recompute import RecomputingModel
+from sbp.passes.plan.solve import solve
+from sbp.passes.program.trace import trace
+from sbp.placement import placement
 from tests.passes.physical.test_hidden import HARDWARE, SLOW, beside, chain, problem, sent_twice, two_products
+from tests.passes.plan.test_optimal import problem as plain_problem
 
 WITHIN = 1.1
 """Of the shortest step of all assignments that fit. What a plan hides that is unlike all that were looked at
@@ -72,7 +79,7 @@ def test_step_is_near_the_shortest_that_fits(fn: Callable[..., Any], hardware: H
 
 def test_what_the_cheapest_takes_is_told() -> None:
     """A plan that is taken for its step says what the cheapest takes; and all parallelisms were looked at."""
-    asked, start, cheapest, model, _ = limited(sent_twice, SLOW, 3.0)
+    asked, start, cheapest, model, _ = limited(sent_twice, SLOW, 4.0)
     found = shortest_within(asked, start, cheapest)
     clock = Clock(model.c, model.boxings)
     assert found.step_seconds < 0.98 * clock.times(cheapest).step_seconds
@@ -113,3 +120,25 @@ def test_least_peak_is_below_all() -> None:
     for _ in range(50):
         states = [int(rng.integers(theta.size)) for theta in start.network.unary]
         assert budget.peak_bytes(states) >= least * (1 - 1e-9)
+
+
+def test_values_for_later_uses_have_the_phase_of_these() -> None:
+    """They are beyond the program's own values; every group of moves has a share."""
+
+    def loss(ws: Any, x: Any) -> Any:
+        for w in ws:
+            x = x + jax.nn.softmax(x @ w)
+        return (x**2).mean()
+
+    ws, x = [jax.ShapeDtypeStruct((64, 64), jnp.float32)] * 3, jax.ShapeDtypeStruct((256, 64), jnp.float32)
+    place = placement("cpu", shape=(4,))
+    given = plain_problem(trace(jax.grad(loss), (ws, x), {}).graph, place)
+    model = RecomputingModel(*given, 1e5)
+    network = model.build()
+    later = {v for v in model.edge_values if v >= len(given[0].graph.values)}
+    exposure = Exposure(model, network)
+    assert later and {exposure.phases[v] for v in later} <= {"forward", "backward", ""}
+    clock, states = Clock(model.c, model.boxings), solve(network).states
+    times = clock.times(model.chosen(states, 0.0, 0.0))
+    assert max(times.sent, default=0) < len(model.c.graph.values)
+    assert set(exposure.shares(times)) >= set(exposure.groups)

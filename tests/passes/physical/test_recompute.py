@@ -81,3 +81,28 @@ def test_less_is_alive_and_more_is_computed() -> None:
     assert after.peak_bytes() < 0.8 * before.peak_bytes()
     assert after.seconds() > before.seconds()
     assert sum(isinstance(s, Compute) for s in made.steps) > sum(isinstance(s, Compute) for s in plain.steps)
+
+
+def masked_loss(ws: Any, x: Any) -> Any:
+    seen = jnp.tril(jnp.ones((512, 256), bool))
+    for w, u in ws:
+        x = x + jax.nn.softmax(jnp.where(seen, x @ w, -1e9)) @ u
+    return (x**2).mean()
+
+
+def test_what_is_computed_where_it_is_read_goes_through_no_barrier() -> None:
+    """A mask and the number that is put under it would be written, and kept, only to be read again."""
+    given = problem(trace(jax.grad(masked_loss), ([(W, U)] * 3, X), {}).graph, PLACE)
+    graph, plain = given[0].graph, choose(*given, None)
+    made, uses, recomputed = graph.producers(), graph.consumers(), {}
+    for node in graph.nodes:
+        users = {n.id for n, _ in uses.get(node.outputs[0], ()) if n.role.undoes}
+        if node.op in ("select_n", "exp", "sub", "div") and not node.role.undoes:
+            recomputed[node.outputs[0]] = Recomputed(plain.strategies[node.id], frozenset(users))
+    copied = with_copies(given[0], replace(plain, recomputed=recomputed)).candidates.graph
+    held = {n.inputs[0] for n in copied.nodes if n.barrier >= 0}
+    scalars = {v for v in held if isinstance(v, int) and v in made and made[v].op == "broadcast_in_dim"}
+    assert held and not {v for v in scalars if all(not isinstance(x, int) for x in made[v].inputs)}
+    assert sum(n.op == "broadcast_in_dim" for n in copied.nodes) > sum(
+        n.op == "broadcast_in_dim" for n in graph.nodes
+    )
