@@ -69,7 +69,14 @@ class Choosing:
         Arguments:
           seconds: for both; None for no limit.
         """
-        begun, limit = time.monotonic(), self.request.terms.time_limit_seconds
+        begun, limit, left = (
+            time.monotonic(),
+            self.request.terms.time_limit_seconds,
+            self.request.seconds_left,
+        )
+        if limit is not None and left and seconds is not None:
+            # Half of the time is the search's under a limit on memory: this is early all the same.
+            limit *= min(seconds / left, 1.0)
         built = model_in_time(self.candidates, self.asked, self.boxings, limit, seconds)
         try:
             fastest = self._solved(built, begun, seconds)
