@@ -148,7 +148,7 @@ class LimitedProblem:
         return replace(self.tried_out(self.fitted(fastest), fastest), needed_bytes=needed)
 
     def fitted(self, fastest: ChosenSignatures) -> FittedSignatures:
-        """What `fit` finds; if nothing fits, what it finds among the fewer plans in which no op runs again."""
+        """What `fit` finds; if nothing fits, what it finds among the plans in which no op runs again."""
         began, found = time.monotonic(), self.fit(fastest)
         if found.smallest is None or not self.recomputes:
             return found
