@@ -69,11 +69,8 @@ class Choosing:
         Arguments:
           seconds: for both; None for no limit.
         """
-        begun, limit, left = (
-            time.monotonic(),
-            self.request.terms.time_limit_seconds,
-            self.request.seconds_left,
-        )
+        r = self.request
+        begun, limit, left = time.monotonic(), r.terms.time_limit_seconds, r.seconds_left
         is_late = limit is not None and left is not None and left < LATE * limit
         built = model_in_time(self.candidates, self.asked, self.boxings, seconds, is_late)
         try:

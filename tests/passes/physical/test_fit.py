@@ -69,7 +69,10 @@ def test_state_is_split_when_there_is_no_room_for_copies() -> None:
 
 def test_a_limit_that_is_kept_changes_nothing() -> None:
     fastest = planned(hardware=SLOW)
-    assert planned(fastest.memory_bytes, SLOW) == fastest
+    plan = planned(fastest.memory_bytes, SLOW)
+    # But that XLA's scheduler is told.
+    assert plan.hardware.scheduled_bytes == fastest.memory_bytes
+    assert replace(plan, hardware=fastest.hardware) == fastest
 
 
 def test_the_memory_of_the_device_is_a_limit_too() -> None:
