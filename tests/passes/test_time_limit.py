@@ -168,8 +168,10 @@ def test_one_that_was_proven_does_not() -> None:
 
 
 def test_time_kept_for_memory_does_not_narrow_a_search() -> None:
-    """Where the values of a program are more than a device has, half of the time is for the cheapest plan; that
-    is not too late for the strategies that differ from axis to axis."""
+    """Where the values of a program are more than a device has, half of the time is for the cheapest plan.
+
+    That is not too late for the strategies that differ from axis to axis.
+    """
     small = dataclasses.replace(sbp.hardware.hardware_for("h100"), memory_bytes=1e6)
     grid = sbp.placement("h100", shape=(2, 4))
     plans = [
