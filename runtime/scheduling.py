@@ -25,7 +25,7 @@ MOST_HUNDREDTHS = 95
 def compiler_options(physical: Physical, hardware: Hardware, donated: Collection[int]) -> Mapping[str, int]:
     """The options for XLA under a limit on memory; none without one, and none but on GPUs."""
     limit = hardware.scheduled_bytes
-    if limit is None or hardware.platform != "gpu" or not math.isfinite(hardware.memory_bytes):
+    if hardware.platform != "gpu" or not math.isfinite(max(limit, hardware.memory_bytes)):
         return {}
     p, sizes = physical, ShardSizes(physical)
     results = ((x, nd) for x, nd in zip(p.graph.outputs, p.outputs, strict=True) if not isinstance(x, Const))

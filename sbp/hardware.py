@@ -55,7 +55,7 @@ class Hardware:
         peaks, and collectives go by formula over a link of another rate.
       curves: of one without a chip, measured collectives inside the innermost level, each with its kind (one
         of `sbp.rates.collectives.KINDS`), in place of the rate of that level.
-      scheduled_bytes: what XLA's scheduler is told that a device has; None for `memory_bytes`.
+      scheduled_bytes: what XLA's scheduler is told that a device has; infinite where nothing is said.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Hardware:
     launch_seconds: float = 0.0
     chip: str = ""
     curves: tuple[tuple[str, CollectiveCurve], ...] = ()
-    scheduled_bytes: float | None = None
+    scheduled_bytes: float = math.inf
 
     def flops(self, itemsize: int) -> float:
         """The rate that a matrix product of this item size can be planned with, FLOP/s."""

@@ -158,7 +158,7 @@ class Evaluator:
         results = zip(p.graph.outputs, p.outputs, strict=True)
         kept = [(x, nd) for x, nd in results if not isinstance(x, Const)]
         over, hardware = donations(p, self.donated), self.network.hardware
-        limit = hardware.memory_bytes if hardware.scheduled_bytes is None else hardware.scheduled_bytes
+        limit = min(hardware.memory_bytes, hardware.scheduled_bytes)
         hides = self.network.hardware.platform in OVERLAPPING
         seconds = self.scheduled_seconds if hides else None
         found = peak(p.steps, ShardSizes(p), kept, inputs, over, seconds, limit, HOLES)
