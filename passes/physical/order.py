@@ -122,7 +122,8 @@ def _wait(k: Kernels, when: list[float]) -> None:
 def _delay(k: Kernels, when: list[float], elsewhere: Collection[Buffer]) -> None:
     """What is made of less than it takes is made when it is needed first."""
     for i in reversed(range(len(k.ops))):
-        if k.ops[i].kind is not Fusing.LOOP or not k.made[i]:
+        # What only a barrier waits for is written, and read by nobody.
+        if k.ops[i].kind is not Fusing.LOOP or not any(t.readers for t in k.made[i]):
             continue
         first = min(when[r] for t in k.made[i] for r in t.readers)
         longer = sum(

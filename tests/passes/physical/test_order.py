@@ -7,7 +7,7 @@ import pytest
 from sbp import P, S
 from sbp.passes.boxing.moves import Move
 from sbp.passes.physical.fusing import Fusing, KernelOp
-from sbp.passes.physical.kernels import Kernels, kernels
+from sbp.passes.physical.kernels import Buffer, Kernels, kernels
 from sbp.passes.physical.order import turns
 from sbp.passes.physical.program import Box, Version
 
@@ -107,6 +107,13 @@ def test_a_product_that_frees_more_than_it_makes_runs_early(monkeypatch: pytest.
     # What it makes is more than what it frees: it has its turn.
     ops[-1] = product([9], [10])
     assert ordered(ops, [10, 3]) == [0, 1, 2, 3, 4]
+
+
+def test_what_nobody_reads_has_its_turn() -> None:
+    sizes: Any = Alike()
+    k = kernels([op(Fusing.LOOP, [], [9]), product([1], [2])], sizes, [version(2)], [version(1)])
+    k.made[0].append(Buffer(version(9), 9.0, 0, written=True))  # type: ignore[attr-defined]
+    assert turns(k, set(), None).born[:2] == [0, 1]
 
 
 MB = 1_000_000
