@@ -164,8 +164,9 @@ class Evaluator:
         found = peak(p.steps, ShardSizes(p), kept, inputs, over, seconds, limit, HOLES)
         return sorted(found, key=lambda x: -x.bytes)
 
-    def scheduled_seconds(self, op: KernelOp) -> float:
+    def scheduled_seconds(self, op: KernelOp, *more: KernelOp) -> float:
         """How long XLA's scheduler takes an op to be: collectives by its table, kernels by peak rates.
+        Collectives that are sent as one are one to it.
 
         Products of float32 take what their arithmetic does, at the rate of large ones
         (matmul_interpolator.cc); for those of other types, and for loops, it has next to nothing
@@ -175,7 +176,9 @@ class Evaluator:
         if op.name == "conv_general_dilated":
             return CALL_SECONDS
         if isinstance(step, Box) and op.sends:
-            return self.believed_seconds(step.move.axes, self.box_seconds(step))
+            boxes = [x.step for x in (op, *more) if isinstance(x.step, Box)]
+            one = self.combined_seconds(boxes) if more else self.box_seconds(step)
+            return self.believed_seconds(step.move.axes, one)
         if isinstance(step, Compute) and op.name in PRODUCTS:
             is_known = op.reads and str(graph.values[op.reads[0][0]].dtype) == "float32"
             if not is_known:

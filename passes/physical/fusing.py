@@ -133,8 +133,8 @@ class KernelOp:
         return self.step.node.op if isinstance(self.step, Compute | Border) else ""
 
 
-Seconds: TypeAlias = Callable[[KernelOp], float]
-"""How long an op takes."""
+Seconds: TypeAlias = Callable[..., float]
+"""How long an op takes, or collectives that are sent as one."""
 
 
 def op_of(step: Step, physical: Physical) -> KernelOp:

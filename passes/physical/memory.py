@@ -33,7 +33,7 @@ from sbp.passes.physical.layouts import Turned, turned
 from sbp.passes.physical.order import Turns, turns
 from sbp.passes.physical.pools import places
 from sbp.passes.physical.program import Border, Box, Step, Version
-from sbp.passes.physical.trips import peeled_ops, sent_later, trip_ops
+from sbp.passes.physical.trips import TripOps, peeled_ops, sent_later, sunk_into, trip_ops
 
 LONGEST_ROW = 32_768
 """Longer rows are reduced in two steps (`RowReductionRaceFreeBound`: 32 threads, 1,024 elements each)."""
@@ -135,7 +135,7 @@ def alive(k: Kernels, sizes: ShardSizes, spaces: Spaces) -> list[Live]:
         if op.held_bytes and k.runs(i):
             sweep.add(Live(op.writes[0], op.held_bytes), turn.born[i], turn.read[i])
         if isinstance(op.step, Border) and k.runs(i):
-            sweep.inside(turn.born[i], _inside(op.step, sizes, spaces.seconds))
+            sweep.inside(turn.born[i], _inside(op, sizes, spaces.seconds))
     return sweep.most()
 
 
@@ -290,16 +290,17 @@ class _Sweep:
         return [*here, *self.bodies.get(at, ())]
 
 
-def _inside(step: Border, sizes: ShardSizes, seconds: Seconds | None) -> list[Live]:
+def _inside(op: KernelOp, sizes: ShardSizes, seconds: Seconds | None) -> list[Live]:
     """What the hungriest body of a loop or a branch holds beyond what is counted outside of it.
 
     What enters whole is the outer tensor, and a carried value takes the space of the last one.
     """
-    bodies = [_body(step, k, sizes, seconds) for k in range(len(step.bodies))]
+    step = op.step
+    assert isinstance(step, Border)
+    bodies = [_body(trip_ops(step, k, sizes, sunk_into(op)), sizes, seconds) for k in range(len(step.bodies))]
     return max(bodies, key=_bytes, default=[])
 
 
-def _body(step: Border, k: int, sizes: ShardSizes, seconds: Seconds | None) -> list[Live]:
-    trip = trip_ops(step, k, sizes)
+def _body(trip: TripOps, sizes: ShardSizes, seconds: Seconds | None) -> list[Live]:
     spaces = Spaces(trip.taken, frozenset(trip.taken), seconds)
     return alive(kernels(trip.ops, sizes, trip.whole, trip.held), sizes, spaces)

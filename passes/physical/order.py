@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from sbp.passes.physical.fusing import Fusing, KernelOp, Seconds
+from sbp.passes.physical.fusing import PRODUCTS, Fusing, KernelOp, Seconds
 from sbp.passes.physical.kernels import Buffer, Kernels
 from sbp.passes.physical.latency_hiding import hidden_order, plain_order
 from sbp.passes.physical.schedule_nodes import hiding_ops, is_packed, schedule_nodes, sent_together
@@ -122,7 +122,8 @@ def _wait(k: Kernels, when: list[float]) -> None:
 def _delay(k: Kernels, when: list[float], elsewhere: Collection[Buffer]) -> None:
     """What is made of less than it takes is made when it is needed first."""
     for i in reversed(range(len(k.ops))):
-        if k.ops[i].kind is not Fusing.LOOP or not k.made[i]:
+        # What only a barrier waits for is written, and read by nobody.
+        if k.ops[i].kind is not Fusing.LOOP or not any(t.readers for t in k.made[i]):
             continue
         first = min(when[r] for t in k.made[i] for r in t.readers)
         longer = sum(
@@ -133,10 +134,10 @@ def _delay(k: Kernels, when: list[float], elsewhere: Collection[Buffer]) -> None
 
 
 def _hasten(k: Kernels, when: list[float], elsewhere: Collection[Buffer], together: Collection[int]) -> None:
-    """What frees more than it takes runs as soon as it can; a product has its turn, and so have collectives
-    that are combined."""
+    """What frees more than it takes runs as soon as it can; loops with products have their turns, and so have
+    collectives that are combined."""
     for i, op in enumerate(k.ops):
-        if op.product or i in together or not k.runs(i):
+        if i in together or not k.runs(i):
             continue
         ready = max((when[m] for m in k.makers(i)), default=-1.0)
         makes = sum(t.bytes for t in k.made[i] if t not in elsewhere)
@@ -144,6 +145,8 @@ def _hasten(k: Kernels, when: list[float], elsewhere: Collection[Buffer], togeth
             t.bytes for t in k.read[i] if t not in elsewhere and max(when[r] for r in t.readers) <= when[i]
         )
         # A reduction is merged with what makes its operand, or reads the same (multi-output fusion).
+        if op.product and (freed <= makes or op.name not in PRODUCTS):
+            continue
         reduces = op.kind is Fusing.ROOT and makes < sum(t.bytes for t in k.read[i])
         if ready + 1 < when[i] and (freed >= makes or reduces):
             when[i] = ready + 0.25

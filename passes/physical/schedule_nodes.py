@@ -48,11 +48,15 @@ def schedule_nodes(
     Arguments:
       together: collectives that are sent as one.
       when: per op, its place in the order that takes little memory.
-      seconds: of an op.
+      seconds: of an op, or of collectives that are sent as one.
     """
 
     def taken(*members: int) -> float:
-        return 0.0 if seconds is None else sum(seconds(k.ops[i]) for i in members)
+        if seconds is None:
+            return 0.0
+        ops = [k.ops[i] for i in members]
+        one = all(isinstance(op.step, Box) and op.sends for op in ops)
+        return seconds(*ops) if one else sum(seconds(op) for op in ops)
 
     nodes = list[ScheduleNode]()
     for i, pooled in pool_gradients(k):

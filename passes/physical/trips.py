@@ -7,14 +7,15 @@ that are recomputed for their gradients need no gradient yet.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sbp.passes.physical.fusing import Fusing, KernelOp, ShardSizes, op_of
 from sbp.passes.physical.kernels import Kernels, kernels
-from sbp.passes.physical.program import Border, Box, Step, Version
-from sbp.passes.program.control import ports, trips
+from sbp.passes.physical.program import Border, Box, Step, Version, reads
+from sbp.passes.program.control import Port, ports, trips
 from sbp.passes.program.graph import Const
+from sbp.signature import NdSbp
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,24 +35,58 @@ class TripOps:
     taken: Mapping[Version, Version]
 
 
-def trip_ops(step: Border, k: int, sizes: ShardSizes) -> TripOps:
-    """A trip through body `k`: a slice of a scanned tensor is a loop, and so is what goes into a stack."""
+def trip_ops(step: Border, k: int, sizes: ShardSizes, sunk: Collection[Version] = ()) -> TripOps:
+    """A trip through body `k`: a slice of a scanned tensor is a loop, and so is what goes into a stack.
+
+    Arguments:
+      sunk: what a trip makes itself, though it enters (`sunk_into`).
+    """
     inputs = set(step.node.bodies[k].inputs)
     slices, held, stacked, whole = list[Version](), list[Version](), list[Version](), list[Version]()
     taken = dict[Version, Version]()
     for p, nd in zip(ports(step.node), step.inside, strict=True):
         entering = [(v, nd) for v in p.enters if v in inputs]
+        made_inside = p.stacked or _outside(step, p, nd) in sunk
         leaving = [(x, nd) for x in p.left_by(k) if isinstance(x, int)]
-        (slices if p.stacked else held).extend(entering)
+        (slices if made_inside else held).extend(entering)
         (stacked if p.stacked else whole).extend(leaving)
         if not p.stacked and entering and leaving:
             taken[leaving[0]] = entering[0]
     ops = [
         *(KernelOp(Fusing.LOOP, (), (v,)) for v in slices),
-        *(op_of(s, sizes.physical) for s in step.bodies[k]),
+        *_sinking(step.bodies[k], sizes),
         *(KernelOp(Fusing.ROOT, (v,), ()) for v in stacked),
     ]
     return TripOps(ops, held, whole, taken)
+
+
+def sunk_into(op: KernelOp) -> list[Version]:
+    """What a loop makes itself in each trip, though it enters."""
+    if not isinstance(op.step, Border):
+        return []
+    read = {*op.reads, *op.straight}
+    return [v for v in reads(op.step) if v not in read]
+
+
+def _sinking(steps: Iterable[Step], sizes: ShardSizes) -> Iterator[KernelOp]:
+    """Steps as ops. A scalar that is repeated enters no loop, unless it is carried: XLA repeats it in each
+    trip, where it is merged into what reads it (while_loop_constant_sinking.cc)."""
+    repeated = set[Version]()
+    for step in steps:
+        op = op_of(step, sizes.physical)
+        if op.name == "broadcast_in_dim" and not op.reads:
+            repeated.update(op.writes)
+        if isinstance(step, Border) and len(step.bodies) == 1 and not repeated.isdisjoint(op.reads):
+            wired = list(zip(ports(step.node), step.inside, strict=True))
+            other = {_outside(step, p, nd) for p, nd in wired if p.stacked or p.result is not None}
+            op = replace(op, reads=[v for v in op.reads if v not in repeated or v in other])
+        yield op
+
+
+def _outside(step: Border, p: Port, nd: NdSbp) -> Version | None:
+    """The tensor outside that enters at a port, if any."""
+    x = None if p.operand is None else step.node.inputs[p.operand]
+    return (x, p.outer(nd)) if isinstance(x, int) else None
 
 
 def sent_later(k: Kernels) -> list[KernelOp]:
@@ -64,9 +99,9 @@ def sent_later(k: Kernels) -> list[KernelOp]:
 def peeled_ops(steps: Sequence[Step], sizes: ShardSizes) -> list[KernelOp]:
     """Steps as ops, with the first trips of loops before them that are taken out."""
     out = list[KernelOp]()
-    for step in steps:
-        op = op_of(step, sizes.physical)
-        trip = _first_trip(step, sizes)
+    for op in _sinking(steps, sizes):
+        step = op.step
+        trip = None if step is None else _first_trip(step, sizes)
         if trip is not None:
             assert isinstance(step, Border)
             out.extend(replace(x, peeled=True) for x in (*_entering(step), *trip.ops))

@@ -7,7 +7,7 @@ import pytest
 from sbp import P, S
 from sbp.passes.boxing.moves import Move
 from sbp.passes.physical.fusing import Fusing, KernelOp
-from sbp.passes.physical.kernels import Kernels, kernels
+from sbp.passes.physical.kernels import Buffer, Kernels, kernels
 from sbp.passes.physical.order import turns
 from sbp.passes.physical.program import Box, Version
 
@@ -97,6 +97,23 @@ def test_what_is_made_of_little_is_made_late_and_what_frees_early() -> None:
     assert ordered(large, [2]) == [1, 2, 0, 3]
     small = [product([1], [9]), product([1], [5]), product([5], [6]), op(Fusing.ROOT, [9], [3])]
     assert ordered(small, [3, 6]) == [0, 3, 1, 2]
+
+
+def test_a_product_that_frees_more_than_it_makes_runs_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the gradient of the values of attention, which is the last to read the weights."""
+    monkeypatch.setattr(KernelOp, "name", "dot_general")
+    ops = [product([1], [9]), product([9], [5]), product([5], [8]), product([8, 5], [3]), product([9], [2])]
+    assert ordered(ops, [2, 3]) == [0, 4, 1, 2, 3]
+    # What it makes is more than what it frees: it has its turn.
+    ops[-1] = product([9], [10])
+    assert ordered(ops, [10, 3]) == [0, 1, 2, 3, 4]
+
+
+def test_what_nobody_reads_has_its_turn() -> None:
+    sizes: Any = Alike()
+    k = kernels([op(Fusing.LOOP, [], [9]), product([1], [2])], sizes, [version(2)], [version(1)])
+    k.made[0].append(Buffer(version(9), 9.0, 0, written=True))  # type: ignore[attr-defined]
+    assert turns(k, set(), None).born[:2] == [0, 1]
 
 
 MB = 1_000_000

@@ -20,6 +20,7 @@ from sbp.passes.physical.evaluate import (
     Evaluator,
     executed,
 )
+from sbp.passes.physical.fusing import op_of
 from sbp.passes.physical.program import Box, Compute
 
 WIDTH, ROWS, LAYERS = 8192, 65536, 6
@@ -196,6 +197,14 @@ def test_the_scheduler_has_one_figure_for_what_leaves_a_host() -> None:
     assert takes.believed_seconds((0,), 1e-3) == takes.believed_seconds((0, 1), 9e-3) == BETWEEN_HOSTS_SECONDS
     assert takes.believed_seconds((1,), 1e-3) == 1e-3
     assert takes.believed_seconds((1,), 1e-6) == SHORTEST_COLLECTIVE_SECONDS
+
+
+def test_collectives_that_are_sent_as_one_are_one_to_the_scheduler() -> None:
+    devices = sbp.placement("h100", shape=(2, 8))
+    takes = evaluator(planned(jax.grad(loss), (WEIGHTS, IMAGES), ([B, B], [S(0), S(0)]), devices))
+    found = [op_of(s, takes.physical) for s in takes.physical.steps if isinstance(s, Box)]
+    [first, *_] = sent = [op for op in found if op.sends]
+    assert takes.scheduled_seconds(first, *sent) == takes.scheduled_seconds(first) == BETWEEN_HOSTS_SECONDS
 
 
 def test_the_same_halo_is_sent_once() -> None:

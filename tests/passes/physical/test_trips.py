@@ -13,7 +13,7 @@ from sbp.passes.physical.fusing import Fusing, KernelOp, ShardSizes
 from sbp.passes.physical.kernels import kernels
 from sbp.passes.physical.order import turns
 from sbp.passes.physical.program import Border, Version
-from sbp.passes.physical.trips import peeled_ops, trip_ops
+from sbp.passes.physical.trips import peeled_ops, sunk_into, trip_ops
 
 LAYERS, N = 4, 256
 
@@ -63,6 +63,53 @@ def test_no_trip_is_taken_out(layers: int, devices: int) -> None:
     """There is no next one, or nothing to send."""
     ops, _ = ops_of(layers, devices)
     assert not any(op.peeled for op in ops)
+
+
+def scanned(low: Any, inside: bool) -> float:
+    """The bytes of a scan that reads a large tensor from outside, or makes it in each trip."""
+
+    def fn(ws: Any, x: Any) -> Any:
+        outside = low(x)
+
+        def layer(x: Any, w: Any) -> Any:
+            return jnp.where(x > 0, x @ w, low(x) if inside else outside), None
+
+        return lax.scan(layer, x, ws)[0]
+
+    one = sbp.placement("h100", shape=(1,))
+    return sbp.compile(fn, one).plan(floats(LAYERS, N, N), floats(N, N)).memory_bytes
+
+
+def test_a_repeated_scalar_enters_no_loop() -> None:
+    def repeated(x: Any) -> Any:
+        return jnp.full((N, N), -1e9, x.dtype)
+
+    assert scanned(repeated, inside=False) == pytest.approx(scanned(repeated, inside=True))
+
+    def sorted_rows(x: Any) -> Any:
+        return jnp.sort(x, 0)
+
+    ws, x = floats(LAYERS, N, N), floats(N, N)
+    rest = 4 * (ws.size + x.size)
+    assert scanned(sorted_rows, inside=False) - rest >= scanned(repeated, inside=False) - rest + 4 * N * N
+
+
+def test_what_a_trip_makes_itself_is_not_held_from_outside() -> None:
+    def fn(ws: Any, x: Any) -> Any:
+        low = jnp.full((N, N), -1e9, jnp.float32)
+        return lax.scan(lambda x, w: (jnp.where(x > 0, x @ w, low), None), x, ws)[0]
+
+    physical = (
+        sbp.compile(fn, sbp.placement("h100", shape=(1,))).plan(floats(LAYERS, N, N), floats(N, N)).physical
+    )
+    assert physical is not None
+    sizes = ShardSizes(physical)
+    [loop] = [op for op in peeled_ops(physical.steps, sizes) if isinstance(op.step, Border)]
+    sunk = sunk_into(loop)
+    assert isinstance(loop.step, Border)
+    whole, inside = trip_ops(loop.step, 0, sizes), trip_ops(loop.step, 0, sizes, sunk)
+    assert len(sunk) == 1 and len(inside.held) == len(whole.held) - 1
+    assert len(inside.ops) == len(whole.ops) + 1
 
 
 class Alike:
