@@ -60,7 +60,8 @@ def test_what_does_not_fit_is_refused_with_the_smallest_peak() -> None:
     assert problem.where == "waves on h100(x=1)"
     assert problem.got.endswith(" per device at the peak")
     assert problem.legal == "at most 80.0 GB, which h100 has"
-    assert re.match(r"the smallest peak that was found is [\d.]+ GB, and none below [\d.]+ GB by", problem.why)
+    said = r"the smallest peak that was found is [\d.]+ GB, and none below [\d.]+ GB by"
+    assert re.match(said, problem.why)
     assert "alive there: " in problem.why and "x [B] 30.0 GB" in problem.why
     assert problem.fix.endswith("Options(memory_limit=math.inf) to see the fastest plan of any size")
 
