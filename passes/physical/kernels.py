@@ -13,10 +13,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 
 from sbp.passes.physical.fusing import COSTLY, PARTIAL, PRODUCTS, PROLOGUES, Fusing, KernelOp, ShardSizes
-from sbp.passes.physical.program import Box, Compute, Version
+from sbp.passes.physical.program import Box, Compute, Version, barrier_of
 from sbp.passes.program.graph import Const
 
 DEEPEST = 8
@@ -116,6 +115,10 @@ class _Fusion:
         self.last: dict[Version, tuple[Buffer, bool]] = {}
         self.behind: dict[Version, frozenset[int]] = {}
         self.waits: list[frozenset[int]] = []
+        self.entering: dict[int, list[Version]] = {}
+        for op in ops:
+            if barrier_of(op.step) >= 0:
+                self.entering.setdefault(barrier_of(op.step), []).extend(op.reads)
         for v in held:
             self._there(v, sizes.bytes(v))
         for i, op in enumerate(ops):
@@ -127,7 +130,7 @@ class _Fusion:
             found = [(v, *self.last[v]) for v in op.reads]
             read = [(t, (straight or sent) and v in op.straight) for v, t, straight in found]
             self.reads.append(read)
-            self.waits.append(self._waits(i, op))
+            self.waits.append(self._waits(op))
             behind = self.waits[i] if op.kind is Fusing.VIEW else frozenset[int]()
             self.behind.update(dict.fromkeys(op.writes, behind))
             if op.kind is Fusing.VIEW and read:
@@ -142,15 +145,11 @@ class _Fusion:
             self.last.update((t.version, (t, True)) for t in made)
         self.uses = Counter(t for read in self.reads for t in {t for t, _ in read})
 
-    def _waits(self, i: int, op: KernelOp) -> frozenset[int]:
+    def _waits(self, op: KernelOp) -> frozenset[int]:
         """What an op waits for beside what it reads."""
         found = [self.behind.get(v, frozenset()) for v in op.reads]
         entering = [op.step.after] if isinstance(op.step, Box) and op.step.after is not None else []
-        barrier = _barrier_of(op)
-        if barrier >= 0:
-            group = takewhile(lambda x: _barrier_of(x) == barrier, self.ops[i:])
-            group_before = takewhile(lambda x: _barrier_of(x) == barrier, reversed(self.ops[:i]))
-            entering = [v for x in (*group_before, *group) for v in x.reads]
+        entering += self.entering.get(barrier_of(op.step), [])
         for v in entering:
             if v in self.last:
                 tensor, _ = self.last[v]
@@ -252,7 +251,3 @@ class _Fusion:
                 read[k].append(t)
         sources = [[t for t, _ in ts] for ts in self.reads]
         return Kernels(self.ops, made, read, tensors, sources, {v: self.last[v][0] for v in kept}, self.waits)
-
-
-def _barrier_of(op: KernelOp) -> int:
-    return op.step.node.barrier if isinstance(op.step, Compute) else -1

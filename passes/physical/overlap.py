@@ -15,7 +15,7 @@ from typing import Protocol, TypeAlias
 
 from sbp.passes.physical.combining import combined, in_order
 from sbp.passes.physical.fusing import Fusing, kind_of
-from sbp.passes.physical.program import Border, Box, Compute, Step, Version, reads, writes
+from sbp.passes.physical.program import Border, Box, Compute, Step, Version, barrier_of, reads, writes
 from sbp.passes.physical.streams import Stream, Task, task_times
 from sbp.passes.program.control import assumed_trips, ports
 from sbp.talk.local import Talk
@@ -133,7 +133,7 @@ class _Body:
 
     def add(self, steps: Sequence[Step]) -> None:
         """Takes the steps in; the ops of one barrier wait for all that any of them reads."""
-        for barrier, group in itertools.groupby(steps, _barrier_of):
+        for barrier, group in itertools.groupby(steps, barrier_of):
             together = list(group)
             gate: list[int] = []
             if barrier >= 0:
@@ -261,7 +261,3 @@ def _loop(step: Border, costs: Costs) -> _Run:
         else:
             total += body.run().times(times)
     return total
-
-
-def _barrier_of(step: Step) -> int:
-    return step.node.barrier if isinstance(step, Compute) else -1

@@ -128,15 +128,20 @@ def walk_steps(steps: Iterable[Step], times: int = 1) -> Iterator[tuple[Step, in
                 yield from walk_steps(body, times * trips(step.node))
 
 
+def barrier_of(step: Step | None) -> int:
+    """The barrier that a step is of; -1 for none."""
+    return step.node.barrier if isinstance(step, Compute) else -1
+
+
 def grouped(steps: Sequence[Step]) -> tuple[Step, ...]:
     """Brings the ops of one barrier together: they are lowered as one, after all that they wait for."""
     # XLA may compute a recomputation early, and so keep it, unless all that enters it waits behind ONE
     # barrier.
-    last = {s.node.barrier: i for i, s in enumerate(steps) if isinstance(s, Compute) and s.node.barrier >= 0}
+    last = {barrier_of(s): i for i, s in enumerate(steps)}
     held: dict[int, list[Step]] = {}
     out: list[Step] = []
     for i, step in enumerate(steps):
-        barrier = step.node.barrier if isinstance(step, Compute) else -1
+        barrier = barrier_of(step)
         if barrier < 0:
             out.append(step)
             continue

@@ -126,7 +126,7 @@ class LimitedSearch:
         if self.flat_budget.room.size:
             self.prices.begin_at(prices)
         if states is not None:
-            self._offer(np.array(self.reduction.project(states), dtype=np.int64))
+            self.start_from(states)
 
     def go_on(self, limit: float, limit_seconds: float | None) -> Fitted:
         """The answer under another limit, with the prices and the states that were found so far."""
