@@ -128,3 +128,19 @@ def test_what_nobody_needs_is_no_kernel() -> None:
 
     k = merged(fn, (N, N))
     assert sum(k.runs(i) for i in range(len(k.ops))) == 1
+
+
+def test_what_a_barrier_lets_through_waits_for_all_that_enters_it() -> None:
+    """Also what reads alone a product that was there long before; and what enters is written."""
+
+    def held(x: Any, y: Any) -> Any:
+        early, late = lax.optimization_barrier((x @ x, jnp.cos(y @ y)))
+        return jnp.sin(early), late @ y
+
+    k = merged(held, (N, N), (N, N))
+    names = [op.name for op in k.ops]
+    enters = {i for i, name in enumerate(names) if name in ("dot_general", "cos")}
+    reader = names.index("sin")
+    assert names.index("cos") in k.makers(reader)
+    assert set(k.makers(reader)) <= enters
+    assert "cos" in [k.ops[t.maker].name for t in k.tensors if t.maker >= 0]
