@@ -67,19 +67,26 @@ def recomputed_lines(
 def recomputed_notes(
     candidates: Candidates, chosen: ChosenSignatures, physical: Physical, network: Network
 ) -> tuple[str, ...]:
-    """Remarks on what is recomputed; none if nothing is."""
-    if not chosen.recomputed:
-        return ()
+    """Remarks on what is recomputed; none if nothing is, or only ops that are no kernels (a transpose)."""
     lines = recomputed_lines(candidates, chosen, physical, network)
     tensors, ops = sum(x.tensors for x in lines.values()), sum(x.ops for x in lines.values())
+    if not tensors:
+        return ()
     freed, taken = sum(x.freed_bytes for x in lines.values()), sum(x.seconds for x in lines.values())
     head = (
-        f"{tensors} tensors are recomputed for later uses instead of being kept, since memory is short: "
-        f"{ops} ops run again, {seconds_text(taken)}, and {bytes_text(freed)} per device need not be kept"
+        f"{'1 tensor is' if tensors == 1 else f'{tensors} tensors are'} recomputed for later uses instead of "
+        f"being kept, since memory is short: {ops_text(ops)} again, {seconds_text(taken)}, and "
+        f"{bytes_text(freed)} per device need not be kept"
     )
     large = [(at, x) for at, x in lines.items() if x.freed_bytes][:SHOWN]
     each = (
-        f"run again: {at}, {x.ops} ops; frees {bytes_text(x.freed_bytes)} for {seconds_text(x.seconds)}"
+        f"{at}: {ops_text(x.ops)} again, which frees {bytes_text(x.freed_bytes)} for "
+        f"{seconds_text(x.seconds)}"
         for at, x in large
     )
     return head, *each
+
+
+def ops_text(count: int) -> str:
+    """How many ops run: "1 op runs", "3 ops run"."""
+    return "1 op runs" if count == 1 else f"{count} ops run"

@@ -125,6 +125,8 @@ class Evaluator:
         """The time of moves that are sent as one: that of the largest, with the bytes of all."""
         sizes = [self.box_bytes(b) for b in boxes]
         largest = max(range(len(boxes)), key=sizes.__getitem__)
+        if sizes[largest] == 0:  # over an axis of one device
+            return 0.0
         (sent, dtype), times = self.physical.sent(boxes[largest]), sum(sizes) / sizes[largest]
         shape = (math.ceil(sent[0] * times), *sent[1:]) if sent else (math.ceil(times),)
         return self.network.seconds(boxes[largest].move, shape, dtype)

@@ -54,7 +54,7 @@ def test_a_plan_under_a_limit_recomputes_and_says_so(fitted: Any) -> None:
     _, plan, _, needed = fitted
     assert plan.memory_bytes <= 0.65 * needed and plan.bound <= plan.seconds
     assert any("are recomputed for later uses instead of being kept" in note for note in plan.notes)
-    assert any(note.startswith("run again: test_recompute.py:") for note in plan.notes)
+    assert any(note.startswith("test_recompute.py:") for note in plan.notes)
     physical = plan.physical
     assert isinstance(physical, Physical) and plan.choice.recomputed
     again = [s for s in physical.steps if isinstance(s, Compute) and s.node.id >= len(physical.graph.nodes)]

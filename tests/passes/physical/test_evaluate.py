@@ -92,3 +92,20 @@ def test_xla_schedules_by_figures_of_its_own() -> None:
     unknown = [op_of(s, half.physical) for s in half.physical.steps]
     takes = Evaluator(half.physical, Network(half.placement, half.hardware))
     assert [takes.scheduled_seconds(o) for o in unknown if o.name == "dot_general"] == [0.0]
+
+
+@pytest.mark.parametrize("shape", [(1,), (8, 1), (1, 8)])
+def test_an_axis_of_one_device_sends_nothing(shape: tuple[int, ...]) -> None:
+    """Moves over it are none, together as alone."""
+
+    def fn(ws: Any, x: Any) -> Any:
+        for w in ws:
+            x = jnp.tanh(x @ w)
+        return x
+
+    lone = [S(0) if n == 1 else B for n in shape]
+    ws, x = [jax.ShapeDtypeStruct((256, 256), jnp.float16)] * 4, jax.ShapeDtypeStruct((64, 256), jnp.float16)
+    plan = sbp.compile(fn, sbp.placement("h100", shape=shape), in_sbp=([lone] * 4, [S(0)] * len(shape))).plan(
+        ws, x
+    )
+    assert plan.wire_bytes == 0 and plan.exposed_seconds == 0
