@@ -155,7 +155,9 @@ def measure(row: str, folder: Path | None = None, peers: Mapping[str, TargetProg
     case = LARGE[model](choice, shape, layers)
     args = case.shapes()
     peer, _ = peer_of(case, args, placement, absent_mesh(placement))
-    program = sbp.compile(case.step, placement, in_sbp=case.in_sbp, donate_argnums=(0, 1))
+    # Without a limit on time a plan does not depend on how busy the machine is.
+    options = sbp.Options(time_limit=math.inf)
+    program = sbp.compile(case.step, placement, in_sbp=case.in_sbp, donate_argnums=(0, 1), options=options)
     same = next((r for r in (row, *_data_parallel(row)) if r in peers), None)
     found = [] if same is None else [peers[same]]
     ways = ("jit", lambda *args: on_gpu(peer, args)), ("sbp", program.lower)

@@ -52,7 +52,7 @@ class Built:
         physical = self.plan.physical
         assert physical is not None
         title = Title(self.plan.name, self.traced.source)
-        options = compiler_options(physical, self.plan.hardware, self.donate)
+        options = compiler_options(physical, self.plan.hardware, self.donate, self.plan.memory_bytes)
         return lower(physical, mesh, self.donate, counting, title, self.weak, options)
 
     @locked_property

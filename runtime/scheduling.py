@@ -1,7 +1,9 @@
 """What XLA:GPU's scheduler is told of a limit on memory, so that it keeps what was planned.
 
 Its scheduler hides collectives at the cost of memory as long as there is some, and it only knows of the
-device's. What the plan was given is less: then it has to know.
+device's. What the plan was given may be less: then it has to know. It may be more too, since XLA leaves a
+fifth of the device alone: beyond that it hides nothing, and computes and sends things again to save memory
+(rematerialization), though the plan fits.
 """
 
 from __future__ import annotations
@@ -14,23 +16,41 @@ from sbp.passes.physical.evaluate import donations
 from sbp.passes.physical.fusing import ShardSizes
 from sbp.passes.physical.program import Physical
 from sbp.passes.program.graph import Const
+from sbp.rates.chips import CHIPS
 
 SCHEDULED_SHARE = 0.8
 """Of a device's memory, for a program (`GetSchedulerMemoryLimit`, gpu_hlo_schedule.cc); of what arguments and
 results leave of that, `xla_gpu_memory_limit_slop_factor` hundredths are the scheduler's."""
-MOST_HUNDREDTHS = 95
+USUAL_HUNDREDTHS = 95
 """As XLA has it."""
+ROOMY = 0.9
+"""Of what XLA takes for its limit: a plan that needs no more than this is told nothing beyond it."""
 
 
-def compiler_options(physical: Physical, hardware: Hardware, donated: Collection[int]) -> Mapping[str, int]:
-    """The options for XLA under a limit on memory; none without one, and none but on GPUs."""
-    limit = hardware.scheduled_bytes
-    if hardware.platform != "gpu" or not math.isfinite(max(limit, hardware.memory_bytes)):
+def compiler_options(
+    physical: Physical, hardware: Hardware, donated: Collection[int], needed_bytes: float
+) -> Mapping[str, int]:
+    """The options for XLA where the limit on memory is another than it takes itself; none but on GPUs.
+
+    Arguments:
+      donated: positions of the inputs whose memory the results may take.
+      needed_bytes: per device, by the plan.
+    """
+    limit = min(hardware.scheduled_bytes, hardware.memory_bytes)
+    if hardware.platform != "gpu" or not math.isfinite(limit):
         return {}
-    p, sizes = physical, ShardSizes(physical)
+    held = _held_bytes(physical, donated)
+    device = CHIPS[hardware.chip].memory_bytes if hardware.chip in CHIPS else hardware.memory_bytes
+    own = max(SCHEDULED_SHARE * device - held, 1.0)
+    hundredths = max(round(100 * max(limit - held, 0.0) / own), 1)
+    if needed_bytes <= ROOMY * (held + USUAL_HUNDREDTHS / 100 * own):
+        hundredths = min(hundredths, USUAL_HUNDREDTHS)
+    return {} if hundredths == USUAL_HUNDREDTHS else {"xla_gpu_memory_limit_slop_factor": hundredths}
+
+
+def _held_bytes(p: Physical, donated: Collection[int]) -> float:
+    """Arguments and results, which are there all the time."""
+    sizes, taken = ShardSizes(p), donations(p, donated)
     results = ((x, nd) for x, nd in zip(p.graph.outputs, p.outputs, strict=True) if not isinstance(x, Const))
-    taken = donations(p, donated)
     held = sum(map(sizes.bytes, zip(p.graph.inputs, p.inputs, strict=True)))
-    held += sum(sizes.bytes(v) for v in dict.fromkeys(results) if v not in taken)
-    left = max(limit - held, 0.0) / max(SCHEDULED_SHARE * hardware.memory_bytes - held, 1.0)
-    return {"xla_gpu_memory_limit_slop_factor": min(max(round(100 * left), 1), MOST_HUNDREDTHS)}
+    return held + sum(sizes.bytes(v) for v in dict.fromkeys(results) if v not in taken)

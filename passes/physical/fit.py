@@ -34,8 +34,6 @@ HELPED = 0.995
 """Of the smallest peak yet: what is found needs no more than this, or the next try may use much less."""
 MOST_STEP = 0.85
 """Of what the last try was counted to use, then."""
-SECONDS = 20.0
-"""For all tries, where no time limit is given."""
 SMALLEST_SECONDS = 4.0
 """For each look at the smallest peak, at the most."""
 LAST_SHARE = 0.05
@@ -200,7 +198,7 @@ class LimitedProblem:
         of all that fit, and of all there are."""
         model = self.model()
         network = model.build()
-        seconds = SECONDS if self.time_limit_seconds is None else self.time_limit_seconds
+        seconds = math.inf if self.time_limit_seconds is None else self.time_limit_seconds
         until = time.monotonic() + seconds
         budget = Budget(tuple(model.loads), self.limit_bytes)
         search = LimitedSearch(network, budget, 0.5 * seconds, self.progress, GOOD_GAP)

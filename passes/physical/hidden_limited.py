@@ -9,6 +9,7 @@ more, so that those tensors leave it that free the most memory for what it takes
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -32,8 +33,6 @@ there are devices, and the batch at rest in fewer (MaxText's layout on two axes)
 WORTH = 0.999
 """Of the step that the search begins with: a longer one is not taken. That plan is not proven to be the
 cheapest, as without a limit, so less has to be won than there."""
-SECONDS = 20.0
-"""For all looks, where no time limit is given."""
 FIRST_ROUNDS, POINT_ROUNDS, LAST_ROUNDS = 8, 3, 4
 """Solutions within the limit at the plan that the search begins with, at each of the best parallelisms, and
 at last at the best plan."""
@@ -60,9 +59,8 @@ def shortest_within(
       cheapest: that keeps the limit.
       time_limit_seconds: after which no other plan is looked at.
     """
-    search = _LimitedLooks(
-        problem, start, cheapest, SECONDS if time_limit_seconds is None else time_limit_seconds
-    )
+    seconds = math.inf if time_limit_seconds is None else time_limit_seconds
+    search = _LimitedLooks(problem, start, cheapest, seconds)
     base = search.best
     platform = problem.boxings.network.hardware.platform
     if platform not in OVERLAPPING or not (base.times.sent or base.times.talked):

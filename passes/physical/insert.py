@@ -73,6 +73,12 @@ class _Insertion:
         source = min(sources, key=lambda nd: table[boxing.index[nd], j])
         self.take(v, boxing.path(source, wanted, strict=strict), user)
 
+    def bring_after(self, v: int, wanted: NdSbp, node: Node, strict: bool) -> None:
+        """Makes a version for an op or a loop; what is made again is not before the op is about to run."""
+        self.after = self.waits_for(node, v) if v in self.a.clusters else None
+        self.bring(v, wanted, node.id, strict)
+        self.after = None
+
     def enter(self, v: int, user: int) -> NdSbp | None:
         """Goes to the cluster of a user, and gives its share; earlier ones leave only the value's share."""
         at, clusters = self.cluster.get(v, 0), self.a.clusters.get(v, ())
@@ -109,9 +115,7 @@ class _Insertion:
             strategy = self.a.strategies[node.id]
             for x, wanted, strict in zip(node.inputs, strategy.operands, strategy.strict, strict=True):
                 if not isinstance(x, Const):
-                    self.after = self.waits_for(node, x) if x in self.a.clusters else None
-                    self.bring(x, wanted, node.id, strict)
-            self.after = None
+                    self.bring_after(x, wanted, node, strict)
             self.steps.append(Compute(node, strategy))
             for v, nd in zip(node.outputs, strategy.results, strict=True):
                 self.have[v] = [nd]
@@ -129,7 +133,7 @@ class _Insertion:
         for port, nd in zip(wired, inside, strict=True):
             x = node.inputs[port.operand] if port.operand is not None else None
             if isinstance(x, int):
-                self.bring(x, port.outer(nd), node.id, True)
+                self.bring_after(x, port.outer(nd), node, True)
         bodies = []
         for k, body in enumerate(node.bodies):
             ends = [
@@ -148,6 +152,7 @@ class _Insertion:
         for port, nd in zip(wired, inside, strict=True):
             if port.result is not None:
                 self.have[node.outputs[port.result]] = [port.outer(nd)]
+                self.order[node.outputs[port.result]] = len(self.steps)
                 self.leave(node.outputs[port.result])
 
     def early(self, ends: Iterable[tuple[int, End]]) -> Ends | None:

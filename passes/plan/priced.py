@@ -2,7 +2,9 @@
 
 The ops are as in the fastest plan; free is what is kept, what is recomputed, how state lies at rest. With a
 price for what is alive at the times at which the fastest plan has too much, that is a problem without a
-limit, which is solved in a second; the lowest price whose answer keeps the limit is looked for.
+limit, which is solved in a second; the lowest price whose answer keeps the limit is looked for. Where none
+does, only products are as in the fastest plan: whether a loop gathers its weights whole before it begins, or
+each trip its own, is a matter of its ports and of the ops in its body.
 """
 
 from __future__ import annotations
@@ -63,14 +65,35 @@ def priced_starts(
       seconds: for all of it.
     """
     until = time.monotonic() + seconds
+    starts = PricedStarts()
+    for kept in (_as_fastest(model, fastest), _products_as_fastest(model, fastest)):
+        left = until - time.monotonic()
+        if left < 0.0:
+            break
+        found, fits = _starts_among(kept, network, budget, fastest, left)
+        starts = found if found.states or not starts.states else starts
+        if fits:
+            break
+    return starts
+
+
+def _starts_among(
+    kept: Sequence[Indices],
+    network: CostNetwork,
+    budget: Budget,
+    fastest: ChosenSignatures,
+    seconds: float,
+) -> tuple[PricedStarts, bool]:
+    """The same on some of the states of each node; and whether any keeps the limit."""
+    until = time.monotonic() + seconds
     try:
-        problem = _Priced(network, budget, _as_fastest(model, fastest), seconds / 4)
+        problem = _Priced(network, budget, kept, seconds / 4)
     except Infeasible:
-        return PricedStarts()
+        return PricedStarts(), False
     free = problem.solved(0.0, seconds / 4)
     excess = budget.peak_bytes(free) - budget.limit
     if excess <= 0.0:
-        return PricedStarts((free,), free)
+        return PricedStarts((free,), free), True
     problem.busy = _busy(budget, free)
     price, low, high = DEAR * abs(fastest.seconds) / excess, 0.0, math.inf
     fitting, others = list[tuple[float, tuple[int, ...]]](), list[tuple[int, ...]]()
@@ -87,8 +110,9 @@ def priced_starts(
             low = price
         between = low > 0.0 and high < math.inf
         price = math.sqrt(low * high) if between else price * FACTOR ** (1 if low else -1)
-    kept = (states for _, states in sorted(fitting, reverse=True))
-    return PricedStarts((*others, *kept), free, high if math.isfinite(high) else price)
+    ends = (states for _, states in sorted(fitting, reverse=True))
+    price = high if math.isfinite(high) else price
+    return PricedStarts((*others, *ends), free, price), bool(fitting)
 
 
 class _Priced:
@@ -140,6 +164,17 @@ def _as_fastest(model: RoomModel, fastest: ChosenSignatures) -> list[Indices]:
     for node, variables in model.ports.items():
         for variable, nd in zip(variables, fastest.ports[node], strict=True):
             kept[variable] = np.flatnonzero([s == nd for s in model.states[variable]])
+    return kept
+
+
+def _products_as_fastest(model: RoomModel, fastest: ChosenSignatures) -> list[Indices]:
+    """The same, but only products are those of the fastest plan."""
+    kept = [np.arange(len(states)) for states in model.states]
+    for node in model.graph.walk():
+        if node.id in model.nodes and node.rule is not None and node.rule.matmul is not None:
+            variable = model.nodes[node.id]
+            same = [s is fastest.strategies[node.id] for s in model.states[variable]]
+            kept[variable] = np.flatnonzero(same)
     return kept
 
 

@@ -47,8 +47,8 @@ _PEAK_SHARE = 0.3
 """Part of the time kept for the smallest peak while nothing is found that fits."""
 _EXACT_SHARE = 0.3
 """Part of the time left for one exact solution at fixed prices."""
-_EXACT_SECONDS = 5.0
-"""For it without a time limit."""
+_EXACT_SECONDS = 20.0
+"""For it without a time limit: so many that it ends by itself on a busy machine too."""
 _CHARGED_NODES = 500
 """Networks of fewer nodes are told no prices to begin with."""
 _NOISE = 1e-10
@@ -218,7 +218,8 @@ class LimitedSearch:
         """Moves from these states on, at the prices of now; higher ones where they do not fit."""
         states = states.copy()
         use = forests.use_of(self.flat_budget, states)
-        visits = _POLISH_VISITS * states.size if self.seconds < math.inf else _EVERY_NODE
+        hastens = self.seconds < math.inf or self.good_gap
+        visits = _POLISH_VISITS * states.size if hastens else _EVERY_NODE
         nodes = max(1, visits // _POLISH_CHUNKS)
         prices, idle = self.prices.at, 0
         for chunk in range(_POLISH_MOVES // _CHUNK_MOVES):

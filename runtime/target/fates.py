@@ -18,6 +18,8 @@ from sbp.runtime.look.hlo_shapes import dtype_bytes
 from sbp.runtime.look.origins import rows_in
 from sbp.runtime.target.sites import CompiledCollective
 
+AGAIN = ".remat"
+"""In the name of what XLA computes or sends a second time (hlo_rematerialization.cc)."""
 TOLERANCE = 0.01
 """How far bytes of the compiled program may be from those of the plan before it needs a reason, relative."""
 
@@ -123,7 +125,13 @@ class _Together:
     def hoisted(self) -> str:
         """That XLA took it out of a loop; "" if it did not."""
         planned, done = max(c.count for c in self.rows), max(c.count for c in self.made)
-        return f"out of its loop: {done} x for {planned} x planned" if done < planned else ""
+        fewer = done < planned and self.sent < self.planned
+        return f"out of its loop: {done} x for {planned} x planned" if fewer else ""
+
+    def again(self) -> str:
+        """That XLA sends more to keep less; "" if it does not."""
+        more = any(AGAIN in c.instruction for c in self.made) and self.sent > self.planned
+        return "XLA sends it again where it took memory to be short (rematerialization)" if more else ""
 
     def partly(self) -> str:
         """That XLA sends less, of the same types and as often; "" if it does not."""
@@ -157,7 +165,11 @@ def _kept(row: Collective, made: Sequence[CompiledCollective], group: _Together)
         remarks.append(f"sent together with {_listed(beside)}")
     if len(made) > 1:
         remarks.append(f"sent by {len(made)} instructions")
-    reason = "" if group.as_planned else group.other_types() or group.hoisted() or group.partly()
+    reason = (
+        ""
+        if group.as_planned
+        else (group.other_types() or group.hoisted() or group.again() or group.partly())
+    )
     if reason:
         remarks.append(reason)
     elif not group.as_planned:

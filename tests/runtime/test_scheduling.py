@@ -8,18 +8,23 @@ import pytest
 
 import sbp
 from sbp import B, S
-from sbp.hardware import hardware_for
 from sbp.passes.physical.program import Physical
-from sbp.runtime.scheduling import SCHEDULED_SHARE, compiler_options
+from sbp.rates.chips import CHIPS
+from sbp.runtime.scheduling import SCHEDULED_SHARE, USUAL_HUNDREDTHS, compiler_options
 
 W = jax.ShapeDtypeStruct((4096, 4096), jnp.float32)
 X = jax.ShapeDtypeStruct((8192, 4096), jnp.float32)
 GIVEN = W.size * 4 + X.size * 4 // 8
 """Bytes of the arguments on each of 8 devices."""
 FACTOR = "xla_gpu_memory_limit_slop_factor"
+OWN = SCHEDULED_SHARE * CHIPS["h100"].memory_bytes
+"""What XLA takes for the limit of its own accord, arguments and all, but for its hundredths."""
 
 
-def options(kind: str, limit: float | None, donated: tuple[int, ...] = ()) -> Any:
+def options(
+    kind: str, limit: float | None, donated: tuple[int, ...] = (), needed_bytes: float | None = None
+) -> Any:
+    """What XLA is told of a program, whose plan may be said to need any number of bytes."""
     program = sbp.compile(
         lambda w, x: (w * 2, jnp.tanh(x @ w).mean()),
         sbp.placement(kind, shape=(8,)),
@@ -30,7 +35,8 @@ def options(kind: str, limit: float | None, donated: tuple[int, ...] = ()) -> An
     )
     plan = program.plan(W, X)
     assert isinstance(plan.physical, Physical)
-    return compiler_options(plan.physical, plan.hardware, donated)
+    needed = plan.memory_bytes if needed_bytes is None else needed_bytes
+    return compiler_options(plan.physical, plan.hardware, donated, needed)
 
 
 @pytest.mark.parametrize("kind, limit", [("h100", None), ("h100", 80e9), ("cpu", 4e9)])
@@ -43,8 +49,23 @@ def test_without_a_limit_of_ones_own_it_is_told_nothing(kind: str, limit: float 
 def test_a_limit_is_what_arguments_and_results_leave(limit: float, donated: tuple[int, ...]) -> None:
     results = 0 if donated else W.size * 4
     held = GIVEN + results
-    most = SCHEDULED_SHARE * hardware_for("h100").memory_bytes - held
-    assert options("h100", limit, donated) == {FACTOR: min(max(round(100 * (limit - held) / most), 1), 95)}
+    hundredths = min(max(round(100 * (limit - held) / (OWN - held)), 1), USUAL_HUNDREDTHS)
+    assert options("h100", limit, donated) == {FACTOR: hundredths}
+
+
+@pytest.mark.parametrize("limit, needed, told", [
+    (None, 0.8 * OWN, None),  # XLA has room enough by itself
+    (None, 0.9 * OWN, 80e9),
+    (None, 79e9, 80e9),
+    (75e9, 0.8 * OWN, None),
+    (75e9, 74e9, 75e9),
+    (60e9, 59e9, 60e9),
+])  # fmt: skip
+def test_a_plan_beyond_what_xla_takes_for_the_limit_has_the_room_that_it_was_planned_with(
+    limit: float | None, needed: float, told: float | None
+) -> None:
+    found = options("h100", limit, (0,), needed)
+    assert found == ({} if told is None else {FACTOR: round(100 * (told - GIVEN) / (OWN - GIVEN))})
 
 
 def test_a_program_under_a_limit_runs() -> None:

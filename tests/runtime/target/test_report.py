@@ -131,6 +131,18 @@ def test_what_is_not_as_planned(program: sbp.Program) -> None:  # type: ignore[t
     assert wrong.memory is None and wrong.fits
 
 
+def test_what_is_sent_again_to_save_memory(program: sbp.Program) -> None:  # type: ignore[type-arg]
+    text = program.lower(*ARGS).compile().as_text()
+    assert text is not None
+    line = next(x for x in text.splitlines() if " all-reduce(" in x and "f32[" in x)
+    (name,) = re.findall(r"(%[\w.-]+) = ", line)
+    twice = text.replace(line, f"{line.replace('ROOT ', '')}\n{line.replace(name, name + '.remat')}")
+    found = compared(program.plan(*ARGS), Made(twice), None, lambda: "")
+    assert found.byte_error > 0.01 and not found.unexplained
+    remarks = [r.remark for r in found.rows if name[1:] in r.instructions]
+    assert remarks and all("sends it again" in remark for remark in remarks)
+
+
 def test_twins_are_sent_once(program: sbp.Program) -> None:  # type: ignore[type-arg]
     """Two rows that move the same tensor alike: XLA keeps one of them."""
     plan = program.plan(*ARGS)
