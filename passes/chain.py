@@ -23,6 +23,7 @@ from sbp.passes.explain.recomputed import recomputed_notes
 from sbp.passes.face import PipelinePlan, Plan, faced
 from sbp.passes.passing import Chain, first
 from sbp.passes.physical.buckets import bucket_collectives
+from sbp.passes.physical.evaluate import Evaluator
 from sbp.passes.physical.fit import SmallestPeak
 from sbp.passes.physical.insert import insert_boxing
 from sbp.passes.physical.merged import merge_ops
@@ -184,7 +185,8 @@ def write_plan(s: Placed) -> PlanData:
         *recomputed_notes(s.candidates, s.assignment, s.physical, s.boxings.network),
     )
     paths = s.traced.in_paths, s.traced.out_paths
-    plan = explain(r.name, s.physical, s.boxings, s.assignment.bound, paths, remarks, r.donated)
+    takes = Evaluator(s.physical, s.boxings.network, r.donated)
+    plan = explain(r.name, takes, s.assignment.bound, paths, remarks)
     record = s.record
     if plan.gap < 0:
         # Versions are made from each other in a way that the search did not price: its bound is not of all.
@@ -196,7 +198,7 @@ def write_plan(s: Placed) -> PlanData:
     if plan.memory_bytes > r.limit_bytes:
         asked = r.terms.memory_limit_bytes
         raise MemoryLimitError(memory.over_limit(plan, asked, s.smallest, r.donated))
-    return memory.with_warning(plan, r.donated) if r.whole_step else plan
+    return memory.with_warning(plan, takes.at_peak) if r.whole_step else plan
 
 
 PLACEMENT: Chain[Logical, PlanData] = (

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from sbp.passes.boxing.moves import itemsize, wire_bytes
-from sbp.passes.boxing.paths import Boxings
 from sbp.passes.explain.plan import Collective, PlanData
 from sbp.passes.explain.reasons import Reasons
 from sbp.passes.physical.evaluate import Evaluator, Executed, executed
@@ -26,22 +25,20 @@ ROW_SCOPE = "sbp."
 
 def explain(
     name: str,
-    physical: Physical,
-    boxings: Boxings,
+    takes: Evaluator,
     bound: float,
     paths: tuple[Sequence[str], Sequence[str]],
     notes: Sequence[str],
-    donated: Sequence[int] = (),
 ) -> PlanData:
     """The plan of a physical program.
 
     Arguments:
+      takes: the program with what it takes.
       bound: a proven lower bound on the seconds of every plan with these pins.
       paths: the names of arguments and of results.
-      donated: positions of the argument leaves whose memory the results may take.
     """
-    graph, placement, network = physical.graph, physical.placement, boxings.network
-    reasons, takes = Reasons(physical, Names(graph, *paths)), Evaluator(physical, network, donated)
+    physical, graph = takes.physical, takes.physical.graph
+    reasons = Reasons(physical, Names(graph, *paths))
     step = takes.overlapped()
     collectives = tuple(
         replace(
@@ -52,8 +49,8 @@ def explain(
     )
     return PlanData(
         name,
-        placement,
-        network.hardware,
+        physical.placement,
+        takes.network.hardware,
         collectives,
         takes.seconds(),
         step.seconds,
@@ -65,7 +62,7 @@ def explain(
         tuple(paths[1]),
         (*notes, *_no_rule(graph, physical)),
         named(physical, reasons),
-        donated=tuple(donated),
+        donated=tuple(takes.donated),
     )
 
 

@@ -29,7 +29,7 @@ def live_at_peak(plan: PlanData, donated: Sequence[int] = ()) -> list[Live]:
       donated: positions of arguments whose memory the results may take.
     """
     assert plan.physical is not None
-    return Evaluator(plan.physical, Network(plan.placement, plan.hardware), donated).at_peak()
+    return Evaluator(plan.physical, Network(plan.placement, plan.hardware), donated).at_peak
 
 
 def over_limit(
@@ -130,15 +130,14 @@ def live_at_rest(plan: PlanData, donated: Sequence[int] = ()) -> list[Live]:
     return sorted([*own, *results], key=lambda x: -x.bytes)
 
 
-def with_warning(plan: PlanData, donated: Sequence[int] = ()) -> PlanData:
+def with_warning(plan: PlanData, live: Sequence[Live]) -> PlanData:
     """The plan, with a note on what is largest and what to try if it does not fit its device.
 
     Arguments:
-      donated: positions of arguments whose memory the results may take.
+      live: what one device holds at the peak, the largest first.
     """
     if plan.fits or plan.physical is None:
         return plan
-    live = live_at_peak(plan, donated)
     note = (
         f"it does not fit: alive at the peak are {_largest(plan, live)}; try: {_advice(plan, live)}. "
         "Without Options(memory_limit=...) such a plan is refused"

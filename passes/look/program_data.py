@@ -69,7 +69,7 @@ class _Writer:
             "values": {str(v): self.value(v) for v in sorted(self.used(steps, outputs))},
             "steps": steps,
         }
-        live = self.takes.at_peak()
+        live = self.takes.at_peak
         total, peak = sum(x.bytes for x in live), self.takes.peak_bytes()
         if abs(peak - self.plan.memory_bytes) <= SAME_BYTES * peak:
             found["peak"] = [[*_version(x.version), x.bytes] for x in live]

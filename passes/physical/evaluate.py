@@ -153,6 +153,7 @@ class Evaluator:
                 exposed[id(e.step), MOVE] = e.assumed * self.box_seconds(e.step)
         return OverlappedStep(self.seconds(every), exposed)
 
+    @cached_property
     def at_peak(self) -> list[Live]:
         """What one device holds when it holds most, the largest first: that of XLA:GPU (memory.py)."""
         p = self.physical
@@ -199,7 +200,7 @@ class Evaluator:
 
     def peak_bytes(self) -> float:
         """What one device needs: what it holds when it holds most, and the holes between temporaries."""
-        p, live = self.physical, self.at_peak()
+        p, live = self.physical, self.at_peak
         ends = {*zip(p.graph.inputs, p.inputs, strict=True), *zip(p.graph.outputs, p.outputs, strict=True)}
         shared = sum(x.bytes for x in live if x.version not in ends)
         return sum(x.bytes for x in live) + HOLES * shared

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from sbp.passes.physical.fusing import COSTLY, PARTIAL, PRODUCTS, PROLOGUES, Fusing, KernelOp, ShardSizes
 from sbp.passes.physical.program import Box, Compute, Version, barrier_of
@@ -63,10 +64,14 @@ class Kernels:
     ends: Mapping[Version, Buffer]
     waits: Sequence[frozenset[int]] = ()
 
-    def makers(self, i: int) -> list[int]:
-        """The positions of the ops that an op waits for."""
-        behind = self.waits[i] if i < len(self.waits) else ()
-        return list(dict.fromkeys([*(t.maker for t in self.read[i] if t.maker >= 0), *sorted(behind)]))
+    @cached_property
+    def makers(self) -> Sequence[Sequence[int]]:
+        """Per op, the positions of the ops that it waits for."""
+        found = [[t.maker for t in read if t.maker >= 0] for read in self.read[: self.end]]
+        for i, behind in enumerate(self.waits):
+            if behind:
+                found[i].extend(sorted(behind))
+        return [list(dict.fromkeys(each)) if len(each) > 1 else each for each in found]
 
     @property
     def end(self) -> int:

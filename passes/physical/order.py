@@ -116,7 +116,7 @@ def _places(
 def _wait(k: Kernels, when: list[float]) -> None:
     """Nothing runs before what it reads is there."""
     for i in range(len(k.ops)):
-        when[i] = max([when[i], *(when[m] for m in k.makers(i))])
+        when[i] = max([when[i], *(when[m] for m in k.makers[i])])
 
 
 def _delay(k: Kernels, when: list[float], elsewhere: Collection[Buffer]) -> None:
@@ -139,7 +139,7 @@ def _hasten(k: Kernels, when: list[float], elsewhere: Collection[Buffer], togeth
     for i, op in enumerate(k.ops):
         if i in together or not k.runs(i):
             continue
-        ready = max((when[m] for m in k.makers(i)), default=-1.0)
+        ready = max((when[m] for m in k.makers[i]), default=-1.0)
         makes = sum(t.bytes for t in k.made[i] if t not in elsewhere)
         freed = sum(
             t.bytes for t in k.read[i] if t not in elsewhere and max(when[r] for r in t.readers) <= when[i]

@@ -64,7 +64,7 @@ def schedule_nodes(
         at = when[pooled.maker] + 0.1 if pooled.maker >= 0 else -1.0
         nodes.append(ScheduleNode((), (), at, taken(i), pool=i))
     sets = [*together, *_siblings(k, {i for members in together for i in members})]
-    for members in in_order(_makers(k), sets):
+    for members in in_order(k.makers, sets):
         members = tuple(i for i in members if k.runs(i))
         if not members:
             continue
@@ -127,7 +127,7 @@ def sent_together(k: Kernels) -> list[tuple[int, ...]]:
     They are looked for in the order in which results need them, the first result first
     (`HloComputation::MakeInstructionPostOrder`).
     """
-    makers = _makers(k)
+    makers = k.makers
     order = _by_results(k, makers)
     at = {i: j for j, i in enumerate(order)}
     sent = {
@@ -138,10 +138,6 @@ def sent_together(k: Kernels) -> list[tuple[int, ...]]:
     waits = [[at[m] for m in makers[i]] for i in order]
     found = in_order(waits, combined(waits, sent)) if len(sent) > 1 else []
     return [tuple(sorted(order[j] for j in members)) for members in found if len(members) > 1]
-
-
-def _makers(k: Kernels) -> list[list[int]]:
-    return [k.makers(i) for i in range(len(k.ops))]
 
 
 def _by_results(k: Kernels, makers: Sequence[Sequence[int]]) -> list[int]:
@@ -170,7 +166,7 @@ def _siblings(k: Kernels, sent: Collection[int]) -> list[tuple[int, ...]]:
     behind = list[int]()  # which ops one waits for, a bit each
     for i, op in enumerate(k.ops):
         bits = 0
-        for m in k.makers(i):
+        for m in k.makers[i]:
             bits |= behind[m] | 1 << m
         behind.append(bits)
         reduces = op.kind is Fusing.ROOT and op.name.startswith("reduce_")

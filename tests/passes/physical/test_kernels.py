@@ -141,6 +141,6 @@ def test_what_a_barrier_lets_through_waits_for_all_that_enters_it() -> None:
     names = [op.name for op in k.ops]
     enters = {i for i, name in enumerate(names) if name in ("dot_general", "cos")}
     reader = names.index("sin")
-    assert names.index("cos") in k.makers(reader)
-    assert set(k.makers(reader)) <= enters
+    assert names.index("cos") in k.makers[reader]
+    assert set(k.makers[reader]) <= enters
     assert "cos" in [k.ops[t.maker].name for t in k.tensors if t.maker >= 0]
