@@ -128,7 +128,8 @@ class Recall:
             self.costs,
             repr(astuple(r.placement)),
             repr(self.asked),
-            repr((r.donated, r.whole_step, r.terms.time_limit_seconds, r.terms.memory_limit_bytes)),
+            repr((r.donated, r.whole_step, r.most_bytes)),
+            repr((r.terms.time_limit_seconds, r.terms.memory_limit_bytes)),
             repr([graph.values[v].name for v in graph.inputs]),
             *(texts.of(n.params["samples"]) for n in graph.walk() if n.params.get("samples")),
         ]

@@ -73,6 +73,7 @@ class Request:
       sampled: gives the lookups of a graph the ids of a batch, where one is at hand.
       whole_step: whether the plan's peak is that of a step. For a placement that works on micro-batches it is
         not: its plan holds the stacks of all of them at once, and the schedule is checked instead.
+      most_bytes: what the plan of a placement that works on micro-batches may need, per device.
       taken: the signatures to take instead of searching.
       deadline: when the search ends, by the clock of `time.monotonic`.
     """
@@ -90,6 +91,7 @@ class Request:
     donated: tuple[int, ...] = ()
     sampled: Callable[[Graph], Graph] | None = None
     whole_step: bool = True
+    most_bytes: float = math.inf
     taken: ChoiceRecord | None = None
     deadline: float = math.inf
 
@@ -108,9 +110,9 @@ class Request:
 
     @property
     def limit_bytes(self) -> float:
-        """What the plan may need per device; a plan that is not of a step is not limited by itself."""
+        """What the plan may need per device."""
         if not self.whole_step:
-            return math.inf
+            return self.most_bytes
         asked = self.terms.memory_limit_bytes
         return self.hardware.memory_bytes if asked is None else asked
 

@@ -76,6 +76,12 @@ LEGAL: Mapping[str, Legal] = {
         "it is how long planning may take",
         "time_limit=60.0",
     ),
+    "scan_kept": Legal(
+        "a number from 0 to 1",
+        lambda x: x == 0 or (_seconds(x) and x <= 1),
+        "it is a share of what scans over checkpointed layers could keep",
+        "scan_kept=1.0",
+    ),
     "cache": Legal(
         "True, False or a pathlib.Path",
         lambda x: _flag(x) or isinstance(x, Path),

@@ -15,6 +15,7 @@ from sbp.passes.chain import compile_plan
 from sbp.passes.pipeline.choose import unstaged
 from sbp.passes.plan.pins import check_annotations
 from sbp.passes.plan.solve import Progress
+from sbp.passes.program.scan_kept import keep_in_scans
 from sbp.passes.program.trace import Traced, trace
 from sbp.passes.replan import with_replanner
 from sbp.passes.request import Request
@@ -53,6 +54,11 @@ class Reading:
     avals: tuple[arguments.Abstract, ...]
     traced: Traced
     weak: tuple[bool, ...]
+
+    def keeping(self, share: float) -> Reading:
+        """The same with scans that keep so much of what they compute twice, as `Options.scan_kept` has it."""
+        graph = keep_in_scans(self.traced.graph, share)
+        return self if graph is self.traced.graph else replace(self, traced=replace(self.traced, graph=graph))
 
     def signatures(self, in_sbp: Prefix, out_sbp: Prefix) -> Signatures:
         """What is asked of its arguments and results."""
@@ -118,7 +124,7 @@ def build(
     Raises:
       SbpError: for signatures, annotations or options that cannot be had, all problems of a kind at once.
     """
-    name = getattr(reading.fn, "__name__", "program")
+    name, reading = getattr(reading.fn, "__name__", "program"), reading.keeping(options.scan_kept)
     with searching(f"planning {name}", options.progress) as progress:
         return _build(reading, placement, reading.signatures(in_sbp, out_sbp), options, concrete, progress)
 

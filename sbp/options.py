@@ -139,6 +139,9 @@ class Options:
         and signs come out as on one device whatever the data are; the plan says how many bytes that takes.
       exchange: how rows of split tables travel.
       pipeline: how a program with stages runs.
+      scan_kept: how much a scan over checkpointed layers keeps of the products that its backward pass would
+        compute again, as a share of their bytes, the first ones first: 0 for nothing, as the model says, 1 for
+        all of them. Less time, more memory; `sbp.search` tries several.
       cache: whether what a search has found is kept on disk for the next process, in the user's folder of
         caches (~/.cache/sbp/plans on Linux); or the folder to keep it in, as a `pathlib.Path`.
       progress: whether a search that takes longer than a second says on a terminal how far it is.
@@ -162,6 +165,7 @@ class Options:
     topology: tuple[int, ...] | None = None
     cache: bool | Path = True
     progress: bool = True
+    scan_kept: float = 0.0
 
     def __init__(
         self,
@@ -177,6 +181,7 @@ class Options:
         topology: tuple[int, ...] | None = None,
         cache: bool | Path = True,
         progress: bool = True,
+        scan_kept: float = 0.0,
         **moved: Unpack[_Moved],
     ) -> None:
         bytes_of(memory_limit, "Options(memory_limit=...)")
@@ -198,6 +203,7 @@ class Options:
             topology,
             cache,
             progress,
+            scan_kept,
         )
         for f, value in zip(fields(self), given, strict=True):
             object.__setattr__(self, f.name, value)

@@ -78,7 +78,7 @@ def figures_of(stages: Stages) -> Figures:
     """The figures of a program with micro-batches."""
     cuts = stages.cuts(False)
     times = estimated_times(stages, cuts)
-    sizes = [_Sizes(c) for c in cuts]
+    sizes = [Sizes(c) for c in cuts]
     found = []
     for s, place in enumerate(stages.stages):
         residual, late = sizes[place].residuals(s)
@@ -91,7 +91,7 @@ def figures_of(stages: Stages) -> Figures:
     return Figures(tuple(found), tuple(places), times)
 
 
-class _Sizes:
+class Sizes:
     """Bytes per device of what lies in the slots of a placement."""
 
     def __init__(self, cut: Cut) -> None:

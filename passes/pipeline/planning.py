@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TypeAlias
 
 from sbp.passes.explain.plan import PlanData
 from sbp.passes.pipeline.cut import transfers_inside
 from sbp.passes.pipeline.labels import Labels
 from sbp.passes.pipeline.order import Order
+from sbp.passes.pipeline.room import Room, room_of
 from sbp.passes.pipeline.split import Share, Splitter
 from sbp.passes.pipeline.stages import Stages, physical_of
 from sbp.passes.pipeline.where import Where, loop_of
@@ -99,8 +100,20 @@ class _Planning:
             # Of a program with a loop the schedule is checked instead.
             whole_step=self.splitter.loop is None,
         )
-        self.requests.append((self.sub_traced(share), request))
-        return self.plan_one(*self.requests[-1])
+        traced = self.sub_traced(share)
+        self.requests.append((traced, request))
+        capacity = request.hardware.memory_bytes
+        limit = whole.terms.memory_limit_bytes
+        room = self.room(capacity if limit is None else limit)
+        if room is None:
+            return self.plan_one(traced, request)
+        return room.planned(share, request, partial(self.plan_one, traced))
+
+    def room(self, limit_bytes: float) -> Room | None:
+        """What the placements may need; None without micro-batches, or a backward pass."""
+        loop = self.splitter.loop
+        count = 0 if loop is None else int(loop.params["length"])
+        return room_of(self.splitter.order.stages, count, self.asked.schedule, limit_bytes)
 
     @cached_property
     def terms(self) -> Terms:

@@ -64,26 +64,34 @@ class _Duplicates:
 
     def key(self, node: Node) -> _Key | None:
         """What equal ops have in common; None for an op that is no other's equal."""
-        if node.bodies or node.barrier >= 0 or node.op.endswith(("callback", "debug_print")):
-            return None
-        role = replace(node.role, derived="", undoes=False)  # XLA knows no forward and backward
-        try:
-            operands = tuple(_exact(self.editor.read(x)) for x in node.inputs)
-            params = tuple((name, _exact(x)) for name, x in sorted(node.params.items()))
-            key = (node.primitive, node.target, role, operands, params)
-            hash(key)
-        except TypeError:  # a parameter without a hash
-            return None
-        return key
+        return op_key(node, [exact(self.editor.read(x)) for x in node.inputs])
 
 
-def _exact(x: Any) -> Hashable:
+def op_key(node: Node, operands: Iterable[Hashable]) -> _Key | None:
+    """What equal ops have in common; None for an op that is no other's equal.
+
+    Arguments:
+      operands: equal for operands that are the same.
+    """
+    if node.bodies or node.barrier >= 0 or node.op.endswith(("callback", "debug_print")):
+        return None
+    role = replace(node.role, derived="", undoes=False)  # XLA knows no forward and backward
+    try:
+        params = tuple((name, exact(x)) for name, x in sorted(node.params.items()))
+        key = (node.primitive, node.target, role, tuple(operands), params)
+        hash(key)
+    except TypeError:  # a parameter without a hash
+        return None
+    return key
+
+
+def exact(x: Any) -> Hashable:
     """A parameter or an operand, such that True, 1 and 1.0 differ, and 0.0 and -0.0."""
     if isinstance(x, Const):
         return str(x.dtype), x.shape, np.asarray(x.value).tobytes()
     if isinstance(x, float):
         return float, x.hex()
     if isinstance(x, tuple):
-        return type(x), tuple(map(_exact, x))
+        return type(x), tuple(map(exact, x))
     held: Hashable = (type(x), x)
     return held

@@ -20,6 +20,7 @@ from sbp.placement import Placement
 from sbp.runtime.options import terms_of
 from sbp.runtime.pipeline.drivers import Drivers, may_help
 from sbp.runtime.pipeline.program import BuiltPipeline
+from sbp.runtime.pipeline.stacked import stacked_leaves
 from sbp.runtime.signatures import Signatures
 
 
@@ -55,6 +56,7 @@ def build_pipeline(
     count, cut = options.pipeline.stages, tuple[Placement, ...]()
     if count is not None:
         cut = stage_placements(placement, count, options.pipeline.schedule)
+    stacked = None if count is None else stacked_leaves(traced, placement, count)
     tied = signatures.ties(*signatures.on(placement)[:2])
     request = StagesRequest(
         name=name,
@@ -69,13 +71,17 @@ def build_pipeline(
         terms=terms_of(options, progress),
         donated=donate,
     )
-    staged = compile_stages(traced, request)
+    program = traced
+    if stacked is not None:
+        program, request = stacked.made.traced, stacked.request(request)
+    staged = compile_stages(program, request)
     places = [stage.placement for stage in staged.plan.stages]
     threads = options.pipeline.threads
     if threads is None and not may_help(places, staged.schedule is not None):
         threads = False
-    plan = with_stages_replanner(staged, traced, request)
-    return BuiltPipeline(staged.stages, staged.schedule, plan, donate, weak, Drivers(threads))
+    plan = with_stages_replanner(staged, program, request)
+    drivers = Drivers(threads)
+    return BuiltPipeline(staged.stages, staged.schedule, plan, donate, weak, drivers, stacked, traced)
 
 
 def _rank_of(schedule: object, ranks: int) -> Sequence[int] | None:

@@ -23,6 +23,7 @@ from sbp.runtime.builds import locked_property
 from sbp.runtime.donation import Owners, layouts_of, own_copy
 from sbp.runtime.pipeline.drivers import Drivers
 from sbp.runtime.pipeline.machine import Machine, make_machine
+from sbp.runtime.pipeline.stacked import StackedLeaves
 from sbp.untyped import Leaf, PyTree
 
 
@@ -35,6 +36,8 @@ class BuiltPipeline:
       donate: positions of the leaves that are gone after a call.
       weak: per result, whether it is weakly typed.
       drivers: whether each placement has a thread of its own.
+      stacked: how leaves are parts of those of the function, where its scan over layers was cut.
+      function: the function as it was traced; None if the stages are of just that.
     """
 
     stages: Stages
@@ -43,6 +46,8 @@ class BuiltPipeline:
     donate: tuple[int, ...]
     weak: tuple[bool, ...]
     drivers: Drivers
+    stacked: StackedLeaves | None = None
+    function: Traced | None = None
     moved: dict[str, str] = field(default_factory=dict)
     lacks_samples: bool = False
     counting: None = None
@@ -56,15 +61,14 @@ class BuiltPipeline:
     @property
     def traced(self) -> Traced:
         """The whole function."""
-        return self.stages.traced
+        return self.stages.traced if self.function is None else self.function
 
     @locked_property
     def machine(self) -> Machine:
         """The pipeline on its devices."""
         merged = self.schedule is None or not self.schedule.splits
-        return make_machine(
-            self.stages, self.schedule, edges_of(self.stages.cuts(merged)), merged, self.donate
-        )
+        donate = self.donate if self.stacked is None else self.stacked.donated(self.donate)
+        return make_machine(self.stages, self.schedule, edges_of(self.stages.cuts(merged)), merged, donate)
 
     @locked_property
     def closed(self) -> list[dict[Slot, jax.Array]]:
@@ -88,9 +92,10 @@ class BuiltPipeline:
           DonationError: if the memory of a donated one is also that of another one.
         """
         raise_all(self.owners.check(leaves, layouts_of(leaves), lambda: self.traced.in_paths))
-        placed = self.arguments(leaves)
+        placed = self.arguments(leaves if self.stacked is None else self.stacked.given(leaves))
         given = [x for arrays in placed for x in arrays.values()]
         out = self.drivers.run(lambda threads: self.machine.run(placed, threads), given)
+        out = out if self.stacked is None else self.stacked.joined(out)
         gone = [x for i in self.donate if isinstance(x := leaves[i], jax.Array)]
         # An argument that is a result too lives on as that.
         out = [jnp.copy(x) if any(x is y for y in gone) else x for x in out]
@@ -98,7 +103,7 @@ class BuiltPipeline:
         for x in gone:
             if not x.is_deleted():
                 x.delete()
-        return jax.tree.unflatten(self.stages.traced.out_tree, out)
+        return jax.tree.unflatten(self.traced.out_tree, out)
 
     def arguments(self, leaves: Sequence[Leaf]) -> list[Mapping[Slot, jax.Array]]:
         """The leaves where each placement wants them."""
@@ -112,11 +117,12 @@ class BuiltPipeline:
 
     def place(self, leaves: Sequence[Leaf]) -> list[jax.Array]:
         """The leaves where their first placement wants them."""
-        out = list(leaves)
+        parts = leaves if self.stacked is None else self.stacked.given(leaves)
+        out = list(parts)
         for s in reversed(self.machine.stations):
             for i, slot in zip(s.cut.share.arguments, s.cut.arguments, strict=True):
-                out[i] = jax.device_put(leaves[i], s.slots.sharding(slot))
-        return out
+                out[i] = jax.device_put(parts[i], s.slots.sharding(slot))
+        return out if self.stacked is None else self.stacked.placed(out)
 
 
 def many_programs(program: object) -> Problem:
