@@ -30,8 +30,9 @@ _POLISH_VISITS = 8
 bring more where states are many. Work is counted, not time: the same problem has the same answer."""
 _POLISH_CHUNKS = 9
 """... and in how many chunks at least."""
-_EXACT_ROUNDS = 5
-"""One exact solution in so many rounds: it proves little more than steps of prices do, and takes longer."""
+_STANDING = 1e-3
+"""Prices stand where a round of steps raises the bound by less than this part. Only then a network is solved
+at them exactly: a hundred rounds take as long, and what is cheapest at prices that change is worth little."""
 _EVERY_NODE = 1 << 60
 _DISCOUNTS = (1.0, 0.5, 0.0)
 """Parts of the prices, in turn: at full ones nobody takes the room that is left for what is little worth."""
@@ -120,6 +121,8 @@ class LimitedSearch:
         self.excess = (True, math.inf)
         self.noise = self.least_gain = 0.0
         self.rounds = 0
+        self.solved_at = self.prices.at
+        """The prices of the last exact solution."""
 
     def begin_at(self, prices: TimePrices, states: Sequence[int] | None = None) -> None:
         """Begins at prices, and at states of the network, that another search has found."""
@@ -180,13 +183,16 @@ class LimitedSearch:
 
     def _round(self) -> None:
         decoded: Indices = self.nearest
+        before = self.prices.lower
         for _ in range(_ROUND_STEPS):
             decoded = self.prices.step(self.cost)
             if self._finished():
                 break
         self.noise = _NOISE * abs(self.reduction.constant + self.prices.lower)
         self.least_gain = 100.0 * self.noise
-        if self.rounds % _EXACT_ROUNDS == 0:
+        risen = self.prices.lower - before
+        stand = risen < _STANDING * abs(self.reduction.constant + self.prices.lower)
+        if stand and self.prices.best is not self.solved_at and not self._finished():
             self._polish(self._exact())
         self.rounds += 1
         self._polish(decoded)
@@ -203,7 +209,7 @@ class LimitedSearch:
         solved exactly, where layers are alike at once."""
         if not self.flat.turn.size:
             return self.nearest
-        prices = self.prices.best
+        prices = self.solved_at = self.prices.best
         unary = np.split(self._priced(prices), self.flat.offsets[1:-1])
         kernel = replace(self.reduction.kernel, unary=tuple(unary))
         found = solve(kernel, time_limit_seconds=self._left(_EXACT_SHARE))
