@@ -67,12 +67,14 @@ def recomputed_lines(
 def recomputed_notes(
     candidates: Candidates, chosen: ChosenSignatures, physical: Physical, network: Network
 ) -> tuple[str, ...]:
-    """Remarks on what is recomputed; none if nothing is."""
+    """Remarks on what is recomputed; none if nothing is kept the less for it."""
     if not chosen.recomputed:
         return ()
     lines = recomputed_lines(candidates, chosen, physical, network)
     tensors, ops = sum(x.tensors for x in lines.values()), sum(x.ops for x in lines.values())
     freed, taken = sum(x.freed_bytes for x in lines.values()), sum(x.seconds for x in lines.values())
+    if not tensors:  # an op that only was moved to where its result is used
+        return ()
     head = (
         f"{tensors} tensors are recomputed for later uses instead of being kept, since memory is short: "
         f"{ops} ops run again, {seconds_text(taken)}, and {bytes_text(freed)} per device need not be kept"
