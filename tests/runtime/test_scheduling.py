@@ -55,9 +55,12 @@ def test_a_limit_is_what_arguments_and_results_leave(limit: float, donated: tupl
 
 @pytest.mark.parametrize("limit, needed, told", [
     (None, 0.8 * OWN, None),  # XLA has room enough by itself
-    (None, 0.9 * OWN, 80e9),
-    (None, 79e9, 80e9),
+    (None, 0.89 * OWN, None),  # about as much as it has
+    (None, 0.95 * OWN, 1.05 * 0.95 * OWN),
+    (None, 72e9, 1.05 * 72e9),
+    (None, 79e9, 80e9),  # and no more than there is
     (75e9, 0.8 * OWN, None),
+    (75e9, 70e9, 1.05 * 70e9),
     (75e9, 74e9, 75e9),
     (60e9, 59e9, 60e9),
 ])  # fmt: skip

@@ -34,3 +34,11 @@ def test_nothing_is_said_of_nothing() -> None:
     assert (
         recomputed_notes(candidates, PLAIN, insert_boxing(candidates, PLAIN, boxings), boxings.network) == ()
     )
+
+
+def test_nothing_is_said_of_ops_that_free_nothing() -> None:
+    """What has no use before has only moved."""
+    candidates, _, boxings = GIVEN
+    chosen = replace(PLAIN, recomputed=later(SOFTMAX))
+    physical = insert_boxing(candidates, chosen, boxings)
+    assert recomputed_notes(replace(candidates, lives=()), chosen, physical, boxings.network) == ()
