@@ -138,6 +138,11 @@ def list_candidates(s: Logical) -> Listed:
     return Listed(**vars(s), candidates=candidates)
 
 
+AFTER_SHARE = 1.7
+"""What the passes after the choice take, of what those before it do: of GPTs of 96 layers as much, of small
+programs less."""
+
+
 def choose_signatures(s: Listed) -> Chosen:
     """Chooses the signatures with the shortest estimated step, over the whole graph at once."""
     r = s.request
@@ -146,7 +151,7 @@ def choose_signatures(s: Listed) -> Chosen:
     recall = Recall(s.candidates, asked, s.boxings, r)
     known, smallest = recall.found(), None
     if known is None:
-        found = Choosing(s.candidates, asked, s.boxings, r).run()
+        found = Choosing(s.candidates, asked, s.boxings, r.keeping(AFTER_SHARE)).run()
         known, smallest = (found.assignment, recall.keep(found)), found.smallest
     s = replace(s, request=replace(r, notes=(*r.notes, *known[1].notes)))
     return Chosen(

@@ -72,7 +72,7 @@ class Choosing:
         """
         r = self.request
         begun, limit, left = time.monotonic(), r.terms.time_limit_seconds, r.seconds_left
-        is_late = limit is not None and left is not None and left < LATE * limit
+        is_late = limit is not None and left is not None and left + r.kept_seconds < LATE * limit
         built = model_in_time(self.candidates, self.asked, self.boxings, seconds, is_late)
         try:
             fastest = self._solved(built, begun, seconds)

@@ -38,8 +38,8 @@ class Terms:
     """What holds for every placement of a program.
 
     Arguments:
-      time_limit_seconds: for planning a placement, from its first pass to the signatures; of a program with
-        stages, for all of them together. None for no limit.
+      time_limit_seconds: for planning a placement, from its first pass to its plan; of a program with stages,
+        for all of them together. None for no limit.
       memory_limit_bytes: per device; a plan over it is refused. None for what the device has.
       transfer: how rows of split tables travel.
       strict_nonfinite: whether a sum is added up before anything is computed from it.
@@ -75,7 +75,8 @@ class Request:
         not: its plan holds the stacks of all of them at once, and the schedule is checked instead.
       most_bytes: what the plan of a placement that works on micro-batches may need, per device.
       taken: the signatures to take instead of searching.
-      deadline: when the search ends, by the clock of `time.monotonic`.
+      deadline: when planning ends, by the clock of `time.monotonic`.
+      kept_seconds: of the time until then, for the passes after the search.
     """
 
     name: str
@@ -94,6 +95,7 @@ class Request:
     most_bytes: float = math.inf
     taken: ChoiceRecord | None = None
     deadline: float = math.inf
+    kept_seconds: float = 0.0
 
     def timed(self, parts: int = 1) -> Request:
         """The same, whose time begins now, in one of so many parts that share the limit."""
@@ -103,10 +105,23 @@ class Request:
         terms = replace(self.terms, time_limit_seconds=limit / parts)
         return replace(self, terms=terms, deadline=time.monotonic() + limit / parts)
 
+    def keeping(self, share: float) -> Request:
+        """The same, whose search leaves time to the passes after it.
+
+        Arguments:
+          share: of what the passes until now took.
+        """
+        left, limit = self.seconds_left, self.terms.time_limit_seconds
+        if left is None or limit is None:
+            return self
+        return replace(self, kept_seconds=share * max(0.0, limit - left))
+
     @property
     def seconds_left(self) -> float | None:
-        """Until the deadline; None if there is none."""
-        return None if math.isinf(self.deadline) else max(0.0, self.deadline - time.monotonic())
+        """For the search; None for no limit."""
+        if math.isinf(self.deadline):
+            return None
+        return max(0.0, self.deadline - self.kept_seconds - time.monotonic())
 
     @property
     def limit_bytes(self) -> float:

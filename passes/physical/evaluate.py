@@ -134,10 +134,13 @@ class Evaluator:
     def believed_seconds(self, axes: tuple[int, ...], seconds: float) -> float:
         """What XLA's scheduler takes a collective over some axes to be: it knows none that are short, and
         has one figure for all that leave a host."""
-        p, hardware = self.physical.placement, self.network.hardware
-        if any(hardware.link([int(r) for r in g]) != hardware.links[0] for g in p.groups(axes)):
-            return BETWEEN_HOSTS_SECONDS
-        return max(seconds, SHORTEST_COLLECTIVE_SECONDS)
+        key = "least", axes
+        if key not in self.known:
+            p, hardware = self.physical.placement, self.network.hardware
+            leaves = any(hardware.link([int(r) for r in g]) != hardware.links[0] for g in p.groups(axes))
+            self.known[key] = math.inf if leaves else SHORTEST_COLLECTIVE_SECONDS
+        least = self.known[key]
+        return BETWEEN_HOSTS_SECONDS if math.isinf(least) else max(seconds, least)
 
     def overlapped(self, steps: Sequence[Step] | None = None) -> OverlappedStep:
         """The time of all steps, or of some of them, with collectives beside kernels, where XLA does so."""

@@ -91,9 +91,10 @@ def solved_alike(network: CostNetwork, time_limit_seconds: float | None) -> tupl
       Infeasible: if every assignment has an infinite cost.
     """
     folded = fold(network)
-    if len(folded.network.unary) <= FOLDED * len(network.unary):
-        return folded.expand(solve(folded.network, time_limit_seconds=time_limit_seconds).states)
-    return solve(network, time_limit_seconds=time_limit_seconds).states
+    is_folded = len(folded.network.unary) <= FOLDED * len(network.unary)
+    given = folded.network if is_folded else network
+    states = solve(given, time_limit_seconds=time_limit_seconds, proves=False).states
+    return folded.expand(states) if is_folded else states
 
 
 class _Search:

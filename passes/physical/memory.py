@@ -25,7 +25,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from sbp.passes.physical.convolutions import copies
+from sbp.passes.physical.convolutions import Copy, copies
 from sbp.passes.physical.fusing import Fusing, KernelOp, Seconds, ShardSizes
 from sbp.passes.physical.invariant import read_in_loops
 from sbp.passes.physical.kernels import Buffer, Kernels, kernels
@@ -33,6 +33,7 @@ from sbp.passes.physical.layouts import Turned, turned
 from sbp.passes.physical.order import Turns, turns
 from sbp.passes.physical.pools import places
 from sbp.passes.physical.program import Border, Box, Step, Version
+from sbp.passes.physical.schedule_nodes import sent_together
 from sbp.passes.physical.trips import TripOps, peeled_ops, sent_later, sunk_into, trip_ops
 
 LONGEST_ROW = 32_768
@@ -94,11 +95,13 @@ def peak(
     taken, results = donated or {}, [v for v in dict.fromkeys(kept) if v in known]
     rest = [Live(v, sizes.bytes(v)) for v in (*there, *(v for v in results if v not in taken))]
     k, spaces = kernels(ops, sizes, results, there), Spaces(taken, frozenset(results), seconds=seconds)
-    found = alive(k, sizes, spaces)
+    laid = Laid.of(k, sizes, spaces)
+    found = alive(k, sizes, spaces, laid)
     needed = _bytes(rest) + (1.0 + holes) * _bytes(found)
     if needed > limit_bytes and seconds is not None:
         # XLA makes several orders, and takes the one with the smallest peak (`DefaultMemoryScheduler`).
-        saving = (alive(k, sizes, replace(spaces, seconds=None, hastens=h)) for h in (True, False))
+        others = (replace(spaces, seconds=None, hastens=h) for h in (True, False))
+        saving = (alive(k, sizes, other, laid) for other in others)
         found = min(found, *saving, key=_bytes)
     return [*rest, *found]
 
@@ -107,21 +110,48 @@ def _bytes(live: Iterable[Live]) -> float:
     return sum(x.bytes for x in live)
 
 
-def alive(k: Kernels, sizes: ShardSizes, spaces: Spaces) -> list[Live]:
-    """What lies in the space that all share, when most does."""
+@dataclass(frozen=True)
+class Laid:
+    """What is the same in whatever order kernels run.
+
+    Arguments:
+      taken: results, and the arguments whose spaces they take.
+      turned, copies: what is laid out otherwise.
+      together: collectives that are sent as one.
+    """
+
+    taken: Mapping[Buffer, Buffer]
+    turned: Sequence[Turned]
+    copies: Sequence[Copy]
+    together: Sequence[tuple[int, ...]]
+
+    @classmethod
+    def of(cls, k: Kernels, sizes: ShardSizes, spaces: Spaces) -> Laid:
+        """That of a body."""
+        there = {t.version: t for t in k.tensors if t.maker < 0}
+        taken = {k.ends[v]: there[a] for v, a in spaces.taken.items() if v in k.ends and a in there}
+        return cls(taken, list(turned(k, sizes, taken)), list(copies(k, sizes)), sent_together(k))
+
+
+def alive(k: Kernels, sizes: ShardSizes, spaces: Spaces, laid: Laid | None = None) -> list[Live]:
+    """What lies in the space that all share, when most does.
+
+    Arguments:
+      laid: of this body, if it is known.
+    """
     read_in_loops(k)
-    there = {t.version: t for t in k.tensors if t.maker < 0}
-    taken = {k.ends[v]: there[a] for v, a in spaces.taken.items() if v in k.ends and a in there}
+    laid = laid or Laid.of(k, sizes, spaces)
+    taken = laid.taken
     own = {k.ends[v] for v in spaces.given if v in k.ends}
     elsewhere = {t for t in k.tensors if t.maker < 0 or t in own}
     sent = sent_later(k)
-    turn = turns(k, elsewhere, spaces.seconds, sent, spaces.hastens)
+    turn = turns(k, elsewhere, spaces.seconds, sent, spaces.hastens, laid.together)
     sweep = _Sweep(turn)
     _add_sent_later(k, turn, sweep, sent)
     _add_tensors(k, turn, sweep, elsewhere, taken)
-    for x in turned(k, sizes, taken):
+    for x in laid.turned:
         _turn_over(k, x, turn, sweep, taken)
-    for c in copies(k, sizes):
+    for c in laid.copies:
         at = [turn.born[i] for i in c.users]
         sweep.add(Live(c.tensor.version, c.bytes), min(at), max(at))
     for p in places(k, sizes, turn):

@@ -55,6 +55,7 @@ def turns(
     seconds: Seconds | None,
     sent: Sequence[KernelOp] = (),
     hastens: bool = True,
+    together: Sequence[tuple[int, ...]] | None = None,
 ) -> Turns:
     """The turns of all ops.
 
@@ -63,8 +64,9 @@ def turns(
       seconds: of an op; None where memory is short, and collectives are not hidden at its cost.
       sent: what the trip of a loop before this one has left to send.
       hastens: whether what frees memory runs as soon as it can.
+      together: collectives that are sent as one; None to look for them.
     """
-    together = sent_together(k)
+    together = sent_together(k) if together is None else together
     nodes = schedule_nodes(k, together, _places(k, elsewhere, together, hastens), seconds)
     ops = hiding_ops(k, nodes, {id(op) for op in sent})
     if seconds is not None and any(op.sends for op in ops):

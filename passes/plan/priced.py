@@ -138,7 +138,10 @@ class _Priced:
                 # What is alive when nothing is short has a little price: of equal choices the smaller one.
                 share = (last - first) / self.busy.size + LITTLE * (x.end - x.start) / self.busy[-1]
                 unary[x.node] = unary[x.node] + price * share * x.bytes
-        found = solve(replace(kernel, unary=tuple(unary)), time_limit_seconds=max(seconds, 0.05))
+        network, limit = replace(kernel, unary=tuple(unary)), max(seconds, 0.05)
+        found = solve(network, time_limit_seconds=limit, proves=False)
+        if math.isinf(found.cost):  # on a busy machine; a start that is no plan is worth nothing
+            found = solve(network, proves=False)
         states = self.reduction.expand(found.states)
         return tuple(int(kept[k]) for kept, k in zip(self.kept, states, strict=True))
 

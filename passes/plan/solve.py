@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,8 +16,10 @@ from sbp.passes.plan.dual import Dual
 from sbp.passes.plan.eliminate import Elimination, plan_elimination
 from sbp.passes.plan.flat import Indices, flat_network
 from sbp.passes.plan.network import CostNetwork, Infeasible, Solution, Table
+from sbp.passes.plan.parts import least_of, parts_of, restricted
 from sbp.passes.plan.ready import ready_seconds
 from sbp.passes.plan.reduce import reduce_network
+from sbp.passes.plan.stalled import FEW, NEAR, few_states, patient_bound
 
 _DIRECT_CELLS = 1e8
 """Eliminate at once up to this size: less than half a second."""
@@ -64,10 +67,12 @@ class _Watch:
 
 @dataclass(frozen=True, slots=True)
 class _Effort:
-    """When to stop: at a time, and for improvements that are only rounding noise; whom to tell."""
+    """When to stop: at a time, and for improvements that are only rounding noise; whether the bound is asked
+    for; whom to tell."""
 
     deadline: float
     noise: float
+    proves: bool = True
     watch: _Watch | None = None
 
     def report(self, cost: float, lower: float) -> None:
@@ -98,14 +103,19 @@ class _Effort:
 
 
 def solve(
-    network: CostNetwork, *, time_limit_seconds: float | None = None, progress: Progress | None = None
+    network: CostNetwork,
+    *,
+    time_limit_seconds: float | None = None,
+    progress: Progress | None = None,
+    proves: bool = True,
 ) -> Solution:
     """Cheapest assignment of the network, with a proven lower bound on the cost of any.
 
     Without a time limit the search ends when the gap is 0.0 or neither cost nor bound improves any more;
     with one, the best assignment so far comes back with the bound so far (cost inf if none was found). The
     same network gives the same answer; of ties the lowest states win where they are chosen. In what is told
-    to `progress`, unconnected parts of the network that are not looked at yet count with their least.
+    to `progress`, unconnected parts of the network that are not looked at yet count with their least. What
+    only raises the bound is left out unless it `proves`.
 
     Raises Infeasible (a ValueError) when every assignment contains an infinite cost.
 
@@ -115,7 +125,7 @@ def solve(
     """
     limit = math.inf if time_limit_seconds is None else time_limit_seconds
     start = time.monotonic()
-    effort = _Effort(start + limit, 0.0)
+    effort = _Effort(start + limit, 0.0, proves)
     reduction = reduce_network(network, effort.spent)
     if progress is not None:
         effort = replace(effort, watch=_Watch(progress, start, reduction.constant, reduction.constant))
@@ -132,7 +142,7 @@ def _solve_parts(network: CostNetwork, start: Sequence[int] | None, effort: _Eff
     states = [0] * len(network.unary)
     costs, bounds = [0.0], [0.0]
     later = least_of(network)
-    for nodes in _parts(network):
+    for nodes in parts_of(network):
         place = {node: k for k, node in enumerate(nodes)}
         part = CostNetwork(
             tuple(network.unary[node] for node in nodes),
@@ -193,12 +203,19 @@ class _Search:
                 if closed < _PROGRESS * (self.cost - self.lower):
                     break
             elif closed <= _SLOW * (self.cost - self.lower):
-                stalled = not self._eliminate_over_best(at_least)
-                if stalled and not self._finished() and math.isfinite(self.cost):
-                    stalled = not self._improve_parts(at_least)
-                if self._finished():
+                stalled = not self._choose_again(at_least)
+                if self._finished() or (stalled and not self.effort.proves):
                     break
+        if self.effort.proves and math.isfinite(self.cost) and not self._finished():
+            self._raise_bound()
         return Solution(tuple(self.states), self.cost, min(self.lower, self.cost))
+
+    def _raise_bound(self) -> None:
+        """Sweeps on where only the bound is short, if it is by more than little."""
+        near = NEAR * max(abs(self.cost), self.effort.noise / _NOISE)
+        if self.cost - self.lower > near:
+            given = self.network, self._ceiling(), lambda: self.cost, near, self.effort.spent
+            self.lower = max(self.lower, patient_bound(*given, lambda x: self._offer(self._descend(x))))
 
     def _finished(self) -> bool:
         if self.cost - self.lower <= self.effort.noise:
@@ -257,6 +274,27 @@ class _Search:
         else:
             self.lower = max(self.lower, min(excluded, reduction.constant + answer.bound))
 
+    def _choose_again(self, at_least: list[Table]) -> bool:
+        """Looks for another assignment, or for a proof that there is none. Returns whether that helped."""
+        cost, tried = self.cost, False
+        for count in FEW:
+            kept = few_states(at_least, self.states, count)
+            elimination = self.effort.plan(restricted(self.network, kept), _PARTIAL_CELLS, careful=False)
+            if elimination is not None:
+                self._take(elimination, kept)
+            tried = tried or elimination is not None
+        if self.cost < cost - self.effort.noise or self._eliminate_over_best(at_least):
+            return True
+        if tried or not self.effort.proves or self._finished() or not math.isfinite(self.cost):
+            return False
+        return self._improve_parts(at_least)
+
+    def _take(self, elimination: Elimination, kept: Sequence[NDArray[np.intp]]) -> None:
+        """The best over the states kept, if there is any."""
+        with suppress(Infeasible):
+            states = elimination.run()
+            self._offer([int(keep[state]) for keep, state in zip(kept, states, strict=True)])
+
     def _eliminate_over_best(self, at_least: list[Table]) -> bool:
         """Solve exactly over as many of the most promising states as fit. Returns whether anything improved.
 
@@ -271,17 +309,12 @@ class _Search:
             )
             # Fewer states can cost more: where layers keep different ones their tables are no longer equal.
             kept = self._below(at_least, math.inf if fraction == math.inf else threshold)
-            restricted = _restricted(self.network, kept)
             cells = _FINAL_CELLS if whole else _PARTIAL_CELLS
-            elimination = self.effort.plan(restricted, cells, careful=whole)
+            elimination = self.effort.plan(restricted(self.network, kept), cells, careful=whole)
             if elimination is None:
                 continue
             gap = self.cost - self.lower
-            try:
-                states = elimination.run()
-                self._offer([int(keep[state]) for keep, state in zip(kept, states, strict=True)])
-            except Infeasible:
-                pass
+            self._take(elimination, kept)
             self.lower = max(self.lower, min(self.cost, threshold))
             return self.cost - self.lower < (1.0 - _PROGRESS) * gap
         return False
@@ -348,46 +381,3 @@ class _Search:
         found = np.array(states, dtype=np.int64)
         sweeps.descend(self.flat, found, self.effort.noise)
         return found
-
-
-def least_of(network: CostNetwork) -> float:
-    """The sum of all minima: the simplest lower bound."""
-    minima = [float(theta.min()) for theta in network.unary]
-    minima.extend(float(table.min()) for _, _, table in network.edges)
-    return math.fsum(minima)
-
-
-def _restricted(network: CostNetwork, kept: Sequence[NDArray[np.intp]]) -> CostNetwork:
-    """The network on these states; equal choices from the same table share the result."""
-    keys = [keep.tobytes() for keep in kept]
-    known: dict[tuple[int, bytes, bytes], Table] = {}
-    edges = []
-    for i, j, table in network.edges:
-        key = (id(table), keys[i], keys[j])
-        if key not in known:
-            known[key] = table[np.ix_(kept[i], kept[j])]
-        edges.append((i, j, known[key]))
-    return CostNetwork(
-        tuple(theta[keep] for theta, keep in zip(network.unary, kept, strict=True)), tuple(edges)
-    )
-
-
-def _parts(network: CostNetwork) -> list[list[int]]:
-    """Connected parts, each in ascending order."""
-    around: list[list[int]] = [[] for _ in network.unary]
-    for i, j, _ in network.edges:
-        around[i].append(j)
-        around[j].append(i)
-    seen = [False] * len(around)
-    parts = []
-    for root in range(len(around)):
-        if not seen[root]:
-            seen[root] = True
-            part = [root]
-            for node in part:  # grows while it is read
-                for other in around[node]:
-                    if not seen[other]:
-                        seen[other] = True
-                        part.append(other)
-            parts.append(sorted(part))
-    return parts

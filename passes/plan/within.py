@@ -13,11 +13,12 @@ from sbp.passes.plan import forests, sweeps
 from sbp.passes.plan.budget import Budget, Fitted, flat_budget
 from sbp.passes.plan.flat import Indices, flat_network
 from sbp.passes.plan.network import CostNetwork, Infeasible, Table
+from sbp.passes.plan.parts import least_of
 from sbp.passes.plan.peak import least_peak
 from sbp.passes.plan.priced import PROVING, about_most
 from sbp.passes.plan.prices import Prices, TimePrices
 from sbp.passes.plan.reduce import reduce_network
-from sbp.passes.plan.solve import Progress, least_of, solve
+from sbp.passes.plan.solve import Progress, solve
 
 _ROUND_STEPS = 40
 """Steps of prices in a round."""

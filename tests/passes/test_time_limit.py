@@ -17,6 +17,7 @@ from sbp.passes import chain, choosing
 from sbp.passes.physical import fit as fitting
 from sbp.passes.plan import cheapest, model
 from sbp.passes.plan.network import Solution
+from sbp.passes.request import Request, Terms
 from sbp.runtime.options import terms_of
 from tests.golden import two_stages
 from tests.passes.questions import asked
@@ -70,6 +71,33 @@ def test_what_comes_before_the_search_counts(monkeypatch: pytest.MonkeyPatch, to
     planned(time_limit=10)
     planned(time_limit=math.inf)
     assert 5 < told[0] <= 9.5 and told[1] is None
+
+
+def test_the_search_leaves_time_for_what_comes_after_it(
+    monkeypatch: pytest.MonkeyPatch, told: list[float]
+) -> None:
+    candidates = chain.enumerate_candidates
+
+    def slow(*args: Any, **kwargs: Any) -> Any:
+        time.sleep(1.0)
+        return candidates(*args, **kwargs)
+
+    monkeypatch.setattr(chain, "enumerate_candidates", slow)
+    planned(time_limit=10)
+    assert told[0] <= 9.0 - chain.AFTER_SHARE
+
+
+def test_what_is_kept_is_a_share_of_what_was_taken() -> None:
+    placement, now = sbp.placement("cpu", shape=(1,)), time.monotonic()
+    hardware = sbp.hardware.hardware_for("cpu")
+    plain = Request("f", placement, hardware, (), (), ())
+    assert plain.keeping(2.0) is plain and plain.seconds_left is None
+    asked = dataclasses.replace(plain, terms=Terms(time_limit_seconds=10.0), deadline=now + 9.0)
+    kept = asked.keeping(2.0)
+    assert kept.kept_seconds == pytest.approx(2.0, abs=1.0)
+    assert asked.seconds_left is not None and kept.seconds_left is not None
+    assert asked.seconds_left - kept.seconds_left == pytest.approx(kept.kept_seconds, abs=1.0)
+    assert dataclasses.replace(asked, deadline=now - 1.0).keeping(2.0).seconds_left == 0.0
 
 
 @pytest.mark.parametrize(("limit", "least", "most"), [(1.0, 0.3, 0.8), (0.1, 0.05, 0.5), (None, None, None)])

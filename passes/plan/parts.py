@@ -1,0 +1,54 @@
+"""Parts of a network: connected ones, and some states of each node."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sbp.passes.plan.network import CostNetwork, Table
+
+
+def least_of(network: CostNetwork) -> float:
+    """The sum of all minima: the simplest lower bound."""
+    minima = [float(theta.min()) for theta in network.unary]
+    minima.extend(float(table.min()) for _, _, table in network.edges)
+    return math.fsum(minima)
+
+
+def restricted(network: CostNetwork, kept: Sequence[NDArray[np.intp]]) -> CostNetwork:
+    """The network on these states; equal choices from the same table share the result."""
+    keys = [keep.tobytes() for keep in kept]
+    known: dict[tuple[int, bytes, bytes], Table] = {}
+    edges = []
+    for i, j, table in network.edges:
+        key = (id(table), keys[i], keys[j])
+        if key not in known:
+            known[key] = table[np.ix_(kept[i], kept[j])]
+        edges.append((i, j, known[key]))
+    return CostNetwork(
+        tuple(theta[keep] for theta, keep in zip(network.unary, kept, strict=True)), tuple(edges)
+    )
+
+
+def parts_of(network: CostNetwork) -> list[list[int]]:
+    """Connected parts, each in ascending order."""
+    around: list[list[int]] = [[] for _ in network.unary]
+    for i, j, _ in network.edges:
+        around[i].append(j)
+        around[j].append(i)
+    seen = [False] * len(around)
+    parts = []
+    for root in range(len(around)):
+        if not seen[root]:
+            seen[root] = True
+            part = [root]
+            for node in part:  # grows while it is read
+                for other in around[node]:
+                    if not seen[other]:
+                        seen[other] = True
+                        part.append(other)
+            parts.append(sorted(part))
+    return parts
