@@ -1,7 +1,8 @@
 """Arguments and results of a program whose scan over layers was cut: one array outside, parts inside.
 
 A stacked leaf lies on the devices of all stages, split by layers along the stages' axis. Every stage takes
-the shards of its own devices for its part, and what all stages give is the next such array; nothing is copied.
+the shards of its own devices for its part, and what all stages give is the next such array: nothing is copied
+where stages have planned it alike.
 """
 
 from __future__ import annotations
