@@ -7,7 +7,7 @@ where stages have planned it alike.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import jax
@@ -96,6 +96,7 @@ class StackedLeaves:
         """What was asked of the program, of the one that was made of it."""
         return replace(
             of_whole,
+            layers=self.made.layers,
             asked=self.asked(of_whole.asked),
             ties=self.ties(of_whole.ties),
             donated=self.donated(of_whole.donated),
@@ -147,8 +148,18 @@ def _uneven(placement: Placement, stages: int, layers: int) -> Problem:
         f"a scan over {layers} layers, {count} placements along {axis!r}",
         "a stage per placement, and layers that are a multiple of the stages",
         "the weights of all layers come back as one array, split by layers along that axis",
-        f"a first axis of {max(n for n in range(1, count + 1) if layers % n == 0)}, or layers one by one",
+        f"a first axis of {any_of(n for n in range(2, layers + 1) if layers % n == 0)}, or layers one by one",
     )
+
+
+def any_of(numbers: Iterable[int]) -> str:
+    """Some numbers in words.
+
+    >>> any_of([2]), any_of([2, 4, 8])
+    ('2', '2, 4 or 8')
+    """
+    *most, last = map(str, numbers)
+    return f"{', '.join(most)} or {last}" if most else last
 
 
 def _names(entry: object) -> list[str]:
