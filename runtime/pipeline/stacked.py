@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import jax
 from jax.sharding import NamedSharding
@@ -20,6 +21,8 @@ from sbp.passes.program.trace import Traced
 from sbp.passes.request import Asked, Signed, StagesRequest
 from sbp.placement import Placement
 from sbp.untyped import Leaf, partition_spec
+
+AnyMesh: TypeAlias = jax.sharding.Mesh | jax.sharding.AbstractMesh
 
 
 @dataclass(frozen=True)
@@ -76,13 +79,12 @@ class StackedLeaves:
         return [self._stack(xs) if i in cut else xs[0] for i, xs in sorted(groups.items())]
 
     def _stack(self, parts: Sequence[jax.Array]) -> jax.Array:
-        first = parts[0].sharding
-        assert isinstance(first, NamedSharding)
+        first, *_ = lying = [x.sharding for x in parts if isinstance(x.sharding, NamedSharding)]
         inside = _names(first.spec[0]) if len(first.spec) else []
         # Stages are planned one by one; an array has one signature for all of them.
         alike = [
-            x if x.sharding.spec == first.spec else jax.device_put(x, _moved(first, x.sharding.mesh, inside))
-            for x in parts
+            x if at.spec == first.spec else jax.device_put(x, _moved(first, at.mesh, inside))
+            for x, at in zip(parts, lying, strict=True)
         ]
         whole = _moved(first, self.whole.mesh, [self.whole.axes[0], *inside])
         held = {s.device: s.data for x in alike for s in x.addressable_shards}
@@ -169,6 +171,6 @@ def _names(entry: object) -> list[str]:
     return [entry] if isinstance(entry, str) else list(entry)  # type: ignore[call-overload]
 
 
-def _moved(sharding: NamedSharding, mesh: jax.sharding.Mesh, first: Sequence[str]) -> NamedSharding:
+def _moved(sharding: NamedSharding, mesh: AnyMesh, first: Sequence[str]) -> NamedSharding:
     """The same on another mesh, with dim 0 split over other axes."""
     return NamedSharding(mesh, partition_spec((tuple(first) or None), *sharding.spec[1:]))
