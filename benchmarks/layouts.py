@@ -1,6 +1,6 @@
 """Llama 3 70B on many H100s: what the planner chooses beside published layouts, priced by one evaluator.
 
-    python -m benchmarks.layouts [--devices 128,1024] [--batch 1024] [--microbatches 4] [--seconds 120]
+    python -m benchmarks.layouts [--devices 128,1024] [--batch 1024] [--microbatches 4] [--seconds 150]
         [--tables planned,stages]
 
 Bfloat16, sequences of 8,192 tokens, layers in a scan and computed twice, attention as one kernel. Of each
@@ -8,7 +8,9 @@ plan: the step with overlap, the share of the peak that is (MFU: 6 FLOPs per par
 attention without its masked half), the memory of a device, and the seconds that planning took. Layouts by
 hand say where weights, state and batch lie: MaxText's table on one axis (its recipe for 128 H100s) and on
 two, and Megatron's (Shoeybi et al., 2019): widths within a host, copies across. What they leave open is
-planned. Layouts with stages follow in a table of their own (benchmarks/pipelined.py).
+planned. AUTO has rows of what `sbp.search` looks at as well: scans that keep some of what their layers would
+compute twice, with one sequence on a device at a time, and scans that are cut into stages.
+Layouts with stages by hand follow in a table of their own (benchmarks/pipelined.py).
 """
 
 from __future__ import annotations
@@ -34,6 +36,9 @@ from sbp.rates.chips import CHIPS
 CONFIG = replace(llama.PRESETS["70b"], fused="cudnn")
 OPTIMIZER = optax.adamw(1e-3)
 HOST = 8
+STAGES = 4
+KEPT = 0.4
+"""Queries, keys, values and what attention makes of them: of all products those with the fewest bytes."""
 PEAK_FLOPS = CHIPS["h100"].matrix_flops["bf16"]
 
 
@@ -47,15 +52,52 @@ class LayoutRow:
     trouble: str = ""
 
 
-def layouts(devices: int) -> Iterator[tuple[str, tuple[int, ...], Any]]:
-    """Names, hierarchies and signatures."""
+@dataclass(frozen=True)
+class AskedLayout:
+    """A layout to be planned.
+
+    Arguments:
+      shape: the hierarchy; stages lie along its first axis.
+      microbatches: None for the usual number.
+      kept: the share of what scans could keep that they do keep.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    in_sbp: Any = sbp.AUTO
+    microbatches: int | None = None
+    kept: float = 0.0
+    stages: int | None = None
+
+    @property
+    def text(self) -> str:
+        """The name with all that is asked."""
+        said = [f"{self.name}:{'x'.join(map(str, self.shape))}"]
+        for n, of in ((self.stages, "stages"), (self.microbatches, "micro-batches")):
+            said += [] if n is None else [f"{n} {of}"]
+        return ", ".join([*said, f"{self.kept:.0%} kept"] if self.kept else said)
+
+    @property
+    def options(self) -> sbp.Options:
+        """Options without a limit."""
+        pipeline = sbp.PipelineOptions(stages=self.stages)
+        return sbp.Options(cache=False, scan_kept=self.kept, pipeline=pipeline)
+
+
+def layouts(devices: int, batch: int) -> Iterator[AskedLayout]:
+    """Those of so many devices and sequences."""
     line, grid = (devices,), (devices // HOST, HOST)
-    yield "AUTO", line, sbp.AUTO
-    yield "AUTO", grid, sbp.AUTO
-    yield "MaxText, FSDP", line, maxtext.signatures(line, CONFIG, OPTIMIZER)
-    yield "MaxText, FSDP x tensor", grid, maxtext.signatures(grid, CONFIG, OPTIMIZER)
-    yield "Megatron, data x tensor", grid, llama.signatures("2d", grid, CONFIG, OPTIMIZER)
-    yield "FSDP x tensor, heads and widths", grid, llama.signatures("fsdp", grid, CONFIG, OPTIMIZER)
+    one_each = max(1, batch // devices)
+    staged = (STAGES, devices // HOST // STAGES, HOST)
+    yield AskedLayout("AUTO", line)
+    yield AskedLayout("AUTO", grid)
+    yield AskedLayout("AUTO", grid, microbatches=one_each, kept=KEPT)
+    yield AskedLayout("AUTO", staged, microbatches=batch // staged[1], kept=1.0, stages=STAGES)
+    yield AskedLayout("MaxText, FSDP", line, maxtext.signatures(line, CONFIG, OPTIMIZER))
+    yield AskedLayout("MaxText, FSDP x tensor", grid, maxtext.signatures(grid, CONFIG, OPTIMIZER))
+    yield AskedLayout("Megatron, data x tensor", grid, llama.signatures("2d", grid, CONFIG, OPTIMIZER))
+    heads = llama.signatures("fsdp", grid, CONFIG, OPTIMIZER)
+    yield AskedLayout("FSDP x tensor, heads and widths", grid, heads)
 
 
 def train_step(microbatches: int) -> Any:
@@ -89,23 +131,27 @@ def model_flops(args: Sequence[Any]) -> float:
     return batch * length * (6.0 * (weights - lookups) + attention)
 
 
-def planned(row: tuple[str, tuple[int, ...], Any], microbatches: int, args: Any, seconds: float) -> LayoutRow:
-    """The plan of a layout."""
-    name, shape, in_sbp = row
+def planned(row: AskedLayout, microbatches: int, args: Any, seconds: float) -> LayoutRow:
+    """The plan of a layout.
+
+    Arguments:
+      microbatches: where the layout does not say how many.
+    """
     begun = time.perf_counter()
     program = sbp.compile(
-        train_step(microbatches),
-        sbp.placement("h100", shape=shape),
-        in_sbp=in_sbp,
+        train_step(row.microbatches or microbatches),
+        sbp.placement("h100", shape=row.shape),
+        in_sbp=row.in_sbp,
         donate_argnums=(0, 1),
-        options=sbp.Options(time_limit=seconds, cache=False),
+        options=replace(row.options, time_limit=seconds),
     )
-    text = f"{name}:{'x'.join(map(str, shape))}"
     try:
-        return LayoutRow(text, program.plan(*args), time.perf_counter() - begun)
+        plan = program.plan(*args)
     except sbp.SbpError as e:
         (problem, *_) = e.problems
-        return LayoutRow(text, None, time.perf_counter() - begun, f"{problem.got}; {problem.why}"[:120])
+        trouble = f"{problem.got}; {problem.why}"[:120]
+        return LayoutRow(row.text, None, time.perf_counter() - begun, trouble)
+    return LayoutRow(row.text, plan, time.perf_counter() - begun, "" if plan.fits else "does not fit")
 
 
 def line(row: LayoutRow, devices: int, flops: float) -> str:
@@ -116,7 +162,7 @@ def line(row: LayoutRow, devices: int, flops: float) -> str:
     mfu = flops / p.step_seconds / devices / PEAK_FLOPS
     return (
         f"| {row.name} | {p.step_seconds:.2f} | {mfu:.3f} | {p.exposed_seconds:.2f} "
-        f"| {p.memory_bytes / 1e9:.1f} | {p.wire_bytes / 1e9:.0f} | {row.seconds:.0f} | |"
+        f"| {p.memory_bytes / 1e9:.1f} | {p.wire_bytes / 1e9:.0f} | {row.seconds:.0f} | {row.trouble} |"
     )
 
 
@@ -126,7 +172,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--devices", default="128,1024")
     parser.add_argument("--batch", type=int, default=1024, help="sequences")
     parser.add_argument("--microbatches", type=int, default=4, help="of 128 devices; fewer of more devices")
-    parser.add_argument("--seconds", type=float, default=120.0, help="for each plan")
+    parser.add_argument("--seconds", type=float, default=150.0, help="for each plan")
     parser.add_argument("--tables", default="planned,stages", help="what to print")
     given = parser.parse_args(argv)
     args = arguments(given.batch)
@@ -143,7 +189,7 @@ def print_planned(devices: int, count: int, args: Any, seconds: float) -> None:
     print(f"\n{devices} x h100, {args[2].shape[0]} sequences, {count} micro-batches\n")
     print("| layout | step s | MFU | exposed s | GB | GB sent | planned in s | |")
     print("|---|---|---|---|---|---|---|---|")
-    for row in layouts(devices):
+    for row in layouts(devices, args[2].shape[0]):
         print(line(planned(row, count, args, seconds), devices, model_flops(args)), flush=True)
 
 

@@ -292,7 +292,7 @@ def divide_into_stages(s: Whole) -> Whole:
     r = s.request
     if not r.cut:
         return s
-    graph = cut_model(s.graph, r.cut, r.hardware(r.placement), r.terms.memory_limit_bytes)
+    graph = cut_model(s.graph, r.cut, r.hardware(r.placement), r.terms.memory_limit_bytes, r.layers)
     return replace(s, traced=replace(s.traced, graph=graph), graph=graph)
 
 

@@ -143,6 +143,7 @@ class StagesRequest:
       asked: signatures of arguments and results.
       ties: per result, the argument that it comes back as, or None.
       cut: the placements of the stages that the model is to be cut into; () if it says them itself.
+      layers: per stage, the layers of a scan that was cut into them; () of a model without one.
       rank_of: stage -> placement, as the schedule wants it; None for any.
       schedule: its name, the schedule itself, or None for the usual one.
       notes: remarks for the plan.
@@ -156,6 +157,7 @@ class StagesRequest:
     asked: Asked
     ties: tuple[int | None, ...]
     cut: tuple[Placement, ...] = ()
+    layers: tuple[int, ...] = ()
     rank_of: Sequence[int] | None = None
     schedule: str | Schedule | None = None
     notes: tuple[str, ...] = ()

@@ -78,7 +78,7 @@ LEGAL: Mapping[str, Legal] = {
     ),
     "scan_kept": Legal(
         "a number from 0 to 1",
-        lambda x: x == 0 or (_seconds(x) and x <= 1),
+        lambda x: _seconds(x) and float(x) <= 1.0,  # type: ignore[arg-type]
         "it is a share of what scans over checkpointed layers could keep",
         "scan_kept=1.0",
     ),

@@ -140,8 +140,8 @@ class Options:
       exchange: how rows of split tables travel.
       pipeline: how a program with stages runs.
       scan_kept: how much a scan over checkpointed layers keeps of the products that its backward pass would
-        compute again, as a share of their bytes, the first ones first: 0 for nothing, as the model says, 1 for
-        all of them. Less time, more memory; `sbp.search` tries several.
+        compute again, as a share of their bytes, the first ones first: 0 for nothing, as the model says, 1
+        for all of them. Less time, more memory; `sbp.search` tries several.
       cache: whether what a search has found is kept on disk for the next process, in the user's folder of
         caches (~/.cache/sbp/plans on Linux); or the folder to keep it in, as a `pathlib.Path`.
       progress: whether a search that takes longer than a second says on a terminal how far it is.

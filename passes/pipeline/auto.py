@@ -70,11 +70,13 @@ def cut_model(
     placements: Sequence[Placement],
     hardware: Hardware,
     memory_limit_bytes: float | None = None,
+    layers: Sequence[int] = (),
 ) -> Graph:
     """The graph with every op of the loop's body on the placement of a stage.
 
     Arguments:
       placements: per stage, in order; one may come by several times.
+      layers: of a scan over layers that was cut already, how many each stage has; () of another model.
 
     Raises:
       AnnotationError: for a program without micro-batches, or with fewer ops than stages.
@@ -88,7 +90,8 @@ def cut_model(
             _uncut(graph, f"{len(line.forward)} ops, {len(placements)} stages", "fewer stages")
         )
     microbatches = int(loop.params["length"])
-    cuts = balance(line, placements, hardware, microbatches, memory_limit_bytes)
+    cuts = begins_of_scans(loop, line, layers) if layers else ()
+    cuts = cuts or balance(line, placements, hardware, microbatches, memory_limit_bytes)
     return on_stages(graph, loop, line, cuts, placements)
 
 
@@ -131,6 +134,19 @@ def line_of(graph: Graph, loop: Node, hardware: Hardware) -> Line:
     returning = _crossing(graph, backward)
     ids = tuple(n.id for n in forward), tuple(n.id for n in backward)
     return Line(*ids, least, most, returning, seconds, crossing, weights, kept)
+
+
+def begins_of_scans(loop: Node, line: Line, layers: Sequence[int]) -> tuple[int, ...]:
+    """Where the stages begin whose scans over so many layers follow each other; () if there are none such."""
+    nodes = {n.id: n for n in loop.bodies[0].nodes}
+    scans = [i for i, k in enumerate(line.forward) if nodes[k].op == "scan"]
+    for first in range(len(scans) - len(layers) + 1):
+        some = scans[first : first + len(layers)]
+        chain = [nodes[line.forward[i]] for i in some]
+        linked = all(not set(a.outputs).isdisjoint(b.inputs) for a, b in pairwise(chain))
+        if linked and [n.params["length"] for n in chain] == list(layers):
+            return (0, *some[1:])
+    return ()
 
 
 def _is_counter(graph: Graph, loop: Node, i: int) -> bool:

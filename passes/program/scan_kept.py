@@ -87,8 +87,8 @@ def _kept(graph: Graph, nodes: Sequence[Node], values: list[Value], share: float
     new: dict[int, Node] = {}
     for pair in scan_pairs(graph, nodes):
         if chosen := pair.chosen(share):
-            both = (new.get(n.id, n) for n in (pair.forward, pair.backward))
-            new[pair.forward.id], new[pair.backward.id] = _keeping(*both, chosen, values)
+            one, other = (new.get(n.id, n) for n in (pair.forward, pair.backward))
+            new[one.id], new[other.id] = _keeping(one, other, chosen, values)
     out = []
     for n in nodes:
         bodies = n.bodies if n.id in new else tuple(_inside(graph, b, values, share) for b in n.bodies)

@@ -1,13 +1,15 @@
 """Arguments and results of a program whose scan over layers was cut: one array outside, parts inside.
 
 A stacked leaf lies on the devices of all stages, split by layers along the stages' axis. Every stage takes
-the shards of its own devices for its part, and what all stages give is the next such array; nothing is copied.
+the shards of its own devices for its part, and what all stages give is the next such array: nothing is copied
+where stages have planned it alike.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import jax
 from jax.sharding import NamedSharding
@@ -19,6 +21,8 @@ from sbp.passes.program.trace import Traced
 from sbp.passes.request import Asked, Signed, StagesRequest
 from sbp.placement import Placement
 from sbp.untyped import Leaf, partition_spec
+
+AnyMesh: TypeAlias = jax.sharding.Mesh | jax.sharding.AbstractMesh
 
 
 @dataclass(frozen=True)
@@ -75,13 +79,12 @@ class StackedLeaves:
         return [self._stack(xs) if i in cut else xs[0] for i, xs in sorted(groups.items())]
 
     def _stack(self, parts: Sequence[jax.Array]) -> jax.Array:
-        first = parts[0].sharding
-        assert isinstance(first, NamedSharding)
+        first, *_ = lying = [x.sharding for x in parts if isinstance(x.sharding, NamedSharding)]
         inside = _names(first.spec[0]) if len(first.spec) else []
         # Stages are planned one by one; an array has one signature for all of them.
         alike = [
-            x if x.sharding.spec == first.spec else jax.device_put(x, _moved(first, x.sharding.mesh, inside))
-            for x in parts
+            x if at.spec == first.spec else jax.device_put(x, _moved(first, at.mesh, inside))
+            for x, at in zip(parts, lying, strict=True)
         ]
         whole = _moved(first, self.whole.mesh, [self.whole.axes[0], *inside])
         held = {s.device: s.data for x in alike for s in x.addressable_shards}
@@ -95,6 +98,7 @@ class StackedLeaves:
         """What was asked of the program, of the one that was made of it."""
         return replace(
             of_whole,
+            layers=self.made.layers,
             asked=self.asked(of_whole.asked),
             ties=self.ties(of_whole.ties),
             donated=self.donated(of_whole.donated),
@@ -146,8 +150,18 @@ def _uneven(placement: Placement, stages: int, layers: int) -> Problem:
         f"a scan over {layers} layers, {count} placements along {axis!r}",
         "a stage per placement, and layers that are a multiple of the stages",
         "the weights of all layers come back as one array, split by layers along that axis",
-        f"a first axis of {max(n for n in range(1, count + 1) if layers % n == 0)}, or layers one by one",
+        f"a first axis of {any_of(n for n in range(2, layers + 1) if layers % n == 0)}, or layers one by one",
     )
+
+
+def any_of(numbers: Iterable[int]) -> str:
+    """Some numbers in words.
+
+    >>> any_of([2]), any_of([2, 4, 8])
+    ('2', '2, 4 or 8')
+    """
+    *most, last = map(str, numbers)
+    return f"{', '.join(most)} or {last}" if most else last
 
 
 def _names(entry: object) -> list[str]:
@@ -157,6 +171,6 @@ def _names(entry: object) -> list[str]:
     return [entry] if isinstance(entry, str) else list(entry)  # type: ignore[call-overload]
 
 
-def _moved(sharding: NamedSharding, mesh: jax.sharding.Mesh, first: Sequence[str]) -> NamedSharding:
+def _moved(sharding: NamedSharding, mesh: AnyMesh, first: Sequence[str]) -> NamedSharding:
     """The same on another mesh, with dim 0 split over other axes."""
     return NamedSharding(mesh, partition_spec((tuple(first) or None), *sharding.spec[1:]))

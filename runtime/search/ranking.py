@@ -11,8 +11,8 @@ from sbp.passes.face import Plan
 from sbp.placement import Placement
 from sbp.units import bytes_text, seconds_text
 
-HEADINGS = ("hierarchy", "stages", "micro-batches", "time", "memory", "sent", "gap", "what it does")
-RIGHT = (False, True, True, True, True, True, True, False)
+HEADINGS = ("hierarchy", "stages", "micro-batches", "kept", "time", "memory", "sent", "gap", "what it does")
+RIGHT = (False, True, True, True, True, True, True, True, False)
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,7 @@ class Ranked:
       placement: the devices in this hierarchy; with stages, these lie along the first axis.
       stages: how many the model was cut into; 0 for a model in one piece.
       microbatches: of a search over their numbers; 0 for the function as it is.
+      kept: the share of what scans over checkpointed layers could keep that they do keep.
       plan: None where there is none.
       words: what the plan does, axis by axis.
       trouble: why there is no plan, or what is wrong with it; "" of one that can be used.
@@ -31,6 +32,7 @@ class Ranked:
     placement: Placement
     stages: int = 0
     microbatches: int = 0
+    kept: float = 0.0
     plan: Plan | None = None
     words: str = ""
     trouble: str = ""
@@ -46,6 +48,7 @@ class Ranked:
         parts = [
             f"{n} {of}" for n, of in ((self.stages, "stages"), (self.microbatches, "micro-batches")) if n
         ]
+        parts += [f"{self.kept:.0%} kept"] if self.kept else []
         return f"{self.shape} ({', '.join(parts)})" if parts else self.shape
 
     @property
@@ -143,6 +146,7 @@ def _cells(row: Ranked) -> Sequence[str]:
         row.shape,
         str(row.stages or ""),
         str(row.microbatches or ""),
+        f"{row.kept:.0%}" if row.kept else "",
         seconds_text(row.seconds),
         bytes_text(row.plan.memory_bytes),
         bytes_text(row.plan.wire_bytes),

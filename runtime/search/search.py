@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,7 @@ from sbp.options import Options
 from sbp.passes.explain.parallelism import named_state, parallelism_text
 from sbp.passes.face import PipelinePlan, Plan
 from sbp.passes.pipeline.where import loop_of, placements_of
+from sbp.passes.program.scan_kept import computes_twice
 from sbp.placement import placement
 from sbp.runtime.execute import compile
 from sbp.runtime.reading import Reading, build
@@ -27,6 +29,9 @@ PLAN_SECONDS = 20.0
 SEARCH_SECONDS = 300.0
 STAGES = (2, 4, 8, 16)
 """Numbers of stages that are tried for a function with micro-batches."""
+KEPT = (0.0, 0.4, 1.0)
+"""Shares that are tried of what scans over checkpointed layers could keep: nothing, what costs least memory
+(in a transformer what its attention needs, and its result), and all."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,7 @@ class PlanSearch:
       axes: of a hierarchy, at the most.
       stages: numbers of stages to cut a function with micro-batches into.
       microbatches: numbers of micro-batches; () for the function as it is.
+      kept: shares of what scans over checkpointed layers could keep.
       seconds: after so many no other plan is begun.
       said: is told what is being planned.
     """
@@ -57,6 +63,7 @@ class PlanSearch:
     axes: int
     stages: tuple[int, ...]
     microbatches: tuple[int, ...]
+    kept: tuple[float, ...]
     seconds: float
     said: Callable[[str], None]
 
@@ -165,28 +172,41 @@ class _Run:
                 self.rows.append(replace(row, trouble=taken))
                 continue
             self.asked.said(f"planning {row}, {i} of {len(shapes)}")
-            self.rows.append(self.planned(reading, row))
+            self.plan_kept(reading, row)
+
+    def plan_kept(self, reading: Reading, row: Ranked) -> None:
+        """Plans a hierarchy, with scans that keep more and more while that fits and helps."""
+        least = math.inf
+        for share in self.asked.kept if computes_twice(reading.traced.graph) else self.asked.kept[:1]:
+            if math.isfinite(least) and self.over:
+                return
+            found = self.planned(reading, replace(row, kept=share))
+            self.rows.append(found)
+            if not found.usable or found.seconds >= least:
+                return
+            least = found.seconds
 
     def planned(self, reading: Reading, row: Ranked) -> Ranked:
         """A row with its plan, or with the reason why it has none."""
         asked = self.asked
         in_sbp = asked.in_sbp(row.placement) if isinstance(asked.in_sbp, FunctionType) else asked.in_sbp
         try:
-            options = self.options(row.stages)
+            options = self.options(row.stages, row.kept)
             plan = build(reading, row.placement, in_sbp, asked.out_sbp, options, False).plan
         except SbpError as e:
             return replace(row, trouble="; ".join(dict.fromkeys(map(_reason, e.problems[:2]))))
         trouble = "" if plan.fits else "does not fit"
         return replace(row, plan=plan, words=_words(reading, plan), trouble=trouble)
 
-    def options(self, stages: int) -> Options:
+    def options(self, stages: int, kept: float) -> Options:
         """The options of one plan."""
         given = self.asked.options
         limit = PLAN_SECONDS if given.time_limit is None else given.time_limit
         pipeline = replace(given.pipeline, stages=stages) if stages else given.pipeline
         check = given.check if given.check is not None else False
         # Who calls is told which plan is being made; a second line on the terminal would write over that.
-        return replace(given, time_limit=limit, pipeline=pipeline, check=check, progress=False)
+        asked = replace(given, time_limit=limit, pipeline=pipeline, check=check, progress=False)
+        return replace(asked, scan_kept=kept)
 
 
 def _reason(p: Problem) -> str:
@@ -223,13 +243,16 @@ def search(
     axes: int = MOST_AXES,
     stages: Iterable[int] = STAGES,
     microbatches: Iterable[int] = (),
+    kept: Iterable[float] = KEPT,
     seconds: float = SEARCH_SECONDS,
     said: Callable[[str], None] = lambda what: None,
 ) -> PlanSearch:
     """Which hierarchy of so many devices a function should have: call what is returned with its arguments.
 
     The function is traced once and planned for every factorisation of the devices that the domains of fast
-    links allow; one with micro-batches (`sbp.microbatch`) and no stages of its own for pipelines too.
+    links allow; one with micro-batches (`sbp.microbatch`) and no stages of its own for pipelines too, whether
+    its layers are in a scan or one after the other. What wins can be compiled: the row's placement, with
+    `PipelineOptions(stages=row.stages)` and `Options(scan_kept=row.kept)`.
 
     Arguments:
       fn: a single-device JAX function, such as a train step; with `microbatches`, from their number to it.
@@ -242,6 +265,8 @@ def search(
       axes: of a hierarchy, at the most.
       stages: numbers of stages to try, with growing numbers while that makes the step faster.
       microbatches: numbers of micro-batches to try.
+      kept: shares to try of what scans over checkpointed layers could keep (`Options.scan_kept`), growing
+        ones while they fit and make the step faster.
       seconds: after so many no other plan is begun.
       said: is told what is being planned.
 
@@ -257,7 +282,8 @@ def search(
     # A number of stages among the options is the only one then.
     only = options.pipeline.stages
     asked = tuple(stages) if only is None else (only,), tuple(microbatches)
-    raise_all(_wrong(devices, axes, asked))
+    shares = tuple(kept) if not options.scan_kept else (options.scan_kept,)
+    raise_all([*_wrong(devices, axes, asked), *_wrong_shares(shares)])
     return PlanSearch(
         fn=fn,
         devices=devices,
@@ -270,6 +296,7 @@ def search(
         axes=axes,
         stages=asked[0],
         microbatches=asked[1],
+        kept=shares,
         seconds=seconds,
         said=said,
     )
@@ -287,3 +314,10 @@ def _wrong(devices: int, axes: int, asked: tuple[Sequence[int], Sequence[int]]) 
         if isinstance(n, bool) or not isinstance(n, int) or n < least:
             legal = f"a whole number of at least {least}"
             yield Problem("argument", f"search({name}=...)", f"{n!r:.60}", legal, why, fix)
+
+
+def _wrong_shares(kept: Sequence[float]) -> Iterator[Problem]:
+    """What is wrong with the shares that scans are to keep."""
+    if not kept or any(isinstance(x, bool) or not 0 <= x <= 1 for x in kept):
+        legal, why = "numbers from 0 to 1", "scans keep these shares of what they compute twice"
+        yield Problem("argument", "search(kept=...)", f"{kept!r:.60}", legal, why, f"kept={KEPT}")

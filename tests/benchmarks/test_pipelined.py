@@ -43,6 +43,17 @@ def test_what_does_not_fit_is_said() -> None:
     assert row.estimate is None and row.line(1.0, 1.0).endswith("| does not fit |")
 
 
+def test_a_scan_in_stages_stands_beside_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """AUTO with stages is planned and priced as the others are."""
+    monkeypatch.setattr(layouts, "CONFIG", replace(SMALL, fused=None))
+    asked = next(row for row in layouts.layouts(64, 64) if row.stages)
+    assert asked.text == "AUTO:4x2x8, 4 stages, 32 micro-batches, 100% kept"
+    row = layouts.planned(asked, 1, layouts.arguments(64), 60.0)
+    assert row.plan is not None and not row.trouble
+    cells = layouts.line(row, 64, 1e12).split(" | ")
+    assert cells[0] == f"| {asked.text}" and len(cells) == 8
+
+
 def test_the_tables(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """What is printed around the rows, whose plans take minutes."""
     monkeypatch.setattr(pipelined, "rows", lambda *_: [pipelined.PipelinedRow("one", None, 1e9, "why")])

@@ -96,6 +96,15 @@ MESSAGES: Messages = {
         "it is how long planning may take",
         "time_limit=60.0",
     ),
+    "more than all that could be kept": (
+        lambda: given(scan_kept=1.5),
+        ArgumentError,
+        "Options(scan_kept=...)",
+        "1.5",
+        "a number from 0 to 1",
+        "it is a share of what scans over checkpointed layers could keep",
+        "scan_kept=1.0",
+    ),
     "a cache by a text": (
         lambda: given(cache="off"),
         ArgumentError,

@@ -18,6 +18,7 @@ WHOLE = sbp.placement("cpu", shape=(2, 4), axes=("stage", "data"))
 PARTS = WHOLE.split("stage")
 X = np.ones((8, 8), np.float32)
 W = np.ones((8, 8), np.float32)
+W3 = np.ones((3, 8, 8), np.float32)
 
 
 def model(w: Any, x: Any) -> Any:
@@ -53,6 +54,10 @@ def torn(w: Any, x: Any) -> Any:
         return model(w, x) + x, None
 
     return lax.scan(body, x, None, length=2)[0]
+
+
+def of_three(w: Any, x: Any) -> Any:
+    return jnp.mean(lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, w)[0])
 
 
 def clipped(w: Any, x: Any) -> Any:
@@ -191,6 +196,15 @@ MESSAGES: Messages = {
         "a program with sbp.microbatch",
         "a schedule orders micro-batches",
         "sbp.microbatch(jax.value_and_grad(loss), 8, batch_args=1)",
+    ),
+    "layers of a scan that stages do not divide": (
+        lambda: sbp.compile(train(loss=of_three), WHOLE, options=options_of(stages=2)).plan(W3, X),
+        AnnotationError,
+        "PipelineOptions(stages=2)",
+        "a scan over 3 layers, 2 placements along 'stage'",
+        "a stage per placement, and layers that are a multiple of the stages",
+        "the weights of all layers come back as one array, split by layers along that axis",
+        "a first axis of 3, or layers one by one",
     ),
     "a schedule without stages": (
         lambda: plan(train(loss=unstaged), schedule="1f1b"),
