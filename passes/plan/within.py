@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from sbp.passes.plan import forests, sweeps
-from sbp.passes.plan.budget import Budget, Fitted, flat_budget
+from sbp.passes.plan.budget import Budget, Fitted, Load, flat_budget
 from sbp.passes.plan.flat import Indices, flat_network
 from sbp.passes.plan.network import CostNetwork, Infeasible, Table
 from sbp.passes.plan.peak import least_peak
@@ -131,12 +131,18 @@ class LimitedSearch:
         if states is not None:
             self.start_from(states)
 
-    def go_on(self, limit: float, limit_seconds: float | None) -> Fitted:
-        """The answer under another limit, with the prices and the states that were found so far."""
+    def go_on(self, limit: float, limit_seconds: float | None, taken: Sequence[Load] = ()) -> Fitted:
+        """The answer under another limit, with the prices and the states that were found so far.
+
+        Arguments:
+          taken: loads of nobody's choice that are there too from now on.
+        """
         known = self.nearest if self.states is None else self.states
-        change = self.budget.limit - limit
-        self.budget = Budget(self.budget.loads, limit)
-        self.flat_budget = self.flat_budget._replace(room=self.flat_budget.room - change)
+        room = self.flat_budget.room - (self.budget.limit - limit)
+        for load in taken:
+            room[_touched(self.flat_budget.times, load)] -= load.bytes[0]
+        self.budget = Budget((*self.budget.loads, *taken), limit)
+        self.flat_budget = self.flat_budget._replace(room=room)
         self.prices.to_room(self.flat_budget)
         self.start = time.monotonic()
         self.seconds = math.inf if limit_seconds is None else limit_seconds
@@ -330,6 +336,12 @@ class LimitedSearch:
         if peak <= limit:
             bound = min(bound, cost)
         return Fitted(states, cost, bound, peak, min(least, peak), limit)
+
+
+def _touched(times: Indices, load: Load) -> slice:
+    """The times at which the limit can bind that stand for any time of a load, with those beside them."""
+    begin, end = np.searchsorted(times, (load.start, load.end))
+    return slice(max(int(begin) - 1, 0), int(end) + 1)
 
 
 def _ceiling(network: CostNetwork) -> float:
