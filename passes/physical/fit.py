@@ -11,8 +11,9 @@ from sbp.passes.boxing.paths import Boxings
 from sbp.passes.physical.enumerated import cheapest_by_trying
 from sbp.passes.physical.evaluate import HOLES, Evaluator
 from sbp.passes.physical.insert import insert_boxing
+from sbp.passes.physical.missed import missed_load
 from sbp.passes.physical.program import Physical
-from sbp.passes.plan.budget import Budget, Load
+from sbp.passes.plan.budget import Budget, Fitted, Load
 from sbp.passes.plan.candidates import Candidates
 from sbp.passes.plan.cost import local_bytes
 from sbp.passes.plan.model import Boundary, ChosenSignatures
@@ -28,6 +29,8 @@ from sbp.passes.program.graph import Graph
 LEAST_TRIES, TRIES = 2, 12
 """How often the search is asked for less, because what it found needs more than it counted; the first also
 if the time is over."""
+CORRECTED_TRIES = 8
+"""Of these, the first ones are asked for less only around the time at which what they found needs more."""
 MARGIN = 0.998
 """Of what the next try may use."""
 HELPED = 0.995
@@ -72,20 +75,17 @@ class LimitedStart:
     """What a search under a limit has left to go on from.
 
     Arguments:
-      model, network: with loads.
+      model, network: of the program.
+      loads: what states keep in memory, and what is there beside that.
       counted_bytes: what loads may add up to, so that the evaluator finds the plan to keep the limit.
       prices: of bytes.
     """
 
     model: RoomModel
     network: CostNetwork
+    loads: tuple[Load, ...]
     counted_bytes: float
     prices: TimePrices
-
-    @property
-    def loads(self) -> tuple[Load, ...]:
-        """What states keep in memory."""
-        return tuple(self.model.loads)
 
 
 @dataclass(frozen=True)
@@ -218,9 +218,15 @@ class LimitedProblem:
                 bound = max(bound, assignment.bound)
             if tried.bytes <= self.limit_bytes:
                 return self.with_room_left(tries, replace(assignment, bound=bound), tried.bytes)
-            if smallest is not None and tried.bytes > HELPED * smallest.bytes:
-                power *= 2  # less of what is counted was not less of what is needed
+            last = smallest
             smallest = tried if smallest is None or tried.bytes < smallest.bytes else smallest
+            seconds_left = max((until - time.monotonic()) / 2, LAST_SHARE * seconds)
+            missed = self.missed(model, search.budget, found, tried) if k < CORRECTED_TRIES else ()
+            if missed and (k < LEAST_TRIES or time.monotonic() < until):
+                found = search.go_on(search.budget.limit, seconds_left, missed)
+                continue
+            if last is not None and tried.bytes > HELPED * last.bytes:
+                power *= 2  # less of what is counted was not less of what is needed
             if found.fits:
                 high = min(found.peak_bytes, search.budget.limit)
             else:
@@ -229,10 +235,20 @@ class LimitedProblem:
                 break
             part = max((MARGIN * self.limit_bytes / tried.bytes) ** power, MOST_STEP if power > 1 else 0.0)
             target = max(high * min(part, MARGIN), math.sqrt(low * high))
-            found = search.go_on(target, max((until - time.monotonic()) / 2, LAST_SHARE * seconds))
+            found = search.go_on(target, seconds_left)
         assert smallest is not None
         left = max((until - time.monotonic()) / 2, LAST_SHARE * seconds)
         return self.smallest_of(tries, fastest, smallest, min(left, SMALLEST_SECONDS))
+
+    def missed(
+        self, model: RoomModel, budget: Budget, found: Fitted, tried: SmallestPeak
+    ) -> tuple[Load, ...]:
+        """What is not counted of a plan that keeps the limit by the count."""
+        if not found.fits:
+            return ()
+        evaluator = Evaluator(tried.physical, self.boxings.network, self.donated)
+        load = missed_load(evaluator, model, budget, found.states)
+        return () if load is None else (load,)
 
     def with_room_left(
         self, tries: LimitedTries, assignment: ChosenSignatures, bytes: float
@@ -249,7 +265,8 @@ class LimitedProblem:
             more = tries.model.chosen(found.states, found.cost, assignment.bound)
             if found.fits and more.seconds < assignment.seconds and self.fits(more):
                 counted, assignment = search.budget.limit, replace(more, bound=assignment.bound)
-        start = LimitedStart(tries.model, tries.network, counted, search.prices.found())
+        loads = search.budget.loads
+        start = LimitedStart(tries.model, tries.network, loads, counted, search.prices.found())
         assignment = replace(assignment, bound=min(assignment.bound, assignment.seconds))
         return FittedSignatures(assignment, start=start)
 
@@ -257,7 +274,7 @@ class LimitedProblem:
         """Where a search under the limit begins if the cheapest plan of all keeps it: bytes cost nothing."""
         model = self.model()
         network = model.build()
-        return LimitedStart(model, network, self.limit_bytes, NO_PRICES)
+        return LimitedStart(model, network, tuple(model.loads), self.limit_bytes, NO_PRICES)
 
     def smallest_of(
         self, tries: LimitedTries, fastest: ChosenSignatures, smallest: SmallestPeak, seconds: float

@@ -98,8 +98,10 @@ class _Copying:
             strategies={**c.strategies, **{i: (s,) for i, s in self.strategies.items()}},
             traffic={**c.traffic, **self.traffic},
         )
-        shares = {self.again[v]: r.share for v, r in a.recomputed.items() if r.share is not None}
-        clusters = {self.again[v]: r.clusters for v, r in a.recomputed.items() if r.clusters}
+        # What the search lets run again for nothing, and nobody needs, has no copy.
+        copied = {self.again[v]: r for v, r in a.recomputed.items() if v in self.again}
+        shares = {v: r.share for v, r in copied.items() if r.share is not None}
+        clusters = {v: r.clusters for v, r in copied.items() if r.clusters}
         near = {v: tuple(map(self.met, own)) for v, own in {**a.clusters, **clusters}.items()}
         chosen = replace(
             a,
@@ -178,17 +180,26 @@ class _Copying:
         return tuple(inputs)
 
     def is_on_the_spot(self, x: int, wanted: NdSbp) -> bool:
-        """Whether a value is computed where it is read, of scalars and arguments as they lie: a mask, a row
-        that is repeated. In the barrier it would be written, and kept until then."""
+        """Whether a value is computed where it is read: a mask, a row that is repeated, the last product of a
+        norm. In the barrier it would be written, and kept until then, beside what it is made of."""
         node = self.makers.get(x)
         if node is None or x in self.written or x in self.a.recomputed or not is_plain(node):
             return False
         strategy = self.a.strategies[node.id]
-        given = zip(node.inputs, strategy.operands, strict=True)
         cut = zip(strategy.results[0], wanted, strict=True)
-        return all(a == b or (a == B and isinstance(b, Split)) for a, b in cut) and all(
-            isinstance(y, Const) or self.inputs.get(y) == nd or self.is_on_the_spot(y, nd) for y, nd in given
+        # What is boxed to its share lies in memory.
+        is_made = self.a.shares.get(x, strategy.results[0]) == strategy.results[0]
+        return (
+            is_made
+            and all(a == b or (a == B and isinstance(b, Split)) for a, b in cut)
+            and all(map(self.is_there, node.inputs, strategy.operands))
         )
+
+    def is_there(self, y: Operand, wanted: NdSbp) -> bool:
+        """Whether what is computed on the spot may read an operand: it lies so, or comes by the barrier."""
+        if isinstance(y, Const):
+            return True
+        return self.inputs.get(y, wanted) == wanted and y not in self.a.recomputed
 
     def on_the_spot(self, x: int, barrier: int, user: Node) -> int:
         """The same, computed for a group."""

@@ -51,18 +51,18 @@ class Budget:
                     "sizes, and forbid a state by its cost"
                 )
 
-    def peak_bytes(self, states: Sequence[int]) -> float:
-        """The most that lives at once under these states."""
+    def peak_bytes(self, states: Sequence[int], start: float = -math.inf, end: float = math.inf) -> float:
+        """The most that lives at once under these states, of all times or those from `start` until `end`."""
         events: dict[int, list[float]] = {}
         for load in self.loads:
-            if load.start < load.end:
+            if load.start < load.end and load.start < end and load.end > start:
                 size = float(load.bytes[states[load.node] if load.node >= 0 else 0])
-                events.setdefault(load.start, []).append(size)
+                events.setdefault(int(max(load.start, start)), []).append(size)
                 events.setdefault(load.end, []).append(-size)
         peak, alive = 0.0, 0.0
         for time in sorted(events):
             alive += math.fsum(events[time])
-            peak = max(peak, alive)
+            peak = max(peak, alive) if time < end else peak
         return peak
 
 

@@ -14,7 +14,7 @@ values are kept as ever.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,7 @@ from sbp.passes.plan.model import Boundary, ChosenSignatures, ValueUse
 from sbp.passes.plan.network import Table
 from sbp.passes.plan.room import RoomModel
 from sbp.passes.plan.traffic import Lifetime
+from sbp.passes.plan.unwritten import NOWHERE, Later, Unwritten
 from sbp.passes.program.graph import Const, Node, Value
 from sbp.passes.program.views import talks_of
 from sbp.signature import B, NdSbp, Partial
@@ -37,33 +38,6 @@ from sbp.signature import B, NdSbp, Partial
 NEAR = 0.01
 """What an op that runs again needs before the later uses of it begin is not counted until these, if no more
 than this part of the program is between."""
-NOWHERE: Any = None
-"""The signature of what is not there, or not wanted."""
-
-
-@dataclass(frozen=True, slots=True)
-class Later:
-    """A value for the later uses of another one.
-
-    Arguments:
-      value, made: the first one, and the op that makes it.
-      id: of the second one.
-      variable: where it comes from; states are `kept`, then the strategies of the op, then nothing if nobody
-        has to have it.
-      kept: the signatures under which the first one may be kept.
-      users: who uses the first one much later, in the program as it is.
-      since, start, until: when its early uses end; when the second is there, and until when.
-    """
-
-    value: int
-    made: Node
-    id: int
-    variable: int
-    kept: int
-    users: frozenset[int]
-    since: int
-    start: int
-    until: int
 
 
 class RecomputingModel(RoomModel):
@@ -84,8 +58,10 @@ class RecomputingModel(RoomModel):
         """Ids of users: ops, copies, what keeps values; stride by stride follow the operands of copies."""
         self.later: dict[int, Later] = {}
         self.makers = {v: n for n in self.graph.nodes for v in n.outputs}
-        self.times = dict(candidates.times)
         self.wider: dict[Any, tuple[Table, Boxing]] = {}
+        self.boxed: dict[int, int] = {}
+        """Per value, the variable with whether its share is boxed."""
+        self.unwritten = Unwritten(self, self.later)
 
     def complete_demand(self) -> None:
         """Divides the uses of what may be recomputed into early and later ones."""
@@ -108,6 +84,8 @@ class RecomputingModel(RoomModel):
         node, p, early, late = self.makers[v], second[v], span.early, span.late
         nothing, strategies = 0 if late else 1, self.silent(node)
         shared = self.shared(self.supply[v], early, self.c.partials[v]) if early else self.supply[v].needs
+        if v not in self.lives:
+            shared = self.columns.setdefault(("twice", id(shared)), ((*shared, *shared), shared))[0]
         n, key = len(shared), (id(shared), id(strategies), nothing)
         made = self.column(strategies, "results", 0) if strategies else ()
         lies = self.padded((*key, "lies"), 0, (*shared, *made), nothing)
@@ -134,8 +112,6 @@ class RecomputingModel(RoomModel):
         if life is not None:
             self.lives[v] = replace(life, end=min(life.end, since), last=min(life.last, since))
             self.lives[p] = Lifetime(p, span.start, until, span.start, until)
-        else:
-            self.need_kept(v, variable, n, len(lies))
         for k, x in enumerate(node.inputs if strategies else ()):
             if not isinstance(x, Const):
                 needs = self.padded((*key, k), n, self.column(strategies, "operands", k), nothing)
@@ -187,18 +163,6 @@ class RecomputingModel(RoomModel):
         made = (*[NOWHERE] * before, *signatures, *[NOWHERE] * after)
         found: tuple[NdSbp, ...] = self.columns.setdefault(("padded", *key), made)
         return found
-
-    def need_kept(self, v: int, variable: int, kept: int, states: int) -> None:
-        """What is never in memory is there for its later uses if what it is made of is."""
-        for x in dict.fromkeys(self.makers[v].inputs):
-            if not isinstance(x, Const) and x in self.later:
-                source = self.later[x]
-                key = "need kept", len(self.states[source.variable]), source.kept, states, kept
-                if key not in self.tables:
-                    table = np.zeros((len(self.states[source.variable]), states))
-                    table[source.kept :, :kept] = np.inf
-                    self.tables[key] = written_down(table)
-                self.add_edge(x, source.variable, variable, self.tables[key])
 
     def when(self, use: ValueUse) -> tuple[int, int]:
         """From when until when an op runs, the copies of ops too."""
@@ -268,13 +232,19 @@ class RecomputingModel(RoomModel):
             sizes = self.held(v, tuple(self.states[later.variable])).copy()
             sizes[later.kept :] = 0.0
             self.load(later.variable, later.since, later.start, sizes)
+        elif later is not None:
+            self.unwritten.keep(later, self.boxed.get(v))
 
     def copies(
         self, v: int, source: ValueUse, use: ValueUse, start: int, end: int, *, whole_time: bool = False
-    ) -> None:
+    ) -> int | None:
         """A variable with what a use has beside its source; what is kept for later is no copy."""
-        if use.user < 0 or use.user % self.stride < 2 * self.count:
-            super().copies(v, source, use, start, end, whole_time=whole_time)
+        if use.user > 0 and use.user % self.stride >= 2 * self.count:
+            return None
+        copy = super().copies(v, source, use, start, end, whole_time=whole_time)
+        if copy is not None and self.shares.get(v) == use.variable:
+            self.boxed[v] = copy
+        return copy
 
     def tables_of(
         self, boxing: Boxing, before: tuple[NdSbp, ...], after: tuple[NdSbp, ...], computed: bool

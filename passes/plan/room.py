@@ -57,7 +57,8 @@ class RoomModel(Model):
     ) -> None:
         super().__init__(candidates, boundary, boxings)
         self.large_bytes, self.donated, self.holes = SMALL * limit_bytes, frozenset(donated), holes
-        self.end = max((end for _, end in candidates.times.values()), default=0)
+        self.times = dict(candidates.times)
+        self.end = max((end for _, end in self.times.values()), default=0)
         self.lives = {life.value: life for life in candidates.lives}
         self.outermost = {n.id for n in self.graph.nodes}
         self.near: dict[int, list[tuple[int | None, list[ValueUse]]]] = {}
@@ -180,8 +181,9 @@ class RoomModel(Model):
 
     def copies(
         self, v: int, source: ValueUse, use: ValueUse, start: int, end: int, *, whole_time: bool = False
-    ) -> None:
-        """A variable with what a use has of a value beside its source: a copy under another signature.
+    ) -> int | None:
+        """A variable with what a use has of a value beside its source: a copy under another signature. Its
+        states: a copy, or none, under each that the use wants, in their order; None if there is never one.
 
         Arguments:
           start, end: from the boxing to the end of the use.
@@ -192,7 +194,7 @@ class RoomModel(Model):
         computed = v not in self.lives and v not in self.graph.inputs
         made, wanted = self.tables_of(boxing, source.needs, use.needs, computed)
         if not made.any() and not whole_time:
-            return
+            return None
         own = tuple(dict.fromkeys(use.needs))
         n, sizes = len(own), self.held(v, own)
         key = "copies", id(boxing), id(source.needs), id(use.needs), computed
@@ -214,6 +216,7 @@ class RoomModel(Model):
         alone = np.concatenate([sizes, np.zeros(n)])
         self.load(variable, start, start + 1, alone + np.concatenate([beside, np.zeros(n)]))
         self.load(variable, start + 1, end, np.concatenate([sizes, sizes if whole_time else np.zeros(n)]))
+        return variable
 
     def tables_of(
         self, boxing: Boxing, before: tuple[NdSbp, ...], after: tuple[NdSbp, ...], computed: bool

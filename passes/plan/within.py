@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from sbp.passes.plan import forests, sweeps
-from sbp.passes.plan.budget import Budget, Fitted, flat_budget
+from sbp.passes.plan.budget import Budget, Fitted, Load, flat_budget
 from sbp.passes.plan.flat import Indices, flat_network
 from sbp.passes.plan.network import CostNetwork, Infeasible, Table
 from sbp.passes.plan.parts import least_of
@@ -34,6 +34,10 @@ _POLISH_CHUNKS = 9
 _STANDING = 1e-3
 """Prices stand where a round of steps raises the bound by less than this part. Only then a network is solved
 at them exactly: a hundred rounds take as long, and what is cheapest at prices that change is worth little."""
+_RAISES = 3
+"""Exact solutions at raised prices, for each at the best,"""
+_RAISED = 0.1
+"""and by which part of the highest price all together are raised at each."""
 _EVERY_NODE = 1 << 60
 _DISCOUNTS = (1.0, 0.5, 0.0)
 """Parts of the prices, in turn: at full ones nobody takes the room that is left for what is little worth."""
@@ -122,8 +126,10 @@ class LimitedSearch:
         self.excess = (True, math.inf)
         self.noise = self.least_gain = 0.0
         self.rounds = 0
-        self.solved_at = self.prices.at
-        """The prices of the last exact solution."""
+        self.solved_for = self.solved_at = self.prices.at
+        """The best prices when the network was solved exactly, and those at which it was solved last."""
+        self.over = np.zeros(self.prices.at.size, dtype=np.bool_)
+        self.raised = 0
 
     def begin_at(self, prices: TimePrices, states: Sequence[int] | None = None) -> None:
         """Begins at prices, and at states of the network, that another search has found."""
@@ -132,16 +138,24 @@ class LimitedSearch:
         if states is not None:
             self.start_from(states)
 
-    def go_on(self, limit: float, limit_seconds: float | None) -> Fitted:
-        """The answer under another limit, with the prices and the states that were found so far."""
+    def go_on(self, limit: float, limit_seconds: float | None, taken: Sequence[Load] = ()) -> Fitted:
+        """The answer under another limit, with the prices and the states that were found so far.
+
+        Arguments:
+          taken: loads of nobody's choice that are there too from now on.
+        """
         known = self.nearest if self.states is None else self.states
-        change = self.budget.limit - limit
-        self.budget = Budget(self.budget.loads, limit)
-        self.flat_budget = self.flat_budget._replace(room=self.flat_budget.room - change)
+        room = self.flat_budget.room - (self.budget.limit - limit)
+        for load in taken:
+            room[_touched(self.flat_budget.times, load)] -= load.bytes[0]
+        self.budget = Budget((*self.budget.loads, *taken), limit)
+        self.flat_budget = self.flat_budget._replace(room=room)
         self.prices.to_room(self.flat_budget)
         self.start = time.monotonic()
         self.seconds = math.inf if limit_seconds is None else limit_seconds
         self.states, self.cost, self.excess = None, math.inf, (True, math.inf)
+        self.over = forests.use_of(self.flat_budget, known) > self.flat_budget.room
+        self.raised = 0
         self._offer(known)
         self._polish(known)
         return self.run()
@@ -193,8 +207,8 @@ class LimitedSearch:
         self.least_gain = 100.0 * self.noise
         risen = self.prices.lower - before
         stand = risen < _STANDING * abs(self.reduction.constant + self.prices.lower)
-        if stand and self.prices.best is not self.solved_at and not self._finished():
-            self._polish(self._exact())
+        if stand and not self._finished():
+            self._look_exactly()
         self.rounds += 1
         self._polish(decoded)
         if self.states is not None:
@@ -205,12 +219,27 @@ class LimitedSearch:
             constant = self.reduction.constant
             self.progress(self.cost + constant, self.prices.lower + constant, time.monotonic() - self.start)
 
-    def _exact(self) -> Indices:
-        """The cheapest states at the best prices, and the bound that they prove: without a limit a network is
+    def _look_exactly(self) -> None:
+        """Moves from the cheapest states at the best prices; then, while these do not keep the limit, at
+        prices that are higher where they need too much."""
+        if self.solved_for is not self.prices.best:
+            self.solved_for, self.solved_at, self.raised = self.prices.best, self.prices.best, 0
+        elif self.raised == _RAISES or not self.over.any():
+            return
+        else:
+            typical = self.solved_at[self.solved_at > 0.0].max(initial=self._typical_price())
+            more = _RAISED * typical / int(self.over.sum())
+            self.solved_at = np.where(self.over, self.solved_at + more, self.solved_at)
+            self.raised += 1
+        states = self._exact(self.solved_at)
+        self.over = forests.use_of(self.flat_budget, states) > self.flat_budget.room
+        self._polish(states)
+
+    def _exact(self, prices: Table) -> Indices:
+        """The cheapest states at some prices, and the bound that they prove: without a limit a network is
         solved exactly, where layers are alike at once."""
         if not self.flat.turn.size:
             return self.nearest
-        prices = self.solved_at = self.prices.best
         unary = np.split(self._priced(prices), self.flat.offsets[1:-1])
         kernel = replace(self.reduction.kernel, unary=tuple(unary))
         found = solve(kernel, time_limit_seconds=self._left(_EXACT_SHARE))
@@ -332,6 +361,12 @@ class LimitedSearch:
         if peak <= limit:
             bound = min(bound, cost)
         return Fitted(states, cost, bound, peak, min(least, peak), limit)
+
+
+def _touched(times: Indices, load: Load) -> slice:
+    """The times at which the limit can bind that stand for any time of a load, with those beside them."""
+    begin, end = np.searchsorted(times, (load.start, load.end))
+    return slice(max(int(begin) - 1, 0), int(end) + 1)
 
 
 def _ceiling(network: CostNetwork) -> float:

@@ -14,6 +14,7 @@ from sbp.passes.physical.program import Compute
 from sbp.passes.physical.recompute import with_copies
 from sbp.passes.plan.cheapest import choose
 from sbp.passes.plan.clusters import Recomputed, op_count
+from sbp.passes.program.graph import Graph, Node
 from sbp.passes.program.trace import trace
 from tests.passes.plan.test_optimal import problem
 
@@ -45,6 +46,17 @@ def later(ops: tuple[str, ...]) -> dict[int, Recomputed]:
 SOFTMAX = ("dot_general", "reduce_max", "max", "broadcast_in_dim", "sub", "exp", "reduce_sum", "div")
 
 
+def makers_behind(graph: Graph, copy: Node) -> list[Node]:
+    """What makes the operands of a copy, and those of what is computed on the spot for it."""
+    makers, found, left = graph.producers(), list[Node](), [copy]
+    while left:
+        node = left.pop()
+        own = [makers[x] for x in node.inputs if isinstance(x, int) and x in makers]
+        found += own
+        left += [n for n in own if n.barrier < 0]
+    return found
+
+
 def test_copies_stand_before_the_first_op_that_needs_them_behind_one_barrier() -> None:
     recomputed = later(("div",))
     made = with_copies(GIVEN[0], replace(PLAIN, recomputed=recomputed))
@@ -54,8 +66,11 @@ def test_copies_stand_before_the_first_op_that_needs_them_behind_one_barrier() -
     for v, r in recomputed.items():
         own = op_count(GRAPH) + makers[v].id
         copy = graph.nodes[place[own]]
-        held = [n for n in graph.nodes if set(n.outputs) & {x for x in copy.inputs if isinstance(x, int)}]
-        assert all(n.barrier in made.anchors for n in held) and len({n.barrier for n in held}) == 1
+        read = makers_behind(graph, copy)
+        held = [n for n in read if n.barrier >= 0]
+        assert held and all(n.barrier in made.anchors for n in held) and len({n.barrier for n in held}) == 1
+        # What is computed on the spot is a copy too.
+        assert all(n.barrier >= 0 or n.id >= 2 * op_count(GRAPH) for n in read)
         users = [graph.nodes[place[u]] for u in r.users if u in place]
         assert users and all(copy.outputs[0] in n.inputs and v not in n.inputs for n in users)
         # What the barrier waits for is made in the backward.
