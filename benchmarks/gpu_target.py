@@ -155,7 +155,8 @@ def measure(row: str, folder: Path | None = None, peers: Mapping[str, TargetProg
     case = LARGE[model](choice, shape, layers)
     args = case.shapes()
     peer, _ = peer_of(case, args, placement, absent_mesh(placement))
-    program = sbp.compile(case.step, placement, in_sbp=case.in_sbp, donate_argnums=(0, 1))
+    fresh = sbp.Options(cache=False)  # what is measured is this search, and none that was saved before
+    program = sbp.compile(case.step, placement, in_sbp=case.in_sbp, donate_argnums=(0, 1), options=fresh)
     same = next((r for r in (row, *_data_parallel(row)) if r in peers), None)
     found = [] if same is None else [peers[same]]
     ways = ("jit", lambda *args: on_gpu(peer, args)), ("sbp", program.lower)
