@@ -42,7 +42,7 @@ def explain(
     """
     graph, placement, network = physical.graph, physical.placement, boxings.network
     reasons, takes = Reasons(physical, Names(graph, *paths)), Evaluator(physical, network, donated)
-    step = takes.overlapped()
+    step = takes.scheduled()
     collectives = tuple(
         replace(
             _moved(s, n, takes, reasons, step) if isinstance(s, Box) else _inside(s, n, takes, reasons, step),

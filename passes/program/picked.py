@@ -21,7 +21,7 @@ SCATTER = "scatter-add"
 
 
 def picked(eqn: JaxprEqn) -> ClosedJaxpr | None:
-    """The element-wise ops of a scatter that adds at most one number to each row of zeros; None for any other.
+    """The element-wise ops of a scatter that adds one number to each row of zeros; None for any other.
 
     No two updates meet, so every element is a zero or one update, to the last bit: what adds a zero of either
     sign leaves the zero that is there. An index that is out of bounds equals no position: its update is
@@ -55,7 +55,7 @@ def _last(size: int, dtype: np.dtype) -> np.ndarray:
 
 
 def _picked_dims(eqn: JaxprEqn) -> tuple[tuple[int, ...], int] | None:
-    """Of a scatter with one index per row: the dims of the rows in the operand, and the one that is indexed."""
+    """Of a scatter with one index per row: the operand's dims of rows, and the one that is indexed."""
     if eqn.primitive.name != SCATTER:
         return None
     operand, indices, _ = (v.aval for v in eqn.invars)

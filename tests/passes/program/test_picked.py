@@ -1,4 +1,4 @@
-"""Scatters of one number per row as element-wise ops: when they are, and that results stay to the last bit."""
+"""Scatters of one number per row as element-wise ops: when they are, and that results stay the same."""
 
 from __future__ import annotations
 
