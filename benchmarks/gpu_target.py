@@ -155,8 +155,9 @@ def measure(row: str, folder: Path | None = None, peers: Mapping[str, TargetProg
     case = LARGE[model](choice, shape, layers)
     args = case.shapes()
     peer, _ = peer_of(case, args, placement, absent_mesh(placement))
-    # Without a limit on time a plan does not depend on how busy the machine is.
-    options = sbp.Options(time_limit=math.inf)
+    # Without a limit on time a plan does not depend on how busy the machine is; what is measured is this
+    # search, and none that was saved before.
+    options = sbp.Options(time_limit=math.inf, cache=False)
     program = sbp.compile(case.step, placement, in_sbp=case.in_sbp, donate_argnums=(0, 1), options=options)
     same = next((r for r in (row, *_data_parallel(row)) if r in peers), None)
     found = [] if same is None else [peers[same]]

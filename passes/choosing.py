@@ -109,7 +109,7 @@ class Choosing:
         if network.cells > MOST_CELLS:
             return chosen, notes.large_notes(r.hardware)
         if start is None:
-            found = shortest_step(model, network.dense(), chosen, limited.fits, r.seconds_left)
+            found = shortest_step(model, network.dense(), chosen, limited.fits, r.seconds_left, r.donated)
             chosen = found.assignment
             start = limited.start() if found.passed_over else None
         if start is not None:

@@ -250,7 +250,7 @@ def _evaluated(physical: Physical, network: Network, donated: Sequence[int]) -> 
         how.times * (takes.box_bytes(what) if isinstance(what, Box) else what.talk.wire_bytes)
         for what, how in talking(physical)
     )
-    return PlanFigures(takes.seconds(), takes.overlapped().seconds, sent, takes.peak_bytes())
+    return PlanFigures(takes.seconds(), takes.scheduled().seconds, sent, takes.peak_bytes())
 
 
 def made_by(physical: Physical, values: Sequence[int]) -> str:

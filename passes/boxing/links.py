@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sbp import compat
@@ -11,10 +11,17 @@ from sbp.hardware import Hardware
 from sbp.layout import local_shape
 from sbp.passes.boxing.moves import Move, itemsize, wire_bytes
 from sbp.placement import Placement
+from sbp.signature import Split
 from sbp.untyped import DType
 
 STEP_SECONDS = 1e-12
 """Of every move, so that of plans that are as good the one with fewer moves wins."""
+TURNED_SECONDS = 1e-12
+"""Of a gather or a scatter along a dim other than the first: of plans that are as good the one wins that
+needs none. GPUs gather along the outermost dim in memory, and XLA copies what is made of tensors that it has
+turned over (physical/layouts.py); how much depends on who reads them, and no move knows that."""
+TURNING: Mapping[str, str] = {"all_gather": "before", "reduce_scatter": "after"}
+"""Moves that turn a tensor over, and the end at which it is split."""
 
 
 @dataclass(frozen=True)
@@ -71,4 +78,10 @@ class Network:
             free = move.kind in ("keep", "slice")
             return STEP_SECONDS + (0.0 if free else moved / self.hardware.memory_bytes_per_second)
         axes = tuple(range(len(hierarchy))) if move.kind == "permute" else move.axes
-        return STEP_SECONDS + self.collective_seconds(move.kind, axes, self.wire_bytes(move, shape, dtype))
+        split = getattr(move, TURNING[move.kind])[axes[0]] if move.kind in TURNING else None
+        turned = TURNED_SECONDS if isinstance(split, Split) and split.dim > 0 else 0.0
+        return (
+            STEP_SECONDS
+            + turned
+            + self.collective_seconds(move.kind, axes, self.wire_bytes(move, shape, dtype))
+        )

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sbp import compat
-from sbp.passes.boxing.links import STEP_SECONDS, Network
+from sbp.passes.boxing.links import STEP_SECONDS, TURNED_SECONDS, TURNING, Network
 from sbp.passes.boxing.moves import Move, can_permute, copies, makes_sum, moves_from, permute_targets
 from sbp.signature import B, NdSbp, Partial, Signature, Split
 from sbp.untyped import DType
@@ -135,13 +135,20 @@ class MoveTable:
             if example.is_collective:
                 sent_as = dtype if narrow is None or not copies(example) else narrow
                 sent = self._wire_bytes(example, which, shape, shards, sent_as)
-                taken[which] = STEP_SECONDS + self._collectives(example, sent)
+                taken[which] = STEP_SECONDS + self._turned(example, which) + self._collectives(example, sent)
             else:
                 moved = shards.elements[self.ends[which, 1]] * compat.itemsize(dtype)
                 free = example.kind in ("keep", "slice")
                 own = 0.0 if free else moved / self.network.hardware.memory_bytes_per_second
                 taken[which] = STEP_SECONDS + own
         return taken
+
+    def _turned(self, example: Move, which: Places) -> Array:
+        """What it takes that a tensor is turned over, of moves of one formula."""
+        if example.kind not in TURNING:
+            return np.zeros(which.size)
+        end = ("before", "after").index(TURNING[example.kind])
+        return TURNED_SECONDS * (self._dims[self.ends[which, end], example.axes[0]] > 0)
 
     def _permutes(self, k: int) -> bool:
         if k not in self._possible:

@@ -39,7 +39,7 @@ def explain(
     """
     physical, graph = takes.physical, takes.physical.graph
     reasons = Reasons(physical, Names(graph, *paths))
-    step = takes.overlapped()
+    step = takes.scheduled()
     collectives = tuple(
         replace(
             _moved(s, n, takes, reasons, step) if isinstance(s, Box) else _inside(s, n, takes, reasons, step),

@@ -19,6 +19,7 @@ from sbp.passes.physical.fusing import PRODUCTS, KernelOp, ShardSizes
 from sbp.passes.physical.memory import Live, peak
 from sbp.passes.physical.overlap import MOVE, OverlappedStep, SentId, overlapped
 from sbp.passes.physical.program import Border, Box, Compute, Physical, Step, Version
+from sbp.passes.physical.scheduled import ScheduledStep, scheduled
 from sbp.passes.plan.cost import local_bytes, node_seconds, talk_seconds, work_seconds
 from sbp.passes.program.control import assumed_trips, trips
 from sbp.passes.program.graph import Const, Node
@@ -155,6 +156,18 @@ class Evaluator:
             elif isinstance(e.step, Box) and self.box_bytes(e.step) > 0:
                 exposed[id(e.step), MOVE] = e.assumed * self.box_seconds(e.step)
         return OverlappedStep(self.seconds(every), exposed)
+
+    def scheduled(self) -> ScheduledStep:
+        """The same of the whole program, nearer to what XLA makes of it, and found more slowly."""
+        if self.network.hardware.platform not in OVERLAPPING:
+            found = self.overlapped()
+            return ScheduledStep(found.seconds, found.exposed)
+        return scheduled(self.physical, self, donations(self.physical, self.donated))
+
+    def copy_seconds(self, size: float) -> float:
+        """The time of a kernel that copies so many bytes."""
+        hardware = self.network.hardware
+        return 2 * size / hardware.memory_bytes_per_second + hardware.launch_seconds
 
     @cached_property
     def at_peak(self) -> list[Live]:

@@ -106,6 +106,17 @@ class Clock:
                     waited[e.step.node.id] += run.exposed_of(e.step, k)
         return StepTimes(run.seconds, takes.seconds(), sent, exposed, talked, waited)
 
+    def scheduled_seconds(self, assignment: ChosenSignatures, donated: Sequence[int] = ()) -> float:
+        """The step of a plan in XLA's own order, with the copies at its end.
+
+        Arguments:
+          donated: positions of the inputs whose memory the results may take.
+        """
+        physical = self.physical(assignment)
+        takes = _Remembering(physical, self.boxings.network, donated, self.known, self.said)
+        found = takes.scheduled()
+        return found.seconds + found.copied_seconds
+
 
 class Exposure:
     """The cost network of a built model, with each move counting in part.

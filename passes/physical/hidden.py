@@ -25,19 +25,22 @@ FIRST_ROUNDS, SEED_ROUNDS, LAST_ROUNDS = 4, 2, 6
 """Solutions that begin at the cheapest plan before seeds are looked at, at each of the best seeds, within
 what that allows, and at last at the best plan. Fewer where a plan comes back; of few looks the first take a
 quarter, and the last a third."""
-WORTH = 0.98
-"""Of the cheapest plan's step: one with a longer step is not taken. The model of overlap is some percent off
-(docs/decisions/0014_overlap.md), and less than that is not worth more bytes: of a GPT in bfloat16, data
-parallel, a plan whose step was said to be 1.3 % shorter has one that is 4 % longer, since XLA copies what a
-gather leaves in another layout."""
+WORTH = 0.99
+"""Of the cheapest plan's step: one with a longer step is not taken. The model of overlap is about a percent
+off (docs/decisions/0014_overlap.md), and less than that is not worth more bytes."""
 POINTS = 3
-"""Seeds that are gone on from, those with the shortest steps."""
+"""Seeds that are gone on from under a limit, those with the shortest steps; without one, as many as looks
+allow."""
+LOOKS_PER_FINALIST = 4
+"""Of so many looks one plan is run in XLA's own order at the end (scheduled.py), those with the shortest
+steps by the list schedule first."""
 LOST = 1.1
 """Steps so many times as long as where one came from are not gone on from."""
 WORK, BESIDE = 66_000, 7
 """The sizes of all looks (`look_size`) together, and how many all other planning takes. For a GPT of 12
 layers on 8 x 8 that leaves three looks."""
-FEWEST_LOOKS, MOST_LOOKS = 2, 24
+FEWEST_LOOKS, MANY_LOOKS, MOST_LOOKS = 2, 24, 48
+"""Beyond many of them a quarter of those that the work allows are looked at."""
 MOST_CELLS = 2e7
 """Networks of more table cells, as on four axes, are not written down, and keep the cheapest plan."""
 FOLDED = 0.6
@@ -77,6 +80,13 @@ class StepLook:
         return float(f"{self.times.step_seconds:.5e}"), self.times.seconds
 
 
+def looks_for(network: CostNetwork) -> int:
+    """How many plans of a program are looked at; that depends on its size alone."""
+    allowed = int(WORK / look_size(network)) - BESIDE
+    more = max(0, allowed - MANY_LOOKS) // 4
+    return max(FEWEST_LOOKS, min(allowed, MANY_LOOKS + more, MOST_LOOKS))
+
+
 def look_size(network: CostNetwork) -> float:
     """The work of a look at a plan: edges that are run and nodes that are solved count alike, and the cells
     of tables by what they take beside (measured for GPTs of 2 and 12 layers on one axis and on two)."""
@@ -101,12 +111,19 @@ class _Search:
     """What was looked at so far, and how much may still be."""
 
     def __init__(
-        self, model: Model, network: CostNetwork, cheapest: ChosenSignatures, seconds: float | None
+        self,
+        model: Model,
+        network: CostNetwork,
+        cheapest: ChosenSignatures,
+        seconds: float | None,
+        donated: Sequence[int],
     ) -> None:
         self.model, self.network, self.bound = model, network, cheapest.bound
+        self.donated = donated
         self.clock = Clock(model.c, model.boxings)
         self.deadline = None if seconds is None else time.monotonic() + seconds
-        self.left = min(MOST_LOOKS, max(FEWEST_LOOKS, int(WORK / look_size(network)) - BESIDE))
+        self.left = looks_for(network)
+        self.finalists = max(1, self.left // LOOKS_PER_FINALIST)
         self.seen: dict[tuple[int, ...], StepLook] = {}
         self.cheapest = self.look(cheapest)
 
@@ -145,6 +162,15 @@ class _Search:
         """What was looked at, the shortest step first."""
         return sorted(self.seen.values(), key=lambda x: x.rank)
 
+    def final(self) -> list[tuple[float, StepLook]]:
+        """The first of these with the steps that they take in XLA's own order, the shortest first."""
+        found = [(self.scheduled(x), x) for x in self.best()[: self.finalists]]
+        return sorted(found, key=lambda x: (float(f"{x[0]:.5e}"), x[1].rank))
+
+    def scheduled(self, look: StepLook) -> float:
+        """The step of a plan in XLA's own order."""
+        return self.clock.scheduled_seconds(look.assignment, self.donated)
+
 
 def shortest_step(
     model: Model,
@@ -152,6 +178,7 @@ def shortest_step(
     cheapest: ChosenSignatures,
     fits: Callable[[ChosenSignatures], bool],
     time_limit_seconds: float | None = None,
+    donated: Sequence[int] = (),
 ) -> ShortestStep:
     """The plan with the shortest step that is found.
 
@@ -160,13 +187,14 @@ def shortest_step(
       cheapest: what the search has found.
       fits: whether a plan keeps the limit on memory; asked of the few that are better than `cheapest`.
       time_limit_seconds: after which no other plan is looked at.
+      donated: positions of the inputs whose memory the results may take.
     """
-    search = _Search(model, network, cheapest, time_limit_seconds)
+    search = _Search(model, network, cheapest, time_limit_seconds, donated)
     base = search.cheapest
     if model.boxings.network.hardware.platform not in OVERLAPPING or not (
         base.times.sent or base.times.talked
     ):
-        return ShortestStep(cheapest, base.times.step_seconds)
+        return ShortestStep(cheapest, search.scheduled(base))
     exposure = Exposure(model, network)
     last = min(LAST_ROUNDS, search.left // 3)
     search.descend(base, exposure, network.unary, min(FIRST_ROUNDS, max(1, search.left // 4)))
@@ -180,16 +208,16 @@ def shortest_step(
         at = search.solved(CostNetwork(unary, network.edges))
         if at is not None:
             points.append((at, unary))
-    for at, unary in sorted(points, key=lambda x: x[0].rank)[:POINTS]:
+    for at, unary in sorted(points, key=lambda x: x[0].rank):
         search.descend(at, exposure, unary, min(SEED_ROUNDS, search.left - last))
     for at in search.best()[:1]:
         search.descend(at, exposure, network.unary, search.left)
-    enough = WORTH * base.times.step_seconds
-    better = [x for x in search.best() if x.times.step_seconds <= enough]
-    best = next((x for x in better if fits(x.assignment)), base)
+    took = search.scheduled(base)
+    better = [(seconds, x) for seconds, x in search.final() if seconds <= WORTH * took]
+    seconds, best = next((x for x in better if fits(x[1].assignment)), (took, base))
     left = tuple(seed_name(seed) for seed in seeds)
     chosen = best.assignment
     if best is not base:
         chosen = replace(chosen, cheapest_seconds=base.times.seconds)
-    passed_over = bool(better) and better[0] is not best
-    return ShortestStep(chosen, best.times.step_seconds, tuple(looked), left, passed_over)
+    passed_over = bool(better) and better[0][1] is not best
+    return ShortestStep(chosen, seconds, tuple(looked), left, passed_over)

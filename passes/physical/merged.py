@@ -97,7 +97,7 @@ class _Found:
 
     def add_traffic(self, nodes: Sequence[Node], k: Kernels) -> None:
         """Adds what the ops of a body read and write."""
-        inside = _together(k, _kernels_of(k), self.whole.graph)
+        inside = _together(k, kernels_that_compute(k), self.whole.graph)
         counted: set[tuple[int, int]] = set()
         for i, (node, op) in enumerate(zip(nodes, k.ops, strict=True)):
             if node.bodies:
@@ -156,7 +156,7 @@ def _compute(node: Node) -> Compute:
     return Compute(node, Strategy(operands, results, tuple(False for _ in operands), ()))
 
 
-def _kernels_of(k: Kernels) -> list[set[int]]:
+def kernels_that_compute(k: Kernels) -> list[set[int]]:
     """Per op, the kernels that compute it: itself, or those of all that read it."""
     inside: list[set[int]] = [set() for _ in k.ops]
     for i in reversed(range(len(k.ops))):

@@ -67,7 +67,7 @@ def turns(
       together: collectives that are sent as one; None to look for them.
     """
     together = sent_together(k) if together is None else together
-    nodes = schedule_nodes(k, together, _places(k, elsewhere, together, hastens), seconds)
+    nodes = schedule_nodes(k, together, places_of(k, elsewhere, together, hastens), seconds)
     ops = hiding_ops(k, nodes, {id(op) for op in sent})
     if seconds is not None and any(op.sends for op in ops):
         order = hidden_order(ops)
@@ -93,13 +93,13 @@ def turns(
 def saving_turns(k: Kernels, elsewhere: Collection[Buffer]) -> list[int]:
     """The turn of each op, and of the end, in the order that takes little memory; ops that are no kernels
     have one too."""
-    when, turn = _places(k, elsewhere, ()), [0] * (len(k.ops) + 1)
+    when, turn = places_of(k, elsewhere, ()), [0] * (len(k.ops) + 1)
     for at, i in enumerate(sorted(range(len(when)), key=when.__getitem__)):
         turn[i] = at
     return turn
 
 
-def _places(
+def places_of(
     k: Kernels, elsewhere: Collection[Buffer], together: Sequence[tuple[int, ...]], hastens: bool = True
 ) -> list[float]:
     """The place of each op, and of the end, in the order that takes little memory."""

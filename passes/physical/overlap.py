@@ -77,6 +77,14 @@ def overlapped(steps: Sequence[Step], costs: Costs) -> OverlappedStep:
     return OverlappedStep(found.seconds, found.exposed)
 
 
+def asked_of(step: Compute, talk: Talk) -> Hashable | None:
+    """The shares of an operand that an op asks for, which XLA sends once to all who ask; None for all else
+    that an op sends."""
+    if talk.sent is None:
+        return None
+    return step.node.inputs[talk.operand], step.strategy.operands[talk.operand], talk.axes, talk.sent
+
+
 @dataclass(slots=True)
 class _Node:
     """A step, or a part of one.
@@ -167,10 +175,9 @@ class _Body:
         """An op that talks sends shares of its operands before its arithmetic, and all else after it."""
         talks = list(enumerate(self.costs.talk_times(step)))
         for k, (talk, each) in talks:
-            if talk.sent is not None:
-                operand, lying = step.node.inputs[talk.operand], step.strategy.operands[talk.operand]
-                asked = operand, lying, talk.axes, talk.sent
-                if asked not in self.asked:  # XLA sends it once to all who ask for it
+            asked = asked_of(step, talk)
+            if asked is not None:
+                if asked not in self.asked:
                     self.asked[asked] = self._talk(step, k, talk, each, makers)
                 makers = [*makers, self.asked[asked]]
         rest = max(0.0, seconds - sum(each for _, (_, each) in talks))
@@ -244,6 +251,12 @@ class _Body:
         for i in unit:
             for who, seconds in self.nodes[i].sent.items():
                 yield who, waited * seconds / own if own else 0.0
+
+
+def overlapped_loop(step: Border, costs: Costs) -> OverlappedStep:
+    """All trips of a loop, or all branches."""
+    found = _loop(step, costs)
+    return OverlappedStep(found.seconds, found.exposed)
 
 
 def _loop(step: Border, costs: Costs) -> _Run:

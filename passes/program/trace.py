@@ -12,6 +12,7 @@ from jax.typing import ArrayLike
 
 from sbp import compat
 from sbp.compat import Atom, Aval, ClosedJaxpr, Jaxpr, JaxprEqn
+from sbp.passes.program import picked
 from sbp.passes.program.control import CONTROL
 from sbp.passes.program.effects import without_effects
 from sbp.passes.program.expand import PASSED, expanded, plain_params
@@ -101,7 +102,7 @@ class Builder:
             if eqn.primitive.name in PASSED:
                 env.update(zip(eqn.outvars, inputs[-len(eqn.outvars) :], strict=True))
                 continue
-            meant = expanded(eqn)
+            meant = self.meant(eqn, inputs)
             if meant is not None:
                 outs = self.inline(*compat.sub_jaxpr({"jaxpr": meant}, "jaxpr"), inputs, source)
                 env.update(zip(eqn.outvars, outs, strict=True))
@@ -113,6 +114,12 @@ class Builder:
                 outs = self.node(eqn, inputs, source, target)
             env.update(zip(eqn.outvars, outs, strict=True))
         return [read(a) for a in jaxpr.outvars]
+
+    def meant(self, eqn: JaxprEqn, inputs: Sequence[Operand]) -> ClosedJaxpr | None:
+        """What an equation stands for, if it is written in other ops."""
+        if eqn.primitive.name == picked.SCATTER and picked.is_zero(inputs[0], self.nodes):
+            return picked.picked(eqn)
+        return expanded(eqn)
 
     def call(self, eqn: JaxprEqn, inputs: list[Operand], source: Source) -> list[Operand]:
         body, consts = compat.sub_jaxpr(eqn.params, compat.CALLS[eqn.primitive.name])

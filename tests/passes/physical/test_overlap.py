@@ -100,11 +100,11 @@ def of(plan: PlanData, kind: str, tensor: str = "") -> list[Collective]:
 
 
 def test_gradients_are_hidden_in_the_backward_pass_but_for_the_last() -> None:
-    """Nothing is left to compute when the last one is there."""
+    """One update of a weight is left to compute when the last one is there."""
     plan = planned(train, (WEIGHTS, array(WIDTH, ROWS)), ([B], [S(1)]))
     check(plan)
     exposed = [c.exposed_seconds / c.seconds for c in of(plan, "all_reduce")]
-    assert len(exposed) == 2 and min(exposed) == 0.0 and max(exposed) > 0.9
+    assert len(exposed) == 2 and min(exposed) == 0.0 and max(exposed) > 0.7
 
 
 def test_new_weights_are_gathered_when_nothing_is_left_to_compute() -> None:

@@ -1,0 +1,166 @@
+"""A step as XLA:GPU compiles it: merged kernels in the order of its latency-hiding scheduler.
+
+The list schedule (overlap.py) has every op by itself. Here ops are kernels as XLA merges them (kernels.py),
+in the order that its scheduler gives them (latency_hiding.py), each with the time that it takes, and what a
+collective turns over is copied (layouts.py). That takes about three times as long to find and is nearer to
+compiled programs: it decides between the few plans that the search has left, and is what plans say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from sbp.passes.physical.fusing import KernelOp, ShardSizes, op_of
+from sbp.passes.physical.kernels import Buffer, Kernels, kernels
+from sbp.passes.physical.latency_hiding import hidden_order
+from sbp.passes.physical.layouts import turned
+from sbp.passes.physical.merged import kernels_that_compute
+from sbp.passes.physical.order import places_of
+from sbp.passes.physical.overlap import (
+    MOVE,
+    Costs,
+    OverlappedStep,
+    SentId,
+    asked_of,
+    overlapped_loop,
+)
+from sbp.passes.physical.program import Border, Box, Compute, Physical, Version
+from sbp.passes.physical.schedule_nodes import ScheduleNode, hiding_ops, schedule_nodes, sent_together
+from sbp.passes.program.graph import Const
+
+
+class ScheduledCosts(Costs, Protocol):
+    """What steps take, and what XLA's scheduler takes them to be. `Evaluator` is one."""
+
+    def scheduled_seconds(self, op: KernelOp, *more: KernelOp) -> float:
+        """How long the scheduler takes an op to be, or collectives that are sent as one."""
+
+    def copy_seconds(self, size: float) -> float:
+        """The time of a kernel that copies so many bytes."""
+
+
+@dataclass(frozen=True)
+class ScheduledStep(OverlappedStep):
+    """A step in XLA's own order.
+
+    Arguments:
+      copied_seconds: of copies at its end, which no op of the program stands for, and which are not among
+        `seconds`.
+    """
+
+    copied_seconds: float = 0.0
+
+
+def scheduled(physical: Physical, costs: ScheduledCosts, donated: Mapping[Version, Version]) -> ScheduledStep:
+    """The step of a program.
+
+    Arguments:
+      donated: results, and the argument whose memory each takes.
+    """
+    sizes = ShardSizes(physical)
+    there = list(dict.fromkeys(zip(physical.graph.inputs, physical.inputs, strict=True)))
+    results = zip(physical.graph.outputs, physical.outputs, strict=True)
+    ops = [op_of(step, physical) for step in physical.steps]
+    known = {*there, *(v for op in ops for v in op.writes)}
+    kept = [v for v in dict.fromkeys((x, nd) for x, nd in results if not isinstance(x, Const)) if v in known]
+    k = kernels(ops, sizes, kept, there)
+    ends = {k.ends[v] for v in kept}
+    when = places_of(k, {t for t in k.tensors if t.maker < 0 or t in ends}, together := sent_together(k))
+    run = _Run(k, schedule_nodes(k, together, when, costs.scheduled_seconds), costs)
+    taken = {k.ends[v] for v in donated if v in k.ends}
+    copied = sum(map(costs.copy_seconds, _copied_bytes(k, sizes, taken)))
+    return ScheduledStep(run.seconds(), run.exposed, copied)
+
+
+def _copied_bytes(k: Kernels, sizes: ShardSizes, taken: Collection[Buffer]) -> Iterator[float]:
+    """The bytes of each result that is copied to where it belongs, once all else is done: it is made of a
+    tensor that a collective has turned over, and can write over none of its operands."""
+    for x in turned(k, sizes, taken):
+        yield from (t.bytes for t in x.results)
+        if x.tensor in taken:
+            yield x.tensor.bytes
+
+
+@dataclass(frozen=True)
+class _Run:
+    """The nodes of a program in the order of the scheduler, as a device runs them.
+
+    Arguments:
+      exposed: per collective, how long kernels wait for it.
+      asked: shares of operands, and who sends them for all who ask.
+    """
+
+    k: Kernels
+    nodes: Sequence[ScheduleNode]
+    costs: ScheduledCosts
+    exposed: dict[SentId, float] = field(default_factory=dict)
+    asked: dict[Hashable, SentId] = field(default_factory=dict)
+
+    def seconds(self) -> float:
+        """Until all have ended."""
+        own, kernel_end = self.op_seconds()
+        wires_end = 0.0
+        ends: dict[int, float] = {}
+        for j, begins in hidden_order(hiding_ops(self.k, self.nodes, ())):
+            node = self.nodes[j]
+            if not begins:
+                self.expose(node, max(0.0, ends[j] - kernel_end))
+                kernel_end = max(kernel_end, ends[j])
+                continue
+            kernel_end += sum(own[i] for i in node.makes)
+            if node.sends:
+                taken = sum(self.sent(node).values())
+                ends[j] = wires_end = max(kernel_end, wires_end) + taken
+        return max(kernel_end, wires_end)
+
+    def op_seconds(self) -> tuple[list[float], float]:
+        """Per op what kernels do for it, those that are merged into it counted; nothing is sent in it. And
+        what no kernel has: ops that nobody needs, which are counted all the same."""
+        own, rest = [0.0] * len(self.k.ops), 0.0
+        for op, inside in zip(self.k.ops, kernels_that_compute(self.k), strict=True):
+            seconds = self.alone_seconds(op)
+            for at in inside:
+                own[at] += seconds / len(inside)
+            rest += 0.0 if inside else seconds
+        return own, rest
+
+    def alone_seconds(self, op: KernelOp) -> float:
+        """What the kernels of an op take by themselves; of a loop all of it."""
+        step = op.step
+        if isinstance(step, Border):
+            inner = overlapped_loop(step, self.costs)
+            self.exposed.update(inner.exposed)
+            return inner.seconds
+        if isinstance(step, Compute):
+            sent = sum(seconds for _, seconds in self.costs.talk_times(step)) if op.sends else 0.0
+            return max(0.0, self.costs.seconds_of(step) - sent)
+        return 0.0 if step is None or op.sends else self.costs.seconds_of(step)
+
+    def sent(self, node: ScheduleNode) -> dict[SentId, float]:
+        """What a collective takes, or each of those that are sent as one."""
+        members = node.makes or self.nodes[node.after[0]].reads  # what is packed is unpacked by others
+        steps = [self.k.ops[i].step for i in members]
+        boxes = [s for s in steps if isinstance(s, Box)]
+        alone = {(id(b), MOVE): self.costs.seconds_of(b) for b in boxes}
+        if len(boxes) > 1:
+            own = sum(alone.values())
+            share = min(1.0, self.costs.combined_seconds(boxes) / own) if own else 1.0
+            alone = {who: share * seconds for who, seconds in alone.items()}
+        talked = {who: seconds for s in steps if isinstance(s, Compute) for who, seconds in self.talked(s)}
+        return alone | talked
+
+    def talked(self, step: Compute) -> Iterator[tuple[SentId, float]]:
+        """What an op sends itself, but for what another has sent for both of them."""
+        for n, (talk, seconds) in enumerate(self.costs.talk_times(step)):
+            asked = asked_of(step, talk)
+            if asked is None or self.asked.setdefault(asked, (id(step), n)) == (id(step), n):
+                yield (id(step), n), seconds
+
+    def expose(self, node: ScheduleNode, waited: float) -> None:
+        """Notes how long kernels wait for what is sent as one, each with its share."""
+        sent = self.sent(node) if waited else {}
+        total = sum(sent.values())
+        for who, seconds in sent.items():
+            self.exposed[who] = self.exposed.get(who, 0.0) + waited * seconds / total

@@ -1,0 +1,69 @@
+"""A step in the order of XLA's scheduler, and what is copied at its end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import sbp
+from sbp import B, S
+from sbp.passes.boxing.links import Network
+from sbp.passes.physical.evaluate import Evaluator
+from tests.passes.physical.test_overlap import (
+    IMAGES,
+    ROWS,
+    WEIGHTS,
+    WIDTH,
+    array,
+    evaluator,
+    kernel_seconds,
+    planned,
+    train,
+)
+
+
+def momentum(w: Any, m: Any, x: Any) -> Any:
+    g = jax.grad(lambda w: jnp.mean(jnp.tanh(x @ w)))(w)
+    m = 0.9 * m + g
+    return w - 0.1 * m, m
+
+
+def updated(lies: Any) -> Evaluator:
+    """Of a step whose gradient is scattered along some dim to state that lies so."""
+    args = array(WIDTH, WIDTH), array(WIDTH, WIDTH), array(ROWS, WIDTH)
+    plan = planned(momentum, args, (lies, lies, [S(0)]), donate_argnums=(0, 1))
+    assert plan.physical is not None
+    return Evaluator(plan.physical, Network(plan.placement, plan.hardware), plan.donated)
+
+
+def test_a_step_is_what_is_computed_and_what_is_waited_for() -> None:
+    plan = planned(train, (WEIGHTS, array(WIDTH, ROWS)), ([B], [S(1)]))
+    takes = evaluator(plan)
+    found = takes.scheduled()
+    assert found.seconds == plan.step_seconds
+    assert found.seconds == pytest.approx(kernel_seconds(plan) + found.exposed_seconds)
+    assert found.seconds <= takes.seconds() * (1 + 1e-9)
+
+
+def test_what_is_turned_over_is_copied_at_the_end() -> None:
+    """The weight and its moment are written apart, and copied to where they belong."""
+    along_rows, along_columns = (updated([S(d)]) for d in (0, 1))
+    assert along_rows.scheduled().copied_seconds == 0.0
+    shard = WIDTH * WIDTH * 4 / 8
+    assert along_columns.scheduled().copied_seconds == pytest.approx(2 * along_columns.copy_seconds(shard))
+
+
+def test_nothing_is_hidden_on_cpus() -> None:
+    plan = planned(train, (WEIGHTS, array(WIDTH, 512)), ([B], [S(1)]), sbp.placement("cpu", shape=(8,)))
+    takes = evaluator(plan)
+    assert takes.scheduled().seconds == takes.overlapped().seconds == plan.seconds
+
+
+def test_a_reader_of_a_gather_waits_for_it() -> None:
+    """One product is all that there is: nothing runs beside what it needs."""
+    plan = planned(lambda w, x: x @ w, (array(WIDTH, WIDTH), IMAGES), ([S(0)], [S(0)]), out_sbp=[S(0)])
+    (gather,) = plan.collectives
+    assert gather.kind == "all_gather" and gather.exposed_seconds == pytest.approx(gather.seconds)
