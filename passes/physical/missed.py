@@ -44,6 +44,6 @@ def time_of_peak(evaluator: Evaluator, model: RoomModel) -> int | None:
     makers = {v: s.node.id for s in p.steps if isinstance(s, Compute) for v in s.node.outputs}
     ends: set[Version] = {*zip(p.graph.inputs, p.inputs, strict=True)}
     ends |= {(x, nd) for x, nd in zip(p.graph.outputs, p.outputs, strict=True) if not isinstance(x, Const)}
-    made = (makers.get(x.version[0], -1) for x in evaluator.at_peak() if x.version not in ends)
+    made = (makers.get(x.version[0], -1) for x in evaluator.at_peak if x.version not in ends)
     times = model.times
     return max((times[i][0] for i in made if i in times), default=None)
