@@ -1,10 +1,12 @@
 """Plans that need more than XLA's scheduler takes for the limit by itself, and less than there is."""
 
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
+from jax import lax
 
 import sbp
 from sbp import B, S
@@ -44,3 +46,25 @@ def test_what_fits_is_sent_once(told: bool, monkeypatch: pytest.MonkeyPatch) -> 
         assert report.byte_error > 0.15 and not report.unexplained
         (row,) = (r for r in report.rows if "rematerialization" in r.remark)
         assert any(".remat" in name for name in row.instructions)
+
+
+def gradients(ws: Any, x: Any) -> Any:
+    """Of a scan whose layers are computed twice."""
+
+    def block(x: Any, w: Any) -> Any:
+        return x + jnp.tanh(x @ w["up"]) @ w["down"], None
+
+    return jax.grad(lambda ws: jnp.square(lax.scan(jax.checkpoint(block), x, ws)[0]).mean())(ws)
+
+
+def test_layers_in_a_scan_send_what_is_planned_under_a_limit() -> None:
+    up, down = (jax.ShapeDtypeStruct((8, *shape), jnp.float32) for shape in ((1024, 4096), (4096, 1024)))
+    args = {"up": up, "down": down}, jax.ShapeDtypeStruct((8192, 1024), jnp.float32)
+    plans = []
+    for limit in (math.inf, 0.7):
+        options = sbp.Options(memory_limit=limit * plans[0].memory_bytes if plans else limit)
+        program = sbp.compile(gradients, ON, in_sbp=([S(1)], [S(0)]), out_sbp=[S(1)], options=options)
+        plans.append(program.plan(*args))
+    report = program.report(*args)
+    assert plans[1].memory_bytes <= 0.7 * plans[0].memory_bytes
+    assert abs(report.byte_error) < 0.01 and not report.unexplained
