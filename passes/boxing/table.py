@@ -148,7 +148,8 @@ class MoveTable:
         if example.kind not in TURNING:
             return np.zeros(which.size)
         end = ("before", "after").index(TURNING[example.kind])
-        return TURNED_SECONDS * (self._dims[self.ends[which, end], example.axes[0]] > 0)
+        inner: Array = self._dims[self.ends[which, end], example.axes[0]] > 0
+        return TURNED_SECONDS * inner
 
     def _permutes(self, k: int) -> bool:
         if k not in self._possible:
