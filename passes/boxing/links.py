@@ -59,6 +59,11 @@ class Network:
             self._seconds[key] = self.hardware.collective_seconds(kind, wire_bytes, ranks, groups)
         return self._seconds[key]
 
+    @property
+    def turned_seconds(self) -> float:
+        """Of a gather or a scatter along another dim than the first."""
+        return TURNED_SECONDS if self.hardware.platform == "gpu" else 0.0
+
     def itemsize(self, move: Move, dtype: DType) -> float:
         """Bytes that an element takes in a move."""
         return itemsize(move, dtype, wide_int16=self.placement.platform == "gpu")
@@ -79,7 +84,7 @@ class Network:
             return STEP_SECONDS + (0.0 if free else moved / self.hardware.memory_bytes_per_second)
         axes = tuple(range(len(hierarchy))) if move.kind == "permute" else move.axes
         split = getattr(move, TURNING[move.kind])[axes[0]] if move.kind in TURNING else None
-        turned = TURNED_SECONDS if isinstance(split, Split) and split.dim > 0 else 0.0
+        turned = self.turned_seconds if isinstance(split, Split) and split.dim > 0 else 0.0
         return (
             STEP_SECONDS
             + turned

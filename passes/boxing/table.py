@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sbp import compat
-from sbp.passes.boxing.links import STEP_SECONDS, TURNED_SECONDS, TURNING, Network
+from sbp.passes.boxing.links import STEP_SECONDS, TURNING, Network
 from sbp.passes.boxing.moves import Move, can_permute, copies, makes_sum, moves_from, permute_targets
 from sbp.signature import B, NdSbp, Partial, Signature, Split
 from sbp.untyped import DType
@@ -148,7 +148,8 @@ class MoveTable:
         if example.kind not in TURNING:
             return np.zeros(which.size)
         end = ("before", "after").index(TURNING[example.kind])
-        return TURNED_SECONDS * (self._dims[self.ends[which, end], example.axes[0]] > 0)
+        inner: Array = self._dims[self.ends[which, end], example.axes[0]] > 0
+        return self.network.turned_seconds * inner
 
     def _permutes(self, k: int) -> bool:
         if k not in self._possible:

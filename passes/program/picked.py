@@ -14,7 +14,7 @@ import numpy as np
 from jax import lax
 
 from sbp import compat_ops
-from sbp.compat import ClosedJaxpr, JaxprEqn
+from sbp.compat import Aval, ClosedJaxpr, JaxprEqn
 from sbp.passes.program.graph import Const, Node, Operand
 
 SCATTER = "scatter-add"
@@ -31,7 +31,8 @@ def picked(eqn: JaxprEqn) -> ClosedJaxpr | None:
     if dims is None:
         return None
     rest, at = dims
-    shape, mode = tuple(eqn.invars[0].aval.shape), eqn.params["mode"]
+    made: Aval = eqn.outvars[0].aval
+    shape, mode = tuple(made.shape), eqn.params["mode"]
     kept = eqn.params["dimension_numbers"].scatter_indices_batching_dims
 
     def run(operand: jax.Array, indices: jax.Array, updates: jax.Array) -> jax.Array:
@@ -58,7 +59,8 @@ def _picked_dims(eqn: JaxprEqn) -> tuple[tuple[int, ...], int] | None:
     """Of a scatter with one index per row: the operand's dims of rows, and the one that is indexed."""
     if eqn.primitive.name != SCATTER:
         return None
-    operand, indices, _ = (v.aval for v in eqn.invars)
+    operand: Aval = eqn.outvars[0].aval
+    indices: Aval = eqn.invars[1].aval
     dn = eqn.params["dimension_numbers"]
     rest, kept = tuple(dn.operand_batching_dims), tuple(dn.scatter_indices_batching_dims)
     at = tuple(dn.scatter_dims_to_operand_dims)
