@@ -87,7 +87,7 @@ def last_wait(x: Behind, waits: Integers) -> int:
 @compiled
 def freed(ops: HidingArrays, x: Behind, i: int) -> int:
     """How many tensors nobody needs before op i."""
-    found = ops.arguments[i]
+    found = int(ops.arguments[i])
     for m in ops.makers[ops.first[i] : ops.first[i + 1]]:
         found += x.readers[m] == 1
     return found
@@ -156,7 +156,7 @@ def begins_first(x: Behind, kernels: Integers, flight: int) -> bool:
     longest = 0.0
     for i in kernels:
         longest = max(longest, x.chain[i])
-    return x.before[flight] > 0 and x.before[flight] >= longest
+    return bool(x.before[flight] > 0 and x.before[flight] >= longest)
 
 
 @compiled

@@ -21,7 +21,7 @@ from sbp.passes.plan.network import CostNetwork, Table
 
 FEW = (3, 5, 8)
 """So many states of each node are tried, one number after the other."""
-NEAR = 8e-3
+NEAR = 9e-3
 """Of the cost: a gap that is not worth further sweeps."""
 SWEPT_CELLS = 2.2e10
 """What all of these sweeps go through at most: about ten seconds. Counted in cells, not by the clock, so that

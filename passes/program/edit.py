@@ -54,7 +54,9 @@ class Editor:
         return x
 
     def renamed(self, node: Node) -> Node:
-        """An op that reads what stands for its operands now."""
+        """An op that reads what stands for its operands now; most are left as they are."""
+        if not node.bodies and self.instead.keys().isdisjoint(x for x in node.inputs if isinstance(x, int)):
+            return node
         bodies = (
             replace(b, nodes=tuple(map(self.renamed, b.nodes)), outputs=tuple(map(self.read, b.outputs)))
             for b in node.bodies
