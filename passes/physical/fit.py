@@ -12,7 +12,7 @@ from sbp.passes.physical.enumerated import cheapest_by_trying
 from sbp.passes.physical.evaluate import HOLES, Evaluator
 from sbp.passes.physical.insert import insert_boxing
 from sbp.passes.physical.program import Physical
-from sbp.passes.plan.budget import Budget, Load
+from sbp.passes.plan.budget import Budget, Fitted, Load
 from sbp.passes.plan.candidates import Candidates
 from sbp.passes.plan.cost import local_bytes
 from sbp.passes.plan.model import Boundary, ChosenSignatures
@@ -22,7 +22,7 @@ from sbp.passes.plan.prices import NO_PRICES, TimePrices
 from sbp.passes.plan.recompute import RecomputingModel
 from sbp.passes.plan.room import RoomModel
 from sbp.passes.plan.solve import Progress
-from sbp.passes.plan.within import Fitted, LimitedSearch
+from sbp.passes.plan.within import LimitedSearch
 from sbp.passes.program.graph import Graph
 
 LEAST_TRIES, TRIES = 2, 12

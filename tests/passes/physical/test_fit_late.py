@@ -9,8 +9,9 @@ import pytest
 
 import sbp
 from sbp.errors import MemoryLimitError
+from sbp.passes.plan.budget import Fitted
 from sbp.passes.plan.room import RoomModel
-from sbp.passes.plan.within import Fitted, LimitedSearch
+from sbp.passes.plan.within import LimitedSearch
 
 LINE = sbp.placement("cpu", shape=(4,))
 
