@@ -24,6 +24,7 @@ import optax
 from jax.typing import DTypeLike
 
 from models import parallel, text, train
+from models.pipeline import Pipeline
 from sbp import B, S
 from sbp.placement import Placement
 
@@ -258,6 +259,11 @@ def make_train_step(config: Config, optimizer: optax.GradientTransformation) -> 
 # What `python -m sbp plan` plans: the main job as it is without options.
 OPTIMIZER = optax.adamw(3e-3, b2=0.99)
 train_step = make_train_step(Config(), OPTIMIZER)
+
+
+def microbatched_step(microbatches: int) -> train.Step:
+    """The train step on so many parts of its batch: for `--search 64 --microbatches 8,16`."""
+    return train.gradient_step(partial(loss, config=Config()), OPTIMIZER, Pipeline(microbatches=microbatches))
 
 
 def example_args() -> tuple[PyTree, ...]:

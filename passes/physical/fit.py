@@ -212,7 +212,7 @@ class LimitedProblem:
         low, high = 0.0, math.inf  # what is counted of plans: none was found with this, one with that
         smallest: SmallestPeak | None = None
         for k in range(TRIES):
-            assignment = model.chosen(found.states, found.cost, found.bound)
+            assignment = _chosen(model, found, found.bound, fastest)
             tried = self.looked_at(assignment)
             if k == 0 and math.isfinite(found.bound):
                 bound = max(bound, assignment.bound)
@@ -288,13 +288,18 @@ class LimitedProblem:
         # Of all that have about this peak a cheap one: nothing in it is larger than it must be.
         near = tries.search.go_on(NEAR * least.peak_bytes, seconds)
         for found in (least, near):
-            assignment = tries.model.chosen(found.states, found.cost, fastest.bound)
+            assignment = _chosen(tries.model, found, fastest.bound, fastest)
             tried = self.looked_at(assignment)
             if tried.bytes <= self.limit_bytes:
                 return self.with_room_left(tries, replace(assignment, bound=fastest.bound), tried.bytes)
             smallest = min(smallest, tried, key=lambda x: x.bytes)
         known = min(least.least_peak_bytes, smallest.bytes)
         return FittedSignatures(fastest, smallest=replace(smallest, bound_bytes=known))
+
+
+def _chosen(model: RoomModel, found: Fitted, bound: float, fastest: ChosenSignatures) -> ChosenSignatures:
+    """What a search has found; where its time was over before it had a plan at all, the fastest one."""
+    return model.chosen(found.states, found.cost, bound) if math.isfinite(found.cost) else fastest
 
 
 def seconds_of_fastest(graph: Graph, limit_bytes: float, left: float | None) -> float | None:

@@ -32,7 +32,7 @@ SUMMED = (P,)
 
 
 @dataclass(frozen=True)
-class Stacks:
+class LayerStacks:
     """The stacks of a program.
 
     Arguments:
@@ -48,7 +48,7 @@ class Stacks:
     scans: frozenset[int]
 
 
-def stacks_of(graph: Graph) -> Stacks | None:
+def stacks_of(graph: Graph) -> LayerStacks | None:
     """The stacks of a program with a loop over micro-batches; None if it has no scan over layers."""
     loop = loop_of(graph)
     seeds = [] if loop is None else list(_weights(graph, loop))
@@ -90,7 +90,7 @@ class _Search:
     layers: int
     found: set[int]
 
-    def run(self) -> Stacks:
+    def run(self) -> LayerStacks:
         (body,) = self.loop.bodies
         nodes = [*self.graph.nodes, *body.nodes]
         self.offers = {n.id: list(self.offered(n)) for n in nodes if not n.bodies}
@@ -99,7 +99,9 @@ class _Search:
             for node in nodes:
                 self.visit(node)
         rows = {n.id: row for n in nodes if not n.bodies and (row := self.row(n)) is not None}
-        return Stacks(self.layers, frozenset(self.found), rows, frozenset(n.id for n in nodes if self.cut(n)))
+        return LayerStacks(
+            self.layers, frozenset(self.found), rows, frozenset(n.id for n in nodes if self.cut(n))
+        )
 
     def visit(self, node: Node) -> None:
         """Adds what is a stack since something else of an op is."""

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from sbp import compat
-from sbp.passes.pipeline.stacks import Stacks, shaped, stacks_of
+from sbp.passes.pipeline.stacks import LayerStacks, shaped, stacks_of
 from sbp.passes.pipeline.sums import loop_params
 from sbp.passes.pipeline.where import loop_of
 from sbp.passes.program.edit import Editor
@@ -87,7 +87,7 @@ class _Writer:
     """
 
     traced: Traced
-    stacks: Stacks
+    stacks: LayerStacks
     layers: tuple[int, ...]
     parts: dict[int, tuple[int, ...]] = field(default_factory=dict)
     joined: dict[int, Operand] = field(default_factory=dict)

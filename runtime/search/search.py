@@ -225,6 +225,8 @@ def _words(reading: Reading, plan: Plan) -> str:
     state = set(named_state(traced.in_paths, ties.arguments))
     if not isinstance(plan, PipelinePlan):
         return parallelism_text(plan, state)
+    # Parts of a stack are state where the stack is.
+    state |= {path for stage in plan.stages for path in stage.in_paths if path.rpartition("[")[0] in state}
     said = [parallelism_text(stage, state) for stage in plan.stages]
     each = max(dict.fromkeys(said), key=said.count)
     return f"{len(said)} pipeline, each {each}"
