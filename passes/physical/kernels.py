@@ -238,7 +238,7 @@ class _Fusion:
     def _operands(self, i: int, seen: int = 0) -> float:
         """The bytes that a loop reads, once the loops that only it reads are merged into it."""
         own, found = sum(t.bytes for t in self.writes[i]), 0.0
-        for t in {t for t, _ in self.reads[i]}:
+        for t in dict.fromkeys(t for t, _ in self.reads[i]):
             through = t.maker >= 0 and self.uses[t] == 1 and seen < DEEPEST and self._merges(t.maker)
             n = self._operands(t.maker, seen + 1) if through else t.bytes
             # Without a step it is a slice of what a loop goes through.

@@ -7,7 +7,7 @@ What collectives then stand between is not merged, and costs more than is counte
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from sbp.passes.physical.fusing import PARTIAL, Fusing, KernelOp, ShardSizes, changes_in_place, op_of
@@ -181,7 +181,7 @@ def _together(k: Kernels, inside: list[set[int]], graph: Graph) -> list[set[int]
         axes = _reduced(k, i)
         if not axes or not k.made[i]:
             continue
-        rows = {id(t) for t in k.read[i]}
+        rows = list(dict.fromkeys(id(t) for t in k.read[i]))
         if axes == (len(graph.values[k.ops[i].reads[0][0]].shape) - 1,):
             users = sorted(j for t in k.made[i] for j in t.readers if j < k.end)
             beside = [j for j in users if k.ops[j].kind is not Fusing.CALL and _reads(k, j, rows)]
@@ -195,7 +195,7 @@ def _together(k: Kernels, inside: list[set[int]], graph: Graph) -> list[set[int]
     return [{becomes.get(j, j) for j in each} for each in inside]
 
 
-def _reads(k: Kernels, i: int, tensors: set[int]) -> bool:
+def _reads(k: Kernels, i: int, tensors: Collection[int]) -> bool:
     return any(id(t) in tensors for t in k.read[i])
 
 
