@@ -37,7 +37,7 @@ HELPED = 0.995
 """Of the smallest peak yet: what is found needs no more than this, or the next try may use much less."""
 MOST_STEP = 0.85
 """Of what the last try was counted to use, then."""
-SECONDS = 80.0
+SECONDS = 60.0
 """For all tries, where no time limit is given; a search that gets no further ends before."""
 SMALLEST_SECONDS = 4.0
 """For each look at the smallest peak, at the most."""
@@ -92,11 +92,13 @@ class LimitedStart:
 
 @dataclass(frozen=True)
 class LimitedTries:
-    """Tries to fit under way: what is searched, with what, and until when (`time.monotonic`)."""
+    """Tries to fit under way: what is searched, with what, from which states, and until when
+    (`time.monotonic`)."""
 
     model: RoomModel
     network: CostNetwork
     search: LimitedSearch
+    starts: tuple[tuple[int, ...], ...]
     until: float
 
 
@@ -209,7 +211,7 @@ class LimitedProblem:
             search.start_from(states)
         if starts.price:
             search.charge(starts.free, starts.price)
-        tries = LimitedTries(model, network, search, until)
+        tries = LimitedTries(model, network, search, tuple(dict.fromkeys(starts.states)), until)
         found, bound, power = search.run(), fastest.bound, 1
         low, high = 0.0, math.inf  # what is counted of plans: none was found with this, one with that
         smallest: SmallestPeak | None = None
@@ -289,8 +291,8 @@ class LimitedProblem:
         least = tries.search.smallest(seconds)
         # Of all that have about this peak a cheap one: nothing in it is larger than it must be.
         near = tries.search.go_on(NEAR * least.peak_bytes, seconds)
-        for found in (least, near):
-            assignment = tries.model.chosen(found.states, found.cost, fastest.bound)
+        for states in (least.states, near.states, *tries.starts):
+            assignment = tries.model.chosen(states, tries.network.cost(states), fastest.bound)
             tried = self.looked_at(assignment)
             if tried.bytes <= self.limit_bytes:
                 return self.with_room_left(tries, replace(assignment, bound=fastest.bound), tried.bytes)
