@@ -39,6 +39,8 @@ MOST_STEP = 0.85
 """Of what the last try was counted to use, then."""
 SECONDS = 60.0
 """For all tries, where no time limit is given; a search that gets no further ends before."""
+UNFIT_SECONDS = 8.0
+"""For a search under which nothing fits, then."""
 SMALLEST_SECONDS = 4.0
 """For each look at the smallest peak, at the most."""
 LAST_SHARE = 0.05
@@ -205,7 +207,8 @@ class LimitedProblem:
         seconds = SECONDS if self.time_limit_seconds is None else self.time_limit_seconds
         until = time.monotonic() + seconds
         budget = Budget(tuple(model.loads), self.limit_bytes)
-        search = LimitedSearch(network, budget, 0.5 * seconds, self.progress, GOOD_GAP)
+        unfit = UNFIT_SECONDS if self.time_limit_seconds is None else math.inf
+        search = LimitedSearch(network, budget, 0.5 * seconds, self.progress, GOOD_GAP, unfit)
         starts = priced_starts(model, network, budget, fastest, STARTS_SHARE * seconds)
         for states in starts.states:
             search.start_from(states)
