@@ -37,6 +37,8 @@ HELPED = 0.995
 """Of the smallest peak yet: what is found needs no more than this, or the next try may use much less."""
 MOST_STEP = 0.85
 """Of what the last try was counted to use, then."""
+UNFIT_SECONDS = 60.0
+"""For a search under which nothing fits, where no time limit is given."""
 SMALLEST_SECONDS = 4.0
 """For each look at the smallest peak, at the most."""
 LAST_SHARE = 0.05
@@ -90,11 +92,13 @@ class LimitedStart:
 
 @dataclass(frozen=True)
 class LimitedTries:
-    """Tries to fit under way: what is searched, with what, and until when (`time.monotonic`)."""
+    """Tries to fit under way: what is searched, with what, from which states, and until when
+    (`time.monotonic`)."""
 
     model: RoomModel
     network: CostNetwork
     search: LimitedSearch
+    starts: tuple[tuple[int, ...], ...]
     until: float
 
 
@@ -201,13 +205,14 @@ class LimitedProblem:
         seconds = math.inf if self.time_limit_seconds is None else self.time_limit_seconds
         until = time.monotonic() + seconds
         budget = Budget(tuple(model.loads), self.limit_bytes)
-        search = LimitedSearch(network, budget, 0.5 * seconds, self.progress, GOOD_GAP)
+        unfit = UNFIT_SECONDS if self.time_limit_seconds is None else math.inf
+        search = LimitedSearch(network, budget, 0.5 * seconds, self.progress, GOOD_GAP, unfit)
         starts = priced_starts(model, network, budget, fastest, STARTS_SHARE * seconds)
         for states in starts.states:
             search.start_from(states)
         if starts.price:
             search.charge(starts.free, starts.price)
-        tries = LimitedTries(model, network, search, until)
+        tries = LimitedTries(model, network, search, tuple(dict.fromkeys(starts.states)), until)
         found, bound, power = search.run(), fastest.bound, 1
         low, high = 0.0, math.inf  # what is counted of plans: none was found with this, one with that
         smallest: SmallestPeak | None = None
@@ -287,8 +292,11 @@ class LimitedProblem:
         least = tries.search.smallest(seconds)
         # Of all that have about this peak a cheap one: nothing in it is larger than it must be.
         near = tries.search.go_on(NEAR * least.peak_bytes, seconds)
-        for found in (least, near):
-            assignment = _chosen(tries.model, found, fastest.bound, fastest)
+        for states in (least.states, near.states, *tries.starts):
+            cost = tries.network.cost(states)
+            if not math.isfinite(cost):  # the time was over before there was a plan
+                continue
+            assignment = tries.model.chosen(states, cost, fastest.bound)
             tried = self.looked_at(assignment)
             if tried.bytes <= self.limit_bytes:
                 return self.with_room_left(tries, replace(assignment, bound=fastest.bound), tried.bytes)

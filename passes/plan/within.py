@@ -95,7 +95,8 @@ def solve_within(
 class LimitedSearch:
     """Rounds of steps of prices and of moves, on what is left of the network.
 
-    Arguments as of `solve_within`. A search goes on under another limit from where it is.
+    Arguments as of `solve_within`, and `unfit_seconds`: no longer than this while nothing is found that fits.
+    A search goes on under another limit from where it is.
     """
 
     def __init__(
@@ -105,8 +106,9 @@ class LimitedSearch:
         limit_seconds: float | None = None,
         progress: Progress | None = None,
         good_gap: float = 0.0,
+        unfit_seconds: float = math.inf,
     ) -> None:
-        self.good_gap = good_gap
+        self.good_gap, self.unfit_seconds = good_gap, unfit_seconds
         self.network, self.budget, self.progress = network, budget, progress
         self.start = time.monotonic()
         self.seconds = math.inf if limit_seconds is None else limit_seconds
@@ -338,7 +340,8 @@ class LimitedSearch:
 
     def _finished(self) -> bool:
         if self.states is None:
-            return self._nothing_fits() or self._spent(1.0 - _PEAK_SHARE)
+            late = time.monotonic() - self.start >= self.unfit_seconds
+            return self._nothing_fits() or late or self._spent(1.0 - _PEAK_SHARE)
         good = max(self.noise, self.good_gap * abs(self.cost + self.reduction.constant))
         return self.cost - self.prices.lower <= good or self._spent()
 

@@ -15,7 +15,7 @@ from sbp.passes.plan.flat import flat_network
 from sbp.passes.plan.network import CostNetwork, Infeasible, Table
 from sbp.passes.plan.priced import PROVING
 from sbp.passes.plan.reduce import reduce_network
-from sbp.passes.plan.within import solve_within
+from sbp.passes.plan.within import LimitedSearch, solve_within
 
 
 def problem(seed: int, tightness: float) -> tuple[CostNetwork, Budget]:
@@ -228,3 +228,16 @@ def test_a_search_begins_where_it_is_told_to(monkeypatch: pytest.MonkeyPatch, le
     assert prices.sum() == pytest.approx(0.0 if least_nodes else PROVING) and (prices >= 0.0).all()
     found = search.run()
     assert found.cost == pytest.approx(best.cost) and found.bound <= best.cost * (1 + 1e-9)
+
+
+def test_what_is_taken_at_some_times_leaves_less_room_then() -> None:
+    """Nodes that hold memory one after the other: only the last has to save it."""
+    network = CostNetwork((np.array([0.0, 2.0]), np.array([0.0, 3.0]), np.array([0.0, 5.0])), ())
+    sizes = np.array([4.0, 1.0])
+    loads = (Load(0, 0, 2, sizes), Load(1, 10, 11, sizes), Load(1, 20, 21, sizes), Load(2, 30, 32, sizes))
+    search = LimitedSearch(network, Budget(loads, 5.0))
+    assert search.run().states == (0, 0, 0)
+    found = search.go_on(5.0, None, (Load(-1, 31, 32, np.array([3.0])),))
+    assert found.states[0] == 0 and found.states[2] == 1 and found.cost == found.bound
+    assert found.peak_bytes <= 5.0 < search.budget.peak_bytes((0, 0, 0)) == 7.0
+    assert search.budget.peak_bytes((0, 0, 0), 0, 30) == 4.0
