@@ -158,7 +158,7 @@ def test_tries_to_fit_share_it(limit: float | None, first: float, monkeypatch: p
             time.sleep(0 if limit is None else given[-1])
             return dataclasses.replace(super().run(), peak_bytes=0.0)
 
-        def go_on(self, target: float, seconds: float) -> Any:
+        def go_on(self, target: float, seconds: float, taken: Any = ()) -> Any:
             given.append(seconds)
             return self.run()
 
