@@ -51,8 +51,8 @@ def found(fn: Any, split: int) -> list[int]:
         # Moment and weight are results of one kernel.
         (update, 1, [2]),
         (update, 0, []),
-        # A transposed shard is gathered along the other dim.
-        (updated_transposed, 0, [2]),
+        # It is gathered along its first dim: before it is transposed, or after.
+        (updated_transposed, 0, []),
         (updated_transposed, 1, []),
         # A result that has been gathered is turned over itself.
         (only, 1, [0]),
