@@ -23,7 +23,7 @@ def test_the_time_of_the_peak_is_when_the_last_is_made_of_what_is_there() -> Non
     graph = EVALUATOR.physical.graph
     # Results have spaces of their own all the time.
     makers = {v: n for v, n in graph.producers().items() if v not in graph.outputs}
-    made = [makers[x.version[0]] for x in EVALUATOR.at_peak() if x.version[0] in makers]
+    made = [makers[x.version[0]] for x in EVALUATOR.at_peak if x.version[0] in makers]
     assert at == max(MODEL.times[n.id][0] for n in made if n.id in MODEL.times)
 
 
