@@ -16,6 +16,7 @@ from functools import cached_property
 from sbp.passes.boxing.links import Network
 from sbp.passes.physical.combining import COMBINED_KINDS
 from sbp.passes.physical.fusing import PRODUCTS, KernelOp, ShardSizes
+from sbp.passes.physical.latency_hiding import EDGE_SECONDS
 from sbp.passes.physical.memory import Live, peak
 from sbp.passes.physical.overlap import MOVE, OverlappedStep, SentId, overlapped
 from sbp.passes.physical.program import Border, Box, Compute, Physical, Step, Version
@@ -188,8 +189,8 @@ class Evaluator:
         Collectives that are sent as one are one to it.
 
         Products of float32 take what their arithmetic does, at the rate of large ones
-        (matmul_interpolator.cc); for those of other types, and for loops, it has next to nothing
-        (sol_latency_estimator.cc, and as compiled programs show).
+        (matmul_interpolator.cc); for those of other types it has its least cost, and for loops
+        next to nothing (`kLowCost`: sol_latency_estimator.cc, and as compiled programs show).
         """
         graph, step = self.physical.graph, op.step
         if op.name == "conv_general_dilated":
@@ -201,7 +202,7 @@ class Evaluator:
         if isinstance(step, Compute) and op.name in PRODUCTS:
             is_known = op.reads and str(graph.values[op.reads[0][0]].dtype) == "float32"
             if not is_known:
-                return 0.0
+                return EDGE_SECONDS
             key = "work", id(step.strategy)
             if key not in self.known:
                 network = self._by_peaks.network
