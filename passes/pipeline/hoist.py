@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sbp import compat
-from sbp.passes.pipeline.sums import loop_params
 from sbp.passes.pipeline.where import loop_of
+from sbp.passes.program.control import loop_params
 from sbp.passes.program.graph import Const, Graph, Node, Operand, Value, numbered
 
 CASTS = ("convert_element_type",)

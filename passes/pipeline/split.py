@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 
 from sbp import compat
 from sbp.passes.pipeline.order import Order
-from sbp.passes.pipeline.sums import loop_params
 from sbp.passes.pipeline.where import Where, loop_of, reads_of
+from sbp.passes.program.control import loop_params
 from sbp.passes.program.graph import Body, Const, Graph, Node, Operand, Value, numbered
 
 

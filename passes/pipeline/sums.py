@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ from sbp import compat
 from sbp.annotation import scope_of
 from sbp.passes.pipeline.order import Order
 from sbp.passes.pipeline.where import Where, loop_of
+from sbp.passes.program.control import loop_params
 from sbp.passes.program.edit import Editor
 from sbp.passes.program.graph import Body, Const, Graph, Node, Operand, Source, walk
 
@@ -227,9 +228,3 @@ class _Rewriting:
         operands = [y for x, factors in addends for y in (x, *(by for _, by in factors))]
         made, (end,) = self.editor.emit(fn, [carried, *operands], source)
         return made, end
-
-
-def loop_params(params: Mapping[str, Any], consts: int, carry: int) -> dict[str, Any]:
-    """The parameters of a loop with other numbers of operands; the loop itself is its body from now on."""
-    kept = {name: params[name] for name in ("length", "reverse", "unroll")}
-    return {**kept, "num_consts": consts, "num_carry": carry}

@@ -22,8 +22,8 @@ from jax import lax
 
 from sbp import compat
 from sbp.passes.pipeline.stacks import LayerStacks, shaped, stacks_of
-from sbp.passes.pipeline.sums import loop_params
 from sbp.passes.pipeline.where import loop_of
+from sbp.passes.program.control import loop_params
 from sbp.passes.program.edit import Editor
 from sbp.passes.program.graph import Body, Const, Graph, Node, Operand, Source, Value, numbered
 from sbp.passes.program.trace import Traced, prune

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from sbp.passes.plan.model import ValueUse
 from sbp.passes.plan.room import APART, RoomModel
-from sbp.passes.program.graph import Const, Node
+from sbp.passes.program.graph import Const, Node, speaks
 
-EFFECTS = ("callback", "debug_print", "rng_uniform")
-"""Ops that do something besides, by the ends of their names, or give something else each time."""
+ANEW = ("rng_uniform",)
+"""Ops that give something else each time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class UseSpan:
 def is_plain(node: Node) -> bool:
     """Whether an op may run again: it makes one result of its operands, and does nothing besides."""
     alone = not node.bodies and node.barrier < 0
-    return alone and len(node.outputs) == 1 and not node.op.endswith(EFFECTS)
+    return alone and len(node.outputs) == 1 and not speaks(node) and node.op not in ANEW
 
 
 class LaterUses:

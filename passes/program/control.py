@@ -249,3 +249,9 @@ def assumed_trips(node: Node) -> int:
     """How often the bodies run when costs are compared; once at least, or there is nothing to compare."""
     known = CONTROL[node.op].trips(node)
     return WHILE_TRIPS if known is None else max(known, 1)
+
+
+def loop_params(params: Mapping[str, Any], consts: int, carry: int) -> dict[str, Any]:
+    """The parameters of a loop with other numbers of operands; the loop itself is its body from now on."""
+    kept = {name: params[name] for name in ("length", "reverse", "unroll")}
+    return {**kept, "num_consts": consts, "num_carry": carry}

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from sbp.passes.program.edit import Editor
-from sbp.passes.program.graph import Const, Graph, Node, Operand
+from sbp.passes.program.graph import Const, Graph, Node, Operand, speaks
 
 _Key = tuple[Hashable, ...]
 
@@ -73,7 +73,7 @@ def op_key(node: Node, operands: Iterable[Hashable]) -> _Key | None:
     Arguments:
       operands: equal for operands that are the same.
     """
-    if node.bodies or node.barrier >= 0 or node.op.endswith(("callback", "debug_print")):
+    if node.bodies or node.barrier >= 0 or speaks(node):
         return None
     role = replace(node.role, derived="", undoes=False)  # XLA knows no forward and backward
     try:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -231,6 +231,27 @@ def walk(nodes: Iterable[Node]) -> Iterator[Node]:
         yield node
         for body in node.bodies:
             yield from walk(body.nodes)
+
+
+def speaks(node: Node) -> bool:
+    """Whether an op, or one in its bodies, tells the host something: it runs though nobody uses what it
+    makes."""
+    return any(n.op.endswith(("callback", "debug_print")) for n in walk([node]))
+
+
+def used(nodes: Sequence[Node], results: Iterable[Operand]) -> tuple[Node, ...]:
+    """Those of some ops in order that speak, or whose results somebody uses.
+
+    Arguments:
+      results: what is needed of them at the end.
+    """
+    needed = {x for x in results if not isinstance(x, Const)}
+    kept: list[Node] = []
+    for node in reversed(nodes):
+        if speaks(node) or needed.intersection(node.outputs):
+            kept.append(node)
+            needed.update(x for x in node.inputs if not isinstance(x, Const))
+    return tuple(reversed(kept))
 
 
 def numbered(nodes: Iterable[Node]) -> tuple[Node, ...]:

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from sbp import compat
+from sbp.passes.program.control import loop_params
 from sbp.passes.program.duplicates import exact, op_key
-from sbp.passes.program.graph import Body, Const, Graph, Node, Operand, Value, numbered
+from sbp.passes.program.graph import Body, Const, Graph, Node, Operand, Value, numbered, used
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +106,7 @@ def _keeping(
 ) -> tuple[Node, Node]:
     """Both scans, with what is chosen stacked by one and read by the other."""
     length = int(forward.params["length"])
+    counts = [compat.scan_counts(n.params, len(n.inputs)) for n in (forward, backward)]
 
     def value(like: Value, shape: tuple[int, ...]) -> int:
         values.append(Value(len(values), shape, like.dtype, like.name))
@@ -117,21 +119,19 @@ def _keeping(
     nodes = tuple(_renamed(n, read) for n in back.nodes)
     back = Body((*back.inputs, *read.values()), nodes, tuple(_read(x, read) for x in back.outputs))
     return (
-        replace(forward, outputs=(*forward.outputs, *stacks), bodies=(ahead,), params=_counted(forward)),
+        replace(
+            forward,
+            outputs=(*forward.outputs, *stacks),
+            bodies=(ahead,),
+            params=loop_params(forward.params, *counts[0]),
+        ),
         replace(
             backward,
             inputs=(*backward.inputs, *stacks),
-            bodies=(_without_unused(back),),
-            params=_counted(backward),
+            bodies=(replace(back, nodes=used(back.nodes, back.outputs)),),
+            params=loop_params(backward.params, *counts[1]),
         ),
     )
-
-
-def _counted(scan: Node) -> Mapping[str, object]:
-    """The parameters of a scan that has more operands or results now."""
-    consts, carry = compat.scan_counts(scan.params, len(scan.inputs))
-    kept = {name: scan.params[name] for name in ("length", "reverse", "unroll")}
-    return {**kept, "num_consts": consts, "num_carry": carry}
 
 
 def _read(x: Operand, new: Mapping[int, int]) -> Operand:
@@ -141,16 +141,6 @@ def _read(x: Operand, new: Mapping[int, int]) -> Operand:
 def _renamed(node: Node, new: Mapping[int, int]) -> Node:
     """An op that reads other values, also where its own bodies hand them on."""
     return replace(node, inputs=tuple(_read(x, new) for x in node.inputs))
-
-
-def _without_unused(body: Body) -> Body:
-    """A body without ops whose results nobody uses."""
-    needed, kept = {x for x in body.outputs if not isinstance(x, Const)}, list[Node]()
-    for node in reversed(body.nodes):
-        if needed.intersection(node.outputs) or node.op.endswith(("callback", "debug_print")):
-            kept.append(node)
-            needed.update(x for x in node.inputs if not isinstance(x, Const))
-    return replace(body, nodes=tuple(reversed(kept)))
 
 
 # -- what is computed again

@@ -26,7 +26,7 @@ from sbp.passes.program.graph import (
     Value,
     make_node,
     numbered,
-    walk,
+    used,
 )
 from sbp.rules import lookup
 from sbp.untyped import TreeDef
@@ -260,14 +260,7 @@ def leaf_paths(
 
 def prune(graph: Graph) -> Graph:
     """Drops ops whose results nobody uses and that have no effect."""
-    needed = {x for x in graph.outputs if not isinstance(x, Const)}
-    kept: list[Node] = []
-    for node in reversed(graph.nodes):
-        speaks = any(n.op.endswith(("callback", "debug_print")) for n in walk([node]))
-        if speaks or needed.intersection(node.outputs):
-            kept.append(node)
-            needed.update(x for x in node.inputs if not isinstance(x, Const))
-    return replace(graph, nodes=tuple(reversed(kept)))
+    return replace(graph, nodes=used(graph.nodes, graph.outputs))
 
 
 def clone_sources(graph: Graph) -> Graph:

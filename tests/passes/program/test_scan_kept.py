@@ -11,7 +11,7 @@ from jax import lax
 import sbp
 from sbp.passes import spec
 from sbp.passes.pipeline.where import loop_of
-from sbp.passes.program.graph import Graph
+from sbp.passes.program.graph import Graph, speaks, used
 from sbp.passes.program.scan_kept import computes_twice, keep_in_scans, scan_pairs
 from sbp.passes.program.trace import trace
 from tests.passes.pipeline.scanned import BATCH, LAYERS, PARTS, WIDTH, arguments, step_of
@@ -70,3 +70,13 @@ def test_results_stay_the_same(parts: int) -> None:
     some = [sbp.compile(step, at, options=sbp.Options(scan_kept=share))(*args) for share in (0.0, 1.0)]
     for one, other in zip(*map(jax.tree.leaves, some), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-7)
+
+
+def test_what_speaks_in_an_inner_loop_is_not_unused() -> None:
+    """Less is left in a body once it reads what was kept; what is printed there is printed all the same."""
+
+    def chatter(x: Any) -> Any:
+        return jax.lax.fori_loop(0, 2, lambda i, c: (jax.debug.print("heard"), c)[1], x)
+
+    graph = trace(chatter, [jnp.ones(3)], {}).graph
+    assert used(graph.nodes, ()) == tuple(n for n in graph.nodes if speaks(n)) != ()
