@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import ast
-import linecache
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import TypeAlias
 
 import networkx as nx
@@ -16,6 +12,7 @@ import networkx as nx
 from sbp import compat
 from sbp.passes.explain.collectives import talking
 from sbp.passes.explain.plan import PlanData
+from sbp.passes.look.user_lines import clean_scope, function_at
 from sbp.passes.physical.program import Border, Box, Compute, Physical, Step, Version, reads, writes
 from sbp.passes.program.control import ports
 from sbp.passes.program.graph import Const, Source
@@ -28,40 +25,6 @@ MIN_OPS = 3
 GroupKey: TypeAlias = tuple[str, ...]
 At: TypeAlias = tuple[str, int]
 """A node of the graph: ("ops", k), ("collective", i), ("argument", i) or ("result", i)."""
-_WRAPPED = re.compile(r"\w+\((.*)\)")
-_NOISE = ("", "checkpoint", "rematted_computation", "remat")
-
-
-@lru_cache(maxsize=64)
-def _functions(file: str) -> tuple[tuple[int, int, str], ...]:
-    """The functions of a source file, inner after outer: (first line, last line, name)."""
-    try:
-        tree = ast.parse("".join(linecache.getlines(file)))
-    except SyntaxError:
-        return ()
-    defs = (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
-    return tuple(sorted((n.lineno, n.end_lineno or n.lineno, n.name) for n in defs))
-
-
-def function_at(source: Source) -> str:
-    """The name of the innermost function around a line, if its file can be read."""
-    around = [name for first, last, name in _functions(source.file) if first <= source.line <= last]
-    return around[-1] if around else ""
-
-
-def clean_scope(scope: str) -> str:
-    """A name stack without what JAX's transformations and einsum add to it.
-
-    >>> clean_scope("transpose(jvp(layer0))/attention/bqk,bkd->bqd")
-    'layer0/attention'
-    """
-    parts = []
-    for part in scope.split("/"):
-        while (wrapped := _WRAPPED.fullmatch(part)) is not None:
-            part = wrapped[1]
-        if part not in _NOISE and not part.startswith("sbp.") and re.fullmatch(r"[\w.\[\]-]+", part):
-            parts.append(part)
-    return "/".join(parts)
 
 
 def _by_line(s: Source) -> GroupKey:

@@ -1,0 +1,69 @@
+"""The page of a plan: one file that needs nothing from outside, from file:// too.
+
+Scripts and styles lie in web/ as they are; libraries, with their licences, in web/vendor/. The browser is told
+to load nothing (Content-Security-Policy), and all that comes from a program is data in it, never markup.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from html import escape
+from importlib.resources import files
+from typing import Any
+
+from sbp.passes.explain.plan import PlanData
+from sbp.passes.look.page_data import data_text, page_data
+from sbp.passes.look.text import plan_text
+
+IN_WORKER = ("vendor/dagre.min.js", "layout.js")
+IN_PAGE = (
+    "vendor/cytoscape.min.js",
+    "words.js",
+    "model.js",
+    "graph.js",
+    "devices.js",
+    "claim.js",
+    "rows.js",
+    "detail.js",
+    "app.js",
+)
+POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline' blob:; style-src 'unsafe-inline'; worker-src blob:; "
+    "img-src data: blob:"
+)
+
+
+@lru_cache(maxsize=None)
+def web_file(name: str) -> str:
+    """The text of a file of the page."""
+    return (files(__package__) / "web" / name).read_text(encoding="utf-8")
+
+
+def plan_page(plan: PlanData) -> str:
+    """The whole page of a plan."""
+    return document(f"{plan.name} on {plan.placement}", page_data(plan), plan_text(plan, 120))
+
+
+def document(title: str, data: Mapping[str, Any], without_scripts: str) -> str:
+    """A page.
+
+    Arguments:
+      data: what its scripts show.
+      without_scripts: the same as text, for who has none.
+    """
+    # A script would end at "</script"; no file here says it, which a test makes sure of.
+    scripts = [f"<script data-worker>{web_file(name)}</script>" for name in IN_WORKER]
+    scripts += [f"<script>{web_file(name)}</script>" for name in IN_PAGE]
+    return "\n".join(
+        [
+            '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">',
+            f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            f"<title>{escape(title)}</title><style>{web_file('style.css')}</style></head>",
+            f'<body><main id="app"></main><noscript><pre>{escape(without_scripts)}</pre></noscript>',
+            f'<script type="application/json" id="plan-data">{data_text(data)}</script>',
+            *scripts,
+            "</body></html>\n",
+        ]
+    )
