@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -19,7 +19,7 @@ from sbp.passes.program.names import PHASES, common
 
 OpId: TypeAlias = int
 """The address of a step of the JSON, which lives as long as the program."""
-_NUMBERED = re.compile(r"^[^\[.]*((?:\['[^']*'\]|\.\w+)*\[\d+\])")
+_NUMBERED = re.compile(r"^[^\[.]*((?:\['[^']*'\]|\.\w+|\[\d+\])*\[\d+\])")
 LOOP = "loop"
 
 
@@ -118,11 +118,12 @@ class Outline:
 
     def layers(self, found: Sequence[Item], parent: int) -> None:
         """Puts what repeats into a group for each layer, or one for all that are equal."""
-        marks = [self.numbered(i) for i in found]
+        marks = [(self.numbered(i), numbered_scope(i)) for i in found]
 
         def mixed(r: Repeat) -> int:
             # Where one layer ends is not to be seen from the lines alone; its weights tell it from the next.
-            return sum(len(set().union(*(marks[k] for k in part))) > 1 for part in r.parts())
+            both = ((set().union(*(marks[k][n] for k in part)) for n in (0, 1)) for part in r.parts())
+            return sum(len(weights) > 1 or len(scopes) > 1 for weights, scopes in both)
 
         done = 0
         for r in repeats([i.token for i in found], mixed):
@@ -138,7 +139,7 @@ class Outline:
             kinds.setdefault(tuple(map(self.exactly, part)), []).append(part)
         for same in kinds.values():
             at = self.add("layer", self.layer_title(same), same[0], parent, len(same))
-            self.functions(same[0], at)
+            self.functions(same[0], at, is_layer=True)
             for n, other in enumerate(same):
                 self.copy.update({id(i.step): (at, n) for i in _all(other)})
                 for one, i in zip(_all(same[0]), _all(other), strict=True) if n else ():
@@ -146,15 +147,19 @@ class Outline:
                     if not i.inside:
                         self.fill(leaf, i)
 
-    def functions(self, found: Sequence[Item], parent: int) -> None:
-        """Puts items into groups by scope, by function and by line."""
-        by_place: dict[tuple[str, str], list[Item]] = {}
-        for i in found:
-            by_place.setdefault((i.step.get("scope", ""), self.function(i)), []).append(i)
+    def functions(self, found: Sequence[Item], parent: int, *, is_layer: bool = False) -> None:
+        """Puts items into groups by scope, by function and by line; within a layer its own scope says nothing."""
+
+        def place(i: Item) -> tuple[str, str]:
+            names = scope_of(i)
+            own = [n for n in names if not (is_layer and n[-1].isdigit())]
+            return "/".join(own), self.function(i)
+
+        calls = list(called(found, place))
         scopes: dict[str, int] = {"": parent}
-        for (scope, function), own in by_place.items():
+        for (scope, function), own in calls:
             at = self.scope(scope, own, parent, scopes)
-            if function and len(by_place) > 1:
+            if function and len(calls) > 1:
                 at = self.add("function", function, own, at)
             self.lines(own, at)
 
@@ -248,6 +253,34 @@ class Outline:
         return text or where
 
 
+def called(
+    found: Sequence[Item], place: Callable[[Item], tuple[str, str]]
+) -> Iterator[tuple[tuple[str, str], list[Item]]]:
+    """Items by the calls of functions that they stand in, as far as that is to be seen.
+
+    An op is of the last call of its function, unless it reads what others have made of the results of that
+    one: then the function was called again.
+    """
+    calls: list[tuple[tuple[str, str], list[Item]]] = []
+    latest: dict[tuple[str, str], int] = {}
+    after: list[set[int]] = []  # per call, those that read what it made, and all after them
+    maker: dict[int, int] = {}
+    for i in found:
+        key = place(i)
+        read = {maker[v] for v, _ in i.step["reads"] if v in maker}
+        at = latest.get(key)
+        if at is None or read & after[at]:
+            at = latest[key] = len(calls)
+            calls.append((key, []))
+            after.append(set())
+        calls[at][1].append(i)
+        before = {k for k in range(len(calls)) if k in read or after[k] & read} - {at}
+        for k in before:
+            after[k] |= {at, *after[at]}
+        maker.update((v, at) for v, _ in i.step["writes"])
+    return iter(calls)
+
+
 def items(steps: Iterable[Mapping[str, Any]], times: int) -> Iterator[Item]:
     """The ops and loops of a list of steps; what is made of constants only belongs to nobody."""
     for step in steps:
@@ -257,6 +290,16 @@ def items(steps: Iterable[Mapping[str, Any]], times: int) -> Iterator[Item]:
                 yield Item(step, times, tuple(inner))
         elif "op" in step and step["reads"]:
             yield Item(step, times)
+
+
+def scope_of(i: Item) -> list[str]:
+    """The names of the scopes that an op stands in, the outermost first."""
+    return [name for name in str(i.step.get("scope", "")).split("/") if name]
+
+
+def numbered_scope(i: Item) -> frozenset[str]:
+    """The scope that numbers the layer of an op, such as `layer3`."""
+    return frozenset([name for name in scope_of(i) if name[-1].isdigit()][:1])
 
 
 def _all(found: Iterable[Item]) -> Iterator[Item]:

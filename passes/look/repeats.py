@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 LEAST = 6
 """Ops of what may repeat: fewer are three products side by side, and no layer."""
-TRIED = 8
+TRIED = 40
 """Distances between equal ops that are tried, the most frequent."""
 
 

@@ -22,7 +22,7 @@ class GraphView {
     this.worker = new Worker(URL.createObjectURL(new Blob([source], { type: "text/javascript" })));
     this.worker.onmessage = e => { if (e.data.id === this.jobs) this.draw(e.data.places); };
     this.cy = cytoscape({
-      container: element.querySelector(".canvas"), style: [], elements: [], wheelSensitivity: 0.4,
+      container: element.querySelector(".canvas"), style: [], elements: [],
       minZoom: 0.02, maxZoom: 3, autoungrabify: true, boxSelectionEnabled: false, hideEdgesOnViewport: true,
     });
     this.cy.on("tap", "node", e => this.onSelect({ node: Number(e.target.id()) }));
