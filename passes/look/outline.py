@@ -21,6 +21,8 @@ OpId: TypeAlias = int
 """The address of a step of the JSON, which lives as long as the program."""
 _NUMBERED = re.compile(r"^[^\[.]*((?:\['[^']*'\]|\.\w+|\[\d+\])*\[\d+\])")
 LOOP = "loop"
+ORDER = (PHASES[0], LOOP, *PHASES[1:])
+"""Phases and loops over all of them, as they are shown."""
 
 
 @dataclass(slots=True)
@@ -107,11 +109,14 @@ class Outline:
 
     def divide(self, found: Sequence[Item], parent: int) -> None:
         """Puts items into groups: by the pass over the model, by layers, by functions, by lines."""
-        phases = [p for p in (*PHASES, LOOP) if any(i.phase == p for i in found)]
+        phases = [p for p in ORDER if any(i.phase == p for i in found)]
         for phase in phases:
             own = [i for i in found if i.phase == phase]
+            if phase == LOOP:
+                self.lines(own, parent)
+                continue
             at = parent if len(phases) == 1 and parent else self.add("phase", phase, own, parent)
-            if phase == PHASES[-1] or phase == LOOP:
+            if phase == PHASES[-1]:
                 self.functions(own, at)
             else:
                 self.layers(own, at)

@@ -24,19 +24,16 @@ MAX_CARRIED = 6
 
 
 def page_data(plan: PlanData) -> dict[str, Any]:
-    """The data of the page of a plan."""
+    """The data of the page of a plan on one placement."""
+    found = {"name": plan.name, "placement": str(plan.placement), "hardware": plan.hardware.name}
+    return found | {"figures": figures(plan), "notes": list(plan.notes), **part_data(plan)}
+
+
+def part_data(plan: PlanData) -> dict[str, Any]:
+    """What is drawn and listed of a plan on one placement."""
     program = program_data(plan) if plan.program is None else plan.program
     merged = [c for c, _ in plan.merged()]
-    found: dict[str, Any] = {
-        "name": plan.name,
-        "placement": str(plan.placement),
-        "axes": list(plan.placement.axes),
-        "mesh": list(plan.placement.shape),
-        "hardware": plan.hardware.name,
-        "figures": figures(plan),
-        "rows": columns(ROW_COLUMNS, map(_row, merged)),
-        "notes": list(plan.notes),
-    }
+    found: dict[str, Any] = {"places": [place_data(plan)], "rows": row_columns(merged)}
     if program is None:
         return found | {"at_rest": at_rest(plan, {}, {})}
     outline = Outline.of(program, plan.in_paths)
@@ -46,6 +43,21 @@ def page_data(plan: PlanData) -> dict[str, Any]:
         "lines": dict(program.get("lines", {})),
         **graph(outline, wiring, plan.collectives, merged),
     }
+
+
+def place_data(plan: PlanData) -> dict[str, Any]:
+    """A placement, as shards are drawn."""
+    return {
+        "name": str(plan.placement),
+        "axes": list(plan.placement.axes),
+        "mesh": list(plan.placement.shape),
+        "memory_bytes": plan.memory_bytes,
+    }
+
+
+def row_columns(merged: Sequence[Collective], place: int = 0) -> dict[str, list[Any]]:
+    """Rows of the table."""
+    return columns(ROW_COLUMNS, (_row(c, place) for c in merged))
 
 
 def figures(plan: PlanData) -> dict[str, Any]:
@@ -85,11 +97,12 @@ ROW_COLUMNS = (
     "line",
     "reason",
     "names",
+    "place",
 )
 """Of rows: what is sent alike in all layers is one."""
 
 
-def _row(c: Collective) -> tuple[Any, ...]:
+def _row(c: Collective, place: int) -> tuple[Any, ...]:
     how = c.before, c.after
     return (
         c.kind,
@@ -106,6 +119,7 @@ def _row(c: Collective) -> tuple[Any, ...]:
         c.source,
         c.reason,
         c.name,
+        place,
     )
 
 
@@ -195,9 +209,9 @@ class _Tensors:
         program = self.wiring.outline.program
         values, names = program["values"], program["names"]
         return columns(
-            ("name", "dtype", "shape", "sbp", "bytes"),
+            ("name", "dtype", "shape", "sbp", "bytes", "place"),
             (
-                (names[str(v)], values[str(v)][1], values[str(v)][0], nd, self.wiring.bytes((v, nd)))
+                (names[str(v)], *values[str(v)][1::-1], nd, self.wiring.bytes((v, nd)), 0)
                 for v, nd in self.numbers
             ),
         )
@@ -216,13 +230,13 @@ def at_rest(
     for k, (path, nd) in enumerate(zip(plan.in_paths, plan.in_sbp, strict=True)):
         value = values.get(str(given[k])) if k < len(given) else None
         nodes = list(readers.get(given[k], ())) if k < len(given) else []
-        rows.append(("argument", path, format_sbp(nd), *(value[1::-1] if value else ("", None)), nodes))
+        rows.append(("argument", path, format_sbp(nd), *(value[1::-1] if value else ("", None)), nodes, 0))
     made = [] if program is None else [v for v, _ in program["outputs"]]
     for k, (path, nd) in enumerate(zip(plan.out_paths, plan.out_sbp, strict=True)):
         value = values.get(str(made[k])) if k < len(made) else None
         nodes = [makers[k]] if k in makers else []
-        rows.append(("result", path, format_sbp(nd), *(value[1::-1] if value else ("", None)), nodes))
-    return columns(("kind", "path", "sbp", "dtype", "shape", "nodes"), rows)
+        rows.append(("result", path, format_sbp(nd), *(value[1::-1] if value else ("", None)), nodes, 0))
+    return columns(("kind", "path", "sbp", "dtype", "shape", "nodes", "place"), rows)
 
 
 def data_text(data: Mapping[str, Any]) -> str:

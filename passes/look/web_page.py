@@ -13,8 +13,13 @@ from importlib.resources import files
 from typing import Any
 
 from sbp.passes.explain.plan import PlanData
+from sbp.passes.look import pipeline_text
+from sbp.passes.look.diff import diff_text
+from sbp.passes.look.diff_data import diff_data
 from sbp.passes.look.page_data import data_text, page_data
+from sbp.passes.look.pipeline_data import pipeline_data
 from sbp.passes.look.text import plan_text
+from sbp.passes.pipeline.plan import PipelineData
 
 IN_WORKER = ("vendor/dagre.min.js", "layout.js")
 IN_PAGE = (
@@ -24,7 +29,9 @@ IN_PAGE = (
     "graph.js",
     "devices.js",
     "claim.js",
+    "diff.js",
     "rows.js",
+    "timeline.js",
     "detail.js",
     "app.js",
 )
@@ -42,7 +49,19 @@ def web_file(name: str) -> str:
 
 def plan_page(plan: PlanData) -> str:
     """The whole page of a plan."""
-    return document(f"{plan.name} on {plan.placement}", page_data(plan), plan_text(plan, 120))
+    text = pipeline_text.plan_text(plan, 120) if isinstance(plan, PipelineData) else plan_text(plan, 120)
+    return document(f"{plan.name} on {plan.placement}", data_of(plan), text)
+
+
+def data_of(plan: PlanData) -> dict[str, Any]:
+    """What the page of a plan is given."""
+    return pipeline_data(plan) if isinstance(plan, PipelineData) else page_data(plan)
+
+
+def diff_page(a: PlanData, b: PlanData, names: tuple[str, str] = ("a", "b")) -> str:
+    """The page of two plans side by side."""
+    data = diff_data((a, data_of(a)), (b, data_of(b)), names)
+    return document(f"{names[0]} and {names[1]}: {b.name}", data, diff_text(a, b, names))
 
 
 def document(title: str, data: Mapping[str, Any], without_scripts: str) -> str:

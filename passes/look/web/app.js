@@ -6,7 +6,7 @@ function start() {
   const root = document.getElementById("app"), hasGraph = model.nGroups > 1;
   document.getElementById("loading")?.remove();
   const select = what => choose(what);
-  root.append(claim(model, select));
+  root.append(model.data.diff ? diffClaim(model, select) : claim(model, select));
   let view = null, detail = null, tree = null;
   if (hasGraph) {
     const canvas = h("div", { class: "graph" }, h("div", { class: "canvas", role: "img", "aria-label": "the program as a graph; the outline has the same as a list" }),
@@ -55,14 +55,14 @@ function toolbar(model, view, select) {
     },
     onkeydown: e => { if (e.key === "Enter") found.querySelector("button")?.click(); if (e.key === "Escape") found.hidden = true; } });
   const phases = [];
-  for (let v = 1; v < model.nGroups; v++) if (model.groups.kind[v] === "phase" && model.groups.parent[v] === 0) phases.push(v);
+  for (let v = 1; v < model.nGroups; v++) if (["phase", "place"].includes(model.groups.kind[v]) && model.groups.parent[v] === 0) phases.push(v);
   const boxes = phases.length > 1 ? phases.map(v => h("label", {}, h("input", { type: "checkbox", checked: true,
     onchange: e => { if (e.target.checked) view().hidden.delete(v); else view().hidden.add(v); view().refresh(); } }), ` ${model.groups.title[v]}`)) : [];
   const act = (name, what) => h("button", { type: "button", onclick: what }, name);
   const zoom = by => { const cy = view().cy; cy.zoom({ level: cy.zoom() * by, renderedPosition: { x: cy.width() / 2, y: cy.height() / 2 } }); };
   return h("div", { class: "toolbar" }, h("div", { class: "search" }, input, found), ...boxes,
     act("fit", () => view().fit()), act("+", () => zoom(1.3)), act("−", () => zoom(1 / 1.3)),
-    act("close all", () => { const v = view(); v.open = new Set([0, ...phases]); v.refresh(); }),
+    act("close all", () => { const v = view(); v.open = v.first(); v.refresh(); }),
     act("theme", () => switchTheme(view())));
 }
 

@@ -11,6 +11,7 @@ function claim(model, select) {
     f.misfit ? h("p", { class: "alarm", role: "alert" }, f.misfit) : null,
     h("dl", { class: "figures" },
       figure("step", secondsText(f.step_seconds), "estimated, collectives beside kernels"),
+      f.bubble === null || f.bubble === undefined ? null : figure("bubble", percentText(f.bubble), "of all placements' time in the loop"),
       figure("communication", `${secondsText(f.exposed_seconds)} exposed`,
         `of ${secondsText(f.sent_seconds)}; the rest is hidden behind kernels`),
       figure("sent", `${bytesText(f.wire_bytes)}`, `per device and step: ${sent}`),
@@ -25,20 +26,28 @@ function claim(model, select) {
 /** The step split into kernels, by phase, and what they wait for collectives. */
 function stepBar(model, select) {
   const f = model.data.figures, parts = [];
-  const phases = [];
-  for (let v = 1; v < model.nGroups; v++) if (model.groups.kind[v] === "phase") phases.push(v);
-  const kernels = f.step_seconds - f.exposed_seconds;
-  const counted = phases.reduce((s, v) => s + model.groups.seconds[v], 0);
-  for (const v of phases) parts.push({ name: model.groups.title[v], seconds: kernels * model.groups.seconds[v] / (counted || 1), className: model.groups.title[v], go: { node: v } });
-  if (!phases.length) parts.push({ name: "kernels", seconds: kernels, className: "forward", go: {} });
+  // Phases that hold no others, those of all placements together.
+  const g = model.groups, holds = v => model.inside[v].some(c => !model.isSent(c) && (g.kind[c] === "phase" || holds(c)));
+  const phases = new Map();
+  for (let v = 1; v < model.nGroups; v++) if (g.kind[v] === "phase" && !holds(v)) {
+    const one = phases.get(g.title[v]) || { seconds: 0, go: v };
+    one.seconds += g.seconds[v];
+    phases.set(g.title[v], one);
+  }
+  const bubble = (f.bubble || 0) * f.step_seconds * model.data.places.length;
+  const kernels = f.bubble === undefined || f.bubble === null ? f.step_seconds - f.exposed_seconds : [...phases.values()].reduce((s, p) => s + p.seconds, 0);
+  const counted = [...phases.values()].reduce((s, p) => s + p.seconds, 0);
+  for (const [name, p] of phases) parts.push({ name, seconds: kernels * p.seconds / (counted || 1), className: name, go: { node: p.go } });
+  if (!phases.size) parts.push({ name: "kernels", seconds: kernels, className: "forward", go: {} });
   const byKind = new Map();
   model.data.rows.kind.forEach((kind, k) => byKind.set(kind, (byKind.get(kind) || 0) + model.data.rows.exposed[k]));
   for (const [kind, seconds] of [...byKind].sort((a, b) => b[1] - a[1]))
     if (seconds > 0) parts.push({ name: `${KIND_WORDS[kind] || kind}, exposed`, seconds, className: kind, go: { kind } });
+  if (bubble) parts.push({ name: "bubble", seconds: bubble, className: "bubble", go: {} });
   const total = parts.reduce((s, p) => s + p.seconds, 0) || 1;
   const bar = parts.map(p => h("button", {
     type: "button", class: `part ${p.className}`, style: `flex:${p.seconds / total} 1 0`,
-    title: `${p.name}: ${secondsText(p.seconds)}, ${percentText(p.seconds / total)}`, onclick: () => select(p.go),
+    title: `${p.name}: ${secondsText(p.seconds)}, ${percentText(p.seconds / total)}`, onclick: () => Object.keys(p.go).length && select(p.go),
   }, h("span", {}, p.seconds / total > 0.07 ? `${p.name} ${percentText(p.seconds / total)}` : "")));
   return h("section", { "aria-label": "where the time goes" }, h("h2", {}, "Where the time goes"),
     h("div", { class: "bar" }, bar),

@@ -40,6 +40,11 @@ class Detail {
     return h("dl", { class: "facts" }, pairs.filter(([, v]) => v !== null && v !== "").map(([k, v]) => [h("dt", {}, k), h("dd", {}, v)]));
   }
 
+  devices(shape, sbp, place) {
+    const on = this.model.data.places[place];
+    return on ? deviceDrawing(shape, sbp, on.mesh, on.axes) : null;
+  }
+
   group(v) {
     const m = this.model, g = m.groups, leafs = this.leaves(v);
     const tensors = leafs.flatMap(l => m.tensorsOf.get(l) || []).sort((a, b) => m.data.tensors.bytes[b] - m.data.tensors.bytes[a]).slice(0, 24);
@@ -78,8 +83,7 @@ class Detail {
         ["time", `${secondsText(r.seconds[k])}, ${percentText(r.seconds[k] / m.step)} of the step`],
         ["exposed", `${secondsText(r.exposed[k])}: kernels wait so long`]]),
       this.source(r.line[k]),
-      h("h3", {}, "Before and after"), deviceDrawing(r.shape[k], r.before[k], m.data.mesh, m.data.axes),
-      deviceDrawing(r.shape[k], r.after[k], m.data.mesh, m.data.axes), this.alternatives(r.tensor[k], r.line[k], r.after[k])))];
+      h("h3", {}, "Before and after"), this.devices(r.shape[k], r.before[k], r.place[k]), this.devices(r.shape[k], r.after[k], r.place[k]), this.alternatives(r.tensor[k], r.line[k], r.after[k])))];
   }
 
   /** What else it could lie as: what the plan has looked at, else how to ask. */
@@ -102,7 +106,7 @@ class Detail {
     return [at === null ? null : this.crumbs(at), h("h2", {}, t.name[k]),
       this.facts([["type", h("span", { class: "mono" }, typeText(t.dtype[k], t.shape[k]))], ["signature", h("span", { class: "mono" }, t.sbp[k])],
         ["a device", bytesText(t.bytes[k])], ["made at", at === null ? "" : this.link(where, { node: at })]]),
-      deviceDrawing(t.shape[k], t.sbp[k], m.data.mesh, m.data.axes),
+      this.devices(t.shape[k], t.sbp[k], t.place[k]),
       at === null ? null : this.source(where), this.alternatives(t.name[k], where, t.sbp[k])];
   }
 
@@ -112,7 +116,7 @@ class Detail {
       ["type", h("span", { class: "mono" }, typeText(a.dtype[k], a.shape[k]))], ["signature", h("span", { class: "mono" }, a.sbp[k])],
       [a.kind[k] === "argument" ? "read by" : "made by", nodes.length ? h("ul", { class: "plain" }, nodes.slice(0, 12).map(v => h("li", {}, this.link(
         m.isSent(v) ? m.title(v) : `${m.groups.title[v]} (${m.groups.where[v]})`, { node: v })))) : ""]]),
-      deviceDrawing(a.shape[k], a.sbp[k], m.data.mesh, m.data.axes), this.alternatives(a.path[k], "", a.sbp[k])];
+      this.devices(a.shape[k], a.sbp[k], a.place[k]), this.alternatives(a.path[k], "", a.sbp[k])];
   }
 
   edge(e) {

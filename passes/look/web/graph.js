@@ -14,9 +14,8 @@ class GraphView {
     this.model = model;
     this.element = element;
     this.onSelect = onSelect;
-    this.open = new Set([0]);
+    this.open = this.first();
     this.hidden = new Set();
-    for (let v = 1; v < model.nGroups; v++) if (model.groups.kind[v] === "phase") this.open.add(v);
     this.jobs = 0;
     const source = [...document.querySelectorAll("script[data-worker]")].map(s => s.textContent).join("\n");
     this.worker = new Worker(URL.createObjectURL(new Blob([source], { type: "text/javascript" })));
@@ -31,6 +30,14 @@ class GraphView {
     this.cy.on("dbltap", "node", e => this.toggle(Number(e.target.id())));
     this.map = new MiniMap(this.cy, element.querySelector(".minimap"));
     new ResizeObserver(() => { this.cy.resize(); this.map.draw(); }).observe(element);
+  }
+
+  /** What is open at first: phases, and placements where there are few. */
+  first() {
+    const m = this.model, open = new Set([0]), places = m.groups.kind.filter(k => k === "place").length;
+    for (let v = 1; v < m.nGroups; v++)
+      if (m.groups.kind[v] === "place" ? places <= 2 : m.groups.kind[v] === "phase") open.add(v);
+    return open;
   }
 
   toggle(v) {
@@ -84,7 +91,7 @@ class GraphView {
     const share = m.step > 0 ? ` · ${percentText(m.seconds(v) / m.step)}` : "";
     if (m.isSent(v)) {
       const k = v - m.nGroups;
-      return `${m.title(v)}\n${bytesText(m.sent.bytes[k])} · ${secondsText(m.sent.seconds[k])}`;
+      return `${m.change(v) === "same" ? "" : `${m.change(v)} `}${m.title(v)}\n${bytesText(m.sent.bytes[k])} · ${secondsText(m.sent.seconds[k])}`;
     }
     const times = m.groups.times[v] > 1 ? ` ×${m.groups.times[v]}` : "";
     if (this.open.has(v)) return `${cut(m.title(v), 40)}${times}   ${secondsText(m.seconds(v))}${share}`;
@@ -100,7 +107,7 @@ class GraphView {
       group: "nodes",
       data: { id: String(v), label: this.label(v), w, h: height },
       classes: [m.isSent(v) ? `sent ${m.kind(v)}` : this.open.has(v) ? "open" : m.opens(v) ? "closed" : "leaf",
-        m.isSent(v) ? "" : m.kind(v)].join(" "),
+        m.isSent(v) ? m.change(v) : m.kind(v)].join(" "),
       position: { x, y },
     }));
     const most = Math.max(...this.seenEdges.map(e => e.bytes), 1);
@@ -156,6 +163,7 @@ function graphStyle() {
       "text-valign": "top", "text-margin-y": 24, "font-weight": "bold", "background-color": c("--ground"),
       "border-color": c("--line"), "background-opacity": 0.9,
     } },
+    { selector: "node.open.place", style: { "font-size": 17 } },
     { selector: "node.open.phase", style: { "background-color": c("--lane"), "font-size": 15 } },
     { selector: "node.leaf", style: { "font-size": 11 } },
     { selector: "node.sent", style: { shape: "round-hexagon", "border-width": 2, "font-size": 11 } },
@@ -168,6 +176,9 @@ function graphStyle() {
     { selector: "edge.across", style: { opacity: 0.22 } },
     { selector: ".marked", style: { "border-color": c("--mark"), "border-width": 4, "line-color": c("--mark"),
       "target-arrow-color": c("--mark"), opacity: 1 } },
+    { selector: "node.added", style: { "border-width": 5, "border-style": "double" } },
+    { selector: "node.removed", style: { "border-style": "dashed", "background-opacity": 0.25 } },
+    { selector: "node.changed", style: { "border-width": 4 } },
     { selector: ".dim", style: { opacity: 0.25 } },
   ];
 }

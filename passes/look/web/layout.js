@@ -58,7 +58,8 @@ function arrange(job) {
     const members = inside.get(v) || [];
     for (const child of members) size(child);
     if (!members.length && v !== 0) { sizes.set(v, { w: nodes.get(v).w, h: nodes.get(v).h }); return; }
-    const phases = members.length && members.every(m => nodes.get(m).kind === "phase");
+    const kinds = members.map(m => nodes.get(m).kind);
+    const phases = kinds.includes("phase") && kinds.every(k => k === "phase" || k === "loop");
     const edges = [...(byGroup.get(v) || new Map()).values()];
     const up = v !== 0 && nodes.get(v).phase === "backward";
     const found = phases ? sideBySide(members, sizes) : layOut(members, sizes, edges, up ? "BT" : "TB");

@@ -92,5 +92,8 @@ class PlanModel {
     return [...found.values()];
   }
 
+  /** In a page of two plans: what became of a collective. */
+  change(v) { const c = this.data.rows.change; return c ? c[this.sent.rows[v - this.nGroups][0]] : "same"; }
+
   lineText(where) { return this.data.lines ? this.data.lines[where] : undefined; }
 }
