@@ -1,4 +1,4 @@
-"""Two plans side by side, as their page is given them: the graph of one, with what the other sends besides."""
+"""Two plans side by side as data of a page: the graph of one, with what the other sends besides."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ def diff_data(
     gone = [key for key in ours if key not in theirs]
     found["rows"], found["sent"] = _with_gone(drawn_a, drawn_b, [ours[key] for key in gone])
     status = {key: _change(ours.get(key), theirs.get(key)) for key in {**ours, **theirs}}
-    names_of = {name: key for key, c in (*ours.items(), *theirs.items()) for name in c.name.split("+") if name}
+    names_of = {
+        name: key for key, c in (*ours.items(), *theirs.items()) for name in c.name.split("+") if name
+    }
     keys = [names_of.get(n.split("+")[0]) for n in drawn_b["rows"]["names"]] + gone
     found["rows"] = found["rows"] | {"change": [status.get(key, "same") for key in keys]}
     found["diff"] = {

@@ -1,8 +1,8 @@
 """A program as a person thinks of it: passes over the model, its layers, their functions, their lines.
 
-In: a program as JSON has it (program_data.py), so that a plan from a file is drawn as well as one that was just
-made. Out: groups within groups, whose leaves are lines with their ops. Layers are what repeats (repeats.py);
-equal ones are one group that says how many it stands for, and their ops stand in the same leaves.
+In: a program as JSON has it (program_data.py), so that a plan from a file is drawn as well as one that was
+just made. Out: groups within groups, whose leaves are lines with their ops. Layers are what repeats
+(repeats.py); equal ones are one group that says how many it stands for, with their ops in the same leaves.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sbp.passes.program.names import PHASES, common
 
 OpId: TypeAlias = int
 """The address of a step of the JSON, which lives as long as the program."""
-_NUMBERED = re.compile(r"^[^\[.]*((?:\['[^']*'\]|\.\w+|\[\d+\])*\[\d+\])")
+_NUMBERED = re.compile(r"^([^\[.]*)((?:\['[^']*'\]|\.\w+|\[\d+\])*\[\d+\])")
 LOOP = "loop"
 ORDER = (PHASES[0], LOOP, *PHASES[1:])
 """Phases and loops over all of them, as they are shown."""
@@ -153,7 +153,7 @@ class Outline:
                         self.fill(leaf, i)
 
     def functions(self, found: Sequence[Item], parent: int, *, is_layer: bool = False) -> None:
-        """Puts items into groups by scope, by function and by line; within a layer its own scope says nothing."""
+        """Puts items into groups by scope, by function and by line; in a layer its own scope says nothing."""
 
         def place(i: Item) -> tuple[str, str]:
             names = scope_of(i)
@@ -228,7 +228,9 @@ class Outline:
     def numbered(self, i: Item) -> frozenset[str]:
         """The layers whose weights an op reads, by the part of their paths that numbers them."""
         read = (self.arguments.get(v, "") for one in _all([i]) for v, _ in one.step["reads"])
-        return frozenset(m[1] for path in read if (m := _NUMBERED.match(path)) is not None)
+        found = filter(None, map(_NUMBERED.match, read))
+        # What has no name of its own, as a list that is an argument, has that of the argument.
+        return frozenset(m[1] + m[2] if m[2][1].isdigit() else m[2] for m in found)
 
     def layer_title(self, same: Sequence[Sequence[Item]]) -> str:
         """What layers are called: by their weights, else by their functions."""

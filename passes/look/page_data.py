@@ -180,9 +180,7 @@ def graph(
     }
 
 
-def _place(
-    kind: str, parent: int, own: Sequence[Collective], row_of: Mapping[str, int]
-) -> tuple[Any, ...]:
+def _place(kind: str, parent: int, own: Sequence[Collective], row_of: Mapping[str, int]) -> tuple[Any, ...]:
     """Collectives that stand in one place."""
     return (
         kind,
@@ -252,5 +250,3 @@ def _short(x: Any) -> Any:
     if isinstance(x, Mapping):
         return {k: _short(v) for k, v in x.items()}
     return [_short(v) for v in x] if isinstance(x, list | tuple) else x
-
-

@@ -122,7 +122,7 @@ class _Moved:
             "made": columns(("group", "tensor"), []),
             "tensors": columns(("name", "dtype", "shape", "sbp", "bytes", "place"), []),
         }
-        p = none | part
+        p = {**none, **part}
         groups = p["groups"] | {
             "parent": [0 if v < 0 else self.group + v for v in p["groups"]["parent"]],
             "kind": ["place", *p["groups"]["kind"][1:]],
@@ -151,11 +151,13 @@ class _Moved:
 
 def _sends(sends: Sequence[Collective], roots: Sequence[int], node: int, row: int) -> Mapping[str, Columns]:
     """What is sent between placements, as nodes between their groups."""
-    sent, edges = [], []
+    sent, edges = list[tuple[Any, ...]](), list[tuple[Any, ...]]()
     for k, c in enumerate(sends):
         a, b = (roots[int(place)] for place in c.axes)
         sent.append(("send", 0, [row + k], c.count, c.wire_bytes, c.seconds, c.exposed_seconds))
-        edges += [(*ends, c.wire_bytes / max(c.count, 1), 0, 1, []) for ends in ((a, node + k), (node + k, b))]
+        edges += [
+            (*ends, c.wire_bytes / max(c.count, 1), 0, 1, []) for ends in ((a, node + k), (node + k, b))
+        ]
     return {"rows": row_columns(sends), "sent": columns(SENT, sent), "edges": columns(EDGE, edges)}
 
 

@@ -167,7 +167,9 @@ class _Writer:
                     _version((x, port.outer(nd))) if isinstance(x, int) else None,
                     [_version((v, nd)) for v in port.enters],
                     [_version((v, nd)) for v in port.leaves if isinstance(v, int)],
-                    None if port.result is None else _version((step.node.outputs[port.result], port.outer(nd))),
+                    None
+                    if port.result is None
+                    else _version((step.node.outputs[port.result], port.outer(nd))),
                 ]
             )
         counted = {"trips": trips(step.node), "assumed_trips": assumed_trips(step.node)}

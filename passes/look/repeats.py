@@ -1,4 +1,4 @@
-"""Where a sequence says the same again and again: the layers of a network, by the lines that its ops stand in."""
+"""Where a sequence says the same again and again: the layers of a network, by the lines of its ops."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-LEAST = 6
-"""Ops of what may repeat: fewer are three products side by side, and no layer."""
+LEAST = 4
+"""Ops of what may repeat: fewer are products side by side, and no layer."""
 TRIED = 40
 """Distances between equal ops that are tried, the most frequent."""
 

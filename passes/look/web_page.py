@@ -1,13 +1,14 @@
 """The page of a plan: one file that needs nothing from outside, from file:// too.
 
-Scripts and styles lie in web/ as they are; libraries, with their licences, in web/vendor/. The browser is told
-to load nothing (Content-Security-Policy), and all that comes from a program is data in it, never markup.
+Scripts and styles lie in web/ as they are; libraries, with their licences, in web/vendor/. The browser is
+told to load nothing (Content-Security-Policy), and all that comes from a program is data in it, never markup.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import lru_cache
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from html import escape
 from importlib.resources import files
 from typing import Any
@@ -20,6 +21,7 @@ from sbp.passes.look.page_data import data_text, page_data
 from sbp.passes.look.pipeline_data import pipeline_data
 from sbp.passes.look.text import plan_text
 from sbp.passes.pipeline.plan import PipelineData
+from sbp.passes.schedule.spans import Timeline
 
 IN_WORKER = ("vendor/dagre.min.js", "layout.js")
 IN_PAGE = (
@@ -41,21 +43,48 @@ POLICY = (
 )
 
 
-@lru_cache(maxsize=None)
+@cache
 def web_file(name: str) -> str:
     """The text of a file of the page."""
     return (files(__package__) / "web" / name).read_text(encoding="utf-8")
 
 
-def plan_page(plan: PlanData) -> str:
-    """The whole page of a plan."""
+@dataclass(frozen=True)
+class PageTable:
+    """A further table of a page.
+
+    Arguments:
+      rows: texts, the first row being the headings.
+      numbers: headings of columns that are aligned to the right.
+    """
+
+    title: str
+    rows: Sequence[Sequence[str]]
+    numbers: Collection[str] = ()
+
+
+def plan_page(
+    plan: PlanData,
+    measured: Sequence[tuple[str, str]] = (),
+    tables: Sequence[PageTable] = (),
+    timelines: Sequence[Timeline] = (),
+) -> str:
+    """The whole page of a plan.
+
+    Arguments:
+      measured: more figures, each with its name.
+      tables: more of them, behind those of the plan.
+      timelines: instead of the plan's own, such as it and a measured one.
+    """
     text = pipeline_text.plan_text(plan, 120) if isinstance(plan, PipelineData) else plan_text(plan, 120)
-    return document(f"{plan.name} on {plan.placement}", data_of(plan), text)
+    more = [{"title": t.title, "rows": t.rows, "numbers": list(t.numbers)} for t in tables]
+    data = data_of(plan, timelines) | {"measured": measured, "tables": more}
+    return document(f"{plan.name} on {plan.placement}", data, text)
 
 
-def data_of(plan: PlanData) -> dict[str, Any]:
+def data_of(plan: PlanData, timelines: Sequence[Timeline] = ()) -> dict[str, Any]:
     """What the page of a plan is given."""
-    return pipeline_data(plan) if isinstance(plan, PipelineData) else page_data(plan)
+    return pipeline_data(plan, timelines) if isinstance(plan, PipelineData) else page_data(plan)
 
 
 def diff_page(a: PlanData, b: PlanData, names: tuple[str, str] = ("a", "b")) -> str:

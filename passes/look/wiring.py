@@ -123,20 +123,15 @@ class _Walk:
 
     @cached_property
     def wanted(self) -> Mapping[Version, int]:
-        """The op that reads a version first, moves between left out: the address of its step."""
+        """The op or loop that reads a version first, moves between left out: the address of its step."""
         found: dict[Version, int] = {}
         for step in reversed(list(_flat(self.wiring.outline.program["steps"]))):
             if "move" in step:
                 v = step["value"]
                 if (at := found.get((v, step["after"]))) is not None:
                     found[v, step["before"]] = at
-            elif "op" in step:
-                found.update({(v, nd): id(step) for v, nd in step["reads"]})
             else:
-                for outside, enters, _, _ in step["wires"]:
-                    inner = next((found[v, nd] for v, nd in enters if (v, nd) in found), None)
-                    if outside is not None and inner is not None:
-                        found[outside[0], outside[1]] = inner
+                found.update({(v, nd): id(step) for v, nd in step["reads"]})
         return found
 
     def run(self, steps: Steps) -> None:
@@ -173,12 +168,12 @@ class _Walk:
     def read(self, versions: Iterable[Version], at: int, copy: tuple[int, int] | None) -> None:
         for version in versions:
             source, made_in = self.holder.get(version), self.copies.get(version)
-            if source is None:
+            if source is None and version[0] in self.wiring.outline.arguments:
                 readers = self.wiring.readers.setdefault(version[0], [])
                 if at not in readers:
                     readers.append(at)
-            elif source != at:
-                is_next = None not in (copy, made_in) and copy[0] == made_in[0] and copy != made_in
+            elif source is not None and source != at:
+                is_next = bool(copy and made_in and copy[0] == made_in[0] and copy != made_in)
                 self.wiring.connect(source, at, version, is_next)
 
     def move(self, step: Mapping[str, Any]) -> None:
@@ -213,9 +208,9 @@ class _Walk:
 
     def loop(self, step: Mapping[str, Any]) -> None:
         for outside, enters, _, _ in step["wires"]:
-            source = None if outside is None else self.holder.get(_version(outside))
-            for version in map(_version, enters) if source is not None else ():
-                self.put(version, source, self.copies.get(_version(outside)))
+            if outside is not None and (source := self.holder.get(_version(outside))) is not None:
+                for version in map(_version, enters):
+                    self.put(version, source, self.copies.get(_version(outside)))
         for body in step["bodies"]:
             self.run(body)
         for _, _, leaves, outside in step["wires"]:
@@ -229,8 +224,8 @@ def _version(pair: Sequence[Any]) -> Version:
 
 
 def _flat(steps: Steps) -> Iterator[Mapping[str, Any]]:
-    """Every step; a loop stands behind those inside it, as its results are made."""
+    """Every step, those of bodies too."""
     for step in steps:
+        yield step
         for body in step.get("bodies", ()):
             yield from _flat(body)
-        yield step

@@ -121,6 +121,13 @@ class Tree {
   }
 }
 
+/** A table of texts, the first row being its headings. */
+function plainTable(t) {
+  const [heads, ...rows] = t.rows, side = k => (t.numbers.includes(heads[k]) ? "n" : "");
+  return h("div", { class: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, heads.map((x, k) => h("th", { class: side(k) }, x)))),
+    h("tbody", {}, rows.map(row => h("tr", {}, row.map((x, k) => h("td", { class: side(k) }, x)))))));
+}
+
 /** Tables below the graph, one at a time. */
 function tabs(model, table, select) {
   const rest = model.data.at_rest;
@@ -130,6 +137,7 @@ function tabs(model, table, select) {
     h("tbody", {}, rest.path.map((path, k) => h("tr", { onclick: () => select({ rest: k }) }, h("td", { class: "soft" }, rest.kind[k]),
       h("td", { class: "mono" }, h("button", { type: "button", class: "link" }, path)), h("td", { class: "mono" }, rest.sbp[k]), h("td", { class: "mono soft" }, rest.shape[k] ? typeText(rest.dtype[k], rest.shape[k]) : ""))))))]);
   for (const [title, make] of Object.entries(window.sbpPanels || {})) { const made = make(model, select); if (made) pages.push([title, made]); }
+  for (const t of model.data.tables || []) pages.push([t.title, plainTable(t)]);
   if (model.data.notes.length) pages.push(["Notes", h("ul", {}, model.data.notes.map(n => h("li", {}, h("pre", { class: "note" }, n))))]);
   const heads = pages.map(([title], k) => h("button", { type: "button", role: "tab", id: `tab${k}`, "aria-controls": `panel${k}`, "aria-selected": String(k === 0), tabindex: k ? -1 : 0,
     onclick: () => show(k), onkeydown: e => { const to = { ArrowRight: k + 1, ArrowLeft: k - 1 }[e.key]; if (heads[to]) { show(to); heads[to].focus(); } } }, title));
