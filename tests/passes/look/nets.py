@@ -62,4 +62,5 @@ def piped() -> Plan:
         return jax.ShapeDtypeStruct(dims, "float32")
 
     program = sbp.compile(step, whole, in_sbp=([B], [S(0)], [S(0)]))
-    return program.plan({"up": shape(16, 32), "down": shape(32, 16)}, shape(64, 16), shape(64, 16))
+    weights = {"up": shape(64, 256), "down": shape(256, 64)}
+    return program.plan(weights, shape(4096, 64), shape(4096, 64))

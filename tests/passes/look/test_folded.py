@@ -1,4 +1,4 @@
-"""The folded graph and its pictures: every collective is there, nothing overlaps, deep networks stay small."""
+"""The folded graph and its pictures: every collective is there, nothing overlaps, deep nets stay small."""
 
 import itertools
 import re
