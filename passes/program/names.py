@@ -154,8 +154,12 @@ def _addend(node: Node, v: int) -> int | None:
     return addends[0] if len(addends) == 1 else None
 
 
-def _phases(nodes: Sequence[Node], default: str) -> Iterator[tuple[int, str]]:
-    """The phases of the ops of a graph or body; `default` is that of a body's op."""
+def _phases(nodes: Sequence[Node], default: str, last: str = PHASES[-1]) -> Iterator[tuple[int, str]]:
+    """The phases of the ops of a graph or body; `default` is that of a body's op.
+
+    Arguments:
+      last: what is not marked and comes after the backward pass; of micro-batches it adds up their gradients.
+    """
     marked = {n.id: n.role.derived for n in nodes}
     back = {n.id for n in nodes if marked[n.id] == "backward" or _steps_back(n)}
     late: set[int] = set()
@@ -168,13 +172,13 @@ def _phases(nodes: Sequence[Node], default: str) -> Iterator[tuple[int, str]]:
         phase = marked[node.id]
         if not phase and has_backward:
             feeds = early.intersection(node.outputs) and not late.intersection(node.outputs)
-            phase = "forward" if feeds or _steps_back(node) else "update"
+            phase = "forward" if feeds or _steps_back(node) else last
         phase = phase or default
-        if phase != "update":
+        if marked[node.id] or phase != last:
             early.update(_values(node))
         yield node.id, phase
         for body in node.bodies:
-            yield from _phases(body.nodes, phase)
+            yield from _phases(body.nodes, phase, PHASES[1] if node.role.microbatches else last)
 
 
 def _steps_back(node: Node) -> bool:

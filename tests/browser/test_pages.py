@@ -57,7 +57,8 @@ def test_a_layer_opens_and_its_costliest_collective_is_read(gpt: Plan, page: str
     # By its size: the hexagons' areas say the time.
     largest = p.evaluate(
         "() => { const m = sbpPage.model; let best = 0;"
-        " for (let v = m.nGroups; v < m.n; v++) if (!best || sbpPage.view.size(v).w > sbpPage.view.size(best).w) best = v;"
+        " const wide = v => sbpPage.view.size(v).w;"
+        " for (let v = m.nGroups; v < m.n; v++) if (!best || wide(v) > wide(best)) best = v;"
         " return best; }"
     )
     p.evaluate("v => sbpPage.select({ node: v })", largest)
@@ -129,7 +130,8 @@ def test_keys_reach_everything(page: str, open_page: Any) -> None:
         p.keyboard.press("Tab")
         reached.add(
             p.evaluate(
-                "document.activeElement.closest('.bar, .costliest, .toolbar, .outline, .tabs')?.className ?? ''"
+                "document.activeElement.closest('.bar, .costliest, .toolbar, .outline, .tabs')"
+                "?.className ?? ''"
             )
         )
     assert {"bar", "costliest", "toolbar", "outline", "tabs"} <= reached
@@ -146,7 +148,7 @@ def test_keys_reach_everything(page: str, open_page: Any) -> None:
 
 
 def until(page: Any, true: str) -> None:
-    """Waits until an expression is true; the page lets nobody evaluate text in it, so it is asked from here."""
+    """Waits until an expression is true, asked from here: the page lets nobody evaluate text in it."""
     for _ in range(200):
         if page.evaluate(true):
             return
@@ -155,7 +157,8 @@ def until(page: Any, true: str) -> None:
 
 
 TEXTS = """() => {
-  const luminance = c => { const [r, g, b] = c.map(x => x / 255).map(x => x <= 0.03928 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4);
+  const linear = x => x <= 0.03928 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4;
+  const luminance = c => { const [r, g, b] = c.map(x => linear(x / 255));
     return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
   const parse = s => s.match(/[\\d.]+/g).map(Number);
   const ground = e => { for (; e; e = e.parentElement) { const c = parse(getComputedStyle(e).backgroundColor);
@@ -164,10 +167,11 @@ TEXTS = """() => {
   for (const e of document.querySelectorAll("body *")) {
     const own = [...e.childNodes].some(n => n.nodeType === 3 && n.textContent.trim());
     const box = e.getBoundingClientRect(), style = getComputedStyle(e);
-    if (!own || !box.width || !box.height || style.visibility === "hidden" || e.closest("svg, noscript, script, style")) continue;
+    if (!own || !box.width || !box.height || e.closest("svg, noscript, script, style")) continue;
     if (e.closest(".bubble")) continue;
     const a = luminance(parse(style.color).slice(0, 3)), b = luminance(ground(e));
-    found.push([e.textContent.trim().slice(0, 40), e.className, parseFloat(style.fontSize), (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05)]);
+    const contrast = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    found.push([e.textContent.trim().slice(0, 40), e.className, parseFloat(style.fontSize), contrast]);
   }
   return found;
 }"""
@@ -281,7 +285,7 @@ def test_from_the_page_to_the_annotation_and_back(open_page: Any) -> None:
     gone.first.click()
     shown.page.wait_for_selector(".detail .collective")
     assert shown.page.evaluate(
-        "[...Array(sbpPage.model.n).keys()].some(v => sbpPage.model.isSent(v) && sbpPage.model.change(v) === 'removed')"
+        "(m => [...Array(m.n).keys()].some(v => m.isSent(v) && m.change(v) === 'removed'))(sbpPage.model)"
     )
     shown.check()
 
@@ -299,8 +303,9 @@ def test_what_is_split_and_padded_is_drawn(open_page: Any) -> None:
     program = sbp.compile(lambda x: x * 2, sbp.placement("cpu", shape=(2, 2)), in_sbp=([S(0), B],))
     opened = open_page(plan_page(program.plan(jax.ShapeDtypeStruct((6, 4), "float32"))))
     said = opened.page.evaluate(
-        "() => { const f = deviceDrawing([5, 4], '[S(0), P]', [2, 2], ['a', 'b']); return [f.querySelectorAll('.padding').length,"
-        " f.querySelectorAll('.partial').length, f.textContent]; }"
+        "() => { const f = deviceDrawing([5, 4], '[S(0), P]', [2, 2], ['a', 'b']);"
+        " const count = of => f.querySelectorAll(of).length;"
+        " return [count('.padding'), count('.partial'), f.textContent]; }"
     )
     assert said[0] == 2 and said[1] == 4 and "padded by 1 in dim 0" in said[2] and "[3, 4]" in said[2]
     opened.check()
