@@ -18,7 +18,7 @@ from sbp.passes.explain.plan import Collective, PlanData
 from sbp.passes.explain.words import kind_text
 from sbp.passes.look.outline import Outline
 from sbp.passes.look.program_data import program_data
-from sbp.passes.look.wiring import Version, Wiring
+from sbp.passes.look.wiring import Wiring, WordedVersion
 from sbp.passes.program.names import common
 from sbp.signature import format_sbp
 from sbp.units import bytes_text, seconds_text
@@ -219,7 +219,7 @@ class _Fold:
         }
 
     def connect(
-        self, graph: nx.DiGraph, ends: tuple[int, int], versions: Mapping[Version, float], back: bool
+        self, graph: nx.DiGraph, ends: tuple[int, int], versions: Mapping[WordedVersion, float], back: bool
     ) -> None:
         if not graph.has_edge(*ends):
             graph.add_edge(*ends, versions={}, back=back)
@@ -227,11 +227,11 @@ class _Fold:
         d["versions"].update(versions)
         d["back"] = d["back"] and back
 
-    def words(self, versions: Mapping[Version, float]) -> dict[str, str]:
+    def words(self, versions: Mapping[WordedVersion, float]) -> dict[str, str]:
         """What runs along an edge: the largest, and all of it to be pointed at."""
         values, names = self.outline.program["values"], self.outline.program["names"]
 
-        def said(version: Version) -> str:
+        def said(version: WordedVersion) -> str:
             shape, dtype, _ = values[str(version[0])]
             return f"{short_dtype(dtype)}[{', '.join(map(str, shape))}] {version[1]}"
 

@@ -48,7 +48,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Item:
+class OutlineItem:
     """An op or a loop at one level.
 
     Arguments:
@@ -58,7 +58,7 @@ class Item:
 
     step: Mapping[str, Any]
     times: int
-    inside: tuple[Item, ...] = ()
+    inside: tuple[OutlineItem, ...] = ()
 
     @property
     def phase(self) -> str:
@@ -107,7 +107,7 @@ class Outline:
         given = (v for v, _ in self.program["inputs"])
         return dict(zip(given, self.paths, strict=False))
 
-    def divide(self, found: Sequence[Item], parent: int) -> None:
+    def divide(self, found: Sequence[OutlineItem], parent: int) -> None:
         """Puts items into groups: by the pass over the model, by layers, by functions, by lines."""
         phases = [p for p in ORDER if any(i.phase == p for i in found)]
         for phase in phases:
@@ -121,7 +121,7 @@ class Outline:
             else:
                 self.layers(own, at)
 
-    def layers(self, found: Sequence[Item], parent: int) -> None:
+    def layers(self, found: Sequence[OutlineItem], parent: int) -> None:
         """Puts what repeats into a group for each layer, or one for all that are equal."""
         marks = [(self.numbered(i), numbered_scope(i)) for i in found]
 
@@ -137,9 +137,9 @@ class Outline:
             done = r.end
         self.functions(found[done:], parent)
 
-    def equal(self, parts: Sequence[Sequence[Item]], parent: int) -> None:
+    def equal(self, parts: Sequence[Sequence[OutlineItem]], parent: int) -> None:
         """Puts parts that repeat into a group for all that are equal to the last bit."""
-        kinds: dict[Hashable, list[Sequence[Item]]] = {}
+        kinds: dict[Hashable, list[Sequence[OutlineItem]]] = {}
         for part in parts:
             kinds.setdefault(tuple(map(self.exactly, part)), []).append(part)
         for same in kinds.values():
@@ -152,10 +152,10 @@ class Outline:
                     if not i.inside:
                         self.fill(leaf, i)
 
-    def functions(self, found: Sequence[Item], parent: int, *, is_layer: bool = False) -> None:
+    def functions(self, found: Sequence[OutlineItem], parent: int, *, is_layer: bool = False) -> None:
         """Puts items into groups by scope, by function and by line; in a layer its own scope says nothing."""
 
-        def place(i: Item) -> tuple[str, str]:
+        def place(i: OutlineItem) -> tuple[str, str]:
             names = scope_of(i)
             own = [n for n in names if not (is_layer and n[-1].isdigit())]
             return "/".join(own), self.function(i)
@@ -168,14 +168,14 @@ class Outline:
                 at = self.add("function", function, own, at)
             self.lines(own, at)
 
-    def scope(self, scope: str, own: Sequence[Item], parent: int, known: dict[str, int]) -> int:
+    def scope(self, scope: str, own: Sequence[OutlineItem], parent: int, known: dict[str, int]) -> int:
         """The group of a scope, inside those of the scopes around it."""
         if scope not in known:
             outer, _, name = scope.rpartition("/")
             known[scope] = self.add("scope", name, own, self.scope(outer, own, parent, known))
         return known[scope]
 
-    def lines(self, found: Sequence[Item], parent: int) -> None:
+    def lines(self, found: Sequence[OutlineItem], parent: int) -> None:
         """Puts items into leaves by their lines, loops into groups of their own."""
         leaves: dict[str, int] = {}
         for i in found:
@@ -191,12 +191,12 @@ class Outline:
             self.leaf[id(i.step)] = leaves[where]
             self.fill(leaves[where], i)
 
-    def add(self, kind: str, title: str, found: Sequence[Item], parent: int, times: int = 1) -> int:
+    def add(self, kind: str, title: str, found: Sequence[OutlineItem], parent: int, times: int = 1) -> int:
         """A new group; its number."""
         self.groups.append(Group(kind, title, _where(found), parent, times))
         return len(self.groups) - 1
 
-    def fill(self, leaf: int, i: Item) -> None:
+    def fill(self, leaf: int, i: OutlineItem) -> None:
         """Counts an op for its leaf."""
         sent = sum(s["seconds"] for s in i.step.get("sends", ()))
         self.groups[leaf].ops += 1
@@ -225,14 +225,14 @@ class Outline:
             g.parent = number[g.parent]
         self.leaf = {step: number[k] for step, k in self.leaf.items()}
 
-    def numbered(self, i: Item) -> frozenset[str]:
+    def numbered(self, i: OutlineItem) -> frozenset[str]:
         """The layers whose weights an op reads, by the part of their paths that numbers them."""
         read = (self.arguments.get(v, "") for one in _all([i]) for v, _ in one.step["reads"])
         found = filter(None, map(_NUMBERED.match, read))
         # What has no name of its own, as a list that is an argument, has that of the argument.
         return frozenset(m[1] + m[2] if m[2][1].isdigit() else m[2] for m in found)
 
-    def layer_title(self, same: Sequence[Sequence[Item]]) -> str:
+    def layer_title(self, same: Sequence[Sequence[OutlineItem]]) -> str:
         """What layers are called: by their weights, else by their functions."""
         marks = Counter(mark for part in same for i in part for mark in self.numbered(i))
         if marks:
@@ -241,13 +241,13 @@ class Outline:
         functions = Counter(f for i in same[0] if (f := self.function(i)))
         return " + ".join(f for f, _ in functions.most_common(2)) or "layer"
 
-    def exactly(self, i: Item) -> Hashable:
+    def exactly(self, i: OutlineItem) -> Hashable:
         """What must be the same of ops for them to be the same op in another layer."""
         values = self.program["values"]
         lying = [(*values[str(v)][:2], nd) for v, nd in (*i.step["reads"], *i.step["writes"])]
         return i.token, str(lying), i.step.get("seconds"), tuple(map(self.exactly, i.inside))
 
-    def function(self, i: Item) -> str:
+    def function(self, i: OutlineItem) -> str:
         """The function that an op stands in."""
         return str(self.program["lines"].get(i.step["at"], {}).get("function", ""))
 
@@ -261,14 +261,14 @@ class Outline:
 
 
 def called(
-    found: Sequence[Item], place: Callable[[Item], tuple[str, str]]
-) -> Iterator[tuple[tuple[str, str], list[Item]]]:
+    found: Sequence[OutlineItem], place: Callable[[OutlineItem], tuple[str, str]]
+) -> Iterator[tuple[tuple[str, str], list[OutlineItem]]]:
     """Items by the calls of functions that they stand in, as far as that is to be seen.
 
     An op is of the last call of its function, unless it reads what others have made of the results of that
     one: then the function was called again.
     """
-    calls: list[tuple[tuple[str, str], list[Item]]] = []
+    calls: list[tuple[tuple[str, str], list[OutlineItem]]] = []
     latest: dict[tuple[str, str], int] = {}
     after: list[set[int]] = []  # per call, those that read what it made, and all after them
     maker: dict[int, int] = {}
@@ -288,35 +288,35 @@ def called(
     return iter(calls)
 
 
-def items(steps: Iterable[Mapping[str, Any]], times: int) -> Iterator[Item]:
+def items(steps: Iterable[Mapping[str, Any]], times: int) -> Iterator[OutlineItem]:
     """The ops and loops of a list of steps; what is made of constants only belongs to nobody."""
     for step in steps:
         if "loop" in step:
             inner = [i for body in step["bodies"] for i in items(body, times * step["assumed_trips"])]
             if inner:
-                yield Item(step, times, tuple(inner))
+                yield OutlineItem(step, times, tuple(inner))
         elif "op" in step and step["reads"]:
-            yield Item(step, times)
+            yield OutlineItem(step, times)
 
 
-def scope_of(i: Item) -> list[str]:
+def scope_of(i: OutlineItem) -> list[str]:
     """The names of the scopes that an op stands in, the outermost first."""
     return [name for name in str(i.step.get("scope", "")).split("/") if name]
 
 
-def numbered_scope(i: Item) -> frozenset[str]:
+def numbered_scope(i: OutlineItem) -> frozenset[str]:
     """The scope that numbers the layer of an op, such as `layer3`."""
     return frozenset([name for name in scope_of(i) if name[-1].isdigit()][:1])
 
 
-def _all(found: Iterable[Item]) -> Iterator[Item]:
+def _all(found: Iterable[OutlineItem]) -> Iterator[OutlineItem]:
     """Items and those inside them."""
     for i in found:
         yield i
         yield from _all(i.inside)
 
 
-def _where(found: Sequence[Item]) -> str:
+def _where(found: Sequence[OutlineItem]) -> str:
     """The lines of some items, such as "gpt.py:136-145", of the file in which most are."""
     places = Counter(i.step["at"].rpartition(":")[::2] for i in _all(found) if ":" in i.step["at"])
     if not places:

@@ -14,7 +14,7 @@ from sbp.passes.explain.plan import Collective, PlanData
 from sbp.passes.explain.words import gap_text, misfit_text, over_text, tensor_text, verdict_text
 from sbp.passes.look.outline import Outline
 from sbp.passes.look.program_data import program_data
-from sbp.passes.look.wiring import Version, Wiring
+from sbp.passes.look.wiring import Wiring, WordedVersion
 from sbp.signature import format_sbp
 
 MAX_TENSORS = 60
@@ -76,8 +76,8 @@ def figures(plan: PlanData) -> dict[str, Any]:
         "fits": plan.fits,
         "misfit": misfit_text(plan),
         "verdict": verdict_text(plan),
-        "proven": plan.cheapest_gap == 0.0,
-        "gap": gap_text(plan.cheapest_gap),
+        "proven": plan.cheapest_gap == 0.0 and plan.fits,
+        "gap": gap_text(plan.cheapest_gap) if plan.fits else "does not fit",
     }
 
 
@@ -198,9 +198,9 @@ class _Tensors:
 
     def __init__(self, wiring: Wiring) -> None:
         self.wiring = wiring
-        self.numbers: dict[Version, int] = {}
+        self.numbers: dict[WordedVersion, int] = {}
 
-    def number(self, version: Version) -> int:
+    def number(self, version: WordedVersion) -> int:
         return self.numbers.setdefault(version, len(self.numbers))
 
     def columns(self) -> dict[str, list[Any]]:

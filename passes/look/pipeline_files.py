@@ -54,7 +54,7 @@ def save_plan(plan: PipelineData, path: str | os.PathLike[str]) -> None:
     """Writes the plan; the suffix chooses the form.
 
     Raises:
-      ArgumentError: for a suffix that is not a key of `WRITERS`, or the graph of a plan that was loaded.
+      ArgumentError: for a suffix that is not a key of `WRITERS`, or the graph of a plan without its program.
     """
     suffix = files.check_suffix(path, WRITERS)
     if suffix == ".dot" and all(p.physical is None and p.program is None for p in plan.stages):

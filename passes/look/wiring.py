@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from sbp.passes.look.outline import Outline
 from sbp.signature import NdSbp, Split, parse_sbp
 
-Version: TypeAlias = tuple[int, str]
+WordedVersion: TypeAlias = tuple[int, str]
 """A value and its signature in words."""
 PlaceKey: TypeAlias = tuple[Any, ...]
 Steps: TypeAlias = Sequence[Mapping[str, Any]]
@@ -35,7 +35,7 @@ class Sent:
 
 
 @dataclass(slots=True)
-class Carried:
+class EdgeLoad:
     """What runs along an edge.
 
     Arguments:
@@ -43,7 +43,7 @@ class Carried:
       next: whether all of it goes to another of the equal layers that the group stands for.
     """
 
-    versions: dict[Version, float] = field(default_factory=dict)
+    versions: dict[WordedVersion, float] = field(default_factory=dict)
     next: bool = True
 
 
@@ -62,10 +62,10 @@ class Wiring:
     outline: Outline
     mesh: Sequence[int]
     sent: list[Sent] = field(default_factory=list)
-    edges: dict[tuple[int, int], Carried] = field(default_factory=dict)
+    edges: dict[tuple[int, int], EdgeLoad] = field(default_factory=dict)
     readers: dict[int, list[int]] = field(default_factory=dict)
     makers: dict[int, int] = field(default_factory=dict)
-    versions: dict[int, list[Version]] = field(default_factory=dict)
+    versions: dict[int, list[WordedVersion]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, outline: Outline, mesh: Sequence[int]) -> Wiring:
@@ -78,14 +78,14 @@ class Wiring:
                 found.makers[k] = at
         return found
 
-    def bytes(self, version: Version) -> float:
+    def bytes(self, version: WordedVersion) -> float:
         """Of one device's shard."""
         shape, _, itemsize = self.outline.program["values"][str(version[0])]
         return shard_elements(shape, _parsed(version[1]), self.mesh) * float(itemsize)
 
-    def connect(self, source: int, target: int, version: Version, is_next: bool) -> None:
+    def connect(self, source: int, target: int, version: WordedVersion, is_next: bool) -> None:
         """Has a version run from one node to another."""
-        carried = self.edges.setdefault((source, target), Carried())
+        carried = self.edges.setdefault((source, target), EdgeLoad())
         carried.versions[version] = self.bytes(version)
         carried.next = carried.next and is_next
 
@@ -117,14 +117,14 @@ class _Walk:
     """
 
     wiring: Wiring
-    holder: dict[Version, int] = field(default_factory=dict)
-    copies: dict[Version, tuple[int, int]] = field(default_factory=dict)
+    holder: dict[WordedVersion, int] = field(default_factory=dict)
+    copies: dict[WordedVersion, tuple[int, int]] = field(default_factory=dict)
     places: dict[PlaceKey, int] = field(default_factory=dict)
 
     @cached_property
-    def wanted(self) -> Mapping[Version, int]:
+    def wanted(self) -> Mapping[WordedVersion, int]:
         """The op or loop that reads a version first, moves between left out: the address of its step."""
-        found: dict[Version, int] = {}
+        found: dict[WordedVersion, int] = {}
         for step in reversed(list(_flat(self.wiring.outline.program["steps"]))):
             if "move" in step:
                 v = step["value"]
@@ -160,12 +160,12 @@ class _Walk:
             if copy is None or copy[1] == 0:
                 self.wiring.versions.setdefault(at, []).append(version)
 
-    def put(self, version: Version, at: int, copy: tuple[int, int] | None) -> None:
+    def put(self, version: WordedVersion, at: int, copy: tuple[int, int] | None) -> None:
         self.holder[version] = at
         if copy is not None:
             self.copies[version] = copy
 
-    def read(self, versions: Iterable[Version], at: int, copy: tuple[int, int] | None) -> None:
+    def read(self, versions: Iterable[WordedVersion], at: int, copy: tuple[int, int] | None) -> None:
         for version in versions:
             source, made_in = self.holder.get(version), self.copies.get(version)
             if source is None and version[0] in self.wiring.outline.arguments:
@@ -219,7 +219,7 @@ class _Walk:
                 self.put(_version(outside), ends[0], self.copies.get(_version(leaves[0])))
 
 
-def _version(pair: Sequence[Any]) -> Version:
+def _version(pair: Sequence[Any]) -> WordedVersion:
     return pair[0], pair[1]
 
 

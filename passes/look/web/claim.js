@@ -18,7 +18,7 @@ function claim(model, select) {
       figure("memory", bytesText(f.memory_bytes),
         capacity ? `of ${bytesText(capacity)} per device: ${f.fits ? "fits" : "does not fit"}` : "per device at the peak",
         f.fits ? "good" : "bad"),
-      figure("plan", f.proven ? "proven optimal" : f.gap, f.verdict, f.proven ? "good" : "")),
+      figure("plan", f.gap, f.verdict === f.gap ? "" : f.verdict, f.proven ? "good" : "")),
     (d.measured || []).length ? h("dl", { class: "facts measured" }, d.measured.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)])) : null,
     stepBar(model, select),
     costliest(model, select));
