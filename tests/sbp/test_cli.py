@@ -4,6 +4,7 @@ import io
 import os
 import subprocess
 import sys
+import webbrowser
 from pathlib import Path
 
 import pytest
@@ -160,6 +161,30 @@ def test_diff(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     one, two = sbp.load_plan(a), sbp.load_plan(b)
     change = 100 * (two.wire_bytes - one.wire_bytes) / one.wire_bytes
     assert f"({change:+.1f} %)" in text and "all-reduce" in text
+
+
+def test_diff_as_a_page(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", shown.append)
+    a, b = tmp_path / "a.json", tmp_path / "b.json"
+    assert run("plan", STEP, "--placement", "cpu:2x4", "--out", a) == 0
+    assert run("plan", STEP, "--placement", "cpu:2x4", "--in-sbp", f"{FILE}:whole_sbp", "--out", b) == 0
+    page = tmp_path / "diff.html"
+    assert run("diff", a, b, "--out", page, "--open") == 0
+    assert f"saved {page}" in capsys.readouterr().out and shown == [page.as_uri()]
+    assert '"diff":{' in page.read_text(encoding="utf-8")
+    assert run("diff", a, b, "--out", tmp_path / "diff.svg") == 2
+    assert ".html" in capsys.readouterr().err and not (tmp_path / "diff.svg").exists()
+
+
+def test_a_page_is_shown_without_a_name_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", shown.append)
+    assert run("plan", STEP, "--placement", "cpu:8", "--open") == 0
+    (uri,) = shown
+    assert uri.startswith("file://") and uri.endswith("/step.html")
 
 
 def test_diff_of_signatures(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
