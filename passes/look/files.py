@@ -21,6 +21,7 @@ from sbp.passes.plan.record import read_record, record_data
 from sbp.placement import Placement
 from sbp.signature import format_sbp, parse_sbp
 
+READERS = {".html": "to read it", ".json": "to load it again"}
 FORMAT, VERSION = "sbp-plan", 4
 TRACE = ".trace.json"
 
@@ -94,7 +95,7 @@ def check_suffix(path: str | os.PathLike[str], writers: Collection[str] = WRITER
             f"the suffix {suffix!r}" if suffix else "no suffix",
             ", ".join(writers),
             "the suffix of the file says in which form the plan is written",
-            f"{Path(path).stem}.html to read it, {Path(path).stem}.json to load it again",
+            ", ".join(f"{Path(path).stem}{s} {what}" for s, what in READERS.items() if s in writers),
             f"saving a plan to {os.fspath(path)!r}",
         )
     return max(known, key=len)

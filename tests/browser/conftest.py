@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-playwright = pytest.importorskip("playwright.sync_api", reason="pip install -e '.[browser]'")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
@@ -40,6 +39,7 @@ class Opened:
 def chromium() -> Iterator[Any]:
     if CHROMIUM is None:
         pytest.skip("no Chromium: apt-get install chromium")
+    playwright = pytest.importorskip("playwright.sync_api", reason="pip install -e '.[browser]'")
     with playwright.sync_playwright() as p:
         browser = p.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield browser
@@ -49,7 +49,7 @@ def chromium() -> Iterator[Any]:
 @pytest.fixture
 def open_page(chromium: Any, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
     """Opens HTML from a file."""
-    folder: Path = request.config.getoption("--screenshots") or tmp_path
+    folder: Path = request.config.getoption("--screenshots", default=None) or tmp_path
     folder.mkdir(parents=True, exist_ok=True)
     opened: list[Opened] = []
 

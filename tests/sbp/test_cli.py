@@ -175,7 +175,7 @@ def test_diff_as_a_page(
     assert run("diff", a, b, "--out", page, "--open") == 0
     assert f"saved {page}" in capsys.readouterr().out and shown == [page.as_uri()]
     assert '"diff":{' in page.read_text(encoding="utf-8")
-    assert run("diff", a, b, "--out", tmp_path / "diff.svg") == 2
+    assert run("diff", a, b, "--out", tmp_path / "diff.svg") == 1
     assert ".html" in capsys.readouterr().err and not (tmp_path / "diff.svg").exists()
 
 
