@@ -153,7 +153,8 @@ def _one(options: argparse.Namespace) -> Plan:
         _print(f"{other.notes[0]}\n\n{plan.diff(other)}")
         plan = other
     elif options.why is None:
-        _print(str(plan))
+        rows = {} if options.rows is None else {"rows": options.rows}
+        _print(plan.text(by_time=options.order == "time", **rows))
     return plan
 
 
@@ -330,11 +331,17 @@ def _progress() -> Iterator[Callable[[str], None]]:
 
 
 def _print(text: str) -> None:
-    """Prints what fits the terminal; what a reader must see first is red where there are colours."""
+    """Prints what fits the terminal; where there are colours kinds of collectives have their own, and what a
+    reader must see first is red."""
     from rich.console import Console
     from rich.text import Text
 
+    from sbp.passes.explain.words import kind_text
+    from sbp.passes.look.folded import COLOURS
+
     shown = Text(fitted(text, terminal_width()))
+    for kind, (_, colour) in COLOURS.items():
+        shown.highlight_regex(rf"(?<![\w-]){kind_text(kind)}(?![\w-])", colour)
     shown.highlight_regex(r"(?m)^DOES NOT FIT(?:.*\n {2,})*.*", "bold red")
     Console(file=sys.stdout, highlight=False).print(shown, soft_wrap=True)
 

@@ -61,6 +61,13 @@ def parser(
     saved(plan, ".json .html .dot .svg, with stages also .trace.json; of a search the best one")
     opened(plan)
     plan.add_argument(
+        "--order",
+        choices=("time", "program"),
+        default="time",
+        help="of the collectives: the costliest first, or as they are executed",
+    )
+    plan.add_argument("--rows", type=int, metavar="N", help="of the table of collectives, at the most")
+    plan.add_argument(
         "--search", type=int, metavar="N", help="plan for every hierarchy of N devices, and rank the plans"
     )
     plan.add_argument("--kind", help="of the devices of --search (default: h100)")

@@ -8,21 +8,14 @@ from typing import Any
 from sbp.passes.explain.plan import Collective
 from sbp.passes.look.page_data import columns, figures, part_data, row_columns
 from sbp.passes.look.pipeline_text import merged_sends, place_heading
+from sbp.passes.look.timeline import WORDS
 from sbp.passes.pipeline.figures import StageFigures
 from sbp.passes.pipeline.plan import PipelineData
-from sbp.passes.schedule.actions import SENDS, Kind
+from sbp.passes.schedule.actions import SENDS
 from sbp.passes.schedule.memory import Footprint
 from sbp.passes.schedule.spans import Span, Timeline
 
 Columns = Mapping[str, list[Any]]
-LANE_WORDS = {
-    Kind.F: "forward",
-    Kind.B: "backward",
-    Kind.I: "gradient of inputs",
-    Kind.W: "gradient of weights",
-    Kind.SEND_F: "value on the way",
-    Kind.SEND_B: "gradient on the way",
-}
 
 
 def pipeline_data(plan: PipelineData, timelines: Sequence[Timeline] = ()) -> dict[str, Any]:
@@ -171,12 +164,12 @@ def timeline_data(timeline: Timeline, stages: Sequence[StageFigures]) -> dict[st
             float(s.end) - start,
             s.action.kind.value,
             str(s.action.microbatch),
-            f"{LANE_WORDS[s.action.kind]}, stage {s.action.stage}, micro-batch {s.action.microbatch}",
+            f"{WORDS[s.action.kind]}, stage {s.action.stage}, micro-batch {s.action.microbatch}",
             s.action.stage,
         )
         for rank, row in enumerate(timeline.spans)
         for s in row
-        if s.action.kind in LANE_WORDS
+        if s.action.kind in WORDS
     ]
     lanes = [name for rank in range(timeline.ranks) for name in (f"rank {rank}", f"rank {rank}, sends")]
     return {
