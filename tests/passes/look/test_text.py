@@ -128,7 +128,7 @@ def test_the_costliest_is_first_unless_asked_otherwise(plan: Plan) -> None:
     big = many(plan, lines=12, each=1)
     lines = [x for x in re.findall(r"m\.py:(\d+)", big.text()) if x]
     assert lines == sorted(lines, key=int, reverse=True) and len(lines) == 12
-    assert [x for x in re.findall(r"m\.py:(\d+)", big.text(by_time=False))] == lines[::-1]
+    assert re.findall(r"m\.py:(\d+)", big.text(by_time=False)) == lines[::-1]
     few = big.text(rows=3)
     assert len(re.findall(r"m\.py:(\d+)", few)) == 3 and "and 9 smaller" in few
     # The share is of the step, and stands below the time.
