@@ -20,7 +20,7 @@ def in_a_notebook(monkeypatch: pytest.MonkeyPatch, cells: dict[str, int]) -> Non
 def test_a_cell_is_called_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
     in_a_notebook(monkeypatch, {"/tmp/ipykernel_7/3.py": 12})
     assert file_name("/tmp/ipykernel_7/3.py") == "cell 12"
-    assert file_name("/home/me/gpt.py") == "gpt.py"
+    assert file_name("models/gpt.py") == "gpt.py"
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: None))
     assert file_name("/tmp/ipykernel_7/3.py") == "3.py"
 
