@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import dataclass, replace
 
@@ -104,7 +103,7 @@ class Choosing:
     ) -> tuple[ChosenSignatures, tuple[str, ...]]:
         """What fits with the shortest step, where collectives run beside kernels; and a remark."""
         r = self.request
-        if (not r.whole_step and math.isinf(r.limit_bytes)) or r.seconds_left == 0.0:
+        if r.seconds_left == 0.0:
             return chosen, ()
         if network.cells > MOST_CELLS:
             return chosen, notes.large_notes(r.hardware)

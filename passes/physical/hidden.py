@@ -118,7 +118,8 @@ class _Search:
         seconds: float | None,
         donated: Sequence[int],
     ) -> None:
-        self.model, self.network, self.bound = model, network, cheapest.bound
+        self.model, self.network = model, network
+        self.bound = cheapest.bound + cheapest.beyond_seconds
         self.donated = donated
         self.clock = Clock(model.c, model.boxings)
         self.deadline = None if seconds is None else time.monotonic() + seconds
@@ -145,7 +146,7 @@ class _Search:
         if states in self.seen:
             return None
         assignment = self.model.chosen(states, self.network.cost(states), self.bound)
-        self.seen[states] = self.look(replace(assignment, bound=self.bound))
+        self.seen[states] = self.look(assignment)
         return self.seen[states]
 
     def descend(self, start: StepLook, exposure: Exposure, unary: Sequence[Table], rounds: int) -> None:
