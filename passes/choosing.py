@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from sbp.passes.boxing.paths import Boxings
 from sbp.passes.explain import notes
 from sbp.passes.physical.fit import LimitedProblem, LimitedStart, SmallestPeak, seconds_of_fastest
-from sbp.passes.physical.hidden import MOST_CELLS, shortest_step
+from sbp.passes.physical.hidden import MOST_CELLS, STAGE_WORK, WORK, shortest_step
 from sbp.passes.physical.hidden_limited import shortest_within
 from sbp.passes.plan.candidates import Candidates
 from sbp.passes.plan.cheapest import SOLVER_SHARE, cheapest
@@ -108,7 +108,8 @@ class Choosing:
         if network.cells > MOST_CELLS:
             return chosen, notes.large_notes(r.hardware)
         if start is None:
-            found = shortest_step(model, network.dense(), chosen, limited.fits, r.seconds_left, r.donated)
+            given = model, network.dense(), chosen, limited.fits, r.seconds_left, r.donated
+            found = shortest_step(*given, WORK if r.whole_step else STAGE_WORK)
             chosen = found.assignment
             start = limited.start() if found.passed_over else None
         if start is not None:
