@@ -37,6 +37,7 @@ from sbp.passes.pipeline.order import Order, find_order
 from sbp.passes.pipeline.plan import pipeline_plan
 from sbp.passes.pipeline.planning import plan_shares
 from sbp.passes.pipeline.stages import Stages
+from sbp.passes.pipeline.summed import add_inside
 from sbp.passes.pipeline.sums import split_sums
 from sbp.passes.pipeline.where import Where, find_places, placements_of
 from sbp.passes.plan import pins
@@ -297,8 +298,8 @@ def divide_into_stages(s: Whole) -> Whole:
 
 
 def hoist(s: Whole) -> Whole:
-    """Takes casts of weights out of the loop over micro-batches."""
-    return replace(s, graph=hoist_casts(s.graph))
+    """Takes casts of weights out of the loop over micro-batches, and sums over them into scans."""
+    return replace(s, graph=add_inside(hoist_casts(s.graph)))
 
 
 def keep_sums_apart(s: Whole) -> Ordered:

@@ -61,3 +61,43 @@ def test_stages_with_casts_give_the_same_numbers() -> None:
     w = {k: jax.random.normal(jax.random.key(i), (4, 4)) for i, k in enumerate("ab")}
     report = sbp.verify(sbp.compile(step, place, options=sbp.Options(check=True)), w, X)
     assert report.largest < 2e-2
+
+
+def scanned(w: Any, x: Any) -> Any:
+    """A loss whose layers cast slices of their stack, and a bias that all of them have."""
+
+    def layer(x: Any, one: Any) -> Any:
+        return x @ one.astype(jnp.bfloat16) + w["bias"].astype(jnp.bfloat16), None
+
+    return jnp.sum(jax.lax.scan(layer, x.astype(jnp.bfloat16), w["stack"])[0].astype(jnp.float32))
+
+
+def test_a_scan_takes_slices_of_a_stack_that_was_cast_once() -> None:
+    w = {"bias": jnp.ones(4), "stack": jnp.ones((3, 4, 4))}
+
+    def gradients(w: Any, x: Any) -> Any:
+        return sbp.microbatch(jax.value_and_grad(scanned), 2, batch_args=1)(w, x)
+
+    graph = trace(gradients, [w, X], {}).graph
+    hoisted = hoist_casts(graph)
+    loop = loop_of(hoisted)
+    assert loop is not None
+    before = [
+        hoisted.values[n.outputs[0]] for n in hoisted.nodes[: loop.id] if n.op == "convert_element_type"
+    ]
+    # Forward and backward slice one and the same stack.
+    assert sorted((v.shape, str(v.dtype)) for v in before) == [((3, 4, 4), "bfloat16"), ((4,), "bfloat16")]
+    for scan in (n for n in loop.bodies[0].nodes if n.op == "scan"):
+        sliced = [hoisted.values[v] for v in scan.bodies[0].inputs]
+        assert not any(v.dtype == jnp.float32 and v.shape == (4, 4) for v in sliced)
+    assert len(hoisted.nodes) == len(graph.nodes) + 2
+
+
+def test_slices_are_not_cast_to_wider_types_as_a_stack() -> None:
+    w = {"bias": jnp.ones(4), "stack": jnp.ones((3, 4, 4), jnp.float8_e4m3fn)}
+    graph = trace(lambda w, x: sbp.microbatch(scanned, 2, batch_args=1, reduce="sum")(w, x), [w, X], {}).graph
+    hoisted = hoist_casts(graph)
+    loop = loop_of(hoisted)
+    assert loop is not None
+    (scan,) = (n for n in loop.bodies[0].nodes if n.op == "scan")
+    assert [n.op for n in scan.bodies[0].nodes].count("convert_element_type") == 1
