@@ -91,6 +91,14 @@ def test_a_scan_in_stages_stands_beside_them(monkeypatch: pytest.MonkeyPatch) ->
     assert cells[0] == f"| {asked.text}" and len(cells) == 8
 
 
+def test_many_devices_hold_copies() -> None:
+    """AUTO is asked for groups of hosts with a copy each where there are more than one of them."""
+    assert [row.text for row in layouts.layouts(1024, 1024) if row.shape == (8, 128)] == [
+        "AUTO:8x128, 1 micro-batches, 40% kept"
+    ]
+    assert all(row.shape != (1, 128) for row in layouts.layouts(128, 1024))
+
+
 def test_the_tables(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """What is printed around the rows, whose plans take minutes."""
     monkeypatch.setattr(pipelined, "rows", lambda *_: [pipelined.PipelinedRow("one", None, 1e9, "why")])
