@@ -2,8 +2,8 @@
 
     python -m benchmarks.pages [--layers 12,96] [--placement 8]
 
-A GPT's train step is planned for absent H100s. Seconds from the request of the file until the graph is drawn,
-and from the click until a layer is open: the medians of some rounds. Memory is the heap of the page's scripts.
+A GPT's train step is planned for absent H100s. Seconds from the request of the file until the graph is drawn
+and from the click until a layer is open: the medians of some rounds. Memory is that of the scripts.
 """
 
 from __future__ import annotations
