@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 
 from sbp.passes.boxing.paths import Boxings
 from sbp.passes.explain import notes
+from sbp.passes.physical.evaluate import Evaluator
 from sbp.passes.physical.fit import LimitedProblem, LimitedStart, SmallestPeak, seconds_of_fastest
-from sbp.passes.physical.hidden import MOST_CELLS, shortest_step
+from sbp.passes.physical.hidden import MOST_CELLS, ShortestStep, shortest_step
 from sbp.passes.physical.hidden_limited import shortest_within
 from sbp.passes.plan.candidates import Candidates
 from sbp.passes.plan.cheapest import SOLVER_SHARE, cheapest
@@ -29,12 +30,14 @@ class FoundSignatures:
       notes: remarks on the search.
       smallest: what is nearest to fitting, if nothing was found that fits.
       is_final: whether the search ended by itself, not with its time.
+      takes: the program of the assignment as the chain makes it, with what it takes, if it was made.
     """
 
     assignment: ChosenSignatures
     notes: tuple[str, ...] = ()
     smallest: SmallestPeak | None = None
     is_final: bool = True
+    takes: Evaluator | None = None
 
 
 @dataclass(frozen=True)
@@ -60,9 +63,10 @@ class Choosing:
         if chosen is not fastest:
             took = fastest.seconds, chosen.seconds
             remarks.append(notes.fitted_note(r.limit_bytes, found.needed_bytes, *took))
-        chosen, left_out = self._shortest(model, network, chosen, limited, found.start)
+        shortest, left_out = self._shortest(model, network, chosen, limited, found.start)
+        chosen, takes = shortest.assignment, shortest.takes
         late = notes.time_notes(chosen, r)
-        return FoundSignatures(chosen, (*remarks, *left_out, *late), is_final=not late)
+        return FoundSignatures(chosen, (*remarks, *left_out, *late), is_final=not late, takes=takes)
 
     def _fastest(self, seconds: float | None) -> tuple[Model, IndexedNetwork, ChosenSignatures]:
         """The cheapest assignment, with the model that it was found in.
@@ -101,17 +105,17 @@ class Choosing:
         chosen: ChosenSignatures,
         limited: LimitedProblem,
         start: LimitedStart | None,
-    ) -> tuple[ChosenSignatures, tuple[str, ...]]:
+    ) -> tuple[ShortestStep, tuple[str, ...]]:
         """What fits with the shortest step, where collectives run beside kernels; and a remark."""
         r = self.request
         if (not r.whole_step and math.isinf(r.limit_bytes)) or r.seconds_left == 0.0:
-            return chosen, ()
+            return ShortestStep(chosen), ()
         if network.cells > MOST_CELLS:
-            return chosen, notes.large_notes(r.hardware)
+            return ShortestStep(chosen), notes.large_notes(r.hardware)
         if start is None:
             found = shortest_step(model, network.dense(), chosen, limited.fits, r.seconds_left, r.donated)
             chosen = found.assignment
             start = limited.start() if found.passed_over else None
         if start is not None:
             found = shortest_within(limited, start, chosen, r.seconds_left)
-        return found.assignment, (notes.starts_note(found.looked, found.left),) if found.left else ()
+        return found, (notes.starts_note(found.looked, found.left),) if found.left else ()

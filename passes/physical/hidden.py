@@ -9,11 +9,12 @@ the same program has the same plan however busy the machine is.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from sbp.passes.physical.evaluate import OVERLAPPING
+from sbp.passes.physical.evaluate import OVERLAPPING, Evaluator
 from sbp.passes.physical.exposure import Clock, Exposure, Shares, StepTimes
 from sbp.passes.plan.fold import fold
 from sbp.passes.plan.model import ChosenSignatures, Model
@@ -54,25 +55,28 @@ class ShortestStep:
     Arguments:
       assignment: with the shortest step of those that fit; it knows what the one takes that the search began
         with, if that is another.
-      step_seconds: of it.
+      step_seconds: of it, if it was run.
       looked, left: names of the starting points that were looked at, and of those for which there was no
       time.
       passed_over: whether one with a shorter step, and one that would be taken, does not fit.
+      takes: the program of the assignment as the chain makes it, with what it takes, if it was made.
     """
 
     assignment: ChosenSignatures
-    step_seconds: float
+    step_seconds: float = math.nan
     looked: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
     passed_over: bool = False
+    takes: Evaluator | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StepLook:
-    """A plan that was looked at."""
+    """A plan that was looked at; with its program, where it may be run once more."""
 
     assignment: ChosenSignatures
     times: StepTimes
+    takes: Evaluator | None = None
 
     @property
     def rank(self) -> tuple[float, float]:
@@ -132,7 +136,8 @@ class _Search:
         return self.left <= 0 or (self.deadline is not None and time.monotonic() >= self.deadline)
 
     def look(self, assignment: ChosenSignatures) -> StepLook:
-        return StepLook(assignment, self.clock.times(assignment))
+        takes = self.clock.program(assignment, self.donated)
+        return StepLook(assignment, self.clock.times_of(takes), takes)
 
     def solved(self, network: CostNetwork) -> StepLook | None:
         """The plan that solves a network; None if it has none, or was looked at already."""
@@ -164,12 +169,14 @@ class _Search:
 
     def final(self) -> list[tuple[float, StepLook]]:
         """The first of these with the steps that they take in XLA's own order, the shortest first."""
-        found = [(self.scheduled(x), x) for x in self.best()[: self.finalists]]
+        found = [(scheduled_seconds(x), x) for x in self.best()[: self.finalists]]
         return sorted(found, key=lambda x: (float(f"{x[0]:.5e}"), x[1].rank))
 
-    def scheduled(self, look: StepLook) -> float:
-        """The step of a plan in XLA's own order."""
-        return self.clock.scheduled_seconds(look.assignment, self.donated)
+
+def scheduled_seconds(look: StepLook) -> float:
+    """The step of a plan in XLA's own order, with the copies at its end."""
+    assert look.takes is not None
+    return look.takes.scheduled().whole_seconds
 
 
 def shortest_step(
@@ -194,7 +201,7 @@ def shortest_step(
     if model.boxings.network.hardware.platform not in OVERLAPPING or not (
         base.times.sent or base.times.talked
     ):
-        return ShortestStep(cheapest, search.scheduled(base))
+        return ShortestStep(cheapest, scheduled_seconds(base), takes=base.takes)
     exposure = Exposure(model, network)
     last = min(LAST_ROUNDS, search.left // 3)
     search.descend(base, exposure, network.unary, min(FIRST_ROUNDS, max(1, search.left // 4)))
@@ -212,7 +219,7 @@ def shortest_step(
         search.descend(at, exposure, unary, min(SEED_ROUNDS, search.left - last))
     for at in search.best()[:1]:
         search.descend(at, exposure, network.unary, search.left)
-    took = search.scheduled(base)
+    took = scheduled_seconds(base)
     better = [(seconds, x) for seconds, x in search.final() if seconds <= WORTH * took]
     seconds, best = next((x for x in better if fits(x[1].assignment)), (took, base))
     left = tuple(seed_name(seed) for seed in seeds)
@@ -220,4 +227,4 @@ def shortest_step(
     if best is not base:
         chosen = replace(chosen, cheapest_seconds=base.times.seconds)
     passed_over = bool(better) and better[0][1] is not best
-    return ShortestStep(chosen, seconds, tuple(looked), left, passed_over)
+    return ShortestStep(chosen, seconds, tuple(looked), left, passed_over, best.takes)
