@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 
 from sbp.passes.boxing.paths import Boxings
 from sbp.passes.explain import notes
-from sbp.passes.physical.evaluate import Evaluator
+from sbp.passes.physical.evaluate import OVERLAPPING, Evaluator
 from sbp.passes.physical.fit import LimitedProblem, LimitedStart, SmallestPeak, seconds_of_fastest
-from sbp.passes.physical.hidden import MOST_CELLS, ShortestStep, shortest_step
+from sbp.passes.physical.hidden import MOST_CELLS, ShortestStep, grouped_looks, shortest_step
 from sbp.passes.physical.hidden_limited import shortest_within
 from sbp.passes.plan.candidates import Candidates
 from sbp.passes.plan.cheapest import SOLVER_SHARE, cheapest
+from sbp.passes.plan.grouped import axes_alike, axis_groups
 from sbp.passes.plan.hurried import LATE, BuiltModel, least_seconds, model_in_time
 from sbp.passes.plan.indexed import IndexedNetwork
 from sbp.passes.plan.model import Boundary, ChosenSignatures, Model
@@ -98,6 +99,27 @@ class Choosing:
             seconds = max(seconds - taken, SOLVER_SHARE * min(taken, built.seconds))
         return cheapest(built.model, built.network, seconds, self.request.terms.progress)
 
+    def _shortest_grouped(
+        self, chosen: ChosenSignatures, limited: LimitedProblem, start: LimitedStart | None
+    ) -> tuple[ShortestStep, tuple[str, ...]]:
+        """The same on many axes: strategies that use groups of these as one are looked at."""
+        r = self.request
+        kept = ShortestStep(chosen), notes.large_notes(r.hardware)
+        if start is not None or r.hardware.platform not in OVERLAPPING:
+            return kept
+        groups = axis_groups(r.placement, r.hardware)
+        model = Model(axes_alike(self.candidates, groups), self.asked, self.boxings)
+        try:
+            network = model.build_indexed()
+        except Infeasible:
+            return kept
+        if network.cells > MOST_CELLS:
+            return kept
+        dense = network.dense()
+        more = r.seconds_left, r.donated, len(groups[0]), grouped_looks(dense)
+        found = shortest_step(model, dense, chosen, limited.fits_program, *more)
+        return found, (notes.starts_note(found.looked, found.left),) if found.left else ()
+
     def _shortest(
         self,
         model: Model,
@@ -111,9 +133,11 @@ class Choosing:
         if (not r.whole_step and math.isinf(r.limit_bytes)) or r.seconds_left == 0.0:
             return ShortestStep(chosen), ()
         if network.cells > MOST_CELLS:
-            return ShortestStep(chosen), notes.large_notes(r.hardware)
+            return self._shortest_grouped(chosen, limited, start)
         if start is None:
-            found = shortest_step(model, network.dense(), chosen, limited.fits, r.seconds_left, r.donated)
+            found = shortest_step(
+                model, network.dense(), chosen, limited.fits_program, r.seconds_left, r.donated
+            )
             chosen = found.assignment
             start = limited.start() if found.passed_over else None
         if start is not None:

@@ -43,7 +43,10 @@ layers on 8 x 8 that leaves three looks."""
 FEWEST_LOOKS, MANY_LOOKS, MOST_LOOKS = 2, 24, 48
 """Beyond many of them a quarter of those that the work allows are looked at."""
 MOST_CELLS = 2e7
-"""Networks of more table cells, as on four axes, are not written down, and keep the cheapest plan."""
+"""Networks of more table cells, as on four axes, are not written down; axes are grouped there."""
+GROUPED_WORK, GROUPED_LOOKS = 1_300_000, 18
+"""What the looks at plans of a network of grouped axes may take, as finding the cheapest has taken more, and
+how many they are at most: with them eight seeds are looked at. A GPT of 96 layers has about ten."""
 FOLDED = 0.6
 """A network is solved folded where at most this part of its nodes is left."""
 
@@ -91,6 +94,11 @@ def looks_for(network: CostNetwork) -> int:
     return max(FEWEST_LOOKS, min(allowed, MANY_LOOKS + more, MOST_LOOKS))
 
 
+def grouped_looks(network: CostNetwork) -> int:
+    """The same of a network of grouped axes."""
+    return max(FEWEST_LOOKS, min(int(GROUPED_WORK / look_size(network)), GROUPED_LOOKS))
+
+
 def look_size(network: CostNetwork) -> float:
     """The work of a look at a plan: edges that are run and nodes that are solved count alike, and the cells
     of tables by what they take beside (measured for GPTs of 2 and 12 layers on one axis and on two)."""
@@ -121,12 +129,13 @@ class _Search:
         cheapest: ChosenSignatures,
         seconds: float | None,
         donated: Sequence[int],
+        looks: int | None,
     ) -> None:
         self.model, self.network, self.bound = model, network, cheapest.bound
         self.donated = donated
         self.clock = Clock(model.c, model.boxings)
         self.deadline = None if seconds is None else time.monotonic() + seconds
-        self.left = looks_for(network)
+        self.left = looks_for(network) if looks is None else looks
         self.finalists = max(1, self.left // LOOKS_PER_FINALIST)
         self.seen: dict[tuple[int, ...], StepLook] = {}
         self.cheapest = self.look(cheapest)
@@ -175,28 +184,37 @@ class _Search:
 
 def scheduled_seconds(look: StepLook) -> float:
     """The step of a plan in XLA's own order, with the copies at its end."""
+    return program_of(look).scheduled().whole_seconds
+
+
+def program_of(look: StepLook) -> Evaluator:
+    """The program of a plan that was looked at here, with what it takes."""
     assert look.takes is not None
-    return look.takes.scheduled().whole_seconds
+    return look.takes
 
 
 def shortest_step(
     model: Model,
     network: CostNetwork,
     cheapest: ChosenSignatures,
-    fits: Callable[[ChosenSignatures], bool],
+    fits: Callable[[Evaluator], bool],
     time_limit_seconds: float | None = None,
     donated: Sequence[int] = (),
+    outer: int = 1,
+    looks: int | None = None,
 ) -> ShortestStep:
     """The plan with the shortest step that is found.
 
     Arguments:
       model, network: of the search, as `Model.build` has made them.
       cheapest: what the search has found.
-      fits: whether a plan keeps the limit on memory; asked of the few that are better than `cheapest`.
+      fits: whether a program keeps the limit on memory; asked of the few that are better than `cheapest`.
       time_limit_seconds: after which no other plan is looked at.
       donated: positions of the inputs whose memory the results may take.
+      outer: how many axes of the placement parallelisms use for one thing, and the others for another.
+      looks: how many plans are looked at; None for as many as a program of this size usually has.
     """
-    search = _Search(model, network, cheapest, time_limit_seconds, donated)
+    search = _Search(model, network, cheapest, time_limit_seconds, donated, looks)
     base = search.cheapest
     if model.boxings.network.hardware.platform not in OVERLAPPING or not (
         base.times.sent or base.times.talked
@@ -206,7 +224,7 @@ def shortest_step(
     last = min(LAST_ROUNDS, search.left // 3)
     search.descend(base, exposure, network.unary, min(FIRST_ROUNDS, max(1, search.left // 4)))
     tensors = tensors_of(model.graph, model.boundary.ties)
-    looked, seeds = list[str](), list(seeds_for(model.c.placement.ndim))
+    looked, seeds = list[str](), list(seeds_for(model.c.placement.ndim, outer))
     points: list[tuple[StepLook, tuple[Table, ...]]] = []
     while seeds and search.left > last and not search.spent:
         seed = seeds.pop(0)
@@ -221,7 +239,7 @@ def shortest_step(
         search.descend(at, exposure, network.unary, search.left)
     took = scheduled_seconds(base)
     better = [(seconds, x) for seconds, x in search.final() if seconds <= WORTH * took]
-    seconds, best = next((x for x in better if fits(x[1].assignment)), (took, base))
+    seconds, best = next((x for x in better if fits(program_of(x[1]))), (took, base))
     left = tuple(seed_name(seed) for seed in seeds)
     chosen = best.assignment
     if best is not base:
