@@ -156,8 +156,15 @@ def choose_signatures(s: Listed) -> Chosen:
         found = Choosing(s.candidates, asked, s.boxings, r.keeping(AFTER_SHARE)).run()
         known, smallest, takes = (found.assignment, recall.keep(found)), found.smallest, found.takes
     s = replace(s, request=replace(r, notes=(*r.notes, *known[1].notes)))
-    more = {"smallest": smallest, "recall": recall, "takes": takes if r.whole_step else None}
-    return Chosen(**vars(s), assignment=known[0], asked=asked, record=known[1], **more)
+    return Chosen(
+        **vars(s),
+        assignment=known[0],
+        asked=asked,
+        smallest=smallest,
+        recall=recall,
+        record=known[1],
+        takes=takes if r.whole_step else None,
+    )
 
 
 def box(s: Chosen) -> Placed:

@@ -15,10 +15,19 @@ from sbp.passes.physical.hidden_limited import shortest_within
 from sbp.passes.plan.candidates import Candidates
 from sbp.passes.plan.cheapest import SOLVER_SHARE, cheapest
 from sbp.passes.plan.grouped import axes_alike, axis_groups
-from sbp.passes.plan.hurried import LATE, BuiltModel, least_seconds, model_in_time
+from sbp.passes.plan.hurried import (
+    LATE,
+    MODEL_SHARE,
+    BuiltModel,
+    OutOfTime,
+    TimedModel,
+    least_seconds,
+    model_in_time,
+)
 from sbp.passes.plan.indexed import IndexedNetwork
 from sbp.passes.plan.model import Boundary, ChosenSignatures, Model
 from sbp.passes.plan.network import Infeasible
+from sbp.passes.plan.seeds import seed_name, seeds_for
 from sbp.passes.request import Request
 
 
@@ -108,11 +117,16 @@ class Choosing:
         if start is not None or r.hardware.platform not in OVERLAPPING:
             return kept
         groups = axis_groups(r.placement, r.hardware)
-        model = Model(axes_alike(self.candidates, groups), self.asked, self.boxings)
+        names = tuple(map(seed_name, seeds_for(r.placement.ndim, len(groups[0]))))
+        given = axes_alike(self.candidates, groups), self.asked, self.boxings
+        left = math.inf if r.seconds_left is None else r.seconds_left
+        model = TimedModel(*given, time.monotonic() + MODEL_SHARE * left)
         try:
             network = model.build_indexed()
         except Infeasible:
             return kept
+        except OutOfTime:
+            return kept[0], (notes.starts_note((), names),)
         if network.cells > MOST_CELLS:
             return kept
         dense = network.dense()

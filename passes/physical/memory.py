@@ -100,7 +100,8 @@ def peak(
         results = [v for v in dict.fromkeys(kept) if v in known]
         k, order = kernels(ops, sizes, results, there), None
     else:
-        k, sizes, there, results, order = whole.k, whole.sizes, whole.there, whole.kept, whole.order
+        k, sizes, order = whole.k, whole.sizes, whole.order
+        there, results = list(whole.there), list(whole.kept)
     rest = [Live(v, sizes.bytes(v)) for v in (*there, *(v for v in results if v not in taken))]
     spaces = Spaces(taken, frozenset(results), seconds=seconds)
     laid = Laid.of(k, sizes, spaces, order, None if whole is None else whole.together)

@@ -99,16 +99,16 @@ def turns(
             known = BodyOrder(nodes, hidden_order(ops))
         else:
             known = BodyOrder(nodes, [(j, True) for j in plain_order(ops)])
-    nodes, order = known.nodes, known.events
     found = dict[int, int]()
-    born, read = [0] * len(k.ops) + [len(order)], [0] * len(k.ops) + [len(order)]
-    for at, (j, begins) in enumerate(order):
-        for i in nodes[j].makes if begins else ():
+    born, read = [0] * len(k.ops) + [len(known.events)], [0] * len(k.ops) + [len(known.events)]
+    for at, (j, begins) in enumerate(known.events):
+        node = known.nodes[j]
+        for i in node.makes if begins else ():
             born[i] = at
-        for i in nodes[j].reads:
+        for i in node.reads:
             read[i] = at
-        if nodes[j].pool >= 0:
-            found[nodes[j].pool] = at
+        if node.pool >= 0:
+            found[node.pool] = at
     packed = [
         Packed(members, read[members[0]], max(born[i] for i in members))
         for members in together

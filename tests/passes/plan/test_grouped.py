@@ -87,3 +87,9 @@ def test_programs_too_large_to_write_down_have_seeds(monkeypatch: pytest.MonkeyP
     assert searched.step_seconds <= kept.step_seconds
     assert searched.bound == kept.bound and searched.cheapest_gap == kept.gap
     assert [any("too large" in note for note in plan.notes) for plan in plans] == [False, True]
+    monkeypatch.setattr(choosing, "MOST_CELLS", grouped)
+    monkeypatch.setattr(choosing, "MODEL_SHARE", -1.0)  # no time for the model
+    options = sbp.Options(time_limit=1000.0, cache=False)
+    late = sbp.compile(step, FOUR, options=options, donate_argnums=(0, 1)).plan(*ARGS)
+    assert len(found) == 1 and late.step_seconds == kept.step_seconds
+    assert any("the cheapest plan alone; not at ZeRO-3" in note for note in late.notes)
