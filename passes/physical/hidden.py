@@ -46,7 +46,7 @@ MOST_CELLS = 2e7
 """Networks of more table cells, as on four axes, are not written down; axes are grouped there."""
 GROUPED_WORK, GROUPED_LOOKS = 1_300_000, 18
 """What the looks at plans of a network of grouped axes may take, as finding the cheapest has taken more, and
-how many they are at most: with them eight seeds are looked at. A GPT of 96 layers has about ten."""
+how many they are at most: with them eight seeds are looked at."""
 FOLDED = 0.6
 """A network is solved folded where at most this part of its nodes is left."""
 
