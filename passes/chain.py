@@ -90,13 +90,15 @@ class Listed(Logical):
 
 @dataclass(frozen=True)
 class Chosen(Listed):
-    """With one signature for each op, argument and result; what is nearest to fitting if none does."""
+    """With one signature for each op, argument and result; what is nearest to fitting if none does; and the
+    finished program with what it takes, where the search has looked at it."""
 
     assignment: ChosenSignatures
     asked: Boundary
     smallest: SmallestPeak | None
     recall: Recall
     record: ChoiceRecord
+    takes: Evaluator | None
 
 
 @dataclass(frozen=True)
@@ -162,29 +164,39 @@ def choose_signatures(s: Listed) -> Chosen:
     asked = pins.boundary(s.graph, s.asked_inputs, r.out_sbp, r.ties, r.placement)
     asked = replace(asked, in_costs=r.in_costs, out_costs=r.out_costs)
     recall = Recall(s.candidates, asked, s.boxings, r)
-    known, smallest = recall.found(), None
+    known, smallest, takes = recall.found(), None, None
     if known is None:
         found = Choosing(s.candidates, asked, s.boxings, r.keeping(AFTER_SHARE)).run()
-        known, smallest = (found.assignment, recall.keep(found)), found.smallest
+        known, smallest, takes = (found.assignment, recall.keep(found)), found.smallest, found.takes
     s = replace(s, request=replace(r, notes=(*r.notes, *known[1].notes)))
     return Chosen(
-        **vars(s), assignment=known[0], asked=asked, smallest=smallest, recall=recall, record=known[1]
+        **vars(s),
+        assignment=known[0],
+        asked=asked,
+        smallest=smallest,
+        recall=recall,
+        record=known[1],
+        takes=takes if r.whole_step else None,
     )
 
 
 def box(s: Chosen) -> Placed:
-    """Inserts the collectives."""
+    """Inserts the collectives; where the search has looked at the program, it is made already."""
+    if s.takes is not None:
+        return Placed(**vars(s), physical=s.takes.physical)
     at_once = not s.request.whole_step
     return Placed(**vars(s), physical=insert_boxing(s.candidates, s.assignment, s.boxings, at_once=at_once))
 
 
 def find_owners(s: Placed) -> Placed:
     """Marks the reductions that bring bits of one device each, and compute nothing."""
-    return replace(s, physical=mark_owners(s.physical))
+    return s if s.takes is not None else replace(s, physical=mark_owners(s.physical))
 
 
 def bucket(s: Placed) -> Placed:
     """Brings small collectives together."""
+    if s.takes is not None:
+        return s
     return replace(s, physical=bucket_collectives(s.physical, s.request.hardware))
 
 
@@ -203,7 +215,7 @@ def write_plan(s: Placed) -> PlanData:
         *recomputed_notes(s.candidates, s.assignment, s.physical, s.boxings.network),
     )
     paths = s.traced.in_paths, s.traced.out_paths
-    takes = Evaluator(s.physical, s.boxings.network, r.donated)
+    takes = s.takes or Evaluator(s.physical, s.boxings.network, r.donated)
     plan = explain(r.name, takes, s.assignment.bound, paths, remarks)
     record = s.record
     if plan.gap < 0:
