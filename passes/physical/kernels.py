@@ -15,8 +15,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from sbp.passes.physical.fusing import COSTLY, PARTIAL, PRODUCTS, PROLOGUES, Fusing, KernelOp, ShardSizes
-from sbp.passes.physical.program import Box, Compute, Version, barrier_of
+from sbp.passes.physical.fusing import (
+    COSTLY,
+    PARTIAL,
+    PRODUCTS,
+    PROLOGUES,
+    Fusing,
+    KernelOp,
+    ShardSizes,
+    op_of,
+)
+from sbp.passes.physical.program import Box, Compute, Physical, Version, barrier_of
 from sbp.passes.program.graph import Const
 
 DEEPEST = 8
@@ -107,6 +116,16 @@ def kernels(
     for i in reversed(range(len(ops))):
         fusion.place(i)
     return fusion.result(kept)
+
+
+def program_kernels(physical: Physical, sizes: ShardSizes) -> Kernels:
+    """The kernels of a program, none of whose loops has a trip taken out."""
+    there = list(dict.fromkeys(zip(physical.graph.inputs, physical.inputs, strict=True)))
+    results = zip(physical.graph.outputs, physical.outputs, strict=True)
+    ops = [op_of(step, physical) for step in physical.steps]
+    known = {*there, *(v for op in ops for v in op.writes)}
+    kept = [v for v in dict.fromkeys((x, nd) for x, nd in results if not isinstance(x, Const)) if v in known]
+    return kernels(ops, sizes, kept, there)
 
 
 class _Fusion:

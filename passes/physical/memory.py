@@ -70,6 +70,20 @@ class Spaces:
     hastens: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """What a device holds when it holds most.
+
+    Arguments:
+      live: the tensors.
+      hastens: where only an order that takes little memory keeps the limit, whether what frees memory runs as
+        soon as it can in it; None where collectives are hidden at the cost of memory.
+    """
+
+    live: Sequence[Live]
+    hastens: bool | None = None
+
+
 def peak(
     steps: Sequence[Step],
     sizes: ShardSizes,
@@ -79,7 +93,7 @@ def peak(
     seconds: Seconds | None = None,
     limit_bytes: float = math.inf,
     holes: float = 0.0,
-) -> list[Live]:
+) -> Peak:
     """What a device holds when it holds most.
 
     Arguments:
@@ -98,12 +112,14 @@ def peak(
     laid = Laid.of(k, sizes, spaces)
     found = alive(k, sizes, spaces, laid)
     needed = _bytes(rest) + (1.0 + holes) * _bytes(found)
-    if needed > limit_bytes and seconds is not None:
-        # XLA makes several orders, and takes the one with the smallest peak (`DefaultMemoryScheduler`).
-        others = (replace(spaces, seconds=None, hastens=h) for h in (True, False))
-        saving = (alive(k, sizes, other, laid) for other in others)
-        found = min(found, *saving, key=_bytes)
-    return [*rest, *found]
+    if needed <= limit_bytes or seconds is None:
+        return Peak([*rest, *found])
+    # The program is lowered so that it runs in the better one of two orders (sections.py).
+    others = {h: alive(k, sizes, replace(spaces, seconds=None, hastens=h), laid) for h in (True, False)}
+    hastens = min(others, key=lambda h: _bytes(others[h]))
+    if _bytes(found) <= _bytes(others[hastens]):
+        return Peak([*rest, *found])
+    return Peak([*rest, *others[hastens]], hastens)
 
 
 def _bytes(live: Iterable[Live]) -> float:

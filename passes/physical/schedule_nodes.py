@@ -7,8 +7,9 @@ with several results.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
 
 from sbp.passes.physical.combining import COMBINED_KINDS, combined, in_order
 from sbp.passes.physical.fusing import Fusing, Seconds
@@ -41,7 +42,11 @@ class ScheduleNode:
 
 
 def schedule_nodes(
-    k: Kernels, together: Sequence[tuple[int, ...]], when: Sequence[float], seconds: Seconds | None
+    k: Kernels,
+    together: Sequence[tuple[int, ...]],
+    when: Sequence[float],
+    seconds: Seconds | None,
+    numbers: Mapping[int, int] | None = None,
 ) -> list[ScheduleNode]:
     """The nodes of a body.
 
@@ -49,6 +54,8 @@ def schedule_nodes(
       together: collectives that are sent as one.
       when: per op, its place in the order that takes little memory.
       seconds: of an op, or of collectives that are sent as one.
+      numbers: where the program runs in sections, of which one each op is: nothing goes with ops
+        of another.
     """
 
     def taken(*members: int) -> float:
@@ -64,6 +71,9 @@ def schedule_nodes(
         at = when[pooled.maker] + 0.1 if pooled.maker >= 0 else -1.0
         nodes.append(ScheduleNode((), (), at, taken(i), pool=i))
     sets = [*together, *_siblings(k, {i for members in together for i in members})]
+    if numbers is not None:
+        by_section = (sorted(members, key=lambda i: (numbers.get(i, 0), i)) for members in sets)
+        sets = [tuple(some) for each in by_section for _, some in groupby(each, lambda i: numbers.get(i, 0))]
     for members in in_order(k.makers, sets):
         members = tuple(i for i in members if k.runs(i))
         if not members:
@@ -104,6 +114,33 @@ def hiding_ops(k: Kernels, nodes: Sequence[ScheduleNode], later: Collection[int]
             )
         )
     return found
+
+
+def numbers_of(nodes: Sequence[ScheduleNode], numbers: Mapping[int, int]) -> list[int]:
+    """Per node, of which section of the program it is."""
+    found = list[int]()
+    for node in nodes:
+        ops = [*node.reads, *node.makes, *([node.pool] if node.pool >= 0 else [])]
+        found.append(max([*(numbers.get(i, 0) for i in ops), *(found[j] for j in node.after)], default=0))
+    return found
+
+
+def in_sections(ops: Sequence[HidingOp], numbers: Sequence[int]) -> list[HidingOp]:
+    """The same ops with one more between two sections, behind all of the first and before all of the
+    second."""
+    sections = range(max(numbers, default=0))
+    out = [
+        replace(op, makers=(*op.makers, len(ops) + n - 1)) if n else op
+        for op, n in zip(ops, numbers, strict=True)
+    ]
+    members: list[list[int]] = [[] for _ in range(len(sections) + 1)]
+    for j, n in enumerate(numbers):
+        members[n].append(j)
+    for n in sections:
+        before = (len(ops) + n - 1,) if n else ()
+        at = max((ops[j].position for j in members[n]), default=0.0)
+        out.append(HidingOp((*members[n], *before), 0.0, False, False, at))
+    return out
 
 
 def is_packed(k: Kernels, members: Sequence[int]) -> bool:

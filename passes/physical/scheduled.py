@@ -12,8 +12,8 @@ from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from sbp.passes.physical.fusing import KernelOp, ShardSizes, op_of
-from sbp.passes.physical.kernels import Buffer, Kernels, kernels
+from sbp.passes.physical.fusing import KernelOp, ShardSizes
+from sbp.passes.physical.kernels import Buffer, Kernels, program_kernels
 from sbp.passes.physical.latency_hiding import hidden_order
 from sbp.passes.physical.layouts import turned
 from sbp.passes.physical.merged import kernels_that_compute
@@ -27,8 +27,15 @@ from sbp.passes.physical.overlap import (
     overlapped_loop,
 )
 from sbp.passes.physical.program import Border, Box, Compute, Physical, Version
-from sbp.passes.physical.schedule_nodes import ScheduleNode, hiding_ops, schedule_nodes, sent_together
-from sbp.passes.program.graph import Const
+from sbp.passes.physical.schedule_nodes import (
+    ScheduleNode,
+    hiding_ops,
+    in_sections,
+    numbers_of,
+    schedule_nodes,
+    sent_together,
+)
+from sbp.passes.physical.sections import Sections
 
 
 class ScheduledCosts(Costs, Protocol):
@@ -39,6 +46,10 @@ class ScheduledCosts(Costs, Protocol):
 
     def copy_seconds(self, size: float) -> float:
         """The time of a kernel that copies so many bytes."""
+
+    def sections_if_large(self, most_bytes: float) -> Sections | None:
+        """The sections in which the program runs, if it does so; none if there are so many bytes, which are
+        all that it ever makes."""
 
 
 @dataclass(frozen=True)
@@ -60,15 +71,13 @@ def scheduled(physical: Physical, costs: ScheduledCosts, donated: Mapping[Versio
       donated: results, and the argument whose memory each takes.
     """
     sizes = ShardSizes(physical)
-    there = list(dict.fromkeys(zip(physical.graph.inputs, physical.inputs, strict=True)))
-    results = zip(physical.graph.outputs, physical.outputs, strict=True)
-    ops = [op_of(step, physical) for step in physical.steps]
-    known = {*there, *(v for op in ops for v in op.writes)}
-    kept = [v for v in dict.fromkeys((x, nd) for x, nd in results if not isinstance(x, Const)) if v in known]
-    k = kernels(ops, sizes, kept, there)
-    ends = {k.ends[v] for v in kept}
+    k = program_kernels(physical, sizes)
+    ends = {*k.ends.values()}
     when = places_of(k, {t for t in k.tensors if t.maker < 0 or t in ends}, together := sent_together(k))
-    run = _Run(k, schedule_nodes(k, together, when, costs.scheduled_seconds), costs)
+    sections = costs.sections_if_large(sum(t.bytes for t in k.tensors))
+    numbers = None if sections is None else sections.numbers
+    nodes = schedule_nodes(k, together, when, costs.scheduled_seconds, numbers)
+    run = _Run(k, nodes, costs, numbers)
     taken = {k.ends[v] for v in donated if v in k.ends}
     copied = sum(map(costs.copy_seconds, _copied_bytes(k, sizes, taken)))
     return ScheduledStep(run.seconds(), run.exposed, copied)
@@ -88,6 +97,7 @@ class _Run:
     """The nodes of a program in the order of the scheduler, as a device runs them.
 
     Arguments:
+      numbers: where the program runs in sections, of which one each op is.
       exposed: per collective, how long kernels wait for it.
       asked: shares of operands, and who sends them for all who ask.
     """
@@ -95,6 +105,7 @@ class _Run:
     k: Kernels
     nodes: Sequence[ScheduleNode]
     costs: ScheduledCosts
+    numbers: Mapping[int, int] | None = None
     exposed: dict[SentId, float] = field(default_factory=dict)
     asked: dict[Hashable, SentId] = field(default_factory=dict)
 
@@ -103,7 +114,12 @@ class _Run:
         own, kernel_end = self.op_seconds()
         wires_end = 0.0
         ends: dict[int, float] = {}
-        for j, begins in hidden_order(hiding_ops(self.k, self.nodes, ())):
+        ops = hiding_ops(self.k, self.nodes, ())
+        if self.numbers is not None:
+            ops = in_sections(ops, numbers_of(self.nodes, self.numbers))
+        for j, begins in hidden_order(ops):
+            if j >= len(self.nodes):  # between two sections
+                continue
             node = self.nodes[j]
             if not begins:
                 self.expose(node, max(0.0, ends[j] - kernel_end))

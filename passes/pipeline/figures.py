@@ -141,7 +141,7 @@ class Sizes:
     def working(self, piece: Piece) -> float:
         """The most that a piece's own tensors take while it runs."""
         kept = [(w.operand, w.nd) for w in piece.writes if isinstance(w.operand, int)]
-        return sum(x.bytes for x in peak(piece.steps, ShardSizes(self.cut.physical), kept))
+        return sum(x.bytes for x in peak(piece.steps, ShardSizes(self.cut.physical), kept).live)
 
 
 def _each(piece: Piece | None, writes: bool) -> set[Slot]:
