@@ -1,5 +1,6 @@
 """A program in sections gives what it gives at once, and its sections are in the order that was planned."""
 
+import itertools
 import math
 from typing import Any
 
@@ -105,10 +106,12 @@ def test_what_a_section_reads_of_another_goes_through_a_barrier(monkeypatch: pyt
     monkeypatch.setattr(module, "SECTION_UNITS", 4)
     physical = physical_of(transformer, transformer_args(), ([S(0)], [S(0)], [B]))
     k = program_kernels(physical, ShardSizes(physical))
-    made = {v: p for p, x in enumerate(sections_of(physical, True).sections) for s in x.steps for v in writes(s)}
+    made = {
+        v: p for p, x in enumerate(sections_of(physical, True).sections) for s in x.steps for v in writes(s)
+    }
     kernels = {id(physical.steps[i]) for i in range(len(k.ops)) if k.runs(i)}
     sections = sections_of(physical, True).sections
-    for before, section in zip(sections, sections[1:], strict=False):
+    for before, section in itertools.pairwise(sections):
         own = {v for s in section.steps for v in writes(s)}
         for s in section.steps:
             crossing = {v for v in reads(s) if v not in own and v in made}
