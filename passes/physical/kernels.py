@@ -40,6 +40,7 @@ class Buffer:
 
     Arguments:
       maker: the position of the op that makes it; -1 for what is there before.
+      dims: how many it has.
       written: whether it lies in memory.
       readers: the positions of the kernels that read it, and whether element by element.
     """
@@ -47,6 +48,7 @@ class Buffer:
     version: Version
     bytes: float
     maker: int
+    dims: int = 0
     written: bool = False
     readers: dict[int, bool] = field(default_factory=dict)
 
@@ -164,7 +166,7 @@ class _Fusion:
                 turned = op.name == "transpose" and t.maker >= 0 and ops[t.maker].name in PRODUCTS
                 self.last.update(dict.fromkeys(op.writes, (t, straight or turned)))
                 continue
-            made = [Buffer(v, sizes.bytes(v), i) for v in op.writes]
+            made = [Buffer(v, sizes.bytes(v), i, len(sizes.shape(v[0]))) for v in op.writes]
             self.writes.append(made)
             self.last.update((t.version, (t, True)) for t in made)
         self.uses = Counter(t for read in self.reads for t in {t for t, _ in read})

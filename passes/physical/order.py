@@ -76,6 +76,8 @@ def turns(
     found = dict[int, int]()
     born, read = [0] * len(k.ops) + [len(order)], [0] * len(k.ops) + [len(order)]
     for at, (j, begins) in enumerate(order):
+        if j >= len(nodes):
+            continue
         for i in nodes[j].makes if begins else ():
             born[i] = at
         for i in nodes[j].reads:

@@ -12,10 +12,12 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from sbp.passes.physical.combining import COMBINED_KINDS, combined, in_order
-from sbp.passes.physical.fusing import Fusing, Seconds
+from sbp.passes.physical.fusing import PRODUCTS, Fusing, Seconds
 from sbp.passes.physical.kernels import Buffer, Kernels
 from sbp.passes.physical.latency_hiding import HidingOp
 from sbp.passes.physical.program import Border, Box
+
+MATRIX_DIMS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,17 +94,21 @@ def schedule_nodes(
 
 
 def hiding_ops(k: Kernels, nodes: Sequence[ScheduleNode], later: Collection[int]) -> list[HidingOp]:
-    """The same for the scheduler; `later` are ids of ops that need nothing of this trip of a loop."""
+    """The same for the scheduler, and then what is read under other shapes; `later` are ids of ops that need
+    nothing of this trip of a loop."""
     maker = {i: j for j, node in enumerate(nodes) for i in node.makes}
     finds = {node.pool: j for j, node in enumerate(nodes) if node.pool >= 0}
     pooled = dict(pool_gradients(k))
     found = list[HidingOp]()
-    for node in nodes:
+    flat = [{t for i in node.reads if id(k.ops[i]) not in later for t in _flattened(k, i)} for node in nodes]
+    views = {t: len(nodes) + n for n, t in enumerate(dict.fromkeys(_in_order(k, nodes, flat)))}
+    for node, flattened in zip(nodes, flat, strict=True):
         read = [t for i in node.reads if id(k.ops[i]) not in later for t in k.read[i]]
         read += [pooled[node.pool]] if node.pool >= 0 else []
         before = [*node.after, *(finds[i] for i in node.reads if i in finds)]
         behind = (maker[m] for i in node.reads for m in sorted(k.waits[i]) if m in maker)
-        makers = (*before, *(maker[t.maker] for t in read if t.maker >= 0), *behind)
+        made = (views[t] if t in flattened else maker[t.maker] for t in read if t.maker >= 0)
+        makers = (*before, *made, *behind)
         found.append(
             HidingOp(
                 makers=tuple(dict.fromkeys(makers)),
@@ -113,7 +119,25 @@ def hiding_ops(k: Kernels, nodes: Sequence[ScheduleNode], later: Collection[int]
                 arguments=sum(t.maker < 0 and len(t.readers) == 1 for t in read),
             )
         )
+    found += [HidingOp((maker[t.maker],), 0.0, False, False, nodes[maker[t.maker]].position) for t in views]
     return found
+
+
+def _flattened(k: Kernels, i: int) -> list[Buffer]:
+    """What a product of matrices reads under another shape, which to XLA is an op of its own: of its operands
+    all batch dims are one, and all that stay; what another product makes is so already."""
+    if k.ops[i].name not in PRODUCTS:
+        return []
+    made = (t for t in k.read[i] if t.maker >= 0 and t.dims > MATRIX_DIMS)
+    return [t for t in made if k.ops[t.maker].kind is not Fusing.CALL]
+
+
+def _in_order(
+    k: Kernels, nodes: Sequence[ScheduleNode], chosen: Sequence[Collection[Buffer]]
+) -> Iterator[Buffer]:
+    """Chosen tensors of nodes, as these read them."""
+    for node, some in zip(nodes, chosen, strict=True):
+        yield from (t for i in node.reads for t in k.read[i] if t in some)
 
 
 def numbers_of(nodes: Sequence[ScheduleNode], numbers: Mapping[int, int]) -> list[int]:
@@ -128,6 +152,9 @@ def numbers_of(nodes: Sequence[ScheduleNode], numbers: Mapping[int, int]) -> lis
 def in_sections(ops: Sequence[HidingOp], numbers: Sequence[int]) -> list[HidingOp]:
     """The same ops with one more between two sections, behind all of the first and before all of the
     second."""
+    numbers = [*numbers]
+    for op in ops[len(numbers) :]:  # what is read under other shapes is of the section in which it is made
+        numbers.append(max(numbers[m] for m in op.makers))
     sections = range(max(numbers, default=0))
     out = [
         replace(op, makers=(*op.makers, len(ops) + n - 1)) if n else op
