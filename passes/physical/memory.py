@@ -62,12 +62,14 @@ class Spaces:
       given: what is there at the end in a space that is counted elsewhere.
       seconds: of an op; None where memory is short, and collectives are not hidden at its cost.
       hastens: whether what frees memory runs as soon as it can.
+      in_loop: whether it is the body of a loop or of a branch.
     """
 
     taken: Mapping[Version, Version]
     given: frozenset[Version]
     seconds: Seconds | None = None
     hastens: bool = True
+    in_loop: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +163,7 @@ def alive(k: Kernels, sizes: ShardSizes, spaces: Spaces, laid: Laid | None = Non
     own = {k.ends[v] for v in spaces.given if v in k.ends}
     elsewhere = {t for t in k.tensors if t.maker < 0 or t in own}
     sent = sent_later(k)
-    turn = turns(k, elsewhere, spaces.seconds, sent, spaces.hastens, laid.together)
+    turn = turns(k, elsewhere, spaces.seconds, sent, spaces.hastens, laid.together, spaces.in_loop)
     sweep = _Sweep(turn)
     _add_sent_later(k, turn, sweep, sent)
     _add_tensors(k, turn, sweep, elsewhere, taken)
@@ -348,5 +350,5 @@ def _inside(op: KernelOp, sizes: ShardSizes, seconds: Seconds | None) -> list[Li
 
 
 def _body(trip: TripOps, sizes: ShardSizes, seconds: Seconds | None) -> list[Live]:
-    spaces = Spaces(trip.taken, frozenset(trip.taken), seconds)
+    spaces = Spaces(trip.taken, frozenset(trip.taken), seconds, in_loop=True)
     return alive(kernels(trip.ops, sizes, trip.whole, trip.held), sizes, spaces)

@@ -56,6 +56,7 @@ def turns(
     sent: Sequence[KernelOp] = (),
     hastens: bool = True,
     together: Sequence[tuple[int, ...]] | None = None,
+    in_loop: bool = False,
 ) -> Turns:
     """The turns of all ops.
 
@@ -65,10 +66,11 @@ def turns(
       sent: what the trip of a loop before this one has left to send.
       hastens: whether what frees memory runs as soon as it can.
       together: collectives that are sent as one; None to look for them.
+      in_loop: whether it is the body of a loop or of a branch.
     """
     together = sent_together(k) if together is None else together
     nodes = schedule_nodes(k, together, places_of(k, elsewhere, together, hastens), seconds)
-    ops = hiding_ops(k, nodes, {id(op) for op in sent})
+    ops = hiding_ops(k, nodes, {id(op) for op in sent}, in_loop)
     if seconds is not None and any(op.sends for op in ops):
         order = hidden_order(ops)
     else:

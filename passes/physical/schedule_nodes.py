@@ -93,14 +93,19 @@ def schedule_nodes(
     return nodes
 
 
-def hiding_ops(k: Kernels, nodes: Sequence[ScheduleNode], later: Collection[int]) -> list[HidingOp]:
+def hiding_ops(
+    k: Kernels, nodes: Sequence[ScheduleNode], later: Collection[int], in_loop: bool = False
+) -> list[HidingOp]:
     """The same for the scheduler, and then what is read under other shapes; `later` are ids of ops that need
     nothing of this trip of a loop."""
     maker = {i: j for j, node in enumerate(nodes) for i in node.makes}
     finds = {node.pool: j for j, node in enumerate(nodes) if node.pool >= 0}
     pooled = dict(pool_gradients(k))
     found = list[HidingOp]()
-    flat = [{t for i in node.reads if id(k.ops[i]) not in later for t in _flattened(k, i)} for node in nodes]
+    flat = [
+        {t for i in node.reads if not in_loop and id(k.ops[i]) not in later for t in _flattened(k, i)}
+        for node in nodes
+    ]
     views = {t: len(nodes) + n for n, t in enumerate(dict.fromkeys(_in_order(k, nodes, flat)))}
     for node, flattened in zip(nodes, flat, strict=True):
         read = [t for i in node.reads if id(k.ops[i]) not in later for t in k.read[i]]
@@ -126,7 +131,8 @@ def hiding_ops(k: Kernels, nodes: Sequence[ScheduleNode], later: Collection[int]
 def _flattened(k: Kernels, i: int) -> list[Buffer]:
     """What a product of matrices reads under another shape, which to XLA is an op of its own: of its operands
     all batch dims are one, and all that stay; what another product makes is so already."""
-    if k.ops[i].name not in PRODUCTS:
+    # In trips of loops, those that are taken out too, XLA's memory shows none.
+    if k.ops[i].name not in PRODUCTS or k.ops[i].peeled:
         return []
     made = (t for t in k.read[i] if t.maker >= 0 and t.dims > MATRIX_DIMS)
     return [t for t in made if k.ops[t.maker].kind is not Fusing.CALL]
