@@ -14,7 +14,9 @@ import jax
 from jax.sharding import NamedSharding
 
 from sbp.errors import raise_all
+from sbp.passes.boxing.links import Network
 from sbp.passes.face import Plan
+from sbp.passes.physical.evaluate import Evaluator
 from sbp.passes.program.trace import Traced
 from sbp.passes.request import Request
 from sbp.runtime.builds import locked_property
@@ -53,7 +55,9 @@ class Built:
         assert physical is not None
         title = Title(self.plan.name, self.traced.source)
         options = compiler_options(physical, self.plan.hardware, self.donate, self.plan.memory_bytes)
-        return lower(physical, mesh, self.donate, counting, title, self.weak, options)
+        takes = Evaluator(physical, Network(self.plan.placement, self.plan.hardware), self.donate)
+        sections = () if takes.sections is None else takes.sections.sections
+        return lower(physical, mesh, self.donate, counting, title, self.weak, options, sections)
 
     @locked_property
     def executable(self) -> tuple[Jitted, list[NamedSharding], list[jax.Array]]:

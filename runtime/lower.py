@@ -18,6 +18,7 @@ from sbp.layout import local_shape
 from sbp.passes.boxing.moves import Move
 from sbp.passes.explain.collectives import scope_of_rows
 from sbp.passes.physical.program import Border, Box, Compute, Physical, Step, Version, walk_steps, writes
+from sbp.passes.physical.sections import Section
 from sbp.passes.program.control import CONTROL, Leaving, Region, ports
 from sbp.passes.program.graph import Const, Operand, Source
 from sbp.passes.program.views import Said, local_of
@@ -75,11 +76,14 @@ class Title:
         return run
 
 
-def device_function(physical: Physical, counting: Counting | None = None) -> Callable[..., Shards]:
+def device_function(
+    physical: Physical, counting: Counting | None = None, sections: Sequence[Section] = ()
+) -> Callable[..., Shards]:
     """The program of one device: local shards in, local shards out, in the order of the graph's inputs.
 
     Arguments:
       counting: takes what exchanges count, which then is one result more.
+      sections: in which it runs one after the other; all at once if there are none.
     """
     graph, placement = physical.graph, physical.placement
 
@@ -88,7 +92,11 @@ def device_function(physical: Physical, counting: Counting | None = None) -> Cal
         coords = [lax.axis_index(name) for name in placement.axes]
         device = Device(physical, coords, reports, kept_in_order(physical))
         env: Env = dict(zip(zip(graph.inputs, physical.inputs, strict=True), shards, strict=True))
-        device.run(physical.steps, env)
+        for section in sections or [Section(physical.steps, ())]:
+            device.run(section.steps, env)
+            if section.held:
+                held = optimization_barrier(tuple(env[v] for v in section.held))
+                env.update(zip(section.held, held, strict=True))
         outs = tuple(device.read(x, nd, env) for x, nd in zip(graph.outputs, physical.outputs, strict=True))
         return outs if counting is None or reports is None else (*outs, counting.stacked(reports))
 
@@ -289,6 +297,7 @@ def lower(
     title: Title | None = None,
     weak: Sequence[bool] = (),
     options: Mapping[str, int] | None = None,
+    sections: Sequence[Section] = (),
 ) -> Jitted:
     """The jitted program over `mesh` (a real or an abstract one): flat arguments in, flat results out.
 
@@ -297,9 +306,10 @@ def lower(
       title: what it is called; None for nothing of the user's.
       weak: per result, whether it is weakly typed; none is by default.
       options: for XLA, by name.
+      sections: in which the program runs one after the other; all at once if there are none.
     """
     ins, outs = shardings(physical, mesh, counting)
-    on_device, taken = device_function(physical, counting), ins
+    on_device, taken = device_function(physical, counting, sections), ins
     if not any(math.prod(physical.graph.values[v].shape) for v in physical.graph.inputs):
         # XLA takes tensors without elements for constants, and refuses a shard_map that is given no other.
         on_device, taken = _without_inputs(on_device, physical), []

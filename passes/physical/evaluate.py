@@ -17,10 +17,11 @@ from sbp.passes.boxing.links import Network
 from sbp.passes.physical.combining import COMBINED_KINDS
 from sbp.passes.physical.fusing import PRODUCTS, KernelOp, ShardSizes
 from sbp.passes.physical.latency_hiding import EDGE_SECONDS
-from sbp.passes.physical.memory import Live, peak
+from sbp.passes.physical.memory import Live, Peak, peak
 from sbp.passes.physical.overlap import MOVE, OverlappedStep, SentId, overlapped
 from sbp.passes.physical.program import Border, Box, Compute, Physical, Step, Version
 from sbp.passes.physical.scheduled import ScheduledStep, scheduled
+from sbp.passes.physical.sections import Sections, sections_of
 from sbp.passes.physical.whole import WholeProgram, has_loops, whole_program
 from sbp.passes.plan.cost import local_bytes, node_seconds, talk_seconds, work_seconds
 from sbp.passes.program.control import assumed_trips, trips
@@ -180,21 +181,38 @@ class Evaluator:
         hardware = self.network.hardware
         return 2 * size / hardware.memory_bytes_per_second + hardware.launch_seconds
 
-    @cached_property
+    @property
     def at_peak(self) -> list[Live]:
         """What one device holds when it holds most, the largest first: that of XLA:GPU (memory.py)."""
+        return sorted(self._peak.live, key=lambda x: -x.bytes)
+
+    @cached_property
+    def sections(self) -> Sections | None:
+        """The program in sections, where only an order that takes little memory keeps the limit."""
+        hides = self.network.hardware.platform in OVERLAPPING
+        hastens = self._peak.hastens if hides else None
+        return None if hastens is None else sections_of(self.physical, hastens)
+
+    def sections_if_large(self, most_bytes: float) -> Sections | None:
+        """The same; none if the program never needs more than some bytes, and these are there."""
+        return self.sections if most_bytes > self._limit_bytes else None
+
+    @property
+    def _limit_bytes(self) -> float:
+        hardware = self.network.hardware
+        return min(hardware.memory_bytes, hardware.scheduled_bytes)
+
+    @cached_property
+    def _peak(self) -> Peak:
         p = self.physical
         inputs = list(zip(p.graph.inputs, p.inputs, strict=True))
         results = zip(p.graph.outputs, p.outputs, strict=True)
         kept = [(x, nd) for x, nd in results if not isinstance(x, Const)]
-        over, hardware = donations(p, self.donated), self.network.hardware
-        limit = min(hardware.memory_bytes, hardware.scheduled_bytes)
-        hides = self.network.hardware.platform in OVERLAPPING
+        over, hides = donations(p, self.donated), self.network.hardware.platform in OVERLAPPING
         seconds = self.scheduled_seconds if hides else None
         # Without collectives to hide, kernels run in another order.
         whole = self.whole if hides and not has_loops(p.steps) and self.whole.sends else None
-        found = peak(p.steps, ShardSizes(p), kept, inputs, over, seconds, limit, HOLES, whole)
-        return sorted(found, key=lambda x: -x.bytes)
+        return peak(p.steps, ShardSizes(p), kept, inputs, over, seconds, self._limit_bytes, HOLES, whole)
 
     def scheduled_seconds(self, op: KernelOp, *more: KernelOp) -> float:
         """How long XLA's scheduler takes an op to be: collectives by its table, kernels by peak rates.

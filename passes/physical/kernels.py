@@ -15,8 +15,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from sbp.passes.physical.fusing import COSTLY, PARTIAL, PRODUCTS, PROLOGUES, Fusing, KernelOp, ShardSizes
-from sbp.passes.physical.program import Box, Compute, Version, barrier_of
+from sbp.passes.physical.fusing import (
+    COSTLY,
+    PARTIAL,
+    PRODUCTS,
+    PROLOGUES,
+    Fusing,
+    KernelOp,
+    ShardSizes,
+    op_of,
+)
+from sbp.passes.physical.program import Box, Compute, Physical, Version, barrier_of
 from sbp.passes.program.graph import Const
 
 DEEPEST = 8
@@ -31,6 +40,7 @@ class Buffer:
 
     Arguments:
       maker: the position of the op that makes it; -1 for what is there before.
+      dims: how many it has.
       written: whether it lies in memory.
       readers: the positions of the kernels that read it, and whether element by element.
     """
@@ -38,6 +48,7 @@ class Buffer:
     version: Version
     bytes: float
     maker: int
+    dims: int = 0
     written: bool = False
     readers: dict[int, bool] = field(default_factory=dict)
 
@@ -109,6 +120,16 @@ def kernels(
     return fusion.result(kept)
 
 
+def program_kernels(physical: Physical, sizes: ShardSizes) -> Kernels:
+    """The kernels of a program, none of whose loops has a trip taken out."""
+    there = list(dict.fromkeys(zip(physical.graph.inputs, physical.inputs, strict=True)))
+    results = zip(physical.graph.outputs, physical.outputs, strict=True)
+    ops = [op_of(step, physical) for step in physical.steps]
+    known = {*there, *(v for op in ops for v in op.writes)}
+    kept = [v for v in dict.fromkeys((x, nd) for x, nd in results if not isinstance(x, Const)) if v in known]
+    return kernels(ops, sizes, kept, there)
+
+
 class _Fusion:
     """Walks the ops backwards: who reads a tensor is known by then, and so whether it is written."""
 
@@ -145,7 +166,7 @@ class _Fusion:
                 turned = op.name == "transpose" and t.maker >= 0 and ops[t.maker].name in PRODUCTS
                 self.last.update(dict.fromkeys(op.writes, (t, straight or turned)))
                 continue
-            made = [Buffer(v, sizes.bytes(v), i) for v in op.writes]
+            made = [Buffer(v, sizes.bytes(v), i, len(sizes.shape(v[0]))) for v in op.writes]
             self.writes.append(made)
             self.last.update((t.version, (t, True)) for t in made)
         self.uses = Counter(t for read in self.reads for t in {t for t, _ in read})

@@ -63,12 +63,28 @@ class Spaces:
       given: what is there at the end in a space that is counted elsewhere.
       seconds: of an op; None where memory is short, and collectives are not hidden at its cost.
       hastens: whether what frees memory runs as soon as it can.
+      in_loop: whether it is the body of a loop or of a branch.
     """
 
     taken: Mapping[Version, Version]
     given: frozenset[Version]
     seconds: Seconds | None = None
     hastens: bool = True
+    in_loop: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """What a device holds when it holds most.
+
+    Arguments:
+      live: the tensors.
+      hastens: where only an order that takes little memory keeps the limit, whether what frees memory runs as
+        soon as it can in it; None where collectives are hidden at the cost of memory.
+    """
+
+    live: Sequence[Live]
+    hastens: bool | None = None
 
 
 def peak(
@@ -81,7 +97,7 @@ def peak(
     limit_bytes: float = math.inf,
     holes: float = 0.0,
     whole: WholeProgram | None = None,
-) -> list[Live]:
+) -> Peak:
     """What a device holds when it holds most.
 
     Arguments:
@@ -107,12 +123,14 @@ def peak(
     laid = Laid.of(k, sizes, spaces, order, None if whole is None else whole.together)
     found = alive(k, sizes, spaces, laid)
     needed = _bytes(rest) + (1.0 + holes) * _bytes(found)
-    if needed > limit_bytes and seconds is not None:
-        # XLA makes several orders, and takes the one with the smallest peak (`DefaultMemoryScheduler`).
-        others = (replace(spaces, seconds=None, hastens=h) for h in (True, False))
-        saving = (alive(k, sizes, other, laid) for other in others)
-        found = min(found, *saving, key=_bytes)
-    return [*rest, *found]
+    if needed <= limit_bytes or seconds is None:
+        return Peak([*rest, *found])
+    # The program is lowered so that it runs in the better one of two orders (sections.py).
+    others = {h: alive(k, sizes, replace(spaces, seconds=None, hastens=h), laid) for h in (True, False)}
+    hastens = min(others, key=lambda h: _bytes(others[h]))
+    if _bytes(found) <= _bytes(others[hastens]):
+        return Peak([*rest, *found])
+    return Peak([*rest, *others[hastens]], hastens)
 
 
 def _bytes(live: Iterable[Live]) -> float:
@@ -165,7 +183,8 @@ def alive(k: Kernels, sizes: ShardSizes, spaces: Spaces, laid: Laid | None = Non
     elsewhere = {t for t in k.tensors if t.maker < 0 or t in own}
     sent = sent_later(k)
     order = laid.order if spaces.seconds is not None else None
-    turn = turns(k, elsewhere, spaces.seconds, sent, spaces.hastens, laid.together, order)
+    together, in_loop = laid.together, spaces.in_loop
+    turn = turns(k, elsewhere, spaces.seconds, sent, spaces.hastens, together, order, in_loop)
     sweep = _Sweep(turn)
     _add_sent_later(k, turn, sweep, sent)
     _add_tensors(k, turn, sweep, elsewhere, taken)
@@ -352,5 +371,5 @@ def _inside(op: KernelOp, sizes: ShardSizes, seconds: Seconds | None) -> list[Li
 
 
 def _body(trip: TripOps, sizes: ShardSizes, seconds: Seconds | None) -> list[Live]:
-    spaces = Spaces(trip.taken, frozenset(trip.taken), seconds)
+    spaces = Spaces(trip.taken, frozenset(trip.taken), seconds, in_loop=True)
     return alive(kernels(trip.ops, sizes, trip.whole, trip.held), sizes, spaces)

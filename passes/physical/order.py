@@ -6,7 +6,7 @@ XLA:GPU first finds an order that takes little memory, and then hides collective
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sbp.passes.physical.fusing import PRODUCTS, Fusing, KernelOp, Seconds
@@ -15,7 +15,9 @@ from sbp.passes.physical.latency_hiding import hidden_order, plain_order
 from sbp.passes.physical.schedule_nodes import (
     ScheduleNode,
     hiding_ops,
+    in_sections,
     is_packed,
+    numbers_of,
     schedule_nodes,
     sent_together,
 )
@@ -62,14 +64,31 @@ class BodyOrder:
     nodes: Sequence[ScheduleNode]
     events: Sequence[tuple[int, bool]]
 
+    @classmethod
+    def of(cls, nodes: Sequence[ScheduleNode], events: Iterable[tuple[int, bool]]) -> BodyOrder:
+        """The order without what is no node: what is read under other shapes, what is between sections."""
+        return cls(nodes, [(j, begins) for j, begins in events if j < len(nodes)])
 
-def hiding_order(k: Kernels, together: Sequence[tuple[int, ...]], seconds: Seconds) -> BodyOrder:
+
+def hiding_order(
+    k: Kernels,
+    together: Sequence[tuple[int, ...]],
+    seconds: Seconds,
+    numbers: Mapping[int, int] | None = None,
+) -> BodyOrder:
     """The order of a whole program, collectives hidden; what lies in spaces of its own is what is there
-    before the first op, and what is kept."""
+    before the first op, and what is kept.
+
+    Arguments:
+      numbers: where the program runs in sections, of which one each op is.
+    """
     ends = set(k.ends.values())
     when = places_of(k, {t for t in k.tensors if t.maker < 0 or t in ends}, together)
-    nodes = schedule_nodes(k, together, when, seconds)
-    return BodyOrder(nodes, hidden_order(hiding_ops(k, nodes, ())))
+    nodes = schedule_nodes(k, together, when, seconds, numbers)
+    ops = hiding_ops(k, nodes, ())
+    if numbers is not None:
+        ops = in_sections(ops, numbers_of(nodes, numbers))
+    return BodyOrder.of(nodes, hidden_order(ops))
 
 
 def turns(
@@ -80,6 +99,7 @@ def turns(
     hastens: bool = True,
     together: Sequence[tuple[int, ...]] | None = None,
     known: BodyOrder | None = None,
+    in_loop: bool = False,
 ) -> Turns:
     """The turns of all ops.
 
@@ -90,15 +110,16 @@ def turns(
       hastens: whether what frees memory runs as soon as it can.
       together: collectives that are sent as one; None to look for them.
       known: the order, if it was found before.
+      in_loop: whether it is the body of a loop or of a branch.
     """
     together = sent_together(k) if together is None else together
     if known is None:
         nodes = schedule_nodes(k, together, places_of(k, elsewhere, together, hastens), seconds)
-        ops = hiding_ops(k, nodes, {id(op) for op in sent})
+        ops = hiding_ops(k, nodes, {id(op) for op in sent}, in_loop)
         if seconds is not None and any(op.sends for op in ops):
-            known = BodyOrder(nodes, hidden_order(ops))
+            known = BodyOrder.of(nodes, hidden_order(ops))
         else:
-            known = BodyOrder(nodes, [(j, True) for j in plain_order(ops)])
+            known = BodyOrder.of(nodes, [(j, True) for j in plain_order(ops)])
     found = dict[int, int]()
     born, read = [0] * len(k.ops) + [len(known.events)], [0] * len(k.ops) + [len(known.events)]
     for at, (j, begins) in enumerate(known.events):

@@ -7,14 +7,17 @@ with several results.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
 
 from sbp.passes.physical.combining import COMBINED_KINDS, combined, in_order
-from sbp.passes.physical.fusing import Fusing, Seconds
+from sbp.passes.physical.fusing import PRODUCTS, Fusing, Seconds
 from sbp.passes.physical.kernels import Buffer, Kernels
 from sbp.passes.physical.latency_hiding import HidingOp
 from sbp.passes.physical.program import Border, Box
+
+MATRIX_DIMS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +44,11 @@ class ScheduleNode:
 
 
 def schedule_nodes(
-    k: Kernels, together: Sequence[tuple[int, ...]], when: Sequence[float], seconds: Seconds | None
+    k: Kernels,
+    together: Sequence[tuple[int, ...]],
+    when: Sequence[float],
+    seconds: Seconds | None,
+    numbers: Mapping[int, int] | None = None,
 ) -> list[ScheduleNode]:
     """The nodes of a body.
 
@@ -49,6 +56,8 @@ def schedule_nodes(
       together: collectives that are sent as one.
       when: per op, its place in the order that takes little memory.
       seconds: of an op, or of collectives that are sent as one.
+      numbers: where the program runs in sections, of which one each op is: nothing goes with ops
+        of another.
     """
 
     def taken(*members: int) -> float:
@@ -64,6 +73,9 @@ def schedule_nodes(
         at = when[pooled.maker] + 0.1 if pooled.maker >= 0 else -1.0
         nodes.append(ScheduleNode((), (), at, taken(i), pool=i))
     sets = [*together, *_siblings(k, {i for members in together for i in members})]
+    if numbers is not None:
+        by_section = (sorted(members, key=lambda i: (numbers.get(i, 0), i)) for members in sets)
+        sets = [tuple(some) for each in by_section for _, some in groupby(each, lambda i: numbers.get(i, 0))]
     for members in in_order(k.makers, sets):
         members = tuple(i for i in members if k.runs(i))
         if not members:
@@ -81,18 +93,27 @@ def schedule_nodes(
     return nodes
 
 
-def hiding_ops(k: Kernels, nodes: Sequence[ScheduleNode], later: Collection[int]) -> list[HidingOp]:
-    """The same for the scheduler; `later` are ids of ops that need nothing of this trip of a loop."""
+def hiding_ops(
+    k: Kernels, nodes: Sequence[ScheduleNode], later: Collection[int], in_loop: bool = False
+) -> list[HidingOp]:
+    """The same for the scheduler, and then what is read under other shapes; `later` are ids of ops that need
+    nothing of this trip of a loop."""
     maker = {i: j for j, node in enumerate(nodes) for i in node.makes}
     finds = {node.pool: j for j, node in enumerate(nodes) if node.pool >= 0}
     pooled = dict(pool_gradients(k))
     found = list[HidingOp]()
-    for node in nodes:
+    flat = [
+        {t for i in node.reads if not in_loop and id(k.ops[i]) not in later for t in _flattened(k, i)}
+        for node in nodes
+    ]
+    views = {t: len(nodes) + n for n, t in enumerate(dict.fromkeys(_in_order(k, nodes, flat)))}
+    for node, flattened in zip(nodes, flat, strict=True):
         read = [t for i in node.reads if id(k.ops[i]) not in later for t in k.read[i]]
         read += [pooled[node.pool]] if node.pool >= 0 else []
         before = [*node.after, *(finds[i] for i in node.reads if i in finds)]
         behind = (maker[m] for i in node.reads for m in sorted(k.waits[i]) if m in maker)
-        makers = (*before, *(maker[t.maker] for t in read if t.maker >= 0), *behind)
+        made = (views[t] if t in flattened else maker[t.maker] for t in read if t.maker >= 0)
+        makers = (*before, *made, *behind)
         found.append(
             HidingOp(
                 makers=tuple(dict.fromkeys(makers)),
@@ -103,7 +124,56 @@ def hiding_ops(k: Kernels, nodes: Sequence[ScheduleNode], later: Collection[int]
                 arguments=sum(t.maker < 0 and len(t.readers) == 1 for t in read),
             )
         )
+    found += [HidingOp((maker[t.maker],), 0.0, False, False, nodes[maker[t.maker]].position) for t in views]
     return found
+
+
+def _flattened(k: Kernels, i: int) -> list[Buffer]:
+    """What a product of matrices reads under another shape, which to XLA is an op of its own: of its operands
+    all batch dims are one, and all that stay; what another product makes is so already."""
+    # In trips of loops, those that are taken out too, XLA's memory shows none.
+    if k.ops[i].name not in PRODUCTS or k.ops[i].peeled:
+        return []
+    made = (t for t in k.read[i] if t.maker >= 0 and t.dims > MATRIX_DIMS)
+    return [t for t in made if k.ops[t.maker].kind is not Fusing.CALL]
+
+
+def _in_order(
+    k: Kernels, nodes: Sequence[ScheduleNode], chosen: Sequence[Collection[Buffer]]
+) -> Iterator[Buffer]:
+    """Chosen tensors of nodes, as these read them."""
+    for node, some in zip(nodes, chosen, strict=True):
+        yield from (t for i in node.reads for t in k.read[i] if t in some)
+
+
+def numbers_of(nodes: Sequence[ScheduleNode], numbers: Mapping[int, int]) -> list[int]:
+    """Per node, of which section of the program it is."""
+    found = list[int]()
+    for node in nodes:
+        ops = [*node.reads, *node.makes, *([node.pool] if node.pool >= 0 else [])]
+        found.append(max([*(numbers.get(i, 0) for i in ops), *(found[j] for j in node.after)], default=0))
+    return found
+
+
+def in_sections(ops: Sequence[HidingOp], numbers: Sequence[int]) -> list[HidingOp]:
+    """The same ops with one more between two sections, behind all of the first and before all of the
+    second."""
+    numbers = [*numbers]
+    for op in ops[len(numbers) :]:  # what is read under other shapes is of the section in which it is made
+        numbers.append(max(numbers[m] for m in op.makers))
+    sections = range(max(numbers, default=0))
+    out = [
+        replace(op, makers=(*op.makers, len(ops) + n - 1)) if n else op
+        for op, n in zip(ops, numbers, strict=True)
+    ]
+    members: list[list[int]] = [[] for _ in range(len(sections) + 1)]
+    for j, n in enumerate(numbers):
+        members[n].append(j)
+    for n in sections:
+        before = (len(ops) + n - 1,) if n else ()
+        at = max((ops[j].position for j in members[n]), default=0.0)
+        out.append(HidingOp((*members[n], *before), 0.0, False, False, at))
+    return out
 
 
 def is_packed(k: Kernels, members: Sequence[int]) -> bool:

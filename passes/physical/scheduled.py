@@ -16,7 +16,7 @@ from sbp.passes.physical.fusing import KernelOp, ShardSizes
 from sbp.passes.physical.kernels import Buffer, Kernels
 from sbp.passes.physical.layouts import turned
 from sbp.passes.physical.merged import kernels_that_compute
-from sbp.passes.physical.order import BodyOrder
+from sbp.passes.physical.order import BodyOrder, hiding_order
 from sbp.passes.physical.overlap import (
     MOVE,
     Costs,
@@ -27,6 +27,7 @@ from sbp.passes.physical.overlap import (
 )
 from sbp.passes.physical.program import Border, Box, Compute, Version
 from sbp.passes.physical.schedule_nodes import ScheduleNode
+from sbp.passes.physical.sections import Sections
 from sbp.passes.physical.whole import WholeProgram
 
 
@@ -38,6 +39,10 @@ class ScheduledCosts(Costs, Protocol):
 
     def copy_seconds(self, size: float) -> float:
         """The time of a kernel that copies so many bytes."""
+
+    def sections_if_large(self, most_bytes: float) -> Sections | None:
+        """The sections in which the program runs, if it does so; none if there are so many bytes, which are
+        all that it ever makes."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +71,11 @@ def scheduled(
       donated: results, and the argument whose memory each takes.
     """
     k = whole.k
-    run = _Run(k, whole.order, costs)
+    sections = costs.sections_if_large(sum(t.bytes for t in k.tensors))
+    order = whole.order
+    if sections is not None:
+        order = hiding_order(k, whole.together, costs.scheduled_seconds, sections.numbers)
+    run = _Run(k, order, costs)
     taken = {k.ends[v] for v in donated if v in k.ends}
     copied = sum(map(costs.copy_seconds, _copied_bytes(k, whole.sizes, taken)))
     return ScheduledStep(run.seconds(), run.exposed, copied)

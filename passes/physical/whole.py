@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from sbp.passes.physical.fusing import KernelOp, Seconds, ShardSizes, op_of
-from sbp.passes.physical.kernels import Kernels, kernels
+from sbp.passes.physical.fusing import Seconds, ShardSizes
+from sbp.passes.physical.kernels import Kernels, program_kernels
 from sbp.passes.physical.order import BodyOrder, hiding_order
 from sbp.passes.physical.program import Border, Physical, Step, Version
 from sbp.passes.physical.schedule_nodes import sent_together
-from sbp.passes.program.graph import Const
 
 
 @dataclass(frozen=True)
@@ -54,10 +53,6 @@ def whole_program(physical: Physical, seconds: Seconds) -> WholeProgram:
     """
     sizes = ShardSizes(physical)
     there = list(dict.fromkeys(zip(physical.graph.inputs, physical.inputs, strict=True)))
-    ops: list[KernelOp] = [op_of(step, physical) for step in physical.steps]
-    known = {*there, *(v for op in ops for v in op.writes)}
-    results = zip(physical.graph.outputs, physical.outputs, strict=True)
-    kept = [v for v in dict.fromkeys((x, nd) for x, nd in results if not isinstance(x, Const)) if v in known]
-    k = kernels(ops, sizes, kept, there)
+    k = program_kernels(physical, sizes)
     together = sent_together(k)
-    return WholeProgram(k, sizes, kept, there, together, hiding_order(k, together, seconds))
+    return WholeProgram(k, sizes, list(k.ends), there, together, hiding_order(k, together, seconds))

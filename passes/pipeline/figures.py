@@ -152,7 +152,7 @@ class Sizes:
         }
         sizes = ShardSizes(self.cut.physical)
         found = peak(piece.steps, sizes, kept, over.values(), over)
-        return sum(x.bytes for x in found) - sum(map(sizes.bytes, set(over.values())))
+        return sum(x.bytes for x in found.live) - sum(map(sizes.bytes, set(over.values())))
 
 
 def _each(piece: Piece | None, writes: bool) -> set[Slot]:

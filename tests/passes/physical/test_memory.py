@@ -52,6 +52,9 @@ class Sizes:
     def bytes(self, version: tuple[int, NdSbp]) -> float:
         return self.known[version[0]]
 
+    def shape(self, value: int) -> tuple[int, ...]:
+        return ()
+
 
 def counted(ops: list[KernelOp], kept: set[int], size: dict[int, float]) -> float:
     """The peak of what is neither held from the beginning nor kept, by asking after every op of every tensor

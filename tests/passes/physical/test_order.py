@@ -18,6 +18,9 @@ class Alike:
     def bytes(self, version: Version) -> float:
         return float(version[0])
 
+    def shape(self, value: int) -> tuple[int, ...]:
+        return ()
+
 
 def version(n: int) -> Version:
     return n, ()

@@ -2,13 +2,18 @@
 
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import pytest
+
+import sbp
 from sbp import P, S
 from sbp.passes.boxing.moves import Move
-from sbp.passes.physical.fusing import Fusing, KernelOp
-from sbp.passes.physical.kernels import Kernels, kernels
+from sbp.passes.physical.fusing import Fusing, KernelOp, ShardSizes
+from sbp.passes.physical.kernels import Kernels, kernels, program_kernels
 from sbp.passes.physical.order import turns
 from sbp.passes.physical.program import Box, Version
-from sbp.passes.physical.schedule_nodes import schedule_nodes, sent_together
+from sbp.passes.physical.schedule_nodes import hiding_ops, schedule_nodes, sent_together
 
 MB = 1_000_000
 
@@ -18,6 +23,9 @@ class Alike:
 
     def bytes(self, version: Version) -> float:
         return float(version[0])
+
+    def shape(self, value: int) -> tuple[int, ...]:
+        return ()
 
 
 def body(ops: list[KernelOp], kept: list[Version]) -> Kernels:
@@ -77,6 +85,9 @@ def test_who_reads_the_same_and_gives_as_much_is_one_kernel() -> None:
         def bytes(self, version: Version) -> float:
             return {8: 7.0}.get(version[0], float(version[0]))
 
+        def shape(self, value: int) -> tuple[int, ...]:
+            return ()
+
     sizes: Any = Same()
     ops = [product, loop([50], 7), loop([50], 8), loop([50], 9)]
     k = kernels(ops, sizes, [(7, ()), (8, ()), (9, ())], [(1, ())])
@@ -91,3 +102,26 @@ def test_who_reads_the_same_and_gives_as_much_is_one_kernel() -> None:
         (2,),
         (3,),
     ]
+
+
+def attended(scores: Any, values: Any) -> Any:
+    """A tensor that is a result too, and so is written."""
+    shares = jax.nn.softmax(scores)
+    return shares, shares @ values
+
+
+@pytest.mark.parametrize("dims", [2, 3, 4])
+def test_a_product_reads_more_than_two_dims_under_another_shape(dims: int) -> None:
+    """To XLA that is an op, for which the maker of the tensor waits."""
+    x = jax.ShapeDtypeStruct((*(8, 16)[: dims - 2], 64, 64), jnp.float32)
+    physical = sbp.compile(attended, sbp.placement("h100", shape=(1,))).plan(x, x).physical
+    assert physical is not None
+    k = program_kernels(physical, ShardSizes(physical))
+    nodes = schedule_nodes(k, (), [float(i) for i in range(len(k.ops) + 1)], None)
+    ops = hiding_ops(k, nodes, ())
+    (product,) = (j for j, node in enumerate(nodes) if any(k.ops[i].product for i in node.makes))
+    if dims == 2:
+        assert len(ops) == len(nodes)
+    else:
+        (view,) = range(len(nodes), len(ops))
+        assert view in ops[product].makers and not set(ops[view].makers) & set(ops[product].makers)

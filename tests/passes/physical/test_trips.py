@@ -118,6 +118,9 @@ class Alike:
     def bytes(self, version: Version) -> float:
         return 1.0
 
+    def shape(self, value: int) -> tuple[int, ...]:
+        return ()
+
 
 def op(reads: list[int], writes: list[int], **what: bool) -> KernelOp:
     return KernelOp(Fusing.CALL, [(v, ()) for v in reads], [(v, ()) for v in writes], **what)
