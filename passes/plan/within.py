@@ -126,6 +126,8 @@ class LimitedSearch:
         self.work = forests.workplace(flat, self.flat_budget, 1)
         self.states: Indices | None = None
         self.cost = math.inf
+        self.begun_at: list[Indices] = []
+        """Where it was told to begin: under another limit too."""
         self.nearest = np.zeros(flat.turn.size, dtype=np.int64)
         self.excess = (True, math.inf)
         self.noise = self.least_gain = 0.0
@@ -163,7 +165,8 @@ class LimitedSearch:
         self.states, self.cost, self.excess = None, math.inf, (True, math.inf)
         self.over = forests.use_of(self.flat_budget, known) > self.flat_budget.room
         self.raised = 0
-        self._offer(known)
+        for states in (*self.begun_at, known):
+            self._offer(states)
         self._polish(known)
         return self.run()
 
@@ -183,7 +186,8 @@ class LimitedSearch:
 
     def start_from(self, states: Sequence[int]) -> None:
         """Looks at some states of the network, and from then on at what is near them."""
-        self._offer(np.array(self.reduction.project(states), dtype=np.int64))
+        self.begun_at.append(np.array(self.reduction.project(states), dtype=np.int64))
+        self._offer(self.begun_at[-1])
 
     def charge(self, states: Sequence[int], price: float) -> None:
         """Begins with a price for a byte, in equal parts at all times at which some states have most.

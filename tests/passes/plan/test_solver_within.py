@@ -258,6 +258,18 @@ def test_what_nodes_have_beside_that_is_taken_too() -> None:
     assert search.go_on(8.0, None).states == (0, 0, 0)
 
 
+def test_where_it_began_is_known_under_another_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without time to search, what it was told of is better than nothing that fits."""
+    monkeypatch.setattr(within, "_ENUMERATED_CELLS", 0)
+    network = CostNetwork(tuple(np.array([0.0, 2.0 + k]) for k in range(6)), ())
+    loads = tuple(Load(k, 0, 1, np.array([4.0, 1.0])) for k in range(6))
+    search = LimitedSearch(network, Budget(loads, 24.0))
+    search.start_from((1, 1, 1, 1, 0, 0))
+    assert search.run().states == (0,) * 6
+    found = search.go_on(12.0, 0.0)
+    assert found.fits and found.cost <= network.cost((1, 1, 1, 1, 0, 0))
+
+
 @pytest.mark.parametrize("more", [-1.0, 0.0, 3.0])
 def test_prices_go_on_with_other_loads(more: float) -> None:
     """The bound is true under them, and costs have the bytes of these and no others."""
