@@ -32,11 +32,11 @@ from sbp.passes.physical.program import Compute, Physical
 from sbp.passes.pipeline.auto import cut_model
 from sbp.passes.pipeline.check import check_schedule, check_stages
 from sbp.passes.pipeline.choose import schedule_for
-from sbp.passes.pipeline.hoist import hoist_casts
 from sbp.passes.pipeline.order import Order, find_order
 from sbp.passes.pipeline.plan import pipeline_plan
 from sbp.passes.pipeline.planning import plan_shares
 from sbp.passes.pipeline.stages import Stages
+from sbp.passes.pipeline.summed import add_inside
 from sbp.passes.pipeline.sums import split_sums
 from sbp.passes.pipeline.where import Where, find_places, placements_of
 from sbp.passes.plan import pins
@@ -46,6 +46,7 @@ from sbp.passes.plan.model import Boundary, ChosenSignatures
 from sbp.passes.plan.record import ChoiceRecord
 from sbp.passes.program.duplicates import without_duplicates
 from sbp.passes.program.graph import Graph
+from sbp.passes.program.hoist import hoist_casts, hoist_narrowing
 from sbp.passes.program.trace import Traced
 from sbp.passes.recall import Recall
 from sbp.passes.request import Request, StagesRequest
@@ -89,13 +90,15 @@ class Listed(Logical):
 
 @dataclass(frozen=True)
 class Chosen(Listed):
-    """With one signature for each op, argument and result; what is nearest to fitting if none does."""
+    """With one signature for each op, argument and result; what is nearest to fitting if none does; and the
+    finished program with what it takes, where the search has looked at it."""
 
     assignment: ChosenSignatures
     asked: Boundary
     smallest: SmallestPeak | None
     recall: Recall
     record: ChoiceRecord
+    takes: Evaluator | None
 
 
 @dataclass(frozen=True)
@@ -127,6 +130,18 @@ def merge_equals(s: Logical) -> Logical:
     return s.with_graph(without_duplicates(s.graph))
 
 
+CASTS_SHARE = 0.05
+"""Of the memory of all devices, what may be kept of weights that are cast once for all micro-batches."""
+
+
+def hoist_weights(s: Logical) -> Logical:
+    """Takes casts of weights out of loops over micro-batches, where there is room."""
+    r = s.request
+    if not r.whole_step:  # the loop of a stage is cut into pieces, and what leaves it has left it
+        return s
+    return s.with_graph(hoist_narrowing(s.graph, CASTS_SHARE * r.limit_bytes * r.placement.size))
+
+
 def list_candidates(s: Logical) -> Listed:
     """Lists every N-D signature of every op."""
     pinned = {v: nd for v, nd in zip(s.graph.inputs, s.asked_inputs, strict=True) if nd is not None}
@@ -149,29 +164,39 @@ def choose_signatures(s: Listed) -> Chosen:
     asked = pins.boundary(s.graph, s.asked_inputs, r.out_sbp, r.ties, r.placement)
     asked = replace(asked, in_costs=r.in_costs, out_costs=r.out_costs)
     recall = Recall(s.candidates, asked, s.boxings, r)
-    known, smallest = recall.found(), None
+    known, smallest, takes = recall.found(), None, None
     if known is None:
         found = Choosing(s.candidates, asked, s.boxings, r.keeping(AFTER_SHARE)).run()
-        known, smallest = (found.assignment, recall.keep(found)), found.smallest
+        known, smallest, takes = (found.assignment, recall.keep(found)), found.smallest, found.takes
     s = replace(s, request=replace(r, notes=(*r.notes, *known[1].notes)))
     return Chosen(
-        **vars(s), assignment=known[0], asked=asked, smallest=smallest, recall=recall, record=known[1]
+        **vars(s),
+        assignment=known[0],
+        asked=asked,
+        smallest=smallest,
+        recall=recall,
+        record=known[1],
+        takes=takes if r.whole_step else None,
     )
 
 
 def box(s: Chosen) -> Placed:
-    """Inserts the collectives."""
+    """Inserts the collectives; where the search has looked at the program, it is made already."""
+    if s.takes is not None:
+        return Placed(**vars(s), physical=s.takes.physical)
     at_once = not s.request.whole_step
     return Placed(**vars(s), physical=insert_boxing(s.candidates, s.assignment, s.boxings, at_once=at_once))
 
 
 def find_owners(s: Placed) -> Placed:
     """Marks the reductions that bring bits of one device each, and compute nothing."""
-    return replace(s, physical=mark_owners(s.physical))
+    return s if s.takes is not None else replace(s, physical=mark_owners(s.physical))
 
 
 def bucket(s: Placed) -> Placed:
     """Brings small collectives together."""
+    if s.takes is not None:
+        return s
     return replace(s, physical=bucket_collectives(s.physical, s.request.hardware))
 
 
@@ -190,7 +215,7 @@ def write_plan(s: Placed) -> PlanData:
         *recomputed_notes(s.candidates, s.assignment, s.physical, s.boxings.network),
     )
     paths = s.traced.in_paths, s.traced.out_paths
-    takes = Evaluator(s.physical, s.boxings.network, r.donated)
+    takes = s.takes or Evaluator(s.physical, s.boxings.network, r.donated)
     plan = explain(r.name, takes, s.assignment.bound, paths, remarks)
     record = s.record
     if plan.gap < 0:
@@ -210,6 +235,7 @@ PLACEMENT: Chain[Logical, PlanData] = (
     first("rows", find_rows, lambda s: spec.check_graph(s.graph))
     .then("pins", honour_pins, lambda s: spec.check_graph(s.graph))
     .then("equals", merge_equals, lambda s: spec.check_graph(s.graph))
+    .then("hoist", hoist_weights, lambda s: spec.check_graph(s.graph))
     .then("candidates", list_candidates, lambda s: spec.check_candidates(s.candidates))
     .then("choice", choose_signatures, lambda s: spec.check_assignment(s.candidates, s.assignment, s.boxings))
     .then("boxing", box, lambda s: spec.check_physical(s.physical))
@@ -297,8 +323,8 @@ def divide_into_stages(s: Whole) -> Whole:
 
 
 def hoist(s: Whole) -> Whole:
-    """Takes casts of weights out of the loop over micro-batches."""
-    return replace(s, graph=hoist_casts(s.graph))
+    """Takes casts of weights out of the loop over micro-batches, and sums over them into scans."""
+    return replace(s, graph=add_inside(hoist_narrowing(hoist_casts(s.graph), math.inf)))
 
 
 def keep_sums_apart(s: Whole) -> Ordered:

@@ -8,15 +8,33 @@ from dataclasses import dataclass, replace
 
 from sbp.passes.boxing.paths import Boxings
 from sbp.passes.explain import notes
+from sbp.passes.physical.evaluate import OVERLAPPING, Evaluator
 from sbp.passes.physical.fit import LimitedProblem, LimitedStart, SmallestPeak, seconds_of_fastest
-from sbp.passes.physical.hidden import MOST_CELLS, shortest_step
+from sbp.passes.physical.hidden import (
+    MOST_CELLS,
+    STAGE_WORK,
+    ShortestStep,
+    grouped_looks,
+    looks_for,
+    shortest_step,
+)
 from sbp.passes.physical.hidden_limited import shortest_within
 from sbp.passes.plan.candidates import Candidates
 from sbp.passes.plan.cheapest import SOLVER_SHARE, cheapest
-from sbp.passes.plan.hurried import LATE, BuiltModel, least_seconds, model_in_time
+from sbp.passes.plan.grouped import axes_alike, axis_groups
+from sbp.passes.plan.hurried import (
+    LATE,
+    MODEL_SHARE,
+    BuiltModel,
+    OutOfTime,
+    TimedModel,
+    least_seconds,
+    model_in_time,
+)
 from sbp.passes.plan.indexed import IndexedNetwork
 from sbp.passes.plan.model import Boundary, ChosenSignatures, Model
 from sbp.passes.plan.network import Infeasible
+from sbp.passes.plan.seeds import seed_name, seeds_for
 from sbp.passes.request import Request
 
 
@@ -29,12 +47,14 @@ class FoundSignatures:
       notes: remarks on the search.
       smallest: what is nearest to fitting, if nothing was found that fits.
       is_final: whether the search ended by itself, not with its time.
+      takes: the program of the assignment as the chain makes it, with what it takes, if it was made.
     """
 
     assignment: ChosenSignatures
     notes: tuple[str, ...] = ()
     smallest: SmallestPeak | None = None
     is_final: bool = True
+    takes: Evaluator | None = None
 
 
 @dataclass(frozen=True)
@@ -60,9 +80,10 @@ class Choosing:
         if chosen is not fastest:
             took = fastest.seconds, chosen.seconds
             remarks.append(notes.fitted_note(r.limit_bytes, found.needed_bytes, *took))
-        chosen, left_out = self._shortest(model, network, chosen, limited, found.start)
+        shortest, left_out = self._shortest(model, network, chosen, limited, found.start)
+        chosen, takes = shortest.assignment, shortest.takes
         late = notes.time_notes(chosen, r)
-        return FoundSignatures(chosen, (*remarks, *left_out, *late), is_final=not late)
+        return FoundSignatures(chosen, (*remarks, *left_out, *late), is_final=not late, takes=takes)
 
     def _fastest(self, seconds: float | None) -> tuple[Model, IndexedNetwork, ChosenSignatures]:
         """The cheapest assignment, with the model that it was found in.
@@ -94,6 +115,32 @@ class Choosing:
             seconds = max(seconds - taken, SOLVER_SHARE * min(taken, built.seconds))
         return cheapest(built.model, built.network, seconds, self.request.terms.progress)
 
+    def _shortest_grouped(
+        self, chosen: ChosenSignatures, limited: LimitedProblem, start: LimitedStart | None
+    ) -> tuple[ShortestStep, tuple[str, ...]]:
+        """The same on many axes: strategies that use groups of these as one are looked at."""
+        r = self.request
+        kept = ShortestStep(chosen), notes.large_notes(r.hardware)
+        if start is not None or r.hardware.platform not in OVERLAPPING:
+            return kept
+        groups = axis_groups(r.placement, r.hardware)
+        names = tuple(map(seed_name, seeds_for(r.placement.ndim, len(groups[0]))))
+        given = axes_alike(self.candidates, groups), self.asked, self.boxings
+        left = math.inf if r.seconds_left is None else r.seconds_left
+        model = TimedModel(*given, time.monotonic() + MODEL_SHARE * left)
+        try:
+            network = model.build_indexed()
+        except Infeasible:
+            return kept
+        except OutOfTime:
+            return kept[0], (notes.starts_note((), names),)
+        if network.cells > MOST_CELLS:
+            return kept
+        dense = network.dense()
+        more = r.seconds_left, r.donated, len(groups[0]), grouped_looks(dense)
+        found = shortest_step(model, dense, chosen, limited.fits_program, *more)
+        return found, (notes.starts_note(found.looked, found.left),) if found.left else ()
+
     def _shortest(
         self,
         model: Model,
@@ -101,17 +148,21 @@ class Choosing:
         chosen: ChosenSignatures,
         limited: LimitedProblem,
         start: LimitedStart | None,
-    ) -> tuple[ChosenSignatures, tuple[str, ...]]:
+    ) -> tuple[ShortestStep, tuple[str, ...]]:
         """What fits with the shortest step, where collectives run beside kernels; and a remark."""
         r = self.request
-        if (not r.whole_step and math.isinf(r.limit_bytes)) or r.seconds_left == 0.0:
-            return chosen, ()
+        if r.seconds_left == 0.0:
+            return ShortestStep(chosen), ()
         if network.cells > MOST_CELLS:
-            return chosen, notes.large_notes(r.hardware)
+            return self._shortest_grouped(chosen, limited, start)
         if start is None:
-            found = shortest_step(model, network.dense(), chosen, limited.fits, r.seconds_left, r.donated)
+            dense = network.dense()
+            looks = None if r.whole_step else looks_for(dense, STAGE_WORK)
+            found = shortest_step(
+                model, dense, chosen, limited.fits_program, r.seconds_left, r.donated, looks=looks
+            )
             chosen = found.assignment
             start = limited.start() if found.passed_over else None
         if start is not None:
             found = shortest_within(limited, start, chosen, r.seconds_left)
-        return found.assignment, (notes.starts_note(found.looked, found.left),) if found.left else ()
+        return found, (notes.starts_note(found.looked, found.left),) if found.left else ()

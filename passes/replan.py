@@ -186,7 +186,7 @@ class HeldSearch:
             unary[x] = np.where(np.arange(unary[x].size) == k, unary[x], np.inf)
         network = CostNetwork(tuple(unary), self.network.edges)
         seconds = max(0.0, self.until - time.monotonic())
-        return shortest_step(self.model, network, cheapest, self.limited.fits, seconds).assignment
+        return shortest_step(self.model, network, cheapest, self.limited.fits_program, seconds).assignment
 
     def held(self, nd: NdSbp, states: Sequence[int], cost: float, bound: float) -> HeldPlan:
         """The plan that states of the variables mean."""

@@ -21,6 +21,7 @@ from sbp.passes.physical.memory import Live, peak
 from sbp.passes.physical.overlap import MOVE, OverlappedStep, SentId, overlapped
 from sbp.passes.physical.program import Border, Box, Compute, Physical, Step, Version
 from sbp.passes.physical.scheduled import ScheduledStep, scheduled
+from sbp.passes.physical.whole import WholeProgram, has_loops, whole_program
 from sbp.passes.plan.cost import local_bytes, node_seconds, talk_seconds, work_seconds
 from sbp.passes.program.control import assumed_trips, trips
 from sbp.passes.program.graph import Const, Node
@@ -160,10 +161,19 @@ class Evaluator:
 
     def scheduled(self) -> ScheduledStep:
         """The same of the whole program, nearer to what XLA makes of it, and found more slowly."""
+        return self._scheduled
+
+    @cached_property
+    def _scheduled(self) -> ScheduledStep:
         if self.network.hardware.platform not in OVERLAPPING:
             found = self.overlapped()
             return ScheduledStep(found.seconds, found.exposed)
-        return scheduled(self.physical, self, donations(self.physical, self.donated))
+        return scheduled(self.whole, self, donations(self.physical, self.donated))
+
+    @cached_property
+    def whole(self) -> WholeProgram:
+        """The program as the kernels that XLA:GPU makes of it, in the order of its scheduler."""
+        return whole_program(self.physical, self.scheduled_seconds)
 
     def copy_seconds(self, size: float) -> float:
         """The time of a kernel that copies so many bytes."""
@@ -181,7 +191,9 @@ class Evaluator:
         limit = min(hardware.memory_bytes, hardware.scheduled_bytes)
         hides = self.network.hardware.platform in OVERLAPPING
         seconds = self.scheduled_seconds if hides else None
-        found = peak(p.steps, ShardSizes(p), kept, inputs, over, seconds, limit, HOLES)
+        # Without collectives to hide, kernels run in another order.
+        whole = self.whole if hides and not has_loops(p.steps) and self.whole.sends else None
+        found = peak(p.steps, ShardSizes(p), kept, inputs, over, seconds, limit, HOLES, whole)
         return sorted(found, key=lambda x: -x.bytes)
 
     def scheduled_seconds(self, op: KernelOp, *more: KernelOp) -> float:

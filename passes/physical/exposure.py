@@ -17,7 +17,8 @@ from sbp.passes.boxing.paths import Boxings
 from sbp.passes.physical.buckets import bucket_collectives
 from sbp.passes.physical.evaluate import Evaluator, executed
 from sbp.passes.physical.insert import insert_boxing
-from sbp.passes.physical.program import Box, Compute, Physical
+from sbp.passes.physical.owners import mark_owners
+from sbp.passes.physical.program import Box, Compute
 from sbp.passes.plan.candidates import Candidates, Strategy
 from sbp.passes.plan.cost import talk_seconds
 from sbp.passes.plan.model import ChosenSignatures, Model
@@ -40,7 +41,7 @@ class StepTimes:
     """What a plan takes.
 
     Arguments:
-      step_seconds, seconds: with overlap, and one thing after the other.
+      step_seconds, seconds: with overlap and what it takes beyond the program, and one thing after the other.
       sent, exposed: seconds per value that is moved, and what of them kernels wait.
       talked, waited: likewise per node that sends itself.
     """
@@ -82,20 +83,31 @@ class Clock:
     known: dict[Hashable, float] = field(default_factory=dict, repr=False)
     said: dict[Hashable, list[tuple[Talk, float]]] = field(default_factory=dict, repr=False)
 
-    def physical(self, assignment: ChosenSignatures) -> Physical:
-        """The program as the chain will make it, as far as its times go."""
-        placed = insert_boxing(self.candidates, assignment, self.boxings)
-        return bucket_collectives(placed, self.boxings.network.hardware)
+    def program(self, assignment: ChosenSignatures, donated: Sequence[int] = ()) -> Evaluator:
+        """The program of a plan as the chain makes it, with what it takes.
+
+        Arguments:
+          donated: positions of the inputs whose memory the results may take.
+        """
+        placed = mark_owners(insert_boxing(self.candidates, assignment, self.boxings))
+        physical = bucket_collectives(placed, self.boxings.network.hardware)
+        return _Remembering(physical, self.boxings.network, donated, self.known, self.said)
 
     def times(self, assignment: ChosenSignatures) -> StepTimes:
         """What a plan takes."""
-        physical = self.physical(assignment)
-        takes = _Remembering(physical, self.boxings.network, (), self.known, self.said)
+        return self.times_of(self.program(assignment), assignment.beyond_seconds)
+
+    def times_of(self, takes: Evaluator, beyond_seconds: float) -> StepTimes:
+        """What a program takes.
+
+        Arguments:
+          beyond_seconds: what others take for what it sends and is sent.
+        """
         run = takes.overlapped()
         sent, exposed, talked, waited = (defaultdict[int, float](float) for _ in range(4))
         # What ops that run again make is none of the program's values: the search has other ids for it.
         known = len(self.candidates.graph.values)
-        for e in executed(physical.steps):
+        for e in executed(takes.physical.steps):
             if isinstance(e.step, Box):
                 if takes.box_bytes(e.step) > 0 and e.step.value < known:
                     sent[e.step.value] += e.assumed * takes.seconds_of(e.step)
@@ -104,7 +116,8 @@ class Clock:
                 for k, (_, seconds) in enumerate(takes.talk_times(e.step)):
                     talked[e.step.node.id] += e.assumed * seconds
                     waited[e.step.node.id] += run.exposed_of(e.step, k)
-        return StepTimes(run.seconds, takes.seconds(), sent, exposed, talked, waited)
+        step_seconds = run.seconds + beyond_seconds
+        return StepTimes(step_seconds, takes.seconds(), sent, exposed, talked, waited)
 
     def scheduled_seconds(self, assignment: ChosenSignatures, donated: Sequence[int] = ()) -> float:
         """The step of a plan in XLA's own order, with the copies at its end.
@@ -112,10 +125,7 @@ class Clock:
         Arguments:
           donated: positions of the inputs whose memory the results may take.
         """
-        physical = self.physical(assignment)
-        takes = _Remembering(physical, self.boxings.network, donated, self.known, self.said)
-        found = takes.scheduled()
-        return found.seconds + found.copied_seconds
+        return self.program(assignment, donated).scheduled().whole_seconds + assignment.beyond_seconds
 
 
 class Exposure:

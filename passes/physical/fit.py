@@ -186,6 +186,10 @@ class LimitedProblem:
         """Whether the plan of an assignment keeps the limit."""
         return math.isinf(self.limit_bytes) or self.peak_bytes(assignment) <= self.limit_bytes
 
+    def fits_program(self, takes: Evaluator) -> bool:
+        """Whether a program keeps the limit."""
+        return math.isinf(self.limit_bytes) or takes.peak_bytes() <= self.limit_bytes
+
     def peak_bytes(self, assignment: ChosenSignatures) -> float:
         """What one device needs at most under an assignment."""
         return self.looked_at(assignment).bytes

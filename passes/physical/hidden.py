@@ -9,11 +9,12 @@ the same program has the same plan however busy the machine is.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from sbp.passes.physical.evaluate import OVERLAPPING
+from sbp.passes.physical.evaluate import OVERLAPPING, Evaluator
 from sbp.passes.physical.exposure import Clock, Exposure, Shares, StepTimes
 from sbp.passes.plan.fold import fold
 from sbp.passes.plan.model import ChosenSignatures, Model
@@ -39,10 +40,15 @@ LOST = 1.1
 WORK, BESIDE = 66_000, 7
 """The sizes of all looks (`look_size`) together, and how many all other planning takes. For a GPT of 12
 layers on 8 x 8 that leaves three looks."""
+STAGE_WORK = 3 * WORK
+"""Of a placement that works on micro-batches: its program is part of one, and runs for each of them."""
 FEWEST_LOOKS, MANY_LOOKS, MOST_LOOKS = 2, 24, 48
 """Beyond many of them a quarter of those that the work allows are looked at."""
 MOST_CELLS = 2e7
-"""Networks of more table cells, as on four axes, are not written down, and keep the cheapest plan."""
+"""Networks of more table cells, as on four axes, are not written down; axes are grouped there."""
+GROUPED_WORK, GROUPED_LOOKS = 1_300_000, 18
+"""What the looks at plans of a network of grouped axes may take, as finding the cheapest has taken more, and
+how many they are at most: with them eight seeds are looked at."""
 FOLDED = 0.6
 """A network is solved folded where at most this part of its nodes is left."""
 
@@ -54,25 +60,28 @@ class ShortestStep:
     Arguments:
       assignment: with the shortest step of those that fit; it knows what the one takes that the search began
         with, if that is another.
-      step_seconds: of it.
+      step_seconds: of it, if it was run.
       looked, left: names of the starting points that were looked at, and of those for which there was no
       time.
       passed_over: whether one with a shorter step, and one that would be taken, does not fit.
+      takes: the program of the assignment as the chain makes it, with what it takes, if it was made.
     """
 
     assignment: ChosenSignatures
-    step_seconds: float
+    step_seconds: float = math.nan
     looked: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
     passed_over: bool = False
+    takes: Evaluator | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StepLook:
-    """A plan that was looked at."""
+    """A plan that was looked at; with its program, where it may be run once more."""
 
     assignment: ChosenSignatures
     times: StepTimes
+    takes: Evaluator | None = None
 
     @property
     def rank(self) -> tuple[float, float]:
@@ -80,11 +89,20 @@ class StepLook:
         return float(f"{self.times.step_seconds:.5e}"), self.times.seconds
 
 
-def looks_for(network: CostNetwork) -> int:
-    """How many plans of a program are looked at; that depends on its size alone."""
-    allowed = int(WORK / look_size(network)) - BESIDE
+def looks_for(network: CostNetwork, work: float = WORK) -> int:
+    """How many plans of a program are looked at; that depends on its size alone.
+
+    Arguments:
+      work: the sizes of all looks together.
+    """
+    allowed = int(work / look_size(network)) - BESIDE
     more = max(0, allowed - MANY_LOOKS) // 4
     return max(FEWEST_LOOKS, min(allowed, MANY_LOOKS + more, MOST_LOOKS))
+
+
+def grouped_looks(network: CostNetwork) -> int:
+    """The same of a network of grouped axes."""
+    return max(FEWEST_LOOKS, min(int(GROUPED_WORK / look_size(network)), GROUPED_LOOKS))
 
 
 def look_size(network: CostNetwork) -> float:
@@ -117,12 +135,14 @@ class _Search:
         cheapest: ChosenSignatures,
         seconds: float | None,
         donated: Sequence[int],
+        looks: int | None,
     ) -> None:
-        self.model, self.network, self.bound = model, network, cheapest.bound
+        self.model, self.network = model, network
+        self.bound = cheapest.bound + cheapest.beyond_seconds
         self.donated = donated
         self.clock = Clock(model.c, model.boxings)
         self.deadline = None if seconds is None else time.monotonic() + seconds
-        self.left = looks_for(network)
+        self.left = looks_for(network) if looks is None else looks
         self.finalists = max(1, self.left // LOOKS_PER_FINALIST)
         self.seen: dict[tuple[int, ...], StepLook] = {}
         self.cheapest = self.look(cheapest)
@@ -132,7 +152,8 @@ class _Search:
         return self.left <= 0 or (self.deadline is not None and time.monotonic() >= self.deadline)
 
     def look(self, assignment: ChosenSignatures) -> StepLook:
-        return StepLook(assignment, self.clock.times(assignment))
+        takes = self.clock.program(assignment, self.donated)
+        return StepLook(assignment, self.clock.times_of(takes, assignment.beyond_seconds), takes)
 
     def solved(self, network: CostNetwork) -> StepLook | None:
         """The plan that solves a network; None if it has none, or was looked at already."""
@@ -145,7 +166,7 @@ class _Search:
         if states in self.seen:
             return None
         assignment = self.model.chosen(states, self.network.cost(states), self.bound)
-        self.seen[states] = self.look(replace(assignment, bound=self.bound))
+        self.seen[states] = self.look(assignment)
         return self.seen[states]
 
     def descend(self, start: StepLook, exposure: Exposure, unary: Sequence[Table], rounds: int) -> None:
@@ -164,42 +185,53 @@ class _Search:
 
     def final(self) -> list[tuple[float, StepLook]]:
         """The first of these with the steps that they take in XLA's own order, the shortest first."""
-        found = [(self.scheduled(x), x) for x in self.best()[: self.finalists]]
+        found = [(scheduled_seconds(x), x) for x in self.best()[: self.finalists]]
         return sorted(found, key=lambda x: (float(f"{x[0]:.5e}"), x[1].rank))
 
-    def scheduled(self, look: StepLook) -> float:
-        """The step of a plan in XLA's own order."""
-        return self.clock.scheduled_seconds(look.assignment, self.donated)
+
+def scheduled_seconds(look: StepLook) -> float:
+    """The step of a plan in XLA's own order, with the copies at its end."""
+    return program_of(look).scheduled().whole_seconds + look.assignment.beyond_seconds
+
+
+def program_of(look: StepLook) -> Evaluator:
+    """The program of a plan that was looked at here, with what it takes."""
+    assert look.takes is not None
+    return look.takes
 
 
 def shortest_step(
     model: Model,
     network: CostNetwork,
     cheapest: ChosenSignatures,
-    fits: Callable[[ChosenSignatures], bool],
+    fits: Callable[[Evaluator], bool],
     time_limit_seconds: float | None = None,
     donated: Sequence[int] = (),
+    outer: int = 1,
+    looks: int | None = None,
 ) -> ShortestStep:
     """The plan with the shortest step that is found.
 
     Arguments:
       model, network: of the search, as `Model.build` has made them.
       cheapest: what the search has found.
-      fits: whether a plan keeps the limit on memory; asked of the few that are better than `cheapest`.
+      fits: whether a program keeps the limit on memory; asked of the few that are better than `cheapest`.
       time_limit_seconds: after which no other plan is looked at.
       donated: positions of the inputs whose memory the results may take.
+      outer: how many axes of the placement parallelisms use for one thing, and the others for another.
+      looks: how many plans are looked at; None for as many as a program of this size usually has.
     """
-    search = _Search(model, network, cheapest, time_limit_seconds, donated)
+    search = _Search(model, network, cheapest, time_limit_seconds, donated, looks)
     base = search.cheapest
     if model.boxings.network.hardware.platform not in OVERLAPPING or not (
         base.times.sent or base.times.talked
     ):
-        return ShortestStep(cheapest, search.scheduled(base))
+        return ShortestStep(cheapest, scheduled_seconds(base), takes=base.takes)
     exposure = Exposure(model, network)
     last = min(LAST_ROUNDS, search.left // 3)
     search.descend(base, exposure, network.unary, min(FIRST_ROUNDS, max(1, search.left // 4)))
     tensors = tensors_of(model.graph, model.boundary.ties)
-    looked, seeds = list[str](), list(seeds_for(model.c.placement.ndim))
+    looked, seeds = list[str](), list(seeds_for(model.c.placement.ndim, outer))
     points: list[tuple[StepLook, tuple[Table, ...]]] = []
     while seeds and search.left > last and not search.spent:
         seed = seeds.pop(0)
@@ -212,12 +244,12 @@ def shortest_step(
         search.descend(at, exposure, unary, min(SEED_ROUNDS, search.left - last))
     for at in search.best()[:1]:
         search.descend(at, exposure, network.unary, search.left)
-    took = search.scheduled(base)
+    took = scheduled_seconds(base)
     better = [(seconds, x) for seconds, x in search.final() if seconds <= WORTH * took]
-    seconds, best = next((x for x in better if fits(x[1].assignment)), (took, base))
+    seconds, best = next((x for x in better if fits(program_of(x[1]))), (took, base))
     left = tuple(seed_name(seed) for seed in seeds)
     chosen = best.assignment
     if best is not base:
         chosen = replace(chosen, cheapest_seconds=base.times.seconds)
     passed_over = bool(better) and better[0][1] is not best
-    return ShortestStep(chosen, seconds, tuple(looked), left, passed_over)
+    return ShortestStep(chosen, seconds, tuple(looked), left, passed_over, best.takes)

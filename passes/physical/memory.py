@@ -30,11 +30,12 @@ from sbp.passes.physical.fusing import Fusing, KernelOp, Seconds, ShardSizes
 from sbp.passes.physical.invariant import read_in_loops
 from sbp.passes.physical.kernels import Buffer, Kernels, kernels
 from sbp.passes.physical.layouts import Turned, turned
-from sbp.passes.physical.order import Turns, turns
+from sbp.passes.physical.order import BodyOrder, Turns, turns
 from sbp.passes.physical.pools import places
 from sbp.passes.physical.program import Border, Box, Step, Version
 from sbp.passes.physical.schedule_nodes import sent_together
 from sbp.passes.physical.trips import TripOps, peeled_ops, sent_later, sunk_into, trip_ops
+from sbp.passes.physical.whole import WholeProgram
 
 LONGEST_ROW = 32_768
 """Longer rows are reduced in two steps (`RowReductionRaceFreeBound`: 32 threads, 1,024 elements each)."""
@@ -79,6 +80,7 @@ def peak(
     seconds: Seconds | None = None,
     limit_bytes: float = math.inf,
     holes: float = 0.0,
+    whole: WholeProgram | None = None,
 ) -> list[Live]:
     """What a device holds when it holds most.
 
@@ -89,13 +91,20 @@ def peak(
       seconds: of an op; None where collectives are not hidden at the cost of memory.
       limit_bytes: what there is; what needs more does not hide collectives either, as XLA's scheduler.
       holes: of what shares the space, what lies unused between.
+      whole: the kernels of all of this, without a loop, in their order with these seconds, if known.
     """
-    ops, there = peeled_ops(steps, sizes), list(dict.fromkeys(held))
-    known = {*there, *(v for op in ops for v in op.writes)}
-    taken, results = donated or {}, [v for v in dict.fromkeys(kept) if v in known]
+    taken = donated or {}
+    if whole is None:
+        ops, there = peeled_ops(steps, sizes), list(dict.fromkeys(held))
+        known = {*there, *(v for op in ops for v in op.writes)}
+        results = [v for v in dict.fromkeys(kept) if v in known]
+        k, order = kernels(ops, sizes, results, there), None
+    else:
+        k, sizes, order = whole.k, whole.sizes, whole.order
+        there, results = list(whole.there), list(whole.kept)
     rest = [Live(v, sizes.bytes(v)) for v in (*there, *(v for v in results if v not in taken))]
-    k, spaces = kernels(ops, sizes, results, there), Spaces(taken, frozenset(results), seconds=seconds)
-    laid = Laid.of(k, sizes, spaces)
+    spaces = Spaces(taken, frozenset(results), seconds=seconds)
+    laid = Laid.of(k, sizes, spaces, order, None if whole is None else whole.together)
     found = alive(k, sizes, spaces, laid)
     needed = _bytes(rest) + (1.0 + holes) * _bytes(found)
     if needed > limit_bytes and seconds is not None:
@@ -118,19 +127,29 @@ class Laid:
       taken: results, and the arguments whose spaces they take.
       turned, copies: what is laid out otherwise.
       together: collectives that are sent as one.
+      order: with collectives hidden, if it is known.
     """
 
     taken: Mapping[Buffer, Buffer]
     turned: Sequence[Turned]
     copies: Sequence[Copy]
     together: Sequence[tuple[int, ...]]
+    order: BodyOrder | None = None
 
     @classmethod
-    def of(cls, k: Kernels, sizes: ShardSizes, spaces: Spaces) -> Laid:
-        """That of a body."""
+    def of(
+        cls,
+        k: Kernels,
+        sizes: ShardSizes,
+        spaces: Spaces,
+        order: BodyOrder | None = None,
+        together: Sequence[tuple[int, ...]] | None = None,
+    ) -> Laid:
+        """That of a body; what is sent as one is looked for unless it is known."""
         there = {t.version: t for t in k.tensors if t.maker < 0}
         taken = {k.ends[v]: there[a] for v, a in spaces.taken.items() if v in k.ends and a in there}
-        return cls(taken, list(turned(k, sizes, taken)), list(copies(k, sizes)), sent_together(k))
+        together = sent_together(k) if together is None else together
+        return cls(taken, list(turned(k, sizes, taken)), list(copies(k, sizes)), together, order)
 
 
 def alive(k: Kernels, sizes: ShardSizes, spaces: Spaces, laid: Laid | None = None) -> list[Live]:
@@ -145,7 +164,8 @@ def alive(k: Kernels, sizes: ShardSizes, spaces: Spaces, laid: Laid | None = Non
     own = {k.ends[v] for v in spaces.given if v in k.ends}
     elsewhere = {t for t in k.tensors if t.maker < 0 or t in own}
     sent = sent_later(k)
-    turn = turns(k, elsewhere, spaces.seconds, sent, spaces.hastens, laid.together)
+    order = laid.order if spaces.seconds is not None else None
+    turn = turns(k, elsewhere, spaces.seconds, sent, spaces.hastens, laid.together, order)
     sweep = _Sweep(turn)
     _add_sent_later(k, turn, sweep, sent)
     _add_tensors(k, turn, sweep, elsewhere, taken)

@@ -12,7 +12,13 @@ from dataclasses import dataclass, field
 from sbp.passes.physical.fusing import PRODUCTS, Fusing, KernelOp, Seconds
 from sbp.passes.physical.kernels import Buffer, Kernels
 from sbp.passes.physical.latency_hiding import hidden_order, plain_order
-from sbp.passes.physical.schedule_nodes import hiding_ops, is_packed, schedule_nodes, sent_together
+from sbp.passes.physical.schedule_nodes import (
+    ScheduleNode,
+    hiding_ops,
+    is_packed,
+    schedule_nodes,
+    sent_together,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +55,23 @@ class Turns:
     found: Mapping[int, int] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class BodyOrder:
+    """What runs as one in a body, and what of it happens one after the other, as `hidden_order` gives it."""
+
+    nodes: Sequence[ScheduleNode]
+    events: Sequence[tuple[int, bool]]
+
+
+def hiding_order(k: Kernels, together: Sequence[tuple[int, ...]], seconds: Seconds) -> BodyOrder:
+    """The order of a whole program, collectives hidden; what lies in spaces of its own is what is there
+    before the first op, and what is kept."""
+    ends = set(k.ends.values())
+    when = places_of(k, {t for t in k.tensors if t.maker < 0 or t in ends}, together)
+    nodes = schedule_nodes(k, together, when, seconds)
+    return BodyOrder(nodes, hidden_order(hiding_ops(k, nodes, ())))
+
+
 def turns(
     k: Kernels,
     elsewhere: Collection[Buffer],
@@ -56,6 +79,7 @@ def turns(
     sent: Sequence[KernelOp] = (),
     hastens: bool = True,
     together: Sequence[tuple[int, ...]] | None = None,
+    known: BodyOrder | None = None,
 ) -> Turns:
     """The turns of all ops.
 
@@ -65,23 +89,26 @@ def turns(
       sent: what the trip of a loop before this one has left to send.
       hastens: whether what frees memory runs as soon as it can.
       together: collectives that are sent as one; None to look for them.
+      known: the order, if it was found before.
     """
     together = sent_together(k) if together is None else together
-    nodes = schedule_nodes(k, together, places_of(k, elsewhere, together, hastens), seconds)
-    ops = hiding_ops(k, nodes, {id(op) for op in sent})
-    if seconds is not None and any(op.sends for op in ops):
-        order = hidden_order(ops)
-    else:
-        order = [(j, True) for j in plain_order(ops)]
+    if known is None:
+        nodes = schedule_nodes(k, together, places_of(k, elsewhere, together, hastens), seconds)
+        ops = hiding_ops(k, nodes, {id(op) for op in sent})
+        if seconds is not None and any(op.sends for op in ops):
+            known = BodyOrder(nodes, hidden_order(ops))
+        else:
+            known = BodyOrder(nodes, [(j, True) for j in plain_order(ops)])
     found = dict[int, int]()
-    born, read = [0] * len(k.ops) + [len(order)], [0] * len(k.ops) + [len(order)]
-    for at, (j, begins) in enumerate(order):
-        for i in nodes[j].makes if begins else ():
+    born, read = [0] * len(k.ops) + [len(known.events)], [0] * len(k.ops) + [len(known.events)]
+    for at, (j, begins) in enumerate(known.events):
+        node = known.nodes[j]
+        for i in node.makes if begins else ():
             born[i] = at
-        for i in nodes[j].reads:
+        for i in node.reads:
             read[i] = at
-        if nodes[j].pool >= 0:
-            found[nodes[j].pool] = at
+        if node.pool >= 0:
+            found[node.pool] = at
     packed = [
         Packed(members, read[members[0]], max(born[i] for i in members))
         for members in together

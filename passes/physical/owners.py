@@ -23,8 +23,10 @@ NONE: OwnedAxes = frozenset()
 
 
 def mark_owners(physical: Physical) -> Physical:
-    """The same program, its moves that add up sums of owned elements marked."""
-    return replace(physical, steps=_marked(physical.steps, {}))
+    """The same program, its moves that add up sums of owned elements marked; itself if it is marked so."""
+    steps = _marked(physical.steps, {})
+    same = all(a is b for a, b in zip(steps, physical.steps, strict=True))
+    return physical if same else replace(physical, steps=steps)
 
 
 def _marked(steps: Sequence[Step], owned: dict[Version, OwnedAxes]) -> tuple[Step, ...]:
@@ -38,7 +40,8 @@ def _marked(steps: Sequence[Step], owned: dict[Version, OwnedAxes]) -> tuple[Ste
         else:
             before = owned.get((step.value, step.move.before), NONE)
             owned[step.value, step.move.after] = _moved(step.move, before)
-            step = replace(step, owned=_adds_up(step.move) and before.issuperset(step.move.axes))
+            is_owned = _adds_up(step.move) and before.issuperset(step.move.axes)
+            step = step if step.owned is is_owned else replace(step, owned=is_owned)
         out.append(step)
     return tuple(out)
 

@@ -8,16 +8,15 @@ compiled programs: it decides between the few plans that the search has left, an
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from sbp.passes.physical.fusing import KernelOp, ShardSizes, op_of
-from sbp.passes.physical.kernels import Buffer, Kernels, kernels
-from sbp.passes.physical.latency_hiding import hidden_order
+from sbp.passes.physical.fusing import KernelOp, ShardSizes
+from sbp.passes.physical.kernels import Buffer, Kernels
 from sbp.passes.physical.layouts import turned
 from sbp.passes.physical.merged import kernels_that_compute
-from sbp.passes.physical.order import places_of
+from sbp.passes.physical.order import BodyOrder
 from sbp.passes.physical.overlap import (
     MOVE,
     Costs,
@@ -26,9 +25,9 @@ from sbp.passes.physical.overlap import (
     asked_of,
     overlapped_loop,
 )
-from sbp.passes.physical.program import Border, Box, Compute, Physical, Version
-from sbp.passes.physical.schedule_nodes import ScheduleNode, hiding_ops, schedule_nodes, sent_together
-from sbp.passes.program.graph import Const
+from sbp.passes.physical.program import Border, Box, Compute, Version
+from sbp.passes.physical.schedule_nodes import ScheduleNode
+from sbp.passes.physical.whole import WholeProgram
 
 
 class ScheduledCosts(Costs, Protocol):
@@ -52,25 +51,24 @@ class ScheduledStep(OverlappedStep):
 
     copied_seconds: float = 0.0
 
+    @property
+    def whole_seconds(self) -> float:
+        """With the copies at its end."""
+        return self.seconds + self.copied_seconds
 
-def scheduled(physical: Physical, costs: ScheduledCosts, donated: Mapping[Version, Version]) -> ScheduledStep:
+
+def scheduled(
+    whole: WholeProgram, costs: ScheduledCosts, donated: Mapping[Version, Version]
+) -> ScheduledStep:
     """The step of a program.
 
     Arguments:
       donated: results, and the argument whose memory each takes.
     """
-    sizes = ShardSizes(physical)
-    there = list(dict.fromkeys(zip(physical.graph.inputs, physical.inputs, strict=True)))
-    results = zip(physical.graph.outputs, physical.outputs, strict=True)
-    ops = [op_of(step, physical) for step in physical.steps]
-    known = {*there, *(v for op in ops for v in op.writes)}
-    kept = [v for v in dict.fromkeys((x, nd) for x, nd in results if not isinstance(x, Const)) if v in known]
-    k = kernels(ops, sizes, kept, there)
-    ends = {k.ends[v] for v in kept}
-    when = places_of(k, {t for t in k.tensors if t.maker < 0 or t in ends}, together := sent_together(k))
-    run = _Run(k, schedule_nodes(k, together, when, costs.scheduled_seconds), costs)
+    k = whole.k
+    run = _Run(k, whole.order, costs)
     taken = {k.ends[v] for v in donated if v in k.ends}
-    copied = sum(map(costs.copy_seconds, _copied_bytes(k, sizes, taken)))
+    copied = sum(map(costs.copy_seconds, _copied_bytes(k, whole.sizes, taken)))
     return ScheduledStep(run.seconds(), run.exposed, copied)
 
 
@@ -93,7 +91,7 @@ class _Run:
     """
 
     k: Kernels
-    nodes: Sequence[ScheduleNode]
+    order: BodyOrder
     costs: ScheduledCosts
     exposed: dict[SentId, float] = field(default_factory=dict)
     asked: dict[Hashable, SentId] = field(default_factory=dict)
@@ -103,8 +101,8 @@ class _Run:
         own, kernel_end = self.op_seconds()
         wires_end = 0.0
         ends: dict[int, float] = {}
-        for j, begins in hidden_order(hiding_ops(self.k, self.nodes, ())):
-            node = self.nodes[j]
+        for j, begins in self.order.events:
+            node = self.order.nodes[j]
             if not begins:
                 self.expose(node, max(0.0, ends[j] - kernel_end))
                 kernel_end = max(kernel_end, ends[j])
@@ -140,7 +138,7 @@ class _Run:
 
     def sent(self, node: ScheduleNode) -> dict[SentId, float]:
         """What a collective takes, or each of those that are sent as one."""
-        members = node.makes or self.nodes[node.after[0]].reads  # what is packed is unpacked by others
+        members = node.makes or self.order.nodes[node.after[0]].reads  # what is packed is unpacked by others
         steps = [self.k.ops[i].step for i in members]
         boxes = [s for s in steps if isinstance(s, Box)]
         alone = {(id(b), MOVE): self.costs.seconds_of(b) for b in boxes}

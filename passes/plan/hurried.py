@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from sbp.passes.boxing.paths import Boxings
-from sbp.passes.plan.candidates import Candidates, Strategy
+from sbp.passes.plan.candidates import Candidates
 from sbp.passes.plan.cost import Shards, seconds_of
+from sbp.passes.plan.grouped import axes_alike
 from sbp.passes.plan.indexed import IndexedNetwork
 from sbp.passes.plan.model import Boundary, Model, ValueUse
 from sbp.passes.program.control import assumed_trips
 from sbp.passes.program.graph import Node
-from sbp.signature import NdSbp
 
 MODEL_SHARE = 0.6
 """Of the time for a search, for building its model."""
@@ -92,34 +92,13 @@ def model_in_time(
             return _built(timed, True, begun)
         except OutOfTime:
             begun = time.monotonic()
-    return _built(Model(axes_alike(candidates), boundary, boxings), False, begun)
+    every = tuple(range(candidates.placement.ndim))
+    return _built(Model(axes_alike(candidates, (every,)), boundary, boxings), False, begun)
 
 
 def _built(model: Model, is_whole: bool, begun: float) -> BuiltModel:
     network = model.build_indexed()
     return BuiltModel(model, network, is_whole, time.monotonic() - begun)
-
-
-def axes_alike(candidates: Candidates) -> Candidates:
-    """The strategies that do the same along every axis; all of an op that has none of these."""
-    known: dict[int, tuple[Strategy, ...]] = {}
-    for strategies in candidates.strategies.values():
-        if id(strategies) not in known:
-            known[id(strategies)] = tuple(s for s in strategies if _is_alike(s)) or strategies
-    chosen = {i: known[id(strategies)] for i, strategies in candidates.strategies.items()}
-    ports = {
-        i: tuple(tuple(nd for nd in states if len({*nd}) == 1) or states for states in each)
-        for i, each in candidates.ports.items()
-    }
-    return replace(candidates, strategies=chosen, ports=ports)
-
-
-def _is_alike(s: Strategy) -> bool:
-    return all(_same(nd) for nd in (*s.operands, *s.results))
-
-
-def _same(nd: NdSbp) -> bool:
-    return all(x == nd[0] for x in nd)
 
 
 def least_seconds(candidates: Candidates, boxings: Boxings) -> float:

@@ -66,17 +66,20 @@ ALL_AXES = (
 )
 """For all axes alike, the ones that most often pay first."""
 PAIRS = ((DATA, ZERO_3), (DATA, TENSOR), (ZERO_3, DATA), (ZERO_3, TENSOR), (TENSOR, DATA), (TENSOR, ZERO_3))
-"""For the outermost axis, and for the others."""
+"""For the outer axes, and for the others."""
 
 
-def seeds_for(axes: int) -> tuple[tuple[SeedUse, ...], ...]:
+def seeds_for(axes: int, outer: int = 1) -> tuple[tuple[SeedUse, ...], ...]:
     """The parallelisms for a placement of so many axes, outer to inner.
+
+    Arguments:
+      outer: how many of them one of a pair is for.
 
     >>> [seed_name(seed) for seed in seeds_for(2)][:4]
     ['ZeRO-3', 'data x ZeRO-3', 'data', 'data x tensor']
     """
     alike = [(use,) * axes for use in ALL_AXES]
-    mixed = [(outer, *(inner,) * (axes - 1)) for outer, inner in PAIRS] if axes > 1 else []
+    mixed = [(a,) * outer + (b,) * (axes - outer) for a, b in PAIRS] if axes > 1 else []
     found = (seed for pair in itertools.zip_longest(alike, mixed) for seed in pair if seed is not None)
     return tuple(found)
 

@@ -13,7 +13,8 @@ import pytest
 import sbp
 from sbp.passes.plan import hurried
 from sbp.passes.plan.cheapest import choose
-from sbp.passes.plan.hurried import TimedModel, axes_alike, least_seconds, model_in_time
+from sbp.passes.plan.grouped import axes_alike
+from sbp.passes.plan.hurried import TimedModel, least_seconds, model_in_time
 from sbp.passes.plan.model import Model
 from sbp.passes.plan.narrow import solve_indexed
 from tests.passes.questions import asked
@@ -46,7 +47,7 @@ def test_a_model_is_given_up_when_its_time_is_over(question: Any) -> None:
 
 def test_few_strategies_are_some_of_all_and_cost_the_same(question: Any) -> None:
     whole = Model(question.candidates, question.asked, question.boxings)
-    few = Model(axes_alike(question.candidates), question.asked, question.boxings)
+    few = Model(axes_alike(question.candidates, ((0, 1),)), question.asked, question.boxings)
     networks = whole.build_indexed(), few.build_indexed()
     best, found = (solve_indexed(network) for network in networks)
     assert best.cost <= found.cost < math.inf

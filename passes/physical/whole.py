@@ -1,0 +1,63 @@
+"""The kernels of a whole program, and the order in which XLA's scheduler runs them.
+
+How long a step takes (scheduled.py) and what it holds (memory.py) are asked of the same kernels in the same
+order, unless first trips of loops run before these in memory. So they are merged and ordered once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from sbp.passes.physical.fusing import KernelOp, Seconds, ShardSizes, op_of
+from sbp.passes.physical.kernels import Kernels, kernels
+from sbp.passes.physical.order import BodyOrder, hiding_order
+from sbp.passes.physical.program import Border, Physical, Step, Version
+from sbp.passes.physical.schedule_nodes import sent_together
+from sbp.passes.program.graph import Const
+
+
+@dataclass(frozen=True)
+class WholeProgram:
+    """A program as its kernels.
+
+    Arguments:
+      kept: versions that are needed after the last op.
+      there: versions that are there before the first one.
+      together: collectives that are sent as one.
+      order: collectives hidden.
+    """
+
+    k: Kernels
+    sizes: ShardSizes
+    kept: Sequence[Version]
+    there: Sequence[Version]
+    together: Sequence[tuple[int, ...]]
+    order: BodyOrder
+
+    @property
+    def sends(self) -> bool:
+        """Whether there are collectives to hide."""
+        return any(node.sends for node in self.order.nodes)
+
+
+def has_loops(steps: Iterable[Step]) -> bool:
+    """Whether a loop or a branch is among some steps."""
+    return any(isinstance(step, Border) for step in steps)
+
+
+def whole_program(physical: Physical, seconds: Seconds) -> WholeProgram:
+    """The kernels of a program.
+
+    Arguments:
+      seconds: what the scheduler takes an op to be.
+    """
+    sizes = ShardSizes(physical)
+    there = list(dict.fromkeys(zip(physical.graph.inputs, physical.inputs, strict=True)))
+    ops: list[KernelOp] = [op_of(step, physical) for step in physical.steps]
+    known = {*there, *(v for op in ops for v in op.writes)}
+    results = zip(physical.graph.outputs, physical.outputs, strict=True)
+    kept = [v for v in dict.fromkeys((x, nd) for x, nd in results if not isinstance(x, Const)) if v in known]
+    k = kernels(ops, sizes, kept, there)
+    together = sent_together(k)
+    return WholeProgram(k, sizes, kept, there, together, hiding_order(k, together, seconds))

@@ -1,0 +1,55 @@
+"""Models of few signatures on many axes: neighbouring axes of a placement are used as one.
+
+On three and four axes an op has up to thousands of strategies, and the tables of a whole model are never
+written down. Parallelisms use the axes between hosts for one thing, and those within a host for another. So a
+model of the strategies that do the same along all axes of a group has such plans, at the size of one on two
+axes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TypeAlias
+
+from sbp.hardware import Hardware
+from sbp.passes.plan.candidates import Candidates, Strategy
+from sbp.placement import Placement
+from sbp.signature import NdSbp
+
+AxisGroups: TypeAlias = tuple[tuple[int, ...], ...]
+
+
+def axis_groups(placement: Placement, hardware: Hardware) -> AxisGroups:
+    """The axes of a placement in two groups: those whose devices are on several hosts, and the others.
+
+    Where all are of one kind, the outermost axis is a group by itself.
+
+    >>> import sbp
+    >>> axis_groups(sbp.placement("h100", shape=(4, 8, 8)), sbp.hardware.hardware_for("h100"))
+    ((0, 1), (2,))
+    """
+    axes, host = range(placement.ndim), hardware.links[0]
+    outer = sum(any(hardware.link([int(r) for r in g]) != host for g in placement.groups((a,))) for a in axes)
+    outer = outer if 0 < outer < placement.ndim else 1
+    return tuple(group for group in (tuple(axes[:outer]), tuple(axes[outer:])) if group)
+
+
+def axes_alike(candidates: Candidates, groups: AxisGroups) -> Candidates:
+    """The strategies that do the same along all axes of each group; all of an op that has none of these."""
+
+    def same(nd: NdSbp) -> bool:
+        return all(nd[a] == nd[group[0]] for group in groups for a in group)
+
+    def is_alike(s: Strategy) -> bool:
+        return all(map(same, s.operands)) and all(map(same, s.results))
+
+    known: dict[int, tuple[Strategy, ...]] = {}
+    for strategies in candidates.strategies.values():
+        if id(strategies) not in known:
+            known[id(strategies)] = tuple(filter(is_alike, strategies)) or strategies
+    chosen = {i: known[id(strategies)] for i, strategies in candidates.strategies.items()}
+    ports = {
+        i: tuple(tuple(filter(same, states)) or states for states in each)
+        for i, each in candidates.ports.items()
+    }
+    return replace(candidates, strategies=chosen, ports=ports)

@@ -1,0 +1,95 @@
+"""Parallelisms on many axes, where neighbouring ones are used as one."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import sbp
+from sbp.hardware import hardware_for
+from sbp.passes import choosing
+from sbp.passes.physical import hidden
+from sbp.passes.plan.grouped import axes_alike, axis_groups
+from sbp.passes.plan.model import Model
+from sbp.passes.plan.seeds import DATA, TENSOR, seeds_for
+from tests.passes.questions import asked
+
+FOUR = sbp.placement("h100", shape=(2, 2, 2, 2))
+ARGS = tuple(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((512, 2048), (2048, 512), (1024, 512)))
+
+
+def step(up: Any, down: Any, x: Any) -> Any:
+    """Two layers, trained."""
+    ups, downs = jax.grad(lambda up, down: ((jax.nn.relu(x @ up) @ down - x) ** 2).mean(), (0, 1))(up, down)
+    return up - 0.1 * ups, down - 0.1 * downs
+
+
+@pytest.mark.parametrize(
+    ("shape", "groups"),
+    [
+        ((2, 2, 2, 2), ((0,), (1, 2, 3))),
+        ((4, 8, 8), ((0, 1), (2,))),
+        ((2, 2, 2), ((0,), (1, 2))),
+        ((2, 16, 16), ((0,), (1, 2))),
+        ((8,), ((0,),)),
+    ],
+)
+def test_axes_are_grouped_by_hosts(shape: tuple[int, ...], groups: Any) -> None:
+    """Where all are of one kind, or one reaches beyond a host, the outermost stands alone."""
+    assert axis_groups(sbp.placement("h100", shape=shape), hardware_for("h100")) == groups
+
+
+def test_pairs_are_of_groups() -> None:
+    seeds = seeds_for(4, outer=2)
+    assert (DATA, DATA, TENSOR, TENSOR) in seeds and all(len(seed) == 4 for seed in seeds)
+
+
+def test_what_differs_within_a_group_is_left_out() -> None:
+    question = asked(step, FOUR, *ARGS)
+    groups = axis_groups(FOUR, hardware_for("h100"))
+    few = axes_alike(question.candidates, groups)
+    for node in (n for n in question.candidates.graph.nodes if n.op == "dot_general"):
+        whole, left = question.candidates.strategies[node.id], few.strategies[node.id]
+        assert {id(s) for s in left} < {id(s) for s in whole}
+        signatures = [nd for s in left for nd in (*s.operands, *s.results)]
+        assert all(len({nd[a] for a in group}) == 1 for nd in signatures for group in groups)
+        assert any(nd[0] != nd[1] for nd in signatures)
+
+
+def test_programs_too_large_to_write_down_have_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight of them at least, and no step is longer than that of the cheapest plan; where even the model of
+    groups is too large, that one is kept."""
+    question, found = asked(step, FOUR, *ARGS), list[hidden.ShortestStep]()
+    few = axes_alike(question.candidates, axis_groups(FOUR, hardware_for("h100")))
+    whole, grouped = (
+        Model(candidates, question.asked, question.boxings).build_indexed().cells
+        for candidates in (question.candidates, few)
+    )
+    assert grouped < whole / 40
+    search = hidden.shortest_step
+
+    def listening(*args: Any) -> hidden.ShortestStep:
+        found.append(search(*args))
+        return found[-1]
+
+    monkeypatch.setattr(choosing, "shortest_step", listening)
+    options = sbp.Options(time_limit=math.inf, cache=False)
+    plans = []
+    for cells in (grouped, grouped - 1):
+        monkeypatch.setattr(choosing, "MOST_CELLS", cells)
+        plans.append(sbp.compile(step, FOUR, options=options, donate_argnums=(0, 1)).plan(*ARGS))
+    searched, kept = plans
+    assert len(found) == 1 and len(found[0].looked) >= 8
+    assert searched.step_seconds <= kept.step_seconds
+    assert searched.bound == kept.bound and searched.cheapest_gap == kept.gap
+    assert [any("too large" in note for note in plan.notes) for plan in plans] == [False, True]
+    monkeypatch.setattr(choosing, "MOST_CELLS", grouped)
+    monkeypatch.setattr(choosing, "MODEL_SHARE", -1.0)  # no time for the model
+    options = sbp.Options(time_limit=1000.0, cache=False)
+    late = sbp.compile(step, FOUR, options=options, donate_argnums=(0, 1)).plan(*ARGS)
+    assert len(found) == 1 and late.step_seconds == kept.step_seconds
+    assert any("the cheapest plan alone; not at ZeRO-3" in note for note in late.notes)
