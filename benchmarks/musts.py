@@ -218,7 +218,12 @@ def _compiled(rounds: int) -> Verdict:
 
 COMPILED = Path(__file__).parent / "results"
 HANDS = ("gpt@2/auto:8", "gpt@2/auto:2x4", "gpt-bf16@2/auto:8", "gpt-bf16@2/auto:2x4", "llama@8/auto:8")
-LIMITED = (("gpt", (8,), 4), ("gpt", (8,), 12), ("gpt", (2, 4), 4), ("gpt", (2, 4), 12), ("llama", (8,), 4))
+LIMITED = (
+    *(("gpt", shape, layers) for shape in ((8,), (2, 4)) for layers in (4, 12)),
+    ("gpt", (8, 8), 12),
+    ("llama", (8,), 4),
+    ("llama", (8,), 8),
+)
 QUICK = ("gpt/8/4", "gpt/2x4/4")
 BY_HAND = "at most the best of data, tensor, ZeRO-1, ZeRO-3, sequence or 2-D"
 

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from sbp.passes.boxing.paths import Boxings
-from sbp.passes.physical.enumerated import cheapest_by_trying
+from sbp.passes.physical.enumerated import Weighed, cheapest_by_trying
 from sbp.passes.physical.evaluate import HOLES, Evaluator
 from sbp.passes.physical.insert import insert_boxing
-from sbp.passes.physical.missed import missed_load
+from sbp.passes.physical.missed import missed_loads
 from sbp.passes.physical.program import Physical
 from sbp.passes.plan.budget import Budget, Fitted, Load
 from sbp.passes.plan.candidates import Candidates
@@ -173,8 +173,14 @@ class LimitedProblem:
             (math.inf, fastest.bound) if none else (found.assignment.seconds, found.assignment.bound)
         )
         given = self.candidates, self.asked, self.boxings
-        better = cheapest_by_trying(*given, self.fits, below, bound)
+        better = cheapest_by_trying(*given, self.weighed, below, bound, recomputes=self.recomputes)
         return found if better is None else replace(found, assignment=better, smallest=None)
+
+    def weighed(self, assignment: ChosenSignatures) -> Weighed:
+        """What the plan of an assignment takes, and whether it keeps the limit."""
+        looked = self.looked_at(assignment)
+        seconds = Evaluator(looked.physical, self.boxings.network, self.donated).seconds()
+        return Weighed(seconds, looked.bytes <= self.limit_bytes)
 
     def fits(self, assignment: ChosenSignatures) -> bool:
         """Whether the plan of an assignment keeps the limit."""
@@ -256,8 +262,7 @@ class LimitedProblem:
         if not found.fits:
             return ()
         evaluator = Evaluator(tried.physical, self.boxings.network, self.donated)
-        load = missed_load(evaluator, model, budget, found.states)
-        return () if load is None else (load,)
+        return missed_loads(evaluator, model, budget, found.states)
 
     def with_room_left(
         self, tries: LimitedTries, assignment: ChosenSignatures, bytes: float

@@ -101,22 +101,38 @@ class Prices:
         self._level(swept, cost)
         return states
 
-    def to_room(self, budget: FlatBudget) -> None:
-        """Goes on with other room at the same times: the bound changes by what the best prices pay back."""
-        self.lower += float(self.best @ (self.budget.room - budget.room))
-        self.budget, self.hope, self.waited, self.reached = budget, 0.0, 0, -np.inf
+    def to_budget(self, budget: FlatBudget, more: float) -> None:
+        """Goes on with other loads, whose times may be others.
+
+        Arguments:
+          more: bytes that there may be more than before, at all times. What loads are there beside those of
+            before does not lower the bound.
+        """
+        at, best = (self._dear(prices) for prices in (self.at, self.best))
+        self.lower -= more * float(self.best.sum())
+        self.charge(np.zeros(self.at.size))
+        self.budget, self.at, self.use = budget, np.zeros(budget.room.size), None
+        self.charge(self._at_times(at))
+        self.best = self._at_times(best)
+        self.hope, self.waited, self.reached = 0.0, 0, -np.inf
 
     def begin_at(self, known: TimePrices) -> None:
         """Prices to begin with, each at the last time here that is not after its own."""
-        prices = np.zeros(self.at.size)
-        at = np.searchsorted(self.budget.times, known.times, side="right") - 1
-        np.add.at(prices, np.maximum(at, 0), known.prices)
-        self.charge(prices)
+        self.charge(self._at_times(known))
 
     def found(self) -> TimePrices:
         """The prices of the best bound."""
-        dear = self.best > 0.0
-        return TimePrices(self.budget.times[dear], self.best[dear])
+        return self._dear(self.best)
+
+    def _dear(self, prices: Table) -> TimePrices:
+        dear = prices > 0.0
+        return TimePrices(self.budget.times[dear], prices[dear])
+
+    def _at_times(self, known: TimePrices) -> Table:
+        prices = np.zeros(self.budget.room.size)
+        at = np.searchsorted(self.budget.times, known.times, side="right") - 1
+        np.add.at(prices, np.maximum(at, 0), known.prices)
+        return prices
 
     def prove(self, lower: float, prices: Table) -> None:
         """Takes a bound that somebody else has proven at some prices, if it is higher."""

@@ -13,7 +13,7 @@ has the last word (passes/physical/fit.py).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,21 @@ SMALL = 1e-3
 """Copies of tensors below this part of the limit are not counted: each takes a variable."""
 APART = 0.02
 """Uses are in one cluster while no more than this part of the program is between them."""
+
+
+@dataclass(frozen=True, slots=True)
+class BoxedOnce:
+    """A value of one use.
+
+    Arguments:
+      copy: the variable with whether it is boxed: copies, then none, under each signature that is wanted.
+      supply: where it comes from.
+      at: when it is boxed, as the search counts it.
+    """
+
+    copy: int
+    supply: ValueUse
+    at: int
 
 
 class RoomModel(Model):
@@ -63,6 +78,7 @@ class RoomModel(Model):
         self.outermost = {n.id for n in self.graph.nodes}
         self.near: dict[int, list[tuple[int | None, list[ValueUse]]]] = {}
         self.loads: list[Load] = []
+        self.boxed_once: dict[int, BoxedOnce] = {}
         self.sends: dict[int, tuple[NDArray[np.bool_], NDArray[np.bool_], Boxing]] = {}
 
     def build_indexed(self) -> IndexedNetwork:
@@ -149,7 +165,9 @@ class RoomModel(Model):
         end = max(end, life.last if life is not None else end)
         if life is not None and not is_argument:
             self.load(supply.variable, life.start, at + 1, self.held(v, supply.needs))
-        self.copies(v, supply, use, at, end, whole_time=life is not None and not is_argument)
+        copy = self.copies(v, supply, use, at, end, whole_time=life is not None and not is_argument)
+        if copy is not None:
+            self.boxed_once[v] = BoxedOnce(copy, supply, at)
 
     def load_share(self, v: int, uses: list[ValueUse], life: Lifetime | None) -> None:
         """A value of several uses: its share, those of its clusters, and what each of them takes."""

@@ -115,7 +115,9 @@ class LimitedSearch:
         self.reduction = reduce_network(network, lambda: self._spent(0.3), budget.loads)
         kernel = self.reduction.kernel
         flat = flat_network(kernel)
-        self.flat_budget = flat_budget(flat, self.reduction.loads, budget.limit)
+        self.loads = self.reduction.loads
+        """Of the kernel's nodes."""
+        self.flat_budget = flat_budget(flat, self.loads, budget.limit)
         ceiling = _ceiling(kernel)
         self.flat = flat.filled(ceiling)
         self.finite = least_of(kernel) + 0.9999 * ceiling
@@ -124,6 +126,8 @@ class LimitedSearch:
         self.work = forests.workplace(flat, self.flat_budget, 1)
         self.states: Indices | None = None
         self.cost = math.inf
+        self.begun_at: list[Indices] = []
+        """Where it was told to begin: under another limit too."""
         self.nearest = np.zeros(flat.turn.size, dtype=np.int64)
         self.excess = (True, math.inf)
         self.noise = self.least_gain = 0.0
@@ -144,27 +148,46 @@ class LimitedSearch:
         """The answer under another limit, with the prices and the states that were found so far.
 
         Arguments:
-          taken: loads of nobody's choice that are there too from now on.
+          taken: loads that are there too from now on. Where they are of nodes the bound is of the states that
+            are left: a state that another could replace before is gone.
         """
         known = self.nearest if self.states is None else self.states
-        room = self.flat_budget.room - (self.budget.limit - limit)
-        for load in taken:
-            room[_touched(self.flat_budget.times, load)] -= load.bytes[0]
+        if taken:
+            self.loads = (*self.loads, *self._of_kernel(taken, known))
+        more = limit - self.budget.limit
         self.budget = Budget((*self.budget.loads, *taken), limit)
-        self.flat_budget = self.flat_budget._replace(room=room)
-        self.prices.to_room(self.flat_budget)
+        self.flat_budget = flat_budget(self.flat, self.loads, limit)
+        self.prices.to_budget(self.flat_budget, more)
+        self.work = forests.workplace(self.flat, self.flat_budget, int(self.work.random[0]))
+        self.solved_for = self.solved_at = self.prices.best
         self.start = time.monotonic()
         self.seconds = math.inf if limit_seconds is None else limit_seconds
         self.states, self.cost, self.excess = None, math.inf, (True, math.inf)
         self.over = forests.use_of(self.flat_budget, known) > self.flat_budget.room
         self.raised = 0
-        self._offer(known)
+        for states in (*self.begun_at, known):
+            self._offer(states)
         self._polish(known)
         return self.run()
 
+    def _of_kernel(self, loads: Sequence[Load], known: Indices) -> list[Load]:
+        """Loads in terms of the kernel; of nodes that are not left, as they are under the states known."""
+        place = {node: k for k, node in enumerate(self.reduction.nodes)}
+        states = self.reduction.expand(known.tolist())
+        found = []
+        for x in loads:
+            if x.node in place:
+                k = place[x.node]
+                found.append(replace(x, node=k, bytes=x.bytes[self.reduction.labels[k]]))
+            else:
+                size = x.bytes[states[x.node] if x.node >= 0 else 0]
+                found.append(replace(x, node=-1, bytes=np.array([size])))
+        return found
+
     def start_from(self, states: Sequence[int]) -> None:
         """Looks at some states of the network, and from then on at what is near them."""
-        self._offer(np.array(self.reduction.project(states), dtype=np.int64))
+        self.begun_at.append(np.array(self.reduction.project(states), dtype=np.int64))
+        self._offer(self.begun_at[-1])
 
     def charge(self, states: Sequence[int], price: float) -> None:
         """Begins with a price for a byte, in equal parts at all times at which some states have most.
@@ -364,12 +387,6 @@ class LimitedSearch:
         if peak <= limit:
             bound = min(bound, cost)
         return Fitted(states, cost, bound, peak, min(least, peak), limit)
-
-
-def _touched(times: Indices, load: Load) -> slice:
-    """The times at which the limit can bind that stand for any time of a load, with those beside them."""
-    begin, end = np.searchsorted(times, (load.start, load.end))
-    return slice(max(int(begin) - 1, 0), int(end) + 1)
 
 
 def _ceiling(network: CostNetwork) -> float:

@@ -11,9 +11,10 @@ import pytest
 from sbp.passes.plan import forests, sweeps, within
 from sbp.passes.plan.brute import brute_force, brute_force_within
 from sbp.passes.plan.budget import Budget, FlatBudget, Load, flat_budget
-from sbp.passes.plan.flat import flat_network
+from sbp.passes.plan.flat import Indices, flat_network
 from sbp.passes.plan.network import CostNetwork, Infeasible, Table
 from sbp.passes.plan.priced import PROVING
+from sbp.passes.plan.prices import Prices
 from sbp.passes.plan.reduce import reduce_network
 from sbp.passes.plan.within import LimitedSearch, solve_within
 
@@ -241,3 +242,68 @@ def test_what_is_taken_at_some_times_leaves_less_room_then() -> None:
     assert found.states[0] == 0 and found.states[2] == 1 and found.cost == found.bound
     assert found.peak_bytes <= 5.0 < search.budget.peak_bytes((0, 0, 0)) == 7.0
     assert search.budget.peak_bytes((0, 0, 0), 0, 30) == 4.0
+
+
+def test_what_nodes_have_beside_that_is_taken_too() -> None:
+    network = CostNetwork((np.array([0.0, 2.0]), np.array([0.0, 3.0]), np.array([0.0, 5.0])), ())
+    sizes = np.array([4.0, 1.0])
+    loads = (Load(0, 0, 2, sizes), Load(1, 10, 11, sizes), Load(2, 20, 21, sizes))
+    search = LimitedSearch(network, Budget(loads, 5.0))
+    assert search.run().states == (0, 0, 0)
+    # At a time that nothing was known of; both together are too large there.
+    found = search.go_on(5.0, None, (Load(0, 30, 32, sizes), Load(1, 31, 33, sizes)))
+    assert found.states == (1, 0, 0) and found.fits and found.cost == found.bound
+    assert search.budget.peak_bytes((0, 0, 0)) == 8.0
+    # More room, and all is as it was.
+    assert search.go_on(8.0, None).states == (0, 0, 0)
+
+
+def test_where_it_began_is_known_under_another_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without time to search, what it was told of is better than nothing that fits."""
+    monkeypatch.setattr(within, "_ENUMERATED_CELLS", 0)
+    network = CostNetwork(tuple(np.array([0.0, 2.0 + k]) for k in range(6)), ())
+    loads = tuple(Load(k, 0, 1, np.array([4.0, 1.0])) for k in range(6))
+    search = LimitedSearch(network, Budget(loads, 24.0))
+    search.start_from((1, 1, 1, 1, 0, 0))
+    assert search.run().states == (0,) * 6
+    found = search.go_on(12.0, 0.0)
+    assert found.fits and found.cost <= network.cost((1, 1, 1, 1, 0, 0))
+
+
+@pytest.mark.parametrize("more", [-1.0, 0.0, 3.0])
+def test_prices_go_on_with_other_loads(more: float) -> None:
+    """The bound is true under them, and costs have the bytes of these and no others."""
+    raised = 0
+    for network, budget in feasible_problems(0.6, 60):
+        reduction = reduce_network(network, loads=budget.loads)
+        flat = flat_network(reduction.kernel)
+        early = [x for x in reduction.loads if x.start <= 3]
+        prices = Prices(flat, flat_budget(flat, early, budget.limit), 1e3, reduction.constant)
+        for _ in range(20):
+            prices.step(math.inf)
+        total, loads = prices.at.sum(), flat_budget(flat, reduction.loads, budget.limit + more)
+        raised += bool(total)
+        prices.to_budget(loads, more)
+        assert prices.at.sum() == pytest.approx(total)
+        best = brute_force_within(network, Budget(budget.loads, budget.limit + more))
+        for _ in range(20):
+            assert not best.fits or reduction.constant + prices.lower <= best.cost * (1 + 1e-9)
+            prices.step(math.inf)
+        prices.charge(np.zeros(loads.room.size))
+        fresh = Prices(flat, loads, 1e3, reduction.constant)
+        states = np.zeros(flat.turn.size, dtype=np.int64)
+        assert _moved_cost(prices, states) == pytest.approx(_moved_cost(fresh, states))
+    assert raised > 20
+
+
+def _moved_cost(prices: Prices, states: Indices) -> float:
+    """What states cost with the costs where sweeps have moved them."""
+    flat, dual = prices.flat, prices.dual
+    total = sum(float(dual.theta[flat.offsets[node] + s]) for node, s in enumerate(states))
+    for node, s in enumerate(states):
+        for entry in range(flat.first[node], flat.turn[node]):
+            other, size = flat.other[entry], flat.offsets[node + 1] - flat.offsets[node]
+            total += float(dual.flat.pool[flat.table[entry] + states[other] * size + s])
+            total += float(dual.messages[flat.message[entry] + s])
+            total += float(dual.messages[flat.message[flat.twin[entry]] + states[other]])
+    return total
