@@ -39,6 +39,8 @@ HOST = 8
 STAGES = 4
 KEPT = 0.4
 """Queries, keys, values and what attention makes of them: of all products those with the fewest bytes."""
+COPY = 128
+"""Devices that hold a copy of the weights: beyond, what crosses hosts takes longer the more there are."""
 PEAK_FLOPS = CHIPS["h100"].matrix_flops["bf16"]
 
 
@@ -92,6 +94,8 @@ def layouts(devices: int, batch: int) -> Iterator[AskedLayout]:
     yield AskedLayout("AUTO", line)
     yield AskedLayout("AUTO", grid)
     yield AskedLayout("AUTO", grid, microbatches=one_each, kept=KEPT)
+    if devices > COPY:
+        yield AskedLayout("AUTO", (devices // COPY, COPY), microbatches=one_each, kept=KEPT)
     yield AskedLayout("AUTO", staged, microbatches=batch // staged[1], kept=1.0, stages=STAGES)
     yield AskedLayout("MaxText, FSDP", line, maxtext.signatures(line, CONFIG, OPTIMIZER))
     yield AskedLayout("MaxText, FSDP x tensor", grid, maxtext.signatures(grid, CONFIG, OPTIMIZER))

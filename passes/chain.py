@@ -32,11 +32,11 @@ from sbp.passes.physical.program import Compute, Physical
 from sbp.passes.pipeline.auto import cut_model
 from sbp.passes.pipeline.check import check_schedule, check_stages
 from sbp.passes.pipeline.choose import schedule_for
-from sbp.passes.pipeline.hoist import hoist_casts
 from sbp.passes.pipeline.order import Order, find_order
 from sbp.passes.pipeline.plan import pipeline_plan
 from sbp.passes.pipeline.planning import plan_shares
 from sbp.passes.pipeline.stages import Stages
+from sbp.passes.pipeline.summed import add_inside
 from sbp.passes.pipeline.sums import split_sums
 from sbp.passes.pipeline.where import Where, find_places, placements_of
 from sbp.passes.plan import pins
@@ -46,6 +46,7 @@ from sbp.passes.plan.model import Boundary, ChosenSignatures
 from sbp.passes.plan.record import ChoiceRecord
 from sbp.passes.program.duplicates import without_duplicates
 from sbp.passes.program.graph import Graph
+from sbp.passes.program.hoist import hoist_casts, hoist_narrowing
 from sbp.passes.program.trace import Traced
 from sbp.passes.recall import Recall
 from sbp.passes.request import Request, StagesRequest
@@ -125,6 +126,18 @@ def honour_pins(s: Logical) -> Logical:
 def merge_equals(s: Logical) -> Logical:
     """Computes once what is computed twice. After the pins: equal values may be annotated differently."""
     return s.with_graph(without_duplicates(s.graph))
+
+
+CASTS_SHARE = 0.05
+"""Of the memory of all devices, what may be kept of weights that are cast once for all micro-batches."""
+
+
+def hoist_weights(s: Logical) -> Logical:
+    """Takes casts of weights out of loops over micro-batches, where there is room."""
+    r = s.request
+    if not r.whole_step:  # the loop of a stage is cut into pieces, and what leaves it has left it
+        return s
+    return s.with_graph(hoist_narrowing(s.graph, CASTS_SHARE * r.limit_bytes * r.placement.size))
 
 
 def list_candidates(s: Logical) -> Listed:
@@ -210,6 +223,7 @@ PLACEMENT: Chain[Logical, PlanData] = (
     first("rows", find_rows, lambda s: spec.check_graph(s.graph))
     .then("pins", honour_pins, lambda s: spec.check_graph(s.graph))
     .then("equals", merge_equals, lambda s: spec.check_graph(s.graph))
+    .then("hoist", hoist_weights, lambda s: spec.check_graph(s.graph))
     .then("candidates", list_candidates, lambda s: spec.check_candidates(s.candidates))
     .then("choice", choose_signatures, lambda s: spec.check_assignment(s.candidates, s.assignment, s.boxings))
     .then("boxing", box, lambda s: spec.check_physical(s.physical))
@@ -297,8 +311,8 @@ def divide_into_stages(s: Whole) -> Whole:
 
 
 def hoist(s: Whole) -> Whole:
-    """Takes casts of weights out of the loop over micro-batches."""
-    return replace(s, graph=hoist_casts(s.graph))
+    """Takes casts of weights out of the loop over micro-batches, and sums over them into scans."""
+    return replace(s, graph=add_inside(hoist_narrowing(hoist_casts(s.graph), math.inf)))
 
 
 def keep_sums_apart(s: Whole) -> Ordered:

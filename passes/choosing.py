@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import dataclass, replace
 
 from sbp.passes.boxing.paths import Boxings
 from sbp.passes.explain import notes
 from sbp.passes.physical.fit import LimitedProblem, LimitedStart, SmallestPeak, seconds_of_fastest
-from sbp.passes.physical.hidden import MOST_CELLS, shortest_step
+from sbp.passes.physical.hidden import MOST_CELLS, STAGE_WORK, WORK, shortest_step
 from sbp.passes.physical.hidden_limited import shortest_within
 from sbp.passes.plan.candidates import Candidates
 from sbp.passes.plan.cheapest import SOLVER_SHARE, cheapest
@@ -104,12 +103,13 @@ class Choosing:
     ) -> tuple[ChosenSignatures, tuple[str, ...]]:
         """What fits with the shortest step, where collectives run beside kernels; and a remark."""
         r = self.request
-        if (not r.whole_step and math.isinf(r.limit_bytes)) or r.seconds_left == 0.0:
+        if r.seconds_left == 0.0:
             return chosen, ()
         if network.cells > MOST_CELLS:
             return chosen, notes.large_notes(r.hardware)
         if start is None:
-            found = shortest_step(model, network.dense(), chosen, limited.fits, r.seconds_left, r.donated)
+            given = model, network.dense(), chosen, limited.fits, r.seconds_left, r.donated
+            found = shortest_step(*given, WORK if r.whole_step else STAGE_WORK)
             chosen = found.assignment
             start = limited.start() if found.passed_over else None
         if start is not None:

@@ -15,6 +15,7 @@ from sbp.errors import ArgumentError, Problem, SignatureError
 from sbp.meant import meant
 from sbp.passes.explain.choices import TensorChoices
 from sbp.passes.explain.plan import PlanData, Replans
+from sbp.passes.explain.words import MAX_ROWS
 from sbp.passes.look import files, page, pipeline_files, pipeline_page, pipeline_text, text
 from sbp.passes.look.diff import diff_text
 from sbp.passes.pipeline.plan import PipelineData
@@ -35,6 +36,15 @@ class Plan(PlanData):
 
     def __repr__(self) -> str:
         return text.plan_line(self)
+
+    def text(self, *, by_time: bool = True, rows: float = MAX_ROWS) -> str:
+        """What `print` shows, with other rows.
+
+        Arguments:
+          by_time: whether the costliest collective comes first; else they are in order of execution.
+          rows: how many rows the table has at the most; `math.inf` for all.
+        """
+        return text.plan_text(self, how=text.Shown(by_time, rows))
 
     def _repr_html_(self) -> str:
         return page.plan_html(self)
@@ -114,6 +124,10 @@ class PipelinePlan(PipelineData, Plan):
 
     def __str__(self) -> str:
         return pipeline_text.plan_text(self)
+
+    def text(self, *, by_time: bool = True, rows: float = MAX_ROWS) -> str:
+        """What `print` shows, with other rows, as of `Plan.text`."""
+        return pipeline_text.plan_text(self, how=text.Shown(by_time, rows))
 
     def __repr__(self) -> str:
         return pipeline_text.plan_line(self)

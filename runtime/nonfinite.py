@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from sbp import compat
 from sbp.errors import NonFiniteError, Problem
-from sbp.passes.look.picture import clean_scope
+from sbp.passes.look.user_lines import clean_scope
 from sbp.passes.program.control import CONTROL
 from sbp.passes.program.graph import Body, Const, Graph, Node
 from sbp.passes.program.names import loop_name

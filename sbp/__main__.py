@@ -7,6 +7,8 @@ import io
 import math
 import os
 import sys
+import tempfile
+import webbrowser
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -114,10 +116,26 @@ def _plan(options: argparse.Namespace) -> None:
     for path in options.out:
         check_suffix(path, [*WRITERS, TRACE])
     plan = _one(options) if options.search is None else _search(options)
-    for path in options.out:
-        if plan is not None:
+    if plan is not None:
+        for path in _with_page(options, plan.name):
             plan.save(path)
             _print(f"saved {path}")
+        _open(options)
+
+
+def _with_page(options: argparse.Namespace, name: str) -> list[str]:
+    """The files to be written: those that were asked for, and a page if one is to be shown."""
+    if options.open and not any(path.lower().endswith(".html") for path in options.out):
+        options.out.append(str(Path(tempfile.mkdtemp(prefix="sbp-")) / f"{name}.html"))
+    out: list[str] = options.out
+    return out
+
+
+def _open(options: argparse.Namespace) -> None:
+    """Shows the page in a browser."""
+    if options.open:
+        page = next(path for path in options.out if path.lower().endswith(".html"))
+        webbrowser.open(Path(page).resolve().as_uri())
 
 
 def _one(options: argparse.Namespace) -> Plan:
@@ -135,7 +153,8 @@ def _one(options: argparse.Namespace) -> Plan:
         _print(f"{other.notes[0]}\n\n{plan.diff(other)}")
         plan = other
     elif options.why is None:
-        _print(str(plan))
+        rows = {} if options.rows is None else {"rows": options.rows}
+        _print(plan.text(by_time=options.order == "time", **rows))
     return plan
 
 
@@ -218,8 +237,17 @@ def _explain(options: argparse.Namespace) -> None:
 def _diff(options: argparse.Namespace) -> None:
     from sbp.passes.face import load_plan
     from sbp.passes.look.diff import diff_text
+    from sbp.passes.look.files import check_suffix, write
+    from sbp.passes.look.web_page import diff_page
 
-    _print(diff_text(load_plan(options.a), load_plan(options.b), (options.a, options.b)))
+    for path in options.out:
+        check_suffix(path, (".html",))
+    a, b, names = load_plan(options.a), load_plan(options.b), (options.a, options.b)
+    _print(diff_text(a, b, names))
+    for path in _with_page(options, "diff"):
+        write(path, diff_page(a, b, names))
+        _print(f"saved {path}")
+    _open(options)
 
 
 def _check(options: argparse.Namespace) -> int:
@@ -303,11 +331,17 @@ def _progress() -> Iterator[Callable[[str], None]]:
 
 
 def _print(text: str) -> None:
-    """Prints what fits the terminal; what a reader must see first is red where there are colours."""
+    """Prints what fits the terminal; where there are colours kinds of collectives have their own, and what a
+    reader must see first is red."""
     from rich.console import Console
     from rich.text import Text
 
+    from sbp.passes.explain.words import kind_text
+    from sbp.passes.look.folded import COLOURS
+
     shown = Text(fitted(text, terminal_width()))
+    for kind, (_, colour) in COLOURS.items():
+        shown.highlight_regex(rf"(?<![\w-]){kind_text(kind)}(?![\w-])", colour)
     shown.highlight_regex(r"(?m)^DOES NOT FIT(?:.*\n {2,})*.*", "bold red")
     Console(file=sys.stdout, highlight=False).print(shown, soft_wrap=True)
 

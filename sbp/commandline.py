@@ -51,9 +51,22 @@ def parser(
             "--out", action="append", default=[], metavar="FILE", help=f"save it: {suffixes}; repeatable"
         )
 
+    def opened(c: argparse.ArgumentParser) -> None:
+        c.add_argument(
+            "--open", action="store_true", help="show the page in a browser, that of --out or one of its own"
+        )
+
     plan = command("plan", "print the plan of a function: every collective, what it costs and why")
     plan.add_argument("target", metavar=TARGET)
     saved(plan, ".json .html .dot .svg, with stages also .trace.json; of a search the best one")
+    opened(plan)
+    plan.add_argument(
+        "--order",
+        choices=("time", "program"),
+        default="time",
+        help="of the collectives: the costliest first, or as they are executed",
+    )
+    plan.add_argument("--rows", type=int, metavar="N", help="of the table of collectives, at the most")
     plan.add_argument(
         "--search", type=int, metavar="N", help="plan for every hierarchy of N devices, and rank the plans"
     )
@@ -83,6 +96,8 @@ def parser(
     diff = command("diff", "compare two saved plans", "PLAN.json is what `plan --out PLAN.json` wrote.")
     diff.add_argument("a", metavar="A.json")
     diff.add_argument("b", metavar="B.json")
+    saved(diff, ".html, the graph with what was added, removed and changed")
+    opened(diff)
     check = command(
         "check",
         "check a saved plan: what it says is added up again, by code of its own",

@@ -17,7 +17,7 @@ from sbp.errors import PlacementError, Problem
 from sbp.rates.chips import CHIPS, Chip
 from sbp.rates.collectives import collective_seconds, curve_seconds
 from sbp.rates.kernels import LAUNCH_SECONDS, MEMORY_SHARE
-from sbp.rates.matmuls import VECTOR, matmul_seconds
+from sbp.rates.matmuls import FUSED_SHARE, VECTOR, matmul_seconds
 from sbp.rates.tables import CollectiveCurve
 
 
@@ -119,6 +119,11 @@ class Hardware:
             operands = VECTOR
         rates = self.flops_per_second, self.vector_flops_per_second
         return _measured_product(self.chip, *rates, batch, m, n, k, operands)
+
+    def fused_seconds(self, batch: int, m: int, n: int, k: int, itemsize: float) -> float:
+        """The same of products that follow each other in one kernel, as those of an attention."""
+        share = FUSED_SHARE if self.chip else 1.0
+        return self.product_seconds(batch, m, min(n, k), max(n, k), itemsize) / share
 
     def collective_seconds(
         self, kind: str, wire_bytes: float, ranks: Sequence[int], groups: int = 1

@@ -12,8 +12,9 @@ MOST_AXES = 3
 def hierarchies(devices: int, domains: Sequence[int], most_axes: int = MOST_AXES) -> list[tuple[int, ...]]:
     """Shapes of at most `most_axes` axes, outer to inner, the ones with fewer axes first.
 
-    An axis lies inside one level of links, or goes over whole domains of it. Axes of one level are
-    exchangeable, so the larger one stands outside, and no two shapes have equal plans.
+    An axis lies inside one level of links, or goes over whole domains of it: over all of them, or, where that
+    makes two axes, over neighbours alone. Axes of one level are exchangeable, so the larger one stands
+    outside, and no two shapes have equal plans.
 
     Arguments:
       devices: their number.
@@ -21,7 +22,7 @@ def hierarchies(devices: int, domains: Sequence[int], most_axes: int = MOST_AXES
         does not divide the devices of the next level, the largest number that divides both takes its place.
 
     >>> hierarchies(32, [8])
-    [(32,), (4, 8), (4, 4, 2), (2, 2, 8)]
+    [(32,), (4, 8), (2, 16), (4, 4, 2), (2, 2, 8)]
     >>> hierarchies(8, [8], 2)
     [(8,), (4, 2)]
     """
@@ -32,6 +33,8 @@ def hierarchies(devices: int, domains: Sequence[int], most_axes: int = MOST_AXES
             shape = tuple(itertools.chain(*factors))
             if len(shape) <= most_axes:
                 found.add(shape)
+    if len(parts) > 1 and most_axes > 1:
+        found.update((outer, devices // outer) for outer in range(2, parts[0]) if parts[0] % outer == 0)
     # Of as many axes, those first that are most alike: the plan of such a one is most often the best.
     return sorted(found, key=lambda shape: (len(shape), max(shape) / min(shape), shape))
 

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from sbp.errors import PlacementError, Problem
 from sbp.hardware import CATALOGUE, PLATFORMS
+from sbp.notebook import grid_html
 
 if TYPE_CHECKING:
     import jax
@@ -38,6 +39,9 @@ class Placement:
     ranks: tuple[int, ...]
     shape: tuple[int, ...]
     axes: tuple[str, ...]
+
+    def _repr_html_(self) -> str:
+        return grid_html(str(self), self.ranks, self.shape, self.axes)
 
     @property
     def ndim(self) -> int:

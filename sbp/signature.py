@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from sbp.errors import Problem, SignatureError
+from sbp.notebook import signature_html
 
 PARTIAL_OPS = ("sum", "max", "min")
 
@@ -43,6 +44,9 @@ class Split:
     def __repr__(self) -> str:
         return f"S({self.dim})"
 
+    def _repr_html_(self) -> str:
+        return signature_html(repr(self), f"dim {self.dim} is cut into equal chunks along this axis")
+
 
 @dataclass(frozen=True, slots=True)
 class Broadcast:
@@ -54,6 +58,9 @@ class Broadcast:
 
     def __repr__(self) -> str:
         return "B"
+
+    def _repr_html_(self) -> str:
+        return signature_html("B", "all devices along this axis hold the same")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +109,9 @@ class Partial:
 
     def __repr__(self) -> str:
         return "P" if self.op == "sum" else f"P({self.op})"
+
+    def _repr_html_(self) -> str:
+        return signature_html(repr(self), f"the {self.op} over the devices along this axis is the tensor")
 
 
 Signature: TypeAlias = Split | Broadcast | Partial

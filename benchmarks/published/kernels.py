@@ -15,17 +15,13 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from sbp import compat
+from sbp.rates.matmuls import FUSED_SHARE
 from sbp.rules import REGISTRY, Matmul, Op, register_rule
 
 FORWARD, BACKWARD = "published_attention", "published_attention_gradient"
 # Products of a forward pass: scores, and weights with values. A backward pass computes the scores again and
 # has four gradients (Dao et al., 2022, arXiv:2205.14135).
 FORWARD_PRODUCTS, BACKWARD_PRODUCTS = 2, 5
-
-KERNEL_SHARE = 0.6
-"""Of the rate of a product of matrices as large: the exponentials between both products run elsewhere. On
-H100, causal, heads 128 wide, 8192 positions: cuDNN reaches about 500 TFLOP/s forward, and less backward,
-where products reach 780 (Shah et al., 2024, arXiv:2407.08608, figures 5 and 6)."""
 
 
 def _scores(q: jax.Array, k: jax.Array) -> jax.Array:
@@ -66,7 +62,7 @@ _backward_op = compat.make_op(BACKWARD, _backward)
 def _products(op: Op, *, count: int) -> Matmul:
     """A kernel skips the blocks that the mask hides: half of all keys, on average."""
     (*batch, rows, e), (*_, columns, _), (*_, f) = op.shapes[:3]
-    slower = round(count * math.prod(batch) / KERNEL_SHARE)
+    slower = round(count * math.prod(batch) / FUSED_SHARE)
     return Matmul(slower, rows, (e + f) // 2, max(1, columns // 2), op.dtypes[:2])
 
 

@@ -14,7 +14,7 @@ from sbp.signature import NdSbp, format_sbp
 from sbp.units import bytes_text, seconds_text
 
 # What a tool may show at once before it groups.
-MAX_ROWS = 60
+MAX_ROWS = 24
 _KEY = re.compile(r"\[(?:'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[^\]]*)\]|\.[^.\[]+|[^.\[]+")
 _WORDS = re.compile(r"\w+ ")
 
@@ -91,23 +91,32 @@ class TableRow:
     tensors: int = 1
 
 
-def rows(plan: PlanData, limit: int = MAX_ROWS) -> tuple[tuple[TableRow, ...], tuple[TableRow, ...]]:
-    """The rows to show, in order of execution, and those that are left for a summary.
+def rows(
+    plan: PlanData, limit: float = MAX_ROWS, *, by_time: bool = True
+) -> tuple[tuple[TableRow, ...], tuple[TableRow, ...]]:
+    """The rows to show, and those that are left for a summary.
 
     Equal collectives are one row. If there are still more than `limit`, those of one kind at one line become
-    one; if that is not enough, the ones with the fewest bytes are left over.
+    one; if that is not enough, the ones that take the least time are left over.
+
+    Arguments:
+      by_time: whether the costliest comes first; else they are in order of execution.
     """
     found = [TableRow(c, c.count, n) for c, n in plan.merged()]
     if len(found) > limit:
         found = _by_line(found)
-    if len(found) <= limit:
-        return tuple(found), ()
-    order = sorted(range(len(found)), key=lambda i: -found[i].collective.wire_bytes)
-    shown = set(order[:limit])
-    return (
-        tuple(r for i, r in enumerate(found) if i in shown),
-        tuple(r for i, r in enumerate(found) if i not in shown),
-    )
+    order = sorted(range(len(found)), key=lambda i: -found[i].collective.seconds)
+    kept = order if len(order) <= limit else order[: int(limit)]
+    shown = kept if by_time else sorted(kept)
+    return tuple(found[i] for i in shown), tuple(found[i] for i in order[len(kept) :])
+
+
+def share_text(plan: PlanData, c: Collective) -> str:
+    """What part of a step a collective takes by itself.
+
+    Many run beside kernels, so that all shares may be more than the whole.
+    """
+    return f"{c.seconds / plan.step_seconds:.1%}" if plan.step_seconds > 0 else ""
 
 
 def _by_line(found: Sequence[TableRow]) -> list[TableRow]:
@@ -133,7 +142,11 @@ def _by_line(found: Sequence[TableRow]) -> list[TableRow]:
 def rest_text(rest: Sequence[TableRow]) -> str:
     """The summary of what is not shown."""
     times, sent = sum(r.times for r in rest), sum(r.collective.wire_bytes for r in rest)
-    return f"and {times} more, each smaller: {bytes_text(sent)} in all; Plan.collectives has every one"
+    seconds = sum(r.collective.seconds for r in rest)
+    return (
+        f"and {times} smaller: {seconds_text(seconds)}, {bytes_text(sent)} in all; "
+        "Plan.collectives has every one"
+    )
 
 
 def totals(plan: PlanData) -> list[tuple[str, str]]:

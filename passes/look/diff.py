@@ -11,6 +11,8 @@ from sbp.passes.program.names import without_indices
 from sbp.signature import format_sbp
 from sbp.units import bytes_text, seconds_text
 
+MOST_LISTED = 20
+"""Leaves that only one plan has, of arguments and of results."""
 Total = tuple[Collective, int, float, float]
 
 
@@ -87,6 +89,18 @@ def _collectives(a: PlanData, b: PlanData, names: tuple[str, str]) -> list[str]:
 def _signatures(a: PlanData, b: PlanData) -> list[str]:
     """Leaves of arguments and results that lie otherwise."""
     lines = []
+    for title, pairs in changed_signatures(a, b).items():
+        both = [f"  {path}  {old} -> {new}" for path, old, new in pairs if old and new]
+        lines += ["", f"{title} that lie otherwise", *both] if both else []
+        for sign, which in (("-", 1), ("+", 2)):
+            only = [pair for pair in pairs if pair[which] and not pair[3 - which]]
+            lines += [f"  {sign} {pair[0]} {pair[which]}" for pair in only]
+    return lines
+
+
+def changed_signatures(a: PlanData, b: PlanData) -> dict[str, list[tuple[str, str, str]]]:
+    """Arguments and results that lie otherwise: (path, before, after), "" where one plan has none such."""
+    found: dict[str, list[tuple[str, str, str]]] = {}
     for title, before, after in (
         (
             "arguments",
@@ -100,13 +114,11 @@ def _signatures(a: PlanData, b: PlanData) -> list[str]:
         ),
     ):
         both = [p for p in before if p in after and before[p] != after[p]]
-        if both:
-            lines += ["", f"{title} that lie otherwise"]
-            # Two signatures as one, so that leaves with the same change are one line.
-            pairs = collapse(both, [(*before[p], *after[p]) for p in both], [*before])
-            n = a.placement.ndim
-            lines += [f"  {path}  {format_sbp(nd[:n])} -> {format_sbp(nd[n:])}" for path, nd, _ in pairs]
-        for sign, here, there in (("-", before, after), ("+", after, before)):
-            only = [p for p in here if p not in there]
-            lines += [f"  {sign} {p} {format_sbp(here[p])}" for p in only[:20]]
-    return lines
+        # Two signatures as one, so that leaves with the same change are one line.
+        pairs = collapse(both, [(*before[p], *after[p]) for p in both], [*before])
+        n = a.placement.ndim
+        rows = [(path, format_sbp(nd[:n]), format_sbp(nd[n:])) for path, nd, _ in pairs]
+        rows += [(p, format_sbp(before[p]), "") for p in [p for p in before if p not in after][:MOST_LISTED]]
+        rows += [(p, "", format_sbp(after[p])) for p in [p for p in after if p not in before][:MOST_LISTED]]
+        found[title] = rows
+    return found

@@ -13,15 +13,16 @@ from typing import Any
 from sbp.errors import ArgumentError, Problem
 from sbp.hardware import hardware_of
 from sbp.passes.explain.plan import Collective, PlanData
-from sbp.passes.look.drawing import dot_text
-from sbp.passes.look.page import plan_page
+from sbp.passes.look.dot import dot_text
 from sbp.passes.look.program_data import json_text, program_data
 from sbp.passes.look.svg import plan_svg
+from sbp.passes.look.web_page import plan_page
 from sbp.passes.plan.record import read_record, record_data
 from sbp.placement import Placement
 from sbp.signature import format_sbp, parse_sbp
 
-FORMAT, VERSION = "sbp-plan", 3
+READERS = {".html": "to read it", ".json": "to load it again"}
+FORMAT, VERSION = "sbp-plan", 4
 TRACE = ".trace.json"
 
 
@@ -94,7 +95,7 @@ def check_suffix(path: str | os.PathLike[str], writers: Collection[str] = WRITER
             f"the suffix {suffix!r}" if suffix else "no suffix",
             ", ".join(writers),
             "the suffix of the file says in which form the plan is written",
-            f"{Path(path).stem}.html to read it, {Path(path).stem}.json to load it again",
+            ", ".join(f"{Path(path).stem}{s} {what}" for s, what in READERS.items() if s in writers),
             f"saving a plan to {os.fspath(path)!r}",
         )
     return max(known, key=len)
@@ -104,10 +105,10 @@ def save_plan(plan: PlanData, path: str | os.PathLike[str]) -> None:
     """Writes the plan; the suffix chooses the form.
 
     Raises:
-      ArgumentError: for a suffix that is not a key of `WRITERS`, or a picture of a plan that was loaded.
+      ArgumentError: for a suffix that is not a key of `WRITERS`, or a picture of a plan without its program.
     """
     suffix = check_suffix(path)
-    if plan.physical is None and suffix in (".dot", ".svg"):
+    if plan.physical is None and plan.program is None and suffix in (".dot", ".svg"):
         raise no_picture(plan, path, ".json, .html")
     write(path, WRITERS[suffix](plan))
 
@@ -120,9 +121,9 @@ def write(path: str | os.PathLike[str], text: str) -> None:
 def no_picture(plan: PlanData, path: str | os.PathLike[str], legal: str) -> ArgumentError:
     """The error for the picture of a plan that has no program."""
     return problem(
-        f"a plan of {plan.name!r} that was loaded from a file",
+        f"a plan of {plan.name!r} without its program",
         legal,
-        "the picture shows the program, and a file holds only what the plan says of it",
+        "the picture shows the program",
         "save the picture of the plan that Program.plan(...) returns",
         f"saving a plan to {os.fspath(path)!r}",
     )

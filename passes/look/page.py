@@ -1,4 +1,4 @@
-"""A plan as HTML: a page that needs nothing from outside, and the short form that notebooks show."""
+"""A plan as HTML for notebooks: the short form. The page is another one (web_page.py)."""
 
 from __future__ import annotations
 
@@ -18,13 +18,11 @@ from sbp.passes.explain.words import (
     tensor_text,
     totals,
 )
-from sbp.passes.look.drawing import COLOURS
+from sbp.passes.look.folded import COLOURS
 from sbp.passes.look.svg import plan_svg
 from sbp.signature import format_sbp
 from sbp.units import bytes_text, seconds_text
 
-# Tables of a page may be longer than those of a terminal.
-PAGE_ROWS = 1000
 HEADINGS = ("×", "collective", "tensor", "before → after", "over", "sent", "time", "exposed", "line", "why")
 NUMBERS = ("×", "sent", "time", "exposed")
 MONO = "12px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace"
@@ -48,70 +46,18 @@ STYLE = f"""
 .sbp .picture {{ overflow: auto; border: 1px solid #e4e8ec; border-radius: 8px; }}
 .sbp .picture svg {{ max-width: 100%; height: auto; }}
 """
-PAGE_STYLE = """
-body { margin: 28px; background: #fff; }
-.sbp table.rows th { cursor: pointer; position: sticky; top: 0; background: #fff; }
-.sbp th[data-order="up"]::after { content: " ↑"; }
-.sbp th[data-order="down"]::after { content: " ↓"; }
-"""
-SCRIPT = """
-for (const th of document.querySelectorAll(".sbp table.rows thead th")) th.addEventListener("click", () => {
-  const table = th.closest("table"), body = table.tBodies[0], i = th.cellIndex;
-  const up = th.dataset.order === "down", sign = up ? 1 : -1;
-  for (const other of table.tHead.rows[0].cells) delete other.dataset.order;
-  th.dataset.order = up ? "up" : "down";
-  const value = cell => cell.dataset.v === undefined ? cell.textContent : Number(cell.dataset.v);
-  const key = row => value(row.cells[i]);
-  const order = (a, b) => a < b ? -1 : a > b ? 1 : 0;
-  body.append(...[...body.rows].sort((a, b) => sign * order(key(a), key(b))));
-});
-"""
 
 
 def plan_html(plan: PlanData) -> str:
-    """The short form: totals, the table, and the picture to be unfolded."""
-    top = heading(plan.name, _where(plan), totals(plan), misfit_text(plan))
-    return short([top, *table(plan, MAX_ROWS), folded(plan), notes(plan)])
-
-
-def plan_page(plan: PlanData, measured: Sequence[tuple[str, str]] = (), sections: Sequence[str] = ()) -> str:
-    """The whole page: totals, a table that sorts by a click, the picture, signatures at rest, notes.
-
-    Arguments:
-      measured: more figures, each with its name.
-      sections: more of the page, as HTML, behind the table.
-    """
-    body = [
-        heading(plan.name, _where(plan), [*totals(plan), *measured], misfit_text(plan)),
-        "<h2>Collectives</h2>",
-        *table(plan),
-        *sections,
-        "<h2>The program</h2>" + picture(plan_svg(plan)) if plan.physical is not None else "",
-        "<h2>At rest</h2>",
-        *signatures(plan),
-        notes(plan),
-    ]
-    return document(f"{plan.name} on {plan.placement}", body)
-
-
-def _where(plan: PlanData) -> str:
-    return f"on {plan.placement}, planned for {plan.hardware.name}"
+    """Totals, the table, and the picture to be unfolded."""
+    where = f"on {plan.placement}, planned for {plan.hardware.name}"
+    top = heading(plan.name, where, totals(plan), misfit_text(plan))
+    return short([top, *table(plan), folded(plan), notes(plan)])
 
 
 def short(body: Iterable[str]) -> str:
     """What notebooks show."""
     return f'<style>{STYLE}</style><div class="sbp">{"".join(body)}</div>'
-
-
-def document(title: str, body: Iterable[str]) -> str:
-    """A page."""
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f"<title>{escape(title)}</title>"
-        f'<style>{STYLE}{PAGE_STYLE}</style></head>\n<body><div class="sbp">\n'
-        + "\n".join(part for part in body if part)
-        + f"\n</div>\n<script>{SCRIPT}</script></body></html>\n"
-    )
 
 
 def heading(title: str, where: str, figures: Sequence[tuple[str, str]], alarm: str = "") -> str:
@@ -124,7 +70,7 @@ def heading(title: str, where: str, figures: Sequence[tuple[str, str]], alarm: s
     )
 
 
-def table(plan: PlanData, limit: int = PAGE_ROWS) -> list[str]:
+def table(plan: PlanData, limit: int = MAX_ROWS) -> list[str]:
     """The collectives of a plan."""
     return [_table(*rows(plan, limit))]
 
@@ -178,7 +124,7 @@ def picture(svg: str) -> str:
 
 def folded(plan: PlanData) -> str:
     """The picture of a plan, to be unfolded."""
-    if plan.physical is None:
+    if plan.physical is None and plan.program is None:
         return ""
     return f"<details><summary>picture</summary>{picture(plan_svg(plan))}</details>"
 

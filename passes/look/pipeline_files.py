@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sbp.passes.look import files
-from sbp.passes.look.pipeline_page import dot_text, plan_page, plan_svg
+from sbp.passes.look.pipeline_page import dot_text, plan_svg
 from sbp.passes.look.program_data import json_text
 from sbp.passes.look.timeline import chrome_trace
+from sbp.passes.look.web_page import plan_page
 from sbp.passes.pipeline.figures import StageFigures
 from sbp.passes.pipeline.plan import PipelineData
 from sbp.passes.schedule.actions import Action, Kind, Schedule
@@ -53,10 +54,10 @@ def save_plan(plan: PipelineData, path: str | os.PathLike[str]) -> None:
     """Writes the plan; the suffix chooses the form.
 
     Raises:
-      ArgumentError: for a suffix that is not a key of `WRITERS`, or the graph of a plan that was loaded.
+      ArgumentError: for a suffix that is not a key of `WRITERS`, or the graph of a plan without its program.
     """
     suffix = files.check_suffix(path, WRITERS)
-    if suffix == ".dot" and all(p.physical is None for p in plan.stages):
+    if suffix == ".dot" and all(p.physical is None and p.program is None for p in plan.stages):
         raise files.no_picture(plan, path, ", ".join(s for s in WRITERS if s != ".dot"))
     files.write(path, WRITERS[suffix](plan))
 

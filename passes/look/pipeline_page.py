@@ -8,7 +8,8 @@ from html import escape
 
 from sbp.passes.explain.words import misfit_text
 from sbp.passes.look import page
-from sbp.passes.look.drawing import digraph, dot_lines, dot_node, drawing, quoted
+from sbp.passes.look.dot import digraph, dot_lines, dot_node, quoted
+from sbp.passes.look.folded import folded
 from sbp.passes.look.pipeline_text import (
     NUMBERS,
     figures,
@@ -34,40 +35,15 @@ def plan_html(plan: PipelineData) -> str:
         f"<details><summary>{escape(place_heading(plan, i))}</summary>{''.join(_place(plan, i))}</details>"
         for i in range(len(plan.stages))
     ]
-    return page.short([*_top(plan, ()), *places, page.notes(plan)])
+    return page.short([*_top(plan), *places, page.notes(plan)])
 
 
-def plan_page(
-    plan: PipelineData,
-    timelines: Sequence[Timeline] = (),
-    measured: Sequence[tuple[str, str]] = (),
-    actions: Sequence[Sequence[str]] = (),
-) -> str:
-    """The whole page: figures, timelines, stages, what is sent, and each placement with its picture.
-
-    Arguments:
-      timelines: instead of the plan's own, such as it and a measured one.
-      measured: more figures, each with its name.
-      actions: a table of their times, with its headings.
-    """
-    places = [
-        part
-        for i in range(len(plan.stages))
-        for part in (f"<h2>{escape(place_heading(plan, i)).capitalize()}</h2>", *_place(plan, i))
-    ]
-    table = ["<h2>Actions</h2>", page.figures_table(actions, NUMBERS)] if actions else []
-    body = [*_top(plan, timelines, measured), *table, page.notes(plan), *places]
-    return page.document(f"{plan.name} on {plan.placement}", body)
-
-
-def _top(
-    plan: PipelineData, timelines: Sequence[Timeline], measured: Sequence[tuple[str, str]] = ()
-) -> list[str]:
+def _top(plan: PipelineData) -> list[str]:
     """What is not about one placement."""
     name, _, rest = heading(plan).partition(" ")
-    parts = [page.heading(name.rstrip(":"), rest, [*figures(plan), *measured], misfit_text(plan))]
+    parts = [page.heading(name.rstrip(":"), rest, figures(plan), misfit_text(plan))]
     if plan.timeline is not None:
-        svg = timeline_svg(timelines or [estimated(plan)], f"{plan.name}: the schedule")
+        svg = timeline_svg([estimated(plan)], f"{plan.name}: the schedule")
         parts += ["<h2>Timeline</h2>", page.picture(svg)]
     for title, lines in (("Stages", stage_rows(plan)), ("Sent between placements", send_rows(plan))):
         if len(lines) > 1:
@@ -84,7 +60,7 @@ def estimated(plan: PipelineData) -> Timeline:
 def _place(plan: PipelineData, place: int) -> list[str]:
     """One placement: its collectives, its picture, its arguments and results."""
     p = plan.stages[place]
-    drawn = [page.picture(one_svg(p))] if p.physical is not None else []
+    drawn = [page.picture(one_svg(p))] if p.program or p.physical is not None else []
     return [*page.table(p), *drawn, *page.signatures(own_signatures(p), plan)]
 
 
@@ -93,7 +69,7 @@ def plan_svg(plan: PipelineData) -> str:
     parts = (
         [timeline_svg([estimated(plan)], f"{plan.name}: the schedule")] if plan.timeline is not None else []
     )
-    parts += [one_svg(p) for p in plan.stages if p.physical is not None]
+    parts += [one_svg(p) for p in plan.stages if p.program or p.physical is not None]
     return stacked(parts)
 
 
@@ -125,10 +101,9 @@ def dot_text(plan: PipelineData) -> str:
     """
     lines, ends = list[str](), list[tuple[str, str]]()
     for i, p in enumerate(plan.stages):
-        out, prefix = drawing(p), f"p{i}"
-        of_kind = {d["kind"]: f"{prefix}n{n}" for n, d in reversed(list(out.nodes(data=True)))}
-        some = f"{prefix}n0"
-        ends.append((of_kind.get("argument", some), of_kind.get("result", some)))
+        out, prefix = folded(p), f"p{i}"
+        first, last = min(out, default=0), max(out, default=0)
+        ends.append((f"{prefix}n{first}", f"{prefix}n{last}"))
         lines += [f"subgraph cluster_{prefix} {{", f"  label={quoted(place_heading(plan, i))};"]
         lines += [f"  {line}" for line in dot_lines(out, prefix)] + ["}"]
     pairs: dict[tuple[str, ...], list[str]] = {}

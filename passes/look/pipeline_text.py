@@ -9,6 +9,8 @@ from dataclasses import replace
 from sbp.passes.explain.plan import Collective, PlanData, together
 from sbp.passes.explain.words import capacity_text, kind_text, over_text, tensor_text, verdict_text
 from sbp.passes.look.text import (
+    COSTLIEST,
+    Shown,
     misfit_lines,
     note_lines,
     short_figures,
@@ -51,8 +53,8 @@ _NUMBERS = re.compile(r"\b(stage|stages|placement) [\d, and]+")
 _INDICES = re.compile(r"\[[\d|]+\]")
 
 
-def plan_text(plan: PipelineData, width: int | None = None) -> str:
-    """The plan of a pipeline as text; `width` as of a plan's."""
+def plan_text(plan: PipelineData, width: int | None = None, how: Shown = COSTLIEST) -> str:
+    """The plan of a pipeline as text; `width` and `how` as of a plan's."""
     width = terminal_width() if width is None else width
     parts = [heading(plan), *misfit_lines(plan), "", *totals_lines(figures(plan))]
     for title, lines in (("stages", stage_rows(plan)), ("sent between placements", send_rows(plan))):
@@ -61,7 +63,7 @@ def plan_text(plan: PipelineData, width: int | None = None) -> str:
     parts += note_lines(plan)
     known: dict[str, int] = {}
     for i in range(len(plan.stages)):
-        body = _place_text(plan, i, width)
+        body = _place_text(plan, i, width, how)
         same = known.setdefault(_alike(body), i)
         parts += ["", place_heading(plan, i), *([f"  as placement {same}"] if same != i else ["", body])]
     return fitted("\n".join(parts), width)
@@ -207,7 +209,7 @@ def place_heading(plan: PipelineData, place: int) -> str:
     return f"placement {place}: {plan.stages[place].placement}{lives}"
 
 
-def _place_text(plan: PipelineData, place: int, width: int | None) -> str:
+def _place_text(plan: PipelineData, place: int, width: int | None, how: Shown) -> str:
     """The collectives of one placement, and its figures."""
     p = own_signatures(plan.stages[place])
     moving = sum(c.seconds for c in p.collectives)
@@ -217,7 +219,7 @@ def _place_text(plan: PipelineData, place: int, width: int | None) -> str:
         f"collectives  {per_step}, {bytes_text(p.wire_bytes)} sent per device, {seconds_text(moving)} of "
         f"{seconds_text(p.seconds)}{exposed}; {bytes_text(plan.memory[place])} at the peak per device"
     )
-    return "\n".join([*table_lines(p, width), total, *signature_lines(p, plan)])
+    return "\n".join([*table_lines(p, width, how), total, *signature_lines(p, plan)])
 
 
 def own_signatures(plan: PlanData) -> PlanData:

@@ -2,14 +2,18 @@
 
 Values are numbered; a *version* is `[value, signature]`. A step is one of
 
-- `{"op", "at", "reads", "writes", "seconds", "work", "sends"}`: an op under its signature. `work` is its
+- `{"op", "at", "phase", "scope", "reads", "writes", "seconds", "work", "sends"}`: an op under its signature,
+  where it stands in the user's program and in which pass over it. `work` is its
   arithmetic (products `[batch, m, n, k, bytes of an element]`, or `flops`), its `traffic_bytes`, and whether
   it `launches` a kernel; `seconds` has all of that and what it sends.
 - `{"move", "value", "axes", "before", "after", "seconds", "row"}`: a collective (with its row in the plan's
   `collectives`) or a local step. `sent_as` is the narrower dtype in which it goes, with its bytes.
-- `{"loop", "trips", "assumed_trips", "reads", "writes", "enters", "leaves", "bodies"}`: a loop or a branch.
+- `{"loop", "trips", "assumed_trips", "reads", "writes", "enters", "leaves", "wires", "bodies"}`: a loop or a
+  branch. A wire is what goes through its border: from outside, to inside, back from inside, to outside.
 
 `peak` lists what is alive when most is, with the bytes of each; `between_bytes` is what lies unused between.
+`names` are what values are called, and `lines` the user's text around every line that is spoken of, with the
+function that it stands in.
 """
 
 from __future__ import annotations
@@ -25,11 +29,13 @@ from sbp import compat
 from sbp.passes.boxing.links import Network
 from sbp.passes.explain.collectives import rows_of
 from sbp.passes.explain.plan import PlanData
+from sbp.passes.look.user_lines import clean_scope, excerpt, function_at
 from sbp.passes.physical.evaluate import Evaluator
 from sbp.passes.physical.program import Border, Box, Compute, Physical, Step, Version, reads, writes
 from sbp.passes.plan.cost import node_work, talk_seconds
 from sbp.passes.program.control import assumed_trips, ports, trips
-from sbp.passes.program.graph import Const
+from sbp.passes.program.graph import Const, Node, Source
+from sbp.passes.program.names import Names, loop_name
 from sbp.signature import format_sbp
 
 SAME_BYTES = 1e-9
@@ -63,10 +69,13 @@ class _Writer:
         p = self.physical
         steps = [self.step(s) for s in p.steps]
         outputs = [None if isinstance(x, Const) else x for x in p.graph.outputs]
+        used = sorted(self.used(steps, outputs))
         found: dict[str, Any] = {
             "inputs": [_version(v) for v in zip(p.graph.inputs, p.inputs, strict=True)],
             "outputs": [[x, format_sbp(nd)] for x, nd in zip(outputs, p.outputs, strict=True)],
-            "values": {str(v): self.value(v) for v in sorted(self.used(steps, outputs))},
+            "values": {str(v): self.value(v) for v in used},
+            "names": {str(v): self.names.of(v) for v in used},
+            "lines": {str(s): _line(s) for s in self.sources()},
             "steps": steps,
         }
         live = self.takes.at_peak
@@ -75,6 +84,15 @@ class _Writer:
             found["peak"] = [[*_version(x.version), x.bytes] for x in live]
             found["between_bytes"] = peak - total
         return found
+
+    @cached_property
+    def names(self) -> Names:
+        return Names(self.physical.graph, self.plan.in_paths, self.plan.out_paths)
+
+    def sources(self) -> Iterator[Source]:
+        """The user's lines, each once."""
+        found = (s.source if isinstance(s, Box) else s.node.source for s, _ in self.physical.walk())
+        return iter({str(s): s for s in found if s.file}.values())
 
     def used(self, steps: Iterable[dict[str, Any]], outputs: Iterable[int | None]) -> set[int]:
         """The values that are spoken of."""
@@ -131,7 +149,7 @@ class _Writer:
             }
             for k, t in enumerate(work.talks)
         ]
-        head = {"op": step.node.op, "at": str(step.node.source)}
+        head = {"op": step.node.op} | self.place(step.node)
         return head | lying | {"seconds": self.takes.seconds_of(step), "work": said, "sends": sends}
 
     def loop(self, step: Border, lying: dict[str, Any]) -> dict[str, Any]:
@@ -141,10 +159,36 @@ class _Writer:
             for k, body in enumerate(step.node.bodies):
                 enters[k] += [_version((v, nd)) for v in port.enters if v in body.inputs]
                 leaves[k] += [_version((x, nd)) for x in port.left_by(k) if isinstance(x, int)]
+        wires = []
+        for port, nd in zip(ports(step.node), step.inside, strict=True):
+            x = None if port.operand is None else step.node.inputs[port.operand]
+            wires.append(
+                [
+                    _version((x, port.outer(nd))) if isinstance(x, int) else None,
+                    [_version((v, nd)) for v in port.enters],
+                    [_version((v, nd)) for v in port.leaves if isinstance(v, int)],
+                    None
+                    if port.result is None
+                    else _version((step.node.outputs[port.result], port.outer(nd))),
+                ]
+            )
         counted = {"trips": trips(step.node), "assumed_trips": assumed_trips(step.node)}
         bodies = [list(map(self.step, body)) for body in step.bodies]
-        head = {"loop": step.node.op, "at": str(step.node.source)}
-        return head | counted | lying | {"enters": enters, "leaves": leaves, "bodies": bodies}
+        head = {"loop": step.node.op, "name": loop_name(step.node)} | self.place(step.node)
+        inside = {"enters": enters, "leaves": leaves, "wires": wires, "bodies": bodies}
+        return head | counted | lying | inside
+
+    def place(self, node: Node) -> dict[str, Any]:
+        """Where an op stands."""
+        source = node.source
+        found = {"at": str(source), "phase": self.names.phases[node.id]}
+        return found | ({"scope": scope} if (scope := clean_scope(source.scope)) else {})
+
+
+def _line(source: Source) -> dict[str, Any]:
+    """What is said of a user's line."""
+    first, text = excerpt(source)
+    return {"function": function_at(source), "first": first, "text": text}
 
 
 def _version(version: Version) -> list[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from rich import box
 from rich.cells import cell_len
@@ -13,6 +14,7 @@ from rich.text import Text
 
 from sbp.passes.explain.plan import PlanData
 from sbp.passes.explain.words import (
+    MAX_ROWS,
     TableRow,
     kind_text,
     misfit_text,
@@ -20,6 +22,7 @@ from sbp.passes.explain.words import (
     rest_lines,
     rest_text,
     rows,
+    share_text,
     tensor_text,
     totals,
     verdict_text,
@@ -30,10 +33,27 @@ from sbp.units import bytes_text, seconds_text
 
 MAX_TENSOR = 44
 MIN_REASON = 40
-HEADINGS = ("", "collective", "tensor", "before -> after", "over", "sent", "why")
+HEADINGS = ("", "collective", "tensor", "before -> after", "over", "sent", "time", "why")
+FIGURES = ("", "sent", "time")
 
 
-def plan_text(plan: PlanData, width: int | None = None) -> str:
+@dataclass(frozen=True)
+class Shown:
+    """How a table is shown.
+
+    Arguments:
+      by_time: whether the costliest row comes first; else they are in order of execution.
+      rows: how many, at the most.
+    """
+
+    by_time: bool = True
+    rows: float = MAX_ROWS
+
+
+COSTLIEST = Shown()
+
+
+def plan_text(plan: PlanData, width: int | None = None, how: Shown = COSTLIEST) -> str:
     """The plan as text, without colour.
 
     Arguments:
@@ -41,7 +61,7 @@ def plan_text(plan: PlanData, width: int | None = None) -> str:
     """
     width = terminal_width() if width is None else width
     parts = [f"{plan.name} on {plan.placement}, planned for {plan.hardware.name}", *misfit_lines(plan), ""]
-    parts += [*table_lines(plan, width), *totals_lines(totals(plan))]
+    parts += [*table_lines(plan, width, how), *totals_lines(totals(plan))]
     parts += [*signature_lines(plan), *note_lines(plan)]
     return fitted("\n".join(parts), width)
 
@@ -68,23 +88,24 @@ def misfit_lines(plan: PlanData) -> list[str]:
     return [text] if (text := misfit_text(plan)) else []
 
 
-def table_lines(plan: PlanData, width: int | None = None) -> list[str]:
+def table_lines(plan: PlanData, width: int | None = None, how: Shown = COSTLIEST) -> list[str]:
     """The collectives and an empty line; nothing without collectives. Where a table is too wide, a list."""
-    shown, rest = rows(plan)
+    shown, rest = rows(plan, how.rows, by_time=how.by_time)
     if not shown:
         return []
-    table = _table(shown, width or MAX_WIDTH)
-    lines = [line for r in shown for line in _listed(r)] if table is None else [_render(table)]
+    table = _table(plan, shown, width or MAX_WIDTH)
+    lines = [line for r in shown for line in _listed(plan, r)] if table is None else [_render(table)]
     return [*lines, *([f"  {rest_text(rest)}"] if rest else []), ""]
 
 
-def _listed(r: TableRow) -> list[str]:
+def _listed(plan: PlanData, r: TableRow) -> list[str]:
     """A row without columns."""
     c, times = r.collective, f"{r.times} x " if r.times > 1 else ""
+    share = f" ({part} of the step)" if (part := share_text(plan, c)) else ""
     return [
         f"  {times}{kind_text(c.kind)} of {c.tensor}, {tensor_text(c)}, at {c.source}",
         f"    {format_sbp(c.before)} -> {format_sbp(c.after)} over {over_text(c)}, "
-        f"{bytes_text(c.wire_bytes)} sent",
+        f"{bytes_text(c.wire_bytes)} sent, {seconds_text(c.seconds)}{share}",
         f"    {c.reason}",
     ]
 
@@ -108,9 +129,9 @@ def note_lines(plan: PlanData) -> list[str]:
     return ["", "notes", *(f"  - {note}" for note in notes)] if notes else []
 
 
-def _table(shown: Sequence[TableRow], most: int) -> Table | None:
+def _table(plan: PlanData, shown: Sequence[TableRow], most: int) -> Table | None:
     """A cell has two lines: what, and how exactly; the reason takes as many as it needs. None: too narrow."""
-    lines = [_cells(r) for r in shown]
+    lines = [_cells(plan, r) for r in shown]
     columns = list(zip(HEADINGS[:-1], *lines, strict=True))
     widths = [max(cell_len(part) for cell in column for part in cell.split("\n")) for column in columns]
     widths[2] = min(widths[2], MAX_TENSOR)
@@ -120,14 +141,14 @@ def _table(shown: Sequence[TableRow], most: int) -> Table | None:
         return None
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     for heading, width in zip(HEADINGS[:-1], widths, strict=True):
-        table.add_column(heading, width=width, justify="right" if heading in ("", "sent") else "left")
+        table.add_column(heading, width=width, justify="right" if heading in FIGURES else "left")
     table.add_column(HEADINGS[-1], width=min(longest, left))
     for r, cells in zip(shown, lines, strict=True):
         table.add_row(*map(Text, cells), Text(r.collective.reason))
     return table
 
 
-def _cells(r: TableRow) -> tuple[str, ...]:
+def _cells(plan: PlanData, r: TableRow) -> tuple[str, ...]:
     c = r.collective
     return (
         f"{r.times} x" if r.times > 1 else "",
@@ -136,6 +157,7 @@ def _cells(r: TableRow) -> tuple[str, ...]:
         f"{format_sbp(c.before)}\n-> {format_sbp(c.after)}",
         over_text(c).replace(" (", "\n("),
         bytes_text(c.wire_bytes),
+        f"{seconds_text(c.seconds)}\n{share_text(plan, c)}",
     )
 
 

@@ -40,7 +40,7 @@ class StepTimes:
     """What a plan takes.
 
     Arguments:
-      step_seconds, seconds: with overlap, and one thing after the other.
+      step_seconds, seconds: with overlap and what it takes beyond the program, and one thing after the other.
       sent, exposed: seconds per value that is moved, and what of them kernels wait.
       talked, waited: likewise per node that sends itself.
     """
@@ -104,7 +104,8 @@ class Clock:
                 for k, (_, seconds) in enumerate(takes.talk_times(e.step)):
                     talked[e.step.node.id] += e.assumed * seconds
                     waited[e.step.node.id] += run.exposed_of(e.step, k)
-        return StepTimes(run.seconds, takes.seconds(), sent, exposed, talked, waited)
+        step_seconds = run.seconds + assignment.beyond_seconds
+        return StepTimes(step_seconds, takes.seconds(), sent, exposed, talked, waited)
 
     def scheduled_seconds(self, assignment: ChosenSignatures, donated: Sequence[int] = ()) -> float:
         """The step of a plan in XLA's own order, with the copies at its end.
@@ -115,7 +116,7 @@ class Clock:
         physical = self.physical(assignment)
         takes = _Remembering(physical, self.boxings.network, donated, self.known, self.said)
         found = takes.scheduled()
-        return found.seconds + found.copied_seconds
+        return found.seconds + found.copied_seconds + assignment.beyond_seconds
 
 
 class Exposure:

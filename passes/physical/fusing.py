@@ -28,7 +28,7 @@ from sbp.passes.physical.program import (
     writes,
 )
 from sbp.passes.plan.cost import local_bytes
-from sbp.passes.program.control import ports
+from sbp.passes.program.control import ports, summed_ports
 from sbp.passes.program.graph import Const, Node
 from sbp.passes.program.views import held_bytes, talks_of
 
@@ -149,11 +149,12 @@ def op_of(step: Step, physical: Physical) -> KernelOp:
         same = frozenset(read if over else ())
         return KernelOp(kind, read, written, same, sends=sends, step=step, combines=dtype)
     if isinstance(step, Border):
-        wired = zip(ports(step.node), step.inside, strict=True)
+        wired = ports(step.node)
+        summed = set(summed_ports(step.node, wired, step.inside).values())
         carried = {
             (x, p.outer(nd))
-            for p, nd in wired
-            if p.operand is not None and p.result is not None
+            for i, (p, nd) in enumerate(zip(wired, step.inside, strict=True))
+            if p.operand is not None and (p.result is not None or i in summed)
             for x in [step.node.inputs[p.operand]]
             if isinstance(x, int)
         }

@@ -39,6 +39,8 @@ LOST = 1.1
 WORK, BESIDE = 66_000, 7
 """The sizes of all looks (`look_size`) together, and how many all other planning takes. For a GPT of 12
 layers on 8 x 8 that leaves three looks."""
+STAGE_WORK = 3 * WORK
+"""Of a placement that works on micro-batches: its program is part of one, and runs for each of them."""
 FEWEST_LOOKS, MANY_LOOKS, MOST_LOOKS = 2, 24, 48
 """Beyond many of them a quarter of those that the work allows are looked at."""
 MOST_CELLS = 2e7
@@ -80,9 +82,13 @@ class StepLook:
         return float(f"{self.times.step_seconds:.5e}"), self.times.seconds
 
 
-def looks_for(network: CostNetwork) -> int:
-    """How many plans of a program are looked at; that depends on its size alone."""
-    allowed = int(WORK / look_size(network)) - BESIDE
+def looks_for(network: CostNetwork, work: float = WORK) -> int:
+    """How many plans of a program are looked at; that depends on its size alone.
+
+    Arguments:
+      work: the sizes of all looks together.
+    """
+    allowed = int(work / look_size(network)) - BESIDE
     more = max(0, allowed - MANY_LOOKS) // 4
     return max(FEWEST_LOOKS, min(allowed, MANY_LOOKS + more, MOST_LOOKS))
 
@@ -117,12 +123,14 @@ class _Search:
         cheapest: ChosenSignatures,
         seconds: float | None,
         donated: Sequence[int],
+        work: float,
     ) -> None:
-        self.model, self.network, self.bound = model, network, cheapest.bound
+        self.model, self.network = model, network
+        self.bound = cheapest.bound + cheapest.beyond_seconds
         self.donated = donated
         self.clock = Clock(model.c, model.boxings)
         self.deadline = None if seconds is None else time.monotonic() + seconds
-        self.left = looks_for(network)
+        self.left = looks_for(network, work)
         self.finalists = max(1, self.left // LOOKS_PER_FINALIST)
         self.seen: dict[tuple[int, ...], StepLook] = {}
         self.cheapest = self.look(cheapest)
@@ -145,7 +153,7 @@ class _Search:
         if states in self.seen:
             return None
         assignment = self.model.chosen(states, self.network.cost(states), self.bound)
-        self.seen[states] = self.look(replace(assignment, bound=self.bound))
+        self.seen[states] = self.look(assignment)
         return self.seen[states]
 
     def descend(self, start: StepLook, exposure: Exposure, unary: Sequence[Table], rounds: int) -> None:
@@ -179,6 +187,7 @@ def shortest_step(
     fits: Callable[[ChosenSignatures], bool],
     time_limit_seconds: float | None = None,
     donated: Sequence[int] = (),
+    work: float = WORK,
 ) -> ShortestStep:
     """The plan with the shortest step that is found.
 
@@ -188,8 +197,9 @@ def shortest_step(
       fits: whether a plan keeps the limit on memory; asked of the few that are better than `cheapest`.
       time_limit_seconds: after which no other plan is looked at.
       donated: positions of the inputs whose memory the results may take.
+      work: the sizes of all looks together, as of `looks_for`.
     """
-    search = _Search(model, network, cheapest, time_limit_seconds, donated)
+    search = _Search(model, network, cheapest, time_limit_seconds, donated, work)
     base = search.cheapest
     if model.boxings.network.hardware.platform not in OVERLAPPING or not (
         base.times.sent or base.times.talked

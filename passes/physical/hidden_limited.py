@@ -91,7 +91,8 @@ class _LimitedLooks:
     def __init__(
         self, problem: LimitedProblem, start: LimitedStart, cheapest: ChosenSignatures, seconds: float
     ) -> None:
-        self.problem, self.start, self.bound = problem, start, cheapest.bound
+        self.problem, self.start = problem, start
+        self.bound = cheapest.bound + cheapest.beyond_seconds
         self.model, self.network = start.model, start.network
         self.clock = Clock(self.model.c, self.model.boxings)
         self.exposure = Exposure(self.model, self.network)
@@ -155,7 +156,6 @@ class _LimitedLooks:
 
     def look(self, states: tuple[int, ...]) -> StepLook:
         chosen = self.model.chosen(states, self.network.cost(states), self.bound)
-        chosen = replace(chosen, bound=self.bound)
         return StepLook(chosen, self.clock.times(chosen))
 
     def roomy(self, unary: tuple[Table, ...], base: StepLook) -> tuple[Table, ...]:

@@ -159,7 +159,7 @@ class _Copying:
         if node.id in self.c.traffic:
             self.traffic[own] = self.c.traffic[node.id]
         outputs = (self.again[node.outputs[0]],)
-        return replace(node, id=own, inputs=inputs, outputs=outputs, role=user.role)
+        return replace(node, id=own, inputs=inputs, outputs=outputs, role=user.role.copied)
 
     def operands(
         self, node: Node, strategy: Strategy, own: int, barrier: int, user: Node
@@ -209,7 +209,7 @@ class _Copying:
             if node.id in self.c.traffic:
                 self.traffic[own] = self.c.traffic[node.id]
             inputs = self.operands(node, self.strategies[own], own, barrier, user)
-            self.light.append(replace(node, id=own, inputs=inputs, outputs=(made,), role=user.role))
+            self.light.append(replace(node, id=own, inputs=inputs, outputs=(made,), role=user.role.copied))
         return self.spot[x]
 
     def hold(self, x: int, nd: NdSbp, strict: bool, barrier: int, user: Node) -> Node:
@@ -218,7 +218,7 @@ class _Copying:
         if key not in self.group:
             primitive, made, own = compat.barrier_primitive(), (self.value(x),), next(self.ids)
             node = make_node(own, primitive, (x,), made, {}, user.source, barrier=barrier)
-            self.group[key] = replace(node, role=user.role)
+            self.group[key] = replace(node, role=user.role.copied)
             self.nodes.append(self.group[key])
             rows = tuple(Row((s,), (s,)) for s in nd)
             self.strategies[own], self.traffic[own] = Strategy((nd,), (nd,), (strict,), rows), _HELD

@@ -140,5 +140,6 @@ def _without(op: KernelOp, step: Border, trip: TripOps) -> KernelOp:
     made = {v for inner in trip.ops for v in inner.writes}
     first = [v for v in dict.fromkeys(left) if v in made]
     carried = frozenset(v for v in first if v in trip.taken)
-    rest = [v for v in op.reads if v not in op.straight]
-    return replace(op, reads=[*rest, *first], straight=carried)
+    stacks = {_outside(step, p, nd) for p, nd in wired if p.stacked}
+    rest = [v for v in op.reads if v not in op.straight or v in stacks]
+    return replace(op, reads=[*rest, *first], straight=carried | op.straight.intersection(rest))

@@ -141,7 +141,18 @@ class Sizes:
     def working(self, piece: Piece) -> float:
         """The most that a piece's own tensors take while it runs."""
         kept = [(w.operand, w.nd) for w in piece.writes if isinstance(w.operand, int)]
-        return sum(x.bytes for x in peak(piece.steps, ShardSizes(self.cut.physical), kept))
+        # What one piece alone carries on it writes over (runtime/pipeline/pieces.py); slots count apart.
+        others = {r.slot for p in self.inside if p is not piece for r in p.reads}
+        carried = (r for r in piece.reads if r.slot.kind is SlotKind.CARRY and r.slot not in others)
+        before = {r.slot: r.version for r in carried}
+        over = {
+            (w.operand, w.nd): before[w.slot]
+            for w in piece.writes
+            if w.slot in before and isinstance(w.operand, int)
+        }
+        sizes = ShardSizes(self.cut.physical)
+        found = peak(piece.steps, sizes, kept, over.values(), over)
+        return sum(x.bytes for x in found) - sum(map(sizes.bytes, set(over.values())))
 
 
 def _each(piece: Piece | None, writes: bool) -> set[Slot]:

@@ -20,11 +20,10 @@ from sbp import compat
 from sbp.annotation import scope_of
 from sbp.passes.pipeline.order import Order
 from sbp.passes.pipeline.where import Where, loop_of
-from sbp.passes.program.control import loop_params
+from sbp.passes.program.control import ADDS, loop_params
 from sbp.passes.program.edit import Editor
 from sbp.passes.program.graph import Body, Const, Graph, Node, Operand, Source, walk
 
-ADDS = ("add", "add_any")
 SCALES = "mul"
 SELECTS = "select_n"
 WIDENS = "convert_element_type"

@@ -60,7 +60,8 @@ class OpWork:
         if p is None:
             return self.flops / hardware.vector_flops_per_second
         itemsize = max(map(compat.itemsize, p.dtypes))
-        return hardware.product_seconds(p.batch, p.m, p.n, p.k, itemsize, exact=p.exact)
+        sizes = p.batch, p.m, p.n, p.k, itemsize
+        return hardware.fused_seconds(*sizes) if p.fused else hardware.product_seconds(*sizes, exact=p.exact)
 
     def seconds(self, hardware: Hardware) -> float:
         """The larger of arithmetic and memory time, and the launch of a kernel; without what is sent."""

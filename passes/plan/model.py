@@ -79,6 +79,7 @@ class ChosenSignatures:
       seconds, bound: the estimated time, and a proven lower bound on every plan's. Neither has
         the boundary costs: sending to another placement is counted between the placements.
       cheapest_seconds: what the cheapest that was found takes, if it is not this one.
+      beyond_seconds: the boundary costs.
     """
 
     inputs: tuple[NdSbp, ...]
@@ -91,6 +92,7 @@ class ChosenSignatures:
     clusters: Mapping[int, tuple[Cluster, ...]] = field(default_factory=dict)
     cheapest_seconds: float | None = None
     recomputed: Mapping[int, Recomputed] = field(default_factory=dict)
+    beyond_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,7 +370,8 @@ class Model:
             {i: tuple(state(x) for x in xs) for i, xs in self.ports.items()},
             {v: state(x) for v, x in self.shares.items()},
             cost - sent,
-            bound - sent,
+            max(0.0, bound - sent),
+            beyond_seconds=sent,
         )
 
 

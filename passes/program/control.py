@@ -9,17 +9,20 @@ Words: docs/glossary.md.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 from sbp import compat
-from sbp.passes.program.graph import Body, Node, Operand
+from sbp.passes.program.graph import Body, Const, Node, Operand
 from sbp.signature import NdSbp, Split
 
+ADDS = ("add", "add_any")
 WHILE_TRIPS = 100
 """How often a loop of unknown length is assumed to run, when costs are compared."""
 Trip: TypeAlias = tuple[Body, list[Any]]
@@ -135,18 +138,31 @@ def _cond_ports(node: Node) -> Iterable[Port]:
 def _lower_scan(r: Region) -> list[jax.Array]:
     """A scan over local slices; what it only reads is closed over."""
     carried = r.where(lambda p: p.operand is not None and p.result is not None)
-    sliced = r.where(lambda p: p.operand is not None and p.stacked)
     stacked = r.where(lambda p: p.operand is None)
-    fixed, leaving = r.without([*carried, *sliced]), r.leaving([*carried, *stacked])
+    summed = summed_ports(r.node, r.ports, r.inside)
+    sliced = r.where(lambda p: p.operand is not None and p.stacked)
+    sliced = [i for i in sliced if i not in summed.values()]
+    fixed, leaving = r.without([*carried, *sliced, *summed.values()]), r.leaving([*carried, *stacked])
 
-    def trip(carry: Tensors, xs: Tensors) -> tuple[Tensors, Tensors]:
-        entering = {**fixed, **dict(zip(carried, carry, strict=True)), **dict(zip(sliced, xs, strict=True))}
-        out = r.body(0, entering, leaving)
-        return tuple(out[: len(carried)]), tuple(out[len(carried) :])
+    def trip(
+        carry: tuple[Tensors, Tensors], xs: tuple[jax.Array | None, Tensors]
+    ) -> tuple[tuple[Tensors, Tensors], Tensors]:
+        (last, sums), (at, slices) = carry, xs
+        own = [lax.dynamic_index_in_dim(x, at, keepdims=False) for x in sums]
+        ports = [*carried, *summed.values(), *sliced]
+        out = r.body(0, {**fixed, **dict(zip(ports, [*last, *own, *slices], strict=True))}, leaving)
+        made = dict(zip(stacked, out[len(carried) :], strict=True))
+        own = [
+            lax.dynamic_update_index_in_dim(x, made.pop(k), at, 0) for k, x in zip(summed, sums, strict=True)
+        ]
+        return (tuple(out[: len(carried)]), tuple(own)), tuple(made.values())
 
     how = {name: r.node.params[name] for name in ("length", "reverse", "unroll")}
-    last, ys = lax.scan(trip, r.take(carried), r.take(sliced), **how)
-    return [*last, *ys]
+    turns = jnp.arange(how["length"]) if summed else None
+    begin = r.take(carried), r.take([*summed.values()])
+    (last, sums), ys = lax.scan(trip, begin, (turns, r.take(sliced)), **how)
+    added, plain = dict(zip(summed, sums, strict=True)), iter(ys)
+    return [*last, *(added[k] if k in added else next(plain) for k in stacked)]
 
 
 def _lower_while(r: Region) -> list[jax.Array]:
@@ -175,6 +191,33 @@ def _lower_cond(r: Region) -> list[jax.Array]:
         return lambda: tuple(r.body(k, r.without([index]), r.leaving(results, k)))
 
     return list(lax.switch(r.outer[index], [branch(k) for k in range(len(r.node.bodies))]))
+
+
+def summed_ports(node: Node, wired: Sequence[Port], inside: Sequence[NdSbp]) -> dict[int, int]:
+    """Ports that stack slices of a scanned operand with something added, and the port of that operand.
+
+    Both are one array: XLA adds in place to what is carried, and would hold what is sliced beside what is
+    stacked.
+
+    Arguments:
+      wired, inside: the ports of the op, and the signature of each inside.
+    """
+    if node.op != "scan":
+        return {}
+    (body,) = node.bodies
+    entering = {p.enters[0]: i for i, p in enumerate(wired) if p.stacked and p.operand is not None}
+    uses = Counter(x for n in body.nodes for x in n.inputs if not isinstance(x, Const)) if entering else {}
+    adds = {n.outputs[0]: n for n in body.nodes if n.op in ADDS}
+    found: dict[int, int] = {}
+    for k, p in enumerate(wired):
+        made = p.leaves[0] if p.operand is None else None
+        add = None if made is None or isinstance(made, Const) else adds.get(made)
+        for x in () if add is None else add.inputs:
+            i = None if isinstance(x, Const) or uses[x] != 1 else entering.get(x)
+            if i is not None and i not in found.values() and inside[i] == inside[k]:
+                found[k] = i
+                break
+    return found
 
 
 def _step_scan(node: Node, args: list[Any]) -> Iterator[Trip]:

@@ -6,7 +6,6 @@ Words: docs/glossary.md.
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
@@ -16,6 +15,7 @@ import networkx as nx
 from jax.typing import ArrayLike
 
 from sbp.compat import Primitive, SourceInfo
+from sbp.notebook import file_name
 from sbp.passes.program.role import PLAIN, Role, role_of
 from sbp.rules.entry import Rule
 from sbp.rules.registry import lookup
@@ -38,7 +38,7 @@ class Source:
     info: SourceInfo | None = field(default=None, hash=False, compare=False, repr=False)
 
     def __str__(self) -> str:
-        return f"{os.path.basename(self.file)}:{self.line}" if self.file else "?"
+        return f"{file_name(self.file)}:{self.line}" if self.file else "?"
 
 
 @dataclass(frozen=True, slots=True)

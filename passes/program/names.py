@@ -92,7 +92,7 @@ class Names:
             if x in seen or node is None or not self._same_shape(node, v):
                 continue
             seen.add(x)
-            if self.phases[node.id] == "backward":
+            if self.phases[node.id] == "backward" or _steps_back(node):
                 found.add(x)
             elif self.phases[node.id] == "update":
                 names.setdefault(x, f"update of {path}")
@@ -154,26 +154,36 @@ def _addend(node: Node, v: int) -> int | None:
     return addends[0] if len(addends) == 1 else None
 
 
-def _phases(nodes: Sequence[Node], default: str) -> Iterator[tuple[int, str]]:
-    """The phases of the ops of a graph or body; `default` is that of a body's op."""
+def _phases(nodes: Sequence[Node], default: str, last: str = PHASES[-1]) -> Iterator[tuple[int, str]]:
+    """The phases of the ops of a graph or body; `default` is that of a body's op.
+
+    Arguments:
+      last: what is not marked and comes after the backward pass; of micro-batches it adds up their gradients.
+    """
     marked = {n.id: n.role.derived for n in nodes}
+    back = {n.id for n in nodes if marked[n.id] == "backward" or _steps_back(n)}
     late: set[int] = set()
     for node in nodes:
-        if marked[node.id] == "backward" or (not marked[node.id] and late.intersection(_values(node))):
+        if node.id in back or (not marked[node.id] and late.intersection(_values(node))):
             late.update(node.outputs)
     early: set[int] = set()
-    has_backward = "backward" in marked.values()
+    has_backward = bool(back)
     for node in reversed(nodes):
         phase = marked[node.id]
         if not phase and has_backward:
             feeds = early.intersection(node.outputs) and not late.intersection(node.outputs)
-            phase = "forward" if feeds else "update"
+            phase = "forward" if feeds or _steps_back(node) else last
         phase = phase or default
-        if phase != "update":
+        if marked[node.id] or phase != last:
             early.update(_values(node))
         yield node.id, phase
         for body in node.bodies:
-            yield from _phases(body.nodes, phase)
+            yield from _phases(body.nodes, phase, PHASES[1] if node.role.microbatches else last)
+
+
+def _steps_back(node: Node) -> bool:
+    """Whether a loop over micro-batches has a backward pass inside."""
+    return node.role.microbatches and any(n.role.derived == "backward" for b in node.bodies for n in b.nodes)
 
 
 def _values(node: Node) -> Iterator[int]:

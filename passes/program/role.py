@@ -60,6 +60,11 @@ class Role:
     microbatches: bool = False
     part: Part | None = None
 
+    @property
+    def copied(self) -> Role:
+        """That of what is computed for the op alone, which is no loop."""
+        return replace(self, microbatches=False)
+
     def on(self, place: Placement) -> Role:
         """The same on a placement."""
         return replace(self, place=place)

@@ -8,8 +8,9 @@ same ops of the same operands, layer by layer. What is computed stays the same.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -17,6 +18,7 @@ from sbp import compat
 from sbp.passes.program.control import loop_params
 from sbp.passes.program.duplicates import exact, op_key
 from sbp.passes.program.graph import Body, Const, Graph, Node, Operand, Value, numbered, used
+from sbp.passes.program.views import op_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +28,14 @@ class Twice:
     Arguments:
       first, again: the values in both bodies.
       held_bytes: of all layers together.
+      maker, flops: the op that makes it again, and the arithmetic of that in one layer.
     """
 
     first: int
     again: int
     held_bytes: float
+    maker: int
+    flops: float
 
 
 @dataclass(frozen=True)
@@ -47,15 +52,42 @@ class ScanPair:
     twice: tuple[Twice, ...]
 
     def chosen(self, share: float) -> tuple[Twice, ...]:
-        """The first of them with so great a share of the bytes of all, and no more."""
+        """Those that save the most arithmetic of all that have no greater share of the bytes; of as good ones
+        those that are made first. Of an op all results are kept, or none: else it runs again."""
         most = share * sum(t.held_bytes for t in self.twice) * (1 + 1e-9)
-        found, held = list[Twice](), 0.0
-        for t in self.twice:
-            held += t.held_bytes
-            if held > most:
-                break
-            found.append(t)
-        return tuple(found)
+        best = [_Choice()]
+        for _, results in itertools.groupby(self.twice, lambda t: t.maker):
+            one = tuple(results)
+            best = _undominated([*best, *(x for c in best if (x := c.with_op(one)).held_bytes <= most)])
+        return best[-1].kept
+
+
+MOST_CHOICES = 1024
+"""That are carried on from op to op."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """What may be kept, its bytes, and the arithmetic that is saved."""
+
+    held_bytes: float = 0.0
+    flops: float = 0.0
+    kept: tuple[Twice, ...] = ()
+
+    def with_op(self, results: tuple[Twice, ...]) -> _Choice:
+        """The same with the results of one more op."""
+        held = self.held_bytes + sum(t.held_bytes for t in results)
+        return _Choice(held, self.flops + results[0].flops, (*self.kept, *results))
+
+
+def _undominated(choices: Iterable[_Choice]) -> list[_Choice]:
+    """Choices by their bytes, those left out that save no more than one with no more bytes."""
+    found = list[_Choice]()
+    for choice in sorted(choices, key=lambda x: (x.held_bytes, -x.flops)):
+        if not found or choice.flops > found[-1].flops:
+            found.append(choice)
+    step = -(-len(found) // MOST_CHOICES)
+    return found[::-step][::-1]
 
 
 def keep_in_scans(graph: Graph, share: float) -> Graph:
@@ -183,9 +215,17 @@ def _pair(graph: Graph, forward: Node, backward: Node, outer: _Numbering) -> Sca
             first = made.get(back.numbers[v])
             if first is not None and first in carried:
                 value = graph.values[v]
-                size = math.prod(value.shape) * compat.itemsize(value.dtype)
-                found.append(Twice(first, v, float(size * forward.params["length"])))
+                size = float(math.prod(value.shape) * compat.itemsize(value.dtype))
+                found.append(Twice(first, v, size * forward.params["length"], node.id, _flops(graph, node)))
     return ScanPair(forward, backward, tuple(found))
+
+
+def _flops(graph: Graph, node: Node) -> float:
+    """Of the products of an op; of one without a rule nothing is known."""
+    if node.rule is None or node.rule.matmul is None:
+        return 1.0
+    shapes = [graph.operand(x).shape for x in node.inputs], [graph.values[v].shape for v in node.outputs]
+    return node.rule.matmul(op_of(graph, node, *shapes, 1)).flops
 
 
 def _depending(body: Body, on: Sequence[int]) -> set[int]:

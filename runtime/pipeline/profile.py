@@ -13,11 +13,12 @@ import jax
 import jax.numpy as jnp
 
 from sbp.options import bytes_of
-from sbp.passes.face import PipelinePlan, Plan
+from sbp.passes.face import Plan
 from sbp.passes.look import files, pipeline_page
-from sbp.passes.look.page import figures_table, heading, picture, plan_page, short
+from sbp.passes.look.page import figures_table, heading, picture, short
 from sbp.passes.look.pipeline_text import NUMBERS, columns
 from sbp.passes.look.timeline import chrome_trace, timeline_svg
+from sbp.passes.look.web_page import PageTable, plan_page
 from sbp.passes.pipeline.choose import ScheduleTask, found_schedule, split_seconds, task_of
 from sbp.passes.schedule.actions import SENDS, Kind, Schedule
 from sbp.passes.schedule.simulate import simulate
@@ -194,11 +195,8 @@ class Profile:
 
 
 def _page(profile: Profile) -> str:
-    if isinstance(profile.plan, PipelinePlan):
-        return pipeline_page.plan_page(
-            profile.plan, profile.timelines, profile.figures(), profile.rows() if profile.actions else ()
-        )
-    return plan_page(profile.plan, profile.figures())
+    actions = [PageTable("Actions", profile.rows(), NUMBERS)] if profile.actions else []
+    return plan_page(profile.plan, profile.figures(), actions, profile.timelines)
 
 
 WRITERS: Mapping[str, Callable[[Profile], str]] = {

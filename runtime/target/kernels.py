@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from sbp.rates.chips import Chip
 from sbp.rates.kernels import LAUNCH_SECONDS, MEMORY_SHARE
-from sbp.rates.matmuls import matmul_seconds
-from sbp.rates.tables import Evidence
+from sbp.rates.matmuls import fused_seconds, matmul_seconds
+from sbp.rates.tables import Evidence, Timing
+from sbp.runtime.target.products import MatrixProduct
 from sbp.runtime.target.work import Work
 
 
@@ -32,7 +34,7 @@ def kernel_time(chip: Chip, work: Work) -> KernelTime:
     if work == Work():
         return KernelTime(0.0, 0.0, 0.0, 0.0, "formula")
     timed = [
-        (matmul_seconds(chip, p.m, p.n, p.k, batch=p.batch, operands=p.operands), p.count * p.passes)
+        (_timed(p)(chip, p.m, p.n, p.k, batch=p.batch, operands=p.operands), p.count * p.passes)
         for p in work.products
     ]
     matrix = sum(t.seconds * count for t, count in timed)
@@ -43,6 +45,11 @@ def kernel_time(chip: Chip, work: Work) -> KernelTime:
     by_matrix = timed and longest == matrix
     source: Evidence = max((t.source for t, _ in timed), key=_CERTAIN.index) if by_matrix else "formula"
     return KernelTime(LAUNCH_SECONDS + longest, matrix, vector, memory, source)
+
+
+def _timed(product: MatrixProduct) -> Callable[..., Timing]:
+    """How products of a kind are timed."""
+    return fused_seconds if product.fused else matmul_seconds
 
 
 _CERTAIN: list[Evidence] = ["measured", "scaled", "formula"]

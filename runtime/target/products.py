@@ -21,6 +21,7 @@ class MatrixProduct:
     Arguments:
       operands: the units that make it, as `sbp.rates.matmuls.matmul_seconds` has them.
       passes: how often they go over it, for an algorithm that splits operands into parts.
+      fused: whether they follow each other in one kernel, one's result an operand of the next.
     """
 
     batch: int
@@ -30,6 +31,7 @@ class MatrixProduct:
     operands: str
     count: float = 1.0
     passes: int = 1
+    fused: bool = False
 
     @property
     def flops(self) -> float:
@@ -189,7 +191,8 @@ def _attention(x: Instruction, operands: Sequence[ArrayShape]) -> tuple[MatrixPr
     backward = "Backward" in "".join(x.attributes.get("custom_call_target", ()))
     share = 0.5 if "CAUSAL" in str(config.get("mask_type", "")) else 1.0
     count = (5 if backward else 2) * share
-    return (MatrixProduct(batch * heads, queries, keys, width, _units(operands[0], operands[1], ()), count),)
+    units = _units(operands[0], operands[1], ())
+    return (MatrixProduct(batch * heads, queries, keys, width, units, count, fused=True),)
 
 
 _Reader = Callable[[Instruction, Sequence[ArrayShape]], tuple[MatrixProduct, ...] | None]

@@ -160,7 +160,7 @@ class Attention:
         keyed, valued = (3, 2) if self.backward else (1, 1)
         products = keyed + valued
         k = (keyed * width + valued * self.of(VALUE)[3]) // products
-        return Matmul(products * batch * heads, queries, self.keys_seen, k, self.op.dtypes[:2])
+        return Matmul(products * batch * heads, queries, self.keys_seen, k, self.op.dtypes[:2], fused=True)
 
 
 def _whole(params: Mapping[str, Any]) -> str:

@@ -89,6 +89,7 @@ class Matmul:
       batch: how many there are.
       dtypes: of both operands, which decide at what rate a device computes it.
       exact: whether float32 must keep all bits: matrix units cut them where no precision is asked for.
+      fused: whether they follow each other in one kernel, one's result an operand of the next.
     """
 
     batch: int
@@ -97,6 +98,7 @@ class Matmul:
     k: int
     dtypes: tuple[DType, ...]
     exact: bool = False
+    fused: bool = False
 
     @property
     def flops(self) -> float:

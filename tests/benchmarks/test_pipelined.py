@@ -1,12 +1,22 @@
 """Published layouts with stages, of a small Llama."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from benchmarks import layouts, pipelined
+from benchmarks.published.kernels import fused_attention
 from models import llama
 from sbp.hardware import hardware_for
+from sbp.passes.plan.candidates import Strategy
+from sbp.passes.plan.cost import node_work
+from sbp.passes.program.trace import trace
+from sbp.placement import placement
+from sbp.runtime.target.devices import cudnn_of
+from sbp.signature import B
 
 SMALL = replace(
     llama.PRESETS["70b"], layers=8, width=256, heads=16, kv_heads=8, hidden=512, vocabulary=1024, sequence=256
@@ -37,6 +47,33 @@ def test_stages_are_priced(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+def attention_seconds(fn: Callable[..., jax.Array], *shapes: tuple[int, ...]) -> float:
+    """What the kernels of an attention compute on one H100, forward and backward."""
+    args = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]
+    found, one = 0.0, placement("h100", shape=(1,))
+    with cudnn_of(one):
+        graph = trace(lambda q, k, v, ct: jax.vjp(fn, q, k, v)[1](ct), args, {}).graph
+    for n in (n for n in graph.walk() if "attention" in n.op):
+        operands, results = (tuple((B,) for _ in xs) for xs in (n.inputs, n.outputs))
+        lying = Strategy(operands, results, tuple(False for _ in operands), ())
+        found += node_work(graph, n, lying, (1,)).arithmetic_seconds(hardware_for("h100"))
+    return found
+
+
+def test_attention_takes_the_same_in_both_tables() -> None:
+    """One is the kernel that JAX calls, the other stands for that of any framework."""
+
+    def cudnn(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        return jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="cudnn")
+
+    b, s, k, g, e = 1, 8192, 2, 8, 128
+    queries, keys = (b, s, k * g, e), (b, s, k, e)
+    auto = attention_seconds(cudnn, queries, keys, keys, queries)
+    queries, keys = (b, k, g, s, e), (b, k, s, e)
+    hand = attention_seconds(fused_attention, queries, keys, keys, queries)
+    assert auto > 0 and abs(auto / hand - 1) < 0.01
+
+
 def test_what_does_not_fit_is_said() -> None:
     hardware = replace(hardware_for("h100"), memory_bytes=1e6)
     row = next(pipelined.rows(SMALL, 128, 1024, 4, hardware))
@@ -52,6 +89,14 @@ def test_a_scan_in_stages_stands_beside_them(monkeypatch: pytest.MonkeyPatch) ->
     assert row.plan is not None and not row.trouble
     cells = layouts.line(row, 64, 1e12).split(" | ")
     assert cells[0] == f"| {asked.text}" and len(cells) == 8
+
+
+def test_many_devices_hold_copies() -> None:
+    """AUTO is asked for groups of hosts with a copy each where there are more than one of them."""
+    assert [row.text for row in layouts.layouts(1024, 1024) if row.shape == (8, 128)] == [
+        "AUTO:8x128, 1 micro-batches, 40% kept"
+    ]
+    assert all(row.shape != (1, 128) for row in layouts.layouts(128, 1024))
 
 
 def test_the_tables(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

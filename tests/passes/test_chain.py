@@ -28,7 +28,7 @@ def model(x: Any, w: Any) -> Any:
 def test_the_lists_read_as_the_work_goes() -> None:
     assert [
         p.name for p in PLACEMENT.passes
-    ] == "rows pins equals candidates choice boxing owners buckets report".split()
+    ] == "rows pins equals hoist candidates choice boxing owners buckets report".split()
     assert [p.name for p in STAGES.passes] == "divide hoist sums placements schedule report".split()
 
 

@@ -2,8 +2,10 @@
 
 import io
 import os
+import re
 import subprocess
 import sys
+import webbrowser
 from pathlib import Path
 
 import pytest
@@ -162,6 +164,30 @@ def test_diff(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert f"({change:+.1f} %)" in text and "all-reduce" in text
 
 
+def test_diff_as_a_page(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", shown.append)
+    a, b = tmp_path / "a.json", tmp_path / "b.json"
+    assert run("plan", STEP, "--placement", "cpu:2x4", "--out", a) == 0
+    assert run("plan", STEP, "--placement", "cpu:2x4", "--in-sbp", f"{FILE}:whole_sbp", "--out", b) == 0
+    page = tmp_path / "diff.html"
+    assert run("diff", a, b, "--out", page, "--open") == 0
+    assert f"saved {page}" in capsys.readouterr().out and shown == [page.as_uri()]
+    assert '"diff":{' in page.read_text(encoding="utf-8")
+    assert run("diff", a, b, "--out", tmp_path / "diff.svg") == 1
+    assert ".html" in capsys.readouterr().err and not (tmp_path / "diff.svg").exists()
+
+
+def test_a_page_is_shown_without_a_name_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", shown.append)
+    assert run("plan", STEP, "--placement", "cpu:8", "--open") == 0
+    (uri,) = shown
+    assert uri.startswith("file://") and uri.endswith("/step.html")
+
+
 def test_diff_of_signatures(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     a, b = tmp_path / "a.json", tmp_path / "b.json"
     assert run("plan", STEP, "--placement", "h100:2x4", "--out", a) == 0
@@ -214,12 +240,33 @@ def on_a_terminal(monkeypatch: pytest.MonkeyPatch, width: int, *argv: object) ->
     return b"".join(seen).decode().replace("\r\n", "\n")
 
 
+def columns(line: str) -> int:
+    """How many a line takes on a terminal: colours take none."""
+    return len(re.sub("\x1b\\[[0-9;]*m", "", line))
+
+
 @pytest.mark.parametrize("width", [40, 72, 120])
 def test_text_fits_the_terminal(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
     text = on_a_terminal(monkeypatch, width, "plan", STEP, "--placement", "h100:2x4")
-    assert max(map(len, text.split("\n"))) <= width and "all-reduce" in text
+    assert max(map(columns, text.split("\n"))) <= width and "all-reduce" in text
     text = on_a_terminal(monkeypatch, width, "explain", STEP, "--placement", "h100:2x4", "--at", "all-reduce")
-    assert max(map(len, text.split("\n"))) <= width and "why: " in text
+    assert max(map(columns, text.split("\n"))) <= width and "why: " in text
+
+
+def test_kinds_have_colours_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    with terminal(monkeypatch, "stdout", 100) as seen:
+        assert run("plan", STEP, "--placement", "h100:2x4") == 0
+    text = b"".join(seen).decode()
+    assert re.search("\x1b\\[[0-9;]+mall-reduce\x1b\\[0m", text)
+
+
+def test_rows_in_the_order_of_the_program(capsys: pytest.CaptureFixture[str]) -> None:
+    given = "plan", STEP, "--placement", "h100:2x4"
+    assert run(*given, "--order", "program", "--rows", 2) == 0
+    text = capsys.readouterr().out
+    assert "smaller: " in text
+    assert run(*given) == 0
+    assert capsys.readouterr().out != text
 
 
 def test_what_does_not_fit_is_red(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

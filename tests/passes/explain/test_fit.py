@@ -82,7 +82,7 @@ def test_it_does_not_fit_in_the_first_lines(large: sbp.Plan) -> None:
 def test_it_does_not_fit_in_every_other_form(large: sbp.Plan, tmp_path: Path) -> None:
     for suffix in (".html", ".svg", ".json"):
         large.save(tmp_path / f"plan{suffix}")
-    assert '<p class="alarm">DOES NOT FIT: ' in (tmp_path / "plan.html").read_text(encoding="utf-8")
+    assert '"misfit":"DOES NOT FIT: ' in (tmp_path / "plan.html").read_text(encoding="utf-8")
     assert ".alarm { color: #b42318;" in large._repr_html_()
     assert '<p class="alarm">DOES NOT FIT: ' in large._repr_html_()
     assert "does not fit" in (tmp_path / "plan.svg").read_text(encoding="utf-8")

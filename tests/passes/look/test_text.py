@@ -33,6 +33,7 @@ def many(plan: Plan, lines: int, each: int) -> Plan:
             shape=(i + 1,),
             source=f"m.py:{i % lines}",
             wire_bytes=float(i + 1),
+            seconds=1e-6 * (i + 1),
             reason=f"reason of t{i}",
         )
         for i in range(lines * each)
@@ -115,12 +116,31 @@ def test_many_rows_are_grouped_by_line(plan: Plan) -> None:
 def test_very_many_lines_leave_a_summary(plan: Plan) -> None:
     big = many(plan, lines=200, each=2)
     shown, rest = rows(big)
-    assert len(shown) == MAX_ROWS and len(rest) == 140
-    assert min(r.collective.wire_bytes for r in shown) > max(r.collective.wire_bytes for r in rest)
+    assert len(shown) == MAX_ROWS and len(rest) == 200 - MAX_ROWS
+    assert min(r.collective.seconds for r in shown) > max(r.collective.seconds for r in rest)
     text = plan_text(big)
-    left = sum(r.collective.wire_bytes for r in rest)
-    assert f"and 280 more, each smaller: {bytes_text(left)} in all" in text
+    sent, seconds = (sum(getattr(r.collective, of) for r in rest) for of in ("wire_bytes", "seconds"))
+    assert f"and {2 * len(rest)} smaller: {seconds_text(seconds)}, {bytes_text(sent)} in all" in text
     assert len(text.splitlines()) < 4 * MAX_ROWS + 40
+
+
+def test_the_costliest_is_first_unless_asked_otherwise(plan: Plan) -> None:
+    big = many(plan, lines=12, each=1)
+    lines = [x for x in re.findall(r"m\.py:(\d+)", big.text()) if x]
+    assert lines == sorted(lines, key=int, reverse=True) and len(lines) == 12
+    assert re.findall(r"m\.py:(\d+)", big.text(by_time=False)) == lines[::-1]
+    few = big.text(rows=3)
+    assert len(re.findall(r"m\.py:(\d+)", few)) == 3 and "and 9 smaller" in few
+    # The share is of the step, and stands below the time.
+    top = max(big.collectives, key=lambda c: c.seconds)
+    assert f"{top.seconds / big.step_seconds:.1%}" in big.text()
+
+
+def test_eighty_columns_can_be_read(plan: Plan) -> None:
+    text = plan_text(plan, 80)
+    assert max(map(len, text.splitlines())) <= 80
+    for c in plan.collectives:
+        assert c.source in text and seconds_text(c.seconds) in text
 
 
 def test_merged_rows_speak_for_layers(plan: Plan) -> None:

@@ -20,6 +20,7 @@ from sbp.passes.physical.hidden import (
     FEWEST_LOOKS,
     MANY_LOOKS,
     MOST_LOOKS,
+    STAGE_WORK,
     WORK,
     WORTH,
     look_size,
@@ -179,6 +180,8 @@ def test_looks_are_fewer_for_larger_programs() -> None:
     assert looks_for(network) == MOST_LOOKS
     many = CostNetwork(network.unary, network.edges * 20_000)
     assert looks_for(many) == FEWEST_LOOKS
+    some = CostNetwork(network.unary, network.edges * int(WORK / 6 / len(network.edges)))
+    assert FEWEST_LOOKS <= looks_for(some) < looks_for(some, STAGE_WORK) < MOST_LOOKS
 
 
 def test_the_finalists_are_the_shortest_of_the_list_schedule() -> None:

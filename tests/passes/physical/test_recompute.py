@@ -121,3 +121,17 @@ def test_what_is_computed_where_it_is_read_goes_through_no_barrier() -> None:
     assert sum(n.op == "broadcast_in_dim" for n in copied.nodes) > sum(
         n.op == "broadcast_in_dim" for n in graph.nodes
     )
+
+
+def test_what_is_made_again_for_a_loop_over_micro_batches_is_none() -> None:
+    def step(w: Any, x: Any) -> Any:
+        return sbp.microbatch(loss, 2, batch_args=1)(jax.tree.map(jnp.tanh, w), x)
+
+    given = problem(trace(step, ([(W, U)], X), {}).graph, PLACE)
+    graph, plain = given[0].graph, choose(*given, None)
+    (loop,) = (n for n in graph.nodes if n.role.microbatches)
+    made = [n for n in graph.nodes if n.op == "tanh"]
+    again = {n.outputs[0]: Recomputed(plain.strategies[n.id], frozenset([loop.id])) for n in made}
+    copied = with_copies(given[0], replace(plain, recomputed=again)).candidates.graph
+    assert len(copied.nodes) > len(graph.nodes) and len(made) == 2
+    assert [n.op for n in copied.nodes if n.role.microbatches] == ["scan"]

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import sbp
+from sbp import B, S
 from sbp.hardware import hardware_for
 from sbp.passes.pipeline.room import room_of
 from tests.passes.pipeline.scanned import arguments, step_of
@@ -11,13 +12,13 @@ from tests.passes.pipeline.scanned import arguments, step_of
 GRID = sbp.placement("cpu", shape=(2, 4), axes=("stage", "data"))
 
 
-def plan(memory_bytes: float | None = None) -> Any:
+def plan(memory_bytes: float | None = None, **given: Any) -> Any:
     """The plan on devices with so much memory."""
     hardware = hardware_for("cpu")
     if memory_bytes is not None:
         hardware = replace(hardware, memory_bytes=memory_bytes)
     options = sbp.Options(hardware=hardware, cache=False, pipeline=sbp.PipelineOptions(stages=2))
-    return sbp.compile(step_of(), GRID, donate_argnums=(0, 1), options=options).plan(*arguments())
+    return sbp.compile(step_of(), GRID, donate_argnums=(0, 1), options=options, **given).plan(*arguments())
 
 
 def test_where_the_fastest_does_not_fit_another_one_is_found() -> None:
@@ -28,7 +29,7 @@ def test_where_the_fastest_does_not_fit_another_one_is_found() -> None:
 
 
 def test_what_cannot_fit_is_said_of_the_whole() -> None:
-    tight = plan(5500.0)
+    tight = plan(5500.0, in_sbp=([B], [B], [S(0)]))
     assert not tight.fits and "it does not fit" in tight.notes[0]
 
 

@@ -12,7 +12,7 @@ import sbp
 from sbp.passes import spec
 from sbp.passes.pipeline.where import loop_of
 from sbp.passes.program.graph import Graph, speaks, used
-from sbp.passes.program.scan_kept import computes_twice, keep_in_scans, scan_pairs
+from sbp.passes.program.scan_kept import ScanPair, Twice, computes_twice, keep_in_scans, scan_pairs
 from sbp.passes.program.trace import trace
 from tests.passes.pipeline.scanned import BATCH, LAYERS, PARTS, WIDTH, arguments, step_of
 
@@ -80,3 +80,36 @@ def test_what_speaks_in_an_inner_loop_is_not_unused() -> None:
 
     graph = trace(chatter, [jnp.ones(3)], {}).graph
     assert used(graph.nodes, ()) == tuple(n for n in graph.nodes if speaks(n)) != ()
+
+
+def test_what_is_kept_saves_the_most_arithmetic() -> None:
+    """Not the results that are made first: a wide product of a narrow operand is left out for a narrow one of
+    a wide operand, made later."""
+
+    def layer(x: Any, w: Any) -> tuple[Any, None]:
+        wide = jnp.tanh(x @ w["wide"])
+        return x + jnp.tanh(jnp.tanh(wide @ w["narrow"]) @ w["last"]), None
+
+    def loss(w: Any, x: Any) -> Any:
+        return jnp.sum(lax.scan(jax.checkpoint(layer, prevent_cse=False), x, w)[0])
+
+    shapes = {"wide": (3, 4, 32), "narrow": (3, 32, 4), "last": (3, 4, 4)}
+    w = {k: jnp.ones(s) for k, s in shapes.items()}
+    graph = trace(jax.grad(loss), (w, jnp.ones((2, 4))), {}).graph
+    (pair,) = scan_pairs(graph, graph.nodes)
+    width = {t: graph.values[t.first].shape[-1] for t in pair.twice}
+    wide, narrow, last = pair.twice
+    # Two take as much arithmetic; one of them takes an eighth of the bytes.
+    assert [width[t] for t in pair.twice] == [32, 4, 4] and wide.flops == narrow.flops > last.flops
+    assert [pair.chosen(share) for share in (0.05, 0.1, 0.9)] == [(), (narrow,), (wide, narrow)]
+    assert pair.chosen(0.5) == (narrow, last) and pair.chosen(1.0) == pair.twice
+
+
+def test_of_many_products_some_are_found_at_once() -> None:
+    """No more choices are carried on than there are room and sense for."""
+    many = tuple(Twice(i, i, 1.0 + i * 1e-3, i, 1.0 + (i * 7919 % 64) * 1e-3) for i in range(64))
+    none = None
+    pair = ScanPair(none, none, many)  # type: ignore[arg-type]
+    kept = pair.chosen(0.5)
+    assert sum(t.held_bytes for t in kept) <= 0.5 * sum(t.held_bytes for t in many)
+    assert sum(t.flops for t in kept) >= 0.5 * sum(t.flops for t in many)

@@ -3,12 +3,14 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
 import sbp
 from sbp import B, S
+from sbp.passes.pipeline.where import loop_of
 from sbp.runtime.pipeline.program import BuiltPipeline
 from tests.passes.pipeline.scanned import LAYERS, arguments, step_of
 
@@ -38,6 +40,38 @@ def assert_same(found: Any, wanted: Any) -> None:
 def test_two_stages_of_a_scan_equal_one_device(kept: float) -> None:
     wanted = after(3, jax.jit(step_of()), *arguments())
     assert_same(after(3, program(donate_argnums=(0, 1), scan_kept=kept), *arguments()), wanted)
+
+
+def test_weights_that_layers_cast_are_cast_once_per_step() -> None:
+    """Stages read a stack in the type in which it is used; sums are of the wide one."""
+
+    def train_step(stack: Any, x: Any) -> Any:
+        def loss(stack: Any, x: Any) -> Any:
+            def layer(x: Any, w: Any) -> Any:
+                return jnp.tanh(x @ w.astype(jnp.bfloat16)), None
+
+            return jnp.mean(jax.lax.scan(layer, x.astype(jnp.bfloat16), stack)[0].astype(jnp.float32) ** 2)
+
+        value, grads = sbp.microbatch(jax.value_and_grad(loss), 4, batch_args=1)(stack, x)
+        return stack - 0.5 * grads, value
+
+    args = (
+        jax.random.normal(jax.random.key(0), (4, 16, 16)) / 4,
+        jax.random.normal(jax.random.key(1), (32, 16)),
+    )
+    options = sbp.Options(pipeline=sbp.PipelineOptions(stages=2), check=True)
+    step = sbp.compile(train_step, GRID, donate_argnums=0, options=options)
+    for stage in step.plan(*args).stages:
+        loop = loop_of(stage.physical.graph)
+        assert loop is not None
+        scans = [n for n in loop.bodies[0].nodes if n.op == "scan"]
+        casts = [n.op for scan in scans for n in scan.bodies[0].nodes].count("convert_element_type")
+        assert len(scans) == 2 and casts == 1  # of gradients
+    wanted = jax.jit(train_step)(*args)
+    found = step(*args)
+    assert found[0].dtype == jnp.float32
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(np.asarray(one), np.asarray(other), atol=2e-3)
 
 
 def test_a_stage_for_every_layer() -> None:

@@ -85,7 +85,9 @@ def test_files(report: ProgramReport, tmp_path: Path) -> None:
     assert data["wire_bytes"]["compiled"] == report.wire_bytes
     assert [r["row"] for r in data["rows"]] == [r.row for r in report.rows]
     page = (tmp_path / "report.html").read_text()
-    assert "Compiled for cpu" in page and page.count("<table") >= 3
+    data = json.loads(page.split('id="plan-data">')[1].split("</script>")[0])
+    assert [t["title"] for t in data["tables"]][:2] == ["Compiled for cpu", "Compiled collectives"]
+    assert len(data["tables"][1]["rows"]) > 1
     assert "Compiled" not in (report._repr_html_()) and "<table" in report._repr_html_()
     with pytest.raises(ArgumentError, match=r"\.json, \.html, \.txt"):
         report.save(tmp_path / "report.trace.json")

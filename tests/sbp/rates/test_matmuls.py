@@ -4,8 +4,17 @@ import itertools
 
 import pytest
 
+from sbp.hardware import hardware_for
 from sbp.rates.chips import CHIPS
-from sbp.rates.matmuls import BELIEVED_SHARE, UNMEASURED_SHARE, VECTOR, matmul_seconds, peak_flops
+from sbp.rates.matmuls import (
+    BELIEVED_SHARE,
+    FUSED_SHARE,
+    UNMEASURED_SHARE,
+    VECTOR,
+    fused_seconds,
+    matmul_seconds,
+    peak_flops,
+)
 
 H100 = CHIPS["h100"]
 
@@ -15,6 +24,16 @@ def test_the_cube_of_4096(operands: str, tflops: float) -> None:
     found = matmul_seconds(H100, 4096, 4096, 4096, operands=operands)
     assert found.source == "measured"
     assert 2 * 4096**3 / found.seconds == pytest.approx(tflops * 1e12, rel=1e-3)
+
+
+def test_products_in_one_kernel_have_a_share_of_the_rate_of_large_ones() -> None:
+    """However short the sums of one of the two are: the heads of an attention are 128 wide."""
+    one = fused_seconds(H100, 8192, 4096, 128, batch=16).seconds
+    assert one == fused_seconds(H100, 8192, 128, 4096, batch=16).seconds
+    assert one == pytest.approx(matmul_seconds(H100, 4096, 4096, 4096).seconds / FUSED_SHARE, rel=0.01)
+    assert hardware_for("h100").fused_seconds(16, 8192, 4096, 128, 2) == one
+    plain = hardware_for("cpu")
+    assert plain.fused_seconds(2, 8, 4, 16, 4) == plain.product_seconds(2, 8, 4, 16, 4)
 
 
 def test_a_rate_above_the_peak_is_not_believed() -> None:

@@ -1,0 +1,252 @@
+"""What the page of a plan is given: figures, the folded graph, rows, tensors and lines, in columns.
+
+Columns instead of records keep a page of many layers small. Every text is data: the page writes it as text.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from sbp.passes.explain.plan import Collective, PlanData
+from sbp.passes.explain.words import gap_text, misfit_text, over_text, tensor_text, verdict_text
+from sbp.passes.look.outline import Outline
+from sbp.passes.look.program_data import program_data
+from sbp.passes.look.wiring import Wiring, WordedVersion
+from sbp.signature import format_sbp
+
+MAX_TENSORS = 60
+"""Of a line, the largest; a line of an optimizer makes thousands."""
+MAX_CARRIED = 6
+"""Tensors of an edge that are named, the largest."""
+
+
+def page_data(plan: PlanData) -> dict[str, Any]:
+    """The data of the page of a plan on one placement."""
+    found = {"name": plan.name, "placement": str(plan.placement), "hardware": plan.hardware.name}
+    return found | {"figures": figures(plan), "notes": list(plan.notes), **part_data(plan)}
+
+
+def part_data(plan: PlanData) -> dict[str, Any]:
+    """What is drawn and listed of a plan on one placement."""
+    program = program_data(plan) if plan.program is None else plan.program
+    merged = [c for c, _ in plan.merged()]
+    found: dict[str, Any] = {"places": [place_data(plan)], "rows": row_columns(merged)}
+    if program is None:
+        return found | {"at_rest": at_rest(plan, {}, {})}
+    outline = Outline.of(program, plan.in_paths)
+    wiring = Wiring.of(outline, plan.placement.shape)
+    return found | {
+        "at_rest": at_rest(plan, wiring.readers, wiring.makers, program),
+        "lines": dict(program.get("lines", {})),
+        **graph(outline, wiring, plan.collectives, merged),
+    }
+
+
+def place_data(plan: PlanData) -> dict[str, Any]:
+    """A placement, as shards are drawn."""
+    return {
+        "name": str(plan.placement),
+        "axes": list(plan.placement.axes),
+        "mesh": list(plan.placement.shape),
+        "memory_bytes": plan.memory_bytes,
+    }
+
+
+def row_columns(merged: Sequence[Collective], place: int = 0) -> dict[str, list[Any]]:
+    """Rows of the table."""
+    return columns(ROW_COLUMNS, (_row(c, place) for c in merged))
+
+
+def figures(plan: PlanData) -> dict[str, Any]:
+    """The figures of the first screen, and what they mean in words."""
+    capacity = plan.hardware.memory_bytes
+    return {
+        "step_seconds": plan.step_seconds,
+        "serial_seconds": plan.seconds,
+        "exposed_seconds": plan.exposed_seconds,
+        "sent_seconds": sum(c.seconds for c in plan.collectives),
+        "wire_bytes": plan.wire_bytes,
+        "count": sum(c.count for c in plan.collectives),
+        "kinds": [[k, n, b] for k, (n, b) in plan.by_kind().items()],
+        "memory_bytes": plan.memory_bytes,
+        "capacity_bytes": capacity if math.isfinite(capacity) else None,
+        "fits": plan.fits,
+        "misfit": misfit_text(plan),
+        "verdict": verdict_text(plan),
+        "proven": plan.cheapest_gap == 0.0 and plan.fits,
+        "gap": gap_text(plan.cheapest_gap) if plan.fits else "does not fit",
+    }
+
+
+ROW_COLUMNS = (
+    "kind",
+    "tensor",
+    "type",
+    "shape",
+    "before",
+    "after",
+    "over",
+    "axes",
+    "times",
+    "bytes",
+    "seconds",
+    "exposed",
+    "line",
+    "reason",
+    "names",
+    "place",
+)
+"""Of rows: what is sent alike in all layers is one."""
+
+
+def _row(c: Collective, place: int) -> tuple[Any, ...]:
+    how = c.before, c.after
+    return (
+        c.kind,
+        c.tensor,
+        tensor_text(c),
+        list(c.shape),
+        *map(format_sbp, how),
+        over_text(c),
+        list(c.axes),
+        c.count,
+        c.wire_bytes,
+        c.seconds,
+        c.exposed_seconds,
+        c.source,
+        c.reason,
+        c.name,
+        place,
+    )
+
+
+def columns(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> dict[str, list[Any]]:
+    """Rows as columns.
+
+    >>> columns(("a", "b"), [(1, "x"), (2, "y")])
+    {'a': [1, 2], 'b': ['x', 'y']}
+    """
+    listed = list(rows)
+    return {name: [row[k] for row in listed] for k, name in enumerate(names)}
+
+
+def graph(
+    outline: Outline, wiring: Wiring, every: Sequence[Collective], merged: Sequence[Collective]
+) -> dict[str, Any]:
+    """Groups, collectives where they stand, edges, and the tensors of every line.
+
+    Arguments:
+      every: the collectives of the plan.
+      merged: the rows that are shown for them.
+    """
+    row_of = {name: k for k, c in enumerate(merged) for name in c.name.split("+")}
+    tensors = _Tensors(wiring)
+    made = [
+        (at, tensors.number(v))
+        for at, versions in wiring.versions.items()
+        for v in sorted(versions, key=wiring.bytes, reverse=True)[:MAX_TENSORS]
+    ]
+    groups = columns(
+        ("kind", "title", "where", "parent", "times", "ops", "seconds"),
+        ((g.kind, g.title, g.where, g.parent, g.times, g.ops, g.seconds) for g in outline.groups),
+    )
+    sent = columns(
+        ("kind", "parent", "rows", "count", "bytes", "seconds", "exposed"),
+        (_place(s.kind, s.parent, [every[r] for r in s.rows], row_of) for s in wiring.sent),
+    )
+    edges = columns(
+        ("from", "to", "bytes", "next", "count", "tensors"),
+        (
+            (
+                a,
+                b,
+                sum(e.versions.values()),
+                int(e.next),
+                len(e.versions),
+                [tensors.number(v) for v in sorted(e.versions, key=lambda v: -e.versions[v])[:MAX_CARRIED]],
+            )
+            for (a, b), e in wiring.edges.items()
+        ),
+    )
+    return {
+        "groups": groups,
+        "sent": sent,
+        "edges": edges,
+        "made": columns(("group", "tensor"), made),
+        "tensors": tensors.columns(),
+    }
+
+
+def _place(kind: str, parent: int, own: Sequence[Collective], row_of: Mapping[str, int]) -> tuple[Any, ...]:
+    """Collectives that stand in one place."""
+    return (
+        kind,
+        parent,
+        list(dict.fromkeys(row_of[c.name] for c in own)),
+        sum(c.count for c in own),
+        sum(c.wire_bytes for c in own),
+        sum(c.seconds for c in own),
+        sum(c.exposed_seconds for c in own),
+    )
+
+
+class _Tensors:
+    """The tensors that are spoken of, numbered."""
+
+    def __init__(self, wiring: Wiring) -> None:
+        self.wiring = wiring
+        self.numbers: dict[WordedVersion, int] = {}
+
+    def number(self, version: WordedVersion) -> int:
+        return self.numbers.setdefault(version, len(self.numbers))
+
+    def columns(self) -> dict[str, list[Any]]:
+        program = self.wiring.outline.program
+        values, names = program["values"], program["names"]
+        return columns(
+            ("name", "dtype", "shape", "sbp", "bytes", "place"),
+            (
+                (names[str(v)], *values[str(v)][1::-1], nd, self.wiring.bytes((v, nd)), 0)
+                for v, nd in self.numbers
+            ),
+        )
+
+
+def at_rest(
+    plan: PlanData,
+    readers: Mapping[int, Sequence[int]],
+    makers: Mapping[int, int],
+    program: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Arguments and results: how they lie, and the nodes that read or make them."""
+    rows = []
+    values = {} if program is None else program["values"]
+    given = [] if program is None else [v for v, _ in program["inputs"]]
+    for k, (path, nd) in enumerate(zip(plan.in_paths, plan.in_sbp, strict=True)):
+        value = values.get(str(given[k])) if k < len(given) else None
+        nodes = list(readers.get(given[k], ())) if k < len(given) else []
+        rows.append(("argument", path, format_sbp(nd), *(value[1::-1] if value else ("", None)), nodes, 0))
+    made = [] if program is None else [v for v, _ in program["outputs"]]
+    for k, (path, nd) in enumerate(zip(plan.out_paths, plan.out_sbp, strict=True)):
+        value = values.get(str(made[k])) if k < len(made) else None
+        nodes = [makers[k]] if k in makers else []
+        rows.append(("result", path, format_sbp(nd), *(value[1::-1] if value else ("", None)), nodes, 0))
+    return columns(("kind", "path", "sbp", "dtype", "shape", "nodes", "place"), rows)
+
+
+def data_text(data: Mapping[str, Any]) -> str:
+    """Data as JSON that may stand in a page: no text in it can end the script that holds it."""
+    text = json.dumps(_short(data), separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+
+
+def _short(x: Any) -> Any:
+    """Numbers with as many digits as can be read."""
+    if isinstance(x, float):
+        return float(f"{x:.6g}")
+    if isinstance(x, Mapping):
+        return {k: _short(v) for k, v in x.items()}
+    return [_short(v) for v in x] if isinstance(x, list | tuple) else x

@@ -1,0 +1,196 @@
+"""What the page of a pipeline is given: its placements as one graph, with what is sent between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from sbp.passes.explain.plan import Collective
+from sbp.passes.look.page_data import columns, figures, part_data, row_columns
+from sbp.passes.look.pipeline_text import merged_sends, place_heading
+from sbp.passes.look.timeline import WORDS
+from sbp.passes.pipeline.figures import StageFigures
+from sbp.passes.pipeline.plan import PipelineData
+from sbp.passes.schedule.actions import SENDS
+from sbp.passes.schedule.memory import Footprint
+from sbp.passes.schedule.spans import Span, Timeline
+
+Columns = Mapping[str, list[Any]]
+
+
+def pipeline_data(plan: PipelineData, timelines: Sequence[Timeline] = ()) -> dict[str, Any]:
+    """The data of the page of a program with stages.
+
+    Arguments:
+      timelines: instead of the plan's own, such as it and a measured one.
+    """
+    sends = merged_sends(plan)
+    joined = joined_parts(plan, [part_data(p) for p in plan.stages], sends)
+    schedule = "" if plan.schedule is None else f", schedule {plan.schedule.name}"
+    shown = timelines or ([plan.timeline] if plan.timeline is not None else [])
+    return {
+        "name": plan.name,
+        "placement": f"{len(plan.stages)} placements of {plan.placement}{schedule}",
+        "hardware": plan.hardware.name,
+        "figures": figures(plan) | {"bubble": _bubble(plan)},
+        "notes": list(plan.notes),
+        "timelines": [timeline_data(t, plan.figures) for t in shown],
+        "stages": stage_columns(plan),
+        **joined,
+    }
+
+
+def _bubble(plan: PipelineData) -> float | None:
+    return None if plan.timeline is None else plan.timeline.bubble_fraction
+
+
+def stage_columns(plan: PipelineData) -> Columns:
+    """The stages and what they cost."""
+    names = ("stage", "place", "forward", "inputs", "weights", "kept_bytes", "weight_bytes")
+    rows = (
+        (
+            k,
+            place_heading(plan, s.place),
+            s.forward_seconds,
+            s.input_seconds,
+            s.weight_seconds,
+            s.residual_bytes,
+            s.weight_bytes,
+        )
+        for k, s in enumerate(plan.figures)
+    )
+    return columns(names, rows)
+
+
+def joined_parts(
+    plan: PipelineData, parts: Sequence[Mapping[str, Any]], sends: Sequence[Collective]
+) -> dict[str, Any]:
+    """The graphs of placements as one, each in a group of its own, with what is sent as nodes between."""
+    n_groups = 1 + sum(len(p["groups"]["kind"]) if "groups" in p else 1 for p in parts)
+    n_sent = sum(len(p["sent"]["kind"]) for p in parts if "sent" in p)
+    group, sent, row, tensor = 1, n_groups, 0, 0
+    roots: list[int] = []
+    found: list[Mapping[str, Columns]] = []
+    lines: dict[str, Any] = {}
+    for place, part in enumerate(parts):
+        roots.append(group)
+        own = len(part["groups"]["kind"]) if "groups" in part else 1
+        moved = _Moved(group, own, sent, row, tensor, place)
+        found.append(moved.part(part, place_heading(plan, place)))
+        lines.update(part.get("lines", {}))
+        group, sent = group + own, sent + len(found[-1]["sent"]["kind"])
+        row, tensor = row + len(part["rows"]["kind"]), tensor + len(found[-1]["tensors"]["name"])
+    found.append(_sends(sends, roots, n_groups + n_sent, row))
+    top = {"groups": columns(GROUP, [("program", "program", "", -1, 1, 0, 0.0)])}
+    tables = {k: dict.fromkeys(columns_of) for p in found for k, columns_of in p.items()}
+    joined: dict[str, Any] = {
+        name: {c: [x for p in (top, *found) for x in p.get(name, {}).get(c, [])] for c in cs}
+        for name, cs in tables.items()
+    }
+    joined["groups"]["ops"][0] = sum(joined["groups"]["ops"][r] for r in roots)
+    joined["groups"]["seconds"][0] = sum(joined["groups"]["seconds"][r] for r in roots)
+    return joined | {"places": [p for part in parts for p in part["places"]], "lines": lines}
+
+
+GROUP = ("kind", "title", "where", "parent", "times", "ops", "seconds")
+SENT = ("kind", "parent", "rows", "count", "bytes", "seconds", "exposed")
+EDGE = ("from", "to", "bytes", "next", "count", "tensors")
+
+
+class _Moved:
+    """The columns of a part as those of the whole: what counts groups, rows and tensors counts on."""
+
+    def __init__(self, group: int, groups: int, sent: int, row: int, tensor: int, place: int) -> None:
+        self.group, self.groups, self.sent = group, groups, sent
+        self.row, self.tensor, self.place = row, tensor, place
+
+    def node(self, v: int) -> int:
+        return self.group + v if v < self.groups else self.sent + v - self.groups
+
+    def part(self, part: Mapping[str, Any], title: str) -> Mapping[str, Columns]:
+        none: dict[str, Columns] = {
+            "groups": columns(GROUP, [("program", title, "", -1, 1, 0, 0.0)]),
+            "sent": columns(SENT, []),
+            "edges": columns(EDGE, []),
+            "made": columns(("group", "tensor"), []),
+            "tensors": columns(("name", "dtype", "shape", "sbp", "bytes", "place"), []),
+        }
+        p = {**none, **part}
+        groups = p["groups"] | {
+            "parent": [0 if v < 0 else self.group + v for v in p["groups"]["parent"]],
+            "kind": ["place", *p["groups"]["kind"][1:]],
+            "title": [title, *p["groups"]["title"][1:]],
+        }
+        sent = p["sent"] | {
+            "parent": [self.group + v for v in p["sent"]["parent"]],
+            "rows": [[self.row + r for r in rows] for rows in p["sent"]["rows"]],
+        }
+        edges = p["edges"] | {
+            "from": list(map(self.node, p["edges"]["from"])),
+            "to": list(map(self.node, p["edges"]["to"])),
+            "tensors": [[self.tensor + t for t in ts] for ts in p["edges"]["tensors"]],
+        }
+        made = {
+            "group": list(map(self.node, p["made"]["group"])),
+            "tensor": [self.tensor + t for t in p["made"]["tensor"]],
+        }
+        rest = p["at_rest"] | {"nodes": [list(map(self.node, vs)) for vs in p["at_rest"]["nodes"]]}
+        found = {"groups": groups, "sent": sent, "edges": edges, "made": made, "at_rest": rest}
+        found |= {"rows": p["rows"], "tensors": p["tensors"]}
+        for name in ("rows", "tensors", "at_rest"):
+            found[name] = found[name] | {"place": [self.place] * len(found[name]["place"])}
+        return found
+
+
+def _sends(sends: Sequence[Collective], roots: Sequence[int], node: int, row: int) -> Mapping[str, Columns]:
+    """What is sent between placements, as nodes between their groups."""
+    sent, edges = list[tuple[Any, ...]](), list[tuple[Any, ...]]()
+    for k, c in enumerate(sends):
+        a, b = (roots[int(place)] for place in c.axes)
+        sent.append(("send", 0, [row + k], c.count, c.wire_bytes, c.seconds, c.exposed_seconds))
+        edges += [
+            (*ends, c.wire_bytes / max(c.count, 1), 0, 1, []) for ends in ((a, node + k), (node + k, b))
+        ]
+    return {"rows": row_columns(sends), "sent": columns(SENT, sent), "edges": columns(EDGE, edges)}
+
+
+def timeline_data(timeline: Timeline, stages: Sequence[StageFigures]) -> dict[str, Any]:
+    """A timeline as it is drawn: lanes with their spans, and what each rank holds of micro-batches."""
+    start = float(timeline.start)
+    spans = [
+        (
+            2 * rank + (s.action.kind in SENDS),
+            float(s.start) - start,
+            float(s.end) - start,
+            s.action.kind.value,
+            str(s.action.microbatch),
+            f"{WORDS[s.action.kind]}, stage {s.action.stage}, micro-batch {s.action.microbatch}",
+            s.action.stage,
+        )
+        for rank, row in enumerate(timeline.spans)
+        for s in row
+        if s.action.kind in WORDS
+    ]
+    lanes = [name for rank in range(timeline.ranks) for name in (f"rank {rank}", f"rank {rank}, sends")]
+    return {
+        "name": timeline.name,
+        "seconds": float(timeline.makespan),
+        "bubble": timeline.bubble_fraction,
+        "lanes": lanes,
+        "spans": columns(("lane", "from", "to", "kind", "label", "title", "stage"), spans),
+        "held": [list(_held(row, stages, start)) for row in timeline.spans] if stages else [],
+    }
+
+
+def _held(
+    spans: Sequence[Span], stages: Sequence[StageFigures], start: float
+) -> Iterator[tuple[float, float]]:
+    """What micro-batches hold on a rank over time: when it changes, and the bytes from then on."""
+    own = Footprint(tuple(s.residual_bytes for s in stages), tuple(s.for_weights_bytes for s in stages))
+    changes = [(float(s.start), own.before(s.action)) for s in spans]
+    changes += [(float(s.end), -own.after(s.action)) for s in spans]
+    bytes_held = 0.0
+    for at, change in sorted(changes):
+        if change:
+            bytes_held += change
+            yield at - start, max(0.0, bytes_held)

@@ -1,0 +1,47 @@
+// Figures and elements in words; nothing here knows the plan.
+"use strict";
+
+const KIND_WORDS = {
+  all_reduce: "all-reduce", all_gather: "all-gather", reduce_scatter: "reduce-scatter",
+  all_to_all: "all-to-all", ragged_all_to_all: "ragged all-to-all", permute: "permute", send: "send",
+};
+
+/** A number with three digits and a unit: 1234 -> "1.23 kB". */
+function withUnit(value, units, step) {
+  let k = 0;
+  while (k + 1 < units.length && Math.abs(value) >= step * 0.9995) { value /= step; k += 1; }
+  const digits = value === 0 || Math.abs(value) >= 100 || Number.isInteger(value) ? 0 : Math.abs(value) >= 10 ? 1 : 2;
+  return `${value.toFixed(digits)} ${units[k]}`;
+}
+
+const bytesText = n => withUnit(n, ["B", "kB", "MB", "GB", "TB"], 1000);
+
+/** Seconds with three digits: 0.0012 -> "1.20 ms". */
+function secondsText(s) {
+  if (s === 0) return "0 s";
+  if (Math.abs(s) >= 0.9995) return withUnit(s, ["s"], 1000);
+  return Math.abs(s) >= 0.9995e-3 ? withUnit(s * 1e3, ["ms"], 1e9) : withUnit(s * 1e6, ["µs"], 1e9);
+}
+
+const percentText = part => (part >= 0.0995 ? `${(100 * part).toFixed(0)} %` : `${(100 * part).toFixed(1)} %`);
+
+/** A type as JAX shortens it: float32 -> f32. */
+const shortType = t => t.replace("bfloat", "bf").replace("float", "f").replace("uint", "u").replace("int", "i")
+  .replace("complex", "c");
+
+const typeText = (dtype, shape) => `${shortType(dtype)}[${(shape || []).join(", ")}]`;
+
+/** An element. Texts become text nodes, never markup: names of a program are data. */
+function h(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (name === "style") element.style.cssText = value;
+    else element.setAttribute(name, value === true ? "" : value);
+  }
+  element.append(...children.flat(3).filter(c => c !== null && c !== undefined && c !== false));
+  return element;
+}
+
+const pill = kind => h("span", { class: `pill ${kind}` }, KIND_WORDS[kind] || kind);

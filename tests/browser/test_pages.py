@@ -1,0 +1,311 @@
+"""Pages as a reader uses them: what is on the first screen, what opens, what is found, with keys too."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import sbp
+from benchmarks import cases, large
+from sbp import B, S
+from sbp.passes.face import Plan
+from sbp.passes.look.web_page import diff_page, plan_page
+from tests.passes.look.nets import piped
+
+SMALLEST_PX = 11
+CONTRAST = 4.5
+"""WCAG AA, for text of ordinary size."""
+
+
+@pytest.fixture(scope="module")
+def gpt() -> Plan:
+    """Two layers on eight H100s, nothing annotated."""
+    case = cases.gpt_case("auto", (8,), 2, large.GPT, 8)
+    program = sbp.compile(case.step, sbp.placement("h100", shape=(8,)), donate_argnums=(0, 1))
+    return program.plan(*case.shapes())
+
+
+@pytest.fixture(scope="module")
+def page(gpt: Plan) -> str:
+    return plan_page(gpt)
+
+
+def test_the_first_screen_has_the_answer(gpt: Plan, page: str, open_page: Any) -> None:
+    opened = open_page(page)
+    opened.shoot("first_screen")
+    said = opened.page.inner_text("header.claim")
+    assert "proven optimal" in said and "fits" in said and "exposed" in said
+    rows = opened.page.locator(".costliest li")
+    costliest = max((c for c, _ in gpt.merged()), key=lambda c: c.seconds)
+    assert rows.count() == 5 and costliest.source in rows.first.inner_text()
+    bar = opened.page.locator(".bar .part").evaluate_all("es => es.map(e => e.getBoundingClientRect().width)")
+    assert len(bar) >= 4 and bar[1] > bar[0] > 100  # the backward takes longer than the forward
+    bottom = opened.page.locator(".costliest").bounding_box()
+    assert bottom["y"] + bottom["height"] < 1000
+    opened.check()
+
+
+def test_a_layer_opens_and_its_costliest_collective_is_read(gpt: Plan, page: str, open_page: Any) -> None:
+    opened = open_page(page)
+    p = opened.page
+    p.locator('.outline li:has-text("layers[")').first.dblclick()
+    until(p, "document.querySelectorAll('.outline .key').length > 0 || sbpPage.view.seen.length > 20")
+    # By its size: the hexagons' areas say the time.
+    largest = p.evaluate(
+        "() => { const m = sbpPage.model; let best = 0;"
+        " const wide = v => sbpPage.view.size(v).w;"
+        " for (let v = m.nGroups; v < m.n; v++) if (!best || wide(v) > wide(best)) best = v;"
+        " return best; }"
+    )
+    p.evaluate("v => sbpPage.select({ node: v })", largest)
+    p.wait_for_selector(".detail .collective")
+    opened.shoot("opened_layer")
+    rows = p.evaluate("v => sbpPage.model.sent.rows[v - sbpPage.model.nGroups]", largest)
+    said = p.inner_text(".detail")
+    row = [c for c, _ in gpt.merged()][rows[0]]
+    assert row.reason in said and row.source in said and "per device and step" in said
+    assert p.locator("table.rows tr.marked").count() == 1  # the row lights up
+    assert p.locator(".source .here").count() >= 1
+    opened.check()
+
+
+def test_every_collective_is_on_the_page(gpt: Plan, page: str, open_page: Any) -> None:
+    opened = open_page(page)
+    times = opened.page.locator("table.rows td.c-times").all_inner_texts()
+    assert sum(map(int, times)) == sum(c.count for c in gpt.collectives)
+    model = "sbpPage.model.sent"
+    assert opened.page.evaluate(f"{model}.count.reduce((a, b) => a + b, 0)") == sum(
+        c.count for c in gpt.collectives
+    )
+    assert opened.page.evaluate(f"{model}.bytes.reduce((a, b) => a + b, 0)") == pytest.approx(
+        gpt.wire_bytes, rel=1e-4
+    )
+
+
+def test_a_parameter_is_found(page: str, open_page: Any) -> None:
+    opened = open_page(page)
+    opened.page.fill(".search input", "params up")
+    opened.page.wait_for_selector(".found li button")
+    opened.page.keyboard.press("Enter")
+    said = opened.page.inner_text(".detail")
+    assert "params['layers']" in said and "each device has" in said
+    assert opened.page.locator(".detail svg.devices").count() == 1
+    opened.page.fill(".search input", "nothing like this")
+    assert "nothing is called so" in opened.page.inner_text(".found")
+    opened.check()
+
+
+def test_the_table_sorts_and_filters(gpt: Plan, page: str, open_page: Any) -> None:
+    opened = open_page(page)
+    p = opened.page
+    seconds = [c.seconds for c, _ in gpt.merged()]
+    assert p.locator("th[aria-sort=descending]").count() == 2  # by time, which is the share too
+    first = p.locator("table.rows tbody tr").first.get_attribute("data-row")
+    assert seconds[int(first)] == max(seconds)
+    p.click("th.c-bytes button")
+    first = p.locator("table.rows tbody tr").first.get_attribute("data-row")
+    assert [c.wire_bytes for c, _ in gpt.merged()][int(first)] == max(c.wire_bytes for c, _ in gpt.merged())
+    p.fill(".filter input", "all-gather")
+    kinds = set(p.locator("table.rows tbody td.c-kind").all_inner_texts())
+    assert kinds == {"all-gather"}
+
+
+def test_phases_are_hidden_and_shown(page: str, open_page: Any) -> None:
+    opened = open_page(page)
+    before = opened.page.evaluate("sbpPage.view.seen.length")
+    opened.page.locator(".toolbar label", has_text="backward").locator("input").uncheck()
+    until(opened.page, f"sbpPage.view.seen.length < {before}")
+    opened.check()
+
+
+def test_keys_reach_everything(page: str, open_page: Any) -> None:
+    """Tab leads from the claim to the table; the outline opens and closes by arrows."""
+    opened = open_page(page)
+    p, reached = opened.page, set[str]()
+    for _ in range(60):
+        p.keyboard.press("Tab")
+        reached.add(
+            p.evaluate(
+                "document.activeElement.closest('.bar, .costliest, .toolbar, .outline, .tabs')"
+                "?.className ?? ''"
+            )
+        )
+    assert {"bar", "costliest", "toolbar", "outline", "tabs"} <= reached
+    p.locator('.outline [tabindex="0"]').focus()
+    shown = p.locator(".outline li").count()
+    p.keyboard.press("ArrowLeft")  # closes the first phase
+    until(p, f"document.querySelectorAll('.outline li').length < {shown}")
+    p.keyboard.press("ArrowRight")
+    until(p, f"document.querySelectorAll('.outline li').length === {shown}")
+    p.keyboard.press("ArrowDown")
+    p.keyboard.press("Enter")
+    p.wait_for_selector(".detail .facts")
+    opened.check()
+
+
+def until(page: Any, true: str) -> None:
+    """Waits until an expression is true, asked from here: the page lets nobody evaluate text in it."""
+    for _ in range(200):
+        if page.evaluate(true):
+            return
+        page.wait_for_timeout(50)
+    raise AssertionError(f"never true: {true}")
+
+
+TEXTS = """() => {
+  const linear = x => x <= 0.03928 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4;
+  const luminance = c => { const [r, g, b] = c.map(x => linear(x / 255));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+  const parse = s => s.match(/[\\d.]+/g).map(Number);
+  const ground = e => { for (; e; e = e.parentElement) { const c = parse(getComputedStyle(e).backgroundColor);
+    if (c.length < 4 || c[3] > 0.9) return c.slice(0, 3); } return [255, 255, 255]; };
+  const found = [];
+  for (const e of document.querySelectorAll("body *")) {
+    const own = [...e.childNodes].some(n => n.nodeType === 3 && n.textContent.trim());
+    const box = e.getBoundingClientRect(), style = getComputedStyle(e);
+    if (!own || !box.width || !box.height || e.closest("svg, noscript, script, style")) continue;
+    if (e.closest(".bubble")) continue;
+    const a = luminance(parse(style.color).slice(0, 3)), b = luminance(ground(e));
+    const contrast = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    found.push([e.textContent.trim().slice(0, 40), e.className, parseFloat(style.fontSize), contrast]);
+  }
+  return found;
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_texts_can_be_read(page: str, open_page: Any, scheme: str) -> None:
+    opened = open_page(page, scheme=scheme)
+    opened.page.evaluate("sbpPage.select({ row: 0 })")
+    opened.page.wait_for_selector(".detail .collective")
+    opened.shoot(f"theme_{scheme}")
+    texts = opened.page.evaluate(TEXTS)
+    assert len(texts) > 100
+    assert not [t for t in texts if t[2] < SMALLEST_PX or t[3] < CONTRAST]
+
+
+def test_the_theme_is_switched(page: str, open_page: Any) -> None:
+    opened = open_page(page)
+    ground = "getComputedStyle(document.body).backgroundColor"
+    before = opened.page.evaluate(ground)
+    opened.page.locator(".toolbar button", has_text="theme").click()
+    assert opened.page.evaluate(ground) != before
+    opened.check()
+
+
+def test_a_narrow_screen_needs_no_scrolling_sideways(page: str, open_page: Any) -> None:
+    opened = open_page(page, width=400, height=800)
+    opened.shoot("narrow")
+    assert opened.page.evaluate("document.documentElement.scrollWidth") <= 400
+    assert opened.page.locator(".graph").bounding_box()["width"] > 300
+    opened.check()
+
+
+def test_it_prints(page: str, open_page: Any) -> None:
+    opened = open_page(page)
+    opened.page.emulate_media(media="print")
+    assert not opened.page.locator(".toolbar").is_visible()
+    assert opened.page.locator("table.rows").first.is_visible()
+
+
+def test_names_are_data(gpt: Plan, open_page: Any) -> None:
+    evil = "</script><script>window.owned = 1</script><img src=x onerror='window.owned = 1'>"
+    first, *rest = gpt.collectives
+    named = replace(
+        gpt,
+        name=evil,
+        collectives=(replace(first, tensor=evil, source=f"{evil}.py:3", reason=evil), *rest),
+        in_paths=(evil, *gpt.in_paths[1:]),
+        notes=(evil,),
+    )
+    opened = open_page(plan_page(named))
+    p = opened.page
+    p.evaluate("sbpPage.select({ row: sbpPage.model.data.rows.reason.findIndex(r => r.includes('owned')) })")
+    p.wait_for_selector(".detail .collective")
+    assert evil in p.inner_text(".detail")
+    for tab in p.locator("[role=tab]").all():
+        tab.click()
+    p.fill(".search input", "owned")
+    assert p.evaluate("window.owned") is None
+    opened.check()
+
+
+def test_a_pipeline_has_its_timeline(open_page: Any) -> None:
+    plan = piped()
+    opened = open_page(plan_page(plan))
+    p = opened.page
+    assert "bubble" in p.inner_text("header.claim")
+    p.locator("[role=tab]", has_text="Timeline").click()
+    canvas = p.locator("canvas.timeline")
+    assert canvas.bounding_box()["width"] > 1200
+    canvas.scroll_into_view_if_needed()
+    box = canvas.bounding_box()
+    p.mouse.move(box["x"] + 100, box["y"] + 15)
+    until(p, "document.querySelector('figure p.mono').textContent.includes('stage 0')")
+    opened.shoot("pipeline")
+    p.evaluate("sbpPage.select({ row: sbpPage.model.data.rows.kind.indexOf('send') })")
+    p.wait_for_selector(".detail .collective")
+    lanes = p.evaluate(
+        "sbpPage.model.groups.title.filter((t, k) => sbpPage.model.groups.kind[k] === 'phase')"
+    )
+    assert lanes.count("update") == 2  # of each placement, and no update in a forward
+    opened.check()
+
+
+def test_from_the_page_to_the_annotation_and_back(open_page: Any) -> None:
+    """The costliest row names a line; annotated there, the collective is gone, as the diff shows."""
+
+    def step(w: jax.Array, x: jax.Array, *, held: bool) -> jax.Array:
+        hidden = x @ w
+        hidden = sbp.annotate(hidden, S(0)) if held else hidden
+        return jnp.sum(jnp.tanh(hidden), axis=1)
+
+    line = sbp.placement("cpu", shape=(4,))
+    shapes = jax.ShapeDtypeStruct((256, 64), "float32"), jax.ShapeDtypeStruct((64, 256), "float32")
+
+    def planned(held: bool) -> Plan:
+        program = sbp.compile(
+            lambda w, x: step(w, x, held=held), line, in_sbp=([S(0)], [S(1)] if not held else [S(0)])
+        )
+        return program.plan(*shapes)
+
+    before, after = planned(False), planned(True)
+    opened = open_page(plan_page(before))
+    opened.page.locator(".costliest button.row").first.click()
+    opened.page.wait_for_selector(".detail .collective")
+    assert "sbp.annotate" in opened.page.inner_text(".detail")
+    shown = open_page(diff_page(before, after, ("before", "after")))
+    shown.shoot("diff")
+    gone = shown.page.locator("table.diff-rows tr.removed")
+    assert gone.count() >= 1
+    gone.first.click()
+    shown.page.wait_for_selector(".detail .collective")
+    assert shown.page.evaluate(
+        "(m => [...Array(m.n).keys()].some(v => m.isSent(v) && m.change(v) === 'removed'))(sbpPage.model)"
+    )
+    shown.check()
+
+
+def test_a_plan_without_its_program_still_has_its_tables(gpt: Plan, open_page: Any) -> None:
+    opened = open_page(plan_page(replace(gpt, physical=None, program=None)))
+    assert opened.page.locator("table.rows tbody tr").count() > 5
+    assert opened.page.locator(".graph").count() == 0
+    opened.page.locator(".costliest button.row").first.click()
+    opened.check()
+
+
+def test_what_is_split_and_padded_is_drawn(open_page: Any) -> None:
+    """Six rows over four devices: two each, and the last has none."""
+    program = sbp.compile(lambda x: x * 2, sbp.placement("cpu", shape=(2, 2)), in_sbp=([S(0), B],))
+    opened = open_page(plan_page(program.plan(jax.ShapeDtypeStruct((6, 4), "float32"))))
+    said = opened.page.evaluate(
+        "() => { const f = deviceDrawing([5, 4], '[S(0), P]', [2, 2], ['a', 'b']);"
+        " const count = of => f.querySelectorAll(of).length;"
+        " return [count('.padding'), count('.partial'), f.textContent]; }"
+    )
+    assert said[0] == 2 and said[1] == 4 and "padded by 1 in dim 0" in said[2] and "[3, 4]" in said[2]
+    opened.check()
