@@ -1,10 +1,12 @@
 """The table of steps with overlap: its rows, its figures, its text."""
 
 import math
+from typing import Any
 
 import pytest
 
-from benchmarks.overlap import OverlapRow, main, measure, rank_correlation, summary, table
+import sbp
+from benchmarks.overlap import OverlapRow, main, measure, plan_of, rank_correlation, summary, table
 
 ROW = OverlapRow("gpt@2/data:8", 0.03, 0.02, 0.001, 0.01, 0.002, 0.012, 0.011, 0.003)
 
@@ -41,3 +43,18 @@ def test_rows_of_the_results(capsys: pytest.CaptureFixture[str]) -> None:
     main(["--rows", "equinox/zero:8"])
     said = capsys.readouterr().out
     assert "| equinox/zero:8 |" in said and "with the simulator's times: rank correlation" in said
+
+
+def test_plans_do_not_depend_on_how_busy_the_machine_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Those of benchmarks.gpu_target do not: another plan's step says nothing of what it compiled.
+    limits = []
+
+    def compiled(*given: Any, options: sbp.Options | None = None, **named: Any) -> None:
+        limits.append(options and options.time_limit)
+        raise InterruptedError
+
+    monkeypatch.setattr(sbp, "compile", compiled)
+    for plan in (lambda: measure("gpt@1/data:8", 1.0, 0.0), lambda: plan_of("gpt@1/data:8")):
+        with pytest.raises(InterruptedError):
+            plan()
+    assert limits == [math.inf, math.inf]

@@ -61,6 +61,7 @@ SAMPLES = [
     dot("bij,bjk->bik", whole((3, 5, 4)), whole((3, 4, 2), seed=1)),
     dot("abij,abkj->abik", whole((2, 3, 5, 4)), whole((2, 3, 2, 4), seed=1), **THREE),
     dot("xij,jix->x", whole((3, 5, 4)), whole((4, 5, 3), seed=1)),
+    dot("xji,jiy->xy", whole((3, 5, 4)), whole((5, 4, 2), seed=1)),
     dot("i,i->", whole((7,)), whole((7,), seed=1)),
     dot("i,j->ij", whole((7,)), whole((4,), seed=1)),
     dot("ij,j->i", whole((5, 1)), whole((1,), seed=1), **THREE),
