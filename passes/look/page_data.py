@@ -14,6 +14,7 @@ from sbp.passes.explain.plan import Collective, PlanData
 from sbp.passes.explain.words import gap_text, misfit_text, over_text, tensor_text, verdict_text
 from sbp.passes.look.outline import Outline
 from sbp.passes.look.program_data import program_data
+from sbp.passes.look.timeline_data import memory_data, step_timeline
 from sbp.passes.look.wiring import Wiring, WordedVersion
 from sbp.signature import format_sbp
 
@@ -38,10 +39,14 @@ def part_data(plan: PlanData) -> dict[str, Any]:
         return found | {"at_rest": at_rest(plan, {}, {})}
     outline = Outline.of(program, plan.in_paths)
     wiring = Wiring.of(outline, plan.placement.shape)
+    row_of = {name: k for k, c in enumerate(merged) for name in c.name.split("+")}
+    timeline = step_timeline(outline, plan.collectives, row_of, plan.step_seconds)
     return found | {
+        "timelines": [] if timeline is None else [timeline],
+        "memory": memory_data(program),
         "at_rest": at_rest(plan, wiring.readers, wiring.makers, program),
         "lines": dict(program.get("lines", {})),
-        **graph(outline, wiring, plan.collectives, merged),
+        **graph(outline, wiring, plan.collectives, row_of),
     }
 
 
@@ -134,15 +139,14 @@ def columns(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> dict[str, li
 
 
 def graph(
-    outline: Outline, wiring: Wiring, every: Sequence[Collective], merged: Sequence[Collective]
+    outline: Outline, wiring: Wiring, every: Sequence[Collective], row_of: Mapping[str, int]
 ) -> dict[str, Any]:
     """Groups, collectives where they stand, edges, and the tensors of every line.
 
     Arguments:
       every: the collectives of the plan.
-      merged: the rows that are shown for them.
+      row_of: the row that is shown for each, by its name.
     """
-    row_of = {name: k for k, c in enumerate(merged) for name in c.name.split("+")}
     tensors = _Tensors(wiring)
     made = [
         (at, tensors.number(v))

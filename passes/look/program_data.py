@@ -12,15 +12,16 @@ Values are numbered; a *version* is `[value, signature]`. A step is one of
   branch. A wire is what goes through its border: from outside, to inside, back from inside, to outside.
 
 `peak` lists what is alive when most is, with the bytes of each; `between_bytes` is what lies unused between.
-`names` are what values are called, and `lines` the user's text around every line that is spoken of, with the
-function that it stands in.
+`course` is what is held over the step (bytes, and seconds where these are known), and `timeline` when what
+runs, as XLA's scheduler orders it: of kernels their step, of what is sent its rows. `names` are what values
+are called, and `lines` the user's text around every line that is spoken of, with the function around it.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -38,6 +39,8 @@ from sbp.passes.program.graph import Const, Node, Source
 from sbp.passes.program.names import Names, loop_name
 from sbp.signature import format_sbp
 
+MOST_POINTS = 600
+"""Of a curve."""
 SAME_BYTES = 1e-9
 """Relative: a peak that differs by more is not the program's own, as of a placement with a schedule."""
 
@@ -83,7 +86,36 @@ class _Writer:
         if abs(peak - self.plan.memory_bytes) <= SAME_BYTES * peak:
             found["peak"] = [[*_version(x.version), x.bytes] for x in live]
             found["between_bytes"] = peak - total
+            found |= self.course()
         return found
+
+    def course(self) -> dict[str, Any]:
+        """When what runs in a step, and what a device holds meanwhile."""
+        timeline, course = self.takes.timeline, self.takes.course
+        if timeline is None:
+            return {"course": {"bytes": _thinned(list(course), course)}}
+        order, noted = timeline
+        steps = self.physical.steps
+        kernels, sent = list[list[Any]](), list[list[Any]]()
+        for j, start, end in noted.spans:
+            node = order.nodes[j]
+            if node.sends:
+                members = [steps[i] for i in (node.makes or order.nodes[node.after[0]].reads)]
+                rows = {r for s in members for r in self.rows_of(s)}
+                sent.append([start, end, sorted(rows)])
+            else:
+                kernels.append([start, end, node.makes[0]])
+        found: dict[str, Any] = {"timeline": {"kernels": kernels, "sent": sent}}
+        # Where only an order that takes little memory fits, that is another one than the one of the timeline.
+        times = noted.times if self.takes.sections is None else []
+        held = {"bytes": _thinned(list(course), course)}
+        if times:
+            held["seconds"] = _thinned([*times, *(times[-1:] * (len(course) - len(times)))], course)
+        return found | {"course": held}
+
+    def rows_of(self, step: Step) -> list[int]:
+        """The rows of what a step sends."""
+        return [row for (who, _), row in self.rows.items() if who == id(step)]
 
     @cached_property
     def names(self) -> Names:
@@ -189,6 +221,13 @@ def _line(source: Source) -> dict[str, Any]:
     """What is said of a user's line."""
     first, text = excerpt(source)
     return {"function": function_at(source), "first": first, "text": text}
+
+
+def _thinned(xs: Sequence[float], course: Sequence[float]) -> list[float]:
+    """One of so many next to each other, that at which the course is highest."""
+    size = -(-len(course) // MOST_POINTS)
+    parts = (range(at, min(at + size, len(course))) for at in range(0, len(course), size))
+    return [xs[max(part, key=course.__getitem__)] for part in parts]
 
 
 def _version(version: Version) -> list[Any]:

@@ -18,9 +18,10 @@ from sbp.passes.physical.combining import COMBINED_KINDS
 from sbp.passes.physical.fusing import PRODUCTS, KernelOp, ShardSizes
 from sbp.passes.physical.latency_hiding import EDGE_SECONDS
 from sbp.passes.physical.memory import Live, Peak, peak
+from sbp.passes.physical.order import BodyOrder
 from sbp.passes.physical.overlap import MOVE, OverlappedStep, SentId, overlapped
 from sbp.passes.physical.program import Border, Box, Compute, Physical, Step, Version
-from sbp.passes.physical.scheduled import ScheduledStep, scheduled
+from sbp.passes.physical.scheduled import Noted, ScheduledStep, noted, scheduled
 from sbp.passes.physical.sections import Sections, sections_of
 from sbp.passes.physical.whole import WholeProgram, has_loops, whole_program
 from sbp.passes.plan.cost import local_bytes, node_seconds, talk_seconds, work_seconds
@@ -185,6 +186,17 @@ class Evaluator:
     def at_peak(self) -> list[Live]:
         """What one device holds when it holds most, the largest first: that of XLA:GPU (memory.py)."""
         return sorted(self._peak.live, key=lambda x: -x.bytes)
+
+    @property
+    def course(self) -> Sequence[float]:
+        """The bytes that one device holds, from the first kernel to the end."""
+        return self._peak.course
+
+    @cached_property
+    def timeline(self) -> tuple[BodyOrder, Noted] | None:
+        """When what runs in a step; None where nothing runs beside anything, or inside of a loop."""
+        hides = self.network.hardware.platform in OVERLAPPING and not has_loops(self.physical.steps)
+        return noted(self.whole, self) if hides else None
 
     @cached_property
     def sections(self) -> Sections | None:

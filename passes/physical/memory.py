@@ -21,6 +21,7 @@ Of what fusion leaves in memory (kernels.py):
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -81,10 +82,12 @@ class Peak:
       live: the tensors.
       hastens: where only an order that takes little memory keeps the limit, whether what frees memory runs as
         soon as it can in it; None where collectives are hidden at the cost of memory.
+      course: bytes turn by turn, those that lie unused between counted.
     """
 
     live: Sequence[Live]
     hastens: bool | None = None
+    course: Sequence[float] = ()
 
 
 def peak(
@@ -121,16 +124,21 @@ def peak(
     rest = [Live(v, sizes.bytes(v)) for v in (*there, *(v for v in results if v not in taken))]
     spaces = Spaces(taken, frozenset(results), seconds=seconds)
     laid = Laid.of(k, sizes, spaces, order, None if whole is None else whole.together)
-    found = alive(k, sizes, spaces, laid)
-    needed = _bytes(rest) + (1.0 + holes) * _bytes(found)
-    if needed <= limit_bytes or seconds is None:
-        return Peak([*rest, *found])
+    sweep = _swept(k, sizes, spaces, laid)
+
+    def found(sweep: _Sweep, hastens: bool | None) -> Peak:
+        course = [_bytes(rest) + (1.0 + holes) * n for n in itertools.accumulate(sweep.change)]
+        return Peak([*rest, *sweep.most()], hastens, course)
+
+    hiding = sweep.most_bytes
+    if _bytes(rest) + (1.0 + holes) * hiding <= limit_bytes or seconds is None:
+        return found(sweep, None)
     # The program is lowered so that it runs in the better one of two orders (sections.py).
-    others = {h: alive(k, sizes, replace(spaces, seconds=None, hastens=h), laid) for h in (True, False)}
-    hastens = min(others, key=lambda h: _bytes(others[h]))
-    if _bytes(found) <= _bytes(others[hastens]):
-        return Peak([*rest, *found])
-    return Peak([*rest, *others[hastens]], hastens)
+    others = {h: _swept(k, sizes, replace(spaces, seconds=None, hastens=h), laid) for h in (True, False)}
+    hastens = min(others, key=lambda h: others[h].most_bytes)
+    if hiding <= others[hastens].most_bytes:
+        return found(sweep, None)
+    return found(others[hastens], hastens)
 
 
 def _bytes(live: Iterable[Live]) -> float:
@@ -176,6 +184,11 @@ def alive(k: Kernels, sizes: ShardSizes, spaces: Spaces, laid: Laid | None = Non
     Arguments:
       laid: of this body, if it is known.
     """
+    return _swept(k, sizes, spaces, laid).most()
+
+
+def _swept(k: Kernels, sizes: ShardSizes, spaces: Spaces, laid: Laid | None) -> _Sweep:
+    """All births and deaths in the space that all share."""
     read_in_loops(k)
     laid = laid or Laid.of(k, sizes, spaces)
     taken = laid.taken
@@ -205,7 +218,7 @@ def alive(k: Kernels, sizes: ShardSizes, spaces: Spaces, laid: Laid | None = Non
             sweep.add(Live(op.writes[0], op.held_bytes), turn.born[i], turn.read[i])
         if isinstance(op.step, Border) and k.runs(i):
             sweep.inside(turn.born[i], _inside(op, sizes, spaces.seconds))
-    return sweep.most()
+    return sweep
 
 
 def _add_sent_later(k: Kernels, turn: Turns, sweep: _Sweep, sent: Sequence[KernelOp]) -> None:
@@ -343,6 +356,11 @@ class _Sweep:
         n = sum(x.bytes for x in live)
         self.change[turn] += n
         self.change[turn + 1] -= n
+
+    @property
+    def most_bytes(self) -> float:
+        """How much is there when most is."""
+        return max(0.0, *itertools.accumulate(self.change))
 
     def most(self) -> list[Live]:
         """What is there when most is."""

@@ -71,14 +71,18 @@ def scheduled(
       donated: results, and the argument whose memory each takes.
     """
     k = whole.k
-    sections = costs.sections_if_large(sum(t.bytes for t in k.tensors))
-    order = whole.order
-    if sections is not None:
-        order = hiding_order(k, whole.together, costs.scheduled_seconds, sections.numbers)
-    run = _Run(k, order, costs)
+    run = _Run(k, _order(whole, costs), costs)
     taken = {k.ends[v] for v in donated if v in k.ends}
     copied = sum(map(costs.copy_seconds, _copied_bytes(k, whole.sizes, taken)))
     return ScheduledStep(run.seconds(), run.exposed, copied)
+
+
+def _order(whole: WholeProgram, costs: ScheduledCosts) -> BodyOrder:
+    """The order in which a program runs, in sections where it does."""
+    sections = costs.sections_if_large(sum(t.bytes for t in whole.k.tensors))
+    if sections is None:
+        return whole.order
+    return hiding_order(whole.k, whole.together, costs.scheduled_seconds, sections.numbers)
 
 
 def _copied_bytes(k: Kernels, sizes: ShardSizes, taken: Collection[Buffer]) -> Iterator[float]:
@@ -91,12 +95,34 @@ def _copied_bytes(k: Kernels, sizes: ShardSizes, taken: Collection[Buffer]) -> I
 
 
 @dataclass(frozen=True)
+class Noted:
+    """When what ran.
+
+    Arguments:
+      times: of every event of the order, when it comes, seconds.
+      spans: of every node, from when to when: kernels, or what is sent.
+    """
+
+    times: list[float] = field(default_factory=list)
+    spans: list[tuple[int, float, float]] = field(default_factory=list)
+
+
+def noted(whole: WholeProgram, costs: ScheduledCosts) -> tuple[BodyOrder, Noted]:
+    """When what runs in a step of a program; nodes are those of the order."""
+    run = _Run(whole.k, _order(whole, costs), costs, noted=Noted())
+    run.seconds()
+    assert run.noted is not None
+    return run.order, run.noted
+
+
+@dataclass(frozen=True)
 class _Run:
     """The nodes of a program in the order of the scheduler, as a device runs them.
 
     Arguments:
       exposed: per collective, how long kernels wait for it.
       asked: shares of operands, and who sends them for all who ask.
+      noted: when what runs, if anybody wants to know.
     """
 
     k: Kernels
@@ -104,6 +130,7 @@ class _Run:
     costs: ScheduledCosts
     exposed: dict[SentId, float] = field(default_factory=dict)
     asked: dict[Hashable, SentId] = field(default_factory=dict)
+    noted: Noted | None = None
 
     def seconds(self) -> float:
         """Until all have ended."""
@@ -112,15 +139,26 @@ class _Run:
         ends: dict[int, float] = {}
         for j, begins in self.order.events:
             node = self.order.nodes[j]
+            if self.noted is not None:
+                self.noted.times.append(kernel_end)
             if not begins:
                 self.expose(node, max(0.0, ends[j] - kernel_end))
                 kernel_end = max(kernel_end, ends[j])
                 continue
-            kernel_end += sum(own[i] for i in node.makes)
+            computed = sum(own[i] for i in node.makes)
+            kernel_end += computed
             if node.sends:
                 taken = sum(self.sent(node).values())
                 ends[j] = wires_end = max(kernel_end, wires_end) + taken
+                self.note(j, wires_end - taken, wires_end)
+            elif computed:
+                self.note(j, kernel_end - computed, kernel_end)
         return max(kernel_end, wires_end)
+
+    def note(self, node: int, start: float, end: float) -> None:
+        """Notes from when to when a node runs, if anybody wants to know."""
+        if self.noted is not None:
+            self.noted.spans.append((node, start, end))
 
     def op_seconds(self) -> tuple[list[float], float]:
         """Per op what kernels do for it, those that are merged into it counted; nothing is sent in it. And

@@ -2,6 +2,7 @@
 "use strict";
 
 const SPAN_COLOURS = {
+  forward: ["#9fb8cf", "#52708c"], backward: ["#82a6c6", "#3d5f80"], update: ["#c3cfd9", "#6b7a89"],
   F: ["#9fcbe8", "#0072b2"], B: ["#f4b08f", "#c24e00"], I: ["#f3d48a", "#a87200"], W: ["#9bdcc4", "#007a5a"],
   SF: ["#56b4e9", "#2b7fb0"], SB: ["#c97fb1", "#a04d80"], kernel: ["#9fb8cf", "#52708c"], wait: ["#e7ebef", "#aab4be"],
 };
@@ -120,7 +121,8 @@ class TimelineView {
       g.fill();
       g.globalAlpha = 1;
       g.fillStyle = cssColour("--ink");
-      g.fillText(`rank ${k} holds at most ${bytesText(Math.max(...points.map(p => p[1])))} of micro-batches`, LABELS + 6, top + 4);
+      const who = this.data.holder || `rank ${k}`, what = this.data.holder ? "" : " of micro-batches";
+      g.fillText(`${who} holds at most ${bytesText(Math.max(...points.map(p => p[1])))}${what}`, LABELS + 6, top + 4);
     });
   }
 
@@ -138,10 +140,38 @@ class TimelineView {
 
 const LABELS = 84;
 
+/** What a device holds from the first kernel to the last, against what it has. */
+function memoryCurve(course, figures) {
+  if (course.length < 2) return null;
+  const NS = "http://www.w3.org/2000/svg", W = 900, H = 160, most = Math.max(...course), near = figures.capacity_bytes && figures.capacity_bytes < 3 * most;
+  const top = near ? Math.max(figures.capacity_bytes, most) * 1.05 : most * 1.1, y = b => H - H * b / top;
+  const svg = document.createElementNS(NS, "svg");
+  for (const [k, v] of Object.entries({ viewBox: `0 0 ${W} ${H + 4}`, role: "img", class: "curve", preserveAspectRatio: "none" })) svg.setAttribute(k, v);
+  const add = (name, attributes) => { const e = document.createElementNS(NS, name); for (const [k, v] of Object.entries(attributes)) e.setAttribute(k, v); svg.append(e); return e; };
+  add("title", {}).textContent = `memory over the step: at most ${bytesText(most)}`;
+  add("path", { class: "held", d: `M0,${H} ` + course.map((b, k) => `L${(W * k / (course.length - 1)).toFixed(1)},${y(b).toFixed(1)}`).join(" ") + ` L${W},${H} Z` });
+  if (near) add("line", { x1: 0, x2: W, y1: y(figures.capacity_bytes), y2: y(figures.capacity_bytes), class: "limit" });
+  return h("figure", {}, svg, h("figcaption", { class: "soft" }, `from the first kernel to the last, at most ${bytesText(most)}`, near ? `; the line is what a device has` : ""));
+}
+
 window.sbpPanels = {
-  Timeline: model => {
+  Timeline: (model, select) => {
     const all = model.data.timelines || [];
-    return all.length ? h("div", {}, all.map(t => new TimelineView(t).element)) : null;
+    const pick = (spans, k) => { if (spans.row && spans.row[k] !== null) select({ row: spans.row[k] }); };
+    return all.length ? h("div", {}, all.map(t => new TimelineView(t, pick).element)) : null;
+  },
+  Memory: model => {
+    const m = model.data.memory, f = model.data.figures;
+    if (!m) return null;
+    const capacity = f.capacity_bytes || f.memory_bytes, live = m.live, shown = Math.min(live.name.length, 40);
+    const rest = live.bytes.slice(shown).reduce((a, b) => a + b, 0);
+    const row = (name, type, sbp, bytes) => h("tr", {}, h("td", {}, name), h("td", { class: "mono soft" }, type), h("td", { class: "mono" }, sbp),
+      h("td", { class: "n" }, bytesText(bytes)), h("td", { class: "n" }, percentText(bytes / (f.memory_bytes || 1))));
+    return h("div", {}, h("p", {}, `${bytesText(f.memory_bytes)} at the peak`, f.capacity_bytes ? `, ${percentText(f.memory_bytes / capacity)} of the ${bytesText(capacity)} of a device` : "", "."),
+      memoryCurve(m.course, f), h("h3", {}, "Alive at the peak"),
+      h("div", { class: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, ["tensor", "type", "lies", "bytes", "share"].map((t, k) => h("th", { class: k > 2 ? "n" : "" }, t)))),
+        h("tbody", {}, Array.from({ length: shown }, (_, k) => row(live.name[k], live.type[k], live.sbp[k], live.bytes[k])),
+          rest > 0 ? row(`and ${live.name.length - shown} smaller`, "", "", rest) : null, m.between_bytes > 0 ? row("between them, unused", "", "", m.between_bytes) : null))));
   },
   Stages: model => {
     const s = model.data.stages;

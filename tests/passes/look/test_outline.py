@@ -1,5 +1,6 @@
 """The outline: every op in one leaf, layers found and folded, collectives where they are wanted."""
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 
 from sbp.passes.face import Plan
 from sbp.passes.look.outline import Outline, called, items
+from sbp.passes.look.page_data import page_data
 from sbp.passes.look.program_data import program_data
 from sbp.passes.look.repeats import repeats
 from sbp.passes.look.wiring import Wiring
@@ -115,3 +117,36 @@ def test_repeats_are_cut_where_layers_begin() -> None:
     later = repeats(text, mixed=lambda r: r.start != 3)
     assert [(r.start, r.period, r.times) for r in later] == [(3, 9, 3)]
     assert repeats("abcdefgh", mixed=lambda r: 0) == []
+
+
+def test_the_step_is_drawn_as_it_is_scheduled(plan: Plan) -> None:
+    """Spans of a lane follow each other, the last end is the step, and all that is sent is there."""
+    data = page_data(plan)
+    (timeline,) = data["timelines"]
+    spans = timeline["spans"]
+    for lane in (0, 1):
+        own = sorted(
+            (a, b) for at, a, b in zip(spans["lane"], spans["from"], spans["to"], strict=True) if at == lane
+        )
+        assert own and all(a <= b for a, b in own)
+        assert all(b <= c + 1e-12 for (_, b), (c, _) in itertools.pairwise(own))
+    assert max(spans["to"]) == pytest.approx(plan.step_seconds)
+    assert plan.physical is not None
+    program = program_data(plan)
+    assert program is not None
+    rows = [r for _, _, rows in program["timeline"]["sent"] for r in rows]
+    assert sorted(rows) == list(range(len(plan.collectives)))
+    exposed = plan.step_seconds - sum(b - a for a, b, _ in program["timeline"]["kernels"])
+    assert exposed == pytest.approx(plan.exposed_seconds, rel=1e-6)
+
+
+def test_memory_over_the_step_has_its_peak(plan: Plan) -> None:
+    memory = page_data(plan)["memory"]
+    assert max(memory["course"]) == pytest.approx(plan.memory_bytes)
+    assert sum(memory["live"]["bytes"]) + memory["between_bytes"] == pytest.approx(plan.memory_bytes)
+    assert memory["live"]["bytes"] == sorted(memory["live"]["bytes"], reverse=True)
+
+
+def test_without_overlap_there_is_no_timeline() -> None:
+    data = page_data(scanned())
+    assert data["timelines"] == [] and max(data["memory"]["course"]) > 0
