@@ -116,7 +116,7 @@ MESSAGES: Messages = {
         ArgumentError,
         "loading a plan from 'no/plan.json'",
         "[Errno 2] No such file or directory: 'no/plan.json'",
-        "JSON of format 'sbp-plan', version 3",
+        "JSON of format 'sbp-plan', version 4",
         "the file cannot be read as JSON",
         "plan.save('plan.json') writes such a file",
     ),

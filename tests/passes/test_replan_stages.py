@@ -133,7 +133,8 @@ def test_stages_and_phases_are_named(plan: PipelinePlan) -> None:
         "stage 1, backward, on placement 1",
     )
     line = step.__code__.co_firstlineno + 10
-    choices = plan.why(f"mul at test_replan_stages.py:{line}, float32[512, 1024]", most=1)
+    tensor = f"update of params['layers'][*] at test_replan_stages.py:{line}, float32[512, 1024]"
+    choices = plan.why(tensor, most=1)
     assert choices.where.startswith("update, on placement") and choices.where in str(choices)
 
 
