@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -49,13 +50,31 @@ class Plan(PlanData):
     def _repr_html_(self) -> str:
         return page.plan_html(self)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str], *, choices: int = 0) -> None:
         """Writes the plan; the suffix chooses the form: .json, .html, .dot or .svg, with stages .trace.json.
+
+        Arguments:
+          choices: for how many of the costliest collectives a page says what their tensors could lie as
+            instead, as `why` finds it: seconds for each.
 
         Raises:
           ValueError: for another suffix.
         """
-        files.save_plan(self, path)
+        files.save_plan(self, path, self._choices(choices))
+
+    def _choices(self, most: int) -> dict[str, TensorChoices]:
+        """What the tensors of the costliest collectives could lie as, by their names."""
+        found: dict[str, TensorChoices] = {}
+        rows = sorted((c for c, _ in self.merged()), key=lambda c: -c.seconds) if most else []
+        for tensor, at in dict.fromkeys((c.tensor, c.source) for c in rows):
+            # A name that means several tensors, or none, may be told by its line.
+            for name in (tensor, f"{tensor} at {at}"):
+                with suppress(ArgumentError):
+                    found[tensor] = self.why(name)
+                    break
+            if len(found) == most:
+                break
+        return found
 
     def why(self, tensor: str, *, most: int = CHOICES, time_limit: float = CHOICES_SECONDS) -> TensorChoices:
         """Why a tensor lies as it does: what else it could lie as, and what the whole plan would cost then.
@@ -135,9 +154,9 @@ class PipelinePlan(PipelineData, Plan):
     def _repr_html_(self) -> str:
         return pipeline_page.plan_html(self)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str], *, choices: int = 0) -> None:
         """Writes the plan, as `Plan.save` does."""
-        pipeline_files.save_plan(self, path)
+        pipeline_files.save_plan(self, path, self._choices(choices))
 
 
 def faced(plan: PlanData) -> Plan:

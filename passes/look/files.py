@@ -12,11 +12,12 @@ from typing import Any
 
 from sbp.errors import ArgumentError, Problem
 from sbp.hardware import hardware_of
+from sbp.passes.explain.choices import TensorChoices
 from sbp.passes.explain.plan import Collective, PlanData
 from sbp.passes.look.dot import dot_text
 from sbp.passes.look.program_data import json_text, program_data
 from sbp.passes.look.svg import plan_svg
-from sbp.passes.look.web_page import plan_page
+from sbp.passes.look.web_page import NO_CHOICES, plan_page
 from sbp.passes.plan.record import read_record, record_data
 from sbp.placement import Placement
 from sbp.signature import format_sbp, parse_sbp
@@ -101,8 +102,13 @@ def check_suffix(path: str | os.PathLike[str], writers: Collection[str] = WRITER
     return max(known, key=len)
 
 
-def save_plan(plan: PlanData, path: str | os.PathLike[str]) -> None:
+def save_plan(
+    plan: PlanData, path: str | os.PathLike[str], choices: Mapping[str, TensorChoices] = NO_CHOICES
+) -> None:
     """Writes the plan; the suffix chooses the form.
+
+    Arguments:
+      choices: what tensors could lie as instead, by their names; a page shows them.
 
     Raises:
       ArgumentError: for a suffix that is not a key of `WRITERS`, or a picture of a plan without its program.
@@ -110,7 +116,7 @@ def save_plan(plan: PlanData, path: str | os.PathLike[str]) -> None:
     suffix = check_suffix(path)
     if plan.physical is None and plan.program is None and suffix in (".dot", ".svg"):
         raise no_picture(plan, path, ".json, .html")
-    write(path, WRITERS[suffix](plan))
+    write(path, plan_page(plan, choices=choices) if suffix == ".html" else WRITERS[suffix](plan))
 
 
 def write(path: str | os.PathLike[str], text: str) -> None:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from sbp.passes.explain.choices import TensorChoices
 from sbp.passes.explain.plan import Collective, PlanData
 from sbp.passes.explain.words import gap_text, misfit_text, over_text, tensor_text, verdict_text
 from sbp.passes.look.outline import Outline
@@ -239,6 +240,24 @@ def at_rest(
         nodes = [makers[k]] if k in makers else []
         rows.append(("result", path, format_sbp(nd), *(value[1::-1] if value else ("", None)), nodes, 0))
     return columns(("kind", "path", "sbp", "dtype", "shape", "nodes", "place"), rows)
+
+
+def choices_data(found: TensorChoices) -> list[dict[str, Any]]:
+    """What a tensor could lie as instead, and what the whole plan would take then; how it lies first."""
+    lies = " → ".join(map(format_sbp, found.signatures))
+    rows = [(lies, found.plan, True)]
+    rows += [(format_sbp(held.signature), held.figures, False) for held in found.alternatives]
+    return [
+        {
+            "sbp": nd,
+            "seconds": f.step_seconds,
+            "bytes": f.wire_bytes,
+            "memory": f.memory_bytes,
+            "fits": f.memory_bytes <= found.limit_bytes,
+            "chosen": is_chosen,
+        }
+        for nd, f, is_chosen in rows
+    ]
 
 
 def data_text(data: Mapping[str, Any]) -> str:

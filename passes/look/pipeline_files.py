@@ -7,11 +7,12 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from sbp.passes.explain.choices import TensorChoices
 from sbp.passes.look import files
 from sbp.passes.look.pipeline_page import dot_text, plan_svg
 from sbp.passes.look.program_data import json_text
 from sbp.passes.look.timeline import chrome_trace
-from sbp.passes.look.web_page import plan_page
+from sbp.passes.look.web_page import NO_CHOICES, plan_page
 from sbp.passes.pipeline.figures import StageFigures
 from sbp.passes.pipeline.plan import PipelineData
 from sbp.passes.schedule.actions import Action, Kind, Schedule
@@ -50,8 +51,13 @@ WRITERS: Mapping[str, Callable[[PipelineData], str]] = {
 }
 
 
-def save_plan(plan: PipelineData, path: str | os.PathLike[str]) -> None:
+def save_plan(
+    plan: PipelineData, path: str | os.PathLike[str], choices: Mapping[str, TensorChoices] = NO_CHOICES
+) -> None:
     """Writes the plan; the suffix chooses the form.
+
+    Arguments:
+      choices: what tensors could lie as instead, by their names; a page shows them.
 
     Raises:
       ArgumentError: for a suffix that is not a key of `WRITERS`, or the graph of a plan without its program.
@@ -59,7 +65,7 @@ def save_plan(plan: PipelineData, path: str | os.PathLike[str]) -> None:
     suffix = files.check_suffix(path, WRITERS)
     if suffix == ".dot" and all(p.physical is None and p.program is None for p in plan.stages):
         raise files.no_picture(plan, path, ", ".join(s for s in WRITERS if s != ".dot"))
-    files.write(path, WRITERS[suffix](plan))
+    files.write(path, plan_page(plan, choices=choices) if suffix == ".html" else WRITERS[suffix](plan))
 
 
 def read_plan(data: Mapping[str, Any]) -> PipelineData:

@@ -11,13 +11,15 @@ from dataclasses import dataclass
 from functools import cache
 from html import escape
 from importlib.resources import files
+from types import MappingProxyType
 from typing import Any
 
+from sbp.passes.explain.choices import TensorChoices
 from sbp.passes.explain.plan import PlanData
 from sbp.passes.look import pipeline_text
 from sbp.passes.look.diff import diff_text
 from sbp.passes.look.diff_data import diff_data
-from sbp.passes.look.page_data import data_text, page_data
+from sbp.passes.look.page_data import choices_data, data_text, page_data
 from sbp.passes.look.pipeline_data import pipeline_data
 from sbp.passes.look.text import plan_text
 from sbp.passes.pipeline.plan import PipelineData
@@ -49,6 +51,9 @@ def web_file(name: str) -> str:
     return (files(__package__) / "web" / name).read_text(encoding="utf-8")
 
 
+NO_CHOICES: Mapping[str, TensorChoices] = MappingProxyType({})
+
+
 @dataclass(frozen=True)
 class PageTable:
     """A further table of a page.
@@ -68,6 +73,7 @@ def plan_page(
     measured: Sequence[tuple[str, str]] = (),
     tables: Sequence[PageTable] = (),
     timelines: Sequence[Timeline] = (),
+    choices: Mapping[str, TensorChoices] = NO_CHOICES,
 ) -> str:
     """The whole page of a plan.
 
@@ -75,10 +81,12 @@ def plan_page(
       measured: more figures, each with its name.
       tables: more of them, behind those of the plan.
       timelines: instead of the plan's own, such as it and a measured one.
+      choices: what tensors could lie as instead, by their names.
     """
     text = pipeline_text.plan_text(plan, 120) if isinstance(plan, PipelineData) else plan_text(plan, 120)
     more = [{"title": t.title, "rows": t.rows, "numbers": list(t.numbers)} for t in tables]
     data = data_of(plan, timelines) | {"measured": measured, "tables": more}
+    data |= {"choices": {name: choices_data(found) for name, found in choices.items()}}
     return document(f"{plan.name} on {plan.placement}", data, text)
 
 

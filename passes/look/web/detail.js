@@ -96,7 +96,8 @@ class Detail {
     if (!known) return [h("h3", {}, "Alternatives"), ask];
     return [h("h3", {}, "Alternatives"), h("table", { class: "small" }, h("thead", {}, h("tr", {}, ["signature", "step", "sent", "memory"].map(t => h("th", {}, t)))),
       h("tbody", {}, known.map(c => h("tr", { class: c.chosen ? "marked" : "" }, h("td", { class: "mono" }, c.sbp), h("td", { class: "n" }, secondsText(c.seconds)),
-        h("td", { class: "n" }, bytesText(c.bytes)), h("td", { class: "n" }, bytesText(c.memory)))))), ask];
+        h("td", { class: "n" }, bytesText(c.bytes)), h("td", { class: "n" }, bytesText(c.memory)),
+        h("td", { class: "soft" }, c.chosen ? "as planned" : c.fits ? "" : "does not fit"))))), ask];
   }
 
   tensor(k) {

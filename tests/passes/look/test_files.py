@@ -128,3 +128,17 @@ def test_an_unknown_field_is_refused(plan: Plan, tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text(json.dumps(data), encoding="utf-8")
     with pytest.raises(sbp.SbpError, match="colour"):
         sbp.load_plan(tmp_path / "plan.json")
+
+
+def test_a_page_says_what_the_costliest_could_lie_as(plan: Plan, tmp_path: Path) -> None:
+    plan.save(tmp_path / "plan.html", choices=2)
+    text = (tmp_path / "plan.html").read_text(encoding="utf-8")
+    choices = json.loads(text.split('id="plan-data">')[1].split("</script>")[0])["choices"]
+    costliest = sorted((c for c, _ in plan.merged()), key=lambda c: -c.seconds)
+    assert len(choices) == 2 and set(choices) <= {c.tensor for c in costliest}
+    for rows in choices.values():
+        first, *others = rows
+        assert first["chosen"] and first["seconds"] == pytest.approx(plan.step_seconds, rel=1e-5)
+        assert others and not any(r["chosen"] for r in others)
+    plan.save(tmp_path / "plan.html")
+    assert '"choices":{}' in (tmp_path / "plan.html").read_text(encoding="utf-8")
