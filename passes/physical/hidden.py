@@ -116,12 +116,14 @@ def solved_alike(network: CostNetwork, time_limit_seconds: float | None) -> tupl
     """States that solve a network, folded where it has many equal parts.
 
     Raises:
-      Infeasible: if every assignment has an infinite cost.
+      Infeasible: if every assignment has an infinite cost, or none without was found in time.
     """
     folded = fold(network)
     is_folded = len(folded.network.unary) <= FOLDED * len(network.unary)
     given = folded.network if is_folded else network
     states = solve(given, time_limit_seconds=time_limit_seconds, proves=False).states
+    if not math.isfinite(given.cost(states)):
+        raise Infeasible
     return folded.expand(states) if is_folded else states
 
 

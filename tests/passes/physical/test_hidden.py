@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ import pytest
 from sbp.hardware import Hardware, Link
 from sbp.passes.boxing.links import Network
 from sbp.passes.boxing.paths import Boxings
+from sbp.passes.physical import hidden
 from sbp.passes.physical.exposure import LEAST_SHARE, Clock, Exposure, phases_of
 from sbp.passes.physical.hidden import (
     BESIDE,
@@ -31,7 +33,7 @@ from sbp.passes.plan.brute import all_costs
 from sbp.passes.plan.candidates import enumerate_candidates
 from sbp.passes.plan.cheapest import cheapest
 from sbp.passes.plan.model import ChosenSignatures, Model
-from sbp.passes.plan.network import CostNetwork
+from sbp.passes.plan.network import CostNetwork, Infeasible
 from sbp.passes.plan.pins import boundary
 from sbp.passes.program.trace import trace
 from sbp.placement import placement
@@ -191,3 +193,14 @@ def test_the_finalists_are_the_shortest_of_the_list_schedule() -> None:
     clock = Clock(model.c, model.boxings)
     assert found.step_seconds == clock.scheduled_seconds(found.assignment)
     assert found.step_seconds <= clock.scheduled_seconds(base)
+
+
+def test_what_no_time_was_left_to_find_is_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search that time has ended may have found nothing but states that cannot be: no program has them."""
+    never = np.array([[np.inf, 1.0], [1.0, np.inf]])
+    network = CostNetwork((np.zeros(2), np.zeros(2)), ((0, 1, never),))
+    assert network.cost(hidden.solved_alike(network, None)) == 1.0
+    ended = SimpleNamespace(states=(0, 0))
+    monkeypatch.setattr(hidden, "solve", lambda *_, **__: ended)
+    with pytest.raises(Infeasible):
+        hidden.solved_alike(network, 0.0)
