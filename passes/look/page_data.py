@@ -82,9 +82,16 @@ def figures(plan: PlanData) -> dict[str, Any]:
         "fits": plan.fits,
         "misfit": misfit_text(plan),
         "verdict": verdict_text(plan),
-        "proven": plan.cheapest_gap == 0.0 and plan.fits,
-        "gap": gap_text(plan.cheapest_gap) if plan.fits else "does not fit",
+        "proven": plan.cheapest_seconds is None and plan.cheapest_gap == 0.0 and plan.fits,
+        "gap": _headline(plan),
     }
+
+
+def _headline(plan: PlanData) -> str:
+    """How good a plan is, in a few words; no proof is claimed for a step with overlap."""
+    if not plan.fits:
+        return "does not fit"
+    return gap_text(plan.cheapest_gap) if plan.cheapest_seconds is None else "shortest step found"
 
 
 ROW_COLUMNS = (
