@@ -208,7 +208,7 @@ class _LimitedLooks:
         remaining = self.begun + self.seconds - time.monotonic()
         budget, seconds = (
             Budget(self.start.loads, self.counted_bytes),
-            max(0.0, remaining / (min(left, 3) + 1)),
+            max(0.0, remaining / (min(left, MOST_SHARED) + 1)),
         )
         try:
             search = LimitedSearch(network, budget, seconds, None, GOOD_GAP)

@@ -12,7 +12,7 @@ device's is taken.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,12 +51,17 @@ def plain_order(ops: Sequence[HidingOp]) -> list[int]:
     >>> plain_order([HidingOp((1,), 0.0, False, False, 0.0), HidingOp((), 0.0, False, False, 1.0)])
     [1, 0]
     """
-    readers: list[list[int]] = [[] for _ in ops]
-    waits = [len(op.makers) for op in ops]
-    for i, op in enumerate(ops):
-        for m in op.makers:
+    return by_place([op.position for op in ops], [op.makers for op in ops])
+
+
+def by_place(places: Sequence[float], makers: Sequence[Collection[int]]) -> list[int]:
+    """What has places in their order, but each behind those that it waits for."""
+    readers: list[list[int]] = [[] for _ in places]
+    waits = list(map(len, makers))
+    for i, own in enumerate(makers):
+        for m in own:
             readers[m].append(i)
-    ready = [(op.position, i) for i, op in enumerate(ops) if not op.makers]
+    ready = [(places[i], i) for i, n in enumerate(waits) if not n]
     heapq.heapify(ready)
     out = list[int]()
     while ready:
@@ -65,7 +70,7 @@ def plain_order(ops: Sequence[HidingOp]) -> list[int]:
         for r in readers[i]:
             waits[r] -= 1
             if not waits[r]:
-                heapq.heappush(ready, (ops[r].position, r))
+                heapq.heappush(ready, (places[r], r))
     return out
 
 

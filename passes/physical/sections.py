@@ -13,7 +13,6 @@ the order that was planned (order.py), and what that holds is what the plan says
 
 from __future__ import annotations
 
-import heapq
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from typing import TypeAlias
 
 from sbp.passes.physical.fusing import ShardSizes
 from sbp.passes.physical.kernels import Kernels, program_kernels
+from sbp.passes.physical.latency_hiding import by_place
 from sbp.passes.physical.order import places_of
 from sbp.passes.physical.program import Box, Physical, Step, Version, barrier_of, reads, writes
 from sbp.passes.physical.schedule_nodes import sent_together
@@ -152,23 +152,8 @@ class _Units:
 
     def ordered(self, places: Sequence[float]) -> list[int]:
         """The units by the places of their steps, each after those that it waits for."""
-        readers: list[list[int]] = [[] for _ in self.units]
-        for u, unit in enumerate(self.units):
-            for m in unit.waits:
-                readers[m].append(u)
         place = [max(places[i] for i in unit.members) for unit in self.units]
-        left = [len(unit.waits) for unit in self.units]
-        ready = [(place[u], u) for u, n in enumerate(left) if not n]
-        heapq.heapify(ready)
-        out = list[int]()
-        while ready:
-            _, u = heapq.heappop(ready)
-            out.append(u)
-            for r in readers[u]:
-                left[r] -= 1
-                if not left[r]:
-                    heapq.heappush(ready, (place[r], r))
-        return out
+        return by_place(place, [unit.waits for unit in self.units])
 
     def cuts(self, order: Sequence[int], together: Sequence[tuple[int, ...]]) -> list[int]:
         """Where sections begin, and the end.
