@@ -223,6 +223,8 @@ def with_replanner(plan: Plan, traced: Traced, request: Request) -> Plan:
     if not any(node.params.get("samples") for node in nodes):
         # Nothing was computed from a batch: the plan must not keep it alive.
         request = replace(request, sampled=None)
+    # Who asks for it asks alone.
+    request = replace(request, terms=replace(request.terms, peers=None))
     return replace(plan, replanner=Replanner(traced, request))
 
 

@@ -253,7 +253,8 @@ def with_stages_replanner(staged: Staged, traced: Traced, request: StagesRequest
     Arguments:
       traced, request: what `compile_stages` was given for it.
     """
-    return replace(staged.plan, replanner=StagesReplanner(traced, request, staged.stages))
+    alone = replace(request, terms=replace(request.terms, peers=None))
+    return replace(staged.plan, replanner=StagesReplanner(traced, alone, staged.stages))
 
 
 def _makers(plans: Sequence[PlanData], target: StagesTarget, watched: bool) -> str:

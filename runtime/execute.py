@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import replace
 from typing import Generic, ParamSpec, TypeVar
 
@@ -25,6 +25,7 @@ from sbp.runtime.donation import Owners, layouts_of
 from sbp.runtime.given import given
 from sbp.runtime.pipeline.profile import Profile, measure
 from sbp.runtime.pipeline.program import BuiltPipeline, many_programs
+from sbp.runtime.processes.parts import with_own_rows
 from sbp.runtime.reading import Reading, build, read
 from sbp.runtime.target.devices import NotHere, absent_mesh, chip_of, cudnn_of, missing, topology_of
 from sbp.runtime.target.report import ProgramReport, report_of
@@ -92,8 +93,12 @@ class Program(Generic[P, R]):
                 self._check(call, True)  # of JAX: which argument it is
             raise
 
-    def place(self, *args: PyTree) -> tuple[PyTree, ...]:
+    def place(self, *args: PyTree, own_rows: int | Collection[int] = ()) -> tuple[PyTree, ...]:
         """The arguments of a call as the program wants them: what is placed once is not moved on every call.
+
+        Arguments:
+          own_rows: positions of the arguments of which every process gives its own rows, and not the whole:
+            the rows of all of them, in the order of the processes, are the argument.
 
         Raises:
           SbpError: as a call does.
@@ -105,6 +110,10 @@ class Program(Generic[P, R]):
         >>> x.committed
         True
         """
+        owned = {own_rows} if isinstance(own_rows, int) else {*own_rows}
+        args = tuple(
+            with_own_rows(x, self.placement, f"argument {i}") if i in owned else x for i, x in enumerate(args)
+        )
         call, built = self._prepare(args, {}, concrete=True)
         (dynamic, _) = jax.tree.unflatten(call.tree, built.place(call.leaves))
         return tuple(call.full(dynamic))

@@ -42,6 +42,7 @@ _FACE = {
     "rows": "sbp.lazy",
     "SbpError": "sbp.errors",
     "compile": "sbp.runtime.execute",
+    "initialize": "sbp.runtime.processes.start",
     "Program": "sbp.runtime.execute",
     "search": "sbp.runtime.search.search",
     "Ranking": "sbp.runtime.search.ranking",
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
     from sbp.rules import register_rule
     from sbp.runtime import embedding
     from sbp.runtime.execute import Program, compile
+    from sbp.runtime.processes.start import initialize
     from sbp.runtime.pipeline.profile import Profile
     from sbp.runtime.search.ranking import Ranking
     from sbp.runtime.search.search import search

@@ -1,0 +1,38 @@
+"""That all processes are about to run the same program: what each has lowered is compared first."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import jax
+
+from sbp import untyped
+from sbp.passes.face import Plan
+from sbp.passes.program.graph import Value
+from sbp.runtime.lower import Jitted
+from sbp.runtime.processes.team import team
+
+_CALLBACK = re.compile(r"callback.*")
+"""What the host computes stands in a program by its address in the process."""
+
+
+def check_same(jitted: Jitted, inputs: Sequence[Value], plan: Plan) -> None:
+    """Compares a program with those of other processes, where there are any; nothing has been run or placed.
+
+    Arguments:
+      inputs: of the program, closed-over arrays included.
+
+    Raises:
+      ProcessError: if they differ, on all processes.
+    """
+    others = team()
+    if others is not None:
+        structs = [untyped.struct(v.shape, v.dtype) for v in inputs]
+        words = [str(plan.placement), *(f"{v.name}: {v.dtype}{list(v.shape)}" for v in inputs)]
+        others.agree(plan.name, comparable(jitted.lower(*structs)), words)
+
+
+def comparable(lowered: jax.stages.Lowered) -> str:
+    """The text of a lowered program, without what is another in each process."""
+    return _CALLBACK.sub("callback", lowered.as_text())

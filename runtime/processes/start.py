@@ -1,0 +1,36 @@
+"""Joining the processes of one program."""
+
+from __future__ import annotations
+
+import jax
+
+from sbp.untyped import set_jax
+
+HEARTBEAT_SECONDS = 10
+"""After which a process that says nothing is taken for dead. A process that compiles goes on saying: threads of JAX's own
+do it. JAX's default is 100 s."""
+
+
+def initialize(
+    coordinator: str | None = None,
+    processes: int | None = None,
+    index: int | None = None,
+    *,
+    heartbeat_seconds: int = HEARTBEAT_SECONDS,
+) -> None:
+    """Joins the processes of one program: `jax.distributed.initialize`, with what one wants of it here.
+
+    Call it before JAX is asked for devices. Nothing need be said under SLURM, Open MPI and on Cloud TPU,
+    which JAX recognises by itself. CPU devices of several processes talk through gloo.
+
+    Arguments:
+      coordinator: "host:port" of process 0, where all meet.
+      processes: how many there are.
+      index: of this one, from 0.
+      heartbeat_seconds: after which a process that says nothing is taken for dead, and the others end.
+
+    Raises:
+      ValueError: of JAX, where it finds neither arguments nor a cluster that says them.
+    """
+    set_jax("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(coordinator, processes, index, heartbeat_timeout_seconds=heartbeat_seconds)
