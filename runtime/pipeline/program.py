@@ -24,6 +24,7 @@ from sbp.runtime.donation import Owners, layouts_of, own_copy
 from sbp.runtime.pipeline.drivers import Drivers
 from sbp.runtime.pipeline.machine import Machine, make_machine
 from sbp.runtime.pipeline.stacked import StackedLeaves
+from sbp.runtime.processes.same import check_same_pipeline
 from sbp.untyped import Leaf, PyTree
 
 
@@ -68,7 +69,9 @@ class BuiltPipeline:
         """The pipeline on its devices."""
         merged = self.schedule is None or not self.schedule.splits
         donate = self.donate if self.stacked is None else self.stacked.donated(self.donate)
-        return make_machine(self.stages, self.schedule, edges_of(self.stages.cuts(merged)), merged, donate)
+        cuts = self.stages.cuts(merged)
+        check_same_pipeline(self.plan, self.stages.traced.graph, cuts)
+        return make_machine(self.stages, self.schedule, edges_of(cuts), merged, donate)
 
     @locked_property
     def closed(self) -> list[dict[Slot, jax.Array]]:
@@ -81,6 +84,7 @@ class BuiltPipeline:
                     graph.consts[i - n], s.slots.sharding(slot), graph.values[graph.inputs[i]].name
                 )
                 for i, slot in zip(s.cut.share.closed, s.cut.closed, strict=True)
+                if s.is_here
             }
             for s in self.machine.stations
         ]
@@ -110,9 +114,10 @@ class BuiltPipeline:
         placed: list[Mapping[Slot, jax.Array]] = []
         for s, closed in zip(self.machine.stations, self.closed, strict=True):
             wanted = list(zip(s.cut.share.arguments, s.cut.arguments, strict=True))
-            given = [leaves[i] for i, _ in wanted]
-            arrays = jax.device_put(given, [s.slots.sharding(slot) for _, slot in wanted])
-            placed.append({**dict(zip((slot for _, slot in wanted), arrays, strict=True)), **closed})
+            given, shardings = [leaves[i] for i, _ in wanted], [s.slots.sharding(slot) for _, slot in wanted]
+            arrays = self.machine.ways.bring_all(given, shardings)
+            here = {slot: x for (_, slot), x in zip(wanted, arrays, strict=True) if x is not None}
+            placed.append({**here, **closed})
         return placed
 
     def place(self, leaves: Sequence[Leaf]) -> list[jax.Array]:
@@ -121,7 +126,8 @@ class BuiltPipeline:
         out = list(parts)
         for s in reversed(self.machine.stations):
             for i, slot in zip(s.cut.share.arguments, s.cut.arguments, strict=True):
-                out[i] = jax.device_put(parts[i], s.slots.sharding(slot))
+                x = self.machine.ways.bring(parts[i], s.slots.sharding(slot))
+                out[i] = s.slots.absent(slot) if x is None else x
         return out if self.stacked is None else self.stacked.placed(out)
 
 

@@ -1,11 +1,13 @@
-"""Arguments of which every process has its own rows: read by each from its own files, and one array to the program."""
+"""Arguments of which every process has its own rows, as each reads them from its own files."""
 
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import jax
 import numpy as np
+from numpy.typing import NDArray
 from jax.sharding import Mesh, NamedSharding
 
 from sbp.errors import ArgumentError, Problem
@@ -47,14 +49,15 @@ def _joined(x: Leaf, placement: Placement, where: str) -> jax.Array:
     rows = ("process", "device") if len(own) % grid.shape[1] == 0 else "process"
     sharding, begin = NamedSharding(mesh, partition_spec(rows)), jax.process_index() * len(own)
 
-    def part(at: tuple[slice, ...]) -> np.ndarray:
+    def part(at: tuple[slice, ...] | None) -> NDArray[Any]:
+        assert at is not None
         start, stop, _ = at[0].indices(count * len(own))
         return own[start - begin : stop - begin]
 
     return jax.make_array_from_callback((count * len(own), *own.shape[1:]), sharding, part)
 
 
-def _no_rows(where: str, x: np.ndarray) -> Problem:
+def _no_rows(where: str, x: NDArray[Any]) -> Problem:
     return Problem(
         "argument",
         where,

@@ -8,8 +8,10 @@ from collections.abc import Sequence
 import jax
 
 from sbp import untyped
-from sbp.passes.face import Plan
-from sbp.passes.program.graph import Value
+from sbp.passes.face import PipelinePlan, Plan
+from sbp.passes.pipeline.slots import Cut
+from sbp.passes.plan.digest import graph_digest
+from sbp.passes.program.graph import Const, Graph, Value
 from sbp.runtime.lower import Jitted
 from sbp.runtime.processes.team import team
 
@@ -31,6 +33,28 @@ def check_same(jitted: Jitted, inputs: Sequence[Value], plan: Plan) -> None:
         structs = [untyped.struct(v.shape, v.dtype) for v in inputs]
         words = [str(plan.placement), *(f"{v.name}: {v.dtype}{list(v.shape)}" for v in inputs)]
         others.agree(plan.name, comparable(jitted.lower(*structs)), words)
+
+
+def check_same_pipeline(plan: PipelinePlan, graph: Graph, cuts: Sequence[Cut]) -> None:
+    """The same for a program with stages, of which each process compiles its own only: what all have is its
+    plan, and the function that it was made of.
+
+    Raises:
+      ProcessError: if they differ, on all processes.
+    """
+    others = team()
+    if others is None:
+        return
+    inputs = [graph.values[v] for v in graph.inputs]
+    words = [str(plan.placement), *(f"{v.name}: {v.dtype}{list(v.shape)}" for v in inputs)]
+    lines = [
+        graph_digest(graph).text,
+        *(repr(x.value) for n in graph.walk() for x in n.inputs if isinstance(x, Const)),
+        *(f"{s.physical.placement} {s.physical.inputs} {s.physical.outputs}" for s in cuts),
+        *(f"{box.value} {box.move}" for s in cuts for box, _ in s.physical.boxes()),
+        str(plan.schedule and plan.schedule.orders),
+    ]
+    others.agree(plan.name, "\n".join(lines), words)
 
 
 def comparable(lowered: jax.stages.Lowered) -> str:

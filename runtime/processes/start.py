@@ -7,8 +7,8 @@ import jax
 from sbp.untyped import set_jax
 
 HEARTBEAT_SECONDS = 10
-"""After which a process that says nothing is taken for dead. A process that compiles goes on saying: threads of JAX's own
-do it. JAX's default is 100 s."""
+"""After which a process that says nothing is taken for dead; JAX's default is 100 s. A process that compiles goes
+on saying: JAX has a thread for it."""
 
 
 def initialize(

@@ -1,9 +1,9 @@
 """The processes of one program, and what they tell each other before they run it.
 
-Every process runs the user's script, and would plan what the script compiles by itself. But a search may be ended by a
-clock, and a batch may differ from process to process: so process 0 plans, tells the others what it has chosen,
-and all compare the lowered programs before any runs. Words go through JAX's coordination service, which is there before
-any device is used, and waits as long as a search takes.
+Every process runs the user's script, and would plan what the script compiles by itself. But a search may be
+ended by a clock, and a batch may differ from process to process: so process 0 plans, tells the others what it has
+chosen, and all compare the lowered programs before any runs. Words go through JAX's coordination service, which
+is there before any device is used, and waits as long as a search takes.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import jax
 
@@ -165,7 +165,7 @@ def _differ(first: Mapping[str, Any], others: Mapping[str, Mapping[str, Any]]) -
         got,
         "the same program in every process: the same script, versions, options and shapes",
         "their collectives would wait for each other for ever, or add up what does not belong together",
-        "shapes of the whole batch in every process; no random numbers, dates or host names in what is compiled",
+        "the shape of the whole batch in every process; no random numbers or host names in what is compiled",
     )
 
 
@@ -176,6 +176,6 @@ def team() -> Team | None:
 
 
 @functools.lru_cache(maxsize=1)
-def _team_of(found: Board) -> Team:
+def _team_of(found: Hashable) -> Team:
     """One for as long as the processes are connected: it counts how often they have met."""
-    return Team(jax.process_index(), jax.process_count(), found)
+    return Team(jax.process_index(), jax.process_count(), cast(Board, found))
