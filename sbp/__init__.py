@@ -72,8 +72,8 @@ if TYPE_CHECKING:
     from sbp.rules import register_rule
     from sbp.runtime import embedding
     from sbp.runtime.execute import Program, compile
-    from sbp.runtime.processes.start import initialize
     from sbp.runtime.pipeline.profile import Profile
+    from sbp.runtime.processes.start import initialize
     from sbp.runtime.search.ranking import Ranking
     from sbp.runtime.search.search import search
     from sbp.runtime.verify import verify
@@ -113,6 +113,7 @@ __all__ = [
     "compile",
     "embedding",
     "hardware_from",
+    "initialize",
     "load_plan",
     "microbatch",
     "on",

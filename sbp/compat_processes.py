@@ -1,4 +1,4 @@
-"""What JAX's own engine for many processes has inside: the board on which processes leave words for each other."""
+"""The board on which JAX lets processes leave words for each other."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Board(Protocol):
           JaxRuntimeError: when the time is over, and when a process or the service is gone.
         """
 
-    def wait_at_barrier(self, barrier_id: str, timeout_in_ms: int) -> None:
-        """Waits for all processes.
+    def key_value_try_get_bytes(self, key: str) -> bytes:
+        """A value that is there.
 
         Raises:
-          JaxRuntimeError: when the time is over, and when a process or the service is gone.
+          JaxRuntimeError: if it is not, and when a process or the service is gone.
         """
 
 
@@ -37,3 +37,8 @@ def board() -> Board | None:
 def is_late(error: jax.errors.JaxRuntimeError) -> bool:
     """Whether an error says that something had not come in time."""
     return "DEADLINE_EXCEEDED" in str(error)
+
+
+def own_index() -> int:
+    """The number of this process, without a look at its devices."""
+    return int(distributed.global_state.process_id)

@@ -1,11 +1,12 @@
 """A tensor's way from the devices of one placement to those of another, which other processes have.
 
 `jax.device_put` knows no way between processes. So a tensor crosses in a program of the devices of both
-placements, in which each sender's shard goes to the receivers that want it: `ppermute`, which XLA sends from
-point to point. Where the two lie differently, the tensor is laid anew before or afterwards, on its own placement.
+placements, in which each sender's shard goes to the receivers that want it: `ppermute`, which XLA sends
+from point to point. Where the two lie differently, the tensor is laid anew before or afterwards, on its own
+placement.
 
-All processes that have devices on either side run the crossing, in one order (that of the schedule's actions, or
-of what is sent once): whoever has none goes on.
+All processes that have devices on either side run the crossing, in one order (that of the schedule's
+actions, or of what is sent once): whoever has none goes on.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from sbp.passes.pipeline.where import placements_of
 from sbp.passes.program.trace import Traced
 from sbp.passes.request import Asked, Signed, StagesRequest
 from sbp.placement import Placement
+from sbp.runtime.processes.here import array_of, relaid
 from sbp.untyped import Leaf, partition_spec
 
 AnyMesh: TypeAlias = jax.sharding.Mesh | jax.sharding.AbstractMesh
@@ -58,7 +59,7 @@ class StackedLeaves:
             held = {s.device: s.data for s in x.addressable_shards}
             shards = [held[d] for d in inner.mesh.devices.flat if d in held]
             shape = (part.end - part.begin, *x.shape[1:])
-            return jax.make_array_from_single_device_arrays(shape, inner, shards)
+            return array_of(shape, inner, shards, x.dtype)
         return x[part.begin : part.end]
 
     def _is_ours(self, sharding: NamedSharding) -> bool:
@@ -83,14 +84,14 @@ class StackedLeaves:
         inside = _names(first.spec[0]) if len(first.spec) else []
         # Stages are planned one by one; an array has one signature for all of them.
         alike = [
-            x if at.spec == first.spec else jax.device_put(x, _moved(first, at.mesh, inside))
+            x if at.spec == first.spec else relaid(x, _moved(first, at.mesh, inside))
             for x, at in zip(parts, lying, strict=True)
         ]
         whole = _moved(first, self.whole.mesh, [self.whole.axes[0], *inside])
         held = {s.device: s.data for x in alike for s in x.addressable_shards}
         shards = [held[d] for d in whole.mesh.devices.flat if d in held]
         shape = (sum(x.shape[0] for x in parts), *parts[0].shape[1:])
-        return jax.make_array_from_single_device_arrays(shape, whole, shards)
+        return array_of(shape, whole, shards, parts[0].dtype)
 
     # -- what was asked of the leaves
 

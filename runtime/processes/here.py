@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -28,10 +28,25 @@ def takes_part(sharding: Sharding) -> bool:
     return bool(sharding.addressable_devices)
 
 
-def absent(shape: tuple[int, ...], sharding: NamedSharding, dtype: DType) -> jax.Array:
-    """An array of which this process has nothing: its results of stages that other processes run."""
+def array_of(
+    shape: tuple[int, ...], sharding: NamedSharding, shards: Sequence[jax.Array], dtype: DType
+) -> jax.Array:
+    """An array of the shards that this process has of it, maybe none."""
     make: Callable[..., jax.Array] = jax.make_array_from_single_device_arrays
-    return make(shape, sharding, [], dtype=dtype)
+    return make(shape, sharding, list(shards), dtype=dtype)
+
+
+def absent(shape: tuple[int, ...], sharding: NamedSharding, dtype: DType) -> jax.Array:
+    """An array of which this process has nothing: results of stages that other processes run."""
+    return array_of(shape, sharding, [], dtype)
+
+
+def relaid(x: jax.Array, sharding: NamedSharding) -> jax.Array:
+    """An array laid anew on the devices that it is on, by the processes that have some of these."""
+    if not takes_part(sharding):
+        return absent(x.shape, sharding, x.dtype)
+    moved: jax.Array = jax.device_put(x, sharding)
+    return moved
 
 
 def brought(x: Leaf, sharding: NamedSharding) -> jax.Array:

@@ -7,8 +7,8 @@ from typing import Any
 
 import jax
 import numpy as np
-from numpy.typing import NDArray
 from jax.sharding import Mesh, NamedSharding
+from numpy.typing import NDArray
 
 from sbp.errors import ArgumentError, Problem
 from sbp.placement import Placement

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import jax
 
+from sbp.compat_processes import board, own_index
+from sbp.runtime.processes.ending import watch
 from sbp.untyped import set_jax
 
 HEARTBEAT_SECONDS = 10
-"""After which a process that says nothing is taken for dead; JAX's default is 100 s. A process that compiles goes
-on saying: JAX has a thread for it."""
+"""After which a process that says nothing is taken for dead; JAX's default is 100 s. Who compiles goes on
+saying: JAX has a thread for it."""
 
 
 def initialize(
@@ -21,7 +23,8 @@ def initialize(
     """Joins the processes of one program: `jax.distributed.initialize`, with what one wants of it here.
 
     Call it before JAX is asked for devices. Nothing need be said under SLURM, Open MPI and on Cloud TPU,
-    which JAX recognises by itself. CPU devices of several processes talk through gloo.
+    which JAX recognises by itself. CPU devices of several processes talk through gloo. A process that raises
+    ends the others, which say so.
 
     Arguments:
       coordinator: "host:port" of process 0, where all meet.
@@ -34,3 +37,6 @@ def initialize(
     """
     set_jax("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(coordinator, processes, index, heartbeat_timeout_seconds=heartbeat_seconds)
+    found = board()
+    if found is not None:
+        watch(found, own_index())

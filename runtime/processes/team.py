@@ -1,9 +1,9 @@
 """The processes of one program, and what they tell each other before they run it.
 
 Every process runs the user's script, and would plan what the script compiles by itself. But a search may be
-ended by a clock, and a batch may differ from process to process: so process 0 plans, tells the others what it has
-chosen, and all compare the lowered programs before any runs. Words go through JAX's coordination service, which
-is there before any device is used, and waits as long as a search takes.
+ended by a clock, and a batch may differ from process to process: so process 0 plans, tells the others what
+it has chosen, and all compare the lowered programs before any runs. Words go through JAX's coordination
+service, which is there before any device is used, and waits as long as a search takes.
 """
 
 from __future__ import annotations
