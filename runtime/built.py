@@ -26,7 +26,7 @@ from sbp.runtime.lower import DeviceMesh, Jitted, Title, lower, shardings
 from sbp.runtime.processes.same import check_same
 from sbp.runtime.rooms import give_room
 from sbp.runtime.scheduling import compiler_options
-from sbp.untyped import Leaf, PyTree
+from sbp.untyped import Leaf, PyTree, struct
 
 
 @dataclass
@@ -96,6 +96,20 @@ class Built:
             if i in self.donate and isinstance(leaves[i], jax.Array) and not leaves[i].is_deleted():
                 leaves[i].delete()
         return jax.tree.unflatten(self.traced.out_tree, out)
+
+    @property
+    def ends(self) -> tuple[list[jax.ShapeDtypeStruct], list[jax.ShapeDtypeStruct]]:
+        """Arguments and results: shapes, types, and how they lie."""
+        physical = self.plan.physical
+        assert physical is not None
+        graph, n = physical.graph, len(self.traced.in_paths)
+        ins, outs = shardings(physical, physical.placement.mesh)
+        given = [graph.values[v] for v in graph.inputs[:n]]
+        made = [graph.operand(x) for x in graph.outputs]
+        return (
+            [struct(v.shape, v.dtype, sharding=s) for v, s in zip(given, ins[:n], strict=True)],
+            [struct(x.shape, x.dtype, sharding=s) for x, s in zip(made, outs, strict=True)],
+        )
 
     def place(self, leaves: Sequence[Leaf]) -> list[jax.Array]:
         """The leaves as the program wants them: jit would compile once more for what it moves itself."""

@@ -11,7 +11,7 @@ from typing import Generic, ParamSpec, TypeVar
 import jax
 
 from sbp.compat import setting, trace_context
-from sbp.errors import ArgumentError, PlacementError, SbpError, raise_all
+from sbp.errors import ArgumentError, PlacementError, Problem, SbpError, raise_all
 from sbp.options import Options
 from sbp.passes.face import Plan
 from sbp.placement import Placement, as_placement
@@ -58,6 +58,7 @@ class Program(Generic[P, R]):
         self.parameters, self.options = own, options
         self._built: Builds[Built | BuiltPipeline] = Builds()
         self._seen: dict[Hashable, BuildSlot[Built | BuiltPipeline]] = {}
+        self._latest: tuple[Call, Built | BuiltPipeline] | None = None
 
     def __repr__(self) -> str:
         return f"<Program {getattr(self.fn, '__name__', self.fn)} on {self.placement}>"
@@ -117,6 +118,36 @@ class Program(Generic[P, R]):
         call, built = self._prepare(args, {}, concrete=True)
         (dynamic, _) = jax.tree.unflatten(call.tree, built.place(call.leaves))
         return tuple(call.full(dynamic))
+
+    @property
+    def abstract_args(self) -> tuple[PyTree, ...]:
+        """The positional arguments as `jax.ShapeDtypeStruct`s with their shardings, of what was planned last.
+
+        Raises:
+          ArgumentError: if nothing was planned yet.
+        """
+        call, (given, _) = self._ends("abstract_args")
+        return tuple(call.full(jax.tree.unflatten(call.tree, given)[0]))
+
+    @property
+    def in_shardings(self) -> tuple[PyTree, ...]:
+        """How the positional arguments lie, as `jax.sharding.NamedSharding`s; see `abstract_args`."""
+        call, (given, _) = self._ends("in_shardings")
+        return tuple(call.full(jax.tree.unflatten(call.tree, [x.sharding for x in given])[0]))
+
+    @property
+    def out_shardings(self) -> PyTree:
+        """How the results lie, as `jax.sharding.NamedSharding`s; see `abstract_args`."""
+        _, (_, made) = self._ends("out_shardings")
+        assert self._latest is not None
+        return jax.tree.unflatten(self._latest[1].traced.out_tree, [x.sharding for x in made])
+
+    def _ends(self, what: str) -> tuple[Call, tuple[list[jax.ShapeDtypeStruct], list[jax.ShapeDtypeStruct]]]:
+        """Arguments and results of what was planned last, and of which call that was."""
+        if self._latest is None:
+            raise ArgumentError(not_planned(self, what))
+        call, built = self._latest
+        return call, built.ends
 
     def key_counts(self) -> tuple[KeyCount, ...]:
         """What every sparse exchange has been given and has served, with `ExchangeOptions(count_keys=True)`.
@@ -232,7 +263,8 @@ class Program(Generic[P, R]):
         avals = tuple(map(arguments.abstract, call.leaves))
         slot = self._built.slot((call.tree, call.values(), avals, self._context()))
         # What was planned without a batch is planned again once there is one to plan exchanges from.
-        slot.get(lambda b: concrete and b.lacks_samples, lambda: self._build(call, avals, concrete))
+        built = slot.get(lambda b: concrete and b.lacks_samples, lambda: self._build(call, avals, concrete))
+        self._latest = call.without_values(), built
         return slot
 
     def _check(self, call: Call, concrete: bool) -> None:
@@ -261,6 +293,18 @@ class Program(Generic[P, R]):
     def _read(self, call: Call, avals: Sequence[arguments.Abstract]) -> Reading:
         asked = given(self.in_sbp, call, self.parameters)
         return read(self.fn, call, self.parameters, avals, asked, self.placement)
+
+
+def not_planned(program: object, what: str) -> Problem:
+    """What is wrong with asking how arguments lie before a program knows what they are."""
+    return Problem(
+        "argument",
+        f"{program}.{what}",
+        "a program that has not been planned",
+        "a program that was planned, placed or called",
+        "how arguments lie depends on their shapes",
+        f"program.plan(...) with shapes first, then program.{what}",
+    )
 
 
 def compile(

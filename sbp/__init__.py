@@ -43,6 +43,9 @@ _FACE = {
     "SbpError": "sbp.errors",
     "compile": "sbp.runtime.execute",
     "initialize": "sbp.runtime.processes.start",
+    "save": "sbp.runtime.checkpoint.face",
+    "restore": "sbp.runtime.checkpoint.face",
+    "Checkpoints": "sbp.runtime.checkpoint.folder",
     "Program": "sbp.runtime.execute",
     "search": "sbp.runtime.search.search",
     "Ranking": "sbp.runtime.search.ranking",
@@ -71,6 +74,8 @@ if TYPE_CHECKING:
     from sbp.passes.face import PipelinePlan, Plan, load_plan
     from sbp.rules import register_rule
     from sbp.runtime import embedding
+    from sbp.runtime.checkpoint.face import restore, save
+    from sbp.runtime.checkpoint.folder import Checkpoints
     from sbp.runtime.execute import Program, compile
     from sbp.runtime.pipeline.profile import Profile
     from sbp.runtime.processes.start import initialize
@@ -92,6 +97,7 @@ __all__ = [
     "AUTO",
     "B",
     "Broadcast",
+    "Checkpoints",
     "Collective",
     "ExchangeOptions",
     "Hardware",
@@ -119,7 +125,9 @@ __all__ = [
     "on",
     "placement",
     "register_rule",
+    "restore",
     "rows",
+    "save",
     "search",
     "verify",
 ]

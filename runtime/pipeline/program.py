@@ -120,6 +120,21 @@ class BuiltPipeline:
                 x.delete()
         return jax.tree.unflatten(self.traced.out_tree, out)
 
+    @property
+    def ends(self) -> tuple[list[jax.ShapeDtypeStruct], list[jax.ShapeDtypeStruct]]:
+        """Arguments and results: shapes, types, and how they lie; on the first of several placements."""
+        given: dict[int, jax.ShapeDtypeStruct] = {}
+        made: dict[int, jax.ShapeDtypeStruct] = {}
+        for s in reversed(self.machine.stations):
+            given.update(
+                (i, s.slots.struct(x)) for i, x in zip(s.cut.share.arguments, s.cut.arguments, strict=True)
+            )
+            made.update(
+                (i, s.slots.struct(x)) for i, x in zip(s.cut.share.results, s.cut.results, strict=True)
+            )
+        ins, outs = ([found[i] for i in sorted(found)] for found in (given, made))
+        return (ins, outs) if self.stacked is None else self.stacked.ends(ins, outs)
+
     def arguments(self, leaves: Sequence[Leaf]) -> list[Mapping[Slot, jax.Array]]:
         """The leaves where each placement wants them."""
         placed: list[Mapping[Slot, jax.Array]] = []

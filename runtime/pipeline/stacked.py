@@ -21,7 +21,7 @@ from sbp.passes.program.trace import Traced
 from sbp.passes.request import Asked, Signed, StagesRequest
 from sbp.placement import Placement
 from sbp.runtime.processes.here import array_of, relaid
-from sbp.untyped import Leaf, partition_spec
+from sbp.untyped import Leaf, partition_spec, struct
 
 AnyMesh: TypeAlias = jax.sharding.Mesh | jax.sharding.AbstractMesh
 
@@ -49,6 +49,34 @@ class StackedLeaves:
     def placed(self, parts: Sequence[jax.Array]) -> list[jax.Array]:
         """The arguments as one array each, of those that are where they are wanted."""
         return self._together(self.made.ins, parts)
+
+    def ends(
+        self, ins: Sequence[jax.ShapeDtypeStruct], outs: Sequence[jax.ShapeDtypeStruct]
+    ) -> tuple[list[jax.ShapeDtypeStruct], list[jax.ShapeDtypeStruct]]:
+        """Arguments and results, those that are stacked as one."""
+
+        def joined(
+            of: Sequence[LeafPart], parts: Sequence[jax.ShapeDtypeStruct]
+        ) -> list[jax.ShapeDtypeStruct]:
+            groups: dict[int, list[jax.ShapeDtypeStruct]] = {}
+            for p, x in zip(of, parts, strict=True):
+                groups.setdefault(p.leaf, []).append(x)
+            cut = {p.leaf for p in of if p.begin is not None}
+            return [self._stacked(xs) if i in cut else xs[0] for i, xs in sorted(groups.items())]
+
+        return joined(self.made.ins, ins), joined(self.made.outs, outs)
+
+    def _stacked(self, parts: Sequence[jax.ShapeDtypeStruct]) -> jax.ShapeDtypeStruct:
+        """What `_stack` makes of such parts."""
+        first = parts[0].sharding
+        assert isinstance(first, NamedSharding)
+        shape = (sum(x.shape[0] for x in parts), *parts[0].shape[1:])
+        return struct(shape, parts[0].dtype, sharding=self._whole(first))
+
+    def _whole(self, first: NamedSharding) -> NamedSharding:
+        """How a stacked leaf lies on all stages, whose first part lies so."""
+        inside = _names(first.spec[0]) if len(first.spec) else []
+        return _moved(first, self.whole.mesh, [self.whole.axes[0], *inside])
 
     def _part(self, x: Leaf, part: LeafPart) -> Leaf:
         if part.begin is None or part.end is None:
@@ -87,7 +115,7 @@ class StackedLeaves:
             x if at.spec == first.spec else relaid(x, _moved(first, at.mesh, inside))
             for x, at in zip(parts, lying, strict=True)
         ]
-        whole = _moved(first, self.whole.mesh, [self.whole.axes[0], *inside])
+        whole = self._whole(first)
         held = {s.device: s.data for x in alike for s in x.addressable_shards}
         shards = [held[d] for d in whole.mesh.devices.flat if d in held]
         shape = (sum(x.shape[0] for x in parts), *parts[0].shape[1:])

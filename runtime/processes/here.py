@@ -49,7 +49,7 @@ def relaid(x: jax.Array, sharding: NamedSharding) -> jax.Array:
     return moved
 
 
-def brought(x: Leaf, sharding: NamedSharding) -> jax.Array:
+def brought(x: Leaf, sharding: Sharding) -> jax.Array:
     """A host array, the same in all processes that have devices there, on these devices; nothing is sent."""
     if isinstance(x, jax.Array) and is_key(x.dtype):
         words = brought(jax.random.key_data(x), sharding)

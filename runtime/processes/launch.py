@@ -81,7 +81,7 @@ class Member:
         return self.process.poll() is None
 
 
-def launch(what: Launch, out: Callable[[str], None], err: Callable[[str], None]) -> int:
+def launch(what: Launch, out: Callable[[str], object], err: Callable[[str], object]) -> int:
     """Runs all processes to their end; 0 if all have ended well.
 
     What process 0 says is handed on as it is, what others say with their number. SIGTERM and SIGINT go to all
@@ -114,7 +114,7 @@ def launch(what: Launch, out: Callable[[str], None], err: Callable[[str], None])
 
 
 def _started(
-    index: int, command: Sequence[str], out: Callable[[str], None], err: Callable[[str], None]
+    index: int, command: Sequence[str], out: Callable[[str], object], err: Callable[[str], object]
 ) -> Member:
     process = subprocess.Popen(
         command,
@@ -126,7 +126,7 @@ def _started(
     )
     name = f"[{index}] " if index else ""
 
-    def pump(stream: IO[str] | None, to: Callable[[str], None]) -> threading.Thread:
+    def pump(stream: IO[str] | None, to: Callable[[str], object]) -> threading.Thread:
         assert stream is not None
 
         def work() -> None:
@@ -140,7 +140,7 @@ def _started(
     return Member(index, process, (pump(process.stdout, out), pump(process.stderr, err)))
 
 
-def _watched(members: Sequence[Member], err: Callable[[str], None]) -> Member | None:
+def _watched(members: Sequence[Member], err: Callable[[str], object]) -> Member | None:
     """Waits for all; the first that ended wrongly, after which the others are ended."""
     while all(m.runs or m.process.returncode == 0 for m in members):
         if not any(m.runs for m in members):

@@ -33,11 +33,11 @@ def main(argv: Sequence[str]) -> None:
 def run(what: Sequence[str]) -> None:
     """Runs "-m module ..." or "script.py ...", as `python` would."""
     if what[0] == "-m":
-        sys.argv = what[1:]
+        sys.argv = [*what[1:]]
         sys.path[0] = ""
         runpy.run_module(what[1], run_name="__main__", alter_sys=True)
     else:
-        sys.argv = what
+        sys.argv = [*what]
         sys.path[0] = str(Path(what[0]).resolve().parent)
         runpy.run_path(what[0], run_name="__main__")
 

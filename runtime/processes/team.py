@@ -102,6 +102,21 @@ class Team:
         if said["wrong"]:
             raise ProcessError(_differ(said["first"], said["wrong"]))
 
+    def gathered(self, name: str, value: Any) -> list[Any]:
+        """What each process has, by their numbers; all wait for all.
+
+        Arguments:
+          name: of what is gathered, for who waits.
+          value: what JSON can hold.
+        """
+        self.met += 1
+        at = f"gathered/{self.met}"
+        self._put(f"{at}/{self.index}", {"value": value})
+        if self.leads:
+            every = [self._get(f"{at}/{p}", f"process {p}: {name}")["value"] for p in range(self.count)]
+            self._put(f"{at}/all", {"values": every})
+        return list(self._get(f"{at}/all", f"all processes: {name}")["values"])
+
     # -- words
 
     def _put(self, key: str, value: Mapping[str, Any]) -> None:
@@ -172,7 +187,7 @@ def _differ(first: Mapping[str, Any], others: Mapping[str, Mapping[str, Any]]) -
 def team() -> Team | None:
     """The team of this process; None where it is the only one."""
     found = board()
-    return None if found is None or jax.process_count() == 1 else _team_of(found)
+    return None if found is None or jax.process_count() == 1 else _team_of(cast(Hashable, found))
 
 
 @functools.lru_cache(maxsize=1)
