@@ -333,7 +333,12 @@ def _progress() -> Iterator[Callable[[str], None]]:
 def _launch(options: argparse.Namespace) -> int:
     from sbp.runtime.processes.launch import Launch, launch
 
-    what = Launch(tuple(options.what), options.processes, options.devices, options.port)
+    argv = ("-m", *options.module) if options.module else tuple(options.script)
+    if not argv or options.processes < 1:
+        legal, why = "at least one process, and a script or -m and a module", "it is run in each process"
+        got = f"{options.processes} processes, {' '.join(argv) or 'nothing to run'}"
+        raise problem("launch", got, legal, why, "launch --processes 2 -m models.gpt --steps 5")
+    what = Launch(argv, options.processes, options.devices, options.port)
     return launch(what, sys.stdout.write, sys.stderr.write)
 
 

@@ -143,8 +143,9 @@ def parser(
         help="CPU devices of each process (default: the devices that JAX finds)",
     )
     launched.add_argument("--port", type=int, default=0, help="where they meet (default: a free one)")
+    launched.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="a module, and its arguments")
     launched.add_argument(
-        "what", nargs=argparse.REMAINDER, metavar="SCRIPT.py | -m MODULE", help="and its arguments"
+        "script", nargs=argparse.REMAINDER, metavar="SCRIPT.py", help="or a script, and its arguments"
     )
     for c in (plan, explain, verify, profile, compiled):
         c.add_argument(

@@ -21,6 +21,8 @@ from sbp.version import VERSION as LIBRARY
 
 FORMAT, VERSION = "sbp-checkpoint", 1
 MANIFEST = "sbp_manifest.json"
+TIMES = "_CHECKPOINT_METADATA"
+"""In which orbax notes when it began and when it ended: written once more behind the manifest."""
 _STEP = re.compile(r"step_(\d+)")
 _CHUNK_BYTES = 1 << 24
 
@@ -39,8 +41,8 @@ def steps_in(folder: Path) -> list[int]:
 
 
 def files_in(path: Path) -> list[Path]:
-    """All files of a step but the manifest, by name."""
-    return sorted(p for p in path.rglob("*") if p.is_file() and p.name != MANIFEST)
+    """All files of a step that hold its state, by name."""
+    return sorted(p for p in path.rglob("*") if p.is_file() and p.name not in (MANIFEST, TIMES))
 
 
 def checksum(path: Path) -> str:
