@@ -154,7 +154,7 @@ class Recall:
             if nd is not None
         )
         limits = r.terms.time_limit_seconds, r.terms.memory_limit_bytes
-        others = f"hardware and options {self.costs[:8]}", f"limits {limits}"
+        others = f"limits {limits}", f"hardware and options {self.costs[:8]}"
         return (str(r.placement), *given, *asked, *others, f"{len(graph.nodes)} ops, {self.graph.text[:8]}")
 
     def _own_rules(self) -> Iterator[str]:

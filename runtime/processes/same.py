@@ -31,8 +31,7 @@ def check_same(jitted: Jitted, inputs: Sequence[Value], plan: Plan) -> None:
     others = team()
     if others is not None:
         structs = [untyped.struct(v.shape, v.dtype) for v in inputs]
-        words = [str(plan.placement), *(f"{v.name}: {v.dtype}{list(v.shape)}" for v in inputs)]
-        others.agree(plan.name, comparable(jitted.lower(*structs)), words)
+        others.agree(plan.name, comparable(jitted.lower(*structs)))
 
 
 def check_same_pipeline(plan: PipelinePlan, graph: Graph, cuts: Sequence[Cut]) -> None:
@@ -45,8 +44,6 @@ def check_same_pipeline(plan: PipelinePlan, graph: Graph, cuts: Sequence[Cut]) -
     others = team()
     if others is None:
         return
-    inputs = [graph.values[v] for v in graph.inputs]
-    words = [str(plan.placement), *(f"{v.name}: {v.dtype}{list(v.shape)}" for v in inputs)]
     lines = [
         graph_digest(graph).text,
         *(repr(x.value) for n in graph.walk() for x in n.inputs if isinstance(x, Const)),
@@ -54,7 +51,7 @@ def check_same_pipeline(plan: PipelinePlan, graph: Graph, cuts: Sequence[Cut]) -
         *(f"{box.value} {box.move}" for s in cuts for box, _ in s.physical.boxes()),
         str(plan.schedule and plan.schedule.orders),
     ]
-    others.agree(plan.name, "\n".join(lines), words)
+    others.agree(plan.name, "\n".join(lines))
 
 
 def comparable(lowered: jax.stages.Lowered) -> str:

@@ -14,7 +14,7 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -42,12 +42,14 @@ class Team:
       count: of processes.
       board: where they leave words.
       met: how often this process has met the others.
+      asked: the last plan's question, in words.
     """
 
     index: int
     count: int
     board: Board
     met: int = 0
+    asked: tuple[str, ...] = ()
 
     @property
     def leads(self) -> bool:
@@ -58,6 +60,7 @@ class Team:
 
     def tell(self, question: Question, record: ChoiceRecord) -> None:
         """Tells the others what was chosen."""
+        self.asked = question.lines
         self._put(f"plan/{question.digest}", {"record": record_data(record)})
 
     def refuse(self, question: Question, error: Exception) -> None:
@@ -70,6 +73,7 @@ class Team:
         Raises:
           ProcessError: if it found nothing, or waits itself for this process with another program.
         """
+        self.asked = question.lines
         said = self._get(f"plan/{question.digest}", f"process 0 to plan {question.name}", question)
         if "error" in said:
             raise ProcessError(_refused(question.name, said["error"]))
@@ -77,19 +81,18 @@ class Team:
 
     # -- one program
 
-    def agree(self, name: str, text: str, lines: Sequence[str]) -> None:
+    def agree(self, name: str, text: str) -> None:
         """Compares what this process is about to run with what all others are.
 
         Arguments:
           name: of the program.
           text: the lowered program.
-          lines: what it was made for, in words, to say what differs.
 
         Raises:
           ProcessError: if some process is about to run another program; on all of them.
         """
         self.met += 1
-        mine = {"name": name, "digest": hashlib.sha256(text.encode()).hexdigest(), "lines": [*lines]}
+        mine = {"name": name, "digest": hashlib.sha256(text.encode()).hexdigest(), "lines": [*self.asked]}
         at = f"program/{self.met}"
         self._put(f"{at}/{self.index}", mine)
         if self.leads:
@@ -147,7 +150,7 @@ class Team:
                 LOG.warning("process %d has waited %.0f s for %s", self.index, now - began, what)
             if question is not None and self._is_waited_for() and self._look(key, 0) is None:
                 # Process 0 has another program, and waits for all to have that one: this says so to all.
-                self.agree(question.name, "", question.lines)
+                self.agree(question.name, "")
         return found
 
     def _is_waited_for(self) -> bool:

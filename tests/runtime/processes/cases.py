@@ -1,4 +1,4 @@
-"""Small programs that several processes run, and one does: `python -m tests.runtime.processes.cases NAME FILE`."""
+"""Small programs that several processes run, and one does: `python -m tests.runtime.processes.cases FILE`."""
 
 from __future__ import annotations
 
@@ -52,14 +52,17 @@ def step_of(loss: Any, optimizer: Any, microbatches: int = 1) -> Any:
     return step
 
 
+def own_part(x: np.ndarray) -> np.ndarray:
+    return np.split(x, jax.process_count())[jax.process_index()]
+
+
 def trained(program: Any, params: Any, state: Any, batches: Callable[[int], Any], own: bool = False) -> Any:
-    """Losses and sums of all parameters, as every process has them."""
+    """Losses, as every process has them, parameters and state."""
     losses = []
     for i in range(STEPS):
         batch = batches(i)
         if own:
-            count, index = jax.process_count(), jax.process_index()
-            batch = jax.tree.map(lambda x: np.split(x, count)[index], batch)
+            batch = jax.tree.map(own_part, batch)
             params, state, batch = program.place(params, state, batch, own_rows=2)
         params, state, loss = program(params, state, batch)
         losses.append(float(loss))
