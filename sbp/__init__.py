@@ -43,6 +43,8 @@ _FACE = {
     "SbpError": "sbp.errors",
     "compile": "sbp.runtime.execute",
     "initialize": "sbp.runtime.processes.start",
+    "fit": "sbp.runtime.fit",
+    "Fitted": "sbp.runtime.fit",
     "save": "sbp.runtime.checkpoint.face",
     "restore": "sbp.runtime.checkpoint.face",
     "Checkpoints": "sbp.runtime.checkpoint.folder",
@@ -77,6 +79,7 @@ if TYPE_CHECKING:
     from sbp.runtime.checkpoint.face import restore, save
     from sbp.runtime.checkpoint.folder import Checkpoints
     from sbp.runtime.execute import Program, compile
+    from sbp.runtime.fit import Fitted, fit
     from sbp.runtime.pipeline.profile import Profile
     from sbp.runtime.processes.start import initialize
     from sbp.runtime.search.ranking import Ranking
@@ -100,6 +103,7 @@ __all__ = [
     "Checkpoints",
     "Collective",
     "ExchangeOptions",
+    "Fitted",
     "Hardware",
     "Link",
     "Options",
@@ -118,6 +122,7 @@ __all__ = [
     "annotate",
     "compile",
     "embedding",
+    "fit",
     "hardware_from",
     "initialize",
     "load_plan",

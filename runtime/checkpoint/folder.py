@@ -20,7 +20,7 @@ import jax
 
 from sbp.errors import ArgumentError, CheckpointError
 from sbp.runtime.checkpoint import files, messages
-from sbp.runtime.checkpoint.state import as_asked, host_like, leaves_of, plain, plain_like, wanted
+from sbp.runtime.checkpoint.state import as_asked, leaves_of, plain, plain_like, wanted
 from sbp.runtime.processes.team import team
 from sbp.untyped import PyTree
 
@@ -118,7 +118,7 @@ class Checkpoints:
         if check:
             _check_files(target, manifest)
         with reported(target):
-            abstract = jax.tree.map(lambda x: host_like(plain_like(x)), asked)
+            abstract = jax.tree.map(plain_like, asked)
             found = self._reader.restore(target, args=_orbax().args.StandardRestore(abstract))
         return jax.tree.map(as_asked, found, asked)
 

@@ -12,6 +12,7 @@ from sbp import compat
 from sbp.compat import is_key
 from sbp.errors import ArgumentError, Problem
 from sbp.runtime.execute import Program
+from sbp.runtime.processes.here import brought
 from sbp.untyped import Leaf, PyTree, struct
 
 
@@ -30,25 +31,48 @@ def _words(x: Leaf) -> str:
     return f"{x.dtype}{list(x.shape)}"
 
 
+EMPTY = np.zeros(1, np.int8)
+"""What is written for an array without elements, which orbax does not take."""
+
+
 def plain(state: PyTree) -> PyTree:
     """The state as orbax takes it: keys as their words."""
-    return jax.tree.map(lambda x: jax.random.key_data(x) if _has_keys(x) else x, state)
+    return jax.tree.map(_plain, state)
+
+
+def _plain(x: Leaf) -> Leaf:
+    if _is_empty(x):
+        return EMPTY
+    return jax.random.key_data(x) if _has_keys(x) else x
 
 
 def _has_keys(x: Leaf) -> bool:
     return hasattr(x, "dtype") and is_key(x.dtype)
 
 
+def _is_empty(x: Leaf) -> bool:
+    return hasattr(x, "shape") and 0 in x.shape
+
+
 def plain_like(x: Leaf) -> Leaf:
-    """What a leaf is restored as: of keys their words, where they lie."""
-    if not _has_keys(x):
+    """What a leaf is restored as: of keys their words, where they lie; without a sharding, to the host."""
+    if _is_empty(x):
+        return EMPTY
+    if _has_keys(x):
+        words = jax.eval_shape(jax.random.key_data, struct(x.shape, x.dtype))
+        return struct(words.shape, words.dtype, sharding=x.sharding)
+    if isinstance(x, bool | int | float | complex):
         return x
-    words = jax.eval_shape(jax.random.key_data, struct(x.shape, x.dtype))
-    return struct(words.shape, words.dtype, sharding=x.sharding)
+    lies = isinstance(x, jax.Array | jax.ShapeDtypeStruct) and x.sharding is not None
+    return x if lies else np.zeros(x.shape, x.dtype)
 
 
 def as_asked(x: Leaf, like: Leaf) -> Leaf:
     """What was restored as it was asked for."""
+    if _is_empty(like):
+        x = np.zeros(like.shape, like.dtype)
+        sharding = getattr(like, "sharding", None)
+        return x if sharding is None else brought(x, sharding)
     if not _has_keys(like):
         return x
     return jax.random.wrap_key_data(x, impl=jax.random.key_impl(compat.zeros((), like.dtype)))
@@ -88,15 +112,3 @@ def _no_arguments(program: Program[Any, Any], names: Sequence[str], tops: Sequen
         f"like={program} means its arguments",
         "like=program.abstract_args[0], or another tree of them",
     )
-
-
-def shardings_of(x: Leaf) -> bool:
-    """Whether a leaf says where it is to lie."""
-    return isinstance(x, jax.Array | jax.ShapeDtypeStruct) and x.sharding is not None
-
-
-def host_like(x: Leaf) -> Leaf:
-    """A leaf without a sharding, as what is restored to the host."""
-    if isinstance(x, bool | int | float | complex):
-        return x
-    return x if shardings_of(x) else np.zeros(x.shape, x.dtype)
