@@ -21,6 +21,7 @@ import jax
 from sbp.errors import ArgumentError, CheckpointError
 from sbp.runtime.checkpoint import files, messages
 from sbp.runtime.checkpoint.state import as_asked, leaves_of, plain, plain_like, wanted
+from sbp.runtime.pipeline.ways import Ways
 from sbp.runtime.processes.team import team
 from sbp.untyped import PyTree
 
@@ -50,6 +51,7 @@ class Checkpoints:
             raise ArgumentError(messages.keep(keep))
         self.path, self.keep = Path(path).absolute(), keep
         self._pending: int | None = None
+        self._ways = Ways()
         self._finish: Callable[[], None] = lambda: None
 
     @property
@@ -77,7 +79,7 @@ class Checkpoints:
         self._finish = functools.partial(self._manifest, target, step, described, told)
         with reported(target):
             self._pending = step
-            self._writer.save(target, args=_orbax().args.StandardSave(plain(state)), force=True)
+            self._writer.save(target, args=_orbax().args.StandardSave(plain(state, self._ways)), force=True)
 
     def wait(self) -> None:
         """Waits until what is being saved is on disk, and deletes what is older than the last `keep`.
@@ -120,7 +122,7 @@ class Checkpoints:
         with reported(target):
             abstract = jax.tree.map(plain_like, asked)
             found = self._reader.restore(target, args=_orbax().args.StandardRestore(abstract))
-        return jax.tree.map(as_asked, found, asked)
+        return jax.tree.map(lambda x, like: as_asked(x, like, self._ways), found, asked)
 
     def extra(self, step: int | None = None) -> dict[str, Any]:
         """What was saved beside the state of a step."""

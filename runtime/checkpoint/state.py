@@ -11,7 +11,9 @@ import numpy as np
 from sbp import compat
 from sbp.compat import is_key
 from sbp.errors import ArgumentError, Problem
+from sbp.runtime.checkpoint.spread import gathered, is_of_one, spread, spread_sharding
 from sbp.runtime.execute import Program
+from sbp.runtime.pipeline.ways import Ways
 from sbp.runtime.processes.here import brought
 from sbp.untyped import Leaf, PyTree, struct
 
@@ -35,9 +37,9 @@ EMPTY = np.zeros(1, np.int8)
 """What is written for an array without elements, which orbax does not take."""
 
 
-def plain(state: PyTree) -> PyTree:
-    """The state as orbax takes it: keys as their words."""
-    return jax.tree.map(_plain, state)
+def plain(state: PyTree, ways: Ways) -> PyTree:
+    """The state as orbax takes it: keys as words, and nothing that only one of several processes has."""
+    return jax.tree.map(lambda x: _plain(spread(x, ways)), state)
 
 
 def _plain(x: Leaf) -> Leaf:
@@ -58,24 +60,29 @@ def plain_like(x: Leaf) -> Leaf:
     """What a leaf is restored as: of keys their words, where they lie; without a sharding, to the host."""
     if _is_empty(x):
         return EMPTY
-    if _has_keys(x):
-        words = jax.eval_shape(jax.random.key_data, struct(x.shape, x.dtype))
-        return struct(words.shape, words.dtype, sharding=x.sharding)
     if isinstance(x, bool | int | float | complex):
         return x
-    lies = isinstance(x, jax.Array | jax.ShapeDtypeStruct) and x.sharding is not None
-    return x if lies else np.zeros(x.shape, x.dtype)
+    sharding = x.sharding if isinstance(x, jax.Array | jax.ShapeDtypeStruct) else None
+    if is_of_one(sharding):
+        sharding = spread_sharding(sharding, x.shape)
+    like = struct(x.shape, x.dtype)
+    words = jax.eval_shape(jax.random.key_data, like) if _has_keys(x) else like
+    return (
+        np.zeros(words.shape, words.dtype)
+        if sharding is None
+        else struct(words.shape, words.dtype, sharding=sharding)
+    )
 
 
-def as_asked(x: Leaf, like: Leaf) -> Leaf:
+def as_asked(x: Leaf, like: Leaf, ways: Ways) -> Leaf:
     """What was restored as it was asked for."""
+    sharding = getattr(like, "sharding", None)
     if _is_empty(like):
         x = np.zeros(like.shape, like.dtype)
-        sharding = getattr(like, "sharding", None)
         return x if sharding is None else brought(x, sharding)
-    if not _has_keys(like):
-        return x
-    return jax.random.wrap_key_data(x, impl=jax.random.key_impl(compat.zeros((), like.dtype)))
+    if _has_keys(like):
+        x = jax.random.wrap_key_data(x, impl=jax.random.key_impl(compat.zeros((), like.dtype)))
+    return gathered(x, sharding, like.dtype, ways) if is_of_one(sharding) else x
 
 
 def wanted(like: object, saved: Sequence[tuple[str, str]]) -> PyTree:
