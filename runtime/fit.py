@@ -33,7 +33,7 @@ Metrics: TypeAlias = Mapping[str, float]
 
 
 @dataclass(frozen=True)
-class Fitted:
+class FitResult:
     """What training has left.
 
     Arguments:
@@ -61,7 +61,7 @@ def fit(
     evaluate_every: int = 1000,
     log: str | os.PathLike[str] | None = None,
     own_rows: bool = False,
-) -> Fitted:
+) -> FitResult:
     """Trains to a number of steps; from the last checkpoint, where there is one.
 
     Arguments:
@@ -113,7 +113,7 @@ def fit(
                 runs.save(state, at)
             if ends:
                 break
-    return Fitted(state, at, history, is_done=at >= steps)
+    return FitResult(state, at, history, is_done=at >= steps)
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ _FACE = {
     "compile": "sbp.runtime.execute",
     "initialize": "sbp.runtime.processes.start",
     "fit": "sbp.runtime.fit",
-    "Fitted": "sbp.runtime.fit",
+    "FitResult": "sbp.runtime.fit",
     "save": "sbp.runtime.checkpoint.face",
     "restore": "sbp.runtime.checkpoint.face",
     "Checkpoints": "sbp.runtime.checkpoint.folder",
@@ -79,7 +79,7 @@ if TYPE_CHECKING:
     from sbp.runtime.checkpoint.face import restore, save
     from sbp.runtime.checkpoint.folder import Checkpoints
     from sbp.runtime.execute import Program, compile
-    from sbp.runtime.fit import Fitted, fit
+    from sbp.runtime.fit import FitResult, fit
     from sbp.runtime.pipeline.profile import Profile
     from sbp.runtime.processes.start import initialize
     from sbp.runtime.search.ranking import Ranking
@@ -103,7 +103,7 @@ __all__ = [
     "Checkpoints",
     "Collective",
     "ExchangeOptions",
-    "Fitted",
+    "FitResult",
     "Hardware",
     "Link",
     "Options",

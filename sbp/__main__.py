@@ -17,9 +17,9 @@ from sbp import __version__
 from sbp.commandline import numbers, parser
 from sbp.errors import SbpError
 from sbp.hardware_file import hardware_from
+from sbp.passes.look.printing import print_fitted, writable
 from sbp.passes.look.width import fitted, terminal_width
 from sbp.placement import Placement, as_placement, parse_placement
-from sbp.printing import print_fitted, writable
 from sbp.userfile import TARGET, arguments, concrete, loaded, named, problem, signatures, split, value
 
 if TYPE_CHECKING:  # help and mistakes are printed before JAX is there
@@ -331,14 +331,14 @@ def _progress() -> Iterator[Callable[[str], None]]:
 
 
 def _launch(options: argparse.Namespace) -> int:
-    from sbp.runtime.processes.launch import Launch, launch
+    from sbp.runtime.processes.launch import LaunchRequest, launch
 
     argv = ("-m", *options.module) if options.module else tuple(options.script)
     if not argv or options.processes < 1:
         legal, why = "at least one process, and a script or -m and a module", "it is run in each process"
         got = f"{options.processes} processes, {' '.join(argv) or 'nothing to run'}"
         raise problem("launch", got, legal, why, "launch --processes 2 -m models.gpt --steps 5")
-    what = Launch(argv, options.processes, options.devices, options.port)
+    what = LaunchRequest(argv, options.processes, options.devices, options.port)
     return launch(what, sys.stdout.write, sys.stderr.write)
 
 

@@ -8,6 +8,8 @@ share of it.
 
 from __future__ import annotations
 
+from typing import TypeGuard
+
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
@@ -17,7 +19,7 @@ from sbp.runtime.processes.here import absent, takes_part
 from sbp.untyped import DType, Leaf, partition_spec
 
 
-def is_of_one(sharding: object) -> bool:
+def is_of_one(sharding: object) -> TypeGuard[NamedSharding]:
     """Whether one of several processes has all of an array, and the others know of it."""
     if jax.process_count() == 1 or not isinstance(sharding, NamedSharding):
         return False
@@ -41,7 +43,6 @@ def spread(x: Leaf, ways: Ways) -> Leaf:
     """A leaf as it is saved; all processes come here with all leaves in one order."""
     if not isinstance(x, jax.Array) or not is_of_one(x.sharding):
         return x
-    assert isinstance(x.sharding, NamedSharding)
     cargo = Cargo(x.shape, x.dtype, x.sharding, spread_sharding(x.sharding, x.shape))
     return ways.send(x if takes_part(x.sharding) else None, cargo)
 

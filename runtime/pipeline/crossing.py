@@ -26,7 +26,7 @@ from sbp import untyped
 from sbp.runtime.processes.here import is_here
 from sbp.untyped import JaxDevice, partition_spec
 
-Pairs: TypeAlias = tuple[tuple[int, int], ...]
+Hops: TypeAlias = tuple[tuple[int, int], ...]
 """Who sends to whom, by their positions among the devices of a crossing."""
 Shard: TypeAlias = tuple[tuple[int, int], ...]
 """Begin and end of a shard in each dim."""
@@ -114,7 +114,7 @@ class Crossing:
         return list(dict.fromkeys([*_devices(self.middle[0]), *_devices(self.middle[1])]))
 
     @cached_property
-    def rounds(self) -> list[Pairs]:
+    def rounds(self) -> list[Hops]:
         """Who sends to whom, by positions among `devices`; who has what it wants gets nothing."""
         out, into = self.middle
         found = rounds_of(shards_of(out, self.shape), shards_of(into, self.shape))

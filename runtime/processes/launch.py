@@ -27,7 +27,7 @@ OTHERS_SECONDS = 15.0
 
 
 @dataclass(frozen=True)
-class Launch:
+class LaunchRequest:
     """What is run.
 
     Arguments:
@@ -81,7 +81,7 @@ class Member:
         return self.process.poll() is None
 
 
-def launch(what: Launch, out: Callable[[str], object], err: Callable[[str], object]) -> int:
+def launch(what: LaunchRequest, out: Callable[[str], object], err: Callable[[str], object]) -> int:
     """Runs all processes to their end; 0 if all have ended well.
 
     What process 0 says is handed on as it is, what others say with their number. SIGTERM and SIGINT go to all

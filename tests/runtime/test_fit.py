@@ -41,7 +41,7 @@ def curve(program: Any) -> list[float]:
     return losses
 
 
-def losses_of(done: sbp.Fitted) -> list[float]:
+def losses_of(done: sbp.FitResult) -> list[float]:
     return [row["loss"] for row in done.history]
 
 
