@@ -25,6 +25,7 @@ from sbp.runtime.donation import LeafSharding, Owners, distinct, layouts_of, own
 from sbp.runtime.lower import DeviceMesh, Jitted, Title, lower, shardings
 from sbp.runtime.processes.same import check_same
 from sbp.runtime.rooms import give_room
+from sbp.runtime.said import said
 from sbp.runtime.scheduling import compiler_options
 from sbp.untyped import Leaf, PyTree, struct
 
@@ -82,7 +83,7 @@ class Built:
         jitted, _, consts = self.executable
         placed, away = self._placed(leaves, told=True)
         if self.kept is None:
-            with self.lock:  # the first run compiles
+            with self.lock, said("compiled and run once", self.plan.name):
                 out = jitted(*placed, *consts)
                 self.kept = tuple(i for i in self.donate if not placed[i].is_deleted())
         else:

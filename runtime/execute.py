@@ -27,6 +27,7 @@ from sbp.runtime.pipeline.profile import Profile, measure
 from sbp.runtime.pipeline.program import BuiltPipeline, many_programs
 from sbp.runtime.processes.parts import with_own_rows
 from sbp.runtime.reading import Reading, build, read
+from sbp.runtime.said import Shapes, said, why_built
 from sbp.runtime.target.devices import NotHere, absent_mesh, chip_of, cudnn_of, missing, topology_of
 from sbp.runtime.target.report import ProgramReport, report_of
 from sbp.signature import AUTO
@@ -59,6 +60,7 @@ class Program(Generic[P, R]):
         self._built: Builds[Built | BuiltPipeline] = Builds()
         self._seen: dict[Hashable, BuildSlot[Built | BuiltPipeline]] = {}
         self._latest: tuple[Call, Built | BuiltPipeline] | None = None
+        self._shapes: list[Shapes] = []
 
     def __repr__(self) -> str:
         return f"<Program {getattr(self.fn, '__name__', self.fn)} on {self.placement}>"
@@ -287,8 +289,12 @@ class Program(Generic[P, R]):
         self, call: Call, avals: Sequence[arguments.Abstract], concrete: bool
     ) -> Built | BuiltPipeline:
         """Traces and plans for one abstract signature; `concrete`: of a call that will run."""
-        reading = self._read(call, avals)
-        return build(reading, self.placement, self.in_sbp, self.out_sbp, self.options, concrete)
+        name, now = getattr(self.fn, "__name__", "program"), Shapes(call.paths(self.fn), tuple(avals))
+        with said("traced", name, why_built(now, self._shapes)):
+            reading = self._read(call, avals)
+        self._shapes.append(now)
+        with said("planned", name, f" for {self.placement}"):
+            return build(reading, self.placement, self.in_sbp, self.out_sbp, self.options, concrete)
 
     def _read(self, call: Call, avals: Sequence[arguments.Abstract]) -> Reading:
         asked = given(self.in_sbp, call, self.parameters)
