@@ -192,7 +192,7 @@ class Device:
         return i + len(boxes)
 
     def marked(self, *steps: Step) -> AbstractContextManager[None]:
-        """A context in which what is traced says which line of the user it is of, and which rows of the plan."""
+        """A context in which what is traced says which line of the user it is of, and for which rows."""
         source = steps[0].source if isinstance(steps[0], Box) else steps[0].node.source
         marks = "+".join(self.marks[id(s)] for s in steps if id(s) in self.marks)
         rows = scope_of_rows([row for s in steps for row in s.rows])

@@ -47,12 +47,16 @@ class MeasuredSpan:
     Arguments:
       step: the step of the program that it is of, by its number; -1 for none.
       rows: the names of the collectives that it is for, if it sends something.
+      sends: whether it does.
+      label: what it is called where the step says nothing.
     """
 
     start: float
     end: float
     step: int
     rows: tuple[str, ...] = ()
+    sends: bool = False
+    label: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +86,11 @@ class MeasuredStep:
     it waits to send. So the parts add up to the whole. All figures are means of the devices.
 
     Arguments:
-      how: how it is known, such as "by JAX's profiler".
+      word: "measured" or "simulated"; how: by what, such as "by JAX's profiler".
       seconds: of the step that was divided.
       devices: how many were looked at.
       step_seconds: kernels by the steps of the program, which are numbered as they are executed, those of
-        bodies behind their loop.
+        bodies behind their loop; nothing where kernels were not told apart.
       added_seconds: kernels that are of none of them: XLA's own copies and counters.
       collectives: one for each of the plan's.
       before_seconds, between_seconds, after_seconds: in which a device ran nothing: until its first op
@@ -94,6 +98,7 @@ class MeasuredStep:
       spans: what ran when on the first device.
     """
 
+    word: str
     how: str
     seconds: float
     devices: int
@@ -145,7 +150,7 @@ class MeasuredStep:
 
 
 def numbered(steps: Sequence[Mapping[str, Any]], times: int = 1) -> Iterator[tuple[Mapping[str, Any], int]]:
-    """The steps of a program as JSON has it, in the order of their numbers, and how often each is executed."""
+    """The steps of a program as JSON has it, in the order of their numbers; how often each is executed."""
     for step in steps:
         yield step, times
         for body in step.get("bodies", ()):
@@ -157,7 +162,7 @@ def kernel_estimate(step: Mapping[str, Any]) -> float:
     if "loop" in step or "row" in step:
         return 0.0
     sent = sum(s["seconds"] for s in step.get("sends", ()))
-    return max(0.0, float(step.get("seconds", 0.0)) - sent)
+    return max(0.0, float(step.get("seconds", 0.0)) - float(sent))
 
 
 def group_times(program: Mapping[str, Any], measured: MeasuredStep) -> list[GroupTime]:
@@ -167,6 +172,8 @@ def group_times(program: Mapping[str, Any], measured: MeasuredStep) -> list[Grou
       program: as JSON has it.
     """
     found: dict[tuple[str, str], list[float]] = {}
+    if not measured.step_seconds:
+        return []
     for (step, times), seconds in zip(numbered(program["steps"]), measured.step_seconds, strict=True):
         if "loop" in step:
             continue
@@ -182,6 +189,11 @@ def group_times(program: Mapping[str, Any], measured: MeasuredStep) -> list[Grou
     if measured.added_seconds:
         out.append(GroupTime("", MADE_BY_XLA, 0, 0.0, measured.added_seconds))
     return sorted((g for g in out if g.estimated or g.seconds), key=lambda g: (-g.seconds, g.phase, g.source))
+
+
+def kernels_estimate(program: Mapping[str, Any]) -> float:
+    """The seconds of all kernels of a step, by the plan."""
+    return math.fsum(times * kernel_estimate(step) for step, times in numbered(program["steps"]))
 
 
 def same_plan(a: PlanData, b: PlanData) -> bool:

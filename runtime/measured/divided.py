@@ -95,4 +95,6 @@ def _read(folder: str, module: str, reader: ProgramReader) -> list[TracedStep]:
 def _devices(mesh: Mesh) -> list[int]:
     """Per partition, what a profile calls its device; of another process's devices nothing is recorded."""
     here = jax.process_index()
-    return [d.local_hardware_id if d.process_index == here else -1 - k for k, d in enumerate(mesh.devices.flat)]
+    return [
+        d.local_hardware_id if d.process_index == here else -1 - k for k, d in enumerate(mesh.devices.flat)
+    ]

@@ -159,12 +159,13 @@ def measured_step(
             per_step[k] += share * seconds
         added += 0.0 if shares else seconds
     return MeasuredStep(
+        "measured",
         how,
         found.seconds,
         found.devices,
         tuple(per_step),
         added,
-        tuple(_collectives(compared, found)),
+        tuple(collective_times(compared, found)),
         found.before,
         found.between,
         found.after,
@@ -172,7 +173,7 @@ def measured_step(
     )
 
 
-def _collectives(compared: ComparedProgram, found: StepAccount) -> Iterator[MeasuredCollective]:
+def collective_times(compared: ComparedProgram, found: StepAccount) -> Iterator[MeasuredCollective]:
     """What each row took, and what is sent for no row."""
     rows = {c.name: c for c in compared.plan.collectives}
     sites = {c.instruction: c for c in compared.collectives}
@@ -240,4 +241,6 @@ def _spans(step: TracedStep, reader: ProgramReader, compared: ComparedProgram) -
             continue
         shares = reader.shares(e.instruction)
         most = max(shares, key=lambda k: shares[k], default=-1)
-        yield MeasuredSpan(e.start - step.start, e.end - step.start, most, rows.get(e.instruction, ()))
+        sends = e.instruction in rows
+        own, label = rows.get(e.instruction, ()), e.instruction or "not named"
+        yield MeasuredSpan(e.start - step.start, e.end - step.start, most, own, sends, label)
