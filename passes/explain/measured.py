@@ -175,14 +175,12 @@ def group_times(program: Mapping[str, Any], measured: MeasuredStep) -> list[Grou
     if not measured.step_seconds:
         return []
     for (step, times), seconds in zip(numbered(program["steps"]), measured.step_seconds, strict=True):
-        if "loop" in step:
-            continue
         estimated = times * kernel_estimate(step)
-        if "op" not in step and not estimated and not seconds:
+        if not estimated and not seconds:
             continue
-        key = (step["phase"], step["at"]) if "op" in step else (BOXING, "")
-        one = found.setdefault(key, [0, 0.0, 0.0])
-        one[0] += 1
+        # What counts the trips of a loop, and copies what it carries, is of the line of the loop.
+        one = found.setdefault((BOXING, "") if "move" in step else (step["phase"], step["at"]), [0, 0.0, 0.0])
+        one[0] += "loop" not in step
         one[1] += estimated
         one[2] += seconds
     out = [GroupTime(*key, int(n), estimated, seconds) for key, (n, estimated, seconds) in found.items()]

@@ -35,7 +35,7 @@ def group_seconds(outline: Outline, step: MeasuredStep) -> list[float]:
     """The kernels of each group, those inside it counted."""
     found = [0.0] * len(outline.groups)
     for (own, _), seconds in zip(numbered(outline.program["steps"]), step.step_seconds, strict=True):
-        if "loop" not in own and id(own) in outline.leaf:
+        if id(own) in outline.leaf:
             found[outline.leaf[id(own)]] += seconds
     for k in range(len(found) - 1, 0, -1):
         found[outline.groups[k].parent] += found[k]

@@ -13,11 +13,11 @@ KERNEL, SENDING, WAITING = range(3)
 """Who has an instant, the first of these that there is."""
 Interval: TypeAlias = tuple[float, float, int, str]
 """From, until, which of the three, and the instruction."""
-Seconds: TypeAlias = defaultdict[str, float]
+ByInstruction: TypeAlias = defaultdict[str, float]
 """By instruction."""
 
 
-def _three() -> tuple[Seconds, Seconds, Seconds]:
+def _three() -> tuple[ByInstruction, ByInstruction, ByInstruction]:
     return defaultdict(float), defaultdict(float), defaultdict(float)
 
 
@@ -36,8 +36,8 @@ class StepAccount:
 
     seconds: float
     devices: int
-    claimed: tuple[Seconds, Seconds, Seconds] = field(default_factory=_three)
-    sent: Seconds = field(default_factory=lambda: defaultdict(float))
+    claimed: tuple[ByInstruction, ByInstruction, ByInstruction] = field(default_factory=_three)
+    sent: ByInstruction = field(default_factory=lambda: defaultdict(float))
     times: Counter[str] = field(default_factory=Counter)
     before: float = 0.0
     between: float = 0.0
