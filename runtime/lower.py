@@ -139,7 +139,7 @@ class Device:
     coords: Sequence[jax.Array]
     reports: list[ExchangeReport] | None = None
     in_order: frozenset[int] = frozenset()
-    marks: Mapping[int, str] = NO_MARKS
+    marks: Mapping[int, str] = field(default_factory=dict)
 
     def run(self, steps: Sequence[Step], env: Env) -> None:
         """Executes `steps`, adding the versions that they make to `env`."""

@@ -15,10 +15,11 @@ from sbp.runtime.built import Built
 from sbp.runtime.look.hlo_text import parse
 from sbp.runtime.look.meter import text_of
 from sbp.runtime.measured.laid import MARK, ProgramReader, measured_step
-from sbp.runtime.measured.trace import STEP, HasPlanes, TracedStep, traced_steps
+from sbp.runtime.measured.trace import STEP, HasPlanes, traced_steps
 from sbp.runtime.target.compared import compared
 from sbp.untyped import Leaf, block_until_ready
 
+HOW = "by JAX's profiler"
 STEPS = 5
 """Steps that are recorded, after one that is not."""
 GPU_OPTIONS: Mapping[str, str] = {"xla_gpu_enable_command_buffer": ""}
@@ -56,25 +57,42 @@ def divided(built: Built, fresh: Callable[[], Sequence[Leaf]]) -> MeasuredStep:
     reader = ProgramReader(module, [kernel_estimate(s) for s, _ in numbered(program["steps"])])
     beside = compared(plan, compiled, None, lambda: lowered.as_text(debug_info=True))
 
-    def run() -> None:
+    def run(args: Sequence[Leaf]) -> None:
         block_until_ready(compiled(*args, *consts))
 
-    args = built.place(fresh())
-    run()
+    profile = recorded(lambda: built.place(fresh()), run)
+    found = traced_steps(profile, module.header["name"], reader.readers)
+    if not found or not any(step.events for step in found):
+        platform = physical.placement.platform
+        raise NotDivided(f"JAX's profiler says nothing of the ops of a step on {platform} devices")
+    return measured_step(found, beside, reader, local_devices(mesh), HOW)
+
+
+def recorded(fresh: Callable[[], Sequence[Leaf]], run: Callable[[Sequence[Leaf]], None]) -> HasPlanes:
+    """What JAX's profiler has recorded of some steps, each in an event of its own.
+
+    Arguments:
+      fresh: gives the arguments of a step.
+      run: runs one, and waits for its results.
+
+    Raises:
+      NotDivided: where the profiler cannot be started, or has written nothing.
+    """
+    run(fresh())
     with tempfile.TemporaryDirectory() as folder:
         try:
             with jax.profiler.trace(folder, profiler_options=_options()):
                 for _ in range(STEPS):
-                    args = block_until_ready(built.place(fresh()))
+                    args = block_until_ready(fresh())
                     with jax.profiler.TraceAnnotation(STEP):
-                        run()
+                        run(args)
         except RuntimeError as e:
             raise NotDivided(f"JAX's profiler cannot be started: {e}") from None
-        found = _read(folder, module.header["name"], reader)
-    if not found or not any(step.events for step in found):
-        platform = physical.placement.platform
-        raise NotDivided(f"JAX's profiler says nothing of the ops of a step on {platform} devices")
-    return measured_step(found, beside, reader, _devices(mesh), "by JAX's profiler")
+        files = sorted(Path(folder).rglob("*.xplane.pb"))
+        if not files:
+            raise NotDivided("JAX's profiler has written nothing")
+        profile: HasPlanes = jax.profiler.ProfileData.from_file(str(files[-1]))
+        return profile
 
 
 def _options() -> jax.profiler.ProfileOptions:
@@ -83,16 +101,7 @@ def _options() -> jax.profiler.ProfileOptions:
     return options
 
 
-def _read(folder: str, module: str, reader: ProgramReader) -> list[TracedStep]:
-    """The steps of what was recorded."""
-    files = sorted(Path(folder).rglob("*.xplane.pb"))
-    if not files:
-        return []
-    profile: HasPlanes = jax.profiler.ProfileData.from_file(str(files[-1]))
-    return traced_steps(profile, module, reader.readers)
-
-
-def _devices(mesh: Mesh) -> list[int]:
+def local_devices(mesh: Mesh) -> list[int]:
     """Per partition, what a profile calls its device; of another process's devices nothing is recorded."""
     here = jax.process_index()
     return [

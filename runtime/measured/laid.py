@@ -183,7 +183,7 @@ def collective_times(compared: ComparedProgram, found: StepAccount) -> Iterator[
         if not seen:
             yield MeasuredCollective(fate.row, None, remark=_unseen(fate, own))
             continue
-        shares = [(c.instruction, _share(rows, fate.row, c.rows)) for c in seen]
+        shares = [(c.instruction, share_of(rows, fate.row, c.rows)) for c in seen]
         yield MeasuredCollective(
             fate.row,
             math.fsum(found.sent[name] * share for name, share in shares),
@@ -205,7 +205,7 @@ def collective_times(compared: ComparedProgram, found: StepAccount) -> Iterator[
             )
 
 
-def _share(rows: Mapping[str, Collective], row: str, together: Sequence[str]) -> float:
+def share_of(rows: Mapping[str, Collective], row: str, together: Sequence[str]) -> float:
     """The part of an instruction that one of its rows has: by what each is estimated to take."""
     seconds = [rows[name].seconds for name in together]
     total = math.fsum(seconds)

@@ -19,11 +19,12 @@ from sbp.passes.look.measured_text import (
     ratio_text,
 )
 from sbp.passes.look.page import figures_table, heading, picture, short
-from sbp.passes.look.pipeline_text import NUMBERS, columns
+from sbp.passes.look.pipeline_text import NUMBERS, columns, place_heading
 from sbp.passes.look.timeline import chrome_trace, timeline_svg
 from sbp.passes.look.web_page import PageTable, profiled_page
 from sbp.passes.look.width import fitted, terminal_width
 from sbp.passes.pipeline.choose import ScheduleTask, found_schedule
+from sbp.passes.pipeline.plan import PipelineData
 from sbp.passes.schedule.actions import Kind, Schedule
 from sbp.passes.schedule.spans import Timeline, apart
 from sbp.passes.schedule.times import Times
@@ -65,7 +66,8 @@ class Profile:
       times: those measured, as schedules are searched for.
       driver_seconds: what the driver itself takes per action, without waiting.
       step: of a program of one placement, a step divided among kernels, collectives and the rest.
-      undivided: why there is none; "" for a program with stages.
+      places: of a program with stages, the same for each placement; its kernels are not told apart.
+      undivided: why there is neither.
       cores: of the processor that forced CPU devices share; None for other devices.
     """
 
@@ -80,6 +82,7 @@ class Profile:
     times: Times | None = None
     driver_seconds: float | None = None
     step: MeasuredStep | None = None
+    places: tuple[MeasuredStep, ...] = ()
     undivided: str = ""
     cores: int | None = None
     task: ScheduleTask | None = field(default=None, repr=False, compare=False)
@@ -120,11 +123,14 @@ class Profile:
                 f"estimated {seconds_text(self.plan.step_seconds)}",
             )
         ]
-        if self.step is not None:
-            also = f"with it on {seconds_text(self.step.seconds)}, mean of {self.step.devices} devices"
-            out.append(("divided", f"{self.step.how}: a step {also}"))
-            if self.cores and self.step.devices > self.cores:
-                share = f"{self.step.devices} devices share {self.cores} cores"
+        divided = self.places if self.step is None else (self.step,)
+        if divided:
+            devices = sum(step.devices for step in divided)
+            also = f"with it on {seconds_text(divided[0].seconds)}, mean of {divided[0].devices} devices"
+            each = " of each placement" if self.places else ""
+            out.append(("divided", f"{divided[0].how}: a step {also}{each}"))
+            if self.cores and devices > self.cores:
+                share = f"{devices} devices share {self.cores} cores"
                 out.append(("cores", f"{share}: what a device takes is also what it waits for one of them"))
         if self.undivided:
             out.append(("divided", f"not: {self.undivided}"))
@@ -189,6 +195,10 @@ class Profile:
         out = [fitted("\n".join(lines), most)]
         out += ["", *columns(self.rows())] if self.actions else []
         out += [measured_text(self.plan, self.step, most)] if self.step is not None else []
+        if isinstance(self.plan, PipelineData):
+            for i, step in enumerate(self.places):
+                part = self.plan.stages[i]
+                out += ["", fitted(place_heading(self.plan, i), most), measured_text(part, step, most)]
         return "\n".join(out)
 
     def _repr_html_(self) -> str:

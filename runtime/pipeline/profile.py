@@ -23,6 +23,7 @@ from sbp.runtime.built import Built
 from sbp.runtime.measured.divided import NotDivided, divided
 from sbp.runtime.measured.profile import ActionTime, Profile
 from sbp.runtime.pipeline.machine import Machine, Record
+from sbp.runtime.pipeline.places import places_measured
 from sbp.runtime.pipeline.program import BuiltPipeline
 from sbp.untyped import Leaf, PyTree, block_until_ready
 
@@ -57,15 +58,15 @@ def measure(built: Runs, leaves: Sequence[Leaf]) -> Profile:
     while isinstance(built, BuiltPipeline) and built.drivers.threads is None:
         built.run(fresh())
     seconds = [_seconds(built.run, fresh()) for _ in range(STEPS + 1)]
-    profile = Profile(built.plan, median(seconds[1:]))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    on_cpu = built.plan.placement.platform == "cpu"
+    profile = Profile(built.plan, median(seconds[1:]), cores=cores if on_cpu else None)
     if isinstance(built, BuiltPipeline) and built.schedule is not None:
-        return _Measuring(built, built.schedule, fresh).profile(profile)
-    if not isinstance(built, Built):
-        return profile
+        profile = _Measuring(built, built.schedule, fresh).profile(profile)
     try:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        on_cpu = built.plan.placement.platform == "cpu"
-        return replace(profile, step=divided(built, fresh), cores=cores if on_cpu else None)
+        if isinstance(built, BuiltPipeline):
+            return replace(profile, places=places_measured(built, fresh))
+        return replace(profile, step=divided(built, fresh)) if isinstance(built, Built) else profile
     except NotDivided as e:
         return replace(profile, undivided=str(e))
 

@@ -93,7 +93,7 @@ def test_the_parts_are_the_step(made: tuple[Any, Any, Profile]) -> None:
 
 
 def test_the_step_is_the_one_that_a_clock_sees(made: tuple[Any, Any, Profile]) -> None:
-    """The divided step is one call and its results: not shorter than the shortest of a few, not far longer."""
+    """The divided step is one call with its results: about as long as others that no profiler sees."""
     program, args, profile = made
     assert profile.step is not None
     seconds = []
