@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
@@ -49,6 +50,7 @@ def beside_data(plan: PlanData, step: MeasuredStep, program: Mapping[str, Any] |
         "word": step.word,
         "how": step.how,
         "seconds": step.seconds,
+        "total": step.seconds,
         "devices": step.devices,
         "kernels": [step.kernel_seconds, None if program is None else kernels_estimate(program)],
         "exposed": [step.exposed_seconds, plan.exposed_seconds],
@@ -61,6 +63,39 @@ def beside_data(plan: PlanData, step: MeasuredStep, program: Mapping[str, Any] |
             "estimated": [g.estimated for g in groups],
             "seconds": [g.seconds for g in groups],
         },
+    }
+
+
+SENT_APART = "what a stage sends is measured as one: Actions has it, SF and SB"
+
+
+def sent_apart(rows: int) -> dict[str, list[Any]]:
+    """The columns of `row_times` for what goes from one placement to another."""
+    values: dict[str, Any] = {"measured": None, "alone": 0.0, "waited": 0.0, "remark": SENT_APART}
+    return {name: [value] * rows for name, value in values.items()}
+
+
+def places_data(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The steps of all placements as one: their parts added up, of a total that is as many steps.
+
+    Arguments:
+      parts: what the page is given of each placement, `beside` among it.
+    """
+    each: list[dict[str, Any]] = [p["beside"] for p in parts]
+
+    def total(name: str, at: int) -> float | None:
+        known = [x for b in each if (x := b[name][at]) is not None]
+        return math.fsum(known) if known else None
+
+    return each[0] | {
+        "total": math.fsum(b["seconds"] for b in each),
+        "devices": sum(b["devices"] for b in each),
+        "kernels": [total("kernels", 0), total("kernels", 1)],
+        "exposed": [total("exposed", 0), total("exposed", 1)],
+        "waiting": math.fsum(b["waiting"] for b in each),
+        "idle": [total("idle", k) for k in range(3)],
+        "lines": {name: [] for name in each[0]["lines"]},
+        "places": len(each),
     }
 
 

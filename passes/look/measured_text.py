@@ -22,13 +22,16 @@ Cells: TypeAlias = tuple[str, ...]
 """A line of a table."""
 
 
-def measured_text(plan: PlanData, step: MeasuredStep, width: int = WIDTH) -> str:
+def measured_text(
+    plan: PlanData, step: MeasuredStep, width: int = WIDTH, estimated: float | None = None
+) -> str:
     """The tables of a divided step.
 
     Arguments:
       width: columns of a line.
+      estimated: the whole step, seconds, where the plan is that of one placement of several.
     """
-    parts = [["", *columns(part_rows(plan, step))]]
+    parts = [["", *columns(part_rows(plan, step, estimated))]]
     if plan.collectives:
         rows = collective_rows(plan, step)
         parts.append(["", *columns(_narrowed(rows[: ROWS + 1], width)), *_rest(rows, step)])
@@ -50,8 +53,8 @@ def ratio_text(seconds: float | None, estimated: float | None) -> str:
     return f"{seconds / estimated:.2f}"
 
 
-def part_rows(plan: PlanData, step: MeasuredStep) -> list[Cells]:
-    """Kernels, collectives, waiting, and what nobody claims, which add up to the step."""
+def part_rows(plan: PlanData, step: MeasuredStep, estimated: float | None = None) -> list[Cells]:
+    """Kernels, collectives, waiting, and what nobody claims, which add up to the step; as `measured_text`."""
     program = program_data(plan) if plan.program is None else plan.program
     kernels = None if program is None else kernels_estimate(program)
     parts: list[tuple[str, float, float | None]] = [
@@ -61,14 +64,12 @@ def part_rows(plan: PlanData, step: MeasuredStep) -> list[Cells]:
         ("nobody's: until the first op began", step.before_seconds, None),
         ("nobody's: between ops", step.between_seconds, None),
         ("nobody's: until all results were there", step.after_seconds, None),
-        ("step", step.seconds, plan.step_seconds),
+        ("step", step.seconds, plan.step_seconds if estimated is None else estimated),
     ]
     rows: list[Cells] = [("where the time went", step.word, "share", "estimated", "ratio")]
-    for name, seconds, estimated in parts:
-        told = "" if estimated is None else seconds_text(estimated)
-        rows.append(
-            (name, seconds_text(seconds), _share(seconds, step), told, ratio_text(seconds, estimated))
-        )
+    for name, seconds, planned in parts:
+        told = "" if planned is None else seconds_text(planned)
+        rows.append((name, seconds_text(seconds), _share(seconds, step), told, ratio_text(seconds, planned)))
     return rows
 
 

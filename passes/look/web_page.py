@@ -80,8 +80,8 @@ class PageProfile(Protocol):
         """Of the program that ran."""
 
     @property
-    def step(self) -> MeasuredStep | None:
-        """A step, divided; None where it was not."""
+    def divided(self) -> Sequence[MeasuredStep]:
+        """A step, divided, per placement; none where it was not."""
 
     @property
     def timelines(self) -> Sequence[Timeline]:
@@ -113,7 +113,7 @@ def profiled_page(
                 "plan.save('plan.html', profile=program.profile(*args)), both of the same arguments",
             )
         )
-    return plan_page(plan, profile.figures(), profile.tables(), profile.timelines, choices, profile.step)
+    return plan_page(plan, profile.figures(), profile.tables(), profile.timelines, choices, profile.divided)
 
 
 def _said(plan: PlanData) -> str:
@@ -127,7 +127,7 @@ def plan_page(
     tables: Sequence[PageTable] = (),
     timelines: Sequence[Timeline] = (),
     choices: Mapping[str, TensorChoices] = NO_CHOICES,
-    beside: MeasuredStep | None = None,
+    beside: Sequence[MeasuredStep] = (),
 ) -> str:
     """The whole page of a plan.
 
@@ -136,7 +136,7 @@ def plan_page(
       tables: more of them, behind those of the plan.
       timelines: instead of the plan's own, such as it and a measured one.
       choices: what tensors could lie as instead, by their names.
-      beside: what a step took, to stand beside the estimates; of a plan on one placement.
+      beside: what a step took, per placement, to stand beside the estimates.
     """
     text = pipeline_text.plan_text(plan, 120) if isinstance(plan, PipelineData) else plan_text(plan, 120)
     more = [{"title": t.title, "rows": t.rows, "numbers": list(t.numbers)} for t in tables]
@@ -146,10 +146,12 @@ def plan_page(
 
 
 def data_of(
-    plan: PlanData, timelines: Sequence[Timeline] = (), beside: MeasuredStep | None = None
+    plan: PlanData, timelines: Sequence[Timeline] = (), beside: Sequence[MeasuredStep] = ()
 ) -> dict[str, Any]:
     """What the page of a plan is given."""
-    return pipeline_data(plan, timelines) if isinstance(plan, PipelineData) else page_data(plan, beside)
+    if isinstance(plan, PipelineData):
+        return pipeline_data(plan, timelines, beside)
+    return page_data(plan, beside[0] if beside else None)
 
 
 def diff_page(a: PlanData, b: PlanData, names: tuple[str, str] = ("a", "b")) -> str:

@@ -109,6 +109,11 @@ class Profile:
         return found_schedule(self.task.search(limit_bytes, self.times))
 
     @property
+    def divided(self) -> tuple[MeasuredStep, ...]:
+        """The divided step, per placement; () where it was not divided."""
+        return self.places if self.step is None else (self.step,)
+
+    @property
     def timelines(self) -> tuple[Timeline, ...]:
         """All there are, to be drawn one above the other."""
         found = (self.simulated, self.replayed, self.timeline)
@@ -123,7 +128,7 @@ class Profile:
                 f"estimated {seconds_text(self.plan.step_seconds)}",
             )
         ]
-        divided = self.places if self.step is None else (self.step,)
+        divided = self.divided
         if divided:
             devices = sum(step.devices for step in divided)
             also = f"with it on {seconds_text(divided[0].seconds)}, mean of {divided[0].devices} devices"
@@ -197,8 +202,8 @@ class Profile:
         out += [measured_text(self.plan, self.step, most)] if self.step is not None else []
         if isinstance(self.plan, PipelineData):
             for i, step in enumerate(self.places):
-                part = self.plan.stages[i]
-                out += ["", fitted(place_heading(self.plan, i), most), measured_text(part, step, most)]
+                tables = measured_text(self.plan.stages[i], step, most, self.plan.step_seconds)
+                out += ["", fitted(place_heading(self.plan, i), most), tables]
         return "\n".join(out)
 
     def _repr_html_(self) -> str:

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sbp.passes.explain.measured import MeasuredCollective, MeasuredStep
-from sbp.passes.explain.plan import Collective
-from sbp.passes.face import Plan
+from sbp.passes.explain.plan import Collective, PlanData
 from sbp.runtime.look.hlo_groups import Groups
 from sbp.runtime.look.hlo_text import parse
 from sbp.runtime.look.meter import text_of
@@ -59,7 +58,7 @@ def places_measured(built: BuiltPipeline, fresh: Callable[[], Sequence[Leaf]]) -
     )
 
 
-def _piece(run: Runnable, plan: Plan) -> _Piece:
+def _piece(run: Runnable, plan: PlanData) -> _Piece:
     module = parse(text_of(run.run))
     found = rows_of(run.run, plan)
     rows = {name: tuple(c.name for c in meant) for name, meant in found.items()}

@@ -19,7 +19,8 @@ def report_page(report: ComparedProgram) -> str:
         PageTable("Compiled collectives", [HEADINGS, *(cells(report, c) for c in shown)], NUMBERS),
     ]
     tables += [PageTable(name, [(name,), *((line,) for line in lines)]) for name, lines in remarks(report)]
-    return plan_page(report.plan, tables=tables, beside=simulated_step(report))
+    simulated = simulated_step(report)
+    return plan_page(report.plan, tables=tables, beside=() if simulated is None else (simulated,))
 
 
 def report_html(report: ComparedProgram) -> str:

@@ -52,13 +52,13 @@ function besideBar(model, select) {
   }
   for (const [name, p] of phases) parts.push({ name, seconds: p.seconds, className: name, go: { node: p.go } });
   const other = b.kernels[0] - parts.reduce((s, p) => s + p.seconds, 0);
-  if (other > 1e-5 * b.seconds) parts.push({ name: phases.size ? "other kernels" : "kernels", seconds: other, className: "update", go: {} });
+  if (other > 1e-5 * b.total) parts.push({ name: phases.size ? "other kernels" : "kernels", seconds: other, className: "update", go: {} });
   const byKind = new Map(), r = model.data.rows;
   let told = 0;
   (r.alone || []).forEach((seconds, k) => { byKind.set(r.kind[k], (byKind.get(r.kind[k]) || 0) + seconds); told += seconds; });
   for (const [kind, seconds] of [...byKind].sort((x, y) => y[1] - x[1]))
     if (seconds > 0) parts.push({ name: `${KIND_WORDS[kind] || kind}, exposed`, seconds, className: kind, go: { kind } });
-  if (b.exposed[0] - told > 1e-4 * b.seconds) parts.push({ name: "of no row, exposed", seconds: b.exposed[0] - told, className: "bubble", go: {} });
+  if (b.exposed[0] - told > 1e-4 * b.total) parts.push({ name: "of no row, exposed", seconds: b.exposed[0] - told, className: "bubble", go: {} });
   if (b.waiting > 0) parts.push({ name: "waiting for other devices", seconds: b.waiting, className: "bubble", go: {} });
   ["before the first op", "between ops", "after the last op"].forEach((name, k) => {
     if (b.idle[k] > 0) parts.push({ name: `nobody's, ${name}`, seconds: b.idle[k], className: "bubble", go: {} });
@@ -79,18 +79,18 @@ function besidePanel(model, word) {
   const b = model.data.beside;
   if (!b || b.word !== word) return null;
   const n = (text, name) => h("td", { class: `n ${name || ""}` }, text), heads = (...texts) => h("thead", {}, h("tr", {}, texts.map(([t, side]) => h("th", { class: side ? "n" : "", scope: "col" }, t))));
-  const line = (name, seconds, estimated) => h("tr", {}, h("td", {}, name), n(secondsText(seconds)), n(percentText(seconds / (b.seconds || 1))),
+  const line = (name, seconds, estimated) => h("tr", {}, h("td", {}, name), n(secondsText(seconds)), n(percentText(seconds / (b.total || 1))),
     n(estimated === null || estimated === undefined ? "" : secondsText(estimated)), n(ratioText(seconds, estimated)));
   const parts = h("table", { class: "parts" }, heads(["where the time went"], [word, 1], ["share", 1], ["estimated", 1], ["of estimate", 1]), h("tbody", {},
     line("kernels", ...b.kernels), line("collectives, nothing beside them", ...b.exposed), line("waiting for other devices", b.waiting),
     line("nobody's: until the first op began", b.idle[0]), line("nobody's: between ops", b.idle[1]), line("nobody's: until all results were there", b.idle[2]),
-    line("step", b.seconds, model.data.figures.step_seconds)));
+    line(b.places ? `step, on each of ${b.places} placements` : "step", b.total, model.data.figures.step_seconds * (b.places || 1))));
   const l = b.lines;
   const lines = l.line.length ? [h("h3", {}, "Kernels, by your lines"), h("div", { class: "scroll" }, h("table", { class: "lines" },
     heads(["pass"], ["line"], ["ops", 1], [word, 1], ["share", 1], ["estimated", 1], ["of estimate", 1]), h("tbody", {}, l.line.map((where, k) => h("tr", {},
       h("td", {}, l.phase[k]), h("td", { class: "mono" }, where), n(l.ops[k] ? String(l.ops[k]) : ""), n(secondsText(l.seconds[k])), n(percentText(l.seconds[k] / (b.seconds || 1))),
       n(secondsText(l.estimated[k])), n(ratioText(l.seconds[k], l.estimated[k])))))))] : [];
-  return h("div", { class: "beside-tables" }, h("p", { class: "soft" }, `One step, ${word} ${b.how}; means of ${b.devices} devices. An instant in which a device runs kernels is theirs; `
+  return h("div", { class: "beside-tables" }, h("p", { class: "soft" }, `One step, ${word} ${b.how}; ${b.places ? "of all placements together, each a mean of its devices" : `means of ${b.devices} devices`}. An instant in which a device runs kernels is theirs; `
     + "else what it sends has it, else what it waits to send: so the parts add up to the step."), parts, ...lines);
 }
 
