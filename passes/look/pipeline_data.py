@@ -169,7 +169,11 @@ def _sends(
         edges += [
             (*ends, c.wire_bytes / max(c.count, 1), 0, 1, []) for ends in ((a, node + k), (node + k, b))
         ]
-    return {"rows": row_columns(sends) | dict(more), "sent": columns(SENT, sent), "edges": columns(EDGE, edges)}
+    return {
+        "rows": row_columns(sends) | dict(more),
+        "sent": columns(SENT, sent),
+        "edges": columns(EDGE, edges),
+    }
 
 
 def timeline_data(timeline: Timeline, stages: Sequence[StageFigures]) -> dict[str, Any]:

@@ -10,18 +10,26 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import optax
 import pytest
 
 import sbp
 from benchmarks import cases
+from models.dlrm import DLRM
+from models.recommender.layers import Inputs
+from models.recommender.learner import LAYOUTS, OPTIMIZERS, Learner, collection
+from models.recommender.synthetic import Teacher
 from sbp import S
 from sbp.passes.explain.measured import BOXING, group_times, numbered
 from sbp.passes.face import load_plan
 from sbp.passes.look.page_data import page_data
 from sbp.passes.look.program_data import program_data
+from sbp.passes.look.web_page import data_of
 from sbp.runtime.look.hlo_text import parse
 from sbp.runtime.measured.laid import MARK
 from sbp.runtime.measured.profile import Profile
+from tests.golden import two_stages
 
 Made = tuple[Any, Any]
 """A program and its arguments."""
@@ -45,10 +53,31 @@ def scanned() -> Made:
     return program, (jnp.ones((3, 64, 64)) / 64, jnp.ones((128, 64)))
 
 
+def recommender() -> Made:
+    """A small DLRM, its tables split by rows: sparse exchanges send inside ops."""
+    sizes, width, dense, clicks = (4000, 300, 9000, 1700), 16, 5, 256
+    learner = Learner(
+        DLRM((32,), (32,)),
+        Inputs(dense, len(sizes), width),
+        collection(sizes, width, LAYOUTS["rows"](4), 4),
+        OPTIMIZERS["adagrad"].make(0.1),
+        optax.adam(0.01),
+    )
+    batch = Teacher.planted(sizes, dense=dense, seed=1).batch(clicks, 0)
+    batch = replace(batch, keys=np.asarray(batch.keys).astype(np.int32))
+    params = learner.init(jax.random.key(0))
+    placement = sbp.placement("cpu", shape=(4,))
+    program = sbp.compile(
+        learner.step, placement, in_sbp=learner.in_sbp(placement, "rows"), donate_argnums=(0, 1)
+    )
+    return program, (params, learner.init_state(params), batch)
+
+
 PROGRAMS: dict[str, Callable[[], Made]] = {
     "mlp": lambda: of_case(cases.mlp_case("2d", (2, 4), 2), (2, 4)),
     "gpt": lambda: of_case(cases.gpt_case("2d", (2, 4), 1), (2, 4), donate_argnums=(0, 1)),
     "scan": scanned,
+    "dlrm": recommender,
     "tables by rows": lambda: of_case(cases.embedding_case("rows", (4,), 2), (4,)),
 }
 
@@ -190,3 +219,48 @@ def test_a_saved_plan_takes_the_profile(tmp_path: Any) -> None:
     load_plan(tmp_path / "plan.json").save(tmp_path / "plan.html", profile=profile)
     page = (tmp_path / "plan.html").read_text(encoding="utf-8")
     assert '"word":"measured"' in page
+
+
+@pytest.fixture(scope="module")
+def pipeline() -> Profile:
+    program = sbp.compile(
+        two_stages.step, two_stages.step_placement, in_sbp=two_stages.step_sbp, donate_argnums=0
+    )
+    return program.profile(*two_stages.values())
+
+
+def test_each_placement_of_a_pipeline(pipeline: Profile) -> None:
+    """Its parts are the step too, and every collective of every placement has its time."""
+    plan = pipeline.plan
+    assert isinstance(plan, sbp.PipelinePlan) and len(pipeline.places) == 2 and not pipeline.undivided
+    for part, step in zip(plan.stages, pipeline.places, strict=True):
+        parts = step.kernel_seconds + step.exposed_seconds + step.waiting_seconds + step.unclaimed_seconds
+        assert parts == pytest.approx(step.seconds, rel=1e-9) and step.kernel_seconds > 0
+        assert step.seconds == pipeline.places[0].seconds and step.devices == 2
+        assert [c.name for c in step.collectives] == [c.name for c in part.collectives]
+        assert all(c.seconds is not None and c.times >= 1 for c in step.collectives)
+
+
+def test_what_a_stage_sends_stands_beside_its_estimate(pipeline: Profile) -> None:
+    sent = {a.kind.value: a for a in pipeline.actions if a.kind.value in ("SF", "SB")}
+    assert pipeline.task is not None
+    times = pipeline.task.figures.times
+    assert sent["SF"].estimated == times.on_the_way(0, 1) and sent["SB"].estimated == times.on_the_way(1, 0)
+    headings, *rows = pipeline.rows()
+    ratio = headings.index("ratio")
+    assert all(row[ratio] or not row[2] for row in rows)
+
+
+def test_a_page_of_a_pipeline_has_both(pipeline: Profile) -> None:
+    data = data_of(pipeline.plan, pipeline.timelines, pipeline.divided)
+    rows = data["rows"]
+    assert {len(column) for column in rows.values()} == {len(rows["kind"])}
+    for kind, seconds, remark in zip(rows["kind"], rows["measured"], rows["remark"], strict=True):
+        assert (seconds is None and "Actions" in remark) if kind == "send" else seconds > 0
+    parts = [data["beside"]["kernels"][0], data["beside"]["exposed"][0], data["beside"]["waiting"]]
+    assert math.fsum([*parts, *data["beside"]["idle"]]) == pytest.approx(data["beside"]["total"])
+
+
+def test_text_of_a_pipeline_fits_a_terminal(pipeline: Profile) -> None:
+    text = pipeline.text(80)
+    assert max(map(len, text.split("\n"))) <= 80 and text.count("where the time went") == 2
