@@ -17,7 +17,8 @@ WIDTH = 80
 ROWS = 12
 """Of a table, those that took longest."""
 MIN_TENSOR = 6
-MOST_TIMES = 1000
+MOST_TIMES, LEAST = 1000, 1e-8
+"""The largest ratio that is told, and the least estimate, in seconds, that it is told of."""
 Cells: TypeAlias = tuple[str, ...]
 """A line of a table."""
 
@@ -48,7 +49,7 @@ def ratio_text(seconds: float | None, estimated: float | None) -> str:
     >>> ratio_text(0.002, 0.001), ratio_text(0.001, 0.0), ratio_text(None, 1.0)
     ('2.00', '', '')
     """
-    if seconds is None or not estimated or seconds > MOST_TIMES * estimated:
+    if seconds is None or not estimated or estimated < LEAST or seconds > MOST_TIMES * estimated:
         return ""
     return f"{seconds / estimated:.2f}"
 
