@@ -47,7 +47,7 @@ class MeasuredSpan:
     Arguments:
       step: the step of the program that it is of, by its number; -1 for none.
       rows: the names of the collectives that it is for, if it sends something.
-      sends: whether it does.
+      sends: whether it does; waits: whether others of its group have not come to it yet.
       label: what it is called where the step says nothing.
     """
 
@@ -56,6 +56,7 @@ class MeasuredSpan:
     step: int
     rows: tuple[str, ...] = ()
     sends: bool = False
+    waits: bool = False
     label: str = ""
 
 

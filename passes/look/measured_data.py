@@ -142,6 +142,8 @@ def _sent(span: MeasuredSpan, every: Mapping[str, Collective], row_of: Mapping[s
         return "kernel", span.label, f"{span.label}, of no row of the plan", 0, None
     more = f" and {len(known) - 1} more, sent as one" if len(known) > 1 else ""
     title = f"{kind_text(known[0].kind)} of {known[0].tensor}{more}"
+    if span.waits:
+        return "wait", "waits", f"waits for others, for the {title}", 0, row_of[known[0].name]
     return known[0].kind, kind_text(known[0].kind), title, 0, row_of[known[0].name]
 
 

@@ -61,7 +61,7 @@ def account(
     events = [e for e in step.events if e.instruction not in around]
     own = sorted(devices or {e.device for e in events})
     found = StepAccount(step.seconds, len(own))
-    arrived = _arrivals(events, groups)
+    arrived = arrivals(events, groups)
     by_device: dict[int, list[OpEvent]] = defaultdict(list)
     for e in events:
         by_device[e.device].append(e)
@@ -74,7 +74,7 @@ def account(
     return _mean(found)
 
 
-def _arrivals(
+def arrivals(
     events: Iterable[OpEvent], groups: Mapping[str, Sequence[Sequence[int]]]
 ) -> dict[OpEvent, float]:
     """Per execution of a collective, when the last device of its group came to it."""

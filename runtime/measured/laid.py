@@ -13,7 +13,7 @@ from sbp.passes.explain.measured import MeasuredCollective, MeasuredSpan, Measur
 from sbp.passes.explain.plan import Collective
 from sbp.runtime.look.hlo_groups import Groups, connected, groups_of, moves_of
 from sbp.runtime.look.hlo_text import Computation, Instruction, Module, pairs
-from sbp.runtime.measured.accounts import KERNEL, SENDING, WAITING, StepAccount, account
+from sbp.runtime.measured.accounts import KERNEL, SENDING, WAITING, StepAccount, account, arrivals
 from sbp.runtime.measured.trace import OpEvent, TracedStep
 from sbp.runtime.target.compared import ComparedProgram
 from sbp.runtime.target.fates import RowFate
@@ -169,7 +169,7 @@ def measured_step(
         found.before,
         found.between,
         found.after,
-        tuple(_spans(step, reader, compared)),
+        tuple(_spans(step, reader, compared, groups)),
     )
 
 
@@ -232,8 +232,11 @@ def _remarks(fate: RowFate, own: Sequence[CompiledCollective], found: StepAccoun
             yield f"{c.instruction} was seen {times} x of {c.count}"
 
 
-def _spans(step: TracedStep, reader: ProgramReader, compared: ComparedProgram) -> Iterator[MeasuredSpan]:
+def _spans(
+    step: TracedStep, reader: ProgramReader, compared: ComparedProgram, groups: Mapping[str, Groups]
+) -> Iterator[MeasuredSpan]:
     """What ran when on the first device."""
+    came = arrivals(step.events, groups)
     first = min((e.device for e in step.events), default=0)
     rows = {c.instruction: c.rows for c in compared.collectives}
     for e in step.events:
@@ -241,6 +244,11 @@ def _spans(step: TracedStep, reader: ProgramReader, compared: ComparedProgram) -
             continue
         shares = reader.shares(e.instruction)
         most = max(shares, key=lambda k: shares[k], default=-1)
-        sends = e.instruction in rows
-        own, label = rows.get(e.instruction, ()), e.instruction or "not named"
-        yield MeasuredSpan(e.start - step.start, e.end - step.start, most, own, sends, label)
+        start, end = e.start - step.start, e.end - step.start
+        if e.instruction not in rows:
+            yield MeasuredSpan(start, end, most, label=e.instruction or "not named")
+            continue
+        own, last = rows[e.instruction], came.get(e, e.start) - step.start
+        if last > start:
+            yield MeasuredSpan(start, last, most, own, sends=True, waits=True, label=e.instruction)
+        yield MeasuredSpan(last, end, most, own, sends=True, label=e.instruction)

@@ -53,4 +53,4 @@ def _spans(report: ComparedProgram, simulation: Simulation) -> Iterator[Measured
         label = origin.source if origin is not None and origin.source else e.instruction
         sends = e.resource != KERNELS
         own = rows.get(e.instruction, ())
-        yield MeasuredSpan(e.start_seconds, e.end_seconds, -1, own, sends, label)
+        yield MeasuredSpan(e.start_seconds, e.end_seconds, -1, own, sends, label=label)

@@ -158,6 +158,9 @@ def test_a_page_has_both(made: tuple[Any, Any, Profile]) -> None:
     assert "measured by JAX's profiler" in drawn["name"]
     assert set(drawn["spans"]["lane"]) == {0, 1}
     assert max(drawn["spans"]["to"]) <= step.seconds * 1.05
+    kinds = set(drawn["spans"]["kind"])
+    assert kinds & {c.kind for c in profile.plan.collectives}
+    assert ("wait" in kinds) == any(span.waits and span.rows for span in step.spans)
 
 
 def test_arguments_are_not_consumed() -> None:
