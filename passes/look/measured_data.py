@@ -117,7 +117,7 @@ def measured_timeline(
     spans = list[tuple[Any, ...]]()
     kernels = (s for s in step.spans if not s.sends)
     for (phase, title), some in groupby(kernels, key=lambda s: _part(s, steps, outline)):
-        for start, end in _touching(some):
+        for start, end in _touching(some, step.seconds / MOST_GAPS):
             spans.append((0, start, end, phase, title, f"{phase}: {title}", 0, None))
     for s in (s for s in step.spans if s.sends):
         spans.append((1, s.start, s.end, *_sent(s, every, row_of)))
@@ -147,13 +147,18 @@ def _sent(span: MeasuredSpan, every: Mapping[str, Collective], row_of: Mapping[s
     return known[0].kind, kind_text(known[0].kind), title, 0, row_of[known[0].name]
 
 
-def _touching(spans: Iterator[MeasuredSpan]) -> Iterator[tuple[float, float]]:
-    """Spans, those with next to nothing between them as one."""
+def _touching(spans: Iterator[MeasuredSpan], gap: float) -> Iterator[tuple[float, float]]:
+    """Spans, those with no more than a gap between them as one.
+
+    >>> spans = [MeasuredSpan(0.0, 1.0, 0), MeasuredSpan(1.1, 2.0, 0), MeasuredSpan(3.0, 4.0, 0)]
+    >>> list(_touching(iter(spans), 0.5))
+    [(0.0, 2.0), (3.0, 4.0)]
+    """
     start, end = -1.0, -1.0
     for s in sorted(spans, key=lambda s: s.start):
         if end < 0:
             start, end = s.start, s.end
-        elif s.start - end <= GAP_SECONDS:
+        elif s.start - end <= gap:
             end = max(end, s.end)
         else:
             yield start, end
@@ -162,5 +167,5 @@ def _touching(spans: Iterator[MeasuredSpan]) -> Iterator[tuple[float, float]]:
         yield start, end
 
 
-GAP_SECONDS = 2e-6
-"""Between two kernels that are drawn as one."""
+MOST_GAPS = 4000
+"""In a step: kernels of one part of the program with less than such a share of it between them are one."""
