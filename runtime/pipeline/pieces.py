@@ -92,9 +92,16 @@ class Runnable:
     run: Executable
 
 
-def not_here(*args: ArrayLike) -> Sequence[jax.Array]:
-    """Stands for a program of other processes, which nobody calls in this one."""
-    raise AssertionError("a program of another process")
+class NotHere:
+    """Stands for a program that other processes run, and nobody calls in this one."""
+
+    def __call__(self, *args: ArrayLike) -> Sequence[jax.Array]:
+        """Nobody does."""
+        raise AssertionError("a program of another process")
+
+    def as_text(self) -> str | None:
+        """Nothing: it was not compiled here."""
+        return None
 
 
 def runnable(
