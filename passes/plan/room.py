@@ -79,7 +79,6 @@ class RoomModel(Model):
         self.near: dict[int, list[tuple[int | None, list[ValueUse]]]] = {}
         self.loads: list[Load] = []
         self.boxed_once: dict[int, BoxedOnce] = {}
-        self.sends: dict[int, tuple[NDArray[np.bool_], NDArray[np.bool_], Boxing]] = {}
 
     def build_indexed(self) -> IndexedNetwork:
         """The network, with variables for copies."""
@@ -210,24 +209,26 @@ class RoomModel(Model):
         boxing = self.boxing(v)
         # What is merged into its readers is written at all only because it is boxed.
         computed = v not in self.lives and v not in self.graph.inputs
-        made, wanted = self.tables_of(boxing, source.needs, use.needs, computed)
-        if not made.any() and not whole_time:
-            return None
-        own = tuple(dict.fromkeys(use.needs))
-        n, sizes = len(own), self.held(v, own)
         key = "copies", id(boxing), id(source.needs), id(use.needs), computed
         if key not in self.columns:
+            own = tuple(dict.fromkeys(use.needs))
+            made, wanted = self.tables_of(boxing, source.needs, use.needs, computed)
             free = np.where(made, np.inf, 0.0)
             beside = np.where(made, self.held(v, source.needs)[:, None], np.inf).min(axis=0)
             beside[np.isinf(beside) | (not computed)] = 0.0
             self.columns[key] = (
                 written_down(np.hstack([np.where(made, 0.0, np.inf), free])),
                 written_down(np.hstack([wanted, wanted])),
-                np.zeros(2 * n),
+                np.zeros(2 * len(own)),
                 beside,
+                own,
+                bool(made.any()),
                 (boxing, source.needs, use.needs),
             )
-        before, match, zero, beside, _ = self.columns[key]
+        before, match, zero, beside, own, is_boxed, _ = self.columns[key]
+        if not is_boxed and not whole_time:
+            return None
+        n, sizes = len(own), self.held(v, own)
         variable = self.variable((*own, *own), zero)
         self.add_edge(v, source.variable, variable, before)
         self.add_edge(v, use.variable, variable, match)
@@ -250,12 +251,7 @@ class RoomModel(Model):
     def copied(self, boxing: Boxing) -> tuple[NDArray[np.bool_], ...]:
         """Whether boxing makes a copy: a collective other than an all-reduce, which writes over its operand;
         and whether it has any. Cuts and zeros are computed by who reads them."""
-        if id(boxing) not in self.sends:
-            own = boxing.universe
-            kinds = [[{m.kind for m in boxing.path(a, b) if m.is_collective} for b in own] for a in own]
-            copies = np.array([[bool(path - {"all_reduce"}) for path in row] for row in kinds])
-            self.sends[id(boxing)] = copies, np.array([[bool(path) for path in row] for row in kinds]), boxing
-        return self.sends[id(boxing)][:2]
+        return boxing.sends
 
     def load(self, variable: int, start: int, end: int, sizes: Table) -> None:
         """Adds a load, unless it is of no time."""
@@ -269,10 +265,11 @@ class RoomModel(Model):
     def sizes(self, v: int, signatures: tuple[NdSbp, ...], factor: float = 1.0) -> Table:
         """Of a device's part of a value under each signature."""
         value, hierarchy = self.graph.values[v], self.c.placement.shape
-        key: Any = "bytes", value.shape, str(value.dtype), signatures, factor
+        # By identity: to hash hundreds of signatures for each value would take longer than all else here.
+        key: Any = "bytes", value.shape, str(value.dtype), id(signatures), factor
         if key not in self.columns:
             parts = [factor * local_bytes(value.shape, value.dtype, nd, hierarchy) for nd in signatures]
-            self.columns[key] = (np.array(parts),)
+            self.columns[key] = np.array(parts), signatures
         found: Table = self.columns[key][0]
         return found
 
