@@ -95,7 +95,8 @@ class RecomputingModel(RoomModel):
             every = self.c.strategies[node.id]
             again = self.costs[id(every), 1, self.c.traffic.get(node.id)]
             if strategies is not every:
-                again = again[[any(s is own for own in strategies) for s in every]]
+                own_ids = set(map(id, strategies))
+                again = again[[id(s) in own_ids for s in every]]
         variable = self.variable(lies, np.concatenate([np.zeros(n), again, np.zeros(nothing)]))
         own, keeping = self.count + node.id, 2 * self.count + v
         alike = self.alike(True, len(lies))

@@ -76,6 +76,8 @@ class RoomModel(Model):
         self.end = max((end for _, end in self.times.values()), default=0)
         self.lives = {life.value: life for life in candidates.lives}
         self.outermost = {n.id for n in self.graph.nodes}
+        self.arguments = frozenset(self.graph.inputs)
+        self.results = frozenset(x for x in self.graph.outputs if not isinstance(x, Const))
         self.near: dict[int, list[tuple[int | None, list[ValueUse]]]] = {}
         self.loads: list[Load] = []
         self.boxed_once: dict[int, BoxedOnce] = {}
@@ -106,7 +108,7 @@ class RoomModel(Model):
 
     def clustered(self, v: int, uses: list[ValueUse]) -> list[list[ValueUse]]:
         """The uses in clusters; one for what bodies of loops use, or what is small."""
-        outside = v in self.graph.inputs or (v in self.lives and self.supply[v].times == 1)
+        outside = v in self.arguments or (v in self.lives and self.supply[v].times == 1)
         if not outside or not self.is_large(v) or any(not self.is_outermost(u) for u in uses):
             return [uses]
         clusters: list[list[ValueUse]] = []
@@ -144,10 +146,10 @@ class RoomModel(Model):
     def load_value(self, v: int, uses: list[ValueUse]) -> None:
         """Loads of a value as it is made, and of its copies."""
         life, supply = self.lives.get(v), self.supply[v]
-        is_argument = v in self.graph.inputs
+        is_argument = v in self.arguments
         if is_argument:
             self.load(supply.variable, 0, self.end + 1, self.sizes(v, supply.needs))
-        elif v in self.graph.outputs or (life is not None and life.is_result):
+        elif v in self.results or (life is not None and life.is_result):
             life = None
         if not self.is_large(v):
             if life is not None and not is_argument:
@@ -179,7 +181,7 @@ class RoomModel(Model):
             self.load(supply.variable, life.start, first + 1, self.held(v, supply.needs))
             self.load(share.variable, first + 1, life.end, self.held(v, states))
             last = first + 1
-        elif v in self.graph.inputs and len(near) > 1 and self.is_updated(v):
+        elif v in self.arguments and len(near) > 1 and self.is_updated(v):
             # The update takes what lies at rest.
             last = max(self.when(use)[1] for _, cluster in near[:-1] for use in cluster)
         self.copies(v, supply, share, first, last)
@@ -208,7 +210,7 @@ class RoomModel(Model):
         """
         boxing = self.boxing(v)
         # What is merged into its readers is written at all only because it is boxed.
-        computed = v not in self.lives and v not in self.graph.inputs
+        computed = v not in self.lives and v not in self.arguments
         key = "copies", id(boxing), id(source.needs), id(use.needs), computed
         if key not in self.columns:
             own = tuple(dict.fromkeys(use.needs))
