@@ -38,11 +38,12 @@ _STALLED = 1e-4
 """A pair of sweeps that raises the bound by less than this part of it is the last."""
 _ALIKE = 0.6
 """They are if at most this part of the nodes is left."""
-_ALIKE_SWEEPS = ((4, 40), (12, 5))
+_ALIKE_SWEEPS = ((12, 40),)
 """How far nodes must look alike to be one while layers are swept over together, and pairs of sweeps over one
-node of each class: many over few, as many as raise the bound of the whole to its height, and then some over
-more, among which the ends of the program are told from its middle. That is less than half the work of as many
-sweeps over the latter alone, and the bound is higher."""
+node of each class: as many as raise the bound of the whole to its height."""
+_WIDE_SWEEPS = ((4, 40), (12, 15))
+"""The same where cores are large, as on four axes, and a sweep takes long: most are over fewer nodes, among
+which the ends of the program are not told from its middle."""
 
 
 class Narrowing:
@@ -60,7 +61,7 @@ class Narrowing:
     def begin_alike(self, deadline: float) -> None:
         """Begins where sweeps over one node of each class end, if that is worth its time."""
         kinds = numbers_of([self.network.unary[node] for node in self.network.order])
-        for hops, sweeps in _ALIKE_SWEEPS:
+        for hops, sweeps in _WIDE_SWEEPS if self.network.cells > _DOUBLE_CELLS else _ALIKE_SWEEPS:
             small = lifted(self.wide, kinds, hops)
             if small.stands.size > _ALIKE * small.nodes.size:
                 return
