@@ -146,7 +146,7 @@ def _spread(prefix: Prefix, tree: PyTree, where: str, out: list[_Given], axes: i
 def _nearly_one(prefix: Prefix, axes: int) -> bool:
     """Whether a list means one signature, one entry of which is none, although it may be a container too.
 
-    On several axes the signatures in a container are lists themselves: a list with an entry per axis, at least
+    On several axes signatures in a container are lists themselves: a list with an entry per axis, at least
     one of which is a signature, means none.
 
     >>> _nearly_one([Split(0), "B"], 2), _nearly_one([Split(0), "B"], 1), _nearly_one([[Split(0), B], "B"], 2)
