@@ -26,7 +26,7 @@ from sbp.units import bytes_text, seconds_text
 HEADINGS = ("×", "collective", "tensor", "before → after", "over", "sent", "time", "exposed", "line", "why")
 NUMBERS = ("×", "sent", "time", "exposed")
 MONO = "12px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace"
-# Texts have the notebook's colour, which may be light on dark; pills and alarms, on grounds of their own, do not.
+# Texts have the notebook's colour, which may be light on dark; pills and alarms have colours of their own.
 STYLE = f"""
 .sbp {{ font: 14px/1.45 Inter, "Helvetica Neue", Helvetica, Arial, sans-serif; color: inherit; }}
 .sbp h1 {{ font-size: 22px; margin: 0 0 4px; }}
@@ -45,7 +45,7 @@ STYLE = f"""
 .sbp .mono {{ font: {MONO}; white-space: nowrap; }}
 .sbp td .mono {{ white-space: normal; }}
 .sbp .soft, .sbp .totals td:first-child {{ opacity: 0.8; }}
-.sbp .alarm {{ color: #8f1d14; background: #fdecea; font-weight: 600; margin: 4px 0; padding: 4px 8px; }}
+.sbp .alarm {{ color: #b42318; background: #fdecea; font-weight: 600; margin: 4px 0; padding: 4px 8px; }}
 .sbp .pill {{ color: #1b2430; border: 1.5px solid; border-radius: 9px; padding: 0 8px; white-space: nowrap; }}
 .sbp .picture {{ overflow: auto; border: 1px solid rgba(128, 128, 128, 0.35); border-radius: 8px; }}
 .sbp .picture svg {{ max-width: 100%; height: auto; }}
