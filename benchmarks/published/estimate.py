@@ -17,6 +17,9 @@ from sbp.passes.schedule.orders import make
 from sbp.passes.schedule.simulate import simulate
 from sbp.passes.schedule.times import Times
 
+SENDS = frozenset(["all_gather"])
+"""How new weights are sent."""
+
 
 @dataclass(frozen=True, slots=True)
 class EndSeconds:
@@ -150,9 +153,9 @@ class Estimator:
             program = self._program(rank, self.lying)
             plans = [plan for plan in map(program.update_plan, (False, True)) if plan is not None]
             self._ends[rank] = EndSeconds(
-                sum(_communication(p, "reduce_scatter", "all_reduce") for p in plans),
-                sum(_communication(p, "all_gather") for p in plans),
-                sum(p.seconds - sum(c.seconds for c in p.collectives) for p in plans),
+                sum(seconds for p in plans for kind, seconds in _communication(p) if kind not in SENDS),
+                sum(seconds for p in plans for kind, seconds in _communication(p) if kind in SENDS),
+                sum(p.seconds - sum(seconds for _, seconds in _communication(p)) for p in plans),
             )
         return self._ends[rank]
 
@@ -170,8 +173,9 @@ def _recomputed(kept: Collection[str]) -> float:
     return 0.0 if kept == EVERYTHING else 0.5
 
 
-def _communication(plan: Plan, *kinds: str) -> float:
-    return sum(c.seconds for c in plan.collectives if c.kind in kinds)
+def _communication(plan: Plan) -> list[tuple[str, float]]:
+    """The kind of each collective, and its time; whatever is none of `SENDS` brings sums to their place."""
+    return [(c.kind, c.seconds) for c in plan.collectives]
 
 
 def stages_of(row: PublishedStep) -> list[Stage]:
