@@ -79,6 +79,15 @@ class Hardware:
                 return rate * self.efficiency
         return max(self.flops_per_second)[1] * self.efficiency
 
+    @property
+    def beside_share(self) -> float:
+        """The share of its rate that a kernel keeps beside a collective, which takes some of the cores.
+
+        Here all of it, as in XLA's estimates and in the simulator; `plan.step_seconds` goes by it outside of
+        loops.
+        """
+        return 1.0
+
     def link(self, ranks: Sequence[int]) -> Link:
         """The level that a group of `ranks` talks through: the innermost one that holds them all.
 

@@ -12,13 +12,10 @@ from benchmarks.published.program import StageProgram
 from benchmarks.published.recompute import EVERYTHING, NOTHING, kept_results
 from benchmarks.published.rows import PublishedStep
 from sbp.hardware import Hardware
-from sbp.passes.face import Plan
+from sbp.passes.explain.plan import Collective
 from sbp.passes.schedule.orders import make
 from sbp.passes.schedule.simulate import simulate
 from sbp.passes.schedule.times import Times
-
-SENDS = frozenset(["all_gather"])
-"""How new weights are sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,9 +150,9 @@ class Estimator:
             program = self._program(rank, self.lying)
             plans = [plan for plan in map(program.update_plan, (False, True)) if plan is not None]
             self._ends[rank] = EndSeconds(
-                sum(seconds for p in plans for kind, seconds in _communication(p) if kind not in SENDS),
-                sum(seconds for p in plans for kind, seconds in _communication(p) if kind in SENDS),
-                sum(p.seconds - sum(seconds for _, seconds in _communication(p)) for p in plans),
+                sum(c.seconds for p in plans for c in p.collectives if not _is_send(c)),
+                sum(c.seconds for p in plans for c in p.collectives if _is_send(c)),
+                sum(p.seconds - sum(c.seconds for c in p.collectives) for p in plans),
             )
         return self._ends[rank]
 
@@ -173,9 +170,10 @@ def _recomputed(kept: Collection[str]) -> float:
     return 0.0 if kept == EVERYTHING else 0.5
 
 
-def _communication(plan: Plan) -> list[tuple[str, float]]:
-    """The kind of each collective, and its time; whatever is none of `SENDS` brings sums to their place."""
-    return [(c.kind, c.seconds) for c in plan.collectives]
+def _is_send(c: Collective) -> bool:
+    """Whether new weights are sent in it, `parts n`; all others bring gradients to where they are summed up,
+    whatever their kind."""
+    return c.kind == "all_gather" and len(c.shape) == 2
 
 
 def stages_of(row: PublishedStep) -> list[Stage]:

@@ -134,6 +134,11 @@ class Evaluator:
         """What XLA's scheduler takes a collective to be in which one device sends so much."""
         return self.network.believed_seconds(kind, axes, wire_bytes)
 
+    @property
+    def beside_share(self) -> float:
+        """The share of its rate that a kernel keeps beside a collective."""
+        return self.network.hardware.beside_share
+
     def overlapped(self, steps: Sequence[Step] | None = None) -> OverlappedStep:
         """The time of all steps, or of some of them, with collectives beside kernels, where XLA does so."""
         every = self.physical.steps if steps is None else steps
