@@ -34,6 +34,10 @@ _POLISH_CHUNKS = 9
 _STANDING = 1e-3
 """Prices stand where a round of steps raises the bound by less than this part. Only then a network is solved
 at them exactly: a hundred rounds take as long, and what is cheapest at prices that change is worth little."""
+_HELD = 4e-3
+"""Prices to begin with are held as long as a round raises the bound by more than this part. They are about
+right, and costs take many sweeps to get through a large network: with prices that change all the while its
+bound takes twice as many to rise as far."""
 _RAISES = 3
 """Exact solutions at raised prices, for each at the best,"""
 _RAISED = 0.1
@@ -199,6 +203,7 @@ class LimitedSearch:
         kernel = np.array(self.reduction.project(states), dtype=np.int64)
         busy = about_most(forests.use_of(self.flat_budget, kernel) - self.flat_budget.room)
         self.prices.charge(np.where(busy, PROVING * price / max(int(busy.sum()), 1), 0.0))
+        self.prices.are_held = True
 
     def smallest(self, limit_seconds: float | None) -> Fitted:
         """States with the smallest peak found, and a lower bound on any."""
@@ -231,7 +236,9 @@ class LimitedSearch:
         self.noise = _NOISE * abs(self.reduction.constant + self.prices.lower)
         self.least_gain = 100.0 * self.noise
         risen = self.prices.lower - before
-        stand = risen < _STANDING * abs(self.reduction.constant + self.prices.lower)
+        size = abs(self.reduction.constant + self.prices.lower)
+        stand = risen < _STANDING * size
+        self.prices.are_held = self.prices.are_held and risen > _HELD * size
         if stand and not self._finished():
             self._look_exactly()
         self.rounds += 1
