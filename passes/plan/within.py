@@ -13,7 +13,7 @@ from sbp.passes.plan import forests, sweeps
 from sbp.passes.plan.budget import Budget, Fitted, Load, flat_budget
 from sbp.passes.plan.flat import Indices, flat_network
 from sbp.passes.plan.network import CostNetwork, Infeasible, Table
-from sbp.passes.plan.parts import least_of
+from sbp.passes.plan.parts import ceiling_of, least_of
 from sbp.passes.plan.peak import least_peak
 from sbp.passes.plan.priced import PROVING, about_most
 from sbp.passes.plan.prices import Prices, TimePrices
@@ -122,7 +122,7 @@ class LimitedSearch:
         self.loads = self.reduction.loads
         """Of the kernel's nodes."""
         self.flat_budget = flat_budget(flat, self.loads, budget.limit)
-        ceiling = _ceiling(kernel)
+        ceiling = ceiling_of(kernel)
         self.flat = flat.filled(ceiling)
         self.finite = least_of(kernel) + 0.9999 * ceiling
         """What is dearer has an infinite entry."""
@@ -394,11 +394,3 @@ class LimitedSearch:
         if peak <= limit:
             bound = min(bound, cost)
         return Fitted(states, cost, bound, peak, min(least, peak), limit)
-
-
-def _ceiling(network: CostNetwork) -> float:
-    """What infinite entries may cost above the least of their table, so that none of them ever pays."""
-    tables: Sequence[Table] = [*network.unary, *(table for _, _, table in network.edges)]
-    distinct = {id(table): table for table in tables}
-    ranges = {k: float(table[table < np.inf].max() - table.min()) for k, table in distinct.items()}
-    return 1e-9 + 1.001 * math.fsum(ranges[id(table)] for table in tables)
