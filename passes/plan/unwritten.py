@@ -9,15 +9,12 @@ which the op that makes the value runs again too, so that is a third way, which 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from sbp.passes.boxing.paths import Boxing
-from sbp.passes.plan.candidates import Strategy
 from sbp.passes.plan.indexed import written_down
 from sbp.passes.plan.later import is_plain
 from sbp.passes.plan.network import Table
@@ -154,30 +151,21 @@ class Unwritten:
         again = x.has_spots and source.has_spots
         key = "needs", id(lies), source.kept, id(strategies), id(own), x.kept, k, again, id(boxing)
         if key not in self.m.columns:
+            sends = self.m.copied(boxing)[1]
+            wanted: dict[Any, dict[NdSbp, int]] = {}
+            for s in strategies:
+                wanted.setdefault(s.results[0], {})[s.operands[k]] = boxing.index[s.operands[k]]
+            silent = ~sends[[boxing.index[nd] for nd in lies[: source.kept]]]
             table = np.ones((len(lies), len(own)), dtype=bool)
             for column in range(x.each, x.kept):
+                to = wanted.get(own[column], {})
                 table[:, column] = False
-                table[: source.kept, column] = self.is_silent(
-                    boxing, lies[: source.kept], strategies, own[column], k
-                )
-                if again and column >= 2 * x.each:
-                    for row in range(source.each, 2 * source.each):
-                        table[row, column] &= not self.is_cut_anyway(lies[row], strategies, own[column], k)
+                table[: source.kept, column] = silent[:, sorted(to.values())].any(axis=1)
+                for row in range(source.each, 2 * source.each) if again and column >= 2 * x.each else ():
+                    # Cut out of what is computed, whichever strategy the result is of: it is computed anew.
+                    table[row, column] &= not all(is_cut(lies[row], nd) for nd in to)
             self.m.columns[key] = written_down(_forbidden(table)), lies, strategies, own, boxing
         self.m.add_edge(source.value, source.variable, x.variable, self.m.columns[key][0])
-
-    def is_silent(
-        self, boxing: Boxing, lies: Sequence[NdSbp], strategies: Sequence[Strategy], result: NdSbp, k: int
-    ) -> NDArray[np.bool_]:
-        """From which signatures operand `k` comes to an op with some result without being sent."""
-        wanted = {s.operands[k] for s in strategies if s.results[0] == result}
-        to, at = [boxing.index[w] for w in wanted], [boxing.index[nd] for nd in lies]
-        found: NDArray[np.bool_] = ~self.m.copied(boxing)[1][np.ix_(at, to)].all(axis=1)
-        return found
-
-    def is_cut_anyway(self, nd: NdSbp, strategies: Sequence[Strategy], result: NdSbp, k: int) -> bool:
-        """Whether operand `k` is cut out of a signature, whichever strategy the result is of."""
-        return all(is_cut(nd, s.operands[k]) for s in strategies if s.results[0] == result)
 
 
 def is_cut(nd: NdSbp, wanted: NdSbp) -> bool:
