@@ -77,20 +77,24 @@ class Title:
 
 
 def device_function(
-    physical: Physical, counting: Counting | None = None, sections: Sequence[Section] = ()
+    physical: Physical,
+    counting: Counting | None = None,
+    sections: Sequence[Section] = (),
+    made: Callable[..., Device] | None = None,
 ) -> Callable[..., Shards]:
     """The program of one device: local shards in, local shards out, in the order of the graph's inputs.
 
     Arguments:
       counting: takes what exchanges count, which then is one result more.
       sections: in which it runs one after the other; all at once if there are none.
+      made: makes what executes the steps, given what a `Device` is given; None for a `Device`.
     """
     graph, placement = physical.graph, physical.placement
 
     def run(*shards: jax.Array) -> Shards:
         reports: list[ExchangeReport] | None = None if counting is None else []
         coords = [lax.axis_index(name) for name in placement.axes]
-        device = Device(physical, coords, reports, kept_in_order(physical))
+        device = (made or Device)(physical, coords, reports, kept_in_order(physical))
         env: Env = dict(zip(zip(graph.inputs, physical.inputs, strict=True), shards, strict=True))
         for section in sections or [Section(physical.steps, ())]:
             device.run(section.steps, env)
@@ -139,12 +143,12 @@ class Device:
         while i < len(steps):
             step = steps[i]
             if isinstance(step, Compute) and step.node.barrier >= 0:
-                i = _barrier(steps, i, env)
+                i = self.barrier(steps, i, env)
                 continue
             if isinstance(step, Box) and step.bucket >= 0:
                 i = self.bucket(steps, i, env)
                 continue
-            with _marked(step):
+            with self.marked(step):
                 if isinstance(step, Box):
                     self.move(step, env)
                 elif isinstance(step, Border):
@@ -155,18 +159,42 @@ class Device:
                     self.compute(step, env)
             i += 1
 
+    def marked(self, *steps: Step) -> AbstractContextManager[None]:
+        """A context in which what is traced says of which line of the user it is, and of which rows of the
+        plan."""
+        source = steps[0].source if isinstance(steps[0], Box) else steps[0].node.source
+        return compat.marked(source.info, scope_of_rows([row for s in steps for row in s.rows]))
+
+    def barrier(self, steps: Sequence[Step], i: int, env: Env) -> int:
+        """Lowers all ops of one barrier as one; returns the position after them."""
+        group = []
+        first = steps[i]
+        assert isinstance(first, Compute)
+        while i < len(steps):
+            step = steps[i]
+            if not isinstance(step, Compute) or step.node.barrier != first.node.barrier:
+                break
+            group.append(step)
+            i += 1
+        reads = [(s.node.inputs[0], s.strategy.operands[0]) for s in group]
+        with self.marked(first):
+            held = optimization_barrier(tuple(env[x, nd] for x, nd in reads if not isinstance(x, Const)))
+        env.update(zip(((s.node.outputs[0], s.strategy.results[0]) for s in group), held, strict=True))
+        return i
+
     def move(self, step: Box, env: Env) -> None:
         """One boxing move."""
-        placement, shape = self.physical.placement, self.physical.graph.values[step.value].shape
         x = _as_sent(step, env)
         if step.after is not None:
             x, _ = optimization_barrier((x, env[step.after]))
         if step.move.kind == "all_to_all" and step.value in self.in_order:
             x = dims_in_order(x)
-        moved = apply_move(
-            x, step.move, shape, placement.shape, placement.axes, self.coords, owned=step.owned
-        )
-        env[step.value, step.move.after] = _widened(moved, env[step.value, step.move.before])
+        env[step.value, step.move.after] = _widened(self.moved(x, step), env[step.value, step.move.before])
+
+    def moved(self, x: jax.Array, step: Box) -> jax.Array:
+        """What is sent, after the move."""
+        placement, shape = self.physical.placement, self.physical.graph.values[step.value].shape
+        return apply_move(x, step.move, shape, placement.shape, placement.axes, self.coords, owned=step.owned)
 
     def bucket(self, steps: Sequence[Step], i: int, env: Env) -> int:
         """All moves of one bucket as one; returns the position after them."""
@@ -177,7 +205,7 @@ class Device:
                 break
             boxes.append(step)
         parcels = [Parcel(_as_sent(b, env), b.move, values[b.value].shape, b.owned) for b in boxes]
-        with _marked(*boxes):
+        with self.marked(*boxes):
             moved = apply_bucket(parcels, placement.shape, placement.axes)
         for b, x in zip(boxes, moved, strict=True):
             env[b.value, b.move.after] = _widened(x, env[b.value, b.move.before])
@@ -244,33 +272,9 @@ def _constant(x: Const, nd: NdSbp, placement: Placement, coords: Sequence[jax.Ar
     return value
 
 
-def _marked(*steps: Step) -> AbstractContextManager[None]:
-    """A context in which what is traced says which line of the user it is of, and which rows of the plan."""
-    source = steps[0].source if isinstance(steps[0], Box) else steps[0].node.source
-    return compat.marked(source.info, scope_of_rows([row for s in steps for row in s.rows]))
-
-
 def rows_in(steps: Sequence[Step]) -> tuple[str, ...]:
     """The names of all rows of the plan that some steps send something for, in order, bodies included."""
     return tuple(row for s, _ in walk_steps(steps) for row in s.rows)
-
-
-def _barrier(steps: Sequence[Step], i: int, env: Env) -> int:
-    """Lowers all ops of one barrier as one; returns the position after them."""
-    group = []
-    first = steps[i]
-    assert isinstance(first, Compute)
-    while i < len(steps):
-        step = steps[i]
-        if not isinstance(step, Compute) or step.node.barrier != first.node.barrier:
-            break
-        group.append(step)
-        i += 1
-    reads = [(s.node.inputs[0], s.strategy.operands[0]) for s in group]
-    with _marked(first):
-        held = optimization_barrier(tuple(env[x, nd] for x, nd in reads if not isinstance(x, Const)))
-    env.update(zip(((s.node.outputs[0], s.strategy.results[0]) for s in group), held, strict=True))
-    return i
 
 
 def shardings(
