@@ -20,6 +20,7 @@ from sbp.passes.explain.words import MAX_ROWS
 from sbp.passes.look import files, page, pipeline_files, pipeline_page, pipeline_text, text
 from sbp.passes.look.diff import diff_text
 from sbp.passes.look.source import ProgramSource
+from sbp.passes.look.web_page import PageProfile
 from sbp.passes.pipeline.plan import PipelineData
 from sbp.signature import NdSbp, Signature, is_signature
 
@@ -51,17 +52,21 @@ class Plan(PlanData):
     def _repr_html_(self) -> str:
         return page.plan_html(self)
 
-    def save(self, path: str | os.PathLike[str], *, choices: int = 0) -> None:
+    def save(
+        self, path: str | os.PathLike[str], *, choices: int = 0, profile: PageProfile | None = None
+    ) -> None:
         """Writes the plan; the suffix chooses the form: .json, .html, .dot or .svg, with stages .trace.json.
 
         Arguments:
           choices: for how many of the costliest collectives a page says what their tensors could lie as
             instead, as `why` finds it: seconds for each.
+          profile: of the same program, as `Program.profile` measures it: a page has what it took beside the
+            estimates.
 
         Raises:
-          ValueError: for another suffix.
+          ArgumentError: for another suffix, and for a profile of another program.
         """
-        files.save_plan(self, path, self._choices(choices))
+        files.save_plan(self, path, self._choices(choices), profile)
 
     def _choices(self, most: int) -> dict[str, TensorChoices]:
         """What the tensors of the costliest collectives could lie as, by their names."""
@@ -193,9 +198,11 @@ class PipelinePlan(PipelineData, Plan):
     def _repr_html_(self) -> str:
         return pipeline_page.plan_html(self)
 
-    def save(self, path: str | os.PathLike[str], *, choices: int = 0) -> None:
+    def save(
+        self, path: str | os.PathLike[str], *, choices: int = 0, profile: PageProfile | None = None
+    ) -> None:
         """Writes the plan, as `Plan.save` does."""
-        pipeline_files.save_plan(self, path, self._choices(choices))
+        pipeline_files.save_plan(self, path, self._choices(choices), profile)
 
 
 def faced(plan: PlanData) -> Plan:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from operator import is_
@@ -22,7 +22,7 @@ from sbp.passes.request import Request
 from sbp.runtime.builds import locked_property
 from sbp.runtime.counts import Counting
 from sbp.runtime.donation import LeafSharding, Owners, distinct, layouts_of, own_copy
-from sbp.runtime.lower import DeviceMesh, Jitted, Title, lower, shardings
+from sbp.runtime.lower import NO_MARKS, DeviceMesh, Jitted, Title, lower, shardings
 from sbp.runtime.rooms import give_room
 from sbp.runtime.scheduling import compiler_options
 from sbp.untyped import Leaf, PyTree
@@ -49,15 +49,21 @@ class Built:
         """Who has the memory of what is donated."""
         return Owners(self.donate)
 
-    def jitted(self, mesh: DeviceMesh, counting: Counting | None = None) -> Jitted:
-        """The program over a mesh: flat arguments in, flat results out, and counts if something counts."""
+    def jitted(
+        self, mesh: DeviceMesh, counting: Counting | None = None, marks: Mapping[int, str] = NO_MARKS
+    ) -> Jitted:
+        """The program over a mesh: flat arguments in, flat results out, and counts if something counts.
+
+        Arguments:
+          marks: names of steps, by their ids, which their instructions have too.
+        """
         physical = self.plan.physical
         assert physical is not None
         title = Title(self.plan.name, self.traced.source)
         options = compiler_options(physical, self.plan.hardware, self.donate, self.plan.memory_bytes)
         takes = Evaluator(physical, Network(self.plan.placement, self.plan.hardware), self.donate)
         sections = () if takes.sections is None else takes.sections.sections
-        return lower(physical, mesh, self.donate, counting, title, self.weak, options, sections)
+        return lower(physical, mesh, self.donate, counting, title, self.weak, options, sections, marks)
 
     @locked_property
     def executable(self) -> tuple[Jitted, list[NamedSharding], list[jax.Array]]:

@@ -24,7 +24,8 @@ from sbp.runtime.call import Call, Parameters, parameters
 from sbp.runtime.counts import KeyCount
 from sbp.runtime.donation import Owners, layouts_of
 from sbp.runtime.given import given
-from sbp.runtime.pipeline.profile import Profile, measure
+from sbp.runtime.measured.profile import Profile
+from sbp.runtime.pipeline.profile import measure
 from sbp.runtime.pipeline.program import BuiltPipeline, many_programs
 from sbp.runtime.reading import Reading, build, read
 from sbp.runtime.target.devices import NotHere, absent_mesh, chip_of, cudnn_of, missing, topology_of
@@ -149,8 +150,9 @@ class Program(Generic[P, R]):
     def profile(self, *args: P.args, **kwargs: P.kwargs) -> Profile:
         """Runs some steps with these arguments and measures them; donated ones are copied, and still there.
 
-        Of a program with stages and micro-batches every action is measured, against the plan's estimate; of
-        any other one the whole step. `key_counts` counts the steps too.
+        Of a program of one placement a step is divided by JAX's profiler: kernels by line, each collective,
+        what waited for other devices, and what nobody claims, beside the plan's estimates. Of a program with
+        stages and micro-batches every action is measured. `key_counts` counts the steps too.
 
         Raises:
           SbpError: as a call does.

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Protocol, TypeAlias, cast
 
 import jax
@@ -38,6 +39,7 @@ Env: TypeAlias = dict[Version, jax.Array]
 Shards: TypeAlias = tuple[jax.Array, ...]
 DeviceMesh: TypeAlias = Mesh | AbstractMesh
 """With devices, or without: to lower a program for devices that are not there."""
+NO_MARKS: Mapping[int, str] = MappingProxyType({})
 
 
 class Jitted(Protocol):
@@ -80,6 +82,7 @@ def device_function(
     physical: Physical,
     counting: Counting | None = None,
     sections: Sequence[Section] = (),
+    marks: Mapping[int, str] = NO_MARKS,
     made: Callable[..., Device] | None = None,
 ) -> Callable[..., Shards]:
     """The program of one device: local shards in, local shards out, in the order of the graph's inputs.
@@ -87,6 +90,7 @@ def device_function(
     Arguments:
       counting: takes what exchanges count, which then is one result more.
       sections: in which it runs one after the other; all at once if there are none.
+      marks: names of steps, as of `Device`.
       made: makes what executes the steps, given what a `Device` is given; None for a `Device`.
     """
     graph, placement = physical.graph, physical.placement
@@ -94,7 +98,7 @@ def device_function(
     def run(*shards: jax.Array) -> Shards:
         reports: list[ExchangeReport] | None = None if counting is None else []
         coords = [lax.axis_index(name) for name in placement.axes]
-        device = (made or Device)(physical, coords, reports, kept_in_order(physical))
+        device = (made or Device)(physical, coords, reports, kept_in_order(physical), marks)
         env: Env = dict(zip(zip(graph.inputs, physical.inputs, strict=True), shards, strict=True))
         for section in sections or [Section(physical.steps, ())]:
             device.run(section.steps, env)
@@ -130,12 +134,14 @@ class Device:
       coords: its traced positions along the placement's axes.
       reports: what ops count, if somebody asks; inside a loop nobody can.
       in_order: values whose dims lie in their order in memory where they are sent.
+      marks: names of steps, by their ids, which their instructions have too; a profile wants them.
     """
 
     physical: Physical
     coords: Sequence[jax.Array]
     reports: list[ExchangeReport] | None = None
     in_order: frozenset[int] = frozenset()
+    marks: Mapping[int, str] = field(default_factory=dict)
 
     def run(self, steps: Sequence[Step], env: Env) -> None:
         """Executes `steps`, adding the versions that they make to `env`."""
@@ -158,29 +164,6 @@ class Device:
                 else:
                     self.compute(step, env)
             i += 1
-
-    def marked(self, *steps: Step) -> AbstractContextManager[None]:
-        """A context in which what is traced says of which line of the user it is, and of which rows of the
-        plan."""
-        source = steps[0].source if isinstance(steps[0], Box) else steps[0].node.source
-        return compat.marked(source.info, scope_of_rows([row for s in steps for row in s.rows]))
-
-    def barrier(self, steps: Sequence[Step], i: int, env: Env) -> int:
-        """Lowers all ops of one barrier as one; returns the position after them."""
-        group = []
-        first = steps[i]
-        assert isinstance(first, Compute)
-        while i < len(steps):
-            step = steps[i]
-            if not isinstance(step, Compute) or step.node.barrier != first.node.barrier:
-                break
-            group.append(step)
-            i += 1
-        reads = [(s.node.inputs[0], s.strategy.operands[0]) for s in group]
-        with self.marked(first):
-            held = optimization_barrier(tuple(env[x, nd] for x, nd in reads if not isinstance(x, Const)))
-        env.update(zip(((s.node.outputs[0], s.strategy.results[0]) for s in group), held, strict=True))
-        return i
 
     def move(self, step: Box, env: Env) -> None:
         """One boxing move."""
@@ -210,6 +193,30 @@ class Device:
         for b, x in zip(boxes, moved, strict=True):
             env[b.value, b.move.after] = _widened(x, env[b.value, b.move.before])
         return i + len(boxes)
+
+    def marked(self, *steps: Step) -> AbstractContextManager[None]:
+        """A context in which what is traced says which line of the user it is of, and for which rows."""
+        source = steps[0].source if isinstance(steps[0], Box) else steps[0].node.source
+        marks = "+".join(self.marks[id(s)] for s in steps if id(s) in self.marks)
+        rows = scope_of_rows([row for s in steps for row in s.rows])
+        return compat.marked(source.info, "/".join(filter(None, (scope_of_rows([marks]), rows))))
+
+    def barrier(self, steps: Sequence[Step], i: int, env: Env) -> int:
+        """Lowers all ops of one barrier as one; returns the position after them."""
+        group = []
+        first = steps[i]
+        assert isinstance(first, Compute)
+        while i < len(steps):
+            step = steps[i]
+            if not isinstance(step, Compute) or step.node.barrier != first.node.barrier:
+                break
+            group.append(step)
+            i += 1
+        reads = [(s.node.inputs[0], s.strategy.operands[0]) for s in group]
+        with self.marked(first):
+            held = optimization_barrier(tuple(env[x, nd] for x, nd in reads if not isinstance(x, Const)))
+        env.update(zip(((s.node.outputs[0], s.strategy.results[0]) for s in group), held, strict=True))
+        return i
 
     def read(self, x: Operand, nd: NdSbp, env: Env) -> jax.Array:
         """A version of a value, or a scalar."""
@@ -302,6 +309,7 @@ def lower(
     weak: Sequence[bool] = (),
     options: Mapping[str, int] | None = None,
     sections: Sequence[Section] = (),
+    marks: Mapping[int, str] = NO_MARKS,
 ) -> Jitted:
     """The jitted program over `mesh` (a real or an abstract one): flat arguments in, flat results out.
 
@@ -311,9 +319,10 @@ def lower(
       weak: per result, whether it is weakly typed; none is by default.
       options: for XLA, by name.
       sections: in which the program runs one after the other; all at once if there are none.
+      marks: names of steps, as of `Device`.
     """
     ins, outs = shardings(physical, mesh, counting)
-    on_device, taken = device_function(physical, counting, sections), ins
+    on_device, taken = device_function(physical, counting, sections, marks), ins
     if not any(math.prod(physical.graph.values[v].shape) for v in physical.graph.inputs):
         # XLA takes tensors without elements for constants, and refuses a shard_map that is given no other.
         on_device, taken = _without_inputs(on_device, physical), []

@@ -55,8 +55,11 @@ class SingleRow:
         return self.simulated_seconds / self.kernel_seconds - 1 if self.kernel_seconds else math.nan
 
 
-def gpu() -> Any:
+def gpu(asked: str = "benchmarks.gpu.single") -> Any:
     """The first GPU.
+
+    Arguments:
+      asked: who needs it.
 
     Raises:
       SystemExit: if there is none, with what can be done without one.
@@ -65,7 +68,7 @@ def gpu() -> Any:
         return jax.devices("gpu")[0]
     except (RuntimeError, IndexError) as error:
         raise SystemExit(
-            "benchmarks.gpu.single: no GPU here, and these steps are run. On a machine with one: "
+            f"{asked}: no GPU here, and these steps are run. On a machine with one: "
             "pip install -e '.[test,cuda]'. Without one, python -m benchmarks.gpu_target compiles for GPUs "
             f"and simulates them. JAX says: {error}"
         ) from None

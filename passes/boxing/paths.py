@@ -131,6 +131,32 @@ class Boxing:
         """The same without filling a sum with zeros: infinite where only filling would make it."""
         return self.both[:, len(self.universe) :]
 
+    @cached_property
+    def sends(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Of the cheapest moves from each signature (row) to each other, whether there is a collective other
+        than an all-reduce among them, and whether there is any."""
+        n, (best, _) = len(self.universe), self._best
+        marks = np.zeros((2, n, n), dtype=np.bool_)
+        ends, moves = self.table.ends[best], [self.table.moves[k] for k in best.tolist()]
+        marks[0, ends[:, 0], ends[:, 1]] = [m.is_collective and m.kind != "all_reduce" for m in moves]
+        marks[1, ends[:, 0], ends[:, 1]] = [m.is_collective for m in moves]
+        cost, before = dijkstra(self._graphs[0], indices=np.arange(n), return_predecessors=True)
+        start = np.repeat(np.arange(n)[:, None], n, axis=1)
+        at = np.where(cost[:, n:] < cost[:, :n], start.T + n, start.T)
+        found = np.zeros((2, n, n), dtype=np.bool_)
+        while True:  # a move further back along all of them
+            last = before[start, at]
+            open_ = (at != start) & (last >= 0)
+            if not open_.any():
+                break
+            found |= marks[:, last % n, at % n] & open_
+            at = np.where(open_, last, at)
+        if self.reduced is None:
+            return found[0], found[1]
+        sums = np.array([_is_sum(nd) for nd in self.universe])[:, None]
+        own = [np.where(sums, r, f) for r, f in zip(self.reduced.sends, found, strict=True)]
+        return own[0], own[1]
+
     def path(self, before: NdSbp, after: NdSbp, *, strict: bool = False) -> tuple[Move, ...]:
         """The cheapest sequence of moves; a strict one makes no sum by filling.
 

@@ -41,10 +41,9 @@ def explain(
     reasons = Reasons(physical, Names(graph, *paths))
     step = takes.scheduled()
     collectives = tuple(
-        replace(
-            _moved(s, n, takes, reasons, step) if isinstance(s, Box) else _inside(s, n, takes, reasons, step),
-            name=row_name(i),
-        )
+        _moved(row_name(i), s, n, takes, reasons, step)
+        if isinstance(s, Box)
+        else _inside(row_name(i), s, n, takes, reasons, step)
         for i, (s, n) in enumerate(talking(physical))
     )
     return PlanData(
@@ -147,7 +146,9 @@ def _sends(box: Box, physical: Physical) -> bool:
     return wire_bytes(box.move, shape, itemsize(box.move, dtype), physical.placement.shape) > 0
 
 
-def _moved(box: Box, how: Executed, takes: Evaluator, reasons: Reasons, step: OverlappedStep) -> Collective:
+def _moved(
+    name: str, box: Box, how: Executed, takes: Evaluator, reasons: Reasons, step: OverlappedStep
+) -> Collective:
     placement, move = takes.physical.placement, box.move
     shape, dtype = takes.physical.sent(box)
     return Collective(
@@ -165,11 +166,12 @@ def _moved(box: Box, how: Executed, takes: Evaluator, reasons: Reasons, step: Ov
         exposed_seconds=step.exposed_of(box),
         source=str(reasons.source(box)),
         reason=reasons.reason(box),
+        name=name,
     )
 
 
 def _inside(
-    inside: Inside, how: Executed, takes: Evaluator, reasons: Reasons, step: OverlappedStep
+    name: str, inside: Inside, how: Executed, takes: Evaluator, reasons: Reasons, step: OverlappedStep
 ) -> Collective:
     op, talk, placement = inside.step, inside.talk, takes.physical.placement
     x, nd = op.node.inputs[talk.operand], op.strategy.operands[talk.operand]
@@ -189,6 +191,7 @@ def _inside(
         exposed_seconds=step.exposed_of(op, inside.position),
         source=str(op.node.source),
         reason=reasons.inside(op, talk),
+        name=name,
     )
 
 

@@ -63,19 +63,25 @@ class Reasons:
                 carried = tuple(o if b == a else None for o, b, a in pairs)
                 found.setdefault((step.value, step.move.after), carried)
                 continue
-            axes = range(self.physical.placement.ndim)
-            carried = tuple(self._carried(step.node, step.strategy, a, found) for a in axes)
+            carried = self._carried(step.node, step.strategy, found)
             found.update(dict.fromkeys(zip(step.node.outputs, step.strategy.results, strict=True), carried))
         return found
 
     def _carried(
-        self, node: Node, strategy: Strategy, axis: int, found: Mapping[Version, tuple[_Origin, ...]]
-    ) -> _Origin:
-        """The nearest of the arguments that the operands' splits along one axis come from."""
+        self, node: Node, strategy: Strategy, found: Mapping[Version, tuple[_Origin, ...]]
+    ) -> tuple[_Origin, ...]:
+        """Per axis, the nearest of the arguments that the operands' splits come from."""
         pairs = zip(node.inputs, strategy.operands, strict=True)
-        near = [found[x, nd][axis] for x, nd in pairs if not isinstance(x, Const) and nd[axis] != B]
-        hops, name = min((o for o in near if o is not None), default=(0, ""))
-        return (hops + 1, name) if name else None
+        near = [(found[x, nd], nd) for x, nd in pairs if not isinstance(x, Const)]
+
+        def along(axis: int) -> _Origin:
+            origins = [o for each, nd in near if (o := each[axis]) is not None and nd[axis] != B]
+            if not origins:
+                return None
+            hops, name = min(origins)
+            return (hops + 1, name) if name else None
+
+        return tuple(map(along, range(self.physical.placement.ndim)))
 
     def source(self, box: Box) -> Source:
         """The line that caused the move: of the op that left the sum, else of the op that asked for it."""
@@ -117,8 +123,7 @@ class Reasons:
 
     def _reduces(self, node: Node, strategy: Strategy, row: Row, axes: tuple[int, ...]) -> str:
         """How an op came to leave a sum."""
-        ndim = self.physical.placement.ndim
-        over = self._over(axes, [self._carried(node, strategy, a, self._splits) for a in range(ndim)])
+        over = self._over(axes, self._carried(node, strategy, self._splits))
         if not row.reason.endswith(CONTRACTED):
             return f"{node.op}: {row.reason.format(axes=over)}"
         i, dim = next((i, s.dim) for i, s in enumerate(row.operands) if isinstance(s, Split))

@@ -17,7 +17,7 @@ from sbp.passes.explain.plan import Collective, PlanData
 from sbp.passes.look.dot import dot_text
 from sbp.passes.look.program_data import json_text, program_data
 from sbp.passes.look.svg import plan_svg
-from sbp.passes.look.web_page import NO_CHOICES, plan_page
+from sbp.passes.look.web_page import NO_CHOICES, PageProfile, plan_page, profiled_page
 from sbp.passes.plan.record import read_record, record_data
 from sbp.placement import Placement
 from sbp.signature import format_sbp, parse_sbp
@@ -103,20 +103,45 @@ def check_suffix(path: str | os.PathLike[str], writers: Collection[str] = WRITER
 
 
 def save_plan(
-    plan: PlanData, path: str | os.PathLike[str], choices: Mapping[str, TensorChoices] = NO_CHOICES
+    plan: PlanData,
+    path: str | os.PathLike[str],
+    choices: Mapping[str, TensorChoices] = NO_CHOICES,
+    profile: PageProfile | None = None,
 ) -> None:
     """Writes the plan; the suffix chooses the form.
 
     Arguments:
       choices: what tensors could lie as instead, by their names; a page shows them.
+      profile: what a step took; a page shows it beside the estimates.
 
     Raises:
-      ArgumentError: for a suffix that is not a key of `WRITERS`, or a picture of a plan without its program.
+      ArgumentError: for a suffix that is not a key of `WRITERS`, or a picture of a plan without its program;
+        for a profile of another program, or one that is to stand in anything but a page.
     """
     suffix = check_suffix(path)
+    if profile is not None:
+        check_page(path, suffix)
+        write(path, profiled_page(plan, profile, choices))
+        return
     if plan.physical is None and plan.program is None and suffix in (".dot", ".svg"):
         raise no_picture(plan, path, ".json, .html")
     write(path, plan_page(plan, choices=choices) if suffix == ".html" else WRITERS[suffix](plan))
+
+
+def check_page(path: str | os.PathLike[str], suffix: str) -> None:
+    """Refuses a profile in anything but a page.
+
+    Raises:
+      ArgumentError: for a suffix other than that of a page.
+    """
+    if suffix != ".html":
+        raise problem(
+            f"the suffix {suffix!r} with a profile",
+            ".html",
+            "only a page lays what was measured beside what was estimated",
+            f"{Path(path).name.removesuffix(suffix)}.html, or the plan without profile=...",
+            f"saving a plan to {os.fspath(path)!r}",
+        )
 
 
 def write(path: str | os.PathLike[str], text: str) -> None:

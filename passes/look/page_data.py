@@ -11,8 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sbp.passes.explain.choices import TensorChoices
+from sbp.passes.explain.measured import MeasuredStep
 from sbp.passes.explain.plan import Collective, PlanData
 from sbp.passes.explain.words import gap_text, misfit_text, over_text, tensor_text, verdict_text
+from sbp.passes.look.measured_data import beside_data, group_seconds, measured_timeline, row_times
 from sbp.passes.look.outline import Outline
 from sbp.passes.look.program_data import program_data
 from sbp.passes.look.timeline_data import memory_data, step_timeline
@@ -25,29 +27,41 @@ MAX_CARRIED = 6
 """Tensors of an edge that are named, the largest."""
 
 
-def page_data(plan: PlanData) -> dict[str, Any]:
-    """The data of the page of a plan on one placement."""
+def page_data(plan: PlanData, beside: MeasuredStep | None = None) -> dict[str, Any]:
+    """The data of the page of a plan on one placement.
+
+    Arguments:
+      beside: what a step took, to stand beside the estimates.
+    """
     found = {"name": plan.name, "placement": str(plan.placement), "hardware": plan.hardware.name}
-    return found | {"figures": figures(plan), "notes": list(plan.notes), **part_data(plan)}
+    return found | {"figures": figures(plan), "notes": list(plan.notes), **part_data(plan, beside)}
 
 
-def part_data(plan: PlanData) -> dict[str, Any]:
-    """What is drawn and listed of a plan on one placement."""
+def part_data(plan: PlanData, beside: MeasuredStep | None = None) -> dict[str, Any]:
+    """What is drawn and listed of a plan on one placement; `beside` as of `page_data`."""
     program = program_data(plan) if plan.program is None else plan.program
     merged = [c for c, _ in plan.merged()]
     found: dict[str, Any] = {"places": [place_data(plan)], "rows": row_columns(merged)}
+    if beside is not None:
+        found["rows"] |= row_times(merged, beside)
+        found["beside"] = beside_data(plan, beside, program)
     if program is None:
         return found | {"at_rest": at_rest(plan, {}, {})}
     outline = Outline.of(program, plan.in_paths)
     wiring = Wiring.of(outline, plan.placement.shape)
     row_of = {name: k for k, c in enumerate(merged) for name in c.name.split("+")}
-    timeline = step_timeline(outline, plan.collectives, row_of, plan.step_seconds)
+    timelines = [step_timeline(outline, plan.collectives, row_of, plan.step_seconds)]
+    drawn = graph(outline, wiring, plan.collectives, row_of)
+    if beside is not None:
+        timelines.append(measured_timeline(beside, outline, {c.name: c for c in plan.collectives}, row_of))
+        if beside.step_seconds:
+            drawn["groups"] |= {"measured": group_seconds(outline, beside)}
     return found | {
-        "timelines": [] if timeline is None else [timeline],
+        "timelines": [t for t in timelines if t is not None],
         "memory": memory_data(program),
         "at_rest": at_rest(plan, wiring.readers, wiring.makers, program),
         "lines": dict(program.get("lines", {})),
-        **graph(outline, wiring, plan.collectives, row_of),
+        **drawn,
     }
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
+from sbp.passes.explain.measured import MeasuredStep
 from sbp.passes.explain.plan import Collective
+from sbp.passes.look.measured_data import places_data, sent_apart
 from sbp.passes.look.page_data import columns, figures, part_data, row_columns
 from sbp.passes.look.pipeline_text import merged_sends, place_heading
 from sbp.passes.look.timeline import WORDS
@@ -18,14 +21,20 @@ from sbp.passes.schedule.spans import Span, Timeline
 Columns = Mapping[str, list[Any]]
 
 
-def pipeline_data(plan: PipelineData, timelines: Sequence[Timeline] = ()) -> dict[str, Any]:
+def pipeline_data(
+    plan: PipelineData, timelines: Sequence[Timeline] = (), places: Sequence[MeasuredStep] = ()
+) -> dict[str, Any]:
     """The data of the page of a program with stages.
 
     Arguments:
       timelines: instead of the plan's own, such as it and a measured one.
+      places: what a step took, per placement; none for no measured figures.
     """
     sends = merged_sends(plan)
-    joined = joined_parts(plan, [part_data(p) for p in plan.stages], sends)
+    parts = [part_data(p, places[i] if places else None) for i, p in enumerate(plan.stages)]
+    joined = joined_parts(plan, parts, sends, sent_apart(len(sends)) if places else {})
+    if places:
+        joined["beside"] = places_data(parts)
     schedule = "" if plan.schedule is None else f", schedule {plan.schedule.name}"
     shown = timelines or ([plan.timeline] if plan.timeline is not None else [])
     return {
@@ -63,9 +72,16 @@ def stage_columns(plan: PipelineData) -> Columns:
 
 
 def joined_parts(
-    plan: PipelineData, parts: Sequence[Mapping[str, Any]], sends: Sequence[Collective]
+    plan: PipelineData,
+    parts: Sequence[Mapping[str, Any]],
+    sends: Sequence[Collective],
+    more: Columns = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """The graphs of placements as one, each in a group of its own, with what is sent as nodes between."""
+    """The graphs of placements as one, each in a group of its own, with what is sent as nodes between.
+
+    Arguments:
+      more: further columns of what is sent, which those of the placements have too.
+    """
     n_groups = 1 + sum(len(p["groups"]["kind"]) if "groups" in p else 1 for p in parts)
     n_sent = sum(len(p["sent"]["kind"]) for p in parts if "sent" in p)
     group, sent, row, tensor = 1, n_groups, 0, 0
@@ -80,7 +96,7 @@ def joined_parts(
         lines.update(part.get("lines", {}))
         group, sent = group + own, sent + len(found[-1]["sent"]["kind"])
         row, tensor = row + len(part["rows"]["kind"]), tensor + len(found[-1]["tensors"]["name"])
-    found.append(_sends(sends, roots, n_groups + n_sent, row))
+    found.append(_sends(sends, roots, n_groups + n_sent, row, more))
     top = {"groups": columns(GROUP, [("program", "program", "", -1, 1, 0, 0.0)])}
     tables = {k: dict.fromkeys(columns_of) for p in found for k, columns_of in p.items()}
     joined: dict[str, Any] = {
@@ -142,7 +158,9 @@ class _Moved:
         return found
 
 
-def _sends(sends: Sequence[Collective], roots: Sequence[int], node: int, row: int) -> Mapping[str, Columns]:
+def _sends(
+    sends: Sequence[Collective], roots: Sequence[int], node: int, row: int, more: Columns
+) -> Mapping[str, Columns]:
     """What is sent between placements, as nodes between their groups."""
     sent, edges = list[tuple[Any, ...]](), list[tuple[Any, ...]]()
     for k, c in enumerate(sends):
@@ -151,7 +169,11 @@ def _sends(sends: Sequence[Collective], roots: Sequence[int], node: int, row: in
         edges += [
             (*ends, c.wire_bytes / max(c.count, 1), 0, 1, []) for ends in ((a, node + k), (node + k, b))
         ]
-    return {"rows": row_columns(sends), "sent": columns(SENT, sent), "edges": columns(EDGE, edges)}
+    return {
+        "rows": row_columns(sends) | dict(more),
+        "sent": columns(SENT, sent),
+        "edges": columns(EDGE, edges),
+    }
 
 
 def timeline_data(timeline: Timeline, stages: Sequence[StageFigures]) -> dict[str, Any]:

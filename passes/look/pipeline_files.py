@@ -12,7 +12,7 @@ from sbp.passes.look import files
 from sbp.passes.look.pipeline_page import dot_text, plan_svg
 from sbp.passes.look.program_data import json_text
 from sbp.passes.look.timeline import chrome_trace
-from sbp.passes.look.web_page import NO_CHOICES, plan_page
+from sbp.passes.look.web_page import NO_CHOICES, PageProfile, plan_page, profiled_page
 from sbp.passes.pipeline.figures import StageFigures
 from sbp.passes.pipeline.plan import PipelineData
 from sbp.passes.schedule.actions import Action, Kind, Schedule
@@ -52,17 +52,26 @@ WRITERS: Mapping[str, Callable[[PipelineData], str]] = {
 
 
 def save_plan(
-    plan: PipelineData, path: str | os.PathLike[str], choices: Mapping[str, TensorChoices] = NO_CHOICES
+    plan: PipelineData,
+    path: str | os.PathLike[str],
+    choices: Mapping[str, TensorChoices] = NO_CHOICES,
+    profile: PageProfile | None = None,
 ) -> None:
     """Writes the plan; the suffix chooses the form.
 
     Arguments:
       choices: what tensors could lie as instead, by their names; a page shows them.
+      profile: what a step took; a page shows it beside the estimates.
 
     Raises:
-      ArgumentError: for a suffix that is not a key of `WRITERS`, or the graph of a plan without its program.
+      ArgumentError: for a suffix that is not a key of `WRITERS`, or the graph of a plan without its program;
+        for a profile of another program, or one that is to stand in anything but a page.
     """
     suffix = files.check_suffix(path, WRITERS)
+    if profile is not None:
+        files.check_page(path, suffix)
+        files.write(path, profiled_page(plan, profile, choices))
+        return
     if suffix == ".dot" and all(p.physical is None and p.program is None for p in plan.stages):
         raise files.no_picture(plan, path, ", ".join(s for s in WRITERS if s != ".dot"))
     files.write(path, plan_page(plan, choices=choices) if suffix == ".html" else WRITERS[suffix](plan))

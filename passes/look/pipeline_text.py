@@ -44,6 +44,11 @@ NUMBERS = frozenset(
         "estimated",
         "alone",
         "together",
+        "measured",
+        "simulated",
+        "share",
+        "ratio",
+        "ops",
     )
 )
 """Headings of columns that hold figures."""

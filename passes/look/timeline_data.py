@@ -31,7 +31,7 @@ def step_timeline(
     at_leaf = [outline.leaf.get(id(step), 0) for step in program["steps"]]
     spans = list[tuple[Any, ...]]()
     # Kernels of a part of the program that follow each other are one span.
-    kernels = ((start, end, _part(outline, at_leaf[i])) for start, end, i in program["timeline"]["kernels"])
+    kernels = ((start, end, part_of(outline, at_leaf[i])) for start, end, i in program["timeline"]["kernels"])
     for (phase, title), some in groupby(kernels, key=lambda x: x[2]):
         own = list(some)
         for start, end in _runs([(a, b) for a, b, _ in own]):
@@ -53,7 +53,7 @@ def step_timeline(
     }
 
 
-def _part(outline: Outline, leaf: int) -> tuple[str, str]:
+def part_of(outline: Outline, leaf: int) -> tuple[str, str]:
     """The phase of a line, and the part of it, such as a layer."""
     at = leaf
     around = [at]

@@ -12,9 +12,11 @@ from functools import cache
 from html import escape
 from importlib.resources import files
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
+from sbp.errors import ArgumentError, Problem
 from sbp.passes.explain.choices import TensorChoices
+from sbp.passes.explain.measured import MeasuredStep, same_plan
 from sbp.passes.explain.plan import PlanData
 from sbp.passes.look import pipeline_text
 from sbp.passes.look.diff import diff_text
@@ -24,6 +26,7 @@ from sbp.passes.look.pipeline_data import pipeline_data
 from sbp.passes.look.text import plan_text
 from sbp.passes.pipeline.plan import PipelineData
 from sbp.passes.schedule.spans import Timeline
+from sbp.units import seconds_text
 
 IN_WORKER = ("vendor/dagre.min.js", "layout.js")
 IN_PAGE = (
@@ -36,6 +39,7 @@ IN_PAGE = (
     "diff.js",
     "rows.js",
     "timeline.js",
+    "measured.js",
     "detail.js",
     "app.js",
 )
@@ -68,12 +72,62 @@ class PageTable:
     numbers: Collection[str] = ()
 
 
+class PageProfile(Protocol):
+    """What a page takes of a profile (runtime/measured/profile.py has it)."""
+
+    @property
+    def plan(self) -> PlanData:
+        """Of the program that ran."""
+
+    @property
+    def divided(self) -> Sequence[MeasuredStep]:
+        """A step, divided, per placement; none where it was not."""
+
+    @property
+    def timelines(self) -> Sequence[Timeline]:
+        """Of a pipeline, those that were measured and simulated."""
+
+    def figures(self) -> Sequence[tuple[str, str]]:
+        """More figures, each with its name."""
+
+    def tables(self) -> Sequence[PageTable]:
+        """More tables."""
+
+
+def profiled_page(
+    plan: PlanData, profile: PageProfile, choices: Mapping[str, TensorChoices] = NO_CHOICES
+) -> str:
+    """The page of a plan with what its program took.
+
+    Raises:
+      ArgumentError: for the profile of another program.
+    """
+    if not same_plan(plan, profile.plan):
+        raise ArgumentError(
+            Problem(
+                "argument",
+                "Plan.save(profile=...)",
+                f"a profile of {_said(profile.plan)}",
+                f"one of {_said(plan)}",
+                "what was measured would stand beside estimates of something else",
+                "plan.save('plan.html', profile=program.profile(*args)), both of the same arguments",
+            )
+        )
+    return plan_page(plan, profile.figures(), profile.tables(), profile.timelines, choices, profile.divided)
+
+
+def _said(plan: PlanData) -> str:
+    times = sum(c.count for c in plan.collectives)
+    return f"{plan.name!r} on {plan.placement}, {times} collectives, {seconds_text(plan.seconds)}"
+
+
 def plan_page(
     plan: PlanData,
     measured: Sequence[tuple[str, str]] = (),
     tables: Sequence[PageTable] = (),
     timelines: Sequence[Timeline] = (),
     choices: Mapping[str, TensorChoices] = NO_CHOICES,
+    beside: Sequence[MeasuredStep] = (),
 ) -> str:
     """The whole page of a plan.
 
@@ -82,17 +136,22 @@ def plan_page(
       tables: more of them, behind those of the plan.
       timelines: instead of the plan's own, such as it and a measured one.
       choices: what tensors could lie as instead, by their names.
+      beside: what a step took, per placement, to stand beside the estimates.
     """
     text = pipeline_text.plan_text(plan, 120) if isinstance(plan, PipelineData) else plan_text(plan, 120)
     more = [{"title": t.title, "rows": t.rows, "numbers": list(t.numbers)} for t in tables]
-    data = data_of(plan, timelines) | {"measured": measured, "tables": more}
+    data = data_of(plan, timelines, beside) | {"measured": measured, "tables": more}
     data |= {"choices": {name: choices_data(found) for name, found in choices.items()}}
     return document(f"{plan.name} on {plan.placement}", data, text)
 
 
-def data_of(plan: PlanData, timelines: Sequence[Timeline] = ()) -> dict[str, Any]:
+def data_of(
+    plan: PlanData, timelines: Sequence[Timeline] = (), beside: Sequence[MeasuredStep] = ()
+) -> dict[str, Any]:
     """What the page of a plan is given."""
-    return pipeline_data(plan, timelines) if isinstance(plan, PipelineData) else page_data(plan)
+    if isinstance(plan, PipelineData):
+        return pipeline_data(plan, timelines, beside)
+    return page_data(plan, beside[0] if beside else None)
 
 
 def diff_page(a: PlanData, b: PlanData, names: tuple[str, str] = ("a", "b")) -> str:

@@ -56,7 +56,10 @@ def in_order(makers: Sequence[Sequence[int]], sets: Sequence[tuple[int, ...]]) -
     """
     inside = {i for members in sets for i in members}
     units = [*sets, *((i,) for i in range(len(makers)) if i not in inside)]
-    unit_of = {i: u for u, members in enumerate(units) for i in members}
+    unit_of = [0] * len(makers)
+    for u, members in enumerate(units):
+        for i in members:
+            unit_of[i] = u
     users: list[list[int]] = [[] for _ in units]
     waits = [0] * len(units)
     for u, members in enumerate(units):

@@ -203,7 +203,9 @@ class Evaluator:
         """The program in sections, where only an order that takes little memory keeps the limit."""
         hides = self.network.hardware.platform in OVERLAPPING
         hastens = self._peak.hastens if hides else None
-        return None if hastens is None else sections_of(self.physical, hastens)
+        if hastens is None:
+            return None
+        return sections_of(self.physical, hastens, self.whole.k)
 
     def sections_if_large(self, most_bytes: float) -> Sections | None:
         """The same; none if the program never needs more than some bytes, and these are there."""

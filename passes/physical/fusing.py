@@ -19,7 +19,6 @@ from sbp.compat import itemsize
 from sbp.passes.physical.program import (
     Border,
     Box,
-    Compute,
     Physical,
     Step,
     Version,
@@ -113,6 +112,7 @@ class KernelOp:
       step: None for a slice of a scanned tensor that enters, or leaves.
       combines: of a collective, with those of which type it may be sent as one; "" if with none.
       peeled: whether it is of the first trip of a loop, and runs before that.
+      name: what it is called; "" for a move.
     """
 
     kind: Fusing
@@ -126,11 +126,11 @@ class KernelOp:
     step: Step | None = None
     combines: str = ""
     peeled: bool = False
+    name: str = field(init=False)
 
-    @property
-    def name(self) -> str:
-        """What it is called."""
-        return self.step.node.op if isinstance(self.step, Compute | Border) else ""
+    def __post_init__(self) -> None:
+        step = self.step  # its name is asked for by everybody
+        self.name = "" if step is None or isinstance(step, Box) else step.node.op
 
 
 Seconds: TypeAlias = Callable[..., float]
@@ -163,17 +163,19 @@ def op_of(step: Step, physical: Physical) -> KernelOp:
         return KernelOp(
             Fusing.CALL, read, written, frozenset(carried), product=product, sends=sends, step=step
         )
-    rule, name, kind = step.node.rule, step.node.op, kind_of(step.node)
+    node, rule, name = step.node, step.node.rule, step.node.op
     by_element = rule is not None and rule.pointwise
-    over = changes_in_place(name)
-    pairs = list(zip(step.node.inputs, step.strategy.operands, strict=True))
-    first = [(x, nd) for x, nd in pairs[: len(written)] if not isinstance(x, Const)]
-    straight = read if by_element or name in ("reshape", "squeeze") else first if over else ()
+    straight: Sequence[Version] = read if by_element or name in ("reshape", "squeeze") else ()
+    if not straight and changes_in_place(name):
+        pairs = zip(node.inputs[: len(written)], step.strategy.operands, strict=False)
+        straight = [(x, nd) for x, nd in pairs if not isinstance(x, Const)]
     product = rule is not None and rule.matmul is not None
-    where = physical.graph, step.node, step.strategy.lying, physical.placement.shape
-    sends, held = bool(talks_of(*where)), held_bytes(*where)
-    changed = frozenset(read[:1] if name == "conv_general_dilated" and is_padded(step.node.params) else ())
-    return KernelOp(kind, read, written, frozenset(straight), changed, product, sends, held, step)
+    sends, held = False, 0.0
+    if rule is not None and (rule.talks is not None or rule.held is not None):
+        where = physical.graph, node, step.strategy.lying, physical.placement.shape
+        sends, held = bool(talks_of(*where)), held_bytes(*where)
+    changed = frozenset(read[:1] if name == "conv_general_dilated" and is_padded(node.params) else ())
+    return KernelOp(kind_of(node), read, written, frozenset(straight), changed, product, sends, held, step)
 
 
 def changes_in_place(name: str) -> bool:

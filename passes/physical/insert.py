@@ -52,7 +52,7 @@ class _Insertion:
 
     def bring(self, v: int, wanted: NdSbp, user: int, strict: bool) -> None:
         """Makes the version `wanted` of a value, from the cheapest one that exists."""
-        nearer = self.enter(v, user)
+        nearer = self.enter(v, user) if v in self.a.clusters else None
         have = self.have[v]
         if wanted in have and not (strict and (v, wanted) in self.filled):
             return
@@ -75,7 +75,10 @@ class _Insertion:
 
     def bring_after(self, v: int, wanted: NdSbp, node: Node, strict: bool) -> None:
         """Makes a version for an op or a loop; what is made again is not before the op is about to run."""
-        self.after = self.waits_for(node, v) if v in self.a.clusters else None
+        if v not in self.a.clusters:
+            self.bring(v, wanted, node.id, strict)
+            return
+        self.after = self.waits_for(node, v)
         self.bring(v, wanted, node.id, strict)
         self.after = None
 
@@ -120,7 +123,8 @@ class _Insertion:
             for v, nd in zip(node.outputs, strategy.results, strict=True):
                 self.have[v] = [nd]
                 self.order[v] = len(self.steps)
-                self.leave(v)
+                if self.leaving:
+                    self.leave(v)
 
     def leave(self, v: int) -> None:
         """Brings a value that another placement waits for to where it leaves."""

@@ -30,6 +30,7 @@ from sbp.passes.program.graph import Const
 
 DEEPEST = 8
 """How many loops that follow each other are looked through."""
+NOTHING: frozenset[int] = frozenset()
 MORE_BYTES = 1024
 """What a product may read beyond its operand for a loop that makes it (`kIoToleranceBytes`)."""
 
@@ -142,23 +143,25 @@ class _Fusion:
         self.behind: dict[Version, frozenset[int]] = {}
         self.waits: list[frozenset[int]] = []
         self.entering: dict[int, list[Version]] = {}
-        for op in ops:
-            if barrier_of(op.step) >= 0:
-                self.entering.setdefault(barrier_of(op.step), []).extend(op.reads)
+        self.barriers = [barrier_of(op.step) for op in ops]
+        for op, barrier in zip(ops, self.barriers, strict=True):
+            if barrier >= 0:
+                self.entering.setdefault(barrier, []).extend(op.reads)
         for v in held:
             self._there(v, sizes.bytes(v))
         for i, op in enumerate(ops):
+            # What is sent lies as it is sent; an element-wise op goes through its operands in one order.
+            sent, read = isinstance(op.step, Box), list[tuple[Buffer, bool]]()
             for v in op.reads:
                 if v not in self.last:
                     self._there(v, 0.0)
-            # What is sent lies as it is sent; an element-wise op goes through its operands in one order.
-            sent = isinstance(op.step, Box)
-            found = [(v, *self.last[v]) for v in op.reads]
-            read = [(t, (straight or sent) and v in op.straight) for v, t, straight in found]
+                t, straight = self.last[v]
+                read.append((t, (straight or sent) and v in op.straight))
             self.reads.append(read)
-            self.waits.append(self._waits(op))
-            behind = self.waits[i] if op.kind is Fusing.VIEW else frozenset[int]()
-            self.behind.update(dict.fromkeys(op.writes, behind))
+            self.waits.append(self._waits(i, op))
+            behind = self.waits[i] if op.kind is Fusing.VIEW else NOTHING
+            if behind or self.behind:
+                self.behind.update(dict.fromkeys(op.writes, behind))
             if op.kind is Fusing.VIEW and read:
                 self.writes.append([])
                 t, straight = read[0]
@@ -171,17 +174,18 @@ class _Fusion:
             self.last.update((t.version, (t, True)) for t in made)
         self.uses = Counter(t for read in self.reads for t in {t for t, _ in read})
 
-    def _waits(self, op: KernelOp) -> frozenset[int]:
+    def _waits(self, i: int, op: KernelOp) -> frozenset[int]:
         """What an op waits for beside what it reads."""
-        found = [self.behind.get(v, frozenset()) for v in op.reads]
+        found = [self.behind.get(v, NOTHING) for v in op.reads] if self.behind else []
         entering = [op.step.after] if isinstance(op.step, Box) and op.step.after is not None else []
-        entering += self.entering.get(barrier_of(op.step), [])
+        if self.barriers[i] >= 0:
+            entering += self.entering[self.barriers[i]]
         for v in entering:
             if v in self.last:
                 tensor, _ = self.last[v]
                 tensor.written = True
                 found.append(frozenset([tensor.maker] if tensor.maker >= 0 else []))
-        return frozenset().union(*found)
+        return frozenset().union(*found) if found else NOTHING
 
     def _there(self, v: Version, n: float) -> None:
         tensor = Buffer(v, n, -1, written=True)

@@ -122,16 +122,17 @@ def peak(
         k, sizes, order = whole.k, whole.sizes, whole.order
         there, results = list(whole.there), list(whole.kept)
     rest = [Live(v, sizes.bytes(v)) for v in (*there, *(v for v in results if v not in taken))]
+    rest_bytes = _bytes(rest)
     spaces = Spaces(taken, frozenset(results), seconds=seconds)
     laid = Laid.of(k, sizes, spaces, order, None if whole is None else whole.together)
     sweep = _swept(k, sizes, spaces, laid)
 
     def found(sweep: _Sweep, hastens: bool | None) -> Peak:
-        course = [_bytes(rest) + (1.0 + holes) * n for n in itertools.accumulate(sweep.change)]
+        course = [rest_bytes + (1.0 + holes) * n for n in itertools.accumulate(sweep.change)]
         return Peak([*rest, *sweep.most()], hastens, course)
 
     hiding = sweep.most_bytes
-    if _bytes(rest) + (1.0 + holes) * hiding <= limit_bytes or seconds is None:
+    if rest_bytes + (1.0 + holes) * hiding <= limit_bytes or seconds is None:
         return found(sweep, None)
     # The program is lowered so that it runs in the better one of two orders (sections.py).
     others = {h: _swept(k, sizes, replace(spaces, seconds=None, hastens=h), laid) for h in (True, False)}

@@ -177,7 +177,7 @@ def _delay(k: Kernels, when: list[float], elsewhere: Collection[Buffer]) -> None
             continue
         first = min(when[r] for t in k.made[i] for r in t.readers)
         longer = sum(
-            t.bytes for t in k.read[i] if t not in elsewhere and max(when[r] for r in t.readers) < first
+            t.bytes for t in k.read[i] if t not in elsewhere and all(when[r] < first for r in t.readers)
         )
         if first > when[i] + 1 and longer < sum(t.bytes for t in k.made[i] if t not in elsewhere):
             when[i] = first - 0.5
@@ -191,8 +191,10 @@ def _hasten(k: Kernels, when: list[float], elsewhere: Collection[Buffer], togeth
             continue
         ready = max((when[m] for m in k.makers[i]), default=-1.0)
         makes = sum(t.bytes for t in k.made[i] if t not in elsewhere)
+        # Most have a reader that is still to come: one is enough, of a scalar that thousands read.
+        at = when[i]
         freed = sum(
-            t.bytes for t in k.read[i] if t not in elsewhere and max(when[r] for r in t.readers) <= when[i]
+            t.bytes for t in k.read[i] if t not in elsewhere and all(when[r] <= at for r in t.readers)
         )
         # A reduction is merged with what makes its operand, or reads the same (multi-output fusion).
         if op.product and (freed <= makes or op.name not in PRODUCTS):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from sbp.passes.physical.combining import combined, in_order
@@ -94,18 +94,26 @@ class _Node:
       sent: who sends in it, and how long that takes by itself.
       axes: over which it sends.
       box: the move that it is, if it sends.
-      formats: whether it is element-wise work, or less.
+      step: what computes in it, or only changes how a tensor lies; None for all else.
       inner: of a loop, what is exposed in it.
     """
 
     seconds: float
     makers: list[int]
     stream: Stream = Stream.KERNELS
-    sent: Mapping[SentId, float] = field(default_factory=dict)
+    sent: tuple[SentId, float] | None = None
     axes: tuple[int, ...] = ()
     box: Box | None = None
-    formats: bool = False
-    inner: Mapping[SentId, float] = field(default_factory=dict)
+    step: Box | Compute | None = None
+    inner: Mapping[SentId, float] | None = None
+
+    @property
+    def formats(self) -> bool:
+        """Whether it is element-wise work, or less."""
+        step = self.step
+        return isinstance(step, Box) or (
+            step is not None and kind_of(step.node) in (Fusing.VIEW, Fusing.LOOP)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,13 +175,15 @@ class _Body:
         if isinstance(step, Compute):
             return self._op(step, seconds, makers)
         if self.costs.box_bytes(step) > 0:
-            sent = {(id(step), MOVE): seconds}
+            sent = (id(step), MOVE), seconds
             return self._node(_Node(seconds, makers, Stream.WIRES, sent, step.move.axes, step))
-        return self._node(_Node(seconds, makers, formats=True))
+        return self._node(_Node(seconds, makers, step=step))
 
     def _op(self, step: Compute, seconds: float, makers: list[int]) -> int:
         """An op that talks sends shares of its operands before its arithmetic, and all else after it."""
         talks = list(enumerate(self.costs.talk_times(step)))
+        if not talks:
+            return self._node(_Node(seconds, makers, step=step))
         for k, (talk, each) in talks:
             asked = asked_of(step, talk)
             if asked is not None:
@@ -181,14 +191,14 @@ class _Body:
                     self.asked[asked] = self._talk(step, k, talk, each, makers)
                 makers = [*makers, self.asked[asked]]
         rest = max(0.0, seconds - sum(each for _, (_, each) in talks))
-        at = self._node(_Node(rest, makers, formats=kind_of(step.node) in (Fusing.VIEW, Fusing.LOOP)))
+        at = self._node(_Node(rest, makers, step=step))
         for k, (talk, each) in talks:
             if talk.sent is None:
                 at = self._talk(step, k, talk, each, [at])
         return at
 
     def _talk(self, step: Compute, k: int, talk: Talk, seconds: float, makers: list[int]) -> int:
-        return self._node(_Node(seconds, makers, Stream.WIRES, {(id(step), k): seconds}, talk.axes))
+        return self._node(_Node(seconds, makers, Stream.WIRES, ((id(step), k), seconds), talk.axes))
 
     def only_stacked(self, stacked: Collection[Version], whole: Collection[Version]) -> set[int]:
         """The moves that a trip sends only to stack them, at most put into another form on the way."""
@@ -211,15 +221,21 @@ class _Body:
         tasks: list[Task] = []
         for at, unit in enumerate(together):
             place.update(dict.fromkeys(unit, at))
-            waits = {place[m] for i in unit if i not in later for m in self.nodes[i].makers}
+            if len(unit) == 1 and not later:
+                waits = {place[m] for m in self.nodes[unit[0]].makers}
+            else:
+                waits = {place[m] for i in unit if i not in later for m in self.nodes[i].makers}
             seconds = 0.0 if without and unit[0] in later else self._seconds(unit)
             first = self.nodes[unit[0]]
             believed = self.costs.believed_seconds(first.axes, seconds) if first.axes and seconds else None
             tasks.append(Task(seconds, first.stream, tuple(waits), believed))
         found, exposed = task_times(tasks), dict[SentId, float]()
         for unit, waited in zip(together, found.exposed, strict=True):
-            exposed.update(self._shares(unit, waited))
-            exposed.update(self.nodes[unit[0]].inner)
+            first = self.nodes[unit[0]]
+            if first.sent is not None:
+                exposed.update(self._shares(unit, waited))
+            elif first.inner:
+                exposed.update(first.inner)
         return _Run(found.seconds, exposed, any(t.stream is not Stream.KERNELS for t in tasks))
 
     def alone(self, later: Collection[int]) -> _Run:
@@ -234,23 +250,27 @@ class _Body:
         makers = [[] if i in later else x.makers for i, x in enumerate(self.nodes)]
         sent: dict[int, tuple[Hashable, float]] = {}
         for i, node in enumerate(self.nodes):
-            with_what = None if node.box is None else self.costs.combines(node.box)
+            if node.box is None:
+                continue
+            with_what = self.costs.combines(node.box)
             if with_what is not None:
                 # What is sent a trip later is combined whatever its size, as compiled programs show.
                 sent[i] = (i in later, with_what[0]), 0.0 if i in later else with_what[1]
         return in_order(makers, combined(makers, sent))
 
     def _seconds(self, unit: tuple[int, ...]) -> float:
+        if len(unit) == 1:
+            return self.nodes[unit[0]].seconds
         own = sum(self.nodes[i].seconds for i in unit)
         boxes = [x.box for x in (self.nodes[i] for i in unit) if x.box is not None]
-        return min(own, self.costs.combined_seconds(boxes)) if len(unit) > 1 else own
+        return min(own, self.costs.combined_seconds(boxes))
 
     def _shares(self, unit: tuple[int, ...], waited: float) -> Iterator[tuple[SentId, float]]:
         """What is exposed of each collective that is sent as one with others."""
-        own = sum(seconds for i in unit for seconds in self.nodes[i].sent.values())
-        for i in unit:
-            for who, seconds in self.nodes[i].sent.items():
-                yield who, waited * seconds / own if own else 0.0
+        sent = [x for i in unit if (x := self.nodes[i].sent) is not None]
+        own = sum(seconds for _, seconds in sent)
+        for who, seconds in sent:
+            yield who, waited * seconds / own if own else 0.0
 
 
 def overlapped_loop(step: Border, costs: Costs) -> OverlappedStep:

@@ -32,11 +32,16 @@ def mark_owners(physical: Physical) -> Physical:
 def _marked(steps: Sequence[Step], owned: dict[Version, OwnedAxes]) -> tuple[Step, ...]:
     """The steps of one body; `owned` says along which axes each version is owned, and is added to."""
     out: list[Step] = []
+    known = dict[int, bool]()  # whether a strategy leaves sums: equal layers have the same ones, as objects
     for step in steps:
         if isinstance(step, Border):
             step = _border(step, owned)
         elif isinstance(step, Compute):
-            owned.update(_computed(step, owned))
+            key = id(step.strategy)
+            if key not in known:
+                known[key] = any(P in nd for nd in step.strategy.results)
+            if known[key]:
+                owned.update(_computed(step, owned))
         else:
             before = owned.get((step.value, step.move.before), NONE)
             owned[step.value, step.move.after] = _moved(step.move, before)

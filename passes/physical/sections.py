@@ -75,13 +75,14 @@ class Sections:
     numbers: Mapping[int, int]
 
 
-def sections_of(physical: Physical, hastens: bool) -> Sections:
+def sections_of(physical: Physical, hastens: bool, known: Kernels | None = None) -> Sections:
     """The sections of a program.
 
     Arguments:
       hastens: whether what frees memory runs as soon as it can.
+      known: its kernels, if they are.
     """
-    k = program_kernels(physical, ShardSizes(physical))
+    k = program_kernels(physical, ShardSizes(physical)) if known is None else known
     ends = {*k.ends.values()}
     elsewhere = {t for t in k.tensors if t.maker < 0 or t in ends}
     together = sent_together(k)

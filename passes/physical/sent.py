@@ -15,7 +15,7 @@ from sbp.passes.boxing.moves import copies
 from sbp.passes.physical.program import Border, Box, Compute, Physical, Step, Version, reads, writes
 from sbp.passes.program.graph import Const, Graph
 from sbp.passes.program.widened import REARRANGING, holds
-from sbp.signature import Partial
+from sbp.signature import NdSbp, Partial
 from sbp.untyped import DType
 
 
@@ -43,7 +43,8 @@ def _told(
             bodies = (_told(body, narrower, readers, set(exact)) for body in step.bodies)
             step = replace(step, bodies=tuple(bodies))
         elif isinstance(step, Compute):
-            exact.update(v for v in writes(step) if v[0] in narrower)
+            if any(v in narrower for v in step.node.outputs):
+                exact.update(v for v in writes(step) if v[0] in narrower)
         else:
             before, after = (step.value, step.move.before), (step.value, step.move.after)
             if before in exact and not isinstance(step.move.old, Partial):
@@ -59,17 +60,21 @@ def _told(
 
 @dataclass
 class _Readers:
-    """Who reads which version; `at_end` has those that leave."""
+    """Who reads which version; `at_end` has those that leave.
+
+    Arguments:
+      of: per value, each reader of it under some signature.
+    """
 
     graph: Graph
-    of: dict[Version, list[Step]] = field(default_factory=lambda: defaultdict(list))
+    of: dict[int, list[tuple[NdSbp, Step]]] = field(default_factory=lambda: defaultdict(list))
     at_end: set[tuple[object, object]] = field(default_factory=set)
     known: dict[Version, DType | None] = field(default_factory=dict)
 
     def add(self, steps: Sequence[Step]) -> None:
         for step in steps:
-            for version in reads(step):
-                self.of[version].append(step)
+            for v, nd in reads(step):
+                self.of[v].append((nd, step))
             if isinstance(step, Border):
                 for body in step.bodies:
                     self.add(body)
@@ -78,7 +83,8 @@ class _Readers:
         """The narrower type to which all who read a version narrow it first."""
         if version not in self.known:
             self.known[version] = None  # while it is looked for: of a loop of moves nobody narrows
-            found = {self._needed(step, version) for step in self.of.get(version, ())}
+            readers = (step for nd, step in self.of.get(version[0], ()) if nd == version[1])
+            found = {self._needed(step, version) for step in readers}
             if len(found) == 1 and version not in self.at_end:
                 self.known[version] = found.pop()
         return self.known[version]

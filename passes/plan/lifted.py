@@ -93,6 +93,15 @@ def _chosen(wide: Wide, stands: Indices, nodes: Indices, alike: Indices) -> Lift
     return Lifted(small, stands, nodes, at[alike])
 
 
+def gathered(found: Lifted, wide: Wide, theta: Table, messages: Table) -> tuple[Table, Table]:
+    """The costs of nodes and the messages of those that stand for all."""
+    entries = ranges(wide.first[found.stands], np.diff(found.wide.first))
+    return (
+        theta[ranges(wide.offsets[found.stands], np.diff(found.wide.offsets))],
+        messages[ranges(wide.message[entries], np.diff(found.wide.message))],
+    )
+
+
 def spread(found: Lifted, wide: Wide, theta: Table, messages: Table) -> tuple[Table, Table]:
     """The costs of nodes and the messages of the whole network, as those of its classes are."""
     lengths = np.diff(wide.message)

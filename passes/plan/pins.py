@@ -33,7 +33,9 @@ def pin_inputs(graph: Graph, pinned: Sequence[NdSbp | None], placement: Placemen
         swap[v] = len(values) - 1
         source = Source(scope=f"argument {values[v].name}")
         nodes.append(make_node(0, annotate_p, (v,), (swap[v],), {"pin": Pin(nd, None, None)}, source))
-    nodes += [replace(n, inputs=_swapped(n.inputs, swap)) for n in graph.nodes]
+    for n in graph.nodes:
+        inputs = _swapped(n.inputs, swap) if swap else n.inputs
+        nodes.append(n if inputs == n.inputs else replace(n, inputs=inputs))
     return replace(
         graph,
         values=tuple(values),

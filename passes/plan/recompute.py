@@ -95,7 +95,8 @@ class RecomputingModel(RoomModel):
             every = self.c.strategies[node.id]
             again = self.costs[id(every), 1, self.c.traffic.get(node.id)]
             if strategies is not every:
-                again = again[[any(s is own for own in strategies) for s in every]]
+                own_ids = set(map(id, strategies))
+                again = again[[id(s) in own_ids for s in every]]
         variable = self.variable(lies, np.concatenate([np.zeros(n), again, np.zeros(nothing)]))
         own, keeping = self.count + node.id, 2 * self.count + v
         alike = self.alike(True, len(lies))
@@ -186,10 +187,12 @@ class RecomputingModel(RoomModel):
         key = "wide", id(self.boxing(v)), id(supply.needs), id(use.needs), id(use.strict), use.times
         if use.user % self.stride >= 2 * self.count and use.user > 0:
             if ("keep", *key[2:4]) not in self.tables:
-                same = [[b is NOWHERE or a == b for b in use.needs] for a in supply.needs]
+                number = {nd: k for k, nd in enumerate(dict.fromkeys((*supply.needs, *use.needs)))}
+                rows, columns = (np.array([number[nd] for nd in nds]) for nds in (supply.needs, use.needs))
+                same = (rows[:, None] == columns[None, :]) | (columns == number.get(NOWHERE, -1))[None, :]
                 self.tables["keep", *key[2:4]] = written_down(np.where(same, 0.0, np.inf))
             self.add_edge(v, supply.variable, use.variable, self.tables["keep", *key[2:4]])
-        elif NOWHERE not in supply.needs and NOWHERE not in use.needs:
+        elif self.filled(supply.needs)[1] is None and self.filled(use.needs)[1] is None:
             super().edge(v, supply, use)
         else:
             if key not in self.tables:
@@ -260,16 +263,28 @@ class RecomputingModel(RoomModel):
         made = self.copied(boxing)[int(computed)][np.ix_(at, to)].copy()
         made[[nd is NOWHERE for nd in before]] = False
         made[:, [nd is NOWHERE for nd in own]] = False
-        wanted = np.array([[0.0 if a == b else np.inf for b in own] for a in after])
+        place = {nd: k for k, nd in enumerate(own)}
+        wanted = np.full((len(after), len(own)), np.inf)
+        wanted[np.arange(len(after)), [place[nd] for nd in after]] = 0.0
         return made, wanted
 
     def sizes(self, v: int, signatures: tuple[NdSbp, ...], factor: float = 1.0) -> Table:
         """Of a device's part of a value under each signature; of nothing none."""
-        if NOWHERE not in signatures:
-            return super().sizes(v, signatures, factor)
-        whole = (B,) * self.c.placement.ndim
-        found = super().sizes(v, tuple(whole if nd is NOWHERE else nd for nd in signatures), factor)
-        return np.where([nd is NOWHERE for nd in signatures], 0.0, found)
+        filled, nowhere = self.filled(signatures)
+        found = super().sizes(v, filled, factor)
+        return found if nowhere is None else np.where(nowhere, 0.0, found)
+
+    def filled(self, signatures: tuple[NdSbp, ...]) -> tuple[tuple[NdSbp, ...], NDArray[np.bool_] | None]:
+        """Signatures with a whole value instead of nothing, and which these are, if any."""
+        key = "filled", id(signatures)
+        if key not in self.columns:
+            nowhere = np.array([nd is NOWHERE for nd in signatures], dtype=np.bool_)
+            whole = (B,) * self.c.placement.ndim
+            some = tuple(whole if nd is NOWHERE else nd for nd in signatures)
+            found = (some, nowhere) if nowhere.any() else (signatures, None)
+            self.columns[key] = *found, signatures
+        some, is_nowhere = self.columns[key][:2]
+        return some, is_nowhere
 
     # What was chosen.
 

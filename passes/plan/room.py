@@ -76,10 +76,11 @@ class RoomModel(Model):
         self.end = max((end for _, end in self.times.values()), default=0)
         self.lives = {life.value: life for life in candidates.lives}
         self.outermost = {n.id for n in self.graph.nodes}
+        self.arguments = frozenset(self.graph.inputs)
+        self.results = frozenset(x for x in self.graph.outputs if not isinstance(x, Const))
         self.near: dict[int, list[tuple[int | None, list[ValueUse]]]] = {}
         self.loads: list[Load] = []
         self.boxed_once: dict[int, BoxedOnce] = {}
-        self.sends: dict[int, tuple[NDArray[np.bool_], NDArray[np.bool_], Boxing]] = {}
 
     def build_indexed(self) -> IndexedNetwork:
         """The network, with variables for copies."""
@@ -107,7 +108,7 @@ class RoomModel(Model):
 
     def clustered(self, v: int, uses: list[ValueUse]) -> list[list[ValueUse]]:
         """The uses in clusters; one for what bodies of loops use, or what is small."""
-        outside = v in self.graph.inputs or (v in self.lives and self.supply[v].times == 1)
+        outside = v in self.arguments or (v in self.lives and self.supply[v].times == 1)
         if not outside or not self.is_large(v) or any(not self.is_outermost(u) for u in uses):
             return [uses]
         clusters: list[list[ValueUse]] = []
@@ -145,10 +146,10 @@ class RoomModel(Model):
     def load_value(self, v: int, uses: list[ValueUse]) -> None:
         """Loads of a value as it is made, and of its copies."""
         life, supply = self.lives.get(v), self.supply[v]
-        is_argument = v in self.graph.inputs
+        is_argument = v in self.arguments
         if is_argument:
             self.load(supply.variable, 0, self.end + 1, self.sizes(v, supply.needs))
-        elif v in self.graph.outputs or (life is not None and life.is_result):
+        elif v in self.results or (life is not None and life.is_result):
             life = None
         if not self.is_large(v):
             if life is not None and not is_argument:
@@ -180,7 +181,7 @@ class RoomModel(Model):
             self.load(supply.variable, life.start, first + 1, self.held(v, supply.needs))
             self.load(share.variable, first + 1, life.end, self.held(v, states))
             last = first + 1
-        elif v in self.graph.inputs and len(near) > 1 and self.is_updated(v):
+        elif v in self.arguments and len(near) > 1 and self.is_updated(v):
             # The update takes what lies at rest.
             last = max(self.when(use)[1] for _, cluster in near[:-1] for use in cluster)
         self.copies(v, supply, share, first, last)
@@ -209,25 +210,27 @@ class RoomModel(Model):
         """
         boxing = self.boxing(v)
         # What is merged into its readers is written at all only because it is boxed.
-        computed = v not in self.lives and v not in self.graph.inputs
-        made, wanted = self.tables_of(boxing, source.needs, use.needs, computed)
-        if not made.any() and not whole_time:
-            return None
-        own = tuple(dict.fromkeys(use.needs))
-        n, sizes = len(own), self.held(v, own)
+        computed = v not in self.lives and v not in self.arguments
         key = "copies", id(boxing), id(source.needs), id(use.needs), computed
         if key not in self.columns:
+            own = tuple(dict.fromkeys(use.needs))
+            made, wanted = self.tables_of(boxing, source.needs, use.needs, computed)
             free = np.where(made, np.inf, 0.0)
             beside = np.where(made, self.held(v, source.needs)[:, None], np.inf).min(axis=0)
             beside[np.isinf(beside) | (not computed)] = 0.0
             self.columns[key] = (
                 written_down(np.hstack([np.where(made, 0.0, np.inf), free])),
                 written_down(np.hstack([wanted, wanted])),
-                np.zeros(2 * n),
+                np.zeros(2 * len(own)),
                 beside,
+                own,
+                bool(made.any()),
                 (boxing, source.needs, use.needs),
             )
-        before, match, zero, beside, _ = self.columns[key]
+        before, match, zero, beside, own, is_boxed, _ = self.columns[key]
+        if not is_boxed and not whole_time:
+            return None
+        n, sizes = len(own), self.held(v, own)
         variable = self.variable((*own, *own), zero)
         self.add_edge(v, source.variable, variable, before)
         self.add_edge(v, use.variable, variable, match)
@@ -250,12 +253,7 @@ class RoomModel(Model):
     def copied(self, boxing: Boxing) -> tuple[NDArray[np.bool_], ...]:
         """Whether boxing makes a copy: a collective other than an all-reduce, which writes over its operand;
         and whether it has any. Cuts and zeros are computed by who reads them."""
-        if id(boxing) not in self.sends:
-            own = boxing.universe
-            kinds = [[{m.kind for m in boxing.path(a, b) if m.is_collective} for b in own] for a in own]
-            copies = np.array([[bool(path - {"all_reduce"}) for path in row] for row in kinds])
-            self.sends[id(boxing)] = copies, np.array([[bool(path) for path in row] for row in kinds]), boxing
-        return self.sends[id(boxing)][:2]
+        return boxing.sends
 
     def load(self, variable: int, start: int, end: int, sizes: Table) -> None:
         """Adds a load, unless it is of no time."""
@@ -269,10 +267,11 @@ class RoomModel(Model):
     def sizes(self, v: int, signatures: tuple[NdSbp, ...], factor: float = 1.0) -> Table:
         """Of a device's part of a value under each signature."""
         value, hierarchy = self.graph.values[v], self.c.placement.shape
-        key: Any = "bytes", value.shape, str(value.dtype), signatures, factor
+        # By identity: to hash hundreds of signatures for each value would take longer than all else here.
+        key: Any = "bytes", value.shape, str(value.dtype), id(signatures), factor
         if key not in self.columns:
             parts = [factor * local_bytes(value.shape, value.dtype, nd, hierarchy) for nd in signatures]
-            self.columns[key] = (np.array(parts),)
+            self.columns[key] = np.array(parts), signatures
         found: Table = self.columns[key][0]
         return found
 

@@ -92,13 +92,15 @@ class Unwritten:
         key = "needs", id(lies), source.kept, id(strategies), id(own), x.kept, k, id(boxing)
         if key not in self.m.columns:
             sends = self.m.copied(boxing)[1]
+            wanted: dict[Any, set[int]] = {}
+            for s in strategies:
+                wanted.setdefault(s.results[0], set()).add(boxing.index[s.operands[k]])
+            silent = ~sends[[boxing.index[nd] for nd in lies[: source.kept]]]
             table = np.ones((len(lies), len(own)), dtype=bool)
             for column in range(x.kept // 2, x.kept):
-                wanted = {s.operands[k] for s in strategies if s.results[0] == own[column]}
-                to = [boxing.index[w] for w in wanted]
-                at = [boxing.index[nd] for nd in lies[: source.kept]]
+                to = sorted(wanted.get(own[column], ()))
                 table[:, column] = False
-                table[: source.kept, column] = ~sends[np.ix_(at, to)].all(axis=1)
+                table[: source.kept, column] = silent[:, to].any(axis=1)
             self.m.columns[key] = written_down(_forbidden(table)), lies, strategies, own, boxing
         self.m.add_edge(source.value, source.variable, x.variable, self.m.columns[key][0])
 

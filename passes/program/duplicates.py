@@ -75,7 +75,7 @@ def op_key(node: Node, operands: Iterable[Hashable]) -> _Key | None:
     """
     if node.bodies or node.barrier >= 0 or speaks(node):
         return None
-    role = replace(node.role, derived="", undoes=False)  # XLA knows no forward and backward
+    role = node.role.undirected
     try:
         params = tuple((name, exact(x)) for name, x in sorted(node.params.items()))
         key = (node.primitive, node.target, role, tuple(operands), params)

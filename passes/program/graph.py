@@ -236,7 +236,9 @@ def walk(nodes: Iterable[Node]) -> Iterator[Node]:
 def speaks(node: Node) -> bool:
     """Whether an op, or one in its bodies, tells the host something: it runs though nobody uses what it
     makes."""
-    return any(n.op.endswith(("callback", "debug_print")) for n in walk([node]))
+    return node.op.endswith(("callback", "debug_print")) or any(
+        speaks(inner) for body in node.bodies for inner in body.nodes
+    )
 
 
 def used(nodes: Sequence[Node], results: Iterable[Operand]) -> tuple[Node, ...]:

@@ -65,6 +65,12 @@ class Role:
         """That of what is computed for the op alone, which is no loop."""
         return replace(self, microbatches=False)
 
+    @property
+    def undirected(self) -> Role:
+        """The same of the forward and of the backward pass, between which XLA knows no difference."""
+        is_plain = not self.derived and not self.undoes
+        return self if is_plain else Role(self.place, "", False, self.microbatches, self.part)
+
     def on(self, place: Placement) -> Role:
         """The same on a placement."""
         return replace(self, place=place)

@@ -145,7 +145,7 @@ def _marked(editor: Editor, nodes: Sequence[Node], transfer: Transfer) -> list[N
         primitive = lookup_p if reads_rows(node, shapes) else add_rows_p if adds_rows(node, shapes) else None
         if primitive is None:
             bodies = tuple(replace(b, nodes=tuple(_marked(editor, b.nodes, transfer))) for b in node.bodies)
-            out.append(replace(node, bodies=bodies))
+            out.append(replace(node, bodies=bodies) if bodies else node)
             continue
         table, indices, *rows = node.inputs
         if indices not in known:

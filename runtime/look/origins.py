@@ -15,8 +15,7 @@ from dataclasses import dataclass
 
 from sbp import compat
 from sbp.passes.explain.collectives import ROW_SCOPE
-from sbp.passes.explain.plan import Collective
-from sbp.passes.face import Plan
+from sbp.passes.explain.plan import Collective, PlanData
 from sbp.runtime.look.hlo_text import Computation, Instruction, Module, pairs, parse, unquote
 from sbp.runtime.look.meter import HasText, MeteredCollective, each_collective, text_of
 
@@ -75,7 +74,7 @@ def origins_of(compiled: HasText) -> dict[str, Origin]:
     return _Reader(parse(text_of(compiled))).origins()
 
 
-def rows_of(compiled: HasText, plan: Plan) -> dict[str, tuple[Collective, ...]]:
+def rows_of(compiled: HasText, plan: PlanData) -> dict[str, tuple[Collective, ...]]:
     """The rows of the plan that each collective of a compiled program is executed for, by its name.
 
     Arguments:

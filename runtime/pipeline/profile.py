@@ -4,29 +4,27 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Protocol
 
 import jax
 import jax.numpy as jnp
 
-from sbp.options import bytes_of
 from sbp.passes.face import Plan
-from sbp.passes.look import files, pipeline_page
-from sbp.passes.look.page import figures_table, heading, picture, short
-from sbp.passes.look.pipeline_text import NUMBERS, columns
-from sbp.passes.look.timeline import chrome_trace, timeline_svg
-from sbp.passes.look.web_page import PageTable, plan_page
-from sbp.passes.pipeline.choose import ScheduleTask, found_schedule, split_seconds, task_of
+from sbp.passes.look import pipeline_page
+from sbp.passes.pipeline.choose import ScheduleTask, split_seconds, task_of
 from sbp.passes.schedule.actions import SENDS, Kind, Schedule
 from sbp.passes.schedule.simulate import simulate
-from sbp.passes.schedule.spans import Timeline, apart
+from sbp.passes.schedule.spans import Timeline
 from sbp.passes.schedule.times import Times
+from sbp.runtime.built import Built
+from sbp.runtime.measured.divided import NotDivided, divided
+from sbp.runtime.measured.profile import ActionTime, Profile
 from sbp.runtime.pipeline.machine import Machine, Record
+from sbp.runtime.pipeline.places import places_measured
 from sbp.runtime.pipeline.program import BuiltPipeline
-from sbp.units import bytes_text, seconds_text
 from sbp.untyped import Leaf, PyTree, block_until_ready
 
 STEPS = 3
@@ -48,164 +46,6 @@ class Runs(Protocol):
         """Runs one step."""
 
 
-@dataclass(frozen=True, slots=True)
-class ActionTime:
-    """One kind of action of one stage; seconds are those of one micro-batch.
-
-    Arguments:
-      kind: "F", "B", "I" or "W"; "SF" and "SB" for what it sends.
-      estimated: as the plan has it; None for what it does not tell apart.
-      alone: measured, with nothing else running; the median.
-      together: measured while the other placements worked; None for what is sent.
-    """
-
-    kind: Kind
-    stage: int
-    estimated: float | None
-    alone: float
-    together: float | None
-
-
-@dataclass(frozen=True, repr=False)
-class Profile:
-    """What a program took, and what its plan says; `print` shows it, `repr` is one line.
-
-    Arguments:
-      plan: of the program.
-      step_seconds: a whole step as calls run it, the median.
-      timeline: the loop over micro-batches as measured, every action waited for, each placement driven by a
-        thread; None without micro-batches.
-      simulated: the same, as the plan estimates it.
-      replayed: the schedule simulated with the times that were measured.
-      live: per placement, the most micro-batches of its stages that were held at once.
-      live_bytes: per placement, the most bytes that a device held for micro-batches.
-      actions: the times of every kind of action and stage.
-      times: those measured, as schedules are searched for.
-      driver_seconds: what the driver itself takes per action, without waiting.
-    """
-
-    plan: Plan
-    step_seconds: float
-    timeline: Timeline | None = None
-    simulated: Timeline | None = None
-    replayed: Timeline | None = None
-    live: tuple[int, ...] = ()
-    live_bytes: tuple[int, ...] = ()
-    actions: tuple[ActionTime, ...] = ()
-    times: Times | None = None
-    driver_seconds: float | None = None
-    task: ScheduleTask | None = field(default=None, repr=False, compare=False)
-
-    def best(self, memory_limit: float | str | None = None) -> Schedule:
-        """The fastest schedule found for the measured times, to be given to `PipelineOptions(schedule=...)`.
-
-        Arguments:
-          memory_limit: per device, in bytes or as a text such as "80GB"; None for all that it has.
-
-        Raises:
-          ArgumentError: for a program without stages and micro-batches, or without a backward pass.
-          MemoryLimitError: if nothing fits.
-        """
-        if self.task is None or self.times is None or not self.task.trains:
-            raise files.problem(
-                f"a profile of {self.plan.name!r}",
-                "one of a training with stages and micro-batches",
-                "a schedule orders the forwards and backwards of micro-batches",
-                "sbp.microbatch(jax.value_and_grad(loss), 8, batch_args=1) and sbp.on(...)",
-                "Profile.best",
-            )
-        limit_bytes = bytes_of(memory_limit, "Profile.best(memory_limit=...)")
-        return found_schedule(self.task.search(limit_bytes, self.times))
-
-    @property
-    def timelines(self) -> tuple[Timeline, ...]:
-        """All there are, to be drawn one above the other."""
-        found = (self.simulated, self.replayed, self.timeline)
-        return tuple(t for t in found if t is not None)
-
-    def figures(self) -> list[tuple[str, str]]:
-        """What was measured, each with its name."""
-        out = [
-            (
-                "measured",
-                f"{seconds_text(self.step_seconds)} per step; "
-                f"estimated {seconds_text(self.plan.step_seconds)}",
-            )
-        ]
-        if self.timeline is not None and self.simulated is not None and self.replayed is not None:
-            parts = (
-                ("estimated", self.simulated),
-                ("with measured times", self.replayed),
-                ("measured", self.timeline),
-            )
-            out += [
-                (
-                    "loop",
-                    "; ".join(
-                        f"{name} {seconds_text(float(t.makespan))}, bubble {t.bubble_fraction:.1%}"
-                        for name, t in parts
-                    ),
-                ),
-                (
-                    "apart",
-                    f"actions start and end within {apart(self.timeline, self.replayed):.1%} of the loop "
-                    f"of when they are simulated with measured times",
-                ),
-                (
-                    "held",
-                    "; ".join(
-                        f"{n} micro-batches, {bytes_text(b)} (placement {i})"
-                        for i, (n, b) in enumerate(zip(self.live, self.live_bytes, strict=True))
-                    ),
-                ),
-                ("driver", f"{1e6 * (self.driver_seconds or 0.0):.0f} us per action, not waiting"),
-            ]
-        return out
-
-    def rows(self) -> list[tuple[str, ...]]:
-        """The table of actions, with its headings."""
-        out: list[tuple[str, ...]] = [("action", "stage", "estimated", "alone", "together")]
-        for a in self.actions:
-            seconds = (a.estimated, a.alone, a.together)
-            out.append((str(a.kind), str(a.stage), *("" if s is None else seconds_text(s) for s in seconds)))
-        return out
-
-    def __repr__(self) -> str:
-        return f"<Profile of {self.plan.name} on {self.plan.placement}: measured {self.figures()[0][1]}>"
-
-    def __str__(self) -> str:
-        width = max(len(name) for name, _ in self.figures())
-        lines = [f"{self.plan.name} on {self.plan.placement}"]
-        lines += [f"{name:<{width}}  {text}" for name, text in self.figures()]
-        return "\n".join([*lines, *([""] + columns(self.rows()) if self.actions else [])])
-
-    def _repr_html_(self) -> str:
-        drawn = [picture(timeline_svg(self.timelines, self.plan.name))] if self.timelines else []
-        table = [figures_table(self.rows(), NUMBERS)] if self.actions else []
-        return short([heading(self.plan.name, f"on {self.plan.placement}", self.figures()), *drawn, *table])
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes it; the suffix chooses the form: .html, or .svg or .trace.json of the timelines.
-
-        Raises:
-          ArgumentError: for another suffix; without micro-batches there are no timelines.
-        """
-        suffix = files.check_suffix(path, WRITERS if self.timelines else {".html": _page})
-        files.write(path, WRITERS[suffix](self))
-
-
-def _page(profile: Profile) -> str:
-    actions = [PageTable("Actions", profile.rows(), NUMBERS)] if profile.actions else []
-    return plan_page(profile.plan, profile.figures(), actions, profile.timelines)
-
-
-WRITERS: Mapping[str, Callable[[Profile], str]] = {
-    ".html": _page,
-    ".svg": lambda p: timeline_svg(p.timelines, f"{p.plan.name}: estimated and measured"),
-    ".trace.json": lambda p: chrome_trace(p.timelines),
-}
-
-
 def measure(built: Runs, leaves: Sequence[Leaf]) -> Profile:
     """Runs some steps on copies of what a call donates, and measures them."""
 
@@ -218,10 +58,17 @@ def measure(built: Runs, leaves: Sequence[Leaf]) -> Profile:
     while isinstance(built, BuiltPipeline) and built.drivers.threads is None:
         built.run(fresh())
     seconds = [_seconds(built.run, fresh()) for _ in range(STEPS + 1)]
-    profile = Profile(built.plan, median(seconds[1:]))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    on_cpu = built.plan.placement.platform == "cpu"
+    profile = Profile(built.plan, median(seconds[1:]), cores=cores if on_cpu else None)
     if isinstance(built, BuiltPipeline) and built.schedule is not None:
-        return _Measuring(built, built.schedule, fresh).profile(profile)
-    return profile
+        profile = _Measuring(built, built.schedule, fresh).profile(profile)
+    try:
+        if isinstance(built, BuiltPipeline):
+            return replace(profile, places=places_measured(built, fresh))
+        return replace(profile, step=divided(built, fresh)) if isinstance(built, Built) else profile
+    except NotDivided as e:
+        return replace(profile, undivided=str(e))
 
 
 def _seconds(run: Callable[[Sequence[Leaf]], PyTree], leaves: Sequence[Leaf]) -> float:
@@ -298,7 +145,7 @@ def _compared(
     one, all_ = _by_action(alone), _by_action(together)
     for key in sorted(one, key=lambda k: (k[0] in SENDS, k[1], list(Kind).index(k[0]))):
         kind, stage = key
-        estimated = None if kind in SENDS else _estimated(task.figures.times, kind, stage)
+        estimated = (_sent if kind in SENDS else _estimated)(task.figures.times, kind, stage)
         both = median(all_[key]) if key in all_ else None
         yield ActionTime(kind, stage, estimated, median(one[key]), both)
 
@@ -320,6 +167,13 @@ def _estimated(times: Times, kind: Kind, stage: int) -> float:
         Kind.B: (times.input_gradient, times.weight_gradient),
     }
     return sum(part[stage] for part in parts[kind])
+
+
+def _sent(times: Times, kind: Kind, stage: int) -> float | None:
+    """Until what a stage sends has come to all that it is for; what goes in one is measured as one."""
+    ahead = kind is Kind.SEND_F
+    ways = [times.on_the_way(s, t) for s, t in times.transfers if s == stage and (s < t) == ahead]
+    return max(ways, default=None)
 
 
 def measured_times(task: ScheduleTask, actions: Sequence[ActionTime]) -> Times:

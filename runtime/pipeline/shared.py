@@ -26,6 +26,9 @@ class Executable(Protocol):
     def __call__(self, *args: ArrayLike) -> Sequence[jax.Array]:
         """Runs it."""
 
+    def as_text(self) -> str | None:
+        """What XLA has made of it."""
+
 
 @dataclass
 class Executables:

@@ -168,7 +168,7 @@ def trace_device(physical: Physical, takes: Evaluator | None) -> TracedDevice:
     graph, placement = physical.graph, physical.placement
     seen: list[tuple[Step, ...]] = []
     sections = () if takes is None or takes.sections is None else takes.sections.sections
-    on_device = device_function(physical, None, sections, partial(SourceDevice, seen=seen))
+    on_device = device_function(physical, None, sections, made=partial(SourceDevice, seen=seen))
     specs = [
         [to_partition_spec(nd, len(shape), placement) for shape, nd in pairs] for pairs in boundary(physical)
     ]

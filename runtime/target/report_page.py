@@ -1,4 +1,4 @@
-"""A report as HTML: tables of the plan's page, and the short form that notebooks show."""
+"""A report as HTML: the plan's page with the simulated step beside it, and the short form of notebooks."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from html import escape
 
 from sbp.passes.look.page import figures_table, heading, short
 from sbp.passes.look.web_page import PageTable, plan_page
+from sbp.runtime.measured.simulated import simulated_step
 from sbp.runtime.target.compared import ComparedProgram
 from sbp.runtime.target.report_text import HEADINGS, NUMBERS, cells, costliest, figures, remarks
 
@@ -18,7 +19,8 @@ def report_page(report: ComparedProgram) -> str:
         PageTable("Compiled collectives", [HEADINGS, *(cells(report, c) for c in shown)], NUMBERS),
     ]
     tables += [PageTable(name, [(name,), *((line,) for line in lines)]) for name, lines in remarks(report)]
-    return plan_page(report.plan, tables=tables)
+    simulated = simulated_step(report)
+    return plan_page(report.plan, tables=tables, beside=() if simulated is None else (simulated,))
 
 
 def report_html(report: ComparedProgram) -> str:

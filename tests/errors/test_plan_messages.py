@@ -32,6 +32,15 @@ def a_plan(fn: Any = double, on: Any = GRID, **signatures: Any) -> Any:
     return sbp.compile(fn, on, **signatures).plan(X)
 
 
+def profiled(on: Any = GRID) -> Any:
+    return sbp.compile(lambda x: jnp.sin(x).sum(), on, in_sbp=[S(0), B] if on is GRID else [S(0)]).profile(X)
+
+
+def save(name: str, plan: Any, profile: Any) -> None:
+    """Refused before anything is written."""
+    plan.save(f"no/such/folder/{name}", profile=profile)
+
+
 def no_such_signature() -> Any:
     plan = a_plan()
     rows = (("mul", "[S(5), B] [B, B]", "[B, B]"),)
@@ -39,6 +48,24 @@ def no_such_signature() -> Any:
 
 
 MESSAGES: Messages = {
+    "a profile of another program": (
+        lambda: save("plan.html", a_plan(), profiled(LINE)),
+        ArgumentError,
+        "Plan.save(profile=...)",
+        "a profile of '<lambda>' on cpu(x=8), 1 collectives, {cost}",
+        "one of 'double' on cpu(data=2 x model=4), 0 collectives, {cost}",
+        "what was measured would stand beside estimates of something else",
+        "plan.save('plan.html', profile=program.profile(*args)), both of the same arguments",
+    ),
+    "a profile in a file that is no page": (
+        lambda: save("plan.json", a_plan(), profiled()),
+        ArgumentError,
+        "saving a plan to 'no/such/folder/plan.json'",
+        "the suffix '.json' with a profile",
+        ".html",
+        "only a page lays what was measured beside what was estimated",
+        "plan.html, or the plan without profile=...",
+    ),
     "no plan": (
         lambda: of(options=sbp.Options(plan=3)),
         ArgumentError,

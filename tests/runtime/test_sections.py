@@ -120,3 +120,10 @@ def test_what_a_section_reads_of_another_goes_through_a_barrier(monkeypatch: pyt
     # Every kernel is in one of them, once.
     ran = [id(s) for x in sections for s in x.steps if id(s) in kernels]
     assert len(ran) == len(set(ran)) and set(ran) == kernels
+
+
+def test_sections_are_the_same_of_kernels_that_are_known() -> None:
+    fn, args, in_sbp = PROGRAMS["a GPT"]
+    physical = physical_of(fn, args(), in_sbp)
+    known = program_kernels(physical, ShardSizes(physical))
+    assert sections_of(physical, True, known) == sections_of(physical, True)

@@ -3,6 +3,7 @@
 
 function start() {
   const model = new PlanModel(JSON.parse(document.getElementById("plan-data").textContent));
+  besideColumns(model);
   const root = document.getElementById("app"), hasGraph = model.nGroups > 1;
   document.getElementById("loading")?.remove();
   const select = what => choose(what);

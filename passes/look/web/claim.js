@@ -21,6 +21,7 @@ function claim(model, select) {
       figure("plan", f.gap, f.verdict === f.gap ? "" : f.verdict, f.proven ? "good" : "")),
     (d.measured || []).length ? h("dl", { class: "facts measured" }, d.measured.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)])) : null,
     stepBar(model, select),
+    besideBar(model, select),
     costliest(model, select));
 }
 

@@ -51,7 +51,7 @@ class Detail {
     const places = this.places(v).sort((a, b) => m.seconds(b) - m.seconds(a)).slice(0, 12);
     return [
       this.crumbs(v), h("h2", {}, g.title[v], g.times[v] > 1 ? h("small", {}, ` ×${g.times[v]}, all alike`) : ""),
-      this.facts([["kernels", `${secondsText(g.seconds[v])}, ${percentText(g.seconds[v] / m.step)} of the step`],
+      this.facts([["kernels", `${secondsText(g.seconds[v])}, ${percentText(g.seconds[v] / m.step)} of the step`], besideGroup(m, v),
         ["collectives", m.sentSeconds[v] ? `${secondsText(m.sentSeconds[v])}, ${secondsText(m.exposed[v])} exposed` : "none"],
         ["ops", String(g.ops[v])], ["lines", g.where[v]]]),
       m.opens(v) ? h("button", { type: "button", onclick: () => this.select({ toggle: v }) }, "open or close") : null,
@@ -81,7 +81,7 @@ class Detail {
       this.facts([["tensor", h("span", { class: "mono" }, r.type[k])], ["lies", h("span", { class: "mono" }, `${r.before[k]} → ${r.after[k]}`)],
         ["over", r.over[k]], ["times", `${r.times[k]} per step`], ["sent", `${bytesText(r.bytes[k])} per device and step`],
         ["time", `${secondsText(r.seconds[k])}, ${percentText(r.seconds[k] / m.step)} of the step`],
-        ["exposed", `${secondsText(r.exposed[k])}: kernels wait so long`]]),
+        ["exposed", `${secondsText(r.exposed[k])}: kernels wait so long`], ...besideRow(m, k)]),
       this.source(r.line[k]),
       h("h3", {}, "Before and after"), this.devices(r.shape[k], r.before[k], r.place[k]), this.devices(r.shape[k], r.after[k], r.place[k]), this.alternatives(r.tensor[k], r.line[k], r.after[k])))];
   }

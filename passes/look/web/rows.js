@@ -56,7 +56,7 @@ class RowTable {
       cell("kind", pill(r.kind)), cell("times", String(r.times)),
       cell("tensor", r.tensor, h("br"), h("span", { class: "mono soft" }, r.type)),
       cell("before", h("span", { class: "mono" }, `${r.before} →`, h("br"), r.after)),
-      cell("over", r.over), cell("bytes", bytesText(r.bytes)), cell("seconds", secondsText(r.seconds)),
+      cell("over", r.over), cell("bytes", bytesText(r.bytes)), cell("seconds", secondsText(r.seconds)), ...besideCells(r, cell),
       cell("exposed", secondsText(r.exposed)), cell("line", h("span", { class: "mono" }, r.line)), cell("reason", r.reason));
     if (r.k === this.marked) line.classList.add("marked");
     return line;

@@ -267,3 +267,15 @@ def test_keys_and_truth_values_wait_for_nothing() -> None:
     assert tables.of((4,), keys.dtype, every, (0,)).signatures == (B, S(0))
     assert set(tables.of((4,), np.dtype(bool), every, (0,)).signatures) == {B, S(0)}
     assert not any(isinstance(s, Partial) for s in tables.of((4,), np.dtype(bool), every, (0,)).signatures)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_sent_on_the_way_is_that_of_the_paths(name: str) -> None:
+    case = CASES[name]
+    narrow = replace(case, narrow=np.dtype("float16"), reduced=case)
+    for box in (case, narrow):
+        copies, any_ = box.sends
+        for (i, a), (j, b) in itertools.product(enumerate(box.universe), repeat=2):
+            if math.isfinite(box.seconds[i, j]):
+                kinds = {m.kind for m in box.path(a, b) if m.is_collective}
+                assert (copies[i, j], any_[i, j]) == (bool(kinds - {"all_reduce"}), bool(kinds)), (a, b)

@@ -102,13 +102,18 @@ def test_what_is_made_of_little_is_made_late_and_what_frees_early() -> None:
     assert ordered(small, [3, 6]) == [0, 3, 1, 2]
 
 
-def test_a_product_that_frees_more_than_it_makes_runs_early(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_product_that_frees_more_than_it_makes_runs_early() -> None:
     """As the gradient of the values of attention, which is the last to read the weights."""
-    monkeypatch.setattr(KernelOp, "name", "dot_general")
-    ops = [product([1], [9]), product([9], [5]), product([5], [8]), product([8, 5], [3]), product([9], [2])]
+
+    def named(read: list[int], made: list[int]) -> KernelOp:
+        found = product(read, made)
+        found.name = "dot_general"
+        return found
+
+    ops = [named([1], [9]), named([9], [5]), named([5], [8]), named([8, 5], [3]), named([9], [2])]
     assert ordered(ops, [2, 3]) == [0, 4, 1, 2, 3]
     # What it makes is more than what it frees: it has its turn.
-    ops[-1] = product([9], [10])
+    ops[-1] = named([9], [10])
     assert ordered(ops, [10, 3]) == [0, 1, 2, 3, 4]
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from sbp.passes.plan.fold import numbers_of
 from sbp.passes.plan.indexed import IndexedNetwork, IndexedTable
-from sbp.passes.plan.lifted import lifted
+from sbp.passes.plan.lifted import gathered, lifted, spread
 from sbp.passes.plan.narrow import Narrowing
 from sbp.passes.plan.solve import solve
 
@@ -69,3 +69,17 @@ def test_the_bound_is_true_and_about_as_good(seed: int) -> None:
     for _ in range(10):
         usual.sweep()
     assert usual.bound - 1e-2 * abs(best) <= alike.bound <= best * (1 + 1e-12)
+
+
+def test_what_is_spread_is_gathered_again() -> None:
+    """So sweeps over more classes go on where those over fewer have ended."""
+    network, rng = layers(12), np.random.default_rng(0)
+    whole = Narrowing(network, np.float64)
+    few, more = (lifted(whole.wide, kinds(network), hops) for hops in (1, 4))
+    assert few.stands.size < more.stands.size
+    theta, messages = rng.random(few.wide.offsets[-1]), rng.random(few.wide.message[-1])
+    given = spread(few, whole.wide, theta, messages)
+    again = spread(more, whole.wide, *gathered(more, whole.wide, *given))
+    assert all((a == b).all() for a, b in zip(again, given, strict=True))
+    back = gathered(few, whole.wide, *given)
+    assert (back[0] == theta).all() and (back[1] == messages).all()

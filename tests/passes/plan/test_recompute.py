@@ -65,3 +65,21 @@ def test_less_memory_is_enough_when_ops_may_run_again() -> None:
         peaks.append(found.peak_bytes)
     assert peaks[1] < 0.9 * peaks[0]
     assert model.chosen(found.states, found.cost, 0.0).recomputed
+
+
+def test_equal_layers_share_what_is_known_of_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What boxing a value makes is found once for all layers, not for each."""
+    asked = list[int]()
+    own = RecomputingModel.tables_of
+
+    def counted(model: RecomputingModel, *args: Any) -> Any:
+        asked.append(1)
+        return own(model, *args)
+
+    monkeypatch.setattr(RecomputingModel, "tables_of", counted)
+    found = list[int]()
+    for layers in (4, 8):
+        asked.clear()
+        RecomputingModel(*given_of(layers), LIMIT).build()
+        found.append(len(asked))
+    assert 0 < found[0] <= found[1] < 1.1 * found[0]

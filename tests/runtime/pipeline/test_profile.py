@@ -101,7 +101,9 @@ def test_times(profile: Profile) -> None:
 def test_text_and_files(profile: Profile, tmp_path: Path) -> None:
     text = str(profile)
     assert "per step; estimated" in text and "us per action, not waiting" in text
-    assert [line.split()[:2] for line in text.split("\n")[-6:]] == [
+    lines = [line.split() for line in text.split("\n")]
+    (at,) = (k for k, cells in enumerate(lines) if cells[:2] == ["action", "stage"])
+    assert [cells[:2] for cells in lines[at + 1 : at + 7]] == [
         ["F", "0"],
         ["B", "0"],
         ["F", "1"],

@@ -12,8 +12,10 @@ import pytest
 import sbp
 from sbp import B, S
 from sbp.errors import ArgumentError
+from sbp.rates.chips import CHIPS
+from sbp.runtime.measured.simulated import simulated_step
 from sbp.runtime.target.compared import MemoryUse, compared
-from sbp.runtime.target.report import ProgramReport
+from sbp.runtime.target.report import ProgramReport, report_of
 from sbp.runtime.target.report_text import percent, report_text
 from sbp.runtime.target.sites import CompiledCollective
 
@@ -198,3 +200,25 @@ def test_equal_branches_share_their_code() -> None:
     )
     assert len(report.rows) == 2 and report.unexplained == ()
     assert not any(r.removed for r in report.rows)
+
+
+def test_the_page_has_the_simulated_step(program: sbp.Program, tmp_path: Path) -> None:  # type: ignore[type-arg]
+    """Its parts are the simulated step, its rows those of the plan, and it stands beside the estimates.
+
+    The text of a CPU's program is simulated as if it were a GPU's.
+    """
+    lowered = program.lower(*ARGS)
+    compiled = lowered.compile()
+    report = report_of(program.plan(*ARGS), compiled, CHIPS["h100"], lambda: lowered.as_text(debug_info=True))
+    step = simulated_step(report)
+    assert step is not None and report.simulation is not None
+    parts = step.kernel_seconds + step.exposed_seconds + step.waiting_seconds + step.unclaimed_seconds
+    assert parts == pytest.approx(report.simulation.seconds)
+    assert [c.name for c in step.collectives if c.name] == [c.name for c in report.plan.collectives]
+    assert all(c.seconds or c.remark for c in step.collectives)
+    report.save(tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    data = json.loads(page.split('id="plan-data">')[1].split("</script>")[0])
+    assert data["beside"]["word"] == "simulated" and "measured" in data["rows"]
+    (drawn,) = data["timelines"]  # by the plan nothing of a CPU runs beside anything
+    assert "simulated for NVIDIA H100" in drawn["name"] and set(drawn["spans"]["lane"]) == {0, 1}

@@ -1,0 +1,236 @@
+"""What a program took, and what its plan says: a value with every way to show it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from sbp.options import bytes_of
+from sbp.passes.explain.measured import MeasuredStep
+from sbp.passes.face import Plan
+from sbp.passes.look import files
+from sbp.passes.look.measured_text import (
+    WIDTH,
+    collective_rows,
+    group_rows,
+    measured_text,
+    part_rows,
+    ratio_text,
+)
+from sbp.passes.look.page import figures_table, heading, picture, short
+from sbp.passes.look.pipeline_text import NUMBERS, columns, place_heading
+from sbp.passes.look.timeline import chrome_trace, timeline_svg
+from sbp.passes.look.web_page import PageTable, profiled_page
+from sbp.passes.look.width import fitted, terminal_width
+from sbp.passes.pipeline.choose import ScheduleTask, found_schedule
+from sbp.passes.pipeline.plan import PipelineData
+from sbp.passes.schedule.actions import Kind, Schedule
+from sbp.passes.schedule.spans import Timeline, apart
+from sbp.passes.schedule.times import Times
+from sbp.units import bytes_text, seconds_text
+
+
+@dataclass(frozen=True, slots=True)
+class ActionTime:
+    """One kind of action of one stage; seconds are those of one micro-batch.
+
+    Arguments:
+      kind: "F", "B", "I" or "W"; "SF" and "SB" for what it sends.
+      estimated: as the plan has it; None for what it does not tell apart.
+      alone: measured, with nothing else running; the median.
+      together: measured while the other placements worked; None for what is sent.
+    """
+
+    kind: Kind
+    stage: int
+    estimated: float | None
+    alone: float
+    together: float | None
+
+
+@dataclass(frozen=True, repr=False)
+class Profile:
+    """What a program took, and what its plan says; `print` shows it, `repr` is one line.
+
+    Arguments:
+      plan: of the program.
+      step_seconds: a whole step as calls run it, the median.
+      timeline: the loop over micro-batches as measured, every action waited for, each placement driven by a
+        thread; None without micro-batches.
+      simulated: the same, as the plan estimates it.
+      replayed: the schedule simulated with the times that were measured.
+      live: per placement, the most micro-batches of its stages that were held at once.
+      live_bytes: per placement, the most bytes that a device held for micro-batches.
+      actions: the times of every kind of action and stage.
+      times: those measured, as schedules are searched for.
+      driver_seconds: what the driver itself takes per action, without waiting.
+      step: of a program of one placement, a step divided among kernels, collectives and the rest.
+      places: of a program with stages, the same for each placement; its kernels are not told apart.
+      undivided: why there is neither.
+      cores: of the processor that forced CPU devices share; None for other devices.
+    """
+
+    plan: Plan
+    step_seconds: float
+    timeline: Timeline | None = None
+    simulated: Timeline | None = None
+    replayed: Timeline | None = None
+    live: tuple[int, ...] = ()
+    live_bytes: tuple[int, ...] = ()
+    actions: tuple[ActionTime, ...] = ()
+    times: Times | None = None
+    driver_seconds: float | None = None
+    step: MeasuredStep | None = None
+    places: tuple[MeasuredStep, ...] = ()
+    undivided: str = ""
+    cores: int | None = None
+    task: ScheduleTask | None = field(default=None, repr=False, compare=False)
+
+    def best(self, memory_limit: float | str | None = None) -> Schedule:
+        """The fastest schedule found for the measured times, to be given to `PipelineOptions(schedule=...)`.
+
+        Arguments:
+          memory_limit: per device, in bytes or as a text such as "80GB"; None for all that it has.
+
+        Raises:
+          ArgumentError: for a program without stages and micro-batches, or without a backward pass.
+          MemoryLimitError: if nothing fits.
+        """
+        if self.task is None or self.times is None or not self.task.trains:
+            raise files.problem(
+                f"a profile of {self.plan.name!r}",
+                "one of a training with stages and micro-batches",
+                "a schedule orders the forwards and backwards of micro-batches",
+                "sbp.microbatch(jax.value_and_grad(loss), 8, batch_args=1) and sbp.on(...)",
+                "Profile.best",
+            )
+        limit_bytes = bytes_of(memory_limit, "Profile.best(memory_limit=...)")
+        return found_schedule(self.task.search(limit_bytes, self.times))
+
+    @property
+    def divided(self) -> tuple[MeasuredStep, ...]:
+        """The divided step, per placement; () where it was not divided."""
+        return self.places if self.step is None else (self.step,)
+
+    @property
+    def timelines(self) -> tuple[Timeline, ...]:
+        """All there are, to be drawn one above the other."""
+        found = (self.simulated, self.replayed, self.timeline)
+        return tuple(t for t in found if t is not None)
+
+    def figures(self) -> list[tuple[str, str]]:
+        """What was measured, each with its name."""
+        out = [
+            (
+                "measured",
+                f"{seconds_text(self.step_seconds)} per step; "
+                f"estimated {seconds_text(self.plan.step_seconds)}",
+            )
+        ]
+        divided = self.divided
+        if divided:
+            devices = sum(step.devices for step in divided)
+            also = f"with it on {seconds_text(divided[0].seconds)}, mean of {divided[0].devices} devices"
+            each = " of each placement" if self.places else ""
+            out.append(("divided", f"{divided[0].how}: a step {also}{each}"))
+            if self.cores and devices > self.cores:
+                share = f"{devices} devices share {self.cores} cores"
+                out.append(("cores", f"{share}: what a device takes is also what it waits for one of them"))
+        if self.undivided:
+            out.append(("divided", f"not: {self.undivided}"))
+        if self.timeline is not None and self.simulated is not None and self.replayed is not None:
+            parts = (
+                ("estimated", self.simulated),
+                ("with measured times", self.replayed),
+                ("measured", self.timeline),
+            )
+            out += [
+                (
+                    "loop",
+                    "; ".join(
+                        f"{name} {seconds_text(float(t.makespan))}, bubble {t.bubble_fraction:.1%}"
+                        for name, t in parts
+                    ),
+                ),
+                (
+                    "apart",
+                    f"actions start and end within {apart(self.timeline, self.replayed):.1%} of the loop "
+                    f"of when they are simulated with measured times",
+                ),
+                (
+                    "held",
+                    "; ".join(
+                        f"{n} micro-batches, {bytes_text(b)} (placement {i})"
+                        for i, (n, b) in enumerate(zip(self.live, self.live_bytes, strict=True))
+                    ),
+                ),
+                ("driver", f"{1e6 * (self.driver_seconds or 0.0):.0f} us per action, not waiting"),
+            ]
+        return out
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """The table of actions, with its headings."""
+        out: list[tuple[str, ...]] = [("action", "stage", "estimated", "alone", "together", "ratio")]
+        for a in self.actions:
+            told = ("" if s is None else seconds_text(s) for s in (a.estimated, a.alone, a.together))
+            out.append((str(a.kind), str(a.stage), *told, ratio_text(a.alone, a.estimated)))
+        return out
+
+    def tables(self) -> list[PageTable]:
+        """Those that a page has besides the plan's."""
+        return [PageTable("Actions", self.rows(), NUMBERS)] if self.actions else []
+
+    def __repr__(self) -> str:
+        return f"<Profile of {self.plan.name} on {self.plan.placement}: measured {self.figures()[0][1]}>"
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def text(self, width: int | None = None) -> str:
+        """What `print` shows.
+
+        Arguments:
+          width: columns of a line; by default those of the terminal, or 80.
+        """
+        most = terminal_width() or WIDTH if width is None else width
+        label = max(len(name) for name, _ in self.figures())
+        lines = [f"{self.plan.name} on {self.plan.placement}"]
+        lines += [f"{name:<{label}}  {text}" for name, text in self.figures()]
+        out = [fitted("\n".join(lines), most)]
+        out += ["", *columns(self.rows())] if self.actions else []
+        out += [measured_text(self.plan, self.step, most)] if self.step is not None else []
+        if isinstance(self.plan, PipelineData):
+            for i, step in enumerate(self.places):
+                tables = measured_text(self.plan.stages[i], step, most, self.plan.step_seconds)
+                out += ["", fitted(place_heading(self.plan, i), most), tables]
+        return "\n".join(out)
+
+    def _repr_html_(self) -> str:
+        drawn = [picture(timeline_svg(self.timelines, self.plan.name))] if self.timelines else []
+        table = [figures_table(self.rows(), NUMBERS)] if self.actions else []
+        if self.step is not None:
+            shown = (part_rows, collective_rows, group_rows)
+            rows = [f(self.plan, self.step) for f in shown]
+            table += [figures_table(r, NUMBERS) for r in rows if len(r) > 1]
+        return short([heading(self.plan.name, f"on {self.plan.placement}", self.figures()), *drawn, *table])
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes it; the suffix chooses the form: .html, or .svg or .trace.json of the timelines.
+
+        Raises:
+          ArgumentError: for another suffix; without micro-batches there are no timelines.
+        """
+        suffix = files.check_suffix(path, WRITERS if self.timelines else {".html": _page})
+        files.write(path, WRITERS[suffix](self))
+
+
+def _page(profile: Profile) -> str:
+    return profiled_page(profile.plan, profile)
+
+
+WRITERS: Mapping[str, Callable[[Profile], str]] = {
+    ".html": _page,
+    ".svg": lambda p: timeline_svg(p.timelines, f"{p.plan.name}: estimated and measured"),
+    ".trace.json": lambda p: chrome_trace(p.timelines),
+}

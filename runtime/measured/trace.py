@@ -1,0 +1,169 @@
+"""What ran when, of a profile that JAX has recorded: the ops of each device, step by step.
+
+Of forced CPU devices XLA notes every op in the lines of its threads, with its module and its device. An op
+that leaves work to other threads is noted twice: as it is begun, and by an event "end: ..." of the same
+context. That one may come late, since what waits for the op runs before it is written: so an op has ended at
+the latest when something that reads it begins.
+
+Of GPUs each has a plane with a line per stream, whose events are kernels; the op is one of their statistics.
+"""
+
+from __future__ import annotations
+
+import bisect
+import re
+import warnings
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+STEP = "sbp.profile.step"
+"""The name of the event around a step."""
+END = "end: "
+HOST_PLANE = "/host:CPU"
+GPU_PLANE = re.compile(r"/device:GPU:(\d+)")
+STREAM = "Stream"
+NANO = 1e-9
+
+
+class TraceEvent(Protocol):
+    """What is read of an event of `jax.profiler.ProfileData`."""
+
+    name: str
+    start_ns: float
+    duration_ns: float
+    stats: Iterable[tuple[str, Any]]
+
+
+class TraceLine(Protocol):
+    """A thread, or a stream."""
+
+    name: str
+    events: Iterable[TraceEvent]
+
+
+class TracePlane(Protocol):
+    """A host, or a device."""
+
+    name: str
+    lines: Iterable[TraceLine]
+
+
+class HasPlanes(Protocol):
+    """A `jax.profiler.ProfileData`."""
+
+    planes: Iterable[TracePlane]
+
+
+@dataclass(frozen=True, slots=True)
+class OpEvent:
+    """An op that ran on a device, by the clock of the trace, in seconds.
+
+    Arguments:
+      device: its number among the devices of the process.
+      instruction: of the compiled program; "" for a kernel that is of none.
+    """
+
+    device: int
+    instruction: str
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
+class TracedStep:
+    """A step as the caller saw it, and what ran in it."""
+
+    start: float
+    end: float
+    events: tuple[OpEvent, ...]
+
+    @property
+    def seconds(self) -> float:
+        """From the call until all results were there."""
+        return self.end - self.start
+
+
+@dataclass
+class _Host:
+    """What is read of the lines of a host."""
+
+    begun: list[tuple[OpEvent, object]] = field(default_factory=list)
+    ended: dict[object, float] = field(default_factory=dict)
+    windows: list[tuple[float, float]] = field(default_factory=list)
+
+    def read(self, event: TraceEvent, module: str) -> None:
+        start = event.start_ns * NANO
+        end = start + event.duration_ns * NANO
+        if event.name == STEP:
+            self.windows.append((start, end))
+            return
+        said = _stats(event)
+        if event.name.startswith(END):
+            self.ended[said.get("_c")] = start
+        elif said.get("hlo_module") == module and "device_ordinal" in said:
+            op = OpEvent(int(said["device_ordinal"]), str(said["hlo_op"]), start, end)
+            self.begun.append((op, said.get("_p")))
+
+
+def traced_steps(
+    profile: HasPlanes, module: str, readers: Mapping[str, Iterable[str]] | None = None
+) -> list[TracedStep]:
+    """The steps that a profile has, with what ran in each.
+
+    Arguments:
+      module: the name of the compiled program; ops of others are left out.
+      readers: per instruction, those that read what it makes.
+    """
+    host, on_gpu = _Host(), list[OpEvent]()
+    with warnings.catch_warnings():
+        # Python 3.12 warns of the type of the statistics, which jaxlib has made.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        for plane in profile.planes:
+            gpu = GPU_PLANE.match(plane.name)
+            for line in plane.lines:
+                if gpu is not None and line.name.startswith(STREAM):
+                    on_gpu += _kernels(line, int(gpu[1]), module)
+                elif plane.name.startswith(HOST_PLANE):
+                    for event in line.events:
+                        host.read(event, module)
+    found = on_gpu or list(_until_read(host, readers or {}))
+    found.sort(key=lambda e: e.start)
+    starts = [e.start for e in found]
+    return [
+        TracedStep(a, b, tuple(found[bisect.bisect_left(starts, a) : bisect.bisect_left(starts, b)]))
+        for a, b in sorted(host.windows)
+    ]
+
+
+def _stats(event: TraceEvent) -> dict[str, Any]:
+    return dict(event.stats)
+
+
+def _kernels(line: TraceLine, device: int, module: str) -> Iterator[OpEvent]:
+    """The kernels and copies of a stream; those of other programs are of no instruction of this one."""
+    for event in line.events:
+        said, start = _stats(event), event.start_ns * NANO
+        own = said.get("hlo_module", module) == module
+        name = str(said.get("hlo_op", "")) if own else ""
+        yield OpEvent(device, name, start, start + event.duration_ns * NANO)
+
+
+def _until_read(host: _Host, readers: Mapping[str, Iterable[str]]) -> Iterator[OpEvent]:
+    """The ops of a host, those that others work on until these are done."""
+    starts: dict[tuple[int, str], list[float]] = defaultdict(list)
+    for op, _ in host.begun:
+        starts[op.device, op.instruction].append(op.start)
+    for found in starts.values():
+        found.sort()
+    for op, context in host.begun:
+        ended = host.ended.get(context, op.end)
+        if ended <= op.end:
+            yield op
+            continue
+        for name in (op.instruction, *readers.get(op.instruction, ())):
+            own = starts.get((op.device, name), [])
+            at = bisect.bisect_left(own, op.end) if name != op.instruction else bisect.bisect(own, op.start)
+            ended = min(ended, own[at]) if at < len(own) else ended
+        yield replace(op, end=max(op.end, ended))
