@@ -16,6 +16,7 @@ import optax
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 import sbp
+from models.curves import loss_svg
 from models.pipeline import WHOLE, Pipeline
 from sbp.placement import Placement, parse_placement
 
@@ -92,7 +93,7 @@ def parser(
     options.add_argument(
         "--x64", action=argparse.BooleanOptionalAction, default=False, help="compute in float64"
     )
-    options.add_argument("--out", default="out", metavar="DIR", help="where loss.png and plan.html go")
+    options.add_argument("--out", default="out", metavar="DIR", help="where loss.svg and plan.html go")
     options.add_argument(
         "--check",
         action=argparse.BooleanOptionalAction,
@@ -178,7 +179,7 @@ def run(job: Job, placement: Placement, args: argparse.Namespace) -> Result:
             difference = compare(params, losses, one_params, curves["one device"])
             rounding = "" if args.x64 else "; rounding grows with the steps, under --x64 hardly"
             print(f"largest difference to one device: {difference}{rounding}")
-    _draw(curves, job.title, out / "loss.png")
+    _draw(curves, job.title, out / "loss.svg")
     return Result(params, losses, plan, difference)
 
 
@@ -227,16 +228,9 @@ def _progress(title: str, steps: int) -> Iterator[Callable[[float], None]]:
 def _draw(curves: dict[str, list[float]], title: str, path: Path) -> None:
     """The loss curves as a picture, if matplotlib is there."""
     try:
-        from matplotlib.figure import Figure
+        picture = loss_svg(curves, title)
     except ImportError:
         print("no loss curve: matplotlib is missing (pip install 'sbp-jax[examples]')")
         return
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    axes = figure.add_subplot(xlabel="step", ylabel="loss (nats)")
-    axes.set_title(title, fontsize="medium", wrap=True)
-    for (name, losses), style in zip(curves.items(), ("-", "--"), strict=False):
-        axes.plot(losses, style, label=name)
-    axes.legend()
-    axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=120)
+    path.write_text(picture, encoding="utf-8")
     print(f"loss curve: {path}")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from types import FunctionType, MethodType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -328,3 +330,15 @@ def parse_placement(text: str) -> Placement:
             where="a placement in text form",
         ) from None
     return placement(kind, shape=sizes)
+
+
+def for_placement(given: Any, on: Placement) -> Any:
+    """What holds for any placement as it is; of a function from placements, what it says of this one.
+
+    Only functions are called: nets of some libraries are pytrees, hence prefixes, and callable too.
+
+    >>> two = placement("cpu", shape=(2, 4))
+    >>> for_placement(lambda p: p.ndim, two), for_placement(7, two)
+    (2, 7)
+    """
+    return given(on) if isinstance(given, FunctionType | MethodType | partial) else given

@@ -74,7 +74,7 @@ def resolve(
       name: the argument that is resolved, "in_sbp" or "out_sbp".
     """
     given: list[_Given] = []
-    problems = list(_spread(prefix, tree, name, given))
+    problems = list(_spread(prefix, tree, name, given, placement.ndim))
     out: list[NdSbp | None] = []
     for part, leaf, path in zip(given, jax.tree.leaves(tree), paths, strict=True):
         if not hasattr(leaf, "shape"):
@@ -119,14 +119,19 @@ def _text(s: Prefix) -> str:
     return format_sbp(s) if isinstance(s, list | tuple) and not isinstance(s, PartitionSpec) else str(s)
 
 
-def _spread(prefix: Prefix, tree: PyTree, where: str, out: list[_Given]) -> Iterator[Problem]:
-    """Gives every leaf of `tree` its part of `prefix`; where the two part ways, a problem, and AUTO below."""
+def _spread(prefix: Prefix, tree: PyTree, where: str, out: list[_Given], axes: int = 0) -> Iterator[Problem]:
+    """Gives every leaf of `tree` its part of `prefix`; where the two part ways, a problem, and AUTO below.
+
+    Arguments:
+      axes: of the placement, where problems are wanted.
+    """
     n_leaves = len(jax.tree.leaves(tree))
     if is_leaf(prefix):
         out.extend([_Given(prefix, _children(tree) is not None)] * n_leaves)
         return
     ours, theirs = _children(prefix), _children(tree)
-    near = meant(prefix) if ours is None or theirs is None or len(ours) != len(theirs) else None
+    no_container = ours is None or theirs is None or len(ours) != len(theirs)
+    near = meant(prefix) if no_container or _nearly_one(prefix, axes) else None
     if ours is None or near is not None:
         out.extend([_Given(AUTO)] * n_leaves)
         yield _not_a_signature(prefix, where, near)
@@ -135,7 +140,24 @@ def _spread(prefix: Prefix, tree: PyTree, where: str, out: list[_Given]) -> Iter
         yield _not_a_prefix(prefix, tree, where)
     else:
         for (key, part), (_, sub) in zip(ours, theirs, strict=True):
-            yield from _spread(part, sub, f"{where}{keystr((key,))}", out)
+            yield from _spread(part, sub, f"{where}{keystr((key,))}", out, axes)
+
+
+def _nearly_one(prefix: Prefix, axes: int) -> bool:
+    """Whether a list means one signature, one entry of which is none, although it may be a container too.
+
+    On several axes signatures in a container are lists themselves: a list with an entry per axis, at least
+    one of which is a signature, means none.
+
+    >>> _nearly_one([Split(0), "B"], 2), _nearly_one([Split(0), "B"], 1), _nearly_one([[Split(0), B], "B"], 2)
+    (True, False, False)
+    """
+    if not isinstance(prefix, list | tuple) or not 1 < len(prefix) == axes:
+        return False
+    holes = any(e is None or e is AUTO for e in prefix)
+    return (
+        not holes and any(map(is_signature, prefix)) and not any(isinstance(e, list | tuple) for e in prefix)
+    )
 
 
 def _children(x: PyTree) -> list[Child] | None:

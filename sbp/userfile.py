@@ -7,11 +7,11 @@ import importlib.util
 import os
 import sys
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from sbp.errors import ArgumentError, Problem
-from sbp.placement import Placement
+from sbp.placement import Placement, for_placement
 
 if TYPE_CHECKING:  # mistakes are printed before JAX is there
     import jax
@@ -120,7 +120,7 @@ def signatures(target: str, given: str | None, placement: Placement) -> Prefix:
     else:
         file, name = split(target, "the function")
         found = getattr(loaded(file), f"{name}_sbp", AUTO)
-    return found(placement) if isinstance(found, FunctionType) else found
+    return for_placement(found, placement)
 
 
 def concrete(args: tuple[PyTree, ...]) -> tuple[PyTree, ...]:

@@ -26,24 +26,28 @@ from sbp.units import bytes_text, seconds_text
 HEADINGS = ("×", "collective", "tensor", "before → after", "over", "sent", "time", "exposed", "line", "why")
 NUMBERS = ("×", "sent", "time", "exposed")
 MONO = "12px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace"
+# Texts have the notebook's colour, which may be light on dark; pills and alarms have colours of their own.
 STYLE = f"""
-.sbp {{ font: 14px/1.45 Inter, "Helvetica Neue", Helvetica, Arial, sans-serif; color: #1f2933; }}
+.sbp {{ font: 14px/1.45 Inter, "Helvetica Neue", Helvetica, Arial, sans-serif; color: inherit; }}
 .sbp h1 {{ font-size: 22px; margin: 0 0 4px; }}
-.sbp h1 small {{ font-weight: 400; color: #57606a; font-size: 15px; }}
+.sbp h1 small {{ font-weight: 400; opacity: 0.8; font-size: 15px; }}
 .sbp h2 {{ font-size: 16px; margin: 28px 0 8px; }}
-.sbp table {{ border-collapse: collapse; }}
-.sbp td, .sbp th {{ text-align: left; vertical-align: top; padding: 4px 10px; }}
-.sbp tbody tr {{ border-top: 1px solid #e4e8ec; }}
-.sbp tbody tr:hover {{ background: #f6f8fa; }}
-.sbp th {{ font-weight: 600; color: #57606a; white-space: nowrap; }}
-.sbp table.rows td {{ white-space: nowrap; }}
-.sbp table.rows td.why {{ white-space: normal; min-width: 22em; max-width: 48em; }}
-.sbp .n {{ text-align: right; }}
+.sbp table {{ border-collapse: collapse; font: inherit; color: inherit; }}
+.sbp td, .sbp th {{ text-align: left; vertical-align: top; padding: 4px 6px; }}
+.sbp tbody tr {{ border-top: 1px solid rgba(128, 128, 128, 0.35); }}
+.sbp tbody tr:hover {{ background: rgba(128, 128, 128, 0.12); }}
+.sbp th {{ font-weight: 600; opacity: 0.8; white-space: nowrap; }}
+.sbp .wide {{ overflow-x: auto; }}
+.sbp table.rows {{ width: 100%; }}
+.sbp table.rows td.tensor {{ min-width: 12em; overflow-wrap: anywhere; }}
+.sbp table.rows td.why {{ min-width: 10em; max-width: 48em; }}
+.sbp .n {{ text-align: right; white-space: nowrap; }}
 .sbp .mono {{ font: {MONO}; white-space: nowrap; }}
-.sbp .soft, .sbp .totals td:first-child {{ color: #57606a; }}
-.sbp .alarm {{ color: #b42318; font-weight: 600; margin: 4px 0; }}
-.sbp .pill {{ border: 1.5px solid; border-radius: 9px; padding: 0 8px; white-space: nowrap; }}
-.sbp .picture {{ overflow: auto; border: 1px solid #e4e8ec; border-radius: 8px; }}
+.sbp td .mono {{ white-space: normal; }}
+.sbp .soft, .sbp .totals td:first-child {{ opacity: 0.8; }}
+.sbp .alarm {{ color: #b42318; background: #fdecea; font-weight: 600; margin: 4px 0; padding: 4px 8px; }}
+.sbp .pill {{ color: #1b2430; border: 1.5px solid; border-radius: 9px; padding: 0 8px; white-space: nowrap; }}
+.sbp .picture {{ overflow: auto; border: 1px solid rgba(128, 128, 128, 0.35); border-radius: 8px; }}
 .sbp .picture svg {{ max-width: 100%; height: auto; }}
 """
 
@@ -87,7 +91,8 @@ def _table(shown: Sequence[TableRow], rest: Sequence[TableRow]) -> str:
     head = "".join(f"<th{' class=n' if h in NUMBERS else ''}>{h}</th>" for h in HEADINGS)
     body = "\n".join(_row(r) for r in shown)
     tail = f'<p class="soft">{escape(rest_text(rest))}</p>' if rest else ""
-    return f'<table class="rows"><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table>{tail}'
+    table = f'<table class="rows"><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table>'
+    return f'<div class="wide">{table}</div>{tail}'
 
 
 def _row(r: TableRow) -> str:
@@ -97,7 +102,8 @@ def _row(r: TableRow) -> str:
     return (
         f'<tr><td class="n" data-v="{r.times}">{r.times}</td>'
         f'<td><span class="pill" style="{style}">{kind_text(c.kind)}</span></td>'
-        f'<td>{escape(c.tensor)}<br><span class="mono soft">{escape(tensor_text(c))}</span></td>'
+        f'<td class="tensor">{escape(c.tensor)}<br>'
+        f'<span class="mono soft">{escape(tensor_text(c))}</span></td>'
         f'<td class="mono">{escape(format_sbp(c.before))} →<br>{escape(format_sbp(c.after))}</td>'
         f"<td>{escape(over_text(c)).replace(' (', '<br>(')}</td>"
         f'<td class="n" data-v="{c.wire_bytes!r}">{bytes_text(c.wire_bytes)}</td>'

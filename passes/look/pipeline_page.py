@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 
+from sbp.passes.explain.plan import PlanData
 from sbp.passes.explain.words import misfit_text
 from sbp.passes.look import page
 from sbp.passes.look.dot import digraph, dot_lines, dot_node, quoted
@@ -21,6 +22,7 @@ from sbp.passes.look.pipeline_text import (
     stage_rows,
 )
 from sbp.passes.look.svg import plan_svg as one_svg
+from sbp.passes.look.svg_parts import document
 from sbp.passes.look.timeline import timeline_svg
 from sbp.passes.pipeline.plan import PipelineData
 from sbp.passes.schedule.spans import Timeline
@@ -64,16 +66,20 @@ def _place(plan: PipelineData, place: int) -> list[str]:
     return [*page.table(p), *drawn, *page.signatures(own_signatures(p), plan)]
 
 
-def plan_svg(plan: PipelineData) -> str:
-    """The timeline, with the pictures of the placements below; of a loaded plan the timeline alone."""
+def plan_svg(plan: PipelineData, draw: Callable[[PlanData], str] = one_svg) -> str:
+    """The timeline, with the pictures of the placements below.
+
+    Arguments:
+      draw: makes the picture of a placement.
+    """
     parts = (
         [timeline_svg([estimated(plan)], f"{plan.name}: the schedule")] if plan.timeline is not None else []
     )
-    parts += [one_svg(p) for p in plan.stages if p.program or p.physical is not None]
-    return stacked(parts)
+    parts += [draw(p) for p in plan.stages if p.program or p.physical is not None]
+    return stacked(parts, heading(plan))
 
 
-def stacked(pictures: Sequence[str]) -> str:
+def stacked(pictures: Sequence[str], title: str) -> str:
     """Pictures one below the other as one."""
     sizes = [(int(found[1]), int(found[2])) for svg in pictures if (found := _SIZE.search(svg)) is not None]
     width, height = max((w for w, _ in sizes), default=0), sum(h for _, h in sizes)
@@ -81,16 +87,7 @@ def stacked(pictures: Sequence[str]) -> str:
     for svg, (_, h) in zip(pictures, sizes, strict=True):
         lines.append(svg.replace("<svg ", f'<svg x="0" y="{y}" ', 1))
         y += h
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
-            f'width="{width}" height="{height}" role="img">',
-            '<rect width="100%" height="100%" fill="#ffffff"/>',
-            *lines,
-            "</svg>",
-            "",
-        ]
-    )
+    return document(width, height, title, lines)
 
 
 def dot_text(plan: PipelineData) -> str:

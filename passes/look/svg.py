@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from html import escape
@@ -11,29 +12,35 @@ from typing import Any
 import networkx as nx
 
 from sbp.passes.explain.plan import PlanData
-from sbp.passes.explain.words import kind_text, verdict_text
-from sbp.passes.look.folded import COLOURS, folded, kinds_of
+from sbp.passes.look.folded import COLOURS, folded
+from sbp.passes.look.outline import Outline
+from sbp.passes.look.program_data import program_data
+from sbp.passes.look.svg_claim import claim, streams
+from sbp.passes.look.svg_parts import (
+    GROUND,
+    INK,
+    INK_ON_COLOUR,
+    LINE,
+    MARGIN,
+    SOFT,
+    SOFT_ON_COLOUR,
+    TIP,
+    Spot,
+    document,
+    fitted,
+    rect,
+    text_at,
+)
 from sbp.passes.program.names import PHASES
-from sbp.units import bytes_text, seconds_text
 
-MARGIN, HEADER = 24.0, 92.0
 TOP, GAP, ROW_GAP, PAD = 34.0, 22.0, 30.0, 16.0
 WIDTH, LINE_HEIGHT = 212.0, 13.0
 MAX_ROW = 4
 """Nodes beside each other; more stand below."""
-SANS = "Inter,'Helvetica Neue',Helvetica,Arial,'DejaVu Sans',sans-serif"
-INK, SOFT, LINE, GROUND = "#1f2933", "#57606a", "#b6bfc9", "#f3f6f9"
-ALARM = "#b42318"
-
-
-@dataclass(frozen=True, slots=True)
-class Spot:
-    """The rectangle of a node."""
-
-    x: float
-    y: float
-    width: float
-    height: float
+ASPECT = 1.6
+"""Width to height of a picture that fits a screen and a sheet of paper."""
+LEAST_WIDTH = 860.0
+"""What pages of text show without making letters smaller."""
 
 
 @dataclass(frozen=True)
@@ -47,13 +54,22 @@ class Arrangement:
 
 
 def place(graph: nx.DiGraph) -> Arrangement:
-    """Where everything goes: lanes side by side, in each a row per rank of the graph."""
+    """Where everything goes: lanes side by side, as wide as makes a picture nearest to `ASPECT`."""
+
+    def off(found: Arrangement) -> float:
+        return abs(math.log((found.width + 1) / (found.height + 1) / ASPECT))
+
+    return min((_placed(graph, n) for n in range(1, MAX_ROW + 1)), key=off)
+
+
+def _placed(graph: nx.DiGraph, most: int) -> Arrangement:
+    """Lanes side by side, in each a row per rank of the graph, of `most` nodes at the most."""
     spots: dict[int, Spot] = {}
     lanes: list[tuple[str, Spot]] = []
     x = 0.0
     for lane in lanes_of(graph):
         members = [n for n, of in graph.nodes(data="lane") if of == lane]
-        rows = _rows(graph, members)
+        rows = _rows(graph, members, most)
         width = max(len(row) for row in rows) * (WIDTH + GAP) - GAP
         y = TOP
         for row in reversed(rows) if lane == "backward" else rows:
@@ -76,7 +92,7 @@ def lanes_of(graph: nx.DiGraph) -> list[str]:
     return [p for p in ("program", *PHASES) if p in present]
 
 
-def _rows(graph: nx.DiGraph, members: list[int]) -> list[list[int]]:
+def _rows(graph: nx.DiGraph, members: list[int], most: int) -> list[list[int]]:
     """The nodes of a lane by how many stand before them, neighbours of the row above near each other."""
     own = graph.subgraph(members)
     forward = nx.DiGraph()
@@ -98,7 +114,7 @@ def _rows(graph: nx.DiGraph, members: list[int]) -> list[list[int]]:
         mean = {n: fmean([at[m] for m in forward.predecessors(n) if m in at] or [0.5]) for n in row}
         row.sort(key=mean.__getitem__)
         at.update({n: (k + 0.5) / len(row) for k, n in enumerate(row)})
-        ordered += [row[k : k + MAX_ROW] for k in range(0, len(row), MAX_ROW)]
+        ordered += [row[k : k + most] for k in range(0, len(row), most)]
     return ordered
 
 
@@ -107,102 +123,85 @@ def _height(d: Mapping[str, Any]) -> float:
 
 
 def plan_svg(plan: PlanData) -> str:
-    """The picture of a plan, with its heading and legend.
+    """The picture of a plan: its figures, where the time goes, and the folded graph.
 
     Raises:
       ValueError: for a plan without a program.
     """
     graph = folded(plan)
     layout = place(graph)
-    width, height = max(layout.width, 720.0) + 2 * MARGIN, layout.height + HEADER + 2 * MARGIN
-    return "\n".join(
+    # Rows that have a node each need no list.
+    listed = any((d["kind"] == "ops" and d["rows"]) or len(d["rows"]) > 1 for _, d in graph.nodes(data=True))
+    head, y, wide = _head(plan, layout.width, listed)
+    return document(
+        wide + 2 * MARGIN,
+        y + layout.height + 1.5 * MARGIN,
+        f"{plan.name} on {plan.placement}",
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" '
-            f'width="{width:.0f}" height="{height:.0f}" font-family="{SANS}" role="img">',
-            f"<title>{escape(plan.name)} on {escape(str(plan.placement))}</title>",
-            '<rect width="100%" height="100%" fill="#ffffff"/>',
             '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
             'markerUnits="userSpaceOnUse" orient="auto">'
-            '<path d="M0,0.6 L8,4 L0,7.4 z" fill="#8c959f"/></marker></defs>',
-            *_heading(plan),
-            f'<g transform="translate({MARGIN:g},{HEADER + MARGIN:g})">',
+            f'<path d="M0,0.6 L8,4 L0,7.4 z" fill="{TIP}"/></marker></defs>',
+            *head,
+            f'<g transform="translate({MARGIN + (wide - layout.width) / 2:g},{y + MARGIN / 2:g})">',
             *_lanes(layout),
             *_edges(graph, layout),
             *_nodes(graph, layout),
             "</g>",
-            "</svg>",
-            "",
-        ]
+        ],
     )
 
 
-def _text(x: float, y: float, text: str, size: float, **attributes: str) -> str:
-    more = "".join(f' {k.replace("_", "-")}="{v}"' for k, v in attributes.items())
-    return f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size:g}"{more}>{escape(text)}</text>'
+def claim_svg(plan: PlanData) -> str:
+    """The head of a plan's picture by itself: what fits a page of text, of a program of any size.
+
+    Raises:
+      ValueError: for a plan without a program.
+    """
+    head, y, wide = _head(plan, LEAST_WIDTH, listed=True)
+    return document(wide + 2 * MARGIN, y + MARGIN / 2, f"{plan.name} on {plan.placement}", head)
 
 
-def _rect(s: Spot, radius: float, fill: str, stroke: str = "none", line: float = 1.0) -> str:
-    return (
-        f'<rect x="{s.x:.1f}" y="{s.y:.1f}" width="{s.width:.1f}" height="{s.height:.1f}" rx="{radius:g}" '
-        f'fill="{fill}" stroke="{stroke}" stroke-width="{line:g}"/>'
-    )
+def _head(plan: PlanData, width: float, listed: bool) -> tuple[list[str], float, float]:
+    """What stands above a graph of some width; where it ends, and how wide it is.
 
-
-def _heading(plan: PlanData) -> Iterator[str]:
-    """What it is, its figures, and what the colours mean."""
-    figures = (
-        f"{bytes_text(plan.wire_bytes)} sent per device per step · "
-        f"{seconds_text(plan.step_seconds)} estimated · "
-        f"{bytes_text(plan.memory_bytes)} peak per device · {verdict_text(plan)}"
-    )
-    yield _text(MARGIN, 38, plan.name, 19, font_weight="700", fill=INK)
-    yield _text(MARGIN + 11.5 * len(plan.name) + 12, 38, f"on {plan.placement}", 14, fill=SOFT)
-    yield _text(MARGIN, 60, figures, 12, fill=SOFT if plan.fits else ALARM)
-    x = MARGIN
-    for kind, count, wire in kinds_of(plan):
-        fill, border = COLOURS[kind]
-        label = f"{count} {kind_text(kind)}, {bytes_text(wire)}"
-        yield _rect(Spot(x, 76, 16, 12), 4, fill, border, 1.4)
-        yield _text(x + 22, 86.5, label, 11.5, fill=INK)
-        x += 22 + 6.3 * len(label) + 22
+    Raises:
+      ValueError: for a plan without a program.
+    """
+    program = program_data(plan) if plan.program is None else plan.program
+    if program is None:
+        raise ValueError("the plan has no program to draw")
+    wide = max(width, LEAST_WIDTH)
+    outline = Outline.of(program, plan.in_paths)
+    head, y = claim(plan, outline, Spot(MARGIN, MARGIN, wide, 0), listed)
+    lanes, y = streams(plan, outline, Spot(MARGIN, y, wide, 0))
+    return head + lanes, y, wide
 
 
 def _lanes(layout: Arrangement) -> Iterator[str]:
     """A pale ground and a name for each phase."""
     for name, s in layout.lanes:
-        yield _rect(s, 10, GROUND)
+        yield rect(s, 10, GROUND)
         middle = s.x + s.width / 2
-        yield _text(middle, s.y + 21, name, 12, text_anchor="middle", fill=SOFT, font_weight="600")
+        yield text_at(middle, s.y + 21, name, 12, text_anchor="middle", fill=SOFT, font_weight="600")
 
 
 def _nodes(graph: nx.DiGraph, layout: Arrangement) -> Iterator[str]:
     for n, d in graph.nodes(data=True):
         s, is_sent = layout.spots[n], d["kind"] != "ops"
         fill, border = COLOURS[d["kind"]]
+        ink, soft = (INK_ON_COLOUR, SOFT_ON_COLOUR) if is_sent else (INK, SOFT)
+        bold = {"font_weight": "600", "fill": ink}
         yield f"<g><title>{escape(d['title'])}</title>"
-        yield _rect(s, 11 if is_sent else 5, fill, border, 1.6 if is_sent else 1.0)
+        yield rect(s, 11 if is_sent else 5, fill, border, 1.6 if is_sent else 1.0)
         y = s.y + 18
         room = s.width - 20 - 7.0 * len(d.get("note", ""))
-        yield _text(s.x + 10, y, fitted(d["head"], room, 6.6), 12, font_weight="600", fill=INK)
+        yield text_at(s.x + 10, y, fitted(d["head"], room, 6.6), 12, **bold)
         if d.get("note"):
-            yield _text(s.x + s.width - 10, y, d["note"], 12, text_anchor="end", font_weight="600", fill=INK)
+            yield text_at(s.x + s.width - 10, y, d["note"], 12, text_anchor="end", **bold)
         for line in d["body"]:
             y += LINE_HEIGHT
-            yield _text(s.x + 10, y, fitted(line, s.width - 16, 5.7), 11, fill=SOFT)
+            yield text_at(s.x + 10, y, fitted(line, s.width - 16, 5.7), 11, fill=soft)
         yield "</g>"
-
-
-def fitted(text: str, width: float, advance: float) -> str:
-    """A text cut in the middle to what fits: both ends of a path tell something.
-
-    >>> fitted("params['layers'][*]['qkv']", 60, 6)
-    "par…'qkv']"
-    """
-    room = int(width / advance)
-    if len(text) <= room:
-        return text
-    left = max(1, (room - 1) * 2 // 5)
-    return f"{text[:left]}…{text[len(text) - (room - 1 - left) :]}"
 
 
 def _edges(graph: nx.DiGraph, layout: Arrangement) -> Iterator[str]:
@@ -212,18 +211,40 @@ def _edges(graph: nx.DiGraph, layout: Arrangement) -> Iterator[str]:
         colour = next((COLOURS[k][1] for k in kinds if k != "ops"), LINE)
         across = graph.nodes[a]["lane"] != graph.nodes[b]["lane"]
         style = ' opacity="0.4"' if across else ' stroke-dasharray="4 3"' if d["back"] else ""
+        ends = layout.spots[a], layout.spots[b]
+        path = _across(*ends) if across else _around(*ends) if _hidden(*ends, layout) else _curve(*ends)
         yield (
-            f'<path d="{_curve(layout.spots[a], layout.spots[b], across)}" fill="none" stroke="{colour}" '
+            f'<path d="{path}" fill="none" stroke="{colour}" '
             f'stroke-width="1.3"{style} marker-end="url(#tip)"><title>{escape(d["title"])}</title></path>'
         )
 
 
-def _curve(a: Spot, b: Spot, across: bool) -> str:
-    if across:
-        right = b.x > a.x
-        x0, x1 = (a.x + a.width, b.x) if right else (a.x, b.x + b.width)
-        y0, y1, bend = a.y + a.height / 2, b.y + b.height / 2, 30 if right else -30
-        return f"M{x0:.1f},{y0:.1f} C{x0 + bend:.1f},{y0:.1f} {x1 - bend:.1f},{y1:.1f} {x1:.1f},{y1:.1f}"
+def _hidden(a: Spot, b: Spot, layout: Arrangement) -> bool:
+    """Whether a node stands between two of a lane that are one below the other."""
+    if a.x != b.x:
+        return False
+    low, high = sorted((a.y, b.y))
+    return any(s.x == a.x and low < s.y < high for s in layout.spots.values())
+
+
+def _across(a: Spot, b: Spot) -> str:
+    """From side to side."""
+    right = b.x > a.x
+    x0, x1 = (a.x + a.width, b.x) if right else (a.x, b.x + b.width)
+    y0, y1, bend = a.y + a.height / 2, b.y + b.height / 2, 30 if right else -30
+    return f"M{x0:.1f},{y0:.1f} C{x0 + bend:.1f},{y0:.1f} {x1 - bend:.1f},{y1:.1f} {x1:.1f},{y1:.1f}"
+
+
+def _around(a: Spot, b: Spot) -> str:
+    """Past what stands between, down on the right and up on the left."""
+    down = b.y > a.y
+    x, bend = (a.x + a.width, PAD) if down else (a.x, -PAD)
+    y0, y1 = a.y + a.height / 2, b.y + b.height / 2
+    return f"M{x:.1f},{y0:.1f} C{x + bend:.1f},{y0:.1f} {x + bend:.1f},{y1:.1f} {x:.1f},{y1:.1f}"
+
+
+def _curve(a: Spot, b: Spot) -> str:
+    """From the foot of one to the head of the next, or the other way."""
     down = b.y > a.y
     x0, x1 = a.x + a.width / 2, b.x + b.width / 2
     y0, y1, bend = (a.y + a.height, b.y, 16) if down else (a.y, b.y + b.height, -16)

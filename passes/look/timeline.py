@@ -8,7 +8,7 @@ from html import escape
 from itertools import pairwise
 from typing import Any
 
-from sbp.passes.look.svg import GROUND, INK, LINE, MARGIN, SANS, SOFT
+from sbp.passes.look.svg_parts import GROUND, INK, INK_ON_COLOUR, LINE, MARGIN, SOFT, document
 from sbp.passes.schedule.actions import SENDS, Action, Kind
 from sbp.passes.schedule.spans import Span, Timeline
 from sbp.units import seconds_text
@@ -57,19 +57,8 @@ def timeline_svg(
         body += [f'<g transform="translate({MARGIN:g},{y:.1f})">', *part, "</g>"]
         y += height + 22
     head = title or timelines[0].name
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {whole:.0f} {y:.0f}" '
-            f'width="{whole:.0f}" height="{y:.0f}" font-family="{SANS}" role="img">',
-            f"<title>{escape(head)}</title>",
-            '<rect width="100%" height="100%" fill="#ffffff"/>',
-            _text(MARGIN, 38, head, 19, f'font-weight="700" fill="{INK}"'),
-            *_legend(timelines),
-            *body,
-            "</svg>",
-            "",
-        ]
-    )
+    heading = _text(MARGIN, 38, head, 19, f'font-weight="700" fill="{INK}"')
+    return document(whole, y, head, [heading, *_legend(timelines), *body])
 
 
 def _text(x: float, y: float, text: str, size: float, more: str) -> str:
@@ -134,7 +123,7 @@ def _boxes(
         number = str(s.action.microbatch)
         box = _rect(x, top, length, height, _mixed(fill, border, 0.45 * depth), border)
         if length >= 6.4 * len(number) + 1:
-            more = f'text-anchor="middle" fill="{INK}"'
+            more = f'text-anchor="middle" fill="{INK_ON_COLOUR}"'
             box += _text(x + length / 2, top + height / 2 + 3.6, number, 10, more)
         yield f"<g><title>{_title(s, time_text)}</title>{box}</g>"
 

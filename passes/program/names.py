@@ -51,7 +51,7 @@ class Names:
         names: dict[int, str] = dict(outputs)
         consumers = self.graph.consumers()
         for v, path in zip(self.graph.inputs, self.in_paths, strict=False):
-            uses = [node for node, _ in consumers.get(v, ())]
+            uses = self._uses(v, consumers)
             if not any(self.phases[n.id] == "forward" for n in uses):
                 continue
             for node in uses:
@@ -65,6 +65,14 @@ class Names:
         names.update(zip(self.graph.inputs, self.in_paths, strict=False))
         names.update(self._inside(names))
         return names
+
+    def _uses(self, v: int, consumers: Mapping[int, Sequence[tuple[Node, int]]]) -> list[Node]:
+        """The ops that use an argument, also as an annotation or another layout of its shape has it."""
+        found = [node for node, _ in consumers.get(v, ())]
+        for node in found:  # which grows meanwhile
+            if self._same_shape(node, v) and self.same_tensor(node.outputs[0]) == v:
+                found += (user for user, _ in consumers.get(node.outputs[0], ()))
+        return found
 
     def _inside(self, known: Mapping[int, str]) -> Iterator[tuple[int, str]]:
         """What enters a loop over micro-batches is called inside as it is outside."""
@@ -89,7 +97,7 @@ class Names:
         while stack:
             x = stack.pop()
             node = self._producers.get(x)
-            if x in seen or node is None or not self._same_shape(node, v):
+            if x in seen or node is None or self.graph.values[x].shape != self.graph.values[v].shape:
                 continue
             seen.add(x)
             if self.phases[node.id] == "backward" or _steps_back(node):

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from types import FunctionType
 
 from sbp.errors import Problem, SbpError, raise_all
 from sbp.hardware import Hardware, hardware_for
@@ -17,7 +16,7 @@ from sbp.passes.explain.parallelism import named_state, parallelism_text
 from sbp.passes.face import PipelinePlan, Plan
 from sbp.passes.pipeline.where import loop_of, placements_of
 from sbp.passes.program.scan_kept import computes_twice
-from sbp.placement import placement
+from sbp.placement import for_placement, placement
 from sbp.runtime.execute import compile
 from sbp.runtime.reading import Reading, build
 from sbp.runtime.search.ranking import Ranked, Ranking
@@ -189,7 +188,7 @@ class _Run:
     def planned(self, reading: Reading, row: Ranked) -> Ranked:
         """A row with its plan, or with the reason why it has none."""
         asked = self.asked
-        in_sbp = asked.in_sbp(row.placement) if isinstance(asked.in_sbp, FunctionType) else asked.in_sbp
+        in_sbp = for_placement(asked.in_sbp, row.placement)
         try:
             options = self.options(row.stages, row.kept)
             plan = build(reading, row.placement, in_sbp, asked.out_sbp, options, False).plan

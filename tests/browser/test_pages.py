@@ -309,3 +309,16 @@ def test_what_is_split_and_padded_is_drawn(open_page: Any) -> None:
     )
     assert said[0] == 2 and said[1] == 4 and "padded by 1 in dim 0" in said[2] and "[3, 4]" in said[2]
     opened.check()
+
+
+def test_a_notebook_shows_every_column_on_any_ground(gpt: Plan, chromium: Any) -> None:
+    """In a dark notebook: all columns of a cell are there, and texts have the notebook's colour."""
+    page = chromium.new_page(viewport={"width": 1100, "height": 800})
+    body = f"<body style='margin:0;background:#111;color:rgb(238, 238, 238)'>{gpt._repr_html_()}</body>"
+    page.set_content(f"<!doctype html><html>{body}</html>")
+    table = page.locator(".sbp .wide").first
+    assert table.evaluate("e => e.scrollWidth <= e.clientWidth")
+    colours = "es => [...new Set(es.map(e => getComputedStyle(e).color))]"
+    assert page.locator(".sbp td, .sbp th, .sbp h1").evaluate_all(colours) == ["rgb(238, 238, 238)"]
+    assert page.locator(".sbp .pill").evaluate_all(colours) == ["rgb(27, 36, 48)"]
+    page.close()

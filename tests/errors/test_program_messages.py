@@ -208,6 +208,15 @@ MESSAGES: Messages = {
         TEXT,
         "[B, S(1)], without quotes",
     ),
+    "a signature in quotes in a list as long as what it is for": (
+        lambda: of(lambda p: p[0], [X, X], in_sbp=([S(0), "B"],)),
+        SignatureError,
+        "in_sbp[0]",
+        "[S(0), 'B']",
+        FORMS,
+        TEXT,
+        "[S(0), B], without quotes",
+    ),
     "a leaf's signature in quotes": (
         lambda: of(lambda p: p["w"], {"w": X}, in_sbp=({"w": "[S(0), B]"},)),
         SignatureError,

@@ -42,6 +42,20 @@ def test_args_and_signatures_from_elsewhere(tmp_path: Path) -> None:
     assert [str(nd) for nd in plan.in_sbp] == ["(B, B)", "(B, B)", "(S(0), B)"]
 
 
+def test_signatures_may_be_a_function_of_some_arguments_more(tmp_path: Path) -> None:
+    """A file that has `functools.partial(laid, "data")` for its signatures."""
+    file, out = tmp_path / "step.py", tmp_path / "p.json"
+    file.write_text(
+        "from functools import partial\nimport jax\nfrom sbp import B, S\n"
+        "def laid(dim, placement):\n    return [S(dim)] + [B] * (placement.ndim - 1),\n"
+        "def step(x):\n    return 2 * x\n"
+        "step_args = jax.ShapeDtypeStruct((8, 8), 'float32'),\nstep_sbp = partial(laid, 1)\n",
+        encoding="utf-8",
+    )
+    assert run("plan", f"{file}:step", "--placement", "cpu:2x4", "--out", out) == 0
+    assert [str(nd) for nd in sbp.load_plan(out).in_sbp] == ["(S(1), B)"]
+
+
 def test_what_if_a_tensor_lay_otherwise(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     tensor, out = "weights['down']", tmp_path / "other.json"
     asked = "--why", tensor, "--what-if", f"{tensor}=[B, B]", "--out", out

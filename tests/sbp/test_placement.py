@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from functools import partial
 from typing import Any
 
 import jax
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbp.errors import PlacementError
-from sbp.placement import Placement, as_placement, parse_placement, placement
+from sbp.placement import Placement, as_placement, for_placement, parse_placement, placement
 
 PERMUTED = [
     placement("cpu", ranks=[3, 1, 0, 2]),
@@ -158,3 +159,25 @@ def test_the_command_lines_form(kind: str, shape: list[int]) -> None:
 def test_one_device() -> None:
     p = placement("cpu", ranks=[5])
     assert (p.ranks, p.shape, p.axes) == ((5,), (1,), ("x",))
+
+
+class Net:
+    """A callable pytree, as nets of some libraries are."""
+
+    def __call__(self, x: Any) -> Any:
+        raise AssertionError("a prefix is not called")
+
+    def sizes(self, on: Placement) -> tuple[int, ...]:
+        return on.shape
+
+
+def test_functions_of_the_placement_in_every_form() -> None:
+    two, net = placement("cpu", shape=(2, 4)), Net()
+
+    def sized(by: int, on: Placement) -> int:
+        return by * on.size
+
+    assert for_placement(partial(sized, 3), two) == 24
+    assert for_placement(lambda on: on.ndim, two) == 2
+    assert for_placement(net.sizes, two) == (2, 4)
+    assert for_placement(net, two) is net

@@ -1,0 +1,56 @@
+"""What tensors are called: a gradient is called by its argument, however it is made and used."""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import sbp
+from sbp import AUTO, B, S
+from sbp.placement import Placement
+
+LINE = sbp.placement("cpu", shape=(8,))
+
+
+def sent(fn, *args, in_sbp, on: Placement = LINE) -> set[str]:  # type: ignore[no-untyped-def]
+    """The names of the tensors that a plan sends."""
+    plan = sbp.compile(fn, on, in_sbp=in_sbp).plan(*args)
+    return {c.tensor for c in plan.collectives}
+
+
+def array(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def test_gradients_that_a_scan_makes_together() -> None:
+    """The backward of a scan has a result per stack of weights."""
+    optimizer = optax.adamw(1e-3)
+    weights = {"down": array(3, 16, 16), "up": array(3, 16, 16), "scale": array(3, 16)}
+
+    def layer(x, w):  # type: ignore[no-untyped-def]
+        return x + jnp.tanh(x @ w["up"]) @ w["down"] * w["scale"], None
+
+    def step(weights, state, x):  # type: ignore[no-untyped-def]
+        loss, grads = jax.value_and_grad(lambda w: jnp.square(jax.lax.scan(layer, x, w)[0]).mean())(weights)
+        updates, state = optimizer.update(grads, state, weights)
+        return optax.apply_updates(weights, updates), state, loss
+
+    state = jax.eval_shape(optimizer.init, weights)
+    found = sent(step, weights, state, array(1024, 16), in_sbp=([B], [B], [S(0)]))
+    assert found == {*(f"gradient of weights['{name}']" for name in weights), "result[2]"}
+
+
+def test_the_gradient_of_what_does_not_divide() -> None:
+    """Such an argument is annotated inside: it is used by way of the annotation."""
+
+    def step(w, x):  # type: ignore[no-untyped-def]
+        return w - jax.grad(lambda w: jnp.square(x @ w).mean())(w)
+
+    found = sent(step, array(13, 13), array(4096, 13), in_sbp=([S(0)], [S(0)]))
+    assert "gradient of w" in found
+
+
+def test_the_gradient_of_one_weight() -> None:
+    def step(w, x):  # type: ignore[no-untyped-def]
+        return w - jax.grad(lambda w: jnp.square(x @ w).mean())(w)
+
+    assert sent(step, array(16, 16), array(4096, 16), in_sbp=(AUTO, [S(0)])) == {"gradient of w"}
