@@ -2,6 +2,7 @@
 
     python -m benchmarks.gpu_target [--rows gpt/data:8,llama-scan@8/fsdp:2x4,...] [--json FILE] [--hlo FOLDER]
     python -m benchmarks.gpu_target --show benchmarks/results/gpu_target.json
+    python -m benchmarks.gpu_target --stale benchmarks/results/gpu_target.json [--rows ...] [--renew N]
 
 XLA:GPU compiles both with its own options, as on a machine that has them (pip install -e '.[gpu-target]').
 Nothing runs, and no array is made. A row is a model of benchmarks/large.py (`@` its layers), a parallelism
@@ -13,6 +14,10 @@ of it is spent in collectives alone, and the seconds from the Python function to
 A second table has the rows of AUTO beside the best that was made by hand, of ours and of jit's: of the same
 model on the same placement, and on as many devices in any hierarchy.
 
+With `--stale`: the rows of a file that were compiled from another program than the one that is lowered now,
+or of which it is not known; nothing is compiled, but with `--renew` so many of them, one after another, and
+the file has them at once.
+
 The peer of "auto" is data parallel (of DLRM, tables split by rows): jit has no AUTO. That of a Llama whose
 weights are split by width is laid out as MaxText does (benchmarks/maxtext.py).
 """
@@ -20,6 +25,7 @@ weights are split by width is laid out as MaxText does (benchmarks/maxtext.py).
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import math
 import statistics
@@ -32,6 +38,7 @@ from typing import Any
 import jax
 
 import sbp
+from benchmarks.cases import Case
 from benchmarks.large import LARGE
 from benchmarks.versus_jax import compiled, parse, peer_of
 from sbp.rates.chips import CHIPS
@@ -87,7 +94,13 @@ class TargetProgram:
 
 @dataclass(frozen=True, slots=True)
 class TargetRow:
-    """One row of the table; `plan_` is what the planner said, `unexplained` what a report lists."""
+    """One row of the table.
+
+    Arguments:
+      plan_wire_bytes, plan_memory_bytes: what the planner said.
+      unexplained: what a report lists.
+      digest: of the program that was lowered, ours; "" where nobody kept it.
+    """
 
     row: str
     jit: TargetProgram
@@ -95,6 +108,7 @@ class TargetRow:
     plan_wire_bytes: float
     plan_memory_bytes: float
     unexplained: tuple[str, ...] = ()
+    digest: str = ""
 
     def ratio(self, field: str) -> float:
         """A figure of ours as a share of the peer's."""
@@ -150,15 +164,9 @@ def measure(row: str, folder: Path | None = None, peers: Mapping[str, TargetProg
     Arguments:
       peers: what was found of the peers of rows, which are not compiled again.
     """
-    model, layers, choice, shape = parse(row)
-    placement = sbp.placement(KIND, shape=shape)
-    case = LARGE[model](choice, shape, layers)
+    case, placement, program = program_for(row)
     args = case.shapes()
     peer, _ = peer_of(case, args, placement, absent_mesh(placement))
-    # Without a limit on time a plan does not depend on how busy the machine is; what is measured is this
-    # search, and none that was saved before.
-    options = sbp.Options(time_limit=math.inf, cache=False)
-    program = sbp.compile(case.step, placement, in_sbp=case.in_sbp, donate_argnums=(0, 1), options=options)
     same = next((r for r in (row, *_data_parallel(row)) if r in peers), None)
     found = [] if same is None else [peers[same]]
     ways = ("jit", lambda *args: on_gpu(peer, args)), ("sbp", program.lower)
@@ -170,8 +178,58 @@ def measure(row: str, folder: Path | None = None, peers: Mapping[str, TargetProg
             file.write_text(text_of(exe), encoding="utf-8")
         found.append(program_of(exe, seconds))
     report = program.report_of(exe, *args)  # of the last one, ours
-    plan = report.plan
-    return TargetRow(row, *found, plan.wire_bytes, plan.memory_bytes, report.unexplained)
+    plan, digest = report.plan, digest_of(program.lower(*args))
+    return TargetRow(row, *found, plan.wire_bytes, plan.memory_bytes, report.unexplained, digest)
+
+
+def program_for(row: str) -> tuple[Case, sbp.Placement, Any]:
+    """The case of a row, where it runs, and its program by sbp."""
+    model, layers, choice, shape = parse(row)
+    placement, case = sbp.placement(KIND, shape=shape), LARGE[model](choice, shape, layers)
+    # Without a limit on time a plan does not depend on how busy the machine is; what is measured is this
+    # search, and none that was saved before.
+    options = sbp.Options(time_limit=math.inf, cache=False)
+    program = sbp.compile(case.step, placement, in_sbp=case.in_sbp, donate_argnums=(0, 1), options=options)
+    return case, placement, program
+
+
+def digest_of(lowered: Any) -> str:
+    """Of what XLA is handed, without the lines of the user's program."""
+    return hashlib.sha256(lowered.as_text().encode()).hexdigest()[:16]
+
+
+def is_stale(row: TargetRow) -> bool:
+    """Whether a row is of another program than it would be now, as far as that is known."""
+    case, _, program = program_for(row.row)
+    return row.digest != digest_of(program.lower(*case.shapes()))
+
+
+def stale(file: Path, rows: Sequence[str], renew: int) -> None:
+    """Prints which rows of a file are of another program, and compiles some of them again.
+
+    Arguments:
+      rows: to look at.
+      renew: how many are compiled again; their peers are, if none is in the file.
+    """
+    saved = {m.row: m for m in read(file)}
+    peers = {name: m.jit for name, m in saved.items()}
+    for name in rows:
+        if not is_stale(saved[name]):
+            print(f"{name} is as it was", flush=True)
+            continue
+        known = "" if saved[name].digest else ", or of one unknown"
+        print(f"{name} is of another program{known}", flush=True)
+        if renew > 0:
+            renew -= 1
+            row = measure(name, peers=peers)
+            print(table([row]).splitlines()[-1], flush=True)
+            # The file may have been written meanwhile: rows are compiled for hours.
+            write(file, list(({m.row: m for m in read(file)} | {name: row}).values()))
+
+
+def write(file: Path, rows: Sequence[TargetRow]) -> None:
+    """What `read` reads."""
+    file.write_text(json.dumps([asdict(m) for m in rows], indent=1), encoding="utf-8")
 
 
 HEAD = (
@@ -293,7 +351,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--rows", default=default, help=f"model@layers/parallelism:placement, ... ({default})"
     )
-    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--json", metavar="FILE", type=Path)
     parser.add_argument(
         "--show", metavar="FILE", type=Path, nargs="+", help="compile nothing: the tables of such JSONs"
     )
@@ -301,12 +359,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--peers", metavar="FILE", type=Path, help="such a JSON: peers are not compiled, but taken from there"
     )
+    parser.add_argument(
+        "--stale", metavar="FILE", type=Path, help="which rows of such a JSON are of another program"
+    )
+    parser.add_argument("--renew", metavar="N", type=int, default=0, help="compile so many of these again")
     options = parser.parse_args(argv)
     if options.show is not None:
         saved = list({m.row: m for file in options.show for m in read(file)}.values())
         print(f"{table(saved)}\n\n{auto_table(saved)}\n\n{summary(saved)}")
         return
     jax.config.update("jax_platforms", "cpu")
+    if options.stale is not None:
+        saved = [m.row for m in read(options.stale)]
+        stale(options.stale, saved if options.rows == default else options.rows.split(","), options.renew)
+        return
     if options.hlo is not None:
         options.hlo.mkdir(parents=True, exist_ok=True)
     rows: list[TargetRow] = []
@@ -316,8 +382,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         rows.append(measure(row, options.hlo, peers))
         print(table(rows[-1:]).splitlines()[-1], flush=True)
         if options.json:  # after every row: a row takes a minute, and all of them an hour
-            with open(options.json, "w") as f:
-                json.dump([asdict(m) for m in rows], f, indent=1)
+            write(options.json, rows)
     print(f"\njax {jax.__version__}, {CHIPS[KIND].description}\n\n{auto_table(rows)}\n\n{summary(rows)}")
 
 

@@ -36,11 +36,10 @@ from sbp.passes.physical.evaluate import Evaluator, executed
 from sbp.passes.physical.overlap import overlapped
 from sbp.passes.physical.program import Box, Compute, Step
 from sbp.rates.chips import CHIPS
-from sbp.rates.collectives import collective_seconds
+from sbp.rates.collectives import LIKE, collective_seconds, sent_share
 from sbp.talk.local import Talk
 
 SAVED = Path(__file__).parent / "results" / "gpu_target.json"
-TABLED = {"ragged_all_to_all": "all_to_all"}
 AS_COMPILED = sbp.Options(time_limit=math.inf, cache=False)
 """Plans that benchmarks.gpu_target has compiled too, however busy the machine is."""
 
@@ -77,8 +76,7 @@ class SimulatedCosts:
         axes = tuple(range(placement.ndim)) if kind == "permute" else tuple(axes)
         groups, ranks = placement.groups(axes), math.prod(placement.shape[a] for a in axes)
         domains = max(len({int(r) // chip.domain_devices for r in group}) for group in groups)
-        share = {"all_reduce": 2 * (ranks - 1) / ranks, "permute": 1.0}.get(kind, (ranks - 1) / ranks)
-        whole, tabled = wire_bytes / share, TABLED.get(kind, kind)
+        whole, tabled = wire_bytes / sent_share(kind, ranks), LIKE.get(kind, kind)
         return collective_seconds(chip, tabled, whole, ranks, groups=len(groups), domains=domains).seconds
 
     def seconds_of(self, step: Step) -> float:
@@ -105,9 +103,9 @@ class SimulatedCosts:
         move = boxes[0].move
         return self._sent(move.kind, move.axes, sum(map(self.box_bytes, boxes)))
 
-    def believed_seconds(self, axes: tuple[int, ...], seconds: float) -> float:
+    def believed_seconds(self, kind: str, axes: tuple[int, ...], wire_bytes: float) -> float:
         """What XLA's scheduler takes a collective to be."""
-        return self.takes.believed_seconds(axes, seconds)
+        return self.takes.believed_seconds(kind, axes, wire_bytes)
 
     def serial_seconds(self) -> float:
         """The time of all steps, one after the other."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from sbp.errors import PlacementError, Problem
 from sbp.rates.chips import CHIPS, Chip
-from sbp.rates.collectives import collective_seconds, curve_seconds
+from sbp.rates.collectives import collective_seconds, curve_seconds, sent_share
 from sbp.rates.kernels import LAUNCH_SECONDS, MEMORY_SHARE
 from sbp.rates.matmuls import FUSED_SHARE, VECTOR, matmul_seconds
 from sbp.rates.tables import CollectiveCurve
@@ -79,6 +79,15 @@ class Hardware:
                 return rate * self.efficiency
         return max(self.flops_per_second)[1] * self.efficiency
 
+    @property
+    def beside_share(self) -> float:
+        """The share of its rate that a kernel keeps beside a collective, which takes some of the cores.
+
+        Here all of it, as in XLA's estimates and in the simulator; `plan.step_seconds` goes by it outside of
+        loops.
+        """
+        return 1.0
+
     def link(self, ranks: Sequence[int]) -> Link:
         """The level that a group of `ranks` talks through: the innermost one that holds them all.
 
@@ -137,8 +146,7 @@ class Hardware:
           groups: groups at the same time.
         """
         link, inner = self.link(ranks), self.links[0]
-        share = {"permute": 1.0}.get(kind, (len(ranks) - 1) / max(1, len(ranks)))
-        share *= 2 if kind == "all_reduce" else 1
+        share = sent_share(kind, len(ranks))
         whole = wire_bytes / share if share else 0.0
         if not self.chip:
             curves = [curve for of, curve in self.curves if of == kind] if link == inner else []

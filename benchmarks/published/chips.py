@@ -31,6 +31,10 @@ SUSTAINED_SHARE = 0.87
 chip reaches its limit of power, and its clock falls. 257 TFLOP/s with normal numbers and 295 with zeros, 8192
 cubed on A100 (H. He, "Strangely, Matrix Multiplications on GPUs Run Faster When Given 'Predictable' Data",
 thonking.ai)."""
+SENDING_CORES = 20
+"""Streaming multiprocessors that collectives take while they run, which kernels beside them have not: of 132
+that a H800 has, those which DeepSeek-V3 was trained with leave so many to it (arXiv:2412.19437, 3.2.2); NCCL
+may take up to 32."""
 NIC_BYTES_PER_SECOND = {"h100": 50e9}
 """400 Gb/s per device, as the reference design of DGX H100 has; `sbp.rates` has half of it."""
 
@@ -46,6 +50,12 @@ class SteadyHardware(Hardware):
 
     clock: float = 1.0
     nic_bytes_per_second: float = 0.0
+
+    @property
+    def beside_share(self) -> float:
+        """What is left of the chip where a collective takes `SENDING_CORES` of it."""
+        chip = CHIPS_OF_RATES.get(self.chip)
+        return 1.0 if chip is None else 1.0 - SENDING_CORES / chip.cores
 
     def product_seconds(
         self, batch: int, m: int, n: int, k: int, itemsize: float, *, exact: bool = False

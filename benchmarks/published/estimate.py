@@ -12,7 +12,7 @@ from benchmarks.published.program import StageProgram
 from benchmarks.published.recompute import EVERYTHING, NOTHING, kept_results
 from benchmarks.published.rows import PublishedStep
 from sbp.hardware import Hardware
-from sbp.passes.face import Plan
+from sbp.passes.explain.plan import Collective
 from sbp.passes.schedule.orders import make
 from sbp.passes.schedule.simulate import simulate
 from sbp.passes.schedule.times import Times
@@ -150,8 +150,8 @@ class Estimator:
             program = self._program(rank, self.lying)
             plans = [plan for plan in map(program.update_plan, (False, True)) if plan is not None]
             self._ends[rank] = EndSeconds(
-                sum(_communication(p, "reduce_scatter", "all_reduce") for p in plans),
-                sum(_communication(p, "all_gather") for p in plans),
+                sum(c.seconds for p in plans for c in p.collectives if not _is_send(c)),
+                sum(c.seconds for p in plans for c in p.collectives if _is_send(c)),
                 sum(p.seconds - sum(c.seconds for c in p.collectives) for p in plans),
             )
         return self._ends[rank]
@@ -170,8 +170,10 @@ def _recomputed(kept: Collection[str]) -> float:
     return 0.0 if kept == EVERYTHING else 0.5
 
 
-def _communication(plan: Plan, *kinds: str) -> float:
-    return sum(c.seconds for c in plan.collectives if c.kind in kinds)
+def _is_send(c: Collective) -> bool:
+    """Whether new weights are sent in it, `parts n`; all others bring gradients to where they are summed up,
+    whatever their kind."""
+    return c.kind == "all_gather" and len(c.shape) == 2
 
 
 def stages_of(row: PublishedStep) -> list[Stage]:

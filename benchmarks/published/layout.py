@@ -116,11 +116,12 @@ class Lying:
 
         # Where nothing gathers weights for each use, copies share the optimizer's state (ZeRO-1).
         shared = self.ways.fsdp == 1
+        copies = prod(a.size for a in self.axes if not cuts(a))
         return VectorLying(
-            copies=prod(a.size for a in self.axes if not cuts(a)),
-            devices=self.placement.size,
+            copies=copies,
+            parts=self.placement.size // copies,
             gradients=tuple(S(1) if cuts(a) else S(0) for a in self.axes),
-            at_rest=tuple(S(0) if cuts(a) or shared else B for a in self.axes),
+            at_rest=tuple(S(0) if cuts(a) else S(1) if shared else B for a in self.axes),
             used=tuple(S(0) if cuts(a) else B for a in self.axes),
         )
 
@@ -146,18 +147,21 @@ class Lying:
 
 @dataclass(frozen=True, slots=True)
 class VectorLying:
-    """How all weights of one kind lie as one vector.
+    """How all weights of one kind lie as one vector for each part of the model that widths are cut into.
+
+    The vector of a part is cut by copies, not the other way round: what is summed up over copies stays with
+    the devices of its part.
 
     Arguments:
       copies: devices that have the same weights, and gradients of their own.
-      devices: of the stage; the vector is padded to divide over them.
-      gradients: of `copies n`.
-      at_rest: of the optimizer's state and the weights in float32, `n`.
-      used: of the weights in 16 bits, `n`.
+      parts: what the others of the stage have different ones of.
+      gradients: of `copies parts n`.
+      at_rest: of the optimizer's state and the weights in float32, `parts n`.
+      used: of the weights in 16 bits, `parts n`.
     """
 
     copies: int
-    devices: int
+    parts: int
     gradients: NdSbp
     at_rest: NdSbp
     used: NdSbp

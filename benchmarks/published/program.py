@@ -99,7 +99,7 @@ class StageProgram:
     def update_plan(self, expert: bool) -> Plan | None:
         """Of the end of a step: gradients added up over copies of the weights, AdamW, and new weights sent.
 
-        All weights are one vector here, as frameworks send them in large buckets.
+        All weights of a part of the model are one vector here, as frameworks send them in large buckets.
 
         Arguments:
           expert: whether of the weights of experts, which have fewer copies, or of all others.
@@ -108,8 +108,8 @@ class StageProgram:
         if not size:
             return None
         lying = self.lying.vector(expert)
-        size = -(-size // lying.devices) * lying.devices
-        state, grads = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((size,), (lying.copies, size)))
+        part = lying.parts, -(-size // (lying.parts * lying.copies)) * lying.copies
+        state, grads = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in (part, (lying.copies, *part)))
         update = partial(_update, lying=lying, dtype=self._blank.computed)
         rest = list(lying.at_rest)
         in_sbp = rest, rest, rest, list(lying.gradients)
@@ -120,7 +120,8 @@ class StageProgram:
     ) -> Plan:
         # Whether it fits was settled when it ran; a plan over the limit would be refused.
         hardware = replace(self.hardware, memory_bytes=math.inf)
-        options = sbp.Options(hardware=hardware, check=False)
+        # Without a limit on time a plan does not depend on how busy the machine is.
+        options = sbp.Options(hardware=hardware, check=False, time_limit=math.inf)
         program = sbp.compile(
             fn, self.lying.placement, in_sbp=in_sbp, donate_argnums=donated, options=options
         )
@@ -160,8 +161,8 @@ def _update(
     """AdamW (Loshchilov and Hutter, 2019) without the correction of the first steps, in float32.
 
     Arguments:
-      w, m, v: weights, and means of gradients and of their squares, `n`.
-      grads: of each copy of the weights, `copies n`.
+      w, m, v: weights, and means of gradients and of their squares, `parts n`.
+      grads: of each copy of the weights, `copies parts n`.
       dtype: in which sums are sent, and new weights.
     """
     g = sbp.annotate(grads.astype(dtype).sum(0), lying.at_rest).astype(jnp.float32)

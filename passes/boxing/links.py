@@ -11,6 +11,9 @@ from sbp.hardware import Hardware
 from sbp.layout import local_shape
 from sbp.passes.boxing.moves import Move, itemsize, wire_bytes
 from sbp.placement import Placement
+from sbp.rates.beliefs import believed_collective_seconds
+from sbp.rates.chips import CHIPS
+from sbp.rates.collectives import sent_share
 from sbp.signature import Split
 from sbp.untyped import DType
 
@@ -57,6 +60,20 @@ class Network:
         if key not in self._seconds:
             ranks, groups = self.group(axes)
             self._seconds[key] = self.hardware.collective_seconds(kind, wire_bytes, ranks, groups)
+        return self._seconds[key]
+
+    def believed_seconds(self, kind: str, axes: tuple[int, ...], wire_bytes: float) -> float:
+        """What XLA's scheduler takes such a collective to be; on a device of which nothing is known, what it
+        takes."""
+        key = f"believed {kind}", axes, wire_bytes
+        if key not in self._seconds:
+            if self.hardware.chip:
+                whole = wire_bytes / sent_share(kind, len(self.group(axes)[0]))
+                groups = [[int(r) for r in g] for g in self.placement.groups(axes)]
+                found = believed_collective_seconds(CHIPS[self.hardware.chip], kind, whole, groups)
+            else:
+                found = self.collective_seconds(kind, axes, wire_bytes)
+            self._seconds[key] = found
         return self._seconds[key]
 
     @property

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from sbp.passes.boxing.links import Network
+from sbp.passes.physical.believed import believed_product
 from sbp.passes.physical.combining import COMBINED_KINDS
 from sbp.passes.physical.fusing import PRODUCTS, KernelOp, ShardSizes
-from sbp.passes.physical.latency_hiding import EDGE_SECONDS
 from sbp.passes.physical.memory import Live, Peak, peak
 from sbp.passes.physical.order import BodyOrder
 from sbp.passes.physical.overlap import MOVE, OverlappedStep, SentId, overlapped
@@ -24,18 +24,12 @@ from sbp.passes.physical.program import Border, Box, Compute, Physical, Step, Ve
 from sbp.passes.physical.scheduled import Noted, ScheduledStep, noted, scheduled
 from sbp.passes.physical.sections import Sections, sections_of
 from sbp.passes.physical.whole import WholeProgram, has_loops, whole_program
-from sbp.passes.plan.cost import local_bytes, node_seconds, talk_seconds, work_seconds
+from sbp.passes.plan.cost import local_bytes, node_seconds, talk_seconds
 from sbp.passes.program.control import assumed_trips, trips
 from sbp.passes.program.graph import Const, Node
 from sbp.passes.program.views import talks_of
 from sbp.signature import NdSbp
 from sbp.talk.local import Talk
-
-SHORTEST_COLLECTIVE_SECONDS = 36e-6
-"""Of 8 H100s, in the table of XLA's scheduler (default_collective_perf_table.txtpb)."""
-
-BETWEEN_HOSTS_SECONDS = 5e-3
-"""What it takes any collective between hosts to be, unless it is told how large a host is."""
 
 CALL_SECONDS = 10e-6
 """What XLA's scheduler takes a call of a library to be (a hundredth of `kMediumCost`)."""
@@ -136,16 +130,14 @@ class Evaluator:
         shape = (math.ceil(sent[0] * times), *sent[1:]) if sent else (math.ceil(times),)
         return self.network.seconds(boxes[largest].move, shape, dtype)
 
-    def believed_seconds(self, axes: tuple[int, ...], seconds: float) -> float:
-        """What XLA's scheduler takes a collective over some axes to be: it knows none that are short, and
-        has one figure for all that leave a host."""
-        key = "least", axes
-        if key not in self.known:
-            p, hardware = self.physical.placement, self.network.hardware
-            leaves = any(hardware.link([int(r) for r in g]) != hardware.links[0] for g in p.groups(axes))
-            self.known[key] = math.inf if leaves else SHORTEST_COLLECTIVE_SECONDS
-        least = self.known[key]
-        return BETWEEN_HOSTS_SECONDS if math.isinf(least) else max(seconds, least)
+    def believed_seconds(self, kind: str, axes: tuple[int, ...], wire_bytes: float) -> float:
+        """What XLA's scheduler takes a collective to be in which one device sends so much."""
+        return self.network.believed_seconds(kind, axes, wire_bytes)
+
+    @property
+    def beside_share(self) -> float:
+        """The share of its rate that a kernel keeps beside a collective."""
+        return self.network.hardware.beside_share
 
     def overlapped(self, steps: Sequence[Step] | None = None) -> OverlappedStep:
         """The time of all steps, or of some of them, with collectives beside kernels, where XLA does so."""
@@ -229,28 +221,21 @@ class Evaluator:
         return peak(p.steps, ShardSizes(p), kept, inputs, over, seconds, self._limit_bytes, HOLES, whole)
 
     def scheduled_seconds(self, op: KernelOp, *more: KernelOp) -> float:
-        """How long XLA's scheduler takes an op to be: collectives by its table, kernels by peak rates.
+        """How long XLA's scheduler takes an op to be (`NodeCost`, sol_latency_estimator.cc): collectives and
+        products by its tables, other kernels by peak rates, and loops next to nothing (`kLowCost`).
         Collectives that are sent as one are one to it.
-
-        Products of float32 take what their arithmetic does, at the rate of large ones
-        (matmul_interpolator.cc); for those of other types it has its least cost, and for loops
-        next to nothing (`kLowCost`: sol_latency_estimator.cc, and as compiled programs show).
         """
         graph, step = self.physical.graph, op.step
         if op.name == "conv_general_dilated":
             return CALL_SECONDS
         if isinstance(step, Box) and op.sends:
             boxes = [x.step for x in (op, *more) if isinstance(x.step, Box)]
-            one = self.combined_seconds(boxes) if more else self.box_seconds(step)
-            return self.believed_seconds(step.move.axes, one)
+            wire_bytes = sum(map(self.box_bytes, boxes))
+            return self.believed_seconds(step.move.kind, step.move.axes, wire_bytes) if wire_bytes else 0.0
         if isinstance(step, Compute) and op.name in PRODUCTS:
-            is_known = op.reads and str(graph.values[op.reads[0][0]].dtype) == "float32"
-            if not is_known:
-                return EDGE_SECONDS
-            key = "work", id(step.strategy)
+            key = "believed", id(step.strategy)
             if key not in self.known:
-                network = self._by_peaks.network
-                self.known[key] = work_seconds(graph, step.node, step.strategy, network)
+                self.known[key] = believed_product(graph, step.node, step.strategy, self.network)
             return self.known[key]
         return self._by_peaks.seconds([step]) if isinstance(step, Box | Compute) else 0.0
 

@@ -43,8 +43,8 @@ class Costs(Protocol):
     def combined_seconds(self, boxes: Sequence[Box]) -> float:
         """The time of moves that are sent as one."""
 
-    def believed_seconds(self, axes: tuple[int, ...], seconds: float) -> float:
-        """What XLA's scheduler takes a collective over some axes to be."""
+    def believed_seconds(self, kind: str, axes: tuple[int, ...], wire_bytes: float) -> float:
+        """What XLA's scheduler takes a collective to be in which one device sends so much."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class _Node:
     Arguments:
       makers: the nodes that it waits for.
       sent: who sends in it, and how long that takes by itself.
-      axes: over which it sends.
+      kind, axes, wire_bytes: what it sends, over which axes, and how much.
       box: the move that it is, if it sends.
       step: what computes in it, or only changes how a tensor lies; None for all else.
       inner: of a loop, what is exposed in it.
@@ -102,7 +102,9 @@ class _Node:
     makers: list[int]
     stream: Stream = Stream.KERNELS
     sent: tuple[SentId, float] | None = None
+    kind: str = ""
     axes: tuple[int, ...] = ()
+    wire_bytes: float = 0.0
     box: Box | None = None
     step: Box | Compute | None = None
     inner: Mapping[SentId, float] | None = None
@@ -174,9 +176,11 @@ class _Body:
         seconds = self.costs.seconds_of(step)
         if isinstance(step, Compute):
             return self._op(step, seconds, makers)
-        if self.costs.box_bytes(step) > 0:
+        wire_bytes, move = self.costs.box_bytes(step), step.move
+        if wire_bytes > 0:
+            what = (move.kind, move.axes, wire_bytes)
             sent = (id(step), MOVE), seconds
-            return self._node(_Node(seconds, makers, Stream.WIRES, sent, step.move.axes, step))
+            return self._node(_Node(seconds, makers, Stream.WIRES, sent, *what, step))
         return self._node(_Node(seconds, makers, step=step))
 
     def _op(self, step: Compute, seconds: float, makers: list[int]) -> int:
@@ -198,7 +202,8 @@ class _Body:
         return at
 
     def _talk(self, step: Compute, k: int, talk: Talk, seconds: float, makers: list[int]) -> int:
-        return self._node(_Node(seconds, makers, Stream.WIRES, ((id(step), k), seconds), talk.axes))
+        what = (talk.kind, talk.axes, talk.wire_bytes)
+        return self._node(_Node(seconds, makers, Stream.WIRES, ((id(step), k), seconds), *what))
 
     def only_stacked(self, stacked: Collection[Version], whole: Collection[Version]) -> set[int]:
         """The moves that a trip sends only to stack them, at most put into another form on the way."""
@@ -226,9 +231,8 @@ class _Body:
             else:
                 waits = {place[m] for i in unit if i not in later for m in self.nodes[i].makers}
             seconds = 0.0 if without and unit[0] in later else self._seconds(unit)
-            first = self.nodes[unit[0]]
-            believed = self.costs.believed_seconds(first.axes, seconds) if first.axes and seconds else None
-            tasks.append(Task(seconds, first.stream, tuple(waits), believed))
+            stream, believed = self.nodes[unit[0]].stream, self._believed(unit) if seconds else None
+            tasks.append(Task(seconds, stream, tuple(waits), believed))
         found, exposed = task_times(tasks), dict[SentId, float]()
         for unit, waited in zip(together, found.exposed, strict=True):
             first = self.nodes[unit[0]]
@@ -264,6 +268,12 @@ class _Body:
         own = sum(self.nodes[i].seconds for i in unit)
         boxes = [x.box for x in (self.nodes[i] for i in unit) if x.box is not None]
         return min(own, self.costs.combined_seconds(boxes))
+
+    def _believed(self, unit: tuple[int, ...]) -> float | None:
+        """What the scheduler takes collectives to be that are sent as one; None for what it knows."""
+        nodes = [self.nodes[i] for i in unit]
+        wire_bytes = sum(x.wire_bytes for x in nodes)
+        return self.costs.believed_seconds(nodes[0].kind, nodes[0].axes, wire_bytes) if wire_bytes else None
 
     def _shares(self, unit: tuple[int, ...], waited: float) -> Iterator[tuple[SentId, float]]:
         """What is exposed of each collective that is sent as one with others."""

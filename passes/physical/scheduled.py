@@ -34,6 +34,10 @@ from sbp.passes.physical.whole import WholeProgram
 class ScheduledCosts(Costs, Protocol):
     """What steps take, and what XLA's scheduler takes them to be. `Evaluator` is one."""
 
+    @property
+    def beside_share(self) -> float:
+        """The share of its rate that a kernel keeps beside a collective."""
+
     def scheduled_seconds(self, op: KernelOp, *more: KernelOp) -> float:
         """How long the scheduler takes an op to be, or collectives that are sent as one."""
 
@@ -145,7 +149,7 @@ class _Run:
                 self.expose(node, max(0.0, ends[j] - kernel_end))
                 kernel_end = max(kernel_end, ends[j])
                 continue
-            computed = sum(own[i] for i in node.makes)
+            computed = self.computed(sum(own[i] for i in node.makes), wires_end - kernel_end)
             kernel_end += computed
             if node.sends:
                 taken = sum(self.sent(node).values())
@@ -154,6 +158,12 @@ class _Run:
             elif computed:
                 self.note(j, kernel_end - computed, kernel_end)
         return max(kernel_end, wires_end)
+
+    def computed(self, seconds: float, sending: float) -> float:
+        """What kernels take that need so long alone, while something is sent for some time."""
+        share = self.costs.beside_share
+        beside = min(seconds, share * max(0.0, sending))
+        return seconds + beside * (1 / share - 1)
 
     def note(self, node: int, start: float, end: float) -> None:
         """Notes from when to when a node runs, if anybody wants to know."""

@@ -95,11 +95,6 @@ def node_seconds(
     return seconds_of(graph, node, (strategy,), network, traffic, {})[0]
 
 
-def work_seconds(graph: Graph, node: Node, strategy: Strategy, network: Network) -> float:
-    """The arithmetic time of one op on one device."""
-    return node_work(graph, node, strategy, network.placement.shape).arithmetic_seconds(network.hardware)
-
-
 def seconds_of(
     graph: Graph,
     node: Node,

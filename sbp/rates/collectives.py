@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sbp.rates.chips import Chip
 from sbp.rates.tables import CollectiveCurve, Timing, collective_curves
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute")
+
+LIKE: Mapping[str, str] = {"ragged_all_to_all": "all_to_all"}
+"""Kinds that take as long as one of these."""
 
 CHUNK_BYTES = 4 << 20
 HEADERS = 1.025
@@ -48,6 +51,14 @@ class HostNetwork:
 
     def seconds(self, kind: str, transfer_bytes: float, ranks: int, domains: int) -> float:
         """Of a collective over `domains` hosts, or NVLink domains, with as many devices in each."""
+        found = self.ring_seconds(kind, transfer_bytes, ranks, domains)
+        if kind == "all_reduce":
+            along_trees = self._tree_seconds(transfer_bytes * domains / ranks, domains)
+            found = min(found, self._beside_seconds(kind, transfer_bytes, ranks) + along_trees)
+        return found
+
+    def ring_seconds(self, kind: str, transfer_bytes: float, ranks: int, domains: int) -> float:
+        """The same by XLA's formula alone, which has no trees."""
         cards = ranks / domains
         message, steps = {
             "all_reduce": (transfer_bytes / ranks, 2 * (ranks - 1) / cards),
@@ -57,12 +68,13 @@ class HostNetwork:
         }.get(kind, (transfer_bytes / ranks, (ranks - 1) / cards))
         step = HEADERS * message / self.bytes_per_second
         step += math.ceil(message / CHUNK_BYTES) * self.prepare_seconds + self.round_trip_seconds
+        return self._beside_seconds(kind, transfer_bytes, ranks) + steps * step
+
+    def _beside_seconds(self, kind: str, transfer_bytes: float, ranks: int) -> float:
+        """Of the launch, and of memory."""
         # How often XLA counts the tensor as read or written in the memory of a device.
         touched = {"all_reduce": 2.0, "all_to_all": 2.0, "permute": 3.0}.get(kind, 3 - 1 / ranks)
-        sent = steps * step
-        if kind == "all_reduce":
-            sent = min(sent, self._tree_seconds(transfer_bytes / cards, domains))
-        return self.launch_seconds + sent + touched * transfer_bytes / self.memory_bytes_per_second
+        return self.launch_seconds + touched * transfer_bytes / self.memory_bytes_per_second
 
     def _tree_seconds(self, card_bytes: float, domains: int) -> float:
         """Up and down both trees, of so many bytes for each card; chunks follow each other."""
@@ -108,6 +120,16 @@ def collective_seconds(
     return Timing(max(between, inside.seconds if local > 1 else 0.0), "formula")
 
 
+def sent_share(kind: str, ranks: int) -> float:
+    """What each device sends of a collective along a ring, as a share of the whole tensor.
+
+    >>> sent_share("all_reduce", 8), sent_share("permute", 8)
+    (1.75, 1.0)
+    """
+    others = (ranks - 1) / max(1, ranks)
+    return {"all_reduce": 2 * others, "permute": 1.0}.get(kind, others)
+
+
 def _inside(chip: Chip, kind: str, transfer_bytes: float, ranks: int, groups: int, pattern: str) -> Timing:
     """In one NVLink domain."""
     curves = collective_curves().get((chip.tables, kind, pattern if kind == "permute" else ""))
@@ -147,6 +169,4 @@ def _best(curves: list[CollectiveCurve], groups: int, *, least: bool = False) ->
 
 def _by_link(chip: Chip, kind: str, transfer_bytes: float, ranks: int) -> float:
     """A ring over NVLink: its latency, and what one device sends at the rate of the link."""
-    others = (ranks - 1) / ranks
-    share = {"all_reduce": 2 * others, "permute": 1.0}.get(kind, others)
-    return chip.link_latency_seconds + share * transfer_bytes / chip.link_bytes_per_second
+    return chip.link_latency_seconds + sent_share(kind, ranks) * transfer_bytes / chip.link_bytes_per_second

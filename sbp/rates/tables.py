@@ -7,7 +7,7 @@ import functools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Literal, TypeAlias
 
@@ -55,14 +55,35 @@ class CollectiveCurve:
 @functools.cache
 def collective_curves() -> Mapping[tuple[str, str, str], tuple[CollectiveCurve, ...]]:
     """(table, kind, pattern) -> the curves of all group shapes; only permutes have a pattern."""
+    return {
+        key: tuple(replace(c, seconds=tuple(rising(c.seconds))) for c in curves)
+        for key, curves in raw_collective_curves().items()
+    }
+
+
+@functools.cache
+def raw_collective_curves() -> Mapping[tuple[str, str, str], tuple[CollectiveCurve, ...]]:
+    """The same as they were measured, falls and all: it is what XLA looks up."""
     found: dict[tuple[str, str, str], list[CollectiveCurve]] = {}
     for row in _rows("collectives.csv"):
         table, kind, pattern, ranks, groups, first, *cells = row
         seconds = [float(cell) * 1e-6 for cell in cells if cell]
         sizes = tuple(int(first) << i for i in range(len(seconds)))
-        curve = CollectiveCurve(int(ranks), int(groups), sizes, tuple(rising(seconds)))
+        curve = CollectiveCurve(int(ranks), int(groups), sizes, tuple(seconds))
         found.setdefault((table, kind, pattern), []).append(curve)
     return {key: tuple(curves) for key, curves in found.items()}
+
+
+@functools.cache
+def batched_rates() -> Mapping[tuple[str, str], Mapping[tuple[int, int, int, int], float]]:
+    """(table, operand type) -> FLOP/s by (batch, m, n, k), of one product and of several at once."""
+    found: dict[tuple[str, str], dict[tuple[int, int, int, int], float]] = {
+        key: {(1, *at): rate for at, rate in rates.items()} for key, rates in matmul_rates().items()
+    }
+    for table, operands, batch, m, n, *cells in _rows("batched.csv"):
+        rates = {(int(batch), int(m), int(n), 256 << i): float(c) * 1e12 for i, c in enumerate(cells)}
+        found[table, operands].update(rates)
+    return found
 
 
 @functools.cache

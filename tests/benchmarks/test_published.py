@@ -222,7 +222,27 @@ def test_signatures() -> None:
     assert experts.used(leaf) == (B, S(0), B)
     assert experts.gradient(leaf) == (P, S(0), P)
     assert (experts.vector(True).copies, experts.vector(False).copies) == (4, 8)
-    assert experts.vector(False).at_rest == (S(0),) * 3
+    assert experts.vector(False).at_rest == (S(1),) * 3
+
+
+@pytest.mark.parametrize(
+    "changed", [{"dp": "2", "tp": "4"}, {"dp": "4", "cp": "2", "ep": "2", "experts": "2/8"}]
+)
+def test_sums_stay_with_the_devices_of_their_part(changed: dict[str, str]) -> None:
+    """A vector that was cut by copies before it is cut by widths would have to be sent on to others; and
+    whatever is sent is counted, if it is no sum by name."""
+    one = Estimator(row(**{"fsdp": "1"} | changed))
+    (stage,) = stages_of(one.row)
+    program, found = one._program(stage, one.lying), one._end_seconds(stage)
+    plans = [plan for plan in map(program.update_plan, (False, True)) if plan is not None]
+    kinds = [c.kind for plan in plans for c in plan.collectives]
+    assert "permute" not in kinds
+    sent = [c for plan in plans for c in plan.collectives]
+    gathered = [c.seconds for c in sent if c.kind == "all_gather" and len(c.shape) == 2]
+    assert len(gathered) == len(plans) < len(sent)
+    assert found.send == pytest.approx(sum(gathered))
+    assert found.sum == pytest.approx(sum(c.seconds for c in sent) - found.send)
+    assert found.sum + found.send + found.update == pytest.approx(sum(plan.seconds for plan in plans))
 
 
 def test_figures() -> None:
@@ -258,6 +278,7 @@ def test_chips() -> None:
     assert whole.product_seconds(*product) < slow.product_seconds(*product)
     sent = "all_gather", 1e9, range(16)
     assert whole.collective_seconds(*sent) < hardware_for("h100").collective_seconds(*sent)
+    assert hardware_for("h100").beside_share == 1.0 and whole.beside_share == 1 - 20 / 132
     near = "all_gather", 1e9, range(8)
     assert whole.collective_seconds(*near) == hardware_for("h100").collective_seconds(*near)
     with pytest.raises(RowError, match="chip 'X9' is none of"):

@@ -14,14 +14,10 @@ from sbp import B, S
 from sbp.hardware import hardware_for
 from sbp.passes.boxing.links import Network
 from sbp.passes.explain.plan import Collective, PlanData
-from sbp.passes.physical.evaluate import (
-    BETWEEN_HOSTS_SECONDS,
-    SHORTEST_COLLECTIVE_SECONDS,
-    Evaluator,
-    executed,
-)
+from sbp.passes.physical.evaluate import Evaluator, executed
 from sbp.passes.physical.fusing import op_of
 from sbp.passes.physical.program import Box, Compute
+from sbp.rates.beliefs import UNKNOWN_SECONDS
 
 WIDTH, ROWS, LAYERS = 8192, 65536, 6
 H100 = sbp.placement("h100", shape=(8,))
@@ -191,20 +187,43 @@ def test_between_hosts_too() -> None:
     assert plan.step_seconds < plan.seconds
 
 
-def test_the_scheduler_has_one_figure_for_what_leaves_a_host() -> None:
-    devices = sbp.placement("h100", shape=(2, 8))
+def test_the_scheduler_knows_hosts_of_eight() -> None:
+    """An all-reduce over all of 16 hosts is 127 / 8 rounds of 37 us, twice, and the bytes (in XLA's log
+    1,491.6 us); over one device of each it is 15 rounds. More groups than 8 are unknown to it."""
+    devices = sbp.placement("h100", shape=(16, 8))
     takes = evaluator(planned(jax.grad(loss), (WEIGHTS, IMAGES), ([B, B], [S(0), S(0)]), devices))
-    assert takes.believed_seconds((0,), 1e-3) == takes.believed_seconds((0, 1), 9e-3) == BETWEEN_HOSTS_SECONDS
-    assert takes.believed_seconds((1,), 1e-3) == 1e-3
-    assert takes.believed_seconds((1,), 1e-6) == SHORTEST_COLLECTIVE_SECONDS
+    wire_bytes = 2 * 127 / 128 * 25_188_352
+    assert takes.believed_seconds("all_reduce", (0, 1), wire_bytes) == pytest.approx(1491.6e-6, rel=1e-3)
+    assert 1.1e-3 < takes.believed_seconds("all_reduce", (0,), 1000.0) < 1.2e-3
+    assert takes.believed_seconds("all_gather", (1,), 7 / 8 * 2**18) == pytest.approx(32.96e-6)
+    many = sbp.placement("h100", shape=(4, 4, 8))
+    takes = evaluator(planned(jax.grad(loss), (WEIGHTS, IMAGES), ([B, B, B], [S(0), S(0), S(0)]), many))
+    found = {takes.believed_seconds("all_reduce", (1,), n) for n in (1e3, 1e9)}
+    assert found == {UNKNOWN_SECONDS}
+
+
+def test_what_nothing_is_known_of_is_believed_to_take_what_it_takes() -> None:
+    plan = planned(jax.grad(loss), (WEIGHTS, IMAGES), ([B], [S(0)]), options=FLAT)
+    takes = evaluator(plan)
+    for kind, wire_bytes in (("all_reduce", 1e3), ("permute", 1e8)):
+        taken = takes.network.collective_seconds(kind, (0,), wire_bytes)
+        assert takes.believed_seconds(kind, (0,), wire_bytes) == taken > 0
+    ops = [op_of(s, takes.physical) for s in takes.physical.steps if isinstance(s, Compute)]
+    product = next(op for op in ops if op.name == "dot_general")
+    assert takes.scheduled_seconds(product) == pytest.approx(
+        2 * ROWS / 8 * WIDTH * WIDTH / plan.hardware.flops(4)
+    )
 
 
 def test_collectives_that_are_sent_as_one_are_one_to_the_scheduler() -> None:
     devices = sbp.placement("h100", shape=(2, 8))
     takes = evaluator(planned(jax.grad(loss), (WEIGHTS, IMAGES), ([B, B], [S(0), S(0)]), devices))
     found = [op_of(s, takes.physical) for s in takes.physical.steps if isinstance(s, Box)]
-    [first, *_] = sent = [op for op in found if op.sends]
-    assert takes.scheduled_seconds(first, *sent) == takes.scheduled_seconds(first) == BETWEEN_HOSTS_SECONDS
+    first, second = (op for op in found if op.sends)
+    alone, rounds = takes.scheduled_seconds(first), takes.believed_seconds("all_reduce", (0, 1), 1.0)
+    # Equal ones, whose rounds are gone through once.
+    assert alone == takes.scheduled_seconds(second) > 2 * rounds
+    assert takes.scheduled_seconds(first, second) == pytest.approx(2 * alone - rounds, rel=0.01)
 
 
 def test_the_same_halo_is_sent_once() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ import pytest
 
 import sbp
 from sbp import B, S
+from sbp.hardware import Hardware
 from sbp.passes.boxing.links import Network
 from sbp.passes.physical.evaluate import Evaluator
 from tests.passes.physical.test_overlap import (
@@ -66,3 +68,26 @@ def test_a_reader_of_a_gather_waits_for_it() -> None:
     plan = planned(lambda w, x: x @ w, (array(WIDTH, WIDTH), IMAGES), ([S(0)], [S(0)]), out_sbp=[S(0)])
     (gather,) = plan.collectives
     assert gather.kind == "all_gather" and gather.exposed_seconds == pytest.approx(gather.seconds)
+
+
+class Crowded(Hardware):
+    """A chip whose kernels have half of it while a collective runs."""
+
+    @property
+    def beside_share(self) -> float:
+        return 0.5
+
+
+def test_kernels_have_less_of_a_chip_beside_a_collective() -> None:
+    """What runs beside it takes twice as long, and so does no more than half of the time that it hid."""
+    plan = planned(train, (WEIGHTS, array(WIDTH, ROWS)), ([B], [S(1)]))
+    alone = evaluator(plan)
+    assert plan.physical is not None
+    same = {f.name: getattr(plan.hardware, f.name) for f in fields(plan.hardware)}
+    crowded = Evaluator(plan.physical, Network(plan.placement, Crowded(**same)))
+    assert alone.whole.order.events == crowded.whole.order.events
+    sent = sum(c.seconds for c in plan.collectives)
+    found, before = crowded.scheduled(), alone.scheduled()
+    hidden = sent - found.exposed_seconds
+    lost = found.seconds - found.exposed_seconds - (before.seconds - before.exposed_seconds)
+    assert lost == pytest.approx(hidden / 2) and hidden > 0

@@ -23,6 +23,7 @@ from models.recommender.synthetic import Teacher
 from sbp import S
 from sbp.passes.explain.measured import BOXING, group_times, numbered
 from sbp.passes.face import load_plan
+from sbp.passes.look.measured_text import ratio_text
 from sbp.passes.look.page_data import page_data
 from sbp.passes.look.program_data import program_data
 from sbp.passes.look.web_page import data_of
@@ -251,7 +252,7 @@ def test_what_a_stage_sends_stands_beside_its_estimate(pipeline: Profile) -> Non
     assert sent["SF"].estimated == times.on_the_way(0, 1) and sent["SB"].estimated == times.on_the_way(1, 0)
     headings, *rows = pipeline.rows()
     ratio = headings.index("ratio")
-    assert all(row[ratio] or not row[2] for row in rows)
+    assert [row[ratio] for row in rows] == [ratio_text(a.alone, a.estimated) for a in pipeline.actions]
 
 
 def test_a_page_of_a_pipeline_has_both(pipeline: Profile) -> None:
