@@ -9,16 +9,17 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
 
 from sbp.errors import ArgumentError, Problem, SignatureError
 from sbp.meant import meant
 from sbp.passes.explain.choices import TensorChoices
-from sbp.passes.explain.plan import PlanData, Replans
+from sbp.passes.explain.plan import PlanData, Replans, Writes
 from sbp.passes.explain.words import MAX_ROWS
 from sbp.passes.look import files, page, pipeline_files, pipeline_page, pipeline_text, text
 from sbp.passes.look.diff import diff_text
+from sbp.passes.look.source import ProgramSource
 from sbp.passes.look.web_page import PageProfile
 from sbp.passes.pipeline.plan import PipelineData
 from sbp.signature import NdSbp, Signature, is_signature
@@ -112,7 +113,28 @@ class Plan(PlanData):
           ArgumentError: as `why` does.
           SbpError: for a signature that the tensor cannot have.
         """
-        return faced(self._replanner("what_if").held(self, tensor, _signature(tensor, signature)))
+        held = faced(self._replanner("what_if").held(self, tensor, _signature(tensor, signature)))
+        return with_writer(held, self.writer)
+
+    def source(self) -> ProgramSource:
+        """The program as a Python module that runs: a `shard_map` function with explicit collectives.
+
+        `print` shows it, `save` writes it, `load` gives its function (docs/source.md).
+
+        Raises:
+          ArgumentError: for a plan without its program, and for one of a program with stages: each stage has
+            its own.
+
+        >>> import jax, sbp
+        >>> double = sbp.compile(lambda x: 2.0 * x, sbp.placement("cpu", shape=(2,), axes=("data",)))
+        >>> source = double.plan(jax.ShapeDtypeStruct((4,), "float32")).source()
+        >>> [line.strip() for line in source.text.splitlines() if "= 2.0 * x" in line]
+        ['result = 2.0 * x  # float32[2] [S(0)]']
+        """
+        if self.writer is None:
+            raise self._without_program("source")
+        written: ProgramSource = self.writer(self)
+        return written
 
     def diff(self, other: Plan) -> str:
         """What another plan does that this one does not, as text."""
@@ -121,11 +143,14 @@ class Plan(PlanData):
     def _replanner(self, asked: str) -> Replans:
         if self.replanner is not None:
             return self.replanner
+        raise self._without_program(asked)
+
+    def _without_program(self, asked: str) -> ArgumentError:
         got = f"a plan of {self.name!r} without its program"
         legal = "the plan of a program, as Program.plan(...) returns it"
         why = "it was loaded or unpickled, or is of one placement of many: it does not have the function"
         fix = f"sbp.compile(fn, placement, ...).plan(*args).{asked}(...)"
-        raise ArgumentError(Problem("argument", f"Plan.{asked}", got, legal, why, fix))
+        return ArgumentError(Problem("argument", f"Plan.{asked}", got, legal, why, fix))
 
 
 def _signature(tensor: str, given: object) -> NdSbp:
@@ -153,6 +178,20 @@ class PipelinePlan(PipelineData, Plan):
         """What `print` shows, with other rows, as of `Plan.text`."""
         return pipeline_text.plan_text(self, how=text.Shown(by_time, rows))
 
+    def source(self) -> ProgramSource:
+        """Refused: what each stage runs is `plan.stages[k].source()`, in which order `plan.schedule`.
+
+        Raises:
+          ArgumentError: always.
+        """
+        got = f"a plan of {len(self.stages)} placements"
+        why = (
+            "a program with stages is one program per placement, which send each other tensors on a schedule"
+        )
+        legal = "the plan of one placement"
+        fix = "plan.stages[0].source(), and print(plan.schedule)"
+        raise ArgumentError(Problem("argument", "PipelinePlan.source", got, legal, why, fix))
+
     def __repr__(self) -> str:
         return pipeline_text.plan_line(self)
 
@@ -175,6 +214,16 @@ def faced(plan: PlanData) -> Plan:
     if isinstance(plan, PipelineData):
         return PipelinePlan(**given | {"stages": tuple(map(faced, plan.stages))})
     return Plan(**given)
+
+
+P = TypeVar("P", bound=Plan)
+
+
+def with_writer(plan: P, writer: Writes | None) -> P:
+    """A plan that can be written as Python; of a program with stages each of these can."""
+    if isinstance(plan, PipelinePlan):
+        plan = replace(plan, stages=tuple(replace(p, writer=writer) for p in plan.stages))
+    return replace(plan, writer=writer)
 
 
 def load_plan(path: str | os.PathLike[str]) -> Plan:

@@ -40,6 +40,8 @@ _FACE = {
     "PipelineOptions": "sbp.options",
     "register_rule": "sbp.rules",
     "rows": "sbp.lazy",
+    "bind": "sbp.shards",
+    "on_shards": "sbp.shards",
     "SbpError": "sbp.errors",
     "compile": "sbp.runtime.execute",
     "Program": "sbp.runtime.execute",
@@ -75,6 +77,7 @@ if TYPE_CHECKING:
     from sbp.runtime.search.ranking import Ranking
     from sbp.runtime.search.search import search
     from sbp.runtime.verify import verify
+    from sbp.shards import bind, on_shards
     from sbp.signature import AUTO, B, Broadcast, P, Partial, S, Split
 else:  # a checker that sees it takes any name for one of this module
 
@@ -108,12 +111,14 @@ __all__ = [
     "SbpError",
     "Split",
     "annotate",
+    "bind",
     "compile",
     "embedding",
     "hardware_from",
     "load_plan",
     "microbatch",
     "on",
+    "on_shards",
     "placement",
     "register_rule",
     "rows",

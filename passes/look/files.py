@@ -36,7 +36,7 @@ def plan_data(plan: PlanData) -> dict[str, Any]:
     """The plan as JSON has it, but for what a subclass adds."""
     data: dict[str, Any] = {"format": FORMAT, "version": VERSION}
     for f in dataclasses.fields(plan):
-        if f.name not in ("physical", "program", "replanner", "choice"):
+        if f.name not in ("physical", "program", "replanner", "writer", "choice"):
             data[f.name] = getattr(plan, f.name)
     data["placement"] = dataclasses.asdict(plan.placement)
     data["hardware"] = _without_infinity(dataclasses.asdict(plan.hardware))
