@@ -14,8 +14,9 @@ from sbp.passes.explain.choices import TensorChoices
 from sbp.passes.explain.plan import Collective, PlanData
 from sbp.passes.explain.words import gap_text, misfit_text, over_text, tensor_text, verdict_text
 from sbp.passes.look.outline import Outline
+from sbp.passes.look.placement_data import place_data
 from sbp.passes.look.program_data import program_data
-from sbp.passes.look.timeline_data import memory_data, step_timeline
+from sbp.passes.look.timeline_data import memory_data, step_timelines
 from sbp.passes.look.wiring import Wiring, WordedVersion
 from sbp.signature import format_sbp
 
@@ -31,33 +32,26 @@ def page_data(plan: PlanData) -> dict[str, Any]:
     return found | {"figures": figures(plan), "notes": list(plan.notes), **part_data(plan)}
 
 
-def part_data(plan: PlanData) -> dict[str, Any]:
-    """What is drawn and listed of a plan on one placement."""
+def part_data(plan: PlanData, whole: PlanData | None = None) -> dict[str, Any]:
+    """What is drawn and listed of a plan on one placement.
+
+    Arguments:
+      whole: the plan of the program that this one is of a placement of.
+    """
     program = program_data(plan) if plan.program is None else plan.program
     merged = [c for c, _ in plan.merged()]
-    found: dict[str, Any] = {"places": [place_data(plan)], "rows": row_columns(merged)}
+    found: dict[str, Any] = {"places": [place_data(plan, whole)], "rows": row_columns(merged)}
     if program is None:
         return found | {"at_rest": at_rest(plan, {}, {})}
     outline = Outline.of(program, plan.in_paths)
     wiring = Wiring.of(outline, plan.placement.shape)
     row_of = {name: k for k, c in enumerate(merged) for name in c.name.split("+")}
-    timeline = step_timeline(outline, plan.collectives, row_of, plan.step_seconds)
     return found | {
-        "timelines": [] if timeline is None else [timeline],
+        "timelines": step_timelines(outline, plan.collectives, row_of, plan.step_seconds),
         "memory": memory_data(program),
         "at_rest": at_rest(plan, wiring.readers, wiring.makers, program),
         "lines": dict(program.get("lines", {})),
         **graph(outline, wiring, plan.collectives, row_of),
-    }
-
-
-def place_data(plan: PlanData) -> dict[str, Any]:
-    """A placement, as shards are drawn."""
-    return {
-        "name": str(plan.placement),
-        "axes": list(plan.placement.axes),
-        "mesh": list(plan.placement.shape),
-        "memory_bytes": plan.memory_bytes,
     }
 
 

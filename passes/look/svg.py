@@ -12,7 +12,8 @@ import networkx as nx
 
 from sbp.passes.explain.plan import PlanData
 from sbp.passes.explain.words import kind_text, verdict_text
-from sbp.passes.look.folded import COLOURS, folded, kinds_of
+from sbp.passes.look.colours import mark_of
+from sbp.passes.look.folded import folded, kinds_of
 from sbp.passes.program.names import PHASES
 from sbp.units import bytes_text, seconds_text
 
@@ -160,7 +161,7 @@ def _heading(plan: PlanData) -> Iterator[str]:
     yield _text(MARGIN, 60, figures, 12, fill=SOFT if plan.fits else ALARM)
     x = MARGIN
     for kind, count, wire in kinds_of(plan):
-        fill, border = COLOURS[kind]
+        fill, border, _ = mark_of(kind)
         label = f"{count} {kind_text(kind)}, {bytes_text(wire)}"
         yield _rect(Spot(x, 76, 16, 12), 4, fill, border, 1.4)
         yield _text(x + 22, 86.5, label, 11.5, fill=INK)
@@ -178,7 +179,7 @@ def _lanes(layout: Arrangement) -> Iterator[str]:
 def _nodes(graph: nx.DiGraph, layout: Arrangement) -> Iterator[str]:
     for n, d in graph.nodes(data=True):
         s, is_sent = layout.spots[n], d["kind"] != "ops"
-        fill, border = COLOURS[d["kind"]]
+        fill, border, _ = mark_of(d["kind"])
         yield f"<g><title>{escape(d['title'])}</title>"
         yield _rect(s, 11 if is_sent else 5, fill, border, 1.6 if is_sent else 1.0)
         y = s.y + 18
@@ -209,7 +210,7 @@ def _edges(graph: nx.DiGraph, layout: Arrangement) -> Iterator[str]:
     """Curves from a node to the next; faint between phases, dashed to the next of equal layers."""
     for a, b, d in graph.edges(data=True):
         kinds = [graph.nodes[n]["kind"] for n in (a, b)]
-        colour = next((COLOURS[k][1] for k in kinds if k != "ops"), LINE)
+        colour = next((mark_of(k).border for k in kinds if k != "ops"), LINE)
         across = graph.nodes[a]["lane"] != graph.nodes[b]["lane"]
         style = ' opacity="0.4"' if across else ' stroke-dasharray="4 3"' if d["back"] else ""
         yield (

@@ -17,6 +17,7 @@ from typing import Any
 from sbp.passes.explain.choices import TensorChoices
 from sbp.passes.explain.plan import PlanData
 from sbp.passes.look import pipeline_text
+from sbp.passes.look.colours import every_mark, marks_css
 from sbp.passes.look.diff import diff_text
 from sbp.passes.look.diff_data import diff_data
 from sbp.passes.look.page_data import choices_data, data_text, page_data
@@ -36,6 +37,7 @@ IN_PAGE = (
     "diff.js",
     "rows.js",
     "timeline.js",
+    "panels.js",
     "detail.js",
     "app.js",
 )
@@ -116,8 +118,9 @@ def document(title: str, data: Mapping[str, Any], without_scripts: str) -> str:
             '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">',
             f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{escape(title)}</title><style>{web_file('style.css')}</style></head>",
+            f"<title>{escape(title)}</title><style>{marks_css()}\n{web_file('style.css')}</style></head>",
             f'<body><main id="app"></main><noscript><pre>{escape(without_scripts)}</pre></noscript>',
+            f'<script type="application/json" id="marks">{data_text(every_mark())}</script>',
             f'<script type="application/json" id="plan-data">{data_text(data)}</script>',
             *scripts,
             "</body></html>\n",

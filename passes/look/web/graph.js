@@ -1,14 +1,6 @@
 // The graph: what is open, drawn by cytoscape, laid out in a worker.
 "use strict";
 
-const COLLECTIVE_COLOURS = {
-  // Okabe and Ito's hues, told apart by colour-blind readers too: fill and border, light and dark.
-  all_reduce: ["#fde3da", "#c24e00", "#5a2a12", "#f08a4b"], all_gather: ["#d8ecfa", "#0072b2", "#0d3a57", "#5ab4ec"],
-  reduce_scatter: ["#fdf0cf", "#a87200", "#4d3a08", "#f0b93a"], all_to_all: ["#f6e1ee", "#a04d80", "#4c2340", "#dd8fc0"],
-  ragged_all_to_all: ["#f6e1ee", "#a04d80", "#4c2340", "#dd8fc0"], permute: ["#d5f0e6", "#007a5a", "#0c4233", "#3fc79b"],
-  send: ["#e4f3fb", "#2b7fb0", "#123c52", "#7cc4ea"],
-};
-
 class GraphView {
   constructor(model, element, onSelect) {
     this.model = model;
@@ -146,10 +138,9 @@ class GraphView {
 const cssColour = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 function graphStyle() {
-  const c = cssColour, dark = c("--is-dark") === "1", font = c("--font").replaceAll('"', "");
-  const sent = Object.entries(COLLECTIVE_COLOURS).map(([kind, colours]) => ({
-    selector: `node.${kind}`,
-    style: { "background-color": colours[dark ? 2 : 0], "border-color": colours[dark ? 3 : 1] },
+  const c = cssColour, font = c("--font").replaceAll('"', "");
+  const sent = Object.entries(MARKS).map(([kind, mark]) => ({
+    selector: `node.sent.${kind}`, style: { "background-color": mark.fill, "border-color": mark.border, color: INK },
   }));
   return [
     { selector: "node", style: {

@@ -95,5 +95,11 @@ class PlanModel {
   /** In a page of two plans: what became of a collective. */
   change(v) { const c = this.data.rows.change; return c ? c[this.sent.rows[v - this.nGroups][0]] : "same"; }
 
+  /** Whether a row is to be seen in a timeline. */
+  hasTime(row) {
+    this.times ??= new Set((this.data.timelines || []).flatMap(t => (t.spans.rows || []).flat()));
+    return this.times.has(row);
+  }
+
   lineText(where) { return this.data.lines ? this.data.lines[where] : undefined; }
 }
