@@ -12,7 +12,7 @@ from sbp.passes.physical.program import Border, Box, Compute, Step
 
 
 @dataclass(frozen=True)
-class Clock:
+class StepClock:
     """When what runs.
 
     Arguments:

@@ -1,8 +1,8 @@
 """The colours of everything that shows a plan: pages, pictures, timelines, tables, terminals.
 
-Dark text stands on every fill, on light and on dark paper; borders are read on both. Readers who see no red or no
-green tell the fills of collectives apart (`tests/passes/look/test_colours.py` simulates them); the second cue,
-where there is no room for the name, is a code of a few letters.
+Dark text stands on every fill, on light and on dark paper; borders are read on both. Readers who see no red
+or no green tell the fills of collectives apart (`tests/passes/look/test_colours.py` simulates them); the
+second cue, where there is no room for the name, is a code of a few letters.
 """
 
 from __future__ import annotations

@@ -34,9 +34,9 @@ MAX_LINES = 3
 def folded(plan: PlanData, max_boxes: int = MAX_BOXES) -> nx.DiGraph:
     """The graph of a plan.
 
-    Every node has a `kind` (of a collective, or "ops"), a `lane` (a phase), a `head`, further `body` lines, its
-    `rows` of the plan, and a `title` to be read when it is pointed at. Edges have a `label`, a `title`, and
-    `back` if they lead to an earlier node, as to the next of some equal layers.
+    Every node has a `kind` (of a collective, or "ops"), a `lane` (a phase), a `head`, further `body` lines,
+    its `rows` of the plan, and a `title` to be read when it is pointed at. Edges have a `label`, a `title`,
+    and `back` if they lead to an earlier node, as to the next of some equal layers.
 
     Raises:
       ValueError: for a plan without a program.

@@ -159,7 +159,9 @@ class _Sends:
       node, row: the first of these nodes, and of their rows.
     """
 
-    def __init__(self, parts: Sequence[Mapping[str, Columns]], roots: Sequence[int], node: int, row: int) -> None:
+    def __init__(
+        self, parts: Sequence[Mapping[str, Columns]], roots: Sequence[int], node: int, row: int
+    ) -> None:
         self.parts, self.roots, self.node, self.row = parts, roots, node, row
 
     def columns(self, sends: Sequence[Sequence[Collective]]) -> Mapping[str, Columns]:
@@ -171,7 +173,9 @@ class _Sends:
             for one in same:
                 a, b = map(int, one.axes)
                 carried, at = self.tensors(one, a), self.node + k
-                ends = [(x, at) for x in self.ends(one, a, "to ")] + [(at, x) for x in self.ends(one, b, "from ")]
+                ends = [(x, at) for x in self.ends(one, a, "to ")] + [
+                    (at, x) for x in self.ends(one, b, "from ")
+                ]
                 for pair in ends:
                     _, _, size, _, count, listed = edges.get(pair, (*pair, 0.0, 0, 0, []))
                     size += one.wire_bytes / max(one.count, 1)

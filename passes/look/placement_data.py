@@ -1,4 +1,4 @@
-"""A placement as the page of a plan draws it: devices by axes and hosts, and what lies how along each axis."""
+"""A placement as the page of a plan draws it: devices by axes and hosts, and what lies there."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from sbp.passes.explain.plan import PlanData
-from sbp.passes.explain.words import collapse
-from sbp.signature import format_sbp
+from sbp.passes.explain.words import rest_lines
+from sbp.passes.look.pipeline_text import own_signatures
 from sbp.units import bytes_text
 
 
@@ -48,16 +48,7 @@ def _level(plan: PlanData, axis: int) -> str:
 
 
 def _at_rest(plan: PlanData, whole: PlanData) -> Mapping[str, list[Any]]:
-    """Arguments and results, but for what comes from other placements and goes there."""
-    ins = [(p, nd) for p, nd in zip(plan.in_paths, plan.in_sbp, strict=True) if not p.startswith("from ")]
-    outs = [(p, nd) for p, nd in zip(plan.out_paths, plan.out_sbp, strict=True) if not p.startswith("to ")]
-    lines = [
-        line
-        for ends, every in ((ins, whole.in_paths), (outs, whole.out_paths))
-        for line in collapse([p for p, _ in ends], [nd for _, nd in ends], every)
-    ]
-    return {
-        "path": [path for path, _, _ in lines],
-        "sbp": [format_sbp(nd) for _, nd, _ in lines],
-        "leaves": [n for _, _, n in lines],
-    }
+    """Arguments, and results that do not lie as these; not what other placements send or get."""
+    ins, outs = rest_lines(own_signatures(plan), whole)
+    lines = [*ins, *(line for line in outs if not line[1].startswith("as "))]
+    return {name: [line[k] for line in lines] for k, name in enumerate(("path", "sbp", "leaves"))}

@@ -8,8 +8,8 @@ Values are numbered; a *version* is `[value, signature]`. A step is one of
   it `launches` a kernel; `seconds` has all of that and what it sends.
 - `{"move", "value", "axes", "before", "after", "seconds", "row"}`: a collective (with its row in the plan's
   `collectives`) or a local step. `sent_as` is the narrower dtype in which it goes, with its bytes.
-- `{"loop", "trips", "assumed_trips", "timelines", "reads", "writes", "enters", "leaves", "wires", "bodies"}`: a
-  loop or a branch, with the timeline of one trip through each body. A wire is what goes through its border:
+- `{"loop", "trips", "assumed_trips", "timelines", "reads", "writes", "enters", "leaves", "wires", "bodies"}`:
+  a loop or a branch, with the timeline of one trip through each body. A wire is what goes through its border:
   from outside, to inside, back from inside, to outside.
 
 `peak` lists what is alive when most is, with the bytes of each; `between_bytes` is what lies unused between.
@@ -31,7 +31,7 @@ from sbp import compat
 from sbp.passes.boxing.links import Network
 from sbp.passes.explain.collectives import rows_of
 from sbp.passes.explain.plan import PlanData
-from sbp.passes.look.clock import Clock
+from sbp.passes.look.clock import StepClock
 from sbp.passes.look.user_lines import clean_scope, excerpt, function_at
 from sbp.passes.physical.evaluate import Evaluator
 from sbp.passes.physical.program import Border, Box, Compute, Physical, Step, Version, reads, writes
@@ -80,7 +80,7 @@ class _Writer:
             "outputs": [[x, format_sbp(nd)] for x, nd in zip(outputs, p.outputs, strict=True)],
             "values": {str(v): self.value(v) for v in used},
             "names": {str(v): self.names.of(v) for v in used},
-            "lines": {str(s): _line(s) for s in self.sources()},
+            "lines": {str(s): line_data(s) for s in self.sources()},
             "steps": steps,
         }
         live = self.takes.at_peak
@@ -99,11 +99,11 @@ class _Writer:
         return {"course": {"bytes": _thinned(list(course), course), "seconds": times}}
 
     @cached_property
-    def clock(self) -> Clock:
+    def clock(self) -> StepClock:
         rows: dict[int, list[int]] = {}
         for (who, _), row in self.rows.items():
             rows.setdefault(who, []).append(row)
-        return Clock(self.takes, rows)
+        return StepClock(self.takes, rows)
 
     @cached_property
     def names(self) -> Names:
@@ -192,7 +192,7 @@ class _Writer:
                     else _version((step.node.outputs[port.result], port.outer(nd))),
                 ]
             )
-        counted = {"trips": trips(step.node), "assumed_trips": assumed_trips(step.node)}
+        counted: dict[str, Any] = {"trips": trips(step.node), "assumed_trips": assumed_trips(step.node)}
         counted |= {"timelines": self.clock.trips(step)}
         bodies = [list(map(self.step, body)) for body in step.bodies]
         head = {"loop": step.node.op, "name": loop_name(step.node)} | self.place(step.node)
@@ -206,7 +206,7 @@ class _Writer:
         return found | ({"scope": scope} if (scope := clean_scope(source.scope)) else {})
 
 
-def _line(source: Source) -> dict[str, Any]:
+def line_data(source: Source) -> dict[str, Any]:
     """What is said of a user's line."""
     first, text = excerpt(source)
     return {"function": function_at(source), "first": first, "text": text}

@@ -50,13 +50,18 @@ def step_timelines(
     found = [drawn.timeline(name, program["timeline"], program["steps"], seconds)]
     course = program.get("course", {})
     if "seconds" in course:
-        found[0] |= {"held": [list(zip(course["seconds"], course["bytes"], strict=True))], "holder": "the device"}
+        found[0] |= {
+            "held": [list(zip(course["seconds"], course["bytes"], strict=True))],
+            "holder": "the device",
+        }
     # Loops in loops come behind those around them.
     for loop in drawn.loops:
         times, bodies = loop.step["trips"], loop.step["bodies"]
         for k, timeline in enumerate(loop.step.get("timelines", ())):
             trip = f"branch {k}" if len(bodies) > 1 else "one trip"
-            name = f"{trip} of {loop.step['name']} at {loop.step['at']}" + (f", of {times}" if times > 1 else "")
+            name = f"{trip} of {loop.step['name']} at {loop.step['at']}" + (
+                f", of {times}" if times > 1 else ""
+            )
             length = max((end for lane in timeline.values() for _, end, _ in lane), default=0.0)
             if length and len(found) <= MOST_TRIPS:
                 drawn.opened.setdefault(id(loop.step), len(found))

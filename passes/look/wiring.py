@@ -215,7 +215,9 @@ class _Walk:
                 for version in map(_version, enters):
                     self.put(version, source, self.copies.get(_version(outside)))
             elif outside is not None:
-                self.given.update(dict.fromkeys((v for v, _ in enters), self.given.get(outside[0], outside[0])))
+                self.given.update(
+                    dict.fromkeys((v for v, _ in enters), self.given.get(outside[0], outside[0]))
+                )
         for body in step["bodies"]:
             self.run(body)
         for _, _, leaves, outside in step["wires"]:

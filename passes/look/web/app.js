@@ -45,7 +45,8 @@ function start() {
     if (node !== undefined) { await view.reveal(node); tree.fill(node); }
     else if (what.edge) { view.mark(0); view.cy.$id(what.edge.key).addClass("marked"); } else view.mark(0);
   }
-  window.sbpPage = { model, view, select: choose };
+  printing(view, timelines);
+  window.sbpPage = { model, view, timelines, select: choose };
 }
 
 /** Search, phases, and what the graph does. */

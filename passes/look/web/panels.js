@@ -37,17 +37,17 @@ function meshTable(place) {
 
 /** What is split along an axis, and what lies whole along it. */
 function axisOf(place, a, tensors) {
-  const lies = sbp => parseSbp(sbp)[a], at = place.rest.sbp.map((_, k) => k), path = k => place.rest.path[k] + (place.rest.leaves[k] > 1 ? ` (${place.rest.leaves[k]} leaves)` : "");
+  const lies = sbp => parseSbp(sbp)[a], at = place.rest.sbp.map((_, k) => k), path = k => place.rest.path[k] + (place.rest.leaves[k] ? `, ${place.rest.leaves[k]}` : "");
   const split = at.filter(k => lies(place.rest.sbp[k]).kind === "S"), whole = at.filter(k => lies(place.rest.sbp[k]).kind === "B");
   const made = tensors.filter(t => lies(t.sbp).kind !== "B").sort((x, y) => y.bytes - x.bytes), n = 8;
   const list = (items, text) => h("ul", { class: "plain mono" }, items.slice(0, 40).map(k => h("li", {}, text(k))), items.length > 40 ? h("li", { class: "soft" }, `and ${items.length - 40} more`) : null);
   return h("section", { class: "axis" }, h("h3", {}, `${place.axes[a]}: ${place.mesh[a]} devices, ${place.levels[a]}`),
     h("div", { class: "columns" },
-      h("div", {}, h("h4", {}, "split at rest"), split.length ? list(split, k => `${path(k)}  dim ${lies(place.rest.sbp[k]).dim}`) : h("p", { class: "soft" }, "nothing")),
+      h("div", {}, h("h4", {}, "split at rest"), split.length ? list(split, k => `dim ${lies(place.rest.sbp[k]).dim} of ${path(k)}`) : h("p", { class: "soft" }, "nothing")),
       h("div", {}, h("h4", {}, "a copy on each, at rest"), whole.length ? list(whole, path) : h("p", { class: "soft" }, "nothing")),
       h("div", {}, h("h4", {}, "split or partial while it runs, the largest"), made.length ? list(made.slice(0, n), t => {
         const s = lies(t.sbp);
-        return `${t.name} ${t.type}  ${s.kind === "S" ? `dim ${s.dim}` : `part of a ${s.op}`}`;
+        return `${s.kind === "S" ? `dim ${s.dim}` : `part of a ${s.op}`} of ${t.name} ${t.type}`;
       }) : h("p", { class: "soft" }, "nothing"), made.length > n ? h("p", { class: "soft" }, `and ${made.length - n} more`) : null)));
 }
 

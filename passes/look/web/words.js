@@ -6,6 +6,8 @@ const MARKS = JSON.parse(document.getElementById("marks").textContent);
 const KIND_WORDS = Object.fromEntries(Object.entries(MARKS).map(([kind, mark]) => [kind, mark.word]));
 const INK = "#1f2933"; // on every fill, light and dark
 
+const CHANGE_SIGNS = { added: "+", removed: "−", changed: "±", same: "" };
+
 /** A number with three digits and a unit: 1234 -> "1.23 kB". */
 function withUnit(value, units, step) {
   let k = 0;

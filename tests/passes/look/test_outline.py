@@ -154,9 +154,7 @@ def test_memory_over_the_step_has_its_peak(plan: Plan) -> None:
 def ends(timeline: Mapping[str, Any], lane: int) -> list[tuple[float, float]]:
     """From when to when the spans of a lane run."""
     spans = timeline["spans"]
-    return [
-        (a, b) for at, a, b in zip(spans["lane"], spans["from"], spans["to"], strict=True) if at == lane
-    ]
+    return [(a, b) for at, a, b in zip(spans["lane"], spans["from"], spans["to"], strict=True) if at == lane]
 
 
 def test_without_overlap_one_thing_runs_after_the_other() -> None:
