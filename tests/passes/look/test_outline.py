@@ -210,3 +210,40 @@ def test_what_loops_read_leads_to_who_reads_it() -> None:
     nodes = dict(zip(data["at_rest"]["path"], data["at_rest"]["nodes"], strict=True))
     inside = {k for k, kind in enumerate(data["groups"]["kind"]) if kind == "line"}
     assert set(nodes["x"]) & inside
+
+
+def test_layers_that_differ_are_told_by_their_weights() -> None:
+    """Blocks of which some have a projection, as in residual networks of images: what repeats is no layer."""
+
+    def block(x: jax.Array, w: dict[str, jax.Array]) -> jax.Array:
+        h = norm(x @ w["a"])
+        h = norm(jnp.tanh(h) @ w["b"])
+        x = norm(x @ w["skip"]) if "skip" in w else x
+        return jnp.tanh(x + h)
+
+    def norm(x: jax.Array) -> jax.Array:
+        centred = x - x.mean(0)
+        return centred * jax.lax.rsqrt(jnp.square(centred).mean(0) + 1e-5)
+
+    def net(w: dict[str, Any], x: jax.Array) -> jax.Array:
+        x = norm(x @ w["stem"])
+        for layers in w["groups"]:
+            for one in layers:
+                x = block(x, one)
+        return x @ w["head"]
+
+    def shape(*dims: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(dims, "float32")
+
+    plain = {"a": shape(64, 64), "b": shape(64, 64)}
+    groups = [[plain | {"skip": shape(64, 64)}, plain, plain], [plain | {"skip": shape(64, 64)}, plain]]
+    weights = {"stem": shape(32, 64), "groups": groups, "head": shape(64, 8)}
+    plan = sbp.compile(net, sbp.placement("cpu", shape=(2,))).plan(weights, shape(16, 32))
+    outline, _ = outlined(plan)
+    layers = [(g.title, g.times, g.ops) for g in outline.groups if g.kind == "layer"]
+    assert all("groups[" in title for title, _, _ in layers)
+    assert sum(times for _, times, _ in layers) == 5
+    # The projection of a block is in the block, and nothing of a block stands beside it.
+    beside = [g.title for g in outline.groups if g.parent == 0 and g.kind != "layer"]
+    assert not any("skip" in title or "block" in title for title in beside)
+    assert len({ops / times for _, times, ops in layers}) >= 2
