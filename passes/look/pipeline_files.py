@@ -52,7 +52,9 @@ WRITERS: Mapping[str, Callable[[PipelineData], str]] = {
 
 
 def save_plan(
-    plan: PipelineData, path: str | os.PathLike[str], choices: Mapping[str, TensorChoices] = NO_CHOICES
+    plan: PipelineData,
+    path: str | os.PathLike[str],
+    choices: Mapping[str, Sequence[TensorChoices]] = NO_CHOICES,
 ) -> None:
     """Writes the plan; the suffix chooses the form.
 

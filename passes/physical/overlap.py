@@ -96,6 +96,7 @@ class _Node:
       box: the move that it is, if it sends.
       formats: whether it is element-wise work, or less.
       inner: of a loop, what is exposed in it.
+      step: what it is of.
     """
 
     seconds: float
@@ -106,6 +107,7 @@ class _Node:
     box: Box | None = None
     formats: bool = False
     inner: Mapping[SentId, float] = field(default_factory=dict)
+    step: Step | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,14 +164,14 @@ class _Body:
         if isinstance(step, Border):
             inner = _loop(step, self.costs)
             stream = Stream.BOTH if inner.sends else Stream.KERNELS
-            return self._node(_Node(inner.seconds, makers, stream, inner=inner.exposed))
+            return self._node(_Node(inner.seconds, makers, stream, inner=inner.exposed, step=step))
         seconds = self.costs.seconds_of(step)
         if isinstance(step, Compute):
             return self._op(step, seconds, makers)
         if self.costs.box_bytes(step) > 0:
             sent = {(id(step), MOVE): seconds}
-            return self._node(_Node(seconds, makers, Stream.WIRES, sent, step.move.axes, step))
-        return self._node(_Node(seconds, makers, formats=True))
+            return self._node(_Node(seconds, makers, Stream.WIRES, sent, step.move.axes, step, step=step))
+        return self._node(_Node(seconds, makers, formats=True, step=step))
 
     def _op(self, step: Compute, seconds: float, makers: list[int]) -> int:
         """An op that talks sends shares of its operands before its arithmetic, and all else after it."""
@@ -181,14 +183,16 @@ class _Body:
                     self.asked[asked] = self._talk(step, k, talk, each, makers)
                 makers = [*makers, self.asked[asked]]
         rest = max(0.0, seconds - sum(each for _, (_, each) in talks))
-        at = self._node(_Node(rest, makers, formats=kind_of(step.node) in (Fusing.VIEW, Fusing.LOOP)))
+        formats = kind_of(step.node) in (Fusing.VIEW, Fusing.LOOP)
+        at = self._node(_Node(rest, makers, formats=formats, step=step))
         for k, (talk, each) in talks:
             if talk.sent is None:
                 at = self._talk(step, k, talk, each, [at])
         return at
 
     def _talk(self, step: Compute, k: int, talk: Talk, seconds: float, makers: list[int]) -> int:
-        return self._node(_Node(seconds, makers, Stream.WIRES, {(id(step), k): seconds}, talk.axes))
+        sent = {(id(step), k): seconds}
+        return self._node(_Node(seconds, makers, Stream.WIRES, sent, talk.axes, step=step))
 
     def only_stacked(self, stacked: Collection[Version], whole: Collection[Version]) -> set[int]:
         """The moves that a trip sends only to stack them, at most put into another form on the way."""
@@ -207,6 +211,24 @@ class _Body:
           later: nodes of which a trip sends what the trip before it has made.
           without: whether nothing is sent of these, as in the first trip.
         """
+        together, tasks = self._tasks(later, without)
+        found, exposed = task_times(tasks), dict[SentId, float]()
+        for unit, waited in zip(together, found.exposed, strict=True):
+            exposed.update(self._shares(unit, waited))
+            exposed.update(self.nodes[unit[0]].inner)
+        return _Run(found.seconds, exposed, any(t.stream is not Stream.KERNELS for t in tasks))
+
+    def spans(self, later: Collection[int] = ()) -> Iterator[TripSpan]:
+        """When what runs in a trip."""
+        together, tasks = self._tasks(later, without=False)
+        found = task_times(tasks)
+        for unit, task, start, end in zip(together, tasks, found.starts, found.ends, strict=True):
+            steps = [x.step for x in (self.nodes[i] for i in unit) if x.step is not None]
+            if steps and end > start:
+                yield TripSpan(steps, task.stream is Stream.WIRES, start, end)
+
+    def _tasks(self, later: Collection[int], without: bool) -> tuple[list[tuple[int, ...]], list[Task]]:
+        """The nodes in an order, those as one that are sent as one, with what each takes."""
         together, place = self._together(later), dict[int, int]()
         tasks: list[Task] = []
         for at, unit in enumerate(together):
@@ -216,11 +238,7 @@ class _Body:
             first = self.nodes[unit[0]]
             believed = self.costs.believed_seconds(first.axes, seconds) if first.axes and seconds else None
             tasks.append(Task(seconds, first.stream, tuple(waits), believed))
-        found, exposed = task_times(tasks), dict[SentId, float]()
-        for unit, waited in zip(together, found.exposed, strict=True):
-            exposed.update(self._shares(unit, waited))
-            exposed.update(self.nodes[unit[0]].inner)
-        return _Run(found.seconds, exposed, any(t.stream is not Stream.KERNELS for t in tasks))
+        return together, tasks
 
     def alone(self, later: Collection[int]) -> _Run:
         """Some collectives after the last trip, one after another."""
@@ -253,6 +271,27 @@ class _Body:
                 yield who, waited * seconds / own if own else 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class TripSpan:
+    """Something that runs in a trip.
+
+    Arguments:
+      steps: one, or several that are sent as one.
+      sends: whether it is sent.
+      start_seconds, end_seconds: from the beginning of the trip.
+    """
+
+    steps: Sequence[Step]
+    sends: bool
+    start_seconds: float
+    end_seconds: float
+
+
+def trip_spans(step: Border, k: int, costs: Costs) -> list[TripSpan]:
+    """When what runs in one trip of a loop through body `k`, neither the first nor the last."""
+    return list(_Trip.of(step, k, costs).spans())
+
+
 def overlapped_loop(step: Border, costs: Costs) -> OverlappedStep:
     """All trips of a loop, or all branches."""
     found = _loop(step, costs)
@@ -262,15 +301,38 @@ def overlapped_loop(step: Border, costs: Costs) -> OverlappedStep:
 def _loop(step: Border, costs: Costs) -> _Run:
     """All trips of a loop, or all branches, as the evaluator counts them."""
     times, total = assumed_trips(step.node), _NOTHING
-    wired = list(zip(ports(step.node), step.inside, strict=True))
-    for k, steps in enumerate(step.bodies):
-        body = _Body(costs)
-        body.add(steps)
-        leaving = [(p.stacked, (x, nd)) for p, nd in wired for x in p.left_by(k) if isinstance(x, int)]
-        stacked, whole = ([v for s, v in leaving if s is wanted] for wanted in (True, False))
-        later = body.only_stacked(stacked, whole) if times > 1 else set[int]()
+    for k in range(len(step.bodies)):
+        trip = _Trip.of(step, k, costs)
+        body, later = trip.body, trip.later
         if later:
             total += body.run(later, without=True) + body.run(later).times(times - 1) + body.alone(later)
         else:
             total += body.run().times(times)
     return total
+
+
+@dataclass(frozen=True, slots=True)
+class _Trip:
+    """One trip of a loop.
+
+    Arguments:
+      later: what is sent one trip later.
+    """
+
+    body: _Body
+    later: Collection[int]
+
+    @classmethod
+    def of(cls, step: Border, k: int, costs: Costs) -> _Trip:
+        """That through body `k`."""
+        body = _Body(costs)
+        body.add(step.bodies[k])
+        wired = zip(ports(step.node), step.inside, strict=True)
+        leaving = [(p.stacked, (x, nd)) for p, nd in wired for x in p.left_by(k) if isinstance(x, int)]
+        stacked, whole = ([v for s, v in leaving if s is wanted] for wanted in (True, False))
+        once = assumed_trips(step.node) <= 1
+        return cls(body, set[int]() if once else body.only_stacked(stacked, whole))
+
+    def spans(self) -> Iterator[TripSpan]:
+        """When what runs in it."""
+        return self.body.spans(self.later)
