@@ -101,8 +101,8 @@ def streams(plan: PlanData, outline: Outline, at: Spot) -> tuple[list[str], floa
     Where the upper lane is empty kernels wait. Nothing, where nothing runs beside anything.
     """
     row_of = dict.fromkeys((c.name for c in plan.collectives), 0)
-    timeline, *_ = step_timelines(outline, plan.collectives, row_of, plan.step_seconds) or [None]
-    if timeline is None or not plan.overlaps:
+    found = step_timelines(outline, plan.collectives, row_of, plan.step_seconds)
+    if not found or not plan.overlaps:
         return [], at.y
     out, y = [text_at(at.x, at.y + 18, "The step", 13, font_weight="600", fill=INK)], at.y + 26
     left, width = at.x + 62, at.width - 62
@@ -110,8 +110,8 @@ def streams(plan: PlanData, outline: Outline, at: Spot) -> tuple[list[str], floa
         top = y + k * (STREAM + 4)
         out.append(text_at(at.x, top + 14, name, 11.5, fill=SOFT))
         out.append(rect(Spot(left, top, width, STREAM), 0, GROUND))
-    seconds = timeline["seconds"] or 1.0
-    for lane, kind, start, end in _joined(timeline["spans"], GAP * seconds / width):
+    seconds = found[0]["seconds"] or 1.0
+    for lane, kind, start, end in _joined(found[0]["spans"], GAP * seconds / width):
         x0, x1 = (left + width * min(1.0, t / seconds) for t in (start, end))
         fill = mark_of(kind).fill if lane else _kernels(kind)
         out.append(rect(Spot(x0, y + lane * (STREAM + 4), max(0.5, x1 - x0), STREAM), 0, fill))
