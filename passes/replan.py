@@ -26,6 +26,7 @@ from sbp.passes.chain import (
 )
 from sbp.passes.explain.choices import HeldPlan, PlanFigures, TensorChoices, changes
 from sbp.passes.explain.collectives import talking
+from sbp.passes.explain.gone import is_gone
 from sbp.passes.explain.plan import SAME, Collective, PlanData
 from sbp.passes.explain.reasons import Reasons
 from sbp.passes.explain.targets import NamedTensors, Target
@@ -51,7 +52,6 @@ from sbp.passes.request import Request
 from sbp.passes.sent_tensors import (
     cause_of,
     hold_text,
-    is_gone,
     sent_at,
     sent_target,
 )
@@ -138,7 +138,7 @@ class Replanner:
             if found and not left:
                 break
             found.append(self._choices(plan, target, most, left, row=c))
-            if any(is_gone(c, held) for held in found[-1].alternatives):
+            if any(is_gone(c, held, plan) for held in found[-1].alternatives):
                 break
         return found
 
@@ -178,10 +178,10 @@ class Replanner:
         plans = list[HeldPlan]()
         for n, (i, solution) in enumerate(found.found):
             # Beyond those that are wanted one is looked for that does without the row, whatever it costs.
-            if n >= most and any(row is None or is_gone(row, held) for held in plans):
+            if n >= most and any(row is None or is_gone(row, held, plan) for held in plans):
                 break
             held = search.held(others[i], solution.states, solution.cost, solution.bound)
-            if n < most or (row is not None and is_gone(row, held)):
+            if n < most or (row is not None and is_gone(row, held, plan)):
                 plans.append(held)
         plans.sort(key=lambda h: (h.figures.step_seconds, h.figures.seconds))
         assert plan.physical is not None

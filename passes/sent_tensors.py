@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from sbp.annotation import annotate_p
 from sbp.passes.boxing.links import Network
-from sbp.passes.explain.choices import HeldPlan, SentAt
+from sbp.passes.explain.choices import SentAt
 from sbp.passes.explain.collectives import Inside, row_name, talking
 from sbp.passes.explain.plan import Collective, PlanData
 from sbp.passes.explain.reasons import Reasons
@@ -19,12 +19,6 @@ from sbp.passes.program.names import PHASES, Names, common
 
 GRADIENT = "gradient of "
 """How names of gradients begin."""
-
-
-def is_gone(c: Collective, held: HeldPlan) -> bool:
-    """Whether a plan does without a collective of another."""
-    key = c.kind, c.source, c.shape
-    return held.sent is not None and all(s.key != key for s in held.sent)
 
 
 def sent_at(physical: Physical, network: Network, donated: Sequence[int]) -> tuple[SentAt, ...]:

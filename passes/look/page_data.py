@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sbp.passes.explain.choices import HeldPlan, PlanFigures, TensorChoices
+from sbp.passes.explain.gone import is_gone
 from sbp.passes.explain.measured import MeasuredStep
 from sbp.passes.explain.plan import Collective, PlanData
 from sbp.passes.explain.words import gap_text, kind_text, misfit_text, over_text, tensor_text, verdict_text
@@ -267,7 +268,7 @@ def row_key(c: Collective) -> str:
     return " ".join((c.name, c.kind, c.tensor, c.source))
 
 
-def choices_data(found: TensorChoices, row: Collective | None) -> dict[str, Any]:
+def choices_data(found: TensorChoices, row: Collective | None, plan: PlanData) -> dict[str, Any]:
     """What a tensor could lie as instead, and what the whole plan would take then; how it lies first.
 
     Arguments:
@@ -279,7 +280,7 @@ def choices_data(found: TensorChoices, row: Collective | None) -> dict[str, Any]
     others = [
         _choice(format_sbp(held.signature), held.figures, found.limit_bytes)
         | {"chosen": False}
-        | _gone(held, found, row)
+        | _gone(held, found, row, plan)
         for held in found.alternatives
     ]
     said = {"tensor": found.tensor, "alike": found.alike, "hold": how, "where": where}
@@ -291,7 +292,7 @@ def _choice(nd: str, f: PlanFigures, limit_bytes: float) -> dict[str, Any]:
     return {"sbp": nd, **figures, "fits": f.memory_bytes <= limit_bytes}
 
 
-def _gone(held: HeldPlan, found: TensorChoices, row: Collective | None) -> dict[str, Any]:
+def _gone(held: HeldPlan, found: TensorChoices, row: Collective | None, plan: PlanData) -> dict[str, Any]:
     """Whether a collective is gone from a plan, and the dearest that this sends at its line instead."""
     if row is None or held.sent is None:
         return {"gone": None, "instead": ""}
@@ -300,7 +301,7 @@ def _gone(held: HeldPlan, found: TensorChoices, row: Collective | None) -> dict[
     here = [s for s in held.sent if s.source in lines and s.key != key]
     dearest = max(here, key=lambda s: s.seconds, default=None)
     instead = "" if dearest is None else f"{kind_text(dearest.kind)} at {dearest.source}"
-    return {"gone": all(s.key != key for s in held.sent), "instead": instead}
+    return {"gone": is_gone(row, held, plan), "instead": instead}
 
 
 def data_text(data: Mapping[str, Any]) -> str:

@@ -146,7 +146,9 @@ def plan_page(
     data = data_of(plan, timelines, beside) | {"measured": measured, "tables": more}
     rows = {row_key(c): c for c, _ in plan.merged()}
     data |= {
-        "choices": [choices_data(one, rows.get(name)) for name, found in choices.items() for one in found]
+        "choices": [
+            choices_data(one, rows.get(name), plan) for name, found in choices.items() for one in found
+        ]
     }
     return document(f"{plan.name} on {plan.placement}", data, text)
 

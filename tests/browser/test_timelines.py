@@ -92,7 +92,7 @@ def test_what_stands_in_boxes_can_be_read(page: str, open_page: Any, scheme: str
     opened = open_page(page, scheme=scheme)
     seen = []
     for zoom in (1.5, 1.0, 0.6, 0.3, 0.1):
-        opened.page.evaluate("z => sbpPage.view.cy.zoom(z)", zoom)
+        opened.page.evaluate("z => { sbpPage.view.cy.zoom(z); }", zoom)
         until(opened.page, f"Math.abs(sbpPage.view.zoomed - {zoom}) < 1e-6")
         sizes = opened.page.evaluate(
             "sbpPage.view.cy.nodes().map(n => [n.data('label'),"

@@ -90,7 +90,7 @@ class GraphView {
     const m = this.model, z = Math.max(zoom, 0.01), isOpen = this.open.has(v);
     const size = Math.max(SMALLEST_PX / z, isOpen ? 14 : 12);
     const room = Math.floor((w * z - (m.isSent(v) ? 26 * z : 10)) / (LETTER * size * z)), lines = isOpen ? 1 : Math.floor((height * z - 2) / (1.25 * size * z));
-    if (room < 2 || lines < 1 || (isOpen && size > 30)) return { label: "", size };
+    if (room < 2 || lines < 1 || (isOpen && size > 30)) return { label: "", size: 12 };
     const cut = t => (t.length > room ? `${t.slice(0, room - 1)}…` : t), fits = texts => texts.find(t => t.length <= room) || cut(texts[texts.length - 1]);
     const time = secondsText(m.seconds(v)), share = m.step > 0 ? percentText(m.seconds(v) / m.step) : "";
     if (m.isSent(v)) {

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 import sbp
+from sbp.passes.explain.gone import is_gone
 from sbp.passes.face import Plan
 from sbp.passes.look.files import WRITERS
 from sbp.passes.look.page_data import row_key
-from sbp.passes.sent_tensors import is_gone
 from tests.passes.look.nets import deep
 
 
@@ -167,7 +167,7 @@ def test_what_is_said_to_remove_a_collective_removes_it() -> None:
         for found in plan.replanner.row_choices(plan, row, 3, 20.0):
             name = found.tensor.split(", ")[0]
             for held in found.alternatives:
-                if found.hold[0] == "in_sbp" and is_gone(row, held):
+                if found.hold[0] == "in_sbp" and is_gone(row, held, plan):
                     other = plan.what_if(name, held.signature)
                     left = [(c.kind, c.source, c.shape) for c in other.collectives]
                     assert (row.kind, row.source, row.shape) not in left
