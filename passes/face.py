@@ -7,18 +7,20 @@ them. Here both are put together, so that neither needs the other.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
 
 from sbp.errors import ArgumentError, Problem, SignatureError
 from sbp.meant import meant
 from sbp.passes.explain.choices import TensorChoices
-from sbp.passes.explain.plan import PlanData, Replans
+from sbp.passes.explain.plan import PlanData, Replans, Writes
 from sbp.passes.explain.words import MAX_ROWS
 from sbp.passes.look import files, page, pipeline_files, pipeline_page, pipeline_text, text
 from sbp.passes.look.diff import diff_text
+from sbp.passes.look.page_data import row_key
+from sbp.passes.look.source import ProgramSource
 from sbp.passes.look.web_page import PageProfile
 from sbp.passes.pipeline.plan import PipelineData
 from sbp.signature import NdSbp, Signature, is_signature
@@ -27,6 +29,12 @@ CHOICES = 4
 """Alternatives that `Plan.why` shows."""
 CHOICES_SECONDS = 10.0
 """How long `Plan.why` looks for them."""
+PAGE_CHOICES, PAGE_ALTERNATIVES = 5, 3
+"""Collectives of whose tensors a page has alternatives, and how many of these."""
+PAGE_SECONDS = 10.0
+"""How long is looked for them."""
+MOST_OPS = 5_000
+"""Of a program that is looked at without being asked: building the search of larger ones takes longer."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -52,34 +60,55 @@ class Plan(PlanData):
         return page.plan_html(self)
 
     def save(
-        self, path: str | os.PathLike[str], *, choices: int = 0, profile: PageProfile | None = None
+        self,
+        path: str | os.PathLike[str],
+        *,
+        choices: int | None = None,
+        time_limit: float = PAGE_SECONDS,
+        profile: PageProfile | None = None,
     ) -> None:
         """Writes the plan; the suffix chooses the form: .json, .html, .dot or .svg, with stages .trace.json.
 
         Arguments:
           choices: for how many of the costliest collectives a page says what their tensors could lie as
-            instead, as `why` finds it: seconds for each.
+            instead, what the whole plan would cost then, and whether the collective would be gone; by default
+            five, in programs of at most 5,000 ops.
+          time_limit: for finding that, seconds. Of what there is no time for the page says how to ask `why`.
           profile: of the same program, as `Program.profile` measures it: a page has what it took beside the
             estimates.
 
         Raises:
           ArgumentError: for another suffix, and for a profile of another program.
         """
-        files.save_plan(self, path, self._choices(choices), profile)
+        files.save_plan(self, path, self._choices(path, choices, time_limit), profile)
 
-    def _choices(self, most: int) -> dict[str, TensorChoices]:
-        """What the tensors of the costliest collectives could lie as, by their names."""
-        found: dict[str, TensorChoices] = {}
-        rows = sorted((c for c, _ in self.merged()), key=lambda c: -c.seconds) if most else []
-        for tensor, at in dict.fromkeys((c.tensor, c.source) for c in rows):
-            # A name that means several tensors, or none, may be told by its line.
-            for name in (tensor, f"{tensor} at {at}"):
-                with suppress(ArgumentError):
-                    found[tensor] = self.why(name)
-                    break
-            if len(found) == most:
+    def _choices(
+        self, path: str | os.PathLike[str], most: int | None, time_limit: float
+    ) -> dict[str, Sequence[TensorChoices]]:
+        """What the tensors of the costliest collectives could lie as, by the keys of their rows.
+
+        Arguments:
+          most: of how many; None for as many as there is time for, in programs that are not too large.
+        """
+        if self.replanner is None or not os.fspath(path).endswith(".html"):
+            return {}
+        if most is None and self._ops > MOST_OPS:
+            return {}
+        wanted, until = PAGE_CHOICES if most is None else most, time.monotonic() + time_limit
+        found: dict[str, Sequence[TensorChoices]] = {}
+        for c in sorted((c for c, _ in self.merged()), key=lambda c: -c.seconds) if wanted else ():
+            left = until - time.monotonic()
+            if len(found) == wanted or left <= 0:
                 break
+            choices = self.replanner.row_choices(self, c, PAGE_ALTERNATIVES, left / 2)
+            if choices:
+                found[row_key(c)] = choices
         return found
+
+    @property
+    def _ops(self) -> int:
+        """How many ops the program has, those of bodies counted."""
+        return 0 if self.physical is None else sum(1 for _ in self.physical.walk())
 
     def why(self, tensor: str, *, most: int = CHOICES, time_limit: float = CHOICES_SECONDS) -> TensorChoices:
         """Why a tensor lies as it does: what else it could lie as, and what the whole plan would cost then.
@@ -112,7 +141,28 @@ class Plan(PlanData):
           ArgumentError: as `why` does.
           SbpError: for a signature that the tensor cannot have.
         """
-        return faced(self._replanner("what_if").held(self, tensor, _signature(tensor, signature)))
+        held = faced(self._replanner("what_if").held(self, tensor, _signature(tensor, signature)))
+        return with_writer(held, self.writer)
+
+    def source(self) -> ProgramSource:
+        """The program as a Python module that runs: a `shard_map` function with explicit collectives.
+
+        `print` shows it, `save` writes it, `load` gives its function (docs/source.md).
+
+        Raises:
+          ArgumentError: for a plan without its program, and for one of a program with stages: each stage has
+            its own.
+
+        >>> import jax, sbp
+        >>> double = sbp.compile(lambda x: 2.0 * x, sbp.placement("cpu", shape=(2,), axes=("data",)))
+        >>> source = double.plan(jax.ShapeDtypeStruct((4,), "float32")).source()
+        >>> [line.strip() for line in source.text.splitlines() if "= 2.0 * x" in line]
+        ['result = 2.0 * x  # float32[2] [S(0)]']
+        """
+        if self.writer is None:
+            raise self._without_program("source")
+        written: ProgramSource = self.writer(self)
+        return written
 
     def diff(self, other: Plan) -> str:
         """What another plan does that this one does not, as text."""
@@ -121,11 +171,14 @@ class Plan(PlanData):
     def _replanner(self, asked: str) -> Replans:
         if self.replanner is not None:
             return self.replanner
+        raise self._without_program(asked)
+
+    def _without_program(self, asked: str) -> ArgumentError:
         got = f"a plan of {self.name!r} without its program"
         legal = "the plan of a program, as Program.plan(...) returns it"
         why = "it was loaded or unpickled, or is of one placement of many: it does not have the function"
         fix = f"sbp.compile(fn, placement, ...).plan(*args).{asked}(...)"
-        raise ArgumentError(Problem("argument", f"Plan.{asked}", got, legal, why, fix))
+        return ArgumentError(Problem("argument", f"Plan.{asked}", got, legal, why, fix))
 
 
 def _signature(tensor: str, given: object) -> NdSbp:
@@ -153,6 +206,20 @@ class PipelinePlan(PipelineData, Plan):
         """What `print` shows, with other rows, as of `Plan.text`."""
         return pipeline_text.plan_text(self, how=text.Shown(by_time, rows))
 
+    def source(self) -> ProgramSource:
+        """Refused: what each stage runs is `plan.stages[k].source()`, in which order `plan.schedule`.
+
+        Raises:
+          ArgumentError: always.
+        """
+        got = f"a plan of {len(self.stages)} placements"
+        why = (
+            "a program with stages is one program per placement, which send each other tensors on a schedule"
+        )
+        legal = "the plan of one placement"
+        fix = "plan.stages[0].source(), and print(plan.schedule)"
+        raise ArgumentError(Problem("argument", "PipelinePlan.source", got, legal, why, fix))
+
     def __repr__(self) -> str:
         return pipeline_text.plan_line(self)
 
@@ -160,10 +227,20 @@ class PipelinePlan(PipelineData, Plan):
         return pipeline_page.plan_html(self)
 
     def save(
-        self, path: str | os.PathLike[str], *, choices: int = 0, profile: PageProfile | None = None
+        self,
+        path: str | os.PathLike[str],
+        *,
+        choices: int | None = None,
+        time_limit: float = PAGE_SECONDS,
+        profile: PageProfile | None = None,
     ) -> None:
         """Writes the plan, as `Plan.save` does."""
-        pipeline_files.save_plan(self, path, self._choices(choices), profile)
+        pipeline_files.save_plan(self, path, self._choices(path, choices, time_limit), profile)
+
+    @property
+    def _ops(self) -> int:
+        """Of all placements; each alternative plans all of these again."""
+        return sum(1 for p in self.stages if p.physical is not None for _ in p.physical.walk())
 
 
 def faced(plan: PlanData) -> Plan:
@@ -175,6 +252,16 @@ def faced(plan: PlanData) -> Plan:
     if isinstance(plan, PipelineData):
         return PipelinePlan(**given | {"stages": tuple(map(faced, plan.stages))})
     return Plan(**given)
+
+
+P = TypeVar("P", bound=Plan)
+
+
+def with_writer(plan: P, writer: Writes | None) -> P:
+    """A plan that can be written as Python; of a program with stages each of these can."""
+    if isinstance(plan, PipelinePlan):
+        plan = replace(plan, stages=tuple(replace(p, writer=writer) for p in plan.stages))
+    return replace(plan, writer=writer)
 
 
 def load_plan(path: str | os.PathLike[str]) -> Plan:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from sbp.errors import Problem, SbpError, raise_all
+from sbp.errors import ArgumentError, Problem, SbpError, raise_all
 from sbp.layout import at_rest
 from sbp.passes.chain import STAGES, Ordered, Planned, Staged, Whole, compile_plan
 from sbp.passes.explain.choices import HeldPlan, TensorChoices
-from sbp.passes.explain.plan import SAME, PlanData
+from sbp.passes.explain.plan import SAME, Collective, PlanData
 from sbp.passes.explain.targets import Target
 from sbp.passes.face import PipelinePlan, Plan
 from sbp.passes.passing import Chain
@@ -153,6 +154,15 @@ class StagesReplanner:
             plan.hardware.memory_bytes if limit is None else limit,
             target.where,
         )
+
+    def row_choices(
+        self, plan: PlanData, c: Collective, most: int, time_limit_seconds: float
+    ) -> list[TensorChoices]:
+        """The same of the tensor of a row of the plan; none if its name means none, or several kinds."""
+        for name in (c.tensor, f"{c.tensor} at {c.source}"):
+            with suppress(ArgumentError):
+                return [self.choices(plan, name, most, time_limit_seconds)]
+        return []
 
     def _problems(self, target: StagesTarget, nd: NdSbp) -> list[Problem]:
         """What keeps a target from lying as asked."""

@@ -14,6 +14,7 @@ from sbp.compat import setting, trace_context
 from sbp.errors import ArgumentError, PlacementError, Problem, SbpError, raise_all
 from sbp.options import Options
 from sbp.passes.face import Plan
+from sbp.passes.look.source import ProgramSource
 from sbp.placement import Placement, as_placement
 from sbp.rules import REGISTRY
 from sbp.runtime import arguments, modules
@@ -169,6 +170,14 @@ class Program(Generic[P, R]):
         if not built.moved:
             return built.plan
         return replace(built.plan, notes=(*built.plan.notes, *(f"{m}: moved" for m in built.moved.values())))
+
+    def source(self, *args: PyTree, **kwargs: PyTree) -> ProgramSource:
+        """The program for such arguments as a Python module, `plan(...).source()`; needs no devices.
+
+        Raises:
+          SbpError: as a call does; for programs with stages, each of which has its own.
+        """
+        return self.plan(*args, **kwargs).source()
 
     def reading(self, *args: PyTree, **kwargs: PyTree) -> Reading:
         """The function traced for such arguments, to be planned for other placements too; needs no devices.

@@ -83,6 +83,7 @@ def device_function(
     counting: Counting | None = None,
     sections: Sequence[Section] = (),
     marks: Mapping[int, str] = NO_MARKS,
+    made: Callable[..., Device] | None = None,
 ) -> Callable[..., Shards]:
     """The program of one device: local shards in, local shards out, in the order of the graph's inputs.
 
@@ -90,13 +91,14 @@ def device_function(
       counting: takes what exchanges count, which then is one result more.
       sections: in which it runs one after the other; all at once if there are none.
       marks: names of steps, as of `Device`.
+      made: makes what executes the steps, given what a `Device` is given; None for a `Device`.
     """
     graph, placement = physical.graph, physical.placement
 
     def run(*shards: jax.Array) -> Shards:
         reports: list[ExchangeReport] | None = None if counting is None else []
         coords = [lax.axis_index(name) for name in placement.axes]
-        device = Device(physical, coords, reports, kept_in_order(physical), marks)
+        device = (made or Device)(physical, coords, reports, kept_in_order(physical), marks)
         env: Env = dict(zip(zip(graph.inputs, physical.inputs, strict=True), shards, strict=True))
         for section in sections or [Section(physical.steps, ())]:
             device.run(section.steps, env)
@@ -165,16 +167,17 @@ class Device:
 
     def move(self, step: Box, env: Env) -> None:
         """One boxing move."""
-        placement, shape = self.physical.placement, self.physical.graph.values[step.value].shape
         x = _as_sent(step, env)
         if step.after is not None:
             x, _ = optimization_barrier((x, env[step.after]))
         if step.move.kind == "all_to_all" and step.value in self.in_order:
             x = dims_in_order(x)
-        moved = apply_move(
-            x, step.move, shape, placement.shape, placement.axes, self.coords, owned=step.owned
-        )
-        env[step.value, step.move.after] = _widened(moved, env[step.value, step.move.before])
+        env[step.value, step.move.after] = _widened(self.moved(x, step), env[step.value, step.move.before])
+
+    def moved(self, x: jax.Array, step: Box) -> jax.Array:
+        """What is sent, after the move."""
+        placement, shape = self.physical.placement, self.physical.graph.values[step.value].shape
+        return apply_move(x, step.move, shape, placement.shape, placement.axes, self.coords, owned=step.owned)
 
     def bucket(self, steps: Sequence[Step], i: int, env: Env) -> int:
         """All moves of one bucket as one; returns the position after them."""

@@ -12,6 +12,7 @@ from sbp.errors import ArgumentError, SbpError, raise_all
 from sbp.hardware import hardware_for
 from sbp.options import Options
 from sbp.passes.chain import compile_plan
+from sbp.passes.face import with_writer
 from sbp.passes.pipeline.choose import unstaged
 from sbp.passes.plan.pins import check_annotations
 from sbp.passes.plan.solve import Progress
@@ -31,6 +32,7 @@ from sbp.runtime.pipeline.program import BuiltPipeline
 from sbp.runtime.rooms import rooms_of
 from sbp.runtime.sampling import with_samples
 from sbp.runtime.signatures import Signatures
+from sbp.runtime.source.module import write_source
 from sbp.runtime.spinner import searching
 from sbp.runtime.target.devices import cudnn_of
 from sbp.untyped import Prefix, PyTree
@@ -146,7 +148,7 @@ def _build(
     request = request_of(reading, signatures, placement, options, progress)
     if not concrete and request.terms.peers is not None:
         request = replace(request, sampled=None)  # to bring a batch together takes all processes
-    plan = with_replanner(compile_plan(traced, request), traced, request)
+    plan = with_writer(with_replanner(compile_plan(traced, request), traced, request), write_source)
     lacking, count = rooms_of(plan, concrete, options.exchange.count_keys)
     return Built(traced, plan, donate, reading.weak, lacking, count, request)
 

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Protocol
 
 from sbp.passes.chain import compile_plan
-from sbp.passes.face import Plan
+from sbp.passes.face import Plan, with_writer
 from sbp.passes.physical.program import Compute
 from sbp.passes.program.trace import Traced
 from sbp.passes.replan import with_replanner
@@ -103,7 +103,8 @@ def _plan_again(built: Roomy, leaves: Sequence[Leaf], note: str) -> None:
         notes=(*asked.notes, note),
         sampled=partial(with_samples, example=tuple(leaves), again=True),
     )
-    built.plan = with_replanner(compile_plan(built.traced, built.request), built.traced, built.request)
+    again = with_replanner(compile_plan(built.traced, built.request), built.traced, built.request)
+    built.plan = with_writer(again, plan.writer)
     built.counting = counting.onward()
     built.__dict__.pop("executable", None)
     built.kept = None

@@ -40,6 +40,8 @@ _FACE = {
     "PipelineOptions": "sbp.options",
     "register_rule": "sbp.rules",
     "rows": "sbp.lazy",
+    "bind": "sbp.shards",
+    "on_shards": "sbp.shards",
     "SbpError": "sbp.errors",
     "compile": "sbp.runtime.execute",
     "initialize": "sbp.runtime.processes.start",
@@ -85,6 +87,7 @@ if TYPE_CHECKING:
     from sbp.runtime.search.ranking import Ranking
     from sbp.runtime.search.search import search
     from sbp.runtime.verify import verify
+    from sbp.shards import bind, on_shards
     from sbp.signature import AUTO, B, Broadcast, P, Partial, S, Split
 else:  # a checker that sees it takes any name for one of this module
 
@@ -120,6 +123,7 @@ __all__ = [
     "SbpError",
     "Split",
     "annotate",
+    "bind",
     "compile",
     "embedding",
     "fit",
@@ -128,6 +132,7 @@ __all__ = [
     "load_plan",
     "microbatch",
     "on",
+    "on_shards",
     "placement",
     "register_rule",
     "restore",

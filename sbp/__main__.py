@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sbp import __version__
-from sbp.commandline import numbers, parser
+from sbp.commandline import held, numbers, parser
 from sbp.errors import SbpError
 from sbp.hardware_file import hardware_from
 from sbp.passes.look.printing import print_fitted, writable
@@ -117,8 +117,12 @@ def _plan(options: argparse.Namespace) -> None:
         check_suffix(path, [*WRITERS, TRACE])
     plan = _one(options) if options.search is None else _search(options)
     if plan is not None:
-        for path in _with_page(options, plan.name):
-            plan.save(path)
+        saves = dict.fromkeys(_with_page(options, plan.name), plan.save)
+        writes: dict[str, Callable[[str], None]] = dict(saves)
+        if options.source is not None:
+            writes[options.source] = plan.source().save
+        for path, write in writes.items():
+            write(path)
             print_fitted(f"saved {path}")
         _open(options)
 
@@ -149,24 +153,13 @@ def _one(options: argparse.Namespace) -> Plan:
     if options.why is not None:
         print_fitted(str(plan.why(options.why)))
     if options.what_if is not None:
-        other = _what_if(plan, options.what_if)
+        other = plan.what_if(*held(options.what_if))
         print_fitted(f"{other.notes[0]}\n\n{plan.diff(other)}")
         plan = other
     elif options.why is None:
         rows = {} if options.rows is None else {"rows": options.rows}
         print_fitted(plan.text(by_time=options.order == "time", **rows))
     return plan
-
-
-def _what_if(plan: Plan, asked: str) -> Plan:
-    """The plan with a tensor held, as TENSOR=SIGNATURE says."""
-    from sbp.signature import parse_sbp
-
-    tensor, sign, text = asked.rpartition("=")
-    if not sign:
-        legal, fix = "TENSOR=SIGNATURE", '--what-if "x=[S(0), B]"'
-        raise problem("--what-if", repr(asked), legal, "it says which tensor, and how it shall lie", fix)
-    return plan.what_if(tensor.strip(), parse_sbp(text))
 
 
 def _search(options: argparse.Namespace) -> Plan | None:

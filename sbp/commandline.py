@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from sbp.userfile import TARGET, problem
+
+if TYPE_CHECKING:
+    from sbp.signature import NdSbp
 
 HELP = """\
 FUNCTION is a single-device JAX function at the top level of FILE.py. Its arguments are what FUNCTION_args()
@@ -92,6 +96,11 @@ def parser(
         "--what-if",
         metavar="TENSOR=SIGNATURE",
         help='plan with a tensor held to a signature, such as "x=[S(0), B]", and print what changes',
+    )
+    plan.add_argument(
+        "--source",
+        metavar="FILE.py",
+        help="write the distributed program as Python: a shard_map with its collectives",
     )
     explain = command("explain", "say at length why collectives are there, with alternatives")
     explain.add_argument("target", metavar=f"{TARGET}|PLAN.json")
@@ -203,3 +212,22 @@ def numbers(text: str, between: str, where: str, example: str) -> tuple[int, ...
     except ValueError:
         legal = f"whole numbers with {between!r} between them"
         raise problem(where, repr(text), legal, "it is a list of numbers", example) from None
+
+
+def held(asked: str) -> tuple[str, NdSbp]:
+    """A tensor and its signature, as TENSOR=SIGNATURE says.
+
+    Raises:
+      ArgumentError: for a text without both.
+      SignatureError: for a signature that cannot be read.
+
+    >>> held("params['w'] = [S(0), B]")
+    ("params['w']", (S(0), B))
+    """
+    from sbp.signature import parse_sbp
+
+    tensor, sign, text = asked.rpartition("=")
+    if not sign:
+        legal, fix = "TENSOR=SIGNATURE", '--what-if "x=[S(0), B]"'
+        raise problem("--what-if", repr(asked), legal, "it says which tensor, and how it shall lie", fix)
+    return tensor.strip(), parse_sbp(text)

@@ -117,3 +117,13 @@ def assumed_cudnn(capability: tuple[int, int]) -> Iterator[None]:
             needing.update(kernels)
             for name, answer in before.items():
                 setattr(module, name, answer)
+
+
+def primitives() -> dict[str, Bindable]:
+    """All primitives that JAX can lower on some platform, by name; ours are among them."""
+    entry: Any = mlir
+    tables = [entry._lowerings, *entry._platform_specific_lowerings.values()]
+    found: dict[str, Bindable] = {}
+    for primitive in (p for table in tables for p in table):
+        found.setdefault(primitive.name, primitive)
+    return found

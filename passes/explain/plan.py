@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from sbp.hardware import Hardware
 from sbp.passes.explain.choices import TensorChoices
@@ -19,11 +19,21 @@ ROUNDING = 1e-9
 """Times that differ by less, relatively, are the same sum in another order."""
 
 
+Writes: TypeAlias = Callable[["PlanData"], Any]
+"""Writes a plan as Python: what it gives is a `ProgramSource` (passes/look/source.py)."""
+
+
 class Replans(Protocol):
     """Who can make a plan again with some of it held (passes/replan.py, passes/replan_stages.py)."""
 
     def choices(self, plan: PlanData, name: str, most: int, time_limit_seconds: float) -> TensorChoices:
         """The other signatures of a tensor, each with the whole plan made again around it."""
+
+    def row_choices(
+        self, plan: PlanData, c: Collective, most: int, time_limit_seconds: float
+    ) -> Sequence[TensorChoices]:
+        """The same of the tensors of a row of the plan, as `merged` has it, and of what leads to it; none if
+        nothing can hold these."""
 
     def held(self, plan: PlanData, name: str, nd: NdSbp) -> PlanData:
         """The plan with a tensor held to a signature, and everything else planned again."""
@@ -108,6 +118,7 @@ class PlanData:
         or is that of one stage.
       cheapest_seconds: what the cheapest plan that was found takes, one thing after the other, if this one
         was preferred for its shorter step.
+      writer: who can write it as Python; None as of the replanner, but for stages, too, there is one.
       choice: the signature of every op, to be taken by another compilation (`Options(plan=...)`); of a
         program with stages, each of these has its own.
     """
@@ -130,11 +141,13 @@ class PlanData:
     donated: tuple[int, ...] = ()
     program: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
     replanner: Replans | None = field(default=None, compare=False, repr=False)
+    writer: Writes | None = field(default=None, compare=False, repr=False)
     choice: ChoiceRecord | None = field(default=None, compare=False, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What is pickled: all but who can make the plan again, which holds the user's function as traced."""
-        return vars(self) | {"replanner": None}
+        """What is pickled: all but who can make the plan again, which holds the user's function as traced,
+        and who can write it."""
+        return vars(self) | {"replanner": None, "writer": None}
 
     @property
     def wire_bytes(self) -> float:

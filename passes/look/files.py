@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ def plan_data(plan: PlanData) -> dict[str, Any]:
     """The plan as JSON has it, but for what a subclass adds."""
     data: dict[str, Any] = {"format": FORMAT, "version": VERSION}
     for f in dataclasses.fields(plan):
-        if f.name not in ("physical", "program", "replanner", "choice"):
+        if f.name not in ("physical", "program", "replanner", "writer", "choice"):
             data[f.name] = getattr(plan, f.name)
     data["placement"] = dataclasses.asdict(plan.placement)
     data["hardware"] = _without_infinity(dataclasses.asdict(plan.hardware))
@@ -105,7 +105,7 @@ def check_suffix(path: str | os.PathLike[str], writers: Collection[str] = WRITER
 def save_plan(
     plan: PlanData,
     path: str | os.PathLike[str],
-    choices: Mapping[str, TensorChoices] = NO_CHOICES,
+    choices: Mapping[str, Sequence[TensorChoices]] = NO_CHOICES,
     profile: PageProfile | None = None,
 ) -> None:
     """Writes the plan; the suffix chooses the form.

@@ -18,11 +18,11 @@ def print_fitted(text: str) -> None:
     from rich.text import Text
 
     from sbp.passes.explain.words import kind_text
-    from sbp.passes.look.folded import COLOURS
+    from sbp.passes.look.colours import COLLECTIVES
 
     shown = Text(fitted(text, terminal_width()))
-    for kind, (_, colour) in COLOURS.items():
-        shown.highlight_regex(rf"(?<![\w-]){kind_text(kind)}(?![\w-])", colour)
+    for kind, mark in COLLECTIVES.items():
+        shown.highlight_regex(rf"(?<![\w-]){kind_text(kind)}(?![\w-])", mark.border)
     shown.highlight_regex(r"(?m)^DOES NOT FIT(?:.*\n {2,})*.*", "bold red")
     Console(file=sys.stdout, highlight=False).print(shown, soft_wrap=True)
 

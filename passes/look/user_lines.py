@@ -52,3 +52,43 @@ def clean_scope(scope: str) -> str:
         if part not in _NOISE and not part.startswith("sbp.") and re.fullmatch(r"[\w.\[\]-]+", part):
             parts.append(part)
     return "/".join(parts)
+
+
+@lru_cache(maxsize=64)
+def _targets(file: str) -> tuple[tuple[int, int, str], ...]:
+    """The statements of a file that name what they make, inner after outer: (first line, last, name)."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except SyntaxError:
+        return ()
+    found = []
+    for function in ast.walk(tree):
+        for node in ast.iter_child_nodes(function):
+            name = ""
+            if (
+                isinstance(node, ast.Assign)
+                and len(node.targets) == 1
+                and isinstance(node.targets[0], ast.Name)
+            ):
+                name = node.targets[0].id
+            elif isinstance(node, ast.AugAssign | ast.AnnAssign) and isinstance(node.target, ast.Name):
+                name = node.target.id
+            elif isinstance(node, ast.Return) and isinstance(function, ast.FunctionDef):
+                name = function.name
+            if isinstance(node, ast.stmt) and not isinstance(node, ast.FunctionDef | ast.ClassDef):
+                found.append((node.lineno, node.end_lineno or node.lineno, name))
+    return tuple(sorted(found, key=lambda f: (f[0], -f[1])))
+
+
+def name_at(source: Source) -> str:
+    """What the user calls the value of a line: the variable it is assigned to, the function that returns it.
+
+    "" where the line says no one name, and of a file that cannot be read.
+    """
+    around = [name for first, last, name in _targets(source.file) if first <= source.line <= last]
+    return around[-1].strip("_") if around else ""
+
+
+def text_at(source: Source) -> str:
+    """The text of a line; "" of a file that cannot be read."""
+    return linecache.getline(source.file, source.line).strip() if source.file else ""

@@ -19,10 +19,11 @@ from sbp.passes.plan.clusters import Cluster, op_count
 from sbp.passes.plan.later import is_plain
 from sbp.passes.plan.model import ChosenSignatures
 from sbp.passes.plan.traffic import OpTraffic
+from sbp.passes.plan.unwritten import is_cut
 from sbp.passes.program.graph import Const, Node, Operand, Value, make_node
 from sbp.passes.program.trace import prune
 from sbp.rules import Row
-from sbp.signature import B, NdSbp, Split
+from sbp.signature import NdSbp
 
 _HELD = OpTraffic((0,), (False,))
 """A barrier moves nothing."""
@@ -186,12 +187,11 @@ class _Copying:
         if node is None or x in self.written or x in self.a.recomputed or not is_plain(node):
             return False
         strategy = self.a.strategies[node.id]
-        cut = zip(strategy.results[0], wanted, strict=True)
-        # What is boxed to its share lies in memory.
-        is_made = self.a.shares.get(x, strategy.results[0]) == strategy.results[0]
+        made = strategy.results[0]
+        # What is sent to get to its share lies in memory.
         return (
-            is_made
-            and all(a == b or (a == B and isinstance(b, Split)) for a, b in cut)
+            is_cut(made, self.a.shares.get(x, made))
+            and is_cut(made, wanted)
             and all(map(self.is_there, node.inputs, strategy.operands))
         )
 

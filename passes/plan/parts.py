@@ -1,4 +1,4 @@
-"""Parts of a network: connected ones, and some states of each node."""
+"""Parts of a network: connected ones, some states of each node, and what its entries are about."""
 
 from __future__ import annotations
 
@@ -16,6 +16,14 @@ def least_of(network: CostNetwork) -> float:
     minima = [float(theta.min()) for theta in network.unary]
     minima.extend(float(table.min()) for _, _, table in network.edges)
     return math.fsum(minima)
+
+
+def ceiling_of(network: CostNetwork) -> float:
+    """What infinite entries may cost above the least of their table, so that none of them ever pays."""
+    tables: Sequence[Table] = [*network.unary, *(table for _, _, table in network.edges)]
+    distinct = {id(table): table for table in tables}
+    ranges = {k: float(table[table < np.inf].max() - table.min()) for k, table in distinct.items()}
+    return 1e-9 + 1.001 * math.fsum(ranges[id(table)] for table in tables)
 
 
 def restricted(network: CostNetwork, kept: Sequence[NDArray[np.intp]]) -> CostNetwork:

@@ -86,6 +86,8 @@ class Prices:
         self.hope = 0.0
         self.waited = 0
         self.reached = -np.inf
+        self.are_held = False
+        """Whether the prices stay where they are."""
 
     def step(self, cost: float) -> Indices:
         """Two sweeps, states that go with them, new prices. `cost` is the least known of what fits."""
@@ -98,7 +100,8 @@ class Prices:
         states = self.dual.decode(True)
         now = forests.use_of(self.budget, states)
         self.use = now if self.use is None else _MEMORY * self.use + (1.0 - _MEMORY) * now
-        self._level(swept, cost)
+        if not self.are_held:
+            self._level(swept, cost)
         return states
 
     def to_budget(self, budget: FlatBudget, more: float) -> None:

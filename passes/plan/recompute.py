@@ -84,8 +84,10 @@ class RecomputingModel(RoomModel):
         node, p, early, late = self.makers[v], second[v], span.early, span.late
         nothing, strategies = 0 if late else 1, self.silent(node)
         shared = self.shared(self.supply[v], early, self.c.partials[v]) if early else self.supply[v].needs
+        each, ways = shared, 1
         if v not in self.lives:
-            shared = self.columns.setdefault(("twice", id(shared)), ((*shared, *shared), shared))[0]
+            ways = 3 if early and self.unwritten.is_computed_again(node) else 2
+            shared = self.columns.setdefault((ways, "times", id(each)), (each * ways, each))[0]
         n, key = len(shared), (id(shared), id(strategies), nothing)
         made = self.column(strategies, "results", 0) if strategies else ()
         lies = self.padded((*key, "lies"), 0, (*shared, *made), nothing)
@@ -105,7 +107,9 @@ class RecomputingModel(RoomModel):
         since = max([self.times[node.id][1], *(t for _, t in self.uses.reads(v) if t <= span.start)])
         until = span.until if life is None else max(span.until, life.last)
         users = frozenset(u.user for u in late)
-        self.later[v] = Later(v, node, p, variable, n, users, since, span.start, until)
+        self.later[v] = Later(v, node, p, variable, n, n // ways, users, since, span.start, until)
+        if ways == 3:
+            self.unwritten.charge(self.later[v], self.nodes[node.id])
         self.times[keeping], self.times[own] = (since - 1, since), (span.start, span.start + 1)
         self.outermost.update((keeping, *(own + k * self.stride for k in range(len(node.inputs) + 1))))
         self.demand[v], self.demand[p] = [*early, keep], [*late]
@@ -125,6 +129,8 @@ class RecomputingModel(RoomModel):
             at = max(start, self.later[x].start)
             if x in self.lives and at - start > NEAR * self.end:
                 self.load_early(self.later[x], use, start)
+            if self.later[x].has_spots:
+                self.unwritten.read_again(self.later[x], use.variable, use.needs)
         self.times[use.user] = at, at + 1
         self.demand.setdefault(second.get(x, x), []).append(use)
 

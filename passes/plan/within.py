@@ -13,7 +13,7 @@ from sbp.passes.plan import forests, sweeps
 from sbp.passes.plan.budget import Budget, Fitted, Load, flat_budget
 from sbp.passes.plan.flat import Indices, flat_network
 from sbp.passes.plan.network import CostNetwork, Infeasible, Table
-from sbp.passes.plan.parts import least_of
+from sbp.passes.plan.parts import ceiling_of, least_of
 from sbp.passes.plan.peak import least_peak
 from sbp.passes.plan.priced import PROVING, about_most
 from sbp.passes.plan.prices import Prices, TimePrices
@@ -34,6 +34,10 @@ _POLISH_CHUNKS = 9
 _STANDING = 1e-3
 """Prices stand where a round of steps raises the bound by less than this part. Only then a network is solved
 at them exactly: a hundred rounds take as long, and what is cheapest at prices that change is worth little."""
+_HELD = 4e-3
+"""Prices to begin with are held as long as a round raises the bound by more than this part. They are about
+right, and costs take many sweeps to get through a large network: with prices that change all the while its
+bound takes twice as many to rise as far."""
 _RAISES = 3
 """Exact solutions at raised prices, for each at the best,"""
 _RAISED = 0.1
@@ -118,7 +122,7 @@ class LimitedSearch:
         self.loads = self.reduction.loads
         """Of the kernel's nodes."""
         self.flat_budget = flat_budget(flat, self.loads, budget.limit)
-        ceiling = _ceiling(kernel)
+        ceiling = ceiling_of(kernel)
         self.flat = flat.filled(ceiling)
         self.finite = least_of(kernel) + 0.9999 * ceiling
         """What is dearer has an infinite entry."""
@@ -199,6 +203,7 @@ class LimitedSearch:
         kernel = np.array(self.reduction.project(states), dtype=np.int64)
         busy = about_most(forests.use_of(self.flat_budget, kernel) - self.flat_budget.room)
         self.prices.charge(np.where(busy, PROVING * price / max(int(busy.sum()), 1), 0.0))
+        self.prices.are_held = True
 
     def smallest(self, limit_seconds: float | None) -> Fitted:
         """States with the smallest peak found, and a lower bound on any."""
@@ -231,7 +236,9 @@ class LimitedSearch:
         self.noise = _NOISE * abs(self.reduction.constant + self.prices.lower)
         self.least_gain = 100.0 * self.noise
         risen = self.prices.lower - before
-        stand = risen < _STANDING * abs(self.reduction.constant + self.prices.lower)
+        size = abs(self.reduction.constant + self.prices.lower)
+        stand = risen < _STANDING * size
+        self.prices.are_held = self.prices.are_held and risen > _HELD * size
         if stand and not self._finished():
             self._look_exactly()
         self.rounds += 1
@@ -387,11 +394,3 @@ class LimitedSearch:
         if peak <= limit:
             bound = min(bound, cost)
         return Fitted(states, cost, bound, peak, min(least, peak), limit)
-
-
-def _ceiling(network: CostNetwork) -> float:
-    """What infinite entries may cost above the least of their table, so that none of them ever pays."""
-    tables: Sequence[Table] = [*network.unary, *(table for _, _, table in network.edges)]
-    distinct = {id(table): table for table in tables}
-    ranges = {k: float(table[table < np.inf].max() - table.min()) for k, table in distinct.items()}
-    return 1e-9 + 1.001 * math.fsum(ranges[id(table)] for table in tables)

@@ -8,6 +8,7 @@ from sbp.errors import Problem, raise_all
 from sbp.hardware import Hardware, hardware_for
 from sbp.options import Options
 from sbp.passes.chain import compile_stages
+from sbp.passes.face import with_writer
 from sbp.passes.pipeline.where import placements_of
 from sbp.passes.plan.solve import Progress
 from sbp.passes.program.graph import Graph
@@ -22,6 +23,7 @@ from sbp.runtime.pipeline.drivers import Drivers, may_help
 from sbp.runtime.pipeline.program import BuiltPipeline, Results
 from sbp.runtime.pipeline.stacked import stacked_leaves
 from sbp.runtime.signatures import Signatures
+from sbp.runtime.source.module import write_source
 
 
 def is_pipeline(graph: Graph, placement: Placement) -> bool:
@@ -82,7 +84,7 @@ def build_pipeline(
         threads is None and not may_help(places, staged.schedule is not None)
     ):
         threads = False
-    plan = with_stages_replanner(staged, program, request)
+    plan = with_writer(with_stages_replanner(staged, program, request), write_source)
     drivers = Drivers(threads)
     shared = tuple(tie is None for tie in tied.arguments)
     made = staged.stages, staged.schedule, plan, donate, weak, drivers

@@ -92,7 +92,7 @@ class Runnable:
     run: Executable
 
 
-class NotHere:
+class OfOthers:
     """Stands for a program that other processes run, and nobody calls in this one."""
 
     def __call__(self, *args: ArrayLike) -> Sequence[jax.Array]:

@@ -19,7 +19,7 @@ from sbp.passes.pipeline.slots import Cut, How, Read, Slot, SlotKind
 from sbp.passes.program.role import Part, Phase
 from sbp.placement import Placement
 from sbp.runtime.lower import Title
-from sbp.runtime.pipeline.pieces import NotHere, Runnable, Slots, donations, runnable
+from sbp.runtime.pipeline.pieces import OfOthers, Runnable, Slots, donations, runnable
 from sbp.runtime.pipeline.shared import Executables
 from sbp.runtime.processes.here import brought, is_here
 from sbp.untyped import partition_spec
@@ -202,7 +202,7 @@ def make_station(
     taken = donations(slots, cut.pieces, kept, free - {*cut.results, *cut.sent.values()})
     readers = Counter(r.slot for piece in cut.pieces for r in piece.reads)
     if not any(map(is_here, slots.mesh.devices.flat)):  # other processes compile and run it
-        away = {piece.part: Runnable(piece, NotHere()) for piece in cut.pieces}
+        away = {piece.part: Runnable(piece, OfOthers()) for piece in cut.pieces}
         return Station(placement, cut, slots, away, readers, ())
     runnables = {
         piece.part: runnable(slots, piece, microbatches, taken.get(i, set()), executables, title)

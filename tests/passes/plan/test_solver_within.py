@@ -16,6 +16,7 @@ from sbp.passes.plan.network import CostNetwork, Infeasible, Table
 from sbp.passes.plan.priced import PROVING
 from sbp.passes.plan.prices import Prices
 from sbp.passes.plan.reduce import reduce_network
+from sbp.passes.plan.solve import solve
 from sbp.passes.plan.within import LimitedSearch, solve_within
 
 
@@ -229,6 +230,29 @@ def test_a_search_begins_where_it_is_told_to(monkeypatch: pytest.MonkeyPatch, le
     assert prices.sum() == pytest.approx(0.0 if least_nodes else PROVING) and (prices >= 0.0).all()
     found = search.run()
     assert found.cost == pytest.approx(best.cost) and found.bound <= best.cost * (1 + 1e-9)
+
+
+def test_prices_to_begin_with_stay_until_they_have_proven_what_they_can() -> None:
+    """Costs take many sweeps to get through a network; prices change when these raise the bound no more."""
+    rng, nodes = np.random.default_rng(0), 600
+    unary = tuple(rng.random(3) for _ in range(nodes))
+    edges = [(i, i + k, rng.random((3, 3))) for k in (1, 2, 30) for i in range(nodes - k)]
+    network = CostNetwork(unary, tuple(edges))
+    free = solve(network, proves=False).states
+    loads = tuple(Load(i, 0, 1, np.where(np.arange(3) == free[i], 1.0, 0.0)) for i in range(nodes))
+    search = LimitedSearch(network, Budget(loads, 0.8 * nodes), 60.0, None, 0.01)
+    search.charge(free, 0.05)
+    charged, bounds = search.prices.at, [-math.inf]
+    assert charged.any()
+    while search.prices.are_held:
+        assert search.prices.at is charged
+        search._round()
+        bounds.append(search.prices.lower)
+    assert len(bounds) > 2 and bounds == sorted(bounds)
+    search._round()
+    assert (search.prices.at != charged).any()
+    found = search.run()
+    assert found.fits and found.bound <= found.cost
 
 
 def test_what_is_taken_at_some_times_leaves_less_room_then() -> None:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import sbp
+from sbp.passes.physical.evaluate import Evaluator
+from sbp.passes.physical.insert import insert_boxing
+from sbp.passes.physical.program import Compute
 from sbp.passes.plan.recompute import RecomputingModel
+from sbp.passes.plan.solve import solve
 from sbp.passes.plan.unwritten import NOWHERE, Later
 from sbp.passes.program.trace import trace
 from tests.passes.plan.test_optimal import problem
@@ -23,14 +29,10 @@ def loss(ws: Any, x: Any) -> Any:
     return (x**2).mean()
 
 
-def model() -> RecomputingModel:
-    x, w, u = (jax.ShapeDtypeStruct(s, jnp.float32) for s in [(512, 64), (64, 256), (256, 64)])
-    made = RecomputingModel(*problem(trace(jax.grad(loss), ([(w, u)] * 3, x), {}).graph, PLACE), 1e6)
-    made.build()
-    return made
-
-
-MODEL = model()
+X, W, U = (jax.ShapeDtypeStruct(s, jnp.float32) for s in [(512, 64), (64, 256), (256, 64)])
+GIVEN = problem(trace(jax.grad(loss), ([(W, U)] * 3, X), {}).graph, PLACE)
+MODEL = RecomputingModel(*GIVEN, 1e6)
+NETWORK = MODEL.build()
 UNWRITTEN = [x for v, x in MODEL.later.items() if v not in MODEL.lives]
 
 
@@ -44,11 +46,66 @@ def operands(x: Later) -> list[Later]:
     return [MODEL.later[v] for v in x.made.inputs if isinstance(v, int) and v in MODEL.later]
 
 
-def test_there_are_two_ways_to_keep_what_is_not_written() -> None:
-    assert UNWRITTEN
+def test_there_are_two_or_three_ways_to_keep_what_is_not_written() -> None:
+    assert {x.kept // x.each for x in UNWRITTEN} == {2, 3}
     for x in UNWRITTEN:
         lies = MODEL.states[x.variable]
-        assert lies[: x.kept // 2] == lies[x.kept // 2 : x.kept]
+        assert lies[: x.kept] == lies[: x.each] * (x.kept // x.each)
+
+
+def test_what_is_computed_for_what_runs_again_takes_what_its_op_does() -> None:
+    """Only there: boxed it is read, and for other uses the op has counted it."""
+    spots = [x for x in UNWRITTEN if x.has_spots]
+    assert spots
+    for x in spots:
+        maker = MODEL.nodes[x.made.id]
+        (table,) = tables(maker, x.variable)
+        lies, seconds = MODEL.states[x.variable], MODEL.unary[maker]
+        for s, strategy in enumerate(MODEL.states[maker]):
+            same = np.array([nd == strategy.results[0] for nd in lies[: x.each]])
+            assert not table[s, : x.each].any() and not table[s, x.kept :].any()
+            assert (table[s, x.each : 2 * x.each] == np.where(same, 0.0, np.inf)).all()
+            assert (table[s, 2 * x.each : x.kept] == np.where(same, seconds[s], np.inf)).all()
+
+
+def test_what_runs_again_reads_nothing_that_is_only_computed_for_other_uses() -> None:
+    """Nor does what is computed for it, which is made by a strategy with that result."""
+    read = 0
+    for y in MODEL.later.values():
+        for x in (x for x in operands(y) if x.value not in MODEL.lives and x.has_spots):
+            table, k = np.sum(tables(x.variable, y.variable), axis=0), y.made.inputs.index(x.value)
+            columns = [(s.operands[k], table[:, y.kept + i]) for i, s in enumerate(MODEL.silent(y.made))]
+            if y.value not in MODEL.lives and y.has_spots:
+                columns += [
+                    (s.operands[k], table[:, 2 * y.each + i])
+                    for i, nd in enumerate(MODEL.states[y.variable][: y.each])
+                    for s in MODEL.silent(y.made)
+                    if s.results[0] == nd
+                ]
+            for wanted, column in columns:
+                same = [nd == wanted for nd in MODEL.states[x.variable][: x.each]]
+                assert np.isinf(column[x.each : 2 * x.each][same]).all()
+                assert np.isfinite(column[2 * x.each : x.kept][same]).all()
+                read += sum(same)
+    assert read
+
+
+def test_the_search_and_the_evaluator_agree_on_what_is_computed_for_what_runs_again() -> None:
+    """Products that run again read a chain whose first op reads memory, once more than in the program."""
+    unary = list(NETWORK.unary)
+    forced = [x for x in MODEL.later.values() if x.value in MODEL.lives and operands(x)]
+    for x in forced:
+        unary[x.variable] = unary[x.variable].copy()
+        unary[x.variable][: x.kept] = np.inf
+    found = solve(replace(NETWORK, unary=tuple(unary)))
+    spots = [x for x in UNWRITTEN if 2 * x.each <= found.states[x.variable] < x.kept]
+    assert any(any(MODEL.c.traffic[x.made.id].reads) for x in spots)
+    chosen = MODEL.chosen(found.states, found.cost, found.bound)
+    takes = Evaluator(insert_boxing(GIVEN[0], chosen, GIVEN[2]), GIVEN[2].network)
+    barriers = sum(
+        takes.seconds_of(s) for s in takes.physical.steps if isinstance(s, Compute) and s.node.barrier >= 0
+    )
+    assert takes.seconds() - barriers == pytest.approx(found.cost, rel=1e-12)
 
 
 def test_what_is_computed_later_wants_what_it_is_made_of_kept() -> None:
@@ -56,7 +113,7 @@ def test_what_is_computed_later_wants_what_it_is_made_of_kept() -> None:
     assert chained
     for x, y in chained:
         table = np.sum(tables(y.variable, x.variable), axis=0)
-        computed = slice(x.kept // 2, x.kept)
+        computed = slice(x.each, x.kept)
         assert np.isinf(table[y.kept :, computed]).all()
         assert np.isfinite(table[: y.kept, computed]).any()
         # Boxed it lies there itself, and what runs again reads it late.
@@ -68,7 +125,7 @@ def test_what_is_boxed_and_kept_has_bytes_until_its_later_uses() -> None:
     assert boxed
     for x in boxed:
         (load,) = [y for y in MODEL.loads if y.node == x.variable and (y.start, y.end) == (x.since, x.start)]
-        half = x.kept // 2
+        half = x.each
         assert (load.bytes[:half] > 0.0).all() and not load.bytes[half:].any()
         (table,) = tables(x.variable, MODEL.boxed[x.value])
         # One way where the share is boxed, the other where it is not.
@@ -79,5 +136,5 @@ def test_what_is_boxed_and_kept_has_bytes_until_its_later_uses() -> None:
 def test_what_is_never_boxed_is_not_kept_so() -> None:
     for x in UNWRITTEN:
         if x.value not in MODEL.boxed:
-            assert np.isinf(MODEL.unary[x.variable][: x.kept // 2]).all()
+            assert np.isinf(MODEL.unary[x.variable][: x.each]).all()
     assert NOWHERE is None

@@ -1,0 +1,1 @@
+"""The distributed program as Python that reads well, and runs: `plan.source()`."""

@@ -1,0 +1,108 @@
+"""How what devices send each other is spelled, barriers, and bodies that are called by their names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sbp.layout import Layout
+from sbp.runtime.source.operands import Operands, Spelling
+from sbp.runtime.source.text import Text, literal, signature
+from sbp.runtime.source.tracing import NamedCall
+
+
+def _axes(names: Any) -> str:
+    """Mesh axes: the name of one, or all of them."""
+    every = (names,) if isinstance(names, str) else tuple(names)
+    return f'"{every[0]}"' if len(every) == 1 else "(" + ", ".join(f'"{n}"' for n in every) + ")"
+
+
+def _all(o: Operands) -> str:
+    return o.arg(0) if len(o.texts) == 1 else f"({o.args()})"
+
+
+def _reduce(o: Operands) -> Text | None:
+    p = o.params
+    if p.get("axis_index_groups") is not None or any(isinstance(a, int) for a in p["axes"]):
+        return None
+    # Of one operand the primitive, too, has a list of results: the function has none.
+    return Text(f"lax.{o.eqn.name}({_all(o)}, {_axes(p['axes'])})")
+
+
+def _grouped(o: Operands) -> bool:
+    return o.params.get("axis_index_groups") is not None
+
+
+def _all_gather(o: Operands) -> Text | None:
+    p = o.params
+    if _grouped(o):
+        return None
+    tiled = ", tiled=True" if p["tiled"] else ""
+    return Text(
+        f"lax.all_gather({o.arg(0)}, {_axes(p['axis_name'])}, axis={p['all_gather_dimension']}{tiled})"
+    )
+
+
+def _scatter(o: Operands) -> Text | None:
+    p = o.params
+    if _grouped(o):
+        return None
+    tiled = ", tiled=True" if p["tiled"] else ""
+    dim = p["scatter_dimension"]
+    return Text(f"lax.psum_scatter({o.arg(0)}, {_axes(p['axis_name'])}, scatter_dimension={dim}{tiled})")
+
+
+def _all_to_all(o: Operands) -> Text | None:
+    p = o.params
+    if _grouped(o):
+        return None
+    dims = f"split_axis={p['split_axis']}, concat_axis={p['concat_axis']}"
+    tiled = ", tiled=True" if p.get("tiled") else ""
+    return Text(f"lax.all_to_all({o.arg(0)}, {_axes(p['axis_name'])}, {dims}{tiled})")
+
+
+def _ppermute(o: Operands) -> Text:
+    pairs = [tuple(map(int, pair)) for pair in o.params["perm"]]
+    return Text(f"lax.ppermute({o.arg(0)}, {_axes(o.params['axis_name'])}, {pairs})")
+
+
+def _axis_index(o: Operands) -> Text:
+    return Text(f"lax.axis_index({_axes(o.params['axis_name'])})")
+
+
+def _barrier(o: Operands) -> Text:
+    return Text(f"lax.optimization_barrier({_all(o)})")
+
+
+def _named_call(o: Operands) -> Text:
+    call: NamedCall = o.params["call"]
+    if call.local is None:
+        rest = "".join(f", {literal(v, '', o.given)}" for _, v in call.args)
+        return Text(f"{call.function}({o.args()}{rest})")
+    local, name = call.local, call.args[0][1]
+    params = "".join(f", {k}={literal(v, f'{name}_{k}', o.given)}" for k, v in local.params.items())
+    lies = f"takes={_layouts(local.operands)}, gives={_layouts(local.results)}"
+    only = "[0]" if local.primitive.multiple_results and len(o.eqn.outs) == 1 else ""
+    operands = o.args()
+    return Text(f'sbp.on_shards("{name}", {operands}{", " if operands else ""}{lies}{params}){only}')
+
+
+def _layouts(layouts: Sequence[Layout]) -> str:
+    shown = (f"({x.shape}, [{', '.join(map(signature, x.nd))}])" for x in layouts)
+    return f"[{', '.join(shown)}]"
+
+
+COLLECTIVES: Mapping[str, Spelling] = {
+    "psum": _reduce,
+    "pmax": _reduce,
+    "pmin": _reduce,
+    "all_gather": _all_gather,
+    "reduce_scatter": _scatter,
+    "all_to_all": _all_to_all,
+    "ppermute": _ppermute,
+    "axis_index": _axis_index,
+    "optimization_barrier": _barrier,
+    "sbp_named_call": _named_call,
+}
+TALKING = frozenset(COLLECTIVES) - {"axis_index"}
+"""What has a line of its own."""

@@ -1,0 +1,216 @@
+"""Equal parts of a program as one function that is called several times: layers, updates of weights."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+import numpy as np
+
+from sbp.passes.look.repeats import Repeat, repeats
+from sbp.runtime.source.lines import MARKER, CodeLine, Function, ids_in, written
+from sbp.runtime.source.text import marker
+from sbp.runtime.source.values import Var
+
+TokenOf: TypeAlias = Callable[[CodeLine], Hashable]
+TitleOf: TypeAlias = Callable[[Sequence[CodeLine]], str]
+_FEW = 3
+"""Lines that a value of one weight's update is used by, at the most."""
+LEAST = 3
+"""Lines of what becomes a function."""
+
+
+@dataclass
+class Fold:
+    """Folds lists of lines.
+
+    Arguments:
+      fresh: numbers for functions.
+      token: of a line, what is the same in another layer beside its code.
+      late: whether a line is of the update of the weights.
+      title: of some lines, what a function of them is called.
+      functions: takes what is found, in an order in which each stands before its calls.
+    """
+
+    fresh: Iterator[int]
+    token: TokenOf
+    late: Callable[[CodeLine], bool]
+    title: TitleOf
+    functions: list[Function] = field(default_factory=list)
+
+    def lines(self, lines: Sequence[CodeLine], results: Sequence[int]) -> list[CodeLine]:
+        """The same lines, with calls for those that repeat.
+
+        Arguments:
+          results: the values that are needed after them.
+        """
+        inner = [self._inside(line) for line in self._by_weight(lines)]
+        reads = [written(line) for line in inner]
+        last: dict[int, int] = {}
+        for at, ids in enumerate(reads):
+            last.update(dict.fromkeys(ids, at))
+        last.update(dict.fromkeys(results, len(inner)))
+        tokens = [self._token(line) for line in inner]
+
+        def borders(r: Repeat) -> int:
+            return max(
+                len(self._enters(reads, inner, p)) + len(self._leaves(last, inner, p)) for p in r.parts()
+            )
+
+        out: list[CodeLine] = []
+        done = 0
+        for r in repeats(tokens, borders):
+            out += inner[done : r.start]
+            out += self._parts(inner, last, list(r.parts()))
+            done = r.end
+        return [*out, *inner[done:]]
+
+    def _by_weight(self, lines: Sequence[CodeLine]) -> list[CodeLine]:
+        """Lines of an update, those of one weight after the other; what all of them need comes first."""
+        out: list[CodeLine] = []
+        for update, run in itertools.groupby(lines, self.late):
+            some = list(run)
+            out += _together(some) if update else some
+        return out
+
+    def _inside(self, line: CodeLine) -> CodeLine:
+        if not line.defs:
+            return line
+        defs = tuple(replace(f, lines=tuple(self.lines(f.lines, ids_in(f.results)))) for f in line.defs)
+        return replace(line, defs=defs)
+
+    def _token(self, line: CodeLine) -> Hashable:
+        return canonical([line]), self.token(line)
+
+    def _enters(self, reads: Sequence[Sequence[int]], lines: Sequence[CodeLine], part: range) -> list[int]:
+        made = {v.id for k in part for v in lines[k].targets}
+        return [i for i in dict.fromkeys(i for k in part for i in reads[k]) if i not in made]
+
+    def _leaves(self, last: dict[int, int], lines: Sequence[CodeLine], part: range) -> list[int]:
+        made = [v.id for k in part for v in lines[k].targets]
+        return [i for i, v in enumerate(made) if last.get(v, -1) >= part.stop]
+
+    def _parts(
+        self, lines: Sequence[CodeLine], last: dict[int, int], parts: Sequence[range]
+    ) -> list[CodeLine]:
+        """Parts of a repeat, those that are equal as calls of one function."""
+        kinds: dict[str, list[range]] = {}
+        for part in parts:
+            kinds.setdefault(canonical([lines[k] for k in part]), []).append(part)
+        made: dict[str, tuple[Function, list[int]]] = {}
+        out: list[CodeLine] = []
+        for part in parts:
+            own = [lines[k] for k in part]
+            same = kinds[canonical(own)]
+            if len(same) < 2 or len({self._token(line) for line in own}) < LEAST:
+                out += own
+                continue
+            key = canonical(own)
+            if key not in made:
+                made[key] = self._function(lines, last, same)
+                self.functions.append(made[key][0])
+            function, leaves = made[key]
+            targets = [v for line in own for v in line.targets]
+            reads = list(dict.fromkeys(i for line in own for i in written(line)))
+            inside = {v.id for v in targets}
+            args = ", ".join(marker(i) for i in reads if i not in inside)
+            out.append(CodeLine(tuple(targets[i] for i in leaves), f"{marker(function.id)}({args})", None))
+        return out
+
+    def _function(
+        self, lines: Sequence[CodeLine], last: dict[int, int], same: Sequence[range]
+    ) -> tuple[Function, list[int]]:
+        """The function of equal parts, and the positions of its results among what its lines make."""
+        leaves = sorted({i for part in same for i in self._leaves(last, lines, part)})
+        first = []
+        for k in same[0]:
+            every = [lines[part.start + k - same[0].start] for part in same]
+            kinds = {tuple((v.shape, str(v.dtype)) for v in line.targets) for line in every}
+            steps = tuple(line.step for line in every)
+            first.append(replace(lines[k], alike=steps, varied=len(kinds) > 1))
+        made = [v for line in first for v in line.targets]
+        inside = {v.id for v in made}
+        reads = list(dict.fromkeys(i for line in first for i in written(line) if i not in inside))
+        params = tuple((Var(i, (), np.dtype(bool)),) for i in reads)
+        alike = tuple(_numbers([lines[k] for k in part]) for part in same)
+        results = ", ".join(marker(made[i].id) for i in leaves)
+        return Function(
+            next(self.fresh), self.title(first), params, tuple(first), results, len(same), alike
+        ), leaves
+
+
+def _numbers(lines: Sequence[CodeLine]) -> tuple[int, ...]:
+    """What some lines read of others, and what they make."""
+    own = [v.id for line in lines for v in line.targets]
+    return (*dict.fromkeys(i for line in lines for i in written(line) if i not in own), *own)
+
+
+def _together(lines: Sequence[CodeLine]) -> list[CodeLine]:
+    """The same lines, those that use each other's values together, if that can be done."""
+    maker = {v.id: k for k, line in enumerate(lines) for v in line.targets}
+    reads = [[maker[i] for i in written(line) if i in maker] for line in lines]
+    readers = Counter(k for used in reads for k in used)
+    group = list(range(len(lines)))
+
+    def root(k: int) -> int:
+        while group[k] != k:
+            k = group[k]
+        return k
+
+    for k, used in enumerate(reads):
+        own = [j for j in used if readers[j] <= _FEW]
+        # A line that reads of many weights, as a norm of all does, belongs to none.
+        for j in own if len(own) <= _FEW else ():
+            if root(j) != root(k):
+                group[root(k)] = group[root(j)] = min(root(j), root(k))
+    needed = {root(k) for k in range(len(lines)) if readers[k] > _FEW}
+    order = sorted(range(len(lines)), key=lambda k: (root(k) not in needed, root(k), k))
+    place = {k: at for at, k in enumerate(order)}
+    if any(place[j] > place[k] for k, used in enumerate(reads) for j in used):
+        return list(lines)
+    return [lines[k] for k in order]
+
+
+def canonical(lines: Sequence[CodeLine]) -> str:
+    """Lines with numbers for values in the order in which they appear: the same for equal parts."""
+    numbers: dict[str, str] = {}
+
+    def text(line: CodeLine) -> Iterator[str]:
+        for f in line.defs:
+            yield "".join(f"({','.join(marker(v.id) for v in group)})" for group in f.params) + marker(f.id)
+            for inner in f.lines:
+                yield from text(inner)
+            yield f.results
+        yield f"{','.join(marker(v.id) for v in line.targets)}={line.code}"
+
+    whole = "\n".join(part for line in lines for part in text(line))
+    return MARKER.sub(lambda m: f"«{numbers.setdefault(m[1], str(len(numbers)))}»", whole)
+
+
+def without_copies(lines: Sequence[CodeLine], results: str) -> tuple[list[CodeLine], str]:
+    """Lines without those that say the same as one before."""
+    known: dict[str, CodeLine] = {}
+    same: dict[str, str] = {}
+
+    def now(code: str) -> str:
+        return MARKER.sub(lambda m: f"«{same.get(m[1], m[1])}»", code)
+
+    def renamed(line: CodeLine) -> CodeLine:
+        defs = tuple(
+            replace(f, lines=tuple(map(renamed, f.lines)), results=now(f.results)) for f in line.defs
+        )
+        return replace(line, code=now(line.code), defs=defs)
+
+    out: list[CodeLine] = []
+    for line in map(renamed, lines):
+        if line.pure:
+            first = known.setdefault(line.code, line)
+            if first is not line and len(first.targets) == len(line.targets):
+                pairs = zip(line.targets, first.targets, strict=True)
+                same.update({str(a.id): str(b.id) for a, b in pairs})
+                continue
+        out.append(line)
+    return out, now(results)

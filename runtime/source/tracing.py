@@ -1,0 +1,196 @@
+"""The program of one device as a jaxpr whose equations know their steps: what is printed is what runs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from sbp import compat
+from sbp.passes.explain.collectives import scope_of_rows
+from sbp.passes.physical.evaluate import Evaluator
+from sbp.passes.physical.program import Box, Compute, Physical, Step, writes
+from sbp.passes.program.views import local_of
+from sbp.resolve import to_partition_spec
+from sbp.runtime.bodies import run_body
+from sbp.runtime.lower import Device, Env, device_function
+from sbp.signature import NdSbp, Partial
+from sbp.talk.local import Local
+
+MOST_INLINE = 24
+"""Equations of a body that are printed one by one; a longer one is a call by name."""
+IS = "is"
+"""The function of a named call that gives what it takes, and says of which step that is."""
+STEP = re.compile(r"sbp\.step(\d+)")
+
+
+@dataclass(frozen=True, eq=False)
+class NamedCall:
+    """A call of a public function that stands for many equations.
+
+    Arguments:
+      function: its name, as the module imports it.
+      operands: how many of its arguments are arrays; they come first.
+      args: the arguments behind these, by name; "" for those by position.
+      local: of an op on shards, what its body knows; None for another function.
+    """
+
+    function: str
+    args: tuple[tuple[str, Any], ...] = ()
+    local: Local | None = None
+
+
+@dataclass(frozen=True)
+class TracedDevice:
+    """What one device executes.
+
+    Arguments:
+      jaxpr: of its shards.
+      entering: per input, the array of the program that it is; None for an argument.
+      consts: arrays that stand in it, for its constvars.
+      steps: of the plan, in the order in which they were traced: `step_of` gives the position.
+    """
+
+    jaxpr: compat.Jaxpr
+    entering: Sequence[Any]
+    consts: Sequence[Any]
+    steps: Sequence[tuple[Step, ...]]
+
+
+def _shapes(*args: jax.Array, call: NamedCall, results: Sequence[jax.ShapeDtypeStruct]) -> list[jax.Array]:
+    """Arrays of the types of the results: a named call is only printed, and never runs."""
+    return [compat.zeros(tuple(r.shape), r.dtype) for r in results]
+
+
+named_call_p = compat.make_op("sbp_named_call", _shapes)
+"""Stands in the jaxpr for what the source says by the name of a function."""
+
+
+@dataclass(frozen=True)
+class SourceDevice(Device):
+    """Executes steps as `Device` does; bodies that talk or are long become calls by name.
+
+    Arguments:
+      seen: takes the steps that are traced.
+    """
+
+    seen: list[tuple[Step, ...]] = field(default_factory=list)
+
+    def marked(self, *steps: Step) -> AbstractContextManager[None]:
+        """The user's line, the rows of the plan, and the number of the step."""
+        self.seen.append(steps)
+        source = steps[0].source if isinstance(steps[0], Box) else steps[0].node.source
+        rows = scope_of_rows([row for s in steps for row in s.rows])
+        scope = f"sbp.step{len(self.seen) - 1}"
+        return compat.marked(source.info, f"{rows}/{scope}" if rows else scope)
+
+    def moved(self, x: jax.Array, step: Box) -> jax.Array:
+        """A move; reductions that look at bits are calls by name."""
+        old = step.move.old
+        if step.move.kind == "all_reduce" and isinstance(old, Partial):
+            names = tuple(self.physical.placement.axes[a] for a in step.move.axes)
+            real = jnp.issubdtype(x.dtype, jnp.inexact)
+            if step.owned and real:
+                return _named(NamedCall("owned_sum", (("", names),)), [x], [x])[0]
+            if not step.owned and old.op != "sum" and real:
+                return _named(NamedCall("extremum", (("", old.op), ("", names))), [x], [x])[0]
+        return super().moved(x, step)
+
+    def bucket(self, steps: Sequence[Step], i: int, env: Env) -> int:
+        """All moves of one bucket; what comes of each is marked as its own."""
+        end = super().bucket(steps, i, env)
+        for box in steps[i:end]:
+            assert isinstance(box, Box)
+            version = box.value, box.move.after
+            with self.marked(box):
+                (env[version],) = _named(NamedCall(IS), [env[version]], [env[version]])
+        return end
+
+    def compute(self, step: Compute, env: Env) -> None:
+        """An op on the shards."""
+        rule = step.node.rule
+        if rule is None or rule.local is None or not step.node.outputs:
+            super().compute(step, env)
+            return
+        graph, placement, node = self.physical.graph, self.physical.placement, step.node
+        operands = [self.read(x, nd, env) for x, nd in zip(node.inputs, step.strategy.operands, strict=True)]
+        said: list[tuple[str, tuple[int, ...]]] = []
+        local = local_of(
+            graph, node, step.strategy.lying, placement.shape, self.coords, placement.axes, None, said
+        )
+        run = partial(run_body, node, local, dtypes=[graph.values[v].dtype for v in node.outputs])
+        tried = jax.make_jaxpr(lambda *xs: list(run(operands=xs)))(*operands)
+        if not said and _length(tried.jaxpr) <= MOST_INLINE:
+            super().compute(step, env)
+            return
+        results = [compat.struct(x.shape, x.dtype) for x in tried.out_avals]
+        call = NamedCall("on_shards", local=local)
+        env.update(zip(writes(step), _named(call, operands, results, node.op), strict=True))
+
+
+def _named(call: NamedCall, operands: Sequence[Any], results: Sequence[Any], op: str = "") -> list[jax.Array]:
+    given = tuple(compat.struct(x.shape, x.dtype) for x in results)
+    if op:
+        call = NamedCall(call.function, (("", op),), call.local)
+    out: list[jax.Array] = named_call_p.bind(*operands, call=call, results=given)
+    return out
+
+
+def _length(jaxpr: Any) -> int:
+    """How many equations a jaxpr has, those of calls and loops counted."""
+    inner = getattr(jaxpr, "jaxpr", jaxpr)
+    nested = [p for e in inner.eqns for p in jax.tree.leaves(list(e.params.values()), is_leaf=_is_jaxpr)]
+    return len(inner.eqns) + sum(_length(p) - 1 for p in nested if _is_jaxpr(p))
+
+
+def _is_jaxpr(x: object) -> bool:
+    return hasattr(getattr(x, "jaxpr", x), "eqns")
+
+
+def step_of(eqn: compat.JaxprEqn) -> int:
+    """The position of the step that an equation is of; -1 for none."""
+    found = STEP.findall(compat.scope_of(eqn.source_info))
+    return int(found[-1]) if found else -1
+
+
+def trace_device(physical: Physical, takes: Evaluator | None) -> TracedDevice:
+    """Traces the program of one device, without devices.
+
+    Arguments:
+      takes: says in which sections it runs; None for all at once.
+    """
+    graph, placement = physical.graph, physical.placement
+    seen: list[tuple[Step, ...]] = []
+    sections = () if takes is None or takes.sections is None else takes.sections.sections
+    on_device = device_function(physical, None, sections, made=partial(SourceDevice, seen=seen))
+    specs = [
+        [to_partition_spec(nd, len(shape), placement) for shape, nd in pairs] for pairs in boundary(physical)
+    ]
+    mapped = jax.shard_map(
+        on_device,
+        mesh=placement.abstract_mesh,
+        in_specs=tuple(specs[0]),
+        out_specs=tuple(specs[1]),
+        check_vma=False,
+    )
+    values = (graph.values[v] for v in graph.inputs)
+    traced = jax.make_jaxpr(mapped)(*(compat.struct(v.shape, v.dtype) for v in values))
+    (eqn,) = (e for e in traced.jaxpr.eqns if e.primitive.name == "shard_map")
+    inner = eqn.params["jaxpr"]
+    consts: Mapping[Any, Any] = dict(zip(traced.jaxpr.constvars, traced.consts, strict=True))
+    entering = [None if isinstance(v, compat.Literal) else consts.get(v) for v in eqn.invars]
+    return TracedDevice(getattr(inner, "jaxpr", inner), entering, tuple(getattr(inner, "consts", ())), seen)
+
+
+def boundary(physical: Physical) -> tuple[list[tuple[tuple[int, ...], NdSbp]], ...]:
+    """Logical shapes and signatures of what enters and of what leaves."""
+    graph = physical.graph
+    ins = [(graph.values[v].shape, nd) for v, nd in zip(graph.inputs, physical.inputs, strict=True)]
+    outs = [(graph.operand(x).shape, nd) for x, nd in zip(graph.outputs, physical.outputs, strict=True)]
+    return ins, outs

@@ -1,0 +1,72 @@
+"""Values, equations and blocks: what the printer makes of a jaxpr."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from sbp import compat
+from sbp.untyped import DType
+
+SPEAKING = ("callback", "debug_print")
+"""What names of primitives end with that tell the host something: they run though nobody uses a result."""
+
+
+@dataclass(frozen=True, slots=True)
+class Var:
+    """A value of one device."""
+
+    id: int
+    shape: tuple[int, ...]
+    dtype: DType
+
+
+@dataclass(frozen=True, slots=True)
+class Lit:
+    """A scalar that stands in an equation itself."""
+
+    value: Any
+    dtype: DType
+    shape: tuple[int, ...] = ()
+
+
+Term: TypeAlias = Var | Lit
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """What runs together: the program, the body of a loop, a branch; it may read values around it."""
+
+    inputs: tuple[Var, ...]
+    eqns: tuple[Eqn, ...]
+    outputs: tuple[Term, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Eqn:
+    """One primitive.
+
+    Arguments:
+      step: the position of its step of the plan; -1 for none.
+      blocks: of a loop or a branch.
+      counts: of a scan, how many operands are carried; the rest is scanned.
+    """
+
+    primitive: compat.Bindable
+    params: Mapping[str, Any]
+    ins: tuple[Term, ...]
+    outs: tuple[Var, ...]
+    step: int
+    blocks: tuple[Block, ...] = ()
+    carried: int = 0
+
+    @property
+    def name(self) -> str:
+        """Of the primitive."""
+        return str(self.primitive.name)
+
+    @property
+    def speaks(self) -> bool:
+        """Whether it runs though nobody uses what it makes."""
+        return self.name.endswith(SPEAKING) or any(e.speaks for b in self.blocks for e in b.eqns)
