@@ -11,7 +11,7 @@ from typing import Generic, ParamSpec, TypeVar
 import jax
 
 from sbp.compat import setting, trace_context
-from sbp.errors import ArgumentError, PlacementError, Problem, SbpError, raise_all
+from sbp.errors import ArgumentError, PlacementError, Problem, ProcessError, SbpError, raise_all
 from sbp.options import Options
 from sbp.passes.face import Plan
 from sbp.passes.look.source import ProgramSource
@@ -28,6 +28,7 @@ from sbp.runtime.measured.profile import Profile
 from sbp.runtime.pipeline.profile import measure
 from sbp.runtime.pipeline.program import BuiltPipeline, many_programs
 from sbp.runtime.processes.parts import with_own_rows
+from sbp.runtime.processes.team import team
 from sbp.runtime.reading import Reading, build, read
 from sbp.runtime.said import Shapes, said, why_built
 from sbp.runtime.target.devices import NotHere, absent_mesh, chip_of, cudnn_of, missing, topology_of
@@ -199,6 +200,8 @@ class Program(Generic[P, R]):
         Raises:
           SbpError: as a call does.
         """
+        if team() is not None:
+            raise ProcessError(for_one_process(self, "profile"))
         call, built = self._prepare(args, kwargs, concrete=True)
         return measure(built, call.leaves)
 
@@ -310,6 +313,18 @@ class Program(Generic[P, R]):
     def _read(self, call: Call, avals: Sequence[arguments.Abstract]) -> Reading:
         asked = given(self.in_sbp, call, self.parameters)
         return read(self.fn, call, self.parameters, avals, asked, self.placement)
+
+
+def for_one_process(program: object, what: str) -> Problem:
+    """What is wrong with asking one of several processes for what takes all devices."""
+    return Problem(
+        "process",
+        f"{program}.{what}(...)",
+        f"{jax.process_count()} processes",
+        "one process",
+        "each process would see its own devices only",
+        "the same program in one process, on as many devices of a smaller placement",
+    )
 
 
 def not_planned(program: object, what: str) -> Problem:
