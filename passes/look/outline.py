@@ -78,6 +78,9 @@ class OutlineItem:
         return self.step.get("op", self.step.get("loop")), self.step["at"]
 
 
+CAST = "convert_element_type"
+
+
 @dataclass
 class Outline:
     """The groups of a program, the whole of it first.
@@ -109,7 +112,17 @@ class Outline:
     def arguments(self) -> Mapping[int, str]:
         """What values are called that the program is given."""
         given = (v for v, _ in self.program["inputs"])
-        return dict(zip(given, self.paths, strict=False))
+        found = dict(zip(given, self.paths, strict=False))
+        for step in self.casts.values():
+            path = found.get(step["reads"][0][0])
+            found.update({v: path for v, _ in step["writes"]} if path is not None else {})
+        return found
+
+    @cached_property
+    def casts(self) -> Mapping[OpId, Mapping[str, Any]]:
+        """Ops that only change a type: a weight that all layers cast at once has its name in each layer still."""
+        every = (i.step for i in items(self.program["steps"], 1))
+        return {id(s): s for s in every if s.get("op") == CAST and len(s["reads"]) == 1}
 
     def divide(self, found: Sequence[OutlineItem], parent: int) -> None:
         """Puts items into groups: by the pass over the model, by layers, by functions, by lines."""
@@ -256,6 +269,8 @@ class Outline:
 
     def numbered(self, i: OutlineItem) -> frozenset[str]:
         """The layers whose weights an op reads, by the part of their paths that numbers them."""
+        if id(i.step) in self.casts:
+            return frozenset()
         read = (self.arguments.get(v, "") for one in _all([i]) for v, _ in one.step["reads"])
         found = filter(None, map(_NUMBERED.match, read))
         # What has no name of its own, as a list that is an argument, has that of the argument.

@@ -157,14 +157,21 @@ class GraphView {
   fit() {
     // In a page of two plans first what is different.
     const different = this.cy.nodes(".added, .removed, .changed");
-    this.cy.fit(this.fitted || different.empty() ? undefined : different, this.fitted ? 24 : 40);
+    const first = !this.fitted, apart = first && different.nonempty();
+    this.cy.fit(apart ? different : undefined, first ? 40 : 24);
     this.fitted = true;
     if (this.cy.zoom() > 1.1) { this.cy.zoom(1.1); this.cy.center(); }
+    // At first boxes can be read, from the top of the forward pass on; the button shows all of them.
+    if (first && !apart && this.cy.zoom() < READABLE) {
+      const corner = this.cy.elements().boundingBox();
+      this.cy.viewport({ zoom: READABLE, pan: { x: 24 - corner.x1 * READABLE, y: 24 - corner.y1 * READABLE } });
+    }
   }
   restyle() { this.cy.style(graphStyle()); this.edgesBehind(); this.map.draw(); }
 }
 
 const MOST_SHOWN = 5; // differences that are open at first
+const READABLE = 0.55; // the zoom from which on a box has its name and its time
 const SMALLEST_PX = 11, LETTER = 0.56; // of a letter's height, what it is wide
 
 const cssColour = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();

@@ -247,3 +247,23 @@ def test_layers_that_differ_are_told_by_their_weights() -> None:
     beside = [g.title for g in outline.groups if g.parent == 0 and g.kind != "layer"]
     assert not any("skip" in title or "block" in title for title in beside)
     assert len({ops / times for _, times, ops in layers}) >= 2
+
+
+def test_layers_whose_weights_are_all_cast_at_once_are_one_group() -> None:
+    """As models in bfloat16 do, each layer in a scope of its own: the layers are what uses the weights."""
+
+    def net(ws: list[dict[str, jax.Array]], x: jax.Array) -> jax.Array:
+        for i, w in enumerate(jax.tree.map(lambda w: w.astype("bfloat16"), ws)):
+            with jax.named_scope(f"layer{i}"):
+                x = jnp.tanh(x @ w["a"]) @ w["b"]
+        return x
+
+    w = {name: jax.ShapeDtypeStruct((16, 16), "float32") for name in "ab"}
+    plan = sbp.compile(net, sbp.placement("cpu", shape=(2,))).plan(
+        [w] * 6, jax.ShapeDtypeStruct((8, 16), "bfloat16")
+    )
+    outline, _ = outlined(plan)
+    layers = [(g.title, g.times) for g in outline.groups if g.kind == "layer"]
+    assert sum(times for _, times in layers) == 6 and len(layers) <= 3
+    assert all(title.startswith("ws[") for title, _ in layers)
+    assert not any(g.title.startswith("layer") for g in outline.groups)
