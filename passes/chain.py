@@ -14,7 +14,7 @@ from sbp.errors import MemoryLimitError, raise_all
 from sbp.passes import spec
 from sbp.passes.boxing.links import Network
 from sbp.passes.boxing.paths import Boxings
-from sbp.passes.choosing import Choosing
+from sbp.passes.choosing import Choosing, FoundSignatures
 from sbp.passes.explain import memory, notes
 from sbp.passes.explain.collectives import explain
 from sbp.passes.explain.everywhere import everywhere_notes
@@ -49,7 +49,7 @@ from sbp.passes.program.graph import Graph
 from sbp.passes.program.hoist import hoist_casts, hoist_narrowing
 from sbp.passes.program.trace import Traced
 from sbp.passes.recall import Recall
-from sbp.passes.request import Request, StagesRequest
+from sbp.passes.request import Peers, Request, StagesRequest
 from sbp.passes.rows.lookups import check_wire, mark_lookups
 from sbp.passes.rows.tables import train_rows
 from sbp.passes.schedule.actions import Schedule
@@ -164,20 +164,39 @@ def choose_signatures(s: Listed) -> Chosen:
     asked = pins.boundary(s.graph, s.asked_inputs, r.out_sbp, r.ties, r.placement)
     asked = replace(asked, in_costs=r.in_costs, out_costs=r.out_costs)
     recall = Recall(s.candidates, asked, s.boxings, r)
-    known, smallest, takes = recall.found(), None, None
-    if known is None:
-        found = Choosing(s.candidates, asked, s.boxings, r.keeping(AFTER_SHARE)).run()
-        known, smallest, takes = (found.assignment, recall.keep(found)), found.smallest, found.takes
-    s = replace(s, request=replace(r, notes=(*r.notes, *known[1].notes)))
+    found, record = _chosen(s, recall) if r.terms.peers is None else _chosen_by_one(s, recall, r.terms.peers)
+    s = replace(s, request=replace(r, notes=(*r.notes, *record.notes)))
     return Chosen(
         **vars(s),
-        assignment=known[0],
+        assignment=found.assignment,
         asked=asked,
-        smallest=smallest,
+        smallest=found.smallest,
         recall=recall,
-        record=known[1],
-        takes=takes if r.whole_step else None,
+        record=record,
+        takes=found.takes if r.whole_step else None,
     )
+
+
+def _chosen(s: Listed, recall: Recall) -> tuple[FoundSignatures, ChoiceRecord]:
+    """What is known already, or is found now."""
+    if (known := recall.found()) is not None:
+        return FoundSignatures(known[0]), known[1]
+    found = Choosing(s.candidates, recall.asked, s.boxings, s.request.keeping(AFTER_SHARE)).run()
+    return found, recall.keep(found)
+
+
+def _chosen_by_one(s: Listed, recall: Recall, peers: Peers) -> tuple[FoundSignatures, ChoiceRecord]:
+    """The same where one process chooses for all."""
+    if not peers.leads:
+        record = peers.hear(recall.question)
+        return FoundSignatures(recall.heard(record)), record
+    try:
+        found, record = _chosen(s, recall)
+    except Exception as e:
+        peers.refuse(recall.question, e)
+        raise
+    peers.tell(recall.question, record)
+    return found, record
 
 
 def box(s: Chosen) -> Placed:

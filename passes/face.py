@@ -7,8 +7,8 @@ them. Here both are put together, so that neither needs the other.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
@@ -19,6 +19,7 @@ from sbp.passes.explain.plan import PlanData, Replans, Writes
 from sbp.passes.explain.words import MAX_ROWS
 from sbp.passes.look import files, page, pipeline_files, pipeline_page, pipeline_text, text
 from sbp.passes.look.diff import diff_text
+from sbp.passes.look.page_data import row_key
 from sbp.passes.look.source import ProgramSource
 from sbp.passes.look.web_page import PageProfile
 from sbp.passes.pipeline.plan import PipelineData
@@ -28,6 +29,12 @@ CHOICES = 4
 """Alternatives that `Plan.why` shows."""
 CHOICES_SECONDS = 10.0
 """How long `Plan.why` looks for them."""
+PAGE_CHOICES, PAGE_ALTERNATIVES = 5, 3
+"""Collectives of whose tensors a page has alternatives, and how many of these."""
+PAGE_SECONDS = 10.0
+"""How long is looked for them."""
+MOST_OPS = 5_000
+"""Of a program that is looked at without being asked: building the search of larger ones takes longer."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -53,34 +60,55 @@ class Plan(PlanData):
         return page.plan_html(self)
 
     def save(
-        self, path: str | os.PathLike[str], *, choices: int = 0, profile: PageProfile | None = None
+        self,
+        path: str | os.PathLike[str],
+        *,
+        choices: int | None = None,
+        time_limit: float = PAGE_SECONDS,
+        profile: PageProfile | None = None,
     ) -> None:
         """Writes the plan; the suffix chooses the form: .json, .html, .dot or .svg, with stages .trace.json.
 
         Arguments:
           choices: for how many of the costliest collectives a page says what their tensors could lie as
-            instead, as `why` finds it: seconds for each.
+            instead, what the whole plan would cost then, and whether the collective would be gone; by default
+            five, in programs of at most 5,000 ops.
+          time_limit: for finding that, seconds. Of what there is no time for the page says how to ask `why`.
           profile: of the same program, as `Program.profile` measures it: a page has what it took beside the
             estimates.
 
         Raises:
           ArgumentError: for another suffix, and for a profile of another program.
         """
-        files.save_plan(self, path, self._choices(choices), profile)
+        files.save_plan(self, path, self._choices(path, choices, time_limit), profile)
 
-    def _choices(self, most: int) -> dict[str, TensorChoices]:
-        """What the tensors of the costliest collectives could lie as, by their names."""
-        found: dict[str, TensorChoices] = {}
-        rows = sorted((c for c, _ in self.merged()), key=lambda c: -c.seconds) if most else []
-        for tensor, at in dict.fromkeys((c.tensor, c.source) for c in rows):
-            # A name that means several tensors, or none, may be told by its line.
-            for name in (tensor, f"{tensor} at {at}"):
-                with suppress(ArgumentError):
-                    found[tensor] = self.why(name)
-                    break
-            if len(found) == most:
+    def _choices(
+        self, path: str | os.PathLike[str], most: int | None, time_limit: float
+    ) -> dict[str, Sequence[TensorChoices]]:
+        """What the tensors of the costliest collectives could lie as, by the keys of their rows.
+
+        Arguments:
+          most: of how many; None for as many as there is time for, in programs that are not too large.
+        """
+        if self.replanner is None or not os.fspath(path).endswith(".html"):
+            return {}
+        if most is None and self._ops > MOST_OPS:
+            return {}
+        wanted, until = PAGE_CHOICES if most is None else most, time.monotonic() + time_limit
+        found: dict[str, Sequence[TensorChoices]] = {}
+        for c in sorted((c for c, _ in self.merged()), key=lambda c: -c.seconds) if wanted else ():
+            left = until - time.monotonic()
+            if len(found) == wanted or left <= 0:
                 break
+            choices = self.replanner.row_choices(self, c, PAGE_ALTERNATIVES, left / 2)
+            if choices:
+                found[row_key(c)] = choices
         return found
+
+    @property
+    def _ops(self) -> int:
+        """How many ops the program has, those of bodies counted."""
+        return 0 if self.physical is None else sum(1 for _ in self.physical.walk())
 
     def why(self, tensor: str, *, most: int = CHOICES, time_limit: float = CHOICES_SECONDS) -> TensorChoices:
         """Why a tensor lies as it does: what else it could lie as, and what the whole plan would cost then.
@@ -199,10 +227,20 @@ class PipelinePlan(PipelineData, Plan):
         return pipeline_page.plan_html(self)
 
     def save(
-        self, path: str | os.PathLike[str], *, choices: int = 0, profile: PageProfile | None = None
+        self,
+        path: str | os.PathLike[str],
+        *,
+        choices: int | None = None,
+        time_limit: float = PAGE_SECONDS,
+        profile: PageProfile | None = None,
     ) -> None:
         """Writes the plan, as `Plan.save` does."""
-        pipeline_files.save_plan(self, path, self._choices(choices), profile)
+        pipeline_files.save_plan(self, path, self._choices(path, choices, time_limit), profile)
+
+    @property
+    def _ops(self) -> int:
+        """Of all placements; each alternative plans all of these again."""
+        return sum(1 for p in self.stages if p.physical is not None for _ in p.physical.walk())
 
 
 def faced(plan: PlanData) -> Plan:

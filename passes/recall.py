@@ -20,7 +20,8 @@ from sbp.passes.plan.digest import GraphDigest, ParamText, digest_of, graph_dige
 from sbp.passes.plan.model import Boundary, ChosenSignatures
 from sbp.passes.plan.record import ChoiceRecord, NotTaken, chosen_by, plain_ops, record_of, versions
 from sbp.passes.program.views import held_bytes
-from sbp.passes.request import Request
+from sbp.passes.request import Question, Request
+from sbp.signature import format_sbp
 
 OTHER_COSTS = (
     "the signatures are those of a plan for other hardware or options: how far they are from the best ones "
@@ -54,6 +55,10 @@ class Recall:
             return self._checked(record), record
         except (NotTaken, spec.SpecError):  # the file says something else than it was given
             return None
+
+    def heard(self, record: ChoiceRecord) -> ChosenSignatures:
+        """What another process has chosen for the same program."""
+        return self._checked(record)
 
     def keep(self, found: FoundSignatures) -> ChoiceRecord:
         """The record of what was found; the store, if there is one, has it from now on.
@@ -120,8 +125,11 @@ class Recall:
     @cached_property
     def key(self) -> str | None:
         """The digest of all that the search depends on; None if not all of that can be written down."""
-        if not self.graph.exact:
-            return None
+        return self.question.digest if self.question.exact else None
+
+    @cached_property
+    def question(self) -> Question:
+        """What the search is asked."""
         r, graph, texts = self.request, self.candidates.graph, ParamText()
         lines = [
             self.graph.text,
@@ -133,7 +141,21 @@ class Recall:
             repr([graph.values[v].name for v in graph.inputs]),
             *(texts.of(n.params["samples"]) for n in graph.walk() if n.params.get("samples")),
         ]
-        return digest_of(iter(lines)) if texts.exact else None
+        return Question(digest_of(iter(lines)), self.graph.exact and texts.exact, r.name, self._words())
+
+    def _words(self) -> tuple[str, ...]:
+        """What is asked, in words: to say what differs from what others ask."""
+        r, graph = self.request, self.candidates.graph
+        ends = [graph.values[v] for v in graph.inputs]
+        given = (f"{v.name}: {v.dtype}{list(v.shape)}" for v in ends)
+        asked = (
+            f"{v.name} as {format_sbp(nd)}"
+            for v, nd in zip(ends, self.asked.inputs, strict=False)
+            if nd is not None
+        )
+        limits = r.terms.time_limit_seconds, r.terms.memory_limit_bytes
+        others = f"limits {limits}", f"hardware and options {self.costs[:8]}"
+        return (str(r.placement), *given, *asked, *others, f"{len(graph.nodes)} ops, {self.graph.text[:8]}")
 
     def _own_rules(self) -> Iterator[str]:
         """What rules of the user's say of their ops: the rules are functions, so what they give stands."""

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from sbp.errors import Problem, raise_all
+from sbp.errors import ArgumentError, Problem, raise_all
 from sbp.passes.boxing.links import Network
 from sbp.passes.boxing.paths import Boxings
 from sbp.passes.chain import (
@@ -25,7 +26,9 @@ from sbp.passes.chain import (
 )
 from sbp.passes.explain.choices import HeldPlan, PlanFigures, TensorChoices, changes
 from sbp.passes.explain.collectives import talking
-from sbp.passes.explain.plan import SAME, PlanData
+from sbp.passes.explain.gone import is_gone
+from sbp.passes.explain.plan import SAME, Collective, PlanData
+from sbp.passes.explain.reasons import Reasons
 from sbp.passes.explain.targets import NamedTensors, Target
 from sbp.passes.face import Plan, faced
 from sbp.passes.passing import Chain
@@ -43,14 +46,23 @@ from sbp.passes.plan.hold import annotations_of, with_annotations
 from sbp.passes.plan.marginals import HeldStates, cheapest_held
 from sbp.passes.plan.model import ChosenSignatures, Model
 from sbp.passes.plan.network import CostNetwork
+from sbp.passes.program.names import Names, without_indices
 from sbp.passes.program.trace import Traced
 from sbp.passes.request import Request
+from sbp.passes.sent_tensors import (
+    cause_of,
+    hold_text,
+    sent_at,
+    sent_target,
+)
 from sbp.resolve import check_fit
 from sbp.signature import NdSbp, Partial, format_sbp, normalise
 
 _AT = next(i for i, p in enumerate(PLACEMENT.passes) if p.name == "candidates")
 _GRAPH: Chain[Logical, Logical] = Chain(PLACEMENT.passes[:_AT])
 """The passes that change the graph; values of a plan's program have the ids that these give."""
+MOST_TRIED = 12
+"""Alternatives that are looked at for one without a collective."""
 _REST: Chain[Logical, PlanData] = Chain(PLACEMENT.passes[_AT:])
 
 
@@ -110,14 +122,68 @@ class Replanner:
         Raises:
           ArgumentError: for a name that means no tensor, or several kinds.
         """
-        target = self._tensors(plan).find(name)
+        return self._choices(plan, self._tensors(plan).find(name), most, time_limit_seconds)
+
+    def row_choices(
+        self, plan: PlanData, c: Collective, most: int, time_limit_seconds: float
+    ) -> list[TensorChoices]:
+        """The same of the tensors of a row of the plan, as `merged` has it, with what each alternative sends.
+
+        Where none of these does without the row, the same of the argument whose split leads to it besides.
+        """
+        assert plan.physical is not None
+        until, found = time.monotonic() + time_limit_seconds, list[TensorChoices]()
+        for target in self._targets(plan, c):
+            left = max(0.0, until - time.monotonic())
+            if found and not left:
+                break
+            found.append(self._choices(plan, target, most, left, row=c))
+            if any(is_gone(c, held, plan) for held in found[-1].alternatives):
+                break
+        return found
+
+    def _targets(self, plan: PlanData, c: Collective) -> Iterator[Target]:
+        """What may be held to do without a row: its own tensors, then the argument that leads to it."""
+        assert plan.physical is not None
+        own = sent_target(plan.physical, c, self.request.ties)
+        if own is not None:
+            yield own
+        reasons = Reasons(plan.physical, Names(plan.physical.graph, plan.in_paths, plan.out_paths))
+        cause = cause_of(reasons, c)
+        if cause and (own is None or cause != own.name):
+            with suppress(ArgumentError):  # the name may mean tensors of several kinds
+                yield self._tensors(plan).find(without_indices(cause))
+
+    def _choices(
+        self,
+        plan: PlanData,
+        target: Target,
+        most: int,
+        time_limit_seconds: float,
+        row: Collective | None = None,
+    ) -> TensorChoices:
+        """The other signatures of a target.
+
+        Arguments:
+          row: a collective that is wanted gone: of the others the cheapest without it is added.
+        """
         until = time.monotonic() + 2 * time_limit_seconds
-        search = HeldSearch(self.opened(target).logical(), target, self.request, until)
+        search = HeldSearch(self.opened(target).logical(), target, self.request, until, sends=row is not None)
         now = {target.signatures[0]} if target.values else set(target.signatures)
         others = [nd for nd in search.signatures if nd not in now]
-        found = cheapest_held(search.network, [search.states(nd) for nd in others], most, time_limit_seconds)
-        plans = (search.held(others[i], s.states, s.cost, s.bound) for i, s in found.found)
-        held = tuple(sorted(plans, key=lambda h: (h.figures.step_seconds, h.figures.seconds)))
+        wanted = most if row is None else max(most, MOST_TRIED)
+        found = cheapest_held(
+            search.network, [search.states(nd) for nd in others], wanted, time_limit_seconds
+        )
+        plans = list[HeldPlan]()
+        for n, (i, solution) in enumerate(found.found):
+            # Beyond those that are wanted one is looked for that does without the row, whatever it costs.
+            if n >= most and any(row is None or is_gone(row, held, plan) for held in plans):
+                break
+            held = search.held(others[i], solution.states, solution.cost, solution.bound)
+            if n < most or (row is not None and is_gone(row, held, plan)):
+                plans.append(held)
+        plans.sort(key=lambda h: (h.figures.step_seconds, h.figures.seconds))
         assert plan.physical is not None
         return TensorChoices(
             target.text,
@@ -125,11 +191,12 @@ class Replanner:
             made_by(plan.physical, target.values),
             target.signatures,
             figures_of(plan),
-            held,
-            found.slower,
+            tuple(plans),
+            found.slower + len(found.found) - len(plans),
             found.unknown,
             found.impossible,
             self.request.limit_bytes,
+            hold=hold_text(plan, plan.physical, target),
         )
 
     def opened(self, target: Target) -> Replanner:
@@ -143,9 +210,17 @@ class Replanner:
 
 
 class HeldSearch:
-    """The planning problem with variables that tell how a target lies."""
+    """The planning problem with variables that tell how a target lies.
 
-    def __init__(self, s: Logical, target: Target, request: Request, until: float) -> None:
+    Arguments:
+      until: when to stop to look for shorter steps.
+      sends: whether it is asked what is sent.
+    """
+
+    def __init__(
+        self, s: Logical, target: Target, request: Request, until: float, *, sends: bool = False
+    ) -> None:
+        self.sends = sends
         watched = dict.fromkeys(target.values)
         self.s: Listed = list_candidates(s.with_graph(with_annotations(s.graph, watched)))
         self.target, self.donated = target, request.donated
@@ -198,7 +273,8 @@ class HeldSearch:
         made = annotations_of(self.s.graph, dict.fromkeys(self.target.values))
         made_values = [x for node in made.values() for x in node.inputs if isinstance(x, int)]
         slack = cost - bound if cost - bound > SAME * cost else 0.0
-        return HeldPlan(nd, figures, made_by(physical, made_values), slack)
+        sent = sent_at(physical, network, self.donated) if self.sends else None
+        return HeldPlan(nd, figures, made_by(physical, made_values), slack, sent)
 
 
 def asking(
@@ -223,6 +299,8 @@ def with_replanner(plan: Plan, traced: Traced, request: Request) -> Plan:
     if not any(node.params.get("samples") for node in nodes):
         # Nothing was computed from a batch: the plan must not keep it alive.
         request = replace(request, sampled=None)
+    # Who asks for it asks alone.
+    request = replace(request, terms=replace(request.terms, peers=None))
     return replace(plan, replanner=Replanner(traced, request))
 
 

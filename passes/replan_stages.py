@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from sbp.errors import Problem, SbpError, raise_all
+from sbp.errors import ArgumentError, Problem, SbpError, raise_all
 from sbp.layout import at_rest
 from sbp.passes.chain import STAGES, Ordered, Planned, Staged, Whole, compile_plan
 from sbp.passes.explain.choices import HeldPlan, TensorChoices
-from sbp.passes.explain.plan import SAME, PlanData
+from sbp.passes.explain.plan import SAME, Collective, PlanData
 from sbp.passes.explain.targets import Target
 from sbp.passes.face import PipelinePlan, Plan
 from sbp.passes.passing import Chain
@@ -154,6 +155,15 @@ class StagesReplanner:
             target.where,
         )
 
+    def row_choices(
+        self, plan: PlanData, c: Collective, most: int, time_limit_seconds: float
+    ) -> list[TensorChoices]:
+        """The same of the tensor of a row of the plan; none if its name means none, or several kinds."""
+        for name in (c.tensor, f"{c.tensor} at {c.source}"):
+            with suppress(ArgumentError):
+                return [self.choices(plan, name, most, time_limit_seconds)]
+        return []
+
     def _problems(self, target: StagesTarget, nd: NdSbp) -> list[Problem]:
         """What keeps a target from lying as asked."""
         whole = Target(target.name, target.shape, target.dtype, values=(0,) if target.made else ())
@@ -253,7 +263,8 @@ def with_stages_replanner(staged: Staged, traced: Traced, request: StagesRequest
     Arguments:
       traced, request: what `compile_stages` was given for it.
     """
-    return replace(staged.plan, replanner=StagesReplanner(traced, request, staged.stages))
+    alone = replace(request, terms=replace(request.terms, peers=None))
+    return replace(staged.plan, replanner=StagesReplanner(traced, alone, staged.stages))
 
 
 def _makers(plans: Sequence[PlanData], target: StagesTarget, watched: bool) -> str:

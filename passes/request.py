@@ -33,6 +33,40 @@ class PlanStore(Protocol):
         """Keeps what was found."""
 
 
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a search is asked.
+
+    Arguments:
+      digest: of all that its answer depends on, as far as that can be written down.
+      exact: whether all of it can.
+      name: of the program.
+      lines: what was asked, in words.
+    """
+
+    digest: str
+    exact: bool
+    name: str
+    lines: tuple[str, ...]
+
+
+class Peers(Protocol):
+    """Other processes that must choose the same signatures: one of them chooses for all."""
+
+    @property
+    def leads(self) -> bool:
+        """Whether this one chooses."""
+
+    def tell(self, question: Question, record: ChoiceRecord) -> None:
+        """Tells the others what was chosen."""
+
+    def refuse(self, question: Question, error: Exception) -> None:
+        """Tells the others why nothing could be chosen."""
+
+    def hear(self, question: Question) -> ChoiceRecord:
+        """What was chosen."""
+
+
 @dataclass(frozen=True)
 class Terms:
     """What holds for every placement of a program.
@@ -46,6 +80,7 @@ class Terms:
       check: whether the contract of each pass is checked after it.
       store: where searches are looked up and kept; None to search every time.
       progress: is told how far a search is.
+      peers: processes that must have the same plan; None where there are no others.
     """
 
     time_limit_seconds: float | None = None
@@ -55,6 +90,7 @@ class Terms:
     check: bool = False
     store: PlanStore | None = None
     progress: Progress | None = None
+    peers: Peers | None = None
 
 
 @dataclass(frozen=True)

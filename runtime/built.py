@@ -23,9 +23,11 @@ from sbp.runtime.builds import locked_property
 from sbp.runtime.counts import Counting
 from sbp.runtime.donation import LeafSharding, Owners, distinct, layouts_of, own_copy
 from sbp.runtime.lower import NO_MARKS, DeviceMesh, Jitted, Title, lower, shardings
+from sbp.runtime.processes.same import check_same
 from sbp.runtime.rooms import give_room
+from sbp.runtime.said import said
 from sbp.runtime.scheduling import compiler_options
-from sbp.untyped import Leaf, PyTree
+from sbp.untyped import Leaf, PyTree, struct
 
 
 @dataclass
@@ -72,19 +74,22 @@ class Built:
         assert physical is not None
         mesh = physical.placement.mesh
         ins, _ = shardings(physical, mesh)
+        jitted = self.jitted(mesh, self.counting)
+        # Before anything is placed: that takes all processes, too.
+        check_same(jitted, [physical.graph.values[v] for v in physical.graph.inputs], self.plan)
         n = len(self.traced.in_paths)
         names = [physical.graph.values[v].name for v in physical.graph.inputs[n:]]
         consts = [own_copy(*c) for c in zip(physical.graph.consts, ins[n:], names, strict=True)]
-        return self.jitted(mesh, self.counting), ins[:n], consts
+        return jitted, ins[:n], consts
 
     def run(self, leaves: Sequence[Leaf]) -> PyTree:
         """Runs the program on the leaves of a call."""
         if self.counting is not None:
             give_room(self, leaves)
         jitted, _, consts = self.executable
-        placed, away = self._placed(leaves)
+        placed, away = self._placed(leaves, told=True)
         if self.kept is None:
-            with self.lock:  # the first run compiles
+            with self.lock, said("compiled and run once", self.plan.name):
                 out = jitted(*placed, *consts)
                 self.kept = tuple(i for i in self.donate if not placed[i].is_deleted())
         else:
@@ -99,12 +104,29 @@ class Built:
                 leaves[i].delete()
         return jax.tree.unflatten(self.traced.out_tree, out)
 
+    @property
+    def ends(self) -> tuple[list[jax.ShapeDtypeStruct], list[jax.ShapeDtypeStruct]]:
+        """Arguments and results: shapes, types, and how they lie."""
+        physical = self.plan.physical
+        assert physical is not None
+        graph, n = physical.graph, len(self.traced.in_paths)
+        ins, outs = shardings(physical, physical.placement.mesh)
+        given = [graph.values[v] for v in graph.inputs[:n]]
+        made = [graph.operand(x) for x in graph.outputs]
+        return (
+            [struct(v.shape, v.dtype, sharding=s) for v, s in zip(given, ins[:n], strict=True)],
+            [struct(x.shape, x.dtype, sharding=s) for x, s in zip(made, outs, strict=True)],
+        )
+
     def place(self, leaves: Sequence[Leaf]) -> list[jax.Array]:
         """The leaves as the program wants them: jit would compile once more for what it moves itself."""
         return self._placed(leaves)[0]
 
-    def _placed(self, leaves: Sequence[Leaf]) -> tuple[list[jax.Array], list[int]]:
+    def _placed(self, leaves: Sequence[Leaf], told: bool = False) -> tuple[list[jax.Array], list[int]]:
         """The leaves as the program wants them, and the positions of those that were moved.
+
+        Arguments:
+          told: whether the user is told of what lay elsewhere.
 
         Raises:
           DonationError: if the memory of a donated one is also that of another one.
@@ -120,7 +142,7 @@ class Built:
             return list(leaves), []
         placed = list(leaves)
         away = [i for i, (x, s) in enumerate(zip(layouts, ins, strict=True)) if x != s]
-        for i in away:
+        for i in away if told else ():
             self._note_move(i, leaves[i], ins[i])
         moved = jax.device_put([leaves[i] for i in away], [ins[i] for i in away])
         for i, x in zip(away, moved, strict=True):

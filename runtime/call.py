@@ -69,6 +69,11 @@ class Call:
         """The static arguments that are given by keyword."""
         return {k: self.kwargs[k] for k in self.static_names}
 
+    def without_values(self) -> Call:
+        """The same without the values of what is traced: it keeps no memory."""
+        args, kwargs = self.traced([None] * len(self.leaves))
+        return replace(self, args=tuple(self.full(args)), kwargs={**kwargs, **self.static_kwargs}, leaves=[])
+
     def values(self) -> tuple[Static, ...]:
         """The static arguments, with their types: 1, 1.0 and True are equal, but not the same program."""
         if not self.static and not self.static_names:

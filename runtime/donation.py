@@ -15,6 +15,7 @@ from jax.typing import ArrayLike
 from sbp.compat import is_key
 from sbp.errors import DonationError, Problem
 from sbp.runtime.arguments import LeafNames
+from sbp.runtime.processes.here import brought, is_alone
 from sbp.untyped import Leaf
 
 SHARDING = attrgetter("sharding")
@@ -45,6 +46,8 @@ def own_copy(x: ArrayLike, sharding: jax.sharding.Sharding, name: str) -> jax.Ar
     """
     if isinstance(x, jax.Array) and x.is_deleted():
         raise DonationError(_closed_over(x, name))
+    if not is_alone(sharding):  # a copy anyhow, and others may not come here
+        return brought(x, sharding)
     placed = jax.device_put(x, sharding, may_alias=False)
     return jnp.copy(placed) if isinstance(x, jax.Array) and buffers(x) & buffers(placed) else placed
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import replace
 from typing import Generic, ParamSpec, TypeVar
 
 import jax
 
 from sbp.compat import setting, trace_context
-from sbp.errors import ArgumentError, PlacementError, SbpError, raise_all
+from sbp.errors import ArgumentError, PlacementError, Problem, ProcessError, SbpError, raise_all
 from sbp.options import Options
 from sbp.passes.face import Plan
 from sbp.passes.look.source import ProgramSource
@@ -27,7 +27,10 @@ from sbp.runtime.given import given
 from sbp.runtime.measured.profile import Profile
 from sbp.runtime.pipeline.profile import measure
 from sbp.runtime.pipeline.program import BuiltPipeline, many_programs
+from sbp.runtime.processes.parts import with_own_rows
+from sbp.runtime.processes.team import team
 from sbp.runtime.reading import Reading, build, read
+from sbp.runtime.said import Shapes, said, why_built
 from sbp.runtime.target.devices import NotHere, absent_mesh, chip_of, cudnn_of, missing, topology_of
 from sbp.runtime.target.report import ProgramReport, report_of
 from sbp.signature import AUTO
@@ -59,6 +62,8 @@ class Program(Generic[P, R]):
         self.parameters, self.options = own, options
         self._built: Builds[Built | BuiltPipeline] = Builds()
         self._seen: dict[Hashable, BuildSlot[Built | BuiltPipeline]] = {}
+        self._latest: tuple[Call, Built | BuiltPipeline] | None = None
+        self._shapes: list[Shapes] = []
 
     def __repr__(self) -> str:
         return f"<Program {getattr(self.fn, '__name__', self.fn)} on {self.placement}>"
@@ -94,8 +99,12 @@ class Program(Generic[P, R]):
                 self._check(call, True)  # of JAX: which argument it is
             raise
 
-    def place(self, *args: PyTree) -> tuple[PyTree, ...]:
+    def place(self, *args: PyTree, own_rows: int | Collection[int] = ()) -> tuple[PyTree, ...]:
         """The arguments of a call as the program wants them: what is placed once is not moved on every call.
+
+        Arguments:
+          own_rows: positions of the arguments of which every process gives its own rows, and not the whole:
+            the rows of all of them, in the order of the processes, are the argument.
 
         Raises:
           SbpError: as a call does.
@@ -107,9 +116,43 @@ class Program(Generic[P, R]):
         >>> x.committed
         True
         """
+        owned = {own_rows} if isinstance(own_rows, int) else {*own_rows}
+        args = tuple(
+            with_own_rows(x, self.placement, f"argument {i}") if i in owned else x for i, x in enumerate(args)
+        )
         call, built = self._prepare(args, {}, concrete=True)
         (dynamic, _) = jax.tree.unflatten(call.tree, built.place(call.leaves))
         return tuple(call.full(dynamic))
+
+    @property
+    def abstract_args(self) -> tuple[PyTree, ...]:
+        """The positional arguments as `jax.ShapeDtypeStruct`s with their shardings, of what was planned last.
+
+        Raises:
+          ArgumentError: if nothing was planned yet.
+        """
+        call, (given, _) = self._ends("abstract_args")
+        return tuple(call.full(jax.tree.unflatten(call.tree, given)[0]))
+
+    @property
+    def in_shardings(self) -> tuple[PyTree, ...]:
+        """How the positional arguments lie, as `jax.sharding.NamedSharding`s; see `abstract_args`."""
+        call, (given, _) = self._ends("in_shardings")
+        return tuple(call.full(jax.tree.unflatten(call.tree, [x.sharding for x in given])[0]))
+
+    @property
+    def out_shardings(self) -> PyTree:
+        """How the results lie, as `jax.sharding.NamedSharding`s; see `abstract_args`."""
+        _, (_, made) = self._ends("out_shardings")
+        assert self._latest is not None
+        return jax.tree.unflatten(self._latest[1].traced.out_tree, [x.sharding for x in made])
+
+    def _ends(self, what: str) -> tuple[Call, tuple[list[jax.ShapeDtypeStruct], list[jax.ShapeDtypeStruct]]]:
+        """Arguments and results of what was planned last, and of which call that was."""
+        if self._latest is None:
+            raise ArgumentError(not_planned(self, what))
+        call, built = self._latest
+        return call, built.ends
 
     def key_counts(self) -> tuple[KeyCount, ...]:
         """What every sparse exchange has been given and has served, with `ExchangeOptions(count_keys=True)`.
@@ -157,6 +200,8 @@ class Program(Generic[P, R]):
         Raises:
           SbpError: as a call does.
         """
+        if team() is not None:
+            raise ProcessError(for_one_process(self, "profile"))
         call, built = self._prepare(args, kwargs, concrete=True)
         return measure(built, call.leaves)
 
@@ -234,7 +279,8 @@ class Program(Generic[P, R]):
         avals = tuple(map(arguments.abstract, call.leaves))
         slot = self._built.slot((call.tree, call.values(), avals, self._context()))
         # What was planned without a batch is planned again once there is one to plan exchanges from.
-        slot.get(lambda b: concrete and b.lacks_samples, lambda: self._build(call, avals, concrete))
+        built = slot.get(lambda b: concrete and b.lacks_samples, lambda: self._build(call, avals, concrete))
+        self._latest = call.without_values(), built
         return slot
 
     def _check(self, call: Call, concrete: bool) -> None:
@@ -257,12 +303,40 @@ class Program(Generic[P, R]):
         self, call: Call, avals: Sequence[arguments.Abstract], concrete: bool
     ) -> Built | BuiltPipeline:
         """Traces and plans for one abstract signature; `concrete`: of a call that will run."""
-        reading = self._read(call, avals)
-        return build(reading, self.placement, self.in_sbp, self.out_sbp, self.options, concrete)
+        name, now = getattr(self.fn, "__name__", "program"), Shapes(call.paths(self.fn), tuple(avals))
+        with said("traced", name, why_built(now, self._shapes)):
+            reading = self._read(call, avals)
+        self._shapes.append(now)
+        with said("planned", name, f" for {self.placement}"):
+            return build(reading, self.placement, self.in_sbp, self.out_sbp, self.options, concrete)
 
     def _read(self, call: Call, avals: Sequence[arguments.Abstract]) -> Reading:
         asked = given(self.in_sbp, call, self.parameters)
         return read(self.fn, call, self.parameters, avals, asked, self.placement)
+
+
+def for_one_process(program: object, what: str) -> Problem:
+    """What is wrong with asking one of several processes for what takes all devices."""
+    return Problem(
+        "process",
+        f"{program}.{what}(...)",
+        f"{jax.process_count()} processes",
+        "one process",
+        "each process would see its own devices only",
+        "the same program in one process, on as many devices of a smaller placement",
+    )
+
+
+def not_planned(program: object, what: str) -> Problem:
+    """What is wrong with asking how arguments lie before a program knows what they are."""
+    return Problem(
+        "argument",
+        f"{program}.{what}",
+        "a program that has not been planned",
+        "a program that was planned, placed or called",
+        "how arguments lie depends on their shapes",
+        f"program.plan(...) with shapes first, then program.{what}",
+    )
 
 
 def compile(

@@ -11,7 +11,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -22,6 +21,7 @@ from sbp.passes.plan.solve import Progress
 from sbp.passes.request import Terms
 from sbp.passes.rows.lookups import Transfer
 from sbp.runtime.plan_store import store_of
+from sbp.runtime.processes.team import team
 from sbp.talk.wire import WIRE_TYPES
 from sbp.untyped import finfo
 
@@ -173,13 +173,9 @@ def _why_not(x: Any) -> str:
 
 
 def _time_limit(options: Options) -> float | None:
-    """The limit on planning; None for none.
-
-    Processes of one program that plan each for themselves must come to the same plan, so no clock may decide
-    on it unless they are told to.
-    """
+    """The limit on planning; None for none."""
     if options.time_limit is None:
-        return None if jax.distributed.is_initialized() else TIME_LIMIT_SECONDS
+        return TIME_LIMIT_SECONDS
     return None if math.isinf(options.time_limit) else float(options.time_limit)
 
 
@@ -193,4 +189,5 @@ def terms_of(options: Options, progress: Progress | None = None) -> Terms:
         check=options.check is not False,
         store=store_of(options),
         progress=progress,
+        peers=team(),
     )

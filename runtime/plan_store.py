@@ -21,10 +21,9 @@ from functools import cache
 from importlib import resources
 from pathlib import Path
 
-import jax
-
 from sbp.options import Options
 from sbp.passes.plan.record import ChoiceRecord, read_record, record_data, versions
+from sbp.runtime.processes.team import team
 
 FORMAT, VERSION = "sbp-signatures", 2
 SUFFIX = ".json.gz"
@@ -129,10 +128,10 @@ def user_folder() -> Path | None:
 def store_of(options: Options) -> PlanFolder | None:
     """Where a compilation keeps its plans; None if it keeps none.
 
-    Processes of one program that plan each for themselves keep none: all of them must have the same plan,
-    and one could find an older one.
+    Of several processes process 0 plans, and so has the only store.
     """
-    if not options.cache or jax.distributed.is_initialized():
+    others = team()
+    if not options.cache or (others is not None and not others.leads):
         return None
     folder = options.cache if isinstance(options.cache, Path) else user_folder()
     return None if folder is None else PlanFolder(folder)

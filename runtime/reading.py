@@ -146,6 +146,8 @@ def _build(
     if options.pipeline.schedule is not None:
         raise ArgumentError(unstaged(options.pipeline.schedule))
     request = request_of(reading, signatures, placement, options, progress)
+    if not concrete and request.terms.peers is not None:
+        request = replace(request, sampled=None)  # to bring a batch together takes all processes
     plan = with_writer(with_replanner(compile_plan(traced, request), traced, request), write_source)
     lacking, count = rooms_of(plan, concrete, options.exchange.count_keys)
     return Built(traced, plan, donate, reading.weak, lacking, count, request)

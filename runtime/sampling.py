@@ -1,7 +1,7 @@
 """The ids of a batch, from which the room of every sparse exchange is planned.
 
-All processes of a program must plan the same rooms, or their collectives would not match: only what every
-process has, and has alike, is looked at.
+All processes of a program must plan the same rooms, or their collectives would not match: what each has a
+part of is brought together first.
 
 Words: docs/glossary.md.
 """
@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 
 from sbp.passes.program.graph import Const, Graph, Node, Operand
 from sbp.runtime.plain import Tensor, evaluate
@@ -41,7 +42,7 @@ def with_samples(graph: Graph, example: Sequence[Leaf], again: bool = False) -> 
         return graph
     consts = zip(graph.inputs[len(graph.inputs) - len(graph.consts) :], graph.consts, strict=True)
     every = [*zip(graph.inputs, example, strict=False), *consts]
-    given = {v: x for v, x in every if known_to_all(x)}
+    given = {v: x for v, x in every if is_known(x)}
     known: dict[Operand, Sample | None] = {}
     nodes = []
     for node in graph.nodes:
@@ -52,13 +53,17 @@ def with_samples(graph: Graph, example: Sequence[Leaf], again: bool = False) -> 
     return replace(graph, nodes=tuple(nodes))
 
 
-def known_to_all(x: object) -> bool:
-    """Whether a value of an argument is one that all processes of the program have alike.
+def is_known(x: object) -> bool:
+    """Whether an argument is given with its values, which all processes of the program have or can have."""
+    return isinstance(x, np.ndarray | jax.Array)
 
-    Of several processes each has its own part of a batch, and what they have whole nobody has compared.
-    """
-    whole = isinstance(x, np.ndarray) or (isinstance(x, jax.Array) and x.is_fully_addressable)
-    return whole and jax.process_count() == 1
+
+def whole(x: Tensor) -> Tensor:
+    """An array as one process has it; what lies on devices of several comes to each of them."""
+    if isinstance(x, jax.Array) and not x.is_fully_addressable:
+        gathered: Tensor = multihost_utils.process_allgather(x, tiled=True)
+        return gathered
+    return jax.numpy.asarray(x)
 
 
 def lacks_samples(graph: Graph) -> bool:
@@ -89,7 +94,7 @@ def _computed(graph: Graph, wanted: int, given: Mapping[int, Tensor]) -> Tensor 
     reads = {x for node in nodes for x in node.inputs if not isinstance(x, Const)} | {wanted}
     if not small or len(nodes) > MOST_OPS or not reads <= makes or any(node.bodies for node in nodes):
         return None
-    known = {v: jax.numpy.asarray(given[v]) for v in reads if v in given}
+    known = {v: whole(given[v]) for v in sorted(reads) if v in given}
     return evaluate(nodes, known, [wanted])[0]
 
 

@@ -44,6 +44,12 @@ _FACE = {
     "on_shards": "sbp.shards",
     "SbpError": "sbp.errors",
     "compile": "sbp.runtime.execute",
+    "initialize": "sbp.runtime.processes.start",
+    "fit": "sbp.runtime.fit",
+    "FitResult": "sbp.runtime.fit",
+    "save": "sbp.runtime.checkpoint.face",
+    "restore": "sbp.runtime.checkpoint.face",
+    "Checkpoints": "sbp.runtime.checkpoint.folder",
     "Program": "sbp.runtime.execute",
     "search": "sbp.runtime.search.search",
     "Ranking": "sbp.runtime.search.ranking",
@@ -72,8 +78,12 @@ if TYPE_CHECKING:
     from sbp.passes.face import PipelinePlan, Plan, load_plan
     from sbp.rules import register_rule
     from sbp.runtime import embedding
+    from sbp.runtime.checkpoint.face import restore, save
+    from sbp.runtime.checkpoint.folder import Checkpoints
     from sbp.runtime.execute import Program, compile
+    from sbp.runtime.fit import FitResult, fit
     from sbp.runtime.pipeline.profile import Profile
+    from sbp.runtime.processes.start import initialize
     from sbp.runtime.search.ranking import Ranking
     from sbp.runtime.search.search import search
     from sbp.runtime.verify import verify
@@ -93,8 +103,10 @@ __all__ = [
     "AUTO",
     "B",
     "Broadcast",
+    "Checkpoints",
     "Collective",
     "ExchangeOptions",
+    "FitResult",
     "Hardware",
     "Link",
     "Options",
@@ -114,14 +126,18 @@ __all__ = [
     "bind",
     "compile",
     "embedding",
+    "fit",
     "hardware_from",
+    "initialize",
     "load_plan",
     "microbatch",
     "on",
     "on_shards",
     "placement",
     "register_rule",
+    "restore",
     "rows",
+    "save",
     "search",
     "verify",
 ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import io
 import math
 import os
 import sys
@@ -12,12 +11,13 @@ import webbrowser
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from sbp import __version__
 from sbp.commandline import held, numbers, parser
 from sbp.errors import SbpError
 from sbp.hardware_file import hardware_from
+from sbp.passes.look.printing import print_fitted, writable
 from sbp.passes.look.width import fitted, terminal_width
 from sbp.placement import Placement, as_placement, parse_placement
 from sbp.userfile import TARGET, arguments, concrete, loaded, named, problem, signatures, split, value
@@ -123,7 +123,7 @@ def _plan(options: argparse.Namespace) -> None:
             writes[options.source] = plan.source().save
         for path, write in writes.items():
             write(path)
-            _print(f"saved {path}")
+            print_fitted(f"saved {path}")
         _open(options)
 
 
@@ -151,14 +151,14 @@ def _one(options: argparse.Namespace) -> Plan:
     program, args = _program(options)
     plan = program.plan(*args)
     if options.why is not None:
-        _print(str(plan.why(options.why)))
+        print_fitted(str(plan.why(options.why)))
     if options.what_if is not None:
         other = plan.what_if(*held(options.what_if))
-        _print(f"{other.notes[0]}\n\n{plan.diff(other)}")
+        print_fitted(f"{other.notes[0]}\n\n{plan.diff(other)}")
         plan = other
     elif options.why is None:
         rows = {} if options.rows is None else {"rows": options.rows}
-        _print(plan.text(by_time=options.order == "time", **rows))
+        print_fitted(plan.text(by_time=options.order == "time", **rows))
     return plan
 
 
@@ -193,7 +193,7 @@ def _search(options: argparse.Namespace) -> Plan | None:
             said=said,
             **{k: x for k, x in given.items() if x is not None},
         )(*arguments(options.target, options.args))
-    _print(str(found))
+    print_fitted(str(found))
     return found.best.plan if found.best else None
 
 
@@ -224,7 +224,7 @@ def _explain(options: argparse.Namespace) -> None:
     parts = [plan.part(i) for i in found]
     plans = {id(part): part for part, _ in parts}
     texts = [why_text(p, [i for part, i in parts if part is p]) for p in plans.values()]
-    _print("\n\n".join(texts) or f"{plan.name} on {plan.placement}: no collectives")
+    print_fitted("\n\n".join(texts) or f"{plan.name} on {plan.placement}: no collectives")
 
 
 def _diff(options: argparse.Namespace) -> None:
@@ -236,10 +236,10 @@ def _diff(options: argparse.Namespace) -> None:
     for path in options.out:
         check_suffix(path, (".html",))
     a, b, names = load_plan(options.a), load_plan(options.b), (options.a, options.b)
-    _print(diff_text(a, b, names))
+    print_fitted(diff_text(a, b, names))
     for path in _with_page(options, "diff"):
         write(path, diff_page(a, b, names))
-        _print(f"saved {path}")
+        print_fitted(f"saved {path}")
     _open(options)
 
 
@@ -251,7 +251,7 @@ def _check(options: argparse.Namespace) -> int:
     except ValueError as e:
         legal, why = "JSON", "the file cannot be read as JSON"
         raise problem(options.plan, str(e), legal, why, "plan.save('plan.json') writes such a file") from None
-    _print(str(report))
+    print_fitted(str(report))
     return 1 if report.complaints else 0
 
 
@@ -259,16 +259,16 @@ def _verify(options: argparse.Namespace) -> None:
     from sbp.runtime.verify import verify
 
     program, args = _program(options)
-    _print(str(verify(program, *concrete(args))))
+    print_fitted(str(verify(program, *concrete(args))))
 
 
 def _profile(options: argparse.Namespace) -> None:
     program, args = _program(options)
     profile = program.profile(*concrete(args))
-    _print(str(profile))
+    print_fitted(str(profile))
     for path in options.out:
         profile.save(path)
-        _print(f"saved {path}")
+        print_fitted(f"saved {path}")
 
 
 def _compile(options: argparse.Namespace) -> None:
@@ -282,12 +282,12 @@ def _compile(options: argparse.Namespace) -> None:
     compiled = lowered.compile()
     if options.hlo:
         write(options.hlo, compiled.as_text() or "")
-        _print(f"saved {options.hlo}")
+        print_fitted(f"saved {options.hlo}")
     report = program.report_of(compiled, *args)
-    _print(str(report))
+    print_fitted(str(report))
     for path in options.out:
         report.save(path)
-        _print(f"saved {path}")
+        print_fitted(f"saved {path}")
 
 
 def _calibrate(options: argparse.Namespace) -> None:
@@ -308,10 +308,10 @@ def _calibrate(options: argparse.Namespace) -> None:
         raise problem("--devices", str(count), legal, "so many devices are here", f"--devices {len(here)}")
     with _progress() as said:
         found = calibrate(here[:count], out.stem if out else "this machine", said=said)
-    _print(str(found))
+    print_fitted(str(found))
     if out:
         found.save(out)
-        _print(f"\nsaved {out}")
+        print_fitted(f"\nsaved {out}")
 
 
 @contextmanager
@@ -323,20 +323,16 @@ def _progress() -> Iterator[Callable[[str], None]]:
         yield status.update
 
 
-def _print(text: str) -> None:
-    """Prints what fits the terminal; where there are colours kinds of collectives have their own, and what a
-    reader must see first is red."""
-    from rich.console import Console
-    from rich.text import Text
+def _launch(options: argparse.Namespace) -> int:
+    from sbp.runtime.processes.launch import LaunchRequest, launch
 
-    from sbp.passes.explain.words import kind_text
-    from sbp.passes.look.folded import COLOURS
-
-    shown = Text(fitted(text, terminal_width()))
-    for kind, (_, colour) in COLOURS.items():
-        shown.highlight_regex(rf"(?<![\w-]){kind_text(kind)}(?![\w-])", colour)
-    shown.highlight_regex(r"(?m)^DOES NOT FIT(?:.*\n {2,})*.*", "bold red")
-    Console(file=sys.stdout, highlight=False).print(shown, soft_wrap=True)
+    argv = ("-m", *options.module) if options.module else tuple(options.script)
+    if not argv or options.processes < 1:
+        legal, why = "at least one process, and a script or -m and a module", "it is run in each process"
+        got = f"{options.processes} processes, {' '.join(argv) or 'nothing to run'}"
+        raise problem("launch", got, legal, why, "launch --processes 2 -m models.gpt --steps 5")
+    what = LaunchRequest(argv, options.processes, options.devices, options.port)
+    return launch(what, sys.stdout.write, sys.stderr.write)
 
 
 COMMANDS: Mapping[str, Callable[[argparse.Namespace], int | None]] = {
@@ -348,20 +344,8 @@ COMMANDS: Mapping[str, Callable[[argparse.Namespace], int | None]] = {
     "profile": _profile,
     "compile": _compile,
     "calibrate": _calibrate,
+    "launch": _launch,
 }
-
-
-@contextmanager
-def _writable(stream: TextIO) -> Iterator[None]:
-    """A stream whose encoding lacks a letter writes `?` for it instead of failing."""
-    errors = stream.errors if isinstance(stream, io.TextIOWrapper) else None
-    if isinstance(stream, io.TextIOWrapper):
-        stream.reconfigure(errors="replace")
-    try:
-        yield
-    finally:
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors=errors)
 
 
 def _run(argv: Sequence[str] | None) -> int:
@@ -381,7 +365,7 @@ def _run(argv: Sequence[str] | None) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; 0 is success, 1 a problem with the program (printed, no traceback), 2 wrong usage."""
     try:
-        with _writable(sys.stdout), _writable(sys.stderr):
+        with writable(sys.stdout), writable(sys.stderr):
             return _run(argv)
     except BrokenPipeError:
         # Whoever read has seen enough, as `head` has; what Python writes when it ends goes nowhere.

@@ -22,6 +22,11 @@ MEASURED = """\
 Matrix products, memory, element-wise arithmetic, the launch of an op, and every collective over 2, 4, ... N
 devices by size. It takes a minute or two; other programs on the machine disturb it.
 """
+LAUNCHED = """\
+Each process joins the others (sbp.initialize) before the script runs. What process 0 prints is printed as it
+is, what others print with their numbers. If one ends that should not have, the others are ended, and 1 is
+returned.
+"""
 
 
 def parser(
@@ -134,6 +139,22 @@ def parser(
     machine.add_argument("--out", metavar="FILE.toml", help="write the figures, for --hardware")
     machine.add_argument(
         "--devices", type=int, metavar="N", help="so many of them (default: all GPUs, or 8 CPU devices)"
+    )
+    launched = command(
+        "launch", "run a script in several processes on this machine, for development", LAUNCHED
+    )
+    launched.add_argument("--processes", type=int, default=2, metavar="N", help="so many (default: 2)")
+    launched.add_argument(
+        "--devices",
+        type=int,
+        default=0,
+        metavar="N",
+        help="CPU devices of each process (default: the devices that JAX finds)",
+    )
+    launched.add_argument("--port", type=int, default=0, help="where they meet (default: a free one)")
+    launched.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="a module, and its arguments")
+    launched.add_argument(
+        "script", nargs=argparse.REMAINDER, metavar="SCRIPT.py", help="or a script, and its arguments"
     )
     for c in (plan, explain, verify, profile, compiled):
         c.add_argument(

@@ -11,6 +11,8 @@
       MismatchError       `sbp.verify` found an op whose distributed result differs
       EmbeddingError      keys, ids, features or tables of sparse embeddings that cannot be taken
       NonFiniteError      a result that JAX was told to refuse: NaN or infinite; also a `FloatingPointError`
+      CheckpointError     a checkpoint that cannot be saved or restored
+      ProcessError        processes that do not run the same program, or do not come
 
 All are `ValueError`s. One exception carries every problem of its call.
 """
@@ -110,6 +112,14 @@ class NonFiniteError(SbpError, FloatingPointError):
     """A result that is NaN or infinite, where `jax_debug_nans` or `jax_debug_infs` demands that none is."""
 
 
+class CheckpointError(SbpError):
+    """A checkpoint that cannot be saved, or restored as asked."""
+
+
+class ProcessError(SbpError):
+    """Processes that do not run the same program, or one that does not come."""
+
+
 KINDS: dict[str, type[SbpError]] = {
     "signature": SignatureError,
     "placement": PlacementError,
@@ -121,6 +131,8 @@ KINDS: dict[str, type[SbpError]] = {
     "mismatch": MismatchError,
     "embedding": EmbeddingError,
     "nonfinite": NonFiniteError,
+    "checkpoint": CheckpointError,
+    "process": ProcessError,
 }
 
 

@@ -26,6 +26,25 @@ class PlanFigures:
 
 
 @dataclass(frozen=True, slots=True)
+class SentAt:
+    """What a plan sends of one kind, at one line, of tensors of one shape.
+
+    Arguments:
+      seconds: of all of it, per step.
+    """
+
+    kind: str
+    source: str
+    shape: tuple[int, ...]
+    seconds: float
+
+    @property
+    def key(self) -> tuple[str, str, tuple[int, ...]]:
+        """What is the same in two plans."""
+        return self.kind, self.source, self.shape
+
+
+@dataclass(frozen=True, slots=True)
 class HeldPlan:
     """The plan of the whole program in which a tensor lies as said.
 
@@ -34,12 +53,14 @@ class HeldPlan:
       figures: of that plan.
       made_by: the signatures of the ops that make the tensor then; "" for arguments.
       slack_seconds: by how much a plan may be faster that there was no time to find; 0.0 if none is.
+      sent: what that plan sends; None where it was not asked for.
     """
 
     signature: NdSbp
     figures: PlanFigures
     made_by: str = ""
     slack_seconds: float = 0.0
+    sent: tuple[SentAt, ...] | None = None
 
 
 @dataclass(frozen=True, repr=False)
@@ -58,6 +79,9 @@ class TensorChoices:
       impossible: how many no plan can have.
       limit_bytes: what a device may hold.
       where: in a program with stages, the stages and placements that it belongs to.
+      hold: what to write to hold it: "in_sbp" or "out_sbp" with its path, "annotate" with the line of the op
+        that makes it, "gradient" with what it is of; or "backward" with its line, where nothing can be
+        written.
     """
 
     tensor: str
@@ -71,6 +95,7 @@ class TensorChoices:
     impossible: int
     limit_bytes: float
     where: str = ""
+    hold: tuple[str, str] = ("", "")
 
     def __repr__(self) -> str:
         return f"<TensorChoices {self.tensor}: {len(self.alternatives)} of {self.count} alternatives>"

@@ -29,6 +29,12 @@ class Replans(Protocol):
     def choices(self, plan: PlanData, name: str, most: int, time_limit_seconds: float) -> TensorChoices:
         """The other signatures of a tensor, each with the whole plan made again around it."""
 
+    def row_choices(
+        self, plan: PlanData, c: Collective, most: int, time_limit_seconds: float
+    ) -> Sequence[TensorChoices]:
+        """The same of the tensors of a row of the plan, as `merged` has it, and of what leads to it; none if
+        nothing can hold these."""
+
     def held(self, plan: PlanData, name: str, nd: NdSbp) -> PlanData:
         """The plan with a tensor held to a signature, and everything else planned again."""
 

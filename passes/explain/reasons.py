@@ -96,6 +96,17 @@ class Reasons:
         border = self._flow.borders.get(box.user)
         return made[0].source if made is not None else border.source if border is not None else Source()
 
+    def cause(self, box: Box) -> str:
+        """The argument whose split leads to the move, the nearest of several; "" for none."""
+        move, own = box.move, self.names.of(box.value)
+        if isinstance(move.old, Partial):
+            origin = self._origin(box)
+            every = () if origin is None else self._carried(*origin[:2], self._splits)
+        else:
+            every = self._splits.get((box.value, move.before), ())
+        found = [every[a] for a in move.axes] if every else []
+        return min((o for o in found if o is not None and o[1] != own), default=(0, ""))[1]
+
     def inside(self, step: Compute, talk: Talk) -> str:
         """One sentence on a collective inside an op."""
         x, nd = step.node.inputs[talk.operand], step.strategy.operands[talk.operand]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
+from types import MappingProxyType
 
 from sbp.passes.explain.plan import Collective, PlanData
 from sbp.passes.explain.words import collapse, kind_text, over_text, tensor_text, verdict_text
+from sbp.passes.look.same_lines import lines_of, same_lines
 from sbp.passes.pipeline.plan import PipelineData
 from sbp.passes.program.names import without_indices
 from sbp.signature import format_sbp
@@ -14,13 +16,24 @@ from sbp.units import bytes_text, seconds_text
 MOST_LISTED = 20
 """Leaves that only one plan has, of arguments and of results."""
 Total = tuple[Collective, int, float, float]
+NO_LINES: Mapping[str, str] = MappingProxyType({})
 
 
-def _totals(plan: PlanData) -> dict[Hashable, Total]:
+def row_key(c: Collective, lines: Mapping[str, str] = NO_LINES) -> Hashable:
+    """What a reader would call the same in two plans.
+
+    Arguments:
+      lines: what its line is called in the other plan, if its file was edited in between.
+    """
+    where = lines.get(c.source, c.source)
+    return c.kind, without_indices(c.tensor), c.shape, c.dtype, c.before, c.after, c.axes, where
+
+
+def _totals(plan: PlanData, lines: Mapping[str, str] = NO_LINES) -> dict[Hashable, Total]:
     """Collectives that a reader would call the same, with times, bytes and seconds."""
     out: dict[Hashable, Total] = {}
     for c in plan.collectives:
-        key = (c.kind, without_indices(c.tensor), c.shape, c.dtype, c.before, c.after, c.axes, c.source)
+        key = row_key(c, lines)
         first, times, wire, seconds = out.get(key, (c, 0, 0.0, 0.0))
         out[key] = first, times + c.count, wire + c.wire_bytes, seconds + c.seconds
     return out
@@ -63,10 +76,10 @@ def _schedule(plan: PipelineData) -> str:
 
 
 def _collectives(a: PlanData, b: PlanData, names: tuple[str, str]) -> list[str]:
-    ours, theirs = _totals(a), _totals(b)
+    ours, theirs = _totals(a, same_lines(lines_of(a), lines_of(b))), _totals(b)
     rows = []
     for key in {**ours, **theirs}:
-        first = ours.get(key) or theirs[key]
+        first = theirs.get(key) or ours[key]
         times = (theirs[key][1] if key in theirs else 0) - (ours[key][1] if key in ours else 0)
         wire = (theirs[key][2] if key in theirs else 0.0) - (ours[key][2] if key in ours else 0.0)
         seconds = (theirs[key][3] if key in theirs else 0.0) - (ours[key][3] if key in ours else 0.0)

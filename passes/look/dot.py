@@ -8,7 +8,8 @@ from typing import Any
 import networkx as nx
 
 from sbp.passes.explain.plan import PlanData
-from sbp.passes.look.folded import COLOURS, folded
+from sbp.passes.look.colours import mark_of
+from sbp.passes.look.folded import folded
 from sbp.passes.look.svg import lanes_of
 from sbp.units import bytes_text
 
@@ -55,7 +56,7 @@ def dot_lines(out: nx.DiGraph, prefix: str = "") -> list[str]:
 
 def dot_node(d: dict[str, Any]) -> str:
     """The attributes of a node."""
-    fill, border = COLOURS[d["kind"]]
+    fill, border, _ = mark_of(d["kind"])
     text = [" ".join(t for t in (d["head"], d.get("note", "")) if t), *d["body"]]
     label = quoted("\n".join(t for t in text if t))
     return f'label={label}, fillcolor="{fill}", color="{border}"'

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +105,7 @@ def check_suffix(path: str | os.PathLike[str], writers: Collection[str] = WRITER
 def save_plan(
     plan: PlanData,
     path: str | os.PathLike[str],
-    choices: Mapping[str, TensorChoices] = NO_CHOICES,
+    choices: Mapping[str, Sequence[TensorChoices]] = NO_CHOICES,
     profile: PageProfile | None = None,
 ) -> None:
     """Writes the plan; the suffix chooses the form.

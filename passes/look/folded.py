@@ -16,6 +16,7 @@ import networkx as nx
 
 from sbp.passes.explain.plan import Collective, PlanData
 from sbp.passes.explain.words import kind_text
+from sbp.passes.look.colours import COLLECTIVES
 from sbp.passes.look.outline import Outline
 from sbp.passes.look.program_data import program_data
 from sbp.passes.look.wiring import Wiring, WordedVersion
@@ -28,25 +29,14 @@ MAX_LANE = 20
 """Nodes of a lane, beyond which its collectives of a kind are one."""
 MAX_LINES = 3
 """Arguments that a box lists."""
-# Fill, border: light enough for dark text. Okabe and Ito's hues, told apart by colour-blind readers too.
-COLOURS = {
-    "ops": ("#ffffff", "#9aa5b1"),
-    "all_reduce": ("#fde3da", "#d55e00"),
-    "all_gather": ("#d8ecfa", "#0072b2"),
-    "reduce_scatter": ("#fdf0cf", "#e69f00"),
-    "all_to_all": ("#f6e1ee", "#b0578d"),
-    "ragged_all_to_all": ("#f6e1ee", "#b0578d"),
-    "permute": ("#d5f0e6", "#009e73"),
-    "send": ("#e4f3fb", "#56b4e9"),
-}
 
 
 def folded(plan: PlanData, max_boxes: int = MAX_BOXES) -> nx.DiGraph:
     """The graph of a plan.
 
-    Every node has a `kind` (a key of `COLOURS`), a `lane` (a phase), a `head`, further `body` lines, its
-    `rows` of the plan, and a `title` to be read when it is pointed at. Edges have a `label`, a `title`, and
-    `back` if they lead to an earlier node, as to the next of some equal layers.
+    Every node has a `kind` (of a collective, or "ops"), a `lane` (a phase), a `head`, further `body` lines,
+    its `rows` of the plan, and a `title` to be read when it is pointed at. Edges have a `label`, a `title`,
+    and `back` if they lead to an earlier node, as to the next of some equal layers.
 
     Raises:
       ValueError: for a plan without a program.
@@ -262,4 +252,4 @@ def short_dtype(text: str) -> str:
 def kinds_of(plan: PlanData) -> Iterator[tuple[str, int, float]]:
     """The collectives of a plan by kind, in the order of the colours: how many, and their bytes."""
     by_kind = plan.by_kind()
-    return ((kind, *by_kind[kind]) for kind in COLOURS if kind in by_kind)
+    return ((kind, *by_kind[kind]) for kind in COLLECTIVES if kind in by_kind)

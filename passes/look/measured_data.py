@@ -116,11 +116,11 @@ def measured_timeline(
     steps = [own for own, _ in numbered(outline.program["steps"])]
     spans = list[tuple[Any, ...]]()
     kernels = (s for s in step.spans if not s.sends)
-    for (phase, title), some in groupby(kernels, key=lambda s: _part(s, steps, outline)):
+    for (phase, title, node), some in groupby(kernels, key=lambda s: _part(s, steps, outline)):
         for start, end in _touching(some, step.seconds / MOST_GAPS):
-            spans.append((0, start, end, phase, title, f"{phase}: {title}", 0, None))
+            spans.append((0, start, end, phase, title, f"{phase}: {title}", 0, [], node or None, None))
     for s in (s for s in step.spans if s.sends):
-        spans.append((1, s.start, s.end, *_sent(s, every, row_of)))
+        spans.append((1, s.start, s.end, *_sent(s, every, row_of), None, None))
     return {
         "name": f"one step on the first device, {step.word} {step.how}",
         "seconds": step.seconds,
@@ -130,21 +130,22 @@ def measured_timeline(
     }
 
 
-def _part(span: MeasuredSpan, steps: Sequence[Mapping[str, Any]], outline: Outline) -> tuple[str, str]:
-    """The phase of a kernel, and the part of the program that it is of."""
+def _part(span: MeasuredSpan, steps: Sequence[Mapping[str, Any]], outline: Outline) -> tuple[str, str, int]:
+    """The phase of a kernel, and the part of the program that it is of, with its group; 0 for none."""
     leaf = outline.leaf.get(id(steps[span.step])) if 0 <= span.step < len(steps) else None
-    return ("kernel", span.label or MADE_BY_XLA) if leaf is None else part_of(outline, leaf)
+    return ("kernel", span.label or MADE_BY_XLA, 0) if leaf is None else part_of(outline, leaf)
 
 
 def _sent(span: MeasuredSpan, every: Mapping[str, Collective], row_of: Mapping[str, int]) -> tuple[Any, ...]:
     known = [every[name] for name in span.rows if name in every]
     if not known:
-        return "kernel", span.label, f"{span.label}, of no row of the plan", 0, None
+        return "kernel", span.label, f"{span.label}, of no row of the plan", 0, []
     more = f" and {len(known) - 1} more, sent as one" if len(known) > 1 else ""
     title = f"{kind_text(known[0].kind)} of {known[0].tensor}{more}"
+    shown = list(dict.fromkeys(row_of[c.name] for c in known))
     if span.waits:
-        return "wait", "waits", f"waits for others, for the {title}", 0, row_of[known[0].name]
-    return known[0].kind, kind_text(known[0].kind), title, 0, row_of[known[0].name]
+        return "wait", "waits", f"waits for others, for the {title}", 0, shown
+    return known[0].kind, kind_text(known[0].kind), title, 0, shown
 
 
 def _touching(spans: Iterator[MeasuredSpan], gap: float) -> Iterator[tuple[float, float]]:

@@ -12,14 +12,18 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import groupby
 from typing import Any, TypeAlias
 
+from sbp.passes.look.layer_runs import layer_runs
 from sbp.passes.look.repeats import Repeat, repeats
 from sbp.passes.program.names import PHASES, common
 
 OpId: TypeAlias = int
 """The address of a step of the JSON, which lives as long as the program."""
 _NUMBERED = re.compile(r"^([^\[.]*)((?:\['[^']*'\]|\.\w+|\[\d+\])*\[\d+\])")
+COVERED = 0.75
+"""Of layers, how many must be among what repeats, for these to be taken for layers."""
 LOOP = "loop"
 ORDER = (PHASES[0], LOOP, *PHASES[1:])
 """Phases and loops over all of them, as they are shown."""
@@ -130,12 +134,37 @@ class Outline:
             both = ((set().union(*(marks[k][n] for k in part)) for n in (0, 1)) for part in r.parts())
             return sum(len(weights) > 1 or len(scopes) > 1 for weights, scopes in both)
 
-        done = 0
-        for r in repeats([i.token for i in found], mixed):
+        done, repeated = 0, repeats([i.token for i in found], mixed)
+        runs = self.weighted(found, [m for m, _ in marks])
+        layers, covered = sum(1 for mark, _ in runs if mark), sum(r.times for r in repeated)
+        if layers and (any(map(mixed, repeated)) or covered < COVERED * layers):
+            # What repeats crosses layers or misses some, as where these have ops that others do not.
+            for is_layer, some in groupby(runs, key=lambda run: bool(run[0])):
+                own = [part for _, part in some]
+                if is_layer:
+                    self.equal(own, parent)
+                else:
+                    self.functions([i for part in own for i in part], parent)
+            return
+        for r in repeated:
             self.functions(found[done : r.start], parent)
             self.equal([[found[k] for k in part] for part in r.parts()], parent)
             done = r.end
         self.functions(found[done:], parent)
+
+    def weighted(
+        self, found: Sequence[OutlineItem], marks: Sequence[frozenset[str]]
+    ) -> list[tuple[str, list[OutlineItem]]]:
+        """Items by the layers whose weights they read."""
+        functions = list(map(self.function, found))
+        runs = layer_runs(marks, functions, list(map(self.unnumbered, found)))
+        return [(mark, [found[k] for k in part]) for mark, part in runs]
+
+    def unnumbered(self, i: OutlineItem) -> bool:
+        """Whether an op reads a leaf of what also has the weights of layers, and no layer's."""
+        heads = {path.partition("[")[0] for path in self.arguments.values() if _NUMBERED.match(path)}
+        read = (self.arguments.get(v, "") for one in _all([i]) for v, _ in one.step["reads"])
+        return any("[" in path and path.partition("[")[0] in heads for path in read) and not self.numbered(i)
 
     def equal(self, parts: Sequence[Sequence[OutlineItem]], parent: int) -> None:
         """Puts parts that repeat into a group for all that are equal to the last bit."""

@@ -18,7 +18,7 @@ from sbp.passes.explain.words import (
     tensor_text,
     totals,
 )
-from sbp.passes.look.folded import COLOURS
+from sbp.passes.look.colours import mark_of
 from sbp.passes.look.svg import plan_svg
 from sbp.signature import format_sbp
 from sbp.units import bytes_text, seconds_text
@@ -97,7 +97,7 @@ def _table(shown: Sequence[TableRow], rest: Sequence[TableRow]) -> str:
 
 def _row(r: TableRow) -> str:
     c = r.collective
-    fill, border = COLOURS[c.kind]
+    fill, border, _ = mark_of(c.kind)
     style = f"background:{fill};border-color:{border}"
     return (
         f'<tr><td class="n" data-v="{r.times}">{r.times}</td>'

@@ -10,14 +10,16 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sbp.passes.explain.choices import TensorChoices
+from sbp.passes.explain.choices import HeldPlan, PlanFigures, TensorChoices
+from sbp.passes.explain.gone import is_gone
 from sbp.passes.explain.measured import MeasuredStep
 from sbp.passes.explain.plan import Collective, PlanData
-from sbp.passes.explain.words import gap_text, misfit_text, over_text, tensor_text, verdict_text
+from sbp.passes.explain.words import gap_text, kind_text, misfit_text, over_text, tensor_text, verdict_text
 from sbp.passes.look.measured_data import beside_data, group_seconds, measured_timeline, row_times
 from sbp.passes.look.outline import Outline
+from sbp.passes.look.placement_data import place_data
 from sbp.passes.look.program_data import program_data
-from sbp.passes.look.timeline_data import memory_data, step_timeline
+from sbp.passes.look.timeline_data import memory_data, step_timelines
 from sbp.passes.look.wiring import Wiring, WordedVersion
 from sbp.signature import format_sbp
 
@@ -37,11 +39,18 @@ def page_data(plan: PlanData, beside: MeasuredStep | None = None) -> dict[str, A
     return found | {"figures": figures(plan), "notes": list(plan.notes), **part_data(plan, beside)}
 
 
-def part_data(plan: PlanData, beside: MeasuredStep | None = None) -> dict[str, Any]:
-    """What is drawn and listed of a plan on one placement; `beside` as of `page_data`."""
+def part_data(
+    plan: PlanData, beside: MeasuredStep | None = None, whole: PlanData | None = None
+) -> dict[str, Any]:
+    """What is drawn and listed of a plan on one placement.
+
+    Arguments:
+      beside: as of `page_data`.
+      whole: the plan of the program that this one is of a placement of.
+    """
     program = program_data(plan) if plan.program is None else plan.program
     merged = [c for c, _ in plan.merged()]
-    found: dict[str, Any] = {"places": [place_data(plan)], "rows": row_columns(merged)}
+    found: dict[str, Any] = {"places": [place_data(plan, whole)], "rows": row_columns(merged)}
     if beside is not None:
         found["rows"] |= row_times(merged, beside)
         found["beside"] = beside_data(plan, beside, program)
@@ -50,28 +59,19 @@ def part_data(plan: PlanData, beside: MeasuredStep | None = None) -> dict[str, A
     outline = Outline.of(program, plan.in_paths)
     wiring = Wiring.of(outline, plan.placement.shape)
     row_of = {name: k for k, c in enumerate(merged) for name in c.name.split("+")}
-    timelines = [step_timeline(outline, plan.collectives, row_of, plan.step_seconds)]
+    timelines = step_timelines(outline, plan.collectives, row_of, plan.step_seconds)
     drawn = graph(outline, wiring, plan.collectives, row_of)
     if beside is not None:
-        timelines.append(measured_timeline(beside, outline, {c.name: c for c in plan.collectives}, row_of))
+        ran = measured_timeline(beside, outline, {c.name: c for c in plan.collectives}, row_of)
+        timelines += [] if ran is None else [ran]
         if beside.step_seconds:
             drawn["groups"] |= {"measured": group_seconds(outline, beside)}
     return found | {
-        "timelines": [t for t in timelines if t is not None],
+        "timelines": timelines,
         "memory": memory_data(program),
         "at_rest": at_rest(plan, wiring.readers, wiring.makers, program),
         "lines": dict(program.get("lines", {})),
         **drawn,
-    }
-
-
-def place_data(plan: PlanData) -> dict[str, Any]:
-    """A placement, as shards are drawn."""
-    return {
-        "name": str(plan.placement),
-        "axes": list(plan.placement.axes),
-        "mesh": list(plan.placement.shape),
-        "memory_bytes": plan.memory_bytes,
     }
 
 
@@ -263,22 +263,45 @@ def at_rest(
     return columns(("kind", "path", "sbp", "dtype", "shape", "nodes", "place"), rows)
 
 
-def choices_data(found: TensorChoices) -> list[dict[str, Any]]:
-    """What a tensor could lie as instead, and what the whole plan would take then; how it lies first."""
+def row_key(c: Collective) -> str:
+    """What tells a row of a page from all others; rows of several placements may be called alike."""
+    return " ".join((c.name, c.kind, c.tensor, c.source))
+
+
+def choices_data(found: TensorChoices, row: Collective | None, plan: PlanData) -> dict[str, Any]:
+    """What a tensor could lie as instead, and what the whole plan would take then; how it lies first.
+
+    Arguments:
+      row: the collective that is asked about, if it is known whether that is gone then.
+    """
+    how, where = found.hold
     lies = " → ".join(map(format_sbp, found.signatures))
-    rows = [(lies, found.plan, True)]
-    rows += [(format_sbp(held.signature), held.figures, False) for held in found.alternatives]
-    return [
-        {
-            "sbp": nd,
-            "seconds": f.step_seconds,
-            "bytes": f.wire_bytes,
-            "memory": f.memory_bytes,
-            "fits": f.memory_bytes <= found.limit_bytes,
-            "chosen": is_chosen,
-        }
-        for nd, f, is_chosen in rows
+    first = _choice(lies, found.plan, found.limit_bytes) | {"chosen": True, "gone": None, "instead": ""}
+    others = [
+        _choice(format_sbp(held.signature), held.figures, found.limit_bytes)
+        | {"chosen": False}
+        | _gone(held, found, row, plan)
+        for held in found.alternatives
     ]
+    said = {"tensor": found.tensor, "alike": found.alike, "hold": how, "where": where}
+    return said | {"row": None if row is None else row_key(row), "rows": [first, *others]}
+
+
+def _choice(nd: str, f: PlanFigures, limit_bytes: float) -> dict[str, Any]:
+    figures = {"seconds": f.step_seconds, "bytes": f.wire_bytes, "memory": f.memory_bytes}
+    return {"sbp": nd, **figures, "fits": f.memory_bytes <= limit_bytes}
+
+
+def _gone(held: HeldPlan, found: TensorChoices, row: Collective | None, plan: PlanData) -> dict[str, Any]:
+    """Whether a collective is gone from a plan, and the dearest that this sends at its line instead."""
+    if row is None or held.sent is None:
+        return {"gone": None, "instead": ""}
+    key = row.kind, row.source, row.shape
+    lines = {row.source, found.hold[1]}
+    here = [s for s in held.sent if s.source in lines and s.key != key]
+    dearest = max(here, key=lambda s: s.seconds, default=None)
+    instead = "" if dearest is None else f"{kind_text(dearest.kind)} at {dearest.source}"
+    return {"gone": is_gone(row, held, plan), "instead": instead}
 
 
 def data_text(data: Mapping[str, Any]) -> str:

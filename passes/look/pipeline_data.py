@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 from sbp.passes.explain.measured import MeasuredStep
-from sbp.passes.explain.plan import Collective
+from sbp.passes.explain.plan import Collective, together
 from sbp.passes.look.measured_data import places_data, sent_apart
 from sbp.passes.look.page_data import columns, figures, part_data, row_columns
-from sbp.passes.look.pipeline_text import merged_sends, place_heading
+from sbp.passes.look.pipeline_text import alike_sends, place_heading
 from sbp.passes.look.timeline import WORDS
+from sbp.passes.look.timeline_data import SPAN
 from sbp.passes.pipeline.figures import StageFigures
 from sbp.passes.pipeline.plan import PipelineData
 from sbp.passes.schedule.actions import SENDS
@@ -30,9 +32,10 @@ def pipeline_data(
       timelines: instead of the plan's own, such as it and a measured one.
       places: what a step took, per placement; none for no measured figures.
     """
-    sends = merged_sends(plan)
-    parts = [part_data(p, places[i] if places else None) for i, p in enumerate(plan.stages)]
+    sends = alike_sends(plan)
+    parts = [part_data(p, places[i] if places else None, plan) for i, p in enumerate(plan.stages)]
     joined = joined_parts(plan, parts, sends, sent_apart(len(sends)) if places else {})
+    rows = sends_by_ends(sends, len(joined["rows"]["kind"]) - len(sends))
     if places:
         joined["beside"] = places_data(parts)
     schedule = "" if plan.schedule is None else f", schedule {plan.schedule.name}"
@@ -43,7 +46,7 @@ def pipeline_data(
         "hardware": plan.hardware.name,
         "figures": figures(plan) | {"bubble": _bubble(plan)},
         "notes": list(plan.notes),
-        "timelines": [timeline_data(t, plan.figures) for t in shown],
+        "timelines": [timeline_data(t, plan.figures, places_of(joined), rows) for t in shown],
         "stages": stage_columns(plan),
         **joined,
     }
@@ -74,12 +77,13 @@ def stage_columns(plan: PipelineData) -> Columns:
 def joined_parts(
     plan: PipelineData,
     parts: Sequence[Mapping[str, Any]],
-    sends: Sequence[Collective],
+    sends: Sequence[Sequence[Collective]],
     more: Columns = MappingProxyType({}),
 ) -> dict[str, Any]:
     """The graphs of placements as one, each in a group of its own, with what is sent as nodes between.
 
     Arguments:
+      sends: what is sent between placements, those that are alike together.
       more: further columns of what is sent, which those of the placements have too.
     """
     n_groups = 1 + sum(len(p["groups"]["kind"]) if "groups" in p else 1 for p in parts)
@@ -96,7 +100,7 @@ def joined_parts(
         lines.update(part.get("lines", {}))
         group, sent = group + own, sent + len(found[-1]["sent"]["kind"])
         row, tensor = row + len(part["rows"]["kind"]), tensor + len(found[-1]["tensors"]["name"])
-    found.append(_sends(sends, roots, n_groups + n_sent, row, more))
+    found.append(_Sends(found, roots, n_groups + n_sent, row).columns(sends, more))
     top = {"groups": columns(GROUP, [("program", "program", "", -1, 1, 0, 0.0)])}
     tables = {k: dict.fromkeys(columns_of) for p in found for k, columns_of in p.items()}
     joined: dict[str, Any] = {
@@ -158,48 +162,122 @@ class _Moved:
         return found
 
 
-def _sends(
-    sends: Sequence[Collective], roots: Sequence[int], node: int, row: int, more: Columns
-) -> Mapping[str, Columns]:
-    """What is sent between placements, as nodes between their groups."""
-    sent, edges = list[tuple[Any, ...]](), list[tuple[Any, ...]]()
-    for k, c in enumerate(sends):
-        a, b = (roots[int(place)] for place in c.axes)
-        sent.append(("send", 0, [row + k], c.count, c.wire_bytes, c.seconds, c.exposed_seconds))
-        edges += [
-            (*ends, c.wire_bytes / max(c.count, 1), 0, 1, []) for ends in ((a, node + k), (node + k, b))
-        ]
-    return {
-        "rows": row_columns(sends) | dict(more),
-        "sent": columns(SENT, sent),
-        "edges": columns(EDGE, edges),
-    }
+class _Sends:
+    """What is sent between placements, as nodes between those that make it and those that read it.
+
+    Arguments:
+      parts: the columns of the placements.
+      roots: the group of each.
+      node, row: the first of these nodes, and of their rows.
+    """
+
+    def __init__(
+        self, parts: Sequence[Mapping[str, Columns]], roots: Sequence[int], node: int, row: int
+    ) -> None:
+        self.parts, self.roots, self.node, self.row = parts, roots, node, row
+
+    def columns(
+        self, sends: Sequence[Sequence[Collective]], more: Columns = MappingProxyType({})
+    ) -> Mapping[str, Columns]:
+        """Rows, nodes and edges."""
+        sent, edges = list[tuple[Any, ...]](), dict[tuple[int, int], tuple[Any, ...]]()
+        for k, same in enumerate(sends):
+            c = together(same)
+            sent.append(("send", 0, [self.row + k], c.count, c.wire_bytes, c.seconds, c.exposed_seconds))
+            for one in same:
+                a, b = map(int, one.axes)
+                carried, at = self.tensors(one, a), self.node + k
+                ends = [(x, at) for x in self.ends(one, a, "to ")] + [
+                    (at, x) for x in self.ends(one, b, "from ")
+                ]
+                for pair in ends:
+                    _, _, size, _, count, listed = edges.get(pair, (*pair, 0.0, 0, 0, []))
+                    size += one.wire_bytes / max(one.count, 1)
+                    edges[pair] = (*pair, size, 0, count + 1, [*listed, *carried])
+        rows = row_columns([together(same) for same in sends]) | dict(more)
+        return {"rows": rows, "sent": columns(SENT, sent), "edges": columns(EDGE, list(edges.values()))}
+
+    def ends(self, c: Collective, place: int, word: str) -> list[int]:
+        """The nodes that make or read what is sent, as the placement calls it; else the placement itself."""
+        rest, found = self.parts[place]["at_rest"], list[int]()
+        for path, nodes in zip(rest["path"], rest["nodes"], strict=True):
+            if path.startswith(word) and names_tensor(path, c.tensor, c.source):
+                found += nodes
+        return list(dict.fromkeys(found)) or [self.roots[place]]
+
+    def tensors(self, c: Collective, place: int) -> list[int]:
+        """What is sent, among the tensors of a placement."""
+        before = sum(len(p["tensors"]["name"]) for p in self.parts[:place])
+        t = self.parts[place]["tensors"]
+        pairs = enumerate(zip(t["name"], t["shape"], strict=True), before)
+        return [k for k, (name, shape) in pairs if name == c.tensor and shape == list(c.shape)][:1]
 
 
-def timeline_data(timeline: Timeline, stages: Sequence[StageFigures]) -> dict[str, Any]:
-    """A timeline as it is drawn: lanes with their spans, and what each rank holds of micro-batches."""
+_NUMBERED = re.compile(r" \(\d+\)$")
+
+
+def names_tensor(path: str, tensor: str, source: str) -> bool:
+    """Whether a path of what comes from another placement, or goes there, means a tensor.
+
+    >>> names_tensor("from stage 1: max, f.py:3 (2)", "max", "f.py:3")
+    True
+    """
+    said = path.partition(": ")[2]
+    return any(name in (tensor, f"{tensor}, {source}") for name in (said, _NUMBERED.sub("", said)))
+
+
+def places_of(joined: Mapping[str, Any]) -> list[int]:
+    """The groups of placements."""
+    return [k for k, kind in enumerate(joined["groups"]["kind"]) if kind == "place"]
+
+
+def sends_by_ends(sends: Sequence[Sequence[Collective]], first: int) -> dict[tuple[int, int], list[int]]:
+    """The rows of what goes from one placement to another, by both.
+
+    Arguments:
+      first: the first of these rows.
+    """
+    found: dict[tuple[int, int], list[int]] = {}
+    for row, same in enumerate(sends, first):
+        a, b = map(int, same[0].axes)
+        found.setdefault((a, b), []).append(row)
+    return found
+
+
+def timeline_data(
+    timeline: Timeline,
+    stages: Sequence[StageFigures],
+    places: Sequence[int] = (),
+    rows: Mapping[tuple[int, int], list[int]] = MappingProxyType({}),
+) -> dict[str, Any]:
+    """A timeline as it is drawn: lanes with their spans, and what each rank holds of micro-batches.
+
+    Arguments:
+      places: the groups of placements.
+      rows: of what is sent, by the two placements.
+    """
     start = float(timeline.start)
-    spans = [
-        (
-            2 * rank + (s.action.kind in SENDS),
-            float(s.start) - start,
-            float(s.end) - start,
-            s.action.kind.value,
-            str(s.action.microbatch),
-            f"{WORDS[s.action.kind]}, stage {s.action.stage}, micro-batch {s.action.microbatch}",
-            s.action.stage,
-        )
-        for rank, row in enumerate(timeline.spans)
-        for s in row
-        if s.action.kind in WORDS
-    ]
+    place = [s.place for s in stages]
+
+    def drawn(rank: int, s: Span) -> tuple[Any, ...]:
+        kind, stage, peer = s.action.kind, s.action.stage, s.action.peer
+        sends = kind in SENDS
+        known = stage < len(place) and (not sends or (peer is not None and peer < len(place)))
+        at = place[stage] if known else None
+        sent = rows.get((at, place[peer]), []) if sends and at is not None and peer is not None else []
+        node = None if sends or at is None or at >= len(places) else places[at]
+        title = f"{WORDS[kind]}, stage {stage}, micro-batch {s.action.microbatch}"
+        ends = float(s.start) - start, float(s.end) - start
+        return 2 * rank + sends, *ends, kind.value, str(s.action.microbatch), title, stage, sent, node, None
+
+    spans = [drawn(rank, s) for rank, row in enumerate(timeline.spans) for s in row if s.action.kind in WORDS]
     lanes = [name for rank in range(timeline.ranks) for name in (f"rank {rank}", f"rank {rank}, sends")]
     return {
         "name": timeline.name,
         "seconds": float(timeline.makespan),
         "bubble": timeline.bubble_fraction,
         "lanes": lanes,
-        "spans": columns(("lane", "from", "to", "kind", "label", "title", "stage"), spans),
+        "spans": columns(SPAN, spans),
         "held": [list(_held(row, stages, start)) for row in timeline.spans] if stages else [],
     }
 

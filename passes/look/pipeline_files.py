@@ -54,7 +54,7 @@ WRITERS: Mapping[str, Callable[[PipelineData], str]] = {
 def save_plan(
     plan: PipelineData,
     path: str | os.PathLike[str],
-    choices: Mapping[str, TensorChoices] = NO_CHOICES,
+    choices: Mapping[str, Sequence[TensorChoices]] = NO_CHOICES,
     profile: PageProfile | None = None,
 ) -> None:
     """Writes the plan; the suffix chooses the form.

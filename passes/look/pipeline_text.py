@@ -180,11 +180,16 @@ def send_rows(plan: PipelineData) -> list[tuple[str, ...]]:
 
 def merged_sends(plan: PipelineData) -> list[Collective]:
     """What is sent, equal tensors of one line as one."""
+    return [together(same) for same in alike_sends(plan)]
+
+
+def alike_sends(plan: PipelineData) -> list[list[Collective]]:
+    """What is sent, equal tensors of one line together."""
     rows: dict[object, list[Collective]] = {}
     for c in plan.sends:
         key = without_indices(c.tensor), c.shape, c.dtype, c.axes, c.before, c.after, c.source
         rows.setdefault(key, []).append(c)
-    return [together(same) for same in rows.values()]
+    return list(rows.values())
 
 
 def columns(rows: Sequence[Sequence[str]], most: int | None = None) -> list[str]:

@@ -8,12 +8,13 @@ Values are numbered; a *version* is `[value, signature]`. A step is one of
   it `launches` a kernel; `seconds` has all of that and what it sends.
 - `{"move", "value", "axes", "before", "after", "seconds", "row"}`: a collective (with its row in the plan's
   `collectives`) or a local step. `sent_as` is the narrower dtype in which it goes, with its bytes.
-- `{"loop", "trips", "assumed_trips", "reads", "writes", "enters", "leaves", "wires", "bodies"}`: a loop or a
-  branch. A wire is what goes through its border: from outside, to inside, back from inside, to outside.
+- `{"loop", "trips", "assumed_trips", "timelines", "reads", "writes", "enters", "leaves", "wires", "bodies"}`:
+  a loop or a branch, with the timeline of one trip through each body. A wire is what goes through its border:
+  from outside, to inside, back from inside, to outside.
 
 `peak` lists what is alive when most is, with the bytes of each; `between_bytes` is what lies unused between.
-`course` is what is held over the step (bytes, and seconds where these are known), and `timeline` when what
-runs, as XLA's scheduler orders it: of kernels their step, of what is sent its rows. `names` are what values
+`course` is what is held over the step (bytes, and when), and `timeline` when what runs, as XLA's scheduler
+orders it, or one after the other where nothing runs beside anything (clock.py). `names` are what values
 are called, and `lines` the user's text around every line that is spoken of, with the function around it.
 """
 
@@ -30,6 +31,7 @@ from sbp import compat
 from sbp.passes.boxing.links import Network
 from sbp.passes.explain.collectives import rows_of
 from sbp.passes.explain.plan import PlanData
+from sbp.passes.look.clock import StepClock
 from sbp.passes.look.user_lines import clean_scope, excerpt, function_at
 from sbp.passes.physical.evaluate import Evaluator
 from sbp.passes.physical.program import Border, Box, Compute, Physical, Step, Version, reads, writes
@@ -78,7 +80,7 @@ class _Writer:
             "outputs": [[x, format_sbp(nd)] for x, nd in zip(outputs, p.outputs, strict=True)],
             "values": {str(v): self.value(v) for v in used},
             "names": {str(v): self.names.of(v) for v in used},
-            "lines": {str(s): _line(s) for s in self.sources()},
+            "lines": {str(s): line_data(s) for s in self.sources()},
             "steps": steps,
         }
         live = self.takes.at_peak
@@ -87,35 +89,21 @@ class _Writer:
             found["peak"] = [[*_version(x.version), x.bytes] for x in live]
             found["between_bytes"] = peak - total
             found |= self.course()
+        found["timeline"] = self.clock.step()
         return found
 
     def course(self) -> dict[str, Any]:
-        """When what runs in a step, and what a device holds meanwhile."""
-        timeline, course = self.takes.timeline, self.takes.course
-        if timeline is None:
-            return {"course": {"bytes": _thinned(list(course), course)}}
-        order, noted = timeline
-        steps = self.physical.steps
-        kernels, sent = list[list[Any]](), list[list[Any]]()
-        for j, start, end in noted.spans:
-            node = order.nodes[j]
-            if node.sends:
-                members = [steps[i] for i in (node.makes or order.nodes[node.after[0]].reads)]
-                rows = {r for s in members for r in self.rows_of(s)}
-                sent.append([start, end, sorted(rows)])
-            else:
-                kernels.append([start, end, node.makes[0]])
-        found: dict[str, Any] = {"timeline": {"kernels": kernels, "sent": sent}}
-        # Where only an order that takes little memory fits, that is another one than the one of the timeline.
-        times = noted.times if self.takes.sections is None else []
-        held = {"bytes": _thinned(list(course), course)}
-        if times:
-            held["seconds"] = _thinned([*times, *(times[-1:] * (len(course) - len(times)))], course)
-        return found | {"course": held}
+        """What a device holds over a step."""
+        course = self.takes.course
+        times = _thinned(self.takes.course_seconds, course)
+        return {"course": {"bytes": _thinned(list(course), course), "seconds": times}}
 
-    def rows_of(self, step: Step) -> list[int]:
-        """The rows of what a step sends."""
-        return [row for (who, _), row in self.rows.items() if who == id(step)]
+    @cached_property
+    def clock(self) -> StepClock:
+        rows: dict[int, list[int]] = {}
+        for (who, _), row in self.rows.items():
+            rows.setdefault(who, []).append(row)
+        return StepClock(self.takes, rows)
 
     @cached_property
     def names(self) -> Names:
@@ -204,7 +192,8 @@ class _Writer:
                     else _version((step.node.outputs[port.result], port.outer(nd))),
                 ]
             )
-        counted = {"trips": trips(step.node), "assumed_trips": assumed_trips(step.node)}
+        counted: dict[str, Any] = {"trips": trips(step.node), "assumed_trips": assumed_trips(step.node)}
+        counted |= {"timelines": self.clock.trips(step)}
         bodies = [list(map(self.step, body)) for body in step.bodies]
         head = {"loop": step.node.op, "name": loop_name(step.node)} | self.place(step.node)
         inside = {"enters": enters, "leaves": leaves, "wires": wires, "bodies": bodies}
@@ -217,7 +206,7 @@ class _Writer:
         return found | ({"scope": scope} if (scope := clean_scope(source.scope)) else {})
 
 
-def _line(source: Source) -> dict[str, Any]:
+def line_data(source: Source) -> dict[str, Any]:
     """What is said of a user's line."""
     first, text = excerpt(source)
     return {"function": function_at(source), "first": first, "text": text}

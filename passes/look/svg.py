@@ -12,7 +12,8 @@ from typing import Any
 import networkx as nx
 
 from sbp.passes.explain.plan import PlanData
-from sbp.passes.look.folded import COLOURS, folded
+from sbp.passes.look.colours import mark_of
+from sbp.passes.look.folded import folded
 from sbp.passes.look.outline import Outline
 from sbp.passes.look.program_data import program_data
 from sbp.passes.look.svg_claim import claim, streams
@@ -188,7 +189,7 @@ def _lanes(layout: Arrangement) -> Iterator[str]:
 def _nodes(graph: nx.DiGraph, layout: Arrangement) -> Iterator[str]:
     for n, d in graph.nodes(data=True):
         s, is_sent = layout.spots[n], d["kind"] != "ops"
-        fill, border = COLOURS[d["kind"]]
+        fill, border, _ = mark_of(d["kind"])
         ink, soft = (INK_ON_COLOUR, SOFT_ON_COLOUR) if is_sent else (INK, SOFT)
         bold = {"font_weight": "600", "fill": ink}
         yield f"<g><title>{escape(d['title'])}</title>"
@@ -208,7 +209,7 @@ def _edges(graph: nx.DiGraph, layout: Arrangement) -> Iterator[str]:
     """Curves from a node to the next; faint between phases, dashed to the next of equal layers."""
     for a, b, d in graph.edges(data=True):
         kinds = [graph.nodes[n]["kind"] for n in (a, b)]
-        colour = next((COLOURS[k][1] for k in kinds if k != "ops"), LINE)
+        colour = next((mark_of(k).border for k in kinds if k != "ops"), LINE)
         across = graph.nodes[a]["lane"] != graph.nodes[b]["lane"]
         style = ' opacity="0.4"' if across else ' stroke-dasharray="4 3"' if d["back"] else ""
         ends = layout.spots[a], layout.spots[b]

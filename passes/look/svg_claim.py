@@ -8,7 +8,8 @@ from typing import Any
 
 from sbp.passes.explain.plan import PlanData
 from sbp.passes.explain.words import kind_text, rows, share_text, verdict_text
-from sbp.passes.look.folded import COLOURS, kinds_of
+from sbp.passes.look.colours import KERNELS, mark_of
+from sbp.passes.look.folded import kinds_of
 from sbp.passes.look.outline import Outline
 from sbp.passes.look.svg_parts import (
     ALARM,
@@ -24,13 +25,12 @@ from sbp.passes.look.svg_parts import (
     rect,
     text_at,
 )
-from sbp.passes.look.timeline_data import step_timeline
+from sbp.passes.look.timeline_data import step_timelines
 from sbp.signature import format_sbp
 from sbp.units import bytes_text, seconds_text
 
 BAR, LEAST_SHARE = 24.0, 0.09
 """The height of the bar; the share of it beyond which a part has room for its name."""
-KERNELS = {"forward": "#9fb8cf", "backward": "#82a6c6", "update": "#c3cfd9", "kernels": "#9fb8cf"}
 COSTLIEST = 5
 STREAM, GAP = 20.0, 0.4
 """The height of the lane of kernels, and of that of what is sent; the width of a gap that nobody sees."""
@@ -101,8 +101,8 @@ def streams(plan: PlanData, outline: Outline, at: Spot) -> tuple[list[str], floa
     Where the upper lane is empty kernels wait. Nothing, where nothing runs beside anything.
     """
     row_of = dict.fromkeys((c.name for c in plan.collectives), 0)
-    timeline = step_timeline(outline, plan.collectives, row_of, plan.step_seconds)
-    if timeline is None:
+    found = step_timelines(outline, plan.collectives, row_of, plan.step_seconds)
+    if not found or not plan.overlaps:
         return [], at.y
     out, y = [text_at(at.x, at.y + 18, "The step", 13, font_weight="600", fill=INK)], at.y + 26
     left, width = at.x + 62, at.width - 62
@@ -110,10 +110,10 @@ def streams(plan: PlanData, outline: Outline, at: Spot) -> tuple[list[str], floa
         top = y + k * (STREAM + 4)
         out.append(text_at(at.x, top + 14, name, 11.5, fill=SOFT))
         out.append(rect(Spot(left, top, width, STREAM), 0, GROUND))
-    seconds = timeline["seconds"] or 1.0
-    for lane, kind, start, end in _joined(timeline["spans"], GAP * seconds / width):
+    seconds = found[0]["seconds"] or 1.0
+    for lane, kind, start, end in _joined(found[0]["spans"], GAP * seconds / width):
         x0, x1 = (left + width * min(1.0, t / seconds) for t in (start, end))
-        fill = COLOURS[kind][1] if lane else KERNELS.get(kind, KERNELS["kernels"])
+        fill = mark_of(kind).fill if lane else _kernels(kind)
         out.append(rect(Spot(x0, y + lane * (STREAM + 4), max(0.5, x1 - x0), STREAM), 0, fill))
     y += 2 * STREAM + 4
     for k in range(5):
@@ -144,8 +144,12 @@ def text_of(x: object) -> str:
     return str(x).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
+def _kernels(phase: str) -> str:
+    return KERNELS.get(phase, KERNELS["kernel"]).fill
+
+
 def _fill(part: StepPart) -> str:
-    return COLOURS[part.kind][0] if part.kind else KERNELS.get(part.name, KERNELS["kernels"])
+    return mark_of(part.kind).fill if part.kind else _kernels(part.name)
 
 
 def _bar(plan: PlanData, parts: Sequence[StepPart], at: Spot) -> tuple[list[str], float]:
@@ -153,7 +157,7 @@ def _bar(plan: PlanData, parts: Sequence[StepPart], at: Spot) -> tuple[list[str]
     out, x, total = list[str](), at.x, sum(p.seconds for p in parts) or 1.0
     for p in parts:
         share = p.seconds / total
-        width, border = at.width * share, COLOURS[p.kind][1] if p.kind else "none"
+        width, border = at.width * share, mark_of(p.kind).border if p.kind else "none"
         inner = 0.7 if p.kind else 0.0
         box = rect(
             Spot(x + inner, at.y + inner, max(0.6, width - 1 - 2 * inner), BAR - 2 * inner),
@@ -178,7 +182,7 @@ def _legend(plan: PlanData, parts: Sequence[StepPart], at: Spot) -> tuple[list[s
     for kind, count, wire in kinds_of(plan):
         exposed = f", {seconds_text(waits[kind])}" if kind in waits else ""
         word = f"{exposed} exposed" if exposed and plan.overlaps else exposed
-        found.append((*COLOURS[kind], f"{count} {kind_text(kind)}: {bytes_text(wire)}{word}"))
+        found.append((*mark_of(kind)[:2], f"{count} {kind_text(kind)}: {bytes_text(wire)}{word}"))
     places = list(flowed([22 + NARROW * 11.5 * len(label) for _, _, label in found], at.width, 18))
     out, y = list[str](), at.y
     for (fill, border, label), (x, line) in zip(found, places, strict=True):
@@ -200,7 +204,7 @@ def _costliest(plan: PlanData, parts: Sequence[StepPart], at: Spot) -> tuple[lis
         c, where = r.collective, fitted(r.collective.source, 130, 11.5 * NARROW)
         out.append(f'<path d="M{at.x:.1f},{y:.1f} H{right:.1f}" stroke="{LINE}" stroke-width="0.6"/>')
         base, kind = y + 17, kind_text(c.kind)
-        fill, border = COLOURS[c.kind]
+        fill, border, _ = mark_of(c.kind)
         wide = 16 + 11.5 * NARROW * len(kind)
         move = f"{format_sbp(c.before)} → {format_sbp(c.after)}"
         room = at.width - 340 - 11.5 * NARROW * len(move) - wide

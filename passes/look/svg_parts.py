@@ -17,7 +17,7 @@ MARGIN = 24.0
 INK, SOFT, LINE, GROUND, CARD = "#1f2933", "#57606a", "#b6bfc9", "#f3f6f9", "#ffffff"
 CARD_LINE, TIP = "#9aa5b1", "#8c959f"
 ALARM = "#b42318"
-INK_ON_COLOUR, SOFT_ON_COLOUR = "#1b2430", "#4a545e"
+INK_ON_COLOUR, SOFT_ON_COLOUR = "#1b2430", "#222b36"
 """Of texts on a coloured fill: these do not change."""
 DARK = {
     INK: "#e6edf3",

@@ -8,20 +8,12 @@ from html import escape
 from itertools import pairwise
 from typing import Any
 
+from sbp.passes.look.colours import ACTIONS
 from sbp.passes.look.svg_parts import GROUND, INK, INK_ON_COLOUR, LINE, MARGIN, SOFT, document
 from sbp.passes.schedule.actions import SENDS, Action, Kind
 from sbp.passes.schedule.spans import Span, Timeline
 from sbp.units import seconds_text
 
-# Fill, border. Okabe and Ito's hues, as in the pictures of plans.
-COLOURS = {
-    Kind.F: ("#d8ecfa", "#0072b2"),
-    Kind.B: ("#fde3da", "#d55e00"),
-    Kind.I: ("#fdf0cf", "#e69f00"),
-    Kind.W: ("#d5f0e6", "#009e73"),
-    Kind.SEND_F: ("#56b4e9", "#56b4e9"),
-    Kind.SEND_B: ("#b0578d", "#b0578d"),
-}
 WORDS = {
     Kind.F: "forward",
     Kind.B: "backward",
@@ -74,7 +66,7 @@ def _legend(timelines: Sequence[Timeline]) -> Iterator[str]:
     """What the colours mean that are in the picture."""
     there = {s.action.kind for t in timelines for spans in t.spans for s in spans}
     x = MARGIN
-    for kind, (fill, border) in COLOURS.items():
+    for kind, (fill, border, _) in ACTIONS.items():
         if kind in there:
             yield _rect(x, 56, 16, 12, fill, border)
             yield _text(x + 22, 66.5, WORDS[kind], 11.5, f'fill="{INK}"')
@@ -103,7 +95,7 @@ def _block(
         for s in spans:
             if s.action.kind in SENDS:
                 at, length = LABELS + (s.start - t.start) * scale, (s.end - s.start) * scale
-                strip = _rect(at, y + LANE + 2, length, WIRE, COLOURS[s.action.kind][0])
+                strip = _rect(at, y + LANE + 2, length, WIRE, ACTIONS[s.action.kind].fill)
                 out.append(f"<g><title>{_title(s, time_text)}</title>{strip}</g>")
     return out, bottom + 16
 
@@ -115,7 +107,7 @@ def _boxes(
     spans = t.computing(rank)
     shared = {s for a, b in pairwise(spans) if b.start < a.end for s in (a, b)}
     for s in spans:
-        fill, border = COLOURS[s.action.kind]
+        fill, border, _ = ACTIONS[s.action.kind]
         depth = own.index(s.action.stage) / max(1, len(own) - 1)
         top = y + (LANE / 2) * (s in shared and s.action.kind is not Kind.F)
         height = LANE / 2 if s in shared else LANE

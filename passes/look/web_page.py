@@ -19,9 +19,10 @@ from sbp.passes.explain.choices import TensorChoices
 from sbp.passes.explain.measured import MeasuredStep, same_plan
 from sbp.passes.explain.plan import PlanData
 from sbp.passes.look import pipeline_text
+from sbp.passes.look.colours import every_mark, marks_css
 from sbp.passes.look.diff import diff_text
 from sbp.passes.look.diff_data import diff_data
-from sbp.passes.look.page_data import choices_data, data_text, page_data
+from sbp.passes.look.page_data import choices_data, data_text, page_data, row_key
 from sbp.passes.look.pipeline_data import pipeline_data
 from sbp.passes.look.text import plan_text
 from sbp.passes.pipeline.plan import PipelineData
@@ -39,7 +40,9 @@ IN_PAGE = (
     "diff.js",
     "rows.js",
     "timeline.js",
+    "panels.js",
     "measured.js",
+    "printed.js",
     "detail.js",
     "app.js",
 )
@@ -55,7 +58,7 @@ def web_file(name: str) -> str:
     return (files(__package__) / "web" / name).read_text(encoding="utf-8")
 
 
-NO_CHOICES: Mapping[str, TensorChoices] = MappingProxyType({})
+NO_CHOICES: Mapping[str, Sequence[TensorChoices]] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,7 @@ class PageProfile(Protocol):
 
 
 def profiled_page(
-    plan: PlanData, profile: PageProfile, choices: Mapping[str, TensorChoices] = NO_CHOICES
+    plan: PlanData, profile: PageProfile, choices: Mapping[str, Sequence[TensorChoices]] = NO_CHOICES
 ) -> str:
     """The page of a plan with what its program took.
 
@@ -126,7 +129,7 @@ def plan_page(
     measured: Sequence[tuple[str, str]] = (),
     tables: Sequence[PageTable] = (),
     timelines: Sequence[Timeline] = (),
-    choices: Mapping[str, TensorChoices] = NO_CHOICES,
+    choices: Mapping[str, Sequence[TensorChoices]] = NO_CHOICES,
     beside: Sequence[MeasuredStep] = (),
 ) -> str:
     """The whole page of a plan.
@@ -135,13 +138,18 @@ def plan_page(
       measured: more figures, each with its name.
       tables: more of them, behind those of the plan.
       timelines: instead of the plan's own, such as it and a measured one.
-      choices: what tensors could lie as instead, by their names.
+      choices: what tensors could lie as instead, by the keys of their rows.
       beside: what a step took, per placement, to stand beside the estimates.
     """
     text = pipeline_text.plan_text(plan, 120) if isinstance(plan, PipelineData) else plan_text(plan, 120)
     more = [{"title": t.title, "rows": t.rows, "numbers": list(t.numbers)} for t in tables]
     data = data_of(plan, timelines, beside) | {"measured": measured, "tables": more}
-    data |= {"choices": {name: choices_data(found) for name, found in choices.items()}}
+    rows = {row_key(c): c for c, _ in plan.merged()}
+    data |= {
+        "choices": [
+            choices_data(one, rows.get(name), plan) for name, found in choices.items() for one in found
+        ]
+    }
     return document(f"{plan.name} on {plan.placement}", data, text)
 
 
@@ -175,8 +183,9 @@ def document(title: str, data: Mapping[str, Any], without_scripts: str) -> str:
             '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">',
             f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{escape(title)}</title><style>{web_file('style.css')}</style></head>",
+            f"<title>{escape(title)}</title><style>{marks_css()}\n{web_file('style.css')}</style></head>",
             f'<body><main id="app"></main><noscript><pre>{escape(without_scripts)}</pre></noscript>',
+            f'<script type="application/json" id="marks">{data_text(every_mark())}</script>',
             f'<script type="application/json" id="plan-data">{data_text(data)}</script>',
             *scripts,
             "</body></html>\n",

@@ -114,12 +114,14 @@ class _Walk:
       holder: the node that a version comes from; none for arguments.
       copies: which of equal layers it comes from, as `Outline.copy` says it.
       places: the collective that stands in a place.
+      given: of values inside loops, the argument that enters as each.
     """
 
     wiring: Wiring
     holder: dict[WordedVersion, int] = field(default_factory=dict)
     copies: dict[WordedVersion, tuple[int, int]] = field(default_factory=dict)
     places: dict[PlaceKey, int] = field(default_factory=dict)
+    given: dict[int, int] = field(default_factory=dict)
 
     @cached_property
     def wanted(self) -> Mapping[WordedVersion, int]:
@@ -168,8 +170,9 @@ class _Walk:
     def read(self, versions: Iterable[WordedVersion], at: int, copy: tuple[int, int] | None) -> None:
         for version in versions:
             source, made_in = self.holder.get(version), self.copies.get(version)
-            if source is None and version[0] in self.wiring.outline.arguments:
-                readers = self.wiring.readers.setdefault(version[0], [])
+            argument = self.given.get(version[0], version[0])
+            if source is None and argument in self.wiring.outline.arguments:
+                readers = self.wiring.readers.setdefault(argument, [])
                 if at not in readers:
                     readers.append(at)
             elif source is not None and source != at:
@@ -211,6 +214,10 @@ class _Walk:
             if outside is not None and (source := self.holder.get(_version(outside))) is not None:
                 for version in map(_version, enters):
                     self.put(version, source, self.copies.get(_version(outside)))
+            elif outside is not None:
+                self.given.update(
+                    dict.fromkeys((v for v, _ in enters), self.given.get(outside[0], outside[0]))
+                )
         for body in step["bodies"]:
             self.run(body)
         for _, _, leaves, outside in step["wires"]:

@@ -7,6 +7,7 @@ of collectives it counts once, as what is known.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
 from collections.abc import Hashable, Iterable, Iterator, Sequence
@@ -19,7 +20,7 @@ from sbp.passes.physical.combining import COMBINED_KINDS
 from sbp.passes.physical.fusing import PRODUCTS, KernelOp, ShardSizes
 from sbp.passes.physical.memory import Live, Peak, peak
 from sbp.passes.physical.order import BodyOrder
-from sbp.passes.physical.overlap import MOVE, OverlappedStep, SentId, overlapped
+from sbp.passes.physical.overlap import MOVE, OverlappedStep, SentId, overlapped, overlapped_loop
 from sbp.passes.physical.program import Border, Box, Compute, Physical, Step, Version
 from sbp.passes.physical.scheduled import Noted, ScheduledStep, noted, scheduled
 from sbp.passes.physical.sections import Sections, sections_of
@@ -186,9 +187,31 @@ class Evaluator:
 
     @cached_property
     def timeline(self) -> tuple[BodyOrder, Noted] | None:
-        """When what runs in a step; None where nothing runs beside anything, or inside of a loop."""
-        hides = self.network.hardware.platform in OVERLAPPING and not has_loops(self.physical.steps)
+        """When what runs in a step, a loop as one kernel; None where nothing runs beside anything."""
+        hides = self.network.hardware.platform in OVERLAPPING
         return noted(self.whole, self) if hides else None
+
+    @property
+    def course_seconds(self) -> Sequence[float]:
+        """When the course has each of its bytes: known of a program without loops whose kernels hide
+        collectives. In others as if what runs ran one thing after the other, as long as a step is."""
+        course, timeline = self.course, self.timeline
+        if timeline is not None and self.sections is None and not has_loops(self.physical.steps):
+            times = timeline[1].times
+            return [*times, *(times[-1:] * (len(course) - len(times)))][: len(course)]
+        taken = [0.0] * (len(course) + 1)
+        for turn, step in self._peak.begun:
+            taken[turn + 1] += self.together_seconds(step)
+        *ends, total = itertools.accumulate(taken)
+        scale = self.scheduled().seconds / total if total else 0.0
+        return [scale * seconds for seconds in ends]
+
+    def together_seconds(self, step: Step) -> float:
+        """The time of a step by itself, all trips of a loop with what they hide."""
+        if not isinstance(step, Border):
+            return self.seconds_of(step)
+        hides = self.network.hardware.platform in OVERLAPPING
+        return overlapped_loop(step, self).seconds if hides else self.seconds([step])
 
     @cached_property
     def sections(self) -> Sections | None:

@@ -83,11 +83,13 @@ class Peak:
       hastens: where only an order that takes little memory keeps the limit, whether what frees memory runs as
         soon as it can in it; None where collectives are hidden at the cost of memory.
       course: bytes turn by turn, those that lie unused between counted.
+      begun: the ops that run, each with its turn.
     """
 
     live: Sequence[Live]
     hastens: bool | None = None
     course: Sequence[float] = ()
+    begun: Sequence[tuple[int, Step]] = ()
 
 
 def peak(
@@ -129,7 +131,9 @@ def peak(
 
     def found(sweep: _Sweep, hastens: bool | None) -> Peak:
         course = [rest_bytes + (1.0 + holes) * n for n in itertools.accumulate(sweep.change)]
-        return Peak([*rest, *sweep.most()], hastens, course)
+        ran = ((sweep.turn.born[i], op.step) for i, op in enumerate(k.ops) if k.runs(i))
+        begun = [(turn, step) for turn, step in ran if step is not None]
+        return Peak([*rest, *sweep.most()], hastens, course, begun)
 
     hiding = sweep.most_bytes
     if rest_bytes + (1.0 + holes) * hiding <= limit_bytes or seconds is None:
@@ -326,6 +330,7 @@ class _Sweep:
     steps, and thousands of tensors alive."""
 
     def __init__(self, turn: Turns) -> None:
+        self.turn = turn
         self.change = [0.0] * (max(turn.read) + 2)
         self.found: list[tuple[Live, int, int, Buffer | None]] = []
         self.lives: dict[Buffer, tuple[int, int, float]] = {}

@@ -96,6 +96,7 @@ class _Node:
       box: the move that it is, if it sends.
       step: what computes in it, or only changes how a tensor lies; None for all else.
       inner: of a loop, what is exposed in it.
+      of: what it is of, where neither `step` nor `box` says it: a loop, an op that sends.
     """
 
     seconds: float
@@ -108,6 +109,12 @@ class _Node:
     box: Box | None = None
     step: Box | Compute | None = None
     inner: Mapping[SentId, float] | None = None
+    of: Step | None = None
+
+    @property
+    def shown(self) -> Step | None:
+        """What a timeline calls it by."""
+        return self.step or self.box or self.of
 
     @property
     def formats(self) -> bool:
@@ -172,7 +179,7 @@ class _Body:
         if isinstance(step, Border):
             inner = _loop(step, self.costs)
             stream = Stream.BOTH if inner.sends else Stream.KERNELS
-            return self._node(_Node(inner.seconds, makers, stream, inner=inner.exposed))
+            return self._node(_Node(inner.seconds, makers, stream, inner=inner.exposed, of=step))
         seconds = self.costs.seconds_of(step)
         if isinstance(step, Compute):
             return self._op(step, seconds, makers)
@@ -203,7 +210,7 @@ class _Body:
 
     def _talk(self, step: Compute, k: int, talk: Talk, seconds: float, makers: list[int]) -> int:
         what = (talk.kind, talk.axes, talk.wire_bytes)
-        return self._node(_Node(seconds, makers, Stream.WIRES, ((id(step), k), seconds), *what))
+        return self._node(_Node(seconds, makers, Stream.WIRES, ((id(step), k), seconds), *what, of=step))
 
     def only_stacked(self, stacked: Collection[Version], whole: Collection[Version]) -> set[int]:
         """The moves that a trip sends only to stack them, at most put into another form on the way."""
@@ -222,6 +229,27 @@ class _Body:
           later: nodes of which a trip sends what the trip before it has made.
           without: whether nothing is sent of these, as in the first trip.
         """
+        together, tasks = self._tasks(later, without)
+        found, exposed = task_times(tasks), dict[SentId, float]()
+        for unit, waited in zip(together, found.exposed, strict=True):
+            first = self.nodes[unit[0]]
+            if first.sent is not None:
+                exposed.update(self._shares(unit, waited))
+            elif first.inner:
+                exposed.update(first.inner)
+        return _Run(found.seconds, exposed, any(t.stream is not Stream.KERNELS for t in tasks))
+
+    def spans(self, later: Collection[int] = ()) -> Iterator[TripSpan]:
+        """When what runs in a trip."""
+        together, tasks = self._tasks(later, without=False)
+        found = task_times(tasks)
+        for unit, task, start, end in zip(together, tasks, found.starts, found.ends, strict=True):
+            steps = [step for i in unit if (step := self.nodes[i].shown) is not None]
+            if steps and end > start:
+                yield TripSpan(steps, task.stream is Stream.WIRES, start, end)
+
+    def _tasks(self, later: Collection[int], without: bool) -> tuple[list[tuple[int, ...]], list[Task]]:
+        """The nodes in an order, those as one that are sent as one, with what each takes."""
         together, place = self._together(later), dict[int, int]()
         tasks: list[Task] = []
         for at, unit in enumerate(together):
@@ -233,14 +261,7 @@ class _Body:
             seconds = 0.0 if without and unit[0] in later else self._seconds(unit)
             stream, believed = self.nodes[unit[0]].stream, self._believed(unit) if seconds else None
             tasks.append(Task(seconds, stream, tuple(waits), believed))
-        found, exposed = task_times(tasks), dict[SentId, float]()
-        for unit, waited in zip(together, found.exposed, strict=True):
-            first = self.nodes[unit[0]]
-            if first.sent is not None:
-                exposed.update(self._shares(unit, waited))
-            elif first.inner:
-                exposed.update(first.inner)
-        return _Run(found.seconds, exposed, any(t.stream is not Stream.KERNELS for t in tasks))
+        return together, tasks
 
     def alone(self, later: Collection[int]) -> _Run:
         """Some collectives after the last trip, one after another."""
@@ -283,6 +304,27 @@ class _Body:
             yield who, waited * seconds / own if own else 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class TripSpan:
+    """Something that runs in a trip.
+
+    Arguments:
+      steps: one, or several that are sent as one.
+      sends: whether it is sent.
+      start_seconds, end_seconds: from the beginning of the trip.
+    """
+
+    steps: Sequence[Step]
+    sends: bool
+    start_seconds: float
+    end_seconds: float
+
+
+def trip_spans(step: Border, k: int, costs: Costs) -> list[TripSpan]:
+    """When what runs in one trip of a loop through body `k`, neither the first nor the last."""
+    return list(_Trip.of(step, k, costs).spans())
+
+
 def overlapped_loop(step: Border, costs: Costs) -> OverlappedStep:
     """All trips of a loop, or all branches."""
     found = _loop(step, costs)
@@ -292,15 +334,38 @@ def overlapped_loop(step: Border, costs: Costs) -> OverlappedStep:
 def _loop(step: Border, costs: Costs) -> _Run:
     """All trips of a loop, or all branches, as the evaluator counts them."""
     times, total = assumed_trips(step.node), _NOTHING
-    wired = list(zip(ports(step.node), step.inside, strict=True))
-    for k, steps in enumerate(step.bodies):
-        body = _Body(costs)
-        body.add(steps)
-        leaving = [(p.stacked, (x, nd)) for p, nd in wired for x in p.left_by(k) if isinstance(x, int)]
-        stacked, whole = ([v for s, v in leaving if s is wanted] for wanted in (True, False))
-        later = body.only_stacked(stacked, whole) if times > 1 else set[int]()
+    for k in range(len(step.bodies)):
+        trip = _Trip.of(step, k, costs)
+        body, later = trip.body, trip.later
         if later:
             total += body.run(later, without=True) + body.run(later).times(times - 1) + body.alone(later)
         else:
             total += body.run().times(times)
     return total
+
+
+@dataclass(frozen=True, slots=True)
+class _Trip:
+    """One trip of a loop.
+
+    Arguments:
+      later: what is sent one trip later.
+    """
+
+    body: _Body
+    later: Collection[int]
+
+    @classmethod
+    def of(cls, step: Border, k: int, costs: Costs) -> _Trip:
+        """That through body `k`."""
+        body = _Body(costs)
+        body.add(step.bodies[k])
+        wired = zip(ports(step.node), step.inside, strict=True)
+        leaving = [(p.stacked, (x, nd)) for p, nd in wired for x in p.left_by(k) if isinstance(x, int)]
+        stacked, whole = ([v for s, v in leaving if s is wanted] for wanted in (True, False))
+        once = assumed_trips(step.node) <= 1
+        return cls(body, set[int]() if once else body.only_stacked(stacked, whole))
+
+    def spans(self) -> Iterator[TripSpan]:
+        """When what runs in it."""
+        return self.body.spans(self.later)

@@ -20,7 +20,7 @@ from sbp.passes.schedule.requirements import V
 from sbp.placement import Placement
 from sbp.runtime.options import terms_of
 from sbp.runtime.pipeline.drivers import Drivers, may_help
-from sbp.runtime.pipeline.program import BuiltPipeline
+from sbp.runtime.pipeline.program import BuiltPipeline, Results
 from sbp.runtime.pipeline.stacked import stacked_leaves
 from sbp.runtime.signatures import Signatures
 from sbp.runtime.source.module import write_source
@@ -79,11 +79,16 @@ def build_pipeline(
     staged = compile_stages(program, request)
     places = [stage.placement for stage in staged.plan.stages]
     threads = options.pipeline.threads
-    if threads is None and not may_help(places, staged.schedule is not None):
+    # All processes must come to a transfer in one order, which threads would not keep.
+    if request.terms.peers is not None or (
+        threads is None and not may_help(places, staged.schedule is not None)
+    ):
         threads = False
     plan = with_writer(with_stages_replanner(staged, program, request), write_source)
     drivers = Drivers(threads)
-    return BuiltPipeline(staged.stages, staged.schedule, plan, donate, weak, drivers, stacked, traced)
+    shared = tuple(tie is None for tie in tied.arguments)
+    made = staged.stages, staged.schedule, plan, donate, weak, drivers
+    return BuiltPipeline(*made, stacked, traced, Results(placement, shared))
 
 
 def _rank_of(schedule: object, ranks: int) -> Sequence[int] | None:

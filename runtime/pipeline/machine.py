@@ -33,6 +33,7 @@ from sbp.runtime.lower import Title
 from sbp.runtime.pipeline.pieces import Runnable
 from sbp.runtime.pipeline.shared import Executables
 from sbp.runtime.pipeline.station import OUTSIDE, Shelf, Station, make_station
+from sbp.runtime.pipeline.ways import Cargo, Ways
 from sbp.untyped import block_until_ready
 
 PHASES = {
@@ -106,13 +107,18 @@ class Sends:
       positions: of the arrays, among those that the piece writes.
       to: per array, the placement and the slot that it is for.
       peer: the nearest stage that lives on one of these placements.
-      shardings: how each lies there.
+      cargos: per array, how it lies here and there.
     """
 
     positions: tuple[int, ...]
     to: tuple[tuple[int, Slot], ...]
-    shardings: tuple[NamedSharding, ...]
+    cargos: tuple[Cargo, ...]
     peer: int
+
+    @functools.cached_property
+    def is_own(self) -> bool:
+        """Whether all of it is a matter of this process alone."""
+        return all(c.is_own for c in self.cargos)
 
 
 @dataclass(frozen=True)
@@ -123,6 +129,7 @@ class Machine:
       receivers: per placement and slot, the placements and slots that an array is sent to.
       sources: per placement and slot of what it is sent once, where that comes from.
       executables: what has been compiled.
+      ways: how arrays come from placement to placement.
     """
 
     stages: Stages
@@ -132,6 +139,7 @@ class Machine:
     receivers: Mapping[tuple[int, Slot], tuple[tuple[int, Slot], ...]]
     sources: Mapping[tuple[int, Slot], tuple[int, Slot]]
     executables: Executables
+    ways: Ways
 
     def run(
         self, placed: Sequence[Mapping[Slot, jax.Array]], threads: bool = False, record: Record | None = None
@@ -162,7 +170,7 @@ class Machine:
         out: dict[int, jax.Array] = {}
         for s, shelf in zip(self.stations, shelves, strict=True):
             for i, slot in zip(s.cut.share.results, s.cut.results, strict=True):
-                out[i] = shelf.get(slot)
+                out[i] = shelf.get(slot) if s.is_here else s.slots.absent(slot)
         return [out[i] for i in range(len(out))]
 
     def once(self, shelves: Sequence[Shelf], phase: Phase) -> None:
@@ -172,16 +180,27 @@ class Machine:
             for read in r.piece.reads:
                 self.bring(shelves, p, read.slot)
             station, shelf = self.stations[p], shelves[p]
-            station.run(shelf, r, OUTSIDE, station.given(shelf, r, OUTSIDE))
+            if station.is_here:
+                station.run(shelf, r, OUTSIDE, station.given(shelf, r, OUTSIDE))
 
     def bring(self, shelves: Sequence[Shelf], place: int, slot: Slot) -> None:
         """Makes sure that what is sent once has come."""
         source = self.sources.get((place, slot))
-        if source is None or (slot, OUTSIDE) in shelves[place].arrays:
+        if source is None or (slot, OUTSIDE) in shelves[place].come:
             return
         p, at = source
-        moved = jax.device_put(shelves[p].get(at), self.stations[place].slots.sharding(slot))
-        shelves[place].put({(slot, OUTSIDE): moved})
+        shelves[place].come.add((slot, OUTSIDE))
+        x = shelves[p].get(at) if self.stations[p].is_here else None
+        moved = self.ways.send(x, self.cargo(p, at, place, slot))
+        if moved is not None:
+            shelves[place].put({(slot, OUTSIDE): moved})
+
+    def cargo(self, p: int, slot: Slot, q: int, at: Slot) -> Cargo:
+        """What goes from one placement's slot to another's."""
+        out = self.stations[p].slots.struct(slot)
+        return Cargo(
+            out.shape, out.dtype, self.stations[p].slots.sharding(slot), self.stations[q].slots.sharding(at)
+        )
 
     def fetch(self, shelves: Sequence[Shelf]) -> None:
         """Brings what the loop reads of what was sent before it."""
@@ -212,9 +231,10 @@ class Machine:
                     for i, w in enumerate(run.piece.writes)
                     for to in self.receivers.get((place, w.slot), ())
                 ]
-                shardings = tuple(self.stations[q].slots.sharding(slot) for _, (q, slot) in found)
+                writes = run.piece.writes
+                cargos = tuple(self.cargo(place, writes[i].slot, *to) for i, to in found)
                 ways = tuple(i for i, _ in found), tuple(to for _, to in found)
-                yield run, Sends(*ways, shardings, self._peer(stage, phase, {q for q, _ in ways[1]}))
+                yield run, Sends(*ways, cargos, self._peer(stage, phase, {q for q, _ in ways[1]}))
 
     def _peer(self, stage: int, phase: Phase, places: Collection[int]) -> int:
         """The next stage on some placements: after a forward a later one, else an earlier one."""
@@ -235,6 +255,9 @@ class Machine:
         station, shelf, microbatch = self.stations[place], shelves[place], action.microbatch
         began, waited = 0.0, 0.0
         for run, sends in works:
+            if not station.is_here:
+                self.cross(shelves, sends, microbatch, None)
+                continue
             given = station.given(shelf, run, microbatch, patient)
             if record is not None:
                 block_until_ready(given)
@@ -242,9 +265,11 @@ class Machine:
             made = station.run(shelf, run, microbatch, given)
             if record is not None:
                 block_until_ready(made)
-            if sends.to:
+            if sends.to and not sends.is_own:
+                self.cross(shelves, sends, microbatch, made)
+            elif sends.to:
                 left = time.perf_counter()
-                moved = _put([made[i] for i in sends.positions], sends.shardings)
+                moved = _put([made[i] for i in sends.positions], [c.comes for c in sends.cargos])
                 for (q, slot), x in zip(sends.to, moved, strict=True):
                     shelves[q].put({(slot, microbatch): x})
                 if record is not None and not patient:
@@ -253,6 +278,19 @@ class Machine:
         if record is not None and works:
             ended = time.perf_counter() - waited
             record.spans[place].append(Span(place, action, began or ended, ended))
+
+    def cross(
+        self, shelves: Sequence[Shelf], sends: Sends, microbatch: int, made: Sequence[jax.Array] | None
+    ) -> None:
+        """Sends what a piece has made between processes.
+
+        Arguments:
+          made: None where other processes have run the piece.
+        """
+        for i, (q, slot), cargo in zip(sends.positions, sends.to, sends.cargos, strict=True):
+            x = self.ways.send(None if made is None else made[i], cargo)
+            if x is not None:
+                shelves[q].put({(slot, microbatch): x})
 
     def count(self, shelves: Sequence[Shelf], action: Action, record: Record) -> None:
         """Notes what is kept."""
@@ -355,4 +393,4 @@ def make_machine(
             p = next(p for p, other in enumerate(cuts) if v in other.sent)
             sources[q, slot] = p, cuts[p].sent[v]
     sent = {k: tuple(v) for k, v in receivers.items()}
-    return Machine(stages, schedule, edges, stations, sent, sources, executables)
+    return Machine(stages, schedule, edges, stations, sent, sources, executables, Ways())

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.typing import ArrayLike
 
 from sbp import untyped
 from sbp.layout import at_rest, local_shape
@@ -27,6 +28,7 @@ from sbp.passes.program.role import Phase
 from sbp.resolve import to_partition_spec
 from sbp.runtime.lower import Device, Env, Shards, Title, rows_in
 from sbp.runtime.pipeline.shared import Executable, Executables
+from sbp.runtime.processes.here import absent
 from sbp.untyped import DType
 
 
@@ -64,6 +66,11 @@ class Slots:
         """The same as JAX has it."""
         return NamedSharding(self.mesh, self.spec(slot))
 
+    def absent(self, slot: Slot) -> jax.Array:
+        """The array that holds it, where other processes have all of it."""
+        struct = self.struct(slot)
+        return absent(struct.shape, self.sharding(slot), struct.dtype)
+
     def struct(self, slot: Slot) -> jax.ShapeDtypeStruct:
         """The array that holds it."""
         hierarchy, shape = self.physical.placement.shape, slot.shape(self.physical.graph)
@@ -83,6 +90,18 @@ class Runnable:
 
     piece: Piece
     run: Executable
+
+
+class OfOthers:
+    """Stands for a program that other processes run, and nobody calls in this one."""
+
+    def __call__(self, *args: ArrayLike) -> Sequence[jax.Array]:
+        """Nobody does."""
+        raise AssertionError("a program of another process")
+
+    def as_text(self) -> str | None:
+        """Nothing: it was not compiled here."""
+        return None
 
 
 def runnable(

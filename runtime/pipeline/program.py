@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -10,7 +11,9 @@ from dataclasses import dataclass, field
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding
 
+from sbp.compat import itemsize
 from sbp.errors import Problem, raise_all
 from sbp.passes.face import PipelinePlan
 from sbp.passes.pipeline.edges import edges_of
@@ -18,13 +21,17 @@ from sbp.passes.pipeline.slots import Slot
 from sbp.passes.pipeline.stages import Stages
 from sbp.passes.program.trace import Traced
 from sbp.passes.schedule.actions import Schedule
+from sbp.placement import Placement
 from sbp.runtime.arguments import weaken
 from sbp.runtime.builds import locked_property
 from sbp.runtime.donation import Owners, layouts_of, own_copy
 from sbp.runtime.pipeline.drivers import Drivers
 from sbp.runtime.pipeline.machine import Machine, make_machine
 from sbp.runtime.pipeline.stacked import StackedLeaves
-from sbp.untyped import Leaf, PyTree
+from sbp.runtime.pipeline.ways import Ways
+from sbp.runtime.processes.here import takes_part
+from sbp.runtime.processes.same import check_same_pipeline
+from sbp.untyped import Leaf, PyTree, partition_spec
 
 
 @dataclass
@@ -38,6 +45,7 @@ class BuiltPipeline:
       drivers: whether each placement has a thread of its own.
       stacked: how leaves are parts of those of the function, where its scan over layers was cut.
       function: the function as it was traced; None if the stages are of just that.
+      results: which of them come to all processes.
     """
 
     stages: Stages
@@ -48,6 +56,7 @@ class BuiltPipeline:
     drivers: Drivers
     stacked: StackedLeaves | None = None
     function: Traced | None = None
+    results: Results = field(default_factory=lambda: Results())
     moved: dict[str, str] = field(default_factory=dict)
     lacks_samples: bool = False
     counting: None = None
@@ -68,7 +77,9 @@ class BuiltPipeline:
         """The pipeline on its devices."""
         merged = self.schedule is None or not self.schedule.splits
         donate = self.donate if self.stacked is None else self.stacked.donated(self.donate)
-        return make_machine(self.stages, self.schedule, edges_of(self.stages.cuts(merged)), merged, donate)
+        cuts = self.stages.cuts(merged)
+        check_same_pipeline(self.plan, self.stages.traced.graph, cuts)
+        return make_machine(self.stages, self.schedule, edges_of(cuts), merged, donate)
 
     @locked_property
     def closed(self) -> list[dict[Slot, jax.Array]]:
@@ -81,6 +92,7 @@ class BuiltPipeline:
                     graph.consts[i - n], s.slots.sharding(slot), graph.values[graph.inputs[i]].name
                 )
                 for i, slot in zip(s.cut.share.closed, s.cut.closed, strict=True)
+                if s.is_here
             }
             for s in self.machine.stations
         ]
@@ -95,24 +107,43 @@ class BuiltPipeline:
         placed = self.arguments(leaves if self.stacked is None else self.stacked.given(leaves))
         given = [x for arrays in placed for x in arrays.values()]
         out = self.drivers.run(lambda threads: self.machine.run(placed, threads), given)
-        out = out if self.stacked is None else self.stacked.joined(out)
+        out = self.results.shared(
+            out if self.stacked is None else self.stacked.joined(out), self.machine.ways
+        )
         gone = [x for i in self.donate if isinstance(x := leaves[i], jax.Array)]
         # An argument that is a result too lives on as that.
-        out = [jnp.copy(x) if any(x is y for y in gone) else x for x in out]
-        out = [weaken(x) if weak else x for x, weak in zip(out, self.weak, strict=True)]
+        out = [jnp.copy(x) if takes_part(x.sharding) and any(x is y for y in gone) else x for x in out]
+        weak = [w and takes_part(x.sharding) for x, w in zip(out, self.weak, strict=True)]
+        out = [weaken(x) if w else x for x, w in zip(out, weak, strict=True)]
         for x in gone:
             if not x.is_deleted():
                 x.delete()
         return jax.tree.unflatten(self.traced.out_tree, out)
+
+    @property
+    def ends(self) -> tuple[list[jax.ShapeDtypeStruct], list[jax.ShapeDtypeStruct]]:
+        """Arguments and results: shapes, types, and how they lie; on the first of several placements."""
+        given: dict[int, jax.ShapeDtypeStruct] = {}
+        made: dict[int, jax.ShapeDtypeStruct] = {}
+        for s in reversed(self.machine.stations):
+            given.update(
+                (i, s.slots.struct(x)) for i, x in zip(s.cut.share.arguments, s.cut.arguments, strict=True)
+            )
+            made.update(
+                (i, s.slots.struct(x)) for i, x in zip(s.cut.share.results, s.cut.results, strict=True)
+            )
+        ins, outs = ([found[i] for i in sorted(found)] for found in (given, made))
+        return (ins, outs) if self.stacked is None else self.stacked.ends(ins, outs)
 
     def arguments(self, leaves: Sequence[Leaf]) -> list[Mapping[Slot, jax.Array]]:
         """The leaves where each placement wants them."""
         placed: list[Mapping[Slot, jax.Array]] = []
         for s, closed in zip(self.machine.stations, self.closed, strict=True):
             wanted = list(zip(s.cut.share.arguments, s.cut.arguments, strict=True))
-            given = [leaves[i] for i, _ in wanted]
-            arrays = jax.device_put(given, [s.slots.sharding(slot) for _, slot in wanted])
-            placed.append({**dict(zip((slot for _, slot in wanted), arrays, strict=True)), **closed})
+            given, shardings = [leaves[i] for i, _ in wanted], [s.slots.sharding(slot) for _, slot in wanted]
+            arrays = self.machine.ways.bring_all(given, shardings)
+            here = {slot: x for (_, slot), x in zip(wanted, arrays, strict=True) if x is not None}
+            placed.append({**here, **closed})
         return placed
 
     def place(self, leaves: Sequence[Leaf]) -> list[jax.Array]:
@@ -121,8 +152,43 @@ class BuiltPipeline:
         out = list(parts)
         for s in reversed(self.machine.stations):
             for i, slot in zip(s.cut.share.arguments, s.cut.arguments, strict=True):
-                out[i] = jax.device_put(parts[i], s.slots.sharding(slot))
+                x = self.machine.ways.bring(parts[i], s.slots.sharding(slot))
+                out[i] = s.slots.absent(slot) if x is None else x
         return out if self.stacked is None else self.stacked.placed(out)
+
+
+MOST_SHARED_BYTES = 1 << 16
+"""Of a result that comes to all processes: a loss, a metric, a count."""
+
+
+@dataclass(frozen=True)
+class Results:
+    """What comes to all processes of what some have computed.
+
+    Arguments:
+      whole: the placement of all stages; None where there is one process.
+      free: per result, whether no argument becomes it: state stays with its stage.
+    """
+
+    whole: Placement | None = None
+    free: tuple[bool, ...] = ()
+
+    def shared(self, out: Sequence[jax.Array], ways: Ways) -> list[jax.Array]:
+        """The results, small ones that are no state copied to all devices: every process may want to read
+        them."""
+        if self.whole is None or jax.process_count() == 1:
+            return list(out)
+        copied = NamedSharding(self.whole.mesh, partition_spec())
+        found = [
+            ways.bring(x, copied) if free and bytes_of(x) <= MOST_SHARED_BYTES else None
+            for x, free in zip(out, self.free, strict=True)
+        ]
+        return [x if y is None else y for x, y in zip(out, found, strict=True)]
+
+
+def bytes_of(x: jax.Array) -> float:
+    """The bytes of an array."""
+    return math.prod(x.shape) * itemsize(x.dtype)
 
 
 def many_programs(program: object) -> Problem:

@@ -20,7 +20,8 @@ from sbp.passes.pipeline.where import placements_of
 from sbp.passes.program.trace import Traced
 from sbp.passes.request import Asked, Signed, StagesRequest
 from sbp.placement import Placement
-from sbp.untyped import Leaf, partition_spec
+from sbp.runtime.processes.here import array_of, relaid
+from sbp.untyped import Leaf, partition_spec, struct
 
 AnyMesh: TypeAlias = jax.sharding.Mesh | jax.sharding.AbstractMesh
 
@@ -49,6 +50,34 @@ class StackedLeaves:
         """The arguments as one array each, of those that are where they are wanted."""
         return self._together(self.made.ins, parts)
 
+    def ends(
+        self, ins: Sequence[jax.ShapeDtypeStruct], outs: Sequence[jax.ShapeDtypeStruct]
+    ) -> tuple[list[jax.ShapeDtypeStruct], list[jax.ShapeDtypeStruct]]:
+        """Arguments and results, those that are stacked as one."""
+
+        def joined(
+            of: Sequence[LeafPart], parts: Sequence[jax.ShapeDtypeStruct]
+        ) -> list[jax.ShapeDtypeStruct]:
+            groups: dict[int, list[jax.ShapeDtypeStruct]] = {}
+            for p, x in zip(of, parts, strict=True):
+                groups.setdefault(p.leaf, []).append(x)
+            cut = {p.leaf for p in of if p.begin is not None}
+            return [self._stacked(xs) if i in cut else xs[0] for i, xs in sorted(groups.items())]
+
+        return joined(self.made.ins, ins), joined(self.made.outs, outs)
+
+    def _stacked(self, parts: Sequence[jax.ShapeDtypeStruct]) -> jax.ShapeDtypeStruct:
+        """What `_stack` makes of such parts."""
+        first = parts[0].sharding
+        assert isinstance(first, NamedSharding)
+        shape = (sum(x.shape[0] for x in parts), *parts[0].shape[1:])
+        return struct(shape, parts[0].dtype, sharding=self._whole(first))
+
+    def _whole(self, first: NamedSharding) -> NamedSharding:
+        """How a stacked leaf lies on all stages, whose first part lies so."""
+        inside = _names(first.spec[0]) if len(first.spec) else []
+        return _moved(first, self.whole.mesh, [self.whole.axes[0], *inside])
+
     def _part(self, x: Leaf, part: LeafPart) -> Leaf:
         if part.begin is None or part.end is None:
             return x
@@ -58,7 +87,7 @@ class StackedLeaves:
             held = {s.device: s.data for s in x.addressable_shards}
             shards = [held[d] for d in inner.mesh.devices.flat if d in held]
             shape = (part.end - part.begin, *x.shape[1:])
-            return jax.make_array_from_single_device_arrays(shape, inner, shards)
+            return array_of(shape, inner, shards, x.dtype)
         return x[part.begin : part.end]
 
     def _is_ours(self, sharding: NamedSharding) -> bool:
@@ -83,14 +112,14 @@ class StackedLeaves:
         inside = _names(first.spec[0]) if len(first.spec) else []
         # Stages are planned one by one; an array has one signature for all of them.
         alike = [
-            x if at.spec == first.spec else jax.device_put(x, _moved(first, at.mesh, inside))
+            x if at.spec == first.spec else relaid(x, _moved(first, at.mesh, inside))
             for x, at in zip(parts, lying, strict=True)
         ]
-        whole = _moved(first, self.whole.mesh, [self.whole.axes[0], *inside])
+        whole = self._whole(first)
         held = {s.device: s.data for x in alike for s in x.addressable_shards}
         shards = [held[d] for d in whole.mesh.devices.flat if d in held]
         shape = (sum(x.shape[0] for x in parts), *parts[0].shape[1:])
-        return jax.make_array_from_single_device_arrays(shape, whole, shards)
+        return array_of(shape, whole, shards, parts[0].dtype)
 
     # -- what was asked of the leaves
 

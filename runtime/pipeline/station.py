@@ -19,8 +19,9 @@ from sbp.passes.pipeline.slots import Cut, How, Read, Slot, SlotKind
 from sbp.passes.program.role import Part, Phase
 from sbp.placement import Placement
 from sbp.runtime.lower import Title
-from sbp.runtime.pipeline.pieces import Runnable, Slots, donations, runnable
+from sbp.runtime.pipeline.pieces import OfOthers, Runnable, Slots, donations, runnable
 from sbp.runtime.pipeline.shared import Executables
+from sbp.runtime.processes.here import brought, is_here
 from sbp.untyped import partition_spec
 
 OUTSIDE = -1
@@ -34,9 +35,13 @@ class Shelf:
     """The arrays of one placement during one step, by slot and micro-batch.
 
     What is put here by another thread is waited for; what nobody will read any more is dropped.
+
+    Arguments:
+      come: what was sent once and has come, if to other processes that have devices here.
     """
 
     arrays: dict[Key, jax.Array] = field(default_factory=dict)
+    come: set[Key] = field(default_factory=set)
     left: dict[Key, int] = field(default_factory=dict)
     arrived: threading.Condition = field(default_factory=threading.Condition)
     failed: BaseException | None = None
@@ -105,6 +110,11 @@ class Station:
     runnables: Mapping[Part, Runnable]
     readers: Mapping[Slot, int]
     indices: tuple[jax.Array, ...]
+
+    @functools.cached_property
+    def is_here(self) -> bool:
+        """Whether this process has some of its devices, and so runs its programs."""
+        return any(map(is_here, self.slots.mesh.devices.flat))
 
     def outside(self, phase: Phase) -> list[Runnable]:
         """What runs once, before or after the loop, in order."""
@@ -191,10 +201,13 @@ def make_station(
     free = {s for i, s in zip(cut.share.arguments, cut.arguments, strict=True) if i in donate}
     taken = donations(slots, cut.pieces, kept, free - {*cut.results, *cut.sent.values()})
     readers = Counter(r.slot for piece in cut.pieces for r in piece.reads)
+    if not any(map(is_here, slots.mesh.devices.flat)):  # other processes compile and run it
+        away = {piece.part: Runnable(piece, OfOthers()) for piece in cut.pieces}
+        return Station(placement, cut, slots, away, readers, ())
     runnables = {
         piece.part: runnable(slots, piece, microbatches, taken.get(i, set()), executables, title)
         for i, piece in enumerate(cut.pieces)
     }
     everywhere = jax.sharding.NamedSharding(slots.mesh, partition_spec())
-    indices = tuple(jax.device_put(np.int32(i), everywhere) for i in range(microbatches))
+    indices = tuple(brought(np.int32(i), everywhere) for i in range(microbatches))
     return Station(placement, cut, slots, runnables, readers, indices)

@@ -10,6 +10,11 @@ from typing import Any
 
 import pytest
 
+import sbp
+from benchmarks import cases, large
+from sbp.passes.face import Plan
+from sbp.passes.look.web_page import plan_page
+
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
@@ -33,6 +38,19 @@ class Opened:
     def check(self) -> None:
         """Nothing was wrong, and nothing was asked of anybody."""
         assert not self.said and not self.asked, (self.said, self.asked)
+
+
+@pytest.fixture(scope="session")
+def gpt() -> Plan:
+    """Two layers on eight H100s, nothing annotated."""
+    case = cases.gpt_case("auto", (8,), 2, large.GPT, 8)
+    program = sbp.compile(case.step, sbp.placement("h100", shape=(8,)), donate_argnums=(0, 1))
+    return program.plan(*case.shapes())
+
+
+@pytest.fixture(scope="session")
+def page(gpt: Plan) -> str:
+    return plan_page(gpt)
 
 
 @pytest.fixture(scope="session")

@@ -6,32 +6,18 @@ from dataclasses import replace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import pytest
 
 import sbp
-from benchmarks import cases, large
 from sbp import B, S
 from sbp.passes.face import Plan
-from sbp.passes.look.web_page import diff_page, plan_page
+from sbp.passes.look.web_page import plan_page
+from tests.browser.waiting import until
 from tests.passes.look.nets import piped
 
 SMALLEST_PX = 11
 CONTRAST = 4.5
 """WCAG AA, for text of ordinary size."""
-
-
-@pytest.fixture(scope="module")
-def gpt() -> Plan:
-    """Two layers on eight H100s, nothing annotated."""
-    case = cases.gpt_case("auto", (8,), 2, large.GPT, 8)
-    program = sbp.compile(case.step, sbp.placement("h100", shape=(8,)), donate_argnums=(0, 1))
-    return program.plan(*case.shapes())
-
-
-@pytest.fixture(scope="module")
-def page(gpt: Plan) -> str:
-    return plan_page(gpt)
 
 
 def test_the_first_screen_has_the_answer(gpt: Plan, page: str, open_page: Any) -> None:
@@ -147,15 +133,6 @@ def test_keys_reach_everything(page: str, open_page: Any) -> None:
     opened.check()
 
 
-def until(page: Any, true: str) -> None:
-    """Waits until an expression is true, asked from here: the page lets nobody evaluate text in it."""
-    for _ in range(200):
-        if page.evaluate(true):
-            return
-        page.wait_for_timeout(50)
-    raise AssertionError(f"never true: {true}")
-
-
 TEXTS = """() => {
   const linear = x => x <= 0.03928 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4;
   const luminance = c => { const [r, g, b] = c.map(x => linear(x / 255));
@@ -205,13 +182,6 @@ def test_a_narrow_screen_needs_no_scrolling_sideways(page: str, open_page: Any) 
     opened.check()
 
 
-def test_it_prints(page: str, open_page: Any) -> None:
-    opened = open_page(page)
-    opened.page.emulate_media(media="print")
-    assert not opened.page.locator(".toolbar").is_visible()
-    assert opened.page.locator("table.rows").first.is_visible()
-
-
 def test_names_are_data(gpt: Plan, open_page: Any) -> None:
     evil = "</script><script>window.owned = 1</script><img src=x onerror='window.owned = 1'>"
     first, *rest = gpt.collectives
@@ -254,40 +224,6 @@ def test_a_pipeline_has_its_timeline(open_page: Any) -> None:
     )
     assert lanes.count("update") == 2  # of each placement, and no update in a forward
     opened.check()
-
-
-def test_from_the_page_to_the_annotation_and_back(open_page: Any) -> None:
-    """The costliest row names a line; annotated there, the collective is gone, as the diff shows."""
-
-    def step(w: jax.Array, x: jax.Array, *, held: bool) -> jax.Array:
-        hidden = x @ w
-        hidden = sbp.annotate(hidden, S(0)) if held else hidden
-        return jnp.sum(jnp.tanh(hidden), axis=1)
-
-    line = sbp.placement("cpu", shape=(4,))
-    shapes = jax.ShapeDtypeStruct((256, 64), "float32"), jax.ShapeDtypeStruct((64, 256), "float32")
-
-    def planned(held: bool) -> Plan:
-        program = sbp.compile(
-            lambda w, x: step(w, x, held=held), line, in_sbp=([S(0)], [S(1)] if not held else [S(0)])
-        )
-        return program.plan(*shapes)
-
-    before, after = planned(False), planned(True)
-    opened = open_page(plan_page(before))
-    opened.page.locator(".costliest button.row").first.click()
-    opened.page.wait_for_selector(".detail .collective")
-    assert "sbp.annotate" in opened.page.inner_text(".detail")
-    shown = open_page(diff_page(before, after, ("before", "after")))
-    shown.shoot("diff")
-    gone = shown.page.locator("table.diff-rows tr.removed")
-    assert gone.count() >= 1
-    gone.first.click()
-    shown.page.wait_for_selector(".detail .collective")
-    assert shown.page.evaluate(
-        "(m => [...Array(m.n).keys()].some(v => m.isSent(v) && m.change(v) === 'removed'))(sbpPage.model)"
-    )
-    shown.check()
 
 
 def test_a_plan_without_its_program_still_has_its_tables(gpt: Plan, open_page: Any) -> None:

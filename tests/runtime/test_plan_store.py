@@ -7,9 +7,9 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 
@@ -148,8 +148,9 @@ def test_who_keeps_plans(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     assert store_of(sbp.Options()) == PlanFolder(tmp_path / "sbp" / "plans")
     assert store_of(sbp.Options(cache=tmp_path)) == PlanFolder(tmp_path)
     assert store_of(sbp.Options(cache=False)) is None
-    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
-    assert store_of(sbp.Options()) is None
+    for leads in (True, False):  # of several processes the one that plans
+        monkeypatch.setattr(plan_store, "team", lambda leads=leads: SimpleNamespace(leads=leads))
+        assert (store_of(sbp.Options()) is not None) == leads
 
 
 @pytest.mark.parametrize(

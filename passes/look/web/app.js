@@ -21,8 +21,9 @@ function start() {
     detail.show({});
     view.refresh().then(() => { document.documentElement.dataset.ready = "1"; });
   }
-  const table = new RowTable(model, select);
-  root.append(tabs(model, table, select));
+  const table = new RowTable(model, select), all = model.data.timelines || [];
+  const timelines = all.length ? new Timelines(all, select) : null, below = tabs(model, table, select, timelines);
+  root.append(below.element);
   if (!hasGraph) document.documentElement.dataset.ready = "1";
 
   /** Shows what was clicked, everywhere: graph, panel, table and outline. */
@@ -31,15 +32,22 @@ function start() {
     if (what.kind) what = { row: model.data.rows.seconds.map((_, k) => k).filter(k => model.data.rows.kind[k] === what.kind)
       .sort((a, b) => model.data.rows.seconds[b] - model.data.rows.seconds[a])[0] };
     const places = what.row === undefined ? [] : model.placesOf.get(what.row) || [];
-    const row = what.row !== undefined ? what.row : what.node !== undefined && model.isSent(what.node) ? model.sent.rows[what.node - model.nGroups][0] : undefined;
-    if (row !== undefined) table.mark(row);
+    const rows = what.rows || (what.row !== undefined ? [what.row] : what.node !== undefined && model.isSent(what.node) ? model.sent.rows[what.node - model.nGroups] : []);
+    table.mark(rows);
+    if (timelines) {
+      const part = what.node !== undefined && !model.isSent(what.node) ? what.node : -1;
+      model.timed = timelines.mark(rows, g => g === part || model.around(g).includes(part));
+      if (what.in === "Timeline") { below.show("Timeline"); timelines.reveal(); }
+    }
+    if (what.in === "Collectives") { below.show("Collectives"); table.reveal(); }
     if (!view) return;
     detail.show(what);
     const node = what.node !== undefined ? what.node : places[0];
     if (node !== undefined) { await view.reveal(node); tree.fill(node); }
     else if (what.edge) { view.mark(0); view.cy.$id(what.edge.key).addClass("marked"); } else view.mark(0);
   }
-  window.sbpPage = { model, view, select: choose };
+  printing(view, timelines);
+  window.sbpPage = { model, view, timelines, select: choose };
 }
 
 /** Search, phases, and what the graph does. */
@@ -102,7 +110,7 @@ class Tree {
       "aria-level": m.around(v).length + 1, "aria-expanded": m.opens(v) ? String(this.view.open.has(v)) : null, "aria-selected": String(v === this.chosen),
       style: `padding-left:${0.4 + 0.8 * m.around(v).length}em`,
       onclick: () => this.select({ node: v }), ondblclick: () => this.select({ toggle: v }) },
-      m.isSent(v) ? h("i", { class: `key ${m.kind(v)}` }) : h("span", { class: "twist", onclick: e => { e.stopPropagation(); this.chosen = v; this.select({ toggle: v }); } },
+      m.isSent(v) ? key(m.kind(v)) : h("span", { class: "twist", onclick: e => { e.stopPropagation(); this.chosen = v; this.select({ toggle: v }); } },
         m.opens(v) ? (this.view.open.has(v) ? "▾" : "▸") : "·"), " ", m.title(v), !m.isSent(v) && m.groups.times[v] > 1 ? ` ×${m.groups.times[v]}` : "",
       h("small", { class: "soft" }, ` ${secondsText(m.seconds(v))}`))));
     if (focused) this.element.querySelector('[tabindex="0"]')?.focus();
@@ -130,14 +138,14 @@ function plainTable(t) {
 }
 
 /** Tables below the graph, one at a time. */
-function tabs(model, table, select) {
+function tabs(model, table, select, timelines) {
   const rest = model.data.at_rest;
   const pages = [["Collectives", table.element]];
   pages.push(["At rest", h("div", { class: "scroll" }, h("table", { class: "rows" },
     h("thead", {}, h("tr", {}, ["", "path", "signature", "type"].map(t => h("th", {}, t)))),
     h("tbody", {}, rest.path.map((path, k) => h("tr", { onclick: () => select({ rest: k }) }, h("td", { class: "soft" }, rest.kind[k]),
       h("td", { class: "mono" }, h("button", { type: "button", class: "link" }, path)), h("td", { class: "mono" }, rest.sbp[k]), h("td", { class: "mono soft" }, rest.shape[k] ? typeText(rest.dtype[k], rest.shape[k]) : ""))))))]);
-  for (const [title, make] of Object.entries(window.sbpPanels || {})) { const made = make(model, select); if (made) pages.push([title, made]); }
+  for (const [title, make] of Object.entries(window.sbpPanels || {})) { const made = make(model, select, timelines); if (made) pages.push([title, made]); }
   for (const t of model.data.tables || []) pages.push([t.title, plainTable(t)]);
   if (model.data.notes.length) pages.push(["Notes", h("ul", {}, model.data.notes.map(n => h("li", {}, h("pre", { class: "note" }, n))))]);
   const heads = pages.map(([title], k) => h("button", { type: "button", role: "tab", id: `tab${k}`, "aria-controls": `panel${k}`, "aria-selected": String(k === 0), tabindex: k ? -1 : 0,
@@ -147,7 +155,7 @@ function tabs(model, table, select) {
     heads.forEach((x, i) => { x.setAttribute("aria-selected", String(i === k)); x.tabIndex = i === k ? 0 : -1; });
     bodies.forEach((x, i) => { x.classList.toggle("closed", i !== k); });
   }
-  return h("section", { class: "tabs", id: "table" }, h("div", { role: "tablist" }, heads), bodies);
+  return { element: h("section", { class: "tabs", id: "table" }, h("div", { role: "tablist" }, heads), bodies), show: title => show(pages.findIndex(p => p[0] === title)) };
 }
 
 start();

@@ -50,10 +50,10 @@ function stepBar(model, select) {
   const bar = parts.map(p => h("button", {
     type: "button", class: `part ${p.className}`, style: `flex:${p.seconds / total} 1 0`,
     title: `${p.name}: ${secondsText(p.seconds)}, ${percentText(p.seconds / total)}`, onclick: () => Object.keys(p.go).length && select(p.go),
-  }, h("span", {}, p.seconds / total > 0.07 ? `${p.name} ${percentText(p.seconds / total)}` : "")));
+  }, h("span", { class: "long" }, `${p.name} ${percentText(p.seconds / total)}`), h("span", { class: "code" }, (MARKS[p.className] || { code: "" }).code)));
   return h("section", { "aria-label": "where the time goes" }, h("h2", {}, "Where the time goes"),
     h("div", { class: "bar" }, bar),
-    h("p", { class: "legend soft" }, parts.map(p => h("span", {}, h("i", { class: `key ${p.className}` }), ` ${p.name} ${secondsText(p.seconds)}  `))));
+    h("p", { class: "legend soft" }, parts.map(p => h("span", {}, key(p.className), ` ${p.name} ${secondsText(p.seconds)}  `))));
 }
 
 /** The five rows that take longest. */

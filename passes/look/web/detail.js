@@ -54,7 +54,8 @@ class Detail {
       this.facts([["kernels", `${secondsText(g.seconds[v])}, ${percentText(g.seconds[v] / m.step)} of the step`], besideGroup(m, v),
         ["collectives", m.sentSeconds[v] ? `${secondsText(m.sentSeconds[v])}, ${secondsText(m.exposed[v])} exposed` : "none"],
         ["ops", String(g.ops[v])], ["lines", g.where[v]]]),
-      m.opens(v) ? h("button", { type: "button", onclick: () => this.select({ toggle: v }) }, "open or close") : null,
+      h("p", { class: "leads" }, m.opens(v) ? h("button", { type: "button", onclick: () => this.select({ toggle: v }) }, "open or close") : null, " ",
+        m.timed ? this.link("in the timeline", { node: v, in: "Timeline" }) : null),
       places.length ? h("h3", {}, "Collectives") : null,
       h("ul", { class: "plain" }, places.map(p => h("li", {}, pill(m.kind(p)), " ",
         this.link(`${m.data.rows.tensor[m.sent.rows[p - m.nGroups][0]]}, ${bytesText(m.sent.bytes[p - m.nGroups])}, ${secondsText(m.seconds(p))}`, { node: p })))),
@@ -78,26 +79,59 @@ class Detail {
     return [at === undefined ? null : this.crumbs(at), ...rows.map(k => h("section", { class: "collective" },
       h("h2", {}, pill(r.kind[k]), " ", r.tensor[k]),
       h("p", {}, r.reason[k]),
+      m.hasTime(k) ? h("p", { class: "leads" }, this.link("in the timeline", { row: k, node: node ?? undefined, in: "Timeline" }), " · ", this.link("in the table", { row: k, node: node ?? undefined, in: "Collectives" })) : null,
       this.facts([["tensor", h("span", { class: "mono" }, r.type[k])], ["lies", h("span", { class: "mono" }, `${r.before[k]} → ${r.after[k]}`)],
         ["over", r.over[k]], ["times", `${r.times[k]} per step`], ["sent", `${bytesText(r.bytes[k])} per device and step`],
         ["time", `${secondsText(r.seconds[k])}, ${percentText(r.seconds[k] / m.step)} of the step`],
         ["exposed", `${secondsText(r.exposed[k])}: kernels wait so long`], ...besideRow(m, k)]),
       this.source(r.line[k]),
-      h("h3", {}, "Before and after"), this.devices(r.shape[k], r.before[k], r.place[k]), this.devices(r.shape[k], r.after[k], r.place[k]), this.alternatives(r.tensor[k], r.line[k], r.after[k])))];
+      h("h3", {}, "Before and after"), this.devices(r.shape[k], r.before[k], r.place[k]), this.devices(r.shape[k], r.after[k], r.place[k]), this.alternatives(r.tensor[k], r.line[k], r.after[k], k)))];
   }
 
-  /** What else it could lie as: what the plan has looked at, else how to ask. */
-  alternatives(name, line, nd) {
-    const known = (this.model.data.choices || {})[name] || (this.model.data.choices || {})[line];
-    const asked = /^[\w.]+\[|^[a-z_]\w*$/i.test(name) && this.model.data.at_rest.path.includes(name) ? name : line;
-    const ask = h("p", { class: "soft" }, "What else could it lie as, and what would the whole plan cost then? ",
-      h("code", {}, `print(plan.why(${JSON.stringify(asked)}))`), ". To hold it: ", h("code", {}, `sbp.annotate(x, ${nd.replace(/^\[|\]$/g, "")})`),
-      ` at ${line}, or in_sbp for an argument.`);
-    if (!known) return [h("h3", {}, "Alternatives"), ask];
-    return [h("h3", {}, "Alternatives"), h("table", { class: "small" }, h("thead", {}, h("tr", {}, ["signature", "step", "sent", "memory"].map(t => h("th", {}, t)))),
-      h("tbody", {}, known.map(c => h("tr", { class: c.chosen ? "marked" : "" }, h("td", { class: "mono" }, c.sbp), h("td", { class: "n" }, secondsText(c.seconds)),
-        h("td", { class: "n" }, bytesText(c.bytes)), h("td", { class: "n" }, bytesText(c.memory)),
-        h("td", { class: "soft" }, c.chosen ? "as planned" : c.fits ? "" : "does not fit"))))), ask];
+  /** What the plan has looked at for a row, or for a tensor. */
+  known(row, name, line) {
+    const rows = this.model.data.rows, all = this.model.data.choices || [], bare = t => t.replace(/\[\d+\]/g, "[*]");
+    const keyOf = k => [rows.names[k], rows.kind[k], rows.tensor[k], rows.line[k]].join(" ");
+    if (row !== undefined) return all.filter(c => c.row === keyOf(row));
+    return all.filter(c => (c.hold === "annotate" ? c.where === line && c.tensor.startsWith(`${name}, `) : c.where === name || bare(c.where) === bare(name))).slice(0, 1);
+  }
+
+  /** What to write to have a tensor lie otherwise. */
+  write(how, where, nd) {
+    const code = (text, more) => h("code", { "data-where": where, "data-sbp": nd, ...more }, text);
+    return { in_sbp: () => [code(`in_sbp: ${nd}`), ` for ${where}, as sbp.compile is given it`], out_sbp: () => [code(`out_sbp: ${nd}`), ` for ${where}, as sbp.compile is given it`],
+      annotate: () => [code(`sbp.annotate(…, ${nd})`), ` at ${where}, around what it computes there`],
+      gradient: () => [code(`sbp.annotate(…, ${nd})`), ` on the gradient of ${where}, where jax.grad has returned it`],
+      backward: () => ["nothing: the backward pass makes it, and no line of yours does. ", code(`plan.what_if(…, ${nd})`), " shows that plan"] }[how]();
+  }
+
+  /** What else it could lie as, and what removes a collective: what the plan has looked at, else how to ask. */
+  alternatives(name, line, nd, row) {
+    const asked = this.model.data.at_rest.path.includes(name) ? name : line, found = this.known(row, name, line);
+    const ask = h("p", { class: "soft" }, found.length ? "More of them: " : "This page was written without the alternatives of this tensor. To see them, each with the whole plan made again: ",
+      h("code", {}, `print(plan.why(${JSON.stringify(asked)}))`), found.length ? "" : [", or ", h("code", {}, 'plan.save("plan.html", choices=40, time_limit=300)'), " for those of the 40 costliest collectives"], ".");
+    return [row === undefined || !found.length ? null : this.advice(found), h("h3", {}, "Alternatives"), found.map(c => this.choices(c)), ask];
+  }
+
+  /** By how much the step of an alternative is longer, or shorter. */
+  change(c, now) { return c.chosen ? secondsText(c.seconds) : Math.abs(c.seconds - now.seconds) < 1e-6 * now.seconds ? "the same" : signed(c.seconds - now.seconds, secondsText); }
+
+  /** What to write to do without a collective. */
+  advice(found) {
+    const gone = found.flatMap(f => f.rows.filter(c => c.gone).map(c => [f, c])).sort((a, b) => a[1].seconds - b[1].seconds)[0];
+    if (!gone) return h("section", { class: "advice" }, h("h3", {}, "To remove it"), h("p", {}, `No signature of ${found.map(f => f.tensor).join(" or ")} that was looked at removes it.`));
+    const [f, c] = gone;
+    return h("section", { class: "advice" }, h("h3", {}, "To remove it"), h("p", {}, "Write ", this.write(f.hold, f.where, c.sbp),
+      `. The step then takes ${secondsText(c.seconds)} (${this.change(c, f.rows[0])})`, c.instead ? `, with ${c.instead} instead` : "", c.fits ? "." : ", and does not fit."));
+  }
+
+  /** The signatures that a tensor could have, with the whole plan made again around each. */
+  choices(found) {
+    const remark = c => [c.chosen ? "as planned" : "", c.gone ? "gone" : c.gone === false ? "still there" : "", c.instead && c.gone ? `${c.instead} instead` : "", c.fits ? "" : "does not fit"].filter(Boolean).join(", ");
+    return [h("p", { class: "soft" }, `${found.tensor}${found.alike > 1 ? `, ${found.alike} alike, held together` : ""}, held otherwise, with everything else planned again:`),
+      h("div", { class: "scroll" }, h("table", { class: "small" }, h("thead", {}, h("tr", {}, ["signature", "step", "sent", "memory", ""].map((t, k) => h("th", { class: k && k < 4 ? "n" : "" }, t)))),
+        h("tbody", {}, found.rows.map(c => h("tr", { class: c.chosen ? "marked" : "" }, h("td", { class: "mono" }, c.sbp), h("td", { class: "n" }, this.change(c, found.rows[0])),
+          h("td", { class: "n" }, bytesText(c.bytes)), h("td", { class: "n" }, bytesText(c.memory)), h("td", { class: "soft" }, remark(c)))))))];
   }
 
   tensor(k) {

@@ -1,8 +1,6 @@
 // Two plans side by side: what changed, by the time that it gains.
 "use strict";
 
-const CHANGE_SIGNS = { added: "+", removed: "−", changed: "±", same: "" };
-
 const signed = (x, text) => (x === 0 ? "0" : `${x > 0 ? "+" : "−"}${text(Math.abs(x))}`);
 
 function diffClaim(model, select) {

@@ -1,14 +1,6 @@
 // The graph: what is open, drawn by cytoscape, laid out in a worker.
 "use strict";
 
-const COLLECTIVE_COLOURS = {
-  // Okabe and Ito's hues, told apart by colour-blind readers too: fill and border, light and dark.
-  all_reduce: ["#fde3da", "#c24e00", "#5a2a12", "#f08a4b"], all_gather: ["#d8ecfa", "#0072b2", "#0d3a57", "#5ab4ec"],
-  reduce_scatter: ["#fdf0cf", "#a87200", "#4d3a08", "#f0b93a"], all_to_all: ["#f6e1ee", "#a04d80", "#4c2340", "#dd8fc0"],
-  ragged_all_to_all: ["#f6e1ee", "#a04d80", "#4c2340", "#dd8fc0"], permute: ["#d5f0e6", "#007a5a", "#0c4233", "#3fc79b"],
-  send: ["#e4f3fb", "#2b7fb0", "#123c52", "#7cc4ea"],
-};
-
 class GraphView {
   constructor(model, element, onSelect) {
     this.model = model;
@@ -28,6 +20,11 @@ class GraphView {
     this.cy.on("tap", "edge", e => this.onSelect({ edge: e.target.data("one") }));
     this.cy.on("tap", e => { if (e.target === this.cy) this.onSelect({}); });
     this.cy.on("dbltap", "node", e => this.toggle(Number(e.target.id())));
+    this.cy.on("zoom", () => {
+      // Labels are made once the zoom rests, or is far from what they were made for.
+      clearTimeout(this.resting);
+      this.resting = setTimeout(() => this.relabel(), 60);
+    });
     this.map = new MiniMap(this.cy, element.querySelector(".minimap"));
     new ResizeObserver(() => { this.cy.resize(); this.map.draw(); }).observe(element);
   }
@@ -37,6 +34,9 @@ class GraphView {
     const m = this.model, open = new Set([0]), places = m.groups.kind.filter(k => k === "place").length;
     for (let v = 1; v < m.nGroups; v++)
       if (m.groups.kind[v] === "place" ? places <= 2 : m.groups.kind[v] === "phase") open.add(v);
+    // In a page of two plans all that is different is seen, the costliest first, as far as there is room.
+    const different = m.changes ? Array.from({ length: m.n - m.nGroups }, (_, k) => m.nGroups + k).filter(v => m.change(v) !== "same") : [];
+    for (const v of different.sort((a, b) => m.seconds(b) - m.seconds(a)).slice(0, MOST_SHOWN)) m.around(v).forEach(g => open.add(g));
     return open;
   }
 
@@ -85,18 +85,32 @@ class GraphView {
     return { w: 196, h: 58 };
   }
 
-  label(v) {
-    const m = this.model;
-    const cut = (t, n) => (t.length > n ? `${t.slice(0, n - 1)}…` : t);
-    const share = m.step > 0 ? ` · ${percentText(m.seconds(v) / m.step)}` : "";
+  /** What stands in a box, and how large: never below 11 px on the screen. What has no room then is left out. */
+  label(v, w, height, zoom = this.cy.zoom()) {
+    const m = this.model, z = Math.max(zoom, 0.01), isOpen = this.open.has(v);
+    const size = Math.max(SMALLEST_PX / z, isOpen ? 14 : 12);
+    const room = Math.floor((w * z - (m.isSent(v) ? 26 * z : 10)) / (LETTER * size * z)), lines = isOpen ? 1 : Math.floor((height * z - 2) / (1.25 * size * z));
+    if (room < 2 || lines < 1 || (isOpen && size > 30)) return { label: "", size: 12 };
+    const cut = t => (t.length > room ? `${t.slice(0, room - 1)}…` : t), fits = texts => texts.find(t => t.length <= room) || cut(texts[texts.length - 1]);
+    const time = secondsText(m.seconds(v)), share = m.step > 0 ? percentText(m.seconds(v) / m.step) : "";
     if (m.isSent(v)) {
-      const k = v - m.nGroups;
-      return `${m.change(v) === "same" ? "" : `${m.change(v)} `}${m.title(v)}\n${bytesText(m.sent.bytes[k])} · ${secondsText(m.sent.seconds[k])}`;
+      const k = v - m.nGroups, sign = CHANGE_SIGNS[m.change(v)], code = MARKS[m.kind(v)].code, times = m.sent.count[k] > 1 ? ` ×${m.sent.count[k]}` : "";
+      const word = m.change(v) === "same" ? "" : `${m.change(v)} `, said = secondsText(m.sent.seconds[k]);
+      const heads = lines > 1 ? [word + m.title(v), sign + m.title(v), sign + code + times, sign + code] : [`${sign}${code}${times} ${said}`, sign + code + times, sign + code];
+      return { label: [fits(heads), ...(lines > 1 ? [fits([`${bytesText(m.sent.bytes[k])} · ${said}`, said, ""])] : [])].join("\n"), size };
     }
-    const times = m.groups.times[v] > 1 ? ` ×${m.groups.times[v]}` : "";
-    if (this.open.has(v)) return `${cut(m.title(v), 40)}${times}   ${secondsText(m.seconds(v))}${share}`;
-    const more = m.opens(v) ? " ▸" : "";
-    return `${cut(m.title(v), 30)}${times}${more}\n${cut(m.groups.where[v], 32)}\n${secondsText(m.seconds(v))}${share}`;
+    const times = m.groups.times[v] > 1 ? ` ×${m.groups.times[v]}` : "", changes = m.changes ? m.changes[v] : "";
+    const tail = times + (!isOpen && m.opens(v) ? " ▸" : ""), free = Math.max(3, room - tail.length), title = m.title(v);
+    const head = (title.length > free ? `${title.slice(0, free - 1)}…` : title) + tail;
+    if (isOpen) return { label: fits([`${head}   ${time} · ${share}${changes && `   ${changes}`}`, `${head}  ${share}${changes && `  ${changes}`}`, `${head}${changes && ` ${changes}`}`, head]), size };
+    const more = [...(changes ? [changes] : []), ...(lines > 2 ? [cut(m.groups.where[v])] : []), fits([`${time} · ${share}`, time])];
+    return { label: [head, ...more].slice(0, lines).join("\n"), size };
+  }
+
+  /** Labels anew after the zoom has changed. */
+  relabel() {
+    this.zoomed = this.cy.zoom();
+    this.cy.batch(() => this.cy.nodes().forEach(n => { n.data(this.label(Number(n.id()), n.data("w"), n.data("h"))); }));
   }
 
   draw(places) {
@@ -105,7 +119,7 @@ class GraphView {
     const deep = [...places].sort((a, b) => m.around(a[0]).length - m.around(b[0]).length);
     const elements = deep.map(([v, x, y, w, height]) => ({
       group: "nodes",
-      data: { id: String(v), label: this.label(v), w, h: height },
+      data: { id: String(v), label: "", size: 12, w, h: height },
       classes: [m.isSent(v) ? `sent ${m.kind(v)}` : this.open.has(v) ? "open" : m.opens(v) ? "closed" : "leaf",
         m.isSent(v) ? m.change(v) : m.kind(v)].join(" "),
       position: { x, y },
@@ -114,7 +128,7 @@ class GraphView {
     for (const e of this.seenEdges) elements.push({
       group: "edges",
       data: { id: e.key, source: String(e.from), target: String(e.to), width: 1 + 5 * Math.sqrt(e.bytes / most), one: e },
-      classes: [e.next ? "next" : "", m.phase(e.from) !== m.phase(e.to) ? "across" : ""].join(" "),
+      classes: [e.next ? "next" : "", [e.from, e.to].some(v => m.isSent(v) && m.change(v) === "removed") ? "gone" : "", m.phase(e.from) !== m.phase(e.to) ? "across" : ""].join(" "),
     });
     this.cy.batch(() => {
       this.cy.elements().remove();
@@ -127,6 +141,7 @@ class GraphView {
       const now = after.renderedBoundingBox({ includeLabels: false });
       this.cy.panBy({ x: kept.x1 - now.x1, y: kept.y1 - now.y1 });
     } else this.fit();
+    this.relabel();
     this.anchor = undefined;
     this.map.draw();
     if (this.done) this.done();
@@ -139,45 +154,52 @@ class GraphView {
     this.cy.edges().style("z-index", 50);
   }
 
-  fit() { this.cy.fit(undefined, 24); if (this.cy.zoom() > 1.1) { this.cy.zoom(1.1); this.cy.center(); } }
+  fit() {
+    // In a page of two plans first what is different.
+    const different = this.cy.nodes(".added, .removed, .changed");
+    this.cy.fit(this.fitted || different.empty() ? undefined : different, this.fitted ? 24 : 40);
+    this.fitted = true;
+    if (this.cy.zoom() > 1.1) { this.cy.zoom(1.1); this.cy.center(); }
+  }
   restyle() { this.cy.style(graphStyle()); this.edgesBehind(); this.map.draw(); }
 }
+
+const MOST_SHOWN = 5; // differences that are open at first
+const SMALLEST_PX = 11, LETTER = 0.56; // of a letter's height, what it is wide
 
 const cssColour = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 function graphStyle() {
-  const c = cssColour, dark = c("--is-dark") === "1", font = c("--font").replaceAll('"', "");
-  const sent = Object.entries(COLLECTIVE_COLOURS).map(([kind, colours]) => ({
-    selector: `node.${kind}`,
-    style: { "background-color": colours[dark ? 2 : 0], "border-color": colours[dark ? 3 : 1] },
+  const c = cssColour, font = c("--font").replaceAll('"', "");
+  const sent = Object.entries(MARKS).map(([kind, mark]) => ({
+    selector: `node.sent.${kind}`, style: { "background-color": mark.fill, "border-color": mark.border, color: INK },
   }));
   return [
     { selector: "node", style: {
       shape: "round-rectangle", width: "data(w)", height: "data(h)", label: "data(label)", "text-wrap": "wrap",
-      "text-valign": "center", "text-halign": "center", "font-size": 12, "font-family": font, color: c("--ink"),
+      "text-valign": "center", "text-halign": "center", "font-size": "data(size)", "font-family": font, color: c("--ink"),
       "background-color": c("--card"), "border-width": 1.2, "border-color": c("--edge"), "line-height": 1.25,
-      "z-index-compare": "manual", "min-zoomed-font-size": 5,
+      "z-index-compare": "manual", "min-zoomed-font-size": 9,
     } },
     { selector: "node.closed", style: { "border-width": 2 } },
     { selector: "node.open", style: {
       "text-valign": "top", "text-margin-y": 24, "font-weight": "bold", "background-color": c("--ground"),
       "border-color": c("--line"), "background-opacity": 0.9,
     } },
-    { selector: "node.open.place", style: { "font-size": 17 } },
-    { selector: "node.open.phase", style: { "background-color": c("--lane"), "font-size": 15 } },
-    { selector: "node.leaf", style: { "font-size": 11 } },
-    { selector: "node.sent", style: { shape: "round-hexagon", "border-width": 2, "font-size": 11 } },
+    { selector: "node.open.phase", style: { "background-color": c("--lane") } },
+    { selector: "node.sent", style: { shape: "round-hexagon", "border-width": 2 } },
     ...sent,
     { selector: "edge", style: {
       width: "data(width)", "line-color": c("--edge"), "target-arrow-color": c("--edge"), "curve-style": "bezier",
       "target-arrow-shape": "triangle", "arrow-scale": 0.8, opacity: 0.75, "z-index-compare": "manual",
     } },
     { selector: "edge.next", style: { "line-style": "dashed", opacity: 0.4 } },
+    { selector: "edge.gone", style: { "line-style": "dotted", opacity: 0.6 } },
     { selector: "edge.across", style: { opacity: 0.22 } },
     { selector: ".marked", style: { "border-color": c("--mark"), "border-width": 4, "line-color": c("--mark"),
       "target-arrow-color": c("--mark"), opacity: 1 } },
     { selector: "node.added", style: { "border-width": 5, "border-style": "double" } },
-    { selector: "node.removed", style: { "border-style": "dashed", "background-opacity": 0.25 } },
+    { selector: "node.removed", style: { "border-style": "dashed", "border-width": 3, "background-opacity": 0.25, color: c("--ink") } },
     { selector: "node.changed", style: { "border-width": 4 } },
     { selector: ".dim", style: { opacity: 0.25 } },
   ];

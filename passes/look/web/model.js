@@ -92,8 +92,24 @@ class PlanModel {
     return [...found.values()];
   }
 
+  /** In a page of two plans: how much in every group is added, removed and changed, in words; undefined in others. */
+  get changes() {
+    if (!this.data.rows.change) return undefined;
+    if (this.counted) return this.counted;
+    const count = Array.from({ length: this.n }, () => ({ added: 0, removed: 0, changed: 0, same: 0 }));
+    for (let v = this.nGroups; v < this.n; v++) for (const g of [...this.around(v), v]) count[g][this.change(v)] += 1;
+    this.counted = count.map(c => ["added", "removed", "changed"].filter(k => c[k]).map(k => `${CHANGE_SIGNS[k]}${c[k]}`).join(" "));
+    return this.counted;
+  }
+
   /** In a page of two plans: what became of a collective. */
   change(v) { const c = this.data.rows.change; return c ? c[this.sent.rows[v - this.nGroups][0]] : "same"; }
+
+  /** Whether a row is to be seen in a timeline. */
+  hasTime(row) {
+    this.times ??= new Set((this.data.timelines || []).flatMap(t => (t.spans.rows || []).flat()));
+    return this.times.has(row);
+  }
 
   lineText(where) { return this.data.lines ? this.data.lines[where] : undefined; }
 }

@@ -15,6 +15,7 @@ class RowTable {
     const c = model.data.rows;
     this.rows = c.kind.map((_, k) => Object.fromEntries([["k", k], ...Object.keys(c).map(name => [name, c[name][k]])]));
     this.order = ["seconds", -1];
+    this.marked = [];
     this.filter = "";
     this.body = h("tbody");
     this.heads = ROW_HEADS.map(([name, title, , isNumber]) =>
@@ -56,16 +57,24 @@ class RowTable {
       cell("kind", pill(r.kind)), cell("times", String(r.times)),
       cell("tensor", r.tensor, h("br"), h("span", { class: "mono soft" }, r.type)),
       cell("before", h("span", { class: "mono" }, `${r.before} →`, h("br"), r.after)),
-      cell("over", r.over), cell("bytes", bytesText(r.bytes)), cell("seconds", secondsText(r.seconds)), ...besideCells(r, cell),
+      cell("over", r.over), cell("bytes", bytesText(r.bytes)),
+      cell("seconds", this.model.hasTime(r.k) ? h("button", { type: "button", class: "link", title: "show in the timeline", onclick: e => { e.stopPropagation(); this.select({ row: r.k, in: "Timeline" }); } }, secondsText(r.seconds)) : secondsText(r.seconds)), ...besideCells(r, cell),
       cell("exposed", secondsText(r.exposed)), cell("line", h("span", { class: "mono" }, r.line)), cell("reason", r.reason));
-    if (r.k === this.marked) line.classList.add("marked");
+    if (this.marked.includes(r.k)) line.classList.add("marked");
     return line;
   }
 
-  mark(k) {
-    this.marked = k;
-    for (const line of this.body.rows) line.classList.toggle("marked", Number(line.dataset.row) === k);
+  /** Lights some rows. */
+  mark(rows) {
+    this.marked = rows;
+    for (const line of this.body.rows) line.classList.toggle("marked", rows.includes(Number(line.dataset.row)));
     const line = this.body.querySelector(".marked"), scroll = this.element.querySelector(".scroll");
     if (line) scroll.scrollTop = line.offsetTop - scroll.clientHeight / 2;
+  }
+
+  /** Goes to the first row that is lit. */
+  reveal() {
+    const line = this.body.querySelector(".marked");
+    if (line) { line.scrollIntoView({ block: "center" }); line.querySelector("button").focus({ preventScroll: true }); }
   }
 }

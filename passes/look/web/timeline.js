@@ -1,32 +1,96 @@
 // Timelines: lanes with what ran when, and what was held. Drawn on a canvas; wheel and buttons zoom, dragging moves.
 "use strict";
 
-const SPAN_COLOURS = {
-  forward: ["#9fb8cf", "#52708c"], backward: ["#82a6c6", "#3d5f80"], update: ["#c3cfd9", "#6b7a89"],
-  F: ["#9fcbe8", "#0072b2"], B: ["#f4b08f", "#c24e00"], I: ["#f3d48a", "#a87200"], W: ["#9bdcc4", "#007a5a"],
-  SF: ["#56b4e9", "#2b7fb0"], SB: ["#c97fb1", "#a04d80"], kernel: ["#9fb8cf", "#52708c"], wait: ["#e7ebef", "#aab4be"],
-};
+const LABELS = 84, HELD = 44;
 
 class TimelineView {
+  /** onPick: is told of a span that was clicked, `{ rows, node, opens }`. */
   constructor(data, onPick) {
-    this.data = data;
-    this.onPick = onPick;
-    this.from = 0;
-    this.to = data.seconds;
-    this.canvas = h("canvas", { class: "timeline", role: "img", tabindex: 0, "aria-label": `${data.name}: ${data.lanes.join(", ")}` });
-    this.said = h("p", { class: "soft mono", "aria-live": "polite" }, "point at a box, or use the arrow keys, + and −");
-    const act = (name, what) => h("button", { type: "button", onclick: what }, name);
+    Object.assign(this, { data, onPick, from: 0, to: data.seconds, cursor: -1, lit: new Set() });
+    this.canvas = h("canvas", { class: "timeline", role: "img", tabindex: 0, "aria-label":
+      `${data.name}: ${data.lanes.join(", ")}. Arrows go from box to box, Enter shows one in the graph and the table, + and - zoom.` });
+    this.said = h("p", { class: "soft mono", "aria-live": "polite" }, "point at a box or use the arrow keys; a click or Enter shows it in the graph and the table");
+    const act = (name, label, what) => h("button", { type: "button", "aria-label": label, onclick: what }, name);
     const bubble = data.bubble === undefined ? "" : `, bubble ${percentText(data.bubble)}`;
     this.element = h("figure", {}, h("figcaption", {}, h("b", {}, data.name), ` ${secondsText(data.seconds)}${bubble} `,
-      act("all", () => this.show(0, data.seconds)), act("+", () => this.zoom(1 / 1.5)), act("−", () => this.zoom(1.5))), this.canvas, this.said);
-    this.canvas.addEventListener("wheel", e => { if (!e.ctrlKey && !e.shiftKey && Math.abs(e.deltaX) < Math.abs(e.deltaY)) return; e.preventDefault(); this.zoom(e.deltaY > 0 ? 1.2 : 1 / 1.2, this.at(e)); }, { passive: false });
+      act("all", "the whole of it", () => this.show(0, data.seconds)), act("+", "zoom in", () => this.zoom(1 / 1.5)), act("−", "zoom out", () => this.zoom(1.5))), this.canvas, this.said);
+    this.canvas.addEventListener("wheel", e => {
+      if (!e.ctrlKey && !e.shiftKey && Math.abs(e.deltaX) < Math.abs(e.deltaY)) return;
+      e.preventDefault();
+      this.zoom(e.deltaY > 0 ? 1.2 : 1 / 1.2, this.at(e));
+    }, { passive: false });
+    this.canvas.addEventListener("pointerdown", () => { this.moved = 0; });
     this.canvas.addEventListener("pointermove", e => (e.buttons & 1 ? this.drag(e) : this.point(e)));
-    this.canvas.addEventListener("click", e => { const k = this.hit(e); if (k >= 0 && this.onPick) this.onPick(this.data.spans, k); });
-    this.canvas.addEventListener("keydown", e => {
-      const w = this.to - this.from, act = { ArrowLeft: () => this.show(this.from - w / 5, this.to - w / 5), ArrowRight: () => this.show(this.from + w / 5, this.to + w / 5), "+": () => this.zoom(1 / 1.5), "-": () => this.zoom(1.5) }[e.key];
-      if (act) { e.preventDefault(); act(); }
-    });
+    this.canvas.addEventListener("click", e => { if (this.moved < 4) this.pick(this.hit(e)); });
+    this.canvas.addEventListener("keydown", e => this.key(e));
     new ResizeObserver(() => this.draw()).observe(this.canvas);
+  }
+
+  key(e) {
+    const act = {
+      ArrowLeft: () => this.step(-1), ArrowRight: () => this.step(1), ArrowUp: () => this.change(-1), ArrowDown: () => this.change(1),
+      Home: () => this.go(0), "+": () => this.zoom(1 / 1.5), "-": () => this.zoom(1.5), Enter: () => this.pick(this.cursor), " ": () => this.pick(this.cursor),
+    }[e.key];
+    if (act) { e.preventDefault(); act(); }
+  }
+
+  /** The spans of a lane in the order of time. */
+  lane(k) {
+    const s = this.data.spans;
+    return s.lane.map((_, i) => i).filter(i => s.lane[i] === k).sort((a, b) => s.from[a] - s.from[b]);
+  }
+
+  /** To the span before or behind in the same lane. */
+  step(by) {
+    if (this.cursor < 0) { this.go(this.lane(this.data.spans.lane[0])[0]); return; }
+    const lane = this.lane(this.data.spans.lane[this.cursor]), at = lane.indexOf(this.cursor) + by;
+    if (lane[at] !== undefined) this.go(lane[at]);
+  }
+
+  /** To the span in the next lane that begins nearest. */
+  change(by) {
+    const s = this.data.spans;
+    if (this.cursor < 0) { this.step(1); return; }
+    for (let k = s.lane[this.cursor] + by; k >= 0 && k < this.data.lanes.length; k += by) {
+      const near = this.lane(k).sort((a, b) => Math.abs(s.from[a] - s.from[this.cursor]) - Math.abs(s.from[b] - s.from[this.cursor]));
+      if (near.length) { this.go(near[0]); return; }
+    }
+  }
+
+  go(k) {
+    if (k === undefined || !this.data.spans.lane.length) return;
+    const s = this.data.spans, width = this.to - this.from;
+    this.cursor = k;
+    if (s.from[k] < this.from || s.to[k] > this.to) this.show((s.from[k] + s.to[k] - width) / 2, (s.from[k] + s.to[k] + width) / 2);
+    this.say(k);
+    this.draw();
+  }
+
+  pick(k) {
+    if (k < 0) return;
+    const s = this.data.spans, of = name => (s[name] ? s[name][k] : null);
+    this.cursor = k;
+    this.say(k);
+    if (this.onPick) this.onPick({ rows: of("rows") || [], node: of("node"), opens: of("opens") });
+  }
+
+  /** Lights the spans of some rows of the table, or of a part of the graph; how many there are. */
+  mark(rows, isPart) {
+    const s = this.data.spans, has = k => s.rows && (s.rows[k] || []).some(r => rows.includes(r));
+    this.lit = new Set(s.lane.map((_, k) => k).filter(k => has(k) || (s.node && s.node[k] !== null && isPart(s.node[k]))));
+    this.draw();
+    return this.lit.size;
+  }
+
+  /** Goes to the first span that is lit. */
+  reveal() {
+    const s = this.data.spans, [first] = [...this.lit].sort((a, b) => s.from[a] - s.from[b]);
+    if (first === undefined) return;
+    const width = Math.min(this.data.seconds, Math.max(12 * (s.to[first] - s.from[first]), this.data.seconds / 40)), middle = (s.from[first] + s.to[first]) / 2;
+    this.show(middle - width / 2, middle + width / 2);
+    this.go(first);
+    this.element.scrollIntoView({ block: "center" });
+    this.canvas.focus({ preventScroll: true });
   }
 
   at(e) { const r = this.canvas.getBoundingClientRect(); return this.from + (this.to - this.from) * Math.max(0, e.clientX - r.left - LABELS) / (r.width - LABELS); }
@@ -37,7 +101,11 @@ class TimelineView {
     this.draw();
   }
   zoom(by, around = (this.from + this.to) / 2) { this.show(around - (around - this.from) * by, around + (this.to - around) * by); }
-  drag(e) { const w = (this.to - this.from) * e.movementX / (this.canvas.clientWidth - LABELS); this.show(this.from - w, this.to - w); }
+  drag(e) {
+    this.moved += Math.abs(e.movementX);
+    const w = (this.to - this.from) * e.movementX / (this.canvas.clientWidth - LABELS);
+    this.show(this.from - w, this.to - w);
+  }
 
   lanes() {
     // Lanes of what is sent are half as high; those with nothing in them are left out.
@@ -59,22 +127,24 @@ class TimelineView {
     return -1;
   }
 
-  point(e) {
-    const k = this.hit(e), s = this.data.spans;
-    this.said.textContent = k < 0 ? "" : `${s.title[k]}: ${secondsText(s.from[k])} to ${secondsText(s.to[k])}, ${secondsText(s.to[k] - s.from[k])}`;
+  point(e) { this.say(this.hit(e)); }
+
+  say(k) {
+    const s = this.data.spans, opens = k >= 0 && s.opens && s.opens[k] !== null && s.opens[k] !== undefined;
+    this.said.textContent = k < 0 ? "" : `${s.title[k]}: ${secondsText(s.from[k])} to ${secondsText(s.to[k])}, ${secondsText(s.to[k] - s.from[k])}${opens ? "; a click leads to one trip of it" : ""}`;
   }
 
   draw() {
     const { canvas, data } = this, lanes = this.lanes(), width = canvas.clientWidth, dpr = window.devicePixelRatio || 1;
     if (!width) return;
     const held = (data.held || []).filter(c => c.length), bottom = lanes.length ? lanes[lanes.length - 1].y + lanes[lanes.length - 1].height : 0;
-    const total = bottom + held.length * 44 + 24;
+    const total = bottom + held.length * HELD + 24;
     canvas.style.height = `${total}px`;
     canvas.width = width * dpr;
     canvas.height = total * dpr;
     const g = canvas.getContext("2d"), scale = (width - LABELS) / (this.to - this.from || 1), place = t => LABELS + (t - this.from) * scale;
     g.scale(dpr, dpr);
-    g.font = "11px sans-serif";
+    g.font = `11px ${cssColour("--font")}`;
     g.textBaseline = "middle";
     lanes.forEach((lane, k) => {
       g.fillStyle = cssColour("--ground");
@@ -87,34 +157,45 @@ class TimelineView {
     g.rect(LABELS, 0, width - LABELS, total);
     g.clip();
     this.spans(g, lanes, place);
-    this.heldCurves(g, held, bottom, place, width);
-    this.axis(g, place, bottom + held.length * 44, width);
+    this.heldCurves(g, held, bottom, place);
+    this.axis(g, place, bottom + held.length * HELD, width);
     g.restore();
   }
 
   spans(g, lanes, place) {
-    const s = this.data.spans, deepest = Math.max(...s.stage, 1);
+    const s = this.data.spans, deepest = Math.max(...s.stage, 1), lit = [], wide = t => g.measureText(t).width + 6;
     for (let k = 0; k < s.lane.length; k++) {
       if (s.to[k] < this.from || s.from[k] > this.to) continue;
-      const lane = lanes[s.lane[k]], x = place(s.from[k]), w = Math.max(0.6, place(s.to[k]) - x), [fill, edge] = SPAN_COLOURS[s.kind[k]] || COLLECTIVE_COLOURS[s.kind[k]] || SPAN_COLOURS.kernel;
+      const lane = lanes[s.lane[k]], x = place(s.from[k]), w = Math.max(0.6, place(s.to[k]) - x), mark = MARKS[s.kind[k]] || MARKS.kernel;
       g.globalAlpha = 1 - 0.35 * (s.stage[k] > 0 && lane.height > 10 ? s.stage[k] / deepest : 0);
-      g.fillStyle = fill;
+      g.fillStyle = mark.fill;
       g.fillRect(x, lane.y, w, lane.height);
       g.globalAlpha = 1;
-      if (w > 3) { g.strokeStyle = edge; g.lineWidth = 0.8; g.strokeRect(x, lane.y, w, lane.height); }
-      if (lane.height > 10 && w > 7 * s.label[k].length + 2) { g.fillStyle = "#1f2933"; g.textAlign = "center"; g.fillText(s.label[k], x + w / 2, lane.y + lane.height / 2); g.textAlign = "left"; }
+      if (w > 3) { g.strokeStyle = mark.border; g.lineWidth = 0.8; g.strokeRect(x, lane.y, w, lane.height); }
+      // The whole label where there is room for it, else the code.
+      const from = Math.max(x, LABELS), seen = Math.min(x + w, this.canvas.clientWidth) - from, short = s.rows && s.rows[k].length ? mark.code : "";
+      const label = seen > 14 && wide(s.label[k]) <= seen ? s.label[k] : seen > 14 && short && wide(short) <= seen ? short : "";
+      if (lane.height > 10 && label) { g.fillStyle = INK; g.textAlign = "center"; g.fillText(label, from + seen / 2, lane.y + lane.height / 2); g.textAlign = "left"; }
+      if (this.lit.has(k) || k === this.cursor) lit.push([x, lane.y, w, lane.height, k === this.cursor]);
     }
+    for (const [x, y, w, height, isCursor] of lit) {
+      g.strokeStyle = cssColour("--mark");
+      g.lineWidth = 3;
+      g.setLineDash(isCursor ? [4, 2] : []);
+      g.strokeRect(x - 0.5, y - 0.5, w + 1, height + 1);
+    }
+    g.setLineDash([]);
   }
 
-  heldCurves(g, held, bottom, place, width) {
+  heldCurves(g, held, bottom, place) {
     const most = Math.max(...held.flat().map(p => p[1]), 1);
     held.forEach((points, k) => {
-      const top = bottom + 8 + k * 44, base = top + 34;
+      const top = bottom + 8 + k * HELD, base = top + 34;
       g.beginPath();
       g.moveTo(place(0), base);
       let last = 0;
-      for (const [t, bytes] of points) { g.lineTo(place(t), base - 32 * last / most); g.lineTo(place(t), base - 32 * bytes / most); last = bytes; }
-      g.lineTo(place(this.data.seconds), base - 32 * last / most);
+      for (const [t, bytes] of points) { g.lineTo(place(t), base - 20 * last / most); g.lineTo(place(t), base - 20 * bytes / most); last = bytes; }
+      g.lineTo(place(this.data.seconds), base - 20 * last / most);
       g.lineTo(place(this.data.seconds), base);
       g.fillStyle = cssColour("--held");
       g.globalAlpha = 0.45;
@@ -138,47 +219,18 @@ class TimelineView {
   }
 }
 
-const LABELS = 84;
+/** All timelines of a page: lit together, and one leads to another. */
+class Timelines {
+  constructor(all, select) {
+    this.views = all.map(t => new TimelineView(t, span => {
+      if (span.opens !== null && span.opens !== undefined) this.views[span.opens].element.scrollIntoView({ block: "center" });
+      if (span.rows.length) select({ row: span.rows[0], rows: span.rows }); else if (span.node) select({ node: span.node });
+    }));
+    const [first, ...more] = this.views.map(v => v.element);
+    this.element = h("div", {}, first, more.length ? h("h3", {}, "One trip of each loop") : null, more);
+  }
 
-/** What a device holds from the first kernel to the last, against what it has. */
-function memoryCurve(course, figures) {
-  if (course.length < 2) return null;
-  const NS = "http://www.w3.org/2000/svg", W = 900, H = 160, most = Math.max(...course), near = figures.capacity_bytes && figures.capacity_bytes < 3 * most;
-  const top = near ? Math.max(figures.capacity_bytes, most) * 1.05 : most * 1.1, y = b => H - H * b / top;
-  const svg = document.createElementNS(NS, "svg");
-  for (const [k, v] of Object.entries({ viewBox: `0 0 ${W} ${H + 4}`, role: "img", class: "curve", preserveAspectRatio: "none" })) svg.setAttribute(k, v);
-  const add = (name, attributes) => { const e = document.createElementNS(NS, name); for (const [k, v] of Object.entries(attributes)) e.setAttribute(k, v); svg.append(e); return e; };
-  add("title", {}).textContent = `memory over the step: at most ${bytesText(most)}`;
-  add("path", { class: "held", d: `M0,${H} ` + course.map((b, k) => `L${(W * k / (course.length - 1)).toFixed(1)},${y(b).toFixed(1)}`).join(" ") + ` L${W},${H} Z` });
-  if (near) add("line", { x1: 0, x2: W, y1: y(figures.capacity_bytes), y2: y(figures.capacity_bytes), class: "limit" });
-  return h("figure", {}, svg, h("figcaption", { class: "soft" }, `from the first kernel to the last, at most ${bytesText(most)}`, near ? `; the line is what a device has` : ""));
+  /** Lights what belongs to some rows or to a part; whether anything does. */
+  mark(rows, isPart) { return this.views.map(v => v.mark(rows, isPart)).some(n => n > 0); }
+  reveal() { const view = this.views.find(v => v.lit.size); if (view) view.reveal(); }
 }
-
-window.sbpPanels = {
-  Timeline: (model, select) => {
-    const all = model.data.timelines || [];
-    const pick = (spans, k) => { if (spans.row && spans.row[k] !== null) select({ row: spans.row[k] }); };
-    return all.length ? h("div", {}, all.map(t => new TimelineView(t, pick).element)) : null;
-  },
-  Memory: model => {
-    const m = model.data.memory, f = model.data.figures;
-    if (!m) return null;
-    const capacity = f.capacity_bytes || f.memory_bytes, live = m.live, shown = Math.min(live.name.length, 40);
-    const rest = live.bytes.slice(shown).reduce((a, b) => a + b, 0);
-    const row = (name, type, sbp, bytes) => h("tr", {}, h("td", {}, name), h("td", { class: "mono soft" }, type), h("td", { class: "mono" }, sbp),
-      h("td", { class: "n" }, bytesText(bytes)), h("td", { class: "n" }, percentText(bytes / (f.memory_bytes || 1))));
-    return h("div", {}, h("p", {}, `${bytesText(f.memory_bytes)} at the peak`, f.capacity_bytes ? `, ${percentText(f.memory_bytes / capacity)} of the ${bytesText(capacity)} of a device` : "", "."),
-      memoryCurve(m.course, f), h("h3", {}, "Alive at the peak"),
-      h("div", { class: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, ["tensor", "type", "lies", "bytes", "share"].map((t, k) => h("th", { class: k > 2 ? "n" : "" }, t)))),
-        h("tbody", {}, Array.from({ length: shown }, (_, k) => row(live.name[k], live.type[k], live.sbp[k], live.bytes[k])),
-          rest > 0 ? row(`and ${live.name.length - shown} smaller`, "", "", rest) : null, m.between_bytes > 0 ? row("between them, unused", "", "", m.between_bytes) : null))));
-  },
-  Stages: model => {
-    const s = model.data.stages;
-    if (!s || !s.stage.length) return null;
-    const heads = ["stage", "placement", "forward", "backward", "kept of a micro-batch", "weights"];
-    return h("div", { class: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, heads.map(t => h("th", {}, t)))), h("tbody", {}, s.stage.map((k, i) =>
-      h("tr", {}, h("td", {}, String(k)), h("td", {}, s.place[i]), h("td", { class: "n" }, secondsText(s.forward[i])), h("td", { class: "n" }, secondsText(s.inputs[i] + s.weights[i])),
-        h("td", { class: "n" }, bytesText(s.kept_bytes[i])), h("td", { class: "n" }, bytesText(s.weight_bytes[i])))))));
-  },
-};

@@ -1,10 +1,12 @@
 // Figures and elements in words; nothing here knows the plan.
 "use strict";
 
-const KIND_WORDS = {
-  all_reduce: "all-reduce", all_gather: "all-gather", reduce_scatter: "reduce-scatter",
-  all_to_all: "all-to-all", ragged_all_to_all: "ragged all-to-all", permute: "permute", send: "send",
-};
+/** Fill, border, code and word of what has a colour: one table for pages and pictures (colours.py). */
+const MARKS = JSON.parse(document.getElementById("marks").textContent);
+const KIND_WORDS = Object.fromEntries(Object.entries(MARKS).map(([kind, mark]) => [kind, mark.word]));
+const INK = "#1f2933"; // on every fill, light and dark
+
+const CHANGE_SIGNS = { added: "+", removed: "−", changed: "±", same: "" };
 
 /** A number with three digits and a unit: 1234 -> "1.23 kB". */
 function withUnit(value, units, step) {
@@ -45,3 +47,6 @@ function h(tag, attributes = {}, ...children) {
 }
 
 const pill = kind => h("span", { class: `pill ${kind}` }, KIND_WORDS[kind] || kind);
+
+/** A small square in a colour, with its code: a second cue for who sees no difference in colours. */
+const key = kind => h("i", { class: `key ${kind}`, "aria-hidden": "true" }, (MARKS[kind] || { code: "" }).code);

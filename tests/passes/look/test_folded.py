@@ -11,8 +11,9 @@ import pytest
 import sbp
 from sbp import S
 from sbp.passes.face import Plan
+from sbp.passes.look.colours import COLLECTIVES
 from sbp.passes.look.dot import dot_text
-from sbp.passes.look.folded import COLOURS, MAX_BOXES, folded, kinds_of
+from sbp.passes.look.folded import MAX_BOXES, folded, kinds_of
 from sbp.passes.look.svg import place, plan_svg
 from tests.passes.look.nets import deep, scanned
 
@@ -57,8 +58,10 @@ def test_dot_and_svg_have_the_same_content(plan: Plan) -> None:
 
 def test_colours_tell_the_kinds_apart(plan: Plan) -> None:
     svg = plan_svg(plan)
-    assert all(COLOURS[kind][1] in svg for kind in plan.by_kind())
-    borders = [COLOURS[k][1] for k in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute")]
+    assert all(COLLECTIVES[kind].border in svg for kind in plan.by_kind())
+    borders = [
+        COLLECTIVES[k].border for k in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute")
+    ]
     assert len(set(borders)) == len(borders)
 
 

@@ -5,8 +5,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
 
+import sbp
+from sbp import B, S
 from sbp.passes.face import Plan
 from sbp.passes.look.outline import Outline, called, items
 from sbp.passes.look.page_data import page_data
@@ -147,6 +151,99 @@ def test_memory_over_the_step_has_its_peak(plan: Plan) -> None:
     assert memory["live"]["bytes"] == sorted(memory["live"]["bytes"], reverse=True)
 
 
-def test_without_overlap_there_is_no_timeline() -> None:
+def ends(timeline: Mapping[str, Any], lane: int) -> list[tuple[float, float]]:
+    """From when to when the spans of a lane run."""
+    spans = timeline["spans"]
+    return [(a, b) for at, a, b in zip(spans["lane"], spans["from"], spans["to"], strict=True) if at == lane]
+
+
+def test_without_overlap_one_thing_runs_after_the_other() -> None:
+    plan = scanned()
+    step, trip = page_data(plan)["timelines"]
+    spans = sorted(ends(step, 0) + ends(step, 1))
+    assert spans[0][0] == 0.0 and spans[-1][1] == pytest.approx(plan.step_seconds)
+    assert all(b == pytest.approx(c) for (_, b), (c, _) in itertools.pairwise(spans))
+    # The loop is one span, which leads to one of its three trips.
+    (loop,) = (k for k, at in enumerate(step["spans"]["opens"]) if at == 1)
+    assert step["spans"]["to"][loop] - step["spans"]["from"][loop] == pytest.approx(3 * trip["seconds"])
+    assert "scan at nets.py:" in trip["name"] and trip["name"].endswith("of 3")
+    held = step["held"][0]
+    assert max(n for _, n in held) == pytest.approx(plan.memory_bytes)
+    assert all(a <= b for (a, _), (b, _) in itertools.pairwise(held)) and held[-1][0] == plan.step_seconds
+
+
+def test_a_trip_of_a_loop_is_drawn_with_what_it_hides() -> None:
+    """Layers in a scan on eight H100s, split inside: each trip sends a sum."""
+
+    def loss(ws: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+        def block(x: jax.Array, w: dict[str, jax.Array]) -> tuple[jax.Array, None]:
+            return x + jnp.tanh(x @ w["up"]) @ w["down"], None
+
+        return jnp.square(jax.lax.scan(block, x, ws)[0]).mean()
+
+    def shape(*dims: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(dims, "float32")
+
+    ws = {"up": shape(6, 1024, 8192), "down": shape(6, 8192, 1024)}
+    given = {"up": S(2), "down": S(1)}, B
+    program = sbp.compile(jax.grad(loss), sbp.placement("h100", shape=(8,)), in_sbp=given)
+    plan = program.plan(ws, shape(2048, 1024))
+    data = page_data(plan)
+    step, *trips = data["timelines"]
+    assert len(trips) == 2  # forward and backward
+    assert max(b for lane in (0, 1) for _, b in ends(step, lane)) == pytest.approx(plan.step_seconds)
+    opens = step["spans"]["opens"]
+    for at, trip in enumerate(trips, 1):
+        k = opens.index(at)
+        seconds = step["spans"]["to"][k] - step["spans"]["from"][k]
+        assert seconds == pytest.approx(6 * trip["seconds"], rel=0.35)  # the first and the last are others
+    assert {r for t in trips for rows in t["spans"]["rows"] for r in rows}
+    assert {r for t in (step, *trips) for rows in t["spans"]["rows"] for r in rows} == set(
+        range(len(data["rows"]["kind"]))
+    )
+    kernels = [n for n, lane in zip(step["spans"]["node"], step["spans"]["lane"], strict=True) if lane == 0]
+    assert any(kernels) and all(n is None or 0 < n < len(data["groups"]["kind"]) for n in kernels)
+
+
+def test_what_loops_read_leads_to_who_reads_it() -> None:
     data = page_data(scanned())
-    assert data["timelines"] == [] and max(data["memory"]["course"]) > 0
+    nodes = dict(zip(data["at_rest"]["path"], data["at_rest"]["nodes"], strict=True))
+    inside = {k for k, kind in enumerate(data["groups"]["kind"]) if kind == "line"}
+    assert set(nodes["x"]) & inside
+
+
+def test_layers_that_differ_are_told_by_their_weights() -> None:
+    """Blocks of which some have a projection, as in residual networks of images: what repeats is no layer."""
+
+    def block(x: jax.Array, w: dict[str, jax.Array]) -> jax.Array:
+        h = norm(x @ w["a"])
+        h = norm(jnp.tanh(h) @ w["b"])
+        x = norm(x @ w["skip"]) if "skip" in w else x
+        return jnp.tanh(x + h)
+
+    def norm(x: jax.Array) -> jax.Array:
+        centred = x - x.mean(0)
+        return centred * jax.lax.rsqrt(jnp.square(centred).mean(0) + 1e-5)
+
+    def net(w: dict[str, Any], x: jax.Array) -> jax.Array:
+        x = norm(x @ w["stem"])
+        for layers in w["groups"]:
+            for one in layers:
+                x = block(x, one)
+        return x @ w["head"]
+
+    def shape(*dims: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(dims, "float32")
+
+    plain = {"a": shape(64, 64), "b": shape(64, 64)}
+    groups = [[plain | {"skip": shape(64, 64)}, plain, plain], [plain | {"skip": shape(64, 64)}, plain]]
+    weights = {"stem": shape(32, 64), "groups": groups, "head": shape(64, 8)}
+    plan = sbp.compile(net, sbp.placement("cpu", shape=(2,))).plan(weights, shape(16, 32))
+    outline, _ = outlined(plan)
+    layers = [(g.title, g.times, g.ops) for g in outline.groups if g.kind == "layer"]
+    assert all("groups[" in title for title, _, _ in layers)
+    assert sum(times for _, times, _ in layers) == 5
+    # The projection of a block is in the block, and nothing of a block stands beside it.
+    beside = [g.title for g in outline.groups if g.parent == 0 and g.kind != "layer"]
+    assert not any("skip" in title or "block" in title for title in beside)
+    assert len({ops / times for _, times, ops in layers}) >= 2

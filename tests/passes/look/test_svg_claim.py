@@ -10,12 +10,12 @@ import sbp
 from sbp import B, S
 from sbp.passes.explain.words import kind_text, rows
 from sbp.passes.face import Plan
-from sbp.passes.look.folded import COLOURS
+from sbp.passes.look.colours import ACTIONS, COLLECTIVES, KERNELS, OPS, mark_of
 from sbp.passes.look.outline import Outline
 from sbp.passes.look.pipeline_page import plan_svg as piped_svg
 from sbp.passes.look.program_data import program_data
 from sbp.passes.look.svg import claim_svg, plan_svg
-from sbp.passes.look.svg_claim import COSTLIEST, KERNELS, Spot, step_parts, streams
+from sbp.passes.look.svg_claim import COSTLIEST, Spot, step_parts, streams
 from sbp.passes.look.svg_parts import (
     ALARM,
     CARD,
@@ -99,11 +99,11 @@ def test_what_runs_beside_what(overlapped: Plan) -> None:
         for m in (re.search(r'x="([\d.]+)" .*?width="([\d.]+)".*?fill="(#\w+)"', d) for d in drawn)
         if m
     ]
-    kernels = sum(width for _, width, fill in boxes if fill in KERNELS.values())
+    kernels = sum(width for _, width, fill in boxes if fill in {mark.fill for mark in KERNELS.values()})
     left_out = overlapped.exposed_seconds / overlapped.step_seconds
     assert kernels / 1000 == pytest.approx(1 - left_out, abs=0.03)
-    sent = {fill for _, _, fill in boxes} & {border for _, border in COLOURS.values()}
-    assert sent == {COLOURS[kind][1] for kind in overlapped.by_kind()}
+    sent = {fill for _, _, fill in boxes} & {mark.fill for mark in COLLECTIVES.values()}
+    assert sent == {mark_of(kind).fill for kind in overlapped.by_kind()}
     assert streams(deep(3), outline(deep(3)), Spot(0, 7, 900, 0)) == ([], 7)
 
 
@@ -126,15 +126,15 @@ def test_texts_are_read_in_light_and_dark(dark: bool) -> None:
 
     grounds = [PAPER_DARK if dark else "#ffffff", shown(GROUND), shown(CARD)]
     assert all(contrast(shown(c), g) >= 4.5 for c in (INK, SOFT, ALARM) for g in grounds)
-    fills = {fill for kind, (fill, _) in COLOURS.items() if kind != "ops"}
-    assert not {*fills, *KERNELS.values(), INK_ON_COLOUR, SOFT_ON_COLOUR} & set(DARK)
+    fills = {mark.fill for mark in (*COLLECTIVES.values(), *KERNELS.values())}
+    assert not {*fills, INK_ON_COLOUR, SOFT_ON_COLOUR} & set(DARK)
     assert all(contrast(c, g) >= 4.5 for c in (INK_ON_COLOUR, SOFT_ON_COLOUR) for g in fills)
-    assert all(contrast(INK_ON_COLOUR, g) >= 4.5 for g in KERNELS.values())
 
 
 def test_no_colour_is_left_behind(overlapped: Plan) -> None:
     """Every colour of a picture has one for dark, or is meant to stay."""
-    stay = {c for pair in COLOURS.values() for c in pair} | {*KERNELS.values(), INK_ON_COLOUR, SOFT_ON_COLOUR}
+    marks = (*COLLECTIVES.values(), *KERNELS.values(), *ACTIONS.values(), OPS)
+    stay = {c for mark in marks for c in mark[:2]} | {INK_ON_COLOUR, SOFT_ON_COLOUR}
     for svg in (plan_svg(overlapped), claim_svg(overlapped), plan_svg(deep(24))):
         assert colours_of(svg) <= stay | set(DARK)
     assert "prefers-color-scheme:dark" in piped_svg(piped(), claim_svg)

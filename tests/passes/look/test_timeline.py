@@ -6,7 +6,8 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from sbp.passes.look.timeline import COLOURS, WORDS, chrome_trace, timeline_svg
+from sbp.passes.look.colours import ACTIONS
+from sbp.passes.look.timeline import WORDS, chrome_trace, timeline_svg
 from sbp.passes.schedule.actions import Kind
 from sbp.passes.schedule.communication import add_transfers
 from sbp.passes.schedule.orders import GENERATORS
@@ -42,7 +43,7 @@ def test_the_picture_has_all_lanes_and_actions(name: str) -> None:
     assert sorted(t.split(" ")[0] for t in titles[1:]) == sorted(str(s.action) for s in drawn)
     used = {s.action.kind for s in drawn}
     assert {WORDS[k] for k in used} == {t for t in found if t in WORDS.values()}
-    assert set(COLOURS) == set(WORDS) >= used
+    assert set(ACTIONS) == set(WORDS) >= used
 
 
 def test_boxes_stand_where_they_should() -> None:

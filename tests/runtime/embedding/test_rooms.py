@@ -14,10 +14,11 @@ import sbp
 from sbp import S
 from sbp.hardware import BYTES_ONLY
 from sbp.layout import Layout
+from sbp.runtime import sampling
 from sbp.runtime.counts import EVERY, FIRST_CALLS, Counting
 from sbp.runtime.execute import Built
 from sbp.runtime.look.meter import read_compiled
-from sbp.runtime.sampling import ids_of, known_to_all
+from sbp.runtime.sampling import ids_of, is_known, whole
 from sbp.talk.extents import extent
 from sbp.talk.legs import Exchange, default_capacity, legs
 from sbp.talk.sample import Sample, with_planned_capacity
@@ -219,20 +220,21 @@ def part_of_an_array() -> Any:
     return away
 
 
-def test_only_what_every_process_has_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert known_to_all(real()) and known_to_all(jnp.zeros(3))
-    assert not known_to_all(part_of_an_array()) and not known_to_all(jax.ShapeDtypeStruct((3,), np.int32))
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
-    assert not known_to_all(real()) and not known_to_all(jnp.zeros(3))
+def test_shapes_are_not_looked_at() -> None:
+    assert is_known(real()) and is_known(jnp.zeros(3)) and is_known(part_of_an_array())
+    assert not is_known(jax.ShapeDtypeStruct((3,), np.int32))
 
 
-@pytest.mark.parametrize("ids", [FEW, real()], ids=["few", "real"])
-def test_of_two_processes_both_plan_the_same_room(ids: Array, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever part of the batch each of them has: the room is that of a plan without a batch."""
-    alone = program_of().plan(TABLE, ids)
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
-    plan = program_of().plan(TABLE, ids)
-    assert plan.wire_bytes == program_of().plan(*SHAPES).wire_bytes != alone.wire_bytes
+def test_what_lies_in_several_processes_is_brought_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    away, asked = part_of_an_array(), []
+
+    def together(x: Any, tiled: bool) -> Array:
+        asked.append((x, tiled))
+        return real()
+
+    monkeypatch.setattr(sampling.multihost_utils, "process_allgather", together)
+    np.testing.assert_array_equal(whole(away), real())
+    assert asked == [(away, True)]
 
 
 def test_rounds_that_only_this_process_knows_are_not_looked_at() -> None:

@@ -1,0 +1,98 @@
+"""The tensors of what a plan sends, as they can be held; and what another plan sends when they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sbp.annotation import annotate_p
+from sbp.passes.boxing.links import Network
+from sbp.passes.explain.choices import SentAt
+from sbp.passes.explain.collectives import Inside, row_name, talking
+from sbp.passes.explain.plan import Collective, PlanData
+from sbp.passes.explain.reasons import Reasons
+from sbp.passes.explain.targets import Target
+from sbp.passes.physical.evaluate import Evaluator
+from sbp.passes.physical.flow import Flow
+from sbp.passes.physical.program import Box, Physical
+from sbp.passes.plan.cost import talk_seconds
+from sbp.passes.program.names import PHASES, Names, common
+
+GRADIENT = "gradient of "
+"""How names of gradients begin."""
+
+
+def sent_at(physical: Physical, network: Network, donated: Sequence[int]) -> tuple[SentAt, ...]:
+    """What a program sends, by kind, line and shape."""
+    takes, reasons = Evaluator(physical, network, donated), Reasons(physical, Names(physical.graph, (), ()))
+    found: dict[tuple[str, str, tuple[int, ...]], float] = {}
+    for what, how in talking(physical):
+        if isinstance(what, Box):
+            key = what.move.kind, str(reasons.source(what)), tuple(physical.sent(what)[0])
+            seconds = takes.box_seconds(what)
+        else:
+            shape = physical.graph.operand(what.step.node.inputs[what.talk.operand]).shape
+            key = what.talk.kind, str(what.step.node.source), tuple(shape)
+            seconds = talk_seconds(what.talk, network)
+        found[key] = found.get(key, 0.0) + how.assumed * seconds
+    return tuple(SentAt(*key, seconds) for key, seconds in found.items())
+
+
+def moves_of(physical: Physical, c: Collective) -> list[Box | Inside]:
+    """What a row of a plan stands for: the moves, or what ops send."""
+    whats = {row_name(i): what for i, (what, _) in enumerate(talking(physical))}
+    return [whats[name] for name in c.name.split("+") if name in whats]
+
+
+def cause_of(reasons: Reasons, c: Collective) -> str:
+    """The argument whose split leads to a row of a plan; "" for none."""
+    moves = (what for what in moves_of(reasons.physical, c) if isinstance(what, Box))
+    return next(filter(None, map(reasons.cause, moves)), "")
+
+
+def sent_target(physical: Physical, c: Collective, ties: Sequence[int | None]) -> Target | None:
+    """The tensors of a row of a plan: those of one kind, at rest or made by ops; None if they are neither.
+
+    Arguments:
+      c: with the names of all collectives that it stands for.
+      ties: per result, the argument that it comes back as, or None.
+    """
+    graph, flow = physical.graph, Flow(physical)
+    given = {v: i for i, v in enumerate(graph.inputs)}
+    moves = moves_of(physical, c)
+    leaves = {w.value for w in moves if isinstance(w, Box) and w.user < 0}
+    results = [j for j, x in enumerate(graph.outputs) if isinstance(x, int) and x in leaves]
+    sent = [w.value if isinstance(w, Box) else w.step.node.inputs[w.talk.operand] for w in moves]
+    values = [v for v in dict.fromkeys(sent) if isinstance(v, int) and (v in given or v in flow.makers)]
+    # What the user has annotated lies as that says.
+    values = [v for v in values if v in given or flow.makers[v][0].op != annotate_p.name]
+    if not values or not graph.values[values[0]].shape:
+        return None
+    # Tensors that lie alike are held together, as a name would mean them.
+    first = graph.values[values[0]]
+    alike = [
+        v for v in values if (graph.values[v].shape, graph.values[v].dtype) == (first.shape, first.dtype)
+    ]
+    if results and (tie := ties[results[0]]) is not None:
+        return Target(c.tensor, first.shape, first.dtype, (tie,), (), (), (physical.inputs[tie],))
+    if results:
+        j = results[0]
+        return Target(c.tensor, first.shape, first.dtype, (), (j,), (), (physical.outputs[j],))
+    if alike[0] in given:
+        at = tuple(given[v] for v in alike)
+        return Target(c.tensor, first.shape, first.dtype, at, (), (), (physical.inputs[at[0]],))
+    lying = (flow.made[alike[0]], *(nd for _, nd in flow.wanted.get(alike[0], ())))
+    name = f"{c.tensor}, made at {flow.makers[alike[0]][0].source}"
+    return Target(name, first.shape, first.dtype, (), (), tuple(alike), tuple(dict.fromkeys(lying)))
+
+
+def hold_text(plan: PlanData, physical: Physical, target: Target) -> tuple[str, str]:
+    """What to write to hold a target, and where."""
+    if target.arguments:
+        return "in_sbp", common(plan.in_paths[i] for i in target.arguments)
+    if target.results:
+        return "out_sbp", common(plan.out_paths[j] for j in target.results)
+    v, names = target.values[0], Names(physical.graph, plan.in_paths, plan.out_paths)
+    node = Flow(physical).makers[v][0]
+    if names.of(v).startswith(GRADIENT):
+        return "gradient", common(names.of(x).removeprefix(GRADIENT) for x in target.values)
+    return "annotate" if names.phases[node.id] != PHASES[1] else "backward", str(node.source)

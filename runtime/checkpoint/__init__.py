@@ -1,0 +1,1 @@
+"""Checkpoints: state that is saved from one placement and restored to any other one."""

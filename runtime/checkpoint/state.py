@@ -1,0 +1,121 @@
+"""The state that is saved: its leaves in words, as plain arrays, and as a program wants them back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from sbp import compat
+from sbp.compat import is_key
+from sbp.errors import ArgumentError, Problem
+from sbp.runtime.checkpoint.spread import gathered, is_of_one, spread, spread_sharding
+from sbp.runtime.execute import Program
+from sbp.runtime.pipeline.ways import Ways
+from sbp.runtime.processes.here import brought
+from sbp.untyped import Leaf, PyTree, struct
+
+
+def leaves_of(state: PyTree) -> tuple[tuple[str, str], ...]:
+    """Path, dtype and shape of every leaf.
+
+    >>> leaves_of({"w": np.ones((2, 3)), "n": 1})
+    (("['n']", 'int'), ("['w']", 'float64[2, 3]'))
+    """
+    return tuple((jax.tree_util.keystr(path), _words(x)) for path, x in jax.tree.leaves_with_path(state))
+
+
+def _words(x: Leaf) -> str:
+    if isinstance(x, bool | int | float | complex):
+        return type(x).__name__
+    return f"{x.dtype}{list(x.shape)}"
+
+
+EMPTY = np.zeros(1, np.int8)
+"""What is written for an array without elements, which orbax does not take."""
+
+
+def plain(state: PyTree, ways: Ways) -> PyTree:
+    """The state as orbax takes it: keys as words, and nothing that only one of several processes has."""
+    return jax.tree.map(lambda x: _plain(spread(x, ways)), state)
+
+
+def _plain(x: Leaf) -> Leaf:
+    if _is_empty(x):
+        return EMPTY
+    return jax.random.key_data(x) if _has_keys(x) else x
+
+
+def _has_keys(x: Leaf) -> bool:
+    return hasattr(x, "dtype") and is_key(x.dtype)
+
+
+def _is_empty(x: Leaf) -> bool:
+    return hasattr(x, "shape") and 0 in x.shape
+
+
+def plain_like(x: Leaf) -> Leaf:
+    """What a leaf is restored as: of keys their words, where they lie; without a sharding, to the host."""
+    if _is_empty(x):
+        return EMPTY
+    if isinstance(x, bool | int | float | complex):
+        return x
+    sharding = x.sharding if isinstance(x, jax.Array | jax.ShapeDtypeStruct) else None
+    if is_of_one(sharding):
+        sharding = spread_sharding(sharding, x.shape)
+    like = struct(x.shape, x.dtype)
+    words = jax.eval_shape(jax.random.key_data, like) if _has_keys(x) else like
+    return (
+        np.zeros(words.shape, words.dtype)
+        if sharding is None
+        else struct(words.shape, words.dtype, sharding=sharding)
+    )
+
+
+def as_asked(x: Leaf, like: Leaf, ways: Ways) -> Leaf:
+    """What was restored as it was asked for."""
+    sharding = getattr(like, "sharding", None)
+    if _is_empty(like):
+        x = np.zeros(like.shape, like.dtype)
+        return x if sharding is None else brought(x, sharding)
+    if _has_keys(like):
+        x = jax.random.wrap_key_data(x, impl=jax.random.key_impl(compat.zeros((), like.dtype)))
+    return gathered(x, sharding, like.dtype, ways) if is_of_one(sharding) else x
+
+
+def wanted(like: object, saved: Sequence[tuple[str, str]]) -> PyTree:
+    """What a checkpoint is restored as.
+
+    Arguments:
+      like: a tree of arrays or `ShapeDtypeStruct`s with shardings; or a program that has been planned, whose
+        arguments are meant: all that the checkpoint has, by name or by position.
+      saved: the leaves of the checkpoint.
+
+    Raises:
+      ArgumentError: for a program that has not been planned.
+    """
+    if not isinstance(like, Program):
+        return like
+    args = like.abstract_args
+    names = like.parameters.positional or ()
+    tops = dict.fromkeys(path.split("]")[0] + "]" for path, _ in saved)
+    by_name = {f"[{name!r}]": name for name in names}
+    if all(top in by_name for top in tops):
+        return {by_name[top]: args[names.index(by_name[top])] for top in tops}
+    by_position = [f"[{i}]" for i in range(len(args))]
+    if list(tops) == by_position[: len(tops)]:
+        return tuple(args[: len(tops)])
+    raise ArgumentError(_no_arguments(like, names, list(tops)))
+
+
+def _no_arguments(program: Program[Any, Any], names: Sequence[str], tops: Sequence[str]) -> Problem:
+    return Problem(
+        "argument",
+        "restore(..., like=program)",
+        f"a checkpoint of {', '.join(tops)}",
+        f"a dict by names of its arguments ({', '.join(names)}), or a tuple of the first ones",
+        f"like={program} means its arguments",
+        "like=program.abstract_args[0], or another tree of them",
+    )

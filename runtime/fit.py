@@ -1,0 +1,244 @@
+"""A training loop that is short: placing, checkpoints, metrics, evaluation, and an end when asked for one.
+
+A loop of your own does as well: this one has nothing that a user of the library does not have.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import math
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any, TypeAlias
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from sbp.errors import NonFiniteError, Problem
+from sbp.runtime.checkpoint.folder import Checkpoints
+from sbp.runtime.execute import Program
+from sbp.untyped import PyTree
+
+State: TypeAlias = tuple[PyTree, ...]
+Batches: TypeAlias = Callable[[int], PyTree] | Iterable[PyTree]
+Metrics: TypeAlias = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class FitResult:
+    """What training has left.
+
+    Arguments:
+      state: the last one, as the step takes it.
+      step: how many steps it has seen.
+      history: the metrics of each step of this run, with its number as "step".
+      is_done: False where it was asked to end before the last step, and has saved.
+    """
+
+    state: State
+    step: int
+    history: list[dict[str, float]] = field(repr=False)
+    is_done: bool = True
+
+
+def fit(
+    step: Program[..., Any],
+    state: State,
+    batches: Batches,
+    *,
+    steps: int,
+    checkpoint: str | os.PathLike[str] | Checkpoints | None = None,
+    save_every: int = 1000,
+    evaluate: Callable[[State], Metrics] | None = None,
+    evaluate_every: int = 1000,
+    log: str | os.PathLike[str] | None = None,
+    own_rows: bool = False,
+) -> FitResult:
+    """Trains to a number of steps; from the last checkpoint, where there is one.
+
+    Arguments:
+      step: `step(*state, batch) -> (*state, metrics)`, where metrics is a number or a dict of numbers.
+      state: where training begins without a checkpoint: parameters, optimizer's state, key, what you like.
+      batches: number of the step -> batch; or batches in a row, of which a run that goes on skips the first.
+      steps: the number of the last one.
+      checkpoint: a folder; SIGTERM saves there too, and ends the loop.
+      save_every, evaluate_every: in steps; the last step counts always.
+      evaluate: gives metrics of a state, which get "evaluate/" before their names.
+      log: a .csv file for the metrics of every step.
+      own_rows: whether each process's batches are its own rows of the whole ones.
+
+    Raises:
+      NonFiniteError: if a metric of a step is NaN or infinite; the checkpoints before it are there.
+      CheckpointError: as `Checkpoints` does.
+
+    >>> import jax.numpy as jnp
+    >>> from sbp.placement import placement
+    >>> from sbp.runtime.execute import compile
+    >>> half = compile(lambda w, x: (w - 0.5 * (w - x), abs(w - x).sum()), placement("cpu", shape=(1,)))
+    >>> done = fit(half, (jnp.zeros(1),), lambda i: jnp.ones(1), steps=3)
+    >>> done.state[0].tolist(), [m["loss"] for m in done.history]
+    ([0.875], [1.0, 0.5, 0.25])
+    """
+    runs = checkpoint if isinstance(checkpoint, Checkpoints | None) else Checkpoints(checkpoint)
+    first = 0
+    if runs is not None and runs.steps:
+        step.plan(*state, _batch(batches, 0))
+        state, first = runs.restore(step.abstract_args[:-1]), runs.steps[-1]
+    loop = _Loop(step, evaluate, own_rows)
+    history: list[dict[str, float]] = []
+    with ExitStack() as stack:
+        if runs is not None:
+            stack.callback(runs.wait)
+        asked = stack.enter_context(_asked_to_end())
+        write = stack.enter_context(_written(log, history, first, steps))
+        coming = _from(batches, first)
+        batch = loop.placed(state, next(coming, None)) if first < steps else None
+        at = first
+        while at < steps and batch is not None:
+            *rest, found = step(*state, batch)
+            state, at = tuple(rest), at + 1
+            # The next batch goes to the devices while they compute.
+            batch = loop.placed(state, next(coming, None)) if at < steps else None
+            write(at, loop.metrics(at, found, state if _due(at, evaluate_every, steps) else None))
+            ends = asked(at)
+            if runs is not None and (ends or _due(at, save_every, steps)):
+                runs.save(state, at)
+            if ends:
+                break
+    return FitResult(state, at, history, is_done=at >= steps)
+
+
+@dataclass(frozen=True)
+class _Loop:
+    """What every step needs."""
+
+    step: Program[..., Any]
+    evaluate: Callable[[State], Metrics] | None
+    own_rows: bool
+
+    def placed(self, state: State, batch: PyTree) -> PyTree:
+        """A batch on the devices; None stays None."""
+        if batch is None:
+            return None
+        return self.step.place(*state, batch, own_rows=len(state) if self.own_rows else ())[-1]
+
+    def metrics(self, at: int, found: PyTree, state: State | None) -> dict[str, float]:
+        """The metrics of a step on the host, with those of its state, where it is evaluated."""
+        named = found if isinstance(found, Mapping) else {"loss": found}
+        out = {name: float(np.asarray(x)) for name, x in named.items()}
+        if bad := [f"{name} is {x}" for name, x in out.items() if not math.isfinite(x)]:
+            raise NonFiniteError(_not_finite(at, bad))
+        if state is not None and self.evaluate is not None:
+            out.update({f"evaluate/{name}": float(x) for name, x in self.evaluate(state).items()})
+        return out
+
+
+def _due(at: int, every: int, steps: int) -> bool:
+    return at % every == 0 or at == steps
+
+
+def _batch(batches: Batches, number: int) -> PyTree:
+    """A batch to plan with."""
+    if callable(batches):
+        return batches(number)
+    return next(iter(batches))
+
+
+def _from(batches: Batches, first: int) -> Iterator[PyTree]:
+    """The batches from a step on."""
+    if callable(batches):
+        return map(batches, itertools.count(first))
+    return itertools.islice(iter(batches), first, None)
+
+
+@contextmanager
+def _asked_to_end() -> Iterator[Callable[[int], bool]]:
+    """Whether somebody has asked for the end, with SIGTERM: all processes hear of it at the same step."""
+    if jax.process_count() > 1:
+        yield multihost_utils.reached_preemption_sync_point
+        return
+    heard: list[int] = []
+
+    def hear(number: int, frame: FrameType | None) -> None:
+        heard.append(number)
+
+    try:
+        before = signal.signal(signal.SIGTERM, hear)
+    except ValueError:  # not the main thread, which alone may do it
+        yield lambda at: False
+        return
+    try:
+        yield lambda at: bool(heard)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _written(
+    log: str | os.PathLike[str] | None, history: list[dict[str, float]], first: int, steps: int
+) -> Iterator[Callable[[int, dict[str, float]], None]]:
+    """Takes the metrics of each step: for the history, the file, and a bar on a terminal."""
+    with ExitStack() as stack:
+        leads = jax.process_index() == 0
+        rows = stack.enter_context(_csv(Path(log))) if log is not None and leads else None
+        shown = stack.enter_context(_bar(first, steps)) if leads and sys.stderr.isatty() else None
+
+        def write(at: int, metrics: dict[str, float]) -> None:
+            history.append({"step": at, **metrics})
+            if rows is not None:
+                rows(history[-1])
+            if shown is not None:
+                shown(metrics)
+
+        yield write
+
+
+@contextmanager
+def _csv(path: Path) -> Iterator[Callable[[Mapping[str, float]], None]]:
+    """Writes a row per metric; a file that is there is continued."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    is_new = not path.exists()
+    with path.open("a", newline="") as file:
+        out = csv.writer(file)
+        if is_new:
+            out.writerow(("step", "metric", "value"))
+
+        def write(row: Mapping[str, float]) -> None:
+            out.writerows((int(row["step"]), name, repr(x)) for name, x in row.items() if name != "step")
+            file.flush()
+
+        yield write
+
+
+@contextmanager
+def _bar(first: int, steps: int) -> Iterator[Callable[[Mapping[str, float]], None]]:
+    """Shows how far it is, and the last metrics."""
+    from rich.progress import Progress
+
+    with Progress(transient=True) as progress:
+        task = progress.add_task("training", total=steps, completed=first)
+
+        def show(metrics: Mapping[str, float]) -> None:
+            words = " ".join(f"{name} {x:.4g}" for name, x in metrics.items())
+            progress.update(task, advance=1, description=f"training {words}")
+
+        yield show
+
+
+def _not_finite(at: int, bad: list[str]) -> Problem:
+    return Problem(
+        "nonfinite",
+        f"step {at} of sbp.fit",
+        "; ".join(bad),
+        "finite metrics",
+        "what comes after NaN is NaN",
+        "jax.config.update('jax_debug_nans', True) names the op; or a smaller learning rate",
+    )

@@ -1,0 +1,1 @@
+"""Several processes that run one program."""

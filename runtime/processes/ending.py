@@ -1,0 +1,86 @@
+"""The end of a process that raises: the others hear of it, and end too.
+
+Who waits for a collective hears nothing: the wait is in XLA. So a thread of each process waits for the word
+that some process has raised, says so, and ends its process. A process that is killed leaves no word; JAX's
+coordination service misses its heartbeat, and ends the others.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from types import TracebackType
+from typing import TypeAlias
+
+import jax
+
+from sbp.compat_processes import Board
+
+Hook: TypeAlias = Callable[[type[BaseException], BaseException, TracebackType | None], object]
+
+KEY = "sbp/raised"
+POLL_SECONDS = 0.5
+SERVICE_SECONDS = 2.0
+"""What process 0 waits before it ends: the board is in it, and the others still read there."""
+
+
+def watch(board: Board, index: int) -> None:
+    """Ends this process when another one raises, and tells the others when this one does.
+
+    Arguments:
+      index: of this process.
+    """
+    done = threading.Event()
+    thread = threading.Thread(target=_listen, args=(board, index, done), daemon=True, name="sbp processes")
+    thread.start()
+
+    def stop() -> None:  # before JAX takes the board away
+        done.set()
+        thread.join()
+
+    atexit.register(stop)
+    sys.excepthook = _telling(board, index, sys.excepthook)
+
+
+def tell(board: Board, index: int, error: BaseException) -> None:
+    """Leaves the word that this process has raised, and ends it: JAX would wait for the others first."""
+    word = json.dumps([index, f"{type(error).__name__}: {error}"]).encode()
+    with suppress(jax.errors.JaxRuntimeError):  # another one was earlier, or the service is gone
+        board.key_value_set_bytes(KEY, word)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    time.sleep(0.0 if index else SERVICE_SECONDS)
+    os._exit(1)
+
+
+def _telling(board: Board, index: int, before: Hook) -> Hook:
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        before(kind, error, trace)
+        tell(board, index, error)
+
+    return hook
+
+
+def _listen(board: Board, index: int, done: threading.Event) -> None:
+    """Waits for the word of another process."""
+    word = None
+    while word is None:
+        if done.wait(POLL_SECONDS):
+            return
+        with suppress(jax.errors.JaxRuntimeError):  # none is there; where the service is gone JAX ends all
+            word = board.key_value_try_get_bytes(KEY)
+    other, error = json.loads(word)
+    if other == index:
+        return
+    first = str(error).splitlines()[0]
+    sys.stdout.flush()
+    sys.stderr.write(f"sbp: process {index} ends, since process {other} has raised {first}\n")
+    sys.stderr.flush()
+    time.sleep(0.0 if index else SERVICE_SECONDS)
+    os._exit(1)

@@ -1,0 +1,58 @@
+"""What of a placement this process has, and arrays on devices of which it has some, or none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, Sharding
+
+from sbp.compat import is_key
+from sbp.untyped import DType, JaxDevice, Leaf
+
+
+def is_here(device: JaxDevice) -> bool:
+    """Whether a device is of this process."""
+    return bool(device.process_index == jax.process_index())
+
+
+def is_alone(*shardings: Sharding) -> bool:
+    """Whether this process has all devices of some shardings."""
+    return all(s.is_fully_addressable for s in shardings)
+
+
+def takes_part(sharding: Sharding) -> bool:
+    """Whether this process has devices of a sharding."""
+    return bool(sharding.addressable_devices)
+
+
+def array_of(
+    shape: tuple[int, ...], sharding: NamedSharding, shards: Sequence[jax.Array], dtype: DType
+) -> jax.Array:
+    """An array of the shards that this process has of it, maybe none."""
+    make: Callable[..., jax.Array] = jax.make_array_from_single_device_arrays
+    return make(shape, sharding, list(shards), dtype=dtype)
+
+
+def absent(shape: tuple[int, ...], sharding: NamedSharding, dtype: DType) -> jax.Array:
+    """An array of which this process has nothing: results of stages that other processes run."""
+    return array_of(shape, sharding, [], dtype)
+
+
+def relaid(x: jax.Array, sharding: NamedSharding) -> jax.Array:
+    """An array laid anew on the devices that it is on, by the processes that have some of these."""
+    if not takes_part(sharding):
+        return absent(x.shape, sharding, x.dtype)
+    moved: jax.Array = jax.device_put(x, sharding)
+    return moved
+
+
+def brought(x: Leaf, sharding: Sharding) -> jax.Array:
+    """A host array, the same in all processes that have devices there, on these devices; nothing is sent."""
+    if isinstance(x, jax.Array) and is_key(x.dtype):
+        words = brought(jax.random.key_data(x), sharding)
+        return jax.random.wrap_key_data(words, impl=jax.random.key_impl(x))
+    held: np.ndarray[Any, Any] = np.asarray(x)
+    return jax.make_array_from_callback(held.shape, sharding, lambda at: held[at])

@@ -1,0 +1,177 @@
+"""Several processes on this machine, for development: what SLURM or Kubernetes does on many.
+
+Each runs the user's script or module as `python -m` would, after it has joined the others. When one ends
+that should not have, the others are ended too, and the launcher says which it was: a process that is killed
+can say nothing, and JAX's runtime ends the others without a word of the user's program.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from types import FrameType
+from typing import IO
+
+POLL_SECONDS = 0.1
+GRACE_SECONDS = 10.0
+"""Between the request to end and the end: for what a process saves then."""
+OTHERS_SECONDS = 15.0
+"""What the others have to end by themselves, and to say why, when one has ended wrongly."""
+
+
+@dataclass(frozen=True)
+class LaunchRequest:
+    """What is run.
+
+    Arguments:
+      argv: as behind `python`: "script.py ..." or "-m module ...".
+      processes: how many there are.
+      devices: CPU devices of each; 0 for what JAX finds.
+      port: of process 0, where they meet; 0 for any that is free.
+    """
+
+    argv: tuple[str, ...]
+    processes: int
+    devices: int = 0
+    port: int = 0
+
+    def commands(self) -> list[list[str]]:
+        """The command of each process."""
+        meeting = f"127.0.0.1:{self.port or free_port()}"
+        member = [sys.executable, "-m", "sbp.runtime.processes.member", meeting, str(self.processes)]
+        return [[*member, str(i), str(self.devices), *self.argv] for i in range(self.processes)]
+
+
+def free_port() -> int:
+    """A port that nobody listens at."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+@dataclass(frozen=True)
+class Member:
+    """One process, and who hands on what it says.
+
+    Arguments:
+      index: of the process.
+      process: as Python has it.
+      pumps: threads that hand on its two streams.
+    """
+
+    index: int
+    process: subprocess.Popen[str]
+    pumps: tuple[threading.Thread, ...]
+
+    def end(self, number: signal.Signals) -> None:
+        """Sends it a signal, if it still runs."""
+        with suppress(ProcessLookupError):
+            self.process.send_signal(number)
+
+    @property
+    def runs(self) -> bool:
+        """Whether it has not ended."""
+        return self.process.poll() is None
+
+
+def launch(what: LaunchRequest, out: Callable[[str], object], err: Callable[[str], object]) -> int:
+    """Runs all processes to their end; 0 if all have ended well.
+
+    What process 0 says is handed on as it is, what others say with their number. SIGTERM and SIGINT go to all
+    of them.
+
+    Arguments:
+      out, err: take lines.
+    """
+    members = [_started(i, command, out, err) for i, command in enumerate(what.commands())]
+    asked: list[signal.Signals] = []
+
+    def hand_on(number: int, _: FrameType | None) -> None:
+        asked.append(signal.Signals(number))
+        for m in members:
+            m.end(asked[-1])
+
+    before = {n: signal.signal(n, hand_on) for n in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        failed = _watched(members, err)
+    finally:
+        for m in members:
+            if m.runs:
+                m.process.kill()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    for m in members:
+        for pump in m.pumps:
+            pump.join()
+    return 0 if failed is None else 1
+
+
+def _started(
+    index: int, command: Sequence[str], out: Callable[[str], object], err: Callable[[str], object]
+) -> Member:
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+    )
+    name = f"[{index}] " if index else ""
+
+    def pump(stream: IO[str] | None, to: Callable[[str], object]) -> threading.Thread:
+        assert stream is not None
+
+        def work() -> None:
+            for line in stream:
+                to(name + line)
+
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        return thread
+
+    return Member(index, process, (pump(process.stdout, out), pump(process.stderr, err)))
+
+
+def _watched(members: Sequence[Member], err: Callable[[str], object]) -> Member | None:
+    """Waits for all; the first that ended wrongly, after which the others are ended."""
+    while all(m.runs or m.process.returncode == 0 for m in members):
+        if not any(m.runs for m in members):
+            return None
+        time.sleep(POLL_SECONDS)
+    time.sleep(2 * POLL_SECONDS)  # who was killed and who saw it end a moment apart
+    ended = [m for m in members if not m.runs and m.process.returncode != 0]
+    first = min(ended, key=lambda m: (m.process.returncode > 0, m.index))
+    left = [m for m in members if m.runs]
+    said = f"process {first.index} of {len(members)} {how(first.process.returncode)}"
+    err(f"{said}; the others are ended\n")
+    _wait(left, OTHERS_SECONDS)
+    for m in left:
+        m.end(signal.SIGTERM)
+    _wait(left, GRACE_SECONDS)
+    if left:
+        err(f"{said}\n")  # again, behind what they have said
+    return first
+
+
+def _wait(members: Sequence[Member], seconds: float) -> None:
+    """Until all have ended, at most so long."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until and any(m.runs for m in members):
+        time.sleep(POLL_SECONDS)
+
+
+def how(code: int) -> str:
+    """How a process has ended, in words.
+
+    >>> how(1), how(-9)
+    ('ended with code 1', 'was killed by SIGKILL')
+    """
+    return f"ended with code {code}" if code > 0 else f"was killed by {signal.Signals(-code).name}"

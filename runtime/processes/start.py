@@ -1,0 +1,42 @@
+"""Joining the processes of one program."""
+
+from __future__ import annotations
+
+import jax
+
+from sbp.compat_processes import board, own_index
+from sbp.runtime.processes.ending import watch
+from sbp.untyped import set_jax
+
+HEARTBEAT_SECONDS = 10
+"""After which a process that says nothing is taken for dead; JAX's default is 100 s. Who compiles goes on
+saying: JAX has a thread for it."""
+
+
+def initialize(
+    coordinator: str | None = None,
+    processes: int | None = None,
+    index: int | None = None,
+    *,
+    heartbeat_seconds: int = HEARTBEAT_SECONDS,
+) -> None:
+    """Joins the processes of one program: `jax.distributed.initialize`, with what one wants of it here.
+
+    Call it before JAX is asked for devices. Nothing need be said under SLURM, Open MPI and on Cloud TPU,
+    which JAX recognises by itself. CPU devices of several processes talk through gloo. A process that raises
+    ends the others, which say so.
+
+    Arguments:
+      coordinator: "host:port" of process 0, where all meet.
+      processes: how many there are.
+      index: of this one, from 0.
+      heartbeat_seconds: after which a process that says nothing is taken for dead, and the others end.
+
+    Raises:
+      ValueError: of JAX, where it finds neither arguments nor a cluster that says them.
+    """
+    set_jax("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(coordinator, processes, index, heartbeat_timeout_seconds=heartbeat_seconds)
+    found = board()
+    if found is not None:
+        watch(found, own_index())

@@ -1,0 +1,199 @@
+"""The processes of one program, and what they tell each other before they run it.
+
+Every process runs the user's script, and would plan what the script compiles by itself. But a search may be
+ended by a clock, and a batch may differ from process to process: so process 0 plans, tells the others what
+it has chosen, and all compare the lowered programs before any runs. Words go through JAX's coordination
+service, which is there before any device is used, and waits as long as a search takes.
+"""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import jax
+
+from sbp.compat_processes import Board, board, is_late
+from sbp.errors import Problem, ProcessError
+from sbp.passes.plan.record import ChoiceRecord, read_record, record_data
+from sbp.passes.request import Question
+
+LOG = logging.getLogger("sbp")
+
+SLICE_SECONDS = 5.0
+"""After which a process that waits looks whether what it waits for can still come."""
+SAID_AGAIN_SECONDS = 60.0
+"""After which it says again that it waits."""
+
+
+@dataclass
+class Team:
+    """The processes of one program, as one of them sees them.
+
+    Arguments:
+      index: of this process.
+      count: of processes.
+      board: where they leave words.
+      met: how often this process has met the others.
+      asked: the last plan's question, in words.
+    """
+
+    index: int
+    count: int
+    board: Board
+    met: int = 0
+    asked: tuple[str, ...] = ()
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process plans for all."""
+        return self.index == 0
+
+    # -- one plan
+
+    def tell(self, question: Question, record: ChoiceRecord) -> None:
+        """Tells the others what was chosen."""
+        self.asked = question.lines
+        self._put(f"plan/{question.digest}", {"record": record_data(record)})
+
+    def refuse(self, question: Question, error: Exception) -> None:
+        """Tells the others that there is no plan, and why."""
+        self._put(f"plan/{question.digest}", {"error": str(error)})
+
+    def hear(self, question: Question) -> ChoiceRecord:
+        """What process 0 has chosen.
+
+        Raises:
+          ProcessError: if it found nothing, or waits itself for this process with another program.
+        """
+        self.asked = question.lines
+        said = self._get(f"plan/{question.digest}", f"process 0 to plan {question.name}", question)
+        if "error" in said:
+            raise ProcessError(_refused(question.name, said["error"]))
+        return read_record(said["record"])
+
+    # -- one program
+
+    def agree(self, name: str, text: str) -> None:
+        """Compares what this process is about to run with what all others are.
+
+        Arguments:
+          name: of the program.
+          text: the lowered program.
+
+        Raises:
+          ProcessError: if some process is about to run another program; on all of them.
+        """
+        self.met += 1
+        mine = {"name": name, "digest": hashlib.sha256(text.encode()).hexdigest(), "lines": [*self.asked]}
+        at = f"program/{self.met}"
+        self._put(f"{at}/{self.index}", mine)
+        if self.leads:
+            others = {
+                p: self._get(f"{at}/{p}", f"process {p} to compile {name}") for p in range(1, self.count)
+            }
+            wrong = {str(p): other for p, other in others.items() if other["digest"] != mine["digest"]}
+            self._put(f"{at}/said", {"first": mine, "wrong": wrong})
+        said = self._get(f"{at}/said", f"all processes to compile {name}")
+        if said["wrong"]:
+            raise ProcessError(_differ(said["first"], said["wrong"]))
+
+    def gathered(self, name: str, value: Any) -> list[Any]:
+        """What each process has, by their numbers; all wait for all.
+
+        Arguments:
+          name: of what is gathered, for who waits.
+          value: what JSON can hold.
+        """
+        self.met += 1
+        at = f"gathered/{self.met}"
+        self._put(f"{at}/{self.index}", {"value": value})
+        if self.leads:
+            every = [self._get(f"{at}/{p}", f"process {p}: {name}")["value"] for p in range(self.count)]
+            self._put(f"{at}/all", {"values": every})
+        return list(self._get(f"{at}/all", f"all processes: {name}")["values"])
+
+    # -- words
+
+    def _put(self, key: str, value: Mapping[str, Any]) -> None:
+        packed = gzip.compress(json.dumps(value).encode(), mtime=0)
+        self.board.key_value_set_bytes(f"sbp/{key}", packed, allow_overwrite=True)
+
+    def _look(self, key: str, seconds: float) -> dict[str, Any] | None:
+        """A value; None if it does not come in time."""
+        try:
+            found = self.board.blocking_key_value_get_bytes(f"sbp/{key}", max(1, int(1000 * seconds)))
+        except jax.errors.JaxRuntimeError as e:
+            if is_late(e):
+                return None
+            raise
+        return dict(json.loads(gzip.decompress(found)))
+
+    def _get(self, key: str, what: str, question: Question | None = None) -> dict[str, Any]:
+        """A value, once it is there; says now and then that it waits, and for what.
+
+        Arguments:
+          question: what is waited for is its answer.
+        """
+        began = said = time.monotonic()
+        while (found := self._look(key, SLICE_SECONDS)) is None:
+            now = time.monotonic()
+            if now - said >= SAID_AGAIN_SECONDS:
+                said = now
+                LOG.warning("process %d has waited %.0f s for %s", self.index, now - began, what)
+            if question is not None and self._is_waited_for() and self._look(key, 0) is None:
+                # Process 0 has another program, and waits for all to have that one: this says so to all.
+                self.agree(question.name, "")
+        return found
+
+    def _is_waited_for(self) -> bool:
+        """Whether process 0 waits for this process to come with its next program."""
+        said = self._look(f"program/{self.met + 1}/0", 0)
+        return said is not None
+
+
+def _refused(name: str, error: str) -> Problem:
+    return Problem(
+        "process",
+        f"{name}, planned by process 0 for all processes",
+        error,
+        "a plan",
+        "process 0 plans, so that all processes run the same program, and it found none",
+        "what the error of process 0 says",
+    )
+
+
+def _differ(first: Mapping[str, Any], others: Mapping[str, Mapping[str, Any]]) -> Problem:
+    """What differs, and where."""
+    number, other = next(iter(others.items()))
+    pairs = zip([first["name"], *first["lines"]], [other["name"], *other["lines"]], strict=False)
+    here, there = next((pair for pair in pairs if pair[0] != pair[1]), ("", ""))
+    many = f"processes {', '.join(others)} have" if len(others) > 1 else f"process {number} has"
+    got = f"{there} in process {number}, {here} in process 0" if here else f"{many} other constants or code"
+    return Problem(
+        "process",
+        f"{first['name']}: {many} another program than process 0",
+        got,
+        "the same program in every process: the same script, versions, options and shapes",
+        "their collectives would wait for each other for ever, or add up what does not belong together",
+        "the shape of the whole batch in every process; no random numbers or host names in what is compiled",
+    )
+
+
+def team() -> Team | None:
+    """The team of this process; None where it is the only one."""
+    found = board()
+    return None if found is None or jax.process_count() == 1 else _team_of(cast(Hashable, found))
+
+
+@functools.lru_cache(maxsize=1)
+def _team_of(found: Hashable) -> Team:
+    """One for as long as the processes are connected: it counts how often they have met."""
+    return Team(jax.process_index(), jax.process_count(), cast(Board, found))

@@ -1,0 +1,101 @@
+"""Every message about several processes and about checkpoints that needs no second process, word for word."""
+
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import sbp
+from sbp.errors import KINDS, ArgumentError, CheckpointError, Problem, ProcessError
+from sbp.runtime import execute
+from sbp.runtime.checkpoint import folder, messages
+from sbp.runtime.checkpoint.folder import Checkpoints
+from sbp.runtime.processes import parts, team
+from tests.errors.messages import Messages, check_message
+
+EIGHT = sbp.placement("cpu", shape=(8,))
+NAMED = sbp.compile(lambda x: x * 2, EIGHT)
+
+
+def raised(problem: Problem) -> None:
+    raise KINDS[problem.kind](problem)
+
+
+MESSAGES: Messages = {
+    "how arguments lie before anything was planned": (
+        lambda: NAMED.abstract_args,
+        ArgumentError,
+        "<Program <lambda> on cpu(x=8)>.abstract_args",
+        "a program that has not been planned",
+        "a program that was planned, placed or called",
+        "how arguments lie depends on their shapes",
+        "program.plan(...) with shapes first, then program.abstract_args",
+    ),
+    "no step is kept": (
+        lambda: Checkpoints("run", keep=0),
+        ArgumentError,
+        "Checkpoints(keep=...)",
+        "0",
+        "1 or more",
+        "the last step must stay",
+        "keep=3",
+    ),
+    "a plan that process 0 did not find": (
+        lambda: raised(team._refused("step", "too large")),
+        ProcessError,
+        "step, planned by process 0 for all processes",
+        "too large",
+        "a plan",
+        "process 0 plans, so that all processes run the same program, and it found none",
+        "what the error of process 0 says",
+    ),
+    "rows of a number": (
+        lambda: raised(parts._no_rows("argument 2['n']", np.zeros((), np.float32))),
+        ArgumentError,
+        "argument 2['n']",
+        "float32[], of which this process is to have its own rows",
+        "arrays of at least one dim",
+        "rows are dim 0",
+        "a number that is the same in all processes as an argument of its own",
+    ),
+    "no orbax": (
+        lambda: raised(messages.not_installed()),
+        CheckpointError,
+        "sbp.save",
+        "no orbax.checkpoint",
+        "the package orbax-checkpoint",
+        "it writes and reads the arrays of checkpoints",
+        "pip install 'sbp-jax[checkpoint]'",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_message(name: str) -> None:
+    call, *rest = MESSAGES[name]
+    check_message(call, *rest)
+
+
+def test_a_profile_is_of_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(execute, "team", lambda: object())
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    check_message(
+        lambda: NAMED.profile(jnp.ones(8)),
+        ProcessError,
+        "<Program <lambda> on cpu(x=8)>.profile(...)",
+        "2 processes",
+        "one process",
+        "each process would see its own devices only",
+        "the same program in one process, on as many devices of a smaller placement",
+    )
+
+
+def test_orbax_is_missed_when_it_is_needed(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.setitem(sys.modules, "orbax.checkpoint", None)
+    folder._orbax.cache_clear()
+    with pytest.raises(CheckpointError, match=r"pip install 'sbp-jax\[checkpoint\]'"):
+        sbp.save(tmp_path, {"w": np.ones(2)}, step=1)
+    folder._orbax.cache_clear()

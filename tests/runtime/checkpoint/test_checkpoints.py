@@ -1,0 +1,310 @@
+"""What is saved comes back bit for bit, under whatever placement; what is damaged does not come back."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import sbp
+from sbp import B, S
+from sbp.errors import CheckpointError
+from sbp.runtime.checkpoint import files
+from sbp.runtime.checkpoint.folder import Checkpoints
+from tests.runtime.processes import cases
+
+ROOT = Path(__file__).parents[3]
+OPTIMIZER = optax.adam(1e-2)
+STEP = cases.step_of(cases.mlp, OPTIMIZER)
+
+
+def program_on(shape: tuple[int, ...], **options: Any) -> Any:
+    return sbp.compile(STEP, sbp.placement("cpu", shape=shape), **options)
+
+
+def start() -> tuple[Any, Any]:
+    params = cases.weights()
+    return params, OPTIMIZER.init(params)
+
+
+def same_bits(a: Any, b: Any) -> None:
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        assert x.dtype == y.dtype
+        assert x.shape == y.shape and np.asarray(x).tobytes() == np.asarray(y).tobytes()
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, list[float]]:
+    """A folder with steps 2 and 4 of a run on 2 x 4, the last state, and the losses of two steps more."""
+    folder = tmp_path_factory.mktemp("run")
+    program = program_on((2, 4), in_sbp=({"up": [B, S(1)], "down": [B, S(0)]}, sbp.AUTO, [S(0), B]))
+    params, state = start()
+    runs = Checkpoints(folder)
+    for i in range(4):
+        params, state, _ = program(params, state, cases.batch_of(i))
+        if i % 2:
+            runs.save({"params": params, "state": state}, step=i + 1, extra={"batch": i + 1})
+    runs.wait()
+    last, losses = {"params": params, "state": state}, []
+    for i in range(4, 6):
+        params, state, loss = program(params, state, cases.batch_of(i))
+        losses.append(float(loss))
+    return folder, last, losses
+
+
+@pytest.mark.parametrize("shape", [(8,), (4,), (2, 2, 2), (1,)], ids=str)
+def test_a_run_goes_on_under_another_placement(shape: tuple[int, ...], saved: Any) -> None:
+    folder, last, losses = saved
+    program = program_on(shape, in_sbp=([S(0)] * len(shape), sbp.AUTO, sbp.AUTO))
+    program.plan(*start(), cases.batch_of(0))
+    found = sbp.restore(folder, like=program)
+    same_bits(found, last)
+    assert jax.tree.map(lambda x: x.sharding, found["params"]) == program.in_shardings[0]
+    params, state = found["params"], found["state"]
+    for i, before in zip(range(4, 6), losses, strict=True):
+        params, state, loss = program(params, state, cases.batch_of(i))
+        assert float(loss) == pytest.approx(before, rel=1e-5)
+    assert Checkpoints(folder).extra() == {"batch": 4} and Checkpoints(folder).extra(2) == {"batch": 2}
+
+
+def test_stages_take_what_a_program_of_one_placement_has_saved(tmp_path: Path) -> None:
+    params = {"w": [cases.arrays(w=(cases.DIMS, cases.DIMS))["w"] for _ in range(4)]}
+    state = OPTIMIZER.init(params)
+    sbp.save(tmp_path, (params, state), step=1)
+    whole = sbp.placement("cpu", shape=(2, 4), axes=("stage", "data"))
+    step = cases.step_of(cases.tower(whole.split("stage")), OPTIMIZER, 4)
+    program = sbp.compile(step, whole)
+    program.plan(params, state, cases.batch_of(0))
+    found = sbp.restore(tmp_path, like=program)
+    same_bits(found, (params, state))
+    assert {len(x.sharding.device_set) for x in found[0]["w"]} == {4}
+    program(*found, cases.batch_of(0))
+    one = sbp.restore(tmp_path, like=(params, state))
+    same_bits(one, (params, state))
+
+
+def test_stacked_weights_of_stages_come_back(tmp_path: Path) -> None:
+    whole = sbp.placement("cpu", shape=(2, 4), axes=("stage", "data"))
+
+    def double(w: Any, x: Any) -> Any:
+        def loss(w: Any, x: Any) -> Any:
+            return (jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, w)[0] ** 2).mean()
+
+        value, grad = sbp.microbatch(jax.value_and_grad(loss), 4, batch_args=(1,))(w, x)
+        return w - grad, value
+
+    options = sbp.Options(pipeline=sbp.PipelineOptions(stages=2))
+    program = sbp.compile(double, whole, options=options)
+    w, x = cases.arrays(w=(4, 16, 16), x=(32, 16)).values()
+    w, _ = program(w, x)
+    sbp.save(tmp_path, {"w": w}, step=1)
+    found = sbp.restore(tmp_path, like=program)["w"]
+    same_bits(found, w)
+    assert found.sharding == w.sharding == program.in_shardings[0]
+
+
+def test_keys_numbers_and_small_types_come_back(tmp_path: Path) -> None:
+    state = {
+        "key": jax.random.key(7),
+        "keys": jax.random.split(jax.random.key(1), 4),
+        "half": jnp.arange(8, dtype=jnp.bfloat16) / 3,
+        "flag": jnp.array([True, False]),
+        "nothing": jnp.zeros((0, 3)),
+        "nan": jnp.array([np.nan, -0.0, np.inf]),
+        "count": 3,
+        "rate": 0.5,
+    }
+    sbp.save(tmp_path, state, step=1)
+    found = sbp.restore(tmp_path, like=state)
+    assert (found["count"], found["rate"]) == (3, 0.5)
+    assert jax.random.key_impl(found["key"]) == jax.random.key_impl(state["key"])
+    words = {k: jax.random.key_data(found[k]) for k in ("key", "keys")}
+    same_bits(words, {k: jax.random.key_data(state[k]) for k in words})
+    arrays = ("half", "flag", "nothing", "nan")
+    same_bits({k: found[k] for k in arrays}, {k: state[k] for k in arrays})
+
+
+def test_the_last_ones_are_kept(tmp_path: Path) -> None:
+    runs = Checkpoints(tmp_path, keep=2)
+    for step in range(5):
+        runs.save({"w": jnp.full(3, float(step))}, step=step)
+        assert len(runs.steps) <= 2
+    runs.wait()
+    assert runs.steps == [3, 4]
+    assert runs.restore({"w": np.zeros(3, np.float32)}, step=3)["w"].tolist() == [3, 3, 3]
+    runs.close()
+
+
+def copied(saved: Any, tmp_path: Path) -> Path:
+    import shutil
+
+    shutil.copytree(saved[0], tmp_path / "run")
+    return tmp_path / "run"
+
+
+def largest(folder: Path, step: int = 4) -> Path:
+    return max(files.files_in(files.step_path(folder, step)), key=lambda p: p.stat().st_size)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(bytes(data))
+
+
+@pytest.mark.parametrize(
+    ("break_it", "said"),
+    [(cut, " bytes, not "), (flip, "has other bytes than were written"), (os.unlink, "is missing")],
+    ids=["cut", "a bit", "missing"],
+)
+def test_damage_is_found_and_the_step_before_is_there(
+    break_it: Any, said: str, saved: Any, tmp_path: Path
+) -> None:
+    folder = copied(saved, tmp_path)
+    break_it(largest(folder))
+    params, state = start()
+    like = {"params": params, "state": state}
+    with pytest.raises(CheckpointError, match=said) as e:
+        sbp.restore(folder, like=like)
+    assert "restore(..., step=2)" in str(e.value)
+    assert set(sbp.restore(folder, like=like, step=2)) == {"params", "state"}
+
+
+def test_what_is_not_complete_is_no_checkpoint(saved: Any, tmp_path: Path) -> None:
+    folder = copied(saved, tmp_path)
+    (files.step_path(folder, 4) / files.MANIFEST).unlink()
+    (folder / "step_00000006.orbax-checkpoint-tmp").mkdir()
+    assert Checkpoints(folder).steps == [2]
+    params, state = start()
+    runs = Checkpoints(folder)
+    runs.save({"params": params, "state": state}, step=4)
+    runs.close()
+    assert runs.steps == [2, 4] and not list(folder.glob("*tmp*"))
+
+
+def test_a_checkpoint_of_another_model_is_refused(saved: Any) -> None:
+    folder = saved[0]
+    params, state = start()
+    other = {"params": {**params, "up": np.zeros((3, 3), np.float32)}, "state": state}
+    with pytest.raises(
+        CheckpointError, match=r"\['params'\]\['up'\] is float32\[16, 64\], not float32\[3, 3\]"
+    ):
+        sbp.restore(folder, like=other)
+    with pytest.raises(CheckpointError, match=r"\['state'\].* is in it, too"):
+        sbp.restore(folder, like={"params": params})
+
+
+def test_a_manifest_of_another_version_is_refused(saved: Any, tmp_path: Path) -> None:
+    folder = copied(saved, tmp_path)
+    file = files.step_path(folder, 4) / files.MANIFEST
+    file.write_text(json.dumps({**json.loads(file.read_text()), "version": 99}))
+    with pytest.raises(CheckpointError, match="version 99"):
+        sbp.restore(folder, like=start())
+    file.write_text("{")
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        sbp.restore(folder, like=start())
+
+
+def test_a_step_is_written_once(saved: Any, tmp_path: Path) -> None:
+    folder = copied(saved, tmp_path)
+    with pytest.raises(CheckpointError, match="there already"):
+        sbp.save(folder, start(), step=4)
+
+
+def test_nothing_is_there(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no complete step"):
+        sbp.restore(tmp_path / "no", like={})
+
+
+CHILD = """
+import sys
+import jax
+jax.config.update("jax_num_cpu_devices", 8)
+import numpy as np, sbp
+runs = sbp.Checkpoints(sys.argv[1], keep=2)
+placed = jax.device_put(np.arange(1 << 18, dtype=np.float32).reshape(512, 512),
+    jax.sharding.NamedSharding(sbp.placement("cpu", shape=(8,)).mesh, jax.sharding.PartitionSpec("x")))
+first = max(runs.steps, default=0) + 1
+for step in range(first, first + 200):
+    runs.save({"w": placed + step, "more": [placed] * 3}, step=step)
+    print(step, flush=True)
+"""
+
+
+def killed_while_saving(folder: Path, rng: np.random.Generator) -> None:
+    """Starts a run that saves all the time, and kills it at some moment; what was complete is complete."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", CHILD, str(folder)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None
+    for _ in range(int(rng.integers(2, 5))):
+        child.stdout.readline()
+    time.sleep(float(rng.uniform(0, 0.1)))
+    child.send_signal(signal.SIGKILL)
+    child.communicate()
+    runs = Checkpoints(folder)
+    step = runs.steps[-1]
+    like = {"w": np.zeros((512, 512), np.float32), "more": [np.zeros((512, 512), np.float32)] * 3}
+    found = runs.restore(like)
+    base = np.arange(1 << 18, dtype=np.float32).reshape(512, 512)
+    np.testing.assert_array_equal(found["w"], base + np.float32(step))
+
+
+def test_a_run_that_is_killed_leaves_a_complete_step(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(3):
+        killed_while_saving(tmp_path, rng)
+
+
+@pytest.mark.slow
+def test_whenever_it_is_killed(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    for _ in range(50):
+        killed_while_saving(tmp_path, rng)
+
+
+FULL = """
+import resource, signal, sys
+import jax, numpy as np, sbp
+from sbp.errors import CheckpointError
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+runs = sbp.Checkpoints(sys.argv[1])
+state = {"w": np.random.default_rng(0).normal(size=(256, 256))}
+runs.save(state, step=1); runs.wait()
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+try:
+    runs.save(state, step=2); runs.wait()
+except CheckpointError as e:
+    print(str(e).replace(chr(10), " "))
+print(runs.steps, (runs.restore(state)["w"] == state["w"]).all())
+"""
+
+
+def test_a_disk_that_fills_up_is_said(tmp_path: Path) -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", FULL, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert "the disk is full; the steps before are untouched" in run.stdout, run.stderr[-2000:]
+    assert run.stdout.splitlines()[-1] == "[1] True"
+
+
+def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="the files could not be written or read"):
+        sbp.save(tmp_path / "file" / "below", start(), step=1)

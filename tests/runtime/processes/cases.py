@@ -1,0 +1,206 @@
+"""Small programs that several processes run, and one does: `python -m tests.runtime.processes.cases FILE`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import sbp
+from sbp import B, S
+
+STEPS = 4
+DIMS = 16
+
+
+def mlp(params: Any, batch: Any) -> jax.Array:
+    x, y = batch
+    return jnp.mean((jax.nn.relu(x @ params["up"]) @ params["down"] - y) ** 2)
+
+
+def arrays(**shapes: tuple[int, ...]) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return {k: (rng.normal(size=s) / 4).astype(np.float32) for k, s in shapes.items()}
+
+
+def weights() -> Any:
+    return arrays(up=(DIMS, 4 * DIMS), down=(4 * DIMS, DIMS))
+
+
+def batch_of(step: int) -> Any:
+    rng = np.random.default_rng(step + 1)
+    return tuple(rng.normal(size=(32, DIMS)).astype(np.float32) for _ in range(2))
+
+
+def step_of(loss: Any, optimizer: Any, microbatches: int = 1) -> Any:
+    gradients = jax.value_and_grad(loss)
+    if microbatches > 1:
+        gradients = sbp.microbatch(gradients, microbatches, batch_args=(1,))
+
+    def step(params: Any, state: Any, batch: Any) -> Any:
+        value, grads = gradients(params, batch)
+        updates, state = optimizer.update(grads, state, params)
+        return optax.apply_updates(params, updates), state, value
+
+    return step
+
+
+def own_part(x: np.ndarray) -> np.ndarray:
+    return np.split(x, jax.process_count())[jax.process_index()]
+
+
+def trained(program: Any, params: Any, state: Any, batches: Callable[[int], Any], own: bool = False) -> Any:
+    """Losses, as every process has them, parameters and state."""
+    losses = []
+    for i in range(STEPS):
+        batch = batches(i)
+        if own:
+            batch = jax.tree.map(own_part, batch)
+            params, state, batch = program.place(params, state, batch, own_rows=2)
+        params, state, loss = program(params, state, batch)
+        losses.append(float(loss))
+    return losses, params, state
+
+
+def data(own: bool = False) -> Any:
+    optimizer = optax.adam(1e-2)
+    program = sbp.compile(
+        step_of(mlp, optimizer),
+        sbp.placement("cpu", shape=(8,)),
+        donate_argnums=(0, 1),
+        in_sbp=([B], [B], [S(0)]),
+    )
+    params = weights()
+    return trained(program, params, jax.tree.map(np.asarray, optimizer.init(params)), batch_of, own)[0]
+
+
+def zero() -> Any:
+    optimizer = optax.adam(1e-2)
+    program = sbp.compile(
+        step_of(mlp, optimizer),
+        sbp.placement("cpu", shape=(8,)),
+        donate_argnums=(0, 1),
+        in_sbp=([S(0)], sbp.AUTO, [S(0)]),
+    )
+    params = weights()
+    return trained(program, params, jax.tree.map(np.asarray, optimizer.init(params)), batch_of)[0]
+
+
+def two_d() -> Any:
+    optimizer = optax.adam(1e-2)
+    program = sbp.compile(
+        step_of(mlp, optimizer),
+        sbp.placement("cpu", shape=(2, 4)),
+        in_sbp=({"up": [B, S(1)], "down": [B, S(0)]}, sbp.AUTO, [S(0), B]),
+    )
+    params = weights()
+    return trained(program, params, jax.tree.map(np.asarray, optimizer.init(params)), batch_of)[0]
+
+
+def auto() -> Any:
+    optimizer = optax.sgd(1e-1)
+    program = sbp.compile(step_of(mlp, optimizer), sbp.placement("cpu", shape=(2, 4)))
+    params = weights()
+    return trained(program, params, optimizer.init(params), batch_of)[0]
+
+
+def tower(placements: Any) -> Any:
+    """Layers in stages; the first weight is used by the last stage again, the first activation skips all."""
+
+    def loss(params: Any, batch: Any) -> jax.Array:
+        x, y = batch
+        skip = None
+        for i, w in enumerate(params["w"]):
+            with sbp.on(placements[i * len(placements) // len(params["w"])]):
+                x = jnp.tanh(x @ w)
+                skip = x if skip is None else skip
+        with sbp.on(placements[-1]):
+            return jnp.mean((x @ params["w"][0].T + skip - y) ** 2)
+
+    return loss
+
+
+def pipeline(stages: int, schedule: str = "1f1b") -> Any:
+    whole = sbp.placement("cpu", shape=(stages, 8 // stages), axes=("stage", "data"))
+    optimizer = optax.adam(1e-2)
+    params = {"w": [arrays(w=(DIMS, DIMS))["w"] for _ in range(4)]}
+    program = sbp.compile(
+        step_of(tower(whole.split("stage")), optimizer, 4),
+        whole,
+        donate_argnums=(0, 1),
+        options=sbp.Options(pipeline=sbp.PipelineOptions(schedule=schedule)),
+    )
+    return trained(program, params, jax.tree.map(np.asarray, optimizer.init(params)), batch_of)[0]
+
+
+def scanned() -> Any:
+    """A scan over layers that is cut into stages: stacked weights lie on all of them."""
+    whole = sbp.placement("cpu", shape=(2, 4), axes=("stage", "data"))
+
+    def loss(params: Any, batch: Any) -> jax.Array:
+        x, y = batch
+        out, _ = jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, params["w"])
+        return jnp.mean((out - y) ** 2)
+
+    optimizer = optax.adam(1e-2)
+    params = arrays(w=(4, DIMS, DIMS))
+    options = sbp.Options(pipeline=sbp.PipelineOptions(stages=2))
+    program = sbp.compile(step_of(loss, optimizer, 4), whole, donate_argnums=(0, 1), options=options)
+    return trained(program, params, jax.tree.map(np.asarray, optimizer.init(params)), batch_of)[0]
+
+
+def rows(own: bool = False) -> Any:
+    """A table split by rows, whose exchange is planned from the first batch."""
+    optimizer = optax.sgd(1e-1)
+    tables = arrays(table=(64, DIMS), w=(DIMS, 1))
+
+    def loss(params: Any, batch: Any) -> jax.Array:
+        ids, y = batch
+        return jnp.mean((params["table"][ids] @ params["w"] - y) ** 2)
+
+    def batches(step: int) -> Any:
+        rng = np.random.default_rng(step)
+        return rng.integers(0, 64, 32).astype(np.int32), rng.normal(size=(32, 1)).astype(np.float32)
+
+    program = sbp.compile(
+        step_of(loss, optimizer),
+        sbp.placement("cpu", shape=(8,)),
+        in_sbp=({"table": [S(0)], "w": [B]}, [B], [S(0)]),
+    )
+    return trained(program, tables, optimizer.init(tables), batches, own)[0]
+
+
+CASES: Mapping[str, Callable[[], Any]] = {
+    "data": data,
+    "own rows": lambda: data(own=True),
+    "zero": zero,
+    "2-D": two_d,
+    "auto": auto,
+    "2 stages": lambda: pipeline(2),
+    "4 stages": lambda: pipeline(4),
+    "zb-h1": lambda: pipeline(2, "zb-h1"),
+    "scan in stages": scanned,
+    "rows": rows,
+    "own rows of ids": lambda: rows(own=True),
+}
+
+
+def main(argv: list[str]) -> None:
+    """Runs cases, and has process 0 write what each gives."""
+    *names, file = argv
+    found = {}
+    for name in names or CASES:
+        found[name] = CASES[name]()
+        if jax.process_index() == 0:
+            Path(file).write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,125 @@
+"""Two processes give what one gives: the same programs, run by the launcher and here."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.runtime.processes import cases
+
+ROOT = Path(__file__).parents[3]
+
+
+def launched(*argv: str, processes: int = 2, seconds: float = 300) -> subprocess.CompletedProcess[str]:
+    """A launch of some processes that have eight devices together."""
+    options = ["--processes", str(processes), "--devices", str(8 // processes)]
+    command = [sys.executable, "-m", "sbp", "launch", *options, *argv]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=seconds, check=False)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    file = tmp_path_factory.mktemp("cases") / "found.json"
+    run = launched("-m", "tests.runtime.processes.cases", str(file))
+    assert run.returncode == 0, run.stderr[-3000:]
+    return dict(json.loads(file.read_text()))
+
+
+@pytest.mark.parametrize("name", cases.CASES)
+def test_losses_are_those_of_one_process(name: str, found: dict[str, Any]) -> None:
+    assert found[name] == pytest.approx(cases.CASES[name](), rel=1e-6)
+
+
+@pytest.mark.slow
+def test_so_do_four_processes(tmp_path: Path) -> None:
+    file = tmp_path / "found.json"
+    run = launched("-m", "tests.runtime.processes.cases", str(file), processes=4)
+    assert run.returncode == 0, run.stderr[-3000:]
+    for name, losses in json.loads(file.read_text()).items():
+        assert losses == pytest.approx(cases.CASES[name](), rel=1e-6), name
+
+
+SCRIPT = """
+import os, sys, time
+import jax, jax.numpy as jnp, numpy as np, sbp
+rank = jax.process_index()
+eight = sbp.placement("cpu", shape=(8,))
+"""
+WRONG: dict[str, tuple[str, str]] = {
+    "another shape": (
+        "sbp.compile(lambda x: x * 2, eight)(np.ones((8 + rank, 4), np.float32))",
+        "x: float32[9, 4] in process 1, x: float32[8, 4] in process 0",
+    ),
+    "another constant": (
+        "sbp.compile(lambda x: x * (2.0 + rank), eight)(np.ones((8, 4), np.float32))",
+        "process 1 has other constants or code",
+    ),
+    "another option": (
+        "options = sbp.Options(memory_limit=1e9 * (1 + rank))\n"
+        "sbp.compile(lambda x: x * 2, eight, options=options)(np.ones((8, 4), np.float32))",
+        "limits (30.0, 2000000000.0) in process 1, limits (30.0, 1000000000.0) in process 0",
+    ),
+    "no plan": (
+        "options = sbp.Options(memory_limit=10)\n"
+        "sbp.compile(lambda x: x @ x.T, eight, options=options)(np.ones((64, 64), np.float32))",
+        "memory",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_not_the_same_program_is_said_by_all(name: str, tmp_path: Path) -> None:
+    code, said = WRONG[name]
+    file = tmp_path / "wrong.py"
+    file.write_text(SCRIPT + code)
+    run = launched(str(file), seconds=120)
+    assert run.returncode == 1
+    assert said in run.stderr
+    assert run.stderr.count("Error") >= 2 or "ends, since process" in run.stderr
+
+
+ENDS: dict[str, tuple[str, str]] = {
+    "raises": ("raise ValueError('lost')", "since process 1 has raised ValueError: lost"),
+    "exits": ("sys.exit('no data')", "process 1 of 2 ended with code 1"),
+    "is killed": ("os.kill(os.getpid(), 9)", "process 1 of 2 was killed by SIGKILL"),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_when_one_ends_the_others_do(name: str, tmp_path: Path) -> None:
+    """They wait in a collective that never comes: nothing in Python could end them."""
+    code, said = ENDS[name]
+    file = tmp_path / "ends.py"
+    file.write_text(
+        SCRIPT
+        + "double = sbp.compile(lambda x: x.sum(), eight)\n"
+        + "print(float(double(np.ones(8, np.float32))))\n"
+        + f"if rank == 1:\n    {code}\n"
+        + "print(float(double(np.ones(8, np.float32))))\ntime.sleep(600)\n"
+    )
+    run = launched(str(file), seconds=100)
+    assert run.returncode == 1
+    assert said in run.stderr
+
+
+def test_a_launch_says_what_is_wrong_with_it(capsys: pytest.CaptureFixture[str]) -> None:
+    from sbp.__main__ import main
+
+    assert main(["launch", "--processes", "0", "-m", "models.gpt"]) == 1
+    assert main(["launch"]) == 1
+    said = capsys.readouterr().err
+    assert "0 processes, -m models.gpt" in said and "nothing to run" in said
+
+
+def test_a_launch_hands_on_what_processes_say(tmp_path: Path) -> None:
+    file = tmp_path / "says.py"
+    file.write_text("import jax, sys\nprint('out', jax.process_index(), sys.argv[1:])\n")
+    run = launched(str(file), "--x", "1", seconds=100)
+    assert run.returncode == 0
+    assert "out 0 ['--x', '1']" in run.stdout.splitlines()
+    assert "[1] out 1 ['--x', '1']" in run.stdout.splitlines()

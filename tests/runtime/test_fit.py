@@ -1,0 +1,104 @@
+"""`sbp.fit`: the same curve as a plain loop, also in pieces, also after an end that was asked for."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import sbp
+from sbp import S
+from sbp.errors import NonFiniteError
+from sbp.runtime.checkpoint.folder import Checkpoints
+from tests.runtime.processes import cases
+
+OPTIMIZER = optax.adam(1e-2)
+
+
+@pytest.fixture(scope="module")
+def program() -> Any:
+    step = cases.step_of(cases.mlp, OPTIMIZER)
+    return sbp.compile(step, sbp.placement("cpu", shape=(8,)), in_sbp=(sbp.AUTO, sbp.AUTO, [S(0)]))
+
+
+def start() -> Any:
+    params = cases.weights()
+    return params, OPTIMIZER.init(params)
+
+
+@pytest.fixture(scope="module")
+def curve(program: Any) -> list[float]:
+    state, losses = start(), []
+    for i in range(6):
+        *state, loss = program(*state, cases.batch_of(i))
+        losses.append(float(loss))
+    return losses
+
+
+def losses_of(done: sbp.FitResult) -> list[float]:
+    return [row["loss"] for row in done.history]
+
+
+def test_the_curve_is_that_of_a_plain_loop(program: Any, curve: list[float], tmp_path: Path) -> None:
+    log = tmp_path / "new" / "log.csv"
+    done = sbp.fit(program, start(), cases.batch_of, steps=6, log=log)
+    assert losses_of(done) == curve and done.is_done and done.step == 6
+    written = [line.split(",") for line in log.read_text().splitlines()]
+    assert written[0] == ["step", "metric", "value"]
+    assert [float(x) for _, _, x in written[1:]] == curve
+
+
+@pytest.mark.parametrize("in_a_row", [False, True])
+def test_it_goes_on_where_it_was(in_a_row: bool, program: Any, curve: list[float], tmp_path: Path) -> None:
+    batches = [cases.batch_of(i) for i in range(6)] if in_a_row else cases.batch_of
+    first = sbp.fit(program, start(), batches, steps=3, checkpoint=tmp_path, save_every=2)
+    assert Checkpoints(tmp_path).steps == [2, 3]
+    then = sbp.fit(program, start(), batches, steps=6, checkpoint=Checkpoints(tmp_path))
+    assert losses_of(first) + losses_of(then) == curve
+    again = sbp.fit(program, start(), batches, steps=6, checkpoint=tmp_path)
+    assert again.history == [] and again.is_done
+
+
+def test_it_ends_when_it_is_asked_to(program: Any, curve: list[float], tmp_path: Path) -> None:
+    def batches(i: int) -> Any:
+        if i == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return cases.batch_of(i)
+
+    before = signal.getsignal(signal.SIGTERM)
+    done = sbp.fit(program, start(), batches, steps=6, checkpoint=tmp_path)
+    assert not done.is_done and Checkpoints(tmp_path).steps == [done.step] == [3]
+    assert signal.getsignal(signal.SIGTERM) is before
+    then = sbp.fit(program, start(), cases.batch_of, steps=6, checkpoint=tmp_path)
+    assert losses_of(done) + losses_of(then) == curve
+
+
+def test_it_evaluates(program: Any) -> None:
+    def size(state: Any) -> dict[str, float]:
+        return {"norm": float(np.linalg.norm(state[0]["up"]))}
+
+    done = sbp.fit(program, start(), cases.batch_of, steps=5, evaluate=size, evaluate_every=2)
+    assert [row["step"] for row in done.history if "evaluate/norm" in row] == [2, 4, 5]
+
+
+def test_nan_ends_it(tmp_path: Path) -> None:
+    def step(w: Any, x: Any) -> Any:
+        return w + 1, {"loss": jax.numpy.log(2 - w.sum()), "norm": w.sum()}
+
+    program = sbp.compile(step, sbp.placement("cpu", shape=(1,)))
+    with pytest.raises(NonFiniteError, match=r"step 3 of sbp.fit\n  got    loss is -inf"):
+        sbp.fit(
+            program, (np.zeros(1, np.float32),), lambda i: 0.0, steps=9, checkpoint=tmp_path, save_every=1
+        )
+    assert Checkpoints(tmp_path).steps == [1, 2]
+
+
+def test_batches_may_come_to_an_end(program: Any, curve: list[float]) -> None:
+    done = sbp.fit(program, start(), [cases.batch_of(i) for i in range(2)], steps=6)
+    assert losses_of(done) == curve[:2] and not done.is_done
