@@ -167,7 +167,9 @@ def _update(
       grads: of each copy of the weights, `copies parts n`.
       summed, sent: types in which gradients are added up over copies, and new weights sent.
     """
-    g = sbp.annotate(grads.astype(summed).sum(0), lying.at_rest).astype(jnp.float32)
+    # As NCCL adds up: `sum` would widen 16 bits first, and no partial sums of them could be sent.
+    total = jax.lax.reduce_sum(grads.astype(summed), (0,))
+    g = sbp.annotate(total, lying.at_rest).astype(jnp.float32)
     m, v = 0.9 * m + 0.1 * g, 0.95 * v + 0.05 * g * g
     w = w - 3e-4 * (m / (jnp.sqrt(v) + 1e-8) + 0.1 * w)
     return w, m, v, sbp.annotate(w.astype(sent), lying.used)

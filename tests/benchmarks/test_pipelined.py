@@ -61,13 +61,11 @@ def test_sums_in_float32_are_twice_the_bytes() -> None:
         program = StageProgram(row, Stage(8, 0, True, True), lying, hardware, NOTHING)
         plan = program.update_plan(False)
         assert plan is not None
-        sends = [(c.kind == "all_gather", c.wire_bytes) for c in plan.collectives]
-        sent.append(
-            tuple(sum(size for is_new, size in sends if is_new is wanted) for wanted in (False, True))
-        )
+        sent.append({c.kind: c.wire_bytes for c in plan.collectives})
         held.append(state_bytes(row) / weights_of(row)[0])
-    (narrow, new), (wide_sent, same) = sent
-    assert narrow == new == same > 0 and wide_sent == 2 * narrow
+    size = sent[0]["all_gather"]
+    assert sent[0] == {"reduce_scatter": size, "all_gather": size} and size > 0
+    assert sent[1] == {"reduce_scatter": 2 * size, "all_gather": size}
     assert held == [4 + 12 / 8, 6 + 12 / 8]
 
 
