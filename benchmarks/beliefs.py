@@ -52,8 +52,11 @@ SHAPES = (
 )
 """[batch, m, n, k]"""
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute")
-WHERE = (((8,), (0,)), ((2, 4), (0,)), ((2, 4), (1,)), ((16, 8), (0,)), ((16, 8), (0, 1)), ((4, 4, 8), (1,)))
-"""Placements, and the axes over which is sent."""
+WHERE = (
+    *(((8,), (0,)), ((2, 4), (0,)), ((2, 4), (1,)), ((16, 8), (0,)), ((16, 8), (0, 1)), ((4, 4, 8), (1,))),
+    *(((8, 128), (1,)), ((16, 64), (1,))),
+)
+"""Placements, and the axes over which is sent; the last two are several groups of whole hosts."""
 ELEMENTS = (4096, 98_304, 6_291_456)
 """Of float32, the tensor of one device."""
 GRID = tuple(256 << i for i in range(5))

@@ -39,8 +39,11 @@ HOST = 8
 STAGES = 4
 KEPT = 0.4
 """Queries, keys, values and what attention makes of them: of all products those with the fewest bytes."""
-COPY = 128
-"""Devices that hold a copy of the weights: beyond, what crosses hosts takes longer the more there are."""
+COPY = 64
+"""Devices that hold a copy of the weights. Of more, what crosses hosts takes longer the more there are; and
+XLA's scheduler takes eight groups of 128 to have one card in each host, so that a gather is six times as long
+to it as it is (`believed_collective_seconds`): all kernels there are stand beside the first, the others wait.
+"""
 PEAK_FLOPS = CHIPS["h100"].matrix_flops["bf16"]
 
 
@@ -94,7 +97,7 @@ def layouts(devices: int, batch: int) -> Iterator[AskedLayout]:
     yield AskedLayout("AUTO", line)
     yield AskedLayout("AUTO", grid)
     yield AskedLayout("AUTO", grid, microbatches=one_each, kept=KEPT)
-    if devices > COPY:
+    if devices > 2 * COPY:
         yield AskedLayout("AUTO", (devices // COPY, COPY), microbatches=one_each, kept=KEPT)
     yield AskedLayout("AUTO", staged, microbatches=batch // staged[1], kept=1.0, stages=STAGES)
     yield AskedLayout("MaxText, FSDP", line, maxtext.signatures(line, CONFIG, OPTIMIZER))

@@ -3,11 +3,14 @@
 The layers of a stage are planned by the evaluator that prices benchmarks.layouts, on the same hardware, and
 their times go through the simulator of schedules. The program is another one than there: layers one by one,
 weights in 16 bits beside the optimizer's copy, sequences split between products. So one layout without stages
-stands in both tables, and says how far they are apart.
+stands in both tables, and says how far they are apart. Sums of gradients and new weights are taken to run
+beside the last backward and the next forward pass, as long as these last, which is more than AUTO's plans are
+granted: theirs wait where XLA's scheduler does not hide them.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -22,6 +25,10 @@ CHUNKS = 5
 """Stages on each rank, as NVIDIA's recipe has it; the papers do not say how many."""
 RECOMPUTED = {"full": "all", "unknown": "what must be"}
 """Layers computed twice as in benchmarks.layouts, or only what has no room."""
+SUMMED = {False: "16 bits", True: "float32"}
+"""How gradients are added up over copies. The recipes below that have stages do it in float32: NeMo's
+(`grad_reduce_in_fp32`), Llama 3's (section 3.3), and Megatron-LM whatever it trains in bfloat16. AUTO does
+where micro-batches are added up before; with one of them it sends the 16 bits that products make."""
 HAND_WAYS = (
     # Fully sharded, for comparison with the same layout in benchmarks.layouts.
     ("MaxText, FSDP", Layout()),
@@ -70,12 +77,18 @@ def layouts(devices: int) -> Iterator[tuple[str, Layout]]:
 
 
 def step_of(
-    config: llama.Config, ways: Layout, batch: int, checkpointing: str, micro_batch: int = 1
+    config: llama.Config,
+    ways: Layout,
+    batch: int,
+    checkpointing: str,
+    micro_batch: int = 1,
+    wide_sums: bool = False,
 ) -> PublishedStep:
     """A layout as a row of benchmarks.published.
 
     Arguments:
       micro_batch: sequences at a time of each copy of a stage.
+      wide_sums: whether gradients are added up over copies in float32.
     """
     return PublishedStep(
         number=0,
@@ -98,6 +111,7 @@ def step_of(
         seconds=math.nan,
         year=math.inf,
         notes="",
+        wide_sums=wide_sums,
     )
 
 
@@ -110,10 +124,11 @@ def rows(
       micro_batches: of a layout without stages.
     """
     for name, ways in layouts(devices):
-        for checkpointing, words in RECOMPUTED.items():
+        sums = SUMMED if ways.pp > 1 else [False]
+        for (checkpointing, words), wide in itertools.product(RECOMPUTED.items(), sums):
             at_once = 1 if ways.pp > 1 else batch // ways.fsdp // micro_batches
-            row = step_of(config, ways, batch, checkpointing, at_once)
-            text = f"{name}: {ways}, computes {words} again"
+            row = step_of(config, ways, batch, checkpointing, at_once, wide)
+            text = f"{name}: {ways}, computes {words} again, sums in {SUMMED[wide]}"
             try:
                 one = Estimator(row, hardware)
                 memory = memory_bytes(row, one.kept)

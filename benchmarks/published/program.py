@@ -110,7 +110,9 @@ class StageProgram:
         lying = self.lying.vector(expert)
         part = lying.parts, -(-size // (lying.parts * lying.copies)) * lying.copies
         state, grads = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in (part, (lying.copies, *part)))
-        update = partial(_update, lying=lying, dtype=self._blank.computed)
+        sent = self._blank.computed
+        summed = jnp.float32 if self.row.wide_sums else sent
+        update = partial(_update, lying=lying, summed=summed, sent=sent)
         rest = list(lying.at_rest)
         in_sbp = rest, rest, rest, list(lying.gradients)
         return self._plan(update, in_sbp, (state, state, state, grads), donated=(0, 1, 2))
@@ -156,16 +158,18 @@ def _first(x: jax.Array) -> jax.Array:
 
 
 def _update(
-    w: jax.Array, m: jax.Array, v: jax.Array, grads: jax.Array, lying: VectorLying, dtype: Any
+    w: jax.Array, m: jax.Array, v: jax.Array, grads: jax.Array, lying: VectorLying, summed: Any, sent: Any
 ) -> tuple[jax.Array, ...]:
     """AdamW (Loshchilov and Hutter, 2019) without the correction of the first steps, in float32.
 
     Arguments:
       w, m, v: weights, and means of gradients and of their squares, `parts n`.
       grads: of each copy of the weights, `copies parts n`.
-      dtype: in which sums are sent, and new weights.
+      summed, sent: types in which gradients are added up over copies, and new weights sent.
     """
-    g = sbp.annotate(grads.astype(dtype).sum(0), lying.at_rest).astype(jnp.float32)
+    # As NCCL adds up: `sum` would widen 16 bits first, and no partial sums of them could be sent.
+    total = jax.lax.reduce_sum(grads.astype(summed), (0,))
+    g = sbp.annotate(total, lying.at_rest).astype(jnp.float32)
     m, v = 0.9 * m + 0.1 * g, 0.95 * v + 0.05 * g * g
     w = w - 3e-4 * (m / (jnp.sqrt(v) + 1e-8) + 0.1 * w)
-    return w, m, v, sbp.annotate(w.astype(dtype), lying.used)
+    return w, m, v, sbp.annotate(w.astype(sent), lying.used)

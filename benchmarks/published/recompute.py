@@ -74,14 +74,14 @@ def memory_bytes(row: PublishedStep, kept: Collection[str]) -> float:
 
 
 def state_bytes(row: PublishedStep) -> float:
-    """Weights and gradients in 16 bits, and AdamW's state, of one device."""
-    ways = row.layout
+    """Weights in 16 bits, gradients as they are added up, and AdamW's state, of one device."""
+    ways, used = row.layout, 6 if row.wide_sums else 4
     dense, experts = weights_of(row)
     share = ways.tp * ways.pp
     if ways.fsdp > 1:
-        return 14 * (dense / (ways.fsdp * ways.cp) + experts / ways.fsdp) / share
+        return (10 + used) * (dense / (ways.fsdp * ways.cp) + experts / ways.fsdp) / share
     copies, expert_copies = ways.dp * ways.cp, ways.dp * ways.cp / ways.ep
-    return dense / share * (4 + 12 / copies) + experts / (share * ways.ep) * (4 + 12 / expert_copies)
+    return dense / share * (used + 12 / copies) + experts / (share * ways.ep) * (used + 12 / expert_copies)
 
 
 def weights_of(row: PublishedStep) -> tuple[int, int]:

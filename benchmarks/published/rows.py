@@ -74,6 +74,7 @@ class PublishedStep:
       checkpointing: "none", "selective", "full" or "unknown".
       notes: what else was published; some of it says what "selective" means.
       year: when, in years.
+      wide_sums: whether gradients are added up over copies in float32, not in 16 bits. No column says so.
     """
 
     number: int
@@ -96,6 +97,7 @@ class PublishedStep:
     seconds: float
     year: float
     notes: str
+    wide_sums: bool = False
 
     @property
     def micro_batches(self) -> int:

@@ -9,6 +9,11 @@ import pytest
 
 from benchmarks import layouts, pipelined
 from benchmarks.published.kernels import fused_attention
+from benchmarks.published.layout import Lying
+from benchmarks.published.model import Stage
+from benchmarks.published.program import StageProgram
+from benchmarks.published.recompute import NOTHING, state_bytes, weights_of
+from benchmarks.published.rows import Layout
 from models import llama
 from sbp.hardware import hardware_for
 from sbp.passes.plan.candidates import Strategy
@@ -36,15 +41,32 @@ def test_stages_are_priced(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setattr(pipelined, "HAND_WAYS", ways[:2])
     rows = list(pipelined.rows(SMALL, 8, 32, 2, hardware_for("h100")))
-    assert [row.estimate is not None for row in rows] == [True] * 4
-    whole, _, staged, kept = (row.estimate for row in rows)
-    assert whole is not None and staged is not None and kept is not None
+    assert [row.estimate is not None for row in rows] == [True] * 6
+    whole, _, staged, wide, kept, _ = (row.estimate for row in rows)
+    assert whole is not None and staged is not None and wide is not None and kept is not None
     assert whole.bubble == 0.0 < staged.bubble and kept.seconds < staged.seconds
-    assert rows[2].memory_bytes < rows[3].memory_bytes
+    assert rows[2].memory_bytes < rows[4].memory_bytes
+    assert wide.passes == staged.passes and rows[2].memory_bytes < rows[3].memory_bytes
     cells = rows[2].line(1e9, 1e15).split(" | ")
-    assert (
-        cells[0] == "| Megatron, tensor 8 x pipeline 4: dp2 tp2 pp2, computes all again" and len(cells) == 6
-    )
+    assert cells[0] == "| Megatron, tensor 8 x pipeline 4: dp2 tp2 pp2, computes all again, sums in 16 bits"
+    assert len(cells) == 6
+
+
+def test_sums_in_float32_are_twice_the_bytes() -> None:
+    """Of gradients, when they are sent and while they are held; new weights stay as they are."""
+    sent, held = [], []
+    for wide in (False, True):
+        row = pipelined.step_of(SMALL, Layout(dp=8), 32, "full", wide_sums=wide)
+        lying, hardware = Lying("h100", row.layout), hardware_for("h100")
+        program = StageProgram(row, Stage(8, 0, True, True), lying, hardware, NOTHING)
+        plan = program.update_plan(False)
+        assert plan is not None
+        sent.append({c.kind: c.wire_bytes for c in plan.collectives})
+        held.append(state_bytes(row) / weights_of(row)[0])
+    size = sent[0]["all_gather"]
+    assert sent[0] == {"reduce_scatter": size, "all_gather": size} and size > 0
+    assert sent[1] == {"reduce_scatter": 2 * size, "all_gather": size}
+    assert held == [4 + 12 / 8, 6 + 12 / 8]
 
 
 def attention_seconds(fn: Callable[..., jax.Array], *shapes: tuple[int, ...]) -> float:
@@ -93,10 +115,10 @@ def test_a_scan_in_stages_stands_beside_them(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_many_devices_hold_copies() -> None:
     """AUTO is asked for groups of hosts with a copy each where there are more than one of them."""
-    assert [row.text for row in layouts.layouts(1024, 1024) if row.shape == (8, 128)] == [
-        "AUTO:8x128, 1 micro-batches, 40% kept"
+    assert [row.text for row in layouts.layouts(1024, 1024) if row.shape == (16, 64)] == [
+        "AUTO:16x64, 1 micro-batches, 40% kept"
     ]
-    assert all(row.shape != (1, 128) for row in layouts.layouts(128, 1024))
+    assert all(row.shape != (2, 64) for row in layouts.layouts(128, 1024))
 
 
 def test_the_tables(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
