@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 
 def layer_runs(
@@ -56,3 +56,39 @@ def _head(mark: str) -> str:
     ("['groups']", 'batch')
     """
     return re.split(r"\[\d+\]", mark, maxsplit=1)[0]
+
+
+def short_mark(mark: str) -> str:
+    """A path without its quotes.
+
+    >>> short_mark("['layers'][3]")
+    'layers[3]'
+    """
+    return re.sub(r"\['([^']*)'\]", r".\1", mark).lstrip(".")
+
+
+def mark_number(mark: str) -> int:
+    """The number of a layer, by the part of a path that ends with it."""
+    return int(mark[mark.rindex("[") + 1 : -1])
+
+
+def ranged_marks(marks: Iterable[str]) -> str:
+    """One name for layers of several numbers.
+
+    >>> ranged_marks(["['layers'][0]", "['layers'][1]", "['layers'][2]", "['layers'][5]"])
+    'layers[0-2, 5]'
+    """
+    heads: dict[str, list[int]] = {}
+    for mark in marks:
+        heads.setdefault(short_mark(mark[: mark.rindex("[")]), []).append(mark_number(mark))
+    said = []
+    for head, numbers in heads.items():
+        runs: list[list[int]] = []
+        for n in sorted(set(numbers)):
+            if runs and runs[-1][-1] == n - 1:
+                runs[-1].append(n)
+            else:
+                runs.append([n])
+        parts = [f"{r[0]}-{r[-1]}" if len(r) > 1 else str(r[0]) for r in runs]
+        said.append(f"{head}[{', '.join(parts)}]")
+    return " + ".join(said)

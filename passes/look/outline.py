@@ -15,7 +15,7 @@ from functools import cached_property
 from itertools import groupby
 from typing import Any, TypeAlias
 
-from sbp.passes.look.layer_runs import layer_runs
+from sbp.passes.look.layer_runs import layer_runs, mark_number, ranged_marks, short_mark
 from sbp.passes.look.repeats import Repeat, repeats
 from sbp.passes.program.names import PHASES, common
 
@@ -281,7 +281,7 @@ class Outline:
         marks = Counter(mark for part in same for i in part for mark in self.numbered(i))
         if marks:
             own = [m for m in marks if marks[m] * 2 >= max(marks.values())]
-            return _short(common(sorted(own, key=_number))) if len(own) < 2 else _ranged(own)
+            return short_mark(common(sorted(own, key=mark_number))) if len(own) < 2 else ranged_marks(own)
         functions = Counter(f for i in same[0] if (f := self.function(i)))
         return " + ".join(f for f, _ in functions.most_common(2)) or "layer"
 
@@ -371,38 +371,3 @@ def _where(found: Sequence[OutlineItem]) -> str:
     file = files.most_common(1)[0][0]
     lines = [int(line) for f, line in places if f == file]
     return f"{file}:{min(lines)}" + (f"-{max(lines)}" if len(lines) > 1 else "")
-
-
-def _short(mark: str) -> str:
-    """A path without its quotes.
-
-    >>> _short("['layers'][3]")
-    'layers[3]'
-    """
-    return re.sub(r"\['([^']*)'\]", r".\1", mark).lstrip(".")
-
-
-def _number(mark: str) -> int:
-    return int(mark[mark.rindex("[") + 1 : -1])
-
-
-def _ranged(marks: Iterable[str]) -> str:
-    """One name for layers of several numbers.
-
-    >>> _ranged(["['layers'][0]", "['layers'][1]", "['layers'][2]", "['layers'][5]"])
-    'layers[0-2, 5]'
-    """
-    heads: dict[str, list[int]] = {}
-    for mark in marks:
-        heads.setdefault(_short(mark[: mark.rindex("[")]), []).append(_number(mark))
-    said = []
-    for head, numbers in heads.items():
-        runs: list[list[int]] = []
-        for n in sorted(set(numbers)):
-            if runs and runs[-1][-1] == n - 1:
-                runs[-1].append(n)
-            else:
-                runs.append([n])
-        parts = [f"{r[0]}-{r[-1]}" if len(r) > 1 else str(r[0]) for r in runs]
-        said.append(f"{head}[{', '.join(parts)}]")
-    return " + ".join(said)
