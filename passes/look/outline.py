@@ -120,7 +120,7 @@ class Outline:
 
     @cached_property
     def casts(self) -> Mapping[OpId, Mapping[str, Any]]:
-        """Ops that only change a type: a weight that all layers cast at once has its name in each layer still."""
+        """Ops that only change a type: a weight that all layers cast at once keeps its name in each."""
         every = (i.step for i in items(self.program["steps"], 1))
         return {id(s): s for s in every if s.get("op") == CAST and len(s["reads"]) == 1}
 
