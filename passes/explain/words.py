@@ -28,9 +28,16 @@ def gap_text(gap: float) -> str:
     return "proven optimal" if gap == 0.0 else f"at most {100 * gap:.3g} % from the optimum"
 
 
+def proof_text(plan: PlanData) -> str:
+    """How good the cheapest plan is known to be, and at what: nothing is proven of a step with overlap."""
+    known = gap_text(plan.cheapest_gap)
+    serial = plan.overlaps and plan.cheapest_seconds is None
+    return f"{known} in serial time" if serial else known
+
+
 def verdict_text(plan: PlanData) -> str:
     """How good a plan is known to be; the best of all plans may still not fit."""
-    known = gap_text(plan.cheapest_gap)
+    known = proof_text(plan)
     if plan.cheapest_seconds is not None:
         known = (
             f"chosen for its step of {seconds_text(plan.step_seconds)} with overlap; the cheapest plan takes "

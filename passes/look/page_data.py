@@ -14,7 +14,7 @@ from sbp.passes.explain.choices import HeldPlan, PlanFigures, TensorChoices
 from sbp.passes.explain.gone import is_gone
 from sbp.passes.explain.measured import MeasuredStep
 from sbp.passes.explain.plan import Collective, PlanData
-from sbp.passes.explain.words import gap_text, kind_text, misfit_text, over_text, tensor_text, verdict_text
+from sbp.passes.explain.words import kind_text, misfit_text, over_text, proof_text, tensor_text, verdict_text
 from sbp.passes.look.measured_data import beside_data, group_seconds, measured_timeline, row_times
 from sbp.passes.look.outline import Outline
 from sbp.passes.look.placement_data import place_data
@@ -105,7 +105,7 @@ def _headline(plan: PlanData) -> str:
     """How good a plan is, in a few words; no proof is claimed for a step with overlap."""
     if not plan.fits:
         return "does not fit"
-    return gap_text(plan.cheapest_gap) if plan.cheapest_seconds is None else "shortest step found"
+    return proof_text(plan) if plan.cheapest_seconds is None else "shortest step found"
 
 
 ROW_COLUMNS = (
