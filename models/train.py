@@ -113,7 +113,7 @@ def prepare(args: argparse.Namespace) -> Placement:
     placement = parse_placement(args.placement)
     if args.steps < 1:
         raise ValueError(f"--steps {args.steps}: at least one")
-    if placement.platform == "cpu":
+    if placement.platform == "cpu" and not jax.distributed.is_initialized():  # each of several has its own
         # Once JAX has been used their number is fixed. If it is too small, the program says so.
         with suppress(RuntimeError):
             jax.config.update("jax_platforms", "cpu")

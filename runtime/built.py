@@ -23,6 +23,7 @@ from sbp.runtime.builds import locked_property
 from sbp.runtime.counts import Counting
 from sbp.runtime.donation import LeafSharding, Owners, distinct, layouts_of, own_copy
 from sbp.runtime.lower import NO_MARKS, DeviceMesh, Jitted, Title, lower, shardings
+from sbp.runtime.processes.here import moved_to
 from sbp.runtime.processes.same import check_same
 from sbp.runtime.rooms import give_room
 from sbp.runtime.said import said
@@ -144,7 +145,7 @@ class Built:
         away = [i for i, (x, s) in enumerate(zip(layouts, ins, strict=True)) if x != s]
         for i in away if told else ():
             self._note_move(i, leaves[i], ins[i])
-        moved = jax.device_put([leaves[i] for i in away], [ins[i] for i in away])
+        moved = moved_to([leaves[i] for i in away], [ins[i] for i in away])
         for i, x in zip(away, moved, strict=True):
             placed[i] = x
         return placed, away

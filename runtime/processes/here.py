@@ -49,6 +49,18 @@ def relaid(x: jax.Array, sharding: NamedSharding) -> jax.Array:
     return moved
 
 
+def moved_to(xs: Sequence[Leaf], shardings: Sequence[Sharding]) -> Sequence[jax.Array]:
+    """Arrays where they are wanted. JAX takes no array of this process alone to devices of several: of such
+    arrays each process has its own, alike, as parameters are that all have made from one key."""
+    if is_alone(*shardings):
+        moved: Sequence[jax.Array] = jax.device_put(list(xs), list(shardings))
+        return moved
+    return [
+        brought(x, s) if isinstance(x, jax.Array) and x.is_fully_addressable else jax.device_put(x, s)
+        for x, s in zip(xs, shardings, strict=True)
+    ]
+
+
 def brought(x: Leaf, sharding: Sharding) -> jax.Array:
     """A host array, the same in all processes that have devices there, on these devices; nothing is sent."""
     if isinstance(x, jax.Array) and is_key(x.dtype):

@@ -177,12 +177,33 @@ def rows(own: bool = False) -> Any:
     return trained(program, tables, optimizer.init(tables), batches, own)[0]
 
 
+def keyed() -> Any:
+    """Parameters and keys as JAX makes them: every process its own, and all alike."""
+    optimizer = optax.adam(1e-2)
+    params = jax.tree.map(jnp.asarray, weights())
+
+    def step(params: Any, state: Any, batch: Any) -> Any:
+        *data, key = batch
+
+        def loss(params: Any) -> jax.Array:
+            kept = jax.random.bernoulli(key, 0.9, data[0].shape)
+            return mlp(params, (jnp.where(kept, data[0], 0), data[1]))
+
+        value, grads = jax.value_and_grad(loss)(params)
+        updates, state = optimizer.update(grads, state, params)
+        return optax.apply_updates(params, updates), state, value
+
+    program = sbp.compile(step, sbp.placement("cpu", shape=(2, 4)), donate_argnums=(0, 1))
+    return trained(program, params, optimizer.init(params), lambda i: (*batch_of(i), jax.random.key(i)))[0]
+
+
 CASES: Mapping[str, Callable[[], Any]] = {
     "data": data,
     "own rows": lambda: data(own=True),
     "zero": zero,
     "2-D": two_d,
     "auto": auto,
+    "arrays and keys": keyed,
     "2 stages": lambda: pipeline(2),
     "4 stages": lambda: pipeline(4),
     "zb-h1": lambda: pipeline(2, "zb-h1"),
