@@ -56,7 +56,7 @@ _FACE = {
     "verify": "sbp.runtime.verify",
     "Plan": "sbp.passes.face",
     "PipelinePlan": "sbp.passes.face",
-    "Profile": "sbp.runtime.pipeline.profile",
+    "Profile": "sbp.runtime.measured.profile",
     "Collective": "sbp.passes.explain.plan",
     "load_plan": "sbp.passes.face",
 }
@@ -82,7 +82,7 @@ if TYPE_CHECKING:
     from sbp.runtime.checkpoint.folder import Checkpoints
     from sbp.runtime.execute import Program, compile
     from sbp.runtime.fit import FitResult, fit
-    from sbp.runtime.pipeline.profile import Profile
+    from sbp.runtime.measured.profile import Profile
     from sbp.runtime.processes.start import initialize
     from sbp.runtime.search.ranking import Ranking
     from sbp.runtime.search.search import search
