@@ -65,6 +65,7 @@ def brought(x: Leaf, sharding: Sharding) -> jax.Array:
     """A host array, the same in all processes that have devices there, on these devices; nothing is sent."""
     if isinstance(x, jax.Array) and is_key(x.dtype):
         words = brought(jax.random.key_data(x), sharding)
-        return jax.random.wrap_key_data(words, impl=jax.random.key_impl(x))
+        key: jax.Array = jax.random.wrap_key_data(words, impl=jax.random.key_impl(x))
+        return key
     held: np.ndarray[Any, Any] = np.asarray(x)
     return jax.make_array_from_callback(held.shape, sharding, lambda at: held[at])
