@@ -49,13 +49,14 @@ STYLE: Any = {
 _ATTRIBUTE, _NUMBER = re.compile(r'="[^"]*"'), re.compile(r"-?\d+\.\d{3,}")
 
 
-def loss_svg(curves: Mapping[str, Sequence[float]], title: str) -> str:
+def loss_svg(curves: Mapping[str, Sequence[float]], title: str, first: int = 0) -> str:
     """The picture: a curve per run, and below, on axes of its own, how far the second is from the first.
 
     Arguments:
       curves: losses (nats) by the name of their run: the distributed one and, where it was checked, that of
         one device.
       title: the model and its data; what stands before the first comma is the heading.
+      first: the step that the curves begin with.
 
     Raises:
       ImportError: without matplotlib.
@@ -69,9 +70,9 @@ def loss_svg(curves: Mapping[str, Sequence[float]], title: str) -> str:
         figure.set_layout_engine("constrained", w_pad=0.1, h_pad=0.1)
         axes: Any = figure.subplots(2 if compared else 1, sharex=True, height_ratios=[3, 1.1][: 1 + compared])
         top, *below = np.atleast_1d(axes)
-        _losses(top, curves)
+        _losses(top, curves, first)
         if below:
-            _difference(below[0], *list(curves.values())[:2])
+            _difference(below[0], *list(curves.values())[:2], first)
         (below or [top])[-1].set_xlabel("step")
         head, _, rest = title.partition(", ")
         figure.suptitle(head, x=0.01, ha="left", fontsize=15, fontweight="bold")
@@ -87,19 +88,20 @@ def first_losses(curves: Mapping[str, Sequence[float]], count: int = 3) -> str:
     return " ".join(f"{x:.4f}" for x in next(iter(curves.values()))[:count])
 
 
-def _losses(axes: Any, curves: Mapping[str, Sequence[float]]) -> None:
+def _losses(axes: Any, curves: Mapping[str, Sequence[float]], first: int) -> None:
     """The curves: one broad, the other thin and dashed upon it, so that both are seen where they are one."""
     looks: tuple[dict[str, Any], ...] = ({"linewidth": 5.5}, {"linewidth": 1.5, "dashes": (4, 2.5)})
     for (name, losses), colour, look in zip(curves.items(), CURVES, looks, strict=False):
-        axes.plot(losses, color=colour, label=name, **look)
+        axes.plot(range(first, first + len(losses)), losses, color=colour, label=name, **look)
     axes.set_ylabel("loss (nats)")
     axes.legend(frameon=False, loc="upper right", handlelength=3.2)
 
 
-def _difference(axes: Any, losses: Sequence[float], others: Sequence[float]) -> None:
+def _difference(axes: Any, losses: Sequence[float], others: Sequence[float], first: int) -> None:
     """How far two runs are apart, relative to the loss; steps on which they are equal are left out."""
     apart = np.abs(np.subtract(losses, others)) / np.abs(others)
-    axes.plot(np.where(apart > 0, apart, np.nan), color=DIFFERENCE, linewidth=1.4)
+    shown = np.where(apart > 0, apart, np.nan)
+    axes.plot(range(first, first + len(shown)), shown, color=DIFFERENCE, linewidth=1.4)
     axes.set_yscale("log" if (apart > 0).any() else "linear")
     axes.set_ylabel("difference\n(relative)")
 

@@ -6,7 +6,8 @@ import argparse
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -60,12 +61,20 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a run leaves: host parameters, the loss of each step, the plan, and the distance to one device."""
+    """What a run leaves.
+
+    Arguments:
+      params: on the host.
+      losses: of the steps of this run.
+      first: the step behind which it began: that of a checkpoint, or 0.
+      difference: to one device, where the run came to its end and was checked.
+    """
 
     params: PyTree
     losses: list[float]
     plan: Any
     difference: Difference | None
+    first: int = 0
 
 
 def parser(
@@ -93,7 +102,19 @@ def parser(
     options.add_argument(
         "--x64", action=argparse.BooleanOptionalAction, default=False, help="compute in float64"
     )
-    options.add_argument("--out", default="out", metavar="DIR", help="where loss.svg and plan.html go")
+    options.add_argument(
+        "--out", default="out", metavar="DIR", help="where plan.html, loss.svg and metrics.csv go"
+    )
+    options.add_argument(
+        "--checkpoint", metavar="DIR", help="save there, with --resume by default in OUT/checkpoint"
+    )
+    options.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on from the last checkpoint, if there is one, wherever it ran",
+    )
+    options.add_argument("--save-every", type=int, default=100, metavar="N", help="steps")
+    options.add_argument("--tensorboard", metavar="DIR", help="metrics for TensorBoard, too")
     options.add_argument(
         "--check",
         action=argparse.BooleanOptionalAction,
@@ -157,30 +178,75 @@ def example(
 
 
 def run(job: Job, placement: Placement, args: argparse.Namespace) -> Result:
-    """Plans, trains, draws the losses and (with `--check`) repeats it all on one device."""
-    out = Path(args.out)
+    """Plans, trains, draws the losses and (with `--check`) repeats it all on one device.
+
+    Of several processes all do the same; process 0 prints, and writes what goes to `--out`.
+
+    Raises:
+      ValueError: if the folder of `--checkpoint` has some already, and `--resume` is not given.
+    """
+    say = print if jax.process_index() == 0 else lambda *words, **how: None
+    out, runs = Path(args.out), checkpoints(args)
     out.mkdir(parents=True, exist_ok=True)
-    print(f"{job.title}\non {placement}, --parallel {args.parallel}\n")
+    say(f"{job.title}\non {placement}, --parallel {args.parallel}\n")
     with jax.enable_x64(args.x64):
         step = sbp.compile(job.step, placement, in_sbp=job.in_sbp, donate_argnums=(0, 1), options=job.options)
-        plan = step.plan(*_start(job, args), job.batch(0), _key(args, 0))
-        plan.save(str(out / "plan.html"))
-        print(plan, end="\n\n")
+        state = _start(job, args)
+        plan = step.plan(*state, *_batch(job, args, 0))
+        if jax.process_index() == 0:
+            plan.save(str(out / "plan.html"))
+        say(plan, end="\n\n")
 
         began = time.perf_counter()
-        params, losses = _loop(step, job, args, "training")
+        done = sbp.fit(
+            step,
+            state,
+            partial(_batch, job, args),
+            steps=args.steps,
+            checkpoint=runs,
+            save_every=args.save_every,
+            log=[out / "metrics.csv", *([args.tensorboard] if args.tensorboard else [])],
+        )
         seconds = time.perf_counter() - began
-        print(f"loss {losses[0]:.4f} -> {losses[-1]:.4f} in {seconds:.1f} s with compilation")
+        losses, first = [row["loss"] for row in done.history], done.step - len(done.history)
+        result = Result(sbp.to_host(done.state[0]), losses, plan, None, first)
+        if not losses:
+            say(f"nothing to do: the checkpoint is of step {done.step}, and --steps {args.steps}")
+            return result
+        since = f"steps {first + 1} to {done.step}: " if first or not done.is_done else ""
+        say(f"{since}loss {losses[0]:.4f} -> {losses[-1]:.4f} in {seconds:.1f} s with compilation")
+        if not done.is_done:
+            say("asked to end; --resume goes on")
+            return result
 
-        curves, difference = {str(placement): losses}, None
+        curves = {str(placement): losses}
         if args.check:
-            one_device = jax.jit(job.step, donate_argnums=(0, 1))
-            one_params, curves["one device"] = _loop(one_device, job, args, "one device")
-            difference = compare(params, losses, one_params, curves["one device"])
+            one_params, every = _one_device(job, args)
+            curves["one device"] = every[first:]
+            difference = compare(result.params, losses, one_params, curves["one device"])
+            result = replace(result, difference=difference)
             rounding = "" if args.x64 else "; rounding grows with the steps, under --x64 hardly"
-            print(f"largest difference to one device: {difference}{rounding}")
-    _draw(curves, job.title, out / "loss.svg")
-    return Result(params, losses, plan, difference)
+            say(f"largest difference to one device: {difference}{rounding}")
+    if jax.process_index() == 0:
+        _draw(curves, job.title, out / "loss.svg", first)
+    return result
+
+
+def checkpoints(args: argparse.Namespace) -> sbp.Checkpoints | None:
+    """Where a run saves, and goes on from; None where nothing was asked for.
+
+    Raises:
+      ValueError: if some are there, and nobody has said that the run is to go on from them.
+    """
+    if args.checkpoint is None and not args.resume:
+        return None
+    runs = sbp.Checkpoints(args.checkpoint or Path(args.out) / "checkpoint")
+    if runs.steps and not args.resume:
+        raise ValueError(
+            f"--checkpoint {args.checkpoint}: has step {runs.steps[-1]} of a run: --resume goes on from "
+            "there; or another folder"
+        )
+    return runs
 
 
 def compare(params: PyTree, losses: list[float], one_params: PyTree, one_losses: list[float]) -> Difference:
@@ -200,13 +266,19 @@ def _start(job: Job, args: argparse.Namespace) -> tuple[PyTree, PyTree]:
     return jax.device_get((params, jax.jit(job.optimizer.init)(params)))
 
 
-def _loop(step: Step, job: Job, args: argparse.Namespace, title: str) -> tuple[PyTree, list[float]]:
-    """Runs all steps from the start; the parameters come back as host arrays."""
+def _batch(job: Job, args: argparse.Namespace, step: int) -> tuple[PyTree, jax.Array]:
+    """What a step is given behind its state: both are told by its number, so that a run can go on."""
+    return job.batch(step), _key(args, step)
+
+
+def _one_device(job: Job, args: argparse.Namespace) -> tuple[PyTree, list[float]]:
+    """All steps from the start on one device, in a plain loop; the parameters come back as host arrays."""
+    step = jax.jit(job.step, donate_argnums=(0, 1))
     params, opt_state = _start(job, args)
     losses: list[float] = []
-    with _progress(title, args.steps) as show:
+    with _progress("one device", args.steps) as show:
         for index in range(args.steps):
-            params, opt_state, loss = step(params, opt_state, job.batch(index), _key(args, index))
+            params, opt_state, loss = step(params, opt_state, *_batch(job, args, index))
             losses.append(float(loss))
             show(losses[-1])
     return jax.device_get(params), losses
@@ -220,15 +292,15 @@ def _progress(title: str, steps: int) -> Iterator[Callable[[float], None]]:
         TimeRemainingColumn(),
         TextColumn("loss {task.fields[loss]:.4f}"),
     )
-    with Progress(TextColumn(f"{title:<12}"), *columns) as bar:
+    with Progress(TextColumn(f"{title:<12}"), *columns, disable=jax.process_index() > 0) as bar:
         task = bar.add_task(title, total=steps, loss=float("nan"))
         yield lambda loss: bar.update(task, advance=1, loss=loss)
 
 
-def _draw(curves: dict[str, list[float]], title: str, path: Path) -> None:
+def _draw(curves: dict[str, list[float]], title: str, path: Path, first: int = 0) -> None:
     """The loss curves as a picture, if matplotlib is there."""
     try:
-        picture = loss_svg(curves, title)
+        picture = loss_svg(curves, title, first)
     except ImportError:
         print("no loss curve: matplotlib is missing (pip install 'sbp-jax[examples]')")
         return

@@ -5,16 +5,13 @@ A loop of your own does as well: this one has nothing that a user of the library
 
 from __future__ import annotations
 
-import csv
 import itertools
 import math
 import os
 import signal
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import FrameType
 from typing import Any, TypeAlias
 
@@ -25,6 +22,7 @@ from jax.experimental import multihost_utils
 from sbp.errors import NonFiniteError, Problem
 from sbp.runtime.checkpoint.folder import Checkpoints
 from sbp.runtime.execute import Program
+from sbp.runtime.metrics import Logs, written
 from sbp.untyped import PyTree
 
 State: TypeAlias = tuple[PyTree, ...]
@@ -59,25 +57,28 @@ def fit(
     save_every: int = 1000,
     evaluate: Callable[[State], Metrics] | None = None,
     evaluate_every: int = 1000,
-    log: str | os.PathLike[str] | None = None,
+    log: Logs = (),
     own_rows: bool = False,
 ) -> FitResult:
     """Trains to a number of steps; from the last checkpoint, where there is one.
 
     Arguments:
-      step: `step(*state, batch) -> (*state, metrics)`, where metrics is a number or a dict of numbers.
+      step: `step(*state, batch) -> (*state, metrics)`, where metrics is a number or a dict of numbers; a
+        step with more parameters behind its state, such as a key, is given a tuple of as many: `*batch`.
       state: where training begins without a checkpoint: parameters, optimizer's state, key, what you like.
       batches: number of the step -> batch; or batches in a row, of which a run that goes on skips the first.
       steps: the number of the last one.
       checkpoint: a folder; SIGTERM saves there too, and ends the loop.
       save_every, evaluate_every: in steps; the last step counts always.
       evaluate: gives metrics of a state, which get "evaluate/" before their names.
-      log: a .csv file for the metrics of every step.
-      own_rows: whether each process's batches are its own rows of the whole ones.
+      log: where the metrics of every step go, or several: a .csv file, a folder for TensorBoard (the extra
+        `tensorboard`). What is there of steps that are done again is dropped.
+      own_rows: whether each process's batches are its own rows of the whole ones; of a tuple, its first.
 
     Raises:
       NonFiniteError: if a metric of a step is NaN or infinite; the checkpoints before it are there.
       CheckpointError: as `Checkpoints` does.
+      ArgumentError: for logs of which there are no others, and where TensorBoard's library is missing.
 
     >>> import jax.numpy as jnp
     >>> from sbp.placement import placement
@@ -88,22 +89,21 @@ def fit(
     ([0.875], [1.0, 0.5, 0.25])
     """
     runs = checkpoint if isinstance(checkpoint, Checkpoints | None) else Checkpoints(checkpoint)
-    first = 0
+    loop, first = _Loop(step, evaluate, own_rows, _takes(step, len(state))), 0
     if runs is not None and runs.steps:
-        step.plan(*state, _batch(batches, 0))
-        state, first = runs.restore(step.abstract_args[:-1]), runs.steps[-1]
-    loop = _Loop(step, evaluate, own_rows)
+        step.plan(*state, *loop.arguments(_batch(batches, 0)))
+        state, first = runs.restore(step.abstract_args[: len(state)]), runs.steps[-1]
     history: list[dict[str, float]] = []
     with ExitStack() as stack:
         if runs is not None:
             stack.callback(runs.wait)
         asked = stack.enter_context(_asked_to_end())
-        write = stack.enter_context(_written(log, history, first, steps))
+        write = stack.enter_context(written(log, history, first, steps))
         coming = _from(batches, first)
         batch = loop.placed(state, next(coming, None)) if first < steps else None
         at = first
         while at < steps and batch is not None:
-            *rest, found = step(*state, batch)
+            *rest, found = step(*state, *batch)
             state, at = tuple(rest), at + 1
             # The next batch goes to the devices while they compute.
             batch = loop.placed(state, next(coming, None)) if at < steps else None
@@ -118,17 +118,27 @@ def fit(
 
 @dataclass(frozen=True)
 class _Loop:
-    """What every step needs."""
+    """What every step needs.
+
+    Arguments:
+      takes: how many arguments are behind the state.
+    """
 
     step: Program[..., Any]
     evaluate: Callable[[State], Metrics] | None
     own_rows: bool
+    takes: int
 
-    def placed(self, state: State, batch: PyTree) -> PyTree:
-        """A batch on the devices; None stays None."""
+    def arguments(self, batch: PyTree) -> tuple[PyTree, ...]:
+        """What a step is given behind its state."""
+        return (batch,) if self.takes == 1 else tuple(batch)
+
+    def placed(self, state: State, batch: PyTree) -> tuple[PyTree, ...] | None:
+        """What a step is given behind its state, on the devices; None stays None."""
         if batch is None:
             return None
-        return self.step.place(*state, batch, own_rows=len(state) if self.own_rows else ())[-1]
+        own = len(state) if self.own_rows else ()
+        return self.step.place(*state, *self.arguments(batch), own_rows=own)[len(state) :]
 
     def metrics(self, at: int, found: PyTree, state: State | None) -> dict[str, float]:
         """The metrics of a step on the host, with those of its state, where it is evaluated."""
@@ -139,6 +149,12 @@ class _Loop:
         if state is not None and self.evaluate is not None:
             out.update({f"evaluate/{name}": float(x) for name, x in self.evaluate(state).items()})
         return out
+
+
+def _takes(step: Program[..., Any], state: int) -> int:
+    """How many arguments a step has behind its state; one where its parameters do not say."""
+    names = step.parameters.positional
+    return 1 if names is None else max(1, len(names) - state)
 
 
 def _due(at: int, every: int, steps: int) -> bool:
@@ -179,58 +195,6 @@ def _asked_to_end() -> Iterator[Callable[[int], bool]]:
         yield lambda at: bool(heard)
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-@contextmanager
-def _written(
-    log: str | os.PathLike[str] | None, history: list[dict[str, float]], first: int, steps: int
-) -> Iterator[Callable[[int, dict[str, float]], None]]:
-    """Takes the metrics of each step: for the history, the file, and a bar on a terminal."""
-    with ExitStack() as stack:
-        leads = jax.process_index() == 0
-        rows = stack.enter_context(_csv(Path(log))) if log is not None and leads else None
-        shown = stack.enter_context(_bar(first, steps)) if leads and sys.stderr.isatty() else None
-
-        def write(at: int, metrics: dict[str, float]) -> None:
-            history.append({"step": at, **metrics})
-            if rows is not None:
-                rows(history[-1])
-            if shown is not None:
-                shown(metrics)
-
-        yield write
-
-
-@contextmanager
-def _csv(path: Path) -> Iterator[Callable[[Mapping[str, float]], None]]:
-    """Writes a row per metric; a file that is there is continued."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    is_new = not path.exists()
-    with path.open("a", newline="") as file:
-        out = csv.writer(file)
-        if is_new:
-            out.writerow(("step", "metric", "value"))
-
-        def write(row: Mapping[str, float]) -> None:
-            out.writerows((int(row["step"]), name, repr(x)) for name, x in row.items() if name != "step")
-            file.flush()
-
-        yield write
-
-
-@contextmanager
-def _bar(first: int, steps: int) -> Iterator[Callable[[Mapping[str, float]], None]]:
-    """Shows how far it is, and the last metrics."""
-    from rich.progress import Progress
-
-    with Progress(transient=True) as progress:
-        task = progress.add_task("training", total=steps, completed=first)
-
-        def show(metrics: Mapping[str, float]) -> None:
-            words = " ".join(f"{name} {x:.4g}" for name, x in metrics.items())
-            progress.update(task, advance=1, description=f"training {words}")
-
-        yield show
 
 
 def _not_finite(at: int, bad: list[str]) -> Problem:

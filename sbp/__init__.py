@@ -45,6 +45,7 @@ _FACE = {
     "SbpError": "sbp.errors",
     "compile": "sbp.runtime.execute",
     "initialize": "sbp.runtime.processes.start",
+    "to_host": "sbp.runtime.processes.host",
     "fit": "sbp.runtime.fit",
     "FitResult": "sbp.runtime.fit",
     "save": "sbp.runtime.checkpoint.face",
@@ -83,6 +84,7 @@ if TYPE_CHECKING:
     from sbp.runtime.execute import Program, compile
     from sbp.runtime.fit import FitResult, fit
     from sbp.runtime.measured.profile import Profile
+    from sbp.runtime.processes.host import to_host
     from sbp.runtime.processes.start import initialize
     from sbp.runtime.search.ranking import Ranking
     from sbp.runtime.search.search import search
@@ -139,6 +141,7 @@ __all__ = [
     "rows",
     "save",
     "search",
+    "to_host",
     "verify",
 ]
 

@@ -22,6 +22,8 @@ from typing import IO
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 10.0
 """Between the request to end and the end: for what a process saves then."""
+OUTRIGHT = (-signal.SIGKILL, -signal.SIGSEGV, -signal.SIGBUS)
+"""What ends a process from outside, or by its own fault; who sees it end is ended by JAX, with SIGABRT."""
 OTHERS_SECONDS = 15.0
 """What the others have to end by themselves, and to say why, when one has ended wrongly."""
 
@@ -79,6 +81,16 @@ class Member:
     def runs(self) -> bool:
         """Whether it has not ended."""
         return self.process.poll() is None
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it runs no more and has not ended, as SIGSTOP leaves it: then it hears no other signal."""
+        if not self.runs:
+            return False
+        asked = ["ps", "-o", "stat=", "-p", str(self.process.pid)]
+        with suppress(OSError):  # no ps here
+            return subprocess.run(asked, capture_output=True, text=True, check=False).stdout.startswith("T")
+        return False
 
 
 def launch(what: LaunchRequest, out: Callable[[str], object], err: Callable[[str], object]) -> int:
@@ -147,11 +159,12 @@ def _watched(members: Sequence[Member], err: Callable[[str], object]) -> Member 
             return None
         time.sleep(POLL_SECONDS)
     time.sleep(2 * POLL_SECONDS)  # who was killed and who saw it end a moment apart
-    ended = [m for m in members if not m.runs and m.process.returncode != 0]
-    first = min(ended, key=lambda m: (m.process.returncode > 0, m.index))
-    left = [m for m in members if m.runs]
-    said = f"process {first.index} of {len(members)} {how(first.process.returncode)}"
+    first, said = _blamed(members)
     err(f"{said}; the others are ended\n")
+    left = [m for m in members if m.runs]
+    for m in left:
+        if m.is_stopped:
+            m.process.kill()  # it would not hear anything else
     _wait(left, OTHERS_SECONDS)
     for m in left:
         m.end(signal.SIGTERM)
@@ -159,6 +172,21 @@ def _watched(members: Sequence[Member], err: Callable[[str], object]) -> Member 
     if left:
         err(f"{said}\n")  # again, behind what they have said
     return first
+
+
+def _blamed(members: Sequence[Member]) -> tuple[Member, str]:
+    """Who is the reason that some have ended wrongly, and what is said of it. One that was stopped has missed
+    its heartbeats, after which JAX ends the others; else who was killed, rather than who raised."""
+    stopped = [m for m in members if m.is_stopped]
+    ended = [m for m in members if not m.runs and m.process.returncode != 0]
+    first = min(stopped or ended, key=_by_blame)
+    what = "was stopped, and did not answer" if stopped else how(first.process.returncode or 0)
+    return first, f"process {first.index} of {len(members)} {what}"
+
+
+def _by_blame(member: Member) -> tuple[bool, bool, int]:
+    code = member.process.returncode or 0
+    return code not in OUTRIGHT, code > 0, member.index
 
 
 def _wait(members: Sequence[Member], seconds: float) -> None:

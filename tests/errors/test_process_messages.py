@@ -1,6 +1,7 @@
 """Every message about several processes and about checkpoints that needs no second process, word for word."""
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -10,7 +11,7 @@ import pytest
 
 import sbp
 from sbp.errors import KINDS, ArgumentError, CheckpointError, Problem, ProcessError
-from sbp.runtime import execute
+from sbp.runtime import execute, metrics
 from sbp.runtime.checkpoint import folder, messages
 from sbp.runtime.checkpoint.folder import Checkpoints
 from sbp.runtime.processes import parts, team
@@ -70,6 +71,24 @@ MESSAGES: Messages = {
         "it writes and reads the arrays of checkpoints",
         "pip install 'sbp-jax[checkpoint]'",
     ),
+    "metrics in a form that nobody writes": (
+        lambda: metrics._log(Path("run/log.json"), 0),
+        ArgumentError,
+        "sbp.fit(..., log=...)",
+        "run/log.json",
+        "a .csv file, or a folder for TensorBoard",
+        "how metrics are written is told by the name",
+        "log='run/log.csv'",
+    ),
+    "no TensorBoard": (
+        lambda: raised(metrics._no_tensorboard(Path("run"))),
+        ArgumentError,
+        "sbp.fit(..., log='run'), a folder for TensorBoard",
+        "no tensorboardX",
+        "the package tensorboardX",
+        "it writes the files that TensorBoard reads",
+        "pip install 'sbp-jax[tensorboard]', or a .csv file",
+    ),
 }
 
 
@@ -99,3 +118,10 @@ def test_orbax_is_missed_when_it_is_needed(monkeypatch: pytest.MonkeyPatch, tmp_
     with pytest.raises(CheckpointError, match=r"pip install 'sbp-jax\[checkpoint\]'"):
         sbp.save(tmp_path, {"w": np.ones(2)}, step=1)
     folder._orbax.cache_clear()
+
+
+def test_tensorboard_is_missed_when_it_is_needed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    with pytest.raises(ArgumentError, match=r"pip install 'sbp-jax\[tensorboard\]'"):
+        with metrics.written(tmp_path / "board", [], 0, 1):
+            pass

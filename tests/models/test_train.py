@@ -84,3 +84,31 @@ def test_a_whole_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     said = capsys.readouterr().out
     assert str(result.plan) in said
     assert f"largest difference to one device: {result.difference}" in said
+
+
+MLP = "--layers 2 --width 16 --batch 16 --save-every 2".split()
+
+
+def test_a_run_goes_on_under_another_placement(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The metrics have the whole curve, and the parameters end as on one device."""
+    where = ["--out", str(tmp_path), "--checkpoint", str(tmp_path / "runs")]
+    first = mlp.main([*MLP, *where, *"--steps 3 --parallel data --no-check".split()])
+    assert (first.first, len(first.losses)) == (0, 3)
+    with pytest.raises(ValueError, match=r"has step 3 of a run: --resume goes on"):
+        mlp.main([*MLP, *where, "--steps", "6"])
+    then = mlp.main([*MLP, *where, *"--resume --steps 6 --parallel zero --placement cpu:4".split()])
+    assert (then.first, len(then.losses)) == (3, 3)
+    assert then.difference is not None
+    assert then.difference.losses < 1e-5 and then.difference.params < 1e-5
+    rows = [line.split(",") for line in (tmp_path / "metrics.csv").read_text().splitlines()[1:]]
+    assert [float(x) for *_, x in rows] == first.losses + then.losses
+    assert "steps 4 to 6: loss" in capsys.readouterr().out
+    again = mlp.main([*MLP, *where, "--resume", "--steps", "6"])
+    assert again.losses == [] and "nothing to do: the checkpoint is of step 6" in capsys.readouterr().out
+
+
+def test_whoever_resumes_saves(tmp_path: Path) -> None:
+    """The same command starts a run and goes on with it, as a scheduler runs it once more."""
+    for steps in ("2", "4"):
+        last = mlp.main([*MLP, "--out", str(tmp_path), "--resume", "--no-check", "--steps", steps])
+    assert last.first == 2 and train.checkpoints(options("--out", str(tmp_path), "--resume")).steps == [2, 4]

@@ -102,3 +102,52 @@ def test_nan_ends_it(tmp_path: Path) -> None:
 def test_batches_may_come_to_an_end(program: Any, curve: list[float]) -> None:
     done = sbp.fit(program, start(), [cases.batch_of(i) for i in range(2)], steps=6)
     assert losses_of(done) == curve[:2] and not done.is_done
+
+
+def test_a_step_may_take_more_than_a_batch() -> None:
+    """A key, say, beside the batch: both come from the number of the step."""
+
+    def step(w: Any, batch: Any, key: Any) -> Any:
+        return w + batch.sum(), jax.random.uniform(key)
+
+    program = sbp.compile(step, sbp.placement("cpu", shape=(1,)))
+
+    def batches(i: int) -> Any:
+        return np.ones(2, np.float32), jax.random.key(i)
+
+    done = sbp.fit(program, (np.zeros((), np.float32),), batches, steps=3)
+    assert float(done.state[0]) == 6
+    assert losses_of(done) == [float(jax.random.uniform(jax.random.key(i))) for i in range(3)]
+
+
+def test_a_log_has_each_step_once(program: Any, curve: list[float], tmp_path: Path) -> None:
+    """A run that is killed has noted steps behind its last checkpoint, the last one maybe in part."""
+    log = tmp_path / "log.csv"
+    sbp.fit(program, start(), cases.batch_of, steps=4, checkpoint=tmp_path / "run", save_every=2, log=log)
+    log.write_text(log.read_text() + "5,loss,1.0\n6,lo")
+    sbp.fit(program, start(), cases.batch_of, steps=6, checkpoint=tmp_path / "run", log=log)
+    rows = [line.split(",") for line in log.read_text().splitlines()[1:]]
+    assert [int(row[0]) for row in rows] == [1, 2, 3, 4, 5, 6]
+    assert [float(row[2]) for row in rows] == curve
+
+
+def test_metrics_for_tensorboard(program: Any, curve: list[float], tmp_path: Path) -> None:
+    pytest.importorskip("tensorboardX", reason="the extra tensorboard is not installed")
+    logs = [tmp_path / "board", tmp_path / "log.csv"]
+    sbp.fit(program, start(), cases.batch_of, steps=2, log=logs)
+    (file,) = (tmp_path / "board").iterdir()
+    assert scalars(file) == [("loss", i + 1, pytest.approx(x)) for i, x in enumerate(curve[:2])]
+    assert (tmp_path / "log.csv").exists()
+
+
+def scalars(file: Path) -> list[tuple[str, int, float]]:
+    """What a file for TensorBoard has: records, each with its length before it and checksums around it."""
+    from tensorboardX.proto.event_pb2 import Event
+
+    data, found = file.read_bytes(), []
+    while data:
+        size = int.from_bytes(data[:8], "little")
+        event = Event.FromString(data[12 : 12 + size])
+        found += [(v.tag, event.step, v.simple_value) for v in event.summary.value]
+        data = data[16 + size :]
+    return found

@@ -266,16 +266,14 @@ def killed_while_saving(folder: Path, rng: np.random.Generator) -> None:
     np.testing.assert_array_equal(found["w"], base + np.float32(step))
 
 
-def test_a_run_that_is_killed_leaves_a_complete_step(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    for _ in range(3):
-        killed_while_saving(tmp_path, rng)
+KILLS = 5
 
 
-@pytest.mark.slow
-def test_whenever_it_is_killed(tmp_path: Path) -> None:
-    rng = np.random.default_rng(1)
-    for _ in range(50):
+@pytest.mark.parametrize("seed", [0, *(pytest.param(i, marks=pytest.mark.slow) for i in range(1, 11))])
+def test_whenever_it_is_killed_a_complete_step_is_there(seed: int, tmp_path: Path) -> None:
+    """In pieces of some kills each, one after the other in one folder: what a crash leaves is swept up."""
+    rng = np.random.default_rng(seed)
+    for _ in range(KILLS):
         killed_while_saving(tmp_path, rng)
 
 

@@ -1,10 +1,15 @@
-"""Small programs that several processes run, and one does: `python -m tests.runtime.processes.cases FILE`."""
+"""Small programs that several processes run, and one does.
+
+python -m tests.runtime.processes.cases [--steps N] [--x64] [NAME ...] FILE
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +30,14 @@ def mlp(params: Any, batch: Any) -> jax.Array:
     return jnp.mean((jax.nn.relu(x @ params["up"]) @ params["down"] - y) ** 2)
 
 
+def real(x: np.ndarray) -> np.ndarray:
+    """In the precision that JAX has."""
+    return x.astype(jnp.result_type(float))
+
+
 def arrays(**shapes: tuple[int, ...]) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
-    return {k: (rng.normal(size=s) / 4).astype(np.float32) for k, s in shapes.items()}
+    return {k: real(rng.normal(size=s) / 4) for k, s in shapes.items()}
 
 
 def weights() -> Any:
@@ -36,7 +46,7 @@ def weights() -> Any:
 
 def batch_of(step: int) -> Any:
     rng = np.random.default_rng(step + 1)
-    return tuple(rng.normal(size=(32, DIMS)).astype(np.float32) for _ in range(2))
+    return tuple(real(rng.normal(size=(32, DIMS))) for _ in range(2))
 
 
 def step_of(loss: Any, optimizer: Any, microbatches: int = 1) -> Any:
@@ -56,20 +66,22 @@ def own_part(x: np.ndarray) -> np.ndarray:
     return np.split(x, jax.process_count())[jax.process_index()]
 
 
-def trained(program: Any, params: Any, state: Any, batches: Callable[[int], Any], own: bool = False) -> Any:
-    """Losses, as every process has them, parameters and state."""
+def trained(
+    program: Any, params: Any, state: Any, batches: Callable[[int], Any], steps: int, own: bool = False
+) -> Any:
+    """Losses and parameters, as every process has them."""
     losses = []
-    for i in range(STEPS):
+    for i in range(steps):
         batch = batches(i)
         if own:
             batch = jax.tree.map(own_part, batch)
             params, state, batch = program.place(params, state, batch, own_rows=2)
         params, state, loss = program(params, state, batch)
         losses.append(float(loss))
-    return losses, params, state
+    return {"losses": losses, "params": [x.tolist() for x in jax.tree.leaves(sbp.to_host(params))]}
 
 
-def data(own: bool = False) -> Any:
+def data(steps: int, own: bool = False) -> Any:
     optimizer = optax.adam(1e-2)
     program = sbp.compile(
         step_of(mlp, optimizer),
@@ -78,10 +90,10 @@ def data(own: bool = False) -> Any:
         in_sbp=([B], [B], [S(0)]),
     )
     params = weights()
-    return trained(program, params, jax.tree.map(np.asarray, optimizer.init(params)), batch_of, own)[0]
+    return trained(program, params, jax.tree.map(np.asarray, optimizer.init(params)), batch_of, steps, own)
 
 
-def zero() -> Any:
+def zero(steps: int) -> Any:
     optimizer = optax.adam(1e-2)
     program = sbp.compile(
         step_of(mlp, optimizer),
@@ -90,10 +102,21 @@ def zero() -> Any:
         in_sbp=([S(0)], sbp.AUTO, [S(0)]),
     )
     params = weights()
-    return trained(program, params, jax.tree.map(np.asarray, optimizer.init(params)), batch_of)[0]
+    return trained(program, params, jax.tree.map(np.asarray, optimizer.init(params)), batch_of, steps)
 
 
-def two_d() -> Any:
+def tensor(steps: int) -> Any:
+    optimizer = optax.adam(1e-2)
+    program = sbp.compile(
+        step_of(mlp, optimizer),
+        sbp.placement("cpu", shape=(8,)),
+        in_sbp=({"up": [S(1)], "down": [S(0)]}, sbp.AUTO, [B]),
+    )
+    params = weights()
+    return trained(program, params, jax.tree.map(np.asarray, optimizer.init(params)), batch_of, steps)
+
+
+def two_d(steps: int) -> Any:
     optimizer = optax.adam(1e-2)
     program = sbp.compile(
         step_of(mlp, optimizer),
@@ -101,14 +124,14 @@ def two_d() -> Any:
         in_sbp=({"up": [B, S(1)], "down": [B, S(0)]}, sbp.AUTO, [S(0), B]),
     )
     params = weights()
-    return trained(program, params, jax.tree.map(np.asarray, optimizer.init(params)), batch_of)[0]
+    return trained(program, params, jax.tree.map(np.asarray, optimizer.init(params)), batch_of, steps)
 
 
-def auto() -> Any:
+def auto(steps: int) -> Any:
     optimizer = optax.sgd(1e-1)
     program = sbp.compile(step_of(mlp, optimizer), sbp.placement("cpu", shape=(2, 4)))
     params = weights()
-    return trained(program, params, optimizer.init(params), batch_of)[0]
+    return trained(program, params, optimizer.init(params), batch_of, steps)
 
 
 def tower(placements: Any) -> Any:
@@ -127,7 +150,7 @@ def tower(placements: Any) -> Any:
     return loss
 
 
-def pipeline(stages: int, schedule: str = "1f1b") -> Any:
+def pipeline(steps: int, stages: int, schedule: str = "1f1b") -> Any:
     whole = sbp.placement("cpu", shape=(stages, 8 // stages), axes=("stage", "data"))
     optimizer = optax.adam(1e-2)
     params = {"w": [arrays(w=(DIMS, DIMS))["w"] for _ in range(4)]}
@@ -137,10 +160,10 @@ def pipeline(stages: int, schedule: str = "1f1b") -> Any:
         donate_argnums=(0, 1),
         options=sbp.Options(pipeline=sbp.PipelineOptions(schedule=schedule)),
     )
-    return trained(program, params, jax.tree.map(np.asarray, optimizer.init(params)), batch_of)[0]
+    return trained(program, params, jax.tree.map(np.asarray, optimizer.init(params)), batch_of, steps)
 
 
-def scanned() -> Any:
+def scanned(steps: int) -> Any:
     """A scan over layers that is cut into stages: stacked weights lie on all of them."""
     whole = sbp.placement("cpu", shape=(2, 4), axes=("stage", "data"))
 
@@ -153,10 +176,10 @@ def scanned() -> Any:
     params = arrays(w=(4, DIMS, DIMS))
     options = sbp.Options(pipeline=sbp.PipelineOptions(stages=2))
     program = sbp.compile(step_of(loss, optimizer, 4), whole, donate_argnums=(0, 1), options=options)
-    return trained(program, params, jax.tree.map(np.asarray, optimizer.init(params)), batch_of)[0]
+    return trained(program, params, jax.tree.map(np.asarray, optimizer.init(params)), batch_of, steps)
 
 
-def rows(own: bool = False) -> Any:
+def rows(steps: int, own: bool = False) -> Any:
     """A table split by rows, whose exchange is planned from the first batch."""
     optimizer = optax.sgd(1e-1)
     tables = arrays(table=(64, DIMS), w=(DIMS, 1))
@@ -167,17 +190,17 @@ def rows(own: bool = False) -> Any:
 
     def batches(step: int) -> Any:
         rng = np.random.default_rng(step)
-        return rng.integers(0, 64, 32).astype(np.int32), rng.normal(size=(32, 1)).astype(np.float32)
+        return rng.integers(0, 64, 32).astype(np.int32), real(rng.normal(size=(32, 1)))
 
     program = sbp.compile(
         step_of(loss, optimizer),
         sbp.placement("cpu", shape=(8,)),
         in_sbp=({"table": [S(0)], "w": [B]}, [B], [S(0)]),
     )
-    return trained(program, tables, optimizer.init(tables), batches, own)[0]
+    return trained(program, tables, optimizer.init(tables), batches, steps, own)
 
 
-def keyed() -> Any:
+def keyed(steps: int) -> Any:
     """Parameters and keys as JAX makes them: every process its own, and all alike."""
     optimizer = optax.adam(1e-2)
     params = jax.tree.map(jnp.asarray, weights())
@@ -194,33 +217,43 @@ def keyed() -> Any:
         return optax.apply_updates(params, updates), state, value
 
     program = sbp.compile(step, sbp.placement("cpu", shape=(2, 4)), donate_argnums=(0, 1))
-    return trained(program, params, optimizer.init(params), lambda i: (*batch_of(i), jax.random.key(i)))[0]
+    return trained(
+        program, params, optimizer.init(params), lambda i: (*batch_of(i), jax.random.key(i)), steps
+    )
 
 
-CASES: Mapping[str, Callable[[], Any]] = {
+CASES: Mapping[str, Callable[[int], Any]] = {
     "data": data,
-    "own rows": lambda: data(own=True),
+    "own rows": partial(data, own=True),
+    "tensor": tensor,
     "zero": zero,
     "2-D": two_d,
     "auto": auto,
     "arrays and keys": keyed,
-    "2 stages": lambda: pipeline(2),
-    "4 stages": lambda: pipeline(4),
-    "zb-h1": lambda: pipeline(2, "zb-h1"),
+    "2 stages": partial(pipeline, stages=2),
+    "4 stages": partial(pipeline, stages=4),
+    "zb-h1": partial(pipeline, stages=2, schedule="zb-h1"),
     "scan in stages": scanned,
     "rows": rows,
-    "own rows of ids": lambda: rows(own=True),
+    "own rows of ids": partial(rows, own=True),
 }
+"""Steps -> losses, and the leaves of the parameters behind the last one."""
 
 
 def main(argv: list[str]) -> None:
     """Runs cases, and has process 0 write what each gives."""
-    *names, file = argv
+    options = argparse.ArgumentParser()
+    options.add_argument("--steps", type=int, default=STEPS)
+    options.add_argument("--x64", action="store_true")
+    options.add_argument("names", nargs="*")
+    options.add_argument("file")
+    args = options.parse_args(argv)
     found = {}
-    for name in names or CASES:
-        found[name] = CASES[name]()
-        if jax.process_index() == 0:
-            Path(file).write_text(json.dumps(found))
+    with jax.enable_x64(args.x64):
+        for name in args.names or CASES:
+            found[name] = CASES[name](args.steps)
+            if jax.process_index() == 0:
+                Path(args.file).write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import optax
 import pytest
@@ -61,19 +62,30 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=":")
 
 
-@pytest.fixture(scope="module")
-def curve() -> list[float]:
-    """The losses of one process."""
+def curve_of(kind: str, steps: int) -> list[float]:
+    """The losses of one process, under another placement than that of the script."""
     program = sbp.compile(cases.step_of(cases.mlp, OPTIMIZER), sbp.placement("cpu", shape=(4, 2)))
-    params = cases.weights()
-    done = sbp.fit(program, (params, OPTIMIZER.init(params)), cases.batch_of, steps=STEPS)
+    params: Any = cases.weights()
+    if kind == "stages":
+        whole = sbp.placement("cpu", shape=(4, 2), axes=("stage", "data"))
+        program = sbp.compile(cases.step_of(cases.tower(whole.split("stage")), OPTIMIZER, 4), whole)
+        params = {"w": [cases.arrays(w=(16, 16))["w"] for _ in range(4)]}
+    done = sbp.fit(program, (params, OPTIMIZER.init(params)), cases.batch_of, steps=steps)
     return [row["loss"] for row in done.history]
 
 
+@pytest.fixture(scope="module")
+def curve() -> list[float]:
+    return curve_of("data", STEPS)
+
+
 def logged(folder: Path) -> dict[int, float]:
-    """The losses of all runs on a folder; a step that was done twice has the later one."""
+    """The losses of all runs on a folder; each step is there once."""
     with (folder / "log.csv").open() as file:
-        return {int(row["step"]): float(row["value"]) for row in csv.DictReader(file)}
+        rows = list(csv.DictReader(file))
+    found = {int(row["step"]): float(row["value"]) for row in rows}
+    assert len(found) == len(rows)
+    return found
 
 
 def test_a_run_goes_on_with_another_number_of_processes(

@@ -1,0 +1,138 @@
+"""One of several processes is killed or stopped at some moment: the others end soon, and say which it was.
+
+The run goes on with other numbers of processes under other placements, and its curve is that of one process.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sbp.runtime.checkpoint.folder import Checkpoints
+from tests.runtime.processes.test_long_runs import SCRIPT, curve_of, logged
+from tests.runtime.processes.test_two_processes import ROOT, launched
+
+MOST_SECONDS = 30.0
+KILLS = 3
+MOST_STEPS = 400  # in 0.2 s each and more: nobody comes there
+SLOW = [pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 8)]
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    file = tmp_path / "long.py"
+    file.write_text(SCRIPT)
+    return str(file)
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=":")
+
+
+def started(script: str, folder: Path, processes: int, kind: str) -> subprocess.Popen[str]:
+    """A launch that goes on beside the test, in a group of its own."""
+    command = [sys.executable, "-m", "sbp", "launch", "--processes", str(processes)]
+    command += ["--devices", str(8 // processes), script, str(folder), str(MOST_STEPS), kind, "slow"]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def members(launcher: subprocess.Popen[str]) -> list[int]:
+    """The ids of its processes, in their order."""
+    found = subprocess.run(["pgrep", "-P", str(launcher.pid)], capture_output=True, text=True, check=True)
+    return [int(pid) for pid in found.stdout.split()]
+
+
+def hit(script: str, folder: Path, kind: str, victim: int, number: int, rng: np.random.Generator) -> float:
+    """Starts a run, and sends a signal to one of its two processes, some moments after a new checkpoint; the
+    seconds until all have ended."""
+    before = max(Checkpoints(folder).steps, default=0)
+    run = started(script, folder, 2, kind)
+    end = time.monotonic() + 200
+    while max(Checkpoints(folder).steps, default=0) <= before and time.monotonic() < end:
+        assert run.poll() is None, run.communicate()[1][-3000:]
+        time.sleep(0.05)
+    time.sleep(float(rng.uniform(0, 2)))
+    pids = members(run)
+    subprocess.run(["kill", f"-{number}", str(pids[victim])], check=True)
+    began = time.monotonic()
+    _, err = run.communicate(timeout=100)
+    seconds = time.monotonic() - began
+    how = "was stopped, and did not answer" if number == signal.SIGSTOP else "was killed by SIGKILL"
+    assert run.returncode == 1 and f"process {victim} of 2 {how}" in err, err[-3000:]
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    print(f"{kind}, process {victim}, signal {number}: {seconds:.1f} s")
+    return seconds
+
+
+@pytest.mark.parametrize("seed", [0, *SLOW])
+def test_whenever_one_is_killed_the_others_end_and_the_run_goes_on(
+    seed: int, script: str, tmp_path: Path
+) -> None:
+    rng, folder = np.random.default_rng(seed), tmp_path / "run"
+    kind = "stages" if seed % 2 else "data"
+    for i in range(KILLS):
+        victim = int(rng.integers(2)) if i else 0  # process 0 has the coordination service
+        assert hit(script, folder, kind, victim, signal.SIGKILL, rng) < MOST_SECONDS
+    at = max(Checkpoints(folder).steps)
+    processes = (4, 1)[seed % 2]
+    then = launched(script, str(folder), str(at + 3), kind, processes=processes)
+    assert then.returncode == 0, then.stderr[-3000:]
+    assert list(logged(folder)) == list(range(1, at + 4))
+    assert list(logged(folder).values()) == pytest.approx(curve_of(kind, at + 3), rel=1e-5)
+
+
+@pytest.mark.parametrize("victim", [1, pytest.param(0, marks=pytest.mark.slow)])
+def test_one_that_is_stopped_is_found_by_its_heartbeats(victim: int, script: str, tmp_path: Path) -> None:
+    rng = np.random.default_rng(victim)
+    assert hit(script, tmp_path / "run", "data", victim, signal.SIGSTOP, rng) < MOST_SECONDS
+
+
+COMPILES = """
+import ctypes, sys, time
+import jax, jax.numpy as jnp, numpy as np, sbp
+seconds, at = float(sys.argv[1]), sys.argv[2]
+rank = jax.process_index()
+eight = sbp.placement("cpu", shape=(8,))
+
+def compiled_long():
+    if at == "held":
+        ctypes.PyDLL(None).usleep(int(seconds * 1e6))  # no thread of Python runs meanwhile
+    began, ops = time.monotonic(), 500
+    while time.monotonic() - began < seconds:
+        def chain(x):
+            for i in range(ops):
+                x = jnp.sin(x @ x) + i
+            return x
+        jax.jit(chain).lower(jnp.ones((3, 3))).compile()
+        ops *= 2
+    print(f"compiled {ops} ops in {time.monotonic() - began:.0f} s", flush=True)
+
+def total(x):
+    if rank == 1:
+        compiled_long()
+    return x.sum()
+
+print("total", float(sbp.compile(total, eight, in_sbp=([sbp.S(0)],))(np.ones(8, np.float32))))
+"""
+
+
+@pytest.mark.parametrize(
+    ("seconds", "at"),
+    [
+        pytest.param("25", "held", id="longer than heartbeats may be away"),
+        pytest.param("120", "compiled", id="120 s", marks=pytest.mark.slow),
+    ],
+)
+def test_one_that_compiles_is_waited_for(seconds: str, at: str, tmp_path: Path) -> None:
+    file = tmp_path / "compiles.py"
+    file.write_text(COMPILES)
+    run = launched(str(file), seconds, at, seconds=280)
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert run.stdout.count("total 8.0") == 2

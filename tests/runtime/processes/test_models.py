@@ -1,0 +1,62 @@
+"""The models' commands in several processes, killed, and resumed otherwise: the same losses as on one device."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from models import gpt
+from sbp.runtime.checkpoint.folder import Checkpoints
+from tests.runtime.processes.test_two_processes import ROOT, launched
+
+SMALL = "--layers 2 --width 32 --heads 4 --seq 8 --batch 8 --sample 0 --save-every 2 --resume".split()
+OTHERWISE = {
+    "zero, 4 processes": (4, "--parallel zero --placement cpu:8"),
+    "stages, 2 processes": (2, "--stages 2 --parallel tensor --placement cpu:2x4"),
+    "fewer devices, 2 processes": (2, "--parallel 2d --placement cpu:2x2"),
+}
+
+
+def until(folder: Path, step: int, run: subprocess.Popen[str]) -> None:
+    end = time.monotonic() + 200
+    while max(Checkpoints(folder).steps, default=0) < step and time.monotonic() < end:
+        assert run.poll() is None, run.communicate()[1][-3000:]
+        time.sleep(0.05)
+
+
+def killed(out: Path) -> int:
+    """A GPT on two processes, of which one is killed; the last step that was saved."""
+    command = [sys.executable, "-m", "sbp", "launch", "--processes", "2", "--devices", "4"]
+    command += ["-m", "models.gpt", *SMALL, "--steps", "5000", "--parallel", "data", "--out", str(out)]
+    run = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    until(out / "checkpoint", 4, run)
+    pids = subprocess.run(["pgrep", "-P", str(run.pid)], capture_output=True, text=True, check=True).stdout
+    subprocess.run(["kill", "-9", pids.split()[1]], check=True)
+    assert "process 1 of 2 was killed by SIGKILL" in run.communicate(timeout=100)[1]
+    return Checkpoints(out / "checkpoint").steps[-1]
+
+
+def test_a_gpt_that_was_killed_goes_on_in_one_process(tmp_path: Path) -> None:
+    at = killed(tmp_path)
+    more = f"--steps {at + 4} --parallel 2d --placement cpu:2x4 --out {tmp_path}".split()
+    found = gpt.main([*SMALL, *more])
+    assert found.first == at and len(found.losses) == 4
+    assert found.difference is not None and found.difference.losses < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", OTHERWISE)
+def test_and_in_several(how: str, tmp_path: Path) -> None:
+    processes, options = OTHERWISE[how]
+    at = killed(tmp_path)
+    more = f"--steps {at + 4} {options} --out {tmp_path}".split()
+    run = launched("-m", "models.gpt", *SMALL, *more, processes=processes)
+    assert run.returncode == 0, run.stderr[-3000:]
+    found = re.search(r"largest difference to one device: losses (\S+)", run.stdout)
+    assert found is not None and float(found[1]) < 1e-5
+    assert f"steps {at + 1} to {at + 4}: loss" in run.stdout
