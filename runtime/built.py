@@ -24,7 +24,7 @@ from sbp.runtime.counts import Counting
 from sbp.runtime.donation import LeafSharding, Owners, distinct, layouts_of, own_copy
 from sbp.runtime.lower import NO_MARKS, DeviceMesh, Jitted, Title, lower, shardings
 from sbp.runtime.processes.here import moved_to
-from sbp.runtime.processes.same import check_same
+from sbp.runtime.processes.same import begin_together, check_same, note_call
 from sbp.runtime.rooms import give_room
 from sbp.runtime.said import said
 from sbp.runtime.scheduling import compiler_options
@@ -89,8 +89,11 @@ class Built:
             give_room(self, leaves)
         jitted, _, consts = self.executable
         placed, away = self._placed(leaves, told=True)
+        assert self.plan.physical is not None
+        note_call(self.plan, self.plan.physical.graph)
         if self.kept is None:
             with self.lock, said("compiled and run once", self.plan.name):
+                begin_together(self.plan, lambda: jitted.lower(*placed, *consts).compile())
                 out = jitted(*placed, *consts)
                 self.kept = tuple(i for i in self.donate if not placed[i].is_deleted())
         else:

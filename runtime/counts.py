@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -12,7 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sbp.passes.program.graph import Node
+from sbp.runtime.sampling import whole
 from sbp.talk.exchange import Tally
+from sbp.untyped import partition_spec
 
 ExchangeReport: TypeAlias = tuple[Node, Tally]
 """An exchange, and what it has done."""
@@ -49,6 +52,23 @@ class KeyCount:
         return f"{what}, {kept}, in {rounds} at most"
 
 
+def is_looked_at(call: int) -> bool:
+    """Whether the counts of a call are looked at: of the first ones, and then of every n-th."""
+    return call <= FIRST_CALLS or call % EVERY == 0
+
+
+def most_of_all(counts: jax.Array) -> jax.Array:
+    """The largest counts of all devices, on each of them: what all processes conclude from."""
+    whole_on_all = jax.sharding.NamedSharding(counts.sharding.mesh, partition_spec())
+    found: jax.Array = _most(whole_on_all)(counts)
+    return found
+
+
+@functools.lru_cache(maxsize=16)
+def _most(lies: jax.sharding.NamedSharding) -> Callable[[jax.Array], jax.Array]:
+    return jax.jit(lambda counts: counts.max(0, keepdims=True), out_shardings=lies)
+
+
 @dataclass
 class Counting:
     """The counts of one compiled program.
@@ -82,10 +102,9 @@ class Counting:
     def add(self, counts: jax.Array) -> None:
         """Takes the counts of one call, "devices exchanges 4" or "devices exchanges 1"."""
         self.calls += 1
-        looked_at = self.calls <= FIRST_CALLS or self.calls % EVERY == 0
-        # Of several processes each could come to another conclusion: none of them draws any.
-        if self.watches and looked_at and self.waiting is None and counts.is_fully_addressable:
-            self.waiting = counts
+        looked_at = is_looked_at(self.calls)
+        if self.watches and looked_at and self.waiting is None:
+            self.waiting = counts if counts.is_fully_addressable else most_of_all(counts)
         if self.keys:
             self.pending.append(counts)
         if len(self.pending) >= MOST_PENDING:
@@ -97,10 +116,19 @@ class Counting:
         return replace(self, watches=False, waiting=None, exchanges=[], pending=[])
 
     def crowded(self) -> list[tuple[Node, int]]:
-        """Exchanges with keys for too many rounds in a recent call, and for how many; waits for no device."""
-        if self.waiting is None or not self.waiting.is_ready():
+        """Exchanges with keys for too many rounds in a recent call, and for how many.
+
+        It waits for no device. Of several processes all must come to the same conclusion before the same
+        call: there it waits for the counts of the call that was looked at before, which but for the first
+        calls are long there.
+        """
+        if self.waiting is None:
             return []
-        most = np.asarray(self.waiting)[..., -1].max(0)
+        shared = not self.waiting.is_fully_addressable
+        if not (is_looked_at(self.calls + 1) if shared else self.waiting.is_ready()):
+            return []
+        held = self.waiting.addressable_data(0) if shared else self.waiting
+        most = np.asarray(held)[..., -1].max(0)
         self.waiting = None
         return [
             (node, int(rounds))
@@ -111,7 +139,7 @@ class Counting:
     def fold(self) -> None:
         """Adds up what waits."""
         if self.pending:
-            new = np.stack([np.asarray(x, np.int64) for x in self.pending])
+            new = np.stack([np.asarray(whole(x), np.int64) for x in self.pending])
             sums, most = new[..., :2].sum((0, 1)), new[..., 2].max((0, 1))
             if self.totals is not None and len(self.totals) != len(sums):  # planned again, with others
                 self.calls, self.totals, self.rounds = len(self.pending), None, None

@@ -30,7 +30,7 @@ from sbp.runtime.pipeline.machine import Machine, make_machine
 from sbp.runtime.pipeline.stacked import StackedLeaves
 from sbp.runtime.pipeline.ways import Ways
 from sbp.runtime.processes.here import takes_part
-from sbp.runtime.processes.same import check_same_pipeline
+from sbp.runtime.processes.same import begin_together, check_same_pipeline, note_call
 from sbp.untyped import Leaf, PyTree, partition_spec
 
 
@@ -60,6 +60,7 @@ class BuiltPipeline:
     moved: dict[str, str] = field(default_factory=dict)
     lacks_samples: bool = False
     counting: None = None
+    has_run: bool = False
     lock: AbstractContextManager[bool] = field(default_factory=threading.RLock, repr=False)
 
     @functools.cached_property
@@ -106,6 +107,10 @@ class BuiltPipeline:
         raise_all(self.owners.check(leaves, layouts_of(leaves), lambda: self.traced.in_paths))
         placed = self.arguments(leaves if self.stacked is None else self.stacked.given(leaves))
         given = [x for arrays in placed for x in arrays.values()]
+        note_call(self.plan, self.stages.traced.graph)
+        if not self.has_run:
+            begin_together(self.plan, lambda: self.machine)
+            self.has_run = True
         out = self.drivers.run(lambda threads: self.machine.run(placed, threads), given)
         out = self.results.shared(
             out if self.stacked is None else self.stacked.joined(out), self.machine.ways

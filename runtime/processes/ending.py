@@ -1,4 +1,4 @@
-"""The end of a process that raises: the others hear of it, and end too.
+"""The end of a process that raises: the others hear of it, and end too. The same thread says what runs here.
 
 Who waits for a collective hears nothing: the wait is in XLA. So a thread of each process waits for the word
 that some process has raised, says so, and ends its process. A process that is killed leaves no word; JAX's
@@ -13,14 +13,15 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import suppress
 from types import TracebackType
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import jax
 
 from sbp.compat_processes import Board
+from sbp.runtime.processes.calls import calls_of
 
 Hook: TypeAlias = Callable[[type[BaseException], BaseException, TracebackType | None], object]
 
@@ -43,6 +44,7 @@ def watch(board: Board, index: int) -> None:
     def stop() -> None:  # before JAX takes the board away
         done.set()
         thread.join()
+        calls_of(cast(Hashable, board)).say(board, index)  # others may still wait for this one
 
     atexit.register(stop)
     sys.excepthook = _telling(board, index, sys.excepthook)
@@ -68,13 +70,14 @@ def _telling(board: Board, index: int, before: Hook) -> Hook:
 
 
 def _listen(board: Board, index: int, done: threading.Event) -> None:
-    """Waits for the word of another process."""
-    word = None
+    """Waits for the word of another process; tells who asks what this one runs."""
+    word, calls = None, calls_of(cast(Hashable, board))
     while word is None:
         if done.wait(POLL_SECONDS):
             return
         with suppress(jax.errors.JaxRuntimeError):  # none is there; where the service is gone JAX ends all
             word = board.key_value_try_get_bytes(KEY)
+        calls.answer(board, index)
     other, error = json.loads(word)
     if other == index:
         return

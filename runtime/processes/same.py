@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 
@@ -52,6 +52,32 @@ def check_same_pipeline(plan: PipelinePlan, graph: Graph, cuts: Sequence[Cut]) -
         str(plan.schedule and plan.schedule.orders),
     ]
     others.agree(plan.name, "\n".join(lines))
+
+
+def begin_together(plan: Plan | PipelinePlan, compiled: Callable[[], object]) -> None:
+    """Waits until all processes have compiled a program, before any runs it.
+
+    A collective that somebody begins half a minute before the others is an error of gloo, the first time that
+    these devices meet; and a compilation may take as long as it likes.
+
+    Arguments:
+      compiled: compiles it; called where there are other processes.
+    """
+    others = team()
+    if others is not None:
+        compiled()
+        others.gathered(f"{plan.name} to be compiled", None)
+
+
+def note_call(plan: Plan | PipelinePlan, graph: Graph) -> None:
+    """Notes that a program begins to run, for processes that wait for this one."""
+    others = team()
+    if others is not None:
+        others.calls.begins(lambda: (plan.name, *(_named(graph.values[v]) for v in graph.inputs)))
+
+
+def _named(value: Value) -> str:
+    return f"{value.name}: {value.dtype}{list(value.shape)}"
 
 
 def comparable(lowered: jax.stages.Lowered) -> str:

@@ -14,8 +14,8 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import jax
@@ -24,6 +24,7 @@ from sbp.compat_processes import Board, board, is_late
 from sbp.errors import Problem, ProcessError
 from sbp.passes.plan.record import ChoiceRecord, read_record, record_data
 from sbp.passes.request import Question
+from sbp.runtime.processes.calls import Calls, ask, begun, calls_of, gone_on
 
 LOG = logging.getLogger("sbp")
 
@@ -41,15 +42,19 @@ class Team:
       index: of this process.
       count: of processes.
       board: where they leave words.
+      calls: of programs that this process has begun.
       met: how often this process has met the others.
       asked: the last plan's question, in words.
+      turn: how often it has asked what others run.
     """
 
     index: int
     count: int
     board: Board
+    calls: Calls = field(default_factory=Calls)
     met: int = 0
     asked: tuple[str, ...] = ()
+    turn: int = 0
 
     @property
     def leads(self) -> bool:
@@ -74,7 +79,7 @@ class Team:
           ProcessError: if it found nothing, or waits itself for this process with another program.
         """
         self.asked = question.lines
-        said = self._get(f"plan/{question.digest}", f"process 0 to plan {question.name}", question)
+        said = self._get(f"plan/{question.digest}", 0, f"process 0 to plan {question.name}", question)
         if "error" in said:
             raise ProcessError(_refused(question.name, said["error"]))
         return read_record(said["record"])
@@ -97,11 +102,11 @@ class Team:
         self._put(f"{at}/{self.index}", mine)
         if self.leads:
             others = {
-                p: self._get(f"{at}/{p}", f"process {p} to compile {name}") for p in range(1, self.count)
+                p: self._get(f"{at}/{p}", p, f"process {p} to compile {name}") for p in range(1, self.count)
             }
             wrong = {str(p): other for p, other in others.items() if other["digest"] != mine["digest"]}
             self._put(f"{at}/said", {"first": mine, "wrong": wrong})
-        said = self._get(f"{at}/said", f"all processes to compile {name}")
+        said = self._get(f"{at}/said", 0, f"all processes to compile {name}")
         if said["wrong"]:
             raise ProcessError(_differ(said["first"], said["wrong"]))
 
@@ -116,9 +121,9 @@ class Team:
         at = f"gathered/{self.met}"
         self._put(f"{at}/{self.index}", {"value": value})
         if self.leads:
-            every = [self._get(f"{at}/{p}", f"process {p}: {name}")["value"] for p in range(self.count)]
+            every = [self._get(f"{at}/{p}", p, f"process {p}: {name}")["value"] for p in range(self.count)]
             self._put(f"{at}/all", {"values": every})
-        return list(self._get(f"{at}/all", f"all processes: {name}")["values"])
+        return list(self._get(f"{at}/all", 0, f"all processes: {name}")["values"])
 
     # -- words
 
@@ -136,11 +141,15 @@ class Team:
             raise
         return dict(json.loads(gzip.decompress(found)))
 
-    def _get(self, key: str, what: str, question: Question | None = None) -> dict[str, Any]:
+    def _get(self, key: str, whose: int, what: str, question: Question | None = None) -> dict[str, Any]:
         """A value, once it is there; says now and then that it waits, and for what.
 
         Arguments:
+          whose: the process that leaves it.
           question: what is waited for is its answer.
+
+        Raises:
+          ProcessError: if that process has gone on to another program, and never comes.
         """
         began = said = time.monotonic()
         while (found := self._look(key, SLICE_SECONDS)) is None:
@@ -151,7 +160,20 @@ class Team:
             if question is not None and self._is_waited_for() and self._look(key, 0) is None:
                 # Process 0 has another program, and waits for all to have that one: this says so to all.
                 self.agree(question.name, "")
+            self._check_that_it_comes(key, whose, what)
         return found
+
+    def _check_that_it_comes(self, key: str, whose: int, what: str) -> None:
+        """Raises if the process that is waited for has begun calls which this one has not."""
+        if whose == self.index:
+            return
+        count, runs = begun(self.board, whose)
+        # What was left before a call began is there by now.
+        if count > self.calls.count and self._look(key, 0) is None:
+            waits: Sequence[str] = (what, *self.asked)
+            raise ProcessError(gone_on(self.index, waits, self.calls.count + 1, whose, runs))
+        self.turn += 1
+        ask(self.board, self.index, self.turn)
 
     def _is_waited_for(self) -> bool:
         """Whether process 0 waits for this process to come with its next program."""
@@ -196,4 +218,4 @@ def team() -> Team | None:
 @functools.lru_cache(maxsize=1)
 def _team_of(found: Hashable) -> Team:
     """One for as long as the processes are connected: it counts how often they have met."""
-    return Team(jax.process_index(), jax.process_count(), cast(Board, found))
+    return Team(jax.process_index(), jax.process_count(), cast(Board, found), calls_of(found))

@@ -14,7 +14,7 @@ from sbp.errors import KINDS, ArgumentError, CheckpointError, Problem, ProcessEr
 from sbp.runtime import execute, metrics
 from sbp.runtime.checkpoint import folder, messages
 from sbp.runtime.checkpoint.folder import Checkpoints
-from sbp.runtime.processes import parts, team
+from sbp.runtime.processes import calls, parts, team
 from tests.errors.messages import Messages, check_message
 
 EIGHT = sbp.placement("cpu", shape=(8,))
@@ -52,6 +52,17 @@ MESSAGES: Messages = {
         "a plan",
         "process 0 plans, so that all processes run the same program, and it found none",
         "what the error of process 0 says",
+    ),
+    "a process that waits for one that runs something else": (
+        lambda: raised(
+            calls.gone_on(1, ("process 0 to plan f", "x: float32[9, 4]"), 3, 0, ("f", "x: float32[8, 4]"))
+        ),
+        ProcessError,
+        "call 3 of process 1: process 0 to plan f, x: float32[9, 4]",
+        "call 3 or later of process 0: f, x: float32[8, 4]",
+        "the same calls of the same programs in every process, in one order",
+        "process 1 has yet to compile this with the others, and process 0 runs another program",
+        "batches of the same shape in every process: the last one of an epoch padded or dropped in all",
     ),
     "rows of a number": (
         lambda: raised(parts._no_rows("argument 2['n']", np.zeros((), np.float32))),
@@ -122,6 +133,6 @@ def test_orbax_is_missed_when_it_is_needed(monkeypatch: pytest.MonkeyPatch, tmp_
 
 def test_tensorboard_is_missed_when_it_is_needed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
-    with pytest.raises(ArgumentError, match=r"pip install 'sbp-jax\[tensorboard\]'"):
-        with metrics.written(tmp_path / "board", [], 0, 1):
-            pass
+    missed = pytest.raises(ArgumentError, match=r"pip install 'sbp-jax\[tensorboard\]'")
+    with missed, metrics.written(tmp_path / "board", [], 0, 1):
+        pass

@@ -14,7 +14,7 @@ import sbp
 from sbp import S
 from sbp.hardware import BYTES_ONLY
 from sbp.layout import Layout
-from sbp.runtime import sampling
+from sbp.runtime import counts, sampling
 from sbp.runtime.counts import EVERY, FIRST_CALLS, Counting
 from sbp.runtime.execute import Built
 from sbp.runtime.look.meter import read_compiled
@@ -237,7 +237,14 @@ def test_what_lies_in_several_processes_is_brought_together(monkeypatch: pytest.
     assert asked == [(away, True)]
 
 
-def test_rounds_that_only_this_process_knows_are_not_looked_at() -> None:
-    counting = Counting(keys=False, watches=True)
-    counting.add(part_of_an_array())
-    assert counting.waiting is None and counting.crowded() == []
+def test_processes_conclude_before_the_same_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counts of several processes are added up on the devices, and judged when the next call is looked at."""
+    monkeypatch.setattr(counts, "most_of_all", lambda away: away)
+    counting = Counting(keys=False, watches=True, calls=FIRST_CALLS - 1)
+    away = NonCallableMock(is_fully_addressable=False, addressable_data=lambda _: np.ones((1, 0, 1)))
+    counting.add(away)
+    assert counting.waiting is away
+    for _ in range(FIRST_CALLS, EVERY - 1):
+        assert counting.crowded() == [] and counting.waiting is away
+        counting.add(away)
+    assert counting.crowded() == [] and counting.waiting is None

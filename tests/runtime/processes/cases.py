@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ import optax
 
 import sbp
 from sbp import B, S
+from sbp.hardware import BYTES_ONLY
 
 STEPS = 4
 DIMS = 16
@@ -200,6 +202,32 @@ def rows(steps: int, own: bool = False) -> Any:
     return trained(program, tables, optimizer.init(tables), batches, steps, own)
 
 
+def crowded(steps: int) -> Any:
+    """A table whose room is planned from a first batch of few ids, and again when others come."""
+    keys, table = 2048, arrays(table=(1 << 13, 2))
+
+    def loss(params: Any, ids: Any) -> jax.Array:
+        return jnp.square(params["table"][ids]).mean()
+
+    def batches(step: int) -> Any:
+        few = np.arange(keys) % 16 * 512
+        return (np.random.default_rng(step).integers(0, 1 << 13, keys) if step else few).astype(np.int32)
+
+    optimizer = optax.sgd(1e-1)
+    program = sbp.compile(
+        step_of(loss, optimizer),
+        sbp.placement("cpu", shape=(8,)),
+        in_sbp=([S(0)], sbp.AUTO, [S(0)]),
+        options=sbp.Options(hardware=BYTES_ONLY, exchange=sbp.ExchangeOptions(count_keys=True)),
+    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = trained(program, table, optimizer.init(table), batches, steps)
+    again = sum("room was planned again" in str(w.message) for w in caught)
+    counted = [(c.op, c.calls, c.given == c.served) for c in program.key_counts()]
+    return {**found, "again": again, "counted": counted}
+
+
 def keyed(steps: int) -> Any:
     """Parameters and keys as JAX makes them: every process its own, and all alike."""
     optimizer = optax.adam(1e-2)
@@ -236,6 +264,7 @@ CASES: Mapping[str, Callable[[int], Any]] = {
     "scan in stages": scanned,
     "rows": rows,
     "own rows of ids": partial(rows, own=True),
+    "rooms too small": crowded,
 }
 """Steps -> losses, and the leaves of the parameters behind the last one."""
 

@@ -1,4 +1,4 @@
-"""The models' commands in several processes, killed, and resumed otherwise: the same losses as on one device."""
+"""The models' commands in several processes, killed, and resumed otherwise: the losses of one device."""
 
 from __future__ import annotations
 

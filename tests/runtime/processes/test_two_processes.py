@@ -40,6 +40,14 @@ def test_losses_are_those_of_one_process(name: str, found: dict[str, Any]) -> No
         np.testing.assert_allclose(there, here, rtol=1e-5, atol=1e-6)
 
 
+def test_rooms_that_turn_out_too_small_are_planned_again_by_all(found: dict[str, Any]) -> None:
+    """Process 0 says so once, and keys are counted over all processes."""
+    assert found["rooms too small"]["again"] == 1
+    assert found["rooms too small"]["counted"] == [
+        [op, cases.STEPS, True] for op in ("sbp_lookup", "sbp_add_rows")
+    ]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [2, 4])
 @pytest.mark.parametrize("name", cases.CASES)
@@ -79,6 +87,16 @@ WRONG: dict[str, tuple[str, str]] = {
         "options = sbp.Options(memory_limit=1e9 * (1 + rank))\n"
         "sbp.compile(lambda x: x * 2, eight, options=options)(np.ones((8, 4), np.float32))",
         "limits (30.0, 2000000000.0) in process 1, limits (30.0, 1000000000.0) in process 0",
+    ),
+    "a shape that process 0 does not have now": (
+        "total = sbp.compile(lambda x: x.sum(), eight, in_sbp=([sbp.S(0)],))\n"
+        "for rows in (8, 8 + 8 * rank):\n    print(float(total(np.ones((rows, 4), np.float32))))",
+        "call 2 or later of process 0: <lambda>, x: float32[8, 4]",
+    ),
+    "a shape that process 1 does not have now": (
+        "total = sbp.compile(lambda x: x.sum(), eight, in_sbp=([sbp.S(0)],))\n"
+        "for rows in (8, 16 - 8 * rank):\n    print(float(total(np.ones((rows, 4), np.float32))))",
+        "call 2 or later of process 1: <lambda>, x: float32[8, 4]",
     ),
     "no plan": (
         "options = sbp.Options(memory_limit=10)\n"
