@@ -72,7 +72,8 @@ def loss_svg(curves: Mapping[str, Sequence[float]], title: str, first: int = 0) 
         top, *below = np.atleast_1d(axes)
         _losses(top, curves, first)
         if below:
-            _difference(below[0], *list(curves.values())[:2], first)
+            losses, others = list(curves.values())[:2]
+            _difference(below[0], losses, others, first)
         (below or [top])[-1].set_xlabel("step")
         head, _, rest = title.partition(", ")
         figure.suptitle(head, x=0.01, ha="left", fontsize=15, fontweight="bold")

@@ -89,8 +89,6 @@ class Built:
             give_room(self, leaves)
         jitted, _, consts = self.executable
         placed, away = self._placed(leaves, told=True)
-        assert self.plan.physical is not None
-        note_call(self.plan, self.plan.physical.graph)
         if self.kept is None:
             with self.lock, said("compiled and run once", self.plan.name):
                 begin_together(self.plan, lambda: jitted.lower(*placed, *consts).compile())
@@ -136,6 +134,10 @@ class Built:
           DonationError: if the memory of a donated one is also that of another one.
         """
         _, ins, _ = self.executable
+        assert self.plan.physical is not None
+        note_call(
+            self.plan, self.plan.physical.graph
+        )  # JAX compares what is placed: that takes all processes
         layouts = layouts_of(leaves)
         # In a loop they are the very objects that were all in place the last time.
         if self.settled and all(map(is_, layouts, self.settled)) and (not self.donate or distinct(leaves)):

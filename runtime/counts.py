@@ -59,8 +59,9 @@ def is_looked_at(call: int) -> bool:
 
 def most_of_all(counts: jax.Array) -> jax.Array:
     """The largest counts of all devices, on each of them: what all processes conclude from."""
-    whole_on_all = jax.sharding.NamedSharding(counts.sharding.mesh, partition_spec())
-    found: jax.Array = _most(whole_on_all)(counts)
+    lies = counts.sharding
+    assert isinstance(lies, jax.sharding.NamedSharding)
+    found: jax.Array = _most(jax.sharding.NamedSharding(lies.mesh, partition_spec()))(counts)
     return found
 
 

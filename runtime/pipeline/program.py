@@ -105,9 +105,9 @@ class BuiltPipeline:
           DonationError: if the memory of a donated one is also that of another one.
         """
         raise_all(self.owners.check(leaves, layouts_of(leaves), lambda: self.traced.in_paths))
+        self.noted()
         placed = self.arguments(leaves if self.stacked is None else self.stacked.given(leaves))
         given = [x for arrays in placed for x in arrays.values()]
-        note_call(self.plan, self.stages.traced.graph)
         if not self.has_run:
             begin_together(self.plan, lambda: self.machine)
             self.has_run = True
@@ -124,6 +124,11 @@ class BuiltPipeline:
             if not x.is_deleted():
                 x.delete()
         return jax.tree.unflatten(self.traced.out_tree, out)
+
+    def noted(self) -> None:
+        """Notes that arguments are about to be placed, once all processes have the same program."""
+        assert self.machine is not None
+        note_call(self.plan, self.stages.traced.graph)
 
     @property
     def ends(self) -> tuple[list[jax.ShapeDtypeStruct], list[jax.ShapeDtypeStruct]]:
@@ -153,6 +158,7 @@ class BuiltPipeline:
 
     def place(self, leaves: Sequence[Leaf]) -> list[jax.Array]:
         """The leaves where their first placement wants them."""
+        self.noted()
         parts = leaves if self.stacked is None else self.stacked.given(leaves)
         out = list(parts)
         for s in reversed(self.machine.stations):

@@ -28,7 +28,7 @@ class Calls:
     """What this process has begun.
 
     Arguments:
-      count: how many calls of programs.
+      count: how often it has placed arguments of programs, by themselves or to run them.
       latest: the last one, in words: the program, and its arguments.
       answered: the last question that was answered.
     """
@@ -75,17 +75,17 @@ def calls_of(board: Hashable) -> Calls:
     return Calls()
 
 
-def gone_on(index: int, waits: Sequence[str], count: int, other: int, runs: Sequence[str]) -> Problem:
+def gone_on(index: int, waits: Sequence[str], other: int, runs: Sequence[str]) -> Problem:
     """What is wrong where a process waits for one that runs something else.
 
     Arguments:
-      index: of the process that waits, in words `waits`, before its call number `count`.
+      index: of the process that waits, for what `waits` says.
       other: the one that runs.
     """
     return Problem(
         "process",
-        f"call {count} of process {index}: {', '.join(waits)}",
-        f"call {count} or later of process {other}: {', '.join(runs)}",
+        f"process {index}, waiting for {', '.join(waits)}",
+        f"process {other} has gone on with {', '.join(runs)}",
         "the same calls of the same programs in every process, in one order",
         f"process {index} has yet to compile this with the others, and process {other} runs another program",
         "batches of the same shape in every process: the last one of an epoch padded or dropped in all",

@@ -22,13 +22,15 @@ import jax
 
 from sbp.compat_processes import Board
 from sbp.runtime.processes.calls import calls_of
+from sbp.runtime.processes.launch import FOLLOWS
 
 Hook: TypeAlias = Callable[[type[BaseException], BaseException, TracebackType | None], object]
 
 KEY = "sbp/raised"
 POLL_SECONDS = 0.5
 SERVICE_SECONDS = 2.0
-"""What process 0 waits before it ends: the board is in it, and the others still read there."""
+"""What a process waits before it ends: the others hear why, before they see their connections break; and
+process 0 has the board."""
 
 
 def watch(board: Board, index: int) -> None:
@@ -52,13 +54,15 @@ def watch(board: Board, index: int) -> None:
 
 def tell(board: Board, index: int, error: BaseException) -> None:
     """Leaves the word that this process has raised, and ends it: JAX would wait for the others first."""
-    word = json.dumps([index, f"{type(error).__name__}: {error}"]).encode()
-    with suppress(jax.errors.JaxRuntimeError):  # another one was earlier, or the service is gone
+    word, code = json.dumps([index, f"{type(error).__name__}: {error}"]).encode(), 1
+    try:
         board.key_value_set_bytes(KEY, word)
+    except jax.errors.JaxRuntimeError:  # another one was earlier, or the service is gone
+        code = FOLLOWS
     sys.stdout.flush()
     sys.stderr.flush()
-    time.sleep(0.0 if index else SERVICE_SECONDS)
-    os._exit(1)
+    time.sleep(SERVICE_SECONDS)
+    os._exit(code)
 
 
 def _telling(board: Board, index: int, before: Hook) -> Hook:
@@ -86,4 +90,4 @@ def _listen(board: Board, index: int, done: threading.Event) -> None:
     sys.stderr.write(f"sbp: process {index} ends, since process {other} has raised {first}\n")
     sys.stderr.flush()
     time.sleep(0.0 if index else SERVICE_SECONDS)
-    os._exit(1)
+    os._exit(FOLLOWS)

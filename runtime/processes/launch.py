@@ -24,6 +24,8 @@ GRACE_SECONDS = 10.0
 """Between the request to end and the end: for what a process saves then."""
 OUTRIGHT = (-signal.SIGKILL, -signal.SIGSEGV, -signal.SIGBUS)
 """What ends a process from outside, or by its own fault; who sees it end is ended by JAX, with SIGABRT."""
+FOLLOWS = 3
+"""The exit code of a process that ends since another one does: it is not to blame."""
 OTHERS_SECONDS = 15.0
 """What the others have to end by themselves, and to say why, when one has ended wrongly."""
 
@@ -97,7 +99,7 @@ def launch(what: LaunchRequest, out: Callable[[str], object], err: Callable[[str
     """Runs all processes to their end; 0 if all have ended well.
 
     What process 0 says is handed on as it is, what others say with their number. SIGTERM and SIGINT go to all
-    of them.
+    of them, which may save and end; a second one ends them at once.
 
     Arguments:
       out, err: take lines.
@@ -108,7 +110,7 @@ def launch(what: LaunchRequest, out: Callable[[str], object], err: Callable[[str
     def hand_on(number: int, _: FrameType | None) -> None:
         asked.append(signal.Signals(number))
         for m in members:
-            m.end(asked[-1])
+            m.end(asked[-1] if len(asked) == 1 else signal.SIGKILL)
 
     before = {n: signal.signal(n, hand_on) for n in (signal.SIGTERM, signal.SIGINT)}
     try:
@@ -184,9 +186,9 @@ def _blamed(members: Sequence[Member]) -> tuple[Member, str]:
     return first, f"process {first.index} of {len(members)} {what}"
 
 
-def _by_blame(member: Member) -> tuple[bool, bool, int]:
+def _by_blame(member: Member) -> tuple[bool, bool, bool, int]:
     code = member.process.returncode or 0
-    return code not in OUTRIGHT, code > 0, member.index
+    return code not in OUTRIGHT, code == FOLLOWS, code > 0, member.index
 
 
 def _wait(members: Sequence[Member], seconds: float) -> None:

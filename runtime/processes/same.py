@@ -70,7 +70,8 @@ def begin_together(plan: Plan | PipelinePlan, compiled: Callable[[], object]) ->
 
 
 def note_call(plan: Plan | PipelinePlan, graph: Graph) -> None:
-    """Notes that a program begins to run, for processes that wait for this one."""
+    """Notes that arguments of a program are placed, by themselves or to run it, for processes that wait for
+    this one."""
     others = team()
     if others is not None:
         others.calls.begins(lambda: (plan.name, *(_named(graph.values[v]) for v in graph.inputs)))

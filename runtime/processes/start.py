@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import jax
 
 from sbp.compat_processes import board, own_index
@@ -18,25 +20,34 @@ def initialize(
     processes: int | None = None,
     index: int | None = None,
     *,
+    local_devices: Sequence[int] | None = None,
     heartbeat_seconds: int = HEARTBEAT_SECONDS,
 ) -> None:
     """Joins the processes of one program: `jax.distributed.initialize`, with what one wants of it here.
 
-    Call it before JAX is asked for devices. Nothing need be said under SLURM, Open MPI and on Cloud TPU,
-    which JAX recognises by itself. CPU devices of several processes talk through gloo. A process that raises
-    ends the others, which say so.
+    Call it before JAX is asked for devices. Who meets where need not be said under SLURM, Open MPI and on
+    Cloud TPU, which JAX recognises by itself. CPU devices of several processes talk through gloo. A process
+    that raises ends the others, which say so.
 
     Arguments:
       coordinator: "host:port" of process 0, where all meet.
       processes: how many there are.
       index: of this one, from 0.
+      local_devices: the GPUs of this process, by their numbers on its host. None: all of them; but under
+        SLURM and Open MPI, where JAX expects a process per GPU, the one with its local rank's number.
       heartbeat_seconds: after which a process that says nothing is taken for dead, and the others end.
 
     Raises:
       ValueError: of JAX, where it finds neither arguments nor a cluster that says them.
     """
     set_jax("jax_cpu_collectives_implementation", "gloo")
-    jax.distributed.initialize(coordinator, processes, index, heartbeat_timeout_seconds=heartbeat_seconds)
+    jax.distributed.initialize(
+        coordinator,
+        processes,
+        index,
+        None if local_devices is None else [*local_devices],
+        heartbeat_timeout_seconds=heartbeat_seconds,
+    )
     found = board()
     if found is not None:
         watch(found, own_index())

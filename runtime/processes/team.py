@@ -171,7 +171,7 @@ class Team:
         # What was left before a call began is there by now.
         if count > self.calls.count and self._look(key, 0) is None:
             waits: Sequence[str] = (what, *self.asked)
-            raise ProcessError(gone_on(self.index, waits, self.calls.count + 1, whose, runs))
+            raise ProcessError(gone_on(self.index, waits, whose, runs))
         self.turn += 1
         ask(self.board, self.index, self.turn)
 

@@ -55,11 +55,11 @@ MESSAGES: Messages = {
     ),
     "a process that waits for one that runs something else": (
         lambda: raised(
-            calls.gone_on(1, ("process 0 to plan f", "x: float32[9, 4]"), 3, 0, ("f", "x: float32[8, 4]"))
+            calls.gone_on(1, ("process 0 to plan f", "x: float32[9, 4]"), 0, ("f", "x: float32[8, 4]"))
         ),
         ProcessError,
-        "call 3 of process 1: process 0 to plan f, x: float32[9, 4]",
-        "call 3 or later of process 0: f, x: float32[8, 4]",
+        "process 1, waiting for process 0 to plan f, x: float32[9, 4]",
+        "process 0 has gone on with f, x: float32[8, 4]",
         "the same calls of the same programs in every process, in one order",
         "process 1 has yet to compile this with the others, and process 0 runs another program",
         "batches of the same shape in every process: the last one of an epoch padded or dropped in all",

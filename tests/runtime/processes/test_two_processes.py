@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -91,12 +93,12 @@ WRONG: dict[str, tuple[str, str]] = {
     "a shape that process 0 does not have now": (
         "total = sbp.compile(lambda x: x.sum(), eight, in_sbp=([sbp.S(0)],))\n"
         "for rows in (8, 8 + 8 * rank):\n    print(float(total(np.ones((rows, 4), np.float32))))",
-        "call 2 or later of process 0: <lambda>, x: float32[8, 4]",
+        "process 0 has gone on with <lambda>, x: float32[8, 4]",
     ),
     "a shape that process 1 does not have now": (
         "total = sbp.compile(lambda x: x.sum(), eight, in_sbp=([sbp.S(0)],))\n"
         "for rows in (8, 16 - 8 * rank):\n    print(float(total(np.ones((rows, 4), np.float32))))",
-        "call 2 or later of process 1: <lambda>, x: float32[8, 4]",
+        "process 1 has gone on with <lambda>, x: float32[8, 4]",
     ),
     "no plan": (
         "options = sbp.Options(memory_limit=10)\n"
@@ -118,7 +120,7 @@ def test_what_is_not_the_same_program_is_said_by_all(name: str, tmp_path: Path) 
 
 
 ENDS: dict[str, tuple[str, str]] = {
-    "raises": ("raise ValueError('lost')", "since process 1 has raised ValueError: lost"),
+    "raises": ("raise ValueError('lost')", "process 0 ends, since process 1 has raised ValueError: lost"),
     "exits": ("sys.exit('no data')", "process 1 of 2 ended with code 1"),
     "is killed": ("os.kill(os.getpid(), 9)", "process 1 of 2 was killed by SIGKILL"),
 }
@@ -157,3 +159,49 @@ def test_a_launch_hands_on_what_processes_say(tmp_path: Path) -> None:
     assert run.returncode == 0
     assert "out 0 ['--x', '1']" in run.stdout.splitlines()
     assert "[1] out 1 ['--x', '1']" in run.stdout.splitlines()
+
+
+SLURM = """
+import jax, sbp
+sbp.initialize(local_devices=range(8))
+print(jax.process_index(), jax.process_count(), jax.config.read("jax_cuda_visible_devices"))
+"""
+
+
+def test_slurm_says_who_meets_where(tmp_path: Path) -> None:
+    """As `srun` starts two tasks, each on a host of eight GPUs, of which JAX alone gives each but one."""
+    file = tmp_path / "job.py"
+    file.write_text(SLURM)
+    variables = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": "2"}
+    runs = []
+    for i in range(2):
+        own = {
+            "SLURM_PROCID": str(i),
+            "SLURM_LOCALID": "0",
+            "SLURM_STEP_NUM_NODES": "2",
+            "JAX_PLATFORMS": "cpu",
+        }
+        environment = {**os.environ, **variables, **own, "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, str(file)]
+        runs.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
+    said = [run.communicate(timeout=200)[0].splitlines()[-1] for run in runs]
+    assert said == [f"{i} 2 0,1,2,3,4,5,6,7" for i in range(2)]
+
+
+def test_a_second_signal_ends_a_launch_at_once(tmp_path: Path) -> None:
+    """The first one is for saving; who hangs in a collective hears neither."""
+    file = tmp_path / "deaf.py"
+    file.write_text(
+        "import signal, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('deaf', flush=True)\ntime.sleep(600)\n"
+    )
+    command = [sys.executable, "-m", "sbp", "launch", "--processes", "2", "--devices", "1", str(file)]
+    run = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert run.stdout is not None
+    assert sorted(run.stdout.readline() for _ in range(2)) == ["[1] deaf\n", "deaf\n"]
+    run.send_signal(signal.SIGTERM)
+    with pytest.raises(subprocess.TimeoutExpired):
+        run.wait(timeout=1)
+    run.send_signal(signal.SIGTERM)
+    run.communicate(timeout=60)
+    assert run.returncode == 1
