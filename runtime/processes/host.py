@@ -25,8 +25,8 @@ def to_host(tree: PyTree) -> PyTree:
       tree: arrays in containers, on whatever devices, also of stages that other processes run; keys stay
         what they are.
 
-    >>> to_host({"w": jax.numpy.ones(2), "n": 3})
-    {'w': array([1., 1.], dtype=float32), 'n': 3}
+    >>> to_host({"n": 3, "w": jax.numpy.ones(2)})
+    {'n': 3, 'w': array([1., 1.], dtype=float32)}
     """
     ways = Ways()
     return jax.tree.map(lambda x: _here(x, ways), tree)
