@@ -54,13 +54,21 @@ def _even_dims(shape: Sequence[int], nd: NdSbp, group: int, placement: Placement
     return [d for d, n in enumerate(shape) if n and n % (group * taken[d]) == 0]
 
 
-def starts_note(looked: Sequence[str], left: Sequence[str]) -> str:
+def starts_note(looked: Sequence[str], left: Sequence[str], compared: Sequence[str] = ()) -> str:
     """A remark on a search that could not begin at every parallelism that it knows.
+
+    Arguments:
+      compared: those of which the ones that were looked at are the best.
 
     >>> starts_note(["data"], ["tensor"])
     'overlap: the program is large, and the search began at the cheapest plan and at data; not at tensor'
+    >>> starts_note(["data"], ["tensor"], ["data", "ZeRO-3"])[67:]
+    'at data, the best of 2 that were compared on one of its equal layers (data, ZeRO-3); not at tensor'
     """
     at = f"at the cheapest plan and at {', '.join(looked)}" if looked else "at the cheapest plan alone"
+    if compared:
+        others = ", ".join(compared)
+        at += f", the best of {len(compared)} that were compared on one of its equal layers ({others})"
     return f"overlap: the program is large, and the search began {at}; not at {', '.join(left)}"
 
 
@@ -127,6 +135,18 @@ def fitted_note(limit_bytes: float, needed_bytes: float, fastest_seconds: float,
     )
 
 
+def known_layout_note(what: str) -> str:
+    """Of a plan that fits, where there was no time to look for the best of these.
+
+    >>> known_layout_note("ZeRO-3")
+    'the fastest plan does not fit, and there was no time to search under the limit on memory; this is ZeRO-3'
+    """
+    return (
+        "the fastest plan does not fit, and there was no time to search under the limit on memory; "
+        f"this is {what}"
+    )
+
+
 def again_notes(physical: Physical) -> tuple[str, ...]:
     """Says how much is sent again for later uses, which would need memory if it were kept."""
     made = Counter((s.value, s.move) for s in physical.steps if isinstance(s, Box) and s.move.is_collective)
@@ -149,4 +169,23 @@ def time_notes(chosen: ChosenSignatures, request: Request) -> tuple[str, ...]:
     return (
         f"the search ended at its time limit of {limit:g} s; a faster plan may be found in more: "
         f"Options(time_limit={4 * limit:g})",
+    )
+
+
+LATE_SHARE, LATE_SECONDS = 0.1, 0.1
+"""What planning may take beyond its limit, as a part of that, and at least, before the plan says so."""
+
+
+def late_notes(request: Request) -> tuple[str, ...]:
+    """A remark where a plan could not be had within the limit on time."""
+    limit, phases = request.terms.time_limit_seconds, request.phases
+    if limit is None or math.isinf(request.deadline):
+        return ()
+    late = phases.now() - request.deadline
+    if late <= max(LATE_SHARE * limit, LATE_SECONDS):
+        return ()
+    needed = limit + late - phases.optional_seconds
+    return (
+        f"planning took {limit + late:.1f} s, more than Options(time_limit={limit:g}): to read this program, "
+        f"to find any plan and to write it down take {needed:.1f} s here; little else was done",
     )
