@@ -47,7 +47,7 @@ from sbp.passes.request import Request
 
 ROOM_SHARE = 4.0
 """What the model under a limit on memory and the first plan of its search take at least, of what the model
-without one does."""
+without one does, or of what reading the program does."""
 LOOKS_SHARE = 0.5
 """What a look at one more plan takes at least, of what the passes before the search do."""
 
@@ -127,7 +127,8 @@ class Choosing:
         if self._has_time_for_room(built):
             with phases.of("search under the limit on memory", needed=False):
                 return limited.keep_limit(fastest), ()
-        quick = KnownLayouts(limited, self.clock, built, lambda: r.seconds_left)
+        least = ROOM_SHARE * r.before_seconds
+        quick = KnownLayouts(limited, self.clock, built, lambda: r.seconds_left, least)
         with phases.of("layouts that may fit"):
             found = quick.by_name(fastest)
         if found is None:
@@ -135,7 +136,7 @@ class Choosing:
                 found = quick.of_few(fastest)
         if found is None:  # to refuse a program that fits would be worse than to be late
             with phases.of("search under the limit on memory"):
-                return limited.keep_limit(fastest), ()
+                return replace(limited, time_limit_seconds=least).keep_limit(fastest), ()
         return FittedSignatures(found.assignment), (notes.known_layout_note(found.what),)
 
     def _has_time_for_room(self, built: BuiltModel) -> bool:

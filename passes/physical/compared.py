@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sbp.passes.physical.exposure import Exposure, Shares
-from sbp.passes.plan.fold import fold_alike
+from sbp.passes.plan.fold import fold_alike, numbers_of
 from sbp.passes.plan.model import Model
 from sbp.passes.plan.network import CostNetwork, Infeasible, Table
 from sbp.passes.plan.seeds import SeedTensors, SeedUse, restricted
@@ -44,7 +44,7 @@ class ComparedSeed:
 
 def is_alike(network: CostNetwork) -> bool:
     """Whether so many parts of a network are equal that parallelisms are compared on one of each."""
-    return len(set(map(id, network.unary))) <= ALIKE * len(network.unary)
+    return len(set(numbers_of(network.unary).tolist())) <= ALIKE * len(network.unary)
 
 
 def compared(

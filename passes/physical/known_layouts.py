@@ -52,12 +52,14 @@ class KnownLayouts:
       clock: says what its plans take.
       built: the model that the cheapest one was found in.
       seconds_left: for the search; None for no limit.
+      least_seconds: that a search under the limit has in any case.
     """
 
     limited: LimitedProblem
     clock: Clock
     built: BuiltModel
     seconds_left: Callable[[], float | None]
+    least_seconds: float
 
     @cached_property
     def model(self) -> Model:
@@ -100,7 +102,7 @@ class KnownLayouts:
     def of_few(self, fastest: ChosenSignatures) -> KnownLayout | None:
         """What a search under the limit finds among few signatures, with what may run again."""
         few = axes_alike(self.limited.candidates, (tuple(range(self.clock.candidates.placement.ndim)),))
-        problem = replace(self.limited, candidates=few, time_limit_seconds=self.seconds_left() or 0.0)
+        problem = replace(self.limited, candidates=few, time_limit_seconds=self.least_seconds)
         try:
             start = choose(few, problem.asked, problem.boxings, 0.0)
         except Infeasible:

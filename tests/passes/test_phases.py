@@ -12,14 +12,20 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
 
-from benchmarks import cases
+import sbp
 from benchmarks.musts import MODELS, traced
 from sbp.passes import chain
+from sbp.passes.boxing.links import Network
+from sbp.passes.boxing.paths import Boxings
+from sbp.passes.chain import Logical
 from sbp.passes.explain.plan import PlanData
 from sbp.passes.plan.phases import Phases
 from sbp.passes.request import Request
+from sbp.runtime.reading import request_of
 
 WORK: Mapping[str, float] = {
     "candidates": 1.0,
@@ -69,13 +75,28 @@ class WorkPhases(Phases):
                 self.tick = 0.0
 
 
-def small(model: str, layers: int, shape: tuple[int, ...]) -> Any:
-    """A program of which nothing is annotated, for a device with room."""
-    make = {"gpt-small": cases.gpt_case, **MODELS}[model]
-    return traced(make, shape, layers)
+def products(w: Any, x: Any) -> Any:
+    """A train step of two weights."""
+
+    def loss(w: Any) -> Any:
+        return jnp.mean(jnp.tanh(jnp.tanh(x @ w[0]) @ w[1]))
+
+    value, slopes = jax.value_and_grad(loss)(w)
+    return [a - 0.1 * b for a, b in zip(w, slopes, strict=True)], value
 
 
-def planned(logical: Any, limit: float, unit: float) -> tuple[PlanData, WorkPhases]:
+def small(memory_limit: float = math.inf) -> Logical:
+    """A program of two weights on two axes, of which nothing is annotated."""
+    place = sbp.placement("h100", shape=(2, 4))
+    options = sbp.Options(memory_limit=memory_limit, cache=False)
+    program = sbp.compile(products, place, donate_argnums=0, options=options)
+    w = [jax.ShapeDtypeStruct((4096, 4096), jnp.float32)] * 2
+    reading = program.reading(w, jax.ShapeDtypeStruct((8192, 4096), jnp.float32))
+    request = request_of(reading, reading.signatures(program.in_sbp, program.out_sbp), place, options)
+    return Logical(request, reading.traced, Boxings(Network(place, request.hardware)))
+
+
+def planned(logical: Logical, limit: float, unit: float) -> tuple[PlanData, WorkPhases]:
     """The plan of a program under a limit, and its phases."""
     phases = WorkPhases(unit, 2 * len(logical.graph.nodes))
     request = logical.request
@@ -85,46 +106,41 @@ def planned(logical: Any, limit: float, unit: float) -> tuple[PlanData, WorkPhas
     return plan, phases
 
 
-PROGRAMS = [
-    ("gpt-small", 1, (8,)),
-    ("gpt-small", 1, (2, 2, 2)),
-    *(
-        pytest.param(*row, marks=pytest.mark.slow)
-        for row in (
-            ("llama-remat", 1, (8,)),
-            ("llama-remat", 1, (2, 2, 2)),
-            ("llama-scan", 2, (8,)),
-            ("llama-scan", 2, (2, 2, 2)),
-            ("mixture", 1, (8,)),
-            ("mixture", 1, (2, 2, 2)),
-            ("resnet", 50, (8,)),
-            ("resnet", 50, (2, 2, 2)),
-        )
-    ),
-]
+def check_kept(logical: Logical, limit: float, unit: float) -> None:
+    """No phase begins after the limit but what is needed; a plan that took longer says so."""
+    plan, phases = planned(logical, limit, unit)
+    kept = chain.AFTER_SHARE * unit
+    late = [p.name for p in phases.done if not p.needed and p.begun > limit - kept]
+    assert not late, (unit, limit)
+    needed = phases.at - phases.optional_seconds
+    assert phases.at <= max(1.1 * limit, needed + 0.1 * limit), (unit, limit, phases.done)
+    said = [note for note in plan.notes if note.startswith("planning took")]
+    assert bool(said) == (phases.at > limit + max(0.1 * limit, 0.1)), (unit, limit)
+    assert math.isfinite(plan.step_seconds) and plan.bound <= plan.seconds
 
 
-@pytest.mark.parametrize(("model", "layers", "shape"), PROGRAMS)
-def test_nothing_begins_after_the_limit_but_what_a_plan_needs(
-    model: str, layers: int, shape: tuple[int, ...]
+@pytest.mark.parametrize("unit", [0.1, 0.4, 2.0])
+@pytest.mark.parametrize("limit", [1.0, 2.0, 5.0])
+def test_nothing_begins_after_the_limit_but_what_a_plan_needs(limit: float, unit: float) -> None:
+    check_kept(small(), limit, unit)
+
+
+PROGRAMS = (("gpt", 1), ("llama-remat", 1), ("llama-scan", 2), ("mixture", 1), ("resnet", 50))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("limit", [1.0, 2.0, 5.0])
+@pytest.mark.parametrize("shape", [(8,), (2, 2, 2)])
+@pytest.mark.parametrize(("model", "layers"), PROGRAMS)
+def test_it_is_so_for_programs_of_all_kinds(
+    model: str, layers: int, shape: tuple[int, ...], limit: float
 ) -> None:
-    logical = small(model, layers, shape)
-    for unit in (0.1, 0.4, 2.0):
-        for limit in (1.0, 2.0, 5.0):
-            plan, phases = planned(logical, limit, unit)
-            kept = chain.AFTER_SHARE * unit
-            late = [p.name for p in phases.done if not p.needed and p.begun > limit - kept]
-            assert not late, (unit, limit)
-            needed = phases.at - phases.optional_seconds
-            assert phases.at <= max(1.1 * limit, needed + 0.1 * limit), (unit, limit, phases.done)
-            said = [note for note in plan.notes if "Options(time_limit=" in note and "took" in note]
-            assert bool(said) == (phases.at > limit + max(0.1 * limit, 0.1)), (unit, limit)
-            assert math.isfinite(plan.step_seconds) and plan.bound <= plan.seconds
+    check_kept(traced(MODELS[model], shape, layers), limit, 0.4)
 
 
 def test_with_time_enough_everything_is_done() -> None:
     """And the plan is that of no limit."""
-    logical = small("gpt-small", 1, (2, 2, 2))
+    logical = small()
     plan, phases = planned(logical, 1000.0, 1.0)
     names = {p.name for p in phases.done}
     assert {"model of all signatures", "search", "look", "step in XLA's order", "report"} <= names
@@ -135,7 +151,7 @@ def test_with_time_enough_everything_is_done() -> None:
 
 
 def test_a_late_plan_says_what_it_took() -> None:
-    plan, phases = planned(small("gpt-small", 1, (2, 2, 2)), 1.0, 2.0)
+    plan, phases = planned(small(), 1.0, 2.0)
     (said,) = (note for note in plan.notes if note.startswith("planning took"))
     assert (
         "more than Options(time_limit=1): to read this program, to find any plan and to write it down" in said
@@ -155,8 +171,29 @@ def test_phases_inside_of_others_count_once() -> None:
 
 
 def test_a_request_without_a_limit_has_a_clock_too() -> None:
-    import sbp
-
     hardware = sbp.hardware.hardware_for("cpu")
     request = Request("f", sbp.placement("cpu", shape=(1,)), hardware, (), (), ())
     assert request.timed().phases is not request.phases and request.timed().seconds_left is None
+
+
+def test_what_fits_is_found_without_a_search_where_time_is_short() -> None:
+    """The model under a limit on memory is not begun, and the plan says what it is instead."""
+    fastest, _ = planned(small(), 1000.0, 0.1)
+    limit = 0.87 * fastest.memory_bytes
+    plan, phases = planned(small(limit), 1.0, 0.4)
+    assert plan.memory_bytes <= limit < fastest.memory_bytes
+    assert not any("under the limit on memory" in p.name for p in phases.done)
+    assert any("no time to search under the limit on memory; this is" in note for note in plan.notes)
+    searched, phases = planned(small(limit), 1000.0, 0.1)
+    assert searched.memory_bytes <= limit and searched.seconds <= plan.seconds
+    assert any("under the limit on memory" in p.name for p in phases.done)
+    assert not any("no time to search" in note for note in searched.notes)
+
+
+def test_what_no_known_layout_fits_is_searched_for_late() -> None:
+    """A program that fits is not refused because its time is over."""
+    fastest, _ = planned(small(), 1000.0, 0.1)
+    plan, phases = planned(small(0.8 * fastest.memory_bytes), 1.0, 1.0)
+    assert plan.memory_bytes <= 0.8 * fastest.memory_bytes
+    names = {p.name for p in phases.done if p.needed}
+    assert "search among few signatures" in names
