@@ -20,7 +20,7 @@ import jax
 from benchmarks.musts import MODELS, traced
 from sbp.passes.chain import PLACEMENT
 from sbp.passes.explain.plan import PlanData
-from sbp.passes.plan.phases import Phase, Phases
+from sbp.passes.plan.phases import PlanningPhase, Phases
 
 ROWS = ("gpt/4x8x8/96", "gpt/8x8/12", "llama-scan/8x8/96", "resnet/8x8/50")
 SHORTEST_SECONDS = 0.05
@@ -41,7 +41,7 @@ def planned(
     return plan, request.phases, phases.now() - began
 
 
-def in_order(phases: Sequence[Phase]) -> list[Phase]:
+def in_order(phases: Sequence[PlanningPhase]) -> list[PlanningPhase]:
     """Those that are worth a line, as they began, whole before part."""
     long = [p for p in phases if p.seconds >= SHORTEST_SECONDS]
     return sorted(long, key=lambda p: (p.begun, p.inside))

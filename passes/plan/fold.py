@@ -23,7 +23,7 @@ _FACTORS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 """Odd numbers whose products spread over 64 bits (splitmix64, Steele et al., 2014)."""
 
 Colours = NDArray[np.uint64]
-Edge: TypeAlias = tuple[int, int, Table]
+TableEdge: TypeAlias = tuple[int, int, Table]
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def classes_of(network: CostNetwork, hops: int = HOPS) -> tuple[int, ...]:
     return _classes((network.unary,), network.edges, hops)
 
 
-def _classes(unaries: Sequence[Sequence[Table]], given: Sequence[Edge], hops: int) -> tuple[int, ...]:
+def _classes(unaries: Sequence[Sequence[Table]], given: Sequence[TableEdge], hops: int) -> tuple[int, ...]:
     """Classes of nodes that have the same costs in each of several networks with the same edges."""
     colours = mixed(numbers_of(unaries[0]))
     for unary in unaries[1:]:
@@ -85,7 +85,7 @@ def fold(network: CostNetwork, hops: int = HOPS) -> Folded:
 
 
 def fold_alike(
-    unaries: Sequence[Sequence[Table]], given: Sequence[Edge], hops: int = HOPS
+    unaries: Sequence[Sequence[Table]], given: Sequence[TableEdge], hops: int = HOPS
 ) -> tuple[Folded, ...]:
     """Networks that differ in what their nodes cost, folded with the same classes.
 

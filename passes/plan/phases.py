@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Phase:
+class PlanningPhase:
     """A phase of planning.
 
     Arguments:
@@ -44,12 +44,12 @@ class Phases:
     >>> with phases.of("search"):
     ...     pass
     >>> phases.done
-    [Phase(name='search', needed=True, begun=3.0, seconds=2.0, inside=0)]
+    [PlanningPhase(name='search', needed=True, begun=3.0, seconds=2.0, inside=0)]
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self.now = now
-        self.done: list[Phase] = []
+        self.done: list[PlanningPhase] = []
         self.optional_seconds = 0.0
         self._open = self._optional = 0
 
@@ -67,7 +67,7 @@ class Phases:
         finally:
             self._open, self._optional = inside, optional
             seconds = self.now() - begun
-            self.done.append(Phase(name, needed, begun, seconds, inside))
+            self.done.append(PlanningPhase(name, needed, begun, seconds, inside))
             if not needed and not optional:
                 self.optional_seconds += seconds
 
