@@ -41,8 +41,7 @@ from sbp.passes.pipeline.sums import split_sums
 from sbp.passes.pipeline.where import Where, find_places, placements_of
 from sbp.passes.plan import pins
 from sbp.passes.plan.candidates import Candidates, enumerate_candidates
-from sbp.passes.plan.cheapest import relaxed_bound
-from sbp.passes.plan.hurried import least_seconds
+from sbp.passes.plan.hurried import bound_in_time
 from sbp.passes.plan.model import Boundary, ChosenSignatures
 from sbp.passes.plan.record import ChoiceRecord
 from sbp.passes.program.duplicates import without_duplicates
@@ -155,8 +154,7 @@ def list_candidates(s: Logical) -> Listed:
 
 
 AFTER_SHARE = 1.7
-"""What the passes after the choice take, of what those before it do: of GPTs of 96 layers as much, of small
-programs less."""
+"""What the passes after the choice take, of what those before it do: GPTs of 96 layers; small ones less."""
 
 
 def choose_signatures(s: Listed) -> Chosen:
@@ -240,9 +238,7 @@ def write_plan(s: Placed) -> PlanData:
     record = s.record
     if plan.gap < 0:
         # Versions are made from each other in a way that the search did not price: its bound is not of all.
-        bound = least_seconds(s.candidates, s.boxings)
-        if r.seconds_left != 0.0:
-            bound = max(bound, relaxed_bound(s.candidates, s.asked, s.boxings, r.seconds_left))
+        bound = bound_in_time(s.candidates, s.asked, s.boxings, r.seconds_left)
         record = s.recall.improved(replace(record, bound=bound))
     plan = replace(plan, bound=record.bound, choice=record, cheapest_seconds=s.assignment.cheapest_seconds)
     if r.terms.memory_limit_bytes is None:
@@ -250,8 +246,8 @@ def write_plan(s: Placed) -> PlanData:
     if plan.memory_bytes > r.limit_bytes:
         asked = r.terms.memory_limit_bytes
         raise MemoryLimitError(memory.over_limit(plan, asked, s.smallest, r.donated))
-    plan = memory.with_warning(plan, takes.at_peak) if r.whole_step else plan
-    return replace(plan, notes=(*plan.notes, *notes.late_notes(r)))
+    plan = replace(plan, notes=(*plan.notes, *notes.late_notes(r)))
+    return memory.with_warning(plan, takes.at_peak) if r.whole_step else plan
 
 
 PLACEMENT: Chain[Logical, PlanData] = (

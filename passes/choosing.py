@@ -132,6 +132,9 @@ class Choosing:
         with phases.of("layouts that may fit"):
             found = quick.by_name(fastest)
         if found is None:
+            with phases.of("layers that compute again"):
+                found = quick.by_price(fastest)
+        if found is None:
             with phases.of("search among few signatures"):
                 found = quick.of_few(fastest)
         if found is None:  # to refuse a program that fits would be worse than to be late

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from sbp.passes.boxing.paths import Boxings
 from sbp.passes.plan.candidates import Candidates
+from sbp.passes.plan.cheapest import relaxed_bound
 from sbp.passes.plan.cost import Shards, seconds_of
 from sbp.passes.plan.grouped import axes_alike
 from sbp.passes.plan.indexed import IndexedNetwork
@@ -144,3 +145,13 @@ def least_seconds(candidates: Candidates, boxings: Boxings) -> float:
 
     add(candidates.graph.nodes, 1)
     return found
+
+
+def bound_in_time(
+    candidates: Candidates, boundary: Boundary, boxings: Boxings, seconds_left: float | None
+) -> float:
+    """What no plan can be cheaper than, whatever versions of a value others are made from: what the ops take
+    alone where no time is left."""
+    if seconds_left == 0.0:
+        return least_seconds(candidates, boxings)
+    return relaxed_bound(candidates, boundary, boxings, seconds_left)

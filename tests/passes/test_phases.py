@@ -23,10 +23,18 @@ from sbp.passes.boxing.links import Network
 from sbp.passes.boxing.paths import Boxings
 from sbp.passes.chain import Logical
 from sbp.passes.explain.plan import PlanData
+from sbp.passes.physical.exposure import Clock
+from sbp.passes.physical.known_layouts import FITTING, kept_bytes
+from sbp.passes.plan.hurried import model_of_few
+from sbp.passes.plan.network import CostNetwork
 from sbp.passes.plan.phases import Phases
+from sbp.passes.plan.pins import boundary
+from sbp.passes.plan.seeds import restricted, tensors_of
+from sbp.passes.plan.solve import solve
 from sbp.passes.request import Request
 from sbp.runtime.reading import request_of
 
+GRID = sbp.placement("h100", shape=(2, 4))
 WORK: Mapping[str, float] = {
     "candidates": 1.0,
     "model of few signatures": 0.5,
@@ -87,13 +95,12 @@ def products(w: Any, x: Any) -> Any:
 
 def small(memory_limit: float = math.inf) -> Logical:
     """A program of two weights on two axes, of which nothing is annotated."""
-    place = sbp.placement("h100", shape=(2, 4))
     options = sbp.Options(memory_limit=memory_limit, cache=False)
-    program = sbp.compile(products, place, donate_argnums=0, options=options)
+    program = sbp.compile(products, GRID, donate_argnums=0, options=options)
     w = [jax.ShapeDtypeStruct((4096, 4096), jnp.float32)] * 2
     reading = program.reading(w, jax.ShapeDtypeStruct((8192, 4096), jnp.float32))
-    request = request_of(reading, reading.signatures(program.in_sbp, program.out_sbp), place, options)
-    return Logical(request, reading.traced, Boxings(Network(place, request.hardware)))
+    request = request_of(reading, reading.signatures(program.in_sbp, program.out_sbp), GRID, options)
+    return Logical(request, reading.traced, Boxings(Network(GRID, request.hardware)))
 
 
 def planned(logical: Logical, limit: float, unit: float) -> tuple[PlanData, WorkPhases]:
@@ -196,4 +203,19 @@ def test_what_no_known_layout_fits_is_searched_for_late() -> None:
     plan, phases = planned(small(0.8 * fastest.memory_bytes), 1.0, 1.0)
     assert plan.memory_bytes <= 0.8 * fastest.memory_bytes
     names = {p.name for p in phases.done if p.needed}
-    assert "search among few signatures" in names
+    assert "layers that compute again" in names
+
+
+def test_what_is_kept_is_no_more_than_a_plan_needs() -> None:
+    """Else layouts that fit would be passed over; and most of what it needs, so that few are looked at."""
+    logical = small()
+    listed: Any = chain.list_candidates(logical)
+    ends = boundary(logical.graph, logical.asked_inputs, (None,) * 3, logical.request.ties, GRID)
+    model = model_of_few(listed.candidates, ends, logical.boxings)
+    network = model.build()
+    tensors, clock = tensors_of(model.graph, ends.ties), Clock(listed.candidates, logical.boxings)
+    for use in FITTING:
+        unary = restricted(model, (use, use), tensors)
+        states = solve(CostNetwork(unary, network.edges)).states
+        takes = clock.program(model.chosen(states, 0.0, 0.0), logical.request.donated)
+        assert 0.5 * takes.peak_bytes() < kept_bytes(model, states) <= takes.peak_bytes()
