@@ -52,9 +52,9 @@ WORK, BESIDE = 66_000, 7
 layers on 8 x 8 that leaves three looks."""
 STAGE_WORK = 3 * WORK
 """Of a placement that works on micro-batches: its program is part of one, and runs for each of them."""
-FIRST_LOOKS, COMPARED_LOOKS = 1, 2
+COMPARED_LOOKS = 2
 """Of programs so large, and of so many equal layers, that eight parallelisms are only compared
-(compared.py): looks that begin at the cheapest plan, and at the best of these."""
+(compared.py): looks, each at one of the best of these."""
 FEWEST_LOOKS, MANY_LOOKS, MOST_LOOKS = 2, 24, 48
 """Beyond many of them a quarter of those that the work allows are looked at."""
 MOST_CELLS = 2e7
@@ -322,14 +322,14 @@ def shortest_step(
     seeds, compares = list(seeds_for(model.c.placement.ndim, outer)), list[str]()
     is_compared = search.left < len(seeds_compared(model.c.placement.ndim, outer)) and is_alike(network)
     if is_compared:
-        search.left = FIRST_LOOKS + COMPARED_LOOKS
+        search.left = COMPARED_LOOKS
     last = min(LAST_ROUNDS, search.left // 3)
-    search.descend(base, exposure, network.unary, min(FIRST_ROUNDS, max(1, search.left // 4)))
     begun = list[Begun]()
     if is_compared and not search.spent:
         begun, compares = search.compare(exposure, outer)
         seeds = [seed for seed in seeds if seed_name(seed) not in compares]
     elif not is_compared:
+        search.descend(base, exposure, network.unary, min(FIRST_ROUNDS, max(1, search.left // 4)))
         begun = list(search.begin(seeds, last))
     points = [(x.look, x.unary) for x in begun if x.look is not None]
     for at, unary in sorted(points, key=lambda x: x[0].rank):

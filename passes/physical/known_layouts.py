@@ -101,7 +101,8 @@ class KnownLayouts:
                 break
             seed = (use,) * axes.placement.ndim
             try:
-                states = solved_alike(CostNetwork(restricted(self.model, seed, tensors), network.edges), 0.0)
+                unary = restricted(self.model, seed, tensors)
+                states = solved_alike(CostNetwork(unary, network.edges), self.least_seconds)
             except Infeasible:
                 continue
             assignment = self.model.chosen(states, network.cost(states), 0.0)
@@ -135,7 +136,7 @@ class KnownLayouts:
             for x in long:
                 unary[x.node] = unary[x.node] + price * x.bytes
             try:
-                states = solved_alike(CostNetwork(tuple(unary), network.edges), 0.0)
+                states = solved_alike(CostNetwork(tuple(unary), network.edges), self.least_seconds)
             except Infeasible:
                 return None
             counted = budget.peak_bytes(states)
