@@ -20,7 +20,7 @@ import jax
 from benchmarks.musts import MODELS, traced
 from sbp.passes.chain import PLACEMENT
 from sbp.passes.explain.plan import PlanData
-from sbp.passes.plan.phases import PlanningPhase, Phases
+from sbp.passes.plan.phases import Phases, PlanningPhase
 
 ROWS = ("gpt/4x8x8/96", "gpt/8x8/12", "llama-scan/8x8/96", "resnet/8x8/50")
 SHORTEST_SECONDS = 0.05
