@@ -41,8 +41,9 @@ _ALIKE = 0.6
 """which is worth while if at most this part of them is left."""
 _ALIKE_SWEEPS, _ALIKE_ROUNDS = 50, 20
 """Pairs of sweeps over those alike between two looks at the bound, and so many looks at the most."""
-_ALIKE_RISE = 3e-3
-"""Of the bound: rounds that raise it by less are the last."""
+_ALIKE_RISE = 1e-2
+"""Of the bound, times what part of the nodes is left: rounds that raise it by less are the last. The fewer
+are left, the cheaper are they beside sweeps over all."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,8 @@ class Prices:
         layers is where its sweeps would lead in the time of few. To be called before the first step."""
         dual = self.dual
         small = lifted_flat(dual.flat, numbers_of(self.flat.split(dual.theta)), _ALIKE_HOPS)
-        if small.stands.size > _ALIKE * small.nodes.size:
+        part = small.stands.size / max(1, small.nodes.size)
+        if part > _ALIKE:
             return
         lower = -np.inf
         theta, messages = gathered(small, dual.flat, dual.theta, dual.messages)
@@ -127,9 +129,11 @@ class Prices:
             for _ in range(_ALIKE_SWEEPS):
                 for forward in (True, False):
                     sweeps.sweep(small.wide, theta, messages, sweeps.no_excess(), forward)
+                if spent():
+                    break
             dual.theta, dual.messages = spread(small, dual.flat, theta, messages)
             before, lower = lower, dual.bound() - self._paid_back()
-            if lower - before < _ALIKE_RISE * abs(lower + self.constant) or spent():
+            if lower - before < _ALIKE_RISE * part * abs(lower + self.constant) or spent():
                 break
         if lower > self.lower:
             self.lower, self.best = lower, self.at

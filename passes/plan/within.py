@@ -26,10 +26,10 @@ _ROUND_STEPS = 40
 _STANDING = 1e-3
 """Prices stand where a round of steps raises the bound by less than this part. Only then a network is solved
 at them exactly: a hundred rounds take as long, and what is cheapest at prices that change is worth little."""
-_HELD = 4e-3
-"""Prices to begin with are held as long as a round raises the bound by more than this part. They are about
-right, and costs take many sweeps to get through a large network: with prices that change all the while its
-bound takes twice as many to rise as far."""
+_HELD, _HELD_STEPS = 1e-3, 10
+"""Prices to begin with are held as long as so many steps raise the bound by more than this part. They are
+about right, and costs take many sweeps to get through a large network: with prices that change all the while
+its bound takes twice as many to rise as far."""
 _RAISES = 3
 """Exact solutions at raised prices, for each at the best,"""
 _RAISED = 0.1
@@ -226,17 +226,19 @@ class LimitedSearch(Improving):
 
     def _round(self) -> None:
         decoded: Indices = self.nearest
-        before = self.prices.lower
-        for _ in range(_ROUND_STEPS):
+        before = since = self.prices.lower
+        for k in range(1, _ROUND_STEPS + 1):
             decoded = self.prices.step(self.cost)
             if self._finished():
                 break
+            if self.prices.are_held and k % _HELD_STEPS == 0:
+                size = abs(self.reduction.constant + self.prices.lower)
+                self.prices.are_held, since = self.prices.lower - since > _HELD * size, self.prices.lower
         self.noise = _NOISE * abs(self.reduction.constant + self.prices.lower)
         self.least_gain = 100.0 * self.noise
         risen = self.prices.lower - before
         size = abs(self.reduction.constant + self.prices.lower)
         stand = risen < _STANDING * size
-        self.prices.are_held = self.prices.are_held and risen > _HELD * size
         if stand and not self._finished() and not self._try_dear() and self.solves:
             self._look_exactly()
         self.rounds += 1

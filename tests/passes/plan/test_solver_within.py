@@ -232,7 +232,9 @@ def test_a_search_begins_where_it_is_told_to(monkeypatch: pytest.MonkeyPatch, le
     assert found.cost == pytest.approx(best.cost) and found.bound <= best.cost * (1 + 1e-9)
 
 
-def test_prices_to_begin_with_stay_until_they_have_proven_what_they_can() -> None:
+def test_prices_to_begin_with_stay_until_they_have_proven_what_they_can(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Costs take many sweeps to get through a network; prices change when these raise the bound no more."""
     rng, nodes = np.random.default_rng(0), 600
     unary = tuple(rng.random(3) for _ in range(nodes))
@@ -242,13 +244,29 @@ def test_prices_to_begin_with_stay_until_they_have_proven_what_they_can() -> Non
     loads = tuple(Load(i, 0, 1, np.where(np.arange(3) == free[i], 1.0, 0.0)) for i in range(nodes))
     search = LimitedSearch(network, Budget(loads, 0.8 * nodes), 60.0, None, 0.01)
     search.charge(free, 0.05)
-    charged, bounds = search.prices.at, [-math.inf]
+    charged, step = search.prices.at, search.prices.step
     assert charged.any()
+    seen: list[tuple[bool, bool, float]] = []
+
+    def watched(cost: float) -> Indices:
+        held, stay = search.prices.are_held, search.prices.at is charged
+        states = step(cost)
+        seen.append((held, stay, search.prices.lower))
+        return states
+
+    monkeypatch.setattr(search.prices, "step", watched)
     while search.prices.are_held:
-        assert search.prices.at is charged
         search._round()
-        bounds.append(search.prices.lower)
-    assert len(bounds) > 2 and bounds == sorted(bounds)
+    bounds = [lower for held, _, lower in seen if held]
+    assert all(stay for held, stay, _ in seen if held)
+    assert len(bounds) > within._HELD_STEPS and bounds == sorted(bounds)
+    # They were let go where so many steps had not raised the bound, and not before.
+    rises = [b - a for a, b in itertools.pairwise(bounds[within._HELD_STEPS - 1 :: within._HELD_STEPS])]
+    least = [within._HELD * abs(bounds[-1] + search.reduction.constant)] * len(rises)
+    assert [rise > small for rise, small in zip(rises, least, strict=True)] == [
+        *[True] * (len(rises) - 1),
+        False,
+    ]
     search._round()
     assert (search.prices.at != charged).any()
     found = search.run()
