@@ -71,8 +71,8 @@ FASTEST_SHARE = 1 / 2
 ROOM_LEFT, ROOM_SHARE = 0.995, 1 / 3
 """A plan that needs less than this part of the limit has room left: the search is asked for more once, for no
 longer than this part of the time that is left."""
-SEARCH_SHARE = 0.6
-"""Of the time, for the first search: prices and the bound are of this one."""
+SEARCH_SHARE = 0.5
+"""Of the time, for the first search once it is known where to begin: prices and the bound are of this one."""
 
 
 @dataclass(frozen=True)
@@ -219,8 +219,8 @@ class LimitedProblem:
         until = time.monotonic() + seconds
         budget = Budget(tuple(model.loads), self.limit_bytes)
         unfit = UNFIT_SECONDS if self.time_limit_seconds is None else math.inf
-        search = LimitedSearch(network, budget, SEARCH_SHARE * seconds, self.progress, GOOD_GAP, unfit)
         starts = priced_starts(model, network, budget, fastest, STARTS_SHARE * seconds)
+        search = LimitedSearch(network, budget, SEARCH_SHARE * seconds, self.progress, GOOD_GAP, unfit)
         for states in starts.states:
             search.start_from(states)
         if starts.price:
