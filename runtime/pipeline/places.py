@@ -87,7 +87,7 @@ def _placement(
     groups, rows = dict[str, Groups](), dict[str, tuple[str, ...]]()
     around = set[str]()
     for p in pieces:
-        around |= {f"{p.module}/{name}" for name in p.reader.containers}
+        around |= {f"{p.module}/{name}" for name in p.reader.containers if step.surrounds}
         for name, own in p.reader.groups(list(p.rows), devices).items():
             key = f"{p.module}/{name}"
             groups[key] = own
