@@ -12,6 +12,7 @@ from sbp.passes.explain.plan import Collective, together
 from sbp.passes.look.measured_data import places_data, sent_apart
 from sbp.passes.look.page_data import columns, figures, part_data, row_columns
 from sbp.passes.look.pipeline_text import alike_sends, place_heading
+from sbp.passes.look.stage_memory import memories
 from sbp.passes.look.timeline import WORDS
 from sbp.passes.look.timeline_data import SPAN
 from sbp.passes.pipeline.figures import StageFigures
@@ -48,6 +49,7 @@ def pipeline_data(
         "notes": list(plan.notes),
         "timelines": [timeline_data(t, plan.figures, places_of(joined), rows) for t in shown],
         "stages": stage_columns(plan),
+        "memories": memories(plan, parts),
         **joined,
     }
 
