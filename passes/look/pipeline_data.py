@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -103,7 +104,10 @@ def joined_parts(
         group, sent = group + own, sent + len(found[-1]["sent"]["kind"])
         row, tensor = row + len(part["rows"]["kind"]), tensor + len(found[-1]["tensors"]["name"])
     found.append(_Sends(found, roots, n_groups + n_sent, row).columns(sends, more))
-    top = {"groups": columns(GROUP, [("program", "program", "", -1, 1, 0, 0.0)])}
+    top: dict[str, Any] = {"groups": columns(GROUP, [("program", "program", "", -1, 1, 0, 0.0)])}
+    measured = [p["groups"].get("measured") for p in found if "groups" in p]
+    if any(measured):
+        top["groups"]["measured"] = [math.fsum(own[0] for own in measured if own)]
     tables = {k: dict.fromkeys(columns_of) for p in found for k, columns_of in p.items()}
     joined: dict[str, Any] = {
         name: {c: [x for p in (top, *found) for x in p.get(name, {}).get(c, [])] for c in cs}

@@ -66,7 +66,8 @@ def step_timelines(
             length = max((end for _, end, _ in ran), default=0.0)
             if length and len(found) <= MOST_TRIPS:
                 drawn.opened.setdefault(id(loop.step), len(found))
-                found.append(drawn.timeline(name, timeline, bodies[k], length) | _trip_held(timeline, length))
+                lanes = drawn.timeline(name, timeline, bodies[k], length)
+                found.append(lanes | {"trip": True} | _trip_held(timeline, length))
     for t in found:
         t["spans"]["opens"] = [drawn.opened.get(step) for step in t["spans"]["opens"]]
     return found

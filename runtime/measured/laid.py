@@ -26,7 +26,8 @@ _AROUND = ("while", "conditional", "call")
 """What has an event on a CPU that only surrounds those of others."""
 _UNSEEN = ("get-tuple-element", "tuple", "bitcast", "copy-done", "async-done")
 """What is no op when it runs: what reads it reads what it was made of."""
-_INSIDE = ("calls", "to_apply", "called_computations")
+INSIDE = ("calls", "to_apply", "called_computations")
+"""What an instruction calls that is part of it."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ class ProgramReader:
             yield from (int(mark.removeprefix(MARK)) for mark in marks.split("+"))
         if x.opcode in _AROUND:
             return
-        for called in x.called(*_INSIDE):
+        for called in x.called(*INSIDE):
             for inner in self.module.computations[called].instructions.values():
                 yield from self._steps(inner)
 
