@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from operator import is_
+from pathlib import Path
 
 import jax
 from jax.sharding import NamedSharding
@@ -20,6 +21,7 @@ from sbp.passes.physical.evaluate import Evaluator
 from sbp.passes.program.trace import Traced
 from sbp.passes.request import Request
 from sbp.runtime.builds import locked_property
+from sbp.runtime.cache_folder import caching
 from sbp.runtime.counts import Counting
 from sbp.runtime.donation import LeafSharding, Owners, distinct, layouts_of, own_copy
 from sbp.runtime.lower import NO_MARKS, DeviceMesh, Jitted, Title, lower, shardings
@@ -44,6 +46,7 @@ class Built:
     request: Request | None = None
     moved: dict[str, str] = field(default_factory=dict)
     lock: AbstractContextManager[bool] = field(default_factory=threading.RLock, repr=False)
+    cache: Path | None = None
     kept: tuple[int, ...] | None = None
     settled: list[LeafSharding] = field(default_factory=list)
 
@@ -90,8 +93,10 @@ class Built:
         jitted, _, consts = self.executable
         placed, away = self._placed(leaves, told=True)
         if self.kept is None:
-            with self.lock, said("compiled and run once", self.plan.name):
-                out = jitted(*placed, *consts)
+            with self.lock, said("compiled and run once", self.plan.name) as words:
+                with caching(self.cache) as cache:
+                    out = jitted(*placed, *consts)
+                words.append(cache)
                 self.kept = tuple(i for i in self.donate if not placed[i].is_deleted())
         else:
             out = jitted(*placed, *consts)

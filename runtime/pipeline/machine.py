@@ -16,6 +16,7 @@ import time
 import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import jax
 from jax.sharding import NamedSharding
@@ -372,15 +373,17 @@ def make_machine(
     edges: tuple[Edge, ...],
     merged: bool,
     donate: Collection[int] = (),
+    cache: Path | None = None,
 ) -> Machine:
     """The machine of a program whose devices are there.
 
     Arguments:
       merged: whether a backward pass is one piece.
       donate: positions of arguments whose memory the results may take.
+      cache: the folder of what earlier processes have compiled.
     """
     cuts = stages.cuts(merged)
-    executables = Executables()
+    executables = Executables(cache)
     title = Title(stages.name, stages.traced.source)
     stations = tuple(make_station(c, stages.microbatches, title, executables, donate) for c in cuts)
     receivers: dict[tuple[int, Slot], list[tuple[int, Slot]]] = {}

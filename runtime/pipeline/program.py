@@ -8,6 +8,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +32,7 @@ from sbp.runtime.pipeline.stacked import StackedLeaves
 from sbp.runtime.pipeline.ways import Ways
 from sbp.runtime.processes.here import takes_part
 from sbp.runtime.processes.same import check_same_pipeline
+from sbp.runtime.said import said
 from sbp.untyped import Leaf, PyTree, partition_spec
 
 
@@ -46,6 +48,7 @@ class BuiltPipeline:
       stacked: how leaves are parts of those of the function, where its scan over layers was cut.
       function: the function as it was traced; None if the stages are of just that.
       results: which of them come to all processes.
+      cache: the folder of what earlier processes have compiled; None for none.
     """
 
     stages: Stages
@@ -57,6 +60,7 @@ class BuiltPipeline:
     stacked: StackedLeaves | None = None
     function: Traced | None = None
     results: Results = field(default_factory=lambda: Results())
+    cache: Path | None = None
     moved: dict[str, str] = field(default_factory=dict)
     lacks_samples: bool = False
     counting: None = None
@@ -79,7 +83,10 @@ class BuiltPipeline:
         donate = self.donate if self.stacked is None else self.stacked.donated(self.donate)
         cuts = self.stages.cuts(merged)
         check_same_pipeline(self.plan, self.stages.traced.graph, cuts)
-        return make_machine(self.stages, self.schedule, edges_of(cuts), merged, donate)
+        with said("compiled", self.plan.name) as words:
+            machine = make_machine(self.stages, self.schedule, edges_of(cuts), merged, donate, self.cache)
+            words.append(machine.executables)
+        return machine
 
     @locked_property
     def closed(self) -> list[dict[Slot, jax.Array]]:
