@@ -65,8 +65,8 @@ class Watched:
 
     @property
     def found(self) -> bytes | None:
-        """The program that was found last, as XLA has serialised it. XLA cannot do so again with a program that
-        was loaded: on a CPU its functions are missing then (jaxlib 0.10 to 0.12)."""
+        """The program that was found last, as XLA has serialised it. XLA cannot do so again with a program
+        that was loaded: on a CPU its functions are missing then (jaxlib 0.10 to 0.12)."""
         if not self.hits:
             return None
         plain: Any = compilation_cache.extract_executable_and_time(

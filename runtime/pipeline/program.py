@@ -23,12 +23,15 @@ from sbp.passes.pipeline.stages import Stages
 from sbp.passes.program.trace import Traced
 from sbp.passes.schedule.actions import Schedule
 from sbp.placement import Placement
+from sbp.runtime import nonfinite
 from sbp.runtime.arguments import weaken
 from sbp.runtime.builds import locked_property
+from sbp.runtime.checked import Lookout
 from sbp.runtime.donation import Owners, layouts_of, own_copy
 from sbp.runtime.pipeline.drivers import Drivers
 from sbp.runtime.pipeline.machine import Machine, make_machine
 from sbp.runtime.pipeline.stacked import StackedLeaves
+from sbp.runtime.pipeline.station import Seen
 from sbp.runtime.pipeline.ways import Ways
 from sbp.runtime.processes.here import takes_part
 from sbp.runtime.processes.same import check_same_pipeline
@@ -49,6 +52,7 @@ class BuiltPipeline:
       function: the function as it was traced; None if the stages are of just that.
       results: which of them come to all processes.
       cache: the folder of what earlier processes have compiled; None for none.
+      watch: what looks at what ops make; None for nothing.
     """
 
     stages: Stages
@@ -61,6 +65,7 @@ class BuiltPipeline:
     function: Traced | None = None
     results: Results = field(default_factory=lambda: Results())
     cache: Path | None = None
+    watch: Lookout | None = None
     moved: dict[str, str] = field(default_factory=dict)
     lacks_samples: bool = False
     counting: None = None
@@ -84,7 +89,8 @@ class BuiltPipeline:
         cuts = self.stages.cuts(merged)
         check_same_pipeline(self.plan, self.stages.traced.graph, cuts)
         with said("compiled", self.plan.name) as words:
-            machine = make_machine(self.stages, self.schedule, edges_of(cuts), merged, donate, self.cache)
+            made = self.stages, self.schedule, edges_of(cuts), merged, donate, self.cache, self.watch
+            machine = make_machine(*made)
             words.append(machine.executables)
         return machine
 
@@ -113,7 +119,8 @@ class BuiltPipeline:
         raise_all(self.owners.check(leaves, layouts_of(leaves), lambda: self.traced.in_paths))
         placed = self.arguments(leaves if self.stacked is None else self.stacked.given(leaves))
         given = [x for arrays in placed for x in arrays.values()]
-        out = self.drivers.run(lambda threads: self.machine.run(placed, threads), given)
+        seen = None if self.watch is None else list[Seen]()
+        out = self.drivers.run(lambda threads: self.machine.run(placed, threads, seen=seen), given)
         out = self.results.shared(
             out if self.stacked is None else self.stacked.joined(out), self.machine.ways
         )
@@ -125,7 +132,24 @@ class BuiltPipeline:
         for x in gone:
             if not x.is_deleted():
                 x.delete()
+        if self.watch is not None:
+            self._look(out, seen or ())
         return jax.tree.unflatten(self.traced.out_tree, out)
+
+    def _look(self, out: Sequence[jax.Array], seen: Sequence[Seen]) -> None:
+        """Raises if a result has what is refused: the first that any piece in any process has seen."""
+        assert self.watch is not None
+        found = list[nonfinite.Finding]()
+        for path, x in zip(self.traced.out_paths, out, strict=True):
+            bad = nonfinite.kinds_in(x) & self.watch.refused if takes_part(x.sharding) else None
+            if bad:
+                found.append(nonfinite.unmade(path, bad))
+        for s in seen if found or jax.process_count() > 1 else ():
+            assert s.run.watch is not None
+            at = self.machine.when(s.run.piece.part, s.microbatch)
+            rows = nonfinite.rows_of(s.flags)
+            found += filter(None, [nonfinite.found(rows, s.run.watch, s.physical, ((), ()), at)])
+        nonfinite.raise_first(found, self.plan.name, self.watch.legal)
 
     @property
     def ends(self) -> tuple[list[jax.ShapeDtypeStruct], list[jax.ShapeDtypeStruct]]:

@@ -41,11 +41,13 @@ class Compiled:
       program: as JAX has it.
       devices: that it was compiled for, in the order of the mesh.
       found: XLA's bytes of it, if it was found in the cache.
+      calls_host: whether it calls a function of this process.
     """
 
     program: jax.stages.Compiled
     devices: tuple[JaxDevice, ...]
     found: bytes | None = None
+    calls_host: bool = False
 
     @functools.cached_property
     def serial(self) -> SerialProgram | None:
@@ -82,14 +84,14 @@ class Executables:
         text = lowered.as_text()
         key = hashlib.sha256(f"{lowered.args_info}{rows}{text}".encode()).hexdigest()
         known = self.known.get(key)
-        if known is not None and CALLBACK not in text and known.serial is not None:
+        if known is not None and not known.calls_host and known.serial is not None:
             self.loaded += 1
             return self.using(key, loaded(known.serial, devices))
         with caching(self.cache) as cache:
             made = lowered.compile()
         if jax.process_index() == min(d.process_index for d in devices) > 0:
             cache.keep(made)
-        self.known.setdefault(key, Compiled(made, tuple(devices), cache.found))
+        self.known.setdefault(key, Compiled(made, tuple(devices), cache.found, CALLBACK in text))
         self.compiled += 1
         return self.using(key, made)
 

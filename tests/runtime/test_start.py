@@ -62,7 +62,9 @@ def test_another_process_compiles_nothing(folder: Path, caplog: pytest.LogCaptur
     assert any(
         s.startswith("step: compiled and run once in ") and s.endswith(" s, found in the cache") for s in said
     )
-    assert any(s.startswith("staged_step: compiled in ") and "11 of them found in the cache" in s for s in said)
+    assert any(
+        s.startswith("staged_step: compiled in ") and "11 of them found in the cache" in s for s in said
+    )
 
 
 def test_what_is_compiled_first_is_said_and_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -117,7 +119,7 @@ def test_the_users_own_setting_goes_first(own_cache: Path, tmp_path: Path) -> No
     """And what stages share is right there, too: JAX cannot save again what it has found."""
     params = starting.weights(4)
     for _ in range(2):
-        new, value = starting.staged(sbp.Options(cache=tmp_path / "ours"))(params, BATCH)
+        _, value = starting.staged(sbp.Options(cache=tmp_path / "ours"))(params, BATCH)
         assert float(value) == pytest.approx(0.6294955, abs=1e-4)
     assert list(own_cache.iterdir())
     assert not list((tmp_path / "ours").glob(f"*{SUFFIX}"))
