@@ -79,7 +79,7 @@ class Recall:
     def improved(self, record: ChoiceRecord) -> ChoiceRecord:
         """A record with another bound, which the store has if it has the record."""
         store = self.request.terms.store
-        if store is not None and self.key is not None and store.load(self.key) is not None:
+        if store is not None and self.key is not None and store.has(self.key):
             self.saved(record)
         return record
 

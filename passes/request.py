@@ -32,6 +32,9 @@ class PlanStore(Protocol):
     def save(self, key: str, record: ChoiceRecord) -> None:
         """Keeps what was found."""
 
+    def has(self, key: str) -> bool:
+        """Whether something was saved under a key."""
+
 
 @dataclass(frozen=True, slots=True)
 class Question:

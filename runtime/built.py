@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from operator import is_
+from pathlib import Path
 
 import jax
 from jax.sharding import NamedSharding
@@ -19,7 +20,10 @@ from sbp.passes.face import Plan
 from sbp.passes.physical.evaluate import Evaluator
 from sbp.passes.program.trace import Traced
 from sbp.passes.request import Request
+from sbp.runtime import nonfinite
 from sbp.runtime.builds import locked_property
+from sbp.runtime.cache_folder import caching
+from sbp.runtime.checked import Lookout
 from sbp.runtime.counts import Counting
 from sbp.runtime.donation import LeafSharding, Owners, distinct, layouts_of, own_copy
 from sbp.runtime.lower import NO_MARKS, DeviceMesh, Jitted, Title, lower, shardings
@@ -28,7 +32,7 @@ from sbp.runtime.processes.same import begin_together, check_same, note_call
 from sbp.runtime.rooms import give_room
 from sbp.runtime.said import said
 from sbp.runtime.scheduling import compiler_options
-from sbp.untyped import Leaf, PyTree, struct
+from sbp.untyped import Leaf, PyTree, block_until_ready, struct
 
 
 @dataclass
@@ -44,6 +48,9 @@ class Built:
     request: Request | None = None
     moved: dict[str, str] = field(default_factory=dict)
     lock: AbstractContextManager[bool] = field(default_factory=threading.RLock, repr=False)
+    watch: Lookout | None = None
+    cache: Path | None = None
+    loaded: bool = False
     kept: tuple[int, ...] | None = None
     settled: list[LeafSharding] = field(default_factory=list)
 
@@ -53,12 +60,17 @@ class Built:
         return Owners(self.donate)
 
     def jitted(
-        self, mesh: DeviceMesh, counting: Counting | None = None, marks: Mapping[int, str] = NO_MARKS
+        self,
+        mesh: DeviceMesh,
+        counting: Counting | None = None,
+        marks: Mapping[int, str] = NO_MARKS,
+        checked: bool = False,
     ) -> Jitted:
         """The program over a mesh: flat arguments in, flat results out, and counts if something counts.
 
         Arguments:
           marks: names of steps, by their ids, which their instructions have too.
+          checked: whether it looks at what its ops make, if that was asked for.
         """
         physical = self.plan.physical
         assert physical is not None
@@ -66,7 +78,8 @@ class Built:
         options = compiler_options(physical, self.plan.hardware, self.donate, self.plan.memory_bytes)
         takes = Evaluator(physical, Network(self.plan.placement, self.plan.hardware), self.donate)
         sections = () if takes.sections is None else takes.sections.sections
-        return lower(physical, mesh, self.donate, counting, title, self.weak, options, sections, marks)
+        looks = None if self.watch is None or not checked else self.watch.device
+        return lower(physical, mesh, self.donate, counting, title, self.weak, options, sections, marks, looks)
 
     @locked_property
     def executable(self) -> tuple[Jitted, list[NamedSharding], list[jax.Array]]:
@@ -75,7 +88,7 @@ class Built:
         assert physical is not None
         mesh = physical.placement.mesh
         ins, _ = shardings(physical, mesh)
-        jitted = self.jitted(mesh, self.counting)
+        jitted = self.jitted(mesh, self.counting, checked=True)
         # Before anything is placed: that takes all processes, too.
         check_same(jitted, [physical.graph.values[v] for v in physical.graph.inputs], self.plan)
         n = len(self.traced.in_paths)
@@ -90,12 +103,20 @@ class Built:
         jitted, _, consts = self.executable
         placed, away = self._placed(leaves, told=True)
         if self.kept is None:
-            with self.lock, said("compiled and run once", self.plan.name):
-                begin_together(self.plan, lambda: jitted.lower(*placed, *consts).compile())
-                out = jitted(*placed, *consts)
+            with (
+                self.lock,
+                said("run once" if self.loaded else "compiled and run once", self.plan.name) as words,
+            ):
+                with caching(self.cache) as cache:
+                    begin_together(self.plan, lambda: self._compiled(placed))
+                    out = block_until_ready(jitted(*placed, *consts))  # too little memory shows here
+                words.append(cache)
                 self.kept = tuple(i for i in self.donate if not placed[i].is_deleted())
         else:
             out = jitted(*placed, *consts)
+        flags = None
+        if self.watch is not None:
+            *out, flags = out
         if self.counting is not None:
             *out, counts = out
             self.counting.add(counts)
@@ -104,7 +125,22 @@ class Built:
         for i in (*self.kept, *away) if self.donate else ():
             if i in self.donate and isinstance(leaves[i], jax.Array) and not leaves[i].is_deleted():
                 leaves[i].delete()
+        if flags is not None:
+            self._look(flags)
         return jax.tree.unflatten(self.traced.out_tree, out)
+
+    def _compiled(self, placed: Sequence[Leaf]) -> None:
+        """Compiles it for such arguments, if it was not loaded; a call that follows finds what was compiled."""
+        jitted, _, consts = self.executable
+        if not self.loaded:
+            jitted.lower(*placed, *consts).compile()
+
+    def _look(self, flags: jax.Array) -> None:
+        """Raises if a result has what is refused."""
+        physical, watch = self.plan.physical, self.watch
+        assert physical is not None and watch is not None
+        paths = self.traced.in_paths, self.traced.out_paths
+        nonfinite.look(flags, watch, physical, paths, self.plan.name)
 
     @property
     def ends(self) -> tuple[list[jax.ShapeDtypeStruct], list[jax.ShapeDtypeStruct]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import replace
 from typing import Generic, ParamSpec, TypeVar
@@ -11,26 +12,29 @@ from typing import Generic, ParamSpec, TypeVar
 import jax
 
 from sbp.compat import setting, trace_context
-from sbp.errors import ArgumentError, PlacementError, Problem, ProcessError, SbpError, raise_all
+from sbp.errors import ArgumentError, PlacementError, ProcessError, SbpError, raise_all
 from sbp.options import Options
 from sbp.passes.face import Plan
 from sbp.passes.look.source import ProgramSource
 from sbp.placement import Placement, as_placement
 from sbp.rules import REGISTRY
-from sbp.runtime import arguments, modules
+from sbp.runtime import arguments, modules, nonfinite
 from sbp.runtime.builds import Builds, BuildSlot
 from sbp.runtime.built import Built
 from sbp.runtime.call import Call, Parameters, parameters
 from sbp.runtime.counts import KeyCount
 from sbp.runtime.donation import Owners, layouts_of
+from sbp.runtime.exhausted import is_exhausted, out_of_memory
 from sbp.runtime.given import given
 from sbp.runtime.measured.profile import Profile
+from sbp.runtime.misused import for_one_process, not_planned
 from sbp.runtime.pipeline.profile import measure
 from sbp.runtime.pipeline.program import BuiltPipeline, many_programs
 from sbp.runtime.processes.parts import with_own_rows
 from sbp.runtime.processes.team import team
 from sbp.runtime.reading import Reading, build, read
 from sbp.runtime.said import Shapes, said, why_built
+from sbp.runtime.saved.save import SavedSignature, save, signature_of
 from sbp.runtime.target.devices import NotHere, absent_mesh, chip_of, cudnn_of, missing, topology_of
 from sbp.runtime.target.report import ProgramReport, report_of
 from sbp.signature import AUTO
@@ -62,7 +66,7 @@ class Program(Generic[P, R]):
         self.parameters, self.options = own, options
         self._built: Builds[Built | BuiltPipeline] = Builds()
         self._seen: dict[Hashable, BuildSlot[Built | BuiltPipeline]] = {}
-        self._latest: tuple[Call, Built | BuiltPipeline] | None = None
+        self._latest: tuple[Call, Built | BuiltPipeline, tuple[arguments.Abstract, ...]] | None = None
         self._shapes: list[Shapes] = []
 
     def __repr__(self) -> str:
@@ -86,17 +90,18 @@ class Program(Generic[P, R]):
             if key is not None:
                 self._seen[key] = slot
         assert slot.built is not None
-        if setting("jax_debug_nans") or setting("jax_debug_infs"):
-            from sbp.runtime import nonfinite
-
-            checked: R = nonfinite.run(slot.built, call.leaves)
-            return checked
         try:
-            out: R = slot.built.run(call.leaves)
+            if any(map(setting, nonfinite.SETTINGS)):  # JAX would look for itself, and know no line
+                with jax.debug_nans(False), jax.debug_infs(False):
+                    out: R = slot.built.run(call.leaves)
+            else:
+                out = slot.built.run(call.leaves)
             return out
         except (RuntimeError, ValueError) as e:
             if not isinstance(e, SbpError) and ("deleted" in str(e) or "donated" in str(e)):
                 self._check(call, True)  # of JAX: which argument it is
+            if is_exhausted(e) and not isinstance(e, SbpError):
+                raise out_of_memory(e, slot.built.plan, slot.built.donate) from e
             raise
 
     def place(self, *args: PyTree, own_rows: int | Collection[int] = ()) -> tuple[PyTree, ...]:
@@ -121,8 +126,45 @@ class Program(Generic[P, R]):
             with_own_rows(x, self.placement, f"argument {i}") if i in owned else x for i, x in enumerate(args)
         )
         call, built = self._prepare(args, {}, concrete=True)
-        (dynamic, _) = jax.tree.unflatten(call.tree, built.place(call.leaves))
+        try:
+            placed = built.place(call.leaves)
+        except RuntimeError as e:
+            if is_exhausted(e):
+                raise out_of_memory(e, built.plan, built.donate) from e
+            raise
+        (dynamic, _) = jax.tree.unflatten(call.tree, placed)
         return tuple(call.full(dynamic))
+
+    def save_executable(self, path: str | os.PathLike[str], *args: PyTree, **kwargs: PyTree) -> None:
+        """Writes the compiled program to a file for `sbp.load_executable`, which traces, plans and compiles
+        nothing; on the same devices and versions alone. Each of several processes writes its own file.
+
+        Arguments:
+          path: of the file; where there are several processes, their numbers stand behind it.
+          args, kwargs: arrays or `ShapeDtypeStruct`s that it is to run with; without any, those of the last
+            call.
+
+        Raises:
+          ExecutableError: for programs that call the host, and files that cannot be written.
+          SbpError: as a call does.
+
+        >>> import tempfile, jax.numpy as jnp
+        >>> from sbp.placement import placement
+        >>> double = compile(lambda x: x * 2, placement("cpu", shape=(1,)))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     double.save_executable(f"{folder}/double.sbpx", jnp.ones(2))
+        """
+        if args or kwargs:
+            self._prepare(args, kwargs)
+        if self._latest is None:
+            raise ArgumentError(not_planned(self, "save_executable(path)"))
+        call, built, avals = self._latest
+        name = getattr(self.fn, "__name__", "program")
+        save(
+            path,
+            SavedSignature(name, signature_of(self.fn), self.parameters, self.placement, call, avals),
+            built,
+        )
 
     @property
     def abstract_args(self) -> tuple[PyTree, ...]:
@@ -151,7 +193,7 @@ class Program(Generic[P, R]):
         """Arguments and results of what was planned last, and of which call that was."""
         if self._latest is None:
             raise ArgumentError(not_planned(self, what))
-        call, built = self._latest
+        call, built, _ = self._latest
         return call, built.ends
 
     def key_counts(self) -> tuple[KeyCount, ...]:
@@ -271,7 +313,7 @@ class Program(Generic[P, R]):
 
     def _context(self) -> tuple[Hashable, ...]:
         """What a build depends on besides arguments: JAX's settings, and the rules."""
-        return (*trace_context(), REGISTRY.version)
+        return (*trace_context(), REGISTRY.version, nonfinite.refused_by(self.options))
 
     def _slot(self, call: Call, concrete: bool) -> BuildSlot[Built | BuiltPipeline]:
         """What is built for the abstract signature of a call that can be taken."""
@@ -280,7 +322,7 @@ class Program(Generic[P, R]):
         slot = self._built.slot((call.tree, call.values(), avals, self._context()))
         # What was planned without a batch is planned again once there is one to plan exchanges from.
         built = slot.get(lambda b: concrete and b.lacks_samples, lambda: self._build(call, avals, concrete))
-        self._latest = call.without_values(), built
+        self._latest = call.without_values(), built, avals
         return slot
 
     def _check(self, call: Call, concrete: bool) -> None:
@@ -313,30 +355,6 @@ class Program(Generic[P, R]):
     def _read(self, call: Call, avals: Sequence[arguments.Abstract]) -> Reading:
         asked = given(self.in_sbp, call, self.parameters)
         return read(self.fn, call, self.parameters, avals, asked, self.placement)
-
-
-def for_one_process(program: object, what: str) -> Problem:
-    """What is wrong with asking one of several processes for what takes all devices."""
-    return Problem(
-        "process",
-        f"{program}.{what}(...)",
-        f"{jax.process_count()} processes",
-        "one process",
-        "each process would see its own devices only",
-        "the same program in one process, on as many devices of a smaller placement",
-    )
-
-
-def not_planned(program: object, what: str) -> Problem:
-    """What is wrong with asking how arguments lie before a program knows what they are."""
-    return Problem(
-        "argument",
-        f"{program}.{what}",
-        "a program that has not been planned",
-        "a program that was planned, placed or called",
-        "how arguments lie depends on their shapes",
-        f"program.plan(...) with shapes first, then program.{what}",
-    )
 
 
 def compile(

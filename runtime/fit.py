@@ -204,5 +204,5 @@ def _not_finite(at: int, bad: list[str]) -> Problem:
         "; ".join(bad),
         "finite metrics",
         "what comes after NaN is NaN",
-        "jax.config.update('jax_debug_nans', True) names the op; or a smaller learning rate",
+        "Options(debug_nans=True) names the op that made it; or a smaller learning rate",
     )

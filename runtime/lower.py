@@ -100,13 +100,16 @@ def device_function(
         coords = [lax.axis_index(name) for name in placement.axes]
         device = (made or Device)(physical, coords, reports, kept_in_order(physical), marks)
         env: Env = dict(zip(zip(graph.inputs, physical.inputs, strict=True), shards, strict=True))
+        device.begin(list(zip(graph.inputs, physical.inputs, strict=True)), env)
         for section in sections or [Section(physical.steps, ())]:
             device.run(section.steps, env)
             if section.held:
                 held = optimization_barrier(tuple(env[v] for v in section.held))
                 env.update(zip(section.held, held, strict=True))
-        outs = tuple(device.read(x, nd, env) for x, nd in zip(graph.outputs, physical.outputs, strict=True))
-        return outs if counting is None or reports is None else (*outs, counting.stacked(reports))
+        leaving = list(zip(graph.outputs, physical.outputs, strict=True))
+        outs = tuple(device.read(x, nd, env) for x, nd in leaving)
+        counts = () if counting is None or reports is None else (counting.stacked(reports),)
+        return (*outs, *counts, *device.end(leaving, env))
 
     return run
 
@@ -158,12 +161,22 @@ class Device:
                 if isinstance(step, Box):
                     self.move(step, env)
                 elif isinstance(step, Border):
-                    env.update(
-                        zip(writes(step), CONTROL[step.node.op].lower(self.region(step, env)), strict=True)
-                    )
+                    self.border(step, env)
                 else:
                     self.compute(step, env)
             i += 1
+
+    def begin(self, ins: Leaving, env: Env) -> None:
+        """Is told of what is there before the first step."""
+
+    def end(self, outs: Leaving, env: Env) -> Shards:
+        """What it gives besides the results, which it is told."""
+        return ()
+
+    def border(self, step: Border, env: Env) -> None:
+        """A loop or a branch."""
+        outs = CONTROL[step.node.op].lower(self.region(step, env))
+        env.update(zip(writes(step), outs, strict=True))
 
     def move(self, step: Box, env: Env) -> None:
         """One boxing move."""
@@ -242,10 +255,7 @@ class Device:
         wired = list(zip(ports(step.node), step.inside, strict=True))
 
         def body(k: int, entering: Mapping[int, jax.Array], leaving: Leaving) -> list[jax.Array]:
-            inputs, inner = set(step.node.bodies[k].inputs), dict(env)
-            for i, x in entering.items():
-                port, nd = wired[i]
-                inner.update({(v, nd): x for v in port.enters if v in inputs})
+            inner = self.entered(step, k, entering, env)
             replace(self, reports=None).run(step.bodies[k], inner)
             return [self.read(x, nd, inner) for x, nd in leaving]
 
@@ -255,6 +265,21 @@ class Device:
             if p.operand is not None
         }
         return Region(step.node, tuple(p for p, _ in wired), step.inside, outer, body)
+
+    def entered(self, step: Border, k: int, entering: Mapping[int, jax.Array], env: Env) -> Env:
+        """What is there when a body begins.
+
+        Arguments:
+          k: which body.
+          entering: tensors, by port.
+          env: what is there outside.
+        """
+        wired = list(zip(ports(step.node), step.inside, strict=True))
+        inputs, inner = set(step.node.bodies[k].inputs), dict(env)
+        for i, x in entering.items():
+            port, nd = wired[i]
+            inner.update({(v, nd): x for v in port.enters if v in inputs})
+        return inner
 
 
 def _as_sent(box: Box, env: Env) -> jax.Array:
@@ -285,9 +310,13 @@ def rows_in(steps: Sequence[Step]) -> tuple[str, ...]:
 
 
 def shardings(
-    physical: Physical, mesh: DeviceMesh, counting: Counting | None = None
+    physical: Physical, mesh: DeviceMesh, counts: int = 0
 ) -> tuple[list[NamedSharding], list[NamedSharding]]:
-    """How arguments arrive and results leave, as JAX's shardings."""
+    """How arguments arrive and results leave, as JAX's shardings.
+
+    Arguments:
+      counts: how many results there are besides, of which every device has one row.
+    """
     graph, placement = physical.graph, physical.placement
 
     def named(shape: Sequence[int], nd: NdSbp) -> NamedSharding:
@@ -295,8 +324,7 @@ def shardings(
 
     ins = [named(graph.values[v].shape, nd) for v, nd in zip(graph.inputs, physical.inputs, strict=True)]
     outs = [named(graph.operand(x).shape, nd) for x, nd in zip(graph.outputs, physical.outputs, strict=True)]
-    if counting is not None:
-        outs.append(NamedSharding(mesh, partition_spec(placement.axes)))
+    outs += [NamedSharding(mesh, partition_spec(placement.axes))] * counts
     return ins, outs
 
 
@@ -310,6 +338,7 @@ def lower(
     options: Mapping[str, int] | None = None,
     sections: Sequence[Section] = (),
     marks: Mapping[int, str] = NO_MARKS,
+    checks: Callable[..., Device] | None = None,
 ) -> Jitted:
     """The jitted program over `mesh` (a real or an abstract one): flat arguments in, flat results out.
 
@@ -320,9 +349,10 @@ def lower(
       options: for XLA, by name.
       sections: in which the program runs one after the other; all at once if there are none.
       marks: names of steps, as of `Device`.
+      checks: makes a device that looks at what it makes, and gives one result more; None for none.
     """
-    ins, outs = shardings(physical, mesh, counting)
-    on_device, taken = device_function(physical, counting, sections, marks), ins
+    ins, outs = shardings(physical, mesh, (counting is not None) + (checks is not None))
+    on_device, taken = device_function(physical, counting, sections, marks, checks), ins
     if not any(math.prod(physical.graph.values[v].shape) for v in physical.graph.inputs):
         # XLA takes tensors without elements for constants, and refuses a shard_map that is given no other.
         on_device, taken = _without_inputs(on_device, physical), []

@@ -1,154 +1,184 @@
-"""Programs under `jax_debug_nans` and `jax_debug_infs`: which line of the user made the first such number.
+"""Programs whose results may not be NaN: which op made the first one, on which line of the user's.
 
-JAX would run the program again op by op on every device, padding included, and knows only the lines of
-this package. Here results are looked at as the user knows them, and then the tensors inside.
+Asked for by `Options(debug_nans=True)`, or by JAX's `jax_debug_nans` and `jax_debug_infs`. JAX would run the
+program again op by op on every device, padding included, and knows only the lines of this package.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from sbp import compat
+from sbp.compat import is_key, setting
 from sbp.errors import NonFiniteError, Problem
-from sbp.passes.look.user_lines import clean_scope
-from sbp.passes.program.control import CONTROL
-from sbp.passes.program.graph import Body, Const, Graph, Node
-from sbp.passes.program.names import loop_name
-from sbp.runtime.built import Built
-from sbp.runtime.pipeline.program import BuiltPipeline
-from sbp.runtime.plain import Tensor, evaluate, value_of
-from sbp.runtime.probe import CHUNK, probe
-from sbp.untyped import Leaf, PyTree
+from sbp.options import Options
+from sbp.passes.physical.program import Physical
+from sbp.placement import Placement
+from sbp.runtime.checked import ANY, ARGUMENT, KINDS, RESULT, SITE, WHEN, LookedAt, Lookout, NotFinite
+from sbp.runtime.processes.team import team
+from sbp.signature import format_sbp
 
-Look: TypeAlias = tuple[str, Callable[[NDArray[Any]], NDArray[np.bool_]]]
-"""A kind of number, and which elements of an array are of it."""
-# What JAX looks for under which of its settings.
-CHECKS: dict[str, Look] = {
-    "jax_debug_nans": ("NaN", np.isnan),
-    "jax_debug_infs": ("infinity", np.isinf),
-}
-Looks: TypeAlias = Sequence[Look]
-Probe: TypeAlias = Callable[[Sequence[int]], Sequence[Tensor]]
-"""The values of some tensors of a graph, whole."""
-Found: TypeAlias = tuple[Node, int]
-"""An op, and which of its results."""
+SETTINGS = {"jax_debug_nans": NotFinite.NAN, "jax_debug_infs": NotFinite.INFINITY}
+"""What JAX refuses under which of its settings."""
+BY_SETTINGS = "finite numbers, as jax_debug_nans and jax_debug_infs demand"
+BY_OPTION = "no NaN, as Options(debug_nans=True) demands"
+LAST = 1 << 60
+"""Behind all that has a place in a step."""
+TRY = "jax.debug.print beside that line; jax.numpy.where before the op, not behind it"
 
 
-def run(built: Built | BuiltPipeline, leaves: Sequence[Leaf]) -> PyTree:
-    """Runs a built program, and looks at its results.
+def refused_by(options: Options) -> NotFinite:
+    """What results may not have: by the option, and by JAX's settings as they are now."""
+    found = NotFinite.NAN if options.debug_nans else NotFinite(0)
+    for name, kind in SETTINGS.items():
+        found |= kind if setting(name) else NotFinite(0)
+    return found
+
+
+def watch_of(options: Options) -> Lookout | None:
+    """What looks at a program; None if nothing is refused."""
+    refused = refused_by(options)
+    by = BY_SETTINGS if any(map(setting, SETTINGS)) else BY_OPTION
+    return Lookout(refused, by) if refused else None
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What the devices of a program have found in one step, in words, so that processes can tell each other.
 
     Arguments:
-      leaves: of a call's arguments.
+      order: when; of all findings the least is the first.
+      where: the result that has something, or "" if it is not known here.
+      got: what it has.
+      why: what made it.
+      came: whether it came in.
+    """
+
+    order: tuple[int, ...]
+    where: str
+    got: str
+    why: str
+    came: bool = False
+
+
+def look(
+    flags: jax.Array,
+    watch: Lookout,
+    physical: Physical,
+    paths: tuple[Sequence[str], Sequence[str]],
+    name: str,
+) -> None:
+    """Waits for the vectors of all devices, and raises if a result has what is refused.
+
+    Arguments:
+      flags: "devices 7", of runtime/checked.py.
+      paths: names of the arguments, and of the results.
 
     Raises:
-      NonFiniteError: if a result has such a number; it names the first op that makes one.
+      NonFiniteError: on all processes, of what the first of their devices has found.
     """
-    looks = [check for name, check in CHECKS.items() if compat.setting(name)]
-    with jax.debug_nans(False), jax.debug_infs(False):
-        given = set(built.donate)
-        held = [jnp.copy(x) if i in given and isinstance(x, jax.Array) else x for i, x in enumerate(leaves)]
-        out = built.run(leaves)
-        for path, x in zip(built.traced.out_paths, jax.tree.leaves(out), strict=True):
-            if what := _found(x, looks):
-                raise NonFiniteError(_problem(built, held, path, what, looks))
-    return out
+    rows = rows_of(flags)
+    if not any(row[ANY] for _, row in rows):
+        return
+    mine = found(rows, watch, physical, paths)
+    raise_first([mine] if mine is not None else [], name, watch.legal)
 
 
-def _found(x: object, looks: Looks) -> str:
-    """What of such numbers a tensor has; "" for none, and for a tracer."""
-    if isinstance(x, jax.core.Tracer) or not hasattr(x, "dtype"):
-        return ""
-    if compat.is_key(x.dtype) or not jnp.issubdtype(x.dtype, jnp.inexact):
-        return ""
-    array = np.asarray(x)
-    array = array if array.dtype.kind in "fc" else array.astype(np.float32)
-    return " and ".join(what for what, test in looks if test(array).any())
+def rows_of(flags: jax.Array) -> list[tuple[int, NDArray[np.int32]]]:
+    """The vectors of this process's devices, each with the position of its device."""
+    shards = [(s.index[0].start or 0, np.asarray(s.data)[0]) for s in flags.addressable_shards]
+    return sorted(shards, key=lambda x: x[0])
 
 
-def _problem(
-    built: Built | BuiltPipeline, leaves: Sequence[Leaf], path: str, what: str, looks: Looks
-) -> Problem:
-    """Says where the first one comes from."""
-    paths = built.traced.in_paths
-    came = [p for p, x in zip(paths, leaves, strict=True) if _found(x, looks)]
-    legal = "finite numbers, as jax_debug_nans and jax_debug_infs demand"
-    if came:
-        more = f" and {len(came) - 1} more" if len(came) > 1 else ""
-        fix = "look at what made them, in the step before"
-        return Problem("nonfinite", path, what, legal, f"it came in with {came[0]}{more}", fix)
-    graph, probe = _probe(built, leaves)
-    first = _first(graph, probe, looks)
-    fix = "jax.debug.print beside that line; jax.numpy.where before the op, not behind it"
-    if first is None:
-        why = "the tensors inside are finite when they are fetched"
-        return Problem("nonfinite", path, what, legal, why, fix)
-    node, v = first
-    scope = clean_scope(node.source.scope)
-    where = f"{node.source} in {scope}" if scope else str(node.source)
-    why = f"the first op whose result has one is {loop_name(node)} at {where}: {graph.values[v]}"
-    return Problem("nonfinite", path, what, legal, why, fix)
+def found(
+    rows: Sequence[tuple[int, NDArray[np.int32]]],
+    watch: Lookout,
+    physical: Physical,
+    paths: tuple[Sequence[str], Sequence[str]],
+    before: tuple[int, ...] = (),
+) -> Finding | None:
+    """What devices have found; None if they have nothing to say.
+
+    Arguments:
+      before: what of the step ran before, if it is a part of one.
+    """
+    (ins, outs), graph = paths, physical.graph
+    bad = NotFinite(max(int(r[ANY]) for _, r in rows)) or watch.refused
+    got = bad.words
+    result = min((int(r[RESULT]) for _, r in rows if r[RESULT]), default=0)
+    where = outs[result - 1] if result else ""
+    bad_in = min((int(r[ARGUMENT]) for _, r in rows if r[ARGUMENT]), default=0)
+    if bad_in:
+        path = ins[bad_in - 1] if bad_in <= len(ins) else graph.values[graph.inputs[bad_in - 1]].name
+        return Finding((*before, 0, 0), where, got, f"it came in with {path}", True)
+    when = min((int(r[WHEN]) for _, r in rows if r[SITE]), default=0)
+    if not when:
+        return unmade(where, bad) if where else None
+    first = [(i, r) for i, r in rows if r[SITE] and r[WHEN] == when]
+    site, had = watch.sites[int(first[0][1][SITE]) - 1], NotFinite(0)
+    for _, r in first:
+        had |= NotFinite(int(r[KINDS]))
+    what = f"{site.what}: {graph.values[site.value]} {format_sbp(site.nd)}; {_operands(site, had)}"
+    why = f"the first op whose result has one is {what}; {_where(first, physical.placement)}"
+    return Finding((*before, when, first[0][0]), where, got, why, bool(had & watch.refused))
 
 
-def _first(graph: Graph, probe: Probe, looks: Looks) -> Found | None:
-    """The first op, in the order of the graph, whose result has one; that of a loop's body for a loop."""
-    for i in range(0, len(graph.nodes), CHUNK):
-        pairs = [(node, v) for node in graph.nodes[i : i + CHUNK] for v in node.outputs]
-        for (node, v), x in zip(pairs, probe([v for _, v in pairs]), strict=True):
-            if _found(x, looks):
-                if not node.bodies:
-                    return node, v
-                ids = [a for a in node.inputs if not isinstance(a, Const)]
-                return _inside(node, dict(zip(ids, probe(ids), strict=True)), looks) or (node, v)
-    return None
+def unmade(where: str, bad: NotFinite) -> Finding:
+    """A result that has something, if nobody knows which op has made it."""
+    return Finding((LAST,), where, bad.words, "no op of the program was seen to make it")
 
 
-def _inside(node: Node, env: Mapping[int, Tensor], looks: Looks) -> Found | None:
-    """The first op in the body of a loop or a branch, run trip by trip on one device."""
-    bodies = {id(b): _jitted(b) for b in node.bodies}
-    for body, inputs in CONTROL[node.op].step(node, [value_of(x, env) for x in node.inputs]):
-        values = dict(zip(body.inputs, inputs, strict=True))
-        values.update(bodies[id(body)](*inputs))
-        for n in body.nodes:
-            for v in n.outputs:
-                if _found(values[v], looks):
-                    return (_inside(n, values, looks) if n.bodies else None) or (n, v)
-        inputs[:] = [value_of(x, values) for x in body.outputs]
-    return None
+def _operands(site: LookedAt, had: NotFinite) -> str:
+    """What the op was given."""
+    what = "the shards that were added up" if site.summed else "its operands"
+    return f"{what} have {had.words}" if had else f"{what} are finite"
 
 
-def _jitted(body: Body) -> Callable[..., dict[int, jax.Array]]:
-    """A function of what enters a body that gives all that is made in there."""
-    made = [v for n in body.nodes for v in n.outputs]
-    run = _run(body.nodes, body.inputs, made)
-    return jax.jit(lambda *args: dict(zip(made, run(*args), strict=True)))
+def _where(first: Sequence[tuple[int, Any]], placement: Placement) -> str:
+    """The devices that had it first."""
+    ranks = [placement.ranks[i] for i, _ in first]
+    if len(ranks) == len(placement.ranks):
+        return f"on all devices of {placement}" if len(ranks) > 1 else f"on {placement}"
+    names = ", ".join(map(str, ranks))
+    return f"on device{'s' * (len(ranks) > 1)} {names} of {placement}"
 
 
-def _probe(built: Built | BuiltPipeline, leaves: Sequence[Leaf]) -> tuple[Graph, Probe]:
-    """A graph of the program, and how its tensors are had: of one with stages, on one device."""
-    if isinstance(built, BuiltPipeline):
-        whole = built.traced.graph
-        host = [x if compat.is_key(jnp.result_type(x)) else np.asarray(x) for x in (*leaves, *whole.consts)]
-        return whole, lambda values: jax.jit(_run(whole.nodes, whole.inputs, values))(*host)
-    physical = built.plan.physical
-    assert physical is not None
-    inputs = [*built.place(leaves), *built.executable[2]]
+def raise_first(mine: Sequence[Finding], name: str, legal: str) -> None:
+    """Raises the first finding of all processes, if a result is bad; all processes come here.
 
-    def distributed(values: Sequence[int]) -> Sequence[Tensor]:
-        known = dict(zip(physical.graph.inputs, inputs, strict=True))
-        made = [v for v in values if v not in known]
-        if made:
-            known.update(zip(made, probe(built, inputs, made), strict=True))
-        return [known[v] for v in values]
-
-    return physical.graph, distributed
+    Raises:
+      NonFiniteError: the same one on all.
+    """
+    every = list(mine)
+    others = team()
+    if others is not None:
+        told = others.gathered(f"what {name} has found", [vars(f) for f in mine])
+        every = [Finding(**{**f, "order": tuple(f["order"])}) for fs in told for f in fs]
+    if any(f.where for f in every):
+        raise NonFiniteError(_problem(every, legal))
 
 
-def _run(nodes: Sequence[Node], inputs: Sequence[int], values: Sequence[int]) -> Callable[..., list[Tensor]]:
-    """A function of some tensors that gives others, by the ops between them."""
-    return lambda *args: evaluate(nodes, dict(zip(inputs, args, strict=True)), values)
+def _problem(every: Sequence[Finding], legal: str) -> Problem:
+    first = min(every, key=lambda f: f.order)
+    where = next(f.where for f in every if f.where)
+    fix = "look at what made them, in the step before" if first.came else TRY
+    return Problem("nonfinite", where, first.got, legal, first.why, fix)
+
+
+def kinds_in(x: jax.Array) -> NotFinite:
+    """What an array has, which may lie on devices of several processes: all of them come here."""
+    if is_key(x.dtype) or not jnp.issubdtype(x.dtype, jnp.inexact):
+        return NotFinite(0)
+    nan, infinite = map(bool, np.asarray(_looked_at(x)))
+    return NotFinite(nan * NotFinite.NAN | infinite * NotFinite.INFINITY)
+
+
+@jax.jit
+def _looked_at(x: jax.Array) -> jax.Array:
+    return jnp.stack([jnp.isnan(x).any(), jnp.isinf(x).any()])

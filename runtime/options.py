@@ -85,8 +85,8 @@ LEGAL: Mapping[str, Legal] = {
     "cache": Legal(
         "True, False or a pathlib.Path",
         lambda x: _flag(x) or isinstance(x, Path),
-        "it says whether plans are kept on disk for the next process, and in which folder",
-        "cache=Path('plans')",
+        "it says whether plans and compiled programs are kept for the next process, and in which folder",
+        "cache=Path('cache')",
     ),
     "ExchangeOptions": Legal(
         "an sbp.ExchangeOptions",

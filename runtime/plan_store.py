@@ -10,12 +10,9 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-import os
-import sys
-import tempfile
+import logging
 import zlib
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -23,7 +20,11 @@ from pathlib import Path
 
 from sbp.options import Options
 from sbp.passes.plan.record import ChoiceRecord, read_record, record_data, versions
+from sbp.runtime import cache_folder
+from sbp.runtime.cache_folder import CacheFolder
 from sbp.runtime.processes.team import team
+
+LOG = logging.getLogger("sbp")
 
 FORMAT, VERSION = "sbp-signatures", 2
 SUFFIX = ".json.gz"
@@ -45,54 +46,41 @@ class PlanFolder:
 
     def load(self, key: str) -> ChoiceRecord | None:
         """What was saved under a key; None if there is no such file, or it cannot be read."""
-        file = self._file(key)
-        try:
-            data = json.loads(gzip.decompress(file.read_bytes()))
-            if (data["format"], data["version"], data["key"]) != (FORMAT, VERSION, key):
-                return None
-            record = read_record(data)
-        except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, AttributeError):
-            return None
-        with suppress(OSError):
-            os.utime(file)  # it is in use
+        packed = self._files.read(self._name(key))
+        record = None if packed is None else _read(packed, key)
+        LOG.info("signatures %s in the cache (%s)", "not" if record is None else "found", self.path)
         return record
+
+    def has(self, key: str) -> bool:
+        """Whether there is a file for a key."""
+        return self._file(key).is_file()
 
     def save(self, key: str, record: ChoiceRecord) -> None:
         """Writes a file; one that is there is replaced, and no reader sees half of one."""
         data = {"format": FORMAT, "version": VERSION, "key": key, **record_data(record)}
-        text = gzip.compress(json.dumps(data).encode(), mtime=0)
-        file = self._file(key)
-        with suppress(OSError):
-            self.path.mkdir(parents=True, exist_ok=True)
-            handle, unfinished = tempfile.mkstemp(prefix=file.name, dir=self.path)
-            try:
-                with os.fdopen(handle, "wb") as out:
-                    out.write(text)
-                os.replace(unfinished, file)
-            except OSError:
-                os.unlink(unfinished)
-                raise
-            self._trim()
+        self._files.write(self._name(key), gzip.compress(json.dumps(data).encode(), mtime=0))
+
+    def _name(self, key: str) -> str:
+        """Files of other versions have other names, and go when they are old."""
+        return hashlib.sha256(f"{versions()} {code_digest()} {key}".encode()).hexdigest()[:40]
 
     def _file(self, key: str) -> Path:
-        """Files of other versions have other names, and go when they are old."""
-        name = hashlib.sha256(f"{versions()} {code_digest()} {key}".encode()).hexdigest()
-        return self.path / (name[:40] + SUFFIX)
+        return self.path / (self._name(key) + SUFFIX)
 
-    def _trim(self) -> None:
-        """Deletes the oldest files until the others are within the limit; unfinished ones count too."""
-        found = []
-        for file in self.path.glob(f"*{SUFFIX}*"):
-            with suppress(OSError):  # another process may have deleted it
-                stat = file.stat()
-                found.append((stat.st_mtime, stat.st_size, file))
-        size = sum(n for _, n, _ in found)
-        for _, n, file in sorted(found):
-            if size <= self.most_bytes:
-                return
-            with suppress(OSError):
-                file.unlink()
-            size -= n
+    @property
+    def _files(self) -> CacheFolder:
+        return CacheFolder(self.path, SUFFIX, self.most_bytes)
+
+
+def _read(packed: bytes, key: str) -> ChoiceRecord | None:
+    """The record in a file; None if it is of another key, or cannot be read."""
+    try:
+        data = json.loads(gzip.decompress(packed))
+        if (data["format"], data["version"], data["key"]) != (FORMAT, VERSION, key):
+            return None
+        return read_record(data)
+    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, AttributeError):
+        return None
 
 
 @cache
@@ -111,27 +99,11 @@ def _files() -> Iterator[Path]:
         yield from (f for f in root.rglob("*") if f.suffix in (".py", ".csv") and f.is_file())
 
 
-def user_folder() -> Path | None:
-    """The folder of plans below the platform's folder for caches of the user; None if there is no home."""
-    try:
-        home = Path.home()
-    except RuntimeError:
-        return None
-    if sys.platform == "darwin":
-        caches = home / "Library" / "Caches"
-    else:
-        given = os.environ.get("LOCALAPPDATA" if sys.platform == "win32" else "XDG_CACHE_HOME")
-        caches = Path(given) if given else home / ".cache"
-    return caches / "sbp" / "plans"
-
-
 def store_of(options: Options) -> PlanFolder | None:
     """Where a compilation keeps its plans; None if it keeps none.
 
     Of several processes process 0 plans, and so has the only store.
     """
     others = team()
-    if not options.cache or (others is not None and not others.leads):
-        return None
-    folder = options.cache if isinstance(options.cache, Path) else user_folder()
+    folder = None if others is not None and not others.leads else cache_folder.folder_of(options)
     return None if folder is None else PlanFolder(folder)

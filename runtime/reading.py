@@ -24,8 +24,10 @@ from sbp.placement import Placement
 from sbp.runtime import arguments, modules
 from sbp.runtime.adopted import Adopted, adopt, given_plan
 from sbp.runtime.built import Built
+from sbp.runtime.cache_folder import folder_of
 from sbp.runtime.call import Call, Parameters
 from sbp.runtime.given import Given, given
+from sbp.runtime.nonfinite import watch_of
 from sbp.runtime.options import terms_of
 from sbp.runtime.pipeline.build import build_pipeline, is_pipeline
 from sbp.runtime.pipeline.program import BuiltPipeline
@@ -150,7 +152,17 @@ def _build(
         request = replace(request, sampled=None)  # to bring a batch together takes all processes
     plan = with_writer(with_replanner(compile_plan(traced, request), traced, request), write_source)
     lacking, count = rooms_of(plan, concrete, options.exchange.count_keys)
-    return Built(traced, plan, donate, reading.weak, lacking, count, request)
+    return Built(
+        traced,
+        plan,
+        donate,
+        reading.weak,
+        lacking,
+        count,
+        request,
+        watch=watch_of(options),
+        cache=folder_of(options),
+    )
 
 
 def request_of(

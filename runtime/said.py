@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from sbp.runtime.arguments import Abstract
+from sbp.runtime.processes.team import team
 
 LOG = logging.getLogger("sbp")
 
@@ -57,9 +58,17 @@ def why_built(now: Shapes, before: Sequence[Shapes]) -> str:
     return f", again: {now.since(before[-1])}" if before else ""
 
 
+def progress_level() -> int:
+    """At which level this process says what it does: of several, process 0 speaks for all."""
+    others = team()
+    return logging.INFO if others is None or others.leads else logging.DEBUG
+
+
 @contextmanager
-def said(what: str, name: str, more: str = "") -> Iterator[None]:
-    """Logs what was done, and how long it took."""
+def said(what: str, name: str, more: str = "") -> Iterator[list[object]]:
+    """Logs what was done, and how long it took; gives a list for what is to be said behind that."""
     began = time.monotonic()
-    yield
-    LOG.info("%s: %s in %.2f s%s", name, what, time.monotonic() - began, more)
+    words: list[object] = [more]
+    yield words
+    seconds = time.monotonic() - began
+    LOG.log(progress_level(), "%s: %s in %.2f s%s", name, what, seconds, "".join(map(str, words)))

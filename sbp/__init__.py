@@ -52,6 +52,7 @@ _FACE = {
     "restore": "sbp.runtime.checkpoint.face",
     "Checkpoints": "sbp.runtime.checkpoint.folder",
     "Program": "sbp.runtime.execute",
+    "load_executable": "sbp.runtime.saved.load",
     "search": "sbp.runtime.search.search",
     "Ranking": "sbp.runtime.search.ranking",
     "verify": "sbp.runtime.verify",
@@ -86,6 +87,7 @@ if TYPE_CHECKING:
     from sbp.runtime.measured.profile import Profile
     from sbp.runtime.processes.host import to_host
     from sbp.runtime.processes.start import initialize
+    from sbp.runtime.saved.load import load_executable
     from sbp.runtime.search.ranking import Ranking
     from sbp.runtime.search.search import search
     from sbp.runtime.verify import verify
@@ -131,6 +133,7 @@ __all__ = [
     "fit",
     "hardware_from",
     "initialize",
+    "load_executable",
     "load_plan",
     "microbatch",
     "on",

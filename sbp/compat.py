@@ -26,7 +26,7 @@ from jax.interpreters import ad, batching, mlir, partial_eval
 from jax.sharding import PartitionSpec
 from jax.typing import ArrayLike
 
-from sbp.untyped import DType, JaxDevice, PyTree
+from sbp.untyped import DType, PyTree
 from sbp.untyped import struct as struct  # for those who say compat.struct
 
 Jaxpr = jex.Jaxpr
@@ -359,39 +359,3 @@ def threefry(k1: ArrayLike, k2: ArrayLike, hi: ArrayLike, lo: ArrayLike) -> list
     primitive: Any = primitives.threefry2x32_p
     out: list[jax.Array] = primitive.bind(k1, k2, hi, lo)
     return out
-
-
-def onto_devices(
-    compiled: jax.stages.Compiled, old: Sequence[JaxDevice], new: Sequence[JaxDevice]
-) -> jax.stages.Compiled | None:
-    """The same executable for other devices, without compiling; None if the backend cannot save executables.
-
-    Arguments:
-      compiled: a `jax.stages.Compiled`.
-      old, new: the devices that it was compiled for, and those to run it on, in the order of the mesh.
-    """
-    import io
-
-    from jax._src import compiler
-    from jax.experimental import serialize_executable as saving
-
-    try:
-        data, in_tree, out_tree = saving.serialize(compiled)
-    except (ValueError, NotImplementedError, jax.errors.JaxRuntimeError):
-        return None
-
-    unpickler: Any = saving._JaxPjrtUnpickler
-
-    class Loading(unpickler):  # type: ignore[misc, unused-ignore]
-        def persistent_load(self, pid: Any) -> Any:
-            if pid[0] == "device":
-                return moved[pid[1]]
-            if pid[0] != "exec":
-                return super().persistent_load(pid)
-            ids = np.array([[d.id for d in new]])
-            options = compiler.get_compile_options(1, len(new), device_assignment=ids)
-            return self.backend.deserialize_executable(pid[1], self.execution_devices, options)
-
-    moved = {a.id: b for a, b in zip(old, new, strict=True)}
-    unloaded, args, no_kwargs = Loading(io.BytesIO(data), new[0].client, list(new)).load()
-    return jax.stages.Compiled(unloaded.load(), [], in_tree.unflatten(args), out_tree, no_kwargs=no_kwargs)

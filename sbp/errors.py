@@ -10,8 +10,9 @@
       RuleError           a rule that a user registered does not describe its op
       MismatchError       `sbp.verify` found an op whose distributed result differs
       EmbeddingError      keys, ids, features or tables of sparse embeddings that cannot be taken
-      NonFiniteError      a result that JAX was told to refuse: NaN or infinite; also a `FloatingPointError`
+      NonFiniteError      a result that was to be refused: NaN or infinite; also a `FloatingPointError`
       CheckpointError     a checkpoint that cannot be saved or restored
+      ExecutableError     a compiled program that cannot be saved, or loaded here
       ProcessError        processes that do not run the same program, or do not come
 
 All are `ValueError`s. One exception carries every problem of its call.
@@ -93,7 +94,8 @@ class DonationError(SbpError):
 
 
 class MemoryLimitError(SbpError):
-    """A plan that needs more memory than `Options(memory_limit=...)` allows, or at rest than a device has."""
+    """A plan that needs more memory than `Options(memory_limit=...)` allows, or at rest than a device has; or
+    a program for which there was too little when it was compiled or ran."""
 
 
 class RuleError(SbpError):
@@ -109,11 +111,16 @@ class EmbeddingError(SbpError):
 
 
 class NonFiniteError(SbpError, FloatingPointError):
-    """A result that is NaN or infinite, where `jax_debug_nans` or `jax_debug_infs` demands that none is."""
+    """A result that is NaN or infinite, where `Options(debug_nans=True)`, `jax_debug_nans` or
+    `jax_debug_infs` demands that none is."""
 
 
 class CheckpointError(SbpError):
     """A checkpoint that cannot be saved, or restored as asked."""
+
+
+class ExecutableError(SbpError):
+    """A compiled program that cannot be saved, or that cannot be loaded or run here."""
 
 
 class ProcessError(SbpError):
@@ -132,6 +139,7 @@ KINDS: dict[str, type[SbpError]] = {
     "embedding": EmbeddingError,
     "nonfinite": NonFiniteError,
     "checkpoint": CheckpointError,
+    "executable": ExecutableError,
     "process": ProcessError,
 }
 

@@ -142,8 +142,11 @@ class Options:
       scan_kept: how much a scan over checkpointed layers keeps of the products that its backward pass would
         compute again, as a share of their bytes, the first ones first: 0 for nothing, as the model says, 1
         for all of them. Less time, more memory; `sbp.search` tries several.
-      cache: whether what a search has found is kept on disk for the next process, in the user's folder of
-        caches (~/.cache/sbp/plans on Linux); or the folder to keep it in, as a `pathlib.Path`.
+      cache: whether what a search has found, and what XLA has compiled, is kept for the next process, in the
+        user's folder of caches (~/.cache/sbp on Linux); or the folder to keep it in, as a `pathlib.Path`.
+        Compiled programs are code: a folder that others can write is one that others can run code by.
+      debug_nans: whether a result that is NaN is an error, which names the first op that made one, and its
+        line. Every call then waits for its results, and looks at what every op makes.
       progress: whether a search that takes longer than a second says on a terminal how far it is.
       moved: options by the names that they had before 0.2, when they were not in groups; each warns.
 
@@ -166,6 +169,7 @@ class Options:
     cache: bool | Path = True
     progress: bool = True
     scan_kept: float = 0.0
+    debug_nans: bool = False
 
     def __init__(
         self,
@@ -182,6 +186,7 @@ class Options:
         cache: bool | Path = True,
         progress: bool = True,
         scan_kept: float = 0.0,
+        debug_nans: bool = False,
         **moved: Unpack[_Moved],
     ) -> None:
         bytes_of(memory_limit, "Options(memory_limit=...)")
@@ -204,6 +209,7 @@ class Options:
             cache,
             progress,
             scan_kept,
+            debug_nans,
         )
         for f, value in zip(fields(self), given, strict=True):
             object.__setattr__(self, f.name, value)

@@ -1,7 +1,7 @@
 """Eight CPU devices for every test, whatever the machine has; float32 unless a test asks for `x64`.
 
 XLA reads its flags once, when the first backend starts, so they are set here, before anything imports jax.
-(JAX's persistent compilation cache is not used: its files are not written atomically, and the workers of
+(JAX's own persistent compilation cache is not used: its files are not written atomically, and the workers of
 `pytest -n 2` would share them.)
 """
 
@@ -76,7 +76,7 @@ def eight_devices() -> None:
 def no_plans_on_disk() -> Iterator[None]:
     """Tests plan anew, and write nothing into the user's home; those of the cache name a folder."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sbp.runtime.plan_store.user_folder", lambda: None)
+        patch.setattr("sbp.runtime.cache_folder.user_folder", lambda: None)
         yield
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -145,12 +146,48 @@ def with_warning(plan: PlanData, live: Sequence[Live]) -> PlanData:
     return replace(plan, notes=(note, *plan.notes))
 
 
-def _largest(plan: PlanData, live: Sequence[Live]) -> str:
-    """The largest tensors by name, signature and bytes."""
+def ran_out(plan: PlanData, said: str, donated: Sequence[int] = ()) -> Problem:
+    """What is wrong where the devices had less memory than a program took.
+
+    Arguments:
+      said: by the runtime.
+      donated: positions of arguments whose memory the results may take.
+    """
+    live = live_at_peak(plan, donated)
+    room = plan.hardware.memory_bytes
+    has = "" if math.isinf(room) else f"; {plan.hardware.name} has {bytes_text(room)}"
+    whole = [x for x in live if all(s == B for s in x.version[1])]
+    zero = "optimizer state split over the data axis (in_sbp S(0), ZeRO); " if whole and donated else ""
+    return Problem(
+        "memory",
+        f"{plan.name} on {plan.placement}",
+        said,
+        f"{bytes_text(plan.memory_bytes)} per device at the peak, by the plan{has}",
+        f"alive at the peak, by the plan: {_largest(plan, live, lines=True)}",
+        f"Options(memory_limit=...) below what is free, so that a plan is sought that fits; {zero}"
+        f"{_advice(plan, live)}; other programs and arrays of this process take memory too",
+    )
+
+
+def _largest(plan: PlanData, live: Sequence[Live], lines: bool = False) -> str:
+    """The largest tensors by name, signature and bytes.
+
+    Arguments:
+      lines: whether shapes are said too, and the user's lines.
+    """
     assert plan.physical is not None
-    names = Names(plan.physical.graph, plan.in_paths, plan.out_paths)
+    graph = plan.physical.graph
+    names, made = Names(graph, plan.in_paths, plan.out_paths), graph.producers() if lines else {}
+
+    def words(v: int) -> str:
+        if not lines:
+            return names.of(v)
+        value, node = graph.values[v], made.get(v)
+        at = f" at {node.source}" if node is not None else ""
+        return f"{names.of(v)}{at} {value.dtype}{list(value.shape)}"
+
     largest = [
-        f"{names.of(v)} {format_sbp(nd)} {bytes_text(x.bytes)}" for x in live[:SHOWN] for v, nd in [x.version]
+        f"{words(v)} {format_sbp(nd)} {bytes_text(x.bytes)}" for x in live[:SHOWN] for v, nd in [x.version]
     ]
     more = [f"{len(live) - SHOWN} smaller"] if len(live) > SHOWN else []
     return ", ".join([*largest, *more])

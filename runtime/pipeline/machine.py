@@ -13,9 +13,9 @@ import functools
 import math
 import threading
 import time
-import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import jax
 from jax.sharding import NamedSharding
@@ -28,11 +28,13 @@ from sbp.passes.schedule import actions
 from sbp.passes.schedule.actions import Action, Schedule
 from sbp.passes.schedule.communication import issue_order
 from sbp.passes.schedule.dataflow import Edge
-from sbp.passes.schedule.spans import Span, Timeline
+from sbp.passes.schedule.spans import Span
+from sbp.runtime.checked import Lookout
 from sbp.runtime.lower import Title
 from sbp.runtime.pipeline.pieces import Runnable
+from sbp.runtime.pipeline.record import Record
 from sbp.runtime.pipeline.shared import Executables
-from sbp.runtime.pipeline.station import OUTSIDE, Shelf, Station, make_station
+from sbp.runtime.pipeline.station import OUTSIDE, Seen, Shelf, Station, make_station
 from sbp.runtime.pipeline.ways import Cargo, Ways
 from sbp.untyped import block_until_ready
 
@@ -42,61 +44,6 @@ PHASES = {
     actions.Kind.I: (Phase.INPUT,),
     actions.Kind.W: (Phase.WEIGHT,),
 }
-
-
-@dataclass
-class Record:
-    """What was measured of one step.
-
-    Arguments:
-      spans: per rank, when each action ran, in seconds; each was waited for. With one driver what is sent
-        was waited for too, and has spans of its own.
-      live: per rank, of the most micro-batches of a stage something was held for a backward pass, after an
-        action: arrays that anybody still had, and whose memory was not given away.
-      live_bytes: per rank, the most bytes that one device kept for micro-batches after an action.
-      held: per rank, what the forward pass of a stage has left of a micro-batch; it may be gone by now. What
-        another stage there reads too counts for a stage until its own backward pass is done.
-    """
-
-    spans: list[list[Span]]
-    live: list[int]
-    live_bytes: list[int]
-    held: list[dict[tuple[int, int], list[weakref.ref[jax.Array]]]]
-
-    def count(
-        self, place: int, action: Action, left: Sequence[jax.Array], shared: Sequence[jax.Array]
-    ) -> None:
-        """Notes what is still held after an action.
-
-        Arguments:
-          left: what the action has left for a backward pass, if it is a forward one.
-          shared: what other stages of the placement still read, if this one was the last of its stage.
-        """
-        held, unit = self.held[place], (action.stage, action.microbatch)
-        if left:
-            held[unit] = list(map(weakref.ref, left))
-        others = set(map(id, shared))
-        held[unit] = [ref for ref in held.get(unit, ()) if id(ref()) not in others]
-        for key in [k for k, refs in held.items() if not any(map(_is_held, refs))]:
-            del held[key]
-        self.live[place] = max(self.live[place], len(held))
-
-    def way(self, place: int, action: Action, peer: int, left: float) -> float:
-        """Notes when something that was sent has come, and how long that took."""
-        kind = actions.Kind.SEND_F if action.kind is actions.Kind.F else actions.Kind.SEND_B
-        send = Action(kind, action.stage, action.microbatch, peer)
-        self.spans[place].append(Span(place, send, left, come := time.perf_counter()))
-        return come - left
-
-    def timeline(self, name: str) -> Timeline:
-        """The step as a timeline."""
-        return Timeline(name, tuple(map(tuple, self.spans)))
-
-
-def _is_held(ref: weakref.ref[jax.Array]) -> bool:
-    """Whether somebody has an array, and the array its memory."""
-    array = ref()
-    return array is not None and not array.is_deleted()
 
 
 @dataclass(frozen=True)
@@ -142,17 +89,25 @@ class Machine:
     ways: Ways
 
     def run(
-        self, placed: Sequence[Mapping[Slot, jax.Array]], threads: bool = False, record: Record | None = None
+        self,
+        placed: Sequence[Mapping[Slot, jax.Array]],
+        threads: bool = False,
+        record: Record | None = None,
+        seen: list[Seen] | None = None,
     ) -> list[jax.Array]:
         """Runs one step; the results' leaves.
 
         Arguments:
           placed: per placement, its arguments and closed-over arrays.
+          seen: takes what pieces have looked at.
         """
         shelves = self.begin(placed)
         if self.schedule is not None:
             (self.threaded if threads else self.driven)(shelves, record)
-        return self.end(shelves)
+        out = self.end(shelves)
+        if seen is not None:
+            seen += [s for shelf in shelves for s in shelf.seen]
+        return out
 
     def begin(self, placed: Sequence[Mapping[Slot, jax.Array]]) -> list[Shelf]:
         """Runs what comes before the loop; everything that the loop needs is on its way then."""
@@ -316,6 +271,21 @@ class Machine:
         assert self.schedule is not None
         return issue_order(self.schedule, self.edges)
 
+    def when(self, part: Part, microbatch: int) -> tuple[int, ...]:
+        """When a piece runs in a step, to be compared with others'; the same in all processes."""
+        if part.phase in (Phase.BEFORE, Phase.AFTER):
+            return (0 if part.phase is Phase.BEFORE else 2), part.at
+        return 1, self.turns[part, microbatch]
+
+    @functools.cached_property
+    def turns(self) -> Mapping[tuple[Part, int], int]:
+        """The place of every piece in the one order of all actions."""
+        return {
+            (Part(phase, a.stage), a.microbatch): 2 * i + k
+            for i, a in enumerate(self.order)
+            for k, phase in enumerate(PHASES[a.kind])
+        }
+
     def threaded(self, shelves: Sequence[Shelf], record: Record | None) -> None:
         """The loop, by a thread per rank."""
         assert self.schedule is not None
@@ -372,17 +342,21 @@ def make_machine(
     edges: tuple[Edge, ...],
     merged: bool,
     donate: Collection[int] = (),
+    cache: Path | None = None,
+    watch: Lookout | None = None,
 ) -> Machine:
     """The machine of a program whose devices are there.
 
     Arguments:
       merged: whether a backward pass is one piece.
       donate: positions of arguments whose memory the results may take.
+      cache: the folder of what earlier processes have compiled.
+      watch: what looks at what ops make.
     """
     cuts = stages.cuts(merged)
-    executables = Executables()
+    executables = Executables(cache)
     title = Title(stages.name, stages.traced.source)
-    stations = tuple(make_station(c, stages.microbatches, title, executables, donate) for c in cuts)
+    stations = tuple(make_station(c, stages.microbatches, title, executables, donate, watch) for c in cuts)
     receivers: dict[tuple[int, Slot], list[tuple[int, Slot]]] = {}
     sources: dict[tuple[int, Slot], tuple[int, Slot]] = {}
     for q, c in enumerate(cuts):

@@ -26,6 +26,7 @@ from sbp.passes.physical.program import Physical
 from sbp.passes.pipeline.slots import How, Piece, Read, Slot, SlotKind
 from sbp.passes.program.role import Phase
 from sbp.resolve import to_partition_spec
+from sbp.runtime.checked import Lookout
 from sbp.runtime.lower import Device, Env, Shards, Title, rows_in
 from sbp.runtime.pipeline.shared import Executable, Executables
 from sbp.runtime.processes.here import absent
@@ -86,10 +87,12 @@ class Runnable:
     Arguments:
       piece: what it is.
       run: from the micro-batch's number and the arrays in its reads' slots to those of its writes.
+      watch: what looks at what its ops make; it then gives one result more.
     """
 
     piece: Piece
     run: Executable
+    watch: Lookout | None = None
 
 
 class OfOthers:
@@ -111,6 +114,7 @@ def runnable(
     donated: Collection[Slot],
     executables: Executables,
     title: Title,
+    watch: Lookout | None = None,
 ) -> Runnable:
     """Compiles the program of a piece: on the caller's thread, which has the user's settings of JAX.
 
@@ -119,13 +123,16 @@ def runnable(
       executables: what other placements have compiled.
       title: of the whole program; the piece is called by it and its phase. Its stage is not in the name, so
         that stages that are alike can share it.
+      watch: what looks at what its ops make.
     """
     reads = [r for r in piece.reads for _ in range(microbatches if r.how is How.STACK else 1)]
+    # One row per device.
+    extra = () if watch is None else (untyped.partition_spec(slots.physical.placement.axes),)
     mapped = jax.shard_map(
-        _device_function(slots, piece, microbatches),
+        _device_function(slots, piece, microbatches, watch),
         mesh=slots.mesh,
         in_specs=(untyped.partition_spec(), *(slots.spec(r.slot) for r in reads)),
-        out_specs=tuple(slots.spec(w.slot) for w in piece.writes),
+        out_specs=(*(slots.spec(w.slot) for w in piece.writes), *extra),
         check_vma=False,
     )
 
@@ -135,28 +142,35 @@ def runnable(
         replace(title, name=f"{title.name}_{piece.part.phase}").of(mapped),
         donate_argnums=tuple(1 + i for i, r in enumerate(reads) if r.slot in donated),
         in_shardings=tuple(x.sharding for x in ins),
-        out_shardings=tuple(slots.sharding(w.slot) for w in piece.writes),
+        out_shardings=(
+            *(slots.sharding(w.slot) for w in piece.writes),
+            *(NamedSharding(slots.mesh, s) for s in extra),
+        ),
         keep_unused=True,
     )
     found = executables.get(jitted.lower(*ins), list(slots.mesh.devices.flat), rows_in(piece.steps))
-    return Runnable(piece, found)
+    return Runnable(piece, found, watch)
 
 
-def _device_function(slots: Slots, piece: Piece, microbatches: int) -> Callable[..., Shards]:
+def _device_function(
+    slots: Slots, piece: Piece, microbatches: int, watch: Lookout | None
+) -> Callable[..., Shards]:
     """The piece on one device: local shards in, local shards out."""
     physical = slots.physical
 
     def run(index: jax.Array, *shards: jax.Array) -> Shards:
         coords = [lax.axis_index(name) for name in physical.placement.axes]
-        device, env = Device(physical, coords), Env()
+        device, env = (Device if watch is None else watch.device)(physical, coords), Env()
         given = iter(shards)
         for read in piece.reads:
             env[read.version] = _taken(slots, read, given, index, microbatches)
         for (v, nd), number in piece.numbers:
             env[v, nd] = device.read(number, nd, env)
+        device.begin((), env)
         device.run(piece.steps, env)
         found = [device.read(w.operand, w.nd, env) for w in piece.writes]
-        return tuple(x[None] if slots.packed(w.slot) else x for x, w in zip(found, piece.writes, strict=True))
+        outs = (x[None] if slots.packed(w.slot) else x for x, w in zip(found, piece.writes, strict=True))
+        return (*outs, *device.end((), env))
 
     return run
 

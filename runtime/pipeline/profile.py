@@ -22,9 +22,10 @@ from sbp.passes.schedule.times import Times
 from sbp.runtime.built import Built
 from sbp.runtime.measured.divided import NotDivided, divided
 from sbp.runtime.measured.profile import ActionTime, Profile
-from sbp.runtime.pipeline.machine import Machine, Record
+from sbp.runtime.pipeline.machine import Machine
 from sbp.runtime.pipeline.places import places_measured
 from sbp.runtime.pipeline.program import BuiltPipeline
+from sbp.runtime.pipeline.record import Record
 from sbp.untyped import Leaf, PyTree, block_until_ready
 
 STEPS = 3

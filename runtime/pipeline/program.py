@@ -8,6 +8,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -22,15 +23,19 @@ from sbp.passes.pipeline.stages import Stages
 from sbp.passes.program.trace import Traced
 from sbp.passes.schedule.actions import Schedule
 from sbp.placement import Placement
+from sbp.runtime import nonfinite
 from sbp.runtime.arguments import weaken
 from sbp.runtime.builds import locked_property
+from sbp.runtime.checked import Lookout
 from sbp.runtime.donation import Owners, layouts_of, own_copy
 from sbp.runtime.pipeline.drivers import Drivers
 from sbp.runtime.pipeline.machine import Machine, make_machine
 from sbp.runtime.pipeline.stacked import StackedLeaves
+from sbp.runtime.pipeline.station import Seen
 from sbp.runtime.pipeline.ways import Ways
 from sbp.runtime.processes.here import takes_part
 from sbp.runtime.processes.same import begin_together, check_same_pipeline, note_call
+from sbp.runtime.said import said
 from sbp.untyped import Leaf, PyTree, partition_spec
 
 
@@ -46,6 +51,8 @@ class BuiltPipeline:
       stacked: how leaves are parts of those of the function, where its scan over layers was cut.
       function: the function as it was traced; None if the stages are of just that.
       results: which of them come to all processes.
+      cache: the folder of what earlier processes have compiled; None for none.
+      watch: what looks at what ops make; None for nothing.
     """
 
     stages: Stages
@@ -57,6 +64,8 @@ class BuiltPipeline:
     stacked: StackedLeaves | None = None
     function: Traced | None = None
     results: Results = field(default_factory=lambda: Results())
+    cache: Path | None = None
+    watch: Lookout | None = None
     moved: dict[str, str] = field(default_factory=dict)
     lacks_samples: bool = False
     counting: None = None
@@ -80,7 +89,11 @@ class BuiltPipeline:
         donate = self.donate if self.stacked is None else self.stacked.donated(self.donate)
         cuts = self.stages.cuts(merged)
         check_same_pipeline(self.plan, self.stages.traced.graph, cuts)
-        return make_machine(self.stages, self.schedule, edges_of(cuts), merged, donate)
+        with said("compiled", self.plan.name) as words:
+            made = self.stages, self.schedule, edges_of(cuts), merged, donate, self.cache, self.watch
+            machine = make_machine(*made)
+            words.append(machine.executables)
+        return machine
 
     @locked_property
     def closed(self) -> list[dict[Slot, jax.Array]]:
@@ -111,7 +124,8 @@ class BuiltPipeline:
         if not self.has_run:
             begin_together(self.plan, lambda: self.machine)
             self.has_run = True
-        out = self.drivers.run(lambda threads: self.machine.run(placed, threads), given)
+        seen = None if self.watch is None else list[Seen]()
+        out = self.drivers.run(lambda threads: self.machine.run(placed, threads, seen=seen), given)
         out = self.results.shared(
             out if self.stacked is None else self.stacked.joined(out), self.machine.ways
         )
@@ -123,12 +137,29 @@ class BuiltPipeline:
         for x in gone:
             if not x.is_deleted():
                 x.delete()
+        if self.watch is not None:
+            self._look(out, seen or ())
         return jax.tree.unflatten(self.traced.out_tree, out)
 
     def noted(self) -> None:
         """Notes that arguments are about to be placed, once all processes have the same program."""
         assert self.machine is not None
         note_call(self.plan, self.stages.traced.graph)
+
+    def _look(self, out: Sequence[jax.Array], seen: Sequence[Seen]) -> None:
+        """Raises if a result has what is refused: the first that any piece in any process has seen."""
+        assert self.watch is not None
+        found = list[nonfinite.Finding]()
+        for path, x in zip(self.traced.out_paths, out, strict=True):
+            bad = nonfinite.kinds_in(x) & self.watch.refused if takes_part(x.sharding) else None
+            if bad:
+                found.append(nonfinite.unmade(path, bad))
+        for s in seen if found or jax.process_count() > 1 else ():
+            assert s.run.watch is not None
+            at = self.machine.when(s.run.piece.part, s.microbatch)
+            rows = nonfinite.rows_of(s.flags)
+            found += filter(None, [nonfinite.found(rows, s.run.watch, s.physical, ((), ()), at)])
+        nonfinite.raise_first(found, self.plan.name, self.watch.legal)
 
     @property
     def ends(self) -> tuple[list[jax.ShapeDtypeStruct], list[jax.ShapeDtypeStruct]]:

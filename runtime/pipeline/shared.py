@@ -5,15 +5,18 @@ So compile time goes with the number of different stages. Tracing and lowering a
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 import jax
 from jax.typing import ArrayLike
 
-from sbp import compat
+from sbp.compat_cache import SerialProgram, loaded, serialised
+from sbp.runtime.cache_folder import caching
 from sbp.untyped import JaxDevice
 
 # The host's functions are not saved with an executable.
@@ -31,17 +34,43 @@ class Executable(Protocol):
 
 
 @dataclass
+class Compiled:
+    """A program that XLA has compiled.
+
+    Arguments:
+      program: as JAX has it.
+      devices: that it was compiled for, in the order of the mesh.
+      found: XLA's bytes of it, if it was found in the cache.
+      calls_host: whether it calls a function of this process.
+    """
+
+    program: jax.stages.Compiled
+    devices: tuple[JaxDevice, ...]
+    found: bytes | None = None
+    calls_host: bool = False
+
+    @functools.cached_property
+    def serial(self) -> SerialProgram | None:
+        """It as bytes; None if the backend cannot save it."""
+        return serialised(self.program, self.devices, self.found)
+
+
+@dataclass
 class Executables:
     """What has been compiled, by the text of the lowered program.
 
     Arguments:
-      compiled: how many programs XLA has compiled.
+      cache: the folder of what earlier processes have compiled; None for none.
+      compiled: how many programs XLA has compiled, or the cache had.
       loaded: how many were taken from another stage.
+      used: of each program that somebody runs, the key.
     """
 
-    known: dict[str, tuple[jax.stages.Compiled, tuple[JaxDevice, ...]]] = field(default_factory=dict)
+    cache: Path | None = None
+    known: dict[str, Compiled] = field(default_factory=dict)
     compiled: int = 0
     loaded: int = 0
+    used: dict[int, str] = field(default_factory=dict)
 
     def get(
         self, lowered: jax.stages.Lowered, devices: Sequence[JaxDevice], rows: Sequence[str] = ()
@@ -55,13 +84,24 @@ class Executables:
         text = lowered.as_text()
         key = hashlib.sha256(f"{lowered.args_info}{rows}{text}".encode()).hexdigest()
         known = self.known.get(key)
-        if known is not None and CALLBACK not in text:
-            theirs, held = known
-            found = compat.onto_devices(theirs, held, devices)
-            if found is not None:
-                self.loaded += 1
-                return found
-        made = lowered.compile()
-        self.known.setdefault(key, (made, tuple(devices)))
+        if known is not None and not known.calls_host and known.serial is not None:
+            self.loaded += 1
+            return self.using(key, loaded(known.serial, devices))
+        with caching(self.cache) as cache:
+            made = lowered.compile()
+        if jax.process_index() == min(d.process_index for d in devices) > 0:
+            cache.keep(made)
+        self.known.setdefault(key, Compiled(made, tuple(devices), cache.found, CALLBACK in text))
         self.compiled += 1
-        return made
+        return self.using(key, made)
+
+    def __str__(self) -> str:
+        """What came from where, for the log."""
+        found = sum(c.found is not None for c in self.known.values())
+        cached = "" if self.cache is None else f", {found} of them found in the cache"
+        return f": {self.compiled} programs{cached}, {self.loaded} shared by stages"
+
+    def using(self, key: str, program: Executable) -> Executable:
+        """Notes which program it is that somebody runs."""
+        self.used[id(program)] = key
+        return program

@@ -15,9 +15,11 @@ from typing import TypeAlias
 import jax
 import numpy as np
 
+from sbp.passes.physical.program import Physical
 from sbp.passes.pipeline.slots import Cut, How, Read, Slot, SlotKind
 from sbp.passes.program.role import Part, Phase
 from sbp.placement import Placement
+from sbp.runtime.checked import Lookout
 from sbp.runtime.lower import Title
 from sbp.runtime.pipeline.pieces import OfOthers, Runnable, Slots, donations, runnable
 from sbp.runtime.pipeline.shared import Executables
@@ -30,6 +32,23 @@ Key: TypeAlias = tuple[Slot, int]
 """A slot, and the micro-batch whose array is in it."""
 
 
+@dataclass(frozen=True)
+class Seen:
+    """What the devices of a piece have looked at.
+
+    Arguments:
+      run: the piece.
+      physical: what it is a part of.
+      microbatch: of which; OUTSIDE for none.
+      flags: "devices 7", of runtime/checked.py.
+    """
+
+    run: Runnable
+    physical: Physical
+    microbatch: int
+    flags: jax.Array
+
+
 @dataclass
 class Shelf:
     """The arrays of one placement during one step, by slot and micro-batch.
@@ -37,6 +56,7 @@ class Shelf:
     What is put here by another thread is waited for; what nobody will read any more is dropped.
 
     Arguments:
+      seen: what its pieces have looked at, if that was asked for.
       come: what was sent once and has come, if to other processes that have devices here.
     """
 
@@ -45,6 +65,7 @@ class Shelf:
     left: dict[Key, int] = field(default_factory=dict)
     arrived: threading.Condition = field(default_factory=threading.Condition)
     failed: BaseException | None = None
+    seen: list[Seen] = field(default_factory=list)
 
     def put(self, arrays: Mapping[Key, jax.Array]) -> None:
         """Puts arrays into slots."""
@@ -179,13 +200,21 @@ class Station:
         """Runs one piece; what it has made. What nobody here will read is not kept."""
         index = self.indices[max(microbatch, 0)] if self.indices else np.int32(0)
         made: Sequence[jax.Array] = run.run(index, *given)
+        if run.watch is not None:
+            *made, flags = made
+            shelf.seen.append(Seen(run, self.cut.physical, microbatch, flags))
         kept = self.writes[run.piece.part]
         shelf.put({(slot, microbatch if each else OUTSIDE): made[i] for i, slot, each in kept})
         return made
 
 
 def make_station(
-    cut: Cut, microbatches: int, title: Title, executables: Executables, donate: Collection[int] = ()
+    cut: Cut,
+    microbatches: int,
+    title: Title,
+    executables: Executables,
+    donate: Collection[int] = (),
+    watch: Lookout | None = None,
 ) -> Station:
     """The station of a placement whose devices are there; its programs are compiled.
 
@@ -193,6 +222,7 @@ def make_station(
       title: of the whole program.
       executables: what other stations have compiled.
       donate: positions of arguments whose memory the results may take.
+      watch: what looks at what ops make; each piece has one like it.
     """
     placement = cut.physical.placement
     slots = Slots(cut.physical, placement.mesh)
@@ -205,7 +235,9 @@ def make_station(
         away = {piece.part: Runnable(piece, OfOthers()) for piece in cut.pieces}
         return Station(placement, cut, slots, away, readers, ())
     runnables = {
-        piece.part: runnable(slots, piece, microbatches, taken.get(i, set()), executables, title)
+        piece.part: runnable(
+            slots, piece, microbatches, taken.get(i, set()), executables, title, watch and watch.another()
+        )
         for i, piece in enumerate(cut.pieces)
     }
     everywhere = jax.sharding.NamedSharding(slots.mesh, partition_spec())

@@ -111,8 +111,8 @@ MESSAGES: Messages = {
         "Options(cache=...)",
         "'off'",
         "True, False or a pathlib.Path",
-        "it says whether plans are kept on disk for the next process, and in which folder",
-        "cache=Path('plans')",
+        "it says whether plans and compiled programs are kept for the next process, and in which folder",
+        "cache=Path('cache')",
     ),
     "a machine of two levels": (
         lambda: given(topology=(2, 8)),

@@ -34,6 +34,9 @@ class Kept:
     def save(self, key: str, record: ChoiceRecord) -> None:
         self.records[key] = record
 
+    def has(self, key: str) -> bool:
+        return key in self.records
+
 
 def step(w: Any, x: Any) -> Any:
     value, slope = jax.value_and_grad(lambda w: jnp.mean(jnp.tanh(x @ w)))(w)

@@ -85,39 +85,44 @@ MESSAGES: dict[str, tuple[Callable[[], Any], str, str]] = {
     "a model": (
         run(model, W, X, sbp_of=([B], [S(0)])),
         "result",
-        "log at {line} in second: log:float32[16, 16]",
+        "log at {line} in second: log:float32[16, 16] [S(0)]",
     ),
-    "its training": (run(step, W, X), "result[1]", "log at {line} in second: log:float32[16, 16]"),
+    "its training": (run(step, W, X), "result[1]", "log at {line} in second: log:float32[16, 16] [B]"),
     "a donated argument": (
         run(step, jnp.asarray(W), X, donate_argnums=0),
         "result[1]",
-        "log at {line} in second: log:float32[16, 16]",
+        "log at {line} in second: log:float32[16, 16] [B]",
     ),
     "partial sums": (
         run(partial_sums, W, X, sbp_of=([S(0)], [S(1)])),
         "result",
-        "sqrt at {line}: sqrt:float32[16, 16]",
+        "sqrt at {line}: sqrt:float32[16, 16] [S(0)]",
     ),
     "padding is not looked at": (
         run(padded, TEN, sbp_of=([S(0)],)),
         "result[1]",
-        "log at {line}: log:float32[7, 4]",
+        "log at {line}: log:float32[7, 4] [B]",
     ),
     "a branch in a loop": (
         run(looped, W, X, sbp_of=([B], [S(0)])),
         "result",
-        "log at {line} in inner: log:float32[16, 16]",
+        "log at {line} in inner: log:float32[16, 16] [S(0)]",
     ),
-    "a while loop": (run(until, X, sbp_of=([S(0)],)), "result", "sqrt at {line}: sqrt:float32[16, 16]"),
-    "micro-batches": (run(micro, W, X), "result[0]", "log at {line} in second: log:float32[8, 16]"),
-    "a program with stages": (run(staged, W, X), "result", "log at {line}: log:float32[16, 16]"),
+    "a while loop": (
+        run(until, X, sbp_of=([S(0)],)),
+        "result",
+        "sqrt at {line}: sqrt:float32[16, 16] [S(0)]",
+    ),
+    "micro-batches": (run(micro, W, X), "result[0]", "log at {line} in second: log:float32[8, 16] [B]"),
+    "a program with stages": (run(staged, W, X), "result", "log at {line}: log:float32[16, 16] [B]"),
 }
 
 
 @pytest.mark.parametrize("name", MESSAGES)
 def test_message(name: str) -> None:
     call, where, first = MESSAGES[name]
-    why = f"the first op whose result has one is {first}"
+    on = "on cpu(x=1, ranks [1])" if name == "a program with stages" else "on all devices of cpu(x=8)"
+    why = f"the first op whose result has one is {first}; its operands are finite; {on}"
     check_message(call, NonFiniteError, where, "NaN", LEGAL, why, FIX)
 
 
@@ -148,6 +153,73 @@ def test_what_is_finite_passes_and_donation_is_kept() -> None:
     doubled, _ = program(w)
     np.testing.assert_array_equal(doubled, 2 * W)
     assert w.is_deleted()
+
+
+OPTION = sbp.Options(debug_nans=True)
+DEMANDS = "no NaN, as Options(debug_nans=True) demands"
+
+
+def said(call: Callable[[], Any]) -> Any:
+    """What is wrong, by the option alone."""
+    with jax.debug_nans(False), pytest.raises(NonFiniteError) as caught:
+        call()
+    (problem,) = caught.value.problems
+    assert problem.legal == DEMANDS
+    return problem
+
+
+def test_the_device_that_had_it_first_is_named() -> None:
+    x = np.ones((16, 16), np.float32)
+    x[5] = -1
+    problem = said(run(lambda x: jnp.sqrt(x).sum(), x, sbp_of=([S(0)],), options=OPTION))
+    assert problem.why.endswith(
+        "sqrt:float32[16, 16] [S(0)]; its operands are finite; on device 2 of cpu(x=8)"
+    )
+    one = sbp.placement("cpu", shape=(1,))
+    problem = said(lambda: sbp.compile(jnp.sqrt, one, options=OPTION)(x))
+    assert problem.why.endswith("its operands are finite; on cpu(x=1)")
+
+
+def test_what_only_the_sum_over_devices_has_is_found() -> None:
+    """Infinity minus infinity: each device's summand is no NaN."""
+    x = np.zeros((16, 16), np.float32)
+    x[0, 0], x[0, 15] = np.inf, -np.inf
+    w = np.ones((16, 4), np.float32)
+    problem = said(run(lambda x, w: x @ w, x, w, sbp_of=([S(1)], [S(0)]), options=OPTION))
+    assert problem.got == "NaN" and "the shards that were added up have infinity" in problem.why
+    assert "dot_general at test_nonfinite.py" in problem.why
+
+
+def pipelined(x: Any) -> Any:
+    first, second = LINE.split(0)[:2]
+
+    def loss(w: Any, x: Any) -> Any:
+        with sbp.on(first):
+            x = jnp.tanh(x @ w)
+        with sbp.on(second):
+            return jnp.log(x).mean()
+
+    w = jnp.full((16, 16), 0.1)
+    step = sbp.microbatch(jax.value_and_grad(loss), 2, batch_args=1)
+    return sbp.compile(lambda w, x: step(w, x), LINE, options=OPTION)(w, x)
+
+
+def test_stages_with_micro_batches() -> None:
+    with jax.debug_nans(False):
+        value, _ = pipelined(X)
+    assert np.isfinite(value)
+    problem = said(lambda: pipelined(-X))
+    assert problem.where == "result[0]"
+    assert "is log at test_nonfinite.py" in problem.why
+    assert problem.why.endswith("its operands are finite; on cpu(x=1, ranks [1])")
+    problem = said(lambda: pipelined(X * np.nan))
+    assert "its operands have NaN" in problem.why
+    assert problem.fix == "look at what made them, in the step before"
+
+
+def test_an_infinity_is_no_nan() -> None:
+    with jax.debug_nans(False):
+        assert np.isinf(run(lambda x: jnp.exp(x * 100).sum(), X, options=OPTION)())
 
 
 def test_what_is_masked_is_no_error() -> None:

@@ -17,8 +17,9 @@ import sbp
 from benchmarks.cases import gpt_case
 from sbp.passes import choosing
 from sbp.passes.plan.record import ChoiceRecord
-from sbp.runtime import plan_store
-from sbp.runtime.plan_store import SUFFIX, PlanFolder, code_digest, store_of, user_folder
+from sbp.runtime import cache_folder, plan_store
+from sbp.runtime.cache_folder import user_folder
+from sbp.runtime.plan_store import SUFFIX, PlanFolder, code_digest, store_of
 
 LINE = sbp.placement("h100", shape=(8,))
 X = np.ones((64, 64), np.float32)
@@ -142,10 +143,10 @@ def test_the_oldest_go_first(tmp_path: Path) -> None:
 
 def test_who_keeps_plans(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert store_of(sbp.Options()) is None, "tests must not"
-    monkeypatch.setattr(plan_store, "user_folder", user_folder)
+    monkeypatch.setattr(cache_folder, "user_folder", user_folder)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(sys, "platform", "linux")
-    assert store_of(sbp.Options()) == PlanFolder(tmp_path / "sbp" / "plans")
+    assert store_of(sbp.Options()) == PlanFolder(tmp_path / "sbp")
     assert store_of(sbp.Options(cache=tmp_path)) == PlanFolder(tmp_path)
     assert store_of(sbp.Options(cache=False)) is None
     for leads in (True, False):  # of several processes the one that plans
@@ -171,7 +172,7 @@ def test_the_folder_of_the_user(
         monkeypatch.setenv(variable, str(tmp_path))
     monkeypatch.setattr(sys, "platform", platform)
     monkeypatch.setattr(Path, "home", lambda: tmp_path)
-    assert user_folder() == tmp_path / below / "sbp" / "plans"
+    assert user_folder() == tmp_path / below / "sbp"
 
     def homeless() -> Path:
         raise RuntimeError

@@ -71,9 +71,9 @@ def test_stages_that_wait_are_driven_by_threads(monkeypatch: pytest.MonkeyPatch)
     used: list[bool] = []
     run = Machine.run
 
-    def noted(self: Machine, placed: Any, threads: bool = False, record: Any = None) -> list[Any]:
+    def noted(self: Machine, placed: Any, threads: bool = False, **more: Any) -> list[Any]:
         used.append(threads)
-        return run(self, placed, threads, record)
+        return run(self, placed, threads, **more)
 
     monkeypatch.setattr(Machine, "run", noted)
     program, args = program_of(True)

@@ -10,9 +10,10 @@ import pytest
 import sbp
 from sbp.passes.schedule.memory import peaks, units
 from sbp.passes.schedule.orders import make
-from sbp.runtime.pipeline.machine import Machine, Record
+from sbp.runtime.pipeline.machine import Machine
 from sbp.runtime.pipeline.pieces import Runnable
 from sbp.runtime.pipeline.program import BuiltPipeline
+from sbp.runtime.pipeline.record import Record
 from sbp.runtime.pipeline.station import OUTSIDE, Shelf, Station
 from tests.runtime.pipeline.programs import dense_case
 from tests.runtime.pipeline.running import leaves_of

@@ -1,0 +1,245 @@
+"""A program that looks at what every op makes: which op made the first NaN, on which device, of what.
+
+The checks are a part of the compiled program, so that a donated argument need not be kept to run the step
+again. Each tensor is reduced to one number on its device, without its padding; what is kept of them is one
+small vector per device, carried through loops and branches.
+
+    clock | when | site + 1 | kinds of the operands | first bad argument + 1 | first bad result + 1 | any bad
+
+The clock counts what was looked at. All devices go through the same loops, so it is the same time on all.
+A partial sum is looked at as it lies: a NaN in one summand is a NaN of the sum, and one that only the sum
+has (infinity minus infinity) is found behind the move that adds up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import IntFlag
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import primitives
+from numpy.typing import NDArray
+
+from sbp.layout import Layout
+from sbp.passes.look.user_lines import clean_scope
+from sbp.passes.physical.program import Border, Box, Compute, Physical, Step, Version, writes
+from sbp.passes.program.control import CONTROL, Leaving, Port, Region, ports
+from sbp.passes.program.graph import Const, Node, Operand
+from sbp.passes.program.names import loop_name
+from sbp.runtime.counts import ExchangeReport
+from sbp.runtime.lower import Device, Env, Shards
+from sbp.signature import NdSbp, Partial
+from sbp.talk.local import Local
+from sbp.untyped import pmax
+
+CLOCK, WHEN, SITE, KINDS, ARGUMENT, RESULT, ANY = range(7)
+"""The places of the vector."""
+WIDTH = 7
+MARK = -1
+"""The id under which the first four lie among the values of a device."""
+MARKS: Version = (MARK, ())
+BEGUN: Version = (MARK - 1, ())
+
+
+class NotFinite(IntFlag):
+    """What kinds of numbers a tensor has that are not finite."""
+
+    NAN = 1
+    INFINITY = 2
+
+    @property
+    def words(self) -> str:
+        """In words."""
+        return " and ".join(
+            {NotFinite.NAN: "NaN", NotFinite.INFINITY: "infinity"}[k] for k in NotFinite if k in self
+        )
+
+
+@dataclass(frozen=True)
+class LookedAt:
+    """Where something is looked at.
+
+    Arguments:
+      what: the op that made it, with its line, in words.
+      value, nd: which of its results, as it lies.
+      summed: whether it is looked at behind the move that adds it up.
+    """
+
+    what: str
+    value: int
+    nd: NdSbp
+    summed: bool = False
+
+
+@dataclass
+class Lookout:
+    """What is looked at in a program.
+
+    Arguments:
+      refused: what a result may not have.
+      legal: what it may have, and who demands that.
+      sites: in the order in which they were traced; one in a loop may stand here more than once.
+    """
+
+    refused: NotFinite
+    legal: str = ""
+    sites: list[LookedAt] = field(default_factory=list)
+
+    def another(self) -> Lookout:
+        """One like it, for another program."""
+        return Lookout(self.refused, self.legal)
+
+    def device(
+        self,
+        physical: Physical,
+        coords: Sequence[jax.Array],
+        reports: list[ExchangeReport] | None = None,
+        in_order: frozenset[int] = frozenset(),
+        marks: Mapping[int, str] | None = None,
+    ) -> CheckedDevice:
+        """A device that looks at what it makes; arguments as of `Device`."""
+        made_by = physical.graph.producers()
+        return CheckedDevice(physical, coords, reports, in_order, marks or {}, self, made_by)
+
+
+@dataclass(frozen=True)
+class CheckedDevice(Device):
+    """Executes steps on one device's shards, and looks at what each of them makes."""
+
+    watch: Lookout = field(default_factory=lambda: Lookout(NotFinite.NAN))
+    producers: Mapping[int, Node] = field(default_factory=dict)
+
+    def begin(self, ins: Leaving, env: Env) -> None:
+        """Begins to look: at the arguments."""
+        first = self._first([self.kinds(x, nd, env) for x, nd in ins])
+        env.update({MARKS: jnp.zeros(4, np.int32), BEGUN: first})
+
+    def end(self, outs: Leaving, env: Env) -> Shards:
+        """The vector of this device, "1 7"."""
+        kinds = [jnp.asarray(self.kinds(x, nd, env), np.int32) & int(self.watch.refused) for x, nd in outs]
+        result, bad = self._first(kinds), jnp.int32(0)
+        for k in kinds:
+            bad = bad | k
+        if kinds:
+            bad = pmax(bad, self.physical.placement.axes)
+        return (jnp.concatenate([env[MARKS], jnp.stack([env[BEGUN], result, bad])])[None],)
+
+    def _first(self, kinds: Sequence[jax.Array | NotFinite]) -> jax.Array:
+        refused = np.int32(self.watch.refused)
+        bad = [jnp.asarray(k, np.int32) & refused for k in kinds]
+        if not bad:
+            return jnp.int32(0)
+        found = jnp.stack(bad) > 0
+        return jnp.where(found.any(), jnp.argmax(found) + 1, 0).astype(np.int32)
+
+    def kinds(self, x: Operand, nd: NdSbp, env: Env) -> jax.Array | NotFinite:
+        """What this device's shard of a tensor has, as an int32; it is looked at once."""
+        if isinstance(x, Const):
+            return kinds_of(np.asarray(x.value, x.dtype))
+        value = self.physical.graph.values[x]
+        if not jnp.issubdtype(value.dtype, jnp.inexact):
+            return NotFinite(0)
+        # Beside the tensor, in the same scope of tracing: ids are from 0 on, and a signature is never ().
+        at: Version = (~x, nd)
+        if at not in env:
+            layout = Layout(value.shape, nd, self.physical.placement.shape)
+            local = Local(primitives.copy_p, {}, (layout,), (), self.coords)
+            shard = local.mask(env[x, nd], layout, range(len(value.shape)), 0)
+            nan, infinite = (jnp.any(test(shard)).astype(np.int32) for test in (jnp.isnan, jnp.isinf))
+            env[at] = nan * int(NotFinite.NAN) + infinite * int(NotFinite.INFINITY)
+        return env[at]
+
+    def note(self, site: LookedAt, operands: Sequence[jax.Array | NotFinite], env: Env) -> None:
+        """Looks at what was made; the first that has what is refused is kept."""
+        made = self.kinds(site.value, site.nd, env)
+        if isinstance(made, NotFinite):
+            return
+        self.watch.sites.append(site)
+        had = jnp.int32(0)
+        for k in operands:
+            had = had | jnp.asarray(k, np.int32)
+        marks = env[MARKS]
+        clock = marks[CLOCK] + 1
+        found = jnp.stack([clock, clock, jnp.int32(len(self.watch.sites)), had])
+        first = (marks[SITE] == 0) & ((made & np.int32(self.watch.refused)) > 0)
+        env[MARKS] = jnp.where(first, found, marks.at[CLOCK].set(clock))
+
+    def compute(self, step: Compute, env: Env) -> None:
+        """Runs one op, and looks at its results."""
+        super().compute(step, env)
+        had = [self.kinds(x, nd, env) for x, nd in zip(step.node.inputs, step.strategy.operands, strict=True)]
+        for v, nd in writes(step):
+            self.note(LookedAt(said_of(step.node), v, nd), had, env)
+
+    def move(self, step: Box, env: Env) -> None:
+        """Moves a tensor, and looks at it if that has added up something."""
+        super().move(step, env)
+        self.added(step, env)
+
+    def bucket(self, steps: Sequence[Step], i: int, env: Env) -> int:
+        """As `move`, of all in a bucket."""
+        end = super().bucket(steps, i, env)
+        for step in steps[i:end]:
+            if isinstance(step, Box):
+                self.added(step, env)
+        return end
+
+    def added(self, step: Box, env: Env) -> None:
+        """Looks at what a move has added up."""
+        before, after = step.move.before, step.move.after
+        pairs = zip(before, after, strict=True)
+        node = self.producers.get(step.value)
+        if node is not None and any(isinstance(b, Partial) and not isinstance(a, Partial) for b, a in pairs):
+            self.note(
+                LookedAt(said_of(node), step.value, after, True), [self.kinds(step.value, before, env)], env
+            )
+
+    def border(self, step: Border, env: Env) -> None:
+        """Runs a loop or a branch, through which the marks are carried as one value more."""
+        outs = CONTROL[step.node.op].lower(self.region(step, env))
+        wired = [p for p in ports(step.node) if p.result is not None]
+        stacked = sum(p.stacked and p.operand is None for p in wired)
+        marks = outs.pop(len(wired) - stacked)
+        env.update(zip(writes(step), outs, strict=True))
+        env[MARKS] = marks
+
+    def region(self, step: Border, env: Env) -> Region:
+        """The loop or the branch, with a port for the marks."""
+        found, bodies = super().region(step, env), len(step.node.bodies)
+        at, every = len(found.ports), tuple(range(bodies))
+        port = Port(operand=-1, result=-1, enters=(MARK,), leaves=(MARK,) * bodies, bodies=every)
+        return replace(
+            found,
+            ports=(*found.ports, port),
+            inside=(*found.inside, ()),
+            outer={**found.outer, at: env[MARKS]},
+        )
+
+    def entered(self, step: Border, k: int, entering: Mapping[int, jax.Array], env: Env) -> Env:
+        """What is there when a body begins."""
+        at = len(ports(step.node))
+        inner = super().entered(step, k, {i: x for i, x in entering.items() if i != at}, env)
+        return {**inner, MARKS: entering[at]}
+
+
+def said_of(node: Node) -> str:
+    """An op with its line."""
+    scope = clean_scope(node.source.scope)
+    return f"{loop_name(node)} at {node.source}" + (f" in {scope}" if scope else "")
+
+
+def kinds_of(x: NDArray[np.generic]) -> NotFinite:
+    """What a scalar of the program has.
+
+    >>> [kinds_of(np.float32(x)).words for x in ("nan", "-inf", "3")]
+    ['NaN', 'infinity', '']
+    """
+    if not jnp.issubdtype(x.dtype, jnp.inexact):
+        return NotFinite(0)
+    wide = x.astype(np.complex128) if np.iscomplexobj(x) else x.astype(np.float64)
+    return NotFinite(
+        int(np.isnan(wide).any()) * NotFinite.NAN | int(np.isinf(wide).any()) * NotFinite.INFINITY
+    )

@@ -1,0 +1,207 @@
+"""The file of a compiled program: what it was made for in plain JSON, then the program, which is code.
+
+    magic | SHA-256 of all that follows | length of the header | header | program
+
+Nothing of the program is looked at before the checksum and every word of the header are right.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import json
+import os
+import struct
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from sbp.errors import ExecutableError, Problem, raise_all
+from sbp.runtime.cache_folder import host_cpu
+from sbp.runtime.plan_store import code_digest
+from sbp.untyped import JaxDevice
+from sbp.version import VERSION
+
+MAGIC = b"sbp executable 1\n"
+DIGEST_BYTES = hashlib.sha256().digest_size
+LENGTH = struct.Struct("<Q")
+PACKAGES = ("jax", "jaxlib")
+AGAIN = "compile it here: sbp.compile(...), and program.save_executable(...) again"
+# What a header says that must be so here too: in words, and why.
+MUST: Mapping[str, tuple[str, str]] = {
+    "sbp": ("version of this library", "another version lays arrays and stages otherwise"),
+    "jax": ("version of JAX", "a compiled program is of the version that has compiled it"),
+    "jaxlib": ("version of jaxlib", "a compiled program is of the version that has compiled it"),
+    "backend": ("runtime and driver", "a compiled program is of the runtime that has compiled it"),
+    "kind": ("kind of device", "code for one kind does not run on another"),
+    "cpu": ("kind of CPU", "code for a CPU uses all that it can do"),
+    "devices": ("devices", "who talks to whom is a part of the program"),
+    "processes": ("processes", "each has the programs of its own devices"),
+}
+
+
+def file_of(path: str | os.PathLike[str]) -> Path:
+    """The file of this process: one of several has its number behind the name."""
+    count = jax.process_count()
+    return Path(f"{os.fspath(path)}.{jax.process_index()}of{count}" if count > 1 else path)
+
+
+@functools.cache
+def own_version() -> str:
+    """The version of this library, to the last character of its code."""
+    found = hashlib.sha256(code_digest().encode())
+    for file in sorted(_runtime_files()):
+        found.update(file.read_bytes())
+    return f"{VERSION} ({found.hexdigest()[:12]})"
+
+
+def _runtime_files() -> Iterator[Path]:
+    root = Path(str(resources.files("sbp.runtime")))
+    yield from (f for f in root.rglob("*.py") if f.is_file())
+
+
+def made_for(devices: Sequence[JaxDevice]) -> dict[str, Any]:
+    """What a program on some devices is compiled for, as headers say it."""
+    kinds = sorted({d.device_kind for d in devices})
+    platforms = sorted({d.platform for d in devices})
+    return {
+        "sbp": own_version(),
+        **{name: importlib.metadata.version(name) for name in PACKAGES},
+        "platform": " and ".join(platforms),
+        "backend": devices[0].client.platform_version if devices else "none",
+        "kind": f"{len(devices)} of {' and '.join(kinds)}" if devices else "none",
+        "cpu": host_cpu() if platforms == ["cpu"] else "any",
+        "devices": [[d.id, d.process_index] for d in devices],
+        "processes": f"process {jax.process_index()} of {jax.process_count()}",
+    }
+
+
+def devices_of(header: Mapping[str, Any]) -> list[JaxDevice]:
+    """The devices here that a program was made for, as far as they are there."""
+    try:
+        found = {d.id: d for d in jax.devices(header.get("platform"))}
+    except RuntimeError:  # no such platform
+        return []
+    return [found[i] for i, _ in header.get("devices", ()) if i in found]
+
+
+def write(path: Path, header: Mapping[str, Any], program: bytes) -> None:
+    """Writes a file; who reads meanwhile sees the one that was there.
+
+    Raises:
+      ExecutableError: if it cannot be written; what was there still is.
+    """
+    head = json.dumps(header).encode()
+    rest = LENGTH.pack(len(head)) + head + program
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, unfinished = tempfile.mkstemp(prefix=path.name, dir=path.parent)
+        try:
+            with os.fdopen(handle, "wb") as out:
+                out.write(MAGIC + hashlib.sha256(rest).digest() + rest)
+            os.replace(unfinished, path)
+        except OSError:
+            with suppress(OSError):
+                os.unlink(unfinished)
+            raise
+    except OSError as e:
+        raise ExecutableError(_not_written(path, e)) from e
+
+
+def read(path: Path) -> tuple[dict[str, Any], bytes]:
+    """The header and the program of a file that is whole.
+
+    Raises:
+      ExecutableError: if it cannot be read, is none, or is damaged.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as e:
+        raise ExecutableError(_not_read(path, e)) from e
+    if not data.startswith(MAGIC):
+        raise ExecutableError(_no_executable(path, data))
+    digest, rest = data[len(MAGIC) :][:DIGEST_BYTES], data[len(MAGIC) + DIGEST_BYTES :]
+    if hashlib.sha256(rest).digest() != digest:
+        raise ExecutableError(_damaged(path, len(data)))
+    (length,) = LENGTH.unpack_from(rest)
+    return json.loads(rest[LENGTH.size :][:length]), rest[LENGTH.size + length :]
+
+
+def check(path: Path, header: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+    """Compares what a program was made for with what is here.
+
+    Raises:
+      ExecutableError: for all that differs, at once.
+    """
+    raise_all(
+        _made_for_other(path, name, header.get(name), here[name])
+        for name in MUST
+        if header.get(name) != here[name]
+    )
+
+
+def _words(name: str, found: Any) -> str:
+    """A word of a header, for the user."""
+    if name == "devices" and isinstance(found, Sequence):
+        return f"ids {', '.join(str(d[0]) for d in found)}"
+    return str(found)
+
+
+def _made_for_other(path: Path, name: str, found: Any, here: Any) -> Problem:
+    what, why = MUST[name]
+    got, legal = _words(name, found), _words(name, here)
+    if got == legal:  # the same ids, of other processes
+        got, legal = f"{found}", f"{here}"
+    return Problem(
+        "executable", f"load_executable({str(path)!r}): {what}", got, f"{legal}, as here", why, AGAIN
+    )
+
+
+def _not_written(path: Path, error: OSError) -> Problem:
+    return Problem(
+        "executable",
+        f"save_executable({str(path)!r})",
+        f"{type(error).__name__}: {error.strerror or error}",
+        "a file that can be written",
+        "nothing was changed",
+        "another path",
+    )
+
+
+def _not_read(path: Path, error: OSError) -> Problem:
+    return Problem(
+        "executable",
+        f"load_executable({str(path)!r})",
+        f"{type(error).__name__}: {error.strerror or error}",
+        "a file of program.save_executable(...), of each process its own",
+        "there is nothing to be loaded",
+        AGAIN,
+    )
+
+
+def _no_executable(path: Path, data: bytes) -> Problem:
+    return Problem(
+        "executable",
+        f"load_executable({str(path)!r})",
+        f"a file that begins with {data[:12]!r}",
+        "a file of program.save_executable(...)",
+        "it has another beginning, and nothing else of it was looked at",
+        "sbp.load_plan for plans, sbp.restore for checkpoints",
+    )
+
+
+def _damaged(path: Path, size: int) -> Problem:
+    return Problem(
+        "executable",
+        f"load_executable({str(path)!r})",
+        f"{size} bytes with another checksum than they had",
+        "the file as it was written",
+        "it was cut, or changed; it is code, so nothing of it was run",
+        AGAIN,
+    )

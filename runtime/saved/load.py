@@ -1,0 +1,128 @@
+"""A program out of a file: it is called like the one that was saved, and nothing of it is compiled again."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from sbp.errors import ExecutableError, Problem
+from sbp.options import Options
+from sbp.runtime.arguments import Abstract
+from sbp.runtime.built import Built
+from sbp.runtime.call import Call
+from sbp.runtime.execute import Program
+from sbp.runtime.pipeline.program import BuiltPipeline
+from sbp.runtime.processes.team import team
+from sbp.runtime.reading import Reading
+from sbp.runtime.said import Shapes, said
+from sbp.runtime.saved.file import AGAIN, check, devices_of, file_of, made_for, read
+from sbp.runtime.saved.pack import unpacked
+from sbp.runtime.saved.save import SavedSignature
+from sbp.signature import AUTO
+
+
+class LoadedProgram(Program[Any, Any]):
+    """A compiled program that `sbp.load_executable` has read: a `Program` for one signature of its arguments.
+
+    It can be called, and knows its plan and how arguments and results lie. The function itself is not in the
+    file, so there is nothing to trace: `lower`, `source`, `reading` and `report` are refused.
+    """
+
+    def __init__(self, signature: SavedSignature, built: Built | BuiltPipeline) -> None:
+        super().__init__(_stub(signature), signature.placement, AUTO, AUTO, signature.parameters, Options())
+        self.signature = signature
+        call = signature.call
+        key = call.tree, call.values(), signature.avals, self._context()
+        self._built.slot(key).built = built
+        self._latest = call, built, signature.avals
+
+    def _build(self, call: Call, avals: Sequence[Abstract], concrete: bool) -> NoReturn:
+        """Refused: there is no function to build anything of."""
+        assert self._latest is not None
+        mine = Shapes(self._latest[1].traced.in_paths, self.signature.avals)
+        raise ExecutableError(_other_call(self, Shapes(call.paths(self.fn), tuple(avals)).since(mine)))
+
+    def _read(self, call: Call, avals: Sequence[Abstract]) -> Reading:
+        raise ExecutableError(_no_function(self, "reading"))
+
+    def lower(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refused: there is no function to trace."""
+        raise ExecutableError(_no_function(self, "lower"))
+
+    def save_executable(self, path: str | os.PathLike[str], *args: Any, **kwargs: Any) -> NoReturn:
+        """Refused: the file that it was read from is what can be copied."""
+        raise ExecutableError(_no_function(self, "save_executable"))
+
+
+def load_executable(path: str | os.PathLike[str]) -> LoadedProgram:
+    """A program that `Program.save_executable` has written; it runs as it was compiled, bit for bit.
+
+    Such a file is code, as a shared library is: load it only from where you would run a program from. Nothing
+    of it is looked at before its checksum, and the versions and devices that it was made for, are right.
+
+    Arguments:
+      path: as it was given to `save_executable`; each of several processes reads its own file.
+
+    Raises:
+      ExecutableError: for files that are damaged, and those of other versions or other devices.
+      ProcessError: where processes have files of different programs.
+
+    >>> import tempfile, jax.numpy as jnp
+    >>> from sbp.placement import placement
+    >>> from sbp.runtime.execute import compile
+    >>> double = compile(lambda x: x * 2, placement("cpu", shape=(1,)))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     double.save_executable(f"{folder}/double.sbpx", jnp.ones(2))
+    ...     load_executable(f"{folder}/double.sbpx")(jnp.ones(2)).tolist()
+    [2.0, 2.0]
+    """
+    file = file_of(path)
+    header, program = read(file)
+    devices = devices_of(header)
+    check(file, header, made_for(devices))
+    if (others := team()) is not None:
+        others.agree(f"load_executable({os.fspath(path)!r})", header["program"])
+    with said("loaded", file.name):
+        signature, built = unpacked(program, devices)
+    return LoadedProgram(signature, built)
+
+
+def _stub(signature: SavedSignature) -> Any:
+    """Stands for the function: its name, and its parameters."""
+
+    def function(*_: Any, **__: Any) -> NoReturn:
+        raise AssertionError("a loaded program has no function")
+
+    function.__name__ = function.__qualname__ = signature.name
+    if signature.signature is not None:
+        kinds = {int(k): k for k in inspect._ParameterKind}
+        parameters = [
+            inspect.Parameter(name, kinds[kind], default=None if has_default else inspect.Parameter.empty)
+            for name, kind, has_default in signature.signature
+        ]
+        function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return function
+
+
+def _other_call(program: object, what: str) -> Problem:
+    return Problem(
+        "executable",
+        f"{program}(...)",
+        what,
+        "arguments as those that it was compiled for",
+        "it was loaded, so there is no function to be compiled for others",
+        AGAIN,
+    )
+
+
+def _no_function(program: object, what: str) -> Problem:
+    return Problem(
+        "executable",
+        f"{program}.{what}(...)",
+        "a program that was loaded",
+        "one that sbp.compile has made",
+        "the file has what was compiled, and not the function",
+        "the same of the program that was saved",
+    )

@@ -1,0 +1,156 @@
+"""Writing what was compiled for one signature of a program."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import inspect
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from sbp.compat_cache import SerialProgram, serialised
+from sbp.errors import ExecutableError, Problem
+from sbp.placement import Placement
+from sbp.runtime.arguments import Abstract
+from sbp.runtime.built import Built
+from sbp.runtime.cache_folder import caching
+from sbp.runtime.call import Call, Parameters
+from sbp.runtime.pipeline.program import BuiltPipeline
+from sbp.runtime.pipeline.shared import CALLBACK
+from sbp.runtime.processes.team import team
+from sbp.runtime.said import said
+from sbp.runtime.saved.file import file_of, made_for, write
+from sbp.runtime.saved.pack import Programs, packed
+from sbp.untyped import struct
+
+WHOLE = "whole"
+"""The name of the only program of one placement."""
+
+
+@dataclass(frozen=True)
+class SavedSignature:
+    """What a call must be like to be run by what was compiled.
+
+    Arguments:
+      name: of the function.
+      signature: of the function, without its defaults' values.
+      parameters: those of the function.
+      placement: where it runs.
+      call: one such call, without values.
+      avals: of its leaves.
+    """
+
+    name: str
+    signature: tuple[tuple[str, int, bool], ...] | None
+    parameters: Parameters
+    placement: Placement
+    call: Call
+    avals: tuple[Abstract, ...]
+
+
+def signature_of(fn: Callable[..., Any]) -> tuple[tuple[str, int, bool], ...] | None:
+    """The parameters of a function: name, kind, whether there is a default; None where it does not tell.
+
+    >>> signature_of(lambda a, *, b=1: a)
+    (('a', 1, False), ('b', 3, True))
+    """
+    try:
+        found = inspect.signature(fn).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    return tuple((p.name, int(p.kind), p.default is not p.empty) for p in found)
+
+
+def save(path: str | os.PathLike[str], signature: SavedSignature, built: Built | BuiltPipeline) -> None:
+    """Writes what was built to a file, in each process its own.
+
+    Raises:
+      ExecutableError: for programs that cannot be saved, and files that cannot be written.
+    """
+    file = file_of(path)
+    header = made_for(list(signature.placement.mesh.devices.flat))
+    with said("saved", signature.name, f" to {file}"):
+        what: Built | BuiltPipeline = built
+        if isinstance(built, BuiltPipeline):
+            programs = _of_pipeline(built)
+        else:
+            what, programs = _of_whole(built)
+        program = packed((signature, what), programs)
+        header["program"] = _common(signature.name, hashlib.sha256(program).hexdigest())
+        write(file, header, program)
+
+
+def _common(name: str, digest: str) -> str:
+    """One word for the program in all processes: whoever loads files of two programs is told."""
+    others = team()
+    return digest if others is None else str(others.gathered(f"save {name}", digest)[0])
+
+
+def _of_whole(built: Built) -> tuple[Built, Programs]:
+    """What was built for one placement, with its program as JAX can save it: as `jit` holds it, it cannot."""
+    _, ins, consts = built.executable
+    physical = built.plan.physical
+    assert physical is not None
+    mesh = physical.placement.mesh
+    structs = [*built.ends[0], *(struct(c.shape, c.dtype, sharding=c.sharding) for c in consts)]
+    lowered = built.jitted(mesh, built.counting, checked=True).lower(*structs)
+    if CALLBACK in lowered.as_text():
+        raise ExecutableError(_calls_host(built.plan.name))
+    devices = list(mesh.devices.flat)
+    with caching(built.cache) as cache:
+        compiled = lowered.compile()
+    ids = tuple(d.id for d in devices)
+    serial = _must(serialised(compiled, devices, cache.found), built.plan.name)
+    out = copy.copy(built)
+    out.__dict__["executable"] = compiled, ins, consts
+    return out, Programs({WHOLE: serial}, {id(compiled): (WHOLE, ids)})
+
+
+def _of_pipeline(built: BuiltPipeline) -> Programs:
+    """The programs of the stages of this process; stages that are alike have one."""
+    built.closed  # noqa: B018  (the arrays that it closes over are a part of it)
+    machine = built.machine
+    names: dict[int, tuple[str, tuple[int, ...]]] = {}
+    serial: dict[str, SerialProgram] = {}
+    for station in machine.stations:
+        ids = tuple(d.id for d in station.slots.mesh.devices.flat)
+        for run in station.runnables.values():
+            key = machine.executables.used.get(id(run.run))
+            if key is None:  # of another process
+                continue
+            compiled = machine.executables.known[key]
+            if compiled.calls_host:
+                raise ExecutableError(_calls_host(built.plan.name))
+            serial[key] = _must(compiled.serial, built.plan.name)
+            names[id(run.run)] = key, ids
+    return Programs(serial, names)
+
+
+def _must(serial: SerialProgram | None, name: str) -> SerialProgram:
+    if serial is None:
+        raise ExecutableError(_cannot(name))
+    return serial
+
+
+def _calls_host(name: str) -> Problem:
+    return Problem(
+        "executable",
+        f"{name}: save_executable(...)",
+        "a program that calls Python on the host: a callback, or jax.debug.print",
+        "a program of devices alone",
+        "a function of this process cannot be saved with the program",
+        "leave the callback out, or let Options(cache=...) keep what can be kept",
+    )
+
+
+def _cannot(name: str) -> Problem:
+    return Problem(
+        "executable",
+        f"{name}: save_executable(...)",
+        "a program that XLA cannot save on this backend",
+        "one that it can: on CPU and GPU, without a ref that is closed over",
+        "JAX refused to serialise it",
+        "Options(cache=...), by which the next process compiles what it must only",
+    )
