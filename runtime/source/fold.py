@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import numpy as np
 
 from sbp.passes.look.repeats import Repeat, repeats
-from sbp.runtime.source.lines import MARKER, CodeLine, Function, ids_in, written
+from sbp.runtime.source.lines import MARKER, PICK, CodeLine, Function, ids_in, written
 from sbp.runtime.source.text import marker
 from sbp.runtime.source.values import Var
 
@@ -21,6 +21,8 @@ _FEW = 3
 """Lines that a value of one weight's update is used by, at the most."""
 LEAST = 3
 """Lines of what becomes a function."""
+FREE = (1, 2)
+"""How often a line may be said, at the most, to stand in front of layers instead: tried in this order."""
 
 
 @dataclass
@@ -32,6 +34,7 @@ class Fold:
       token: of a line, what is the same in another layer beside its code.
       late: whether a line is of the update of the weights.
       title: of some lines, what a function of them is called.
+      picks: parts of values that are written inside other expressions, each as a line of its own.
       functions: takes what is found, in an order in which each stands before its calls.
     """
 
@@ -39,34 +42,96 @@ class Fold:
     token: TokenOf
     late: Callable[[CodeLine], bool]
     title: TitleOf
+    picks: Mapping[str, CodeLine] = field(default_factory=dict)
     functions: list[Function] = field(default_factory=list)
 
     def lines(self, lines: Sequence[CodeLine], results: Sequence[int]) -> list[CodeLine]:
         """The same lines, with calls for those that repeat.
 
+        What does not depend on a layer, and is not said in every layer, stands in front of them, where that
+        makes for fewer lines: a mask that the first layer computes and all of them use, the key of each.
+
         Arguments:
           results: the values that are needed after them.
         """
         inner = [self._inside(line) for line in self._by_weight(lines)]
-        reads = [written(line) for line in inner]
-        last: dict[int, int] = {}
-        for at, ids in enumerate(reads):
-            last.update(dict.fromkeys(ids, at))
-        last.update(dict.fromkeys(results, len(inner)))
-        tokens = [self._token(line) for line in inner]
+        found = [self._folded(inner, frozenset(), results)]
+        for most in FREE:
+            apart = self._picked(inner, most)
+            found.append(self._folded(apart, self._free(apart, most), results))
+        best, functions = min(found, key=_size)
+        self.functions += functions
+        return best
+
+    def _folded(
+        self,
+        lines: Sequence[CodeLine],
+        free: frozenset[int],
+        results: Sequence[int],
+    ) -> tuple[list[CodeLine], list[Function]]:
+        """Lines with calls for those that repeat, and the functions that are called.
+
+        Arguments:
+          free: positions of lines that may stand in front of what repeats.
+        """
+        kept = [k for k in range(len(lines)) if k not in free]
+        rest = [lines[k] for k in kept]
+        reads, last = _uses(rest, results)
 
         def borders(r: Repeat) -> int:
             return max(
-                len(self._enters(reads, inner, p)) + len(self._leaves(last, inner, p)) for p in r.parts()
+                len(self._enters(reads, rest, p)) + len(self._leaves(last, rest, p)) for p in r.parts()
             )
 
+        found = repeats([self._token(line) for line in rest], borders)
+        spans = [(kept[r.start], kept[r.end - 1]) for r in found]
+        front = {k: start for start, end in spans for k in free if start < k < end}
+        order = sorted(range(len(lines)), key=lambda k: (front.get(k, k), k not in front, k))
+        inner = [lines[k] for k in order]
+        _, last = _uses(inner, results)
+        functions: list[Function] = []
         out: list[CodeLine] = []
         done = 0
-        for r in repeats(tokens, borders):
-            out += inner[done : r.start]
-            out += self._parts(inner, last, list(r.parts()))
-            done = r.end
-        return [*out, *inner[done:]]
+        for r, (_, end) in zip(found, spans, strict=True):
+            part = r.moved(sum(k < end for k in free))
+            out += inner[done : part.start]
+            out += self._parts(inner, last, list(part.parts()), functions)
+            done = part.end
+        return [*out, *inner[done:]], functions
+
+    def _free(self, lines: Sequence[CodeLine], most: int) -> frozenset[int]:
+        """The positions of lines that depend on nothing but each other, and on what is made outside.
+
+        Arguments:
+          most: how often a line is said at the most: what stands in each of many layers stays there.
+        """
+        tokens = [self._token(line) for line in lines]
+        count = Counter(tokens)
+        inside = {v.id for line in lines for v in line.targets}
+        found: set[int] = set()
+        for k, line in enumerate(lines):
+            if line.pure and count[tokens[k]] <= most and inside.isdisjoint(written(line)):
+                found.add(k)
+                inside -= {v.id for v in line.targets}
+        return frozenset(found)
+
+    def _picked(self, lines: Sequence[CodeLine], most: int) -> list[CodeLine]:
+        """Lines with those of their own for parts of what depends on no layer, as `keys[3]`."""
+        free = self._free(lines, most)
+        inside = {v.id for k, line in enumerate(lines) if k not in free for v in line.targets}
+        out: list[CodeLine] = []
+        known: set[str] = set()
+        for line in lines:
+            codes = {m[0] for m in PICK.finditer(line.code) if int(m[1]) not in inside} & self.picks.keys()
+            codes -= {line.code}
+            own = [self.picks[code] for code in sorted(codes)]
+            out += [one for one in own if one.code not in known]
+            known |= codes
+            code = line.code
+            for one in own:
+                code = code.replace(one.code, marker(one.targets[0].id))
+            out.append(replace(line, code=code) if own else line)
+        return out
 
     def _by_weight(self, lines: Sequence[CodeLine]) -> list[CodeLine]:
         """Lines of an update, those of one weight after the other; what all of them need comes first."""
@@ -94,9 +159,13 @@ class Fold:
         return [i for i, v in enumerate(made) if last.get(v, -1) >= part.stop]
 
     def _parts(
-        self, lines: Sequence[CodeLine], last: dict[int, int], parts: Sequence[range]
+        self,
+        lines: Sequence[CodeLine],
+        last: dict[int, int],
+        parts: Sequence[range],
+        functions: list[Function],
     ) -> list[CodeLine]:
-        """Parts of a repeat, those that are equal as calls of one function."""
+        """Parts of a repeat, those that are equal as calls of one function, which is added to some."""
         kinds: dict[str, list[range]] = {}
         for part in parts:
             kinds.setdefault(canonical([lines[k] for k in part]), []).append(part)
@@ -111,7 +180,7 @@ class Fold:
             key = canonical(own)
             if key not in made:
                 made[key] = self._function(lines, last, same)
-                self.functions.append(made[key][0])
+                functions.append(made[key][0])
             function, leaves = made[key]
             targets = [v for line in own for v in line.targets]
             reads = list(dict.fromkeys(i for line in own for i in written(line)))
@@ -172,6 +241,20 @@ def _together(lines: Sequence[CodeLine]) -> list[CodeLine]:
     if any(place[j] > place[k] for k, used in enumerate(reads) for j in used):
         return list(lines)
     return [lines[k] for k in order]
+
+
+def _uses(lines: Sequence[CodeLine], results: Sequence[int]) -> tuple[list[list[int]], dict[int, int]]:
+    """What each line reads, and where each value is read last."""
+    reads = [written(line) for line in lines]
+    last: dict[int, int] = {}
+    for at, ids in enumerate(reads):
+        last.update(dict.fromkeys(ids, at))
+    return reads, last | dict.fromkeys(results, len(lines))
+
+
+def _size(found: tuple[Sequence[CodeLine], Sequence[Function]]) -> int:
+    """Lines of a program and of its functions."""
+    return len(found[0]) + sum(len(f.lines) for f in found[1])
 
 
 def canonical(lines: Sequence[CodeLine]) -> str:

@@ -18,6 +18,8 @@ from sbp.runtime.source.text import GivenThings, Text, literal, marker, number
 from sbp.runtime.source.values import Block, Eqn, Lit, Term, Var
 
 MARKER = re.compile(r"«(\d+)»")
+PICK = re.compile(r"«(\d+)»\[([-\d:, ]+)\]")
+"""Part of a value, by numbers."""
 LONGEST_CHAIN = 72
 """Characters of an expression that is still put into another one."""
 LONGEST_ARGUMENT = 44
@@ -111,6 +113,7 @@ class Writer:
       place: the user's line of an equation.
       own: whether a value has a step of its own beside that of its equation.
       fresh: numbers for functions.
+      picks: parts of values that are written inside other expressions, by what is written.
     """
 
     given: GivenThings
@@ -120,6 +123,7 @@ class Writer:
     fresh: Iterator[int]
     texts: dict[Var, Text] = field(default_factory=dict)
     made: dict[Var, Eqn] = field(default_factory=dict)
+    picks: dict[str, CodeLine] = field(default_factory=dict)
 
     def block(self, block: Block) -> tuple[list[CodeLine], list[str]]:
         """The lines of a block, and its results."""
@@ -143,6 +147,8 @@ class Writer:
                 text = self._spelled(eqn)
             if len(eqn.outs) == 1 and self._inline(eqn, text, uses[eqn.outs[0]], consumer, ends):
                 self.texts[eqn.outs[0]] = text
+                if PICK.fullmatch(text.code) and text.shape is None:
+                    self.picks.setdefault(text.code, CodeLine(eqn.outs, text.code, eqn))
                 continue
             if text.exactly:
                 text = Text(text.exactly)

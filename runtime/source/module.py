@@ -76,9 +76,13 @@ class SourceModule:
         lines, results = writer.block(block)
         names = Wishes(hints)
         names.wanted.update(zip((v.id for v in block.inputs), hints.arguments, strict=True))
-        names.learn(lines)
+        names.learn([*lines, *writer.picks.values()])
         fold = Fold(
-            numbers, lambda line: line.eqn and place(line.eqn), late, lambda some: _title(hints, some)
+            numbers,
+            lambda line: line.eqn and place(line.eqn),
+            late,
+            lambda some: _title(hints, some),
+            writer.picks,
         )
         result = f"({results[0]},)" if len(results) == 1 else ", ".join(results)
         main = fold.lines(lines, ids_in(result))

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sbp.passes.explain.plan import Collective
 from sbp.passes.look.user_lines import function_at, text_at
 from sbp.passes.physical.program import Box, Compute
-from sbp.runtime.source.lines import MARKER, CodeLine, Function, ids_in, written
+from sbp.runtime.source.lines import MARKER, PICK, CodeLine, Function, ids_in, written
 from sbp.runtime.source.names import Hints, Unique, common_name, identifier
 from sbp.runtime.source.values import Var
 from sbp.runtime.source.wrapped import WIDTH, comment, filled, split, statement
 from sbp.signature import format_sbp
 from sbp.units import bytes_text, seconds_text
+
+_NAMES_ELEMENT = re.compile(r"\w+ = [\w.]+\[[^\[\]]*\]$")
 
 
 @dataclass
@@ -61,11 +64,20 @@ class Wishes:
             for v, x in zip(line.targets, line.eqn.ins, strict=False):
                 self.wanted[v.id] = self.wanted.get(x.id, "held") if isinstance(x, Var) else "held"
             return
-        name, _ = self.hints.of(line.eqn, line.ends)
+        name = self._picked(line) or self.hints.of(line.eqn, line.ends)[0]
         values = self.hints.outputs(line.eqn.step) if line.ends and len(line.targets) > 1 else []
         for k, v in enumerate(line.targets):
             known = self.hints.value(values[k]) if k < len(values) else ""
             self.wanted[v.id] = known or name
+
+    def _picked(self, line: CodeLine) -> str:
+        """The name of one element of a named value, such as `keys_3`; "" where the user's line names it."""
+        found = PICK.fullmatch(line.code)
+        base = self.wanted.get(int(found[1]), "") if found else ""
+        if found is None or not base or not found[2].isdigit():
+            return ""
+        named = _NAMES_ELEMENT.match(text_at(self.hints.source(line.step)))
+        return "" if named else f"{base}_{found[2]}"
 
 
 @dataclass

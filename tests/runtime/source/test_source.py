@@ -89,8 +89,7 @@ def test_gpt_is_of_a_reader_s_length() -> None:
     args = params, optimizer.init(params), tokens, jax.random.key(2)
     source = checked(train_step, args, close=2e-6, in_sbp=(AUTO, AUTO, [S(0), B], AUTO))
     lines = source.text.splitlines()
-    # JAX 0.10 traces the same step in more ops.
-    assert len(lines) <= (600 if jax.__version_info__ >= (0, 12) else 680)
+    assert len(lines) <= 600
     assert max(map(len, lines)) <= WIDTH
     for name in ("layer", "layer_backward"):
         assert source.text.count(f"def {name}(") == 1
