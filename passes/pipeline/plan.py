@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from sbp.passes.explain.plan import Collective, PlanData
 from sbp.passes.pipeline.edges import edges_of
@@ -35,6 +35,7 @@ class PipelineData(PlanData):
       timeline: the schedule as simulated with the estimated times, those of pieces with overlap; likewise.
       figures: what every stage costs; () without micro-batches.
       memory: per placement, the peak per device with this schedule, bytes.
+      apart: the program taken apart; None for a plan that was loaded from a file.
     """
 
     stages: tuple[PlanData, ...] = ()
@@ -42,6 +43,7 @@ class PipelineData(PlanData):
     timeline: Timeline | None = None
     figures: tuple[StageFigures, ...] = ()
     memory: tuple[float, ...] = ()
+    apart: Stages | None = field(default=None, compare=False, repr=False)
 
     @property
     def sends(self) -> tuple[Collective, ...]:
@@ -131,6 +133,7 @@ def pipeline_plan(
         timeline=timeline,
         figures=() if figures is None else figures.stages,
         memory=memory,
+        apart=stages,
     )
 
 
