@@ -255,5 +255,6 @@ ELSEWHERE = {
     "measured": "python -m benchmarks.measured --hardware MACHINE.toml",
     "iopddl": "python benchmarks/iopddl.py PROBLEM.json.gz ... --seconds 60",
     "limits": "python -m benchmarks.limits",
+    "time limits": "python -m benchmarks.time_limits",
 }
 """Tables of their own, which need data, a quiet machine, or a reader: by name, their command."""

@@ -41,7 +41,7 @@ from sbp.passes.pipeline.sums import split_sums
 from sbp.passes.pipeline.where import Where, find_places, placements_of
 from sbp.passes.plan import pins
 from sbp.passes.plan.candidates import Candidates, enumerate_candidates
-from sbp.passes.plan.cheapest import relaxed_bound
+from sbp.passes.plan.hurried import bound_in_time
 from sbp.passes.plan.model import Boundary, ChosenSignatures
 from sbp.passes.plan.record import ChoiceRecord
 from sbp.passes.program.duplicates import without_duplicates
@@ -154,8 +154,7 @@ def list_candidates(s: Logical) -> Listed:
 
 
 AFTER_SHARE = 1.7
-"""What the passes after the choice take, of what those before it do: of GPTs of 96 layers as much, of small
-programs less."""
+"""What the passes after the choice take, of what those before it do: GPTs of 96 layers; small ones less."""
 
 
 def choose_signatures(s: Listed) -> Chosen:
@@ -239,7 +238,7 @@ def write_plan(s: Placed) -> PlanData:
     record = s.record
     if plan.gap < 0:
         # Versions are made from each other in a way that the search did not price: its bound is not of all.
-        bound = relaxed_bound(s.candidates, s.asked, s.boxings, r.seconds_left)
+        bound = bound_in_time(s.candidates, s.asked, s.boxings, r.seconds_left)
         record = s.recall.improved(replace(record, bound=bound))
     plan = replace(plan, bound=record.bound, choice=record, cheapest_seconds=s.assignment.cheapest_seconds)
     if r.terms.memory_limit_bytes is None:
@@ -247,6 +246,7 @@ def write_plan(s: Placed) -> PlanData:
     if plan.memory_bytes > r.limit_bytes:
         asked = r.terms.memory_limit_bytes
         raise MemoryLimitError(memory.over_limit(plan, asked, s.smallest, r.donated))
+    plan = replace(plan, notes=(*plan.notes, *notes.late_notes(r)))
     return memory.with_warning(plan, takes.at_peak) if r.whole_step else plan
 
 
@@ -279,12 +279,12 @@ def compile_plan(traced: Traced, request: Request) -> Plan:
     if terms.check:
         spec.check_graph(traced.graph)
     request = request.timed(2 if terms.strict_nonfinite else 1)
-    plan = PLACEMENT.run(Logical(request, traced, boxings), terms.check)
+    plan = PLACEMENT.run(Logical(request, traced, boxings), terms.check, request.phases)
     if terms.strict_nonfinite:
         usual = replace(request.terms, strict_nonfinite=False, memory_limit_bytes=math.inf)
         # The plan says what strictness costs on the wire; that takes a second search. The boxings are shared.
         other_request = replace(request, terms=usual, taken=None).timed()
-        other = PLACEMENT.run(Logical(other_request, traced, boxings), terms.check)
+        other = PLACEMENT.run(Logical(other_request, traced, boxings), terms.check, other_request.phases)
         plan = replace(plan, notes=(*plan.notes, *notes.strict_notes(plan, other)))
     return faced(plan)
 

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from sbp.passes.plan.phases import Phases
+
 In = TypeVar("In")
 Out = TypeVar("Out")
 Next = TypeVar("Next")
@@ -32,19 +34,22 @@ class Chain(Generic[In, Out]):
         """The chain with one more pass."""
         return Chain((*self.passes, Pass(name, run, holds)))
 
-    def run(self, given: In, check: bool = False) -> Out:
+    def run(self, given: In, check: bool = False, phases: Phases | None = None) -> Out:
         """Runs all passes.
 
         Arguments:
           check: whether the contract of each pass is checked after it.
+          phases: where each pass is noted.
 
         Raises:
           SpecError: with `check`, if a pass broke its contract.
         """
         at: Any = given
+        phases = Phases() if phases is None else phases
         with collector_paused():
             for p in self.passes:
-                at = p.run(at)
+                with phases.of(p.name):
+                    at = p.run(at)
                 if check:
                     p.holds(at)
         out: Out = at

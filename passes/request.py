@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeAlias
 
 from sbp.hardware import Hardware
 from sbp.passes.plan.model import BoundaryCost
+from sbp.passes.plan.phases import Phases
 from sbp.passes.plan.record import ChoiceRecord
 from sbp.passes.plan.solve import Progress
 from sbp.passes.program.graph import Graph
@@ -111,8 +111,10 @@ class Request:
         not: its plan holds the stacks of all of them at once, and the schedule is checked instead.
       most_bytes: what the plan of a placement that works on micro-batches may need, per device.
       taken: the signatures to take instead of searching.
-      deadline: when planning ends, by the clock of `time.monotonic`.
-      kept_seconds: of the time until then, for the passes after the search.
+      deadline: when planning ends, by the clock of its phases.
+      before_seconds: what the passes before the search took.
+      kept_seconds: of the time until the deadline, for the passes after the search.
+      phases: what is done when.
     """
 
     name: str
@@ -131,15 +133,17 @@ class Request:
     most_bytes: float = math.inf
     taken: ChoiceRecord | None = None
     deadline: float = math.inf
+    before_seconds: float = 0.0
     kept_seconds: float = 0.0
+    phases: Phases = field(default_factory=Phases, compare=False, repr=False)
 
     def timed(self, parts: int = 1) -> Request:
         """The same, whose time begins now, in one of so many parts that share the limit."""
-        limit = self.terms.time_limit_seconds
+        limit, phases = self.terms.time_limit_seconds, self.phases.again()
         if limit is None:
-            return self
+            return replace(self, phases=phases)
         terms = replace(self.terms, time_limit_seconds=limit / parts)
-        return replace(self, terms=terms, deadline=time.monotonic() + limit / parts)
+        return replace(self, terms=terms, deadline=phases.now() + limit / parts, phases=phases)
 
     def keeping(self, share: float) -> Request:
         """The same, whose search leaves time to the passes after it.
@@ -150,14 +154,15 @@ class Request:
         left, limit = self.seconds_left, self.terms.time_limit_seconds
         if left is None or limit is None:
             return self
-        return replace(self, kept_seconds=share * max(0.0, limit - left))
+        before = max(0.0, limit - left)
+        return replace(self, before_seconds=before, kept_seconds=share * before)
 
     @property
     def seconds_left(self) -> float | None:
         """For the search; None for no limit."""
         if math.isinf(self.deadline):
             return None
-        return max(0.0, self.deadline - self.kept_seconds - time.monotonic())
+        return max(0.0, self.deadline - self.kept_seconds - self.phases.now())
 
     @property
     def limit_bytes(self) -> float:

@@ -7,6 +7,8 @@ from collections.abc import Hashable, Mapping
 
 import numpy as np
 
+_PLAIN = frozenset([bool, int, str, type(None)])
+
 
 class Same:
     """An object as a key: equal to itself alone, and kept alive, so that no other one gets its address."""
@@ -35,6 +37,8 @@ def key_of(x: object) -> Hashable:
     False
     """
     kind = type(x)
+    if kind in _PLAIN:  # most are; and to ask for each of the others takes a while
+        return kind, x
     if isinstance(x, np.ndarray) and not x.dtype.hasobject:
         return kind, x.dtype, x.shape, x.tobytes()
     if isinstance(x, np.generic):

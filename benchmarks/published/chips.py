@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from benchmarks.published.rows import RowError
 from sbp.hardware import Hardware, hardware_for
 from sbp.rates.chips import CHIPS as CHIPS_OF_RATES
-from sbp.rates.collectives import collective_seconds
+from sbp.rates.collectives import HostNetwork, collective_seconds, sent_share
 
 # What a name begins with, the entry of the catalogue, and dense peaks of 16 and of 8 bits in TFLOP/s as
 # vendors publish them, for shares of the peak. GB300 computes these types at the rate of GB200, B300 of B200.
@@ -23,6 +23,7 @@ CHIPS: dict[str, tuple[str, float, float]] = {
     "B200": ("b200", 2250, 4500),
     "B300": ("b200", 2250, 4500),
 }
+HOPPER = frozenset(["h100", "h200"])
 # Memories and boards that differ from the catalogue's: by a word in the name.
 MEMORIES = {"HBM2e": 2.4e12}
 BOARD_WATTS = {"h100": 700.0, "h200": 700.0, "a100": 400.0}
@@ -31,6 +32,13 @@ SUSTAINED_SHARE = 0.87
 chip reaches its limit of power, and its clock falls. 257 TFLOP/s with normal numbers and 295 with zeros, 8192
 cubed on A100 (H. He, "Strangely, Matrix Multiplications on GPUs Run Faster When Given 'Predictable' Data",
 thonking.ai)."""
+MOST_OF_PEAK = {("h100", 1): 0.709, ("h200", 1): 0.709}
+"""Of the peak, the most that products reach, by chip and bytes of an operand: 1403 of 1979 TFLOP/s in 8 bits
+on H100, the best of all shapes (S. Bekman, "Machine Learning Engineering", table of maximum achievable
+matmul FLOPS). The rates are above the peak there, and cut at 0.85 of it; in 16 bits both agree (780, 795)."""
+HOP_SECONDS = 14e-6
+"""Of a step of a ring from host to host, as NCCL's own tuner has it (src/graph/tuning.cc: ring, network,
+simple protocol). XLA's formula has 31 microseconds on Hopper, 21 on Blackwell."""
 SENDING_CORES = 20
 """Streaming multiprocessors that collectives take while they run, which kernels beside them have not: of 132
 that a H800 has, those which DeepSeek-V3 was trained with leave so many to it (arXiv:2412.19437, 3.2.2); NCCL
@@ -61,22 +69,30 @@ class SteadyHardware(Hardware):
         self, batch: int, m: int, n: int, k: int, itemsize: float, *, exact: bool = False
     ) -> float:
         """That of the chip, at its clock."""
-        return Hardware.product_seconds(self, batch, m, n, k, itemsize, exact=exact) / self.clock
+        seconds = Hardware.product_seconds(self, batch, m, n, k, itemsize, exact=exact)
+        most = MOST_OF_PEAK.get((self.chip, int(itemsize)))
+        if most is not None:
+            peak = CHIPS_OF_RATES[self.chip].matrix_flops["f8"]
+            seconds = max(seconds, 2.0 * batch * m * n * k / (most * peak))
+        return seconds / self.clock
 
     def collective_seconds(
         self, kind: str, wire_bytes: float, ranks: Sequence[int], groups: int = 1
     ) -> float:
-        """That of the chip; between hosts, of the network card."""
+        """That of the chip; between hosts, of the network card, and with the steps of NCCL."""
         chip, size = CHIPS_OF_RATES.get(self.chip), len(ranks)
         domains = len({r // chip.domain_devices for r in ranks}) if chip else 1
-        if chip is None or not self.nic_bytes_per_second or domains == 1:
+        if chip is None or domains == 1:
             return Hardware.collective_seconds(self, kind, wire_bytes, ranks, groups)
-        chip = replace(chip, nic_bytes_per_second=self.nic_bytes_per_second)
+        chip = replace(chip, nic_bytes_per_second=self.nic_bytes_per_second or chip.nic_bytes_per_second)
+        network = replace(HostNetwork.of(chip), round_trip_seconds=HOP_SECONDS)
+        whole = wire_bytes / sent_share(kind, size)
         if kind == "permute":
-            return collective_seconds(chip, kind, wire_bytes, 2, groups=groups, domains=2).seconds
-        share = (size - 1) / size * (2 if kind == "all_reduce" else 1)
-        whole = wire_bytes / share
-        return collective_seconds(chip, kind, whole, size, groups=groups, domains=domains).seconds
+            return network.seconds(kind, whole, 2, 2)
+        between = network.seconds(kind, whole, size, domains)
+        local = size // domains
+        inside = collective_seconds(chip, kind, whole, local, groups=groups).seconds if local > 1 else 0.0
+        return max(between, inside)
 
 
 def _entry(chip: str) -> tuple[str, float, float]:

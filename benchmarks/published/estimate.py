@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import astuple, dataclass, field, replace
+from math import prod
 
 from benchmarks.published.chips import hardware_of, kind_of
 from benchmarks.published.layout import Lying
 from benchmarks.published.model import Stage
+from benchmarks.published.moved import layer_weights, moved_bytes
 from benchmarks.published.program import StageProgram
 from benchmarks.published.recompute import EVERYTHING, NOTHING, kept_results
 from benchmarks.published.rows import PublishedStep
 from sbp.hardware import Hardware
+from sbp.passes.boxing.links import Network
 from sbp.passes.explain.plan import Collective
 from sbp.passes.schedule.orders import make
 from sbp.passes.schedule.simulate import simulate
@@ -53,6 +56,25 @@ class Estimate:
     kept: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class PassSeconds:
+    """Of forward and backward of a part of the model.
+
+    Arguments:
+      step, serial: with collectives beside kernels as XLA has them, and one after the other.
+      kernels: without collectives.
+      others: of what context parallel devices send to each other alone: keys and values.
+    """
+
+    step: float
+    serial: float
+    kernels: float
+    others: float
+
+    def __sub__(self, less: PassSeconds) -> PassSeconds:
+        return PassSeconds(*(a - b for a, b in zip(astuple(self), astuple(less), strict=True)))
+
+
 @dataclass
 class Estimator:
     """Estimates a row; equal parts of the model are planned once.
@@ -66,12 +88,12 @@ class Estimator:
     hardware: Hardware = field(init=False)
     kept: Collection[str] = field(init=False)
     lying: Lying = field(init=False)
-    _known: dict[Stage, float] = field(init=False, default_factory=dict)
+    _known: dict[Stage, PassSeconds] = field(init=False, default_factory=dict)
     _ends: dict[Stage, EndSeconds] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.hardware = hardware_of(self.row.chip) if self.on is None else self.on
-        self.lying = Lying(kind_of(self.row.chip), self.row.layout)
+        self.lying = Lying(kind_of(self.row.chip), self.row.layout, self.row.sequence_parallel)
         self.kept = kept_results(self.row, self.hardware)
 
     def estimate(self) -> Estimate:
@@ -129,16 +151,70 @@ class Estimator:
         ):
             found += count * self._layer_seconds(one) if count else 0.0
         for has, end in ((stage.first, Stage(0, 0, True, False)), (stage.last, Stage(0, 0, False, True))):
-            found += self._planned_seconds(end) if has else 0.0
+            found += self._planned(end).step if has else 0.0
         return found
 
     def _layer_seconds(self, one: Stage) -> float:
         two, three = (replace(one, dense=n * one.dense, sparse=n * one.sparse) for n in (2, 3))
-        return self._planned_seconds(three) - self._planned_seconds(two)
+        layer = self._planned(three) - self._planned(two)
+        moved = moved_bytes(self.row, one) / self.hardware.memory_bytes_per_second
+        if self.row.framework.units and self.row.layout.fsdp > 1 and not one.sparse:
+            return self._in_units(layer.kernels + moved, one) + layer.others
+        if self.row.in_loop:
+            # Plans have kernels as fast in loops as alone.
+            return layer.step + moved + (1 - self.hardware.beside_share) * (layer.serial - layer.step)
+        return layer.step + moved
 
-    def _planned_seconds(self, part: Stage) -> float:
+    def _in_units(self, kernels: float, one: Stage) -> float:
+        """A layer whose weights are gathered as one message while the layer before it computes, and once more
+        for the backward pass, and whose gradients are summed up as one while the next one computes."""
+        placement, weights = self.lying.one_copy.placement, layer_weights(self.row, one)
+        network = Network(placement, self.hardware)
+        cutting = {i: a.size for i, a in enumerate(self.lying.one_copy.axes) if a.way == "shard"}
+        axes, ranks = tuple(cutting), prod(cutting.values())
+        used, summed = 1 if self.row.precision == "fp8" else 2, 4 if self.row.framework.wide_sums else 2
+
+        def seconds(kind: str, each: int) -> float:
+            return network.collective_seconds(kind, axes, each * weights * (ranks - 1) / ranks)
+
+        gathered = seconds("all_gather", used)
+        forward = kernels / (3 + _recomputed(self.kept))
+        backward = self._beside(kernels - forward, gathered + seconds("reduce_scatter", summed))
+        return self._beside(forward, gathered) + backward + self._between_products(network)
+
+    def _between_products(self, network: Network) -> float:
+        """What tensor parallel devices send between the products of a layer: kernels wait for all of it.
+
+        Activations are gathered before two products of a layer and summed up after two, and so are their
+        gradients in the backward pass; what two products read is gathered once more for the gradients of
+        their weights (arXiv:2205.05198, 4.2.2). A layer that is computed again sends all again.
+        """
+        row = self.row
+        if row.layout.tp == 1:
+            return 0.0
+        axis = self.lying.one_copy.placement.axes.index("tp")
+        tokens = row.micro_batch * row.sequence / row.layout.cp
+        share = (row.layout.tp - 1) / row.layout.tp
+        gathers, sums = (8, 6) if self.kept == NOTHING else (6, 4)
+        read = 1 if row.precision == "fp8" else 2  # what products read in 8 bits is sent in 8
+
+        def seconds(kind: str, each: int) -> float:
+            return network.collective_seconds(kind, (axis,), each * tokens * row.width * share)
+
+        return gathers * seconds("all_gather", read) + sums * seconds("reduce_scatter", 2)
+
+    def _beside(self, kernels: float, sending: float) -> float:
+        """Kernels while something is sent, which takes some of the chip from them."""
+        share = self.hardware.beside_share
+        slowed = min(kernels, share * sending)
+        return max(sending, kernels + slowed * (1 / share - 1))
+
+    def _planned(self, part: Stage) -> PassSeconds:
         if part not in self._known:
-            self._known[part] = self._program(part, self.lying.one_copy).passes_plan().step_seconds
+            plan = self._program(part, self.lying.one_copy).passes_plan()
+            kernels = plan.seconds - sum(c.seconds for c in plan.collectives)
+            others = sum(c.seconds for c in plan.collectives if c.axes == ("cp",))
+            self._known[part] = PassSeconds(plan.step_seconds, plan.seconds, kernels, others)
         return self._known[part]
 
     def _program(self, stage: Stage, lying: Lying) -> StageProgram:

@@ -6,6 +6,7 @@ Here they have a meaning and a rule, so that they are planned and priced as one 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -18,7 +19,11 @@ from sbp import compat
 from sbp.rates.matmuls import FUSED_SHARE
 from sbp.rules import REGISTRY, Matmul, Op, register_rule
 
-FORWARD, BACKWARD = "published_attention", "published_attention_gradient"
+FLASH2_SHARE = 0.44
+"""Of the rate of a product as large, what FlashAttention-2 reaches on Hopper, for whose matrix units it was
+not written: 35 % of the peak, where products have 79 % (arXiv:2407.08608, section 1)."""
+SHARES = {"attention": FUSED_SHARE, "flash2_attention": FLASH2_SHARE}
+"""By name of the kernel."""
 # Products of a forward pass: scores, and weights with values. A backward pass computes the scores again and
 # has four gradients (Dao et al., 2022, arXiv:2205.14135).
 FORWARD_PRODUCTS, BACKWARD_PRODUCTS = 2, 5
@@ -55,49 +60,53 @@ def _backward(*args: jax.Array) -> list[jax.Array]:
     return list(jax.vjp(plain_attention, q, k, v)[1](ct))
 
 
-_forward_op = compat.make_op(FORWARD, _forward)
-_backward_op = compat.make_op(BACKWARD, _backward)
-
-
-def _products(op: Op, *, count: int) -> Matmul:
+def _products(op: Op, *, count: int, share: float) -> Matmul:
     """A kernel skips the blocks that the mask hides: half of all keys, on average."""
     (*batch, rows, e), (*_, columns, _), (*_, f) = op.shapes[:3]
-    slower = round(count * math.prod(batch) / FUSED_SHARE)
+    slower = round(count * math.prod(batch) / share)
     return Matmul(slower, rows, (e + f) // 2, max(1, columns // 2), op.dtypes[:2])
 
 
 _QUERIES, _KEYS, _NORMS = "b k g q _", "b k _ _", "b k g q"
-# A model of these may be loaded twice in one process, by tests.
-if FORWARD not in REGISTRY:
-    register_rule(
-        FORWARD,
-        f"{_QUERIES}, {_KEYS}, {_KEYS} -> {_QUERIES}, {_NORMS}",
-        matmul=partial(_products, count=FORWARD_PRODUCTS),
-    )
-    register_rule(
-        BACKWARD,
-        f"{_QUERIES}, {_KEYS}, {_KEYS}, {_QUERIES}, {_NORMS}, {_QUERIES} -> {_QUERIES}, {_KEYS}, {_KEYS}",
-        reduced={"g": "sum", "q": "sum"},
-        matmul=partial(_products, count=BACKWARD_PRODUCTS),
-    )
 
 
-@jax.custom_vjp
-def fused_attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    """Causal attention as one kernel; arguments as those of `plain_attention`."""
-    return _forward_op.bind(q, k, v)[0]
+def _kernel(name: str, share: float) -> Callable[[jax.Array, jax.Array, jax.Array], jax.Array]:
+    """Causal attention as one kernel, and its gradient as another, of a rate."""
+    forward_name, backward_name = f"published_{name}", f"published_{name}_gradient"
+    forward_op = compat.make_op(forward_name, _forward)
+    backward_op = compat.make_op(backward_name, _backward)
+    # A model of these may be loaded twice in one process, by tests.
+    if forward_name not in REGISTRY:
+        register_rule(
+            forward_name,
+            f"{_QUERIES}, {_KEYS}, {_KEYS} -> {_QUERIES}, {_NORMS}",
+            matmul=partial(_products, count=FORWARD_PRODUCTS, share=share),
+        )
+        register_rule(
+            backward_name,
+            f"{_QUERIES}, {_KEYS}, {_KEYS}, {_QUERIES}, {_NORMS}, {_QUERIES} -> {_QUERIES}, {_KEYS}, {_KEYS}",
+            reduced={"g": "sum", "q": "sum"},
+            matmul=partial(_products, count=BACKWARD_PRODUCTS, share=share),
+        )
+
+    @jax.custom_vjp
+    def attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        return forward_op.bind(q, k, v)[0]
+
+    def forward(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, Any]:
+        out, norm = (checkpoint_name(x, "context") for x in forward_op.bind(q, k, v))
+        return out, (q, k, v, out, norm)
+
+    def backward(kept: Any, ct: jax.Array) -> tuple[jax.Array, ...]:
+        return tuple(backward_op.bind(*kept, ct))
+
+    attention.defvjp(forward, backward)
+    return attention
 
 
-def _fused_forward(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, Any]:
-    out, norm = (checkpoint_name(x, "context") for x in _forward_op.bind(q, k, v))
-    return out, (q, k, v, out, norm)
-
-
-def _fused_backward(kept: Any, ct: jax.Array) -> tuple[jax.Array, ...]:
-    return tuple(_backward_op.bind(*kept, ct))
-
-
-fused_attention.defvjp(_fused_forward, _fused_backward)
+ATTENTION = {name: _kernel(name, share) for name, share in SHARES.items()}
+"""By name of the kernel; arguments as those of `plain_attention`."""
+fused_attention = ATTENTION["attention"]
 
 
 def product(x: jax.Array, w: jax.Array, eight_bits: bool) -> jax.Array:

@@ -40,10 +40,13 @@ class Lying:
     Arguments:
       kind: the chip, a name of the catalogue.
       ways: the layout of the row.
+      sequence_parallel: whether tensor parallel devices share the sequence between products; else each has
+        all of it.
     """
 
     kind: str
     ways: Layout
+    sequence_parallel: bool = True
 
     @property
     def axes(self) -> tuple[Axis, ...]:
@@ -70,7 +73,8 @@ class Lying:
     @property
     def one_copy(self) -> Lying:
         """The devices that have a word for each other during the passes: without copies of the whole."""
-        return Lying(self.kind, replace(self.ways, dp=1 if self._inside_fsdp else self.ways.ep))
+        ways = replace(self.ways, dp=1 if self._inside_fsdp else self.ways.ep)
+        return replace(self, ways=ways)
 
     @property
     def placement(self) -> Placement:
@@ -86,13 +90,13 @@ class Lying:
 
     def activations(self) -> NdSbp:
         """Of `b s d`: batch and sequence split (Megatron's sequence parallel)."""
-        found = {"cp": S(1), "tp": S(1)}
+        found: dict[str, Signature] = {"cp": S(1), "tp": S(1) if self.sequence_parallel else B}
         return tuple(found.get(a.name, S(0)) for a in self.axes)
 
     @property
     def groups(self) -> int:
         """Into how many parts a sequence is split between layers."""
-        return self.ways.cp * self.ways.tp
+        return self.ways.cp * (self.ways.tp if self.sequence_parallel else 1)
 
     # -- weights
 

@@ -16,7 +16,8 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from benchmarks.published.kernels import fused_attention, plain_attention, product
+from benchmarks.published.chips import HOPPER, kind_of
+from benchmarks.published.kernels import ATTENTION, plain_attention, product
 from benchmarks.published.rows import PublishedStep
 
 PyTree: TypeAlias = Any
@@ -85,6 +86,11 @@ class Decoder:
         return jnp.float16 if self.row.precision == "fp16" else jnp.bfloat16
 
     @property
+    def flash2(self) -> bool:
+        """Whether attention runs as FlashAttention-2 on a chip that has faster kernels (Hopper)."""
+        return self.row.framework.flash2 and kind_of(self.row.chip) in HOPPER
+
+    @property
     def head_width(self) -> int:
         """The width of one attention head; where heads do not divide the width, the next multiple of 64."""
         share = self.row.width / self.row.heads
@@ -147,8 +153,12 @@ class Decoder:
         }
 
     def shapes(self, stage: Stage, dtype: Any) -> PyTree:
-        """All weights of a stage as `ShapeDtypeStruct`s, layers of a kind in a list."""
-        return stacked(stage, self.leaves(stage), lambda x: jax.ShapeDtypeStruct(x.shape, dtype))
+        """All weights of a stage as `ShapeDtypeStruct`s, layers as `stacked` has them."""
+
+        def one(leaf: Leaf, layers: int) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct((layers, *leaf.shape) if layers else leaf.shape, dtype)
+
+        return stacked(self.row.in_loop, stage, self.leaves(stage), one)
 
     def count(self, stage: Stage) -> tuple[int, int]:
         """How many weights of a stage are outside of experts, and in them."""
@@ -178,9 +188,11 @@ class Decoder:
         return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - picked)
 
     def _through(self, x: jax.Array, layers: PyTree, one: Callable[..., jax.Array]) -> jax.Array:
-        # One by one, not in a loop: what the next layer needs is then fetched while this one computes.
         policy = jax.checkpoint_policies.save_only_these_names(*self.kept)
         checked = jax.checkpoint(one, policy=policy)
+        if self.row.in_loop:
+            return jax.lax.scan(lambda x, layer: (checked(x, layer), None), x, layers)[0]
+        # One by one, not in a loop: what the next layer needs is then fetched while this one computes.
         for layer in layers:
             x = checked(x, layer)
         return x
@@ -188,8 +200,13 @@ class Decoder:
     def layer(self, x: jax.Array, layer: Mapping[str, jax.Array], mlp: Callable[..., jax.Array]) -> jax.Array:
         """One layer, `b s d -> b s d`."""
         w = {name: self.placed(name, x) for name, x in layer.items()}
-        x = self.stream(x + self.attention(normalized(x, w["attention_norm"]), w))
-        return self.stream(x + mlp(normalized(x, w["mlp_norm"]), w))
+        for norm, inside in (("attention_norm", self.attention), ("mlp_norm", mlp)):
+            x = self.stream(x + self.whole(inside(self.whole(normalized(x, w[norm])), w)))
+        return x
+
+    def whole(self, x: jax.Array) -> jax.Array:
+        """What enters and leaves the products of a layer, where tensor parallel devices have all of it."""
+        return x if self.row.sequence_parallel else self.stream(x)
 
     def times(self, x: jax.Array, w: jax.Array, name: str) -> jax.Array:
         """A product with a weight, in the row's precision."""
@@ -198,7 +215,8 @@ class Decoder:
     def attention(self, x: jax.Array, w: Mapping[str, jax.Array]) -> jax.Array:
         """Causal self-attention, `b s d -> b s d`."""
         heads = self._latent_heads if self.row.latent_attention else self._heads
-        core = fused_attention if self.row.year >= FUSED_SINCE else plain_attention
+        fused = ATTENTION["flash2_attention" if self.flash2 else "attention"]
+        core = fused if self.row.year >= FUSED_SINCE else plain_attention
         context = core(*heads(x, w)).transpose(0, 3, 1, 2, 4)  # b s k g e
         return self.times(context.reshape(*x.shape[:2], -1), w["out"], "out")
 
@@ -264,11 +282,22 @@ class Decoder:
         return times(inside, "expert_down").transpose(1, 2, 0, 3, 4)
 
 
-def stacked(stage: Stage, leaves: Mapping[str, Mapping[str, Leaf]], one: Callable[[Leaf], Any]) -> PyTree:
-    """Something of each weight of a stage, layers of a kind in a list."""
+def stacked(
+    in_loop: bool, stage: Stage, leaves: Mapping[str, Mapping[str, Leaf]], one: Callable[[Leaf, int], Any]
+) -> PyTree:
+    """Something of each weight of a stage, layers of a kind in a list.
+
+    Arguments:
+      in_loop: whether weights of the layers of a kind are one array each instead, layers first.
+      one: what, given the weight and how many layers its array has; 0 for one by itself.
+    """
     counts = {"dense": stage.dense, "sparse": stage.sparse}
-    groups = {kind: {n: one(x) for n, x in group.items()} for kind, group in leaves.items()}
-    return {kind: [group] * counts[kind] if kind in counts else group for kind, group in groups.items()}
+    found: dict[str, Any] = {}
+    for kind, group in leaves.items():
+        n = counts.get(kind, 0)
+        made = {name: one(x, n if in_loop else 0) for name, x in group.items()}
+        found[kind] = [made] * n if kind in counts and not in_loop else made
+    return found
 
 
 def normalized(x: jax.Array, scale: jax.Array) -> jax.Array:

@@ -13,10 +13,12 @@ import jax.numpy as jnp
 
 import sbp
 from benchmarks.published.layout import Lying, VectorLying
-from benchmarks.published.model import Decoder, Stage, stacked
+from benchmarks.published.model import Decoder, Leaf, Stage, stacked
 from benchmarks.published.rows import PublishedStep
+from sbp import S
 from sbp.hardware import Hardware
 from sbp.passes.face import Plan
+from sbp.signature import NdSbp, Split
 
 PyTree: TypeAlias = Any
 
@@ -67,9 +69,12 @@ class StageProgram:
 
     def _lying(self, how: str) -> PyTree:
         """A signature for each weight, as the method of that name of `lying` has it."""
-        return stacked(
-            self.stage, self._blank.leaves(self.stage), lambda leaf: getattr(self.lying, how)(leaf)
-        )
+
+        def one(leaf: Leaf, layers: int) -> NdSbp:
+            nd: NdSbp = getattr(self.lying, how)(leaf)
+            return tuple(S(s.dim + 1) if layers and isinstance(s, Split) else s for s in nd)
+
+        return stacked(self.row.in_loop, self.stage, self._blank.leaves(self.stage), one)
 
     # -- arguments
 

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.published.frameworks import PLANNER, Framework, framework_of
+
 
 class RowError(ValueError):
     """A row that cannot be read or expressed; the message says why."""
@@ -75,6 +77,7 @@ class PublishedStep:
       notes: what else was published; some of it says what "selective" means.
       year: when, in years.
       wide_sums: whether gradients are added up over copies in float32, not in 16 bits. No column says so.
+      framework: how its steps run.
     """
 
     number: int
@@ -98,6 +101,7 @@ class PublishedStep:
     year: float
     notes: str
     wide_sums: bool = False
+    framework: Framework = PLANNER
 
     @property
     def micro_batches(self) -> int:
@@ -108,6 +112,16 @@ class PublishedStep:
     def tokens(self) -> int:
         """Of one step, on all devices."""
         return self.global_batch * self.sequence
+
+    @property
+    def sequence_parallel(self) -> bool:
+        """Whether tensor parallel devices share the sequence between products, as most do."""
+        return "no sequence parallel" not in self.notes.lower()
+
+    @property
+    def in_loop(self) -> bool:
+        """Whether layers run in a loop."""
+        return self.framework.scans and "scan off" not in self.notes.lower()
 
     @property
     def latent_attention(self) -> bool:
@@ -177,6 +191,7 @@ def parse(number: int, cells: Mapping[str, str]) -> PublishedStep:
         seconds=float(cells["step_seconds"]),
         year=_year(cells.get("date", "")),
         notes=cells.get("notes", ""),
+        framework=framework_of(cells.get("framework", "")),
     )
     _check(row)
     return row

@@ -54,13 +54,21 @@ def _even_dims(shape: Sequence[int], nd: NdSbp, group: int, placement: Placement
     return [d for d, n in enumerate(shape) if n and n % (group * taken[d]) == 0]
 
 
-def starts_note(looked: Sequence[str], left: Sequence[str]) -> str:
+def starts_note(looked: Sequence[str], left: Sequence[str], compared: Sequence[str] = ()) -> str:
     """A remark on a search that could not begin at every parallelism that it knows.
+
+    Arguments:
+      compared: those of which the ones that were looked at are the best.
 
     >>> starts_note(["data"], ["tensor"])
     'overlap: the program is large, and the search began at the cheapest plan and at data; not at tensor'
+    >>> starts_note(["data"], ["tensor"], ["data", "ZeRO-3"]).split("plan and ")[1]
+    'at data, the best of 2 that were compared on one of its equal layers (data, ZeRO-3); not at tensor'
     """
     at = f"at the cheapest plan and at {', '.join(looked)}" if looked else "at the cheapest plan alone"
+    if compared:
+        others = ", ".join(compared)
+        at += f", the best of {len(compared)} that were compared on one of its equal layers ({others})"
     return f"overlap: the program is large, and the search began {at}; not at {', '.join(left)}"
 
 
@@ -118,12 +126,31 @@ def large_notes(hardware: Hardware) -> tuple[str, ...]:
 
 
 def fitted_note(limit_bytes: float, needed_bytes: float, fastest_seconds: float, seconds: float) -> str:
-    """Of a plan that is not the fastest one because that needs too much memory."""
+    """Of a plan that is not the fastest one because that needs too much memory.
+
+    >>> fitted_note(8e10, 9e10, 2.0, 2.1).split("; ")[1]
+    'this one is 5.0 % slower, one thing after the other'
+    >>> fitted_note(8e10, 9e10, 2.0, 1.8).split("; ")[1]  # that was found in too little time
+    'this one is 10 % faster, one thing after the other'
+    """
     more = 100 * (seconds / fastest_seconds - 1) if fastest_seconds > 0 else 0.0
     slower = f"{more:.1f} % slower" if 0 < more < 10 else f"{more:.0f} % slower" if more else "slower"
+    slower = f"{-more:.0f} % faster" if more < 0 else slower
     return (
         f"planned to fit into {bytes_text(limit_bytes)} per device: the fastest plan would need "
         f"{bytes_text(needed_bytes)}; this one is {slower}, one thing after the other"
+    )
+
+
+def known_layout_note(what: str) -> str:
+    """Of a plan that fits, where there was no time to look for the best of these.
+
+    >>> known_layout_note("ZeRO-3")
+    'the fastest plan does not fit, and there was no time to search under the limit on memory; this is ZeRO-3'
+    """
+    return (
+        "the fastest plan does not fit, and there was no time to search under the limit on memory; "
+        f"this is {what}"
     )
 
 
@@ -149,4 +176,23 @@ def time_notes(chosen: ChosenSignatures, request: Request) -> tuple[str, ...]:
     return (
         f"the search ended at its time limit of {limit:g} s; a faster plan may be found in more: "
         f"Options(time_limit={4 * limit:g})",
+    )
+
+
+LATE_SHARE, LATE_SECONDS = 0.1, 0.1
+"""What planning may take beyond its limit, as a part of that, and at least, before the plan says so."""
+
+
+def late_notes(request: Request) -> tuple[str, ...]:
+    """A remark where a plan could not be had within the limit on time."""
+    limit, phases = request.terms.time_limit_seconds, request.phases
+    if limit is None or math.isinf(request.deadline):
+        return ()
+    late = phases.now() - request.deadline
+    if late <= max(LATE_SHARE * limit, LATE_SECONDS):
+        return ()
+    needed = limit + late - phases.optional_seconds
+    return (
+        f"planning took {limit + late:.1f} s, more than Options(time_limit={limit:g}): to read this program, "
+        f"to find any plan and to write it down take {needed:.1f} s here; little else was done",
     )

@@ -204,10 +204,17 @@ class Exposure:
         Arguments:
           unary: the costs of states, with those infinite that are not wanted.
         """
+        return CostNetwork(self.weighted_unary(shares, unary), self.weighted_edges(shares))
+
+    def weighted_edges(self, shares: Shares) -> tuple[tuple[int, int, Table], ...]:
+        """The edges of that network."""
         tables = {g: _scaled(table, shares[g]) for g, table in self.tables.items()}
-        edges = (
+        return tuple(
             (i, j, tables[group]) for group, (i, j, _) in zip(self.groups, self.network.edges, strict=True)
         )
+
+    def weighted_unary(self, shares: Shares, unary: Sequence[Table]) -> tuple[Table, ...]:
+        """The costs of its states."""
         thetas, known = list(unary), dict[Hashable, Table]()
         for variable, (_, sent) in self.talkers.items():
             own, share = thetas[variable], round(shares["talk", variable], 6)
@@ -215,7 +222,7 @@ class Exposure:
             if key not in known:
                 known[key] = own - (1.0 - share) * sent
             thetas[variable] = known[key]
-        return CostNetwork(tuple(thetas), tuple(edges))
+        return tuple(thetas)
 
 
 def _scaled(table: Table, share: float) -> Table:

@@ -68,8 +68,11 @@ class SmallestPeak:
 
 FASTEST_SHARE = 1 / 2
 """Of a limit on time, for the search without a limit on memory, where what it finds may not fit."""
-ROOM_LEFT = 0.985
-"""A plan that needs less than this part of the limit has room left: the search is asked for more once."""
+ROOM_LEFT, ROOM_SHARE = 0.995, 1 / 3
+"""A plan that needs less than this part of the limit has room left: the search is asked for more once, for no
+longer than this part of the time that is left."""
+SEARCH_SHARE = 0.5
+"""Of the time, for the first search once it is known where to begin: prices and the bound are of this one."""
 
 
 @dataclass(frozen=True)
@@ -216,8 +219,8 @@ class LimitedProblem:
         until = time.monotonic() + seconds
         budget = Budget(tuple(model.loads), self.limit_bytes)
         unfit = UNFIT_SECONDS if self.time_limit_seconds is None else math.inf
-        search = LimitedSearch(network, budget, 0.5 * seconds, self.progress, GOOD_GAP, unfit)
         starts = priced_starts(model, network, budget, fastest, STARTS_SHARE * seconds)
+        search = LimitedSearch(network, budget, SEARCH_SHARE * seconds, self.progress, GOOD_GAP, unfit)
         for states in starts.states:
             search.start_from(states)
         if starts.price:
@@ -275,7 +278,7 @@ class LimitedProblem:
         search = tries.search
         counted, left = search.budget.limit, tries.until - time.monotonic()
         if bytes < ROOM_LEFT * self.limit_bytes and left > 0.0:
-            found = search.go_on(counted * MARGIN * self.limit_bytes / bytes, left / 2)
+            found = search.go_on(counted * MARGIN * self.limit_bytes / bytes, ROOM_SHARE * left)
             more = tries.model.chosen(found.states, found.cost, assignment.bound)
             if found.fits and more.seconds < assignment.seconds and self.fits(more):
                 counted, assignment = search.budget.limit, replace(more, bound=assignment.bound)

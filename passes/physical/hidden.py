@@ -10,16 +10,26 @@ the same program has the same plan however busy the machine is.
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from sbp.passes.physical.compared import compared, is_alike
 from sbp.passes.physical.evaluate import OVERLAPPING, Evaluator
 from sbp.passes.physical.exposure import Clock, Exposure, Shares, StepTimes
+from sbp.passes.physical.latency_hiding import have_walk_ready
 from sbp.passes.plan.fold import fold
 from sbp.passes.plan.model import ChosenSignatures, Model
 from sbp.passes.plan.network import CostNetwork, Infeasible, Table
-from sbp.passes.plan.seeds import restricted, seed_name, seeds_for, tensors_of
+from sbp.passes.plan.phases import Phases
+from sbp.passes.plan.seeds import (
+    SeedUse,
+    restricted,
+    seed_name,
+    seeds_compared,
+    seeds_for,
+    tensors_of,
+)
 from sbp.passes.plan.solve import solve
 
 FIRST_ROUNDS, SEED_ROUNDS, LAST_ROUNDS = 4, 2, 6
@@ -42,6 +52,9 @@ WORK, BESIDE = 66_000, 7
 layers on 8 x 8 that leaves three looks."""
 STAGE_WORK = 3 * WORK
 """Of a placement that works on micro-batches: its program is part of one, and runs for each of them."""
+COMPARED_LOOKS = 2
+"""Of programs so large, and of so many equal layers, that eight parallelisms are only compared
+(compared.py): looks, each at one of the best of these."""
 FEWEST_LOOKS, MANY_LOOKS, MOST_LOOKS = 2, 24, 48
 """Beyond many of them a quarter of those that the work allows are looked at."""
 MOST_CELLS = 2e7
@@ -62,9 +75,10 @@ class ShortestStep:
         with, if that is another.
       step_seconds: of it, if it was run.
       looked, left: names of the starting points that were looked at, and of those for which there was no
-      time.
+        time.
       passed_over: whether one with a shorter step, and one that would be taken, does not fit.
       takes: the program of the assignment as the chain makes it, with what it takes, if it was made.
+      compared: names of the parallelisms that were compared first, the cheapest first.
     """
 
     assignment: ChosenSignatures
@@ -73,6 +87,7 @@ class ShortestStep:
     left: tuple[str, ...] = ()
     passed_over: bool = False
     takes: Evaluator | None = None
+    compared: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +142,16 @@ def solved_alike(network: CostNetwork, time_limit_seconds: float | None) -> tupl
     return folded.expand(states) if is_folded else states
 
 
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A parallelism that was looked at: its name, its plan, if that is a new one, and the costs of the states
+    that it allows."""
+
+    name: str
+    look: StepLook | None
+    unary: tuple[Table, ...]
+
+
 class _Search:
     """What was looked at so far, and how much may still be."""
 
@@ -138,33 +163,51 @@ class _Search:
         seconds: float | None,
         donated: Sequence[int],
         looks: int | None,
+        phases: Phases,
+        takes: Evaluator | None,
     ) -> None:
-        self.model, self.network = model, network
+        self.model, self.network, self.phases = model, network, phases
         self.bound = cheapest.bound + cheapest.beyond_seconds
         self.donated = donated
         self.clock = Clock(model.c, model.boxings)
-        self.deadline = None if seconds is None else time.monotonic() + seconds
+        have_walk_ready()  # a part of no plan: no limit on time ends in a worse one for that
+        self.deadline = math.inf if seconds is None else phases.now() + seconds
         self.left = looks_for(network) if looks is None else looks
         self.finalists = max(1, self.left // LOOKS_PER_FINALIST)
         self.seen: dict[tuple[int, ...], StepLook] = {}
-        self.cheapest = self.look(cheapest)
+        self.look_seconds = self.run_seconds = 0.0
+        with self.timed("look_seconds", "cheapest plan looked at"):
+            self.cheapest = self.look(cheapest, takes)
+
+    @contextmanager
+    def timed(self, which: str, name: str) -> Iterator[None]:
+        """Notes what is done meanwhile, and how long one of its kind takes."""
+        began = self.phases.now()
+        with self.phases.of(name, needed=False):
+            yield
+        setattr(self, which, self.phases.now() - began)
 
     @property
     def spent(self) -> bool:
-        return self.left <= 0 or (self.deadline is not None and time.monotonic() >= self.deadline)
+        """Whether there is no time for one more look, and to run what it finds."""
+        return self.left <= 0 or self.phases.now() + self.look_seconds > self.deadline - self.run_seconds
 
-    def look(self, assignment: ChosenSignatures) -> StepLook:
-        takes = self.clock.program(assignment, self.donated)
+    def look(self, assignment: ChosenSignatures, takes: Evaluator | None = None) -> StepLook:
+        takes = self.clock.program(assignment, self.donated) if takes is None else takes
         return StepLook(assignment, self.clock.times_of(takes, assignment.beyond_seconds), takes)
 
     def solved(self, network: CostNetwork) -> StepLook | None:
         """The plan that solves a network; None if it has none, or was looked at already."""
         self.left -= 1
-        remaining = None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
-        try:
-            states = solved_alike(network, remaining)
-        except Infeasible:
-            return None
+        remaining = None if math.isinf(self.deadline) else max(0.0, self.deadline - self.phases.now())
+        with self.timed("look_seconds", "look"):
+            try:
+                return self.looked_at(solved_alike(network, remaining))
+            except Infeasible:
+                return None
+
+    def looked_at(self, states: tuple[int, ...]) -> StepLook | None:
+        """The plan of some states; None if it was looked at already."""
         if states in self.seen:
             return None
         assignment = self.model.chosen(states, self.network.cost(states), self.bound)
@@ -181,14 +224,54 @@ class _Search:
             shares = exposure.shares(at.times, shares)
             at = self.solved(exposure.weighted(shares, unary))
 
+    def begin(self, seeds: list[tuple[SeedUse, ...]], last: int) -> Iterator[Begun]:
+        """The cheapest plans of parallelisms, as many as there are looks for, but for the last ones.
+
+        Arguments:
+          seeds: of which those that are looked at are taken out.
+        """
+        tensors = tensors_of(self.model.graph, self.model.boundary.ties)
+        while seeds and self.left > last and not self.spent:
+            seed = seeds.pop(0)
+            unary = restricted(self.model, seed, tensors)
+            yield Begun(seed_name(seed), self.solved(CostNetwork(unary, self.network.edges)), unary)
+
+    def compare(self, exposure: Exposure, outer: int) -> tuple[list[Begun], list[str]]:
+        """Plans of the cheapest parallelisms of all that are compared, and the names of these."""
+        graph, ties, seeds = self.model.graph, self.model.boundary.ties, self.model.c.placement.ndim
+        with self.phases.of("parallelisms compared", needed=False):
+            given = exposure, exposure.shares(self.cheapest.times), seeds_compared(seeds, outer)
+            found = compared(self.model, *given, tensors_of(graph, ties), self.seconds_left)
+        begun = list[Begun]()
+        for x in found[:COMPARED_LOOKS]:
+            if not self.spent:
+                self.left -= 1
+                with self.timed("look_seconds", "look"):
+                    begun.append(Begun(seed_name(x.seed), self.looked_at(x.states), x.unary))
+        return begun, [seed_name(x.seed) for x in found]
+
+    def seconds_left(self) -> float:
+        """For what is looked at but a last run."""
+        return self.deadline - self.run_seconds - self.phases.now()
+
     def best(self) -> list[StepLook]:
         """What was looked at, the shortest step first."""
         return sorted(self.seen.values(), key=lambda x: x.rank)
 
     def final(self) -> list[tuple[float, StepLook]]:
-        """The first of these with the steps that they take in XLA's own order, the shortest first."""
-        found = [(scheduled_seconds(x), x) for x in self.best()[: self.finalists]]
+        """The first of these with the steps that they take in XLA's own order, the shortest first; of those
+        for which there is time."""
+        found = list[tuple[float, StepLook]]()
+        for x in self.best()[: self.finalists]:
+            if self.phases.now() + self.run_seconds > self.deadline:
+                break
+            found.append((self.run(x), x))
         return sorted(found, key=lambda x: (float(f"{x[0]:.5e}"), x[1].rank))
+
+    def run(self, look: StepLook) -> float:
+        """The step of a plan in XLA's own order."""
+        with self.timed("run_seconds", "step in XLA's order"):
+            return scheduled_seconds(look)
 
 
 def scheduled_seconds(look: StepLook) -> float:
@@ -211,6 +294,8 @@ def shortest_step(
     donated: Sequence[int] = (),
     outer: int = 1,
     looks: int | None = None,
+    phases: Phases | None = None,
+    takes: Evaluator | None = None,
 ) -> ShortestStep:
     """The plan with the shortest step that is found.
 
@@ -222,36 +307,40 @@ def shortest_step(
       donated: positions of the inputs whose memory the results may take.
       outer: how many axes of the placement parallelisms use for one thing, and the others for another.
       looks: how many plans are looked at; None for as many as a program of this size usually has.
+      phases: where each look is noted.
+      takes: the program of `cheapest`, if it was made.
     """
-    search = _Search(model, network, cheapest, time_limit_seconds, donated, looks)
+    phases = Phases() if phases is None else phases
+    search = _Search(model, network, cheapest, time_limit_seconds, donated, looks, phases, takes)
     base = search.cheapest
+    took = search.run(base)
     if model.boxings.network.hardware.platform not in OVERLAPPING or not (
         base.times.sent or base.times.talked
     ):
-        return ShortestStep(cheapest, scheduled_seconds(base), takes=base.takes)
+        return ShortestStep(cheapest, took, takes=base.takes)
     exposure = Exposure(model, network)
+    seeds, compares = list(seeds_for(model.c.placement.ndim, outer)), list[str]()
+    is_compared = search.left < len(seeds_compared(model.c.placement.ndim, outer)) and is_alike(network)
+    if is_compared:
+        search.left = COMPARED_LOOKS
     last = min(LAST_ROUNDS, search.left // 3)
-    search.descend(base, exposure, network.unary, min(FIRST_ROUNDS, max(1, search.left // 4)))
-    tensors = tensors_of(model.graph, model.boundary.ties)
-    looked, seeds = list[str](), list(seeds_for(model.c.placement.ndim, outer))
-    points: list[tuple[StepLook, tuple[Table, ...]]] = []
-    while seeds and search.left > last and not search.spent:
-        seed = seeds.pop(0)
-        looked.append(seed_name(seed))
-        unary = restricted(model, seed, tensors)
-        at = search.solved(CostNetwork(unary, network.edges))
-        if at is not None:
-            points.append((at, unary))
+    begun = list[Begun]()
+    if is_compared and not search.spent:
+        begun, compares = search.compare(exposure, outer)
+        seeds = [seed for seed in seeds if seed_name(seed) not in compares]
+    elif not is_compared:
+        search.descend(base, exposure, network.unary, min(FIRST_ROUNDS, max(1, search.left // 4)))
+        begun = list(search.begin(seeds, last))
+    points = [(x.look, x.unary) for x in begun if x.look is not None]
     for at, unary in sorted(points, key=lambda x: x[0].rank):
         search.descend(at, exposure, unary, min(SEED_ROUNDS, search.left - last))
     for at in search.best()[:1]:
         search.descend(at, exposure, network.unary, search.left)
-    took = scheduled_seconds(base)
     better = [(seconds, x) for seconds, x in search.final() if seconds <= WORTH * took]
     seconds, best = next((x for x in better if fits(program_of(x[1]))), (took, base))
-    left = tuple(seed_name(seed) for seed in seeds)
+    left, looked = tuple(map(seed_name, seeds)), tuple(x.name for x in begun)
     chosen = best.assignment
     if best is not base:
         chosen = replace(chosen, cheapest_seconds=base.times.seconds)
     passed_over = bool(better) and better[0][1] is not best
-    return ShortestStep(chosen, seconds, tuple(looked), left, passed_over, best.takes)
+    return ShortestStep(chosen, seconds, looked, left, passed_over, best.takes, tuple(compares))

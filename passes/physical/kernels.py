@@ -11,9 +11,10 @@ reads such an operand does not count.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any, TypeVar
 
 from sbp.passes.physical.fusing import (
     COSTLY,
@@ -27,6 +28,8 @@ from sbp.passes.physical.fusing import (
 )
 from sbp.passes.physical.program import Box, Compute, Physical, Version, barrier_of
 from sbp.passes.program.graph import Const
+
+Found = TypeVar("Found")
 
 DEEPEST = 8
 """How many loops that follow each other are looked through."""
@@ -66,6 +69,7 @@ class Kernels:
       ends: of each version that is kept, the tensor.
       waits: per op, what else it waits for, by who makes that: a barrier lets nothing through before all that
         enters it is there.
+      known: what was found of them already: the same is asked for each order that they may run in.
     """
 
     ops: Sequence[KernelOp]
@@ -75,6 +79,18 @@ class Kernels:
     sources: Sequence[Sequence[Buffer]]
     ends: Mapping[Version, Buffer]
     waits: Sequence[frozenset[int]] = ()
+    known: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    def once(self, key: Hashable, find: Callable[[], Found]) -> Found:
+        """What was found under a key, or is found now.
+
+        Arguments:
+          key: of what it is, and all that it depends on beside these kernels.
+        """
+        if key not in self.known:
+            self.known[key] = find()
+        found: Found = self.known[key]
+        return found
 
     @cached_property
     def makers(self) -> Sequence[Sequence[int]]:

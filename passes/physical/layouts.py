@@ -36,20 +36,26 @@ def turned(k: Kernels, sizes: ShardSizes, taken: Collection[Buffer]) -> Iterator
     Arguments:
       taken: results that take the spaces of arguments.
     """
-    walk = _Walk(sizes)
     found: dict[Version, Buffer] = {}
     updates: dict[Version, list[Buffer]] = {}
-    for i, op in enumerate(k.ops):
-        walk.pass_by(op.step)
-        for t in k.made[i]:
-            origin = walk.origins.get(t.version)
-            if origin == t.version:
-                found[origin] = t
-            elif origin is not None and t in taken:
-                updates.setdefault(origin, []).append(t)
+    for t, origin in k.once("origins", lambda: _origins(k, sizes)):
+        if origin == t.version:
+            found[origin] = t
+        elif t in taken:
+            updates.setdefault(origin, []).append(t)
     for origin, t in found.items():
         if origin in updates or t in taken:
             yield Turned(t, tuple(updates.get(origin, ())))
+
+
+def _origins(k: Kernels, sizes: ShardSizes) -> list[tuple[Buffer, Version]]:
+    """Tensors that are made element by element of one that is turned over, and that one."""
+    walk, found = _Walk(sizes), list[tuple[Buffer, Version]]()
+    for i, op in enumerate(k.ops):
+        walk.pass_by(op.step)
+        own = ((t, walk.origins.get(t.version)) for t in k.made[i])
+        found += [(t, origin) for t, origin in own if origin is not None]
+    return found
 
 
 @dataclass

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 from sbp.passes.physical.fusing import PARTIAL, Fusing, KernelOp, ShardSizes, changes_in_place, op_of
 from sbp.passes.physical.kernels import Buffer, Kernels, kernels
@@ -152,8 +153,13 @@ def _flat(nodes: Iterable[Node]) -> Iterable[Node]:
 
 
 def _compute(node: Node) -> Compute:
-    operands, results = (tuple(WHOLE for _ in xs) for xs in (node.inputs, node.outputs))
-    return Compute(node, Strategy(operands, results, tuple(False for _ in operands), ()))
+    return Compute(node, _whole(len(node.inputs), len(node.outputs)))
+
+
+@cache
+def _whole(operands: int, results: int) -> Strategy:
+    """All of so many operands and results."""
+    return Strategy((WHOLE,) * operands, (WHOLE,) * results, (False,) * operands, ())
 
 
 def kernels_that_compute(k: Kernels) -> list[set[int]]:

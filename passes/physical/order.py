@@ -83,7 +83,7 @@ def hiding_order(
       numbers: where the program runs in sections, of which one each op is.
     """
     ends = set(k.ends.values())
-    when = places_of(k, {t for t in k.tensors if t.maker < 0 or t in ends}, together)
+    when = known_places(k, {t for t in k.tensors if t.maker < 0 or t in ends}, together)
     nodes = schedule_nodes(k, together, when, seconds, numbers)
     ops = hiding_ops(k, nodes, ())
     if numbers is not None:
@@ -114,7 +114,9 @@ def turns(
     """
     together = sent_together(k) if together is None else together
     if known is None:
-        nodes = schedule_nodes(k, together, places_of(k, elsewhere, together, hastens), seconds)
+        # A trip of a loop that has something to send changes who reads what.
+        places = places_of if sent else known_places
+        nodes = schedule_nodes(k, together, places(k, elsewhere, together, hastens), seconds)
         ops = hiding_ops(k, nodes, {id(op) for op in sent}, in_loop)
         if seconds is not None and any(op.sends for op in ops):
             known = BodyOrder.of(nodes, hidden_order(ops))
@@ -147,6 +149,14 @@ def saving_turns(k: Kernels, elsewhere: Collection[Buffer]) -> list[int]:
     return turn
 
 
+def known_places(
+    k: Kernels, elsewhere: Collection[Buffer], together: Sequence[tuple[int, ...]], hastens: bool = True
+) -> Sequence[float]:
+    """The same as `places_of`, looked for once."""
+    key = "places", frozenset(elsewhere), tuple(together), hastens
+    return k.once(key, lambda: places_of(k, elsewhere, together, hastens))
+
+
 def places_of(
     k: Kernels, elsewhere: Collection[Buffer], together: Sequence[tuple[int, ...]], hastens: bool = True
 ) -> list[float]:
@@ -165,8 +175,11 @@ def places_of(
 
 def _wait(k: Kernels, when: list[float]) -> None:
     """Nothing runs before what it reads is there."""
-    for i in range(len(k.ops)):
-        when[i] = max([when[i], *(when[m] for m in k.makers[i])])
+    for i, own in enumerate(k.makers):
+        at = when[i]
+        for m in own:
+            at = max(at, when[m])
+        when[i] = at
 
 
 def _delay(k: Kernels, when: list[float], elsewhere: Collection[Buffer]) -> None:

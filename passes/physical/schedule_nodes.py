@@ -72,14 +72,7 @@ def schedule_nodes(
         # It is found as soon as it can be, unless it hides a collective.
         at = when[pooled.maker] + 0.1 if pooled.maker >= 0 else -1.0
         nodes.append(ScheduleNode((), (), at, taken(i), pool=i))
-    sets = [*together, *_siblings(k, {i for members in together for i in members})]
-    if numbers is not None:
-        by_section = (sorted(members, key=lambda i: (numbers.get(i, 0), i)) for members in sets)
-        sets = [tuple(some) for each in by_section for _, some in groupby(each, lambda i: numbers.get(i, 0))]
-    for members in in_order(k.makers, sets):
-        members = tuple(i for i in members if k.runs(i))
-        if not members:
-            continue
+    for members in _units(k, together, numbers):
         op, at = k.ops[members[0]], max(when[i] for i in members)
         if is_packed(k, members):
             pack, send = len(nodes), len(nodes) + 1
@@ -93,15 +86,45 @@ def schedule_nodes(
     return nodes
 
 
+def _units(
+    k: Kernels, together: Sequence[tuple[int, ...]], numbers: Mapping[int, int] | None
+) -> Sequence[tuple[int, ...]]:
+    """The kernels that run as one, and all others by themselves, each after those that it waits for."""
+    sent = tuple(together)
+    sets = [*together, *k.once(("siblings", sent), lambda: _siblings(k, {i for some in sent for i in some}))]
+
+    def ordered() -> list[tuple[int, ...]]:
+        running = (tuple(i for i in members if k.runs(i)) for members in in_order(k.makers, sets))
+        return [members for members in running if members]
+
+    if numbers is None:
+        return k.once(("units", sent), ordered)
+    by_section = (sorted(members, key=lambda i: (numbers.get(i, 0), i)) for members in sets)
+    sets = [tuple(some) for each in by_section for _, some in groupby(each, lambda i: numbers.get(i, 0))]
+    return ordered()
+
+
 def hiding_ops(
     k: Kernels, nodes: Sequence[ScheduleNode], later: Collection[int], in_loop: bool = False
 ) -> list[HidingOp]:
     """The same for the scheduler, and then what is read under other shapes; `later` are ids of ops that need
     nothing of this trip of a loop."""
+    key = "waiting", in_loop, frozenset(later), tuple((n.reads, n.makes) for n in nodes)
+    found = k.once(key, lambda: _waiting(k, nodes, later, in_loop))
+    times = [(n.seconds, n.sends, n.holds_wires, n.position) for n in nodes]
+    # What is read under another shape is there with what makes it.
+    times += [(0.0, False, False, nodes[makers[0]].position) for makers, _ in found[len(nodes) :]]
+    return [HidingOp(makers, *own, arguments) for (makers, arguments), own in zip(found, times, strict=True)]
+
+
+def _waiting(
+    k: Kernels, nodes: Sequence[ScheduleNode], later: Collection[int], in_loop: bool
+) -> list[tuple[tuple[int, ...], int]]:
+    """What each op of the scheduler waits for, and how many arguments nobody else reads."""
     maker = {i: j for j, node in enumerate(nodes) for i in node.makes}
     finds = {node.pool: j for j, node in enumerate(nodes) if node.pool >= 0}
     pooled = dict(pool_gradients(k))
-    found = list[HidingOp]()
+    found = list[tuple[tuple[int, ...], int]]()
     flat = [
         {t for i in node.reads if not in_loop and id(k.ops[i]) not in later for t in _flattened(k, i)}
         for node in nodes
@@ -113,19 +136,9 @@ def hiding_ops(
         before = [*node.after, *(finds[i] for i in node.reads if i in finds)]
         behind = (maker[m] for i in node.reads for m in sorted(k.waits[i]) if m in maker)
         made = (views[t] if t in flattened else maker[t.maker] for t in read if t.maker >= 0)
-        makers = (*before, *made, *behind)
-        found.append(
-            HidingOp(
-                makers=tuple(dict.fromkeys(makers)),
-                seconds=node.seconds,
-                sends=node.sends,
-                holds_wires=node.holds_wires,
-                position=node.position,
-                arguments=sum(t.maker < 0 and len(t.readers) == 1 for t in read),
-            )
-        )
-    found += [HidingOp((maker[t.maker],), 0.0, False, False, nodes[maker[t.maker]].position) for t in views]
-    return found
+        makers = tuple(dict.fromkeys((*before, *made, *behind)))
+        found.append((makers, sum(t.maker < 0 and len(t.readers) == 1 for t in read)))
+    return [*found, *(((maker[t.maker],), 0) for t in views)]
 
 
 def _flattened(k: Kernels, i: int) -> list[Buffer]:
@@ -197,6 +210,10 @@ def sent_together(k: Kernels) -> list[tuple[int, ...]]:
     They are looked for in the order in which results need them, the first result first
     (`HloComputation::MakeInstructionPostOrder`).
     """
+    return k.once("sent together", lambda: _sent_together(k))
+
+
+def _sent_together(k: Kernels) -> list[tuple[int, ...]]:
     makers = k.makers
     order = _by_results(k, makers)
     at = {i: j for j, i in enumerate(order)}

@@ -21,7 +21,7 @@ from typing import TypeAlias
 from sbp.passes.physical.fusing import ShardSizes
 from sbp.passes.physical.kernels import Kernels, program_kernels
 from sbp.passes.physical.latency_hiding import by_place
-from sbp.passes.physical.order import places_of
+from sbp.passes.physical.order import known_places
 from sbp.passes.physical.program import Box, Physical, Step, Version, barrier_of, reads, writes
 from sbp.passes.physical.schedule_nodes import sent_together
 
@@ -87,7 +87,7 @@ def sections_of(physical: Physical, hastens: bool, known: Kernels | None = None)
     elsewhere = {t for t in k.tensors if t.maker < 0 or t in ends}
     together = sent_together(k)
     units = _Units(physical, k)
-    order = units.ordered(places_of(k, elsewhere, together, hastens))
+    order = units.ordered(known_places(k, elsewhere, together, hastens))
     orders = [order[a:b] for a, b in itertools.pairwise(units.cuts(order, together))]
     numbers = {i: p for p, some in enumerate(orders) for u in some for i in units.units[u].members}
     return Sections(units.sections(orders), numbers)

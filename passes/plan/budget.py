@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -111,7 +112,8 @@ class FlatBudget(NamedTuple):
       at: `[loads]`, where a load's bytes per state begin in `bytes`.
       bytes: `[.]`.
       room: `[times]`, what the loads may add up to there.
-      times: `[times]`, which these are.
+      times: `[times]`, which these are: each stands for those until the next.
+      tightest: `[times]`, of these the one with the least room.
     """
 
     first: Indices
@@ -121,6 +123,7 @@ class FlatBudget(NamedTuple):
     bytes: Table
     room: Table
     times: Indices
+    tightest: Indices
 
 
 def flat_budget(flat: FlatNetwork, loads: Iterable[Load], limit: float) -> FlatBudget:
@@ -142,7 +145,9 @@ def flat_budget(flat: FlatNetwork, loads: Iterable[Load], limit: float) -> FlatB
     start, end = np.searchsorted(last, _times(free, "start")), np.searchsorted(last, _times(free, "end"))
     cuts = np.unique(np.concatenate([start, end, [0]]))
     cuts = cuts[cuts < last.size]
-    room = np.minimum.reduceat(room, cuts) if last.size else room
+    starts = np.append(cuts, last.size)
+    tightest = [a + int(room[a:b].argmin()) for a, b in pairwise(starts.tolist())]
+    room = room[tightest] if last.size else room
     lengths = np.array([load.bytes.size for load in free], dtype=np.int64)
     return FlatBudget(
         np.searchsorted([load.node for load in free], np.arange(flat.turn.size + 1)).astype(np.int64),
@@ -152,6 +157,7 @@ def flat_budget(flat: FlatNetwork, loads: Iterable[Load], limit: float) -> FlatB
         np.concatenate([load.bytes for load in free]) if free else np.zeros(0),
         room,
         last[cuts],
+        last[tightest] if last.size else last,
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ _FACTORS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 """Odd numbers whose products spread over 64 bits (splitmix64, Steele et al., 2014)."""
 
 Colours = NDArray[np.uint64]
+TableEdge: TypeAlias = tuple[int, int, Table]
 
 
 @dataclass(frozen=True)
@@ -50,11 +51,18 @@ def classes_of(network: CostNetwork, hops: int = HOPS) -> tuple[int, ...]:
     >>> classes_of(chain, hops=1), classes_of(chain, hops=2)
     ((0, 1, 1, 1, 1, 2), (0, 1, 2, 2, 3, 4))
     """
-    colours = mixed(numbers_of(network.unary))
-    if not network.edges:
+    return _classes((network.unary,), network.edges, hops)
+
+
+def _classes(unaries: Sequence[Sequence[Table]], given: Sequence[TableEdge], hops: int) -> tuple[int, ...]:
+    """Classes of nodes that have the same costs in each of several networks with the same edges."""
+    colours = mixed(numbers_of(unaries[0]))
+    for unary in unaries[1:]:
+        colours = mixed(colours * np.uint64(13) + mixed(numbers_of(unary)))
+    if not given:
         return numbered(colours)
-    tables = mixed(numbers_of([table for _, _, table in network.edges]))
-    i, j = (np.array(ends) for ends in zip(*((a, b) for a, b, _ in network.edges), strict=True))
+    tables = mixed(numbers_of([table for _, _, table in given]))
+    i, j = (np.array(ends) for ends in zip(*((a, b) for a, b, _ in given), strict=True))
     for _ in range(hops):
         around = np.zeros_like(colours)
         # A sum does not depend on the order of the edges; 64 bits of it do not meet by chance.
@@ -72,7 +80,20 @@ def fold(network: CostNetwork, hops: int = HOPS) -> Folded:
     >>> len(folded.network.unary), folded.network.cost((0, 1, 0)) == 7.0
     (3, True)
     """
-    classes = classes_of(network, hops)
+    (folded,) = fold_alike((network.unary,), network.edges, hops)
+    return folded
+
+
+def fold_alike(
+    unaries: Sequence[Sequence[Table]], given: Sequence[TableEdge], hops: int = HOPS
+) -> tuple[Folded, ...]:
+    """Networks that differ in what their nodes cost, folded with the same classes.
+
+    Arguments:
+      unaries: of each of them.
+      given: the edges of all.
+    """
+    classes = _classes(unaries, given, hops)
     members = Counter(classes)
     first = {k: node for node, k in reversed(list(enumerate(classes)))}
     known: dict[tuple[int, int], Table] = {}
@@ -84,14 +105,17 @@ def fold(network: CostNetwork, hops: int = HOPS) -> Folded:
             known[id(table), n] = table * n
         return known[id(table), n]
 
-    unary = tuple(times(network.unary[first[k]], members[k]) for k in range(len(members)))
     counts: Counter[tuple[int, int, int]] = Counter()
     of_id: dict[int, Table] = {}
-    for i, j, table in network.edges:
+    for i, j, table in given:
         of_id[id(table)] = table
         counts[classes[i], classes[j], id(table)] += 1
     edges = tuple((i, j, times(of_id[t], n)) for (i, j, t), n in counts.items())
-    return Folded(CostNetwork(unary, edges), classes)
+    kept = range(len(members))
+    return tuple(
+        Folded(CostNetwork(tuple(times(unary[first[k]], members[k]) for k in kept), edges), classes)
+        for unary in unaries
+    )
 
 
 def numbers_of(tables: Sequence[Table]) -> Colours:

@@ -11,44 +11,42 @@ import numpy as np
 
 from sbp.passes.plan import forests, sweeps
 from sbp.passes.plan.budget import Budget, Fitted, Load, flat_budget
-from sbp.passes.plan.flat import Indices, flat_network
+from sbp.passes.plan.combined import MOST, Known, cheapest_states, together
+from sbp.passes.plan.every import cheapest_of_all
+from sbp.passes.plan.flat import Indices
+from sbp.passes.plan.improving import Improving
 from sbp.passes.plan.network import CostNetwork, Infeasible, Table
-from sbp.passes.plan.parts import ceiling_of, least_of
 from sbp.passes.plan.peak import least_peak
 from sbp.passes.plan.priced import PROVING, about_most
-from sbp.passes.plan.prices import Prices, TimePrices
-from sbp.passes.plan.reduce import reduce_network
+from sbp.passes.plan.prices import TimePrices
 from sbp.passes.plan.solve import Progress, solve
 
 _ROUND_STEPS = 40
 """Steps of prices in a round."""
-_CHUNK_MOVES = 200
-"""Moves at one discount, between two looks at the clock."""
-_POLISH_MOVES = 6000
-"""No more moves than this on one assignment in a round; it ends when no discount gains anything."""
-_POLISH_VISITS = 8
-"""How often they visit each node, on the average; fewer than steps of prices do in a round, since prices
-bring more where states are many. Work is counted, not time: the same problem has the same answer."""
-_POLISH_CHUNKS = 9
-"""... and in how many chunks at least."""
 _STANDING = 1e-3
 """Prices stand where a round of steps raises the bound by less than this part. Only then a network is solved
 at them exactly: a hundred rounds take as long, and what is cheapest at prices that change is worth little."""
-_HELD = 4e-3
-"""Prices to begin with are held as long as a round raises the bound by more than this part. They are about
-right, and costs take many sweeps to get through a large network: with prices that change all the while its
-bound takes twice as many to rise as far."""
+_HELD, _HELD_STEPS = 1e-3, 10
+"""Prices to begin with are held as long as so many steps raise the bound by more than this part. They are
+about right, and costs take many sweeps to get through a large network: with prices that change all the while
+its bound takes twice as many to rise as far."""
 _RAISES = 3
 """Exact solutions at raised prices, for each at the best,"""
 _RAISED = 0.1
 """and by which part of the highest price all together are raised at each."""
-_EVERY_NODE = 1 << 60
-_DISCOUNTS = (1.0, 0.5, 0.0)
-"""Parts of the prices, in turn: at full ones nobody takes the room that is left for what is little worth."""
+_COMBINED_SHARE = 0.25
+"""Part of the time left for the best of what is known together,"""
+_COMBINED_GAP = 1e-3
+"""which ends this near to its bound,"""
+_PART_STALLED_ROUNDS = 3
+"""or after so many rounds in which nothing improves"""
+_PART_PROGRESS = 3e-4
+"""by more than this part of the cost."""
+_NEARLY = 0.01
+"""Where it is this near to its bound, the prices there are worth trying."""
+
 _KICKS = 3
 """Tries in a round to leave the best assignment and to come back to a better one."""
-_FOREST_NODES = 4096
-"""Largest forest of a move."""
 _ENUMERATED_CELLS = 1 << 21
 """Combinations times times and entries, up to which all are looked at."""
 _STALLED_ROUNDS = 10
@@ -96,10 +94,11 @@ def solve_within(
     return LimitedSearch(network, budget, time_limit_seconds, progress, good_gap).run()
 
 
-class LimitedSearch:
+class LimitedSearch(Improving):
     """Rounds of steps of prices and of moves, on what is left of the network.
 
-    Arguments as of `solve_within`, and `unfit_seconds`: no longer than this while nothing is found that fits.
+    Arguments as of `solve_within`; `unfit_seconds`: no longer than this while nothing is found that fits; and
+    `is_part`: of another search, for some of its states; it ends where it improves no more.
     A search goes on under another limit from where it is.
     """
 
@@ -111,35 +110,25 @@ class LimitedSearch:
         progress: Progress | None = None,
         good_gap: float = 0.0,
         unfit_seconds: float = math.inf,
+        *,
+        is_part: bool = False,
     ) -> None:
-        self.good_gap, self.unfit_seconds = good_gap, unfit_seconds
-        self.network, self.budget, self.progress = network, budget, progress
-        self.start = time.monotonic()
-        self.seconds = math.inf if limit_seconds is None else limit_seconds
-        self.reduction = reduce_network(network, lambda: self._spent(0.3), budget.loads)
-        kernel = self.reduction.kernel
-        flat = flat_network(kernel)
-        self.loads = self.reduction.loads
-        """Of the kernel's nodes."""
-        self.flat_budget = flat_budget(flat, self.loads, budget.limit)
-        ceiling = ceiling_of(kernel)
-        self.flat = flat.filled(ceiling)
-        self.finite = least_of(kernel) + 0.9999 * ceiling
-        """What is dearer has an infinite entry."""
-        self.prices = Prices(flat, self.flat_budget, ceiling, self.reduction.constant)
-        self.work = forests.workplace(flat, self.flat_budget, 1)
-        self.states: Indices | None = None
-        self.cost = math.inf
+        super().__init__(network, budget, limit_seconds, good_gap)
+        self.unfit_seconds, self.is_part, self.progress = unfit_seconds, is_part, progress
+        self.known = Known()
+        self.combined_seconds = 0.0
+        """That it took to bring together what is known, the last time."""
+        self.dear: TimePrices | None = None
+        """Prices that hold for what is known together, until they are tried."""
         self.begun_at: list[Indices] = []
         """Where it was told to begin: under another limit too."""
-        self.nearest = np.zeros(flat.turn.size, dtype=np.int64)
-        self.excess = (True, math.inf)
-        self.noise = self.least_gain = 0.0
         self.rounds = 0
         self.solved_for = self.solved_at = self.prices.at
         """The best prices when the network was solved exactly, and those at which it was solved last."""
         self.over = np.zeros(self.prices.at.size, dtype=np.bool_)
         self.raised = 0
+        self.solves = True
+        """Whether exact solutions take no more than their time."""
 
     def begin_at(self, prices: TimePrices, states: Sequence[int] | None = None) -> None:
         """Begins at prices, and at states of the network, that another search has found."""
@@ -167,8 +156,11 @@ class LimitedSearch:
         self.start = time.monotonic()
         self.seconds = math.inf if limit_seconds is None else limit_seconds
         self.states, self.cost, self.excess = None, math.inf, (True, math.inf)
+        self.known.add(known)
+        self.known.forget()
+        self.combined_seconds, self.dear = 0.0, None
         self.over = forests.use_of(self.flat_budget, known) > self.flat_budget.room
-        self.raised = 0
+        self.raised, self.solves = 0, True
         for states in (*self.begun_at, known):
             self._offer(states)
         self._polish(known)
@@ -192,6 +184,7 @@ class LimitedSearch:
         """Looks at some states of the network, and from then on at what is near them."""
         self.begun_at.append(np.array(self.reduction.project(states), dtype=np.int64))
         self._offer(self.begun_at[-1])
+        self.known.add(self.begun_at[-1])
 
     def charge(self, states: Sequence[int], price: float) -> None:
         """Begins with a price for a byte, in equal parts at all times at which some states have most.
@@ -218,7 +211,12 @@ class LimitedSearch:
         if cells <= _ENUMERATED_CELLS:
             return self._best_of_all()
         stalled = 0
-        while stalled < _STALLED_ROUNDS or (self.seconds < math.inf and not self.good_gap):
+        self._combine()
+        self._try_dear()
+        if self.rounds == 0 and self.flat.sizes.size >= _CHARGED_NODES:
+            self.prices.begin_alike(self._spent)
+        most = _PART_STALLED_ROUNDS if self.is_part else _STALLED_ROUNDS
+        while stalled < most or (self.seconds < math.inf and not self.good_gap):
             before = self.cost, self.prices.lower
             self._round()
             if self._finished():
@@ -228,20 +226,25 @@ class LimitedSearch:
 
     def _round(self) -> None:
         decoded: Indices = self.nearest
-        before = self.prices.lower
-        for _ in range(_ROUND_STEPS):
+        before = since = self.prices.lower
+        for k in range(1, _ROUND_STEPS + 1):
             decoded = self.prices.step(self.cost)
             if self._finished():
                 break
+            if self.prices.are_held and k % _HELD_STEPS == 0:
+                size = abs(self.reduction.constant + self.prices.lower)
+                self.prices.are_held, since = self.prices.lower - since > _HELD * size, self.prices.lower
         self.noise = _NOISE * abs(self.reduction.constant + self.prices.lower)
         self.least_gain = 100.0 * self.noise
         risen = self.prices.lower - before
         size = abs(self.reduction.constant + self.prices.lower)
         stand = risen < _STANDING * size
-        self.prices.are_held = self.prices.are_held and risen > _HELD * size
-        if stand and not self._finished():
+        if stand and not self._finished() and not self._try_dear() and self.solves:
             self._look_exactly()
         self.rounds += 1
+        if not self.is_part and not self._finished():
+            self.known.add(self._cheapest_near(decoded))
+            self._combine()
         self._polish(decoded)
         if self.states is not None:
             self._polish(self.states)
@@ -250,6 +253,14 @@ class LimitedSearch:
         if self.progress is not None:
             constant = self.reduction.constant
             self.progress(self.cost + constant, self.prices.lower + constant, time.monotonic() - self.start)
+
+    def _try_dear(self) -> bool:
+        """Goes to the prices that hold for what is known together, if there are new ones."""
+        if self.dear is None:
+            return False
+        self.prices.begin_at(self.dear)
+        self.prices.are_held, self.dear = True, None
+        return True
 
     def _look_exactly(self) -> None:
         """Moves from the cheapest states at the best prices; then, while these do not keep the limit, at
@@ -265,7 +276,50 @@ class LimitedSearch:
             self.raised += 1
         states = self._exact(self.solved_at)
         self.over = forests.use_of(self.flat_budget, states) > self.flat_budget.room
+        self.known.add(states)
         self._polish(states)
+
+    def _combine(self) -> None:
+        """The best of what is known together, and of that with what costs least by the bound."""
+        begun, paid = time.monotonic(), float(self.prices.best @ self.flat_budget.room)
+        is_late = self.seconds < math.inf and self.combined_seconds > self._left(_COMBINED_SHARE)
+        if self.is_part or is_late:
+            return
+        priced = self.flat._replace(theta=self._priced(self.prices.best))
+        values = [sweeps.total_cost(priced, x) - paid for x in self.known.states]
+        among = self.known.chosen(values, self.cost, self.prices.lower, self.states)
+        if len(among) > 1:
+            self._best_among(among, among)
+        if self.known.has_risen(self.cost, self.prices.lower) and self.rounds:
+            few = cheapest_states(self.flat.split(self.prices.excess()))
+            among = [*([] if self.states is None else [self.states]), *self.known.states[:MOST]]
+            self._best_among(among, [*among, *few])
+        self.combined_seconds = time.monotonic() - begun
+
+    def _best_among(self, known: Sequence[Indices], among: Sequence[Indices]) -> None:
+        """The best of the states that some assignments have, and the prices there.
+
+        Arguments:
+          known: where to begin.
+        """
+        small = together(self.reduction.kernel, self.loads, among)
+        budget = Budget(small.loads, self.budget.limit)
+        seconds = None if math.isinf(self.seconds) else self._left(_COMBINED_SHARE)
+        try:
+            inner = LimitedSearch(small.network, budget, seconds, None, _COMBINED_GAP, is_part=True)
+        except Infeasible:  # each of them has an infinite cost
+            return
+        for x in known:
+            inner.start_from(small.narrowed(x))
+        inner.begin_at(self.prices.found())
+        found = inner.run()
+        if found.fits and math.isfinite(found.cost):
+            self._polish(small.widened(found.states))
+            if self._is_near(found.cost, found.bound):
+                self.dear = inner.prices.found()
+
+    def _is_near(self, cost: float, bound: float) -> bool:
+        return cost - bound <= _NEARLY * abs(cost + self.reduction.constant)
 
     def _exact(self, prices: Table) -> Indices:
         """The cheapest states at some prices, and the bound that they prove: without a limit a network is
@@ -275,6 +329,8 @@ class LimitedSearch:
         unary = np.split(self._priced(prices), self.flat.offsets[1:-1])
         kernel = replace(self.reduction.kernel, unary=tuple(unary))
         found = solve(kernel, time_limit_seconds=self._left(_EXACT_SHARE))
+        # Where there was too little time for it there will not be enough later.
+        self.solves = self._is_near(found.cost, found.bound)
         self.prices.prove(found.bound - float(prices @ self.flat_budget.room), prices)
         return np.array(found.states, dtype=np.int64)
 
@@ -282,91 +338,19 @@ class LimitedSearch:
         left = self.start + self.seconds - time.monotonic()
         return max(share * left, 0.05) if math.isfinite(left) else _EXACT_SECONDS
 
-    def _polish(self, states: Indices) -> None:
-        """Moves from these states on, at the prices of now; higher ones where they do not fit."""
-        states = states.copy()
-        use = forests.use_of(self.flat_budget, states)
-        hastens = self.seconds < math.inf or self.good_gap
-        visits = _POLISH_VISITS * states.size if hastens else _EVERY_NODE
-        nodes = max(1, visits // _POLISH_CHUNKS)
-        prices, idle = self.prices.at, 0
-        for chunk in range(_POLISH_MOVES // _CHUNK_MOVES):
-            if self._spent() or chunk * nodes >= visits or idle == len(_DISCOUNTS):
-                break
-            fits = bool((use <= self.flat_budget.room).all())
-            theta = self._priced(prices * _DISCOUNTS[chunk % len(_DISCOUNTS)] if fits else prices)
-            gained, nearer = forests.improve(
-                self.flat, self.flat_budget, theta, self.work, states, use, _CHUNK_MOVES, nodes,
-                _FOREST_NODES, self.noise,
-            )  # fmt: skip
-            idle = idle + 1 if nearer == 0.0 and gained >= -self.least_gain else 0
-            over = use > self.flat_budget.room
-            if over.any():
-                prices = prices.copy()
-                typical = prices[prices > 0.0].mean() if prices.any() else self._typical_price()
-                prices[over] = 1.5 * prices[over] + 0.5 * typical
-        self._offer(states)
-
-    def _typical_price(self) -> float:
-        """About a hundredth of the cost for the whole limit."""
-        return 0.01 * abs(self.reduction.constant + self.prices.lower) / max(self.budget.limit, 1.0)
-
-    def _priced(self, prices: Table) -> Table:
-        theta = self.flat.theta.copy()
-        forests.price_loads(self.flat_budget, prices, theta, self.flat.offsets)
-        return theta
-
-    def _mixed(self, states: Indices, others: Indices) -> Indices:
-        """The states with those of the others on a random forest."""
-        mixed = states.copy()
-        most = min(mixed.size, 1 << (1 + forests.draw(self.work, 12)))
-        taken = forests.grow(self.flat, self.work, most, 1, 2)
-        region = self.work.order[:taken]
-        mixed[region] = others[region]
-        return mixed
-
-    def _offer(self, states: Indices) -> None:
-        over = forests.use_of(self.flat_budget, states) - self.flat_budget.room
-        excess = float(np.maximum(over, 0.0).sum())
-        cost = sweeps.total_cost(self.flat, states)
-        if excess == 0.0 and cost < min(self.cost, self.finite):
-            self.cost, self.states = cost, states
-        if (cost >= self.finite, excess) < self.excess:
-            self.excess, self.nearest = (cost >= self.finite, excess), states
-
     def _best_of_all(self) -> Fitted:
         """Every combination of states, where these are few."""
-        flat, budget = self.flat, self.flat_budget
-        sizes, offsets = tuple(flat.sizes.tolist()), flat.offsets
-        states = np.indices(sizes).reshape(len(sizes), math.prod(sizes))
-        cost = np.zeros(states.shape[1])
-        change = np.zeros((budget.room.size + 1, states.shape[1]))
-        for node, size in enumerate(sizes):
-            cost += flat.theta[offsets[node] + states[node]]
-            for entry in range(flat.first[node], flat.turn[node]):
-                cost += flat.pool[flat.table[entry] + states[flat.other[entry]] * size + states[node]]
-            for load in range(budget.first[node], budget.first[node + 1]):
-                size_of = budget.bytes[budget.at[load] + states[node]]
-                change[budget.start[load]] += size_of
-                change[budget.end[load]] -= size_of
-        over = (np.cumsum(change, axis=0)[:-1] - budget.room[:, None]).max(axis=0, initial=-self.budget.limit)
-        finite = cost < self.finite
-        if not finite.any():
-            raise Infeasible()
-        least = over[finite].min()
-        best = np.where(finite & (over <= max(least, 0.0)), cost, np.inf).argmin()
-        self.states, self.prices.lower = states[:, best], float(cost[best]) if least <= 0.0 else math.inf
-        return self._answer(self.budget.limit + float(least))
+        states, cost, over = cheapest_of_all(self.flat, self.flat_budget, self.finite, self.budget.limit)
+        self.states, self.prices.lower = states, cost if over <= 0.0 else math.inf
+        return self._answer(self.budget.limit + over)
 
     def _progressed(self, before: tuple[float, float]) -> bool:
         cost, lower = before
         if math.isinf(cost):
             return self.cost < cost
-        least = _PROGRESS * abs(self.prices.lower + self.reduction.constant)
+        part = _PART_PROGRESS if self.is_part else _PROGRESS
+        least = part * abs(self.prices.lower + self.reduction.constant)
         return max(cost - self.cost, self.prices.lower - lower) > least
-
-    def _spent(self, share: float = 1.0) -> bool:
-        return time.monotonic() - self.start >= share * self.seconds
 
     def _finished(self) -> bool:
         if self.states is None:
@@ -382,7 +366,9 @@ class LimitedSearch:
     def _answer(self, least: float = 0.0) -> Fitted:
         limit = self.budget.limit
         found = self.states
-        if found is None:
+        if found is None and self.is_part:
+            found = self.nearest
+        elif found is None:
             self.nearest, least = least_peak(
                 self.prices.flat, self.flat_budget, limit, self.nearest, self._spent
             )

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from benchmarks.published import __main__ as published
-from benchmarks.published import chips, figures, kernels, recompute
+from benchmarks.published import chips, figures, frameworks, kernels, moved, recompute
 from benchmarks.published.estimate import Estimate, Estimator, stages_of
 from benchmarks.published.figures import Outcome
 from benchmarks.published.layout import Lying
@@ -21,6 +21,7 @@ from benchmarks.published.model import KEPT, Decoder, Stage
 from benchmarks.published.rows import Experts, Layout, PublishedStep, RowError, parse, read
 from sbp import B, P, S
 from sbp.hardware import hardware_for
+from sbp.passes.boxing.links import Network
 
 CELLS = {
     "model": "Tiny",
@@ -67,6 +68,9 @@ LAYOUTS = {
     "two matrices, no kernel": row(d_ff="1024", dp="8", fsdp="1", precision="fp16", date="2021"),
     "rounds that are not equal": row(dp="2", fsdp="1", tp="2", pp="2", vp="2", global_batch="10"),
     "latent": row(model="DeepSeek-V0", kv_heads="4", experts="2+1 shared/8+1 shared", ep="8"),
+    "units": row(framework="torchtitan (PyTorch FSDP2)"),
+    "units of widths in 8 bits": row(framework="torchtitan", fsdp="4", tp="2", precision="fp8"),
+    "a loop": row(framework="Paxml (JAX/XLA)", dp="2", fsdp="4"),
 }
 
 
@@ -278,8 +282,108 @@ def test_chips() -> None:
     assert whole.product_seconds(*product) < slow.product_seconds(*product)
     sent = "all_gather", 1e9, range(16)
     assert whole.collective_seconds(*sent) < hardware_for("h100").collective_seconds(*sent)
+    hops = "all_gather", 1e5, range(256)
+    fast = replace(whole, nic_bytes_per_second=1e15)
+    assert fast.collective_seconds(*hops) == pytest.approx(31.875 * (14e-6 + 6e-6) + 45e-6, rel=1e-2)
+    flops, eight = 2 * 4096.0**3, (1, 4096, 4096, 4096, 1.0)
+    assert whole.product_seconds(*eight) == pytest.approx(flops / (0.709 * 0.87 * 1.97834e15), rel=1e-3)
+    b200 = chips.hardware_of("B200")
+    assert b200.product_seconds(*eight) == hardware_for("b200").product_seconds(*eight) / b200.clock
     assert hardware_for("h100").beside_share == 1.0 and whole.beside_share == 1 - 20 / 132
     near = "all_gather", 1e9, range(8)
     assert whole.collective_seconds(*near) == hardware_for("h100").collective_seconds(*near)
     with pytest.raises(RowError, match="chip 'X9' is none of"):
         chips.kind_of("X9")
+
+
+@pytest.mark.parametrize(
+    ("cell", "expected"),
+    [
+        ("MaxText (JAX/XLA)", frameworks.MAXTEXT),
+        ("Paxml (JAX/XLA)", frameworks.PAXML),
+        ("torchtitan (PyTorch FSDP2)", frameworks.FSDP2),
+        ("NeMo AutoModel (PyTorch FSDP2)", frameworks.FSDP2),
+        ("llm-foundry/Composer (PyTorch FSDP1)", frameworks.FSDP1),
+        ("Megatron-Bridge (PyTorch)", frameworks.BRIDGE),
+        ("NeMo/Megatron-Core (PyTorch)", frameworks.MEGATRON),
+        ("", frameworks.PLANNER),
+    ],
+)
+def test_what_a_framework_does(cell: str, expected: frameworks.Framework) -> None:
+    assert row(framework=cell).framework == expected
+
+
+def test_a_kernel_of_attention_that_a_framework_calls() -> None:
+    """FlashAttention-2 is slower than cuDNN's on Hopper, and PyTorch's choice there; elsewhere it is not."""
+
+    def kernels_of(**changed: str) -> str:
+        one = row(**changed)
+        heads = jax.ShapeDtypeStruct((1, one.sequence, one.width), jnp.bfloat16)
+        model, stage = Decoder(one), Stage(1)
+        (layer,) = model.shapes(stage, jnp.bfloat16)["dense"]
+        return str(jax.make_jaxpr(model.attention)(heads, layer))
+
+    assert "published_flash2_attention" in kernels_of(framework="torchtitan")
+    assert "published_attention" in kernels_of(framework="torchtitan", chip="A100")
+    assert "published_attention" in kernels_of(framework="NeMo/Megatron-Core")
+    assert kernels.FLASH2_SHARE < kernels.FUSED_SHARE
+
+
+def test_layers_in_a_loop_are_those_one_by_one() -> None:
+    plain, loop = (Decoder(row(framework=cell)) for cell in ("", "Paxml"))
+    assert not row(framework="Paxml", notes="scan off").in_loop
+    stage, key = Stage(3), jax.random.key(0)
+    shapes = loop.shapes(stage, jnp.bfloat16)
+    assert shapes["dense"]["up"].shape == (3, 256, 512) and shapes["ends"]["head"].shape == (256, 1024)
+    weights = jax.tree.map(lambda x: 0.1 * jax.random.normal(key, x.shape, x.dtype), shapes)
+    listed = weights | {"dense": [{n: x[i] for n, x in weights["dense"].items()} for i in range(3)]}
+    tokens = jax.random.randint(key, (2, 128), 0, 1024)
+    np.testing.assert_allclose(
+        loop.run(stage, weights, tokens, tokens), plain.run(stage, listed, tokens, tokens), rtol=1e-2
+    )
+
+
+def test_weights_gathered_layer_by_layer() -> None:
+    """Kernels hide what is sent beside them, and are slowed down by it; no layer ends before it is sent."""
+    one = Estimator(row(framework="torchtitan"))
+    assert one._beside(1.0, 0.0) == 1.0
+    assert one._beside(1.0, 0.5) == pytest.approx(1.0 + 0.5 * 20 / 132)
+    assert one._beside(0.1, 0.5) == 0.5
+    few, many = (one._in_units(seconds, Stage(1, 0, False, False)) for seconds in (0.0, 1.0))
+    assert 0 < few < 1e-3 and 1.0 < many < 1.0 + few
+    wide = Estimator(row(framework="torchtitan", fsdp="4", tp="2"))
+    network = Network(wide.lying.one_copy.placement, wide.hardware)
+    sent = wide._between_products(network)
+    again = Estimator(row(framework="torchtitan", fsdp="4", tp="2", activation_checkpointing="full"))
+    assert 0 < sent < again._between_products(network)
+    assert one._between_products(network) == 0.0
+    # Layers without experts in a model that has some: the devices of an expert's group cut them too.
+    mixed = Estimator(row(framework="NeMo AutoModel (PyTorch FSDP2)", ep="8", experts="2/8"))
+    dense = Stage(1, 0, False, False)
+    assert mixed._in_units(0.0, dense) == pytest.approx(one._in_units(0.0, dense), rel=0.1)
+
+
+def test_what_is_copied() -> None:
+    """Second copies of 8-bit operands on Hopper, a look for the largest value, and what was gathered."""
+    stage = Stage(1, 0, False, False)
+    eight = {"precision": "fp8", "fsdp": "1", "dp": "8"}
+    tokens, weights = 128, 2 * 256 * 256 + 2 * 256 * 128 + 3 * 256 * 512 + 2 * 256
+    operands = tokens * (256 + 256 + 256 + 512 + 256 + 256 + 512 + 2 * 512)
+
+    def bytes_of(**changed: str) -> float:
+        return moved.moved_bytes(row(**changed), stage)
+
+    assert bytes_of() == bytes_of(**eight, chip="B200") == 0.0
+    assert bytes_of(**eight) == 2 * (operands + weights)
+    assert bytes_of(**eight, framework="Megatron-Bridge") == 2 * (operands + weights) + 2 * operands
+    assert bytes_of(**eight, framework="Megatron-Bridge", chip="B200") == 2 * operands
+    assert bytes_of(framework="torchtitan") == weights * (2 * (2 + 2) + 2 + 4)
+    assert bytes_of(framework="llm-foundry") == 0.0
+
+
+def test_without_sequence_parallel_all_have_all_of_the_sequence() -> None:
+    alone = row(dp="1", fsdp="1", tp="8", notes="full recompute, no sequence parallel")
+    assert not alone.sequence_parallel and row().sequence_parallel
+    assert Estimator(alone).lying.activations() == (B,)
+    assert Estimator(row(dp="1", fsdp="1", tp="8")).lying.activations() == (S(1),)
+    assert Estimator(alone).lying.one_copy.groups == 1

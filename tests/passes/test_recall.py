@@ -160,7 +160,7 @@ def test_functions_are_not_kept() -> None:
 def test_another_bound_is_kept_with_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is found out about a plan when it is written need not be found out again."""
     store, at = Kept(), built()
-    monkeypatch.setattr(chain, "relaxed_bound", lambda *_: 0.0)
+    monkeypatch.setattr(chain, "bound_in_time", lambda *_: 0.0)
     best = choosing.cheapest
 
     def too_sure(*args: Any) -> Any:

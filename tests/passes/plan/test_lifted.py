@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from sbp.passes.plan.flat import flat_network
 from sbp.passes.plan.fold import numbers_of
 from sbp.passes.plan.indexed import IndexedNetwork, IndexedTable
-from sbp.passes.plan.lifted import gathered, lifted, spread
+from sbp.passes.plan.lifted import gathered, lifted, lifted_flat, spread
 from sbp.passes.plan.narrow import Narrowing
 from sbp.passes.plan.solve import solve
 
@@ -83,3 +84,15 @@ def test_what_is_spread_is_gathered_again() -> None:
     assert all((a == b).all() for a, b in zip(again, given, strict=True))
     back = gathered(few, whole.wide, *given)
     assert (back[0] == theta).all() and (back[1] == messages).all()
+
+
+def test_tables_that_are_written_down_are_lifted_too() -> None:
+    network = layers(30)
+    flat = flat_network(network.dense())
+    found = lifted_flat(flat, numbers_of(network.unary), 3)
+    assert found.stands.size < 0.5 * flat.turn.size
+    assert (found.wide.table[found.entries] == flat.table).all()
+    assert (np.diff(found.wide.message)[found.entries] == np.diff(flat.message)).all()
+    theta, messages = np.arange(flat.theta.size, dtype=float), np.zeros(int(flat.message[-1]))
+    own, _ = gathered(found, flat, theta, messages)
+    assert (own == np.concatenate([theta[5 * k : 5 * k + 5] for k in found.stands])).all()
