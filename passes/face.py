@@ -7,14 +7,13 @@ them. Here both are put together, so that neither needs the other.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self, TypeVar
 
 from sbp.errors import ArgumentError, Problem, SignatureError
 from sbp.meant import meant
-from sbp.passes.explain.choices import TensorChoices
+from sbp.passes.explain.choices import RowChoices, TensorChoices
 from sbp.passes.explain.plan import PlanData, Replans, Writes
 from sbp.passes.explain.words import MAX_ROWS
 from sbp.passes.look import files, page, pipeline_files, pipeline_page, pipeline_text, text
@@ -101,7 +100,7 @@ class Plan(PlanData):
 
     def _choices(
         self, path: str | os.PathLike[str], most: int | None, time_limit: float
-    ) -> dict[str, Sequence[TensorChoices]]:
+    ) -> dict[str, RowChoices]:
         """What the tensors of the costliest collectives could lie as, by the keys of their rows.
 
         Arguments:
@@ -111,16 +110,12 @@ class Plan(PlanData):
             return {}
         if most is None and self._ops > MOST_OPS:
             return {}
-        wanted, until = PAGE_CHOICES if most is None else most, time.monotonic() + time_limit
-        found: dict[str, Sequence[TensorChoices]] = {}
-        for c in sorted((c for c, _ in self.merged()), key=lambda c: -c.seconds) if wanted else ():
-            left = until - time.monotonic()
-            if len(found) == wanted or left <= 0:
-                break
-            choices = self.replanner.row_choices(self, c, PAGE_ALTERNATIVES, left / 2)
-            if choices:
-                found[row_key(c)] = choices
-        return found
+        wanted = PAGE_CHOICES if most is None else most
+        rows = sorted((c for c, _ in self.merged()), key=lambda c: -c.seconds)[:wanted]
+        if not rows:
+            return {}
+        found = self.replanner.rows_choices(self, rows, PAGE_ALTERNATIVES, time_limit)
+        return {row_key(c): choices for c, choices in found}
 
     @property
     def _ops(self) -> int:

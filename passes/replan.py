@@ -6,7 +6,6 @@ makes by `sbp.annotate` behind that op, for all who read it. The passes that mak
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -18,51 +17,38 @@ import numpy as np
 from sbp.errors import ArgumentError, Problem, raise_all
 from sbp.passes.boxing.links import Network
 from sbp.passes.boxing.paths import Boxings
-from sbp.passes.chain import (
-    PLACEMENT,
-    Listed,
-    Logical,
-    list_candidates,
-)
-from sbp.passes.explain.choices import HeldPlan, PlanFigures, TensorChoices, changes
-from sbp.passes.explain.collectives import talking
-from sbp.passes.explain.gone import is_gone
+from sbp.passes.chain import PLACEMENT, Listed, Logical, list_candidates
+from sbp.passes.evaluated import evaluated, figures_of, made_by
+from sbp.passes.explain.choices import HeldPlan, RowChoices, TensorChoices, changes
 from sbp.passes.explain.plan import SAME, Collective, PlanData
 from sbp.passes.explain.reasons import Reasons
 from sbp.passes.explain.targets import NamedTensors, Target
 from sbp.passes.face import Plan, faced
+from sbp.passes.near import NearProblem
+from sbp.passes.nearby import LineTargets
 from sbp.passes.passing import Chain
 from sbp.passes.physical.buckets import bucket_collectives
-from sbp.passes.physical.evaluate import Evaluator
 from sbp.passes.physical.fit import LimitedProblem
-from sbp.passes.physical.flow import Flow
 from sbp.passes.physical.hidden import shortest_step
 from sbp.passes.physical.insert import insert_boxing
 from sbp.passes.physical.owners import mark_owners
-from sbp.passes.physical.program import Box, Physical
 from sbp.passes.plan import pins
 from sbp.passes.plan.candidates import Strategy
 from sbp.passes.plan.hold import annotations_of, with_annotations
 from sbp.passes.plan.marginals import HeldStates, cheapest_held
-from sbp.passes.plan.model import ChosenSignatures, Model
+from sbp.passes.plan.model import Boundary, ChosenSignatures, Model
 from sbp.passes.plan.network import CostNetwork
 from sbp.passes.program.names import Names, without_indices
 from sbp.passes.program.trace import Traced
+from sbp.passes.removal import RowsSearch
 from sbp.passes.request import Request
-from sbp.passes.sent_tensors import (
-    cause_of,
-    hold_text,
-    sent_at,
-    sent_target,
-)
+from sbp.passes.sent_tensors import cause_of, hold_text, sent_target
 from sbp.resolve import check_fit
 from sbp.signature import NdSbp, Partial, format_sbp, normalise
 
 _AT = next(i for i, p in enumerate(PLACEMENT.passes) if p.name == "candidates")
 _GRAPH: Chain[Logical, Logical] = Chain(PLACEMENT.passes[:_AT])
 """The passes that change the graph; values of a plan's program have the ids that these give."""
-MOST_TRIED = 12
-"""Alternatives that are looked at for one without a collective."""
 _REST: Chain[Logical, PlanData] = Chain(PLACEMENT.passes[_AT:])
 
 
@@ -124,23 +110,41 @@ class Replanner:
         """
         return self._choices(plan, self._tensors(plan).find(name), most, time_limit_seconds)
 
-    def row_choices(
-        self, plan: PlanData, c: Collective, most: int, time_limit_seconds: float
-    ) -> list[TensorChoices]:
-        """The same of the tensors of a row of the plan, as `merged` has it, with what each alternative sends.
+    def rows_choices(
+        self, plan: PlanData, rows: Sequence[Collective], most: int, time_limit_seconds: float
+    ) -> Iterator[tuple[Collective, RowChoices]]:
+        """The same of the tensors of rows of the plan, as `merged` has them, and what to write to do without.
 
-        Where none of these does without the row, the same of the argument whose split leads to it besides.
+        Planned again is what is near a row, for the rest as the plan has it, in one problem for all rows.
+
+        Arguments:
+          time_limit_seconds: after which no other row is begun.
         """
         assert plan.physical is not None
-        until, found = time.monotonic() + time_limit_seconds, list[TensorChoices]()
-        for target in self._targets(plan, c):
-            left = max(0.0, until - time.monotonic())
-            if found and not left:
-                break
-            found.append(self._choices(plan, target, most, left, row=c))
-            if any(is_gone(c, held, plan) for held in found[-1].alternatives):
-                break
-        return found
+        own = [list(self._targets(plan, c)) for c in rows]
+        rows = [c for c, targets in zip(rows, own, strict=True) if targets]
+        own = [targets for targets in own if targets]
+        lines = LineTargets(plan, plan.physical, rows, self.request.ties)
+        every = [t for k, targets in enumerate(own) for t in (*targets, *lines.near(k))]
+        opened = sorted({i for t in every for i in t.arguments})
+        results = dict.fromkeys((j for targets in own for t in targets for j in t.results), None)
+        watched = dict.fromkeys(v for t in every for v in t.values)
+        asked = asking(self.request, dict.fromkeys(opened), results)
+        pinned = {v: nd for v, nd in self.pinned.items() if v not in watched}
+        s = Replanner(self.traced, asked, pinned).logical()
+        listed = list_candidates(s.with_graph(with_annotations(s.graph, watched)))
+        problem = NearProblem(listed, plan.physical, boundary_of(listed), [*watched])
+        search = RowsSearch(plan, self.request, problem, lines, own, rows, opened, self._planned)
+        return search.each(most, time_limit_seconds)
+
+    def _planned(self, holds: Sequence[tuple[Target, NdSbp]]) -> PlanData:
+        """The whole plan with some tensors held."""
+        request, pinned = self.request, dict(self.pinned)
+        for target, nd in holds:
+            raise_all(check_held(target, nd, request))
+            request = asking(request, dict.fromkeys(target.arguments, nd), dict.fromkeys(target.results, nd))
+            pinned |= dict.fromkeys(target.values, nd)
+        return Replanner(self.traced, request, pinned).plan()
 
     def _targets(self, plan: PlanData, c: Collective) -> Iterator[Target]:
         """What may be held to do without a row: its own tensors, then the argument that leads to it."""
@@ -160,29 +164,14 @@ class Replanner:
         target: Target,
         most: int,
         time_limit_seconds: float,
-        row: Collective | None = None,
     ) -> TensorChoices:
-        """The other signatures of a target.
-
-        Arguments:
-          row: a collective that is wanted gone: of the others the cheapest without it is added.
-        """
+        """The other signatures of a target."""
         until = time.monotonic() + 2 * time_limit_seconds
-        search = HeldSearch(self.opened(target).logical(), target, self.request, until, sends=row is not None)
+        search = HeldSearch(self.opened(target).logical(), target, self.request, until)
         now = {target.signatures[0]} if target.values else set(target.signatures)
         others = [nd for nd in search.signatures if nd not in now]
-        wanted = most if row is None else max(most, MOST_TRIED)
-        found = cheapest_held(
-            search.network, [search.states(nd) for nd in others], wanted, time_limit_seconds
-        )
-        plans = list[HeldPlan]()
-        for n, (i, solution) in enumerate(found.found):
-            # Beyond those that are wanted one is looked for that does without the row, whatever it costs.
-            if n >= most and any(row is None or is_gone(row, held, plan) for held in plans):
-                break
-            held = search.held(others[i], solution.states, solution.cost, solution.bound)
-            if n < most or (row is not None and is_gone(row, held, plan)):
-                plans.append(held)
+        found = cheapest_held(search.network, [search.states(nd) for nd in others], most, time_limit_seconds)
+        plans = [search.held(others[i], x.states, x.cost, x.bound) for i, x in found.found]
         plans.sort(key=lambda h: (h.figures.step_seconds, h.figures.seconds))
         assert plan.physical is not None
         return TensorChoices(
@@ -192,7 +181,7 @@ class Replanner:
             target.signatures,
             figures_of(plan),
             tuple(plans),
-            found.slower + len(found.found) - len(plans),
+            found.slower,
             found.unknown,
             found.impossible,
             self.request.limit_bytes,
@@ -214,19 +203,13 @@ class HeldSearch:
 
     Arguments:
       until: when to stop to look for shorter steps.
-      sends: whether it is asked what is sent.
     """
 
-    def __init__(
-        self, s: Logical, target: Target, request: Request, until: float, *, sends: bool = False
-    ) -> None:
-        self.sends = sends
+    def __init__(self, s: Logical, target: Target, request: Request, until: float) -> None:
         watched = dict.fromkeys(target.values)
         self.s: Listed = list_candidates(s.with_graph(with_annotations(s.graph, watched)))
         self.target, self.donated = target, request.donated
-        r = self.s.request
-        asked = pins.boundary(self.s.graph, self.s.asked_inputs, r.out_sbp, r.ties, r.placement)
-        self.asked = replace(asked, in_costs=r.in_costs, out_costs=r.out_costs)
+        self.asked = boundary_of(self.s)
         self.model = Model(self.s.candidates, self.asked, self.s.boxings)
         problem = self.s.candidates, self.asked, self.s.boxings, request.donated
         self.limited, self.until = LimitedProblem(*problem, request.limit_bytes), until
@@ -269,12 +252,18 @@ class HeldSearch:
         network = self.s.boxings.network
         physical = mark_owners(insert_boxing(self.s.candidates, assignment, self.s.boxings))
         physical = bucket_collectives(physical, network.hardware)
-        figures = _evaluated(physical, network, self.donated)
+        figures = evaluated(physical, network, self.donated)
         made = annotations_of(self.s.graph, dict.fromkeys(self.target.values))
         made_values = [x for node in made.values() for x in node.inputs if isinstance(x, int)]
         slack = cost - bound if cost - bound > SAME * cost else 0.0
-        sent = sent_at(physical, network, self.donated) if self.sends else None
-        return HeldPlan(nd, figures, made_by(physical, made_values), slack, sent)
+        return HeldPlan(nd, figures, made_by(physical, made_values), slack)
+
+
+def boundary_of(s: Listed) -> Boundary:
+    """What is asked of arguments and results."""
+    r = s.request
+    asked = pins.boundary(s.graph, s.asked_inputs, r.out_sbp, r.ties, r.placement)
+    return replace(asked, in_costs=r.in_costs, out_costs=r.out_costs)
 
 
 def asking(
@@ -315,34 +304,6 @@ def held_note(tensor: str, nd: NdSbp, found: PlanData, plan: PlanData) -> str:
         f"what if: {tensor} held to {format_sbp(nd)}: {time}, {overlapped} with overlap, "
         f"{sent} sent, {memory} at the peak"
     )
-
-
-def figures_of(plan: PlanData) -> PlanFigures:
-    """What a plan costs."""
-    return PlanFigures(plan.seconds, plan.step_seconds, plan.wire_bytes, plan.memory_bytes)
-
-
-def _evaluated(physical: Physical, network: Network, donated: Sequence[int]) -> PlanFigures:
-    takes = Evaluator(physical, network, donated)
-    sent = sum(
-        how.times * (takes.box_bytes(what) if isinstance(what, Box) else what.talk.wire_bytes)
-        for what, how in talking(physical)
-    )
-    return PlanFigures(takes.seconds(), takes.scheduled().seconds, sent, takes.peak_bytes())
-
-
-def made_by(physical: Physical, values: Sequence[int]) -> str:
-    """The op that makes some values, and its signatures; several, where not all have the same."""
-    makers = Flow(physical).makers
-    texts = []
-    for v in values:
-        if v in makers:
-            node, s = makers[v]
-            ends = (", ".join(map(format_sbp, lying)) for lying in s.lying)
-            texts.append(f"{node.op} at {node.source} as {' -> '.join(ends)}")
-    every = dict.fromkeys(texts)
-    more = [f"{len(every) - 2} other ways"] if len(every) > 2 else []
-    return "; ".join([*itertools.islice(every, 2), *more])
 
 
 def check_held(target: Target, nd: NdSbp, request: Request) -> list[Problem]:

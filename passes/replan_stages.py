@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from sbp.errors import ArgumentError, Problem, SbpError, raise_all
 from sbp.layout import at_rest
 from sbp.passes.chain import STAGES, Ordered, Planned, Staged, Whole, compile_plan
-from sbp.passes.explain.choices import HeldPlan, TensorChoices
+from sbp.passes.evaluated import figures_of, made_by
+from sbp.passes.explain.choices import HeldPlan, RowChoices, TensorChoices
 from sbp.passes.explain.plan import SAME, Collective, PlanData
 from sbp.passes.explain.targets import Target
 from sbp.passes.face import PipelinePlan, Plan
@@ -27,7 +28,7 @@ from sbp.passes.pipeline.targets import NamedStagesTensors, StagesTarget
 from sbp.passes.plan.hold import annotations_of
 from sbp.passes.plan.marginals import cheapest_held
 from sbp.passes.program.trace import Traced
-from sbp.passes.replan import HeldSearch, Replanner, asking, check_held, figures_of, held_note, made_by
+from sbp.passes.replan import HeldSearch, Replanner, asking, check_held, held_note
 from sbp.passes.request import Request, StagesRequest
 from sbp.signature import NdSbp, format_sbp, normalise
 
@@ -155,13 +156,25 @@ class StagesReplanner:
             target.where,
         )
 
-    def row_choices(
-        self, plan: PlanData, c: Collective, most: int, time_limit_seconds: float
-    ) -> list[TensorChoices]:
-        """The same of the tensor of a row of the plan; none if its name means none, or several kinds."""
+    def rows_choices(
+        self, plan: PlanData, rows: Sequence[Collective], most: int, time_limit_seconds: float
+    ) -> Iterator[tuple[Collective, RowChoices]]:
+        """The same of the tensors of rows of the plan; none if a name means none, or several kinds.
+
+        Arguments:
+          time_limit_seconds: after which no other row is begun.
+        """
+        until = time.monotonic() + time_limit_seconds
+        for c in rows:
+            if time.monotonic() >= until:
+                return
+            if choices := self._row(plan, c, most, until):
+                yield c, RowChoices(tuple(choices))
+
+    def _row(self, plan: PlanData, c: Collective, most: int, until: float) -> list[TensorChoices]:
         for name in (c.tensor, f"{c.tensor} at {c.source}"):
             with suppress(ArgumentError):
-                return [self.choices(plan, name, most, time_limit_seconds)]
+                return [self.choices(plan, name, most, max(0.0, until - time.monotonic()) / 2)]
         return []
 
     def _problems(self, target: StagesTarget, nd: NdSbp) -> list[Problem]:

@@ -63,6 +63,55 @@ class HeldPlan:
     sent: tuple[SentAt, ...] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class HeldTensor:
+    """A tensor that is held to a signature, as a user writes it.
+
+    Arguments:
+      tensor: its name, with dtype and shape.
+      how, where: as `TensorChoices.hold` has them.
+      signature: what it is held to.
+    """
+
+    tensor: str
+    how: str
+    where: str
+    signature: NdSbp
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """What to write so that a plan does without a collective.
+
+    Arguments:
+      holds: one tensor that is held, or two; () if nothing was found.
+      figures: of the plan then; None if nothing was found.
+      sent: what that plan sends.
+      whole: whether the whole program was planned again with it, and the collective is gone from that plan;
+        otherwise only what is near, the rest being as it was.
+      remark: why nothing was found; "" if something was.
+    """
+
+    holds: tuple[HeldTensor, ...] = ()
+    figures: PlanFigures | None = None
+    sent: tuple[SentAt, ...] = ()
+    whole: bool = False
+    remark: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RowChoices:
+    """What else the tensors of a collective could lie as, and what to write to do without it.
+
+    Arguments:
+      tensors: those that it sends, and what leads to it.
+      removal: None where it was not looked for.
+    """
+
+    tensors: tuple[TensorChoices, ...]
+    removal: Removal | None = None
+
+
 @dataclass(frozen=True, repr=False)
 class TensorChoices:
     """The signature of a tensor, and the others that it could have.
@@ -82,6 +131,7 @@ class TensorChoices:
       hold: what to write to hold it: "in_sbp" or "out_sbp" with its path, "annotate" with the line of the op
         that makes it, "gradient" with what it is of; or "backward" with its line, where nothing can be
         written.
+      near: whether only what is near the tensor was planned again, and the rest stayed as it is.
     """
 
     tensor: str
@@ -96,6 +146,7 @@ class TensorChoices:
     limit_bytes: float
     where: str = ""
     hold: tuple[str, str] = ("", "")
+    near: bool = False
 
     def __repr__(self) -> str:
         return f"<TensorChoices {self.tensor}: {len(self.alternatives)} of {self.count} alternatives>"

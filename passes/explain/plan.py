@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeAlias
 
 from sbp.hardware import Hardware
-from sbp.passes.explain.choices import TensorChoices
+from sbp.passes.explain.choices import RowChoices, TensorChoices
 from sbp.passes.physical.program import Physical
 from sbp.passes.plan.record import ChoiceRecord
 from sbp.passes.program.names import common, without_indices
@@ -29,11 +29,11 @@ class Replans(Protocol):
     def choices(self, plan: PlanData, name: str, most: int, time_limit_seconds: float) -> TensorChoices:
         """The other signatures of a tensor, each with the whole plan made again around it."""
 
-    def row_choices(
-        self, plan: PlanData, c: Collective, most: int, time_limit_seconds: float
-    ) -> Sequence[TensorChoices]:
-        """The same of the tensors of a row of the plan, as `merged` has it, and of what leads to it; none if
-        nothing can hold these."""
+    def rows_choices(
+        self, plan: PlanData, rows: Sequence[Collective], most: int, time_limit_seconds: float
+    ) -> Iterator[tuple[Collective, RowChoices]]:
+        """The same of the tensors of rows of the plan, as `merged` has them, and what to write to do without
+        each; as many rows as there is time for."""
 
     def held(self, plan: PlanData, name: str, nd: NdSbp) -> PlanData:
         """The plan with a tensor held to a signature, and everything else planned again."""

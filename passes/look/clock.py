@@ -29,9 +29,9 @@ class StepClock:
         order, noted = self.takes.timeline
         steps = self.takes.physical.steps
         kernels, sent = list[list[Any]](), list[list[Any]]()
-        for j, start, end in noted.spans:
+        for j, start, end, sends in noted.spans:
             node = order.nodes[j]
-            if node.sends:
+            if sends:
                 members = [steps[i] for i in (node.makes or order.nodes[node.after[0]].reads)]
                 sent.append([start, end, self._rows_of(members)])
             else:
@@ -41,8 +41,13 @@ class StepClock:
     def trips(self, loop: Border) -> list[dict[str, Any]]:
         """One trip through each body of a loop or a branch; steps are numbered as those of the body."""
         if self.takes.network.hardware.platform not in OVERLAPPING:
-            return [self._one_by_one(steps) for steps in loop.bodies]
-        return [self._trip(loop, k) for k in range(len(loop.bodies))]
+            found = [self._one_by_one(steps) for steps in loop.bodies]
+        else:
+            found = [self._trip(loop, k) for k in range(len(loop.bodies))]
+        for k, trip in enumerate(found):
+            course = self.takes.trip_course(loop, k)
+            trip["held"] = [list(course.seconds), list(course.bytes)]
+        return found
 
     def _trip(self, loop: Border, k: int) -> dict[str, Any]:
         number = {id(step): i for i, step in enumerate(loop.bodies[k])}

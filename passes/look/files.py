@@ -6,13 +6,13 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from sbp.errors import ArgumentError, Problem
 from sbp.hardware import hardware_of
-from sbp.passes.explain.choices import TensorChoices
+from sbp.passes.explain.choices import RowChoices
 from sbp.passes.explain.plan import Collective, PlanData
 from sbp.passes.look.dot import dot_text
 from sbp.passes.look.program_data import json_text, program_data
@@ -107,7 +107,7 @@ def check_suffix(path: str | os.PathLike[str], writers: Collection[str] = WRITER
 def save_plan(
     plan: PlanData,
     path: str | os.PathLike[str],
-    choices: Mapping[str, Sequence[TensorChoices]] = NO_CHOICES,
+    choices: Mapping[str, RowChoices] = NO_CHOICES,
     profile: PageProfile | None = None,
 ) -> None:
     """Writes the plan; the suffix chooses the form.

@@ -206,6 +206,7 @@ class _Fold:
             ],
             "rows": rows,
             "title": "\n".join(dict.fromkeys(c.reason for c in cs)),
+            "seconds": sum(c.seconds for c in cs),
         }
 
     def connect(

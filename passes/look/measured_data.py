@@ -94,7 +94,7 @@ def places_data(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "exposed": [total("exposed", 0), total("exposed", 1)],
         "waiting": math.fsum(b["waiting"] for b in each),
         "idle": [total("idle", k) for k in range(3)],
-        "lines": {name: [] for name in each[0]["lines"]},
+        "lines": {name: [x for b in each for x in b["lines"][name]] for name in each[0]["lines"]},
         "places": len(each),
     }
 

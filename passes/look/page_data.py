@@ -10,7 +10,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sbp.passes.explain.choices import HeldPlan, PlanFigures, TensorChoices
+from sbp.layout import local_shape
+from sbp.passes.explain.choices import HeldPlan, PlanFigures, Removal, SentAt, TensorChoices
 from sbp.passes.explain.gone import is_gone
 from sbp.passes.explain.measured import MeasuredStep
 from sbp.passes.explain.plan import Collective, PlanData
@@ -21,10 +22,12 @@ from sbp.passes.look.placement_data import place_data
 from sbp.passes.look.program_data import program_data
 from sbp.passes.look.timeline_data import memory_data, step_timelines
 from sbp.passes.look.wiring import Wiring, WordedVersion
-from sbp.signature import format_sbp
+from sbp.signature import NdSbp, format_sbp
 
 MAX_TENSORS = 60
 """Of a line, the largest; a line of an optimizer makes thousands."""
+SAID = 0.05
+"""Of a collective that is gone: what is sent instead and takes less is not worth a word."""
 MAX_CARRIED = 6
 """Tensors of an edge that are named, the largest."""
 
@@ -254,13 +257,23 @@ def at_rest(
     for k, (path, nd) in enumerate(zip(plan.in_paths, plan.in_sbp, strict=True)):
         value = values.get(str(given[k])) if k < len(given) else None
         nodes = list(readers.get(given[k], ())) if k < len(given) else []
-        rows.append(("argument", path, format_sbp(nd), *(value[1::-1] if value else ("", None)), nodes, 0))
+        told = *(value[1::-1] if value else ("", None)), nodes, 0, _held(plan, value, nd)
+        rows.append(("argument", path, format_sbp(nd), *told))
     made = [] if program is None else [v for v, _ in program["outputs"]]
     for k, (path, nd) in enumerate(zip(plan.out_paths, plan.out_sbp, strict=True)):
         value = values.get(str(made[k])) if k < len(made) else None
         nodes = [makers[k]] if k in makers else []
-        rows.append(("result", path, format_sbp(nd), *(value[1::-1] if value else ("", None)), nodes, 0))
-    return columns(("kind", "path", "sbp", "dtype", "shape", "nodes", "place"), rows)
+        told = *(value[1::-1] if value else ("", None)), nodes, 0, _held(plan, value, nd)
+        rows.append(("result", path, format_sbp(nd), *told))
+    return columns(("kind", "path", "sbp", "dtype", "shape", "nodes", "place", "bytes"), rows)
+
+
+def _held(plan: PlanData, value: Sequence[Any] | None, nd: NdSbp) -> float | None:
+    """The bytes of a device's part; None for what no file says."""
+    if value is None:
+        return None
+    shape, _, itemsize = value
+    return math.prod(local_shape(shape, nd, plan.placement.shape)) * float(itemsize)
 
 
 def row_key(c: Collective) -> str:
@@ -280,10 +293,10 @@ def choices_data(found: TensorChoices, row: Collective | None, plan: PlanData) -
     others = [
         _choice(format_sbp(held.signature), held.figures, found.limit_bytes)
         | {"chosen": False}
-        | _gone(held, found, row, plan)
+        | _gone(held, row, plan)
         for held in found.alternatives
     ]
-    said = {"tensor": found.tensor, "alike": found.alike, "hold": how, "where": where}
+    said = {"tensor": found.tensor, "alike": found.alike, "hold": how, "where": where, "near": found.near}
     return said | {"row": None if row is None else row_key(row), "rows": [first, *others]}
 
 
@@ -292,16 +305,39 @@ def _choice(nd: str, f: PlanFigures, limit_bytes: float) -> dict[str, Any]:
     return {"sbp": nd, **figures, "fits": f.memory_bytes <= limit_bytes}
 
 
-def _gone(held: HeldPlan, found: TensorChoices, row: Collective | None, plan: PlanData) -> dict[str, Any]:
+def _gone(held: HeldPlan, row: Collective | None, plan: PlanData) -> dict[str, Any]:
     """Whether a collective is gone from a plan, and the dearest that this sends at its line instead."""
     if row is None or held.sent is None:
         return {"gone": None, "instead": ""}
-    key = row.kind, row.source, row.shape
-    lines = {row.source, found.hold[1]}
-    here = [s for s in held.sent if s.source in lines and s.key != key]
-    dearest = max(here, key=lambda s: s.seconds, default=None)
-    instead = "" if dearest is None else f"{kind_text(dearest.kind)} at {dearest.source}"
-    return {"gone": is_gone(row, held, plan), "instead": instead}
+    return {"gone": is_gone(row, held, plan), "instead": _instead(held.sent, row, plan)}
+
+
+def _instead(sent: Sequence[SentAt], row: Collective, plan: PlanData) -> str:
+    """What a plan sends more than another, the dearest; "" for nothing."""
+    before: dict[tuple[str, str, tuple[int, ...]], float] = {}
+    for c in plan.collectives:
+        key = c.kind, c.source, c.shape
+        before[key] = before.get(key, 0.0) + c.seconds
+    more = [(s.seconds - before.get(s.key, 0.0), s) for s in sent]
+    seconds, dearest = max(more, key=lambda x: x[0], default=(0.0, None))
+    worth = dearest is not None and seconds > SAID * row.seconds
+    return f"{kind_text(dearest.kind)} at {dearest.source}" if worth and dearest is not None else ""
+
+
+def removal_data(found: Removal, row: Collective, plan: PlanData) -> dict[str, Any]:
+    """What to write to do without a collective."""
+    said: dict[str, Any] = {"row": row_key(row), "remark": found.remark, "whole": found.whole}
+    f = found.figures
+    if f is None:
+        return said | {"holds": []}
+    limit = plan.hardware.memory_bytes
+    holds = [
+        {"tensor": h.tensor, "hold": h.how, "where": h.where, "sbp": format_sbp(h.signature)}
+        for h in found.holds
+    ]
+    figures = {"seconds": f.step_seconds, "bytes": f.wire_bytes, "memory": f.memory_bytes}
+    more = {"fits": f.memory_bytes <= limit, "now": plan.step_seconds}
+    return said | {"holds": holds, "instead": _instead(found.sent, row, plan)} | figures | more
 
 
 def data_text(data: Mapping[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -12,6 +13,7 @@ from sbp.passes.explain.plan import Collective, together
 from sbp.passes.look.measured_data import places_data, sent_apart
 from sbp.passes.look.page_data import columns, figures, part_data, row_columns
 from sbp.passes.look.pipeline_text import alike_sends, place_heading
+from sbp.passes.look.stage_memory import memories
 from sbp.passes.look.timeline import WORDS
 from sbp.passes.look.timeline_data import SPAN
 from sbp.passes.pipeline.figures import StageFigures
@@ -48,6 +50,7 @@ def pipeline_data(
         "notes": list(plan.notes),
         "timelines": [timeline_data(t, plan.figures, places_of(joined), rows) for t in shown],
         "stages": stage_columns(plan),
+        "memories": memories(plan, parts),
         **joined,
     }
 
@@ -101,7 +104,10 @@ def joined_parts(
         group, sent = group + own, sent + len(found[-1]["sent"]["kind"])
         row, tensor = row + len(part["rows"]["kind"]), tensor + len(found[-1]["tensors"]["name"])
     found.append(_Sends(found, roots, n_groups + n_sent, row).columns(sends, more))
-    top = {"groups": columns(GROUP, [("program", "program", "", -1, 1, 0, 0.0)])}
+    top: dict[str, Any] = {"groups": columns(GROUP, [("program", "program", "", -1, 1, 0, 0.0)])}
+    measured = [p["groups"].get("measured") for p in found if "groups" in p]
+    if any(measured):
+        top["groups"]["measured"] = [math.fsum(own[0] for own in measured if own)]
     tables = {k: dict.fromkeys(columns_of) for p in found for k, columns_of in p.items()}
     joined: dict[str, Any] = {
         name: {c: [x for p in (top, *found) for x in p.get(name, {}).get(c, [])] for c in cs}

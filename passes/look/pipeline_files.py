@@ -7,13 +7,13 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from sbp.passes.explain.choices import TensorChoices
+from sbp.passes.explain.choices import RowChoices
 from sbp.passes.look import files
 from sbp.passes.look.pipeline_page import dot_text, plan_svg
 from sbp.passes.look.program_data import json_text
 from sbp.passes.look.timeline import chrome_trace
 from sbp.passes.look.web_page import NO_CHOICES, PageProfile, plan_page, profiled_page
-from sbp.passes.pipeline.figures import StageFigures
+from sbp.passes.pipeline.figures import PlaceFigures, StageFigures
 from sbp.passes.pipeline.plan import PipelineData
 from sbp.passes.schedule.actions import Action, Kind, Schedule
 from sbp.passes.schedule.spans import Span, Timeline
@@ -26,6 +26,7 @@ def plan_json(plan: PipelineData) -> str:
     data["schedule"] = None if plan.schedule is None else schedule_data(plan.schedule)
     data["timeline"] = None if plan.timeline is None else timeline_data(plan.timeline)
     data["figures"] = [dataclasses.asdict(s) for s in plan.figures]
+    data["places"] = [dataclasses.asdict(p) for p in plan.places]
     return json_text(data)
 
 
@@ -54,7 +55,7 @@ WRITERS: Mapping[str, Callable[[PipelineData], str]] = {
 def save_plan(
     plan: PipelineData,
     path: str | os.PathLike[str],
-    choices: Mapping[str, Sequence[TensorChoices]] = NO_CHOICES,
+    choices: Mapping[str, RowChoices] = NO_CHOICES,
     profile: PageProfile | None = None,
 ) -> None:
     """Writes the plan; the suffix chooses the form.
@@ -88,6 +89,7 @@ def read_plan(data: Mapping[str, Any]) -> PipelineData:
         timeline=None if timeline is None else read_timeline(timeline),
         figures=tuple(StageFigures(**s) for s in data["figures"]),
         memory=tuple(data["memory"]),
+        places=tuple(PlaceFigures(**p) for p in data.get("places", ())),
     )
 
 

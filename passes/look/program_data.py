@@ -14,7 +14,8 @@ Values are numbered; a *version* is `[value, signature]`. A step is one of
 
 `peak` lists what is alive when most is, with the bytes of each; `between_bytes` is what lies unused between.
 `course` is what is held over the step (bytes, and when), and `timeline` when what runs, as XLA's scheduler
-orders it, or one after the other where nothing runs beside anything (clock.py). `names` are what values
+orders it, or one after the other where nothing runs beside anything (clock.py); that of a trip has what it
+holds besides (`held`: when, and bytes). `names` are what values
 are called, and `lines` the user's text around every line that is spoken of, with the function around it.
 """
 

@@ -36,6 +36,8 @@ from sbp.passes.program.names import PHASES
 
 TOP, GAP, ROW_GAP, PAD = 34.0, 22.0, 30.0, 16.0
 WIDTH, LINE_HEIGHT = 212.0, 13.0
+TALLER = 64.0
+"""Of the costliest collective; nothing shorter than its words."""
 MAX_ROW = 4
 """Nodes beside each other; more stand below."""
 ASPECT = 1.6
@@ -120,7 +122,16 @@ def _rows(graph: nx.DiGraph, members: list[int], most: int) -> list[list[int]]:
 
 
 def _height(d: Mapping[str, Any]) -> float:
-    return 26.0 + LINE_HEIGHT * len(d["body"])
+    return 26.0 + LINE_HEIGHT * len(d["body"]) + float(d.get("taller", 0.0))
+
+
+def sized(graph: nx.DiGraph) -> nx.DiGraph:
+    """The graph with collectives as much taller as they take longer, the costliest by `TALLER`."""
+    most = max((s for _, s in graph.nodes(data="seconds", default=0.0)), default=0.0)
+    for _, d in graph.nodes(data=True):
+        if most and "seconds" in d:
+            d["taller"] = TALLER * d["seconds"] / most
+    return graph
 
 
 def plan_svg(plan: PlanData) -> str:
@@ -129,7 +140,7 @@ def plan_svg(plan: PlanData) -> str:
     Raises:
       ValueError: for a plan without a program.
     """
-    graph = folded(plan)
+    graph = sized(folded(plan))
     layout = place(graph)
     # Rows that have a node each need no list.
     listed = any((d["kind"] == "ops" and d["rows"]) or len(d["rows"]) > 1 for _, d in graph.nodes(data=True))

@@ -62,13 +62,25 @@ def step_timelines(
             name = f"{trip} of {loop.step['name']} at {loop.step['at']}" + (
                 f", of {times}" if times > 1 else ""
             )
-            length = max((end for lane in timeline.values() for _, end, _ in lane), default=0.0)
+            ran = (*timeline["kernels"], *timeline["sent"])
+            length = max((end for _, end, _ in ran), default=0.0)
             if length and len(found) <= MOST_TRIPS:
                 drawn.opened.setdefault(id(loop.step), len(found))
-                found.append(drawn.timeline(name, timeline, bodies[k], length))
+                lanes = drawn.timeline(name, timeline, bodies[k], length)
+                found.append(lanes | {"trip": True} | _trip_held(timeline, length))
     for t in found:
         t["spans"]["opens"] = [drawn.opened.get(step) for step in t["spans"]["opens"]]
     return found
+
+
+def _trip_held(timeline: Mapping[str, Any], length: float) -> dict[str, Any]:
+    """What one trip holds beyond what stays, over as long as the trip is; nothing from older files."""
+    seconds, held = timeline.get("held", ((), ()))
+    if not any(held):
+        return {}
+    total = seconds[-1] or 1.0
+    points = [[length * at / total, b] for at, b in zip(seconds, held, strict=True)]
+    return {"held": [points], "holder": "a trip, beyond what stays from trip to trip,"}
 
 
 @dataclass

@@ -15,14 +15,14 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from sbp.errors import ArgumentError, Problem
-from sbp.passes.explain.choices import TensorChoices
+from sbp.passes.explain.choices import RowChoices
 from sbp.passes.explain.measured import MeasuredStep, same_plan
 from sbp.passes.explain.plan import PlanData
 from sbp.passes.look import pipeline_text
 from sbp.passes.look.colours import every_mark, marks_css
 from sbp.passes.look.diff import diff_text
 from sbp.passes.look.diff_data import diff_data
-from sbp.passes.look.page_data import choices_data, data_text, page_data, row_key
+from sbp.passes.look.page_data import choices_data, data_text, page_data, removal_data, row_key
 from sbp.passes.look.pipeline_data import pipeline_data
 from sbp.passes.look.text import plan_text
 from sbp.passes.pipeline.plan import PipelineData
@@ -58,7 +58,7 @@ def web_file(name: str) -> str:
     return (files(__package__) / "web" / name).read_text(encoding="utf-8")
 
 
-NO_CHOICES: Mapping[str, Sequence[TensorChoices]] = MappingProxyType({})
+NO_CHOICES: Mapping[str, RowChoices] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class PageProfile(Protocol):
 
 
 def profiled_page(
-    plan: PlanData, profile: PageProfile, choices: Mapping[str, Sequence[TensorChoices]] = NO_CHOICES
+    plan: PlanData, profile: PageProfile, choices: Mapping[str, RowChoices] = NO_CHOICES
 ) -> str:
     """The page of a plan with what its program took.
 
@@ -129,7 +129,7 @@ def plan_page(
     measured: Sequence[tuple[str, str]] = (),
     tables: Sequence[PageTable] = (),
     timelines: Sequence[Timeline] = (),
-    choices: Mapping[str, Sequence[TensorChoices]] = NO_CHOICES,
+    choices: Mapping[str, RowChoices] = NO_CHOICES,
     beside: Sequence[MeasuredStep] = (),
 ) -> str:
     """The whole page of a plan.
@@ -147,8 +147,15 @@ def plan_page(
     rows = {row_key(c): c for c, _ in plan.merged()}
     data |= {
         "choices": [
-            choices_data(one, rows.get(name), plan) for name, found in choices.items() for one in found
-        ]
+            choices_data(one, rows.get(name), plan)
+            for name, found in choices.items()
+            for one in found.tensors
+        ],
+        "removals": [
+            removal_data(found.removal, rows[name], plan)
+            for name, found in choices.items()
+            if found.removal is not None
+        ],
     }
     return document(f"{plan.name} on {plan.placement}", data, text)
 

@@ -24,6 +24,7 @@ from sbp.passes.physical.overlap import MOVE, OverlappedStep, SentId, overlapped
 from sbp.passes.physical.program import Border, Box, Compute, Physical, Step, Version
 from sbp.passes.physical.scheduled import Noted, ScheduledStep, noted, scheduled
 from sbp.passes.physical.sections import Sections, sections_of
+from sbp.passes.physical.trip_memory import TripCourse, trip_course
 from sbp.passes.physical.whole import WholeProgram, has_loops, whole_program
 from sbp.passes.plan.cost import local_bytes, node_seconds, talk_seconds
 from sbp.passes.program.control import assumed_trips, trips
@@ -205,6 +206,12 @@ class Evaluator:
         *ends, total = itertools.accumulate(taken)
         scale = self.scheduled().seconds / total if total else 0.0
         return [scale * seconds for seconds in ends]
+
+    def trip_course(self, loop: Border, k: int) -> TripCourse:
+        """What a device holds over one trip through body `k` of a loop, beyond what is counted outside."""
+        hides = self.network.hardware.platform in OVERLAPPING
+        seconds = self.scheduled_seconds if hides else None
+        return trip_course(loop, k, ShardSizes(self.physical), seconds, self.together_seconds)
 
     def together_seconds(self, step: Step) -> float:
         """The time of a step by itself, all trips of a loop with what they hide."""

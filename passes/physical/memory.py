@@ -127,9 +127,9 @@ def peak(
     rest_bytes = _bytes(rest)
     spaces = Spaces(taken, frozenset(results), seconds=seconds)
     laid = Laid.of(k, sizes, spaces, order, None if whole is None else whole.together)
-    sweep = _swept(k, sizes, spaces, laid)
+    sweep = swept(k, sizes, spaces, laid)
 
-    def found(sweep: _Sweep, hastens: bool | None) -> Peak:
+    def found(sweep: Sweep, hastens: bool | None) -> Peak:
         course = [rest_bytes + (1.0 + holes) * n for n in itertools.accumulate(sweep.change)]
         ran = ((sweep.turn.born[i], op.step) for i, op in enumerate(k.ops) if k.runs(i))
         begun = [(turn, step) for turn, step in ran if step is not None]
@@ -139,7 +139,7 @@ def peak(
     if rest_bytes + (1.0 + holes) * hiding <= limit_bytes or seconds is None:
         return found(sweep, None)
     # The program is lowered so that it runs in the better one of two orders (sections.py).
-    others = {h: _swept(k, sizes, replace(spaces, seconds=None, hastens=h), laid) for h in (True, False)}
+    others = {h: swept(k, sizes, replace(spaces, seconds=None, hastens=h), laid) for h in (True, False)}
     hastens = min(others, key=lambda h: others[h].most_bytes)
     if hiding <= others[hastens].most_bytes:
         return found(sweep, None)
@@ -189,10 +189,10 @@ def alive(k: Kernels, sizes: ShardSizes, spaces: Spaces, laid: Laid | None = Non
     Arguments:
       laid: of this body, if it is known.
     """
-    return _swept(k, sizes, spaces, laid).most()
+    return swept(k, sizes, spaces, laid).most()
 
 
-def _swept(k: Kernels, sizes: ShardSizes, spaces: Spaces, laid: Laid | None) -> _Sweep:
+def swept(k: Kernels, sizes: ShardSizes, spaces: Spaces, laid: Laid | None) -> Sweep:
     """All births and deaths in the space that all share."""
     read_in_loops(k)
     laid = laid or Laid.of(k, sizes, spaces)
@@ -203,7 +203,7 @@ def _swept(k: Kernels, sizes: ShardSizes, spaces: Spaces, laid: Laid | None) -> 
     order = laid.order if spaces.seconds is not None else None
     together, in_loop = laid.together, spaces.in_loop
     turn = turns(k, elsewhere, spaces.seconds, sent, spaces.hastens, together, order, in_loop)
-    sweep = _Sweep(turn)
+    sweep = Sweep(turn)
     _add_sent_later(k, turn, sweep, sent)
     _add_tensors(k, turn, sweep, elsewhere, taken)
     for x in laid.turned:
@@ -226,7 +226,7 @@ def _swept(k: Kernels, sizes: ShardSizes, spaces: Spaces, laid: Laid | None) -> 
     return sweep
 
 
-def _add_sent_later(k: Kernels, turn: Turns, sweep: _Sweep, sent: Sequence[KernelOp]) -> None:
+def _add_sent_later(k: Kernels, turn: Turns, sweep: Sweep, sent: Sequence[KernelOp]) -> None:
     """Adds what the trip before has left to send, until that is sent; that of this trip stays to its end."""
     ids = {id(op) for op in sent}
     for i, op in enumerate(k.ops):
@@ -236,7 +236,7 @@ def _add_sent_later(k: Kernels, turn: Turns, sweep: _Sweep, sent: Sequence[Kerne
 
 
 def _add_tensors(
-    k: Kernels, turn: Turns, sweep: _Sweep, elsewhere: Collection[Buffer], taken: Mapping[Buffer, Buffer]
+    k: Kernels, turn: Turns, sweep: Sweep, elsewhere: Collection[Buffer], taken: Mapping[Buffer, Buffer]
 ) -> None:
     """Adds what ops make: what shares the space, what is copied to where it belongs, and packed sums."""
     packed = {i for x in turn.packed for i in x.members}
@@ -272,7 +272,7 @@ def _summed(k: Kernels, t: Buffer, elsewhere: Collection[Buffer]) -> Buffer | No
     return parts[0] if alone and parts[0] not in elsewhere else None
 
 
-def _turn_over(k: Kernels, x: Turned, turn: Turns, sweep: _Sweep, taken: Mapping[Buffer, Buffer]) -> None:
+def _turn_over(k: Kernels, x: Turned, turn: Turns, sweep: Sweep, taken: Mapping[Buffer, Buffer]) -> None:
     """Adds what is written apart: results that cannot take the spaces of operands, which are copied there
     when all else is done, and a turned tensor that is a result itself."""
     at = min((turn.born[t.maker] for t in x.results), default=turn.born[x.tensor.maker])
@@ -283,7 +283,7 @@ def _turn_over(k: Kernels, x: Turned, turn: Turns, sweep: _Sweep, taken: Mapping
         sweep.add(Live(x.tensor.version, x.tensor.bytes), turn.born[x.tensor.maker], at)
 
 
-def _write_over(k: Kernels, i: int, turn: Turns, sweep: _Sweep, sizes: ShardSizes) -> None:
+def _write_over(k: Kernels, i: int, turn: Turns, sweep: Sweep, sizes: ShardSizes) -> None:
     """Lets the results of a kernel take the spaces of operands that nobody needs after it."""
     for t in k.made[i]:
         if t not in sweep.lives:
@@ -325,7 +325,7 @@ def _is_called(k: Kernels, t: Buffer) -> bool:
     return t.maker < 0 or k.ops[t.maker].kind is not Fusing.ROOT
 
 
-class _Sweep:
+class Sweep:
     """One sweep over births and deaths, not a set per step: a step of 96 layers has tens of thousands of
     steps, and thousands of tensors alive."""
 

@@ -104,11 +104,12 @@ class Noted:
 
     Arguments:
       times: of every event of the order, when it comes, seconds.
-      spans: of every node, from when to when: kernels, or what is sent.
+      spans: of every node, from when to when, and whether it is what it sends: an op that sends something
+        itself has a span of its kernels too.
     """
 
     times: list[float] = field(default_factory=list)
-    spans: list[tuple[int, float, float]] = field(default_factory=list)
+    spans: list[tuple[int, float, float, bool]] = field(default_factory=list)
 
 
 def noted(whole: WholeProgram, costs: ScheduledCosts) -> tuple[BodyOrder, Noted]:
@@ -151,12 +152,12 @@ class _Run:
                 continue
             computed = self.computed(sum(own[i] for i in node.makes), wires_end - kernel_end)
             kernel_end += computed
+            if computed:
+                self.note(j, kernel_end - computed, kernel_end, sends=False)
             if node.sends:
                 taken = sum(self.sent(node).values())
                 ends[j] = wires_end = max(kernel_end, wires_end) + taken
-                self.note(j, wires_end - taken, wires_end)
-            elif computed:
-                self.note(j, kernel_end - computed, kernel_end)
+                self.note(j, wires_end - taken, wires_end, sends=True)
         return max(kernel_end, wires_end)
 
     def computed(self, seconds: float, sending: float) -> float:
@@ -165,10 +166,10 @@ class _Run:
         beside = min(seconds, share * max(0.0, sending))
         return seconds + beside * (1 / share - 1)
 
-    def note(self, node: int, start: float, end: float) -> None:
+    def note(self, node: int, start: float, end: float, *, sends: bool) -> None:
         """Notes from when to when a node runs, if anybody wants to know."""
         if self.noted is not None:
-            self.noted.spans.append((node, start, end))
+            self.noted.spans.append((node, start, end, sends))
 
     def op_seconds(self) -> tuple[list[float], float]:
         """Per op what kernels do for it, those that are merged into it counted; nothing is sent in it. And

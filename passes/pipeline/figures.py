@@ -29,6 +29,8 @@ class StageFigures:
       for_weights_bytes: what of that, and of what the gradients for others made, the rest of the backward
         pass still needs.
       weight_bytes: what the forward reads whole for every micro-batch.
+      forward_working_bytes, input_working_bytes, weight_working_bytes: the most that each of these takes
+        besides while it runs.
     """
 
     place: int
@@ -38,6 +40,9 @@ class StageFigures:
     residual_bytes: float
     for_weights_bytes: float
     weight_bytes: float
+    forward_working_bytes: float = 0.0
+    input_working_bytes: float = 0.0
+    weight_working_bytes: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +50,19 @@ class PlaceFigures:
     """One placement; bytes are those of one device.
 
     Arguments:
-      steady_bytes: arguments, sums over micro-batches, and what one piece needs while it runs.
+      rest_bytes: arguments, sums over micro-batches, and what was received for all of these.
+      working_bytes: what one piece needs besides while it runs, the one that needs most.
       outside_bytes: the peak before and after the loop over micro-batches.
     """
 
-    steady_bytes: float
+    rest_bytes: float
+    working_bytes: float
     outside_bytes: float
+
+    @property
+    def steady_bytes(self) -> float:
+        """All but what micro-batches hold."""
+        return self.rest_bytes + self.working_bytes
 
 
 @dataclass(frozen=True)
@@ -83,7 +95,8 @@ def figures_of(stages: Stages) -> Figures:
     for s, place in enumerate(stages.stages):
         residual, late = sizes[place].residuals(s)
         seconds = times.forward[s], times.input_gradient[s], times.weight_gradient[s]
-        found.append(StageFigures(place, *seconds, residual, late, sizes[place].weights(s)))
+        working = sizes[place].working_of(s)
+        found.append(StageFigures(place, *seconds, residual, late, sizes[place].weights(s), *working))
     places = [
         size.place(plan.memory_bytes, stages.microbatches)
         for size, plan in zip(sizes, stages.plans, strict=True)
@@ -136,7 +149,13 @@ class Sizes:
         # Its plan has what is sent and received for all micro-batches as one tensor.
         stacks = {*self.cut.fed.values(), *self.cut.passed.values()}
         outside = whole_bytes - microbatches * self.sum(stacks)
-        return PlaceFigures(self.sum(steady) + working, max(outside, self.sum(steady)))
+        return PlaceFigures(self.sum(steady), working, max(outside, self.sum(steady)))
+
+    def working_of(self, stage: int) -> tuple[float, float, float]:
+        """The most that a stage's forward, the gradients for others and the rest of the backward take."""
+        parts = (self.pieces.get(Part(p, stage)) for p in (Phase.FORWARD, Phase.INPUT, Phase.WEIGHT))
+        forward, inputs, weights = (0.0 if piece is None else self.working(piece) for piece in parts)
+        return forward, inputs, weights
 
     def working(self, piece: Piece) -> float:
         """The most that a piece's own tensors take while it runs."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from sbp.passes.explain.plan import Collective, PlanData
 from sbp.passes.pipeline.edges import edges_of
-from sbp.passes.pipeline.figures import StageFigures, figures_of
+from sbp.passes.pipeline.figures import PlaceFigures, StageFigures, figures_of
 from sbp.passes.pipeline.slots import Cut
 from sbp.passes.pipeline.stages import Stages
 from sbp.passes.pipeline.times import Way, estimated_times, outside_seconds, serial_seconds, ways
@@ -35,6 +35,7 @@ class PipelineData(PlanData):
       timeline: the schedule as simulated with the estimated times, those of pieces with overlap; likewise.
       figures: what every stage costs; () without micro-batches.
       memory: per placement, the peak per device with this schedule, bytes.
+      places: what every placement holds but for micro-batches; () without these.
       apart: the program taken apart; None for a plan that was loaded from a file.
     """
 
@@ -43,6 +44,7 @@ class PipelineData(PlanData):
     timeline: Timeline | None = None
     figures: tuple[StageFigures, ...] = ()
     memory: tuple[float, ...] = ()
+    places: tuple[PlaceFigures, ...] = ()
     apart: Stages | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -133,6 +135,7 @@ def pipeline_plan(
         timeline=timeline,
         figures=() if figures is None else figures.stages,
         memory=memory,
+        places=() if figures is None else figures.places,
         apart=stages,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from sbp.passes.explain.collectives import ROW_SCOPE
@@ -14,7 +14,7 @@ from sbp.passes.explain.plan import Collective
 from sbp.runtime.look.hlo_groups import Groups, connected, groups_of, moves_of
 from sbp.runtime.look.hlo_text import Computation, Instruction, Module, pairs
 from sbp.runtime.measured.accounts import KERNEL, SENDING, WAITING, StepAccount, account, arrivals
-from sbp.runtime.measured.trace import OpEvent, TracedStep
+from sbp.runtime.measured.trace import TracedStep
 from sbp.runtime.target.compared import ComparedProgram
 from sbp.runtime.target.fates import RowFate
 from sbp.runtime.target.sites import CompiledCollective
@@ -26,7 +26,8 @@ _AROUND = ("while", "conditional", "call")
 """What has an event on a CPU that only surrounds those of others."""
 _UNSEEN = ("get-tuple-element", "tuple", "bitcast", "copy-done", "async-done")
 """What is no op when it runs: what reads it reads what it was made of."""
-_INSIDE = ("calls", "to_apply", "called_computations")
+INSIDE = ("calls", "to_apply", "called_computations")
+"""What an instruction calls that is part of it."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ class ProgramReader:
             yield from (int(mark.removeprefix(MARK)) for mark in marks.split("+"))
         if x.opcode in _AROUND:
             return
-        for called in x.called(*_INSIDE):
+        for called in x.called(*INSIDE):
             for inner in self.module.computations[called].instructions.values():
                 yield from self._steps(inner)
 
@@ -145,13 +146,14 @@ def measured_step(
     step = sorted(traced, key=lambda s: s.seconds)[len(traced) // 2]
     known = reader.aliases
     events = tuple(
-        OpEvent(e.device, known.get(e.instruction, e.instruction), e.start, e.end)
+        replace(e, instruction=known.get(e.instruction, e.instruction))
         for e in step.events
         if e.device in devices
     )
-    step = TracedStep(step.start, step.end, events)
+    step = replace(step, events=events)
+    containers = reader.containers if step.surrounds else frozenset[str]()
     groups = reader.groups([c.instruction for c in compared.collectives], devices)
-    found = account(step, groups, reader.containers, sorted({e.device for e in events}))
+    found = account(step, groups, containers, sorted({e.device for e in events}))
     per_step, added = [0.0] * len(reader.estimates), 0.0
     for name, seconds in found.claimed[KERNEL].items():
         shares = reader.shares(name)
@@ -240,13 +242,13 @@ def _spans(
     first = min((e.device for e in step.events), default=0)
     rows = {c.instruction: c.rows for c in compared.collectives}
     for e in step.events:
-        if e.device != first or e.instruction in reader.containers:
+        if e.device != first or (step.surrounds and e.instruction in reader.containers):
             continue
         shares = reader.shares(e.instruction)
         most = max(shares, key=lambda k: shares[k], default=-1)
         start, end = e.start - step.start, e.end - step.start
         if e.instruction not in rows:
-            yield MeasuredSpan(start, end, most, label=e.instruction or "not named")
+            yield MeasuredSpan(start, end, most, label=e.instruction or e.kernel or "not named")
             continue
         own, last = rows[e.instruction], came.get(e, e.start) - step.start
         if last > start:

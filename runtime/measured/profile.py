@@ -66,7 +66,7 @@ class Profile:
       times: those measured, as schedules are searched for.
       driver_seconds: what the driver itself takes per action, without waiting.
       step: of a program of one placement, a step divided among kernels, collectives and the rest.
-      places: of a program with stages, the same for each placement; its kernels are not told apart.
+      places: of a program with stages, the same for each placement; its kernels by lines.
       undivided: why there is neither.
       cores: of the processor that forced CPU devices share; None for other devices.
     """

@@ -5,7 +5,9 @@ that leaves work to other threads is noted twice: as it is begun, and by an even
 context. That one may come late, since what waits for the op runs before it is written: so an op has ended at
 the latest when something that reads it begins.
 
-Of GPUs each has a plane with a line per stream, whose events are kernels; the op is one of their statistics.
+Of GPUs each has a plane with a line per stream, whose events are kernels; the op is one of their statistics:
+that of the innermost annotation that XLA has begun when it launched the kernel. A loop copies its condition
+to the host under its own name, so there a loop has events of its own, which surround nothing.
 """
 
 from __future__ import annotations
@@ -63,21 +65,28 @@ class OpEvent:
     Arguments:
       device: its number among the devices of the process.
       instruction: of the compiled program; "" for a kernel that is of none.
+      kernel: what the profile calls it, on GPUs.
     """
 
     device: int
     instruction: str
     start: float
     end: float
+    kernel: str = ""
 
 
 @dataclass(frozen=True)
 class TracedStep:
-    """A step as the caller saw it, and what ran in it."""
+    """A step as the caller saw it, and what ran in it.
+
+    Arguments:
+      surrounds: whether loops and calls have events that surround those of others, as on CPUs.
+    """
 
     start: float
     end: float
     events: tuple[OpEvent, ...]
+    surrounds: bool = True
 
     @property
     def seconds(self) -> float:
@@ -132,7 +141,12 @@ def traced_steps(
     found.sort(key=lambda e: e.start)
     starts = [e.start for e in found]
     return [
-        TracedStep(a, b, tuple(found[bisect.bisect_left(starts, a) : bisect.bisect_left(starts, b)]))
+        TracedStep(
+            a,
+            b,
+            tuple(found[bisect.bisect_left(starts, a) : bisect.bisect_left(starts, b)]),
+            surrounds=not on_gpu,
+        )
         for a, b in sorted(host.windows)
     ]
 
@@ -147,7 +161,7 @@ def _kernels(line: TraceLine, device: int, module: str) -> Iterator[OpEvent]:
         said, start = _stats(event), event.start_ns * NANO
         own = said.get("hlo_module", module) == module
         name = str(said.get("hlo_op", "")) if own else ""
-        yield OpEvent(device, name, start, start + event.duration_ns * NANO)
+        yield OpEvent(device, name, start, start + event.duration_ns * NANO, event.name)
 
 
 def _until_read(host: _Host, readers: Mapping[str, Iterable[str]]) -> Iterator[OpEvent]:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from sbp.passes.explain.measured import MeasuredCollective, MeasuredStep
+from sbp.passes.explain.measured import MeasuredCollective, MeasuredStep, numbered
 from sbp.passes.explain.plan import Collective, PlanData
+from sbp.passes.look.program_data import program_data
+from sbp.passes.program.role import Phase
 from sbp.runtime.look.hlo_groups import Groups
 from sbp.runtime.look.hlo_text import parse
 from sbp.runtime.look.meter import text_of
-from sbp.runtime.look.origins import rows_of
+from sbp.runtime.look.origins import origins_of, rows_of
 from sbp.runtime.measured.accounts import KERNEL, SENDING, WAITING, StepAccount, account
+from sbp.runtime.measured.by_line import LineReader
 from sbp.runtime.measured.divided import HOW, NotDivided, local_devices, recorded
 from sbp.runtime.measured.laid import ProgramReader, share_of
 from sbp.runtime.measured.trace import HasPlanes, TracedStep, traced_steps
@@ -26,15 +30,16 @@ NOT_NAMED = "no instruction of the compiled pieces names it: XLA has removed it,
 
 @dataclass(frozen=True)
 class _Piece:
-    """One compiled piece: its module, what it says, and the rows of its collectives."""
+    """One compiled piece: its module, what that says, rows of its collectives, and lines of its kernels."""
 
     module: str
     reader: ProgramReader
     rows: Mapping[str, tuple[str, ...]]
+    lines: LineReader
 
 
 def places_measured(built: BuiltPipeline, fresh: Callable[[], Sequence[Leaf]]) -> tuple[MeasuredStep, ...]:
-    """A step divided, per placement; kernels are not told apart.
+    """A step divided, per placement; kernels are told apart by lines, and by what a piece is.
 
     Arguments:
       fresh: gives the arguments of a call, which are gone after it.
@@ -43,10 +48,11 @@ def places_measured(built: BuiltPipeline, fresh: Callable[[], Sequence[Leaf]]) -
       NotDivided: where the profiler says nothing of ops.
     """
     stations = built.machine.stations
-    pieces = [
-        [_piece(r, plan) for r in s.runnables.values()]
-        for s, plan in zip(stations, built.plan.stages, strict=True)
-    ]
+    pieces = list[list[_Piece]]()
+    for s, plan in zip(stations, built.plan.stages, strict=True):
+        program = program_data(plan)
+        own = [] if program is None else [step for step, _ in numbered(program["steps"])]
+        pieces.append([_piece(r, part.phase, plan, own) for part, r in s.runnables.items()])
     profile = recorded(fresh, lambda args: block_until_ready(built.run(args)))
     steps = _steps(profile, {p.module: p for own in pieces for p in own})
     if not steps or not any(step.events for step in steps):
@@ -58,11 +64,28 @@ def places_measured(built: BuiltPipeline, fresh: Callable[[], Sequence[Leaf]]) -
     )
 
 
-def _piece(run: Runnable, plan: PlanData) -> _Piece:
+PHASES_OF: Mapping[Phase, tuple[str, ...]] = {
+    Phase.BEFORE: ("forward", "update"),
+    Phase.FORWARD: ("forward",),
+    Phase.INPUT: ("backward",),
+    Phase.WEIGHT: ("backward",),
+    Phase.AFTER: ("update", "backward"),
+}
+"""What the ops of a piece are, as plans call it."""
+
+
+def _piece(run: Runnable, phase: Phase, plan: PlanData, steps: Sequence[Mapping[str, Any]]) -> _Piece:
+    """A piece of a placement.
+
+    Arguments:
+      steps: of the placement's program, in the order of their numbers.
+    """
     module = parse(text_of(run.run))
     found = rows_of(run.run, plan)
     rows = {name: tuple(c.name for c in meant) for name, meant in found.items()}
-    return _Piece(module.header["name"], ProgramReader(module, ()), rows)
+    reader = ProgramReader(module, ())
+    lines = LineReader(reader, origins_of(run.run), steps, PHASES_OF[phase])
+    return _Piece(module.header["name"], reader, rows, lines)
 
 
 def _steps(profile: HasPlanes, modules: Mapping[str, _Piece]) -> list[TracedStep]:
@@ -87,20 +110,28 @@ def _placement(
     groups, rows = dict[str, Groups](), dict[str, tuple[str, ...]]()
     around = set[str]()
     for p in pieces:
-        around |= {f"{p.module}/{name}" for name in p.reader.containers}
+        around |= {f"{p.module}/{name}" for name in p.reader.containers if step.surrounds}
         for name, own in p.reader.groups(list(p.rows), devices).items():
             key = f"{p.module}/{name}"
             groups[key] = own
             rows[key] = tuple(dict.fromkeys((*rows.get(key, ()), *p.rows[name])))
     events = tuple(e for e in step.events if e.device in devices)
     found = account(TracedStep(step.start, step.end, events), groups, around, devices)
+    per_step, added = [0.0] * max((len(p.lines.steps) for p in pieces), default=0), 0.0
+    of = {p.module: p.lines for p in pieces}
+    for key, seconds in found.claimed[KERNEL].items():
+        module, _, name = key.partition("/")
+        shares = of[module].shares(name)
+        for k, share in shares.items():
+            per_step[k] += share * seconds
+        added += 0.0 if shares else seconds
     return MeasuredStep(
         "measured",
         HOW,
         found.seconds,
         found.devices,
-        (),
-        math.fsum(found.claimed[KERNEL].values()),
+        tuple(per_step),
+        added,
         tuple(_collectives(plan, rows, found)),
         found.before,
         found.between,

@@ -39,6 +39,16 @@ WEIGHT = (
 """
 )
 
+LINE = (
+    HEAD
+    + """def step(w, x):
+    hidden = jnp.tanh(x @ w["up"])
+    made = hidden @ w["down"]
+    result = jnp.tanh(made)
+    return result
+"""
+)
+
 
 def planned(file: Path, name: str) -> Plan:
     """The plan of a file as it is now."""
@@ -64,7 +74,7 @@ def written(text: str, where: str, code: str, sbp: str) -> str:
     return "\n".join(lines)
 
 
-@pytest.mark.parametrize("program", [WEIGHT], ids=["weight"])
+@pytest.mark.parametrize("program", [WEIGHT, LINE], ids=["weight", "line"])
 def test_from_the_page_to_the_annotation_and_back(program: str, open_page: Any, tmp_path: Path) -> None:
     file = tmp_path / "mlp.py"
     file.write_text(program, encoding="utf-8")
@@ -76,9 +86,12 @@ def test_from_the_page_to_the_annotation_and_back(program: str, open_page: Any, 
     p.wait_for_selector(".detail .advice code")
     row = p.evaluate("sbpPage.model.data.rows.seconds.indexOf(Math.max(...sbpPage.model.data.rows.seconds))")
     costliest = [c for c, _ in before.merged()][row]
-    code = p.locator(".detail .advice code").first
-    said = code.inner_text(), code.get_attribute("data-where"), code.get_attribute("data-sbp")
-    file.write_text(written(program, said[1], said[0], said[2]), encoding="utf-8")
+    said = [
+        (code.get_attribute("data-where"), code.inner_text(), code.get_attribute("data-sbp"))
+        for code in p.locator(".detail .advice code[data-where]").all()
+    ]
+    for one in said:
+        file.write_text(written(file.read_text(encoding="utf-8"), *one), encoding="utf-8")
     assert file.read_text(encoding="utf-8") != program
     after = planned(file, "after")
     names = "before", "after"
@@ -94,7 +107,12 @@ def test_from_the_page_to_the_annotation_and_back(program: str, open_page: Any, 
     gone.first.click()
     diff.page.wait_for_selector(".detail .collective")
     diff.check()
-    # The page has said what the step takes then.
-    said_of = (r for c in p.evaluate("sbpPage.model.data.choices") for r in c["rows"])
-    rows = [r for r in said_of if r["gone"] and r["sbp"] == said[2]]
-    assert any(r["seconds"] == pytest.approx(after.step_seconds, rel=0.02) for r in rows)
+    # The page has said what the step takes then, of the program as a whole.
+    (told,) = [
+        r
+        for r in p.evaluate("sbpPage.model.data.removals")
+        if r["holds"] and r["row"].startswith(costliest.name + " ")
+    ]
+    assert told["whole"] and [(h["where"], h["sbp"]) for h in told["holds"]] == [(a, b) for a, _, b in said]
+    assert told["seconds"] == pytest.approx(after.step_seconds, rel=0.02)
+    assert "The whole program was planned again" in p.inner_text(".detail .advice")

@@ -78,6 +78,8 @@ def test_lines_and_the_timeline(profile: Profile, open_page: Any) -> None:
     assert "nobody's: between ops" in said and "mlp.py:" in said and "Kernels, by your lines" in said
     p.locator('[role="tab"]', has_text="Timeline").click()
     assert p.locator("figcaption", has_text="measured by JAX's profiler").is_visible()
+    # A measured step is no trip of a loop.
+    assert p.locator("canvas.timeline").count() == 2 and p.locator("h3", has_text="One trip").count() == 0
     opened.shoot("measured_narrow_dark")
     opened.check()
 

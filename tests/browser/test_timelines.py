@@ -78,6 +78,7 @@ def test_a_loop_leads_to_one_trip_of_it(open_page: Any) -> None:
     p.locator("[role=tab]", has_text="Timeline").click()
     assert p.locator("canvas.timeline").count() == 2
     assert "one trip of scan at nets.py" in p.locator("figure figcaption").nth(1).inner_text()
+    assert p.locator("h3", has_text="One trip of each loop").count() == 1
     k = p.evaluate("sbpPage.timelines.views[0].data.spans.opens.indexOf(1)")
     p.evaluate("k => sbpPage.timelines.views[0].pick(k)", k)
     assert "a click leads to one trip" in p.locator("figure p.mono").first.inner_text()

@@ -97,10 +97,11 @@ class Detail {
   }
 
   /** What to write to have a tensor lie otherwise. */
-  write(how, where, nd) {
+  write(how, where, nd, tensor = "") {
+    const what = tensor.includes(", made at ") ? `the ${tensor.split(", made at ")[0]}` : "what it computes there";
     const code = (text, more) => h("code", { "data-where": where, "data-sbp": nd, ...more }, text);
     return { in_sbp: () => [code(`in_sbp: ${nd}`), ` for ${where}, as sbp.compile is given it`], out_sbp: () => [code(`out_sbp: ${nd}`), ` for ${where}, as sbp.compile is given it`],
-      annotate: () => [code(`sbp.annotate(…, ${nd})`), ` at ${where}, around what it computes there`],
+      annotate: () => [code(`sbp.annotate(…, ${nd})`), ` at ${where}, around ${what}`],
       gradient: () => [code(`sbp.annotate(…, ${nd})`), ` on the gradient of ${where}, where jax.grad has returned it`],
       backward: () => ["nothing: the backward pass makes it, and no line of yours does. ", code(`plan.what_if(…, ${nd})`), " shows that plan"] }[how]();
   }
@@ -116,8 +117,10 @@ class Detail {
   /** By how much the step of an alternative is longer, or shorter. */
   change(c, now) { return c.chosen ? secondsText(c.seconds) : Math.abs(c.seconds - now.seconds) < 1e-6 * now.seconds ? "the same" : signed(c.seconds - now.seconds, secondsText); }
 
-  /** What to write to do without a collective. */
+  /** What to write to do without a collective: what was looked for, else what was found among alternatives. */
   advice(found) {
+    const removal = (this.model.data.removals || []).find(r => r.row === found[0].row);
+    if (removal) return this.removal(removal);
     const gone = found.flatMap(f => f.rows.filter(c => c.gone).map(c => [f, c])).sort((a, b) => a[1].seconds - b[1].seconds)[0];
     if (!gone) return h("section", { class: "advice" }, h("h3", {}, "To remove it"), h("p", {}, `No signature of ${found.map(f => f.tensor).join(" or ")} that was looked at removes it.`));
     const [f, c] = gone;
@@ -125,10 +128,23 @@ class Detail {
       `. The step then takes ${secondsText(c.seconds)} (${this.change(c, f.rows[0])})`, c.instead ? `, with ${c.instead} instead` : "", c.fits ? "." : ", and does not fit."));
   }
 
+  /** One tensor to hold, or two, and what the step takes then; or why none is known. */
+  removal(r) {
+    const head = h("h3", {}, "To remove it");
+    if (!r.holds.length) return h("section", { class: "advice" }, head, h("p", {}, `Nothing was found that removes it: ${r.remark}.`,
+      r.remark.startsWith("there was no time") ? [" To look longer: ", h("code", {}, 'plan.save("plan.html", time_limit=300)'), "."] : null));
+    const both = r.holds.length > 1, difference = r.seconds - r.now, change = Math.abs(difference) < 1e-6 * r.now ? "the same" : signed(difference, secondsText);
+    const write = r.holds.map((one, k) => h(both ? "li" : "p", {}, both ? "" : "Write ", this.write(one.hold, one.where, one.sbp, one.tensor), both && !k ? ", and" : "."));
+    return h("section", { class: "advice" }, head, both ? [h("p", {}, "Write both (one of them alone was not found to do):"), h("ul", { class: "plain" }, write)] : write,
+      h("p", {}, `The step then takes ${secondsText(r.seconds)} (${change})`, r.instead ? `, with ${r.instead} instead` : "", r.fits ? "." : ", and does not fit."),
+      r.whole ? h("p", { class: "soft" }, "The whole program was planned again with it: the collective is gone.")
+        : h("p", { class: "soft" }, "Found with the rest of the plan as it is; there was no time to plan the whole again. To be sure: ", h("code", {}, 'plan.save("plan.html", time_limit=300)'), "."));
+  }
+
   /** The signatures that a tensor could have, with the whole plan made again around each. */
   choices(found) {
     const remark = c => [c.chosen ? "as planned" : "", c.gone ? "gone" : c.gone === false ? "still there" : "", c.instead && c.gone ? `${c.instead} instead` : "", c.fits ? "" : "does not fit"].filter(Boolean).join(", ");
-    return [h("p", { class: "soft" }, `${found.tensor}${found.alike > 1 ? `, ${found.alike} alike, held together` : ""}, held otherwise, with everything else planned again:`),
+    return [h("p", { class: "soft" }, `${found.tensor}${found.alike > 1 ? `, ${found.alike} alike, held together` : ""}, held otherwise, with ${found.near ? "what is near it" : "everything else"} planned again:`),
       h("div", { class: "scroll" }, h("table", { class: "small" }, h("thead", {}, h("tr", {}, ["signature", "step", "sent", "memory", ""].map((t, k) => h("th", { class: k && k < 4 ? "n" : "" }, t)))),
         h("tbody", {}, found.rows.map(c => h("tr", { class: c.chosen ? "marked" : "" }, h("td", { class: "mono" }, c.sbp), h("td", { class: "n" }, this.change(c, found.rows[0])),
           h("td", { class: "n" }, bytesText(c.bytes)), h("td", { class: "n" }, bytesText(c.memory)), h("td", { class: "soft" }, remark(c)))))))];

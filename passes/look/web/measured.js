@@ -45,7 +45,9 @@ function besideBar(model, select) {
   const b = model.data.beside;
   if (!b) return null;
   const parts = [], g = model.groups, phases = new Map();
-  if (g.measured) for (let v = 1; v < model.nGroups; v++) if (g.kind[v] === "phase" && g.parent[v] <= 0) {
+  // A phase that stands in no other; those of all placements together.
+  const inPhase = v => v > 0 && (g.kind[v] === "phase" || inPhase(g.parent[v]));
+  if (g.measured) for (let v = 1; v < model.nGroups; v++) if (g.kind[v] === "phase" && !inPhase(g.parent[v])) {
     const one = phases.get(g.title[v]) || { seconds: 0, go: v };
     one.seconds += g.measured[v];
     phases.set(g.title[v], one);

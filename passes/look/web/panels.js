@@ -2,7 +2,7 @@
 "use strict";
 
 /** What a device holds over the step, against what it has. */
-function memoryCurve(memory, figures) {
+function memoryCurve(memory, figures, when = "over the step") {
   const course = memory.course, n = course.length;
   if (n < 2) return null;
   const NS = "http://www.w3.org/2000/svg", W = 900, H = 160, most = Math.max(...course), near = figures.capacity_bytes && figures.capacity_bytes < 3 * most;
@@ -11,7 +11,7 @@ function memoryCurve(memory, figures) {
   const svg = document.createElementNS(NS, "svg");
   for (const [k, v] of Object.entries({ viewBox: `0 0 ${W} ${H + 4}`, role: "img", class: "curve", preserveAspectRatio: "none" })) svg.setAttribute(k, v);
   const add = (name, attributes) => { const e = document.createElementNS(NS, name); for (const [k, v] of Object.entries(attributes)) e.setAttribute(k, v); svg.append(e); return e; };
-  const peak = course.indexOf(most), said = `memory over the step: at most ${bytesText(most)}, ${secondsText(times[peak])} after its beginning`;
+  const peak = course.indexOf(most), said = `memory ${when}: at most ${bytesText(most)}, ${secondsText(times[peak])} after its beginning`;
   add("title", {}).textContent = said;
   add("path", { class: "held", d: `M0,${H} ` + course.map((b, k) => `${k ? `H${x(k)} ` : ""}L${x(k)},${y(b)}`).join(" ") + ` L${W},${H} Z` });
   if (near) add("line", { x1: 0, x2: W, y1: y(figures.capacity_bytes), y2: y(figures.capacity_bytes), class: "limit" });
@@ -60,10 +60,23 @@ function placements(model) {
   }));
 }
 
+/** What a device of each placement holds over the schedule, and of what that is made. */
+function placeMemories(memories, figures) {
+  return h("div", {}, memories.map(m => {
+    const capacity = figures.capacity_bytes, row = (what, bytes, type, sbp, inner) => h("tr", { class: inner ? "inner" : "" }, h("td", {}, what), h("td", { class: "mono soft" }, type || ""), h("td", { class: "mono" }, sbp || ""),
+      h("td", { class: "n" }, bytesText(bytes)), h("td", { class: "n" }, percentText(bytes / (m.peak || 1))));
+    const r = m.rows;
+    return h("section", { class: "placement" }, h("h2", {}, m.title), h("p", {}, `${bytesText(m.peak)} at the peak on each device`, capacity ? `, ${percentText(m.peak / capacity)} of the ${bytesText(capacity)} that it has` : "", "."),
+      memoryCurve(m, figures, "over the micro-batches"), h("div", { class: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, ["what", "type", "lies", "bytes", "share"].map((t, k) => h("th", { class: k > 2 ? "n" : "" }, t)))),
+        h("tbody", {}, r.what.map((what, k) => row(what, r.bytes[k], r.type[k], r.sbp[k], r.inner[k]))))));
+  }));
+}
+
 window.sbpPanels = {
   Timeline: (model, select, timelines) => (timelines ? timelines.element : null),
   Memory: model => {
     const m = model.data.memory, f = model.data.figures;
+    if (model.data.memories && model.data.memories.length) return placeMemories(model.data.memories, f);
     if (!m) return null;
     const capacity = f.capacity_bytes || f.memory_bytes, live = m.live, shown = Math.min(live.name.length, 40);
     const rest = live.bytes.slice(shown).reduce((a, b) => a + b, 0);

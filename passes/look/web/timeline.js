@@ -214,7 +214,8 @@ class TimelineView {
     g.strokeStyle = cssColour("--line");
     for (let t = Math.ceil(this.from / step) * step; t <= this.to; t += step) {
       g.beginPath(); g.moveTo(place(t), 0); g.lineTo(place(t), y + 6); g.lineWidth = 0.5; g.stroke();
-      g.fillText(secondsText(t), place(t) + 3, y + 12);
+      // What has no room at the right edge is left out.
+      if (place(t) + 3 + g.measureText(secondsText(t)).width <= width) g.fillText(secondsText(t), place(t) + 3, y + 12);
     }
   }
 }
@@ -226,8 +227,8 @@ class Timelines {
       if (span.opens !== null && span.opens !== undefined) this.views[span.opens].element.scrollIntoView({ block: "center" });
       if (span.rows.length) select({ row: span.rows[0], rows: span.rows }); else if (span.node) select({ node: span.node });
     }));
-    const [first, ...more] = this.views.map(v => v.element);
-    this.element = h("div", {}, first, more.length ? h("h3", {}, "One trip of each loop") : null, more);
+    const steps = this.views.filter(v => !v.data.trip), trips = this.views.filter(v => v.data.trip);
+    this.element = h("div", {}, steps.map(v => v.element), trips.length ? h("h3", {}, "One trip of each loop") : null, trips.map(v => v.element));
   }
 
   /** Lights what belongs to some rows or to a part; whether anything does. */

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 import sbp
-from sbp.passes.explain.gone import is_gone
+from sbp.passes.explain.choices import Removal, RowChoices
 from sbp.passes.face import Plan
 from sbp.passes.look.files import WRITERS
 from sbp.passes.look.page_data import row_key
+from sbp.passes.look.web_page import plan_page
 from tests.passes.look.nets import deep
 
 
@@ -159,17 +160,44 @@ def test_a_page_says_what_the_costliest_could_lie_as(plan: Plan, tmp_path: Path)
 
 
 def test_what_is_said_to_remove_a_collective_removes_it() -> None:
-    """Weights that lie in parts: held whole at rest, or the sum held where it is made, as is said."""
+    """Whatever is held, one tensor or two, at rest or where it is made: the whole plan is without it then."""
     plan = deep(2)
+    rows = [c for c, _ in plan.merged()]
+    assert plan.replanner is not None
     said = 0
-    for row in (c for c, _ in plan.merged()):
-        assert plan.replanner is not None
-        for found in plan.replanner.row_choices(plan, row, 3, 20.0):
-            name = found.tensor.split(", ")[0]
-            for held in found.alternatives:
-                if found.hold[0] == "in_sbp" and is_gone(row, held, plan):
-                    other = plan.what_if(name, held.signature)
-                    left = [(c.kind, c.source, c.shape) for c in other.collectives]
-                    assert (row.kind, row.source, row.shape) not in left
-                    said += 1
+    for row, found in plan.replanner.rows_choices(plan, rows, 3, 120.0):
+        removal = found.removal
+        assert removal is not None and bool(removal.holds) != bool(removal.remark)
+        if not removal.holds:
+            continue
+        other = plan
+        for held in removal.holds:
+            name = held.where if held.how == "in_sbp" else held.tensor.replace(", made at ", " at ")
+            other = other.what_if(name, held.signature)
+        left = [(c.kind, c.source, c.shape) for c in other.collectives]
+        assert (row.kind, row.source, row.shape) not in left
+        assert removal.whole and removal.figures is not None
+        assert other.step_seconds == pytest.approx(removal.figures.step_seconds, rel=1e-6)
+        said += 1
     assert said
+
+
+def test_a_page_says_why_nothing_was_found(tmp_path: Path) -> None:
+    """Without time a removal is not looked for to its end; the page has the words."""
+    plan = deep(2)
+    row = max((c for c, _ in plan.merged()), key=lambda c: c.seconds)
+    choices = {row_key(row): RowChoices((), Removal(remark="there was no time to look further"))}
+    text = plan_page(plan, choices=choices)
+    assert '"removals":[{' in text and "there was no time to look further" in text
+
+
+def test_without_time_the_costliest_still_have_alternatives() -> None:
+    """What all could lie as comes first; what to write to do without them is left to who asks for longer."""
+    plan = deep(2)
+    rows = sorted((c for c, _ in plan.merged()), key=lambda c: -c.seconds)[:3]
+    assert plan.replanner is not None
+    found = list(plan.replanner.rows_choices(plan, rows, 3, 1e-9))
+    assert found == []
+    whole = list(plan.replanner.rows_choices(plan, rows, 3, 120.0))
+    assert [row for row, _ in whole] == rows and all(x.tensors for _, x in whole)
+    assert all(t.near for _, x in whole for t in x.tensors)

@@ -21,7 +21,8 @@ from models.recommender.layers import Inputs
 from models.recommender.learner import LAYOUTS, OPTIMIZERS, Learner, collection
 from models.recommender.synthetic import Teacher
 from sbp import S
-from sbp.passes.explain.measured import BOXING, group_times, numbered
+from sbp.passes.explain.measured import BOXING, MADE_BY_XLA, group_times, numbered
+from sbp.passes.explain.plan import PlanData
 from sbp.passes.face import load_plan
 from sbp.passes.look.measured_text import ratio_text
 from sbp.passes.look.page_data import page_data
@@ -233,6 +234,12 @@ def pipeline() -> Profile:
     return program.profile(*two_stages.values())
 
 
+def program_of(plan: PlanData) -> dict[str, Any]:
+    found = program_data(plan)
+    assert found is not None
+    return found
+
+
 def test_each_placement_of_a_pipeline(pipeline: Profile) -> None:
     """Its parts are the step too, and every collective of every placement has its time."""
     plan = pipeline.plan
@@ -241,6 +248,11 @@ def test_each_placement_of_a_pipeline(pipeline: Profile) -> None:
         parts = step.kernel_seconds + step.exposed_seconds + step.waiting_seconds + step.unclaimed_seconds
         assert parts == pytest.approx(step.seconds, rel=1e-9) and step.kernel_seconds > 0
         assert step.seconds == pipeline.places[0].seconds and step.devices == 2
+        # Kernels are of lines of the stage, in the pass that their piece is of; little is of none.
+        groups = [g for g in group_times(program_of(part), step) if g.source != MADE_BY_XLA]
+        assert {g.phase for g in groups if g.seconds} >= {"forward", "backward"}
+        assert math.fsum(g.seconds for g in groups) > 0.5 * step.kernel_seconds
+        assert all(g.source.startswith("two_stages.py:") for g in groups if g.phase != BOXING)
         assert [c.name for c in step.collectives] == [c.name for c in part.collectives]
         assert all(c.seconds is not None and c.times >= 1 for c in step.collectives)
 
@@ -261,6 +273,10 @@ def test_a_page_of_a_pipeline_has_both(pipeline: Profile) -> None:
     assert {len(column) for column in rows.values()} == {len(rows["kind"])}
     for kind, seconds, remark in zip(rows["kind"], rows["measured"], rows["remark"], strict=True):
         assert (seconds is None and "Actions" in remark) if kind == "send" else seconds > 0
+    groups = data["groups"]
+    assert len(groups["measured"]) == len(groups["kind"]) and sum(data["beside"]["lines"]["seconds"]) > 0
+    whole = [s for s, kind in zip(groups["measured"], groups["kind"], strict=True) if kind == "place"]
+    assert groups["measured"][0] == pytest.approx(math.fsum(whole)) and len(whole) == 2
     parts = [data["beside"]["kernels"][0], data["beside"]["exposed"][0], data["beside"]["waiting"]]
     assert math.fsum([*parts, *data["beside"]["idle"]]) == pytest.approx(data["beside"]["total"])
 

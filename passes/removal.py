@@ -1,0 +1,339 @@
+"""What else the tensors of the costliest collectives could lie as, and what to write to do without these.
+
+First a plan without the collective is looked for, near the one at hand (near.py): no move of its kind may
+bring its tensors anywhere. How tensors lie in that plan is what a user may write: of those that leave a line
+of the forward, of gradients as `jax.grad` returns them, of arguments. Each of them is held alone, then two at
+a time, and everything else near is chosen anew. What is told was then planned again as a whole, where there
+was time, and the collective looked for in that plan.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from sbp.errors import SbpError
+from sbp.passes.chain import Listed
+from sbp.passes.evaluated import evaluated, figures_of, made_by
+from sbp.passes.explain.choices import (
+    HeldPlan,
+    HeldTensor,
+    PlanFigures,
+    Removal,
+    RowChoices,
+    SentAt,
+    TensorChoices,
+)
+from sbp.passes.explain.collectives import Inside
+from sbp.passes.explain.gone import is_gone
+from sbp.passes.explain.plan import Collective, PlanData
+from sbp.passes.explain.targets import Target
+from sbp.passes.near import Around, Banned, NearProblem
+from sbp.passes.nearby import LineTargets
+from sbp.passes.physical.buckets import bucket_collectives
+from sbp.passes.physical.insert import insert_boxing
+from sbp.passes.physical.owners import mark_owners
+from sbp.passes.physical.program import Box, Physical
+from sbp.passes.plan.marginals import HeldStates, cheapest_held
+from sbp.passes.plan.network import Infeasible
+from sbp.passes.request import Request
+from sbp.passes.sent_tensors import hold_text, moves_of, sent_at
+from sbp.signature import NdSbp
+
+Hold = tuple[Target, NdSbp]
+"""A target, and what it is held to."""
+ROUNDS = 6
+"""Tensors to which a collective may move before a plan without it is given up."""
+MOST_SINGLE, MOST_PAIRED, MOST_FOUND = 12, 6, 2
+"""Tensors that are held alone, of how many of them two are held together, and ways that are enough."""
+MOST_WHOLE = 4
+"""Plans that are made as a whole to see that a collective is gone."""
+SOLVE_SECONDS = 5.0
+NOWHERE = "no signatures of the ops near it do without it: it moves elsewhere"
+NOT_BY_TWO = "a plan without it exists, but no one tensor held so, and no two, lead to it"
+NO_TIME = "there was no time to look further"
+NOT_WHOLE = "what removes it near by does not when the whole program is planned again"
+
+
+@dataclass
+class RowsSearch:
+    """The search for some rows of a plan.
+
+    Arguments:
+      s: the plan's graph with an annotation that says nothing behind each watched value.
+      problem: of it.
+      lines: what can be held near each row.
+      own: per row, its own tensors and the argument that leads to it.
+      opened: arguments of which nothing is said in `problem`, by position.
+      planned: makes the whole plan with some tensors held.
+    """
+
+    plan: PlanData
+    request: Request
+    problem: NearProblem
+    lines: LineTargets
+    own: Sequence[Sequence[Target]]
+    rows: Sequence[Collective]
+    opened: Sequence[int]
+    planned: Callable[[Sequence[Hold]], PlanData]
+    until: float = math.inf
+    _cached: dict[int, Around] = field(default_factory=dict)
+
+    @property
+    def s(self) -> Listed:
+        """What is planned."""
+        return self.problem.s
+
+    @cached_property
+    def physical(self) -> Physical:
+        """The plan's program."""
+        assert self.plan.physical is not None
+        return self.plan.physical
+
+    def each(self, most: int, time_limit_seconds: float) -> Iterator[tuple[Collective, RowChoices]]:
+        """What was found for each row, as long as there is time."""
+        self.until = time.monotonic() + time_limit_seconds
+        found = list[tuple[TensorChoices, ...]]()
+        # What all rows could be first: to do without one takes longer.
+        for k in range(len(self.rows)):
+            if self.late:
+                break
+            found.append(tuple(self.tensor(k, target, most) for target in self.own[k]))
+        for k, tensors in enumerate(found):
+            removal = Removal(remark=NO_TIME) if self.late else self.removal(k, tensors)
+            yield self.rows[k], RowChoices(tensors, removal)
+
+    @property
+    def late(self) -> bool:
+        """Whether there is no time left."""
+        return time.monotonic() >= self.until
+
+    # One row.
+
+    def around(self, k: int) -> Around:
+        """What is near a row."""
+        if k not in self._cached:
+            self._cached[k] = self.problem.around(self._free(k), Banned())
+        return self._cached[k]
+
+    def _free(self, k: int) -> set[int]:
+        values = {w.value if isinstance(w, Box) else w.step.node.outputs[0] for w in self._moves(k)}
+        held = [x for target in (*self.own[k], *self.lines.near(k)) for x in self.variables(target)]
+        opened = [self.problem.model.inputs[i] for i in self.opened]
+        return self.problem.near(self.problem.of_values(values)) | set(held) | set(opened)
+
+    def _moves(self, k: int) -> list[Box | Inside]:
+        """All that is sent as a row is: of its kind, at its line, of its shape."""
+        key = _key(self.rows[k])
+        return [what for c in self.plan.collectives if _key(c) == key for what in moves_of(self.physical, c)]
+
+    def variables(self, target: Target) -> list[int]:
+        """Those that tell how a target lies."""
+        m = self.problem.model
+        found = [m.inputs[i] for i in target.arguments]
+        found += [x for j in target.results if (x := m.outputs[j]) is not None]
+        return found + [m.nodes[self.problem.annotations[v].id] for v in target.values]
+
+    def states(self, *holds: Hold) -> dict[int, int] | None:
+        """The states that hold some targets; what else is open of arguments stays. None if there are none."""
+        m, found = self.problem.model, dict[int, int]()
+        for i in self.opened:
+            found[m.inputs[i]] = self.problem.now(m.inputs[i])
+        for target, nd in holds:
+            for x in self.variables(target):
+                lying = list(self.problem.lying(x))
+                if nd not in lying:
+                    return None
+                found[x] = lying.index(nd)
+        return found
+
+    def tensor(self, k: int, target: Target, most: int) -> TensorChoices:
+        """The other signatures of a tensor of a row."""
+        every = [set(self.problem.lying(x)) for x in self.variables(target)]
+        common = set[NdSbp].intersection(*every)
+        first = self.problem.lying(self.variables(target)[0])
+        now = {target.signatures[0]} if target.values else set(target.signatures)
+        others = [nd for nd in dict.fromkeys(first) if nd in common and nd not in now]
+        around = self.around(k)
+        asked = [around.held(self.states((target, nd)) or {}) for nd in others]
+        found = cheapest_held(around.network, asked, most, SOLVE_SECONDS)
+        plans = [self._plan(others[i], around.whole(x.states), target) for i, x in found.found]
+        plans.sort(key=lambda h: (h.figures.step_seconds, h.figures.seconds))
+        return TensorChoices(
+            target.text,
+            target.count,
+            made_by(self.physical, target.values),
+            target.signatures,
+            figures_of(self.plan),
+            tuple(plans),
+            found.slower,
+            found.unknown,
+            found.impossible,
+            self.request.limit_bytes,
+            hold=hold_text(self.plan, self.physical, target),
+            near=True,
+        )
+
+    def _plan(self, nd: NdSbp, states: Sequence[int], target: Target) -> HeldPlan:
+        physical = self.program(states)
+        made = [x for v in target.values for x in self.problem.annotations[v].inputs if isinstance(x, int)]
+        return HeldPlan(nd, self.figures(physical), made_by(physical, made), 0.0, self.sent(physical))
+
+    def program(self, states: Sequence[int]) -> Physical:
+        """The program that states of all variables mean."""
+        assignment = self.problem.model.chosen(states, self.problem.indexed_cost(states), 0.0)
+        physical = mark_owners(insert_boxing(self.s.candidates, assignment, self.s.boxings))
+        return bucket_collectives(physical, self.s.boxings.network.hardware)
+
+    def figures(self, physical: Physical) -> PlanFigures:
+        """What a program costs."""
+        return evaluated(physical, self.s.boxings.network, self.request.donated)
+
+    def sent(self, physical: Physical) -> tuple[SentAt, ...]:
+        """What a program sends."""
+        return sent_at(physical, self.s.boxings.network, self.request.donated)
+
+    # To do without it.
+
+    def removal(self, k: int, tensors: Sequence[TensorChoices]) -> Removal:
+        """What to write to do without a row."""
+        tried, failed, remark = set[tuple[object, ...]](), 0, NOWHERE
+        for ways in self._each_way(k, tensors):
+            if ways is None:
+                continue
+            remark = NOT_BY_TWO if not failed else NOT_WHOLE
+            for holds, states in ways:
+                key = tuple((t.text, nd) for t, nd in holds)
+                if key in tried or failed >= MOST_WHOLE:
+                    continue
+                tried.add(key)
+                if self.late:
+                    physical = self.program(states)
+                    return Removal(self._held(holds), self.figures(physical), self.sent(physical))
+                found = self._whole(k, holds)
+                if found is not None:
+                    return found
+                failed, remark = failed + 1, NOT_WHOLE
+        return Removal(remark=NO_TIME if self.late else remark)
+
+    def _each_way(
+        self, k: int, tensors: Sequence[TensorChoices]
+    ) -> Iterator[Sequence[tuple[Sequence[Hold], Sequence[int]]] | None]:
+        """Ways to do without a row, those by which fewer is held and changed first; None for no such plan."""
+        near, own = self.lines.near(k), list[Hold]()
+        for target, choices in zip(self.own[k], tensors, strict=True):
+            if choices.hold[0] == "backward" or not self.lines.is_line(target):
+                continue
+            own += [(target, h.signature) for h in choices.alternatives if self._gone(k, h)]
+        if own:
+            yield self._one(k, own)
+        for opened in (False, True):
+            goal = self._without(k, opened)
+            if goal is None:
+                yield None
+                continue
+            holds = [(t, nd) for t in near if (nd := self._lies(t, goal)) is not None]
+            yield self._one(k, holds[:MOST_SINGLE])
+            yield self._two(k, holds[:MOST_PAIRED])
+
+    def _gone(self, k: int, held: HeldPlan) -> bool:
+        return is_gone(self.rows[k], held, self.plan)
+
+    def _one(self, k: int, holds: Sequence[Hold]) -> list[tuple[Sequence[Hold], Sequence[int]]]:
+        return self._tried(k, [(hold,) for hold in holds])
+
+    def _two(self, k: int, holds: Sequence[Hold]) -> list[tuple[Sequence[Hold], Sequence[int]]]:
+        return self._tried(k, list(itertools.combinations(holds, 2)))
+
+    def _tried(self, k: int, each: Sequence[Sequence[Hold]]) -> list[tuple[Sequence[Hold], Sequence[int]]]:
+        """Of some ways those that do without a row, the cheapest first."""
+        found = list[tuple[float, int, Sequence[Hold], Sequence[int]]]()
+        for n, holds in enumerate(each):
+            if len(found) == MOST_FOUND or self.late:
+                break
+            asked = self.states(*holds)
+            if asked is None:
+                continue
+            try:
+                states = self.around(k).solved(asked, SOLVE_SECONDS)
+            except Infeasible:
+                continue
+            physical = self.program(states)
+            nothing = PlanFigures(0.0, 0.0, 0.0, 0.0)
+            if self._gone(k, HeldPlan(holds[0][1], nothing, sent=self.sent(physical))):
+                found.append((self.problem.indexed_cost(states), n, holds, states))
+        return [(holds, states) for _, _, holds, states in sorted(found, key=lambda x: x[:2])]
+
+    def _without(self, k: int, opened: bool) -> Sequence[int] | None:
+        """The cheapest plan near that does without a row; None if none was found.
+
+        Arguments:
+          opened: whether arguments near may lie otherwise than they do.
+        """
+        banned, free = self._banned(self._moves(k)), self._free(k)
+        held: HeldStates = {} if opened else self.states() or {}
+        for _ in range(ROUNDS):
+            if self.late:
+                return None
+            try:
+                states = self.problem.around(free, banned).solved(held, SOLVE_SECONDS)
+            except Infeasible:
+                return None
+            physical = self.program(states)
+            sent, nothing = self.sent(physical), PlanFigures(0.0, 0.0, 0.0, 0.0)
+            if self._gone(k, HeldPlan((), nothing, sent=sent)):
+                return states
+            more = banned | self._banned(self._elsewhere(k, physical))
+            if more == banned:
+                return None
+            banned = more
+        return None
+
+    def _elsewhere(self, k: int, physical: Physical) -> list[Box | Inside]:
+        """What a program sends in place of a row: of its kind and its shape, at lines that sent none."""
+        row = self.rows[k]
+        before = {_key(c) for c in self.plan.collectives} - {_key(row)}
+        found = list[Box | Inside]()
+        for what, source in self.lines.sent(physical):
+            if isinstance(what, Box):
+                key = what.move.kind, source, tuple(physical.sent(what)[0])
+                if key[0] == row.kind and key[2] == row.shape and key not in before:
+                    found.append(what)
+        return found
+
+    def _banned(self, whats: Sequence[Box | Inside]) -> Banned:
+        fresh = {x: v for v, node in self.problem.annotations.items() for x in node.inputs}
+        moves = {(w.move.kind, fresh.get(w.value, w.value)) for w in whats if isinstance(w, Box)}
+        inside = {
+            (w.talk.kind, w.step.node.outputs[0])
+            for w in whats
+            if not isinstance(w, Box) and w.step.node.outputs
+        }
+        return Banned(frozenset(moves), frozenset(inside))
+
+    def _lies(self, target: Target, states: Sequence[int]) -> NdSbp | None:
+        """How all of a target lies in a plan; None if not all lie alike."""
+        lying = {self.problem.lying(x)[states[x]] for x in self.variables(target)}
+        return lying.pop() if len(lying) == 1 else None
+
+    def _held(self, holds: Sequence[Hold]) -> tuple[HeldTensor, ...]:
+        return tuple(HeldTensor(t.text, *hold_text(self.plan, self.physical, t), nd) for t, nd in holds)
+
+    def _whole(self, k: int, holds: Sequence[Hold]) -> Removal | None:
+        """The same planned as a whole; None if the row is there again."""
+        try:
+            plan = self.planned(holds)
+        except SbpError:
+            return None
+        assert plan.physical is not None
+        figures, sent = figures_of(plan), self.sent(plan.physical)
+        held = HeldPlan(holds[0][1], figures, sent=sent)
+        return Removal(self._held(holds), figures, sent, whole=True) if self._gone(k, held) else None
+
+
+def _key(c: Collective) -> tuple[str, str, tuple[int, ...]]:
+    return c.kind, c.source, c.shape
