@@ -7,9 +7,9 @@ them. Here both are put together, so that neither needs the other.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from sbp.errors import ArgumentError, Problem, SignatureError
 from sbp.meant import meant
@@ -79,7 +79,24 @@ class Plan(PlanData):
         Raises:
           ArgumentError: for another suffix, and for a profile of another program.
         """
-        files.save_plan(self, path, self._choices(path, choices, time_limit), profile)
+        found = self._choices(path, choices, time_limit)
+        if isinstance(self, PipelineData):
+            pipeline_files.save_plan(self, path, found, profile)
+        else:
+            files.save_plan(self, path, found, profile)
+
+    def __reduce__(self) -> tuple[Callable[[str], Plan], tuple[str]]:
+        """A plan is pickled as it is saved: without the program, which cannot leave its process."""
+        if isinstance(self, PipelineData):
+            return read_text, (pipeline_files.plan_json(self),)
+        return read_text, (files.plan_json(self),)
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Self:
+        """Itself, as of anything that cannot be changed."""
+        return self
 
     def _choices(
         self, path: str | os.PathLike[str], most: int | None, time_limit: float
@@ -137,7 +154,8 @@ class Plan(PlanData):
           SbpError: for a signature that the tensor cannot have.
         """
         held = faced(self._replanner("what_if").held(self, tensor, _signature(tensor, signature)))
-        return with_writer(held, self.writer)
+        of_stages = self.stages[0].writer if isinstance(self, PipelinePlan) else self.writer
+        return with_writer(held, of_stages, self.writer)
 
     def source(self) -> ProgramSource:
         """The program as a Python module that runs: a `shard_map` function with explicit collectives.
@@ -145,8 +163,8 @@ class Plan(PlanData):
         `print` shows it, `save` writes it, `load` gives its function (docs/source.md).
 
         Raises:
-          ArgumentError: for a plan without its program, and for one of a program with stages: each stage has
-            its own.
+          ArgumentError: for a plan without its program, and for stages that are cut out of a scan: each of
+            these has its own.
 
         >>> import jax, sbp
         >>> double = sbp.compile(lambda x: 2.0 * x, sbp.placement("cpu", shape=(2,), axes=("data",)))
@@ -201,36 +219,11 @@ class PipelinePlan(PipelineData, Plan):
         """What `print` shows, with other rows, as of `Plan.text`."""
         return pipeline_text.plan_text(self, how=text.Shown(by_time, rows))
 
-    def source(self) -> ProgramSource:
-        """Refused: what each stage runs is `plan.stages[k].source()`, in which order `plan.schedule`.
-
-        Raises:
-          ArgumentError: always.
-        """
-        got = f"a plan of {len(self.stages)} placements"
-        why = (
-            "a program with stages is one program per placement, which send each other tensors on a schedule"
-        )
-        legal = "the plan of one placement"
-        fix = "plan.stages[0].source(), and print(plan.schedule)"
-        raise ArgumentError(Problem("argument", "PipelinePlan.source", got, legal, why, fix))
-
     def __repr__(self) -> str:
         return pipeline_text.plan_line(self)
 
     def _repr_html_(self) -> str:
         return pipeline_page.plan_html(self)
-
-    def save(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        choices: int | None = None,
-        time_limit: float = PAGE_SECONDS,
-        profile: PageProfile | None = None,
-    ) -> None:
-        """Writes the plan, as `Plan.save` does."""
-        pipeline_files.save_plan(self, path, self._choices(path, choices, time_limit), profile)
 
     @property
     def _ops(self) -> int:
@@ -252,11 +245,25 @@ def faced(plan: PlanData) -> Plan:
 P = TypeVar("P", bound=Plan)
 
 
-def with_writer(plan: P, writer: Writes | None) -> P:
-    """A plan that can be written as Python; of a program with stages each of these can."""
+def with_writer(plan: P, writer: Writes | None, of_stages: Writes | None = None) -> P:
+    """A plan that can be written as Python; of a program with stages each of these can.
+
+    Arguments:
+      of_stages: of a program with stages, who writes all of it.
+    """
     if isinstance(plan, PipelinePlan):
-        plan = replace(plan, stages=tuple(replace(p, writer=writer) for p in plan.stages))
+        stages = tuple(replace(p, writer=writer) for p in plan.stages)
+        return replace(plan, stages=stages, writer=of_stages)
     return replace(plan, writer=writer)
+
+
+def read_text(text: str) -> Plan:
+    """The plan of a text that JSON files and pickled plans hold.
+
+    Raises:
+      ArgumentError: as `load_plan` does.
+    """
+    return faced(files.parse_plan(text, {"stages": pipeline_files.read_plan}, "unpickling a plan"))
 
 
 def load_plan(path: str | os.PathLike[str]) -> Plan:

@@ -144,11 +144,6 @@ class PlanData:
     writer: Writes | None = field(default=None, compare=False, repr=False)
     choice: ChoiceRecord | None = field(default=None, compare=False, repr=False)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """What is pickled: all but who can make the plan again, which holds the user's function as traced,
-        and who can write it."""
-        return vars(self) | {"replanner": None, "writer": None}
-
     @property
     def wire_bytes(self) -> float:
         """What one device sends per step, bytes."""

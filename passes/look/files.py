@@ -25,6 +25,8 @@ from sbp.signature import format_sbp, parse_sbp
 READERS = {".html": "to read it", ".json": "to load it again"}
 FORMAT, VERSION = "sbp-plan", 4
 TRACE = ".trace.json"
+NOT_SAVED = ("physical", "program", "replanner", "writer", "choice", "apart")
+"""Fields of a plan that a file does not have, or has in a form of its own."""
 
 
 def plan_json(plan: PlanData) -> str:
@@ -36,7 +38,7 @@ def plan_data(plan: PlanData) -> dict[str, Any]:
     """The plan as JSON has it, but for what a subclass adds."""
     data: dict[str, Any] = {"format": FORMAT, "version": VERSION}
     for f in dataclasses.fields(plan):
-        if f.name not in ("physical", "program", "replanner", "writer", "choice"):
+        if f.name not in NOT_SAVED:
             data[f.name] = getattr(plan, f.name)
     data["placement"] = dataclasses.asdict(plan.placement)
     data["hardware"] = _without_infinity(dataclasses.asdict(plan.hardware))
@@ -172,19 +174,41 @@ def load_plan(
       ArgumentError: if the file holds no plan, or one of a version that is not known.
     """
     where = f"loading a plan from {os.fspath(path)!r}"
-    legal, fix = f"JSON of format {FORMAT!r}, version {VERSION}", "plan.save('plan.json') writes such a file"
     try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as e:
-        raise problem(str(e), legal, "the file cannot be read as JSON", fix, where) from None
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as e:
+        raise problem(str(e), _LEGAL, "the file cannot be read as JSON", _FIX, where) from None
+    return parse_plan(text, others, where)
+
+
+_LEGAL = f"JSON of format {FORMAT!r}, version {VERSION}"
+_FIX = "plan.save('plan.json') writes such a file"
+
+
+def parse_plan(
+    text: str, others: Mapping[str, Callable[[Mapping[str, Any]], PlanData]], where: str
+) -> PlanData:
+    """The plan of a text that `plan_json` has written.
+
+    Arguments:
+      others: as of `load_plan`.
+      where: what an error says at its beginning.
+
+    Raises:
+      ArgumentError: as `load_plan` does.
+    """
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as e:
+        raise problem(str(e), _LEGAL, "the file cannot be read as JSON", _FIX, where) from None
     if not isinstance(data, dict) or (data.get("format"), data.get("version")) != (FORMAT, VERSION):
         found = (data.get("format"), data.get("version")) if isinstance(data, dict) else type(data).__name__
-        raise problem(f"{found}", legal, "only files of this format can be read", fix, where)
+        raise problem(f"{found}", _LEGAL, "only files of this format can be read", _FIX, where)
     try:
         return next((read for key, read in others.items() if key in data), read_plan)(data)
     except (KeyError, TypeError, ValueError) as e:
         raise problem(
-            f"{type(e).__name__}: {e}", legal, "a field is missing or has no legal value", fix, where
+            f"{type(e).__name__}: {e}", _LEGAL, "a field is missing or has no legal value", _FIX, where
         ) from None
 
 

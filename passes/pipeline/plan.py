@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from sbp.passes.explain.plan import Collective, PlanData
 from sbp.passes.pipeline.edges import edges_of
@@ -36,6 +36,7 @@ class PipelineData(PlanData):
       figures: what every stage costs; () without micro-batches.
       memory: per placement, the peak per device with this schedule, bytes.
       places: what every placement holds but for micro-batches; () without these.
+      apart: the program taken apart; None for a plan that was loaded from a file.
     """
 
     stages: tuple[PlanData, ...] = ()
@@ -44,6 +45,7 @@ class PipelineData(PlanData):
     figures: tuple[StageFigures, ...] = ()
     memory: tuple[float, ...] = ()
     places: tuple[PlaceFigures, ...] = ()
+    apart: Stages | None = field(default=None, compare=False, repr=False)
 
     @property
     def sends(self) -> tuple[Collective, ...]:
@@ -134,6 +136,7 @@ def pipeline_plan(
         figures=() if figures is None else figures.stages,
         memory=memory,
         places=() if figures is None else figures.places,
+        apart=stages,
     )
 
 

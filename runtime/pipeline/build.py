@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from sbp.errors import Problem, raise_all
 from sbp.hardware import Hardware, hardware_for
@@ -26,6 +27,7 @@ from sbp.runtime.pipeline.program import BuiltPipeline, Results
 from sbp.runtime.pipeline.stacked import stacked_leaves
 from sbp.runtime.signatures import Signatures
 from sbp.runtime.source.module import write_source
+from sbp.runtime.source.staged import write_staged
 
 
 def is_pipeline(graph: Graph, placement: Placement) -> bool:
@@ -86,7 +88,8 @@ def build_pipeline(
         threads is None and not may_help(places, staged.schedule is not None)
     ):
         threads = False
-    plan = with_writer(with_stages_replanner(staged, program, request), write_source)
+    writer = partial(write_staged, whole=stacked is None)
+    plan = with_writer(with_stages_replanner(staged, program, request), write_source, writer)
     drivers = Drivers(threads)
     shared = tuple(tie is None for tie in tied.arguments)
     made = staged.stages, staged.schedule, plan, donate, weak, drivers

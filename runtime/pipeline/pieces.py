@@ -34,11 +34,10 @@ from sbp.untyped import DType
 
 
 @dataclass(frozen=True)
-class Slots:
-    """How tensors in the slots of a placement are held."""
+class SlotLayout:
+    """How tensors in the slots of a placement are held, whether its devices are here or not."""
 
     physical: Physical
-    mesh: Mesh
 
     def packed(self, slot: Slot) -> bool:
         """Whether no array can hold the tensor as it lies."""
@@ -63,8 +62,22 @@ class Slots:
             return None
         return slot.shape(self.physical.graph), str(self.dtype(slot)), slot.nd
 
+    def shape(self, slot: Slot) -> tuple[int, ...]:
+        """The shape of the array that holds what is in a slot."""
+        hierarchy, shape = self.physical.placement.shape, slot.shape(self.physical.graph)
+        if self.packed(slot):
+            return math.prod(hierarchy), *local_shape(shape, slot.nd, hierarchy)
+        return shape
+
+
+@dataclass(frozen=True)
+class Slots(SlotLayout):
+    """The same on devices."""
+
+    mesh: Mesh
+
     def sharding(self, slot: Slot) -> NamedSharding:
-        """The same as JAX has it."""
+        """How the array lies, as JAX has it."""
         return NamedSharding(self.mesh, self.spec(slot))
 
     def absent(self, slot: Slot) -> jax.Array:
@@ -74,10 +87,7 @@ class Slots:
 
     def struct(self, slot: Slot) -> jax.ShapeDtypeStruct:
         """The array that holds it."""
-        hierarchy, shape = self.physical.placement.shape, slot.shape(self.physical.graph)
-        if self.packed(slot):
-            shape = math.prod(hierarchy), *local_shape(shape, slot.nd, hierarchy)
-        return untyped.struct(shape, self.dtype(slot), sharding=self.sharding(slot))
+        return untyped.struct(self.shape(slot), self.dtype(slot), sharding=self.sharding(slot))
 
 
 @dataclass(frozen=True)
@@ -125,11 +135,11 @@ def runnable(
         that stages that are alike can share it.
       watch: what looks at what its ops make.
     """
-    reads = [r for r in piece.reads for _ in range(microbatches if r.how is How.STACK else 1)]
+    reads = arrays_read(piece, microbatches)
     # One row per device.
     extra = () if watch is None else (untyped.partition_spec(slots.physical.placement.axes),)
     mapped = jax.shard_map(
-        _device_function(slots, piece, microbatches, watch),
+        piece_function(slots, piece, microbatches, Device if watch is None else watch.device),
         mesh=slots.mesh,
         in_specs=(untyped.partition_spec(), *(slots.spec(r.slot) for r in reads)),
         out_specs=(*(slots.spec(w.slot) for w in piece.writes), *extra),
@@ -152,15 +162,24 @@ def runnable(
     return Runnable(piece, found, watch)
 
 
-def _device_function(
-    slots: Slots, piece: Piece, microbatches: int, watch: Lookout | None
+def arrays_read(piece: Piece, microbatches: int) -> list[Read]:
+    """What a piece reads, once for each array."""
+    return [r for r in piece.reads for _ in range(microbatches if r.how is How.STACK else 1)]
+
+
+def piece_function(
+    slots: SlotLayout, piece: Piece, microbatches: int, made: Callable[..., Device] = Device
 ) -> Callable[..., Shards]:
-    """The piece on one device: local shards in, local shards out."""
+    """The piece on one device: the micro-batch's number and local shards in, local shards out.
+
+    Arguments:
+      made: makes who executes its steps.
+    """
     physical = slots.physical
 
     def run(index: jax.Array, *shards: jax.Array) -> Shards:
         coords = [lax.axis_index(name) for name in physical.placement.axes]
-        device, env = (Device if watch is None else watch.device)(physical, coords), Env()
+        device, env = made(physical, coords), Env()
         given = iter(shards)
         for read in piece.reads:
             env[read.version] = _taken(slots, read, given, index, microbatches)
@@ -176,7 +195,7 @@ def _device_function(
 
 
 def _taken(
-    slots: Slots, read: Read, given: Iterator[jax.Array], index: jax.Array, microbatches: int
+    slots: SlotLayout, read: Read, given: Iterator[jax.Array], index: jax.Array, microbatches: int
 ) -> jax.Array:
     """What a piece reads, as its steps want it."""
 

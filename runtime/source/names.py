@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from sbp.passes.look.user_lines import name_at
-from sbp.passes.physical.program import Box, Physical, Step
-from sbp.passes.program.graph import Const, Node, Source
+from sbp.passes.physical.program import Box, Step
+from sbp.passes.program.graph import Const, Graph, Node, Source
 from sbp.passes.program.names import Names
 from sbp.runtime.source.values import Eqn
 
@@ -146,13 +146,13 @@ class Hints:
     """What the values of a program may be called, before names are made unique.
 
     Arguments:
-      physical: the program.
+      graph: of the program.
       paths: the names of the leaves of arguments and results.
       steps: as they were traced.
       own: of values that are made together, the step of each.
     """
 
-    physical: Physical
+    graph: Graph
     paths: tuple[Sequence[str], Sequence[str]]
     steps: Sequence[tuple[Step, ...]]
     own: Mapping[int, int]
@@ -160,13 +160,13 @@ class Hints:
     @cached_property
     def names(self) -> Names:
         """What a reader of the plan calls tensors."""
-        return Names(self.physical.graph, *self.paths)
+        return Names(self.graph, *self.paths)
 
     @cached_property
     def arguments(self) -> list[str]:
         """Names of all that the program takes: the leaves, and the arrays that it closes over."""
         paths = list(self.paths[0])
-        rest = len(self.physical.graph.inputs) - len(paths)
+        rest = len(self.graph.inputs) - len(paths)
         return short_names([*paths, *(f"constant_{k}" for k in range(rest))])
 
     @cached_property
@@ -193,7 +193,7 @@ class Hints:
     @cached_property
     def _values(self) -> Mapping[int, str]:
         """What the user calls the values that his lines make, by value id."""
-        graph, phases = self.physical.graph, self.names.phases
+        graph, phases = self.graph, self.names.phases
         nodes = [n for n in graph.walk() if n.source.file]
         line = {n.id: (n.source.file, n.source.line) for n in nodes}
         consumers = graph.consumers()
@@ -222,6 +222,10 @@ class Hints:
         """What a value of the graph is to the user; "" if nothing says."""
         return self.of_path(self.names.of(v)) or self._values.get(v, "")
 
+    def named(self, v: int) -> str:
+        """A name for a value, by what makes it if nothing else says."""
+        return self.value(v) or self._weak(v)
+
     def of(self, eqn: Eqn, last: bool) -> tuple[str, bool]:
         """The name of what an equation makes, and whether it is the user's.
 
@@ -234,7 +238,7 @@ class Hints:
             return fallback, False
         step, last = self.steps[own[0] if own else eqn.step][0], last or bool(own)
         if isinstance(step, Box):
-            base = self.value(step.value) or self._weak(step.value)
+            base = self.named(step.value)
             suffix = _KINDS.get(step.move.kind, "")
             return (f"{base}_{suffix}" if suffix and last else fallback), last
         if not last:
@@ -257,11 +261,11 @@ class Hints:
 
     @cached_property
     def _producers(self) -> Mapping[int, Node]:
-        return self.physical.graph.producers()
+        return self.graph.producers()
 
     @cached_property
     def _nodes(self) -> Mapping[int, Node]:
-        return {n.id: n for n in self.physical.graph.walk()}
+        return {n.id: n for n in self.graph.walk()}
 
     def outputs(self, step: int) -> Sequence[int]:
         """The values of the graph that a step makes, in order; none of a move."""

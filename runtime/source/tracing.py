@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,17 +11,21 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from sbp import compat
 from sbp.passes.explain.collectives import scope_of_rows
 from sbp.passes.physical.evaluate import Evaluator
 from sbp.passes.physical.program import Box, Compute, Physical, Step, writes
+from sbp.passes.pipeline.slots import Piece
 from sbp.passes.program.views import local_of
 from sbp.resolve import to_partition_spec
 from sbp.runtime.bodies import run_body
 from sbp.runtime.lower import Device, Env, device_function
+from sbp.runtime.pipeline.pieces import SlotLayout, arrays_read, piece_function
 from sbp.signature import NdSbp, Partial
 from sbp.talk.local import Local
+from sbp.untyped import partition_spec
 
 MOST_INLINE = 24
 """Equations of a body that are printed one by one; a longer one is a call by name."""
@@ -180,7 +184,30 @@ def trace_device(physical: Physical, takes: Evaluator | None) -> TracedDevice:
         check_vma=False,
     )
     values = (graph.values[v] for v in graph.inputs)
-    traced = jax.make_jaxpr(mapped)(*(compat.struct(v.shape, v.dtype) for v in values))
+    return _traced(mapped, [compat.struct(v.shape, v.dtype) for v in values], seen)
+
+
+def trace_piece(held: SlotLayout, piece: Piece, microbatches: int) -> TracedDevice:
+    """Traces a piece of a pipeline, of the micro-batch's number and of the arrays that it reads."""
+    placement, graph = held.physical.placement, held.physical.graph
+    seen: list[tuple[Step, ...]] = []
+    reads = [r.slot for r in arrays_read(piece, microbatches)]
+    mapped = jax.shard_map(
+        piece_function(held, piece, microbatches, made=partial(SourceDevice, seen=seen)),
+        mesh=placement.abstract_mesh,
+        in_specs=(partition_spec(), *map(held.spec, reads)),
+        out_specs=tuple(held.spec(w.slot) for w in piece.writes),
+        check_vma=False,
+    )
+    given = [compat.struct(held.shape(slot), graph.values[slot.value].dtype) for slot in reads]
+    return _traced(mapped, [compat.struct((), np.dtype(np.int32)), *given], seen)
+
+
+def _traced(
+    mapped: Callable[..., Any], given: Sequence[Any], seen: Sequence[tuple[Step, ...]]
+) -> TracedDevice:
+    """A function of shards, traced."""
+    traced = jax.make_jaxpr(mapped)(*given)
     (eqn,) = (e for e in traced.jaxpr.eqns if e.primitive.name == "shard_map")
     inner = eqn.params["jaxpr"]
     consts: Mapping[Any, Any] = dict(zip(traced.jaxpr.constvars, traced.consts, strict=True))

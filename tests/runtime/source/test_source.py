@@ -18,7 +18,7 @@ from sbp import AUTO, B, S
 from sbp.__main__ import main
 from sbp.errors import ArgumentError
 from sbp.passes.look.source import ProgramSource
-from tests.golden import two_layers, two_stages
+from tests.golden import two_layers
 from tests.models import test_recommenders as recommenders
 from tests.runtime import test_control_flow as loops
 from tests.runtime.source.equal import GRID, SPLITTING, checked
@@ -201,16 +201,6 @@ def test_a_plan_that_was_asked_otherwise_has_one() -> None:
     plan = sbp.compile(two_layers.step, GRID).plan(*two_layers.small_args)
     other = plan.what_if("x", [S(0), S(1)])
     assert 'PartitionSpec("data", "model"),  # x ' in other.source().text
-
-
-def test_a_stage_has_one_of_its_own() -> None:
-    program = sbp.compile(two_stages.step, two_stages.step_placement, in_sbp=two_stages.step_sbp)
-    plan = program.plan(*two_stages.step_args())
-    assert "from_stage_0_tanh" in plan.stages[1].source().text
-    with pytest.raises(
-        ArgumentError, match=r"try    plan\.stages\[0\]\.source\(\), and print\(plan\.schedule\)"
-    ):
-        plan.source()
 
 
 def test_a_plan_from_a_file_has_none(tmp_path: Path) -> None:
