@@ -130,7 +130,7 @@ class Built:
         return jax.tree.unflatten(self.traced.out_tree, out)
 
     def _compiled(self, placed: Sequence[Leaf]) -> None:
-        """Compiles it for such arguments, if it was not loaded; a call that follows finds what was compiled."""
+        """Compiles it for such arguments, if it was not loaded; a call finds what was compiled."""
         jitted, _, consts = self.executable
         if not self.loaded:
             jitted.lower(*placed, *consts).compile()
