@@ -13,6 +13,7 @@ has (infinity minus infinity) is found behind the move that adds up.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntFlag
@@ -58,6 +59,9 @@ class NotFinite(IntFlag):
         )
 
 
+_NONE = NotFinite(0)
+
+
 @dataclass(frozen=True)
 class LookedAt:
     """Where something is looked at.
@@ -72,6 +76,21 @@ class LookedAt:
     value: int
     nd: NdSbp
     summed: bool = False
+
+
+@dataclass(frozen=True)
+class Sighting:
+    """Something that was looked at, before it is written down.
+
+    Arguments:
+      site: its number, from 1 on.
+      made: what kinds of numbers it has.
+      operands: what those have that it was made of.
+    """
+
+    site: int
+    made: jax.Array
+    operands: Sequence[jax.Array | NotFinite]
 
 
 @dataclass
@@ -111,6 +130,13 @@ class CheckedDevice(Device):
 
     watch: Lookout = field(default_factory=lambda: Lookout(NotFinite.NAN))
     producers: Mapping[int, Node] = field(default_factory=dict)
+    seen: list[Sighting] = field(default_factory=list)
+
+    def run(self, steps: Sequence[Step], env: Env) -> None:
+        """Executes `steps`, and notes at their end what was seen in them."""
+        here = replace(self, seen=[])
+        super(CheckedDevice, here).run(steps, env)
+        here.noted(env)
 
     def begin(self, ins: Leaving, env: Env) -> None:
         """Begins to look: at the arguments."""
@@ -150,22 +176,43 @@ class CheckedDevice(Device):
             shard = local.mask(env[x, nd], layout, range(len(value.shape)), 0)
             nan, infinite = (jnp.any(test(shard)).astype(np.int32) for test in (jnp.isnan, jnp.isinf))
             env[at] = nan * int(NotFinite.NAN) + infinite * int(NotFinite.INFINITY)
-        return env[at]
+        found: jax.Array = env[at]
+        return found
 
     def note(self, site: LookedAt, operands: Sequence[jax.Array | NotFinite], env: Env) -> None:
-        """Looks at what was made; the first that has what is refused is kept."""
+        """Looks at what was made; `noted` writes it down."""
         made = self.kinds(site.value, site.nd, env)
         if isinstance(made, NotFinite):
             return
         self.watch.sites.append(site)
+        self.seen.append(Sighting(len(self.watch.sites), made, operands))
+
+    def noted(self, env: Env) -> None:
+        """Writes down the first that has what is refused, of all that was seen since this was called last.
+
+        All at once: marks that change with every op would be a chain of thousands of fusions, each of which
+        XLA computes again for the next, so that compiling takes minutes.
+        """
+        if not self.seen:
+            return
+        marks, n = env[MARKS], len(self.seen)
+        of: dict[int, jax.Array | NotFinite] = {id(_NONE): _NONE}
+        of.update((id(k), k) for s in self.seen for k in (s.made, *s.operands))
+        place = {x: i for i, x in enumerate(of)}
+        kinds = jnp.stack([jnp.asarray(k, np.int32) for k in of.values()])
+        made = (kinds[np.array([place[id(s.made)] for s in self.seen])] & np.int32(self.watch.refused)) > 0
+        i = jnp.argmax(made).astype(np.int32)
+        # A row per op, as wide as that with most operands.
+        rows = itertools.zip_longest(*[[place[id(k)] for k in s.operands] for s in self.seen], fillvalue=0)
         had = jnp.int32(0)
-        for k in operands:
-            had = had | jnp.asarray(k, np.int32)
-        marks = env[MARKS]
-        clock = marks[CLOCK] + 1
-        found = jnp.stack([clock, clock, jnp.int32(len(self.watch.sites)), had])
-        first = (marks[SITE] == 0) & ((made & np.int32(self.watch.refused)) > 0)
-        env[MARKS] = jnp.where(first, found, marks.at[CLOCK].set(clock))
+        for column in rows:
+            had = had | kinds[jnp.asarray(column, np.int32)[i]]
+        site = jnp.asarray([s.site for s in self.seen], np.int32)[i]
+        clock = marks[CLOCK]
+        found = jnp.stack([clock + n, clock + i + 1, site, had])
+        first = (marks[SITE] == 0) & made.any()
+        env[MARKS] = jnp.where(first, found, marks.at[CLOCK].set(clock + n))
+        self.seen.clear()
 
     def compute(self, step: Compute, env: Env) -> None:
         """Runs one op, and looks at its results."""
@@ -199,6 +246,7 @@ class CheckedDevice(Device):
 
     def border(self, step: Border, env: Env) -> None:
         """Runs a loop or a branch, through which the marks are carried as one value more."""
+        self.noted(env)
         outs = CONTROL[step.node.op].lower(self.region(step, env))
         wired = [p for p in ports(step.node) if p.result is not None]
         stacked = sum(p.stacked and p.operand is None for p in wired)
