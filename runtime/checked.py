@@ -156,10 +156,11 @@ class CheckedDevice(Device):
     def _first(self, kinds: Sequence[jax.Array | NotFinite]) -> jax.Array:
         refused = np.int32(self.watch.refused)
         bad = [jnp.asarray(k, np.int32) & refused for k in kinds]
-        if not bad:
-            return jnp.int32(0)
-        found = jnp.stack(bad) > 0
-        return jnp.where(found.any(), jnp.argmax(found) + 1, 0).astype(np.int32)
+        first: jax.Array = jnp.int32(0)
+        if bad:
+            found = jnp.stack(bad) > 0
+            first = jnp.where(found.any(), jnp.argmax(found) + 1, 0).astype(np.int32)
+        return first
 
     def kinds(self, x: Operand, nd: NdSbp, env: Env) -> jax.Array | NotFinite:
         """What this device's shard of a tensor has, as an int32; it is looked at once."""
