@@ -19,7 +19,7 @@ import jax
 
 from sbp.errors import ArgumentError, Problem
 
-Row: TypeAlias = Mapping[str, float]
+StepMetrics: TypeAlias = Mapping[str, float]
 """The metrics of a step, with its number as "step"."""
 Log: TypeAlias = str | os.PathLike[str]
 Logs: TypeAlias = Log | tuple[Log, ...] | list[Log]
@@ -55,14 +55,14 @@ def written(
         yield write
 
 
-def _log(path: Path, first: int) -> AbstractContextManager[Callable[[Row], None]]:
+def _log(path: Path, first: int) -> AbstractContextManager[Callable[[StepMetrics], None]]:
     if path.suffix not in ("", ".csv"):
         raise ArgumentError(_no_log(path))
     return _csv(path, first) if path.suffix else _tensorboard(path, first)
 
 
 @contextmanager
-def _csv(path: Path, first: int) -> Iterator[Callable[[Row], None]]:
+def _csv(path: Path, first: int) -> Iterator[Callable[[StepMetrics], None]]:
     """Writes a row per metric, behind those of the steps up to the first."""
     path.parent.mkdir(parents=True, exist_ok=True)
     kept: list[list[str]] = []
@@ -76,7 +76,7 @@ def _csv(path: Path, first: int) -> Iterator[Callable[[Row], None]]:
         out.writerows(row for row in kept if int(row[0]) <= first)
         file.flush()
 
-        def write(row: Row) -> None:
+        def write(row: StepMetrics) -> None:
             out.writerows((int(row["step"]), name, repr(x)) for name, x in row.items() if name != "step")
             file.flush()
 
@@ -84,7 +84,7 @@ def _csv(path: Path, first: int) -> Iterator[Callable[[Row], None]]:
 
 
 @contextmanager
-def _tensorboard(folder: Path, first: int) -> Iterator[Callable[[Row], None]]:
+def _tensorboard(folder: Path, first: int) -> Iterator[Callable[[StepMetrics], None]]:
     """Writes scalars by their steps; TensorBoard drops what earlier runs have noted behind the first."""
     try:
         library = importlib.import_module("tensorboardX")
@@ -93,7 +93,7 @@ def _tensorboard(folder: Path, first: int) -> Iterator[Callable[[Row], None]]:
     writer = library.SummaryWriter(str(folder), purge_step=first + 1 if first else None)
     try:
 
-        def write(row: Row) -> None:
+        def write(row: StepMetrics) -> None:
             for name, x in row.items():
                 if name != "step":
                     writer.add_scalar(name, x, int(row["step"]))
@@ -104,14 +104,14 @@ def _tensorboard(folder: Path, first: int) -> Iterator[Callable[[Row], None]]:
 
 
 @contextmanager
-def _bar(first: int, steps: int) -> Iterator[Callable[[Row], None]]:
+def _bar(first: int, steps: int) -> Iterator[Callable[[StepMetrics], None]]:
     """Shows how far it is, and the last metrics."""
     from rich.progress import Progress
 
     with Progress(transient=True) as progress:
         task = progress.add_task("training", total=steps, completed=first)
 
-        def show(row: Row) -> None:
+        def show(row: StepMetrics) -> None:
             words = " ".join(f"{name} {x:.4g}" for name, x in row.items() if name != "step")
             progress.update(task, advance=1, description=f"training {words}")
 
