@@ -77,7 +77,7 @@ CALLS: dict[str, tuple[Problem, str]] = {
   got    loss is nan
   legal  finite metrics
   why    what comes after NaN is NaN
-  try    jax.config.update('jax_debug_nans', True) names the op; or a smaller learning rate""",
+  try    Options(debug_nans=True) names the op that made it; or a smaller learning rate""",
     ),
 }
 
