@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from sbp import compat
+from sbp.passes.program.control import ADDS
 from sbp.passes.program.graph import Const, Graph, Node
 
 PHASES = ("forward", "backward", "update")
@@ -43,15 +44,18 @@ class Names:
         return self.graph.producers()
 
     @cached_property
+    def _consumers(self) -> Mapping[int, Sequence[tuple[Node, int]]]:
+        return self.graph.consumers()
+
+    @cached_property
     def _known(self) -> Mapping[int, str]:
         """Arguments, results, gradients of arguments, and their next values."""
         outputs = {
             x: p for x, p in zip(self.graph.outputs, self.out_paths, strict=False) if not isinstance(x, Const)
         }
         names: dict[int, str] = dict(outputs)
-        consumers = self.graph.consumers()
         for v, path in zip(self.graph.inputs, self.in_paths, strict=False):
-            uses = self._uses(v, consumers)
+            uses = self._uses(v)
             if not any(self.phases[n.id] == "forward" for n in uses):
                 continue
             for node in uses:
@@ -66,12 +70,12 @@ class Names:
         names.update(self._inside(names))
         return names
 
-    def _uses(self, v: int, consumers: Mapping[int, Sequence[tuple[Node, int]]]) -> list[Node]:
+    def _uses(self, v: int) -> list[Node]:
         """The ops that use an argument, also as an annotation or another layout of its shape has it."""
-        found = [node for node, _ in consumers.get(v, ())]
+        found = [node for node, _ in self._consumers.get(v, ())]
         for node in found:  # which grows meanwhile
             if self._same_shape(node, v) and self.same_tensor(node.outputs[0]) == v:
-                found += (user for user, _ in consumers.get(node.outputs[0], ()))
+                found += (user for user, _ in self._consumers.get(node.outputs[0], ()))
         return found
 
     def _inside(self, known: Mapping[int, str]) -> Iterator[tuple[int, str]]:
@@ -105,6 +109,10 @@ class Names:
             elif self.phases[node.id] == "update":
                 names.setdefault(x, f"update of {path}")
                 stack += _values(node)
+        if len(found) > 1:  # stages add up their parts by themselves
+            for x in found:
+                if self._only_adds(found, x):
+                    names.setdefault(x, f"part of the gradient of {path}")
         if len(found) != 1:
             return
         x = found.pop()
@@ -113,9 +121,23 @@ class Names:
             x = before
             names.setdefault(x, f"gradient of {path}")
         node = self._producers.get(x)
-        if node is not None and node.op in ("add_any", "add"):
+        if node is not None and node.op in ADDS:
             for part in _values(node):
                 names.setdefault(part, f"part of the gradient of {path}")
+
+    def _only_adds(self, parts: Collection[int], v: int) -> bool:
+        """Whether a part is added to other parts, and to nothing else of the backward pass."""
+        for node, _ in self._consumers.get(v, ()):
+            if node.op in ADDS:
+                return all(x in parts or self._sums(parts, x) for x in _values(node))
+        return False
+
+    def _sums(self, parts: Collection[int], v: int) -> bool:
+        """Whether a value is a sum of parts."""
+        node = self._producers.get(v)
+        if node is None or node.op not in ADDS:
+            return False
+        return all(x in parts or self._sums(parts, x) for x in _values(node))
 
     def same_tensor(self, v: int) -> int | None:
         """The value that `v` only holds in another layout, if there is one."""

@@ -54,3 +54,25 @@ def test_the_gradient_of_one_weight() -> None:
         return w - jax.grad(lambda w: jnp.square(x @ w).mean())(w)
 
     assert sent(step, array(16, 16), array(4096, 16), in_sbp=(AUTO, [S(0)])) == {"gradient of w"}
+
+
+def test_the_gradient_of_a_weight_of_two_stages() -> None:
+    """Each stage adds up its part over micro-batches; these meet where the weight lives."""
+    line = sbp.placement("cpu", shape=(2,), axes=("stage",))
+    first, second = line.split("stage")
+    optimizer = optax.adam(0.1)
+
+    def loss(w, x):  # type: ignore[no-untyped-def]
+        with sbp.on(first):
+            low = jnp.tanh(x @ w)
+        with sbp.on(second):
+            return jnp.square(low @ w.T - x).mean()
+
+    def step(w, state, x):  # type: ignore[no-untyped-def]
+        value, grad = sbp.microbatch(jax.value_and_grad(loss), 4, batch_args=1)(w, x)
+        updates, state = optimizer.update(grad, state, w)
+        return optax.apply_updates(w, updates), state, value
+
+    w = array(8, 16)
+    plan = sbp.compile(step, line).plan(w, jax.eval_shape(optimizer.init, w), array(16, 8))
+    assert "part of the gradient of w" in {s.tensor for s in plan.sends}
