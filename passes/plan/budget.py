@@ -89,8 +89,8 @@ class Fitted:
 
     @property
     def fits(self) -> bool:
-        """Whether the states keep the limit."""
-        return self.peak_bytes <= self.limit
+        """Whether the states keep the limit and are legal; without any time a search may find none that are."""
+        return self.peak_bytes <= self.limit and math.isfinite(self.cost)
 
     @property
     def gap(self) -> float:

@@ -423,3 +423,19 @@ def _moved_cost(prices: Prices, states: Indices) -> float:
             total += float(dual.messages[flat.message[entry] + s])
             total += float(dual.messages[flat.message[flat.twin[entry]] + states[other]])
     return total
+
+
+def test_what_is_not_legal_does_not_fit() -> None:
+    """Without any time a search may have nothing but states between which there is no way."""
+    rng, nodes, states = np.random.default_rng(0), 60, 5
+    hidden, edges = rng.integers(0, states, nodes), []
+    for _ in range(240):
+        i, j = sorted(rng.choice(nodes, 2, replace=False).tolist())
+        table = np.where(rng.random((states, states)) < 0.45, np.inf, rng.random((states, states)))
+        table[hidden[i], hidden[j]] = 1.0
+        edges.append((i, j, table))
+    network = CostNetwork(tuple(rng.random(states) for _ in range(nodes)), tuple(edges))
+    loads = tuple(Load(i, 0, 1, np.ones(states)) for i in range(nodes))
+    found = solve_within(network, Budget(loads, nodes), time_limit_seconds=0.0)
+    assert found.peak_bytes <= found.limit and np.isinf(found.cost)
+    assert not found.fits and found.gap == np.inf
