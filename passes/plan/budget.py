@@ -89,7 +89,7 @@ class Fitted:
 
     @property
     def fits(self) -> bool:
-        """Whether the states keep the limit and are legal; without any time a search may find none that are."""
+        """Whether the states keep the limit and are legal; a search without time may find none that are."""
         return self.peak_bytes <= self.limit and math.isfinite(self.cost)
 
     @property
