@@ -15,25 +15,13 @@ import numpy as np
 import pytest
 
 from sbp.runtime.checkpoint.folder import Checkpoints
-from tests.runtime.processes.test_long_runs import SCRIPT, curve_of, logged
+from tests.runtime.processes.test_long_runs import curve_of, logged
 from tests.runtime.processes.test_two_processes import ROOT, launched
 
 MOST_SECONDS = 30.0
 KILLS = 3
 MOST_STEPS = 400  # in 0.2 s each and more: nobody comes there
 SLOW = [pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 8)]
-
-
-@pytest.fixture
-def script(tmp_path: Path) -> str:
-    file = tmp_path / "long.py"
-    file.write_text(SCRIPT)
-    return str(file)
-
-
-@pytest.fixture(autouse=True)
-def importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=":")
 
 
 def started(script: str, folder: Path, processes: int, kind: str) -> subprocess.Popen[str]:

@@ -1,0 +1,174 @@
+"""Prices of bytes: where a search begins with them, where they stand, how they go on under other loads."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from sbp.passes.plan import within
+from sbp.passes.plan.brute import brute_force_within
+from sbp.passes.plan.budget import Budget, Load, flat_budget
+from sbp.passes.plan.flat import Indices, flat_network
+from sbp.passes.plan.network import CostNetwork
+from sbp.passes.plan.prices import Prices
+from sbp.passes.plan.reduce import reduce_network
+from sbp.passes.plan.solve import solve
+from sbp.passes.plan.within import LimitedSearch
+from tests.passes.plan.budgets import feasible_problems, problem
+
+
+def test_prices_to_begin_with_stay_until_they_have_proven_what_they_can(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Costs take many sweeps to get through a network; prices change when these raise the bound no more."""
+    rng, nodes = np.random.default_rng(0), 600
+    unary = tuple(rng.random(3) for _ in range(nodes))
+    edges = [(i, i + k, rng.random((3, 3))) for k in (1, 2, 30) for i in range(nodes - k)]
+    network = CostNetwork(unary, tuple(edges))
+    free = solve(network, proves=False).states
+    loads = tuple(Load(i, 0, 1, np.where(np.arange(3) == free[i], 1.0, 0.0)) for i in range(nodes))
+    search = LimitedSearch(network, Budget(loads, 0.8 * nodes), 60.0, None, 0.01)
+    search.charge(free, 0.05)
+    charged, step = search.prices.at, search.prices.step
+    assert charged.any()
+    seen: list[tuple[bool, bool, float]] = []
+
+    def watched(cost: float) -> Indices:
+        held, stay = search.prices.are_held, search.prices.at is charged
+        states = step(cost)
+        seen.append((held, stay, search.prices.lower))
+        return states
+
+    monkeypatch.setattr(search.prices, "step", watched)
+    while search.prices.are_held:
+        search._round()
+    bounds = [lower for held, _, lower in seen if held]
+    assert all(stay for held, stay, _ in seen if held)
+    assert len(bounds) > within._HELD_STEPS and bounds == sorted(bounds)
+    # They were let go where so many steps had not raised the bound, and not before.
+    rises = [b - a for a, b in itertools.pairwise(bounds[within._HELD_STEPS - 1 :: within._HELD_STEPS])]
+    least = [within._HELD * abs(bounds[-1] + search.reduction.constant)] * len(rises)
+    assert [rise > small for rise, small in zip(rises, least, strict=True)] == [
+        *[True] * (len(rises) - 1),
+        False,
+    ]
+    search._round()
+    assert (search.prices.at != charged).any()
+    found = search.run()
+    assert found.fits and found.bound <= found.cost
+
+
+def many_layers(n: int) -> tuple[CostNetwork, Budget]:
+    """Equal rings in a row; what all hold at first is what is short."""
+    rng = np.random.default_rng(1)
+    around, onward = [rng.random((5, 5)) for _ in range(6)], rng.random((5, 5))
+    costs, sizes = [rng.random(5) for _ in range(6)], [rng.integers(1, 9, 5).astype(float) for _ in range(6)]
+    edges = [(6 * k + i, 6 * k + i + 1, around[i]) for k in range(n) for i in range(5)]
+    edges += [(6 * k + i, 6 * k + i + 3, around[5]) for k in range(n) for i in range(3)]
+    edges += [(6 * k + 2 * i, 6 * k + 6 + i, onward) for k in range(n - 1) for i in range(3)]
+    network = CostNetwork(tuple(costs[i] for _ in range(n) for i in range(6)), tuple(edges))
+    loads = tuple(Load(6 * k + i, 0, 2, sizes[i]) for k in range(n) for i in range(6))
+    return network, Budget(loads, 2.2 * len(loads))
+
+
+def test_layers_that_are_alike_are_priced_at_once() -> None:
+    """After sweeps over one of them the bound is about what hundreds over all of them prove."""
+    network, budget = many_layers(60)
+    flat = flat_network(network)
+    few, many = (Prices(flat, flat_budget(flat, budget.loads, budget.limit), 1e3, 0.0) for _ in range(2))
+    states = np.zeros(flat.turn.size, dtype=np.int64)
+    for prices in (few, many):
+        prices.charge(np.full(prices.at.size, 0.05))
+        prices.are_held = True
+    few.begin_alike(lambda: False)
+    alone = few.lower
+    assert alone > -math.inf
+    rest = _moved_cost(few, states), _moved_cost(many, states)
+    assert rest[0] == pytest.approx(rest[1])
+    for _ in range(10):
+        few.step(math.inf)
+    for _ in range(300):
+        many.step(math.inf)
+    assert many.lower * (1 - 1e-3) <= few.lower <= solve_at(network, budget, 0.05) * (1 + 1e-9)
+    fresh = Prices(flat, flat_budget(flat, budget.loads, budget.limit), 1e3, 0.0)
+    fresh.charge(np.full(fresh.at.size, 0.05))
+    fresh.are_held = True
+    fresh.step(math.inf)
+    assert fresh.lower < alone <= few.lower
+
+
+def solve_at(network: CostNetwork, budget: Budget, price: float) -> float:
+    """The bound that a price for a byte proves at the most."""
+    unary = list(network.unary)
+    for load in budget.loads:
+        unary[load.node] = unary[load.node] + price * load.bytes
+    return solve(CostNetwork(tuple(unary), network.edges)).cost - price * budget.limit
+
+
+def test_where_no_layers_are_alike_nothing_is_swept_at_once() -> None:
+    network, budget = problem(5, 0.9)
+    flat = flat_network(network)
+    prices = Prices(flat, flat_budget(flat, budget.loads, budget.limit), 1e3, 0.0)
+    prices.begin_alike(lambda: False)
+    assert prices.lower == -math.inf and not prices.dual.messages.any()
+
+
+def test_a_price_stands_at_the_time_that_is_short() -> None:
+    """Times with the same loads that depend on a choice count as one; the price belongs to that of them with
+    the least room, which loads of another search tell from the others."""
+    free = Load(0, 0, 9, np.array([4.0, 1.0]))
+    fixed = (Load(-1, 2, 4, np.array([1.0])), Load(-1, 5, 7, np.array([3.0])))
+    network = CostNetwork((np.array([0.0, 2.0]),), ())
+    flat = flat_network(network)
+    few = flat_budget(flat, (free, *fixed), 6.0)
+    assert (few.times.tolist(), few.tightest.tolist(), few.room.tolist()) == ([2], [5], [3.0])
+    prices = Prices(flat, few, 1e3, 0.0)
+    prices.charge(np.array([2.0]))
+    prices.prove(0.0, prices.at)
+    assert prices.found().times.tolist() == [5]
+    late = flat_budget(flat, (free, *fixed, Load(0, 5, 7, np.array([1.0, 0.0]))), 6.0)
+    other = Prices(flat, late, 1e3, 0.0)
+    other.begin_at(prices.found())
+    assert other.at[late.times.tolist().index(5)] == 2.0 and other.at.sum() == 2.0
+
+
+@pytest.mark.parametrize("more", [-1.0, 0.0, 3.0])
+def test_prices_go_on_with_other_loads(more: float) -> None:
+    """The bound is true under them, and costs have the bytes of these and no others."""
+    raised = 0
+    for network, budget in feasible_problems(0.6, 60):
+        reduction = reduce_network(network, loads=budget.loads)
+        flat = flat_network(reduction.kernel)
+        early = [x for x in reduction.loads if x.start <= 3]
+        prices = Prices(flat, flat_budget(flat, early, budget.limit), 1e3, reduction.constant)
+        for _ in range(20):
+            prices.step(math.inf)
+        total, loads = prices.at.sum(), flat_budget(flat, reduction.loads, budget.limit + more)
+        raised += bool(total)
+        prices.to_budget(loads, more)
+        assert prices.at.sum() == pytest.approx(total)
+        best = brute_force_within(network, Budget(budget.loads, budget.limit + more))
+        for _ in range(20):
+            assert not best.fits or reduction.constant + prices.lower <= best.cost * (1 + 1e-9)
+            prices.step(math.inf)
+        prices.charge(np.zeros(loads.room.size))
+        fresh = Prices(flat, loads, 1e3, reduction.constant)
+        states = np.zeros(flat.turn.size, dtype=np.int64)
+        assert _moved_cost(prices, states) == pytest.approx(_moved_cost(fresh, states))
+    assert raised > 20
+
+
+def _moved_cost(prices: Prices, states: Indices) -> float:
+    """What states cost with the costs where sweeps have moved them."""
+    flat, dual = prices.flat, prices.dual
+    total = sum(float(dual.theta[flat.offsets[node] + s]) for node, s in enumerate(states))
+    for node, s in enumerate(states):
+        for entry in range(flat.first[node], flat.turn[node]):
+            other, size = flat.other[entry], flat.offsets[node + 1] - flat.offsets[node]
+            total += float(dual.flat.pool[flat.table[entry] + states[other] * size + s])
+            total += float(dual.messages[flat.message[entry] + s])
+            total += float(dual.messages[flat.message[flat.twin[entry]] + states[other]])
+    return total
