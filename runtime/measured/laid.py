@@ -143,7 +143,7 @@ def measured_step(
       compared: the program that ran beside its plan.
       devices: per partition, the number of its device in its process.
     """
-    step = sorted(traced, key=lambda s: s.seconds)[len(traced) // 2]
+    step = sorted(traced, key=lambda s: s.seconds)[len(traced) // 2].within
     known = reader.aliases
     events = tuple(
         replace(e, instruction=known.get(e.instruction, e.instruction))

@@ -93,6 +93,12 @@ class TracedStep:
         """From the call until all results were there."""
         return self.end - self.start
 
+    @property
+    def within(self) -> TracedStep:
+        """Ended when it was: a thread may be put aside between its last op and the note that it has ended."""
+        begun = (e for e in self.events if e.start < self.end)
+        return replace(self, events=tuple(replace(e, end=min(e.end, self.end)) for e in begun))
+
 
 @dataclass
 class _Host:

@@ -85,6 +85,10 @@ _WORDS = (
     ("new ", "new_", ""),
     ("sum of ", "sum_of_", ""),
 )
+_SENT = re.compile(
+    r"(?:to|from) (?:stage|placement|another placement)[^:]*: (.*?)(?:, [^,]*:\d+)?(?: \(\d+\))?"
+)
+"""What a stage calls a tensor that goes to or comes from another one."""
 
 
 def identifier(text: str) -> str:
@@ -181,6 +185,8 @@ class Hints:
                 return f"{before}{inner}{behind}" if inner else ""
         if text in self._short:
             return self._short[text]
+        if (sent := _SENT.fullmatch(text)) is not None:
+            return self.of_path(sent[1]) or identifier(sent[1])
         return self._results.get(text, "")
 
     @cached_property

@@ -133,18 +133,18 @@ class StagedModule:
             grouped = {n for names in groups.values() for n in names}
             for slot, name in place.names.items():
                 if name not in grouped:
-                    yield self._lying(place, slot, name)
+                    yield from self._lying(place, slot, name)
             yield "    },"
         yield ")"
 
-    def _lying(self, place: StagePlace, slot: Slot, name: str) -> str:
+    def _lying(self, place: StagePlace, slot: Slot, name: str) -> list[str]:
         if slot.value < 0:
-            return f'        "{name}": PartitionSpec(),'
+            return statement(f'"{name}": ', "PartitionSpec()", 8, ",")
         kind = f"{place.held.dtype(slot)}[{', '.join(map(str, slot.shape(place.cut.physical.graph)))}]"
         packed = ", shards stacked" if place.held.packed(slot) else ""
-        line = f'        "{name}": {mesh_axes(place.held.spec(slot))},'
+        *before, line = statement(f'"{name}": ', mesh_axes(place.held.spec(slot)), 8, ",")
         note = f"  # {kind} {format_sbp(slot.nd)}{packed}"
-        return line + (note if len(line) + len(note) <= WIDTH else "")
+        return [*before, line + (note if len(line) + len(note) <= WIDTH else "")]
 
     def _function(self, writer: DeviceWriter, place: StagePlace, piece: Piece) -> list[str]:
         plan, microbatches = self.plan.stages[place.number], self.stages.microbatches

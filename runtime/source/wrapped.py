@@ -31,10 +31,14 @@ def statement(prefix: str, code: str, indent: int, suffix: str = "") -> list[str
         argument, argument, argument, argument, argument, argument, argument, argument, argument,
         argument, argument, argument,
     )
+    >>> statement(f'"{"n" * 90}": ', "PartitionSpec()", 4, ",")[1]
+    '        PartitionSpec(),'
     """
     whole = f"{' ' * indent}{prefix}{code}{suffix}"
     if len(whole) <= WIDTH:
         return [whole]
+    if prefix.endswith('": ') and code.endswith("()"):  # of a dict, with nothing to break inside
+        return [f"{' ' * indent}{prefix[:-1]}", f"{' ' * (indent + _STEP)}{code}{suffix}"]
     at = _call(code)
     if at is not None:
         inner = _items(split(code[at + 1 : -1], (", ",)), indent + _STEP, last_comma=at > 0)

@@ -53,6 +53,14 @@ def test_two_kernels_share_an_instant_and_loops_only_surround() -> None:
     assert found.before == 1.0 and found.after == 5.0
 
 
+def test_an_op_that_is_noted_late_ends_with_its_step() -> None:
+    """Who waits for the results may see them before the thread that made them has written down when."""
+    late = OpEvent(0, "a", 1.0, 6.0), OpEvent(0, "b", 4.5, 5.0)
+    step = TracedStep(0.0, 4.0, late)
+    assert step.within == TracedStep(0.0, 4.0, (OpEvent(0, "a", 1.0, 4.0),))
+    assert account(step.within, {}).claimed == account(step, {}).claimed
+
+
 def test_a_device_on_which_nothing_ran() -> None:
     found = account(TracedStep(0.0, 4.0, (OpEvent(0, "a", 0.0, 4.0),)), {}, devices=(0, 1))
     assert found.claimed[KERNEL] == {"a": 2.0} and found.before == 2.0
