@@ -28,6 +28,7 @@ from sbp.runtime.counts import Counting
 from sbp.runtime.donation import LeafSharding, Owners, distinct, layouts_of, own_copy
 from sbp.runtime.lower import NO_MARKS, DeviceMesh, Jitted, Title, lower, shardings
 from sbp.runtime.processes.here import moved_to
+from sbp.runtime.processes.history import Shared
 from sbp.runtime.processes.same import begin_together, check_same, note_call
 from sbp.runtime.rooms import give_room
 from sbp.runtime.said import said
@@ -52,6 +53,7 @@ class Built:
     cache: Path | None = None
     loaded: bool = False
     kept: tuple[int, ...] | None = None
+    shared: Shared | None = None
     settled: list[LeafSharding] = field(default_factory=list)
 
     @functools.cached_property
@@ -90,7 +92,7 @@ class Built:
         ins, _ = shardings(physical, mesh)
         jitted = self.jitted(mesh, self.counting, checked=True)
         # Before anything is placed: that takes all processes, too.
-        check_same(jitted, [physical.graph.values[v] for v in physical.graph.inputs], self.plan)
+        self.shared = check_same(jitted, [physical.graph.values[v] for v in physical.graph.inputs], self.plan)
         n = len(self.traced.in_paths)
         names = [physical.graph.values[v].name for v in physical.graph.inputs[n:]]
         consts = [own_copy(*c) for c in zip(physical.graph.consts, ins[n:], names, strict=True)]
@@ -101,6 +103,7 @@ class Built:
         if self.counting is not None:
             give_room(self, leaves)
         jitted, _, consts = self.executable
+        note_call(self.shared)
         placed, away = self._placed(leaves, told=True)
         if self.kept is None:
             with (
@@ -171,9 +174,6 @@ class Built:
         """
         _, ins, _ = self.executable
         assert self.plan.physical is not None
-        note_call(
-            self.plan, self.plan.physical.graph
-        )  # JAX compares what is placed: that takes all processes
         layouts = layouts_of(leaves)
         # In a loop they are the very objects that were all in place the last time.
         if self.settled and all(map(is_, layouts, self.settled)) and (not self.donate or distinct(leaves)):

@@ -31,6 +31,7 @@ from sbp.runtime.misused import for_one_process, not_planned
 from sbp.runtime.pipeline.profile import measure
 from sbp.runtime.pipeline.program import BuiltPipeline, many_programs
 from sbp.runtime.processes.parts import with_own_rows
+from sbp.runtime.processes.same import explain
 from sbp.runtime.processes.team import team
 from sbp.runtime.reading import Reading, build, read
 from sbp.runtime.said import Shapes, said, why_built
@@ -102,6 +103,8 @@ class Program(Generic[P, R]):
                 self._check(call, True)  # of JAX: which argument it is
             if is_exhausted(e) and not isinstance(e, SbpError):
                 raise out_of_memory(e, slot.built.plan, slot.built.donate) from e
+            if not isinstance(e, SbpError):
+                explain(e)
             raise
 
     def place(self, *args: PyTree, own_rows: int | Collection[int] = ()) -> tuple[PyTree, ...]:

@@ -42,3 +42,8 @@ def is_late(error: jax.errors.JaxRuntimeError) -> bool:
 def own_index() -> int:
     """The number of this process, without a look at its devices."""
     return int(distributed.global_state.process_id)
+
+
+def how_many() -> int:
+    """The number of processes, without a look at their devices."""
+    return int(distributed.global_state.num_processes)

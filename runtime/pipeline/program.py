@@ -34,6 +34,7 @@ from sbp.runtime.pipeline.stacked import StackedLeaves
 from sbp.runtime.pipeline.station import Seen
 from sbp.runtime.pipeline.ways import Ways
 from sbp.runtime.processes.here import takes_part
+from sbp.runtime.processes.history import Shared
 from sbp.runtime.processes.same import begin_together, check_same_pipeline, note_call
 from sbp.runtime.said import said
 from sbp.untyped import Leaf, PyTree, partition_spec
@@ -53,6 +54,7 @@ class BuiltPipeline:
       results: which of them come to all processes.
       cache: the folder of what earlier processes have compiled; None for none.
       watch: what looks at what ops make; None for nothing.
+      shared: what all processes call in one order; None where no other one takes part, or nothing is built.
     """
 
     stages: Stages
@@ -70,6 +72,7 @@ class BuiltPipeline:
     lacks_samples: bool = False
     counting: None = None
     has_run: bool = False
+    shared: Shared | None = None
     lock: AbstractContextManager[bool] = field(default_factory=threading.RLock, repr=False)
 
     @functools.cached_property
@@ -88,7 +91,7 @@ class BuiltPipeline:
         merged = self.schedule is None or not self.schedule.splits
         donate = self.donate if self.stacked is None else self.stacked.donated(self.donate)
         cuts = self.stages.cuts(merged)
-        check_same_pipeline(self.plan, self.stages.traced.graph, cuts)
+        self.shared = check_same_pipeline(self.plan, self.stages.traced.graph, cuts)
         with said("compiled", self.plan.name) as words:
             made = self.stages, self.schedule, edges_of(cuts), merged, donate, self.cache, self.watch
             machine = make_machine(*made)
@@ -118,7 +121,8 @@ class BuiltPipeline:
           DonationError: if the memory of a donated one is also that of another one.
         """
         raise_all(self.owners.check(leaves, layouts_of(leaves), lambda: self.traced.in_paths))
-        self.noted()
+        assert self.machine is not None  # once all processes have the same program
+        note_call(self.shared)
         placed = self.arguments(leaves if self.stacked is None else self.stacked.given(leaves))
         given = [x for arrays in placed for x in arrays.values()]
         if not self.has_run:
@@ -140,11 +144,6 @@ class BuiltPipeline:
         if self.watch is not None:
             self._look(out, seen or ())
         return jax.tree.unflatten(self.traced.out_tree, out)
-
-    def noted(self) -> None:
-        """Notes that arguments are about to be placed, once all processes have the same program."""
-        assert self.machine is not None
-        note_call(self.plan, self.stages.traced.graph)
 
     def _look(self, out: Sequence[jax.Array], seen: Sequence[Seen]) -> None:
         """Raises if a result has what is refused: the first that any piece in any process has seen."""
@@ -189,7 +188,6 @@ class BuiltPipeline:
 
     def place(self, leaves: Sequence[Leaf]) -> list[jax.Array]:
         """The leaves where their first placement wants them."""
-        self.noted()
         parts = leaves if self.stacked is None else self.stacked.given(leaves)
         out = list(parts)
         for s in reversed(self.machine.stations):

@@ -1,26 +1,42 @@
-"""The calls of programs that a process has begun: whoever waits for it in vain can ask which.
+"""The calls of programs that a process has begun, and what others can hear of them.
+
+A call costs a digest of some bytes and nothing else: a thread leaves words for others, now and then and when
+somebody asks (runtime/processes/ending.py), and compares them (runtime/processes/order.py).
 
 A process that waits for another one to plan or to compile with it would wait for ever, if that one has gone
-on to run what both have compiled before: it sits in a collective that never comes. But all processes call the
-same programs in the same order. So who has begun more calls than the one that waits has begun another program
-than that one is about to: that proves it, and no clock is needed.
+on to run what both have compiled before. But all processes call the same programs in the same order. So who
+has begun more calls than the one that waits has begun another program than that one is about to: that proves
+it, and no clock is needed.
 """
 
 from __future__ import annotations
 
-import functools
 import json
-from collections.abc import Callable, Hashable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Hashable, Mapping
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from hashlib import blake2b
+from pathlib import Path
 from typing import Any
 
 import jax
 
 from sbp.compat_processes import Board
-from sbp.errors import Problem
+from sbp.runtime.processes.history import (
+    RING_BYTES,
+    History,
+    Ring,
+    Shared,
+    history_of,
+    note,
+    ring_of,
+    write_words,
+)
 
 ASKED = "sbp/asked"
+ENDED = "sbp/ended"
 
 
 @dataclass
@@ -28,18 +44,46 @@ class Calls:
     """What this process has begun.
 
     Arguments:
-      count: how often it has placed arguments of programs, by themselves or to run them.
-      latest: the last one, in words: the program, and its arguments.
+      count: how often it has called programs that all run together.
+      chain: the digest of all these calls, in their order.
+      ring: the last ones.
+      programs: in words, by their digests.
       answered: the last question that was answered.
+      told: how many calls there were when others were last told of them; None before that.
+      named: the digests of programs whose words were left.
+      kept: writes the words down where the ring is kept too.
     """
 
     count: int = 0
-    latest: Callable[[], Sequence[str]] = tuple
+    chain: bytes = bytes(8)
+    ring: Ring = field(default_factory=lambda: bytearray(RING_BYTES), repr=False)
+    programs: dict[str, tuple[str, ...]] = field(default_factory=dict)
     answered: bytes = b""
+    told: int | None = None
+    named: set[str] = field(default_factory=set)
+    kept: Callable[[Mapping[str, tuple[str, ...]]], None] | None = None
+    lock: AbstractContextManager[bool] = field(default_factory=threading.Lock, repr=False)
 
-    def begins(self, latest: Callable[[], Sequence[str]]) -> None:
+    def keep_in(self, folder: Path, index: int) -> None:
+        """Keeps all of it in files, for who comes when this process is gone."""
+        self.ring, self.kept = ring_of(folder, index), partial(write_words, folder, index)
+
+    def begins(self, program: Shared) -> None:
         """Notes a call."""
-        self.latest, self.count = latest, self.count + 1
+        with self.lock:
+            if program.digest not in self.programs:
+                self.programs[program.digest] = program.words
+                if self.kept is not None:
+                    self.kept(self.programs)
+            own = bytes.fromhex(program.digest)
+            self.count, self.chain = self.count + 1, blake2b(self.chain + own, digest_size=8).digest()
+            note(self.ring, self.count, self.chain, own)
+
+    @property
+    def history(self) -> History:
+        """What others hear of it."""
+        with self.lock:
+            return history_of(self.ring)
 
     def answer(self, board: Board, index: int) -> None:
         """Leaves the word of what was begun, where somebody has asked since."""
@@ -49,44 +93,59 @@ class Calls:
                 self.say(board, index)
                 self.answered = asked
 
-    def say(self, board: Board, index: int) -> None:
-        """Leaves the word of what was begun."""
-        said = json.dumps({"count": self.count, "latest": [*self.latest()]}).encode()
+    def say(self, board: Board, index: int, key: str = "") -> None:
+        """Leaves the word of what was begun.
+
+        Arguments:
+          key: where, if not at the place of this process.
+        """
+        history = self.history
         with suppress(jax.errors.JaxRuntimeError):
-            board.key_value_set_bytes(f"sbp/calls/{index}", said, allow_overwrite=True)
+            for digest in {p for _, p in history.recent} - self.named:
+                words = json.dumps(self.programs[digest]).encode()
+                board.key_value_set_bytes(f"sbp/called/{digest}", words, allow_overwrite=True)
+                self.named.add(digest)
+            said = json.dumps({"index": index, "count": history.count, "recent": history.recent}).encode()
+            board.key_value_set_bytes(key or f"sbp/calls/{index}", said, allow_overwrite=not key)
+            self.told = history.count
 
 
-def ask(board: Board, index: int, turn: int) -> None:
-    """Asks all processes which calls they have begun; their answers come within a second or so."""
-    board.key_value_set_bytes(ASKED, f"{index}/{turn}".encode(), allow_overwrite=True)
+def ask(board: Board, question: str) -> None:
+    """Asks all processes which calls they have begun; their answers come within a second or so.
+
+    Arguments:
+      question: another one each time.
+    """
+    board.key_value_set_bytes(ASKED, question.encode(), allow_overwrite=True)
 
 
-def begun(board: Board, index: int) -> tuple[int, Sequence[str]]:
-    """How many calls a process has begun, and the last one in words, as it has last said."""
+def begun(board: Board, index: int) -> History:
+    """The calls that a process has begun, as it has last said."""
+    return _heard(board, f"sbp/calls/{index}")[1]
+
+
+def ended(board: Board) -> tuple[int, History] | None:
+    """The process that was the first to come to its end, and all that it had begun; None while none has."""
+    index, history = _heard(board, ENDED)
+    return None if index is None else (index, history)
+
+
+def words_of(board: Board, digest: str) -> tuple[str, ...]:
+    """A program that somebody has called, in words; none if nobody has said."""
     with suppress(jax.errors.JaxRuntimeError):
-        said: dict[str, Any] = json.loads(board.key_value_try_get_bytes(f"sbp/calls/{index}"))
-        return int(said["count"]), list(said["latest"])
-    return 0, ()
+        return tuple(json.loads(board.key_value_try_get_bytes(f"sbp/called/{digest}")))
+    return ()
 
 
-@functools.lru_cache(maxsize=1)
+def _heard(board: Board, key: str) -> tuple[int | None, History]:
+    with suppress(jax.errors.JaxRuntimeError):
+        said: dict[str, Any] = json.loads(board.key_value_try_get_bytes(key))
+        recent = tuple((str(chain), str(digest)) for chain, digest in said["recent"])
+        return int(said["index"]), History(int(said["count"]), recent)
+    return None, History()
+
+
+@lru_cache(maxsize=1)
 def calls_of(board: Hashable) -> Calls:
     """One for as long as the processes are connected."""
     return Calls()
-
-
-def gone_on(index: int, waits: Sequence[str], other: int, runs: Sequence[str]) -> Problem:
-    """What is wrong where a process waits for one that runs something else.
-
-    Arguments:
-      index: of the process that waits, for what `waits` says.
-      other: the one that runs.
-    """
-    return Problem(
-        "process",
-        f"process {index}, waiting for {', '.join(waits)}",
-        f"process {other} has gone on with {', '.join(runs)}",
-        "the same calls of the same programs in every process, in one order",
-        f"process {index} has yet to compile this with the others, and process {other} runs another program",
-        "batches of the same shape in every process: the last one of an epoch padded or dropped in all",
-    )

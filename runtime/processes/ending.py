@@ -1,4 +1,6 @@
-"""The end of a process that raises: the others hear of it, and end too. The same thread says what runs here.
+"""The end of a process that raises: the others hear of it, and end too.
+
+The same thread says what was called here, and ends the process if that is not what the others call.
 
 Who waits for a collective hears nothing: the wait is in XLA. So a thread of each process waits for the word
 that some process has raised, says so, and ends its process. A process that is killed leaves no word; JAX's
@@ -20,14 +22,18 @@ from typing import TypeAlias, cast
 
 import jax
 
-from sbp.compat_processes import Board
+from sbp.compat_processes import Board, how_many
+from sbp.errors import ProcessError
 from sbp.runtime.processes.calls import calls_of
 from sbp.runtime.processes.launch import FOLLOWS
+from sbp.runtime.processes.order import at_the_end, explained, parted
 
 Hook: TypeAlias = Callable[[type[BaseException], BaseException, TracebackType | None], object]
 
 KEY = "sbp/raised"
 POLL_SECONDS = 0.5
+LOOK_SECONDS = 5.0
+"""After which calls are compared again with those of other processes."""
 SERVICE_SECONDS = 2.0
 """What a process waits before it ends: the others hear why, before they see their connections break; and
 process 0 has the board."""
@@ -46,7 +52,9 @@ def watch(board: Board, index: int) -> None:
     def stop() -> None:  # before JAX takes the board away
         done.set()
         thread.join()
-        calls_of(cast(Hashable, board)).say(board, index)  # others may still wait for this one
+        wrong = at_the_end(board, index, calls_of(cast(Hashable, board)))
+        if wrong is not None:
+            _end(board, index, wrong)
 
     atexit.register(stop)
     sys.excepthook = _telling(board, index, sys.excepthook)
@@ -68,20 +76,35 @@ def tell(board: Board, index: int, error: BaseException) -> None:
 def _telling(board: Board, index: int, before: Hook) -> Hook:
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         before(kind, error, trace)
+        # A result that is fetched raises in the user's code: nobody but this hook sees it.
+        why = explained(error, board, index, how_many(), calls_of(cast(Hashable, board)))
+        if why is not None:
+            _end(board, index, why)
         tell(board, index, error)
 
     return hook
 
 
+def _end(board: Board, index: int, error: ProcessError) -> None:
+    """Ends this process with an error that nobody can catch."""
+    sys.stdout.flush()
+    sys.stderr.write(f"sbp: process {index} ends: {type(error).__name__}: {error}\n")
+    tell(board, index, error)
+
+
 def _listen(board: Board, index: int, done: threading.Event) -> None:
-    """Waits for the word of another process; tells who asks what this one runs."""
-    word, calls = None, calls_of(cast(Hashable, board))
+    """Waits for the word of another process; says what this one calls, and compares it now and then."""
+    word, calls, looked = None, calls_of(cast(Hashable, board)), time.monotonic()
     while word is None:
         if done.wait(POLL_SECONDS):
             return
         with suppress(jax.errors.JaxRuntimeError):  # none is there; where the service is gone JAX ends all
             word = board.key_value_try_get_bytes(KEY)
         calls.answer(board, index)
+        if word is None and time.monotonic() - looked >= LOOK_SECONDS:
+            looked, wrong = time.monotonic(), parted(board, index, calls)
+            if wrong is not None:
+                _end(board, index, wrong)
     other, error = json.loads(word)
     if other == index:
         return

@@ -16,8 +16,14 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import IO
+
+from sbp.errors import Problem
+from sbp.runtime.processes.history import left
+from sbp.runtime.processes.messages import another_call
 
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 10.0
@@ -46,11 +52,16 @@ class LaunchRequest:
     devices: int = 0
     port: int = 0
 
-    def commands(self) -> list[list[str]]:
-        """The command of each process."""
+    def commands(self, folder: Path) -> list[list[str]]:
+        """The command of each process.
+
+        Arguments:
+          folder: where each leaves what it calls.
+        """
         meeting = f"127.0.0.1:{self.port or free_port()}"
         member = [sys.executable, "-m", "sbp.runtime.processes.member", meeting, str(self.processes)]
-        return [[*member, str(i), str(self.devices), *self.argv] for i in range(self.processes)]
+        more = [str(self.devices), str(folder), *self.argv]
+        return [[*member, str(i), *more] for i in range(self.processes)]
 
 
 def free_port() -> int:
@@ -104,7 +115,14 @@ def launch(what: LaunchRequest, out: Callable[[str], object], err: Callable[[str
     Arguments:
       out, err: take lines.
     """
-    members = [_started(i, command, out, err) for i, command in enumerate(what.commands())]
+    with TemporaryDirectory(prefix="sbp-launch-") as folder:
+        return _launched(what, Path(folder), out, err)
+
+
+def _launched(
+    what: LaunchRequest, folder: Path, out: Callable[[str], object], err: Callable[[str], object]
+) -> int:
+    members = [_started(i, command, out, err) for i, command in enumerate(what.commands(folder))]
     asked: list[signal.Signals] = []
 
     def hand_on(number: int, _: FrameType | None) -> None:
@@ -124,7 +142,21 @@ def launch(what: LaunchRequest, out: Callable[[str], object], err: Callable[[str
     for m in members:
         for pump in m.pumps:
             pump.join()
+    if failed is not None and (why := parted(folder, what.processes)):
+        err(f"{why}\n")
     return 0 if failed is None else 1
+
+
+def parted(folder: Path, processes: int) -> Problem | None:
+    """What differs between the calls of processes that have ended, as far as they have left them."""
+    first, *others = (left(folder, i) for i in range(processes))
+    for i, (theirs, words) in enumerate(others, 1):
+        number = first[0].parts_from(theirs)
+        if number is not None:
+            here, there = first[0].at(number)[1], theirs.at(number)[1]
+            told = first[1].get(here, ()), words.get(there, ())
+            return another_call(number, 0, told[0], i, told[1], before=here == there)
+    return None
 
 
 def _started(

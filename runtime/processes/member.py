@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import runpy
 import sys
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from pathlib import Path
+from typing import cast
 
 from sbp.compat_processes import board
+from sbp.runtime.processes.calls import calls_of
 from sbp.runtime.processes.ending import tell
 from sbp.runtime.processes.start import initialize
 from sbp.untyped import set_jax
 
 
 def main(argv: Sequence[str]) -> None:
-    """Runs "MEETING PROCESSES INDEX DEVICES", and what is run behind it."""
-    meeting, processes, index, devices, *what = argv
+    """Runs "MEETING PROCESSES INDEX DEVICES FOLDER", and what is run behind it."""
+    meeting, processes, index, devices, folder, *what = argv
     if int(devices):
         set_jax("jax_platforms", "cpu")
         set_jax("jax_num_cpu_devices", int(devices))
     initialize(meeting, int(processes), int(index))
+    found = board()
+    if found is not None:
+        calls_of(cast(Hashable, found)).keep_in(Path(folder), int(index))
     try:
         run(what)
     except SystemExit as e:
-        found = board()
         if e.code and found is not None:
             sys.stderr.write(f"{e.code}\n" if isinstance(e.code, str) else "")
             tell(found, int(index), e)

@@ -24,7 +24,9 @@ from sbp.compat_processes import Board, board, is_late
 from sbp.errors import Problem, ProcessError
 from sbp.passes.plan.record import ChoiceRecord, read_record, record_data
 from sbp.passes.request import Question
-from sbp.runtime.processes.calls import Calls, ask, begun, calls_of, gone_on
+from sbp.runtime.processes.calls import Calls, ask, begun, calls_of, words_of
+from sbp.runtime.processes.messages import gone_on
+from sbp.runtime.processes.order import explained
 
 LOG = logging.getLogger("sbp")
 
@@ -86,8 +88,8 @@ class Team:
 
     # -- one program
 
-    def agree(self, name: str, text: str) -> None:
-        """Compares what this process is about to run with what all others are.
+    def agree(self, name: str, text: str) -> str:
+        """Compares what this process is about to run with what all others are; the digest of the text.
 
         Arguments:
           name: of the program.
@@ -109,6 +111,11 @@ class Team:
         said = self._get(f"{at}/said", 0, f"all processes to compile {name}")
         if said["wrong"]:
             raise ProcessError(_differ(said["first"], said["wrong"]))
+        return str(mine["digest"])
+
+    def explained(self, error: BaseException) -> ProcessError | None:
+        """Why the runtime has raised an error, if it is that the processes run different programs."""
+        return explained(error, self.board, self.index, self.count, self.calls)
 
     def gathered(self, name: str, value: Any) -> list[Any]:
         """What each process has, by their numbers; all wait for all.
@@ -167,13 +174,14 @@ class Team:
         """Raises if the process that is waited for has begun calls which this one has not."""
         if whose == self.index:
             return
-        count, runs = begun(self.board, whose)
+        theirs = begun(self.board, whose)
         # What was left before a call began is there by now.
-        if count > self.calls.count and self._look(key, 0) is None:
+        if theirs.count > self.calls.count and self._look(key, 0) is None:
             waits: Sequence[str] = (what, *self.asked)
+            runs = words_of(self.board, theirs.at(theirs.count)[1])
             raise ProcessError(gone_on(self.index, waits, whose, runs))
         self.turn += 1
-        ask(self.board, self.index, self.turn)
+        ask(self.board, f"{self.index}/{self.turn}")
 
     def _is_waited_for(self) -> bool:
         """Whether process 0 waits for this process to come with its next program."""

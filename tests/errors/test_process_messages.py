@@ -14,10 +14,14 @@ from sbp.errors import KINDS, ArgumentError, CheckpointError, Problem, ProcessEr
 from sbp.runtime import execute, metrics
 from sbp.runtime.checkpoint import folder, messages
 from sbp.runtime.checkpoint.folder import Checkpoints
-from sbp.runtime.processes import calls, parts, team
+from sbp.runtime.processes import messages as said_of_calls
+from sbp.runtime.processes import parts, team
 from tests.errors.messages import Messages, check_message
 
 EIGHT = sbp.placement("cpu", shape=(8,))
+PAD = "as many batches of the same shapes in every process: the last one of an epoch padded or dropped in all"
+LONG = ("step", "w: float32[8]", "batch: float32[16, 64]")
+SHORT = ("step", "w: float32[8]", "batch: float32[13, 64]")
 NAMED = sbp.compile(lambda x: x * 2, EIGHT)
 
 
@@ -55,14 +59,52 @@ MESSAGES: Messages = {
     ),
     "a process that waits for one that runs something else": (
         lambda: raised(
-            calls.gone_on(1, ("process 0 to plan f", "x: float32[9, 4]"), 0, ("f", "x: float32[8, 4]"))
+            said_of_calls.gone_on(
+                1, ("process 0 to plan f", "x: float32[9, 4]"), 0, ("f", "x: float32[8, 4]")
+            )
         ),
         ProcessError,
         "process 1, waiting for process 0 to plan f, x: float32[9, 4]",
         "process 0 has gone on with f, x: float32[8, 4]",
         "the same calls of the same programs in every process, in one order",
         "process 1 has yet to compile this with the others, and process 0 runs another program",
-        "batches of the same shape in every process: the last one of an epoch padded or dropped in all",
+        PAD,
+    ),
+    "a call of another shape": (
+        lambda: raised(said_of_calls.another_call(7, 1, SHORT, 0, LONG, before=False)),
+        ProcessError,
+        "call 7 of process 1, step(batch: float32[13, 64])",
+        "step(batch: float32[16, 64]) in process 0",
+        "the same calls of the same programs in every process, in one order",
+        "their collectives wait for each other for ever, or add up what does not belong together",
+        PAD,
+    ),
+    "a call of another program with the same words": (
+        lambda: raised(said_of_calls.another_call(7, 1, LONG, 0, LONG, before=False)),
+        ProcessError,
+        "call 7 of process 1, step(w: float32[8], batch: float32[16, 64])",
+        "step(w: float32[8], batch: float32[16, 64]) with other constants or code in process 0",
+        "the same calls of the same programs in every process, in one order",
+        "their collectives wait for each other for ever, or add up what does not belong together",
+        PAD,
+    ),
+    "calls that differed long ago": (
+        lambda: raised(said_of_calls.another_call(700, 1, LONG, 0, LONG, before=True)),
+        ProcessError,
+        "call 700 of process 1, step(w: float32[8], batch: float32[16, 64])",
+        "other calls before it in process 0",
+        "the same calls of the same programs in every process, in one order",
+        "their collectives wait for each other for ever, or add up what does not belong together",
+        PAD,
+    ),
+    "a call more than a process that has ended": (
+        lambda: raised(said_of_calls.no_such_call(8, 0, LONG, 1, 7)),
+        ProcessError,
+        "call 8 of process 0, step(w: float32[8], batch: float32[16, 64])",
+        "process 1 has come to its end after 7 calls",
+        "the same calls of the same programs in every process, in one order",
+        "its collectives wait for the other process for ever",
+        PAD,
     ),
     "rows of a number": (
         lambda: raised(parts._no_rows("argument 2['n']", np.zeros((), np.float32))),

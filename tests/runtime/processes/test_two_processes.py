@@ -119,6 +119,36 @@ def test_what_is_not_the_same_program_is_said_by_all(name: str, tmp_path: Path) 
     assert run.stderr.count("Error") >= 2 or "ends, since process" in run.stderr
 
 
+ORDERS: dict[str, tuple[str, str]] = {
+    "who waits for ever": (
+        "one = sbp.compile(lambda x: x.sum(axis=0), eight, in_sbp=([sbp.S(0)],), out_sbp=sbp.B)\n"
+        "two = sbp.compile(lambda x: jnp.sort(x, axis=0), eight, in_sbp=([sbp.S(1)],), out_sbp=sbp.B)\n"
+        "x = np.ones((16, 8), np.float32)\nprint(one(x)[0], two(x)[0])\n"
+        "calls = (one, two) if rank else (two, one)\n"
+        "print([float(np.asarray(f(x)).sum()) for f in calls])",
+        "call 3 of process 1, <lambda>(x: float32[16, 8])",
+    ),
+    "whom gloo ends": (
+        "total = sbp.compile(lambda x: x.sum(axis=0), eight, in_sbp=([sbp.S(0)],), out_sbp=sbp.B)\n"
+        "xs = [np.ones((8, n), np.float32) for n in (16, 64)]\n"
+        "print([float(total(x)[0]) for x in (*xs, *(xs if rank else xs[::-1]))])",
+        "<lambda>(x: float32[8, 16]) in process 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_calls_in_another_order_are_said(name: str, tmp_path: Path) -> None:
+    """All is compiled, so nobody waits in Python: a thread says it, or, of who is gone, the launcher."""
+    code, said = ORDERS[name]
+    file = tmp_path / "order.py"
+    file.write_text(SCRIPT + code)
+    run = launched(str(file), seconds=120)
+    assert run.returncode == 1
+    assert said in run.stderr
+    assert "the last one of an epoch padded or dropped in all" in run.stderr
+
+
 ENDS: dict[str, tuple[str, str]] = {
     "raises": ("raise ValueError('lost')", "process 0 ends, since process 1 has raised ValueError: lost"),
     "exits": ("sys.exit('no data')", "process 1 of 2 ended with code 1"),

@@ -1,0 +1,86 @@
+"""What is said where processes do not call the same programs in the same order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sbp.errors import Problem
+
+SAME_CALLS = "the same calls of the same programs in every process, in one order"
+PAD = "as many batches of the same shapes in every process: the last one of an epoch padded or dropped in all"
+MOST_ARGUMENTS = 3
+"""That are written of a call."""
+
+
+def spoken(words: Sequence[str], beside: Sequence[str] = ()) -> str:
+    """A call in words, with the arguments that are not as in another one; all where there is none.
+
+    >>> spoken(("step", "w: float32[8]", "x: float32[16, 4]"), ("step", "w: float32[8]", "x: float32[13, 4]"))
+    'step(x: float32[16, 4])'
+    """
+    if not words:
+        return "another program"
+    name, *arguments = words
+    if len(beside) == len(words):
+        arguments = [x for x, y in zip(arguments, beside[1:], strict=True) if x != y] or arguments
+    more = [f"{len(arguments) - MOST_ARGUMENTS} more"] if len(arguments) > MOST_ARGUMENTS else []
+    return f"{name}({', '.join([*arguments[:MOST_ARGUMENTS], *more])})"
+
+
+def another_call(
+    number: int, index: int, words: Sequence[str], other: int, others: Sequence[str], *, before: bool
+) -> Problem:
+    """What is wrong where a call is of another program than in another process.
+
+    Arguments:
+      number: of the call.
+      index, words: of this process, and what it calls.
+      other, others: of the other one.
+      before: whether this call is the same, and the first that differed is forgotten.
+    """
+    here, there = spoken(words, others), spoken(others, words)
+    if here == there:
+        there = f"{there} with other constants or code"
+    return Problem(
+        "process",
+        f"call {number} of process {index}, {here}",
+        f"other calls before it in process {other}" if before else f"{there} in process {other}",
+        SAME_CALLS,
+        "their collectives wait for each other for ever, or add up what does not belong together",
+        PAD,
+    )
+
+
+def no_such_call(number: int, index: int, words: Sequence[str], other: int, count: int) -> Problem:
+    """What is wrong where a process has come to its end without a call that another one makes.
+
+    Arguments:
+      number, index, words: of the call, and who makes it.
+      other: who has ended.
+      count: how many calls that one has made.
+    """
+    return Problem(
+        "process",
+        f"call {number} of process {index}, {spoken(words)}",
+        f"process {other} has come to its end after {count} calls",
+        SAME_CALLS,
+        "its collectives wait for the other process for ever",
+        PAD,
+    )
+
+
+def gone_on(index: int, waits: Sequence[str], other: int, runs: Sequence[str]) -> Problem:
+    """What is wrong where a process waits for one that runs something else.
+
+    Arguments:
+      index: of the process that waits, for what `waits` says.
+      other: the one that runs.
+    """
+    return Problem(
+        "process",
+        f"process {index}, waiting for {', '.join(waits)}",
+        f"process {other} has gone on with {', '.join(runs)}",
+        SAME_CALLS,
+        f"process {index} has yet to compile this with the others, and process {other} runs another program",
+        PAD,
+    )
