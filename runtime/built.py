@@ -27,9 +27,11 @@ from sbp.runtime.checked import Lookout
 from sbp.runtime.counts import Counting
 from sbp.runtime.donation import LeafSharding, Owners, distinct, layouts_of, own_copy
 from sbp.runtime.lower import NO_MARKS, DeviceMesh, Jitted, Title, lower, shardings
-from sbp.runtime.processes.here import moved_to
+from sbp.runtime.processes.alike import Alike
+from sbp.runtime.processes.here import moved_to, takes_part
 from sbp.runtime.processes.history import Shared
 from sbp.runtime.processes.same import begin_together, check_same, note_call
+from sbp.runtime.processes.team import team
 from sbp.runtime.rooms import give_room
 from sbp.runtime.said import said
 from sbp.runtime.scheduling import compiler_options
@@ -54,6 +56,7 @@ class Built:
     loaded: bool = False
     kept: tuple[int, ...] | None = None
     shared: Shared | None = None
+    alike: Alike = field(default_factory=Alike, repr=False)
     settled: list[LeafSharding] = field(default_factory=list)
 
     @functools.cached_property
@@ -173,7 +176,8 @@ class Built:
           DonationError: if the memory of a donated one is also that of another one.
         """
         _, ins, _ = self.executable
-        assert self.plan.physical is not None
+        if self.alike.lacks(()):  # all processes come here the first time, whatever they give
+            self._compare(leaves, ins)
         layouts = layouts_of(leaves)
         # In a loop they are the very objects that were all in place the last time.
         if self.settled and all(map(is_, layouts, self.settled)) and (not self.donate or distinct(leaves)):
@@ -186,10 +190,17 @@ class Built:
         away = [i for i, (x, s) in enumerate(zip(layouts, ins, strict=True)) if x != s]
         for i in away if told else ():
             self._note_move(i, leaves[i], ins[i])
+        if self.alike.lacks(away):
+            self._compare(leaves, ins)
         moved = moved_to([leaves[i] for i in away], [ins[i] for i in away])
         for i, x in zip(away, moved, strict=True):
             placed[i] = x
         return placed, away
+
+    def _compare(self, leaves: Sequence[Leaf], ins: Sequence[NamedSharding]) -> None:
+        """Compares host arrays that were not given before with those of other processes."""
+        given = [(x, takes_part(s)) for x, s in zip(leaves, ins, strict=True)]
+        self.alike.check(team(), self.plan.name, self.traced.in_paths, given)
 
     def _note_move(self, i: int, x: Leaf, sharding: NamedSharding) -> None:
         """Warns, once, of an argument that already lies on several devices, but otherwise."""

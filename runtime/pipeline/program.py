@@ -33,9 +33,11 @@ from sbp.runtime.pipeline.machine import Machine, make_machine
 from sbp.runtime.pipeline.stacked import StackedLeaves
 from sbp.runtime.pipeline.station import Seen
 from sbp.runtime.pipeline.ways import Ways
+from sbp.runtime.processes.alike import Alike
 from sbp.runtime.processes.here import takes_part
 from sbp.runtime.processes.history import Shared
 from sbp.runtime.processes.same import begin_together, check_same_pipeline, note_call
+from sbp.runtime.processes.team import team
 from sbp.runtime.said import said
 from sbp.untyped import Leaf, PyTree, partition_spec
 
@@ -54,6 +56,7 @@ class BuiltPipeline:
       results: which of them come to all processes.
       cache: the folder of what earlier processes have compiled; None for none.
       watch: what looks at what ops make; None for nothing.
+      alike: which arguments were compared with those of other processes.
       shared: what all processes call in one order; None where no other one takes part, or nothing is built.
     """
 
@@ -73,6 +76,7 @@ class BuiltPipeline:
     counting: None = None
     has_run: bool = False
     shared: Shared | None = None
+    alike: Alike = field(default_factory=Alike, repr=False)
     lock: AbstractContextManager[bool] = field(default_factory=threading.RLock, repr=False)
 
     @functools.cached_property
@@ -177,6 +181,7 @@ class BuiltPipeline:
 
     def arguments(self, leaves: Sequence[Leaf]) -> list[Mapping[Slot, jax.Array]]:
         """The leaves where each placement wants them."""
+        self._compare(leaves)
         placed: list[Mapping[Slot, jax.Array]] = []
         for s, closed in zip(self.machine.stations, self.closed, strict=True):
             wanted = list(zip(s.cut.share.arguments, s.cut.arguments, strict=True))
@@ -186,9 +191,22 @@ class BuiltPipeline:
             placed.append({**here, **closed})
         return placed
 
+    def _compare(self, leaves: Sequence[Leaf]) -> None:
+        """Compares host arrays with those of other processes, of which stages of several have parts."""
+        if self.alike.lacks(range(len(leaves))):
+            here = {
+                i
+                for s in self.machine.stations
+                for i, slot in zip(s.cut.share.arguments, s.cut.arguments, strict=True)
+                if takes_part(s.slots.sharding(slot))
+            }
+            given = [(x, i in here) for i, x in enumerate(leaves)]
+            self.alike.check(team(), self.plan.name, self.stages.traced.in_paths, given)
+
     def place(self, leaves: Sequence[Leaf]) -> list[jax.Array]:
         """The leaves where their first placement wants them."""
         parts = leaves if self.stacked is None else self.stacked.given(leaves)
+        self._compare(parts)
         out = list(parts)
         for s in reversed(self.machine.stations):
             for i, slot in zip(s.cut.share.arguments, s.cut.arguments, strict=True):

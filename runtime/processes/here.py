@@ -50,13 +50,13 @@ def relaid(x: jax.Array, sharding: NamedSharding) -> jax.Array:
 
 
 def moved_to(xs: Sequence[Leaf], shardings: Sequence[Sharding]) -> Sequence[jax.Array]:
-    """Arrays where they are wanted. JAX takes no array of this process alone to devices of several: of such
-    arrays each process has its own, alike, as parameters are that all have made from one key."""
+    """Arrays where they are wanted. Of host arrays, and of those on devices of this process alone, each
+    process has its own, alike: each puts its part of them on its own devices, and nothing is sent."""
     if is_alone(*shardings):
         moved: Sequence[jax.Array] = jax.device_put(list(xs), list(shardings))
         return moved
     return [
-        brought(x, s) if isinstance(x, jax.Array) and x.is_fully_addressable else jax.device_put(x, s)
+        jax.device_put(x, s) if isinstance(x, jax.Array) and not x.is_fully_addressable else brought(x, s)
         for x, s in zip(xs, shardings, strict=True)
     ]
 

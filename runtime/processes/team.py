@@ -113,6 +113,28 @@ class Team:
             raise ProcessError(_differ(said["first"], said["wrong"]))
         return str(mine["digest"])
 
+    def differing(self, name: str, mine: Mapping[str, str]) -> dict[str, tuple[int, int]]:
+        """What is not the same in all processes that have it: two of them, of each; all wait for all.
+
+        Arguments:
+          name: of the program, for who waits.
+          mine: the digests of what this process has.
+        """
+        self.met += 1
+        at = f"alike/{self.met}"
+        self._put(f"{at}/{self.index}", mine)
+        if self.leads:
+            first = dict[str, tuple[int, str]]()
+            wrong = dict[str, tuple[int, int]]()
+            for p in range(self.count):
+                for key, found in self._get(f"{at}/{p}", p, f"process {p} to place {name}").items():
+                    before, held = first.setdefault(key, (p, found))
+                    if held != found:
+                        wrong.setdefault(key, (before, p))
+            self._put(f"{at}/said", wrong)
+        said = self._get(f"{at}/said", 0, f"all processes to place {name}")
+        return {key: (int(a), int(b)) for key, (a, b) in said.items()}
+
     def explained(self, error: BaseException) -> ProcessError | None:
         """Why the runtime has raised an error, if it is that the processes run different programs."""
         return explained(error, self.board, self.index, self.count, self.calls)

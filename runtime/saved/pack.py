@@ -30,6 +30,7 @@ from sbp.runtime.counts import Counting
 from sbp.runtime.pipeline.program import BuiltPipeline
 from sbp.runtime.pipeline.shared import Executables
 from sbp.runtime.pipeline.ways import Ways
+from sbp.runtime.processes.alike import Alike
 from sbp.runtime.processes.here import array_of
 from sbp.untyped import JaxDevice
 
@@ -41,8 +42,8 @@ LEFT_OUT: Mapping[type, Mapping[str, Any]] = {
     Stages: {"asked": ()},
     Ways: {"known": {}},
     Executables: {"known": {}, "used": {}},
-    Built: {"request": None, "cache": None, "loaded": True, "settled": []},
-    BuiltPipeline: {"cache": None, "has_run": False},
+    Built: {"request": None, "cache": None, "loaded": True, "settled": [], "alike": Alike()},
+    BuiltPipeline: {"cache": None, "has_run": False, "alike": Alike()},
     PlanData: {"replanner": None, "writer": None, "choice": None},
 }
 

@@ -14,8 +14,8 @@ from sbp.errors import KINDS, ArgumentError, CheckpointError, Problem, ProcessEr
 from sbp.runtime import execute, metrics
 from sbp.runtime.checkpoint import folder, messages
 from sbp.runtime.checkpoint.folder import Checkpoints
+from sbp.runtime.processes import alike, parts, team
 from sbp.runtime.processes import messages as said_of_calls
-from sbp.runtime.processes import parts, team
 from tests.errors.messages import Messages, check_message
 
 EIGHT = sbp.placement("cpu", shape=(8,))
@@ -105,6 +105,16 @@ MESSAGES: Messages = {
         "the same calls of the same programs in every process, in one order",
         "its collectives wait for the other process for ever",
         PAD,
+    ),
+    "host arrays that differ": (
+        lambda: raised(alike._not_alike("step", "batch[0]", 0, 3)),
+        ArgumentError,
+        "step: batch[0]",
+        "other values in process 3 than in process 0",
+        "the whole argument, the same in every process",
+        "each process puts its part of the whole on its own devices: parts of several would be mixed",
+        "own_rows= in Program.place, own_rows=True in sbp.fit, where each process has rows of its own; "
+        "else one seed and one order of the data in all",
     ),
     "rows of a number": (
         lambda: raised(parts._no_rows("argument 2['n']", np.zeros((), np.float32))),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ import numpy as np
 
 import sbp
 from sbp import B, S
-from sbp.errors import NonFiniteError
+from sbp.errors import ArgumentError, NonFiniteError
+from sbp.runtime.processes.team import team
 from tests.runtime import starting
 from tests.runtime.starting import BATCH, COMPILED, counted
 
@@ -41,6 +43,11 @@ def refused(call: Any) -> str:
     return "none"
 
 
+def quiet(x: Any) -> Any:
+    """Compiled where the log is at INFO; the programs behind it where it is at DEBUG."""
+    return x + 1
+
+
 def on_one_device() -> Any:
     x = np.ones((16, 4), np.float32)
     x[13] = -1  # device 6, of process 1
@@ -61,9 +68,54 @@ def in_a_stage() -> Any:
     return sbp.compile(fn, place, in_sbp=([B],), options=CHECKED)(-np.ones((8, 4), np.float32))
 
 
+def rows_of_its_own() -> list[str]:
+    """What is said of an argument that each process gives otherwise: rows, and all of a small one."""
+    step = sbp.compile(lambda w, x: (x * w).sum(), sbp.placement("cpu", shape=(8,)), in_sbp=([B], [S(0)]))
+    rank, found = jax.process_index(), []
+    for w, x in (
+        (np.ones(4, np.float32), np.full((8, 4), rank, np.float32)),
+        (jnp.full(4, rank), np.ones((8, 4), np.float32)),
+    ):
+        step = sbp.compile(step.fn, step.placement, in_sbp=step.in_sbp)
+        try:
+            step.place(w, x)
+            found.append("none")
+        except ArgumentError as e:
+            found.append(str(e))
+    return found
+
+
+def host_batches() -> list[Any]:
+    """The sums of batches that all give whole, in three types, and how often processes have met for them."""
+    step = sbp.compile(lambda x: x.sum(), sbp.placement("cpu", shape=(8,)), in_sbp=([S(0)],))
+    others, met = team(), list[int]()
+    assert others is not None
+    x = np.arange(32.0).reshape(8, 4).astype(np.float32)
+    sums = []
+    for i in range(3):
+        sums.append(float(step(x + i)))
+        met.append(others.met)
+    kept = np.ones(4, np.float32)
+    grow = sbp.compile(lambda w: w + 1, step.placement, in_sbp=([B],), donate_argnums=(0,))
+    sums.append(float(np.asarray(sbp.to_host(grow(kept))).sum()))
+    sums.append(float(kept.sum()))  # who donates a host array has it still
+    numbers = sbp.compile(lambda x, n, on: jnp.where(on, x * n, x).sum(), step.placement)
+    sums.append(float(numbers(np.ones((8, 2)), 3, True)))  # 64 bits, which JAX has not, and Python's numbers
+    return [sums, met[1:] == met[:-1]]
+
+
 def main(folder: str) -> None:
     """Prints what this process has to say."""
+    logging.basicConfig(
+        filename=Path(folder, f"log{jax.process_index()}.txt"), format="%(levelname)s %(message)s"
+    )
+    log = logging.getLogger("sbp")
+    log.setLevel(logging.INFO)
+    sbp.compile(quiet, sbp.placement("cpu", shape=(8,)))(np.ones(8, np.float32))
+    log.setLevel(logging.DEBUG)
     said = {
+        "unlike": rows_of_its_own(),
+        "batches": host_batches(),
         "whole": restarted(starting.whole, 2, Path(folder)),
         "staged": restarted(starting.staged, 4, Path(folder)),
         "device": refused(on_one_device),

@@ -18,7 +18,13 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     assert run.returncode == 0, run.stderr[-3000:]
     names = {f.name for f in folder.iterdir()}
     assert {"whole.sbpx.0of2", "whole.sbpx.1of2", "staged.sbpx.0of2", "staged.sbpx.1of2"} <= names
-    return [json.loads(Path(folder, f"said{i}.json").read_text()) for i in range(2)]
+    return [
+        {
+            **json.loads(Path(folder, f"said{i}.json").read_text()),
+            "log": Path(folder, f"log{i}.txt").read_text(),
+        }
+        for i in range(2)
+    ]
 
 
 @pytest.mark.parametrize("name", ["whole", "staged"])
@@ -37,3 +43,25 @@ def test_all_name_the_device_that_found_it(said: list[dict[str, Any]]) -> None:
 def test_all_name_the_stage_that_found_it(said: list[dict[str, Any]]) -> None:
     assert said[0]["stage"] == said[1]["stage"]
     assert "is log at starts.py:" in said[0]["stage"]
+
+
+def test_who_gives_rows_of_its_own_without_saying_so_is_told(said: list[dict[str, Any]]) -> None:
+    assert said[0]["unlike"] == said[1]["unlike"]
+    batch, small = said[0]["unlike"]
+    assert batch.startswith("<lambda>: x\n  got    other values in process 1 than in process 0\n")
+    assert "own_rows= in Program.place, own_rows=True in sbp.fit" in batch
+    assert small.startswith("<lambda>: w\n  got    other values in process 1 than in process 0\n")
+
+
+def test_whole_batches_of_the_host_are_compared_once(said: list[dict[str, Any]]) -> None:
+    for one in said:
+        assert one["batches"] == [[496.0, 528.0, 560.0, 8.0, 4.0, 48.0], True]
+
+
+def test_process_0_speaks_for_all_in_the_log(said: list[dict[str, Any]]) -> None:
+    """At INFO; what the others do is said at DEBUG."""
+    first, other = ([line for line in s["log"].splitlines() if "compiled" in line] for s in said)
+    assert any(line.startswith("INFO quiet: compiled") for line in first)
+    assert not any("quiet" in line or line.startswith("INFO") for line in other)
+    assert any(line.startswith("DEBUG fn: compiled") for line in other)
+    assert not any(line.startswith("DEBUG fn: compiled") for line in first)
