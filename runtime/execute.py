@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import os
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import replace
@@ -24,7 +23,7 @@ from sbp.runtime.built import Built
 from sbp.runtime.call import Call, Parameters, parameters
 from sbp.runtime.counts import KeyCount
 from sbp.runtime.donation import Owners, layouts_of
-from sbp.runtime.exhausted import is_exhausted, out_of_memory
+from sbp.runtime.exhausted import check_memory, memory_explained
 from sbp.runtime.given import given
 from sbp.runtime.measured.profile import Profile
 from sbp.runtime.misused import for_one_process, not_planned
@@ -36,7 +35,7 @@ from sbp.runtime.processes.team import team
 from sbp.runtime.reading import Reading, build, read
 from sbp.runtime.said import Shapes, said, why_built
 from sbp.runtime.saved.save import SavedSignature, save, signature_of
-from sbp.runtime.target.devices import NotHere, absent_mesh, chip_of, cudnn_of, missing, topology_of
+from sbp.runtime.target.devices import NotHere, absent_mesh, chip_of, cudnn_of, domain_of, missing
 from sbp.runtime.target.report import ProgramReport, report_of
 from sbp.signature import AUTO
 from sbp.untyped import Prefix, PyTree
@@ -99,11 +98,10 @@ class Program(Generic[P, R]):
                 out = slot.built.run(call.leaves)
             return out
         except (RuntimeError, ValueError) as e:
-            if not isinstance(e, SbpError) and ("deleted" in str(e) or "donated" in str(e)):
-                self._check(call, True)  # of JAX: which argument it is
-            if is_exhausted(e) and not isinstance(e, SbpError):
-                raise out_of_memory(e, slot.built.plan, slot.built.donate) from e
             if not isinstance(e, SbpError):
+                check_memory(e, slot.built)
+                if "deleted" in str(e) or "donated" in str(e):
+                    self._check(call, True)  # of JAX: which argument it is
                 explain(e)
             raise
 
@@ -129,12 +127,8 @@ class Program(Generic[P, R]):
             with_own_rows(x, self.placement, f"argument {i}") if i in owned else x for i, x in enumerate(args)
         )
         call, built = self._prepare(args, {}, concrete=True)
-        try:
+        with memory_explained(built):
             placed = built.place(call.leaves)
-        except RuntimeError as e:
-            if is_exhausted(e):
-                raise out_of_memory(e, built.plan, built.donate) from e
-            raise
         (dynamic, _) = jax.tree.unflatten(call.tree, placed)
         return tuple(call.full(dynamic))
 
@@ -248,7 +242,8 @@ class Program(Generic[P, R]):
         if team() is not None:
             raise ProcessError(for_one_process(self, "profile"))
         call, built = self._prepare(args, kwargs, concrete=True)
-        return measure(built, call.leaves)
+        with memory_explained(built):
+            return measure(built, call.leaves)
 
     def lower(self, *args: PyTree, **kwargs: PyTree) -> jax.stages.Lowered:
         """The lowered program, as `jax.stages.Lowered`.
@@ -295,15 +290,10 @@ class Program(Generic[P, R]):
           SbpError: as a call does.
         """
         plan = self.plan(*args, **kwargs)
-        chip, machine = chip_of(self.placement), self.options.topology
-        domain = (
-            None if machine is None or chip is None else math.prod(topology_of(self.placement, machine)[1:])
+        chip, domain = chip_of(self.placement), domain_of(self.placement, self.options.topology)
+        return report_of(
+            plan, compiled, chip, lambda: self.lower(*args, **kwargs).as_text(debug_info=True), domain
         )
-        return report_of(plan, compiled, chip, lambda: self._named_text(*args, **kwargs), domain)
-
-    def _named_text(self, *args: PyTree, **kwargs: PyTree) -> str:
-        """The lowered program with the names of all its ops."""
-        return self.lower(*args, **kwargs).as_text(debug_info=True)
 
     def _prepare(
         self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree], *, concrete: bool = False
@@ -313,6 +303,15 @@ class Program(Generic[P, R]):
         built = self._slot(call, concrete).built
         assert built is not None
         return call, built
+
+    def raise_known(self, error: BaseException) -> None:
+        """Says more of an error that the results of the last call have raised, where more is known.
+
+        Raises:
+          MemoryLimitError: if there was too little memory.
+        """
+        if self._latest is not None:
+            check_memory(error, self._latest[1])
 
     def _context(self) -> tuple[Hashable, ...]:
         """What a build depends on besides arguments: JAX's settings, and the rules."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
 
-from sbp.errors import MemoryLimitError
+from sbp.errors import MemoryLimitError, SbpError
 from sbp.passes.explain.memory import ran_out
 from sbp.passes.explain.plan import PlanData
 from sbp.passes.face import PipelinePlan, Plan
@@ -30,3 +32,39 @@ def out_of_memory(error: BaseException, plan: Plan, donated: Sequence[int]) -> M
         part = max(plan.stages, key=lambda p: p.memory_bytes)
         given = part.donated
     return MemoryLimitError(ran_out(part, line, given))
+
+
+class HasPlan(Protocol):
+    """What is built for one signature of a program, as far as its plan goes."""
+
+    @property
+    def plan(self) -> Plan | PipelinePlan:
+        """What it does."""
+
+    @property
+    def donate(self) -> tuple[int, ...]:
+        """Positions of arguments whose memory the results may take."""
+
+
+def check_memory(error: BaseException, built: HasPlan) -> None:
+    """Says more of an error of the runtime, if that is too little memory.
+
+    Raises:
+      MemoryLimitError: with the tensors that are alive at the peak.
+    """
+    if is_exhausted(error) and not isinstance(error, SbpError):
+        raise out_of_memory(error, built.plan, built.donate) from error
+
+
+@contextmanager
+def memory_explained(built: HasPlan) -> Iterator[None]:
+    """What runs in it raises what `check_memory` says.
+
+    Raises:
+      MemoryLimitError: with the tensors that are alive at the peak.
+    """
+    try:
+        yield
+    except RuntimeError as e:
+        check_memory(e, built)
+        raise

@@ -77,6 +77,7 @@ def fit(
 
     Raises:
       NonFiniteError: if a metric of a step is NaN or infinite; the checkpoints before it are there.
+      MemoryLimitError: if a step runs out of memory.
       CheckpointError: as `Checkpoints` does.
       ArgumentError: for logs of which there are no others, and where TensorBoard's library is missing.
 
@@ -143,7 +144,11 @@ class _Loop:
     def metrics(self, at: int, found: PyTree, state: State | None) -> dict[str, float]:
         """The metrics of a step on the host, with those of its state, where it is evaluated."""
         named = found if isinstance(found, Mapping) else {"loss": found}
-        out = {name: float(np.asarray(x)) for name, x in named.items()}
+        try:
+            out = {name: float(np.asarray(x)) for name, x in named.items()}
+        except RuntimeError as e:  # the step ran while the host went on: its errors come with its results
+            self.step.raise_known(e)
+            raise
         if bad := [f"{name} is {x}" for name, x in out.items() if not math.isfinite(x)]:
             raise NonFiniteError(_not_finite(at, bad))
         if state is not None and self.evaluate is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -95,3 +96,84 @@ def test_other_errors_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sbp.runtime.built.moved_to", broken)
     with pytest.raises(jax.errors.JaxRuntimeError, match="something else"):
         program(x)
+
+
+class Fails:
+    """Runs, and then finds too little memory."""
+
+    def __init__(self, run: Any, steps: int, word: str = WORD) -> None:
+        self.run, self.left, self.word = run, steps, word
+
+    def __call__(self, *args: Any) -> Any:
+        self.left -= 1
+        if self.left < 0:
+            raise jax.errors.JaxRuntimeError(self.word)
+        return self.run(*args)
+
+
+@pytest.mark.parametrize("word", [WORD, WORD + " The buffers that were donated are deleted."])
+def test_in_a_later_step(word: str) -> None:
+    """Also where the runtime's words could be taken for those of a donated array."""
+    program = sbp.compile(
+        lambda w, x: w + (x * w).sum(axis=0),
+        sbp.placement("cpu", shape=(8,)),
+        in_sbp=([B], [S(0)]),
+        donate_argnums=(0,),
+    )
+    w, x = program.place(np.ones(4, np.float32), np.ones((8, 4), np.float32))
+    w = program(w, x)
+    built: Any = program._prepare((w, x), {})[1]
+    run, *rest = built.executable
+    built.__dict__["executable"] = Fails(run, 1, word), *rest
+    w = program(w, x)
+    problem = message(program, w, x)
+    assert problem.got == word and "alive at the peak, by the plan: " in problem.why
+
+
+@pytest.mark.parametrize("threads", [True, False])
+def test_in_a_later_step_of_a_stage(threads: bool) -> None:
+    program = starting.staged(sbp.Options())
+    params = starting.weights(4)
+    program(params, starting.BATCH)
+    built: Any = program._prepare((params, starting.BATCH), {})[1]
+    machine, built.drivers.threads = built.machine, threads
+    last = machine.stations[-1]
+    runnables = {part: replace(r, run=exhausted) for part, r in last.runnables.items()}
+    stations = *machine.stations[:-1], replace(last, runnables=runnables)
+    built.__dict__["machine"] = replace(machine, stations=stations)
+    assert message(program, params, starting.BATCH).got == WORD
+
+
+def test_when_it_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = sbp.compile(lambda x: x * 2, sbp.placement("cpu", shape=(8,)), in_sbp=([B],))
+    monkeypatch.setattr("sbp.runtime.execute.measure", exhausted)
+    assert message(program.profile, np.ones((8, 8), np.float32)).got == WORD
+
+
+class Lost:
+    """A result of a step that found too little memory when nobody was there to hear of it."""
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        return exhausted()
+
+
+def test_when_fit_reads_a_metric() -> None:
+    program = sbp.compile(lambda w, x: (w, x.sum()), sbp.placement("cpu", shape=(8,)), in_sbp=([B], [S(0)]))
+
+    def fit(*_: Any) -> Any:
+        return sbp.fit(program, (jnp.ones(4),), lambda i: jnp.ones((8, 4)), steps=2)
+
+    def run(leaves: Any) -> Any:
+        return leaves[0], Lost()
+
+    built: Any = program._prepare((jnp.ones(4), jnp.ones((8, 4))), {}, concrete=True)[1]
+    built.run = run
+    problem = message(fit)
+    assert problem.got == WORD and "x float32[8, 4] [S(0)]" in problem.why
+
+
+def test_other_errors_of_results_are_left_alone() -> None:
+    program = sbp.compile(lambda x: x, sbp.placement("cpu", shape=(8,)))
+    program.raise_known(RuntimeError(WORD))  # nothing is known before a call
+    program(jnp.ones(8))
+    program.raise_known(RuntimeError("INTERNAL: something else"))
