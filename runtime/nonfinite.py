@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +18,6 @@ from sbp.compat import is_key, setting
 from sbp.errors import NonFiniteError, Problem
 from sbp.options import Options
 from sbp.passes.physical.program import Physical
-from sbp.placement import Placement
 from sbp.runtime.checked import ANY, ARGUMENT, KINDS, RESULT, SITE, WHEN, LookedAt, Lookout, NotFinite
 from sbp.runtime.processes.team import team
 from sbp.signature import format_sbp
@@ -58,6 +56,9 @@ class Finding:
       got: what it has.
       why: what made it.
       came: whether it came in.
+      ranks: of the devices of this process that had it first.
+      of: how many devices there are.
+      placement: all of them, in words.
     """
 
     order: tuple[int, ...]
@@ -65,6 +66,21 @@ class Finding:
     got: str
     why: str
     came: bool = False
+    ranks: tuple[int, ...] = ()
+    of: int = 0
+    placement: str = ""
+
+    def with_devices(self, every: Sequence[Finding]) -> str:
+        """What made it, and all devices that had it first, of whichever process.
+
+        Arguments:
+          every: what all processes have found.
+        """
+        alike = [f for f in every if f.ranks and (f.order[:-1], f.why) == (self.order[:-1], self.why)]
+        ranks = sorted(r for f in alike for r in f.ranks)
+        if not ranks:
+            return self.why
+        return f"{self.why}; {_where(ranks, self.of, self.placement)}"
 
 
 def look(
@@ -125,8 +141,10 @@ def found(
     for _, r in first:
         had |= NotFinite(int(r[KINDS]))
     what = f"{site.what}: {graph.values[site.value]} {format_sbp(site.nd)}; {_operands(site, had)}"
-    why = f"the first op whose result has one is {what}; {_where(first, physical.placement)}"
-    return Finding((*before, when, first[0][0]), where, got, why, bool(had & watch.refused))
+    why = f"the first op whose result has one is {what}"
+    place = physical.placement
+    devices = tuple(place.ranks[i] for i, _ in first), len(place.ranks), str(place)
+    return Finding((*before, when, first[0][0]), where, got, why, bool(had & watch.refused), *devices)
 
 
 def unmade(where: str, bad: NotFinite) -> Finding:
@@ -140,13 +158,11 @@ def _operands(site: LookedAt, had: NotFinite) -> str:
     return f"{what} have {had.words}" if had else f"{what} are finite"
 
 
-def _where(first: Sequence[tuple[int, Any]], placement: Placement) -> str:
+def _where(ranks: Sequence[int], of: int, placement: str) -> str:
     """The devices that had it first."""
-    ranks = [placement.ranks[i] for i, _ in first]
-    if len(ranks) == len(placement.ranks):
-        return f"on all devices of {placement}" if len(ranks) > 1 else f"on {placement}"
-    names = ", ".join(map(str, ranks))
-    return f"on device{'s' * (len(ranks) > 1)} {names} of {placement}"
+    if len(ranks) == of:
+        return f"on all devices of {placement}" if of > 1 else f"on {placement}"
+    return f"on device{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} of {placement}"
 
 
 def raise_first(mine: Sequence[Finding], name: str, legal: str) -> None:
@@ -159,7 +175,8 @@ def raise_first(mine: Sequence[Finding], name: str, legal: str) -> None:
     others = team()
     if others is not None:
         told = others.gathered(f"what {name} has found", [vars(f) for f in mine])
-        every = [Finding(**{**f, "order": tuple(f["order"])}) for fs in told for f in fs]
+        lists = ("order", "ranks")
+        every = [Finding(**{**f, **{k: tuple(f[k]) for k in lists}}) for fs in told for f in fs]
     if any(f.where for f in every):
         raise NonFiniteError(_problem(every, legal))
 
@@ -168,7 +185,7 @@ def _problem(every: Sequence[Finding], legal: str) -> Problem:
     first = min(every, key=lambda f: f.order)
     where = next(f.where for f in every if f.where)
     fix = "look at what made them, in the step before" if first.came else TRY
-    return Problem("nonfinite", where, first.got, legal, first.why, fix)
+    return Problem("nonfinite", where, first.got, legal, first.with_devices(every), fix)
 
 
 def kinds_in(x: jax.Array) -> NotFinite:

@@ -55,6 +55,13 @@ def on_one_device() -> Any:
     return sbp.compile(lambda x: jnp.sqrt(x) * 2, eight, in_sbp=([S(0)],), options=CHECKED)(x)
 
 
+def on_devices_of_both() -> Any:
+    x = np.ones((16, 4), np.float32)
+    x[[3, 13]] = -1  # devices 1 and 6
+    eight = sbp.placement("cpu", shape=(8,))
+    return sbp.compile(lambda x: jnp.sqrt(x) * 2, eight, in_sbp=([S(0)],), options=CHECKED)(x)
+
+
 def in_a_stage() -> Any:
     place = sbp.placement("cpu", shape=(2, 4))
     first, second = place.split(0)
@@ -119,6 +126,7 @@ def main(folder: str) -> None:
         "whole": restarted(starting.whole, 2, Path(folder)),
         "staged": restarted(starting.staged, 4, Path(folder)),
         "device": refused(on_one_device),
+        "devices": refused(on_devices_of_both),
         "stage": refused(in_a_stage),
     }
     Path(folder, f"said{jax.process_index()}.json").write_text(json.dumps(said))

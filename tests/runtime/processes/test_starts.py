@@ -40,9 +40,15 @@ def test_all_name_the_device_that_found_it(said: list[dict[str, Any]]) -> None:
     assert "its operands are finite; on device 6 of cpu(x=8)" in said[0]["device"]
 
 
+def test_all_name_the_devices_of_all_processes(said: list[dict[str, Any]]) -> None:
+    assert said[0]["devices"] == said[1]["devices"]
+    assert "its operands are finite; on devices 1, 6 of cpu(x=8)" in said[0]["devices"]
+
+
 def test_all_name_the_stage_that_found_it(said: list[dict[str, Any]]) -> None:
     assert said[0]["stage"] == said[1]["stage"]
     assert "is log at starts.py:" in said[0]["stage"]
+    assert "on all devices of " in said[0]["stage"]
 
 
 def test_who_gives_rows_of_its_own_without_saying_so_is_told(said: list[dict[str, Any]]) -> None:
