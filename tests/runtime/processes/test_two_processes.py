@@ -184,7 +184,7 @@ CLUSTERS = {
         "OMPI_COMM_WORLD_LOCAL_RANK": "0",
     },
 }
-"""What two tasks find in their environments, each on a host of eight GPUs; JAX alone gives it but one of these."""
+"""What two tasks find in their environments, each on a host of eight GPUs; JAX alone gives it but one."""
 
 
 @pytest.mark.parametrize("cluster", CLUSTERS)
