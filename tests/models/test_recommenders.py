@@ -1,5 +1,6 @@
 """The recommender models: their formulas, every layout of their tables, their plans, and their command."""
 
+import argparse
 import os
 import signal
 import sys
@@ -16,11 +17,11 @@ import pytest
 
 import sbp
 from models import dcn, deepfm, dlrm
-from models.recommender import feed
+from models.recommender import feed, training
 from models.recommender.batch import Batch, Lists
 from models.recommender.checkpoints import Stacking, TableCheckpoints, moves_of
 from models.recommender.layers import Inputs
-from models.recommender.layout import CRITEO, PREPARED, DataError
+from models.recommender.layout import CRITEO, PREPARED, DataError, Layout
 from models.recommender.learner import LAYOUTS, OPTIMIZERS, Learner, collection, collection_of
 from models.recommender.synthetic import Drawn, Teacher
 from sbp import B, S
@@ -336,11 +337,20 @@ def test_tables_that_lie_as_they_did_stay_on_the_devices() -> None:
         assert moves_of(old, collection_of(SIZES, WIDTH, now, after)) is not None
 
 
+def of_three_features(args: argparse.Namespace) -> feed.Data:
+    """Clicks of which a net is compiled in a moment."""
+    teacher = Teacher.planted((30, 3, 70), dense=2)
+    train, test = Drawn(teacher, args.batch * 6), Drawn(teacher, args.held_out, start=feed.HELD_OUT)
+    layout = Layout("label", ("I1", "I2"), ("C1", "C2", "C3"))
+    return feed.Data("few clicks", (train,), (test,), layout, teacher.cardinalities, False, teacher)
+
+
 def test_the_command_goes_on_where_it_was_asked_to_end(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On other devices, with tables that lie otherwise: one curve, that of a run that nobody ended."""
-    small = f"--steps 6 --batch 24 --held-out 48 --rows 30 --width 4 --out {tmp_path}".split()
+    monkeypatch.setattr(training, "_data", of_three_features)
+    small = f"--steps 6 --batch 24 --held-out 48 --width 4 --out {tmp_path}".split()
     whole = deepfm.main([*small, "--placement", "cpu:1"])
     assert whole.first == 0 and not (tmp_path / "checkpoint").exists()
     rows, seen = feed.Data.rows, list[int]()
