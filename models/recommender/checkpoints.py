@@ -65,7 +65,9 @@ class TableCheckpoints(sbp.Checkpoints):
 
     def restore(self, like: PyTree, step: int | None = None, *, check: bool = True) -> PyTree:
         """As `Checkpoints.restore`; tables that were stacked otherwise come to the host."""
-        old = replace(self.learner, tables=Stacking(**self.extra(step)[TABLES]).tables(self.learner))
+        self.wait()
+        lay = self.extra(step).get(TABLES)  # none: something else was saved, which is refused below
+        old = replace(self.learner, tables=(Stacking(**lay) if lay else self.stacking).tables(self.learner))
         moves = moves_of(old.tables, self.learner.tables)
         if moves is None:
             return super().restore(like, step, check=check)

@@ -152,8 +152,7 @@ def main(prog: str, model: Model, argv: Sequence[str] | None = None) -> Result:
     out.mkdir(parents=True, exist_ok=True)
     data = _data(args)
     inputs = Inputs(len(data.layout.dense), len(data.sizes), args.width)
-    devices = int(np.prod(placement.shape))
-    tables = collection_of(data.sizes, args.width, args.table, devices)
+    tables = collection_of(data.sizes, args.width, args.table, placement.size)
     rule = OPTIMIZERS[args.optimizer]
     by_rows = rule.make(rule.lr if args.lr is None else args.lr)
     learner = Learner(model, inputs, tables, by_rows, optax.adam(args.dense_lr))
@@ -254,8 +253,7 @@ class Run:
         return replace(result, scores=scores, difference=difference)
 
     def _checkpoints(self, path: str | Path) -> sbp.Checkpoints:
-        devices = int(np.prod(self.placement.shape))
-        return TableCheckpoints(path, self.learner, Stacking(self.args.table, devices))
+        return TableCheckpoints(path, self.learner, Stacking(self.args.table, self.placement.size))
 
     def _start(self) -> tuple[PyTree, PyTree]:
         """The first parameters and optimizer state, as host arrays."""
