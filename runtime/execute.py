@@ -79,16 +79,7 @@ class Program(Generic[P, R]):
           SbpError: for arguments, signatures or annotations that cannot be taken, all of them at once.
         """
         call = self.parameters.take(args, kwargs)
-        seen = arguments.seen(call.leaves)
-        key = (call.tree, call.values(), seen, self._context()) if seen is not None else None
-        try:
-            slot = self._seen.get(key) if key is not None else None
-        except TypeError:  # a static argument without a hash
-            slot = None
-        if slot is None:
-            slot = self._slot(call, concrete=True)
-            if key is not None:
-                self._seen[key] = slot
+        slot = self._slot_to_run(call)
         assert slot.built is not None
         try:
             if any(map(setting, nonfinite.SETTINGS)):  # JAX would look for itself, and know no line
@@ -125,7 +116,9 @@ class Program(Generic[P, R]):
         args = tuple(
             with_own_rows(x, self.placement, f"argument {i}") if i in owned else x for i, x in enumerate(args)
         )
-        call, built = self._prepare(args, {}, concrete=True)
+        call = self.parameters.take(args, {})
+        built = self._slot_to_run(call).built
+        assert built is not None
         try:
             placed = built.place(call.leaves)
         except RuntimeError as e:
@@ -310,6 +303,20 @@ class Program(Generic[P, R]):
         built = self._slot(call, concrete).built
         assert built is not None
         return call, built
+
+    def _slot_to_run(self, call: Call) -> BuildSlot[Built | BuiltPipeline]:
+        """What is built for a call with values; one like those before is not looked at again."""
+        seen = arguments.seen(call.leaves)
+        key = (call.tree, call.values(), seen, self._context()) if seen is not None else None
+        try:
+            slot = self._seen.get(key) if key is not None else None
+        except TypeError:  # a static argument without a hash
+            slot = None
+        if slot is None:
+            slot = self._slot(call, concrete=True)
+            if key is not None:
+                self._seen[key] = slot
+        return slot
 
     def _context(self) -> tuple[Hashable, ...]:
         """What a build depends on besides arguments: JAX's settings, and the rules."""

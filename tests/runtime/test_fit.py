@@ -17,7 +17,7 @@ import pytest
 import sbp
 from sbp import S
 from sbp.errors import NonFiniteError
-from sbp.runtime import built
+from sbp.runtime import built, donation
 from sbp.runtime.checkpoint.folder import Checkpoints
 from tests.runtime.processes import cases
 
@@ -167,6 +167,19 @@ def test_what_lies_right_is_not_copied(program: Any, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(built, "moved_to", lambda xs, _: moved.append(len(xs)))
     sbp.fit(program, tuple(state), lambda i: batch, steps=3)
     assert moved == []
+
+
+def test_the_next_batch_is_placed_without_a_wait_for_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is like the arguments before is not looked at again: an address is there when the step has run."""
+    step, line = cases.step_of(cases.mlp, OPTIMIZER), sbp.placement("cpu", shape=(8,))
+    donating = sbp.compile(step, line, in_sbp=(sbp.AUTO, sbp.AUTO, [S(0)]), donate_argnums=(0, 1))
+    looked, counts = list[str](), list[int]()
+    check, buffers = donating._check, donation.buffers
+    monkeypatch.setattr(donating, "_check", lambda *call: looked.append("checked") or check(*call))
+    monkeypatch.setattr(donation, "buffers", lambda x: looked.append("address") or buffers(x))
+    sbp.fit(donating, start(), cases.batch_of, steps=6, log=lambda row: counts.append(len(looked)))
+    assert {*looked} == {"checked", "address"}
+    assert counts[2:] == [counts[2]] * 4
 
 
 def test_a_function_is_given_the_metrics_of_each_step(program: Any, curve: list[float]) -> None:
