@@ -79,20 +79,19 @@ class Program(Generic[P, R]):
           SbpError: for arguments, signatures or annotations that cannot be taken, all of them at once.
         """
         call = self.parameters.take(args, kwargs)
-        slot = self._slot_to_run(call)
-        assert slot.built is not None
+        built = self._to_run(call)
         try:
             if any(map(setting, nonfinite.SETTINGS)):  # JAX would look for itself, and know no line
                 with jax.debug_nans(False), jax.debug_infs(False):
-                    out: R = slot.built.run(call.leaves)
+                    out: R = built.run(call.leaves)
             else:
-                out = slot.built.run(call.leaves)
+                out = built.run(call.leaves)
             return out
         except (RuntimeError, ValueError) as e:
             if not isinstance(e, SbpError) and ("deleted" in str(e) or "donated" in str(e)):
                 self._check(call, True)  # of JAX: which argument it is
             if is_exhausted(e) and not isinstance(e, SbpError):
-                raise out_of_memory(e, slot.built.plan, slot.built.donate) from e
+                raise out_of_memory(e, built.plan, built.donate) from e
             raise
 
     def place(self, *args: PyTree, own_rows: int | Collection[int] = ()) -> tuple[PyTree, ...]:
@@ -117,16 +116,14 @@ class Program(Generic[P, R]):
             with_own_rows(x, self.placement, f"argument {i}") if i in owned else x for i, x in enumerate(args)
         )
         call = self.parameters.take(args, {})
-        built = self._slot_to_run(call).built
-        assert built is not None
+        built = self._to_run(call)
         try:
             placed = built.place(call.leaves)
         except RuntimeError as e:
             if is_exhausted(e):
                 raise out_of_memory(e, built.plan, built.donate) from e
             raise
-        (dynamic, _) = jax.tree.unflatten(call.tree, placed)
-        return tuple(call.full(dynamic))
+        return tuple(call.full(jax.tree.unflatten(call.tree, placed)[0]))
 
     def save_executable(self, path: str | os.PathLike[str], *args: PyTree, **kwargs: PyTree) -> None:
         """Writes the compiled program to a file for `sbp.load_executable`, which traces, plans and compiles
@@ -300,11 +297,9 @@ class Program(Generic[P, R]):
     ) -> tuple[Call, Built | BuiltPipeline]:
         """A call taken apart, and the program built for its abstract signature."""
         call = self.parameters.take(args, kwargs)
-        built = self._slot(call, concrete).built
-        assert built is not None
-        return call, built
+        return call, self._slot(call, concrete).made
 
-    def _slot_to_run(self, call: Call) -> BuildSlot[Built | BuiltPipeline]:
+    def _to_run(self, call: Call) -> Built | BuiltPipeline:
         """What is built for a call with values; one like those before is not looked at again."""
         seen = arguments.seen(call.leaves)
         key = (call.tree, call.values(), seen, self._context()) if seen is not None else None
@@ -316,7 +311,7 @@ class Program(Generic[P, R]):
             slot = self._slot(call, concrete=True)
             if key is not None:
                 self._seen[key] = slot
-        return slot
+        return slot.made
 
     def _context(self) -> tuple[Hashable, ...]:
         """What a build depends on besides arguments: JAX's settings, and the rules."""
