@@ -20,6 +20,7 @@ import sbp
 from models.curves import loss_svg
 from models.pipeline import WHOLE, Pipeline
 from sbp.placement import Placement, parse_placement
+from sbp.runtime.metrics import Log
 
 PyTree: TypeAlias = Any
 Step: TypeAlias = Callable[[PyTree, PyTree, PyTree, jax.Array], tuple[PyTree, PyTree, jax.Array]]
@@ -105,6 +106,19 @@ def parser(
     options.add_argument(
         "--out", default="out", metavar="DIR", help="where plan.html, loss.svg and metrics.csv go"
     )
+    add_long_run_options(options)
+    options.add_argument(
+        "--check",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="repeat the run on one device and compare",
+    )
+    options.set_defaults(**defaults)
+    return options
+
+
+def add_long_run_options(options: argparse.ArgumentParser) -> None:
+    """The options of a run that saves, goes on, and notes its metrics: what `checkpoints` and `logs` read."""
     options.add_argument(
         "--checkpoint", metavar="DIR", help="save there, with --resume by default in OUT/checkpoint"
     )
@@ -115,14 +129,6 @@ def parser(
     )
     options.add_argument("--save-every", type=int, default=100, metavar="N", help="steps")
     options.add_argument("--tensorboard", metavar="DIR", help="metrics for TensorBoard, too")
-    options.add_argument(
-        "--check",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="repeat the run on one device and compare",
-    )
-    options.set_defaults(**defaults)
-    return options
 
 
 def prepare(args: argparse.Namespace) -> Placement:
@@ -185,7 +191,7 @@ def run(job: Job, placement: Placement, args: argparse.Namespace) -> Result:
     Raises:
       ValueError: if the folder of `--checkpoint` has some already, and `--resume` is not given.
     """
-    say = print if jax.process_index() == 0 else lambda *words, **how: None
+    say = speaker()
     out, runs = Path(args.out), checkpoints(args)
     out.mkdir(parents=True, exist_ok=True)
     say(f"{job.title}\non {placement}, --parallel {args.parallel}\n")
@@ -205,7 +211,7 @@ def run(job: Job, placement: Placement, args: argparse.Namespace) -> Result:
             steps=args.steps,
             checkpoint=runs,
             save_every=args.save_every,
-            log=[out / "metrics.csv", *([args.tensorboard] if args.tensorboard else [])],
+            log=logs(args),
         )
         seconds = time.perf_counter() - began
         losses, first = [row["loss"] for row in done.history], done.step - len(done.history)
@@ -232,15 +238,30 @@ def run(job: Job, placement: Placement, args: argparse.Namespace) -> Result:
     return result
 
 
-def checkpoints(args: argparse.Namespace) -> sbp.Checkpoints | None:
+def speaker() -> Callable[..., None]:
+    """`print` in process 0; in the others, what says nothing."""
+    return print if jax.process_index() == 0 else lambda *words, **how: None
+
+
+def logs(args: argparse.Namespace) -> list[Log]:
+    """Where the metrics of a run go."""
+    return [Path(args.out) / "metrics.csv", *([args.tensorboard] if args.tensorboard else [])]
+
+
+def checkpoints(
+    args: argparse.Namespace, of: Callable[[str | Path], sbp.Checkpoints] = sbp.Checkpoints
+) -> sbp.Checkpoints | None:
     """Where a run saves, and goes on from; None where nothing was asked for.
+
+    Arguments:
+      of: folder -> its checkpoints.
 
     Raises:
       ValueError: if some are there, and nobody has said that the run is to go on from them.
     """
     if args.checkpoint is None and not args.resume:
         return None
-    runs = sbp.Checkpoints(args.checkpoint or Path(args.out) / "checkpoint")
+    runs = of(args.checkpoint or Path(args.out) / "checkpoint")
     if runs.steps and not args.resume:
         raise ValueError(
             f"--checkpoint {args.checkpoint}: has step {runs.steps[-1]} of a run: --resume goes on from "

@@ -22,6 +22,12 @@ class BuildSlot(Generic[T]):
         self.built: T | None = None
         self.lock = threading.RLock()
 
+    @property
+    def made(self) -> T:
+        """What was built here."""
+        assert self.built is not None
+        return self.built
+
     def get(self, stale: Callable[[T], bool], make: Callable[[], T]) -> T:
         """What is here, made now if nothing is, or if that is stale; who comes meanwhile waits.
 

@@ -79,27 +79,16 @@ class Program(Generic[P, R]):
           SbpError: for arguments, signatures or annotations that cannot be taken, all of them at once.
         """
         call = self.parameters.take(args, kwargs)
-        seen = arguments.seen(call.leaves)
-        key = (call.tree, call.values(), seen, self._context()) if seen is not None else None
+        built = self._to_run(call)
         try:
-            slot = self._seen.get(key) if key is not None else None
-        except TypeError:  # a static argument without a hash
-            slot = None
-        if slot is None:
-            slot = self._slot(call, concrete=True)
-            if key is not None:
-                self._seen[key] = slot
-        assert slot.built is not None
-        try:
+            run: Callable[..., R] = built.run
             if any(map(setting, nonfinite.SETTINGS)):  # JAX would look for itself, and know no line
                 with jax.debug_nans(False), jax.debug_infs(False):
-                    out: R = slot.built.run(call.leaves)
-            else:
-                out = slot.built.run(call.leaves)
-            return out
+                    return run(call.leaves)
+            return run(call.leaves)
         except (RuntimeError, ValueError) as e:
             if not isinstance(e, SbpError):
-                check_memory(e, slot.built)
+                check_memory(e, built)
                 if "deleted" in str(e) or "donated" in str(e):
                     self._check(call, True)  # of JAX: which argument it is
                 explain(e)
@@ -126,11 +115,11 @@ class Program(Generic[P, R]):
         args = tuple(
             with_own_rows(x, self.placement, f"argument {i}") if i in owned else x for i, x in enumerate(args)
         )
-        call, built = self._prepare(args, {}, concrete=True)
+        call = self.parameters.take(args, {})
+        built = self._to_run(call)
         with memory_explained(built):
             placed = built.place(call.leaves)
-        (dynamic, _) = jax.tree.unflatten(call.tree, placed)
-        return tuple(call.full(dynamic))
+        return tuple(call.full(jax.tree.unflatten(call.tree, placed)[0]))
 
     def save_executable(self, path: str | os.PathLike[str], *args: PyTree, **kwargs: PyTree) -> None:
         """Writes the compiled program to a file for `sbp.load_executable`, which traces, plans and compiles
@@ -291,18 +280,29 @@ class Program(Generic[P, R]):
         """
         plan = self.plan(*args, **kwargs)
         chip, domain = chip_of(self.placement), domain_of(self.placement, self.options.topology)
-        return report_of(
-            plan, compiled, chip, lambda: self.lower(*args, **kwargs).as_text(debug_info=True), domain
-        )
+        lowered = functools.partial(self.lower, *args, **kwargs)
+        return report_of(plan, compiled, chip, lambda: lowered().as_text(debug_info=True), domain)
 
     def _prepare(
         self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree], *, concrete: bool = False
     ) -> tuple[Call, Built | BuiltPipeline]:
         """A call taken apart, and the program built for its abstract signature."""
         call = self.parameters.take(args, kwargs)
-        built = self._slot(call, concrete).built
-        assert built is not None
-        return call, built
+        return call, self._slot(call, concrete).made
+
+    def _to_run(self, call: Call) -> Built | BuiltPipeline:
+        """What is built for a call with values; one like those before is not looked at again."""
+        seen = arguments.seen(call.leaves)
+        key = (call.tree, call.values(), seen, self._context()) if seen is not None else None
+        try:
+            slot = self._seen.get(key) if key is not None else None
+        except TypeError:  # a static argument without a hash
+            slot = None
+        if slot is None:
+            slot = self._slot(call, concrete=True)
+            if key is not None:
+                self._seen[key] = slot
+        return slot.made
 
     def raise_known(self, error: BaseException) -> None:
         """Says more of an error that the results of the last call have raised, where more is known.

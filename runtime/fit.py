@@ -5,11 +5,10 @@ A loop of your own does as well: this one has nothing that a user of the library
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 import signal
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
@@ -20,13 +19,13 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from sbp.errors import NonFiniteError, Problem
+from sbp.runtime.batches import Batches, behind
 from sbp.runtime.checkpoint.folder import Checkpoints
 from sbp.runtime.execute import Program
 from sbp.runtime.metrics import Logs, written
 from sbp.untyped import PyTree
 
 State: TypeAlias = tuple[PyTree, ...]
-Batches: TypeAlias = Callable[[int], PyTree] | Iterable[PyTree]
 Metrics: TypeAlias = Mapping[str, float]
 
 
@@ -38,7 +37,7 @@ class FitResult:
       state: the last one, as the step takes it.
       step: how many steps it has seen.
       history: the metrics of each step of this run, with its number as "step".
-      is_done: False where it was asked to end before the last step, and has saved.
+      is_done: False where it was asked to end before the last step or batch, and has saved.
     """
 
     state: State
@@ -66,13 +65,16 @@ def fit(
       step: `step(*state, batch) -> (*state, metrics)`, where metrics is a number or a dict of numbers; a
         step with more parameters behind its state, such as a key, is given a tuple of as many: `*batch`.
       state: where training begins without a checkpoint: parameters, optimizer's state, key, what you like.
-      batches: number of the step -> batch; or batches in a row, of which a run that goes on skips the first.
-      steps: the number of the last one.
+      batches: number of the step -> batch; or batches in a row, of which a run that goes on skips the first;
+        or what has a method `batches_from(step)`: a context manager of the batches behind that step, which is
+        left when the loop ends. What lies as the step wants it is not copied again.
+      steps: the number of the last one; training ends before it where there are no more batches.
       checkpoint: a folder; SIGTERM saves there too, and ends the loop.
       save_every, evaluate_every: in steps; the last step counts always.
       evaluate: gives metrics of a state, which get "evaluate/" before their names.
       log: where the metrics of every step go, or several: a .csv file, a folder for TensorBoard (the extra
-        `tensorboard`). What is there of steps that are done again is dropped.
+        `tensorboard`), of which what is there of steps that are done again is dropped; or a function of the
+        metrics, with the step's number as "step". All in process 0.
       own_rows: whether each process's batches are its own rows of the whole ones; of a tuple, its first.
 
     Raises:
@@ -90,31 +92,31 @@ def fit(
     ([0.875], [1.0, 0.5, 0.25])
     """
     runs = checkpoint if isinstance(checkpoint, Checkpoints | None) else Checkpoints(checkpoint)
-    loop, first = _Loop(step, evaluate, own_rows, _takes(step, len(state))), 0
-    if runs is not None and runs.steps:
-        step.plan(*state, *loop.arguments(_batch(batches, 0)))
-        state, first = runs.restore(step.abstract_args[: len(state)]), runs.steps[-1]
-    history: list[dict[str, float]] = []
+    first = at = runs.steps[-1] if runs is not None and runs.steps else 0
+    loop, history = _Loop(step, evaluate, own_rows, _takes(step, len(state))), list[dict[str, float]]()
     with ExitStack() as stack:
         if runs is not None:
             stack.callback(runs.wait)
         asked = stack.enter_context(_asked_to_end())
         write = stack.enter_context(written(log, history, first, steps))
-        coming = _from(batches, first)
-        batch = loop.placed(state, next(coming, None)) if first < steps else None
-        at = first
-        while at < steps and batch is not None:
+        coming = iter(stack.enter_context(behind(batches, first)))
+        batch = next(coming, None) if at < steps else None
+        if runs is not None and first:
+            state = runs.restore(loop.like(state, batch))
+        state, batch = loop.placed(state, batch)
+        while batch is not None:
             *rest, found = step(*state, *batch)
             state, at = tuple(rest), at + 1
             # The next batch goes to the devices while they compute.
-            batch = loop.placed(state, next(coming, None)) if at < steps else None
-            write(at, loop.metrics(at, found, state if _due(at, evaluate_every, steps) else None))
-            ends = asked(at)
-            if runs is not None and (ends or _due(at, save_every, steps)):
+            state, batch = loop.placed(state, next(coming, None) if at < steps else None)
+            is_last = batch is None
+            write(at, loop.metrics(at, found, state if is_last or at % evaluate_every == 0 else None))
+            is_asked = asked(at)
+            if runs is not None and (is_asked or is_last or at % save_every == 0):
                 runs.save(state, at)
-            if ends:
+            if is_asked:
                 break
-    return FitResult(state, at, history, is_done=at >= steps)
+    return FitResult(state, at, history, is_done=batch is None)
 
 
 @dataclass(frozen=True)
@@ -134,12 +136,20 @@ class _Loop:
         """What a step is given behind its state."""
         return (batch,) if self.takes == 1 else tuple(batch)
 
-    def placed(self, state: State, batch: PyTree) -> tuple[PyTree, ...] | None:
-        """What a step is given behind its state, on the devices; None stays None."""
+    def like(self, state: State, batch: PyTree) -> PyTree:
+        """What a checkpoint is restored as: as the step wants it; without a batch to plan with, as it is."""
         if batch is None:
-            return None
+            return state
+        self.step.plan(*state, *self.arguments(batch))
+        return self.step.abstract_args[: len(state)]
+
+    def placed(self, state: State, batch: PyTree) -> tuple[State, tuple[PyTree, ...] | None]:
+        """The state, and what a step is given behind it, as the step wants them; no batch stays none."""
+        if batch is None:
+            return state, None
         own = len(state) if self.own_rows else ()
-        return self.step.place(*state, *self.arguments(batch), own_rows=own)[len(state) :]
+        args = self.step.place(*state, *self.arguments(batch), own_rows=own)
+        return args[: len(state)], args[len(state) :]
 
     def metrics(self, at: int, found: PyTree, state: State | None) -> dict[str, float]:
         """The metrics of a step on the host, with those of its state, where it is evaluated."""
@@ -160,24 +170,6 @@ def _takes(step: Program[..., Any], state: int) -> int:
     """How many arguments a step has behind its state; one where its parameters do not say."""
     names = step.parameters.positional
     return 1 if names is None else max(1, len(names) - state)
-
-
-def _due(at: int, every: int, steps: int) -> bool:
-    return at % every == 0 or at == steps
-
-
-def _batch(batches: Batches, number: int) -> PyTree:
-    """A batch to plan with."""
-    if callable(batches):
-        return batches(number)
-    return next(iter(batches))
-
-
-def _from(batches: Batches, first: int) -> Iterator[PyTree]:
-    """The batches from a step on."""
-    if callable(batches):
-        return map(batches, itertools.count(first))
-    return itertools.islice(iter(batches), first, None)
 
 
 @contextmanager

@@ -1,4 +1,5 @@
-"""Where the metrics of a run go: a table as CSV, TensorBoard, and a bar on a terminal. All from process 0.
+"""Where the metrics of a run go: a table as CSV, TensorBoard, functions, and a bar on a terminal. All from
+process 0.
 
 A run that goes on from a checkpoint does steps again that an earlier one has noted: what is noted of these is
 dropped first, so that each step is there once.
@@ -11,7 +12,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TypeAlias
 
@@ -21,9 +22,9 @@ from sbp.errors import ArgumentError, Problem
 
 StepMetrics: TypeAlias = Mapping[str, float]
 """The metrics of a step, with its number as "step"."""
-Log: TypeAlias = str | os.PathLike[str]
+Log: TypeAlias = str | os.PathLike[str] | Callable[[StepMetrics], object]
 Logs: TypeAlias = Log | tuple[Log, ...] | list[Log]
-"""A .csv file or a folder for TensorBoard; or several."""
+"""A .csv file, a folder for TensorBoard, or a function of the metrics of a step; or several."""
 
 HEAD = ("step", "metric", "value")
 
@@ -43,7 +44,7 @@ def written(
     paths = logs if isinstance(logs, tuple | list) else () if logs is None else (logs,)
     leads = jax.process_index() == 0
     with ExitStack() as stack:
-        takers = [stack.enter_context(_log(Path(p), first)) for p in paths if leads]
+        takers = [stack.enter_context(_log(p, first)) for p in paths if leads]
         if leads and sys.stderr.isatty():
             takers.append(stack.enter_context(_bar(first, steps)))
 
@@ -55,7 +56,10 @@ def written(
         yield write
 
 
-def _log(path: Path, first: int) -> AbstractContextManager[Callable[[StepMetrics], None]]:
+def _log(log: Log, first: int) -> AbstractContextManager[Callable[[StepMetrics], object]]:
+    if callable(log):
+        return nullcontext(log)
+    path = Path(log)
     if path.suffix not in ("", ".csv"):
         raise ArgumentError(_no_log(path))
     return _csv(path, first) if path.suffix else _tensorboard(path, first)
@@ -123,7 +127,7 @@ def _no_log(path: Path) -> Problem:
         "argument",
         "sbp.fit(..., log=...)",
         str(path),
-        "a .csv file, or a folder for TensorBoard",
+        "a .csv file, a folder for TensorBoard, or a function",
         "how metrics are written is told by the name",
         f"log={str(path.with_suffix('.csv'))!r}",
     )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias
+from typing import Protocol, Self, TypeAlias, TypeVar
 
 import jax
 import numpy as np
@@ -132,6 +132,28 @@ def rebatch(batches: Iterable[Batch], size: int, *, drop_last: bool = False) -> 
         held = [joined.between(full, full + rows)] if rows else []
     if rows and not drop_last:
         yield concatenate(held)
+
+
+class Rows(Protocol):
+    """Some rows that can be cut before anybody parses them."""
+
+    def __len__(self) -> int:
+        """How many."""
+
+    def behind(self, rows: int) -> Self:
+        """Those behind the first ones."""
+
+
+R = TypeVar("R", bound=Rows)
+
+
+def behind(pieces: Iterable[R], rows: int) -> Generator[R, None, int]:
+    """The pieces behind the first rows; returns how many of these they have too few for."""
+    for piece in pieces:
+        if rows < len(piece):
+            yield piece.behind(rows) if rows else piece
+        rows = max(0, rows - len(piece))
+    return rows
 
 
 def hashed(keys: Keys, sizes: Sequence[int]) -> Keys:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
-from models.recommender.batch import Batch, concatenate, rebatch
+from models.recommender.batch import Batch, behind, concatenate, rebatch
 from models.recommender.columns import BadField, convert, unreadable
 from models.recommender.layout import CRITEO, DataError, Layout
 from sbp.errors import Problem
@@ -90,9 +90,16 @@ class Block:
     def __len__(self) -> int:
         return self.rows
 
+    def behind(self, rows: int) -> Block:
+        """What is behind the first rows."""
+        return self.cut(rows)[1]
+
     def halves(self) -> tuple[Block, Block]:
         """The first and the second half of the rows."""
-        cut = self.rows // 2
+        return self.cut(self.rows // 2)
+
+    def cut(self, cut: int) -> tuple[Block, Block]:
+        """The first rows, and what is behind them."""
         parts: tuple[bytes, bytes] | tuple[pa.RecordBatch, pa.RecordBatch]
         if isinstance(self.body, bytes):
             lines = _lines(self.body)
@@ -127,14 +134,27 @@ def batches(
     return rebatch(parsed, size, drop_last=drop_last)
 
 
-def blocks(paths: str | Path | Iterable[str | Path], *, layout: Layout = CRITEO) -> Iterator[Block]:
+def blocks(
+    paths: str | Path | Iterable[str | Path], *, layout: Layout = CRITEO, skip: int = 0
+) -> Generator[Block, None, int]:
     """The files piece by piece; for `parse`.
+
+    Arguments:
+      skip: rows at the beginning that are left out. Text is read up to there and not parsed; of Parquet files
+        row groups that lie before are not read.
+
+    Returns:
+      How many rows are still to be left out, where the files have fewer.
 
     Raises:
       DataError: for a missing column, or a file that is truncated.
     """
     for path in [paths] if isinstance(paths, str | Path) else paths:
-        yield from (_columns if Path(path).suffix in PARQUET else _text)(str(path), layout)
+        if Path(path).suffix in PARQUET:
+            skip = yield from _columns(str(path), layout, skip)
+        else:
+            skip = yield from behind(_text(str(path), layout), skip)
+    return skip
 
 
 def parse(block: Block, bad_lines: BadLines = refuse) -> Batch:
@@ -168,14 +188,24 @@ def _text(path: str, layout: Layout) -> Iterator[Block]:
         yield Block(path, first, 1, rest, layout)
 
 
-def _columns(path: str, layout: Layout) -> Iterator[Block]:
-    """The blocks of a Parquet file."""
-    first = 1
+def _columns(path: str, layout: Layout, skip: int) -> Generator[Block, None, int]:
+    """The blocks of a Parquet file behind the first rows; returns how many are left of these."""
     with _reading(path), pyarrow.parquet.ParquetFile(path) as file:
         _check(path, file.schema_arrow, layout)
-        for record in file.iter_batches(BLOCK_ROWS, columns=layout.names):
-            yield Block(path, first, record.num_rows, record, layout)
-            first += record.num_rows
+        ends = np.cumsum([file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)], dtype=int)
+        group = int(np.searchsorted(ends, skip, side="right"))  # of the first row that is wanted
+        before = int(ends[group - 1]) if group else 0
+        return (yield from behind(_records(file, group, before, path, layout), skip - before))
+
+
+def _records(
+    file: pyarrow.parquet.ParquetFile, group: int, before: int, path: str, layout: Layout
+) -> Iterator[Block]:
+    """The blocks of the row groups from one on, which has so many rows before it."""
+    groups, first = list(range(group, file.num_row_groups)), 1 + before
+    for record in file.iter_batches(BLOCK_ROWS, row_groups=groups, columns=layout.names):
+        yield Block(path, first, record.num_rows, record, layout)
+        first += record.num_rows
 
 
 @contextmanager

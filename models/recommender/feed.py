@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, TypeAlias
 
+import jax
 import numpy as np
 from numpy.typing import NDArray
 
 from models.recommender import synthetic
-from models.recommender.batch import Batch, hashed, rebatch
+from models.recommender.batch import Batch, behind, hashed, rebatch
 from models.recommender.layout import PREPARED, DataError, Layout, needs_pyarrow
 from models.recommender.stages import Flow, Stage
 from models.recommender.synthetic import Drawn, Piece, Teacher
@@ -77,19 +78,22 @@ class Data:
             raise self.refused(got, legal, "--rows N hashes keys", "keys are taken as rows of tables")
         return replace(batch, keys=batch.keys.astype(np.int32))
 
-    def pieces(self, sources: Sequence[Source]) -> Iterator[Any]:
+    def pieces(self, sources: Sequence[Source], skip: int = 0) -> Iterator[Any]:
         """What `parsed` makes batches of; of files, what can be read without parsing it.
+
+        Arguments:
+          skip: rows that are left out at the beginning: nobody draws or parses them.
 
         Raises:
           DataError: for files, without pyarrow.
         """
         for source in sources:
             if isinstance(source, Drawn):
-                yield from source.pieces()
+                skip = yield from behind(source.pieces(), skip)
                 continue
             with needs_pyarrow():
                 from models.recommender import criteo
-            yield from criteo.blocks(source, layout=self.layout)
+            skip = yield from criteo.blocks(source, layout=self.layout, skip=skip)
 
     def batches(self, sources: Sequence[Source], size: int, stop: int) -> Iterator[Batch]:
         """The first `stop` full batches, with rows, of one thread."""
@@ -155,6 +159,7 @@ def flow(
     copy: Copy,
     workers: Workers,
     name: str,
+    skip: int = 0,
 ) -> Flow:
     """Clicks to batches on devices, in stages that work at the same time.
 
@@ -162,13 +167,57 @@ def flow(
       sources: of the clicks.
       size: of every batch; what fills a smaller one up has the label `NOBODY`.
       name: what is done with the batches, for the table of rates.
+      skip: how many batches are left out at the beginning.
     """
     stages = [
         Stage("parse", parsed, workers=workers.parse),
         Stage("batch", stream=cut),
         Stage("hash, copy", lambda batch: copy(filled(data.rows(batch), size)), workers=workers.copy),
     ]
-    return Flow(data.pieces(sources), stages, names=("read", name))
+    return Flow(data.pieces(sources, skip * size), stages, names=("read", name))
+
+
+@dataclass
+class Feed:
+    """The batches of a training as `sbp.fit` takes them: a run that goes on has no work with those before.
+
+    Arguments:
+      begun: number of batches -> the flow of those behind them.
+      flow: what training took its batches from, the last time.
+    """
+
+    begun: Callable[[int], Flow]
+    flow: Flow | None = None
+
+    def batches_from(self, step: int) -> Flow:
+        """The batches behind the first ones; left, it has stopped all its threads."""
+        self.flow = self.begun(step)
+        return self.flow
+
+
+def copied(batch: Batch) -> Batch:
+    """The batch on one device."""
+    return jax.block_until_ready(jax.device_put(batch))
+
+
+def copy_to(wanted: Batch) -> Copy:
+    """What copies batches to where they are wanted, and waits for it.
+
+    Arguments:
+      wanted: a batch of shardings.
+    """
+
+    def part(held: NDArray[Any], sharding: jax.sharding.NamedSharding) -> jax.Array:
+        return jax.make_array_from_callback(held.shape, sharding, lambda at: held[at])
+
+    def copy(batch: Batch) -> Batch:
+        if jax.process_count() == 1:
+            return jax.block_until_ready(jax.device_put(batch, wanted))
+        # Of an array that is the same in all processes each takes its part. `device_put` would compare them
+        # first, which is a collective: no thread may begin one beside those of the steps.
+        return jax.block_until_ready(jax.tree.map(part, batch, wanted))
+
+    return copy
 
 
 def full(size: int, stop: int) -> Cut:
@@ -176,12 +225,12 @@ def full(size: int, stop: int) -> Cut:
     return lambda parsed: islice(rebatch(parsed, size, drop_last=True), stop)
 
 
-def rest(size: int, start: int, samples: int) -> Cut:
-    """Cuts what comes after the first `start` batches, `samples` rows at most."""
+def rest(size: int, samples: int) -> Cut:
+    """Cuts all there is, the last batch too, `samples` rows at most."""
 
     def cut(parsed: Iterator[Batch]) -> Iterator[Batch]:
         left = samples
-        for batch in islice(rebatch(parsed, size), start, None):
+        for batch in rebatch(parsed, size):
             own = batch.between(0, min(left, len(batch)))
             left -= len(own)
             yield own

@@ -97,6 +97,11 @@ def collection(sizes: Sequence[int], width: int, layout: TableLayout, devices: i
     return Collection(features, multiple=math.lcm(ROUNDED, devices))
 
 
+def collection_of(sizes: Sequence[int], width: int, layout: str, devices: int) -> Collection:
+    """The same with a layout by its name, one of `LAYOUTS`."""
+    return collection(sizes, width, LAYOUTS[layout](devices), devices)
+
+
 def _by_rows(stack: jax.Array) -> jax.Array:
     """A stack as one row after the other: a row is what an optimizer treats by itself."""
     return stack if stack.ndim == 2 else stack.reshape(-1, stack.shape[-1])

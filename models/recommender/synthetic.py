@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -148,18 +148,23 @@ class Teacher:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One batch of a teacher, not drawn yet."""
+    """One batch of a teacher, not drawn yet; without its first rows."""
 
     teacher: Teacher
     size: int
     index: int
+    first: int = 0
 
     def __len__(self) -> int:
-        return self.size
+        return self.size - self.first
+
+    def behind(self, rows: int) -> Piece:
+        """The same without as many rows more."""
+        return replace(self, first=self.first + rows)
 
     def draw(self) -> Batch:
         """The batch."""
-        return self.teacher.batch(self.size, self.index)
+        return self.teacher.batch(self.size, self.index).between(self.first, self.size)
 
 
 @dataclass(frozen=True, slots=True)

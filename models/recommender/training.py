@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -18,14 +18,16 @@ import sbp
 from models import train
 from models.recommender import feed, logistic
 from models.recommender.batch import Batch
+from models.recommender.checkpoints import Stacking, TableCheckpoints
 from models.recommender.feed import Data
 from models.recommender.layers import Inputs
 from models.recommender.layout import CRITEO, PREPARED
-from models.recommender.learner import LAYOUTS, OPTIMIZERS, Learner, Model, collection
+from models.recommender.learner import LAYOUTS, OPTIMIZERS, Learner, Model, collection_of
 from models.recommender.metrics import Clicks
 from models.recommender.stages import Flow
 from models.recommender.synthetic import CARDINALITIES, DENSE
 from sbp.placement import Placement
+from sbp.runtime.metrics import Log
 
 PyTree: TypeAlias = Any
 
@@ -63,10 +65,12 @@ class Result:
 
     Arguments:
       params: of the model, as host arrays.
-      losses: of each step.
+      losses: of the steps of this run.
       plan: of the train step.
-      scores: by the name of who predicted: the model, and what it is compared with.
+      scores: by the name of who predicted: the model, and what it is compared with; none where training was
+        asked to end.
       difference: to the same run on one device, if there was one.
+      first: the step behind which it began: that of a checkpoint, or 0.
     """
 
     params: PyTree
@@ -74,6 +78,7 @@ class Result:
     plan: sbp.Plan
     scores: dict[str, Score]
     difference: train.Difference | None
+    first: int = 0
 
 
 def parser(prog: str, model: Model) -> argparse.ArgumentParser:
@@ -88,7 +93,12 @@ def parser(prog: str, model: Model) -> argparse.ArgumentParser:
     add("--test", nargs="+", default=[], metavar="FILE", help="evaluate on these, not on the rest of --data")
     add("--prepared", action="store_true", help="the dense columns of --data are scaled already")
     add("--rows", type=int, help=f"hash keys to as many rows a table; --data: {HASHED_ROWS:,}")
-    add("--samples", type=int, help="synthetic clicks to train on; default: what the steps take")
+    add(
+        "--samples",
+        type=int,
+        help="synthetic clicks to train on; default: what the steps take. Give it where "
+        "a run is to go on with more steps: other numbers are other clicks",
+    )
     add("--held-out", type=int, default=50_000, help="clicks to evaluate on, at most")
     add("--placement", default="cpu:8", help="KIND:AxBxC; CPU devices are made as needed")
     add("--table", choices=tuple(LAYOUTS), default="rows", help="how tables are split; whole ones, or auto")
@@ -103,7 +113,8 @@ def parser(prog: str, model: Model) -> argparse.ArgumentParser:
     add("--copiers", type=int, default=1, help="threads that hash keys and copy batches to the devices")
     add("--baseline", action="store_true", help="fit a logistic regression too")
     add("--check", action="store_true", help=CHECK)
-    add("--out", default="out", metavar="DIR", help="where plan.html goes")
+    add("--out", default="out", metavar="DIR", help="where plan.html and metrics.csv go")
+    train.add_long_run_options(options)
     return options
 
 
@@ -116,7 +127,7 @@ def example(
     """
     defaults = parser("", model).parse_args([])
     rule = OPTIMIZERS[defaults.optimizer]
-    tables = collection(CARDINALITIES, defaults.width, LAYOUTS[defaults.table](1), 1)
+    tables = collection_of(CARDINALITIES, defaults.width, defaults.table, 1)
     inputs = Inputs(DENSE, len(CARDINALITIES), defaults.width)
     learner = Learner(model, inputs, tables, rule.make(rule.lr), optax.adam(defaults.dense_lr))
 
@@ -141,12 +152,11 @@ def main(prog: str, model: Model, argv: Sequence[str] | None = None) -> Result:
     out.mkdir(parents=True, exist_ok=True)
     data = _data(args)
     inputs = Inputs(len(data.layout.dense), len(data.sizes), args.width)
-    devices = int(np.prod(placement.shape))
-    tables = collection(data.sizes, args.width, LAYOUTS[args.table](devices), devices)
+    tables = collection_of(data.sizes, args.width, args.table, placement.size)
     rule = OPTIMIZERS[args.optimizer]
     by_rows = rule.make(rule.lr if args.lr is None else args.lr)
     learner = Learner(model, inputs, tables, by_rows, optax.adam(args.dense_lr))
-    print(
+    train.speaker()(
         f"{type(model).__name__}, {sum(data.sizes):,} rows in {len(data.sizes)} tables, on {data.name}\n"
         f"on {placement}, --table {args.table}, --optimizer {args.optimizer}\n"
     )
@@ -164,69 +174,139 @@ def _data(args: argparse.Namespace) -> Data:
     return Data(name, tuple(args.data), tuple(args.test), layout, sizes, hashing=True)
 
 
+@dataclass
+class Pace:
+    """Prints some losses of a training as they come, and in the end how fast that was; takes rows of `fit`.
+
+    Arguments:
+      say: what prints.
+      every: steps between two losses that are printed; the first one is printed too.
+      began: when training began, by `time.perf_counter`.
+      first: when the first loss was there.
+      steps: how many there are.
+    """
+
+    say: Callable[..., None]
+    every: int
+    began: float = field(default_factory=time.perf_counter)
+    first: float = 0.0
+    steps: int = 0
+
+    def __call__(self, row: Mapping[str, float]) -> None:
+        self.steps += 1
+        if self.steps == 1:
+            self.first = time.perf_counter()
+        if self.steps == 1 or row["step"] % self.every == 0:
+            self.say(f"  step {row['step']:>6}: loss {row['loss']:.4f}")
+
+    def end(self, flow: object, batch: int) -> None:
+        """Prints the rates of the stages, the time to the first loss, and the rate from there on."""
+        if self.steps:
+            rate = (self.steps - 1) * batch / (time.perf_counter() - self.first)
+            self.say(f"{flow}")
+            self.say(
+                f"{self.first - self.began:.1f} s to the first loss with compilation, "
+                f"then {rate:,.0f} samples/s\n"
+            )
+
+
 @dataclass(frozen=True)
 class Run:
-    """One run of the command."""
+    """One run of the command; of several processes all do the same, and process 0 prints."""
 
     args: argparse.Namespace
     data: Data
     learner: Learner
     placement: Placement
+    say: Callable[..., None] = field(default_factory=train.speaker)
 
     def all(self, out: Path) -> Result:
         """Plan, training, comparison, evaluation."""
         in_sbp = self.learner.in_sbp(self.placement, self.args.table)
         step = sbp.compile(self.learner.step, self.placement, in_sbp=in_sbp, donate_argnums=(0, 1))
-        first, start = self.data.first(self.args.batch), self._start()
-        plan = step.plan(*start, first)
-        plan.save(str(out / "plan.html"))
-        print(plan, end="\n\n")
+        batch, start = self.data.first(self.args.batch), self._start()
+        plan = step.plan(*start, batch)
+        if jax.process_index() == 0:
+            plan.save(str(out / "plan.html"))
+        self.say(plan, end="\n\n")
 
-        *placed, first = step.place(*start, first)
-        copy = _copy_like(first)
-        params, losses = self.trained(step, placed, copy, str(self.placement), self.args.steps)
+        copy = feed.copy_to(step.in_shardings[2])
+        runs = train.checkpoints(self.args, self._checkpoints)
+        saving = {"checkpoint": runs, "save_every": self.args.save_every, "log": train.logs(self.args)}
+        done = self.trained(step, start, copy, str(self.placement), self.args.steps, **saving)
+        losses = [row["loss"] for row in done.history]
+        params = sbp.to_host(done.state[0])
+        result = Result(params, losses, plan, {}, None, done.step - len(losses))
+        if not losses:
+            self.say(f"no training: the checkpoint is of step {done.step}, and --steps {self.args.steps}\n")
+        if not done.is_done:
+            self.say("asked to end; --resume goes on")
+            return result
         difference = self.compared(step, start, copy) if self.args.check else None
 
         scorer = sbp.compile(self.learner.scores, self.placement, in_sbp=(in_sbp[0], in_sbp[2]))
+        placed, _ = scorer.place(done.state[0], copy(batch))
         name = type(self.learner.model).__name__
-        scores = {name: self.evaluated(name, partial(scorer, params), copy, len(losses))}
-        scores |= self.others(len(losses))
-        _show(scores, self.data.name)
-        return Result(jax.device_get(params), losses, plan, scores, difference)
+        scores = {name: self.evaluated(name, partial(scorer, placed), copy, done.step)}
+        scores |= self.others(done.step)
+        _show(scores, self.data.name, self.say)
+        return replace(result, scores=scores, difference=difference)
+
+    def _checkpoints(self, path: str | Path) -> sbp.Checkpoints:
+        return TableCheckpoints(path, self.learner, Stacking(self.args.table, self.placement.size))
 
     def _start(self) -> tuple[PyTree, PyTree]:
         """The first parameters and optimizer state, as host arrays."""
         params = jax.jit(self.learner.init)(jax.random.key(self.args.seed))
         return jax.device_get((params, jax.jit(self.learner.init_state)(params)))
 
-    def _flow(self, sources: Sequence[feed.Source], cut: feed.Cut, copy: feed.Copy, name: str) -> Flow:
+    def _flow(
+        self, sources: Sequence[feed.Source], cut: feed.Cut, copy: feed.Copy, name: str, skip: int
+    ) -> Flow:
         workers = feed.Workers(self.args.parsers, self.args.copiers)
-        return feed.flow(self.data, sources, self.args.batch, cut, copy, workers, name)
+        return feed.flow(self.data, sources, self.args.batch, cut, copy, workers, name, skip)
+
+    def _training(self, copy: feed.Copy, steps: int, first: int) -> Flow:
+        """The batches of the steps behind the first ones."""
+        return self._flow(self.data.train, feed.full(self.args.batch, steps - first), copy, "train", first)
 
     def trained(
-        self, step: Callable[..., Any], start: Sequence[PyTree], copy: feed.Copy, where: str, steps: int
-    ) -> tuple[PyTree, list[float]]:
-        """Parameters after all steps, and the losses; prints some of these, and the rates of the stages."""
-        (params, state), losses = start, list[float]()
-        every = -(-steps // SHOWN)
-        print(f"training on {where}")
-        cut = feed.full(self.args.batch, steps)
-        with self._flow(self.data.train, cut, copy, "train") as batches:
-            began = time.perf_counter()
+        self,
+        step: sbp.Program[..., Any],
+        start: tuple[PyTree, PyTree],
+        copy: feed.Copy,
+        where: str,
+        steps: int,
+        *,
+        log: Sequence[Log] = (),
+        **saving: Any,
+    ) -> sbp.FitResult:
+        """What `fit` has left; prints some losses, and the rates of the stages.
+
+        Arguments:
+          saving: where, and how often, as of `fit`.
+        """
+        self.say(f"training on {where}")
+        batches, pace = feed.Feed(partial(self._training, copy, steps)), Pace(self.say, -(-steps // SHOWN))
+        done = sbp.fit(step, start, batches, steps=steps, log=[*log, pace], **saving)
+        pace.end(batches.flow, self.args.batch)
+        return done
+
+    def alone(self, start: tuple[PyTree, PyTree], steps: int) -> tuple[PyTree, list[float]]:
+        """Parameters and losses of the first steps on one device, in a plain loop."""
+        self.say("training on one device, in 64 bits")
+        once = jax.jit(self.learner.step, donate_argnums=(0, 1))
+        (params, state), losses, pace = start, list[float](), Pace(self.say, -(-steps // SHOWN))
+        with self._training(feed.copied, steps, 0) as batches:
             for batch in batches:
-                params, state, loss = step(params, state, batch)
+                params, state, loss = once(params, state, batch)
                 losses.append(float(loss))
-                if len(losses) == 1:
-                    compiled = time.perf_counter()
-                if len(losses) == 1 or len(losses) % every == 0:
-                    print(f"  step {len(losses):>6}: loss {losses[-1]:.4f}")
-        rate = (len(losses) - 1) * self.args.batch / (time.perf_counter() - compiled)
-        print(f"{batches}")
-        print(f"{compiled - began:.1f} s to the first loss with compilation, then {rate:,.0f} samples/s\n")
+                pace({"step": len(losses), "loss": losses[-1]})
+        pace.end(batches, self.args.batch)
         return params, losses
 
     def compared(
-        self, step: Callable[..., Any], start: Sequence[PyTree], copy: feed.Copy
+        self, step: sbp.Program[..., Any], start: tuple[PyTree, PyTree], copy: feed.Copy
     ) -> train.Difference:
         """The first steps once more, distributed and on one device, and how far apart these two end.
 
@@ -235,12 +315,12 @@ class Run:
         """
         steps = min(self.args.steps, CHECKED)
         with jax.enable_x64(True):
-            once = jax.jit(self.learner.step, donate_argnums=(0, 1))
-            wide = [jax.tree.map(_doubled, tree) for tree in start]
-            params, losses = self.trained(step, wide, copy, f"{self.placement}, in 64 bits", steps)
-            alone, expected = self.trained(once, wide, _copy, "one device, in 64 bits", steps)
-            difference = train.compare(*jax.device_get((params, losses, alone, expected)))
-        print(f"largest difference to one device in {steps} steps of 64 bits: {difference}\n")
+            params, state = (jax.tree.map(_doubled, tree) for tree in start)
+            done = self.trained(step, (params, state), copy, f"{self.placement}, in 64 bits", steps)
+            losses = [row["loss"] for row in done.history]
+            alone, expected = self.alone((params, state), steps)
+            difference = train.compare(sbp.to_host(done.state[0]), losses, jax.device_get(alone), expected)
+        self.say(f"largest difference to one device in {steps} steps of 64 bits: {difference}\n")
         return difference
 
     def evaluated(
@@ -252,19 +332,19 @@ class Run:
           scorer: batch -> `[batch]`.
           trained: how many batches the training has taken.
         """
-        sources, start = (self.data.test, 0) if self.data.test else (self.data.train, trained)
-        cut = feed.rest(self.args.batch, start, self.args.held_out)
+        sources, skip = (self.data.test, 0) if self.data.test else (self.data.train, trained)
+        cut = feed.rest(self.args.batch, self.args.held_out)
         clicks = Clicks()
         # Compiled before the clock starts.
         jax.block_until_ready(scorer(copy(self.data.first(self.args.batch))))
-        with self._flow(sources, cut, copy, "evaluate") as batches:
+        with self._flow(sources, cut, copy, "evaluate", skip) as batches:
             for batch in batches:
-                label = np.asarray(batch.label)
+                label, logits = sbp.to_host((batch.label, scorer(batch)))
                 real = label != feed.NOBODY
-                clicks.add(label[real], np.asarray(scorer(batch))[real])
+                clicks.add(label[real], logits[real])
         if not len(clicks):
             raise self.data.refused("no clicks after the training", "some", "--test FILE, or fewer --steps")
-        print(f"evaluation of {name}\n{batches}\n")
+        self.say(f"evaluation of {name}\n{batches}\n")
         return Score.of(clicks)
 
     def others(self, trained: int) -> dict[str, Score]:
@@ -275,7 +355,7 @@ class Run:
             batches = self.data.batches(self.data.train, self.args.batch, trained)
             weights = logistic.fit(batches, sizes, len(self.data.layout.dense))
             scorer = jax.jit(partial(logistic.logits, weights, sizes=sizes))
-            found[name] = self.evaluated(name, scorer, _copy, trained)
+            found[name] = self.evaluated(name, scorer, feed.copied, trained)
         if self.data.teacher is not None:
             clicks = Clicks()
             for label, logits in feed.truth(self.data.teacher, self.args.held_out):
@@ -289,20 +369,9 @@ def _doubled(x: Any) -> Any:
     return np.asarray(x, np.float64) if np.issubdtype(x.dtype, np.floating) else x
 
 
-def _copy(batch: Batch) -> Batch:
-    """The batch on one device."""
-    return jax.block_until_ready(jax.device_put(batch))
-
-
-def _copy_like(placed: Batch) -> feed.Copy:
-    """Copies batches to where one lies, and waits for it."""
-    wanted = jax.tree.map(lambda x: x.sharding, placed)
-    return lambda batch: jax.block_until_ready(jax.device_put(batch, wanted))
-
-
-def _show(scores: dict[str, Score], name: str) -> None:
+def _show(scores: Mapping[str, Score], name: str, say: Callable[..., None]) -> None:
     """A table of who predicted how well."""
     samples = next(iter(scores.values())).samples
-    print(f"{f'{samples:,} held-out of {name}':<44}{'AUC':>8}{'log loss':>10}")
+    say(f"{f'{samples:,} held-out of {name}':<44}{'AUC':>8}{'log loss':>10}")
     for who, score in scores.items():
-        print(f"{who:<44}{score.auc:>8.4f}{score.log_loss:>10.4f}")
+        say(f"{who:<44}{score.auc:>8.4f}{score.log_loss:>10.4f}")

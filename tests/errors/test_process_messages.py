@@ -139,7 +139,7 @@ MESSAGES: Messages = {
         ArgumentError,
         "sbp.fit(..., log=...)",
         "run/log.json",
-        "a .csv file, or a folder for TensorBoard",
+        "a .csv file, a folder for TensorBoard, or a function",
         "how metrics are written is told by the name",
         "log='run/log.csv'",
     ),

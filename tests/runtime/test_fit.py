@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import pytest
 import sbp
 from sbp import S
 from sbp.errors import NonFiniteError
+from sbp.runtime import built, donation
 from sbp.runtime.checkpoint.folder import Checkpoints
 from tests.runtime.processes import cases
 
@@ -99,9 +102,90 @@ def test_nan_ends_it(tmp_path: Path) -> None:
     assert Checkpoints(tmp_path).steps == [1, 2]
 
 
-def test_batches_may_come_to_an_end(program: Any, curve: list[float]) -> None:
-    done = sbp.fit(program, start(), [cases.batch_of(i) for i in range(2)], steps=6)
-    assert losses_of(done) == curve[:2] and not done.is_done
+def test_batches_may_come_to_an_end(program: Any, curve: list[float], tmp_path: Path) -> None:
+    """That is the end: it is saved, and nobody has asked for it."""
+    batches = [cases.batch_of(i) for i in range(2)]
+    done = sbp.fit(program, start(), batches, steps=6, checkpoint=tmp_path)
+    assert losses_of(done) == curve[:2] and done.is_done and done.step == 2
+    assert Checkpoints(tmp_path).steps == [2]
+    again = sbp.fit(program, start(), batches, steps=6, checkpoint=tmp_path)
+    assert again.is_done and again.history == [] and again.step == 2
+    np.testing.assert_array_equal(again.state[0]["up"], done.state[0]["up"])
+
+
+def test_of_a_generator_the_first_batches_are_skipped(
+    program: Any, curve: list[float], tmp_path: Path
+) -> None:
+    """Each batch is taken once: there is no second look at one to plan with."""
+    for steps in (2, 4):
+        batches = (cases.batch_of(i) for i in range(6))
+        done = sbp.fit(program, start(), batches, steps=steps, checkpoint=tmp_path)
+        assert losses_of(done) == curve[steps - 2 : steps]
+
+
+class Numbered:
+    """A feed that notes what is asked of it."""
+
+    def __init__(self, wrong: int = 99) -> None:
+        self.said: list[str] = []
+        self.wrong = wrong
+
+    @contextmanager
+    def batches_from(self, step: int) -> Iterator[Iterator[Any]]:
+        self.said.append(f"from {step}")
+        try:
+            yield (cases.batch_of(i) for i in range(step, self.wrong))
+        finally:
+            self.said.append("left")
+
+
+def test_a_feed_is_told_where_to_begin_and_when_to_end(
+    program: Any, curve: list[float], tmp_path: Path
+) -> None:
+    for begin, steps in ((0, 2), (2, 5)):
+        feed = Numbered()
+        done = sbp.fit(program, start(), feed, steps=steps, checkpoint=tmp_path)
+        assert losses_of(done) == curve[begin:steps]
+        assert feed.said == [f"from {begin}", "left"]
+
+
+def test_a_feed_is_left_where_training_fails(program: Any) -> None:
+    feed = Numbered()
+
+    def raises(row: Any) -> None:
+        raise ValueError(f"step {row['step']}")
+
+    with pytest.raises(ValueError, match="step 1"):
+        sbp.fit(program, start(), feed, steps=6, log=raises)
+    assert feed.said == ["from 0", "left"]
+
+
+def test_what_lies_right_is_not_copied(program: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of state and batches that are placed already the step gets the very arrays."""
+    *state, batch = program.place(*start(), cases.batch_of(0))
+    moved: list[int] = []
+    monkeypatch.setattr(built, "moved_to", lambda xs, _: moved.append(len(xs)))
+    sbp.fit(program, tuple(state), lambda i: batch, steps=3)
+    assert moved == []
+
+
+def test_the_next_batch_is_placed_without_a_wait_for_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is like the arguments before is not looked at again: an address is there when the step has run."""
+    step, line = cases.step_of(cases.mlp, OPTIMIZER), sbp.placement("cpu", shape=(8,))
+    donating = sbp.compile(step, line, in_sbp=(sbp.AUTO, sbp.AUTO, [S(0)]), donate_argnums=(0, 1))
+    looked, counts = list[str](), list[int]()
+    check, buffers = donating._check, donation.buffers
+    monkeypatch.setattr(donating, "_check", lambda *call: looked.append("checked") or check(*call))
+    monkeypatch.setattr(donation, "buffers", lambda x: looked.append("address") or buffers(x))
+    sbp.fit(donating, start(), cases.batch_of, steps=6, log=lambda row: counts.append(len(looked)))
+    assert {*looked} == {"checked", "address"}
+    assert counts[2:] == [counts[2]] * 4
+
+
+def test_a_function_is_given_the_metrics_of_each_step(program: Any, curve: list[float]) -> None:
+    rows: list[Any] = []
+    done = sbp.fit(program, start(), cases.batch_of, steps=2, log=[rows.append])
+    assert rows == done.history == [{"step": i + 1, "loss": x} for i, x in enumerate(curve[:2])]
 
 
 def test_a_step_may_take_more_than_a_batch() -> None:

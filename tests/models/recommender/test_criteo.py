@@ -4,7 +4,9 @@ import gzip
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import jax
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -73,6 +75,50 @@ def test_parquet_is_read(
 ) -> None:
     monkeypatch.setattr(criteo, "BLOCK_ROWS", block_rows)
     check(read(write(small_table(), "day_0.parquet")))
+
+
+@pytest.mark.parametrize("skip", range(8))
+def test_rows_are_skipped_without_parsing_them(
+    write: Callable[..., Path], skip: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over blocks, row groups and files; what is left are the same rows, with their numbers in the file."""
+    monkeypatch.setattr(criteo, "BLOCK_BYTES", 7)
+    monkeypatch.setattr(criteo, "BLOCK_ROWS", 2)
+    twice = pa.concat_tables([small_table()] * 2).slice(0, 4)  # row groups of 3 and 1
+    files = [write(TEXT, "day_0"), write(twice, "day_1.parquet")]
+    blocks = criteo.blocks(files, layout=SMALL, skip=skip)
+    left, found = [], 0
+    try:
+        while True:
+            left.append(next(blocks))
+    except StopIteration as end:
+        found = end.value
+    assert found == max(0, skip - 7)
+    whole = [criteo.parse(block) for block in criteo.blocks(files, layout=SMALL)]
+    assert sum(map(len, left)) == max(0, 7 - skip)
+    wanted = concatenate(whole).between(min(skip, 7), 7)
+    if left:
+        jax.tree.map(
+            np.testing.assert_array_equal, concatenate([criteo.parse(block) for block in left]), wanted
+        )
+        assert left[0].first == (skip + 1 if skip < 3 else skip - 2)
+
+
+def test_row_groups_that_are_skipped_are_not_read(
+    write: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(pa.concat_tables([small_table()] * 3), "day.parquet")  # row groups of 3
+    asked: list[list[int]] = []
+
+    class Noted(pq.ParquetFile):  # type: ignore[misc]
+        def iter_batches(self, *args: Any, row_groups: list[int], **options: Any) -> Any:
+            asked.append(row_groups)
+            return super().iter_batches(*args, row_groups=row_groups, **options)
+
+    monkeypatch.setattr(criteo.pyarrow.parquet, "ParquetFile", Noted)
+    blocks = list(criteo.blocks(path, layout=SMALL, skip=7))
+    assert asked == [[2]]
+    assert [(block.first, block.rows) for block in blocks] == [(8, 2)]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from models import gpt
+from models import deepfm, gpt
 from sbp.runtime.checkpoint.folder import Checkpoints
 from tests.runtime.processes.test_two_processes import ROOT, launched
 
@@ -60,3 +61,62 @@ def test_and_in_several(how: str, tmp_path: Path) -> None:
     found = re.search(r"largest difference to one device: losses (\S+)", run.stdout)
     assert found is not None and float(found[1]) < 1e-5
     assert f"steps {at + 1} to {at + 4}: loss" in run.stdout
+
+
+def losses_in(out: Path) -> list[float]:
+    """The losses of all runs on a folder, one for each step."""
+    rows = [line.split(",") for line in (out / "metrics.csv").read_text().splitlines()[1:]]
+    assert [int(step) for step, _, _ in rows] == [*range(1, len(rows) + 1)]
+    return [float(value) for _, _, value in rows]
+
+
+@pytest.mark.slow
+def test_a_recommender_of_two_processes_goes_on_in_one(tmp_path: Path) -> None:
+    """Its clicks come by threads in each process; scores come to all; tables lie by columns afterwards."""
+    small = "--batch 24 --samples 144 --held-out 48 --rows 30 --width 8 --resume --check --baseline".split()
+    out = tmp_path / "run"
+    run = launched("-m", "models.deepfm", *small, "--steps", "4", "--out", str(out))
+    assert run.returncode == 0, run.stderr[-3000:]
+    found = re.search(r"largest difference to one device in 4 steps of 64 bits: losses (\S+)", run.stdout)
+    assert found is not None and float(found[1]) < 1e-13
+    assert run.stdout.count("samples/s") == run.stdout.count("\nstage ") * 2 + 3  # each table from process 0
+
+    one = deepfm.main([*small[:-2], "--steps", "4", "--out", str(out)])
+    assert (one.first, one.losses) == (4, [])
+    said = re.search(r"^DeepFM +(\S+) +(\S+)$", run.stdout, re.MULTILINE)
+    assert said is not None
+    score = one.scores["DeepFM"]
+    assert [float(x) for x in said.groups()] == pytest.approx([score.auc, score.log_loss], abs=1e-4)
+    then = deepfm.main([*small[:-2], "--steps", "6", "--table", "columns", "--out", str(out)])
+    assert then.first == 4
+    whole = deepfm.main(
+        [*small[:-2], "--steps", "6", "--placement", "cpu:2", "--out", str(tmp_path / "whole")]
+    )
+    assert losses_in(out) == pytest.approx(whole.losses, rel=1e-5)
+    assert then.scores["DeepFM"].log_loss == pytest.approx(whole.scores["DeepFM"].log_loss, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_a_recommender_that_is_asked_to_end_saves_in_both_processes(tmp_path: Path) -> None:
+    small = "--batch 24 --samples 24000 --held-out 48 --rows 30 --width 4 --save-every 2".split()
+    command = [
+        sys.executable,
+        "-m",
+        "sbp",
+        "launch",
+        "--processes",
+        "2",
+        "--devices",
+        "2",
+        "-m",
+        "models.dcn",
+    ]
+    command += [*small, "--steps", "1000", "--placement", "cpu:4", "--resume", "--out", str(tmp_path)]
+    run = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    until(tmp_path / "checkpoint", 2, run)
+    run.send_signal(signal.SIGTERM)
+    out, err = run.communicate(timeout=200)
+    assert run.returncode == 0, err[-3000:]
+    assert out.count("asked to end; --resume goes on") == 1
+    last = Checkpoints(tmp_path / "checkpoint").steps[-1]
+    assert len(losses_in(tmp_path)) == last < 1000

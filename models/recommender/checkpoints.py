@@ -1,0 +1,129 @@
+"""Checkpoints of a recommender: it goes on with its tables split otherwise, and on other devices."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+import sbp
+from models.recommender.learner import Learner, collection_of
+from sbp.lazy import by_row
+from sbp.runtime.embedding import Collection
+
+PyTree: TypeAlias = Any
+Moves: TypeAlias = Mapping[str, NDArray[np.int64]]
+"""Of each stack, the row of the old one for every row of the new one; -1 for rows of nobody."""
+
+TABLES = "tables"
+
+
+@dataclass(frozen=True, slots=True)
+class Stacking:
+    """What the stacks of a run are made of: their shapes, and in which row an id is.
+
+    Arguments:
+      layout: one of `--table`.
+      devices: over how many they are split.
+    """
+
+    layout: str
+    devices: int
+
+    def tables(self, learner: Learner) -> Collection:
+        """The tables of a learner, stacked so."""
+        sizes = [table.vocabulary_size for table in learner.tables.tables]
+        return collection_of(sizes, learner.inputs.width, self.layout, self.devices)
+
+
+class TableCheckpoints(sbp.Checkpoints):
+    """The checkpoints of a run: `(parameters, state of the optimizers)` of a learner, step by step.
+
+    Stacks are saved as they lie, which costs nothing, with a word of how they are stacked. Where a run that
+    goes on stacks its tables otherwise, their rows change places on the host.
+
+    Arguments:
+      path: of the folder.
+      learner: whose parameters they are.
+      stacking: how its tables are stacked.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], learner: Learner, stacking: Stacking) -> None:
+        super().__init__(path)
+        self.learner, self.stacking = learner, stacking
+
+    def save(self, state: PyTree, step: int, extra: Mapping[str, Any] | None = None) -> None:
+        """As `Checkpoints.save`."""
+        lies = {"layout": self.stacking.layout, "devices": self.stacking.devices}
+        super().save(state, step, {**(extra or {}), TABLES: lies})
+
+    def restore(self, like: PyTree, step: int | None = None, *, check: bool = True) -> PyTree:
+        """As `Checkpoints.restore`; tables that were stacked otherwise come to the host."""
+        self.wait()
+        lay = self.extra(step).get(TABLES)  # none: something else was saved, which is refused below
+        old = replace(self.learner, tables=(Stacking(**lay) if lay else self.stacking).tables(self.learner))
+        moves = moves_of(old.tables, self.learner.tables)
+        if moves is None:
+            return super().restore(like, step, check=check)
+        params = jax.eval_shape(old.init, jax.random.key(0))
+        saved = params, jax.eval_shape(old.init_state, params)
+        asked = tuple({**now, TABLES: then[TABLES]} for now, then in zip(like, saved, strict=True))
+        params, state = super().restore(asked, step, check=check)
+        return moved(params, state, self.learner.tables, moves)
+
+
+def moves_of(old: Collection, new: Collection) -> Moves | None:
+    """Where the rows of the same tables were; None if they are where they were."""
+    then, now = _places(old), _places(new)
+    shapes = [{name: stack.shape for name, stack in tables.stacks.items()} for tables in (old, new)]
+    if shapes[0] == shapes[1] and all(np.array_equal(then[name], now[name]) for name in now):
+        return None
+    out = {name: np.full(np.prod(stack.shape[:-1]), -1) for name, stack in new.stacks.items()}
+    for name, rows in out.items():
+        rows[now[name]] = then[name]
+    return out
+
+
+def _places(tables: Collection) -> dict[str, NDArray[np.int64]]:
+    """Of each stack, the row of every id of every table, in the order of the tables."""
+    out = {}
+    for name, stack in tables.stacks.items():
+        found = []
+        for part in sorted(stack.parts, key=lambda part: part.name):
+            at = np.broadcast_arrays(*stack.at(part, jnp.arange(part.rows, dtype=np.int32)))
+            found.append(np.ravel_multi_index(at, stack.shape[:-1]))
+        out[name] = np.concatenate(found)
+    return out
+
+
+def moved(params: PyTree, state: PyTree, tables: Collection, moves: Moves) -> tuple[PyTree, PyTree]:
+    """Parameters and state with the rows of their tables in their new places.
+
+    Rows of nobody are zero, also in the state: nothing looks them up.
+
+    Arguments:
+      params, state: as saved, the tables on the host; of the state each leaf with a line per row moves.
+      tables: as they are to be stacked.
+    """
+    stacks, states = {}, {}
+    for name, stack in tables.stacks.items():
+        rows = params[TABLES][name].reshape(-1, stack.shape[-1])
+        stacks[name] = _taken(rows, moves[name]).reshape(stack.shape)
+
+        def lying(leaf: Any, rows: NDArray[Any] = rows, move: NDArray[np.int64] = moves[name]) -> Any:
+            return _taken(leaf, move) if by_row(leaf.shape, rows.shape) else leaf
+
+        states[name] = jax.tree.map(lying, state[TABLES][name])
+    return {**params, TABLES: stacks}, {**state, TABLES: states}
+
+
+def _taken(rows: NDArray[Any], move: NDArray[np.int64]) -> NDArray[Any]:
+    out = np.zeros((len(move), *rows.shape[1:]), rows.dtype)
+    out[move >= 0] = rows[move[move >= 0]]
+    return out
