@@ -23,7 +23,7 @@ from jax.typing import ArrayLike
 from sbp import untyped
 from sbp.layout import at_rest, local_shape
 from sbp.passes.physical.program import Physical
-from sbp.passes.pipeline.slots import How, Piece, Read, Slot, SlotKind
+from sbp.passes.pipeline.slots import Cut, How, Piece, Read, Slot, SlotKind
 from sbp.passes.program.role import Phase
 from sbp.resolve import to_partition_spec
 from sbp.runtime.checked import Lookout
@@ -129,8 +129,26 @@ def runnable(
     """Compiles the program of a piece: on the caller's thread, which has the user's settings of JAX.
 
     Arguments:
-      donated: slots whose arrays are gone afterwards.
       executables: what other placements have compiled.
+      donated, title, watch: as of `traced_piece`.
+    """
+    lowered = traced_piece(slots, piece, microbatches, donated, title, watch).lower()
+    found = executables.get(lowered, list(slots.mesh.devices.flat), rows_in(piece.steps))
+    return Runnable(piece, found, watch)
+
+
+def traced_piece(
+    slots: Slots,
+    piece: Piece,
+    microbatches: int,
+    donated: Collection[Slot],
+    title: Title,
+    watch: Lookout | None = None,
+) -> jax.stages.Traced:
+    """The program of a piece, before it is lowered.
+
+    Arguments:
+      donated: slots whose arrays are gone afterwards.
       title: of the whole program; the piece is called by it and its phase. Its stage is not in the name, so
         that stages that are alike can share it.
       watch: what looks at what its ops make.
@@ -145,7 +163,6 @@ def runnable(
         out_specs=(*(slots.spec(w.slot) for w in piece.writes), *extra),
         check_vma=False,
     )
-
     everywhere = NamedSharding(slots.mesh, untyped.partition_spec())
     ins = [untyped.struct((), np.int32, sharding=everywhere), *(slots.struct(r.slot) for r in reads)]
     jitted = jax.jit(
@@ -158,8 +175,7 @@ def runnable(
         ),
         keep_unused=True,
     )
-    found = executables.get(jitted.lower(*ins), list(slots.mesh.devices.flat), rows_in(piece.steps))
-    return Runnable(piece, found, watch)
+    return jitted.trace(*ins)
 
 
 def arrays_read(piece: Piece, microbatches: int) -> list[Read]:
@@ -233,6 +249,18 @@ def donations(
         for i in (*turns, *once) if len(once) <= 1 else turns:
             out.setdefault(i, set()).add(slot)
     return {i: _used(slots, pieces[i], found) for i, found in out.items()}
+
+
+def given_away(slots: Slots, cut: Cut, donate: Collection[int]) -> dict[int, set[Slot]]:
+    """What `donations` finds for the pieces of a placement.
+
+    Arguments:
+      donate: positions of arguments whose memory the results may take.
+    """
+    kept = {*cut.arguments, *cut.closed, *cut.received.values(), *cut.sent.values(), *cut.results}
+    kept |= {*cut.passed.values()}
+    free = {s for i, s in zip(cut.share.arguments, cut.arguments, strict=True) if i in donate}
+    return donations(slots, cut.pieces, kept, free - {*cut.results, *cut.sent.values()})
 
 
 def _used(slots: Slots, piece: Piece, given: Collection[Slot]) -> set[Slot]:

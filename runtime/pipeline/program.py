@@ -233,13 +233,17 @@ def bytes_of(x: jax.Array) -> float:
     return math.prod(x.shape) * itemsize(x.dtype)
 
 
-def many_programs(program: object) -> Problem:
-    """What is wrong with lowering a program that is several."""
+def many_programs(program: object, what: str) -> Problem:
+    """What is wrong with asking for one program where there are several.
+
+    Arguments:
+      what: the method that was called.
+    """
     return Problem(
         "argument",
-        f"{program}.lower(...)",
+        f"{program}.{what}(...)",
         "a program with stages",
         "a program of one placement",
         "each piece of a stage is a program of its own",
-        "Program.plan(...) says what they do",
+        "Program.plan(...) says what they do, Program.report(...) what XLA makes of them",
     )

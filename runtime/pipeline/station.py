@@ -21,7 +21,7 @@ from sbp.passes.program.role import Part, Phase
 from sbp.placement import Placement
 from sbp.runtime.checked import Lookout
 from sbp.runtime.lower import Title
-from sbp.runtime.pipeline.pieces import OfOthers, Runnable, Slots, donations, runnable
+from sbp.runtime.pipeline.pieces import OfOthers, Runnable, Slots, given_away, runnable
 from sbp.runtime.pipeline.shared import Executables
 from sbp.runtime.processes.here import brought, is_here
 from sbp.untyped import partition_spec
@@ -226,10 +226,7 @@ def make_station(
     """
     placement = cut.physical.placement
     slots = Slots(cut.physical, placement.mesh)
-    kept = {*cut.arguments, *cut.closed, *cut.received.values(), *cut.sent.values(), *cut.results}
-    kept |= {*cut.passed.values()}
-    free = {s for i, s in zip(cut.share.arguments, cut.arguments, strict=True) if i in donate}
-    taken = donations(slots, cut.pieces, kept, free - {*cut.results, *cut.sent.values()})
+    taken = given_away(slots, cut, donate)
     readers = Counter(r.slot for piece in cut.pieces for r in piece.reads)
     if not any(map(is_here, slots.mesh.devices.flat)):  # other processes compile and run it
         away = {piece.part: Runnable(piece, OfOthers()) for piece in cut.pieces}
