@@ -20,6 +20,7 @@ from sbp.passes.face import PipelinePlan
 from sbp.passes.pipeline.edges import edges_of
 from sbp.passes.pipeline.slots import Slot
 from sbp.passes.pipeline.stages import Stages
+from sbp.passes.program.role import Phase
 from sbp.passes.program.trace import Traced
 from sbp.passes.schedule.actions import Schedule
 from sbp.placement import Placement
@@ -30,6 +31,7 @@ from sbp.runtime.checked import Lookout
 from sbp.runtime.donation import Owners, layouts_of, own_copy
 from sbp.runtime.pipeline.drivers import Drivers
 from sbp.runtime.pipeline.machine import Machine, make_machine
+from sbp.runtime.pipeline.pieces import reads_given
 from sbp.runtime.pipeline.stacked import StackedLeaves
 from sbp.runtime.pipeline.station import Seen
 from sbp.runtime.pipeline.ways import Ways
@@ -158,8 +160,20 @@ class BuiltPipeline:
             assert s.run.watch is not None
             at = self.machine.when(s.run.piece.part, s.microbatch)
             rows = nonfinite.rows_of(s.flags)
-            found += filter(None, [nonfinite.found(rows, s.run.watch, s.physical, ((), ()), at)])
+            came = self._words_of_given(s)
+            found += filter(None, [nonfinite.found(rows, s.run.watch, s.cut.physical, (came, ()), at)])
         nonfinite.raise_first(found, self.plan.name, self.watch.legal)
+
+    def _words_of_given(self, seen: Seen) -> list[str]:
+        """The arguments and closed-over arrays that a piece reads, in its order, each with who reads it."""
+        traced, piece, share = self.stages.traced, seen.run.piece, seen.cut.share
+        names = [traced.in_paths[i] for i in share.arguments]
+        names += [traced.graph.values[traced.graph.inputs[i]].name for i in share.closed]
+        path = dict(zip(seen.cut.given, names, strict=True))
+        inside = piece.part.phase not in (Phase.BEFORE, Phase.AFTER)
+        there = [s for s, place in enumerate(self.stages.stages) if place == share.place]
+        reader = nonfinite.reader_of([piece.part.at] if inside else there, seen.cut.physical.placement)
+        return [f"{path[r.slot]}, {reader}" for r in reads_given(piece, seen.cut.given)]
 
     @property
     def ends(self) -> tuple[list[jax.ShapeDtypeStruct], list[jax.ShapeDtypeStruct]]:

@@ -15,7 +15,6 @@ from typing import TypeAlias
 import jax
 import numpy as np
 
-from sbp.passes.physical.program import Physical
 from sbp.passes.pipeline.slots import Cut, How, Read, Slot, SlotKind
 from sbp.passes.program.role import Part, Phase
 from sbp.placement import Placement
@@ -38,13 +37,13 @@ class Seen:
 
     Arguments:
       run: the piece.
-      physical: what it is a part of.
+      cut: what it is a part of.
       microbatch: of which; OUTSIDE for none.
       flags: "devices 7", of runtime/checked.py.
     """
 
     run: Runnable
-    physical: Physical
+    cut: Cut
     microbatch: int
     flags: jax.Array
 
@@ -202,7 +201,7 @@ class Station:
         made: Sequence[jax.Array] = run.run(index, *given)
         if run.watch is not None:
             *made, flags = made
-            shelf.seen.append(Seen(run, self.cut.physical, microbatch, flags))
+            shelf.seen.append(Seen(run, self.cut, microbatch, flags))
         kept = self.writes[run.piece.part]
         shelf.put({(slot, microbatch if each else OUTSIDE): made[i] for i, slot, each in kept})
         return made
@@ -233,7 +232,14 @@ def make_station(
         return Station(placement, cut, slots, away, readers, ())
     runnables = {
         piece.part: runnable(
-            slots, piece, microbatches, taken.get(i, set()), executables, title, watch and watch.another()
+            slots,
+            piece,
+            microbatches,
+            taken.get(i, set()),
+            executables,
+            title,
+            watch and watch.another(),
+            cut.given,
         )
         for i, piece in enumerate(cut.pieces)
     }
