@@ -34,10 +34,9 @@ from sbp.runtime.pipeline.held import HeldWalk, PieceNeeds
 from sbp.runtime.pipeline.pieces import Slots, given_away, traced_piece
 from sbp.runtime.pipeline.program import BuiltPipeline
 from sbp.runtime.pipeline.report import PipelineReport
-from sbp.runtime.pipeline.ways import Cargo
+from sbp.runtime.pipeline.ways import Cargo, relays_of
 from sbp.runtime.target.compared import memory_of
 from sbp.runtime.target.simulate import simulate
-from sbp.untyped import struct
 
 MeshOf: TypeAlias = Callable[[Placement], Mesh]
 """The mesh of a placement, over devices that need not be here."""
@@ -227,10 +226,7 @@ class _Reporting:
     def way(self, way: Way, cargo: Cargo, microbatches: int) -> ComparedWay:
         """One of them."""
         crossing = cargo.crossing
-        whole = len(crossing.devices) * crossing.local[0], *crossing.local[1:]
-        given = struct(whole, crossing.dtype, sharding=crossing.sharding)
-        program: Any = crossing.program
-        key, made = self.compiling.get(lambda: program.trace(given))
+        key, made = self.compiling.get(lambda: crossing.program.trace(crossing.given))
         return ComparedWay(
             source=way.source,
             target=way.target,
@@ -241,7 +237,7 @@ class _Reporting:
             size_bytes=made.size_bytes,
             cpu_seconds=made.cpu_seconds,
             shard_bytes=float(np.prod(crossing.local)) * np.dtype(crossing.dtype).itemsize,
-            relaid=int(crossing.before is not None) + int(crossing.afterwards is not None),
+            relaid=sum(relays_of(cargo, crossing)),
         )
 
 

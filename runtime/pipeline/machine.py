@@ -157,6 +157,13 @@ class Machine:
             out.shape, out.dtype, self.stations[p].slots.sharding(slot), self.stations[q].slots.sharding(at)
         )
 
+    def cargos(self) -> Iterator[Cargo]:
+        """All that goes from placement to placement in a step, in one order in all processes."""
+        for works in self.works.values():
+            yield from (cargo for _, sends in works[1] for cargo in sends.cargos)
+        for (place, slot), (p, at) in self.sources.items():
+            yield self.cargo(p, at, place, slot)
+
     def fetch(self, shelves: Sequence[Shelf]) -> None:
         """Brings what the loop reads of what was sent before it."""
         for p, s in enumerate(self.stations):
@@ -358,7 +365,7 @@ def make_machine(
     title = Title(stages.name, stages.traced.source)
     stations = tuple(make_station(c, stages.microbatches, title, executables, donate, watch) for c in cuts)
     receivers, sources = routes(cuts)
-    return Machine(stages, schedule, edges, stations, receivers, sources, executables, Ways())
+    return Machine(stages, schedule, edges, stations, receivers, sources, executables, Ways(executables))
 
 
 def routes(
