@@ -10,7 +10,7 @@ Words: docs/glossary.md.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -19,14 +19,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from sbp import compat
-from sbp.passes.program.graph import Body, Const, Node, Operand
+from sbp.passes.program.graph import Const, Node, Operand
 from sbp.signature import NdSbp, Split
 
 ADDS = ("add", "add_any")
 WHILE_TRIPS = 100
 """How often a loop of unknown length is assumed to run, when costs are compared."""
-Trip: TypeAlias = tuple[Body, list[Any]]
-"""A body that runs, with its inputs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,34 +218,6 @@ def summed_ports(node: Node, wired: Sequence[Port], inside: Sequence[NdSbp]) -> 
     return found
 
 
-def _step_scan(node: Node, args: list[Any]) -> Iterator[Trip]:
-    n_const, n_carry = compat.scan_counts(node.params, len(args))
-    consts, carry, xs = args[:n_const], args[n_const : n_const + n_carry], args[n_const + n_carry :]
-    order = range(node.params["length"])
-    for i in reversed(order) if node.params["reverse"] else order:
-        inputs = [*consts, *carry, *(x[i] for x in xs)]
-        yield node.bodies[0], inputs
-        carry = inputs[:n_carry]
-
-
-def _step_while(node: Node, args: list[Any]) -> Iterator[Trip]:
-    test, body = node.bodies
-    n_test, n_body = node.params["cond_nconsts"], node.params["body_nconsts"]
-    carry = args[n_test + n_body :]
-    while True:
-        inputs = [*args[:n_test], *carry]
-        yield test, inputs
-        if not inputs[0]:
-            return
-        inputs = [*args[n_test : n_test + n_body], *carry]
-        yield body, inputs
-        carry = inputs
-
-
-def _step_cond(node: Node, args: list[Any]) -> Iterator[Trip]:
-    yield node.bodies[min(max(int(args[0]), 0), len(node.bodies) - 1)], args[1:]
-
-
 @dataclass(frozen=True, slots=True)
 class Control:
     """What the compiler knows of a loop or a branch.
@@ -257,23 +227,18 @@ class Control:
       ports: how operands and results are wired to them.
       trips: how often the bodies run; None if that is known only when the program runs.
       lower: runs it on the shards of one device.
-      step: runs it on whole values, body by body: what runs, with its inputs; the list is filled with the
-        outputs before the next one is asked for.
     """
 
     bodies: tuple[str, ...]
     ports: Callable[[Node], Iterable[Port]]
     trips: Callable[[Node], int | None]
     lower: Callable[[Region], list[jax.Array]]
-    step: Callable[[Node, list[Any]], Iterator[Trip]]
 
 
 CONTROL: Mapping[str, Control] = {
-    "scan": Control(
-        ("jaxpr",), _scan_ports, lambda node: int(node.params["length"]), _lower_scan, _step_scan
-    ),
-    "while": Control(("cond_jaxpr", "body_jaxpr"), _while_ports, lambda _: None, _lower_while, _step_while),
-    "cond": Control(("branches",), _cond_ports, lambda _: 1, _lower_cond, _step_cond),
+    "scan": Control(("jaxpr",), _scan_ports, lambda node: int(node.params["length"]), _lower_scan),
+    "while": Control(("cond_jaxpr", "body_jaxpr"), _while_ports, lambda _: None, _lower_while),
+    "cond": Control(("branches",), _cond_ports, lambda _: 1, _lower_cond),
 }
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -144,6 +145,17 @@ def prune(folder: Path, keep: int) -> None:
         path = step_path(folder, step)
         (path / MANIFEST).unlink(missing_ok=True)  # first: half a step must not look like one
         shutil.rmtree(path, ignore_errors=True)
+
+
+def probe(folder: Path) -> None:
+    """Raises what the file system says to a new folder in this one.
+
+    orbax makes a step's folder in a thread; where that fails, others of its threads wait ten minutes for it,
+    and the process with them (orbax 0.12.8).
+    """
+    made = folder / f".probe-{os.getpid()}"
+    made.mkdir()
+    made.rmdir()
 
 
 def sweep(folder: Path) -> None:

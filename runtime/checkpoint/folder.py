@@ -12,13 +12,14 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import jax
 
-from sbp.errors import ArgumentError, CheckpointError
+from sbp.errors import ArgumentError, CheckpointError, Problem
 from sbp.runtime.checkpoint import files, messages
 from sbp.runtime.checkpoint.state import as_asked, leaves_of, plain, plain_like, wanted
 from sbp.runtime.pipeline.ways import Ways
@@ -139,15 +140,26 @@ class Checkpoints:
     # -- inside
 
     def _begin(self, target: Path) -> None:
-        """Makes the folder; what a crash has left of an earlier try is deleted."""
-        with reported(target):
-            self.path.mkdir(parents=True, exist_ok=True)
-            if jax.process_index() == 0:
-                files.sweep(self.path)
-        if target.exists():
-            raise CheckpointError(messages.there(target))
+        """Makes the folder; what a crash has left of an earlier try is deleted.
+
+        What is wrong in one process is raised in all: nobody waits for one that has none to save with.
+        """
+        found, cause = tuple[Problem, ...](), None
+        try:
+            with reported(target):
+                self.path.mkdir(parents=True, exist_ok=True)
+                if jax.process_index() == 0:
+                    files.sweep(self.path)
+                    files.probe(self.path)
+            if target.exists():
+                raise CheckpointError(messages.there(target))
+        except CheckpointError as e:
+            found, cause = e.problems, e.__cause__
         if (others := team()) is not None:
-            others.gathered(f"begin {target.name}", None)
+            told = others.gathered(f"begin {target.name}", [asdict(p) for p in found])
+            found = found or tuple(Problem(**p) for p in next(filter(None, told), ()))
+        if found:
+            raise CheckpointError(*found) from cause
 
     def _existing(self, step: int | None) -> int:
         steps = self.steps

@@ -17,6 +17,7 @@ from sbp.passes.program.graph import Const, Graph, Node, Operand
 from sbp.passes.program.trace import trace
 from sbp.runtime.plain import evaluate, value_of
 from sbp.signature import Signature
+from tests.passes.program.stepped import STEPS
 
 LINE, ONE = sbp.placement("cpu", shape=(8,)), sbp.placement("cpu", shape=(1,))
 # Ops are slow and sending is free, so that what can be split is, inside bodies too.
@@ -192,7 +193,7 @@ def joined(node: Node, args: list[Any]) -> tuple[list[Any], int]:
             last[p.result] = args[p.operand]
         elif p.result is not None:
             stacks[p.result] = []
-    for body, inputs in CONTROL[node.op].step(node, list(args)):
+    for body, inputs in STEPS[node.op](node, list(args)):
         k, ran = [b is body for b in node.bodies].index(True), ran + 1
         known = dict(zip(body.inputs, inputs, strict=True))
         made = [v for n in body.nodes for v in n.outputs]
@@ -223,7 +224,7 @@ def test_steps_give_what_the_function_gives(op: str, fn: Callable[..., Any]) -> 
 
 def test_no_trip_takes_no_step() -> None:
     _, node = control("scan", no_trip)
-    assert trips(node) == 0 and not list(CONTROL["scan"].step(node, [X, W[:0]]))
+    assert trips(node) == 0 and not list(STEPS["scan"](node, [X, W[:0]]))
 
 
 @pytest.mark.parametrize("how", SPLIT)
@@ -246,7 +247,7 @@ def assert_equal(got: Sequence[Any], want: Any) -> None:
 def test_an_index_out_of_range_is_the_nearest_branch() -> None:
     _, node = control("cond", branches(0))
     for index, nearest in ((-7, 0), (9, 2)):
-        ((body, _),) = CONTROL["cond"].step(node, [np.int32(index), X, W])
+        ((body, _),) = STEPS["cond"](node, [np.int32(index), X, W])
         assert body is node.bodies[nearest]
 
 

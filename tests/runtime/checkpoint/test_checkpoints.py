@@ -302,7 +302,43 @@ def test_a_disk_that_fills_up_is_said(tmp_path: Path) -> None:
     assert run.stdout.splitlines()[-1] == "[1] True"
 
 
-def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+READ_ONLY = """
+import os, sys
+import numpy as np, sbp
+from sbp.errors import CheckpointError
+state = {"w": np.random.default_rng(0).normal(size=(256, 256))}
+runs = sbp.Checkpoints(sys.argv[1])
+runs.save(state, step=1); runs.wait()
+os.chmod(sys.argv[1], 0o555)
+for again in (runs, sbp.Checkpoints(sys.argv[1])):
+    try:
+        again.save(state, step=2); again.wait()
+    except CheckpointError as e:
+        print(str(e).replace(chr(10), " "))
+print(runs.steps, (runs.restore(state)["w"] == state["w"]).all())
+os.chmod(sys.argv[1], 0o755)
+runs.save(state, step=2); runs.wait()
+print(runs.steps, (runs.restore(state)["w"] == state["w"]).all())
+"""
+WITHOUT_OVERRIDE = """
+import ctypes, os, sys
+PR_CAPBSET_DROP, CAP_DAC_OVERRIDE = 24, 1
+ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, CAP_DAC_OVERRIDE, 0, 0, 0)
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+"""Root writes where nobody may; what it starts without this capability does not (capabilities(7))."""
+
+
+def test_a_folder_that_may_not_be_written_is_said(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    command = [sys.executable, "-c", WITHOUT_OVERRIDE, "-c", READ_ONLY, str(folder)]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    *said, before, after = run.stdout.splitlines() or [run.stderr[-2000:]] * 2
+    assert len(said) == 2 and all("Permission denied" in s and str(folder) in s for s in said), run.stdout
+    assert (before, after) == ("[1] True", "[1, 2] True")
+
+
+def test_a_file_where_a_folder_should_be_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="the files could not be written or read"):
         sbp.save(tmp_path / "file" / "below", start(), step=1)

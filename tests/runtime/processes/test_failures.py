@@ -92,15 +92,19 @@ eight = sbp.placement("cpu", shape=(8,))
 def compiled_long():
     if at == "held":
         ctypes.PyDLL(None).usleep(int(seconds * 1e6))  # no thread of Python runs meanwhile
-    began, ops = time.monotonic(), 500
+    began, done = time.monotonic(), 0
     while time.monotonic() - began < seconds:
-        def chain(x):
-            for i in range(ops):
-                x = jnp.sin(x @ x) + i
-            return x
-        jax.jit(chain).lower(jnp.ones((3, 3))).compile()
-        ops *= 2
-    print(f"compiled {ops} ops in {time.monotonic() - began:.0f} s", flush=True)
+        def wide(x):  # several short chains: a long one overflows XLA's stack, and many LLVM's memory
+            found = []
+            for k in range(8):
+                y = x + k + done
+                for i in range(200):
+                    y = jnp.sin(y @ y) + i
+                found.append(y)
+            return found
+        jax.jit(wide).lower(jnp.ones((3, 3))).compile()
+        done += 1
+    print(f"compiled {done} programs in {time.monotonic() - began:.0f} s", flush=True)
 
 def total(x):
     if rank == 1:

@@ -161,29 +161,41 @@ def test_a_launch_hands_on_what_processes_say(tmp_path: Path) -> None:
     assert "[1] out 1 ['--x', '1']" in run.stdout.splitlines()
 
 
-SLURM = """
+JOB = """
 import jax, sbp
 sbp.initialize(local_devices=range(8))
 print(jax.process_index(), jax.process_count(), jax.config.read("jax_cuda_visible_devices"))
 """
 
 
-def test_slurm_says_who_meets_where(tmp_path: Path) -> None:
-    """As `srun` starts two tasks, each on a host of eight GPUs, of which JAX alone gives each but one."""
+CLUSTERS = {
+    "SLURM": lambda i: {
+        "SLURM_JOB_ID": str(os.getpid()),
+        "SLURM_STEP_NODELIST": "localhost",
+        "SLURM_NTASKS": "2",
+        "SLURM_PROCID": str(i),
+        "SLURM_LOCALID": "0",
+        "SLURM_STEP_NUM_NODES": "2",
+    },
+    "Open MPI 4": lambda i: {
+        "OMPI_MCA_orte_hnp_uri": f"{os.getpid() << 12}.0;tcp://127.0.0.1:34911",
+        "OMPI_COMM_WORLD_SIZE": "2",
+        "OMPI_COMM_WORLD_RANK": str(i),
+        "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+    },
+}
+"""What two tasks find in their environments, each on a host of eight GPUs; JAX alone gives it but one."""
+
+
+@pytest.mark.parametrize("cluster", CLUSTERS)
+def test_a_cluster_says_who_meets_where(cluster: str, tmp_path: Path) -> None:
     file = tmp_path / "job.py"
-    file.write_text(SLURM)
-    variables = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": "2"}
+    file.write_text(JOB)
     runs = []
     for i in range(2):
-        own = {
-            "SLURM_PROCID": str(i),
-            "SLURM_LOCALID": "0",
-            "SLURM_STEP_NUM_NODES": "2",
-            "JAX_PLATFORMS": "cpu",
-        }
-        environment = {**os.environ, **variables, **own, "PYTHONPATH": str(ROOT)}
+        own = {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT), **CLUSTERS[cluster](i)}
         command = [sys.executable, str(file)]
-        runs.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
+        runs.append(subprocess.Popen(command, env=os.environ | own, stdout=subprocess.PIPE, text=True))
     said = [run.communicate(timeout=200)[0].splitlines()[-1] for run in runs]
     assert said == [f"{i} 2 0,1,2,3,4,5,6,7" for i in range(2)]
 
