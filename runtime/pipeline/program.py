@@ -96,7 +96,7 @@ class BuiltPipeline:
             machine = make_machine(*made)
             for cargo in self._cargos(machine):
                 if not cargo.is_own and cargo.is_ours:
-                    machine.ways.route(cargo)
+                    machine.ways.passage(cargo)
             words.append(machine.executables)
         return machine
 

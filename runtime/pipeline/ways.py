@@ -65,7 +65,7 @@ class Cargo:
 
 
 @dataclass(frozen=True)
-class Route:
+class Passage:
     """A tensor's way between processes, compiled.
 
     Arguments:
@@ -103,7 +103,7 @@ def relays_of(cargo: Cargo, crossing: Crossing) -> tuple[bool, bool]:
     return cargo.is_packed or out is not cargo.leaves, cargo.is_packed or into is not cargo.comes
 
 
-def route_of(cargo: Cargo, executables: Executables) -> Route:
+def passage_of(cargo: Cargo, executables: Executables) -> Passage:
     """The way of a tensor that this process sends or receives, compiled.
 
     Arguments:
@@ -122,7 +122,7 @@ def route_of(cargo: Cargo, executables: Executables) -> Route:
 
     sent = struct(crossing.shape, crossing.dtype, sharding=into)
     held = struct(cargo.shape, cargo.dtype, sharding=cargo.leaves)
-    return Route(
+    return Passage(
         cargo,
         crossing,
         relaid(cargo.packed, held, out) if packs else None,
@@ -140,12 +140,12 @@ class Ways:
     """
 
     executables: Executables = field(default_factory=Executables)
-    known: dict[Cargo, Route] = field(default_factory=dict)
+    known: dict[Cargo, Passage] = field(default_factory=dict)
 
-    def route(self, cargo: Cargo) -> Route:
+    def passage(self, cargo: Cargo) -> Passage:
         """The way of a tensor between processes, one of which is this."""
         if cargo not in self.known:
-            self.known[cargo] = route_of(cargo, self.executables)
+            self.known[cargo] = passage_of(cargo, self.executables)
         return self.known[cargo]
 
     def send(self, x: jax.Array | None, cargo: Cargo) -> jax.Array | None:
@@ -157,7 +157,7 @@ class Ways:
         """
         if cargo.is_own:
             return None if x is None else jax.device_put(x, cargo.comes)
-        return self.route(cargo).run(x) if cargo.is_ours else None
+        return self.passage(cargo).run(x) if cargo.is_ours else None
 
     def bring_all(self, xs: Sequence[Leaf], comes: Sequence[NamedSharding]) -> Sequence[jax.Array | None]:
         """Arguments where a placement wants them, as `bring` does it."""

@@ -133,8 +133,8 @@ def _used(machine: Machine) -> Iterator[tuple[Executable, list[JaxDevice]]]:
     for station in machine.stations:
         devices = list(station.slots.mesh.devices.flat)
         yield from ((run.run, devices) for run in station.runnables.values())
-    for route in machine.ways.known.values():
-        yield from route.programs
+    for passage in machine.ways.known.values():
+        yield from passage.programs
 
 
 def _must(serial: SerialProgram | None, name: str) -> SerialProgram:

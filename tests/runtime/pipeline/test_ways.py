@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import sbp
 from sbp.runtime.pipeline.shared import Executables
-from sbp.runtime.pipeline.ways import Cargo, Route, Ways, route_of
+from sbp.runtime.pipeline.ways import Cargo, Passage, Ways, passage_of
 from sbp.runtime.saved.pack import Programs, packed, unpacked
 from tests.runtime.starting import COMPILED, counted
 
@@ -44,24 +44,24 @@ def numbers(x: Any) -> Any:
 def test_what_comes_is_what_was_sent(name: str) -> None:
     x, cargo, programs = sent(name)
     executables = Executables()
-    route = route_of(cargo, executables)
-    come = route.run(x)
+    passage = passage_of(cargo, executables)
+    come = passage.run(x)
     assert come is not None and come.sharding.is_equivalent_to(cargo.comes, come.ndim)
     np.testing.assert_array_equal(numbers(come), numbers(x))
-    assert len(list(route.programs)) == programs
-    assert all(id(program) in executables.used for program, _ in route.programs)
+    assert len(list(passage.programs)) == programs
+    assert all(id(program) in executables.used for program, _ in passage.programs)
 
 
 @pytest.mark.parametrize("name", CARGOS)
 def test_a_way_that_was_saved_compiles_nothing(name: str) -> None:
     x, cargo, _ = sent(name)
     ways = Ways()
-    ways.route(cargo)
+    ways.passage(cargo)
     keys = {id(p): ways.executables.used[id(p)] for p, _ in ways.known[cargo].programs}
     serial = {key: ways.executables.known[key].serial for key in keys.values()}
     names = {id(p): (keys[id(p)], tuple(d.id for d in at)) for p, at in ways.known[cargo].programs}
     loaded = unpacked(packed(ways, Programs(serial, names)), jax.devices())
-    assert isinstance(loaded.known[cargo], Route) and loaded.known[cargo] is not ways.known[cargo]
+    assert isinstance(loaded.known[cargo], Passage) and loaded.known[cargo] is not ways.known[cargo]
     assert (
         loaded.known[cargo].crossing.room.keys() == ways.known[cargo].crossing.room.keys()
     )  # zeros are put there
@@ -78,6 +78,6 @@ def test_ways_that_are_alike_are_compiled_once() -> None:
     x = np.arange(8.0, dtype=np.float32)
     for a, b in pairwise(line):
         sharding = NamedSharding(a.mesh, ROWS)
-        route = route_of(Cargo(x.shape, x.dtype, sharding, NamedSharding(b.mesh, ROWS)), executables)
-        np.testing.assert_array_equal(route.run(jax.device_put(x, sharding)), x)
+        passage = passage_of(Cargo(x.shape, x.dtype, sharding, NamedSharding(b.mesh, ROWS)), executables)
+        np.testing.assert_array_equal(passage.run(jax.device_put(x, sharding)), x)
     assert (executables.compiled, executables.loaded) == (1, 2)
