@@ -11,9 +11,9 @@ from typing import Generic, ParamSpec, TypeVar
 import jax
 
 from sbp.compat import setting, trace_context
-from sbp.errors import ArgumentError, PlacementError, ProcessError, SbpError, raise_all
+from sbp.errors import ArgumentError, ProcessError, SbpError, raise_all
 from sbp.options import Options
-from sbp.passes.face import Plan
+from sbp.passes.face import PipelinePlan, Plan
 from sbp.passes.look.source import ProgramSource
 from sbp.placement import Placement, as_placement
 from sbp.rules import REGISTRY
@@ -23,6 +23,7 @@ from sbp.runtime.built import Built
 from sbp.runtime.call import Call, Parameters, parameters
 from sbp.runtime.counts import KeyCount
 from sbp.runtime.donation import Owners, layouts_of
+from sbp.runtime.elsewhere import domain_devices, lowered_for, report_of_stages
 from sbp.runtime.exhausted import check_memory, memory_explained
 from sbp.runtime.given import given
 from sbp.runtime.measured.profile import Profile
@@ -35,7 +36,7 @@ from sbp.runtime.processes.team import team
 from sbp.runtime.reading import Reading, build, read
 from sbp.runtime.said import Shapes, said, why_built
 from sbp.runtime.saved.save import SavedSignature, save, signature_of
-from sbp.runtime.target.devices import NotHere, absent_mesh, chip_of, cudnn_of, domain_of, missing
+from sbp.runtime.target.devices import chip_of
 from sbp.runtime.target.report import ProgramReport, report_of
 from sbp.signature import AUTO
 from sbp.untyped import Prefix, PyTree
@@ -245,31 +246,25 @@ class Program(Generic[P, R]):
         """
         call, built = self._prepare(args, kwargs)
         if isinstance(built, BuiltPipeline):
-            raise ArgumentError(many_programs(self))
+            raise ArgumentError(many_programs(self, "lower"))
         physical = built.plan.physical
         assert physical is not None
         avals = [arguments.struct(arguments.abstract(x)) for x in (*call.leaves, *physical.graph.consts)]
-        try:
-            return built.jitted(self.placement.mesh).lower(*avals)
-        except PlacementError:
-            problem = missing(self.placement)
-        mesh = self.placement.abstract_mesh if problem else absent_mesh(self.placement, self.options.topology)
-        platform = {"gpu": "cuda"}.get(self.placement.platform, self.placement.platform)
-        with cudnn_of(self.placement):
-            lowered: jax.stages.Lowered = (
-                built.jitted(mesh).trace(*avals).lower(lowering_platforms=(platform,))
-            )
-        return NotHere(lowered, problem) if problem else lowered
+        return lowered_for(built, self.placement, self.options.topology, avals)
 
     def report(self, *args: PyTree, **kwargs: PyTree) -> ProgramReport:
         """Compiles the program for such arguments, and says what XLA made of the plan.
 
         Every collective of the plan with its instructions, bytes and memory of both, and the simulated step
-        of GPUs, which need not be here.
+        of GPUs, which need not be here. Of a program with stages it is a `PipelineReport`: what each stage's
+        pieces need, and what crosses between them.
 
         Raises:
           SbpError: as a call does; PlacementError where it cannot be compiled.
         """
+        built = self._prepare(args, kwargs)[1]
+        if isinstance(built, BuiltPipeline):
+            return report_of_stages(built, self.placement, self.options.topology)
         return self.report_of(self.lower(*args, **kwargs).compile(), *args, **kwargs)
 
     def report_of(self, compiled: jax.stages.Compiled, *args: PyTree, **kwargs: PyTree) -> ProgramReport:
@@ -279,8 +274,11 @@ class Program(Generic[P, R]):
           SbpError: as a call does.
         """
         plan = self.plan(*args, **kwargs)
-        chip, domain = chip_of(self.placement), domain_of(self.placement, self.options.topology)
+        if isinstance(plan, PipelinePlan):
+            raise ArgumentError(many_programs(self, "report_of"))
         lowered = functools.partial(self.lower, *args, **kwargs)
+        domain = domain_devices(self.placement, self.options.topology)
+        chip = chip_of(self.placement)
         return report_of(plan, compiled, chip, lambda: lowered().as_text(debug_info=True), domain)
 
     def _prepare(

@@ -18,6 +18,7 @@ from sbp.compat import is_key, setting
 from sbp.errors import NonFiniteError, Problem
 from sbp.options import Options
 from sbp.passes.physical.program import Physical
+from sbp.placement import Placement
 from sbp.runtime.checked import ANY, ARGUMENT, KINDS, RESULT, SITE, WHEN, LookedAt, Lookout, NotFinite
 from sbp.runtime.processes.team import team
 from sbp.signature import format_sbp
@@ -26,8 +27,8 @@ SETTINGS = {"jax_debug_nans": NotFinite.NAN, "jax_debug_infs": NotFinite.INFINIT
 """What JAX refuses under which of its settings."""
 BY_SETTINGS = "finite numbers, as jax_debug_nans and jax_debug_infs demand"
 BY_OPTION = "no NaN, as Options(debug_nans=True) demands"
-LAST = 1 << 60
-"""Behind all that has a place in a step."""
+BEFORE, LAST = -1, 1 << 60
+"""Before and behind all that has a place in a step."""
 TRY = "jax.debug.print beside that line; jax.numpy.where before the op, not behind it"
 
 
@@ -122,6 +123,7 @@ def found(
     """What devices have found; None if they have nothing to say.
 
     Arguments:
+      paths: names of the arguments that were looked at, and of the results.
       before: what of the step ran before, if it is a part of one.
     """
     (ins, outs), graph = paths, physical.graph
@@ -132,7 +134,8 @@ def found(
     bad_in = min((int(r[ARGUMENT]) for _, r in rows if r[ARGUMENT]), default=0)
     if bad_in:
         path = ins[bad_in - 1] if bad_in <= len(ins) else graph.values[graph.inputs[bad_in - 1]].name
-        return Finding((*before, 0, 0), where, got, f"it came in with {path}", True)
+        # Before all ops of the step, whichever piece reads it.
+        return Finding((BEFORE, *before, bad_in), where, got, f"it came in with {path}", True)
     when = min((int(r[WHEN]) for _, r in rows if r[SITE]), default=0)
     if not when:
         return unmade(where, bad) if where else None
@@ -145,6 +148,22 @@ def found(
     place = physical.placement
     devices = tuple(place.ranks[i] for i, _ in first), len(place.ranks), str(place)
     return Finding((*before, when, first[0][0]), where, got, why, bool(had & watch.refused), *devices)
+
+
+def reader_of(stages: Sequence[int], placement: Placement) -> str:
+    """Who reads an argument of a pipeline, in words.
+
+    Arguments:
+      stages: their numbers; () where the program has none.
+
+    >>> from sbp.placement import placement
+    >>> reader_of([1], placement("cpu", [4, 5])), reader_of([0, 3], placement("cpu", [4, 5]))
+    ('which stage 1 reads', 'which stages 0 and 3 read')
+    """
+    if not stages:
+        return f"which {placement} reads"
+    *most, last = map(str, stages)
+    return f"which stages {', '.join(most)} and {last} read" if most else f"which stage {last} reads"
 
 
 def unmade(where: str, bad: NotFinite) -> Finding:

@@ -278,12 +278,13 @@ def _compile(options: argparse.Namespace) -> None:
     for path in options.out:
         check_suffix(path, [*WRITERS, *TRACE])
     program, args = _program(options)
-    lowered = program.lower(*args)
-    compiled = lowered.compile()
     if options.hlo:
+        compiled = program.lower(*args).compile()
         write(options.hlo, compiled.as_text() or "")
         print_fitted(f"saved {options.hlo}")
-    report = program.report_of(compiled, *args)
+        report = program.report_of(compiled, *args)
+    else:
+        report = program.report(*args)
     print_fitted(str(report))
     for path in options.out:
         report.save(path)

@@ -171,7 +171,16 @@ class Sizes:
         }
         sizes = ShardSizes(self.cut.physical)
         found = peak(piece.steps, sizes, kept, over.values(), over)
-        return sum(x.bytes for x in found.live) - sum(map(sizes.bytes, set(over.values())))
+        held = sum(x.bytes for x in found.live) - sum(map(sizes.bytes, set(over.values())))
+        return held - self.sum(self.left(piece))
+
+    def left(self, piece: Piece) -> set[Slot]:
+        """What a forward makes of what it leaves for the backward: schedules count it from the forward's
+        beginning (passes/schedule/memory.py), so it is not working memory too."""
+        if piece.part.phase is not Phase.FORWARD:
+            return set()
+        made = {w.slot for w in piece.writes if w.slot.kind is SlotKind.EACH}
+        return made & {slot for p in self.backward for slot in _each(p, False)}
 
 
 def _each(piece: Piece | None, writes: bool) -> set[Slot]:

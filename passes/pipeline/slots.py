@@ -111,3 +111,8 @@ class Cut:
     sent: Mapping[int, Slot]
     fed: Mapping[int, Slot]
     passed: Mapping[int, Slot]
+
+    @property
+    def given(self) -> tuple[Slot, ...]:
+        """The slots of what comes with a call, or is closed over."""
+        return (*self.arguments, *self.closed)

@@ -11,7 +11,7 @@ actions, or of what is sent once): whoever has none goes on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
@@ -23,6 +23,8 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding
 
 from sbp import untyped
+from sbp.runtime.lower import Jitted
+from sbp.runtime.pipeline.shared import Executable
 from sbp.runtime.processes.here import is_here
 from sbp.untyped import JaxDevice, partition_spec
 
@@ -30,7 +32,6 @@ Hops: TypeAlias = tuple[tuple[int, int], ...]
 """Who sends to whom, by their positions among the devices of a crossing."""
 Shard: TypeAlias = tuple[tuple[int, int], ...]
 """Begin and end of a shard in each dim."""
-Relaid: TypeAlias = Callable[[jax.Array], jax.Array]
 
 WAY = "way"
 
@@ -135,33 +136,29 @@ class Crossing:
         return tuple(self.middle[1].shard_shape(self.shape))
 
     @cached_property
-    def program(self) -> Relaid:
-        """The program that every process runs that has one of the devices."""
+    def program(self) -> Jitted:
+        """The program that every process runs that has one of the devices; its only result is what came."""
         mapped = jax.shard_map(
             self._sent,
             mesh=self.sharding.mesh,
             in_specs=partition_spec(WAY),
-            out_specs=partition_spec(WAY),
+            out_specs=(partition_spec(WAY),),
             check_vma=False,
         )
         return jax.jit(mapped)
 
-    def _sent(self, x: jax.Array) -> jax.Array:
+    def _sent(self, x: jax.Array) -> tuple[jax.Array]:
         out, at = x, lax.axis_index(WAY)
         for pairs in self.rounds:
             come = jnp.isin(at, np.array([j for _, j in pairs], np.int32))
             out = jnp.where(come, untyped.ppermute(x, WAY, pairs), out) if pairs else out
-        return out
+        return (out,)
 
-    @cached_property
-    def before(self) -> Relaid | None:
-        """Lays the tensor anew before it is sent; None if it lies so."""
-        return None if self.middle[0] is self.leaves else jax.jit(lambda x: x, out_shardings=self.middle[0])
-
-    @cached_property
-    def afterwards(self) -> Relaid | None:
-        """The same, when it has come."""
-        return None if self.middle[1] is self.comes else jax.jit(lambda x: x, out_shardings=self.comes)
+    @property
+    def given(self) -> jax.ShapeDtypeStruct:
+        """The array that crosses."""
+        whole = len(self.devices) * self.local[0], *self.local[1:]
+        return untyped.struct(whole, self.dtype, sharding=self.sharding)
 
     @cached_property
     def room(self) -> dict[JaxDevice, jax.Array]:
@@ -171,23 +168,26 @@ class Crossing:
         zeros = np.zeros(self.local, self.dtype)
         return {d: jax.device_put(zeros, d) for d in there if d not in senders}
 
-    def run(self, x: jax.Array | None) -> jax.Array | None:
+    def run(self, x: jax.Array | None, program: Executable) -> jax.Array | None:
         """Sends and receives; what has come, where this process has devices that receive.
 
         Arguments:
-          x: the tensor, where this process has devices that send it.
+          x: the tensor as it is sent, where this process has devices that send it.
+          program: what was compiled of `program`.
         """
-        if x is not None and self.before is not None:
-            x = self.before(x)
         held = dict(self.room)
         if x is not None:
             held.update({s.device: s.data for s in x.addressable_shards})
         shards = [held[d] for d in self.devices if d in held]
-        whole = len(self.devices) * self.local[0], *self.local[1:]
-        crossed = self.program(jax.make_array_from_single_device_arrays(whole, self.sharding, shards))
+        (crossed,) = program(
+            jax.make_array_from_single_device_arrays(self.given.shape, self.sharding, shards)
+        )
         come = {s.device: s.data for s in crossed.addressable_shards}
         mine = [come[d] for d in _devices(self.middle[1]) if d in come]
         if not mine:
             return None
-        out = jax.make_array_from_single_device_arrays(self.shape, self.middle[1], mine)
-        return out if self.afterwards is None else self.afterwards(out)
+        return jax.make_array_from_single_device_arrays(self.shape, self.middle[1], mine)
+
+    def __reduce__(self) -> tuple[type[Crossing], tuple[object, ...]]:
+        """What was found of it is found again."""
+        return Crossing, (self.shape, self.dtype, self.leaves, self.comes)

@@ -21,7 +21,7 @@ import jax
 from jax.sharding import NamedSharding
 
 from sbp.compat import setting
-from sbp.passes.pipeline.slots import Slot, SlotKind
+from sbp.passes.pipeline.slots import Cut, Slot, SlotKind
 from sbp.passes.pipeline.stages import Stages
 from sbp.passes.program.role import Part, Phase
 from sbp.passes.schedule import actions
@@ -156,6 +156,13 @@ class Machine:
         return Cargo(
             out.shape, out.dtype, self.stations[p].slots.sharding(slot), self.stations[q].slots.sharding(at)
         )
+
+    def cargos(self) -> Iterator[Cargo]:
+        """All that goes from placement to placement in a step, in one order in all processes."""
+        for works in self.works.values():
+            yield from (cargo for _, sends in works[1] for cargo in sends.cargos)
+        for (place, slot), (p, at) in self.sources.items():
+            yield self.cargo(p, at, place, slot)
 
     def fetch(self, shelves: Sequence[Shelf]) -> None:
         """Brings what the loop reads of what was sent before it."""
@@ -357,6 +364,17 @@ def make_machine(
     executables = Executables(cache)
     title = Title(stages.name, stages.traced.source)
     stations = tuple(make_station(c, stages.microbatches, title, executables, donate, watch) for c in cuts)
+    receivers, sources = routes(cuts)
+    return Machine(stages, schedule, edges, stations, receivers, sources, executables, Ways(executables))
+
+
+def routes(
+    cuts: Sequence[Cut],
+) -> tuple[
+    Mapping[tuple[int, Slot], tuple[tuple[int, Slot], ...]], Mapping[tuple[int, Slot], tuple[int, Slot]]
+]:
+    """Where what is sent for every micro-batch goes, and where what is sent once comes from; as `Machine` has
+    it."""
     receivers: dict[tuple[int, Slot], list[tuple[int, Slot]]] = {}
     sources: dict[tuple[int, Slot], tuple[int, Slot]] = {}
     for q, c in enumerate(cuts):
@@ -366,5 +384,4 @@ def make_machine(
         for v, slot in c.received.items():
             p = next(p for p, other in enumerate(cuts) if v in other.sent)
             sources[q, slot] = p, cuts[p].sent[v]
-    sent = {k: tuple(v) for k, v in receivers.items()}
-    return Machine(stages, schedule, edges, stations, sent, sources, executables, Ways())
+    return {k: tuple(v) for k, v in receivers.items()}, sources

@@ -23,7 +23,7 @@ from jax.typing import ArrayLike
 from sbp import untyped
 from sbp.layout import at_rest, local_shape
 from sbp.passes.physical.program import Physical
-from sbp.passes.pipeline.slots import How, Piece, Read, Slot, SlotKind
+from sbp.passes.pipeline.slots import Cut, How, Piece, Read, Slot, SlotKind
 from sbp.passes.program.role import Phase
 from sbp.resolve import to_partition_spec
 from sbp.runtime.checked import Lookout
@@ -125,27 +125,47 @@ def runnable(
     executables: Executables,
     title: Title,
     watch: Lookout | None = None,
+    given: Collection[Slot] = (),
 ) -> Runnable:
     """Compiles the program of a piece: on the caller's thread, which has the user's settings of JAX.
 
     Arguments:
-      donated: slots whose arrays are gone afterwards.
       executables: what other placements have compiled.
+      donated, title, watch, given: as of `traced_piece`.
+    """
+    lowered = traced_piece(slots, piece, microbatches, donated, title, watch, given).lower()
+    found = executables.get(lowered, list(slots.mesh.devices.flat), rows_in(piece.steps))
+    return Runnable(piece, found, watch)
+
+
+def traced_piece(
+    slots: Slots,
+    piece: Piece,
+    microbatches: int,
+    donated: Collection[Slot],
+    title: Title,
+    watch: Lookout | None = None,
+    given: Collection[Slot] = (),
+) -> jax.stages.Traced:
+    """The program of a piece, before it is lowered.
+
+    Arguments:
+      donated: slots whose arrays are gone afterwards.
       title: of the whole program; the piece is called by it and its phase. Its stage is not in the name, so
         that stages that are alike can share it.
-      watch: what looks at what its ops make.
+      watch: what looks at what its ops make, and at what comes in with arguments.
+      given: slots of the program's arguments, and of the arrays that it closes over.
     """
     reads = arrays_read(piece, microbatches)
     # One row per device.
     extra = () if watch is None else (untyped.partition_spec(slots.physical.placement.axes),)
     mapped = jax.shard_map(
-        piece_function(slots, piece, microbatches, Device if watch is None else watch.device),
+        piece_function(slots, piece, microbatches, Device if watch is None else watch.device, given),
         mesh=slots.mesh,
         in_specs=(untyped.partition_spec(), *(slots.spec(r.slot) for r in reads)),
         out_specs=(*(slots.spec(w.slot) for w in piece.writes), *extra),
         check_vma=False,
     )
-
     everywhere = NamedSharding(slots.mesh, untyped.partition_spec())
     ins = [untyped.struct((), np.int32, sharding=everywhere), *(slots.struct(r.slot) for r in reads)]
     jitted = jax.jit(
@@ -158,8 +178,12 @@ def runnable(
         ),
         keep_unused=True,
     )
-    found = executables.get(jitted.lower(*ins), list(slots.mesh.devices.flat), rows_in(piece.steps))
-    return Runnable(piece, found, watch)
+    return jitted.trace(*ins)
+
+
+def reads_given(piece: Piece, given: Collection[Slot]) -> list[Read]:
+    """What a piece reads of some slots, in order."""
+    return [r for r in piece.reads if r.slot in given]
 
 
 def arrays_read(piece: Piece, microbatches: int) -> list[Read]:
@@ -168,24 +192,29 @@ def arrays_read(piece: Piece, microbatches: int) -> list[Read]:
 
 
 def piece_function(
-    slots: SlotLayout, piece: Piece, microbatches: int, made: Callable[..., Device] = Device
+    slots: SlotLayout,
+    piece: Piece,
+    microbatches: int,
+    made: Callable[..., Device] = Device,
+    given: Collection[Slot] = (),
 ) -> Callable[..., Shards]:
     """The piece on one device: the micro-batch's number and local shards in, local shards out.
 
     Arguments:
       made: makes who executes its steps.
+      given: slots of arguments, which are looked at first.
     """
-    physical = slots.physical
+    physical, entering = slots.physical, [r.version for r in reads_given(piece, given)]
 
     def run(index: jax.Array, *shards: jax.Array) -> Shards:
         coords = [lax.axis_index(name) for name in physical.placement.axes]
         device, env = made(physical, coords), Env()
-        given = iter(shards)
+        shard = iter(shards)
         for read in piece.reads:
-            env[read.version] = _taken(slots, read, given, index, microbatches)
+            env[read.version] = _taken(slots, read, shard, index, microbatches)
         for (v, nd), number in piece.numbers:
             env[v, nd] = device.read(number, nd, env)
-        device.begin((), env)
+        device.begin(entering, env)
         device.run(piece.steps, env)
         found = [device.read(w.operand, w.nd, env) for w in piece.writes]
         outs = (x[None] if slots.packed(w.slot) else x for x, w in zip(found, piece.writes, strict=True))
@@ -233,6 +262,18 @@ def donations(
         for i in (*turns, *once) if len(once) <= 1 else turns:
             out.setdefault(i, set()).add(slot)
     return {i: _used(slots, pieces[i], found) for i, found in out.items()}
+
+
+def given_away(slots: Slots, cut: Cut, donate: Collection[int]) -> dict[int, set[Slot]]:
+    """What `donations` finds for the pieces of a placement.
+
+    Arguments:
+      donate: positions of arguments whose memory the results may take.
+    """
+    kept = {*cut.arguments, *cut.closed, *cut.received.values(), *cut.sent.values(), *cut.results}
+    kept |= {*cut.passed.values()}
+    free = {s for i, s in zip(cut.share.arguments, cut.arguments, strict=True) if i in donate}
+    return donations(slots, cut.pieces, kept, free - {*cut.results, *cut.sent.values()})
 
 
 def _used(slots: Slots, piece: Piece, given: Collection[Slot]) -> set[Slot]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +20,7 @@ from sbp.passes.face import PipelinePlan
 from sbp.passes.pipeline.edges import edges_of
 from sbp.passes.pipeline.slots import Slot
 from sbp.passes.pipeline.stages import Stages
+from sbp.passes.program.role import Phase
 from sbp.passes.program.trace import Traced
 from sbp.passes.schedule.actions import Schedule
 from sbp.placement import Placement
@@ -30,9 +31,10 @@ from sbp.runtime.checked import Lookout
 from sbp.runtime.donation import Owners, layouts_of, own_copy
 from sbp.runtime.pipeline.drivers import Drivers
 from sbp.runtime.pipeline.machine import Machine, make_machine
+from sbp.runtime.pipeline.pieces import reads_given
 from sbp.runtime.pipeline.stacked import StackedLeaves
 from sbp.runtime.pipeline.station import Seen
-from sbp.runtime.pipeline.ways import Ways
+from sbp.runtime.pipeline.ways import Cargo, Ways
 from sbp.runtime.processes.alike import Alike
 from sbp.runtime.processes.here import takes_part
 from sbp.runtime.processes.history import Shared
@@ -99,8 +101,26 @@ class BuiltPipeline:
         with said("compiled", self.plan.name) as words:
             made = self.stages, self.schedule, edges_of(cuts), merged, donate, self.cache, self.watch
             machine = make_machine(*made)
+            for cargo in self._cargos(machine):
+                if not cargo.is_own and cargo.is_ours:
+                    machine.ways.passage(cargo)
             words.append(machine.executables)
         return machine
+
+    def _cargos(self, machine: Machine) -> Iterator[Cargo]:
+        """All that goes from placement to placement in a call whose state lies as results do: in the step,
+        arguments that several placements read, and results that come to all."""
+        yield from machine.cargos()
+        ins, outs = self._own_ends(machine)
+        for s in machine.stations:
+            for i, slot in zip(s.cut.share.arguments, s.cut.arguments, strict=True):
+                x, to = ins[i], s.slots.sharding(slot)
+                if x.sharding != to:
+                    yield Cargo(x.shape, x.dtype, x.sharding, to)
+        results = [outs[i] for i in sorted(outs)]
+        if self.stacked is not None:
+            results = self.stacked.ends([ins[i] for i in sorted(ins)], results)[1]
+        yield from self.results.cargos(results)
 
     @locked_property
     def closed(self) -> list[dict[Slot, jax.Array]]:
@@ -161,23 +181,42 @@ class BuiltPipeline:
             assert s.run.watch is not None
             at = self.machine.when(s.run.piece.part, s.microbatch)
             rows = nonfinite.rows_of(s.flags)
-            found += filter(None, [nonfinite.found(rows, s.run.watch, s.physical, ((), ()), at)])
+            came = self._words_of_given(s)
+            found += filter(None, [nonfinite.found(rows, s.run.watch, s.cut.physical, (came, ()), at)])
         nonfinite.raise_first(found, self.plan.name, self.watch.legal)
+
+    def _words_of_given(self, seen: Seen) -> list[str]:
+        """The arguments and closed-over arrays that a piece reads, in its order, each with who reads it."""
+        traced, piece, share = self.stages.traced, seen.run.piece, seen.cut.share
+        names = [traced.in_paths[i] for i in share.arguments]
+        names += [traced.graph.values[traced.graph.inputs[i]].name for i in share.closed]
+        path = dict(zip(seen.cut.given, names, strict=True))
+        inside = piece.part.phase not in (Phase.BEFORE, Phase.AFTER)
+        there = [s for s, place in enumerate(self.stages.stages) if place == share.place]
+        reader = nonfinite.reader_of([piece.part.at] if inside else there, seen.cut.physical.placement)
+        return [f"{path[r.slot]}, {reader}" for r in reads_given(piece, seen.cut.given)]
 
     @property
     def ends(self) -> tuple[list[jax.ShapeDtypeStruct], list[jax.ShapeDtypeStruct]]:
         """Arguments and results: shapes, types, and how they lie; on the first of several placements."""
+        found = self._own_ends(self.machine)
+        ins, outs = ([x[i] for i in sorted(x)] for x in found)
+        return (ins, outs) if self.stacked is None else self.stacked.ends(ins, outs)
+
+    def _own_ends(
+        self, machine: Machine
+    ) -> tuple[dict[int, jax.ShapeDtypeStruct], dict[int, jax.ShapeDtypeStruct]]:
+        """The same of the stages' own function, by position."""
         given: dict[int, jax.ShapeDtypeStruct] = {}
         made: dict[int, jax.ShapeDtypeStruct] = {}
-        for s in reversed(self.machine.stations):
+        for s in reversed(machine.stations):
             given.update(
                 (i, s.slots.struct(x)) for i, x in zip(s.cut.share.arguments, s.cut.arguments, strict=True)
             )
             made.update(
                 (i, s.slots.struct(x)) for i, x in zip(s.cut.share.results, s.cut.results, strict=True)
             )
-        ins, outs = ([found[i] for i in sorted(found)] for found in (given, made))
-        return (ins, outs) if self.stacked is None else self.stacked.ends(ins, outs)
+        return given, made
 
     def arguments(self, leaves: Sequence[Leaf]) -> list[Mapping[Slot, jax.Array]]:
         """The leaves where each placement wants them."""
@@ -234,28 +273,45 @@ class Results:
     def shared(self, out: Sequence[jax.Array], ways: Ways) -> list[jax.Array]:
         """The results, small ones that are no state copied to all devices: every process may want to read
         them."""
-        if self.whole is None or jax.process_count() == 1:
+        if self.copied is None:
             return list(out)
-        copied = NamedSharding(self.whole.mesh, partition_spec())
-        found = [
-            ways.bring(x, copied) if free and bytes_of(x) <= MOST_SHARED_BYTES else None
-            for x, free in zip(out, self.free, strict=True)
-        ]
+        pairs = zip(out, self._wanted(out), strict=True)
+        found = [ways.bring(x, self.copied) if wanted else None for x, wanted in pairs]
         return [x if y is None else y for x, y in zip(out, found, strict=True)]
 
+    def cargos(self, out: Sequence[jax.ShapeDtypeStruct]) -> Iterator[Cargo]:
+        """How they come there, as results lie."""
+        for x, wanted in zip(out, self._wanted(out), strict=True):
+            if wanted and self.copied is not None and x.sharding != self.copied:
+                yield Cargo(x.shape, x.dtype, x.sharding, self.copied)
 
-def bytes_of(x: jax.Array) -> float:
+    @property
+    def copied(self) -> NamedSharding | None:
+        """How they lie on all devices; None where there is one process."""
+        if self.whole is None or jax.process_count() == 1:
+            return None
+        return NamedSharding(self.whole.mesh, partition_spec())
+
+    def _wanted(self, out: Sequence[jax.Array | jax.ShapeDtypeStruct]) -> list[bool]:
+        return [free and bytes_of(x) <= MOST_SHARED_BYTES for x, free in zip(out, self.free, strict=True)]
+
+
+def bytes_of(x: jax.Array | jax.ShapeDtypeStruct) -> float:
     """The bytes of an array."""
     return math.prod(x.shape) * itemsize(x.dtype)
 
 
-def many_programs(program: object) -> Problem:
-    """What is wrong with lowering a program that is several."""
+def many_programs(program: object, what: str) -> Problem:
+    """What is wrong with asking for one program where there are several.
+
+    Arguments:
+      what: the method that was called.
+    """
     return Problem(
         "argument",
-        f"{program}.lower(...)",
+        f"{program}.{what}(...)",
         "a program with stages",
         "a program of one placement",
         "each piece of a stage is a program of its own",
-        "Program.plan(...) says what they do",
+        "Program.plan(...) says what they do, Program.report(...) what XLA makes of them",
     )

@@ -15,13 +15,12 @@ from typing import TypeAlias
 import jax
 import numpy as np
 
-from sbp.passes.physical.program import Physical
 from sbp.passes.pipeline.slots import Cut, How, Read, Slot, SlotKind
 from sbp.passes.program.role import Part, Phase
 from sbp.placement import Placement
 from sbp.runtime.checked import Lookout
 from sbp.runtime.lower import Title
-from sbp.runtime.pipeline.pieces import OfOthers, Runnable, Slots, donations, runnable
+from sbp.runtime.pipeline.pieces import OfOthers, Runnable, Slots, given_away, runnable
 from sbp.runtime.pipeline.shared import Executables
 from sbp.runtime.processes.here import brought, is_here
 from sbp.untyped import partition_spec
@@ -38,13 +37,13 @@ class Seen:
 
     Arguments:
       run: the piece.
-      physical: what it is a part of.
+      cut: what it is a part of.
       microbatch: of which; OUTSIDE for none.
       flags: "devices 7", of runtime/checked.py.
     """
 
     run: Runnable
-    physical: Physical
+    cut: Cut
     microbatch: int
     flags: jax.Array
 
@@ -202,7 +201,7 @@ class Station:
         made: Sequence[jax.Array] = run.run(index, *given)
         if run.watch is not None:
             *made, flags = made
-            shelf.seen.append(Seen(run, self.cut.physical, microbatch, flags))
+            shelf.seen.append(Seen(run, self.cut, microbatch, flags))
         kept = self.writes[run.piece.part]
         shelf.put({(slot, microbatch if each else OUTSIDE): made[i] for i, slot, each in kept})
         return made
@@ -226,17 +225,21 @@ def make_station(
     """
     placement = cut.physical.placement
     slots = Slots(cut.physical, placement.mesh)
-    kept = {*cut.arguments, *cut.closed, *cut.received.values(), *cut.sent.values(), *cut.results}
-    kept |= {*cut.passed.values()}
-    free = {s for i, s in zip(cut.share.arguments, cut.arguments, strict=True) if i in donate}
-    taken = donations(slots, cut.pieces, kept, free - {*cut.results, *cut.sent.values()})
+    taken = given_away(slots, cut, donate)
     readers = Counter(r.slot for piece in cut.pieces for r in piece.reads)
     if not any(map(is_here, slots.mesh.devices.flat)):  # other processes compile and run it
         away = {piece.part: Runnable(piece, OfOthers()) for piece in cut.pieces}
         return Station(placement, cut, slots, away, readers, ())
     runnables = {
         piece.part: runnable(
-            slots, piece, microbatches, taken.get(i, set()), executables, title, watch and watch.another()
+            slots,
+            piece,
+            microbatches,
+            taken.get(i, set()),
+            executables,
+            title,
+            watch and watch.another(),
+            cut.given,
         )
         for i, piece in enumerate(cut.pieces)
     }

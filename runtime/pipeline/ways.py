@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import jax
@@ -11,8 +11,9 @@ from jax.sharding import NamedSharding
 from sbp import compat
 from sbp.compat import is_key
 from sbp.runtime.pipeline.crossing import Crossing
+from sbp.runtime.pipeline.shared import Executable, Executables
 from sbp.runtime.processes.here import brought, is_alone, takes_part
-from sbp.untyped import DType, Leaf, struct
+from sbp.untyped import DType, JaxDevice, Leaf, struct
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +36,18 @@ class Cargo:
         return is_alone(self.leaves, self.comes)
 
     @property
+    def is_ours(self) -> bool:
+        """Whether this process has devices on either side."""
+        return takes_part(self.leaves) or takes_part(self.comes)
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether something else crosses: numbers have no dim to be cut, and keys go as their words."""
+        return is_key(self.dtype) or not self.shape
+
+    @property
     def crossing(self) -> Crossing:
-        """Its way between processes. Numbers have no dim that could be cut, and keys go as their words."""
+        """Its way between processes."""
         example = jax.eval_shape(self.packed, struct(self.shape, self.dtype))
         return Crossing(example.shape, example.dtype, self.leaves, self.comes)
 
@@ -53,11 +64,89 @@ class Cargo:
         return keys
 
 
+@dataclass(frozen=True)
+class Passage:
+    """A tensor's way between processes, compiled.
+
+    Arguments:
+      before: packs it, and lays it as it is sent; None if it lies so, or is not sent from here.
+      program: sends it.
+      afterwards: unpacks it, and lays it as it is wanted; None likewise.
+    """
+
+    cargo: Cargo
+    crossing: Crossing
+    before: Executable | None
+    program: Executable
+    afterwards: Executable | None
+
+    def run(self, x: jax.Array | None) -> jax.Array | None:
+        """Sends and receives, as `Crossing.run` does."""
+        if x is not None and self.before is not None:
+            (x,) = self.before(x)
+        come = self.crossing.run(x, self.program)
+        if come is not None and self.afterwards is not None:
+            (come,) = self.afterwards(come)
+        return come
+
+    @property
+    def programs(self) -> Iterator[tuple[Executable, list[JaxDevice]]]:
+        """What this process runs of it, with the devices of each."""
+        sides = (self.before, self.cargo.leaves), (self.afterwards, self.cargo.comes)
+        yield self.program, self.crossing.devices
+        yield from ((p, list(at.mesh.devices.flat)) for p, at in sides if p is not None)
+
+
+def relays_of(cargo: Cargo, crossing: Crossing) -> tuple[bool, bool]:
+    """Whether a tensor is packed or laid anew before it crosses, and unpacked or laid anew afterwards."""
+    out, into = crossing.middle
+    return cargo.is_packed or out is not cargo.leaves, cargo.is_packed or into is not cargo.comes
+
+
+def passage_of(cargo: Cargo, executables: Executables) -> Passage:
+    """The way of a tensor that this process sends or receives, compiled.
+
+    Arguments:
+      executables: what has been compiled.
+    """
+    crossing = cargo.crossing
+    (out, into), (packs, unpacks) = crossing.middle, relays_of(cargo, crossing)
+
+    def relaid(
+        fn: Callable[[jax.Array], jax.Array], x: jax.ShapeDtypeStruct, to: NamedSharding
+    ) -> Executable | None:
+        if not takes_part(to):
+            return None
+        lowered = jax.jit(lambda x: (fn(x),), out_shardings=(to,)).lower(x)
+        return executables.get(lowered, list(to.mesh.devices.flat))
+
+    sent = struct(crossing.shape, crossing.dtype, sharding=into)
+    held = struct(cargo.shape, cargo.dtype, sharding=cargo.leaves)
+    return Passage(
+        cargo,
+        crossing,
+        relaid(cargo.packed, held, out) if packs else None,
+        executables.get(crossing.program.lower(crossing.given), crossing.devices),
+        relaid(cargo.unpacked, sent, cargo.comes) if unpacks else None,
+    )
+
+
 @dataclass
 class Ways:
-    """The ways that the arrays of a program take, each made when it is first taken."""
+    """The ways that the arrays of a program take, each made when it is first taken.
 
-    known: dict[Hashable, Crossing] = field(default_factory=dict)
+    Arguments:
+      executables: what has been compiled, of other ways too.
+    """
+
+    executables: Executables = field(default_factory=Executables)
+    known: dict[Cargo, Passage] = field(default_factory=dict)
+
+    def passage(self, cargo: Cargo) -> Passage:
+        """The way of a tensor between processes, one of which is this."""
+        if cargo not in self.known:
+            self.known[cargo] = passage_of(cargo, self.executables)
+        return self.known[cargo]
 
     def send(self, x: jax.Array | None, cargo: Cargo) -> jax.Array | None:
         """A tensor on the other side, as far as this process has devices there; all that have some on either
@@ -68,12 +157,7 @@ class Ways:
         """
         if cargo.is_own:
             return None if x is None else jax.device_put(x, cargo.comes)
-        if not takes_part(cargo.leaves) and not takes_part(cargo.comes):
-            return None
-        if cargo not in self.known:
-            self.known[cargo] = cargo.crossing
-        come = self.known[cargo].run(None if x is None else cargo.packed(x))
-        return None if come is None else cargo.unpacked(come)
+        return self.passage(cargo).run(x) if cargo.is_ours else None
 
     def bring_all(self, xs: Sequence[Leaf], comes: Sequence[NamedSharding]) -> Sequence[jax.Array | None]:
         """Arguments where a placement wants them, as `bring` does it."""

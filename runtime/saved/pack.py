@@ -29,7 +29,6 @@ from sbp.runtime.built import Built
 from sbp.runtime.counts import Counting
 from sbp.runtime.pipeline.program import BuiltPipeline
 from sbp.runtime.pipeline.shared import Executables
-from sbp.runtime.pipeline.ways import Ways
 from sbp.runtime.processes.alike import Alike
 from sbp.runtime.processes.here import array_of
 from sbp.untyped import JaxDevice
@@ -40,7 +39,6 @@ LEFT_OUT: Mapping[type, Mapping[str, Any]] = {
     Physical: {"steps": (), "traffic": {}},
     Piece: {"steps": ()},
     Stages: {"asked": ()},
-    Ways: {"known": {}},
     Executables: {"known": {}, "used": {}},
     Built: {"request": None, "cache": None, "loaded": True, "settled": [], "alike": Alike()},
     BuiltPipeline: {"cache": None, "has_run": False, "alike": Alike()},

@@ -6,7 +6,7 @@ import copy
 import hashlib
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,13 +17,14 @@ from sbp.runtime.arguments import Abstract
 from sbp.runtime.built import Built
 from sbp.runtime.cache_folder import caching
 from sbp.runtime.call import Call, Parameters
+from sbp.runtime.pipeline.machine import Machine
 from sbp.runtime.pipeline.program import BuiltPipeline
-from sbp.runtime.pipeline.shared import CALLBACK
+from sbp.runtime.pipeline.shared import CALLBACK, Executable
 from sbp.runtime.processes.team import team
 from sbp.runtime.said import said
 from sbp.runtime.saved.file import file_of, made_for, write
 from sbp.runtime.saved.pack import Programs, packed
-from sbp.untyped import struct
+from sbp.untyped import JaxDevice, struct
 
 WHOLE = "whole"
 """The name of the only program of one placement."""
@@ -109,23 +110,31 @@ def _of_whole(built: Built) -> tuple[Built, Programs]:
 
 
 def _of_pipeline(built: BuiltPipeline) -> Programs:
-    """The programs of the stages of this process; stages that are alike have one."""
+    """The programs of this process: those of its stages, and of its ways to the stages of others. Those that
+    are alike have one."""
     built.closed  # noqa: B018  (the arrays that it closes over are a part of it)
     machine = built.machine
     names: dict[int, tuple[str, tuple[int, ...]]] = {}
     serial: dict[str, SerialProgram] = {}
-    for station in machine.stations:
-        ids = tuple(d.id for d in station.slots.mesh.devices.flat)
-        for run in station.runnables.values():
-            key = machine.executables.used.get(id(run.run))
-            if key is None:  # of another process
-                continue
-            compiled = machine.executables.known[key]
-            if compiled.calls_host:
-                raise ExecutableError(_calls_host(built.plan.name))
-            serial[key] = _must(compiled.serial, built.plan.name)
-            names[id(run.run)] = key, ids
+    for program, devices in _used(machine):
+        key = machine.executables.used.get(id(program))
+        if key is None:  # of another process
+            continue
+        compiled = machine.executables.known[key]
+        if compiled.calls_host:
+            raise ExecutableError(_calls_host(built.plan.name))
+        serial[key] = _must(compiled.serial, built.plan.name)
+        names[id(program)] = key, tuple(d.id for d in devices)
     return Programs(serial, names)
+
+
+def _used(machine: Machine) -> Iterator[tuple[Executable, list[JaxDevice]]]:
+    """All programs of a pipeline, each with its devices."""
+    for station in machine.stations:
+        devices = list(station.slots.mesh.devices.flat)
+        yield from ((run.run, devices) for run in station.runnables.values())
+    for passage in machine.ways.known.values():
+        yield from passage.programs
 
 
 def _must(serial: SerialProgram | None, name: str) -> SerialProgram:

@@ -148,7 +148,7 @@ def compared(
         target=plan.hardware.name if chip is None else chip.description,
         collectives=tuple(found),
         rows=fates(plan, found, lowered_text),
-        memory=_memory(compiled),
+        memory=memory_of(compiled),
         simulation=simulation,
         origins=origins,
     )
@@ -158,7 +158,8 @@ def _relative(a: float, b: float) -> float:
     return (a - b) / b if b else 0.0 if a == b else math.inf
 
 
-def _memory(compiled: HasMemory) -> MemoryUse | None:
+def memory_of(compiled: HasMemory) -> MemoryUse | None:
+    """What one device holds, by XLA; None where the backend does not say."""
     stats = compiled.memory_analysis()
     if stats is None:
         return None

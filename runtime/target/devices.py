@@ -119,18 +119,6 @@ def _another_line(where: str) -> Problem | None:
     )
 
 
-def domain_of(placement: Placement, given: Sequence[int] | None) -> int | None:
-    """The devices of an NVLink domain of a machine that was given; None where the chip says it.
-
-    >>> from sbp.placement import placement
-    >>> domain_of(placement("h100", shape=(16, 8)), (8, 2, 8)), domain_of(placement("h100", shape=(8,)), None)
-    (16, None)
-    """
-    if given is None or chip_of(placement) is None:
-        return None
-    return math.prod(topology_of(placement, given)[1:])
-
-
 def topology_of(placement: Placement, given: Sequence[int] | None = None) -> tuple[int, int, int]:
     """The machine that a placement's ranks are part of: NVLink domains, hosts in each, devices in each.
 

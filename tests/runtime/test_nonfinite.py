@@ -213,8 +213,88 @@ def test_stages_with_micro_batches() -> None:
     assert "is log at test_nonfinite.py" in problem.why
     assert problem.why.endswith("its operands are finite; on cpu(x=1, ranks [1])")
     problem = said(lambda: pipelined(X * np.nan))
-    assert "its operands have NaN" in problem.why
+    assert problem.why == "it came in with x, which stage 0 reads"
     assert problem.fix == "look at what made them, in the step before"
+
+
+HALVES = sbp.placement("cpu", shape=(2, 2), axes=("stage", "data"))
+
+
+def descended(params: Any, state: Any, batch: Any) -> Any:
+    """A step of two stages with momentum; the first weight is used by both."""
+    first, second = HALVES.split("stage")
+
+    def loss(params: Any, batch: Any) -> Any:
+        x, y = batch
+        with sbp.on(first):
+            x = jnp.tanh(x @ params["layers"][0]["w"])
+        with sbp.on(second):
+            x = jnp.tanh(x @ params["layers"][1]["w"]) @ params["layers"][0]["w"].T
+            return jnp.mean((x - y) ** 2) * params["scale"]
+
+    grads = sbp.microbatch(jax.value_and_grad(loss), 2, batch_args=1)
+    value, grads = grads(params, batch)
+    state = jax.tree.map(lambda m, g: 0.9 * m + g, state, grads)
+    return jax.tree.map(lambda w, m: w - 0.1 * m, params, state), state, value
+
+
+CAME = {
+    "params['layers'][0]['w'], which stage 0 reads": ("params", "result[0]['layers'][0]['w']"),
+    "params['layers'][1]['w'], which stage 1 reads": ("params", "result[0]['layers'][0]['w']"),
+    "params['scale'], which stage 1 reads": ("params", "result[0]['layers'][0]['w']"),
+    "state['layers'][1]['w'], which stage 1 reads": ("state", "result[0]['layers'][1]['w']"),
+    "batch[0], which stage 0 reads": ("batch", "result[0]['layers'][0]['w']"),
+    "batch[1], which stage 1 reads": ("batch", "result[0]['layers'][0]['w']"),
+}
+
+
+@pytest.mark.parametrize("donate", [(), (0, 1)])
+def test_what_came_into_a_pipeline_is_named_with_its_stage(donate: tuple[int, ...]) -> None:
+    params = {"layers": [{"w": W}, {"w": W}], "scale": np.float32(1)}
+    args = {"params": params, "state": jax.tree.map(np.zeros_like, params), "batch": (X, X)}
+    program = sbp.compile(descended, HALVES, donate_argnums=donate, options=OPTION)
+    with jax.debug_nans(False):
+        assert np.isfinite(program(*args.values())[2])
+    for words, (name, where) in CAME.items():
+        path = words.partition(",")[0]
+
+        def spoiled(at: Any, x: Any, name: str = name, path: str = path) -> Any:
+            y = np.array(x)
+            if f"{name}{jax.tree_util.keystr(at)}" == path:
+                y[(-1,) * y.ndim] = np.nan  # of the last micro-batch
+            return y
+
+        bad = {**args, name: jax.tree_util.tree_map_with_path(spoiled, args[name])}
+        problem = said(lambda bad=bad: program(*bad.values()))
+        assert (problem.where, problem.got, problem.why) == (where, "NaN", f"it came in with {words}")
+        assert problem.fix == "look at what made them, in the step before"
+
+
+def test_what_came_into_stages_without_micro_batches_is_named() -> None:
+    def fn(w: Any, x: Any) -> Any:
+        first, second = HALVES.split("stage")
+        with sbp.on(first):
+            x = jnp.tanh(x)
+        with sbp.on(second):
+            return (x @ w).sum()
+
+    spoiled = np.where(np.eye(16, dtype=bool), np.float32(np.nan), W)
+    problem = said(lambda: sbp.compile(fn, HALVES, options=OPTION)(spoiled, X))
+    assert problem.why.startswith("it came in with w, which ") and problem.why.endswith(" reads")
+
+
+def test_arguments_are_named_before_ops() -> None:
+    """A NaN that came in is older than one that an op of an earlier stage has made."""
+
+    def fn(w: Any, x: Any) -> Any:
+        first, second = HALVES.split("stage")
+        with sbp.on(first):
+            x = jnp.log(x - 1000)
+        with sbp.on(second):
+            return (x @ w).sum()
+
+    problem = said(lambda: sbp.compile(fn, HALVES, options=OPTION)(np.full_like(W, np.nan), X))
+    assert problem.why.startswith("it came in with w, which ")
 
 
 def test_an_infinity_is_no_nan() -> None:

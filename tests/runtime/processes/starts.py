@@ -22,16 +22,43 @@ from tests.runtime.starting import BATCH, COMPILED, counted
 CHECKED = sbp.Options(debug_nans=True)
 
 
+def tied(options: sbp.Options) -> Any:
+    """Two stages: both use the first weight, and a key goes from one to the other; parameters are donated."""
+    place = sbp.placement("cpu", shape=(2, 4))
+    first, second = place.split(0)
+
+    def loss(params: Any, x: Any, keys: Any) -> Any:
+        with sbp.on(first):
+            x, key = jnp.tanh(x @ params[0]), jax.random.fold_in(keys[0], 1)
+        with sbp.on(second):
+            x = jnp.where(jax.random.bernoulli(key, 0.9, x.shape), x, 0)
+            return jnp.mean((jnp.tanh(x @ params[1]) @ params[0].T) ** 2)
+
+    def step(params: Any, x: Any) -> Any:
+        keys = jax.random.split(jax.random.key(0), len(x))
+        both = sbp.microbatch(jax.value_and_grad(loss), 2, batch_args=(1, 2))
+        value, grads = both(params, x, keys)
+        return [w - 0.1 * g for w, g in zip(params, grads, strict=True)], value
+
+    return sbp.compile(step, place, in_sbp=([B], [S(0)]), donate_argnums=0, options=options)
+
+
+def two_steps(program: Any, layers: int) -> list[float]:
+    """The losses of a step and of the next one, whose state lies as the first has left it."""
+    state, first = program(starting.weights(layers), BATCH)
+    return [float(first), float(program(state, BATCH)[1])]
+
+
 def restarted(make: Any, layers: int, folder: Path) -> Any:
-    """A program's loss, that of its file, and how many programs were compiled for the latter."""
-    path, params = folder / f"{make.__name__}.sbpx", starting.weights(layers)
+    """A program's losses, those of its file, and how many programs were compiled for the latter."""
+    path = folder / f"{make.__name__}.sbpx"
     program = make(sbp.Options(cache=folder))
-    losses = [float(program(params, BATCH)[1])]
+    losses = two_steps(program, layers)
     program.save_executable(path)
     loaded = sbp.load_executable(path)
     with counted() as events:
-        losses.append(float(loaded(params, BATCH)[1]))
-    return *losses, events.get(COMPILED, 0)
+        again = two_steps(loaded, layers)
+    return losses, again, events.get(COMPILED, 0)
 
 
 def refused(call: Any) -> str:
@@ -125,6 +152,7 @@ def main(folder: str) -> None:
         "batches": host_batches(),
         "whole": restarted(starting.whole, 2, Path(folder)),
         "staged": restarted(starting.staged, 4, Path(folder)),
+        "tied": restarted(tied, 2, Path(folder)),
         "device": refused(on_one_device),
         "devices": refused(on_devices_of_both),
         "stage": refused(in_a_stage),

@@ -8,12 +8,18 @@ from typing import Any
 
 import pytest
 
+import sbp
+from sbp.errors import ExecutableError
 from tests.runtime.processes.test_two_processes import launched
 
 
 @pytest.fixture(scope="module")
-def said(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    folder = tmp_path_factory.mktemp("starts")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("starts")
+
+
+@pytest.fixture(scope="module")
+def said(folder: Path) -> list[dict[str, Any]]:
     run = launched("-m", "tests.runtime.processes.starts", str(folder))
     assert run.returncode == 0, run.stderr[-3000:]
     names = {f.name for f in folder.iterdir()}
@@ -27,11 +33,23 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.parametrize("name", ["whole", "staged"])
+@pytest.mark.parametrize("name", ["whole", "staged", "tied"])
 def test_each_loads_its_own_file(name: str, said: list[dict[str, Any]]) -> None:
-    (first, again, compiled), (_, other, _) = (s[name] for s in said)
+    (first, again, compiled), (_, other, others) = (s[name] for s in said)
     assert first == again == other
-    assert compiled == 0 or name == "staged"  # what crosses between processes is compiled
+    assert compiled == others == 0  # nor what crosses between processes
+
+
+@pytest.mark.usefixtures("said")
+def test_what_crosses_is_refused_with_the_rest(folder: Path) -> None:
+    for name in ("staged", "tied"):
+        with pytest.raises(ExecutableError) as caught:
+            sbp.load_executable(folder / f"{name}.sbpx.0of2")
+        (processes,) = [p for p in caught.value.problems if p.where.endswith(": processes")]
+        assert (processes.got, processes.legal) == (
+            "process 0 of 2",
+            "process 0 of 1, as here",
+        )
 
 
 def test_all_name_the_device_that_found_it(said: list[dict[str, Any]]) -> None:
