@@ -32,8 +32,11 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 ONCE = (
     "docs",
     "models",
+    "passes/physical",
     "passes/plan",
     "passes/schedule",
+    "runtime/checkpoint",
+    "runtime/processes",
     "conformance/test_random_programs.py",
     "test_wire_bytes.py",
     "benchmarks",

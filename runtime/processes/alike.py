@@ -75,7 +75,7 @@ def digest(x: Leaf) -> str:
     True
     """
     held = np.asarray(jax.random.key_data(x) if isinstance(x, jax.Array) and is_key(x.dtype) else x)
-    return hashlib.sha256(np.ascontiguousarray(held).reshape(-1).view(np.uint8)).hexdigest()[:16]
+    return hashlib.sha256(np.ascontiguousarray(held).reshape(-1).view(np.uint8).data).hexdigest()[:16]
 
 
 def _not_alike(name: str, path: str, first: int, other: int) -> Problem:
