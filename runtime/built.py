@@ -14,6 +14,7 @@ from pathlib import Path
 import jax
 from jax.sharding import NamedSharding
 
+from sbp.compat_cache import Watched
 from sbp.errors import raise_all
 from sbp.passes.boxing.links import Network
 from sbp.passes.face import Plan
@@ -114,7 +115,7 @@ class Built:
                 said("run once" if self.loaded else "compiled and run once", self.plan.name) as words,
             ):
                 with caching(self.cache) as cache:
-                    begin_together(self.plan, lambda: self._compiled(placed))
+                    begin_together(self.plan, lambda: self._compiled(placed, cache))
                     out = block_until_ready(jitted(*placed, *consts))  # too little memory shows here
                 words.append(cache)
                 self.kept = tuple(i for i in self.donate if not placed[i].is_deleted())
@@ -135,11 +136,11 @@ class Built:
             self._look(flags)
         return jax.tree.unflatten(self.traced.out_tree, out)
 
-    def _compiled(self, placed: Sequence[Leaf]) -> None:
+    def _compiled(self, placed: Sequence[Leaf], cache: Watched) -> None:
         """Compiles it for such arguments, if it was not loaded; a call finds what was compiled."""
         jitted, _, consts = self.executable
         if not self.loaded:
-            jitted.lower(*placed, *consts).compile()
+            cache.keep(jitted.lower(*placed, *consts).compile())
 
     def _look(self, flags: jax.Array) -> None:
         """Raises if a result has what is refused."""

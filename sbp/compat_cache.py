@@ -57,11 +57,15 @@ class Watched:
             self.files.put(key, value)
 
     def keep(self, compiled: jax.stages.Compiled) -> None:
-        """Keeps a program that was not found: JAX writes those of process 0 only."""
+        """Keeps the program that was compiled last, inside the context: JAX writes those of process 0 only.
+
+        Others may have keys of their own (those of CPUs do), or a folder of their own.
+        """
         executable: Any = compiled.runtime_executable()
-        for key in self.missed[-1:]:
-            put: Any = compilation_cache.put_executable_and_time
-            put(key, key, executable, executable.local_devices()[0].client, 0)
+        for key in self.missed[-1:] if jax.process_index() else ():
+            if self.files is not None and self.files.get(key) is None:
+                put: Any = compilation_cache.put_executable_and_time
+                put(key, key, executable, executable.local_devices()[0].client, 0)
 
     @property
     def found(self) -> bytes | None:

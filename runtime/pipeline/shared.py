@@ -89,7 +89,6 @@ class Executables:
             return self.using(key, loaded(known.serial, devices))
         with caching(self.cache) as cache:
             made = lowered.compile()
-        if jax.process_index() == min(d.process_index for d in devices) > 0:
             cache.keep(made)
         self.known.setdefault(key, Compiled(made, tuple(devices), cache.found, CALLBACK in text))
         self.compiled += 1

@@ -17,7 +17,7 @@ from sbp import B, S
 from sbp.errors import ArgumentError, NonFiniteError
 from sbp.runtime.processes.team import team
 from tests.runtime import starting
-from tests.runtime.starting import BATCH, COMPILED, counted
+from tests.runtime.starting import BATCH, COMPILED, FOUND, counted
 
 CHECKED = sbp.Options(debug_nans=True)
 
@@ -50,7 +50,8 @@ def two_steps(program: Any, layers: int) -> list[float]:
 
 
 def restarted(make: Any, layers: int, folder: Path) -> Any:
-    """A program's losses, those of its file, and how many programs were compiled for the latter."""
+    """A program's losses, those of its file and of its cache, how many programs were compiled for the file, and
+    found for the cache."""
     path = folder / f"{make.__name__}.sbpx"
     program = make(sbp.Options(cache=folder))
     losses = two_steps(program, layers)
@@ -58,7 +59,9 @@ def restarted(make: Any, layers: int, folder: Path) -> Any:
     loaded = sbp.load_executable(path)
     with counted() as events:
         again = two_steps(loaded, layers)
-    return losses, again, events.get(COMPILED, 0)
+    with counted() as more:
+        cached = two_steps(make(sbp.Options(cache=folder)), layers)
+    return losses, again, cached, events.get(COMPILED, 0), more.get(FOUND, 0)
 
 
 def refused(call: Any) -> str:
