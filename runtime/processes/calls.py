@@ -80,6 +80,12 @@ class Calls:
             note(self.ring, self.count, self.chain, own)
 
     @property
+    def latest(self) -> tuple[str, ...]:
+        """The program of the last call, in words."""
+        recent = self.history.recent
+        return self.programs[recent[-1][1]] if recent else ()
+
+    @property
     def history(self) -> History:
         """What others hear of it."""
         with self.lock:

@@ -25,6 +25,7 @@ import jax
 from sbp.compat_processes import Board, how_many
 from sbp.errors import ProcessError
 from sbp.runtime.processes.calls import calls_of
+from sbp.runtime.processes.late import Waiting
 from sbp.runtime.processes.launch import FOLLOWS
 from sbp.runtime.processes.order import at_the_end, explained, parted
 
@@ -95,6 +96,7 @@ def _end(board: Board, index: int, error: ProcessError) -> None:
 def _listen(board: Board, index: int, done: threading.Event) -> None:
     """Waits for the word of another process; says what this one calls, and compares it now and then."""
     word, calls, looked = None, calls_of(cast(Hashable, board)), time.monotonic()
+    waiting = Waiting(calls, index, how_many())
     while word is None:
         if done.wait(POLL_SECONDS):
             return
@@ -103,6 +105,7 @@ def _listen(board: Board, index: int, done: threading.Event) -> None:
         calls.answer(board, index)
         if word is None and time.monotonic() - looked >= LOOK_SECONDS:
             looked, wrong = time.monotonic(), parted(board, index, calls)
+            waiting.look(board, looked)
             if wrong is not None:
                 _end(board, index, wrong)
     other, error = json.loads(word)

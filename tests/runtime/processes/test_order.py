@@ -14,6 +14,7 @@ import pytest
 from sbp.runtime.processes import order
 from sbp.runtime.processes.calls import Calls
 from sbp.runtime.processes.history import RECENT, Shared, history_of, left
+from sbp.runtime.processes.late import Waiting
 from sbp.runtime.processes.launch import parted
 from sbp.runtime.processes.same import needs_all
 
@@ -158,3 +159,24 @@ def test_programs_that_no_other_process_takes_part_in_may_be_called_alone(
     assert needs_all(text, mesh([0, 0], [1, 1]), 2) == within
     assert needs_all(text, mesh([0, 1], [2, 3]), 4) == across
     assert not needs_all(text, mesh([0, 0], [1, 1]), 3)  # a process has no devices there
+
+
+def test_who_is_late_is_named_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    """Process 0 of three looks: process 1 has begun as much, 2 has not; and it is 2 that looks at 0."""
+    board, mine = Dict(), called(STEP, LAST)
+    waiting = Waiting(mine, 0, 3, since=0.0)
+    for index, calls in enumerate((mine, called(STEP, LAST), called(STEP))):
+        calls.say(board, index)
+    for now in (1.0, 59.0, 62.0, 70.0, 125.0):
+        waiting.look(board, now)
+    late = "process 0 has begun call 2, step(batch: float32[13, 64]), {} s ago; process 2 has begun 1"
+    assert caplog.messages == [late.format(61), late.format(124)]
+    caplog.clear()
+    mine.begins(STEP)  # it goes on, and begins to count anew
+    for now in (130.0, 185.0):
+        waiting.look(board, now)
+    assert not caplog.messages
+    behind = Waiting(called(STEP), 2, 3, since=0.0)
+    for now in (1.0, 100.0):
+        behind.look(board, now)
+    assert not caplog.messages

@@ -1,0 +1,58 @@
+"""Who is waited for: a process that has not begun a call which this one has begun a minute ago.
+
+It may read its data, save, compute something of its own, or hang: nobody can tell these apart, and nobody is
+ended for it. A process that is dead is found by its heartbeats.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, field
+
+from sbp.compat_processes import Board
+from sbp.runtime.processes.calls import Calls, begun
+from sbp.runtime.processes.messages import spoken
+
+LOG = logging.getLogger("sbp")
+SAID_AGAIN_SECONDS = 60.0
+
+
+@dataclass
+class Waiting:
+    """How long this process has been in its last call, or behind it.
+
+    Arguments:
+      calls: its own.
+      index: of this process.
+      count: of all processes.
+      begun: the number of that call.
+      since: when it was first seen, by the monotonic clock.
+      times: how often something was said of it.
+    """
+
+    calls: Calls
+    index: int
+    count: int
+    begun: int = 0
+    since: float = field(default_factory=time.monotonic)
+    times: int = 0
+
+    def look(self, board: Board, now: float) -> None:
+        """Warns of those that are late, once in a minute: process 0 of all others, and they of process 0.
+
+        Arguments:
+          now: by the monotonic clock, in seconds.
+        """
+        if self.calls.count != self.begun:
+            self.begun, self.since, self.times = self.calls.count, now, 0
+        if int((now - self.since) // SAID_AGAIN_SECONDS) <= self.times:
+            return
+        self.times += 1
+        for other in [0] if self.index else range(1, self.count):
+            theirs = begun(board, other).count
+            if theirs < self.begun:
+                LOG.warning(
+                    "process %d has begun call %d, %s, %.0f s ago; process %d has begun %d",
+                    *(self.index, self.begun, spoken(self.calls.latest), now - self.since, other, theirs),
+                )
