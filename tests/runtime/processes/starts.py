@@ -50,7 +50,7 @@ def two_steps(program: Any, layers: int) -> list[float]:
 
 
 def restarted(make: Any, layers: int, folder: Path) -> Any:
-    """Losses of a program, of its file and by its cache; programs compiled for the file, and found in the cache."""
+    """Losses of a program, its file and its cache; programs compiled for the file, and those of the cache."""
     path = folder / f"{make.__name__}.sbpx"
     program = make(sbp.Options(cache=folder))
     losses = two_steps(program, layers)
