@@ -313,12 +313,12 @@ class Flow:
     def __str__(self) -> str:
         """A table: what each stage could do if it never waited (samples/s), and where its time went."""
         seconds = (self._ended or time.perf_counter()) - self._began
-        head = f"{'stage':<12}{'workers':>8}{'samples':>14}{'samples/s':>12}"
+        head = f"{'stage':<12}{'workers':>8}{'samples':>14}{'samples/s':>16}"
         rows = [head + "".join(f"{name:>9}" for name in ("busy", "starved", "blocked"))]
         for rate in self.rates:
             shares = [part / (seconds * rate.workers) for part in (rate.busy, rate.starved, rate.blocked)]
             alone = rate.workers * rate.samples / rate.busy if rate.busy else 0.0
-            row = f"{rate.name:<12}{rate.workers:>8}{rate.samples:>14,}{alone:>12,.0f}"
+            row = f"{rate.name:<12}{rate.workers:>8}{rate.samples:>14,}{alone:>16,.0f}"
             rows.append(row + "".join(f"{share:>9.0%}" for share in shares))
         samples = self.rates[-1].samples
         rows.append(f"{samples:,} samples in {seconds:.1f} s: {samples / seconds:,.0f} samples/s")
