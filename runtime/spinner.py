@@ -93,3 +93,4 @@ def searching(title: str, wanted: bool = True) -> Iterator[Progress | None]:
         timer.cancel()
         with lock:
             status.stop()
+        timer.join()  # it has been told: nothing is left behind
