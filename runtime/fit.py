@@ -80,7 +80,7 @@ def fit(
     Raises:
       NonFiniteError: if a metric of a step is NaN or infinite; the checkpoints before it are there.
       MemoryLimitError: if a step runs out of memory.
-      CheckpointError: as `Checkpoints` does.
+      CheckpointError: as `Checkpoints` does; before the first step where nothing can be saved.
       ArgumentError: for logs of which there are no others, and where TensorBoard's library is missing.
 
     >>> import jax.numpy as jnp
@@ -97,6 +97,8 @@ def fit(
     with ExitStack() as stack:
         if runs is not None:
             stack.callback(runs.wait)
+            if first < steps:
+                runs.prepare()  # or the first save would be the one to say that it cannot
         asked = stack.enter_context(_asked_to_end())
         write = stack.enter_context(written(log, history, first, steps))
         coming = iter(stack.enter_context(behind(batches, first)))

@@ -60,6 +60,17 @@ class Checkpoints:
         """The steps that can be restored, the oldest first."""
         return files.steps_in(self.path)
 
+    def prepare(self) -> None:
+        """Makes the folder, and raises now what the first save would raise some hours later.
+
+        All processes call it.
+
+        Raises:
+          CheckpointError: if orbax is not installed, or nothing can be written there.
+        """
+        _orbax()
+        self._begin("prepare checkpoints", self.path)
+
     def save(self, state: PyTree, step: int, extra: Mapping[str, Any] | None = None) -> None:
         """Saves the state of a step while training goes on: it returns when a copy is on the host.
 
@@ -75,7 +86,7 @@ class Checkpoints:
         self.wait()
         told = json.loads(json.dumps(dict(extra or {})))
         target = files.step_path(self.path, step)
-        self._begin(target)
+        self._begin(f"begin {target.name}", target)
         described = leaves_of(state)
         self._finish = functools.partial(self._manifest, target, step, described, told)
         with reported(target):
@@ -139,10 +150,14 @@ class Checkpoints:
 
     # -- inside
 
-    def _begin(self, target: Path) -> None:
+    def _begin(self, what: str, target: Path) -> None:
         """Makes the folder; what a crash has left of an earlier try is deleted.
 
         What is wrong in one process is raised in all: nobody waits for one that has none to save with.
+
+        Arguments:
+          what: is begun, for who waits.
+          target: the folder of a step, or that of all.
         """
         found, cause = tuple[Problem, ...](), None
         try:
@@ -151,12 +166,12 @@ class Checkpoints:
                 if jax.process_index() == 0:
                     files.sweep(self.path)
                     files.probe(self.path)
-            if target.exists():
+            if target != self.path and target.exists():
                 raise CheckpointError(messages.there(target))
         except CheckpointError as e:
             found, cause = e.problems, e.__cause__
         if (others := team()) is not None:
-            told = others.gathered(f"begin {target.name}", [asdict(p) for p in found])
+            told = others.gathered(what, [asdict(p) for p in found])
             found = found or tuple(Problem(**p) for p in next(filter(None, told), ()))
         if found:
             raise CheckpointError(*found) from cause

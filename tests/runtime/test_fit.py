@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,8 +17,9 @@ import pytest
 
 import sbp
 from sbp import S
-from sbp.errors import NonFiniteError
+from sbp.errors import CheckpointError, NonFiniteError
 from sbp.runtime import built, donation
+from sbp.runtime.checkpoint import folder
 from sbp.runtime.checkpoint.folder import Checkpoints
 from tests.runtime.processes import cases
 
@@ -100,6 +102,23 @@ def test_nan_ends_it(tmp_path: Path) -> None:
             program, (np.zeros(1, np.float32),), lambda i: 0.0, steps=9, checkpoint=tmp_path, save_every=1
         )
     assert Checkpoints(tmp_path).steps == [1, 2]
+
+
+def never(i: int) -> Any:
+    raise AssertionError("a batch was asked for")
+
+
+def test_what_cannot_be_saved_is_said_before_the_first_step(
+    program: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A missing library, or a file in the way: not after the thousand steps to the first checkpoint."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="NotADirectoryError"):
+        sbp.fit(program, start(), never, steps=4, checkpoint=tmp_path / "file" / "below")
+    folder._orbax.cache_clear()
+    monkeypatch.setitem(sys.modules, "orbax.checkpoint", None)
+    with pytest.raises(CheckpointError, match=r"no orbax\.checkpoint"):
+        sbp.fit(program, start(), never, steps=4, checkpoint=tmp_path / "run")
 
 
 def test_batches_may_come_to_an_end(program: Any, curve: list[float], tmp_path: Path) -> None:
