@@ -17,7 +17,7 @@ from sbp.passes.look.web_page import PageTable, plan_page
 from sbp.passes.look.width import fitted, terminal_width
 from sbp.passes.schedule.spans import Timeline
 from sbp.runtime.pipeline.compared import ComparedPipeline, ComparedPlace, ComparedWay, CompiledPiece
-from sbp.runtime.target.report_text import percent
+from sbp.runtime.target.report_text import figure_lines, percent
 from sbp.units import bytes_text, seconds_text
 
 FORMAT, VERSION = "sbp-pipeline-report", 1
@@ -44,9 +44,7 @@ def report_text(report: ComparedPipeline, width: int | None = None) -> str:
     Arguments:
       width: columns of a line; by default those of the terminal.
     """
-    known = figures(report)
-    label = max(len(name) for name, _ in known)
-    lines = [title(report), *(f"{name:<{label}}  {text}" for name, text in known)]
+    lines = figure_lines(title(report), figures(report))
     for name, rows in tables(report):
         lines += ["", name, *columns(rows)]
     return fitted("\n".join(lines), terminal_width() if width is None else width)

@@ -25,15 +25,23 @@ def report_text(report: ComparedProgram, width: int | None = None) -> str:
     Arguments:
       width: columns of a line; by default those of the terminal.
     """
-    known = figures(report)
-    label = max(len(name) for name, _ in known)
-    lines = [title(report), *(f"{name:<{label}}  {text}" for name, text in known)]
+    lines = figure_lines(title(report), figures(report))
     if report.collectives:
         shown, rest = costliest(report)
         lines += ["", *columns([HEADINGS, *(cells(report, c) for c in shown)])]
         lines += [rest] if rest else []
     lines += [x for name, found in remarks(report) for x in ("", name, *(f"  - {line}" for line in found))]
     return fitted("\n".join(lines), terminal_width() if width is None else width)
+
+
+def figure_lines(heading: str, known: Sequence[tuple[str, str]]) -> list[str]:
+    """What is known in a few figures, below a heading, name by name.
+
+    >>> figure_lines("step", [("sent", "1 B"), ("memory", "2 B")])
+    ['step', 'sent    1 B', 'memory  2 B']
+    """
+    label = max(len(name) for name, _ in known)
+    return [heading, *(f"{name:<{label}}  {text}" for name, text in known)]
 
 
 def report_line(report: ComparedProgram) -> str:

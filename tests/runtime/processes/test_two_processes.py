@@ -108,15 +108,21 @@ WRONG: dict[str, tuple[str, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_what_is_not_the_same_program_is_said_by_all(name: str, tmp_path: Path) -> None:
-    code, said = WRONG[name]
+def refused(code: str, tmp_path: Path) -> str:
+    """What a launch says that comes to a wrong end."""
     file = tmp_path / "wrong.py"
     file.write_text(SCRIPT + code)
     run = launched(str(file), seconds=120)
     assert run.returncode == 1
-    assert said in run.stderr
-    assert run.stderr.count("Error") >= 2 or "ends, since process" in run.stderr
+    return run.stderr
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_not_the_same_program_is_said_by_all(name: str, tmp_path: Path) -> None:
+    code, said = WRONG[name]
+    err = refused(code, tmp_path)
+    assert said in err
+    assert err.count("Error") >= 2 or "ends, since process" in err
 
 
 ORDERS: dict[str, tuple[str, str]] = {
@@ -141,12 +147,9 @@ ORDERS: dict[str, tuple[str, str]] = {
 def test_calls_in_another_order_are_said(name: str, tmp_path: Path) -> None:
     """All is compiled, so nobody waits in Python: a thread says it, or, of who is gone, the launcher."""
     code, said = ORDERS[name]
-    file = tmp_path / "order.py"
-    file.write_text(SCRIPT + code)
-    run = launched(str(file), seconds=120)
-    assert run.returncode == 1
-    assert said in run.stderr
-    assert "the last one of an epoch padded or dropped in all" in run.stderr
+    err = refused(code, tmp_path)
+    assert said in err
+    assert "the last one of an epoch padded or dropped in all" in err
 
 
 ENDS: dict[str, tuple[str, str]] = {
