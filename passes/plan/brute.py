@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sbp.passes.plan.budget import Budget, Fitted
+from sbp.passes.plan.every import combinations
 from sbp.passes.plan.network import CostNetwork, Infeasible, Solution, Table
 
 MAX_COMBINATIONS = 2_000_000
@@ -64,11 +65,11 @@ def brute_force_within(network: CostNetwork, budget: Budget) -> Fitted:
 def all_costs(network: CostNetwork) -> tuple[NDArray[np.intp], Table]:
     """All combinations, `[nodes, combinations]` in lexicographic order, and what they cost."""
     sizes = tuple(theta.size for theta in network.unary)
-    combinations = math.prod(sizes)
-    if combinations > MAX_COMBINATIONS:
-        raise ValueError(f"brute_force: {combinations} combinations; at most {MAX_COMBINATIONS}: use solve")
-    states = np.indices(sizes).reshape(len(sizes), combinations)
-    total = np.zeros(combinations)
+    count = math.prod(sizes)
+    if count > MAX_COMBINATIONS:
+        raise ValueError(f"brute_force: {count} combinations; at most {MAX_COMBINATIONS}: use solve")
+    states = combinations(sizes)
+    total = np.zeros(count)
     for node, theta in enumerate(network.unary):
         total += theta[states[node]]
     for i, j, table in network.edges:

@@ -11,6 +11,19 @@ from sbp.passes.plan.flat import FlatNetwork, Indices
 from sbp.passes.plan.network import Infeasible
 
 
+def combinations(sizes: tuple[int, ...]) -> Indices:
+    """All combinations of so many states, `[nodes, combinations]` in lexicographic order.
+
+    A node of one state is no dim: NumPy's arrays have 64 at most, and a network that is all but decided has
+    thousands of such nodes.
+    """
+    states = np.zeros((len(sizes), math.prod(sizes)), np.int64)
+    free = [node for node, size in enumerate(sizes) if size > 1]
+    if free:
+        states[free] = np.indices([sizes[node] for node in free]).reshape(len(free), -1)
+    return states
+
+
 def cheapest_of_all(
     flat: FlatNetwork, budget: FlatBudget, finite: float, limit: float
 ) -> tuple[Indices, float, float]:
@@ -24,7 +37,7 @@ def cheapest_of_all(
     Raises Infeasible when every combination costs as much as that.
     """
     sizes, offsets = tuple(flat.sizes.tolist()), flat.offsets
-    states = np.indices(sizes).reshape(len(sizes), math.prod(sizes))
+    states = combinations(sizes)
     cost = np.zeros(states.shape[1])
     change = np.zeros((budget.room.size + 1, states.shape[1]))
     for node, size in enumerate(sizes):

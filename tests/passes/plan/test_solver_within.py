@@ -11,6 +11,7 @@ import pytest
 from sbp.passes.plan import forests, sweeps, within
 from sbp.passes.plan.brute import brute_force, brute_force_within
 from sbp.passes.plan.budget import Budget, FlatBudget, Load, flat_budget
+from sbp.passes.plan.every import cheapest_of_all
 from sbp.passes.plan.flat import flat_network
 from sbp.passes.plan.network import CostNetwork, Infeasible
 from sbp.passes.plan.priced import PROVING
@@ -31,6 +32,20 @@ def test_few_combinations_are_solved_exactly(tightness: float) -> None:
         else:
             assert found.peak_bytes == found.least_peak_bytes == best.peak_bytes
             assert found.bound == math.inf
+
+
+def test_nodes_of_one_state_are_no_dims() -> None:
+    """What is all but decided has thousands of them, and an array 64 dims at most."""
+    decided = (np.zeros(1),) * 1_600
+    table = np.array([[0.0, 3.0, 3.0], [3.0, 0.0, 3.0]])
+    network = CostNetwork((*decided, np.array([2.0, 1.0]), *decided, np.zeros(3)), ((1_600, 3_201, table),))
+    budget = Budget((Load(1_600, 0, 1, np.array([1.0, 5.0])),), 4.0)
+    flat = flat_network(network)
+    flat_limit = flat_budget(flat, budget.loads, budget.limit)
+    states, cost, over = cheapest_of_all(flat, flat_limit, np.inf, budget.limit)
+    assert (cost, over, states[1_600], states[3_201]) == (2.0, -3.0, 0, 0)
+    assert brute_force(network).cost == 1.0
+    assert brute_force_within(network, budget).cost == 2.0
 
 
 @pytest.mark.parametrize("tightness", [0.4, 0.7, 1.0])
