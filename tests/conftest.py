@@ -8,38 +8,76 @@ XLA reads its flags once, when the first backend starts, so they are set here, b
 import functools
 import importlib.util
 import os
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
+from sbp.options import TIME_LIMIT_SECONDS
+from tests.cpu_seconds import CpuSeconds
+
 DEVICES = 8
+# What addopts in pyproject.toml leave out.
+DEFAULT = "not full and not slow"
 
 # Of a flag given twice XLA takes the last, so the user's other flags live on and the count is ours.
 COUNT = f"--xla_force_host_platform_device_count={DEVICES}"
 # Compiling is most of what tests take, and none asks how fast code for CPUs is: LLVM need not make it so.
 # That saves a third of the CPU seconds of a train step's test. Flags that the user gives come later, and win.
 # Where XLA's compiler for GPUs is installed, tests look at what it makes, so that it is left as it is.
-QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+HASTY = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 GPU_COMPILER = importlib.util.find_spec("jax_cuda13_plugin") is not None
-GIVEN = f"{'' if GPU_COMPILER else QUICK} {os.environ.get('XLA_FLAGS', '')}"
+# XLA ends the process when a device has waited 40 s for others, which a busy machine can take.
+PATIENT = "--xla_cpu_collective_call_terminate_timeout_seconds=900 --xla_cpu_collective_timeout_seconds=900"
+GIVEN = f"{PATIENT} {'' if GPU_COMPILER else HASTY} {os.environ.get('XLA_FLAGS', '')}"
 os.environ["XLA_FLAGS"] = f"{GIVEN} {COUNT}"
 os.environ["JAX_ENABLE_X64"] = "0"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-# Below tests/: pure Python, or so long that CI runs it on one Python only.
-ONCE = (
-    "docs",
-    "models",
-    "passes/physical",
-    "passes/plan",
-    "passes/schedule",
-    "runtime/checkpoint",
-    "runtime/processes",
-    "conformance/test_random_programs.py",
-    "test_wire_bytes.py",
-    "benchmarks",
+# Below tests/. One file a package, the first that anybody runs: `pytest -m quick` opens no other.
+QUICK = (
+    "benchmarks/test_pipelined.py",
+    "conformance/test_gradients.py",
+    "ecosystem/test_modules.py",
+    "errors/test_call_messages.py",
+    "errors/test_rows_messages.py",
+    "golden/test_algebra.py",
+    "models/recommender/test_batch.py",
+    "models/test_mlp.py",
+    "passes/boxing/test_table.py",
+    "passes/explain/test_notes.py",
+    "passes/look/test_text.py",
+    "passes/physical/test_evaluate.py",
+    "passes/pipeline/test_parts.py",
+    "passes/plan/test_pins.py",
+    "passes/program/test_hoist.py",
+    "passes/schedule/test_simulate.py",
+    "passes/test_chain.py",
+    "rules/test_structure.py",
+    "runtime/checkpoint/test_elsewhere.py",
+    "runtime/embedding/test_inputs.py",
+    "runtime/look/test_hlo_text.py",
+    "runtime/measured/test_accounts.py",
+    "runtime/pipeline/test_shared.py",
+    "runtime/processes/test_order.py",
+    "runtime/search/test_scanned.py",
+    "runtime/source/test_fold.py",
+    "runtime/target/test_trace.py",
+    "runtime/test_calls.py",
+    "sbp/rates/test_tables.py",
+    "sbp/test_meshes.py",
+    "talk/test_halo.py",
+    "test_house.py",
+)
+# What another line of JAX can change: what is traced, what primitives are called, what XLA makes. CI runs
+# these on the oldest Python too.
+LINES = (
+    *("conformance", "ecosystem", "errors", "golden", "passes/program", "rules", "runtime/source", "talk"),
+    *("runtime/test_calls.py", "runtime/test_control_flow.py", "runtime/test_conversions.py"),
+    *("runtime/test_donation.py", "runtime/test_names.py", "runtime/test_nonfinite.py"),
+    *("runtime/test_program.py", "runtime/test_start.py", "sbp/test_checker.py", "sbp/test_batching.py"),
 )
 
 import jax  # noqa: E402  (after the flags, on purpose)
@@ -50,21 +88,57 @@ settings.load_profile("sbp")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--full", action="store_true", help="the full suite, not one of ten CPU minutes")
+    parser.addoption("--cpu-seconds", action="store_true", help="print what folders and tests took")
     parser.addoption("--update-golden", action="store_true", help="write the golden texts anew")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks what CI runs once."""
+def pytest_configure(config: pytest.Config) -> None:
+    named = any("::" in argument for argument in config.args)
+    if config.getoption("--full"):
+        config.option.markexpr = "not slow"
+    elif named and config.option.markexpr == DEFAULT:
+        config.option.markexpr = ""  # who names a test means it
+    config.pluginmanager.register(CpuSeconds(config.getoption("--cpu-seconds")))
+
+
+def is_of(files: tuple[str, ...], path: Path) -> bool:
     here = Path(__file__).parent
-    once = tuple(here / part for part in ONCE)
+    return any(path == here / file or here / file in path.parents for file in files)
 
-    @functools.cache  # thousands of tests, hundreds of files
-    def is_once(path: Path) -> bool:
-        return any(path == part or part in path.parents for part in once)
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Opening a thousand files takes as long as the quick tests."""
+    quick = config.option.markexpr == "quick" and collection_path.is_file()
+    return True if quick and not is_of(QUICK, collection_path) else None
+
+
+def leave_out(items: list[pytest.Item]) -> None:
+    """Of a test with `some(3, "name")`, three cases stay, spread evenly, and the one of that name."""
+    cases = defaultdict(list)
     for item in items:
-        if is_once(item.path):
-            item.add_marker(pytest.mark.once)
+        if item.get_closest_marker("some"):
+            cases[item.path, item.originalname].append(item)
+    for of_test in cases.values():
+        given = of_test[0].get_closest_marker("some").args
+        most = given[0] if isinstance(given[0], int) else 0
+        kept = {round(i * (len(of_test) - 1) / max(most - 1, 1)) for i in range(min(most, len(of_test)))}
+        kept |= {i for i, item in enumerate(of_test) if item.callspec.id in given}
+        for i, item in enumerate(of_test):
+            if i not in kept:
+                item.add_marker(pytest.mark.full)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    leave_out(items)
+    of_file = functools.cache(lambda path: (is_of(QUICK, path), is_of(LINES, path)))
+    for item in items:
+        quick, lines = of_file(item.path)
+        if "slow" not in item.keywords and "full" not in item.keywords:
+            if quick:
+                item.add_marker(pytest.mark.quick)
+            if lines:
+                item.add_marker(pytest.mark.lines)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -80,6 +154,14 @@ def no_plans_on_disk() -> Iterator[None]:
     """Tests plan anew, and write nothing into the user's home; those of the cache name a folder."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sbp.runtime.cache_folder.user_folder", lambda: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def unhurried_plans() -> Iterator[None]:
+    """A plan that takes 3 s on a quiet machine is the same one on a machine that is ten times slower."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sbp.runtime.options.TIME_LIMIT_SECONDS", 10 * TIME_LIMIT_SECONDS)
         yield
 
 

@@ -1,9 +1,11 @@
 """The rules that hold the house up: who may import whom, how long a file may be, what a text may refer to."""
 
 import ast
+import functools
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,15 +54,26 @@ def name(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
+@functools.cache
 def text(path: Path) -> str:
     return path.read_text(encoding="utf-8")
+
+
+@functools.cache
+def nodes(source: str) -> tuple[ast.AST, ...]:
+    """Every node of a module, the module first; each file is parsed once for all tests."""
+    return tuple(ast.walk(ast.parse(source)))
+
+
+def docstring(path: Path) -> str | None:
+    module = nodes(text(path))[0]
+    assert isinstance(module, ast.Module)
+    return ast.get_docstring(module)
 
 
 MODULES = [path for folder in LAYERS for path in files(folder, "*.py")]
 DOCUMENTS = sorted(ROOT.glob("*.md"))
 DOCUMENTS += [path for folder in ("docs", "benchmarks", "tests", *LAYERS) for path in files(folder, "*.md")]
-
-each_module = pytest.mark.parametrize("path", MODULES, ids=name)
 
 
 def module_name(path: Path) -> str:
@@ -83,7 +96,7 @@ def imports(path: Path, source: str) -> Iterator[tuple[int, str]]:
     package = module_name(path).split(".")
     if path.name != "__init__.py":
         package.pop()
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(source):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -115,7 +128,7 @@ def wrong_imports(path: Path, source: str) -> list[str]:
 def jax_internals(source: str) -> list[int]:
     """The lines that import or reach into `jax._src` or jaxlib."""
     lines = []
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(source):
         match node:
             case ast.Import(names=aliases):
                 targets = [alias.name for alias in aliases]
@@ -130,9 +143,8 @@ def jax_internals(source: str) -> list[int]:
     return lines
 
 
-@each_module
-def test_imports_point_one_way(path: Path) -> None:
-    assert not wrong_imports(path, text(path))
+def test_imports_point_one_way() -> None:
+    assert not [wrong for path in MODULES for wrong in wrong_imports(path, text(path))]
 
 
 @pytest.mark.parametrize(
@@ -233,8 +245,8 @@ def test_the_face_is_light() -> None:
 
 def test_every_room_says_what_comes_in_and_what_goes_out() -> None:
     for room in ROOMS:
-        text_ = ast.get_docstring(ast.parse(text(ROOT / "passes" / room / "__init__.py"))) or ""
-        assert "In: " in text_ and "Out: " in text_, room
+        said = docstring(ROOT / "passes" / room / "__init__.py") or ""
+        assert "In: " in said and "Out: " in said, room
 
 
 def test_one_name_is_one_idea() -> None:
@@ -243,7 +255,7 @@ def test_one_name_is_one_idea() -> None:
     for path in MODULES:
         if name(path).startswith("models/"):
             continue
-        for node in ast.parse(text(path)).body:
+        for node in ast.iter_child_nodes(nodes(text(path))[0]):
             match node:
                 case ast.ClassDef(name=found):
                     pass
@@ -256,22 +268,29 @@ def test_one_name_is_one_idea() -> None:
     assert not {found: at for found, at in homes.items() if len(at) > 1}
 
 
-@each_module
-def test_file_is_short(path: Path) -> None:
-    lines = len(text(path).splitlines())
-    assert lines <= MAX_LINES, f"{name(path)} has {lines} lines: split it by subject"
+def test_files_are_short() -> None:
+    """Longer ones are split by subject."""
+    lengths = {name(path): len(text(path).splitlines()) for path in MODULES}
+    assert not {file: lines for file, lines in lengths.items() if lines > MAX_LINES}
 
 
-@each_module
-def test_module_says_what_it_is(path: Path) -> None:
-    public = not path.stem.startswith("_") or path.stem in ("__init__", "__main__")
-    assert not public or ast.get_docstring(ast.parse(text(path))), f"{name(path)} has no docstring"
+def test_statements_keep_to_their_budget() -> None:
+    """A docstring is no statement of code."""
+    every = [node for path in MODULES for node in nodes(text(path)) if isinstance(node, ast.stmt)]
+    texts = [node for node in every if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)]
+    statements = len(every) - len(texts)
+    budget = tomllib.loads(text(ROOT / ".ci" / "budgets.toml"))["statements"]
+    assert statements <= budget, f"{statements} statements, {budget} in .ci/budgets.toml"
 
 
-@each_module
-def test_jax_internals_only_in_compat(path: Path) -> None:
-    lines = jax_internals(text(path))
-    assert name(path) in COMPAT or not lines, f"{name(path)}, lines {lines}: JAX internals belong in {COMPAT}"
+def test_modules_say_what_they_are() -> None:
+    public = [p for p in MODULES if not p.stem.startswith("_") or p.stem in ("__init__", "__main__")]
+    assert not [name(path) for path in public if not docstring(path)]
+
+
+def test_jax_internals_only_in_compat() -> None:
+    found = {name(path): jax_internals(text(path)) for path in MODULES if name(path) not in COMPAT}
+    assert not {file: lines for file, lines in found.items() if lines}
 
 
 @pytest.mark.parametrize(
@@ -318,11 +337,13 @@ def test_texts_refer_to_nothing_outside() -> None:
     assert not found
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=name)
-def test_links_of_documents_resolve(path: Path) -> None:
-    targets = LINK.findall(FENCE.sub("", text(path)))
-    local = [target.split("#")[0] for target in targets if not re.match(r"#|[a-z]+:", target)]
-    assert not [target for target in local if not (path.parent / target).exists()]
+def test_links_of_documents_resolve() -> None:
+    dead = []
+    for path in DOCUMENTS:
+        targets = LINK.findall(FENCE.sub("", text(path)))
+        local = [target.split("#")[0] for target in targets if not re.match(r"#|[a-z]+:", target)]
+        dead += [f"{name(path)}: {target}" for target in local if not (path.parent / target).exists()]
+    assert not dead
 
 
 @pytest.mark.parametrize("command", ["main_job", "tests"])

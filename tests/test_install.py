@@ -88,7 +88,6 @@ def test_without_links_the_import_says_what_to_do(text_tree: Path) -> None:
     assert last.startswith("ImportError: sbp/passes and sbp/runtime are no links") and "pip install ." in last
 
 
-@pytest.mark.once
 @pytest.mark.skipif(not has_setuptools(), reason="the extra `test` brings the setuptools that builds it")
 def test_a_wheel_from_it_has_every_file_and_works(text_tree: Path, tmp_path: Path) -> None:
     done = run(BUILD, text_tree)

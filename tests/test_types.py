@@ -84,6 +84,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return out
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("line", LINES)
 def test_a_checker_sees_the_function(line: str, said: dict[str, str]) -> None:
     if LINES[line]:

@@ -10,6 +10,7 @@ from benchmarks.versus_jax import measure
 LIMITS = {"gpt/data:8": 1.0, "gpt/tensor:8": 1.0, "gpt/2d:2x4": 1.0, "gpt/zero:8": 0.70}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("row", LIMITS)
 def test_gpt(row: str) -> None:
     """The GPT of the benchmark table, with the same shardings for both."""

@@ -96,6 +96,7 @@ ENTRY %main (p: f32[8]) -> f32[32] {
     assert scheduled(module) == (2, 2)
 
 
+@pytest.mark.full
 def test_every_row_has_a_model_and_fits_its_devices() -> None:
     """Signatures are resolved for the peer, which takes even splits only; nothing is traced or allocated."""
     for row in (*gpu_target.ROWS, "llama70b/fsdp:16x8", "llama70b/zero:128"):
@@ -109,6 +110,7 @@ def test_every_row_has_a_model_and_fits_its_devices() -> None:
             sharding.shard_shape(x.shape)
 
 
+@pytest.mark.full
 def test_the_peer_is_the_same_model() -> None:
     config = llama.Config(1, 32, 8, 4, 48, 40, 6, remat=False)
     optimizer, placement = optax.sgd(0.1), sbp.placement("cpu", shape=(2, 4))

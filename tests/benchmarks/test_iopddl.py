@@ -45,6 +45,7 @@ def test_a_problem_is_solved(file: Path) -> None:
     assert found.peak_bytes == 70.0
 
 
+@pytest.mark.full
 def test_it_runs_as_a_script(file: Path, tmp_path: Path) -> None:
     command = [sys.executable, "benchmarks/iopddl.py", str(file), "--seconds", "20", "--out", str(tmp_path)]
     printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout

@@ -7,6 +7,7 @@ import pytest
 from benchmarks import limits
 
 
+@pytest.mark.full
 def test_the_words_say_what_is_split_and_gathered(capsys: pytest.CaptureFixture[str]) -> None:
     case = limits.case_of("gpt", (2,), 1, 1)
     plan = limits.row(case, (2,), ("gpt 1 on 2", "none"), math.inf)

@@ -30,6 +30,7 @@ def test_rank_correlation_goes_by_order_alone() -> None:
     assert math.isnan(rank_correlation([1], [1]))
 
 
+@pytest.mark.full
 def test_what_is_simulated_and_planned_are_different_times() -> None:
     """The model gets the kernels of the simulation: what it adds to them is what it finds exposed."""
     row = measure("gpt@1/zero:8", 0.0201, 0.0001)

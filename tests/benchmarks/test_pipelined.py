@@ -102,6 +102,7 @@ def test_what_does_not_fit_is_said() -> None:
     assert row.estimate is None and row.line(1.0, 1.0).endswith("| does not fit |")
 
 
+@pytest.mark.full
 def test_a_scan_in_stages_stands_beside_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """AUTO with stages is planned and priced as the others are."""
     monkeypatch.setattr(layouts, "CONFIG", replace(SMALL, fused=None))

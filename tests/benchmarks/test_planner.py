@@ -38,6 +38,7 @@ def test_every_must_has_a_model_and_a_placement() -> None:
     assert all(must.name == name and must.target for name, must in MUSTS.items())
 
 
+@pytest.mark.full
 def test_a_step_is_planned() -> None:
     cost = musts.planning_cost("gpt/2x2/1")
     assert cost.seconds > 0 and cost.gigabytes > 0 and cost.gap == 0.0
@@ -70,6 +71,7 @@ def test_a_token_goes_to_the_two_best_experts() -> None:
     np.testing.assert_allclose(found[:, room:], 0.0)
 
 
+@pytest.mark.full
 def test_a_step_that_cannot_be_planned_is_short() -> None:
     verdict = musts._planning("nothing/2/1", PlanningCost(), 1)
     assert not verdict.met and verdict.measured == "failed: KeyError: 'nothing'"

@@ -77,6 +77,7 @@ LAYOUTS = {
 QUICK = ("copies and tensor", "pipeline", "two matrices, no kernel")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in LAYOUTS]
 )
@@ -87,6 +88,7 @@ def test_every_way_of_parallelism_is_estimated(name: str) -> None:
     assert found.update > 0
 
 
+@pytest.mark.full
 def test_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, out = tmp_path / "steps.csv", tmp_path / "found.json"
     wrong = CELLS | {"gpus": "7"}
@@ -329,6 +331,7 @@ def test_a_kernel_of_attention_that_a_framework_calls() -> None:
     assert kernels.FLASH2_SHARE < kernels.FUSED_SHARE
 
 
+@pytest.mark.full
 def test_layers_in_a_loop_are_those_one_by_one() -> None:
     plain, loop = (Decoder(row(framework=cell)) for cell in ("", "Paxml"))
     assert not row(framework="Paxml", notes="scan off").in_loop

@@ -53,7 +53,7 @@ def page(gpt: Plan) -> str:
     return plan_page(gpt)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="session", autouse=True)
 def chromium() -> Iterator[Any]:
     if CHROMIUM is None:
         pytest.skip("no Chromium: apt-get install chromium")

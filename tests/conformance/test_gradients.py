@@ -75,11 +75,13 @@ CASES = [
 ]
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("one", CASES)
 def test_gradients_equal_one_device(one: Sample) -> None:
     check(one)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("one", CASES)
 def test_gradients_of_odd_values(one: Sample) -> None:
     check_odd(one)

@@ -47,6 +47,7 @@ def parameters() -> Iterator[Any]:
         yield pytest.param(case, id=case.name, marks=[pytest.mark.slow] if i >= QUICK else [])
 
 
+@pytest.mark.some(24)
 @pytest.mark.parametrize("case", list(parameters()))
 def test_results_are_those_of_one_device(case: Case) -> None:
     result = run_case(case)

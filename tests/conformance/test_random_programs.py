@@ -35,6 +35,7 @@ def test_equals_one_device(program: Program) -> None:
     assert outcome.good, f"{outcome.kind}: {outcome.what}"
 
 
+@pytest.mark.full
 @settings(max_examples=4, suppress_health_check=CHECKS)
 @given(programs(), st.booleans())
 def test_equals_one_device_on_odd_values(program: Program, integers: bool) -> None:

@@ -36,6 +36,7 @@ def clean_caches() -> Iterator[None]:
     jax.clear_caches()
 
 
+@pytest.mark.some(1, "docs/source.md")
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
 def test_a_page_prints_what_it_says(page: Path) -> None:
     found = pages.blocks(page.read_text(encoding="utf-8"))

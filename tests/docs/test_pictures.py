@@ -10,7 +10,7 @@ from tests.docs.test_pages import ROOT, script
 make_pictures = script("make_pictures")
 
 
-@pytest.mark.once
+@pytest.mark.full
 @pytest.mark.parametrize("name", list(make_pictures.MAKERS))
 def test_a_picture_shows_what_it_would_now(name: str) -> None:
     assert not make_pictures.stale(name), f"run `python docs/make_pictures.py {name}`"

@@ -45,6 +45,7 @@ def cross_entropy(logits: Any, labels: Any) -> Any:
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
 
+@pytest.mark.full
 def test_flax_linen() -> None:
     linen = pytest.importorskip("flax.linen")
 
@@ -87,6 +88,7 @@ def test_flax_nnx() -> None:
     compare(step, (params, OPTIMIZER.init(params)))
 
 
+@pytest.mark.full
 def test_equinox() -> None:
     eqx = pytest.importorskip("equinox")
     net = eqx.nn.MLP(12, 10, 32, 2, key=jax.random.key(0))

@@ -66,6 +66,7 @@ def run(
     return params, losses
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("how", SIGNATURES)
 def test_equals_one_device(name: str, how: str, x64: None) -> None:
@@ -81,6 +82,7 @@ def test_equals_one_device(name: str, how: str, x64: None) -> None:
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-9)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ("adamw", "lamb"))
 def test_float32_losses(name: str) -> None:
     """Losses over 20 steps within 1e-5, in float32."""

@@ -10,8 +10,6 @@ from sbp.errors import ArgumentError, PlacementError
 from sbp.hardware import Hardware, Link
 from tests.errors.messages import check_message
 
-pytestmark = pytest.mark.once
-
 KEYS = (
     "name, efficiency, merges_collectives, like, platform, memory_bytes, memory_bytes_per_second, "
     "vector_flops_per_second, launch_seconds, matrix_flops_per_second, links, collectives"

@@ -18,8 +18,6 @@ from sbp.talk.wire import WIRE_TYPES
 from tests.errors.messages import Messages, check_message, kinds
 from tests.options import options_of
 
-pytestmark = pytest.mark.once
-
 LINE = sbp.placement("cpu", shape=(8,))
 TABLE, IDS = jax.ShapeDtypeStruct((64, 4), jnp.float32), jax.ShapeDtypeStruct((16,), jnp.int32)
 

@@ -24,8 +24,6 @@ from tests.passes.rows.test_tables import (
     without_the_last,
 )
 
-pytestmark = pytest.mark.once
-
 LINE = sbp.placement("cpu", shape=(8,))
 IDS = np.zeros((16, 3), np.int32)
 FIX = (

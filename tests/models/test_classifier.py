@@ -44,6 +44,7 @@ def test_loss_is_the_mean_surprise() -> None:
     np.testing.assert_allclose(classifier.loss(params, (inputs, labels)), expected, rtol=1e-5)
 
 
+@pytest.mark.full
 def test_loss_falls_on_one_device() -> None:
     optimizer, data = optax.sgd(0.05, momentum=0.9), classifier.Identities(classes=300, inputs=16)
     step = jax.jit(classifier.make_train_step(optimizer))

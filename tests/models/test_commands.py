@@ -31,7 +31,7 @@ def test_every_model_has_such_a_command() -> None:
     assert gallery >= {"gpt.py", "mlp.py", "classifier.py", "resnet.py", "dlrm.py", "dcn.py", "deepfm.py"}
 
 
-@pytest.mark.once
+@pytest.mark.some("sbp plan models/dcn.py:train_step --placement h100:8")
 @pytest.mark.parametrize(
     "command", [pytest.param(c, marks=[needs_plugin] if "sbp compile" in c else []) for c in COMMANDS]
 )
@@ -48,6 +48,7 @@ def test_the_command_plans_it(
     assert all(words in captured.out for words in says) and not captured.err
 
 
+@pytest.mark.full
 def test_the_tool_s_own_hint_works(capsys: pytest.CaptureFixture[str]) -> None:
     target = re.search(r"\S+\.py:\w+", EXAMPLE)
     assert target is not None

@@ -59,6 +59,7 @@ def one_device() -> Any:
     return jax.jit(gpt.make_train_step(CONFIG, OPTIMIZER))
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("row", CHOICES)
 def test_gpt_float32(row: str, one_device: Any) -> None:
     """Losses within 1e-5 of one device over 30 steps with dropout, and state comes back as it came."""
@@ -102,6 +103,7 @@ def test_gpt_x64(row: str, x64: None) -> None:
     assert largest(opt_state, other_state) < 1e-9
 
 
+@pytest.mark.full
 def test_splits_are_real() -> None:
     """A device holds an eighth of each split weight; under ZeRO an eighth of weights and state."""
     config = gpt.Config(layers=1, width=32, heads=8, vocabulary=256, sequence=16, dropout=0.1)

@@ -32,7 +32,7 @@ def packages(extra: str) -> set[str]:
     return {IMPORTED_AS.get(name, name) for name in names}
 
 
-@pytest.mark.once
+@pytest.mark.full
 def test_every_model_starts_with_the_examples_alone() -> None:
     # optax brings absl.
     missing = (packages("recommender") | packages("test")) - packages("examples") - {"absl"}

@@ -65,6 +65,7 @@ def test_loss_is_the_mean_surprise(params: gpt.PyTree, logits: np.ndarray) -> No
     np.testing.assert_allclose(gpt.loss(params, TOKENS, None, TINY), -np.mean(np.log(picked)), rtol=1e-5)
 
 
+@pytest.mark.full
 def test_the_dtype_of_the_layers_is_not_that_of_the_loss(params: gpt.PyTree) -> None:
     half = replace(TINY, computed=jnp.bfloat16)
     assert gpt.logits(params, TOKENS[:, :-1], None, half).dtype == jnp.bfloat16

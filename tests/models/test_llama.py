@@ -88,6 +88,7 @@ def unstacked(params: llama.PyTree) -> llama.PyTree:
     return {**params, "layers": layers}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("remat", [False, True])
 def test_stacked_or_not_and_computed_twice_or_not_is_the_same(params: llama.PyTree, remat: bool) -> None:
     batch = tokens(TINY, 2)
@@ -98,6 +99,7 @@ def test_stacked_or_not_and_computed_twice_or_not_is_the_same(params: llama.PyTr
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-6), unstacked(grads), theirs)
 
 
+@pytest.mark.full
 def test_attention_by_one_op_of_jax_is_the_same(params: llama.PyTree) -> None:
     batch = tokens(TINY, 2)
     value, grads = jax.value_and_grad(llama.loss)(params, batch, None, TINY)
@@ -106,6 +108,7 @@ def test_attention_by_one_op_of_jax_is_the_same(params: llama.PyTree) -> None:
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-6), grads, theirs)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("choice", "shape"), [("2d", (2, 2)), ("auto", (4,))])
 def test_training_with_it_equals_one_device(
     choice: str, shape: tuple[int, ...], one_device: list[float]
@@ -117,6 +120,7 @@ def test_training_with_it_equals_one_device(
     assert trained(program, config, 4) == pytest.approx(one_device[:4], rel=1e-5)
 
 
+@pytest.mark.full
 def test_a_plan_of_its_kernel_keeps_no_scores() -> None:
     """On GPUs that need not be here: attention is split by batch and by heads, and takes no s x s memory."""
     by_hand = llama.Config(4, 1024, 16, 8, 2816, 4096, 4096, computed=jnp.bfloat16)
@@ -171,6 +175,7 @@ def test_loss_falls(one_device: list[float]) -> None:
     assert one_device[-1] < 0.5 * one_device[0]
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     ("choice", "shape", "scan"),
     [

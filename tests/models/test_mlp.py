@@ -34,6 +34,7 @@ def test_batches_repeat_with_their_seed() -> None:
     assert (images != other).any()
 
 
+@pytest.mark.full
 def test_loss_falls_on_one_device() -> None:
     optimizer, data = optax.adam(3e-3), mlp.synthetic_digits()
     step = jax.jit(mlp.make_train_step(optimizer))

@@ -99,6 +99,7 @@ def test_a_training_that_goes_on_has_no_work_with_what_was_seen(monkeypatch: pyt
     assert drawn == [(10, 1), (6, 2)] and hashed == [4, 4, 4]
 
 
+@pytest.mark.some(5)
 @pytest.mark.parametrize("optimizer", ["adam", "rowwise"])
 @pytest.mark.parametrize("then", ["rows", "columns", "whole"])
 @pytest.mark.parametrize("now", ["rows", "replicated", "whole"])
@@ -161,6 +162,7 @@ def of_three_features(args: argparse.Namespace) -> feed.Data:
     return feed.Data("few clicks", (train,), (test,), layout, teacher.cardinalities, False, teacher)
 
 
+@pytest.mark.full
 def test_the_command_goes_on_where_it_was_asked_to_end(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,6 +203,7 @@ def test_held_out_clicks_and_their_truth_are_the_same_rows() -> None:
     assert made.sizes == made.teacher.cardinalities
 
 
+@pytest.mark.full
 def test_the_command_with_synthetic_clicks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

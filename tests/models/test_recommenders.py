@@ -79,6 +79,7 @@ CASES = [
 ]
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(("model", "layout", "place"), CASES, ids=str)
 def test_every_layout_learns_what_one_device_does(
     model: str, layout: str, place: sbp.Placement, one_device: Any
@@ -176,6 +177,7 @@ def exchanges(tables: int, model: Any) -> tuple[int, int]:
     return sum(c.count for c in found) - backward, backward
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("model", MODELS)
 def test_however_many_tables_there_are_one_exchange(model: str) -> None:
     (forward, backward), many = exchanges(2, MODELS[model]), exchanges(8, MODELS[model])

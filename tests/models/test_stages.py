@@ -219,10 +219,12 @@ def resnet_10(schedule: str) -> Case:
     return resnet_of(resnet.Config((1, 1, 1, 1), width=2), 32, schedule)
 
 
+@pytest.mark.full
 def test_gpt_on_stages_of_two_axes() -> None:
     check(gpt_case, "1f1b", jnp.float32)
 
 
+@pytest.mark.full
 def test_resnet_in_four_stages(x64: None) -> None:
     check(resnet_10, "zb-h1", jnp.float64)
 

@@ -89,6 +89,7 @@ def test_a_whole_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 MLP = "--layers 2 --width 16 --batch 16 --save-every 2".split()
 
 
+@pytest.mark.full
 def test_a_run_goes_on_under_another_placement(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The metrics have the whole curve, and the parameters end as on one device."""
     where = ["--out", str(tmp_path), "--checkpoint", str(tmp_path / "runs")]
@@ -107,6 +108,7 @@ def test_a_run_goes_on_under_another_placement(tmp_path: Path, capsys: pytest.Ca
     assert again.losses == [] and "nothing to do: the checkpoint is of step 6" in capsys.readouterr().out
 
 
+@pytest.mark.full
 def test_whoever_resumes_saves(tmp_path: Path) -> None:
     """The same command starts a run and goes on with it, as a scheduler runs it once more."""
     for steps in ("2", "4"):

@@ -183,6 +183,7 @@ def test_a_request_without_a_limit_has_a_clock_too() -> None:
     assert request.timed().phases is not request.phases and request.timed().seconds_left is None
 
 
+@pytest.mark.full
 def test_what_fits_is_found_without_a_search_where_time_is_short() -> None:
     """The model under a limit on memory is not begun, and the plan says what it is instead."""
     fastest, _ = planned(small(), 1000.0, 0.1)

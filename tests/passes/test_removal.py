@@ -160,6 +160,7 @@ MODELS: dict[str, tuple[Callable[[], Case], tuple[int, ...], types.ModuleType, C
 SLOW, NOT_FOUND = ("resnet", "llama"), ("llama",)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in MODELS]
 )

@@ -61,6 +61,7 @@ def figures(plan: Plan) -> tuple[float, float, float, float]:
     return plan.seconds, plan.step_seconds, plan.wire_bytes, plan.memory_bytes
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("name", ["params['layers'][0]", "y", "tanh", "sin", "sent"])
 def test_every_alternative_is_the_plan_that_holds_it(plan: PipelinePlan, name: str) -> None:
     name = sent(plan) if name == "sent" else name
@@ -181,6 +182,7 @@ def test_a_model_that_is_cut_keeps_its_cut() -> None:
     assert other.seconds == pytest.approx(held.figures.seconds, rel=1e-9)
 
 
+@pytest.mark.full
 def test_a_limit_is_kept_by_what_if_and_said_by_why() -> None:
     given = {"in_sbp": (sbp.AUTO, [S(0)], sbp.AUTO)}
     roomy = planned(given=given)

@@ -22,7 +22,7 @@ print(plan)
 """
 
 
-@pytest.mark.once
+@pytest.mark.full
 def test_a_plan_is_the_same_in_every_process() -> None:
     """Batch norms have kernels that could be merged in several ways, which once hung on addresses."""
 

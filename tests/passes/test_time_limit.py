@@ -13,10 +13,12 @@ import pytest
 
 import sbp
 from sbp import B, S
+from sbp.options import TIME_LIMIT_SECONDS
 from sbp.passes import chain, choosing
 from sbp.passes.physical import fit as fitting
 from sbp.passes.plan import cheapest, model
 from sbp.passes.plan.network import Solution
+from sbp.passes.plan.phases import Phases
 from sbp.passes.request import Request, Terms
 from sbp.runtime.options import terms_of
 from tests.golden import two_stages
@@ -29,6 +31,27 @@ W = np.ones((64, 64), np.float32)
 def step(w: Any, x: Any) -> Any:
     value, slope = jax.value_and_grad(lambda w: jnp.mean(jnp.tanh(x @ w)))(w)
     return w - 0.1 * slope, value
+
+
+class Clock:
+    """Stands still but for what the test takes, so that no machine is too busy for it."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(time, "monotonic", clock)
+    monkeypatch.setattr(Phases.__init__, "__defaults__", (clock,))
+    return clock
 
 
 @pytest.fixture
@@ -49,7 +72,10 @@ def planned(**options: Any) -> sbp.Plan:
     return sbp.compile(step, LINE, options=sbp.Options(**options)).plan(W, W)
 
 
-def test_it_is_30_seconds_where_nobody_says_it(told: list[float]) -> None:
+def test_it_is_30_seconds_where_nobody_says_it(
+    monkeypatch: pytest.MonkeyPatch, clock: Clock, told: list[float]
+) -> None:
+    monkeypatch.setattr("sbp.runtime.options.TIME_LIMIT_SECONDS", TIME_LIMIT_SECONDS)
     planned()
     assert 25 < told[0] <= 30
     assert terms_of(sbp.Options()).time_limit_seconds == 30
@@ -57,11 +83,13 @@ def test_it_is_30_seconds_where_nobody_says_it(told: list[float]) -> None:
     assert terms_of(sbp.Options(time_limit=5)).time_limit_seconds == 5
 
 
-def test_what_comes_before_the_search_counts(monkeypatch: pytest.MonkeyPatch, told: list[float]) -> None:
+def test_what_comes_before_the_search_counts(
+    monkeypatch: pytest.MonkeyPatch, clock: Clock, told: list[float]
+) -> None:
     candidates = chain.enumerate_candidates
 
     def slow(*args: Any, **kwargs: Any) -> Any:
-        time.sleep(0.5)
+        clock.sleep(0.5)
         return candidates(*args, **kwargs)
 
     monkeypatch.setattr(chain, "enumerate_candidates", slow)
@@ -71,12 +99,12 @@ def test_what_comes_before_the_search_counts(monkeypatch: pytest.MonkeyPatch, to
 
 
 def test_the_search_leaves_time_for_what_comes_after_it(
-    monkeypatch: pytest.MonkeyPatch, told: list[float]
+    monkeypatch: pytest.MonkeyPatch, clock: Clock, told: list[float]
 ) -> None:
     candidates = chain.enumerate_candidates
 
     def slow(*args: Any, **kwargs: Any) -> Any:
-        time.sleep(1.0)
+        clock.sleep(1.0)
         return candidates(*args, **kwargs)
 
     monkeypatch.setattr(chain, "enumerate_candidates", slow)
@@ -84,8 +112,8 @@ def test_the_search_leaves_time_for_what_comes_after_it(
     assert told[0] <= 9.0 - chain.AFTER_SHARE
 
 
-def test_what_is_kept_is_a_share_of_what_was_taken() -> None:
-    placement, now = sbp.placement("cpu", shape=(1,)), time.monotonic()
+def test_what_is_kept_is_a_share_of_what_was_taken(clock: Clock) -> None:
+    placement, now = sbp.placement("cpu", shape=(1,)), clock.now
     hardware = sbp.hardware.hardware_for("cpu")
     plain = Request("f", placement, hardware, (), (), ())
     assert plain.keeping(2.0) is plain and plain.seconds_left is None
@@ -99,13 +127,17 @@ def test_what_is_kept_is_a_share_of_what_was_taken() -> None:
 
 @pytest.mark.parametrize(("limit", "least", "most"), [(1.0, 0.3, 0.8), (0.1, 0.05, 0.5), (None, None, None)])
 def test_the_model_counts(
-    limit: float | None, least: float | None, most: float | None, monkeypatch: pytest.MonkeyPatch
+    limit: float | None,
+    least: float | None,
+    most: float | None,
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """But the solver has a part of what the model took, or its plan would be worth nothing."""
     question, build, given = asked(step, LINE, W, W), model.Model.build_indexed, list[Any]()
 
     def slow(self: Any) -> Any:
-        time.sleep(0.2)
+        clock.sleep(0.2)
         return build(self)
 
     def solve(network: Any, *, time_limit_seconds: float | None, progress: Any) -> Solution:
@@ -119,13 +151,13 @@ def test_the_model_counts(
     assert found is limit is None or (least is not None and most is not None and least <= found <= most)
 
 
-def test_strict_plans_share_it(told: list[float]) -> None:
+def test_strict_plans_share_it(clock: Clock, told: list[float]) -> None:
     """The second search says what strictness costs."""
     planned(time_limit=10, strict_nonfinite=True)
     assert len(told) == 2 and all(3 < t <= 5 for t in told)
 
 
-def test_stages_share_it(told: list[float]) -> None:
+def test_stages_share_it(clock: Clock, told: list[float]) -> None:
     program = sbp.compile(two_stages.step, two_stages.step_placement, options=sbp.Options(time_limit=10))
     plan: Any = program.plan(*two_stages.step_args())
     assert len(plan.stages) == len(told) == 2 and all(3 < t <= 5 for t in told)
@@ -140,7 +172,9 @@ def test_a_part_is_kept_for_a_plan_that_fits() -> None:
 
 
 @pytest.mark.parametrize(("limit", "first"), [(1.0, 0.5), (None, math.inf)])
-def test_tries_to_fit_share_it(limit: float | None, first: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tries_to_fit_share_it(
+    limit: float | None, first: float, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     question, given = asked(step, LINE, W, W), list[float]()
     real = fitting.LimitedSearch
 
@@ -152,7 +186,7 @@ def test_tries_to_fit_share_it(limit: float | None, first: float, monkeypatch: p
             super().__init__(network, budget, 0.0, *others)
 
         def run(self) -> Any:
-            time.sleep(0 if limit is None else given[-1])
+            clock.sleep(0 if limit is None else given[-1])
             return dataclasses.replace(super().run(), peak_bytes=0.0)
 
         def go_on(self, target: float, seconds: float, taken: Any = ()) -> Any:
@@ -192,6 +226,7 @@ def test_one_that_was_proven_does_not() -> None:
     assert plan.gap > 0 or not any("time limit" in note for note in plan.notes)
 
 
+@pytest.mark.full
 def test_time_kept_for_memory_does_not_narrow_a_search() -> None:
     """Where the values of a program are more than a device has, half of the time is for the cheapest plan.
 

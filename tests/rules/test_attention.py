@@ -36,12 +36,14 @@ SPLITTING = sbp.Hardware("splitting", ((8, 1e4),), 1e4, 1e12, 1e12, (sbp.Link(1 
 SHARED = [one for one in SAMPLES if "shared" in one.label or "grouped" in one.label]
 
 
+@pytest.mark.some(8)
 @pytest.mark.parametrize("one", SAMPLES, ids=str)
 def test_rows_are_true(one: Sample) -> None:
     assert applications(one)
     assert not false_rows(one, one.groups[-1:])
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("one", SAMPLES, ids=str)
 def test_compositions_are_true(one: Sample) -> None:
     assert not false_compositions(one, (2, 2))
@@ -82,6 +84,7 @@ def plain(*args: Any, **options: Any) -> Any:
     return jax.nn.dot_product_attention(*args, implementation="xla", **options)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     ("args", "options"),
     [
@@ -100,6 +103,7 @@ def test_the_formulas_are_those_of_jax(args: Any, options: Any) -> None:
         np.testing.assert_allclose(got.astype(EXACT), want.astype(EXACT), rtol=4e-3, atol=4e-3)
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize(
     ("placement", "given"),
     [

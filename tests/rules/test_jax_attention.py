@@ -67,6 +67,7 @@ def of_one_device(case: str) -> Any:
     return jax.jit(step_of(case))(*operands(CASES[case][0]))
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(("placement", "given"), SIGNATURES, ids=str)
 @pytest.mark.parametrize("case", CASES)
 def test_any_signature_gives_what_one_device_gives(case: str, placement: sbp.Placement, given: Any) -> None:

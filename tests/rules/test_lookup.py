@@ -22,23 +22,27 @@ LINE, GRID = sbp.placement("cpu", shape=(8,)), sbp.placement("cpu", shape=(2, 4)
 SPARING = sbp.Options(hardware=BYTES_ONLY)
 
 
+@pytest.mark.some(8)
 @pytest.mark.parametrize("one", SAMPLES, ids=str)
 def test_rows_are_true(one: Sample) -> None:
     assert applications(one)
     assert not false_rows(one, one.groups[-1:])
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("one", [one for one in SAMPLES if one.pairs], ids=str)
 def test_compositions_are_true(one: Sample) -> None:
     assert not false_compositions(one, (2, 3))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("one", TIGHT, ids=str)
 def test_they_are_with_little_room(one: Sample) -> None:
     assert not false_rows(one, one.groups[-1:])
     assert not false_compositions(one, (2, 3))
 
 
+@pytest.mark.some(1)
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("one", WIDE, ids=str)
 def test_rows_are_true_of_wide_types(one: Sample) -> None:
@@ -95,6 +99,7 @@ def stepped(place: sbp.Placement, capacity: int | None) -> Built:
     return Built(lambda table, ids: step(table, ids, capacity=capacity), place, TABLE, IDS)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(("place", "capacity"), [(LINE, None), (GRID, 4)], ids=str)
 def test_the_plan_says_what_is_sent(place: sbp.Placement, capacity: int | None) -> None:
     built = stepped(place, capacity)

@@ -152,6 +152,7 @@ def test_the_kernel_is_an_attention() -> None:
     close(step(*args), want)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("shape", [(4, 4), (3, 5)], ids=["even", "uneven"])
 @pytest.mark.parametrize(
     ("placement", "given"),

@@ -53,6 +53,7 @@ def numpy_integers(x: Any) -> Iterator[Any]:
             yield from numpy_integers(getattr(x, f.name))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("axis", (0, -1))
 def test_every_sample_under_vmap_has_rows_in_python_integers(axis: int) -> None:
     """No rule refuses what `vmap` makes, and no dim or size is a NumPy integer."""

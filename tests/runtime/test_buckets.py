@@ -25,6 +25,7 @@ def bucketable(move: Move) -> bool:
     return move.kind in KINDS and (move.kind != "all_to_all" or isinstance(move.old, Split))
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("hierarchy", HIERARCHIES, ids=str)
 def test_a_bucket_equals_its_moves(hierarchy: tuple[int, ...]) -> None:
     p = placement("cpu", shape=hierarchy)

@@ -195,6 +195,7 @@ SETTINGS: dict[str, tuple[Any, Any]] = {
 }
 
 
+@pytest.mark.some(2)
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_setting_of_jax_is_part_of_the_key(name: str) -> None:

@@ -132,11 +132,13 @@ GRIDS = [
 ]
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("p", LINES, ids=str)
 def test_every_move_along_one_axis(p: Placement) -> None:
     check_moves(p, [table(shape, p, OPS) for shape in SHAPES])
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("p", GRIDS, ids=str)
 def test_every_move_along_two_axes(p: Placement, shape: tuple[int, ...]) -> None:
@@ -148,12 +150,14 @@ def test_every_move_along_three_axes() -> None:
     check_moves(p, [table((8,), p, ("sum", "max"))])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("shape", "ops"), [((8, 8), ("sum", "max")), ((5, 7), OPS)], ids=str)
 def test_a_sample_of_moves_along_three_axes(shape: tuple[int, ...], ops: tuple[str, ...]) -> None:
     p = placement("cpu", shape=(2, 2, 2))
     check_moves(p, [table(shape, p, ops)], sample=150)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("dtype", "ops"),
     [
@@ -169,6 +173,7 @@ def test_every_dtype(dtype: Any, ops: tuple[str, ...]) -> None:
     check_moves(p, [table((5, 7), p, ops, dtype)], dtype)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     ("shape", "p"),
     [((5, 7), placement("cpu", shape=(4,))), ((4, 4), placement("cpu", shape=(2, 2)))],
@@ -203,6 +208,7 @@ def test_infinities_are_not_lost_on_the_way() -> None:
         np.testing.assert_array_equal(view.join(unstacked(out, p), (5,), after, p.shape), x)
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("groups", [(4,), (2, 2), (2, 3), (3, 2), (2, 2, 2), (1, 3), (8,)], ids=str)
 def test_explode_lays_the_shards_side_by_side(groups: tuple[int, ...]) -> None:
     """Rows and columns, of every size to 9, and back again."""
@@ -252,6 +258,7 @@ FAMILIES: list[tuple[str, tuple[int, ...], tuple[int, ...], tuple[Signature, ...
 ]
 
 
+@pytest.mark.some(8)
 @pytest.mark.parametrize(("kind", "hierarchy", "shape", "before", "after"), FAMILIES, ids=str)
 def test_the_plans_bytes_are_those_of_the_compiled_program(
     kind: str, hierarchy: tuple[int, ...], shape: tuple[int, ...], before: NdSbp, after: NdSbp

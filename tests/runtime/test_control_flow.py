@@ -120,6 +120,7 @@ SIGNATURES = {
 }
 
 
+@pytest.mark.some(10)
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("how", SIGNATURES)
 def test_equals_one_device(name: str, how: str) -> None:

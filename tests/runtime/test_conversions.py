@@ -11,6 +11,7 @@ from sbp.runtime.look.meter import read_compiled
 from tests.runtime.conversions import CASES
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("name", CASES)
 def test_the_plan_says_what_is_sent(name: str) -> None:
     case = CASES[name]

@@ -130,6 +130,7 @@ def test_in_a_later_step(word: str) -> None:
     assert problem.got == word and "alive at the peak, by the plan: " in problem.why
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("threads", [True, False])
 def test_in_a_later_step_of_a_stage(threads: bool) -> None:
     program = starting.staged(sbp.Options())

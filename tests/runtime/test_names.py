@@ -31,7 +31,7 @@ LINE, GRID = sbp.placement("cpu", shape=(8,)), sbp.placement("cpu", shape=(2, 4)
 PLAIN = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "copy"}
 CHOICES = {"data": LINE, "tensor": LINE, "2d": GRID, "zero": LINE}
 each_choice = pytest.mark.parametrize(
-    "choice", ["data", "2d", *(pytest.param(c, marks=pytest.mark.once) for c in ("tensor", "zero"))]
+    "choice", ["data", "2d", *(pytest.param(c, marks=pytest.mark.full) for c in ("tensor", "zero"))]
 )
 
 
@@ -79,6 +79,7 @@ def check_rows(c: Case) -> None:
         assert {x.source for x in rows} >= {c.origins[name].source}
 
 
+@pytest.mark.some(1)
 @each_choice
 def test_collectives_of_the_gpt_lead_to_their_rows(choice: str) -> None:
     c = of_gpt(choice)
@@ -210,6 +211,7 @@ def test_what_an_op_sends_is_told_apart_by_size() -> None:
     assert {("all_to_all", "keys"), ("all_to_all", "rows")} <= set(kinds)
 
 
+@pytest.mark.full
 def test_a_profile_leads_to_every_row(tmp_path: Path) -> None:
     """The events of a profile are called as the instructions are."""
     c = of_gpt("2d")

@@ -118,6 +118,7 @@ MESSAGES: dict[str, tuple[Callable[[], Any], str, str]] = {
 }
 
 
+@pytest.mark.some(5)
 @pytest.mark.parametrize("name", MESSAGES)
 def test_message(name: str) -> None:
     call, where, first = MESSAGES[name]
@@ -248,6 +249,7 @@ CAME = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("donate", [(), (0, 1)])
 def test_what_came_into_a_pipeline_is_named_with_its_stage(donate: tuple[int, ...]) -> None:
     params = {"layers": [{"w": W}, {"w": W}], "scale": np.float32(1)}

@@ -48,6 +48,7 @@ def test_a_plan_is_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert again == plan and again.choice == plan.choice and str(again) == str(plan)
 
 
+@pytest.mark.full
 def test_another_process_finds_it(tmp_path: Path) -> None:
     plan = planned(tmp_path)
     code = (

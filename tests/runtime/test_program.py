@@ -113,6 +113,7 @@ FACES: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.some(12, "uneven keys")
 @pytest.mark.parametrize("name", FACES)
 def test_a_program_is_called_like_the_function(name: str) -> None:
     fn, args, options = FACES[name]

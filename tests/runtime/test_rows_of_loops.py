@@ -86,7 +86,7 @@ def mapped(x: Any) -> Any:
     return jax.shard_map(shard, mesh=LINE.mesh, in_specs=rows, out_specs=rows, check_vma=False)(x)
 
 
-@pytest.mark.once
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     "fn",
     (until, twice, keys, trips, poisson, binomial, conjugate, decay, inside, mapped),

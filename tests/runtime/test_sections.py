@@ -83,6 +83,7 @@ def check(physical: Physical, args: Any, hastens: bool) -> None:
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("hastens", [True, False])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_sections_give_what_the_program_gives(
@@ -94,6 +95,7 @@ def test_sections_give_what_the_program_gives(
     check(physical_of(fn, args, in_sbp), args, hastens)
 
 
+@pytest.mark.full
 def test_so_do_those_of_a_program_with_ops_that_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SECTION_UNITS", 2)
     args, in_sbp = arguments(), (AUTO, [S(0)], AUTO)

@@ -127,6 +127,7 @@ MOVED: dict[str, Callable[..., Any]] = {
 }
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("devices", [LINE, GRID], ids=str)
 @pytest.mark.parametrize("name", MOVED)
 def test_bit_for_bit_where_nothing_is_computed(name: str, devices: sbp.Placement) -> None:
@@ -166,6 +167,7 @@ REDUCED: dict[str, Callable[..., Any]] = {
 }
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("name", REDUCED)
 def test_extrema_keep_nan(name: str) -> None:
     x = odd(16, 12, seed=5)

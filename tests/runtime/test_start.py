@@ -45,6 +45,7 @@ def started(path: Path) -> dict[str, Any]:
     return dict(json.loads(run.stdout.splitlines()[-1]))
 
 
+@pytest.mark.full
 def test_another_process_compiles_nothing(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     """This one, which has not compiled these programs: pipelines share what was found among stages, too."""
     options = sbp.Options(cache=folder)

@@ -64,6 +64,7 @@ TRANSFORMS: dict[str, Any] = {
 }
 
 
+@pytest.mark.some(5)
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_values_are_those_of_the_program_without(name: str) -> None:
     jax.tree.map(

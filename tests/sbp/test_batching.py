@@ -11,8 +11,6 @@ import pytest
 import sbp
 from sbp import B, S
 
-pytestmark = pytest.mark.once
-
 PARTS = 4
 W = {"a": jnp.asarray(np.random.default_rng(0).normal(size=(4, 4)), np.float32)}
 W["b"] = W["a"][::-1] * 0.5
@@ -56,6 +54,7 @@ ORDERS: dict[str, Callable[..., Any]] = {
 }
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("bad", [0.0, np.nan, np.inf])
 @pytest.mark.parametrize("name", ORDERS)
 def test_a_part_of_weight_zero_is_left_out(name: str, bad: float) -> None:

@@ -29,6 +29,7 @@ def data_of(plan: Plan, folder: Path) -> Any:
     return json.loads((folder / "plan.json").read_text(encoding="utf-8"))
 
 
+@pytest.mark.some(1, "gpt-cpu:8")
 @pytest.mark.parametrize("place", [GRID, LINE], ids=("h100:2x4", "cpu:8"))
 @pytest.mark.parametrize("name", CASES)
 def test_the_plans_of_the_benchmarks_add_up(name: str, place: sbp.Placement, tmp_path: Path) -> None:
@@ -41,6 +42,7 @@ def test_the_plans_of_the_benchmarks_add_up(name: str, place: sbp.Placement, tmp
     assert not report.complaints and "everything adds up" in str(report)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     ("name", "args"),
     [("dlrm", "train_step_args"), ("llama", "example_args"), ("mlp", "train_step_args")],
@@ -237,6 +239,7 @@ SPOILS: dict[Callable[[Any], None], str] = {
 }
 
 
+@pytest.mark.some(10, "all_overlaps")
 @pytest.mark.parametrize("spoil", SPOILS, ids=lambda f: f.__name__.strip("_"))
 def test_what_is_spoiled_is_found(gpt: Any, spoil: Callable[[Any], None]) -> None:
     assert not check_plan(gpt).complaints

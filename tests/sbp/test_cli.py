@@ -235,7 +235,7 @@ def test_a_terminal_without_letters_for_lines(monkeypatch: pytest.MonkeyPatch) -
     assert b"'h?'" in err.buffer.getvalue()  # type: ignore[attr-defined]
 
 
-@pytest.mark.once
+@pytest.mark.full
 def test_a_reader_that_has_seen_enough(tmp_path: Path) -> None:
     read, write = os.pipe()
     os.close(read)

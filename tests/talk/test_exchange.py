@@ -223,6 +223,7 @@ def draws(case: Case, times: int = 3) -> Iterator[tuple[str, Array]]:
             yield f"{kind} {seed}", make(np.random.default_rng([seed, case.rows]), case).astype(np.int32)
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("case", CASES, ids=name)
 def test_no_key_is_lost_or_given_twice(case: Case) -> None:
     """Rows equal those of the table, sums those of NumPy, and each row is given at most once."""
@@ -278,6 +279,7 @@ def test_the_room_of_a_bucket() -> None:
     assert [(leg.capacity, leg.fits) for leg in legs(few)] == [(13, True)]
 
 
+@pytest.mark.full
 def test_sums_of_short_floats_are_rounded_once() -> None:
     """Adding ones to a bfloat16 one by one stops at 256, adding 300 to 1200 gives 1504."""
     case = replace(LINE, keys=8 * 300, rows=9)
@@ -287,6 +289,7 @@ def test_sums_of_short_floats_are_rounded_once() -> None:
     assert sums[4].tolist() == [2400, 2400] and np.count_nonzero(sums) == WIDTH
 
 
+@pytest.mark.full
 def test_rows_travel_in_a_narrower_type() -> None:
     """On two legs they are rounded as if there were one; sums of whole numbers are exact."""
     case = replace(GRID, capacity=4, wire="bfloat16")

@@ -187,6 +187,7 @@ def turned_halves(x: Any, here: Callable[[Any], Any]) -> Any:
     return jnp.sum(jnp.sin(here(jnp.concatenate([b, -a, here(x[:, :3])], 1))) ** 2)
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("fn", [next_token, turned_halves], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("length", [24, 21])
 @pytest.mark.parametrize("signature", [[S(1), S(1)], [S(0), S(1)], [S(1), B]], ids=str)

@@ -21,6 +21,7 @@ def test_without_a_gpu_it_says_what_can_be_done(monkeypatch: pytest.MonkeyPatch)
         profiled.main([])
 
 
+@pytest.mark.full
 def test_kernels_must_lead_back_to_the_program() -> None:
     program = sbp.compile(lambda x: jnp.sin(x) @ x.T, sbp.placement("cpu", shape=(2,)), in_sbp=[S(0)])
     profile = program.profile(jnp.ones((256, 256)))

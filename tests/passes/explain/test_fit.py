@@ -98,6 +98,7 @@ def test_nothing_says_proven_optimal_alone(large: sbp.Plan, tmp_path: Path) -> N
         assert form.count("proven optimal") == form.count("proven optimal among plans of any size") > 0
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("kind", CHIPS)
 def test_every_chip_of_the_catalogue_has_an_end(kind: str) -> None:
     has = CATALOGUE[kind].memory_bytes

@@ -57,6 +57,7 @@ class _Outside(HTMLParser):
         self.found += [f"{k}={v}" for k, v in attrs if k in ("src", "href", "srcset", "data")]
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("suffix", list(WRITERS))
 def test_every_suffix(plan: Plan, tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"plan{suffix.upper() if suffix == '.svg' else suffix}"

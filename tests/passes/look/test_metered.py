@@ -85,6 +85,7 @@ def made(request: pytest.FixtureRequest) -> Made:
     return PROGRAMS[request.param]()
 
 
+@pytest.mark.some(1)
 def test_the_page_has_all_that_is_sent(made: Made) -> None:
     plan, meter = made
     data = json.loads(plan_page(plan).split('id="plan-data">')[1].split("</script>")[0])

@@ -12,6 +12,7 @@ from sbp.passes.plan.model import ChosenSignatures
 from tests.passes.physical.limits import example, outcome
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("seed", [82, 554, 1012])
 def test_what_the_counted_loads_miss_is_found(seed: int) -> None:
     """Without it no plan was found for two of these, and a dearer one for the last."""
@@ -19,6 +20,7 @@ def test_what_the_counted_loads_miss_is_found(seed: int) -> None:
     assert found is not None and found.kind == "equal"
 
 
+@pytest.mark.some("209")
 @pytest.mark.parametrize("seed", [609, 209])
 def test_what_runs_again_is_tried_too(seed: int) -> None:
     """Without it no plan was found for the first one, and one that takes 1.11 times as long for the other."""

@@ -56,6 +56,7 @@ def planned(limit: float | None = None, hardware: sbp.Hardware | None = None, ro
 SLOW = replace(hardware_for("h100"), chip="", links=(sbp.Link(1 << 60, 1e9, 1e-3),))
 
 
+@pytest.mark.full
 def test_state_is_split_when_there_is_no_room_for_copies() -> None:
     fastest = planned(hardware=SLOW)
     limit = 0.7 * fastest.memory_bytes
@@ -75,6 +76,7 @@ def test_a_limit_that_is_kept_changes_nothing() -> None:
     assert replace(plan, hardware=fastest.hardware) == fastest
 
 
+@pytest.mark.full
 def test_the_memory_of_the_device_is_a_limit_too() -> None:
     fastest = planned(hardware=SLOW)
     small = replace(SLOW, memory_bytes=0.7 * fastest.memory_bytes)
@@ -178,6 +180,7 @@ def test_what_is_gathered_again_waits_for_what_it_is_wanted_with() -> None:
     assert text.count("optimization_barrier") == len(again(plan)) + len(others)
 
 
+@pytest.mark.full
 def test_the_smallest_peak_is_said_where_nothing_fits() -> None:
     with pytest.raises(sbp.SbpError) as caught:
         planned(1e6, SLOW)

@@ -20,6 +20,7 @@ def step(w: Any, x: Any) -> Any:
     return jnp.tanh(jnp.tanh(x @ w) @ w)
 
 
+@pytest.mark.full
 def test_states_that_cannot_be_are_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     """Then nothing that fits was found, and the error says so."""
     answer = LimitedSearch._answer

@@ -100,6 +100,7 @@ def chain(x: Any, w: Any, y: Any) -> Any:
     return (x @ w) @ y
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("fn", "hardware"),
     [

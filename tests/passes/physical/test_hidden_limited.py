@@ -64,6 +64,7 @@ def shortest_that_fits(given: Limited, found_seconds: float) -> float:
     return best
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("fn", [beside, chain])
 @pytest.mark.parametrize("hardware", [HARDWARE, SLOW])
 def test_step_is_near_the_shortest_that_fits(fn: Callable[..., Any], hardware: Hardware) -> None:

@@ -5,6 +5,7 @@ import pytest
 from tests.passes.physical.limits import outcomes
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "count", [20, pytest.param(500, marks=pytest.mark.slow)], ids=["a few", "as many as are asked for"]
 )

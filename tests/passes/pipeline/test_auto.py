@@ -104,6 +104,7 @@ def test_one_tensor_crosses_each_cut_each_way() -> None:
     assert [len([p for p in s.in_paths if p.startswith("params")]) for s in plan.stages] == [4, 4, 4, 4]
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(("schedule", "stages"), [("1f1b", 4), ("interleaved", 8), ("zb-v", 8)])
 def test_the_same_numbers(schedule: str, stages: int) -> None:
     options = sbp.Options(pipeline=sbp.PipelineOptions(stages=stages, schedule=schedule))

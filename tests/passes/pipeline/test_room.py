@@ -3,6 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 import sbp
 from sbp import B, S
 from sbp.hardware import hardware_for
@@ -28,6 +30,7 @@ def test_where_the_fastest_does_not_fit_another_one_is_found() -> None:
     assert small.seconds >= fastest.seconds and small.fits
 
 
+@pytest.mark.full
 def test_what_cannot_fit_is_said_of_the_whole() -> None:
     tight = plan(5500.0, in_sbp=([B], [B], [S(0)]))
     assert not tight.fits and "it does not fit" in tight.notes[0]

@@ -36,6 +36,7 @@ def plan(choice: str, shape: tuple[int, ...], layers: int, hardware: Any) -> sbp
     return program.plan(params, jax.eval_shape(OPTIMIZER.init, params), batch, key)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("shape", ((8,), (2, 4), pytest.param((2, 2, 2), marks=pytest.mark.slow)))
 @pytest.mark.parametrize("hardware", (BYTES_ONLY, None), ids=("bytes", "time"))
 def test_auto_is_at_most_every_hand_annotation(shape: tuple[int, ...], hardware: Any) -> None:

@@ -48,6 +48,7 @@ def test_pairs_are_of_groups() -> None:
     assert (DATA, DATA, TENSOR, TENSOR) in seeds and all(len(seed) == 4 for seed in seeds)
 
 
+@pytest.mark.full
 def test_what_differs_within_a_group_is_left_out() -> None:
     question = asked(step, FOUR, *ARGS)
     groups = axis_groups(FOUR, hardware_for("h100"))

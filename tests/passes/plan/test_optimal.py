@@ -107,6 +107,7 @@ def problem(graph: Graph, place: Placement) -> tuple[Candidates, Boundary, Boxin
     return candidates, boundary(graph, pins, free, free, place), Boxings(Network(place, HARDWARE))
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("which", range(len(PLACEMENTS)))
 def test_random_programs(which: int) -> None:
     """500 programs in all: the planner's cost equals brute force, and its bound proves it."""

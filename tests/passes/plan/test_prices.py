@@ -20,6 +20,7 @@ from sbp.passes.plan.within import LimitedSearch
 from tests.passes.plan.budgets import feasible_problems, problem
 
 
+@pytest.mark.full
 def test_prices_to_begin_with_stay_until_they_have_proven_what_they_can(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

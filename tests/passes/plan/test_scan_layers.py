@@ -69,6 +69,7 @@ HOW = {
 }
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("how", "what"),
     [

@@ -133,6 +133,7 @@ def test_search_is_exact_when_what_is_left_can_be_eliminated(
         assert answer.gap == 0.0, seed
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("cells", [0.0, 60.0])
 def test_bound_holds_when_little_can_be_eliminated(cells: float, monkeypatch: pytest.MonkeyPatch) -> None:
     search_only(monkeypatch, cells)

@@ -210,6 +210,7 @@ def ladder(layers: int, axes: int, width: float = 1024.0, tokens: float = 65536.
     return net.network()
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     ("layers", "axes", "width", "tokens"),
     [(12, 1, 1024.0, 65536.0), (12, 1, 4096.0, 32768.0), (12, 2, 1024.0, 65536.0), (12, 2, 4096.0, 32768.0)],
@@ -230,6 +231,7 @@ def test_one_axis_agrees_with_plain_elimination() -> None:
     assert solve(network).cost == pytest.approx(network.cost(plain.run()), rel=1e-12)
 
 
+@pytest.mark.full
 def test_two_axes_agree_with_plain_elimination() -> None:
     network = ladder(1, 2, 4096.0, 32768.0)
     plain = plan_elimination(network, max_cells=2e9, max_result_cells=1e8)

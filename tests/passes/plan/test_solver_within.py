@@ -48,6 +48,7 @@ def test_nodes_of_one_state_are_no_dims() -> None:
     assert brute_force_within(network, budget).cost == 2.0
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("tightness", [0.4, 0.7, 1.0])
 def test_search_against_enumeration(tightness: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(within, "_ENUMERATED_CELLS", 0)

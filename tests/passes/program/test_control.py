@@ -210,6 +210,7 @@ def joined(node: Node, args: list[Any]) -> tuple[list[Any], int]:
     return [whole.get(i, last.get(i)) for i in range(len(node.outputs))], ran
 
 
+@pytest.mark.some(6)
 @pytest.mark.parametrize(("op", "fn"), [e for e in EACH if e.id != "scan: no trip"])
 def test_steps_give_what_the_function_gives(op: str, fn: Callable[..., Any]) -> None:
     graph, node = control(op, fn)
@@ -227,6 +228,7 @@ def test_no_trip_takes_no_step() -> None:
     assert trips(node) == 0 and not list(STEPS["scan"](node, [X, W[:0]]))
 
 
+@pytest.mark.some(14)
 @pytest.mark.parametrize("how", SPLIT)
 @pytest.mark.parametrize(("op", "fn"), EACH)
 def test_lowered_it_gives_what_the_function_gives(op: str, fn: Callable[..., Any], how: str) -> None:

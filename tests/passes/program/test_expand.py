@@ -98,6 +98,7 @@ SEEN_THROUGH = {
 }
 
 
+@pytest.mark.some(12)
 @pytest.mark.parametrize("fn", SEEN_THROUGH.values(), ids=SEEN_THROUGH)
 def test_it_is_seen_through(fn: Any) -> None:
     """Every op that is left has a rule or is a loop."""

@@ -106,6 +106,7 @@ def table_sized(plan: sbp.Plan) -> int:
     return sum(graph.values[v].shape[:1] == (ROWS,) for s in steps for v in s.node.outputs)
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_rows_alone_are_updated(name: str) -> None:
     tx = sbp.rows(OPTIMIZERS[name]())
@@ -117,6 +118,7 @@ def test_rows_alone_are_updated(name: str) -> None:
     assert {"all_to_all"} <= set(plan.by_kind())
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("place", "table", "ids"),
     [
@@ -163,6 +165,7 @@ def pinned(table: Any, ids: Any) -> Any:
 
 
 # One device adds up half precision in half precision, a device here what it has in single precision.
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     ("lookup", "tolerance"), [(twice, 2e-5), (narrow, 5e-2), (filled, 2e-5), (clipped, 2e-5)]
 )
@@ -243,6 +246,7 @@ COUNTED = sbp.rows(optax.GradientTransformation(lambda p: (), by_count))
 PLACED = sbp.rows(optax.GradientTransformation(lambda p: (), by_position))
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     ("tx", "step", "reason"),
     [
@@ -295,6 +299,7 @@ def test_an_optimizer_is_needed() -> None:
         sbp.rows(0.1)
 
 
+@pytest.mark.full
 def test_a_plan_without_a_batch_is_made_again_with_one() -> None:
     tx = sbp.rows(optax.sgd(0.1))
     program = sbp.compile(
@@ -311,6 +316,7 @@ def test_a_plan_without_a_batch_is_made_again_with_one() -> None:
     assert known.wire_bytes < without.wire_bytes
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("place", [LINE, GRID], ids=("line", "grid"))
 def test_whole_tables_stay_on_their_devices(place: sbp.Placement) -> None:
     """Eight tables of five rows in a stack: pooled vectors travel, gradients of rows do not."""

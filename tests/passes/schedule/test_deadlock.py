@@ -90,6 +90,7 @@ BASES = [
 ]
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(("name", "ranks", "microbatches", "skips"), BASES)
 def test_the_proof_agrees_with_trying(name: str, ranks: int, microbatches: int, skips: bool) -> None:
     """400 spoiled orders of each: the proof, the executor and the simulator always say the same."""

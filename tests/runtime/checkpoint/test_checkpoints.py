@@ -64,6 +64,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, list[flo
     return folder, last, losses
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("shape", [(8,), (4,), (2, 2, 2), (1,)], ids=str)
 def test_a_run_goes_on_under_another_placement(shape: tuple[int, ...], saved: Any) -> None:
     folder, last, losses = saved
@@ -269,6 +270,7 @@ def killed_while_saving(folder: Path, rng: np.random.Generator) -> None:
 KILLS = 5
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("seed", [0, *(pytest.param(i, marks=pytest.mark.slow) for i in range(1, 11))])
 def test_whenever_it_is_killed_a_complete_step_is_there(seed: int, tmp_path: Path) -> None:
     """In pieces of some kills each, one after the other in one folder: what a crash leaves is swept up."""
@@ -294,6 +296,7 @@ print(runs.steps, (runs.restore(state)["w"] == state["w"]).all())
 """
 
 
+@pytest.mark.full
 def test_a_disk_that_fills_up_is_said(tmp_path: Path) -> None:
     run = subprocess.run(
         [sys.executable, "-c", FULL, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False
@@ -329,6 +332,7 @@ os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 """Root writes where nobody may; what it starts without this capability does not (capabilities(7))."""
 
 
+@pytest.mark.full
 def test_a_folder_that_may_not_be_written_is_said(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     command = [sys.executable, "-c", WITHOUT_OVERRIDE, "-c", READ_ONLY, str(folder)]

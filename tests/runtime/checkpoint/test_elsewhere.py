@@ -76,12 +76,14 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, float]:
     return str(folder / "run"), str(folder / "bits.npz"), float(program(*state, cases.batch_of(2))[2])
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("place", PLACES)
 def test_every_bit_comes_back(place: str, saved: tuple[str, str, float]) -> None:
     folder, bits, loss = saved
     assert restored(folder, place, bits) == pytest.approx(loss, rel=1e-5)
 
 
+@pytest.mark.full
 def test_and_in_two_processes(saved: tuple[str, str, float]) -> None:
     """Each of them compares all that was saved, and hears of the other one's folder that cannot be made."""
     folder, bits, loss = saved

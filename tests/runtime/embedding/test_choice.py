@@ -72,6 +72,7 @@ def planned(collection: Collection) -> sbp.Plan:
     return program.plan(tables, jax.eval_shape(tx.init, tables), ids, slopes)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("hardware", [BYTES_ONLY, None], ids=["bytes", "seconds"])
 def test_it_costs_no_more_than_any_one_layout(hardware: Hardware | None) -> None:
     choice = chosen(hardware)
@@ -168,6 +169,7 @@ def test_how_many_ids_there_are_must_be_known(shape: Any, batch: int, got: str) 
     assert error.value.problems[0].got == got
 
 
+@pytest.mark.full
 def test_what_is_possible_depends_on_the_table() -> None:
     kept = FeatureConfig("kept", TableConfig("kept", 9, 4, compression=QuotientRemainder(3)), (None, 2))
     choice = choose([kept], 8, LINE, optimizer=optax.sgd(0.1), hardware=SLOW)

@@ -104,6 +104,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_equals_a_dictionary_of_tables(layout: str) -> None:
     c = Collection(features(**LAYOUTS[layout]), multiple=8)

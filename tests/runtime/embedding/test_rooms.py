@@ -30,8 +30,6 @@ ROWS, WIDTH, KEYS = 1 << 13, 2, 2048
 TX = sbp.rows(optax.sgd(0.1))
 SHARE = KEYS // 64
 
-pytestmark = pytest.mark.once
-
 
 def step(table: Any, state: Any, ids: Any) -> Any:
     def loss(table: Any) -> Any:
@@ -72,6 +70,7 @@ def looked_up(program: sbp.Program, first: Array, calls: int) -> list[str]:
     return [str(w.message) for w in caught]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("number", [0, ROWS], ids=["zeros", "no ids"])
 def test_a_warm_up_says_nothing_of_the_room(number: int) -> None:
     """The room is that of a plan without a batch, more than an even share."""
@@ -109,6 +108,7 @@ def test_a_room_too_small_is_noticed_and_planned_once_more(on: sbp.Placement) ->
     assert count.most_rounds <= (3 if on is LINE else 6)
 
 
+@pytest.mark.full
 def test_training_goes_on_where_it_was() -> None:
     """State that was left to the compiler lies as before, and tables end as on one device."""
     program, tx = program_of(step), TX
@@ -158,6 +158,7 @@ def test_ids_that_no_argument_tells_are_reported() -> None:
     assert sum("even share" in n for n in program.plan(TABLE, ids).notes) == 1
 
 
+@pytest.mark.full
 def test_looking_at_rounds_costs_no_collective() -> None:
     """The program that counts sends what the one sends that does not, and the host waits for nothing."""
     program = program_of()

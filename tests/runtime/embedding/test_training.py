@@ -231,6 +231,7 @@ def cases(dtype: str, placements: Sequence[tuple[int, ...]]) -> list[Case]:
     return [Case(name, shape, BATCHES[(i + j) % 2], dtype) for (i, name), (j, shape) in pairs]
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("case", QUICK, ids=str)
 def test_twenty_steps(case: Case) -> None:
     check(case, 20)

@@ -72,6 +72,7 @@ EVENTS = st.lists(
 )
 
 
+@pytest.mark.full
 @given(EVENTS)
 def test_the_parts_add_up(events: list[tuple[int, str, int, int]]) -> None:
     made = tuple(OpEvent(d, name, float(a), float(a + n)) for d, name, a, n in events if a >= 0)

@@ -16,9 +16,8 @@ from sbp.runtime.pipeline.program import BuiltPipeline
 from tests.options import options_of
 from tests.runtime.pipeline.programs import chain_of, parts, training
 
-pytestmark = pytest.mark.once
-
 NAP = 0.03
+ASLEEP: list[int] = []  # how many stages sleep, after each change
 WIDE = sbp.placement("cpu", shape=(2, 2), axes=("stage", "data"))
 CHIPS = sbp.placement("h100", shape=(2, 8), axes=("stage", "data"))
 
@@ -27,7 +26,9 @@ def asleep(x: Any) -> Any:
     """The same array, a while later."""
 
     def sleep(x: Any) -> Any:
+        ASLEEP.append(1 + (ASLEEP[-1] if ASLEEP else 0))
         time.sleep(NAP)
+        ASLEEP.append(ASLEEP[-1] - 1)
         return np.asarray(x)
 
     return jax.pure_callback(sleep, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
@@ -67,7 +68,7 @@ def built_of(program: sbp.Program) -> BuiltPipeline:
 
 
 def test_stages_that_wait_are_driven_by_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stages that sleep overlap with threads alone; steps of either kind give the same, bit for bit."""
+    """Stages that sleep do so at the same time; steps of either kind give the same, bit for bit."""
     used: list[bool] = []
     run = Machine.run
 
@@ -77,16 +78,16 @@ def test_stages_that_wait_are_driven_by_threads(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(Machine, "run", noted)
     program, args = program_of(True)
+    ASLEEP.clear()
     results = [jax.tree.leaves(program(*args)) for _ in range(2 * STEPS + 1)]
-    assert used == [True, False] * STEPS + [True]
-    drivers = built_of(program).drivers
-    assert drivers.threads is True
-    assert min(drivers.seconds[True]) < 0.9 * min(drivers.seconds[False])
+    assert used == [*[True, False] * STEPS, built_of(program).drivers.threads]
+    assert max(ASLEEP) == 2
     for other in results[1:]:
         for a, b in zip(results[0], other, strict=True):
             np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("threads", [True, False])
 def test_what_is_asked_for_is_done(threads: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     program, args = program_of(False, threads=threads)
@@ -161,6 +162,7 @@ def test_a_stage_that_fails_while_it_is_found_out() -> None:
     assert drivers.threads is None and drivers.seconds == {True: [], False: []}
 
 
+@pytest.mark.full
 def test_an_interrupt_stops_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """The user's Ctrl-C reaches who waits for the threads: they do not finish the step first."""
     program, args = program_of(True, 64, threads=True)
@@ -173,7 +175,5 @@ def test_an_interrupt_stops_all_threads(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(KeyboardInterrupt):
         program(*args)
     monkeypatch.setattr(threading.Thread, "join", join)
-    ends = time.monotonic() + 64 * NAP
-    while threading.active_count() > before and time.monotonic() < ends:
+    while threading.active_count() > before:  # or the test's own limit ends it
         time.sleep(NAP)
-    assert threading.active_count() <= before

@@ -153,6 +153,7 @@ KINDS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], Any, Any]] = {
 }
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("name", KINDS)
 def test_results_equal_one_device(name: str) -> None:
     fn, args, whole, signatures = KINDS[name]

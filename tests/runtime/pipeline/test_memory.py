@@ -33,6 +33,7 @@ def measured(machine: Machine, built: BuiltPipeline, leaves: list[Any], threads:
     return record
 
 
+@pytest.mark.full
 def test_one_forward_one_backward_holds_as_much_however_many_there_are() -> None:
     found = {}
     for m in (4, 8):
@@ -97,6 +98,7 @@ def hoard_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Station, "run", leaky)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("hoard", [hoard_on_shelves, hoard_elsewhere])
 @pytest.mark.parametrize("threads", [False, True])
 def test_a_machine_that_frees_nothing_is_seen(

@@ -39,6 +39,7 @@ def profile(program: sbp.Program) -> Profile:
     return program.profile(*two_stages.values())
 
 
+@pytest.mark.full
 def test_donated_arguments_are_still_there(program: sbp.Program, profile: Profile) -> None:
     args = program.place(*two_stages.values())
     program.profile(*args)
@@ -95,7 +96,7 @@ def test_times(profile: Profile) -> None:
     assert profile.times.input_gradient[0] == 0  # nobody waits for stage 0
     assert profile.times.transfers[0, 1] == found[Kind.SEND_F, 0].alone
     assert measured_times(profile.task, profile.actions) == profile.times
-    assert profile.driver_seconds is not None and 0 < profile.driver_seconds < 0.05
+    assert profile.driver_seconds is not None and profile.driver_seconds > 0
 
 
 def test_text_and_files(profile: Profile, tmp_path: Path) -> None:
@@ -122,6 +123,7 @@ def test_text_and_files(profile: Profile, tmp_path: Path) -> None:
         profile.save(tmp_path / "profile.json")
 
 
+@pytest.mark.full
 def test_best_runs(profile: Profile) -> None:
     best = profile.best()
     assert best.name.startswith("auto (") and profile.task is not None and profile.replayed is not None

@@ -36,6 +36,7 @@ def assert_same(found: Any, wanted: Any) -> None:
         np.testing.assert_allclose(np.asarray(one), np.asarray(other), rtol=2e-5, atol=1e-6)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("kept", [0.0, 1.0])
 def test_two_stages_of_a_scan_equal_one_device(kept: float) -> None:
     wanted = after(3, jax.jit(step_of()), *arguments())
@@ -74,6 +75,7 @@ def test_weights_that_layers_cast_are_cast_once_per_step() -> None:
         np.testing.assert_allclose(np.asarray(one), np.asarray(other), atol=2e-3)
 
 
+@pytest.mark.full
 def test_a_stage_for_every_layer() -> None:
     line = sbp.placement("cpu", shape=(LAYERS,), axes=("stage",))
     assert_same(after(2, program(line, LAYERS), *arguments()), after(2, jax.jit(step_of()), *arguments()))
@@ -97,6 +99,7 @@ def test_signatures_of_a_stack_hold_for_its_parts() -> None:
     assert found[0]["layers"]["down"].sharding.spec == PartitionSpec("stage", "data")
 
 
+@pytest.mark.full
 def test_arguments_are_placed_once() -> None:
     step, args = program(), arguments()
     placed = step.place(*args)

@@ -24,8 +24,7 @@ OTHERWISE = {
 
 
 def until(folder: Path, step: int, run: subprocess.Popen[str]) -> None:
-    end = time.monotonic() + 200
-    while max(Checkpoints(folder).steps, default=0) < step and time.monotonic() < end:
+    while max(Checkpoints(folder).steps, default=0) < step:
         assert run.poll() is None, run.communicate()[1][-3000:]
         time.sleep(0.05)
 
@@ -38,10 +37,11 @@ def killed(out: Path) -> int:
     until(out / "checkpoint", 4, run)
     pids = subprocess.run(["pgrep", "-P", str(run.pid)], capture_output=True, text=True, check=True).stdout
     subprocess.run(["kill", "-9", pids.split()[1]], check=True)
-    assert "process 1 of 2 was killed by SIGKILL" in run.communicate(timeout=100)[1]
+    assert "process 1 of 2 was killed by SIGKILL" in run.communicate()[1]
     return Checkpoints(out / "checkpoint").steps[-1]
 
 
+@pytest.mark.full
 def test_a_gpt_that_was_killed_goes_on_in_one_process(tmp_path: Path) -> None:
     at = killed(tmp_path)
     more = f"--steps {at + 4} --parallel 2d --placement cpu:2x4 --out {tmp_path}".split()
@@ -115,7 +115,7 @@ def test_a_recommender_that_is_asked_to_end_saves_in_both_processes(tmp_path: Pa
     run = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     until(tmp_path / "checkpoint", 2, run)
     run.send_signal(signal.SIGTERM)
-    out, err = run.communicate(timeout=200)
+    out, err = run.communicate()
     assert run.returncode == 0, err[-3000:]
     assert out.count("asked to end; --resume goes on") == 1
     last = Checkpoints(tmp_path / "checkpoint").steps[-1]

@@ -33,6 +33,7 @@ def said(folder: Path) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["whole", "staged", "tied"])
 def test_each_loads_its_own_file_and_finds_its_own_programs(name: str, said: list[dict[str, Any]]) -> None:
     for first, again, cached, compiled, found in (s[name] for s in said):

@@ -55,6 +55,7 @@ def test_shares_that_mean_nothing(kept: tuple[float, ...]) -> None:
     assert problem.where == "search(kept=...)" and problem.legal == "numbers from 0 to 1"
 
 
+@pytest.mark.full
 def test_the_row_with_stages_can_be_compiled() -> None:
     """What a row says is what `compile` is told."""
     found = searched(kept=(1.0,))

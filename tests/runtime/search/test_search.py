@@ -37,6 +37,7 @@ def test_every_hierarchy_the_best_first() -> None:
     assert found.best is found.rows[0]
 
 
+@pytest.mark.full
 def test_each_plan_is_that_of_compile() -> None:
     """Sharing the trace changes nothing."""
     found = sbp.search(two_layers.step, 16, donate_argnums=0)(*two_layers.step_args())
@@ -94,6 +95,7 @@ def test_what_does_not_fit_comes_last_and_says_why() -> None:
     assert found.best is not None and found.best.plan is not None and found.best.plan.fits
 
 
+@pytest.mark.full
 def test_what_cannot_be_planned_says_why() -> None:
     found = sbp.search(two_layers.step, 16, options=sbp.Options(memory_limit="1kB"))(*two_layers.step_args())
     assert found.best is None and all(row.plan is None for row in found.rows)

@@ -74,6 +74,7 @@ def test_mlp_with_adam_updates_every_weight_by_one_function() -> None:
     assert len(re.findall(r"= update\(", source.text)) == 8
 
 
+@pytest.mark.full
 def test_gpt_is_of_a_reader_s_length() -> None:
     """Two layers on 2 x 4: equal layers are one function that is called twice, forward and backward."""
     config = gpt.Config(layers=2, width=32, heads=4, vocabulary=64, sequence=16)
@@ -98,6 +99,7 @@ def test_gpt_is_of_a_reader_s_length() -> None:
     assert "jax.random.split(key, 7)" in source.text
 
 
+@pytest.mark.full
 def test_tables_by_rows_are_exchanges_by_name() -> None:
     learner, on = recommenders.learner(), recommenders.LINE
     params = jax.jit(learner.init)(jax.random.key(0))
@@ -107,6 +109,7 @@ def test_tables_by_rows_are_exchanges_by_name() -> None:
     assert re.search(r'sbp\.on_shards\(\s*"sbp_update_rows"', source.text)
 
 
+@pytest.mark.some(6, "whiles-auto")
 @pytest.mark.parametrize("how", ("tensor", "auto"))
 @pytest.mark.parametrize("name", loops.PROGRAMS)
 def test_loops_and_branches(name: str, how: str) -> None:
@@ -122,6 +125,7 @@ def test_loops_and_branches(name: str, how: str) -> None:
     assert words.get(name, "") in source.text
 
 
+@pytest.mark.full
 def test_sections_and_recomputation_are_barriers() -> None:
     """Under a limit on memory."""
     on = sbp.placement("cpu", shape=(4,))

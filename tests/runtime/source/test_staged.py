@@ -40,6 +40,7 @@ def staged(schedule: str) -> ProgramSource:
     return found
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     ("schedule", "rows"),
     [
@@ -73,6 +74,7 @@ def test_halves_of_a_backward_pass() -> None:
     assert re.search(r'^    "F1:0 I1:0 .*W1:', source.text, re.MULTILINE)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize(("name", "schedule"), marked(PAIRS, QUICK))
 def test_of_every_kind_of_pipeline(name: str, schedule: str) -> None:
     case = CASES[name]()
@@ -83,6 +85,7 @@ def test_of_every_kind_of_pipeline(name: str, schedule: str) -> None:
     assert schedule in source.text
 
 
+@pytest.mark.full
 def test_a_gpt_in_two_stages_is_of_a_reader_s_length() -> None:
     """Embeds in the first stage, scores in the last one: the table of words is read by both."""
     config = gpt.Config(layers=2, width=16, heads=2, vocabulary=32, sequence=8, dropout=0.0)
