@@ -146,6 +146,7 @@ def test_stages_share_layers() -> None:
     assert stages[0].first and stages[-1].last and not any(s.first or s.last for s in stages[1:-1])
 
 
+@pytest.mark.full
 def test_attention_is_one_op_with_the_gradients_of_many() -> None:
     keys = jax.random.split(jax.random.key(0), 4)
     q = jax.random.normal(keys[0], (2, 2, 3, 8, 4))
@@ -175,6 +176,7 @@ def test_products_in_8_bits_have_operands_in_8_bits() -> None:
         assert float(jnp.linalg.norm(a - b) / jnp.linalg.norm(b)) < 0.1
 
 
+@pytest.mark.full
 def test_experts_compute_what_their_tokens_need() -> None:
     """With equal experts a mixture is an MLP, whatever goes where."""
     sizes = replace(row(experts="2/4"), width=8, hidden=16, sequence=16)

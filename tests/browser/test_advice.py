@@ -13,6 +13,8 @@ import pytest
 from sbp.passes.face import Plan
 from sbp.passes.look.web_page import diff_page
 
+pytestmark = pytest.mark.full
+
 HEAD = """
 import jax
 import jax.numpy as jnp

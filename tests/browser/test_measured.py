@@ -20,6 +20,8 @@ from sbp.passes.look.web_page import plan_page, profiled_page
 from sbp.runtime.measured.profile import Profile
 from tests.golden import two_stages
 
+pytestmark = pytest.mark.full
+
 ONE_REM = 0.1
 
 

@@ -12,6 +12,8 @@ from sbp.passes.look.web_page import plan_page
 from tests.browser.waiting import until
 from tests.passes.look.nets import scanned
 
+pytestmark = pytest.mark.full
+
 LIT = "sbpPage.timelines.views.map(v => [...v.lit])"
 SPAN = """([view, k]) => { const v = sbpPage.timelines.views[view], s = v.data.spans;
   const r = v.canvas.getBoundingClientRect();

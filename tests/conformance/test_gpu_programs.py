@@ -9,6 +9,7 @@ from tests.conformance.random_code import draw_program
 from tests.runtime.target.plugin import needs_plugin
 
 
+@pytest.mark.full
 @needs_plugin
 @pytest.mark.parametrize("number", ["1.31", "1.34", "2.9", "2.51", "2.54", "3.0", "3.1", "3.72"])
 def test_every_collective_is_explained(number: str) -> None:

@@ -98,6 +98,15 @@ ROWS: Messages = {
         "S(2) splits a dim that result 0, of shape (16, 6), does not have",
         "count dims from 0",
     ),
+    "a second rule": (
+        lambda: register_rule("sin", lambda op: [Row((B,), (B,))]),
+        RuleError,
+        "register_rule('sin')",
+        "a second rule",
+        "one rule per op",
+        "'sin' already has a rule in 'elementwise'",
+        "replace=True, if you mean to replace it",
+    ),
     "a split of a dim from behind": (
         listed(Row((S(-1),), (S(1),))),
         RuleError,

@@ -85,6 +85,7 @@ def test_dropout_keeps_the_mean_and_follows_its_key() -> None:
     assert gpt.drop(x, KEY, 0.0) is x
 
 
+@pytest.mark.full
 def test_loss_falls_on_one_device(params: gpt.PyTree) -> None:
     optimizer = optax.adamw(1e-2)
     step = jax.jit(gpt.make_train_step(TINY, optimizer))

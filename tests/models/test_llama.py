@@ -171,6 +171,7 @@ def one_device() -> list[float]:
     return trained(jax.jit(llama.make_train_step(WIDE, OPTIMIZER)), WIDE, 20)
 
 
+@pytest.mark.full
 def test_loss_falls(one_device: list[float]) -> None:
     assert one_device[-1] < 0.5 * one_device[0]
 

@@ -79,7 +79,7 @@ CASES = [
 ]
 
 
-@pytest.mark.some(1)
+@pytest.mark.full
 @pytest.mark.parametrize(("model", "layout", "place"), CASES, ids=str)
 def test_every_layout_learns_what_one_device_does(
     model: str, layout: str, place: sbp.Placement, one_device: Any

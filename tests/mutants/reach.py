@@ -1,9 +1,11 @@
-"""A pytest plugin (Python 3.12): which tests run the lines that the patches beside it change.
+"""A pytest plugin (Python 3.12): which tests run the lines that patches change, and those that make messages.
 
-`pytest -n 2 -p tests.mutants.reach` writes out/reach/WORKER.json: patch -> names of tests. A line that runs
-in another process, or once for all tests and is then remembered, is seen where it runs first or not at all.
+`pytest -n 2 -p tests.mutants.reach` writes out/reach/WORKER.json: FILE:LINE -> names of tests. A line that
+runs in another process, or once for all tests and is then remembered, is seen where it runs first or not at
+all.
 """
 
+import ast
 import json
 import os
 import re
@@ -17,6 +19,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 HUNK = re.compile(r"^@@ -(\d+)", re.MULTILINE)
+MAKERS = ("Problem", "problem")
 FILE = re.compile(r"^--- a/(.+)$", re.MULTILINE)
 
 
@@ -28,9 +31,18 @@ def line_of(patch: str) -> tuple[str, int]:
     return file[1], int(hunk[1]) + next(i for i, line in enumerate(before) if line.startswith("-"))
 
 
+def messages() -> Iterator[tuple[str, int]]:
+    """Where the library makes a message: file and line."""
+    for folder in ("sbp", "passes", "runtime"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Call) and getattr(node.func, "id", "") in MAKERS:
+                    yield path.relative_to(ROOT).as_posix(), node.lineno
+
+
 PATCHES = {path.stem: line_of(path.read_text()) for path in sorted(Path(__file__).parent.glob("*.patch"))}
-AT = {(str(ROOT / file), line): patch for patch, (file, line) in PATCHES.items()}
-FILES = {file for file, _ in AT}
+WATCHED = {(str(ROOT / file), line): f"{file}:{line}" for file, line in (*PATCHES.values(), *messages())}
+FILES = {file for file, _ in WATCHED}
 reached: dict[str, set[str]] = defaultdict(set)
 now = ""
 
@@ -42,9 +54,9 @@ def enter(code: CodeType, _offset: int) -> object:
 
 
 def see(code: CodeType, line: int) -> object:
-    patch = AT.get((os.path.realpath(code.co_filename), line))
-    if patch:
-        reached[patch].add(now)
+    place = WATCHED.get((os.path.realpath(code.co_filename), line))
+    if place:
+        reached[place].add(now)
     return sys.monitoring.DISABLE
 
 
@@ -68,4 +80,4 @@ def pytest_sessionfinish() -> None:
     sys.monitoring.free_tool_id(sys.monitoring.COVERAGE_ID)
     to = ROOT / "out" / "reach" / f"{os.environ.get('PYTEST_XDIST_WORKER', 'main')}.json"
     to.parent.mkdir(parents=True, exist_ok=True)
-    to.write_text(json.dumps({patch: sorted(names) for patch, names in reached.items()}))
+    to.write_text(json.dumps({place: sorted(names) for place, names in reached.items()}))

@@ -6,6 +6,7 @@ of the tree, and those tests are run until one fails. Prints a line per fault.
 
 import argparse
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -19,38 +20,42 @@ from tests.mutants.reach import PATCHES, ROOT
 MOST_SECONDS = 900  # of one fault: a program that hangs is found, too
 
 
-def pytest_in(tree: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def pytest_in(tree: Path, *arguments: str, seconds: float | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pytest", "-n", "2", "-q", *arguments]
-    return subprocess.run(
-        command, cwd=tree, capture_output=True, text=True, check=False, timeout=MOST_SECONDS
-    )
+    return subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False, timeout=seconds)
 
 
 def reaching(tree: Path, *arguments: str) -> dict[str, list[str]]:
-    command = [sys.executable, "-m", "pytest", "-n", "2", "-q", "-p", "tests.mutants.reach", *arguments]
-    subprocess.run(command, cwd=tree, capture_output=True, check=False)
+    """FILE:LINE -> the tests that run it."""
+    pytest_in(tree, "-p", "tests.mutants.reach", *arguments)
     found = defaultdict(list)
     for file in (tree / "out" / "reach").glob("*.json"):
-        for patch, names in json.loads(file.read_text()).items():
-            found[patch] += names
+        for place, names in json.loads(file.read_text()).items():
+            found[place] += names
     return found
 
 
-def first_failure(tree: Path, patch: str, names: list[str], *arguments: str) -> str:
+def first_failure(tree: Path, patch: str, names: list[str]) -> str:
     """The test that finds the fault, or nothing."""
+    asked = tree / "out" / "names.txt"
+    asked.write_text("\n".join(names))
     subprocess.run(["git", "apply", f"tests/mutants/{patch}.patch"], cwd=tree, check=True)
     try:
-        # By file where they are many: a command line has an end.
-        asked = names if len(names) < 500 else sorted({name.split("::")[0] for name in names})
-        done = pytest_in(tree, "-x", *arguments, *asked)
+        done = pytest_in(tree, "-x", f"@{asked}", seconds=MOST_SECONDS)
     except subprocess.TimeoutExpired:
         return "(it hangs)"
     finally:
         subprocess.run(["git", "apply", "-R", f"tests/mutants/{patch}.patch"], cwd=tree, check=True)
-    failed = [
-        line.split(" ")[1] for line in done.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))
-    ]
-    return failed[0] if failed else "" if done.returncode == 0 else f"(exit {done.returncode})"
+    failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", done.stdout, re.MULTILINE)
+    return failed[1] if failed else "" if done.returncode == 0 else f"(exit {done.returncode})"
+
+
+def copy_to(folder: str) -> Path:
+    """A copy of the tree that faults are planted into."""
+    left_out = shutil.ignore_patterns(".venv", "out", "__pycache__")
+    tree = shutil.copytree(ROOT, Path(folder) / "tree", symlinks=True, ignore=left_out)
+    (tree / "out").mkdir()
+    return tree
 
 
 def main() -> None:
@@ -58,18 +63,13 @@ def main() -> None:
     parser.add_argument("--full", action="store_true", help="the full suite, not the default one")
     suite = ["--full"] if parser.parse_args().full else []
     with tempfile.TemporaryDirectory() as folder:
-        tree = Path(folder) / "tree"
-        shutil.copytree(
-            ROOT, tree, symlinks=True, ignore=shutil.ignore_patterns(".venv", "out", "__pycache__")
-        )
+        tree = copy_to(folder)
         names = reaching(tree, *suite)
-        for patch in PATCHES:
-            began = time.perf_counter()
-            found = first_failure(tree, patch, names[patch], *suite) if names[patch] else ""
-            seconds = time.perf_counter() - began
-            print(
-                f"{patch:60} {len(names[patch]):5} tests {seconds:6.0f} s  {found or 'NOT FOUND'}", flush=True
-            )
+        for patch, (file, line) in PATCHES.items():
+            began, reach = time.perf_counter(), names[f"{file}:{line}"]
+            found = first_failure(tree, patch, reach) if reach else ""
+            taken = f"{len(reach):5} tests {time.perf_counter() - began:6.0f} s"
+            print(f"{patch:50} {taken}  {found or 'NOT FOUND'}", flush=True)
 
 
 if __name__ == "__main__":

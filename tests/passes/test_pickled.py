@@ -37,6 +37,7 @@ def test_a_pickled_plan_says_the_same(plan: Any) -> None:
     assert pickle.loads(pickle.dumps(found)) == plan
 
 
+@pytest.mark.full
 @pytest.mark.some(1)
 def test_a_plan_comes_to_another_process(plan: Any) -> None:
     code = "import pickle, sys; print(pickle.load(sys.stdin.buffer))"

@@ -131,6 +131,7 @@ def test_a_body_of_a_loop() -> None:
         assert plan.what_if(name, held.signature).seconds == pytest.approx(held.figures.seconds, rel=1e-9)
 
 
+@pytest.mark.full
 def test_a_plan_is_no_heavier_for_it(plan: Plan) -> None:
     again = planned()
     assert again == plan and again.replanner is not None
@@ -165,6 +166,7 @@ def test_what_cannot_be(plan: Plan, name: str, nd: Any, complaint: str) -> None:
     assert complaint in str(caught.value)
 
 
+@pytest.mark.full
 def test_with_overlap_the_shortest_step_comes_first() -> None:
     """Each alternative is chosen as the plan is: not the cheapest one thing after the other."""
     plan = planned(options=sbp.Options())

@@ -142,6 +142,7 @@ def close(got: Any, want: Any) -> None:
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5), got, want)
 
 
+@pytest.mark.full
 def test_the_kernel_is_an_attention() -> None:
     args = operands(2, 3)
 

@@ -132,13 +132,13 @@ GRIDS = [
 ]
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(2)
 @pytest.mark.parametrize("p", LINES, ids=str)
 def test_every_move_along_one_axis(p: Placement) -> None:
     check_moves(p, [table(shape, p, OPS) for shape in SHAPES])
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(2)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("p", GRIDS, ids=str)
 def test_every_move_along_two_axes(p: Placement, shape: tuple[int, ...]) -> None:

@@ -64,6 +64,36 @@ def test_the_first_wrong_op_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fix.startswith("  try    if the op's rule is yours, check its rows")
 
 
+def test_differences_that_add_up_are_told_from_a_wrong_op(monkeypatch: pytest.MonkeyPatch) -> None:
+    break_tanh(monkeypatch)
+    monkeypatch.setattr("sbp.runtime.verify._chunks", lambda graph: iter(()))
+    with pytest.raises(MismatchError) as caught:
+        sbp.verify(sbp.compile(mlp, GRID, in_sbp=SPLIT), X, W)
+    where, got, _, why, fix = str(caught.value).splitlines()
+    assert where == "result[0]" and got.startswith("  got    a relative difference of ")
+    assert why == "  why    no single op differs beyond rounding: the differences add up"
+    assert fix == "  try    compare under jax_enable_x64, which separates rounding from bugs"
+
+
+def test_of_a_program_with_stages_the_result_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    break_tanh(monkeypatch)
+    first, second = GRID.split(0)
+
+    def staged(x: Any, w: Any) -> Any:
+        with sbp.on(first):
+            hidden = x @ w
+        with sbp.on(second):
+            return jnp.tanh(hidden).sum(0)
+
+    with pytest.raises(MismatchError) as caught:
+        sbp.verify(sbp.compile(staged, GRID), X, W)
+    where, _, _, why, fix = str(caught.value).splitlines()
+    assert where == "result"
+    assert why.startswith("  why    the program runs on ")
+    assert why.endswith("; ops are named only in programs of one placement")
+    assert fix == "  try    verify the function without sbp.on, on one of them"
+
+
 def test_a_wrong_loop_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     break_tanh(monkeypatch)
 

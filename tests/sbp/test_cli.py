@@ -89,6 +89,7 @@ def test_typo_in_a_signature(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["plan", f"{FILE}:lonely"], "def lonely_args():"),
         (["plan", f"{FILE}:stepp"], "has no 'stepp'"),
+        (["plan", f"{FILE}:small_args"], "a program is made of a function"),
         (["plan", STEP, "--donate", "params"], "whole numbers with ',' between them"),
         (["compile", STEP, "--placement", "h100:2x8", "--topology", "2,8"], "whole numbers with 'x' between"),
         (["compile", STEP, "--placement", "h900:2x8"], "kind 'h900'"),
@@ -259,6 +260,7 @@ def columns(line: str) -> int:
     return len(re.sub("\x1b\\[[0-9;]*m", "", line))
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("width", [40, 72, 120])
 def test_text_fits_the_terminal(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
     text = on_a_terminal(monkeypatch, width, "plan", STEP, "--placement", "h100:2x4")

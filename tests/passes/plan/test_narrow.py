@@ -45,6 +45,7 @@ def least_with_each_state(network: IndexedNetwork) -> list[list[float]]:
     return found
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_bounds_of_states_hold(dtype: type) -> None:
     for seed in SEEDS:

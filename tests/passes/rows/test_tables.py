@@ -106,7 +106,7 @@ def table_sized(plan: sbp.Plan) -> int:
     return sum(graph.values[v].shape[:1] == (ROWS,) for s in steps for v in s.node.outputs)
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(2)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_rows_alone_are_updated(name: str) -> None:
     tx = sbp.rows(OPTIMIZERS[name]())
@@ -118,7 +118,7 @@ def test_rows_alone_are_updated(name: str) -> None:
     assert {"all_to_all"} <= set(plan.by_kind())
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     ("place", "table", "ids"),
     [

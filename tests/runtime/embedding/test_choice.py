@@ -72,7 +72,6 @@ def planned(collection: Collection) -> sbp.Plan:
     return program.plan(tables, jax.eval_shape(tx.init, tables), ids, slopes)
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("hardware", [BYTES_ONLY, None], ids=["bytes", "seconds"])
 def test_it_costs_no_more_than_any_one_layout(hardware: Hardware | None) -> None:
     choice = chosen(hardware)
@@ -83,6 +82,7 @@ def test_it_costs_no_more_than_any_one_layout(hardware: Hardware | None) -> None
     assert choice.plan.wire_bytes == choice.total.wire_bytes > 0
 
 
+@pytest.mark.full
 def test_the_costs_are_those_of_a_plain_training_step() -> None:
     choice = chosen(BYTES_ONLY)
     rows = Collection(SMALL, multiple=256)

@@ -83,7 +83,11 @@ PROGRAMS: dict[str, Callable[[], Made]] = {
 }
 
 
-@pytest.fixture(scope="module", params=PROGRAMS)
+SMALL = ("mlp", "tables by rows")
+LARGE = [pytest.param(name, marks=pytest.mark.full) for name in PROGRAMS if name not in SMALL]
+
+
+@pytest.fixture(scope="module", params=[*SMALL, *LARGE])
 def made(request: pytest.FixtureRequest) -> tuple[Any, Any, Profile]:
     program, args = PROGRAMS[request.param]()
     return program, args, program.profile(*args)

@@ -42,6 +42,7 @@ def test_each_loads_its_own_file_and_finds_its_own_programs(name: str, said: lis
         assert found > 0  # in process 1, too, of which JAX keeps nothing by itself
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("said")
 def test_what_crosses_is_refused_with_the_rest(folder: Path) -> None:
     for name in ("staged", "tied"):
@@ -54,23 +55,27 @@ def test_what_crosses_is_refused_with_the_rest(folder: Path) -> None:
         )
 
 
+@pytest.mark.full
 def test_all_name_the_device_that_found_it(said: list[dict[str, Any]]) -> None:
     assert said[0]["device"] == said[1]["device"]
     assert "is sqrt at starts.py:" in said[0]["device"]
     assert "its operands are finite; on device 6 of cpu(x=8)" in said[0]["device"]
 
 
+@pytest.mark.full
 def test_all_name_the_devices_of_all_processes(said: list[dict[str, Any]]) -> None:
     assert said[0]["devices"] == said[1]["devices"]
     assert "its operands are finite; on devices 1, 6 of cpu(x=8)" in said[0]["devices"]
 
 
+@pytest.mark.full
 def test_all_name_the_stage_that_found_it(said: list[dict[str, Any]]) -> None:
     assert said[0]["stage"] == said[1]["stage"]
     assert "is log at starts.py:" in said[0]["stage"]
     assert "on all devices of " in said[0]["stage"]
 
 
+@pytest.mark.full
 def test_who_gives_rows_of_its_own_without_saying_so_is_told(said: list[dict[str, Any]]) -> None:
     assert said[0]["unlike"] == said[1]["unlike"]
     batch, small = said[0]["unlike"]
@@ -79,11 +84,13 @@ def test_who_gives_rows_of_its_own_without_saying_so_is_told(said: list[dict[str
     assert small.startswith("<lambda>: w\n  got    other values in process 1 than in process 0\n")
 
 
+@pytest.mark.full
 def test_whole_batches_of_the_host_are_compared_once(said: list[dict[str, Any]]) -> None:
     for one in said:
         assert one["batches"] == [[496.0, 528.0, 560.0, 8.0, 4.0, 48.0], True]
 
 
+@pytest.mark.full
 def test_process_0_speaks_for_all_in_the_log(said: list[dict[str, Any]]) -> None:
     """At INFO; what the others do is said at DEBUG."""
     first, other = ([line for line in s["log"].splitlines() if "compiled" in line] for s in said)

@@ -34,7 +34,6 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return dict(json.loads(file.read_text()))
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("name", cases.CASES)
 def test_losses_are_those_of_one_process(name: str, found: dict[str, Any]) -> None:
     one = cases.CASES[name](cases.STEPS)
@@ -43,6 +42,7 @@ def test_losses_are_those_of_one_process(name: str, found: dict[str, Any]) -> No
         np.testing.assert_allclose(there, here, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.full
 def test_rooms_that_turn_out_too_small_are_planned_again_by_all(found: dict[str, Any]) -> None:
     """Process 0 says so once, and keys are counted over all processes."""
     assert found["rooms too small"]["again"] == 1
@@ -224,7 +224,7 @@ CLUSTERS = {
 """What two tasks find in their environments, each on a host of eight GPUs; JAX alone gives it but one."""
 
 
-@pytest.mark.some(1)
+@pytest.mark.full
 @pytest.mark.parametrize("cluster", CLUSTERS)
 def test_a_cluster_says_who_meets_where(cluster: str, tmp_path: Path) -> None:
     file = tmp_path / "job.py"

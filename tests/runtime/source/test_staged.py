@@ -128,6 +128,7 @@ def test_what_a_program_closes_over() -> None:
     assert len(source.constants) == 1 and "  # constant 0" in source.text
 
 
+@pytest.mark.full
 def test_the_module_runs_from_a_file(tmp_path: Path) -> None:
     source = staged("1f1b")
     source.save(tmp_path / "step.py")

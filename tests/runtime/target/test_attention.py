@@ -28,6 +28,7 @@ def report(dim: int, how: str) -> ProgramReport:
     return sbp.compile(step, sbp.placement("h100", shape=(8,)), in_sbp=[S(dim)]).report(QUERY, KEYS, KEYS)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("dim", [0, 2])
 def test_one_kernel_each_way_and_no_scores(dim: int) -> None:
     found, statistics = report(dim, "cudnn"), 4 * 16 * 16 * 2048 / 8
@@ -41,6 +42,7 @@ def test_one_kernel_each_way_and_no_scores(dim: int) -> None:
     assert found.memory.peak < SCORES_BYTES
 
 
+@pytest.mark.full
 def test_ordinary_ops_keep_the_scores() -> None:
     memory = report(0, "xla").memory
     assert memory is not None

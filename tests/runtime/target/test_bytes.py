@@ -135,6 +135,7 @@ CASES: dict[str, Callable[[], Case]] = {
 }
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("name", CASES)
 def test_the_plan_says_what_the_gpu_sends(name: str) -> None:
     planned, meter = CASES[name]().compiled()
@@ -142,6 +143,7 @@ def test_the_plan_says_what_the_gpu_sends(name: str) -> None:
     assert meter.wire_bytes == pytest.approx(planned, rel=0.01)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", CONVERSIONS)
 def test_conversions_beside_collectives(name: str) -> None:
     """XLA would send the type before a conversion, or after it, by itself (collective_quantizer.cc)."""
@@ -152,6 +154,7 @@ def test_conversions_beside_collectives(name: str) -> None:
     assert meter.wire_bytes == pytest.approx(planned, rel=0.01)
 
 
+@pytest.mark.full
 def test_rows_are_looked_up_once_and_rounds_beyond_the_plan_are_kept_apart() -> None:
     """Two results of the same rows: one exchange, whose further rounds run only if a bucket is too full."""
     args = f32(1 << 20, 128), ids(1 << 15)

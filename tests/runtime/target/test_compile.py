@@ -20,7 +20,10 @@ CASES = {
 }
 
 
-@pytest.fixture(scope="module", params=CASES)
+SPLIT, *OTHERS = CASES
+
+
+@pytest.fixture(scope="module", params=[SPLIT, *(pytest.param(c, marks=pytest.mark.full) for c in OTHERS)])
 def report(request: pytest.FixtureRequest) -> ProgramReport:
     """Plan against compiled program."""
     shape, make = CASES[request.param]

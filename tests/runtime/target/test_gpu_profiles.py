@@ -108,6 +108,7 @@ CASES = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", CASES)
 def test_every_kernel_has_its_place(name: str) -> None:
     shape, make = CASES[name]

@@ -170,6 +170,7 @@ def ratio(program: Any, *args: Any) -> float:
     return planned / xla
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_the_memory_of_a_train_step(name: str) -> None:
     t = PROGRAMS[name]
@@ -181,6 +182,7 @@ LAYERED = [(4, 1024, 4096), (24, 1024, 8192), (12, 2048, 32_768), (8, 4096, 16_3
 """Layers, their width, and rows of the batch: from few bytes, all of which are sent as one, to large ones."""
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("layers", "width", "rows"), LAYERED)
 def test_the_memory_of_plain_layers(layers: int, width: int, rows: int) -> None:
     ws = [floats(width, width)] * layers
@@ -203,6 +205,7 @@ def test_the_memory_of_layers_with_biases(step: Any, layers: int, width: int, ro
     assert ratio(program, state, floats(rows, width)) == pytest.approx(1, abs=WITHIN)
 
 
+@pytest.mark.full
 def test_the_memory_of_a_transformer() -> None:
     config = gpt.Config(layers=1, width=512, heads=8, vocabulary=8192, sequence=512, dropout=0.0)
     optimizer = optax.sgd(1e-3, momentum=0.9)
@@ -214,6 +217,7 @@ def test_the_memory_of_a_transformer() -> None:
     assert ratio(program, *args, key) == pytest.approx(1, abs=WITHIN)
 
 
+@pytest.mark.full
 def test_the_memory_of_rows_that_travel() -> None:
     def step(ws: Any, ids: Any) -> Any:
         loss, grads = jax.value_and_grad(looked_up)(ws, ids)
@@ -224,6 +228,7 @@ def test_the_memory_of_rows_that_travel() -> None:
     assert ratio(program, [floats(1 << 20, 128), floats(16 * 128, 64)], ids) == pytest.approx(1, abs=WITHIN)
 
 
+@pytest.mark.full
 def test_what_is_not_donated_is_there_twice() -> None:
     t = PROGRAMS["data"]
     kept, given = (
@@ -236,6 +241,7 @@ def test_what_is_not_donated_is_there_twice() -> None:
     assert ratio(kept, *args) == pytest.approx(1, abs=WITHIN)
 
 
+@pytest.mark.full
 def test_a_stack_that_a_scan_adds_to_is_there_once() -> None:
     """Slices of it are read and written in place; it is not copied, nor is there another one beside it."""
 

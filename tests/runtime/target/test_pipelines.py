@@ -23,7 +23,7 @@ pytestmark = needs_plugin
 WITHIN = 0.15
 
 
-@pytest.fixture(scope="module", params=["products", "a GPT"])
+@pytest.fixture(scope="module", params=["products", pytest.param("a GPT", marks=pytest.mark.full)])
 def report(request: pytest.FixtureRequest) -> PipelineReport:
     """Plan against compiled pieces."""
     if request.param == "products":

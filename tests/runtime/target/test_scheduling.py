@@ -35,6 +35,7 @@ def there_and_back(ws: Any, x: Any) -> Any:
     return x.mean()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("told", [True, False])
 def test_what_fits_is_sent_once(told: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not told:
@@ -52,6 +53,7 @@ def test_what_fits_is_sent_once(told: bool, monkeypatch: pytest.MonkeyPatch) -> 
         assert any(".remat" in name for name in row.instructions)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("in_sections", [True, False])
 def test_a_plan_that_fits_fits(in_sections: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under a limit at which nothing is hidden at the cost of memory, XLA's own order holds much more."""
@@ -87,6 +89,7 @@ def gradients(ws: Any, x: Any) -> Any:
     return jax.grad(lambda ws: jnp.square(lax.scan(jax.checkpoint(block), x, ws)[0]).mean())(ws)
 
 
+@pytest.mark.full
 def test_layers_in_a_scan_send_what_is_planned_under_a_limit() -> None:
     up, down = (jax.ShapeDtypeStruct((8, *shape), jnp.float32) for shape in ((1024, 4096), (4096, 1024)))
     args = {"up": up, "down": down}, jax.ShapeDtypeStruct((8192, 1024), jnp.float32)
