@@ -203,6 +203,7 @@ def test_what_jax_traces_once_has_the_line_of_each_use() -> None:
     assert found == {1, 2}
 
 
+@pytest.mark.full
 def test_what_an_op_sends_is_told_apart_by_size() -> None:
     fn, args, signatures = OTHERS["an exchange of rows of a table"]
     # Under `BYTES_ONLY`: so few rows are else looked up by their owners, and added up.
@@ -211,6 +212,7 @@ def test_what_an_op_sends_is_told_apart_by_size() -> None:
     assert {("all_to_all", "keys"), ("all_to_all", "rows")} <= set(kinds)
 
 
+@pytest.mark.full
 def test_a_profile_leads_to_every_row(tmp_path: Path) -> None:
     """The events of a profile are called as the instructions are."""
     c = of_gpt("2d")

@@ -42,7 +42,7 @@ def test_the_plans_of_the_benchmarks_add_up(name: str, place: sbp.Placement, tmp
     assert not report.complaints and "everything adds up" in str(report)
 
 
-@pytest.mark.some(1)
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "args"),
     [("dlrm", "train_step_args"), ("llama", "example_args"), ("mlp", "train_step_args")],

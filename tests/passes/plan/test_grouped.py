@@ -61,6 +61,7 @@ def test_what_differs_within_a_group_is_left_out() -> None:
         assert any(nd[0] != nd[1] for nd in signatures)
 
 
+@pytest.mark.full
 def test_programs_too_large_to_write_down_have_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight of them at least, and no step is longer than that of the cheapest plan; where even the model of
     groups is too large, that one is kept."""

@@ -72,6 +72,7 @@ def planned(collection: Collection) -> sbp.Plan:
     return program.plan(tables, jax.eval_shape(tx.init, tables), ids, slopes)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("hardware", [BYTES_ONLY, None], ids=["bytes", "seconds"])
 def test_it_costs_no_more_than_any_one_layout(hardware: Hardware | None) -> None:
     choice = chosen(hardware)

@@ -36,6 +36,7 @@ def assert_same(found: Any, wanted: Any) -> None:
         np.testing.assert_allclose(np.asarray(one), np.asarray(other), rtol=2e-5, atol=1e-6)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("kept", [0.0, 1.0])
 def test_two_stages_of_a_scan_equal_one_device(kept: float) -> None:
     wanted = after(3, jax.jit(step_of()), *arguments())

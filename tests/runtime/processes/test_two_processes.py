@@ -34,6 +34,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return dict(json.loads(file.read_text()))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", cases.CASES)
 def test_losses_are_those_of_one_process(name: str, found: dict[str, Any]) -> None:
     one = cases.CASES[name](cases.STEPS)
@@ -238,6 +239,7 @@ def test_a_cluster_says_who_meets_where(cluster: str, tmp_path: Path) -> None:
     assert said == [f"{i} 2 0,1,2,3,4,5,6,7" for i in range(2)]
 
 
+@pytest.mark.full
 def test_a_second_signal_ends_a_launch_at_once(tmp_path: Path) -> None:
     """The first one is for saving; who hangs in a collective hears neither."""
     file = tmp_path / "deaf.py"
