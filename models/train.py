@@ -20,7 +20,7 @@ import sbp
 from models.curves import loss_svg
 from models.pipeline import WHOLE, Pipeline
 from sbp.placement import Placement, parse_placement
-from sbp.runtime.metrics import Log
+from sbp.runtime.training.metrics import Log
 
 PyTree: TypeAlias = Any
 Step: TypeAlias = Callable[[PyTree, PyTree, PyTree, jax.Array], tuple[PyTree, PyTree, jax.Array]]
@@ -219,7 +219,7 @@ def run(job: Job, placement: Placement, args: argparse.Namespace) -> Result:
         if not losses:
             say(f"nothing to do: the checkpoint is of step {done.step}, and --steps {args.steps}")
             return result
-        since = f"steps {first + 1} to {done.step}: " if first or not done.is_done else ""
+        since = f"steps {done.start_step + 1} to {done.step}: " if done.start_step or not done.is_done else ""
         say(f"{since}loss {losses[0]:.4f} -> {losses[-1]:.4f} in {seconds:.1f} s with compilation")
         if not done.is_done:
             say("asked to end; --resume goes on")

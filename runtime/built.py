@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from operator import is_
-from pathlib import Path
 
 import jax
 from jax.sharding import NamedSharding
@@ -23,7 +22,7 @@ from sbp.passes.program.trace import Traced
 from sbp.passes.request import Request
 from sbp.runtime import nonfinite
 from sbp.runtime.builds import locked_property
-from sbp.runtime.cache_folder import caching
+from sbp.runtime.cache_folder import Cache, caching
 from sbp.runtime.checked import Lookout
 from sbp.runtime.counts import Counting
 from sbp.runtime.donation import LeafSharding, Owners, distinct, layouts_of, own_copy
@@ -53,7 +52,7 @@ class Built:
     moved: dict[str, str] = field(default_factory=dict)
     lock: AbstractContextManager[bool] = field(default_factory=threading.RLock, repr=False)
     watch: Lookout | None = None
-    cache: Path | None = None
+    cache: Cache | None = None
     loaded: bool = False
     kept: tuple[int, ...] | None = None
     shared: Shared | None = None

@@ -11,6 +11,7 @@ from typing import Generic, ParamSpec, TypeVar
 import jax
 
 from sbp.compat import setting, trace_context
+from sbp.compat_forks import FORK, check_not_forked
 from sbp.errors import ArgumentError, ProcessError, SbpError, raise_all
 from sbp.options import Options
 from sbp.passes.face import PipelinePlan, Plan
@@ -63,8 +64,7 @@ class Program(Generic[P, R]):
     ) -> None:
         functools.update_wrapper(self, fn, updated=())
         self.fn, self.placement = fn, as_placement(placement, "compile(fn, placement)")
-        self.in_sbp, self.out_sbp = in_sbp, out_sbp
-        self.parameters, self.options = own, options
+        self.in_sbp, self.out_sbp, self.parameters, self.options = in_sbp, out_sbp, own, options
         self._built: Builds[Built | BuiltPipeline] = Builds()
         self._seen: dict[Hashable, BuildSlot[Built | BuiltPipeline]] = {}
         self._latest: tuple[Call, Built | BuiltPipeline, tuple[arguments.Abstract, ...]] | None = None
@@ -146,12 +146,9 @@ class Program(Generic[P, R]):
         if self._latest is None:
             raise ArgumentError(not_planned(self, "save_executable(path)"))
         call, built, avals = self._latest
-        name = getattr(self.fn, "__name__", "program")
-        save(
-            path,
-            SavedSignature(name, signature_of(self.fn), self.parameters, self.placement, call, avals),
-            built,
-        )
+        name, takes = getattr(self.fn, "__name__", "program"), signature_of(self.fn)
+        signature = SavedSignature(name, takes, self.parameters, self.placement, call, avals)
+        save(path, signature, built, self.options.signing_key)
 
     @property
     def abstract_args(self) -> tuple[PyTree, ...]:
@@ -262,6 +259,7 @@ class Program(Generic[P, R]):
         Raises:
           SbpError: as a call does; PlacementError where it cannot be compiled.
         """
+        check_not_forked(f"{self}.report(...)")
         built = self._prepare(args, kwargs)[1]
         if isinstance(built, BuiltPipeline):
             return report_of_stages(built, self.placement, self.options.topology)
@@ -285,11 +283,15 @@ class Program(Generic[P, R]):
         self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree], *, concrete: bool = False
     ) -> tuple[Call, Built | BuiltPipeline]:
         """A call taken apart, and the program built for its abstract signature."""
+        if concrete:
+            check_not_forked(f"{self}(...)")
         call = self.parameters.take(args, kwargs)
         return call, self._slot(call, concrete).made
 
     def _to_run(self, call: Call) -> Built | BuiltPipeline:
         """What is built for a call with values; one like those before is not looked at again."""
+        if FORK.parent is not None:
+            check_not_forked(f"{self}(...)")
         seen = arguments.seen(call.leaves)
         key = (call.tree, call.values(), seen, self._context()) if seen is not None else None
         try:

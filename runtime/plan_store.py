@@ -1,8 +1,9 @@
 """Plans on disk: what a search has found, a file each, in the user's cache folder or one of their choice.
 
-Files are compressed JSON (`zcat` shows one), read by a parser that can do no more than that. A file that
-cannot be read, or that another version of this library or of JAX has written, is as good as none; a folder
-that cannot be written costs a search, and no error.
+Files are compressed JSON (`zcat` shows one), read by a parser that can do no more than that: whoever has
+written one, it can only choose among the signatures that the rules allow. A file that cannot be read, or that
+another version of this library or of JAX has written, is as good as none; a folder that cannot be written
+costs a search, and no error.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from functools import cache
 from importlib import resources
 from pathlib import Path
 
+from sbp.json_reader import json_of
 from sbp.options import Options
 from sbp.passes.plan.record import ChoiceRecord, read_record, record_data, versions
 from sbp.runtime import cache_folder
@@ -30,6 +32,10 @@ FORMAT, VERSION = "sbp-signatures", 2
 SUFFIX = ".json.gz"
 MOST_BYTES = 200e6
 """Of a folder. The files that were not used for longest go first."""
+MOST_PLAN_BYTES = 100_000_000
+"""Of one plan, unpacked: a small file can be made that fills the memory."""
+GZIP = 16 + zlib.MAX_WBITS
+"""How zlib calls the form of such files."""
 
 
 @dataclass(frozen=True)
@@ -75,11 +81,14 @@ class PlanFolder:
 def _read(packed: bytes, key: str) -> ChoiceRecord | None:
     """The record in a file; None if it is of another key, or cannot be read."""
     try:
-        data = json.loads(gzip.decompress(packed))
+        unpacked = zlib.decompressobj(GZIP)
+        data = json_of(unpacked.decompress(packed, MOST_PLAN_BYTES))
+        if not unpacked.eof:
+            return None
         if (data["format"], data["version"], data["key"]) != (FORMAT, VERSION, key):
             return None
         return read_record(data)
-    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, AttributeError):
+    except (zlib.error, ValueError, KeyError, TypeError, AttributeError, OverflowError):
         return None
 
 
@@ -105,5 +114,5 @@ def store_of(options: Options) -> PlanFolder | None:
     Of several processes process 0 plans, and so has the only store.
     """
     others = team()
-    folder = None if others is not None and not others.leads else cache_folder.folder_of(options)
-    return None if folder is None else PlanFolder(folder)
+    cache = None if others is not None and not others.leads else cache_folder.cache_of(options)
+    return None if cache is None else PlanFolder(cache.path)

@@ -24,7 +24,7 @@ from sbp.placement import Placement
 from sbp.runtime import arguments, modules
 from sbp.runtime.adopted import Adopted, adopt, given_plan
 from sbp.runtime.built import Built
-from sbp.runtime.cache_folder import folder_of
+from sbp.runtime.cache_folder import cache_of
 from sbp.runtime.call import Call, Parameters
 from sbp.runtime.given import Given, given
 from sbp.runtime.nonfinite import watch_of
@@ -161,7 +161,7 @@ def _build(
         count,
         request,
         watch=watch_of(options),
-        cache=folder_of(options),
+        cache=cache_of(options),
     )
 
 

@@ -14,6 +14,7 @@ if importlib.util.find_spec("sbp.passes") is None or importlib.util.find_spec("s
     )
 
 # `placement` is also a module's name, so it is bound at once (its import is cheap); all else waits.
+from sbp import compat_forks as compat_forks  # it sees forks from now on
 from sbp.placement import Placement, placement
 from sbp.quiet import expect_no_driver
 from sbp.version import VERSION
@@ -46,11 +47,12 @@ _FACE = {
     "compile": "sbp.runtime.execute",
     "initialize": "sbp.runtime.processes.start",
     "to_host": "sbp.runtime.processes.host",
-    "fit": "sbp.runtime.fit",
-    "FitResult": "sbp.runtime.fit",
-    "save": "sbp.runtime.checkpoint.face",
-    "restore": "sbp.runtime.checkpoint.face",
-    "Checkpoints": "sbp.runtime.checkpoint.folder",
+    "fit": "sbp.runtime.training.fit",
+    "FitResult": "sbp.runtime.training.fit",
+    "NonFinitePolicy": "sbp.runtime.training.policy",
+    "save": "sbp.runtime.checkpoint.api",
+    "restore": "sbp.runtime.checkpoint.api",
+    "Checkpoints": "sbp.runtime.checkpoint.checkpoints",
     "Program": "sbp.runtime.execute",
     "load_executable": "sbp.runtime.saved.load",
     "search": "sbp.runtime.search.search",
@@ -80,16 +82,17 @@ if TYPE_CHECKING:
     from sbp.passes.face import PipelinePlan, Plan, load_plan
     from sbp.rules import register_rule
     from sbp.runtime import embedding
-    from sbp.runtime.checkpoint.face import restore, save
-    from sbp.runtime.checkpoint.folder import Checkpoints
+    from sbp.runtime.checkpoint.api import restore, save
+    from sbp.runtime.checkpoint.checkpoints import Checkpoints
     from sbp.runtime.execute import Program, compile
-    from sbp.runtime.fit import FitResult, fit
     from sbp.runtime.measured.profile import Profile
     from sbp.runtime.processes.host import to_host
     from sbp.runtime.processes.start import initialize
     from sbp.runtime.saved.load import load_executable
     from sbp.runtime.search.ranking import Ranking
     from sbp.runtime.search.search import search
+    from sbp.runtime.training.fit import FitResult, fit
+    from sbp.runtime.training.policy import NonFinitePolicy
     from sbp.runtime.verify import verify
     from sbp.shards import bind, on_shards
     from sbp.signature import AUTO, B, Broadcast, P, Partial, S, Split
@@ -113,6 +116,7 @@ __all__ = [
     "FitResult",
     "Hardware",
     "Link",
+    "NonFinitePolicy",
     "Options",
     "P",
     "Partial",

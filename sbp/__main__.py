@@ -332,7 +332,13 @@ def _launch(options: argparse.Namespace) -> int:
         legal, why = "at least one process, and a script or -m and a module", "it is run in each process"
         got = f"{options.processes} processes, {' '.join(argv) or 'nothing to run'}"
         raise problem("launch", got, legal, why, "launch --processes 2 -m models.gpt --steps 5")
-    what = LaunchRequest(argv, options.processes, options.devices, options.port)
+    fewest = options.processes if options.min_processes is None else options.min_processes
+    if options.restarts < 0 or not 1 <= fewest <= options.processes:
+        got = f"--restarts {options.restarts}, --min-processes {fewest} of {options.processes}"
+        legal = f"restarts from 0, processes from 1 to {options.processes}"
+        why = "it is started again so often, with no fewer processes"
+        raise problem("launch", got, legal, why, "launch --processes 4 --restarts 10 --min-processes 2 ...")
+    what = LaunchRequest(argv, options.processes, options.devices, options.port, options.restarts, fewest)
     return launch(what, sys.stdout.write, sys.stderr.write)
 
 

@@ -24,8 +24,9 @@ devices by size. It takes a minute or two; other programs on the machine disturb
 """
 LAUNCHED = """\
 Each process joins the others (sbp.initialize) before the script runs. What process 0 prints is printed as it
-is, what others print with their numbers. If one ends that should not have, the others are ended, and 1 is
-returned.
+is, what others print with their numbers. If one ends that should not have, the others are ended, and all are
+started again or 1 is returned; the last line says which it was. SIGTERM, Ctrl-C and a terminal that is closed
+ask all to save and to end; the second one ends them at once.
 """
 
 
@@ -141,7 +142,7 @@ def parser(
         "--devices", type=int, metavar="N", help="so many of them (default: all GPUs, or 8 CPU devices)"
     )
     launched = command(
-        "launch", "run a script in several processes on this machine, for development", LAUNCHED
+        "launch", "run a script in several processes on this machine, again when one fails", LAUNCHED
     )
     launched.add_argument("--processes", type=int, default=2, metavar="N", help="so many (default: 2)")
     launched.add_argument(
@@ -152,6 +153,19 @@ def parser(
         help="CPU devices of each process (default: the devices that JAX finds)",
     )
     launched.add_argument("--port", type=int, default=0, help="where they meet (default: a free one)")
+    launched.add_argument(
+        "--restarts",
+        type=int,
+        default=0,
+        metavar="N",
+        help="start all again when one fails, N times at most (default: 0); a script that saves goes on",
+    )
+    launched.add_argument(
+        "--min-processes",
+        type=int,
+        metavar="M",
+        help="where the same process fails twice in a row go on with one less, down to M (default: all)",
+    )
     launched.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="a module, and its arguments")
     launched.add_argument(
         "script", nargs=argparse.REMAINDER, metavar="SCRIPT.py", help="or a script, and its arguments"

@@ -134,7 +134,7 @@ _INSTALLED = Installed()
 
 
 @contextlib.contextmanager
-def watched(files: CompiledFiles | None, path: str) -> Iterator[Watched]:
+def watched(files: CompiledFiles | None, path: str, keeps_own: bool = True) -> Iterator[Watched]:
     """A context in which JAX keeps what it compiles in some files, whatever time that takes.
 
     The user's own setting (`jax_compilation_cache_dir`) goes first, and `jax_enable_compilation_cache` is
@@ -143,6 +143,7 @@ def watched(files: CompiledFiles | None, path: str) -> Iterator[Watched]:
     Arguments:
       files: None to keep nothing.
       path: of their folder, in which XLA:GPU also keeps what it has timed.
+      keeps_own: whether it does, and finds what is there.
     """
     settings: Any = config
     module: Any = compilation_cache
@@ -153,6 +154,8 @@ def watched(files: CompiledFiles | None, path: str) -> Iterator[Watched]:
     elif files is not None:
         given.enter_context(settings.compilation_cache_dir(path))
         given.enter_context(settings.persistent_cache_min_compile_time_secs(0.0))
+        if not keeps_own:
+            given.enter_context(settings.persistent_cache_enable_xla_caches("none"))
     found = Watched(files)
     if files is None:
         yield found

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Protocol, cast
 
 import jax
-from jax._src import distributed
+from jax._src import distributed, xla_bridge
+from jax._src.lib import _jax  # type: ignore[attr-defined, unused-ignore]
 
 
 class Board(Protocol):
@@ -28,10 +29,40 @@ class Board(Protocol):
           JaxRuntimeError: if it is not, and when a process or the service is gone.
         """
 
+    def key_value_dir_get_bytes(self, key: str) -> list[tuple[str, bytes]]:
+        """All values whose keys begin with this one and a slash, with their keys.
+
+        Raises:
+          JaxRuntimeError: when the service is gone.
+        """
+
+    def key_value_delete(self, key: str) -> None:
+        """Deletes a value, and all whose keys begin with this one and a slash."""
+
 
 def board() -> Board | None:
     """The board of this process; None where it is the only one."""
     return cast("Board | None", distributed.global_state.client)
+
+
+def coordinator() -> str:
+    """The "host:port" of process 0, as given or as JAX has found it; "" before that."""
+    return distributed.global_state.coordinator_address or ""
+
+
+def set_own_address(address: str) -> None:
+    """Has gloo listen at an address of this host, and tell it to the others; before JAX is asked for devices.
+
+    Raises:
+      RuntimeError: if it was asked before.
+    """
+
+    def client() -> object:
+        found = distributed.global_state.client
+        gloo = None if found is None else _jax.make_gloo_tcp_collectives(found, hostname=address)
+        return xla_bridge.make_cpu_client(gloo)
+
+    xla_bridge.register_backend_factory("cpu", client, priority=0, fail_quietly=False)
 
 
 def is_late(error: jax.errors.JaxRuntimeError) -> bool:

@@ -12,6 +12,9 @@
       EmbeddingError      keys, ids, features or tables of sparse embeddings that cannot be taken
       NonFiniteError      a result that was to be refused: NaN or infinite; also a `FloatingPointError`
       CheckpointError     a checkpoint that cannot be saved or restored
+        DamagedCheckpointError  one step of a folder; another one may be intact
+        LeaseError            a folder of checkpoints that another run writes to
+      BatchError          a batch that does not come; also a `TimeoutError`
       ExecutableError     a compiled program that cannot be saved, or loaded here
       ProcessError        processes that do not run the same program, or do not come
 
@@ -72,6 +75,10 @@ class SbpError(ValueError):
         head = "" if len(shown) == 1 else f"{len(shown)} problems\n"
         super().__init__(head + "\n".join(str(p) for p in shown))
 
+    def __reduce__(self) -> tuple[type[SbpError], tuple[Problem, ...]]:
+        """How it comes from a worker to the process that started it: made of its problems, not its text."""
+        return type(self), self.problems
+
 
 class SignatureError(SbpError):
     """A signature that cannot be written, or that does not fit its tensor or placement."""
@@ -119,6 +126,18 @@ class CheckpointError(SbpError):
     """A checkpoint that cannot be saved, or restored as asked."""
 
 
+class DamagedCheckpointError(CheckpointError):
+    """A step of a checkpoint folder is damaged or was pruned."""
+
+
+class LeaseError(CheckpointError):
+    """A folder of checkpoints belongs to another run."""
+
+
+class BatchError(SbpError, TimeoutError):
+    """A batch did not come in the time that it was given."""
+
+
 class ExecutableError(SbpError):
     """A compiled program that cannot be saved, or that cannot be loaded or run here."""
 
@@ -139,6 +158,9 @@ KINDS: dict[str, type[SbpError]] = {
     "embedding": EmbeddingError,
     "nonfinite": NonFiniteError,
     "checkpoint": CheckpointError,
+    "damaged": DamagedCheckpointError,
+    "lease": LeaseError,
+    "batch": BatchError,
     "executable": ExecutableError,
     "process": ProcessError,
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
@@ -49,6 +49,25 @@ def bytes_of(limit: float | str | None, where: str) -> float | None:
     why = "it is an amount of memory per device" if not isinstance(limit, str) else "a text needs a unit"
     legal = "bytes, or a text such as '80GB' or '80GiB'"
     raise ArgumentError(Problem("argument", where, repr(limit), legal, why, _meant(limit)))
+
+
+LEAST_KEY_BYTES = 32
+"""Of a key that signs: as many as its digest has."""
+
+
+def checked_key(key: object, where: str) -> bytes | None:
+    """A key that signs compiled programs, or None. No message shows it.
+
+    Raises:
+      ArgumentError: for what is no key of at least `LEAST_KEY_BYTES`.
+    """
+    if key is None or (isinstance(key, bytes) and len(key) >= LEAST_KEY_BYTES):
+        return key
+    got = f"{len(key)} bytes" if isinstance(key, bytes) else f"a {type(key).__name__}"
+    legal = f"at least {LEAST_KEY_BYTES} bytes that nobody can guess"
+    why = "who finds it out can sign code that others run"
+    fix = f"secrets.token_bytes({LEAST_KEY_BYTES}), kept in a file that only those who share it can read"
+    raise ArgumentError(Problem("argument", where, got, legal, why, fix))
 
 
 def _meant(limit: object) -> str:
@@ -144,14 +163,18 @@ class Options:
         for all of them. Less time, more memory; `sbp.search` tries several.
       cache: whether what a search has found, and what XLA has compiled, is kept for the next process, in the
         user's folder of caches (~/.cache/sbp on Linux); or the folder to keep it in, as a `pathlib.Path`.
-        Compiled programs are code: a folder that others can write is one that others can run code by.
+        Compiled programs are code: those of a folder that others than the user and root can write are not
+        used without `signing_key`, and a warning says so.
+      signing_key: at least 32 secret bytes, with which compiled programs are signed: those of the cache and
+        of `Program.save_executable`. Then a file is used, whoever can write it, if its signature is right,
+        and no other. Nothing shows it. None: the owners and modes of files decide.
       debug_nans: whether a result that is NaN is an error, which names the first op that made one, and its
         line. Every call then waits for its results, and looks at what every op makes.
       progress: whether a search that takes longer than a second says on a terminal how far it is.
       moved: options by the names that they had before 0.2, when they were not in groups; each warns.
 
     Raises:
-      ArgumentError: for a limit on memory that cannot be read.
+      ArgumentError: for a limit on memory that cannot be read, and for what is no key.
 
     >>> Options(memory_limit="80GB").memory_limit_bytes
     80000000000.0
@@ -170,6 +193,7 @@ class Options:
     progress: bool = True
     scan_kept: float = 0.0
     debug_nans: bool = False
+    signing_key: bytes | None = field(default=None, repr=False)
 
     def __init__(
         self,
@@ -187,6 +211,7 @@ class Options:
         progress: bool = True,
         scan_kept: float = 0.0,
         debug_nans: bool = False,
+        signing_key: bytes | None = None,
         **moved: Unpack[_Moved],
     ) -> None:
         bytes_of(memory_limit, "Options(memory_limit=...)")
@@ -210,6 +235,7 @@ class Options:
             progress,
             scan_kept,
             debug_nans,
+            checked_key(signing_key, "Options(signing_key=...)"),
         )
         for f, value in zip(fields(self), given, strict=True):
             object.__setattr__(self, f.name, value)

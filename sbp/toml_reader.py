@@ -57,7 +57,7 @@ class TomlReader:
         """
         try:
             return tomllib.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as e:
+        except (OSError, ValueError, RecursionError) as e:  # what is no TOML is a ValueError, too
             why = "the file cannot be read as TOML"
             raise ArgumentError(Problem("argument", self.where, str(e), "a TOML file", why, maker)) from None
 

@@ -166,6 +166,12 @@ def unhurried_plans() -> Iterator[None]:
 
 
 @pytest.fixture
+def usual_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit of users: what another process has planned is asked for again."""
+    monkeypatch.setattr("sbp.runtime.options.TIME_LIMIT_SECONDS", TIME_LIMIT_SECONDS)
+
+
+@pytest.fixture
 def x64() -> Iterator[None]:
     """64-bit types while the test runs: `@pytest.mark.usefixtures("x64")`, or as an argument."""
     with jax.enable_x64(True):

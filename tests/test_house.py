@@ -307,6 +307,53 @@ def test_the_internals_check_itself(source: str, found: list[int]) -> None:
     assert jax_internals(source) == found
 
 
+def asserts_on_a_clock(source: str) -> list[int]:
+    """The lines of assertions that read a clock, or a name that has come from one."""
+    clocks = {"monotonic", "perf_counter", "process_time", "time"}
+
+    def reads(node: ast.AST) -> bool:
+        match node:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="time"), attr=attribute)):
+                return attribute in clocks
+            case _:
+                return False
+
+    taken = {
+        target.id
+        for node in nodes(source)
+        if isinstance(node, ast.Assign) and any(map(reads, ast.walk(node.value)))
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    return [
+        node.lineno
+        for node in nodes(source)
+        if isinstance(node, ast.Assert)
+        and any(reads(n) or (isinstance(n, ast.Name) and n.id in taken) for n in ast.walk(node.test))
+    ]
+
+
+def test_no_test_asserts_on_the_clock() -> None:
+    """What takes a second here takes a minute on a busy machine."""
+    found = {name(path): asserts_on_a_clock(text(path)) for path in files("tests", "*.py")}
+    assert not {file: lines for file, lines in found.items() if lines}
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("import time\nassert time.monotonic() < 3", [2]),
+        (
+            "import time\nbegan = time.time()\nseconds = time.time() - began\nassert seconds < 1",
+            [4],
+        ),
+        ("assert plan.seconds < 3", []),
+    ],
+)
+def test_the_clock_check_itself(source: str, found: list[int]) -> None:
+    assert asserts_on_a_clock(source) == found
+
+
 @pytest.mark.parametrize("folder", ["passes", "runtime"])
 def test_links_are_intact(folder: str) -> None:
     link = ROOT / "sbp" / folder

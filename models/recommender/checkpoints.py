@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -58,23 +58,25 @@ class TableCheckpoints(sbp.Checkpoints):
         super().__init__(path)
         self.learner, self.stacking = learner, stacking
 
-    def save(self, state: PyTree, step: int, extra: Mapping[str, Any] | None = None) -> None:
+    def save(self, state: PyTree, step: int, extra: PyTree = None, *, exempt: Sequence[str] = ()) -> None:
         """As `Checkpoints.save`."""
         lies = {"layout": self.stacking.layout, "devices": self.stacking.devices}
-        super().save(state, step, {**(extra or {}), TABLES: lies})
+        super().save(state, step, {**(extra or {}), TABLES: lies}, exempt=exempt)
 
-    def restore(self, like: PyTree, step: int | None = None, *, check: bool = True) -> PyTree:
+    def restore(self, like: PyTree, step: int | None = None, *, check: bool = True, **part: Any) -> PyTree:
         """As `Checkpoints.restore`; tables that were stacked otherwise come to the host."""
+        if part.get("only") is not None:
+            return super().restore(like, step, check=check, **part)
         self.wait()
         lay = self.extra(step).get(TABLES)  # none: something else was saved, which is refused below
         old = replace(self.learner, tables=(Stacking(**lay) if lay else self.stacking).tables(self.learner))
         moves = moves_of(old.tables, self.learner.tables)
         if moves is None:
-            return super().restore(like, step, check=check)
+            return super().restore(like, step, check=check, **part)
         params = jax.eval_shape(old.init, jax.random.key(0))
         saved = params, jax.eval_shape(old.init_state, params)
         asked = tuple({**now, TABLES: then[TABLES]} for now, then in zip(like, saved, strict=True))
-        params, state = super().restore(asked, step, check=check)
+        params, state = super().restore(asked, step, check=check, **part)
         return moved(params, state, self.learner.tables, moves)
 
 

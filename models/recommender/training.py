@@ -27,7 +27,7 @@ from models.recommender.metrics import Clicks
 from models.recommender.stages import Flow
 from models.recommender.synthetic import CARDINALITIES, DENSE
 from sbp.placement import Placement
-from sbp.runtime.metrics import Log
+from sbp.runtime.training.metrics import Log
 
 PyTree: TypeAlias = Any
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import os
 from collections.abc import Callable, Collection, Mapping
@@ -12,6 +11,7 @@ from typing import Any
 
 from sbp.errors import ArgumentError, Problem
 from sbp.hardware import hardware_of
+from sbp.json_reader import json_of
 from sbp.passes.explain.choices import RowChoices
 from sbp.passes.explain.plan import Collective, PlanData
 from sbp.passes.look.dot import dot_text
@@ -176,7 +176,7 @@ def load_plan(
     where = f"loading a plan from {os.fspath(path)!r}"
     try:
         text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as e:
+    except (OSError, ValueError) as e:
         raise problem(str(e), _LEGAL, "the file cannot be read as JSON", _FIX, where) from None
     return parse_plan(text, others, where)
 
@@ -198,15 +198,15 @@ def parse_plan(
       ArgumentError: as `load_plan` does.
     """
     try:
-        data = json.loads(text)
-    except json.JSONDecodeError as e:
+        data = json_of(text)
+    except ValueError as e:
         raise problem(str(e), _LEGAL, "the file cannot be read as JSON", _FIX, where) from None
     if not isinstance(data, dict) or (data.get("format"), data.get("version")) != (FORMAT, VERSION):
         found = (data.get("format"), data.get("version")) if isinstance(data, dict) else type(data).__name__
         raise problem(f"{found}", _LEGAL, "only files of this format can be read", _FIX, where)
     try:
         return next((read for key, read in others.items() if key in data), read_plan)(data)
-    except (KeyError, TypeError, ValueError) as e:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as e:
         raise problem(
             f"{type(e).__name__}: {e}", _LEGAL, "a field is missing or has no legal value", _FIX, where
         ) from None

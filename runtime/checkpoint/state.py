@@ -11,6 +11,7 @@ import numpy as np
 from sbp import compat
 from sbp.compat import is_key
 from sbp.errors import ArgumentError, Problem
+from sbp.runtime.checkpoint.replicas import without_replicas
 from sbp.runtime.checkpoint.spread import gathered, is_of_one, spread, spread_sharding
 from sbp.runtime.execute import Program
 from sbp.runtime.pipeline.ways import Ways
@@ -38,14 +39,27 @@ EMPTY = np.zeros(1, np.int8)
 
 
 def plain(state: PyTree, ways: Ways) -> PyTree:
-    """The state as orbax takes it: keys as words, and nothing that only one of several processes has."""
-    return jax.tree.map(lambda x: _plain(spread(x, ways)), state)
+    """The state as orbax takes it: keys as words, nothing that only one process has, and no large replicas.
+
+    Arrays of the host are copied, since the user may change them while they are written.
+    """
+    leaves, tree = jax.tree.flatten(state)
+    return jax.tree.unflatten(tree, without_replicas([_plain(spread(x, ways)) for x in leaves]))
 
 
 def _plain(x: Leaf) -> Leaf:
     if _is_empty(x):
         return EMPTY
-    return jax.random.key_data(x) if _has_keys(x) else x
+    if isinstance(x, np.ndarray | np.generic | complex):
+        return np.array(x)
+    words = jax.random.key_data(x) if _has_keys(x) else x
+    return np.asarray(words) if _is_alike(words) else words
+
+
+def _is_alike(x: Leaf) -> bool:
+    """Whether an array lies on devices of this process alone, as each process has one of its own: not placed
+    yet, and the same in all."""
+    return jax.process_count() > 1 and isinstance(x, jax.Array) and x.is_fully_addressable
 
 
 def _has_keys(x: Leaf) -> bool:
@@ -85,21 +99,24 @@ def as_asked(x: Leaf, like: Leaf, ways: Ways) -> Leaf:
     return gathered(x, sharding, like.dtype, ways) if is_of_one(sharding) else x
 
 
-def wanted(like: object, saved: Sequence[tuple[str, str]]) -> PyTree:
+def wanted(like: object, saved: Sequence[tuple[str, str]], keys: Sequence[str | int] = ()) -> PyTree:
     """What a checkpoint is restored as.
 
     Arguments:
       like: a tree of arrays or `ShapeDtypeStruct`s with shardings; or a program that has been planned, whose
         arguments are meant: all that the checkpoint has, by name or by position.
       saved: the leaves of the checkpoint.
+      keys: of the part that is wanted; a program has it as an argument.
 
     Raises:
-      ArgumentError: for a program that has not been planned.
+      ArgumentError: for a program that has not been planned, or without such arguments.
     """
     if not isinstance(like, Program):
         return like
     args = like.abstract_args
     names = like.parameters.positional or ()
+    if keys:
+        return _argument(like, names, args, keys)
     tops = dict.fromkeys(path.split("]")[0] + "]" for path, _ in saved)
     by_name = {f"[{name!r}]": name for name in names}
     if all(top in by_name for top in tops):
@@ -108,6 +125,19 @@ def wanted(like: object, saved: Sequence[tuple[str, str]]) -> PyTree:
     if list(tops) == by_position[: len(tops)]:
         return tuple(args[: len(tops)])
     raise ArgumentError(_no_arguments(like, names, list(tops)))
+
+
+def _argument(
+    program: Program[Any, Any], names: Sequence[str], args: Sequence[PyTree], keys: Sequence[str | int]
+) -> PyTree:
+    """The argument of a program that a part of a checkpoint is."""
+    at = names.index(keys[0]) if keys[0] in names else keys[0]
+    if not isinstance(at, int) or not 0 <= at < len(args):
+        raise ArgumentError(_no_arguments(program, names, [repr(keys[0])]))
+    found = args[at]
+    for key in keys[1:]:
+        found = found[key]
+    return found
 
 
 def _no_arguments(program: Program[Any, Any], names: Sequence[str], tops: Sequence[str]) -> Problem:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import uuid
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -205,8 +210,13 @@ class Vocabulary:
         self._keys[rows], self._count[rows] = keys, 0
         self._index.add(keys, rows)
 
-    def state(self) -> dict[str, NDArray[np.int64]]:
-        """All that `from_state` needs, as plain arrays."""
+    @property
+    def batches(self) -> int:
+        """How many lookups there were."""
+        return self._batches
+
+    def get_state(self) -> dict[str, NDArray[np.int64]]:
+        """All that `set_state` and `from_state` need, as plain arrays."""
         return {
             "capacity": np.array(self.capacity, np.int64),
             "batches": np.array(self._batches, np.int64),
@@ -214,6 +224,25 @@ class Vocabulary:
             "used": self._used[: self._size].copy(),
             "count": self._count[: self._size].copy(),
         }
+
+    def set_state(self, state: Mapping[str, ArrayLike]) -> None:
+        """Goes on where another vocabulary of as many rows stopped.
+
+        Raises:
+          EmbeddingError: if an array is missing, if they do not fit together, or are of another capacity.
+        """
+        new = Vocabulary.from_state(state, self.policy, name=self.name)
+        if new.capacity != self.capacity:
+            raise EmbeddingError(
+                problem(
+                    f"{self.name}: a saved state",
+                    f"capacity {new.capacity}",
+                    f"{self.capacity}, its own",
+                    "the rows of a table are as many as its vocabulary gives away",
+                    f"Vocabulary({new.capacity}), and a table of as many rows",
+                )
+            )
+        vars(self).update(vars(new))
 
     @classmethod
     def from_state(
@@ -237,7 +266,7 @@ class Vocabulary:
                     f"{name}: a saved state",
                     f"arrays {sizes}",
                     "capacity, batches; keys, used and count of one length, no longer than the capacity",
-                    "it is not what Vocabulary.state() gave: an array is missing, or a key is there twice",
+                    "it is not what get_state() gave: an array is missing, or a key is there twice",
                     "save it again",
                 )
             )
@@ -250,17 +279,58 @@ class Vocabulary:
         return new
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Writes the state as an uncompressed `.npz`."""
-        with open(path, "wb") as file:
-            np.savez(file, **self.state())  # type: ignore[arg-type]
+        """Writes the state as an uncompressed `.npz`; a file that is there is replaced as a whole.
+
+        Raises:
+          EmbeddingError: if it cannot be written; what is there stays.
+        """
+        file = Path(path)
+        unfinished = file.with_name(f".{file.name}.{uuid.uuid4().hex}.tmp")
+        try:
+            with unfinished.open("wb") as out:
+                state = self.get_state()
+                np.savez(out, **state, sha256=_digest(state))  # type: ignore[arg-type]
+                out.flush()
+                os.fsync(out.fileno())
+            os.replace(unfinished, file)
+        except OSError as e:
+            why, fix = (
+                "the file cannot be written; what was there stays",
+                "space on the disk, or another path",
+            )
+            raise EmbeddingError(problem(f"{self.name}: {file}", str(e), "a file", why, fix)) from e
+        finally:
+            unfinished.unlink(missing_ok=True)
 
     @classmethod
     def load(
         cls, path: str | PathLike[str], policy: Policy | None = None, *, name: str = "Vocabulary"
     ) -> Vocabulary:
-        """Reads what `save` wrote; the policy is given anew, it is not in the file."""
-        with np.load(path, allow_pickle=False) as state:
-            return cls.from_state(dict(state), policy, name=name)
+        """Reads what `save` wrote; the policy is given anew, it is not in the file.
+
+        Raises:
+          EmbeddingError: if the file is not what was written, or not there.
+        """
+        try:
+            with open(path, "rb") as file, np.load(file, allow_pickle=False) as state:
+                found = dict(state)
+            # NumPy does not compare the sums of an archive; files of version 0.1 have no digest.
+            digest = found.pop("sha256", None)
+            if digest is not None and not np.array_equal(digest, _digest(found)):
+                raise ValueError("other bytes than were written")
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as e:
+            got = f"{type(e).__name__}: {e}"[:200]
+            why, fix = "it is not what Vocabulary.save wrote, or cannot be read", "another copy of it"
+            raise EmbeddingError(problem(f"{name}: {path}", got, "a file of save", why, fix)) from e
+        return cls.from_state(found, policy, name=name)
+
+
+def _digest(state: Mapping[str, NDArray[np.int64]]) -> NDArray[np.uint8]:
+    """The SHA-256 of arrays, with their names."""
+    found = hashlib.sha256()
+    for name in sorted(state):
+        found.update(f"{name}{state[name].shape}".encode() + np.ascontiguousarray(state[name]).tobytes())
+    return np.frombuffer(found.digest(), np.uint8)
 
 
 _GOLDEN = 0x9E3779B97F4A7C15

@@ -19,7 +19,7 @@ from sbp.passes.schedule.actions import Schedule
 from sbp.passes.schedule.orders import GENERATORS
 from sbp.passes.schedule.requirements import V
 from sbp.placement import Placement
-from sbp.runtime.cache_folder import folder_of
+from sbp.runtime.cache_folder import cache_of
 from sbp.runtime.nonfinite import watch_of
 from sbp.runtime.options import terms_of
 from sbp.runtime.pipeline.drivers import Drivers, may_help
@@ -94,7 +94,7 @@ def build_pipeline(
     shared = tuple(tie is None for tie in tied.arguments)
     made = staged.stages, staged.schedule, plan, donate, weak, drivers
     return BuiltPipeline(
-        *made, stacked, traced, Results(placement, shared), folder_of(options), watch_of(options)
+        *made, stacked, traced, Results(placement, shared), cache_of(options), watch_of(options)
     )
 
 

@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import jax
 from jax.sharding import NamedSharding
@@ -29,6 +28,7 @@ from sbp.passes.schedule.actions import Action, Schedule
 from sbp.passes.schedule.communication import issue_order
 from sbp.passes.schedule.dataflow import Edge
 from sbp.passes.schedule.spans import Span
+from sbp.runtime.cache_folder import Cache
 from sbp.runtime.checked import Lookout
 from sbp.runtime.lower import Title
 from sbp.runtime.pipeline.pieces import Runnable
@@ -349,7 +349,7 @@ def make_machine(
     edges: tuple[Edge, ...],
     merged: bool,
     donate: Collection[int] = (),
-    cache: Path | None = None,
+    cache: Cache | None = None,
     watch: Lookout | None = None,
 ) -> Machine:
     """The machine of a program whose devices are there.

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +26,7 @@ from sbp.placement import Placement
 from sbp.runtime import nonfinite
 from sbp.runtime.arguments import weaken
 from sbp.runtime.builds import locked_property
+from sbp.runtime.cache_folder import Cache
 from sbp.runtime.checked import Lookout
 from sbp.runtime.donation import Owners, layouts_of, own_copy
 from sbp.runtime.pipeline.drivers import Drivers
@@ -71,7 +71,7 @@ class BuiltPipeline:
     stacked: StackedLeaves | None = None
     function: Traced | None = None
     results: Results = field(default_factory=lambda: Results())
-    cache: Path | None = None
+    cache: Cache | None = None
     watch: Lookout | None = None
     moved: dict[str, str] = field(default_factory=dict)
     lacks_samples: bool = False

@@ -9,14 +9,13 @@ import functools
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Protocol
 
 import jax
 from jax.typing import ArrayLike
 
 from sbp.compat_cache import SerialProgram, loaded, serialised
-from sbp.runtime.cache_folder import caching
+from sbp.runtime.cache_folder import Cache, caching
 from sbp.untyped import JaxDevice
 
 # The host's functions are not saved with an executable.
@@ -60,13 +59,13 @@ class Executables:
     """What has been compiled, by the text of the lowered program.
 
     Arguments:
-      cache: the folder of what earlier processes have compiled; None for none.
+      cache: the folder with what earlier processes have compiled; None for none.
       compiled: how many programs XLA has compiled, or the cache had.
       loaded: how many were taken from another stage.
       used: of each program that somebody runs, the key.
     """
 
-    cache: Path | None = None
+    cache: Cache | None = None
     known: dict[str, Compiled] = field(default_factory=dict)
     compiled: int = 0
     loaded: int = 0

@@ -32,6 +32,7 @@ from sbp.runtime.processes.history import (
     history_of,
     note,
     ring_of,
+    write_raised,
     write_words,
 )
 
@@ -52,6 +53,7 @@ class Calls:
       told: how many calls there were when others were last told of them; None before that.
       named: the digests of programs whose words were left.
       kept: writes the words down where the ring is kept too.
+      fails: writes down what this process raises, there.
     """
 
     count: int = 0
@@ -62,11 +64,13 @@ class Calls:
     told: int | None = None
     named: set[str] = field(default_factory=set)
     kept: Callable[[Mapping[str, tuple[str, ...]]], None] | None = None
+    fails: Callable[[str], None] | None = None
     lock: AbstractContextManager[bool] = field(default_factory=threading.Lock, repr=False)
 
     def keep_in(self, folder: Path, index: int) -> None:
         """Keeps all of it in files, for who comes when this process is gone."""
         self.ring, self.kept = ring_of(folder, index), partial(write_words, folder, index)
+        self.fails = partial(write_raised, folder, index)
 
     def begins(self, program: Shared) -> None:
         """Notes a call."""

@@ -22,12 +22,15 @@ from typing import TypeAlias, cast
 
 import jax
 
+from sbp.compat_forks import FORK
 from sbp.compat_processes import Board, how_many
 from sbp.errors import ProcessError
+from sbp.runtime.processes.blame import FOLLOWS
 from sbp.runtime.processes.calls import calls_of
 from sbp.runtime.processes.late import Waiting
-from sbp.runtime.processes.launch import FOLLOWS
 from sbp.runtime.processes.order import at_the_end, explained, parted
+from sbp.runtime.processes.peers import has_lost_another, in_one_line, loss_text
+from sbp.runtime.processes.silence import Silence
 
 Hook: TypeAlias = Callable[[type[BaseException], BaseException, TracebackType | None], object]
 
@@ -40,19 +43,24 @@ SERVICE_SECONDS = 2.0
 process 0 has the board."""
 
 
-def watch(board: Board, index: int) -> None:
+def watch(board: Board, index: int, silence: Silence) -> None:
     """Ends this process when another one raises, and tells the others when this one does.
 
     Arguments:
       index: of this process.
+      silence: names those that are not heard any more.
     """
     done = threading.Event()
     thread = threading.Thread(target=_listen, args=(board, index, done), daemon=True, name="sbp processes")
     thread.start()
+    beats = silence.watch(done)
 
     def stop() -> None:  # before JAX takes the board away
+        if FORK.parent is not None:  # a fork is no member, and has no thread to wait for
+            return
         done.set()
-        thread.join()
+        for waits in (thread, *beats):
+            waits.join()
         wrong = at_the_end(board, index, calls_of(cast(Hashable, board)))
         if wrong is not None:
             _end(board, index, wrong)
@@ -63,24 +71,41 @@ def watch(board: Board, index: int) -> None:
 
 def tell(board: Board, index: int, error: BaseException) -> None:
     """Leaves the word that this process has raised, and ends it: JAX would wait for the others first."""
-    word, code = json.dumps([index, f"{type(error).__name__}: {error}"]).encode(), 1
+    is_lost, calls = has_lost_another(error), calls_of(cast(Hashable, board))
+    said, code = f"has raised {type(error).__name__}: {error}", _code(error)
+    if is_lost:
+        said, code = loss_text(error), FOLLOWS
     try:
-        board.key_value_set_bytes(KEY, word)
+        board.key_value_set_bytes(KEY, json.dumps([index, said]).encode())
     except jax.errors.JaxRuntimeError:  # another one was earlier, or the service is gone
         code = FOLLOWS
+    if calls.fails is not None and code != FOLLOWS:
+        calls.fails(in_one_line(error))
     sys.stdout.flush()
     sys.stderr.flush()
     time.sleep(SERVICE_SECONDS)
     os._exit(code)
 
 
+def _code(error: BaseException) -> int:
+    """The exit code of a process that raises: its own, if it has one that says nothing else."""
+    own = error.code if isinstance(error, SystemExit) else None
+    return own if isinstance(own, int) and own not in (0, FOLLOWS) else 1
+
+
 def _telling(board: Board, index: int, before: Hook) -> Hook:
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        before(kind, error, trace)
+        is_lost = has_lost_another(error)
+        if not is_lost or before is not sys.__excepthook__:  # where it was lost says nothing
+            before(kind, error, trace)
+        if FORK.parent is not None:  # its parent is the member, and hears of it as it likes
+            return
         # A result that is fetched raises in the user's code: nobody but this hook sees it.
         why = explained(error, board, index, how_many(), calls_of(cast(Hashable, board)))
         if why is not None:
             _end(board, index, why)
+        if is_lost:
+            sys.stderr.write(f"sbp: process {index} ends: it {loss_text(error)}\n")
         tell(board, index, error)
 
     return hook
@@ -113,7 +138,7 @@ def _listen(board: Board, index: int, done: threading.Event) -> None:
         return
     first = str(error).splitlines()[0]
     sys.stdout.flush()
-    sys.stderr.write(f"sbp: process {index} ends, since process {other} has raised {first}\n")
+    sys.stderr.write(f"sbp: process {index} ends, since process {other} {first}\n")
     sys.stderr.flush()
     time.sleep(0.0 if index else SERVICE_SECONDS)
     os._exit(FOLLOWS)

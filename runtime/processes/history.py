@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+from sbp.json_reader import json_of
+
 RECENT = 128
 """Calls that are remembered: more than a process can be ahead of another one that it exchanges data with."""
 _COUNT, _CALL = struct.Struct("<q"), struct.Struct("<8s8s")
@@ -104,12 +106,23 @@ def write_words(folder: Path, index: int, words: Mapping[str, tuple[str, ...]]) 
     (folder / f"words{index}").write_text(json.dumps(words))
 
 
+def write_raised(folder: Path, index: int, said: str) -> None:
+    """Writes down what a process has raised, in one line."""
+    (folder / f"raised{index}").write_text(said)
+
+
+def raised(folder: Path, index: int) -> str:
+    """What a process has raised; "" where it has not said."""
+    file = folder / f"raised{index}"
+    return file.read_text() if file.exists() else ""
+
+
 def left(folder: Path, index: int) -> tuple[History, dict[str, tuple[str, ...]]]:
     """What a process has called, and its programs in words; nothing where it has written nothing."""
     ring, words = folder / f"calls{index}", folder / f"words{index}"
     if not ring.exists() or not words.exists():
         return History(), {}
-    named: dict[str, list[str]] = {}
-    with suppress(ValueError):  # it was killed in the middle of a word
-        named = json.loads(words.read_text())
-    return history_of(ring.read_bytes()), {digest: tuple(said) for digest, said in named.items()}
+    named: dict[str, tuple[str, ...]] = {}
+    with suppress(ValueError, AttributeError, TypeError):  # it was killed in the middle of a word
+        named = {digest: tuple(map(str, said)) for digest, said in json_of(words.read_text()).items()}
+    return history_of(ring.read_bytes()), named

@@ -10,6 +10,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding
 
 from sbp.compat import is_key
+from sbp.compat_forks import check_not_forked
 from sbp.runtime.checkpoint.spread import spread_sharding
 from sbp.runtime.pipeline.ways import Cargo, Ways
 from sbp.runtime.processes.here import takes_part
@@ -28,6 +29,7 @@ def to_host(tree: PyTree) -> PyTree:
     >>> to_host({"n": 3, "w": jax.numpy.ones(2)})
     {'n': 3, 'w': array([1., 1.], dtype=float32)}
     """
+    check_not_forked("to_host(...)")
     ways = Ways()
     return jax.tree.map(lambda x: _here(x, ways), tree)
 

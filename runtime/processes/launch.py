@@ -1,39 +1,42 @@
-"""Several processes on this machine, for development: what SLURM or Kubernetes does on many.
+"""Several processes on this machine: what SLURM or Kubernetes does on many, restarts included.
 
 Each runs the user's script or module as `python -m` would, after it has joined the others. When one ends
 that should not have, the others are ended too, and the launcher says which it was: a process that is killed
-can say nothing, and JAX's runtime ends the others without a word of the user's program.
+can say nothing, and JAX's runtime ends the others without a word of the user's program. All are started again
+as often as was asked for: a script that goes on from its last checkpoint then needs nobody.
 """
 
 from __future__ import annotations
 
+import platform
 import signal
 import socket
-import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
-from typing import IO
 
 from sbp.errors import Problem
-from sbp.runtime.processes.history import left
+from sbp.runtime.processes.blame import Reason, blamed
+from sbp.runtime.processes.history import left, raised
+from sbp.runtime.processes.lifeline import guarded, lifeline
+from sbp.runtime.processes.members import LineWriter, Member, started
 from sbp.runtime.processes.messages import another_call
+from sbp.runtime.processes.restarts import Restarts
+from sbp.runtime.processes.traces import left_out
 
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 10.0
 """Between the request to end and the end: for what a process saves then."""
-OUTRIGHT = (-signal.SIGKILL, -signal.SIGSEGV, -signal.SIGBUS)
-"""What ends a process from outside, or by its own fault; who sees it end is ended by JAX, with SIGABRT."""
-FOLLOWS = 3
-"""The exit code of a process that ends since another one does: it is not to blame."""
 OTHERS_SECONDS = 15.0
 """What the others have to end by themselves, and to say why, when one has ended wrongly."""
+ASKS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""What asks the launcher to end: a scheduler, Ctrl-C, and a terminal that is closed."""
 
 
 @dataclass(frozen=True)
@@ -45,23 +48,30 @@ class LaunchRequest:
       processes: how many there are.
       devices: CPU devices of each; 0 for what JAX finds.
       port: of process 0, where they meet; 0 for any that is free.
+      restarts: how often all are started again after a failure, at most.
+      min_processes: how few may go on where a process fails twice in a row; 0 for all.
     """
 
     argv: tuple[str, ...]
     processes: int
     devices: int = 0
     port: int = 0
+    restarts: int = 0
+    min_processes: int = 0
 
-    def commands(self, folder: Path) -> list[list[str]]:
+    def commands(self, processes: int, folder: Path, pipe: int, job: str) -> list[list[str]]:
         """The command of each process.
 
         Arguments:
+          processes: how many there are now.
           folder: where each leaves what it calls.
+          pipe: the descriptor by which each hears that the launcher is gone.
+          job: what the run is called.
         """
         meeting = f"127.0.0.1:{self.port or free_port()}"
-        member = [sys.executable, "-m", "sbp.runtime.processes.member", meeting, str(self.processes)]
+        member = [sys.executable, "-m", "sbp.runtime.processes.member", str(pipe), job, meeting]
         more = [str(self.devices), str(folder), *self.argv]
-        return [[*member, str(i), *more] for i in range(self.processes)]
+        return [[*member, str(processes), str(i), *more] for i in range(processes)]
 
 
 def free_port() -> int:
@@ -71,80 +81,150 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
-@dataclass(frozen=True)
-class Member:
-    """One process, and who hands on what it says.
+@dataclass
+class EndRequest:
+    """What the launcher was asked by signals, and who is to hear of it.
 
     Arguments:
-      index: of the process.
-      process: as Python has it.
-      pumps: threads that hand on its two streams.
+      count: of the signals that ask to end.
+      members: the processes that run now.
     """
+
+    count: int = 0
+    members: list[Member] = field(default_factory=list)
+
+    def hear(self, number: int, frame: FrameType | None) -> None:
+        """Hands a signal on, once; the second one ends all at once."""
+        self.count += 1
+        self.hand_on()
+
+    def hand_on(self) -> None:
+        """Asks the processes to end: by SIGTERM, upon which they save."""
+        for m in self.members:
+            if self.count == 1:
+                m.ask_to_end()
+            elif self.count:
+                m.kill()
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """Why a run has ended that should not have: the number of the process to blame, and what is said."""
 
     index: int
-    process: subprocess.Popen[str]
-    pumps: tuple[threading.Thread, ...]
-
-    def end(self, number: signal.Signals) -> None:
-        """Sends it a signal, if it still runs."""
-        with suppress(ProcessLookupError):
-            self.process.send_signal(number)
-
-    @property
-    def runs(self) -> bool:
-        """Whether it has not ended."""
-        return self.process.poll() is None
-
-    @property
-    def is_stopped(self) -> bool:
-        """Whether it runs no more and has not ended, as SIGSTOP leaves it: then it hears no other signal."""
-        if not self.runs:
-            return False
-        asked = ["ps", "-o", "stat=", "-p", str(self.process.pid)]
-        with suppress(OSError):  # no ps here
-            return subprocess.run(asked, capture_output=True, text=True, check=False).stdout.startswith("T")
-        return False
+    said: str
+    lasted_seconds: float
 
 
-def launch(what: LaunchRequest, out: Callable[[str], object], err: Callable[[str], object]) -> int:
-    """Runs all processes to their end; 0 if all have ended well.
+def launch(what: LaunchRequest, out: LineWriter, err: LineWriter) -> int:
+    """Runs all processes to their end; 0 if all have ended well, at last.
 
-    What process 0 says is handed on as it is, what others say with their number. SIGTERM and SIGINT go to all
-    of them, which may save and end; a second one ends them at once.
+    What process 0 says is handed on as it is, what others say with their number. SIGTERM, SIGINT and SIGHUP
+    ask all of them to end, which may save; a second one ends them at once. What was asked to end is not
+    started again. When the launcher is killed its processes end, too.
 
     Arguments:
-      out, err: take lines.
+      out, err: take lines. The last one of `err` names the process that is to blame.
     """
-    with TemporaryDirectory(prefix="sbp-launch-") as folder:
-        return _launched(what, Path(folder), out, err)
+    name = f"launch {platform.node()}/{uuid.uuid4().hex[:12]}"
+    left_restarts = Restarts(what.restarts, what.min_processes or what.processes, what.processes)
+    with _listening() as asked, lifeline() as pipe:
+        while True:
+            processes = left_restarts.processes
+            failure = _run(what, processes, asked, pipe, name, out, err)
+            if failure is None:
+                return 0
+            more = None if asked.count else left_restarts.after(failure.index, failure.lasted_seconds)
+            if more is not None:
+                err(f"{more.text(processes, failure.said)}\n")
+                _wait_to_start(asked, more.wait_seconds)
+                left_restarts = more
+            if more is None or asked.count:
+                err(f"{_last_words(failure.said, left_restarts, asked.count)}\n")
+                return 1
 
 
-def _launched(
-    what: LaunchRequest, folder: Path, out: Callable[[str], object], err: Callable[[str], object]
-) -> int:
-    members = [_started(i, command, out, err) for i, command in enumerate(what.commands(folder))]
-    asked: list[signal.Signals] = []
+def _last_words(said: str, restarts: Restarts, asked: int) -> str:
+    """What is said of a run that is not started again.
 
-    def hand_on(number: int, _: FrameType | None) -> None:
-        asked.append(signal.Signals(number))
-        for m in members:
-            m.end(asked[-1] if len(asked) == 1 else signal.SIGKILL)
+    Arguments:
+      said: of the process that is to blame.
+      asked: how often the launcher was asked to end.
+    """
+    if asked > 1:
+        return f"all {restarts.processes} processes were ended at once: the launcher was asked to end twice"
+    if asked:
+        return f"{said}; the launcher was asked to end"
+    times = f"{restarts.count} restart{'s' if restarts.count > 1 else ''}"
+    return f"{said}, after {times}" if restarts.count else said
 
-    before = {n: signal.signal(n, hand_on) for n in (signal.SIGTERM, signal.SIGINT)}
+
+@contextmanager
+def _listening() -> Iterator[EndRequest]:
+    """Hears signals; one that was ignored from the start, as `nohup` does, stays ignored."""
+    asked = EndRequest()
+    before = {n: signal.signal(n, asked.hear) for n in ASKS if signal.getsignal(n) != signal.SIG_IGN}
     try:
-        failed = _watched(members, err)
+        yield asked
     finally:
-        for m in members:
-            if m.runs:
-                m.process.kill()
         for number, handler in before.items():
             signal.signal(number, handler)
-    for m in members:
-        for pump in m.pumps:
-            pump.join()
-    if failed is not None and (why := parted(folder, what.processes)):
-        err(f"{why}\n")
-    return 0 if failed is None else 1
+
+
+def _wait_to_start(asked: EndRequest, seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while not asked.count and time.monotonic() < until:
+        time.sleep(POLL_SECONDS)
+
+
+def _run(
+    what: LaunchRequest,
+    processes: int,
+    asked: EndRequest,
+    pipe: int,
+    job: str,
+    out: LineWriter,
+    err: LineWriter,
+) -> _Failure | None:
+    """Runs all processes once; None if all have ended well."""
+    began, members = time.monotonic(), asked.members
+    members.clear()
+    with TemporaryDirectory(prefix="sbp-launch-") as folder:
+        commands = what.commands(processes, Path(folder), pipe, job)
+        try:
+            for i, command in enumerate(commands):
+                members.append(started(i, command, pipe, out, err))
+            asked.hand_on()  # to those that were started since
+            with guarded(pipe, [m.process.pid for m in members]):
+                failed = _watched(members, err)
+        except OSError as e:
+            index = len(members)
+            failed = index, f"process {index} of {processes} cannot be started: {e}"
+        finally:
+            for m in members:
+                if m.runs:
+                    m.kill()
+            for m in members:
+                m.join()
+        if failed is None:
+            return None
+        _say_rest(members, failed[0], err)
+        if why := parted(Path(folder), processes):
+            err(f"{why}\n")
+        index, said = failed
+        if error := raised(Path(folder), index):
+            said = f"{said}: {error}"
+        return _Failure(index, said, time.monotonic() - began)
+
+
+def _say_rest(members: Sequence[Member], index: int, err: LineWriter) -> None:
+    """Shows what was held back of the process that is to blame, if it is all that there is; else how much."""
+    folds = [(m.index, m.fold) for m in members]
+    if index < len(folds) and members[index].fold.has_lost_others:
+        for line in folds.pop(index)[1].kept:
+            err(f"[{index}] {line}" if index else line)
+    if summary := left_out(folds):
+        err(f"{summary}\n")
 
 
 def parted(folder: Path, processes: int) -> Problem | None:
@@ -159,81 +239,33 @@ def parted(folder: Path, processes: int) -> Problem | None:
     return None
 
 
-def _started(
-    index: int, command: Sequence[str], out: Callable[[str], object], err: Callable[[str], object]
-) -> Member:
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-    )
-    name = f"[{index}] " if index else ""
-
-    def pump(stream: IO[str] | None, to: Callable[[str], object]) -> threading.Thread:
-        assert stream is not None
-
-        def work() -> None:
-            for line in stream:
-                to(name + line)
-
-        thread = threading.Thread(target=work, daemon=True)
-        thread.start()
-        return thread
-
-    return Member(index, process, (pump(process.stdout, out), pump(process.stderr, err)))
-
-
-def _watched(members: Sequence[Member], err: Callable[[str], object]) -> Member | None:
-    """Waits for all; the first that ended wrongly, after which the others are ended."""
-    while all(m.runs or m.process.returncode == 0 for m in members):
+def _watched(members: Sequence[Member], err: LineWriter) -> tuple[int, str] | None:
+    """Waits for all; who is to blame where one ended wrongly, after which the others are ended."""
+    while not any(m.has_failed for m in members):
         if not any(m.runs for m in members):
             return None
         time.sleep(POLL_SECONDS)
     time.sleep(2 * POLL_SECONDS)  # who was killed and who saw it end a moment apart
-    first, said = _blamed(members)
-    err(f"{said}; the others are ended\n")
-    left = [m for m in members if m.runs]
-    for m in left:
-        if m.is_stopped:
-            m.process.kill()  # it would not hear anything else
-    _wait(left, OTHERS_SECONDS)
-    for m in left:
-        m.end(signal.SIGTERM)
-    _wait(left, GRACE_SECONDS)
-    if left:
-        err(f"{said}\n")  # again, behind what they have said
-    return first
-
-
-def _blamed(members: Sequence[Member]) -> tuple[Member, str]:
-    """Who is the reason that some have ended wrongly, and what is said of it. One that was stopped has missed
-    its heartbeats, after which JAX ends the others; else who was killed, rather than who raised."""
     stopped = [m for m in members if m.is_stopped]
-    ended = [m for m in members if not m.runs and m.process.returncode != 0]
-    first = min(stopped or ended, key=_by_blame)
-    what = "was stopped, and did not answer" if stopped else how(first.process.returncode or 0)
-    return first, f"process {first.index} of {len(members)} {what}"
-
-
-def _by_blame(member: Member) -> tuple[bool, bool, bool, int]:
-    code = member.process.returncode or 0
-    return code not in OUTRIGHT, code == FOLLOWS, code > 0, member.index
+    early = [m.death(set()) for m in members if m.has_failed or m in stopped]
+    first = blamed(early)
+    if first.reason <= Reason.FAILED and any(m.runs for m in members):
+        err(f"{first.text(len(members))}; the others are ended\n")
+    still = [d for d in early if d.code is None]
+    for m in stopped:
+        m.kill()  # it would not hear anything else
+    _wait(members, OTHERS_SECONDS)
+    unheard = {i for m in members for i in m.fold.unheard}
+    dead = [m.death(unheard) for m in members if not m.runs and m not in stopped]
+    for m in members:
+        m.ask_to_end()
+    _wait(members, GRACE_SECONDS)
+    found = blamed([*still, *dead])
+    return found.index, found.text(len(members))
 
 
 def _wait(members: Sequence[Member], seconds: float) -> None:
     """Until all have ended, at most so long."""
     until = time.monotonic() + seconds
-    while time.monotonic() < until and any(m.runs for m in members):
+    while any(m.runs for m in members) and time.monotonic() < until:
         time.sleep(POLL_SECONDS)
-
-
-def how(code: int) -> str:
-    """How a process has ended, in words.
-
-    >>> how(1), how(-9)
-    ('ended with code 1', 'was killed by SIGKILL')
-    """
-    return f"ended with code {code}" if code > 0 else f"was killed by {signal.Signals(-code).name}"

@@ -8,16 +8,40 @@ from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import cast
 
-from sbp.compat_processes import board
-from sbp.runtime.processes.calls import calls_of
-from sbp.runtime.processes.ending import tell
-from sbp.runtime.processes.start import initialize
-from sbp.untyped import set_jax
+from sbp.runtime.processes.job import set_launched
+from sbp.runtime.processes.lifeline import end_with_launcher
 
 
 def main(argv: Sequence[str]) -> None:
-    """Runs "MEETING PROCESSES INDEX DEVICES FOLDER", and what is run behind it."""
-    meeting, processes, index, devices, folder, *what = argv
+    """Runs "PIPE JOB MEETING PROCESSES INDEX DEVICES FOLDER", and what is run behind it."""
+    pipe, job, *more = argv
+    end_with_launcher(int(pipe))  # before JAX is imported, which may take some seconds
+    set_launched(job)
+    join(*more[:5])
+    what = more[5:]
+    try:
+        run(what)
+    except SystemExit as e:
+        if e.code:
+            sys.stderr.write(f"{e.code}\n" if isinstance(e.code, str) else "")
+            leave(int(more[2]), e)
+        raise
+
+
+def join(meeting: str, processes: str, index: str, devices: str, folder: str) -> None:
+    """Joins the other processes.
+
+    Arguments:
+      meeting: "host:port" of process 0.
+      processes, index: how many there are, and the number of this one.
+      devices: CPU devices of this process; "0" for what JAX finds.
+      folder: where it leaves what it calls.
+    """
+    from sbp.compat_processes import board
+    from sbp.runtime.processes.calls import calls_of
+    from sbp.runtime.processes.start import initialize
+    from sbp.untyped import set_jax
+
     if int(devices):
         set_jax("jax_platforms", "cpu")
         set_jax("jax_num_cpu_devices", int(devices))
@@ -25,13 +49,16 @@ def main(argv: Sequence[str]) -> None:
     found = board()
     if found is not None:
         calls_of(cast(Hashable, found)).keep_in(Path(folder), int(index))
-    try:
-        run(what)
-    except SystemExit as e:
-        if e.code and found is not None:
-            sys.stderr.write(f"{e.code}\n" if isinstance(e.code, str) else "")
-            tell(found, int(index), e)
-        raise
+
+
+def leave(index: int, error: SystemExit) -> None:
+    """Tells the others that this process ends without success, and ends it."""
+    from sbp.compat_processes import board
+    from sbp.runtime.processes.ending import tell
+
+    found = board()
+    if found is not None:
+        tell(found, index, error)
 
 
 def run(what: Sequence[str]) -> None:

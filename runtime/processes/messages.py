@@ -84,3 +84,38 @@ def gone_on(index: int, waits: Sequence[str], other: int, runs: Sequence[str]) -
         f"process {index} has yet to compile this with the others, and process {other} runs another program",
         PAD,
     )
+
+
+def nobody_answers(index: int, coordinator: str, said: str, seconds: float) -> Problem:
+    """What is wrong where a process does not reach process 0.
+
+    Arguments:
+      index: of the process.
+      coordinator: "host:port" at which process 0 is sought.
+      said: what the system says.
+    """
+    return Problem(
+        "process",
+        f"process {index}, joining process 0 at {coordinator}",
+        f"{said}, for {seconds:.0f} s",
+        "an address of process 0 that this host reaches",
+        "all processes meet at process 0, which listens there once it has begun",
+        "the name or address of its host, and a port that no firewall closes and nobody else has",
+    )
+
+
+def not_all_have_come(index: int, count: int, coordinator: str, seconds: float) -> Problem:
+    """What is wrong where processes wait for others to join.
+
+    Arguments:
+      index: of the one that says it.
+      count: of all that are to come.
+    """
+    return Problem(
+        "process",
+        f"process {index}, waiting at {coordinator} for all {count} processes",
+        f"not all of them have joined in {seconds:.0f} s",
+        "as many processes as were said, each with a number of its own",
+        "no process begins before all have come",
+        "what the others print, and whether they were started; processes= and index= in each",
+    )

@@ -19,6 +19,7 @@ from sbp.errors import Problem, ProcessError
 from sbp.runtime.processes.calls import ENDED, Calls, ask, begun, ended, words_of
 from sbp.runtime.processes.history import History
 from sbp.runtime.processes.messages import another_call, no_such_call
+from sbp.runtime.processes.peers import is_of_runtime
 
 ANSWER_SECONDS = 3.0
 """What an error of the runtime waits for the answers of other processes."""
@@ -58,7 +59,7 @@ def explained(
     Arguments:
       count: of processes.
     """
-    if not isinstance(error, jax.errors.JaxRuntimeError):
+    if not is_of_runtime(error):
         return None
     calls.say(board, index)
     history, until = calls.history, time.monotonic() + ANSWER_SECONDS

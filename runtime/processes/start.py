@@ -6,8 +6,12 @@ from collections.abc import Sequence
 
 import jax
 
-from sbp.compat_processes import board, own_index
+from sbp.compat_processes import board, how_many, own_index, set_own_address
+from sbp.compat_processes import coordinator as coordinator_of_all
+from sbp.runtime.processes.address import own_address
 from sbp.runtime.processes.ending import watch
+from sbp.runtime.processes.joining import MOST_SECONDS, joining
+from sbp.runtime.processes.silence import Silence
 from sbp.untyped import set_jax
 
 HEARTBEAT_SECONDS = 10
@@ -26,8 +30,10 @@ def initialize(
     """Joins the processes of one program: `jax.distributed.initialize`, with what one wants of it here.
 
     Call it before JAX is asked for devices. Who meets where need not be said under SLURM, Open MPI and on
-    Cloud TPU, which JAX recognises by itself. CPU devices of several processes talk through gloo. A process
-    that raises ends the others, which say so.
+    Cloud TPU, which JAX recognises by itself. CPU devices of several processes talk through gloo, at the
+    address from which a process reaches process 0. A process that raises ends the others, which say so; one
+    that is not heard is named before JAX ends them; and one that waits for others to join says for whom, and
+    ends after five minutes.
 
     Arguments:
       coordinator: "host:port" of process 0, where all meet.
@@ -41,13 +47,19 @@ def initialize(
       ValueError: of JAX, where it finds neither arguments nor a cluster that says them.
     """
     set_jax("jax_cpu_collectives_implementation", "gloo")
-    jax.distributed.initialize(
-        coordinator,
-        processes,
-        index,
-        None if local_devices is None else [*local_devices],
-        heartbeat_timeout_seconds=heartbeat_seconds,
-    )
+    with joining(lambda: (own_index(), how_many(), coordinator_of_all())):
+        jax.distributed.initialize(
+            coordinator,
+            processes,
+            index,
+            None if local_devices is None else [*local_devices],
+            initialization_timeout=2 * int(MOST_SECONDS),  # later than what says why
+            heartbeat_timeout_seconds=heartbeat_seconds,
+        )
     found = board()
     if found is not None:
-        watch(found, own_index())
+        mine, where = own_index(), coordinator_of_all()
+        address = own_address(found, mine, how_many(), where)
+        if address is not None:
+            set_own_address(address)
+        watch(found, mine, Silence(found, mine, where, heartbeat_seconds))

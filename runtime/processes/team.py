@@ -154,6 +154,23 @@ class Team:
             self._put(f"{at}/all", {"values": every})
         return list(self._get(f"{at}/all", 0, f"all processes: {name}")["values"])
 
+    # -- words of a thread beside the program
+
+    def put(self, key: str, value: Mapping[str, Any]) -> None:
+        """Leaves a value for a thread of another process."""
+        self._put(key, value)
+
+    def awaited(self, key: str) -> dict[str, Any]:
+        """A value that a thread of another process leaves, however long that takes; if that process dies, JAX
+        ends this one, too."""
+        while (found := self._look(key, SLICE_SECONDS)) is None:
+            pass
+        return found
+
+    def forget(self, key: str) -> None:
+        """Deletes the values whose keys begin so; all processes have read them."""
+        self.board.key_value_delete(f"sbp/{key}")
+
     # -- words
 
     def _put(self, key: str, value: Mapping[str, Any]) -> None:

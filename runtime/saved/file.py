@@ -1,8 +1,9 @@
 """The file of a compiled program: what it was made for in plain JSON, then the program, which is code.
 
-    magic | SHA-256 of all that follows | length of the header | header | program
+    magic | SHA-256, or HMAC, of all that follows | length of the header | header | program
 
-Nothing of the program is looked at before the checksum and every word of the header are right.
+Nothing of the program is looked at before it is clear who can have written it, and the checksum and every
+word of the header are right.
 """
 
 from __future__ import annotations
@@ -13,9 +14,7 @@ import importlib.metadata
 import json
 import os
 import struct
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -23,13 +22,16 @@ from typing import Any
 import jax
 
 from sbp.errors import ExecutableError, Problem, raise_all
+from sbp.json_reader import json_of
 from sbp.runtime.cache_folder import host_cpu
 from sbp.runtime.plan_store import code_digest
+from sbp.runtime.saved import trust
+from sbp.runtime.saved.trust import DIGEST_BYTES, NotTrustedError
 from sbp.untyped import JaxDevice
 from sbp.version import VERSION
 
 MAGIC = b"sbp executable 1\n"
-DIGEST_BYTES = hashlib.sha256().digest_size
+SIGNED = b"sbp executable 1, signed\n"
 LENGTH = struct.Struct("<Q")
 PACKAGES = ("jax", "jaxlib")
 AGAIN = "compile it here: sbp.compile(...), and program.save_executable(...) again"
@@ -91,46 +93,55 @@ def devices_of(header: Mapping[str, Any]) -> list[JaxDevice]:
     return [found[i] for i, _ in header.get("devices", ()) if i in found]
 
 
-def write(path: Path, header: Mapping[str, Any], program: bytes) -> None:
+def write(path: Path, header: Mapping[str, Any], program: bytes, key: bytes | None = None) -> None:
     """Writes a file; who reads meanwhile sees the one that was there.
+
+    Arguments:
+      key: to sign it with; None for a file that its user alone can read and write.
 
     Raises:
       ExecutableError: if it cannot be written; what was there still is.
     """
     head = json.dumps(header).encode()
     rest = LENGTH.pack(len(head)) + head + program
+    magic = MAGIC if key is None else SIGNED
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, unfinished = tempfile.mkstemp(prefix=path.name, dir=path.parent)
-        try:
-            with os.fdopen(handle, "wb") as out:
-                out.write(MAGIC + hashlib.sha256(rest).digest() + rest)
-            os.replace(unfinished, path)
-        except OSError:
-            with suppress(OSError):
-                os.unlink(unfinished)
-            raise
+        trust.write_file(path, magic + trust.digest(key, rest) + rest, key)
     except OSError as e:
         raise ExecutableError(_not_written(path, e)) from e
 
 
-def read(path: Path) -> tuple[dict[str, Any], bytes]:
-    """The header and the program of a file that is whole.
+def read(path: Path, key: bytes | None = None) -> tuple[dict[str, Any], bytes]:
+    """The header and the program of a file that is whole, and that may be run.
+
+    Arguments:
+      key: that it was signed with; None for a file that nobody else can have written.
 
     Raises:
-      ExecutableError: if it cannot be read, is none, or is damaged.
+      ExecutableError: if it cannot be read, is none, is damaged, or may be of somebody else.
     """
     try:
-        data = path.read_bytes()
+        data = trust.read_file(path, key)
     except OSError as e:
         raise ExecutableError(_not_read(path, e)) from e
-    if not data.startswith(MAGIC):
+    except NotTrustedError as e:
+        raise ExecutableError(_not_trusted(path, e)) from e
+    magic, other = (MAGIC, SIGNED) if key is None else (SIGNED, MAGIC)
+    if data.startswith(other):
+        raise ExecutableError(_without_signature(path) if key is not None else _signed(path))
+    if not data.startswith(magic):
         raise ExecutableError(_no_executable(path, data))
-    digest, rest = data[len(MAGIC) :][:DIGEST_BYTES], data[len(MAGIC) + DIGEST_BYTES :]
-    if hashlib.sha256(rest).digest() != digest:
-        raise ExecutableError(_damaged(path, len(data)))
-    (length,) = LENGTH.unpack_from(rest)
-    return json.loads(rest[LENGTH.size :][:length]), rest[LENGTH.size + length :]
+    digest, rest = data[len(magic) :][:DIGEST_BYTES], data[len(magic) + DIGEST_BYTES :]
+    if not trust.is_digest(digest, key, rest):
+        raise ExecutableError(_damaged(path, len(data)) if key is None else _wrong_signature(path))
+    try:
+        (length,) = LENGTH.unpack_from(rest)
+        header = json_of(rest[LENGTH.size :][:length])
+        if not isinstance(header, dict):
+            raise ValueError(f"a {type(header).__name__} is no header")
+    except (struct.error, ValueError) as e:
+        raise ExecutableError(_no_header(path, e)) from e
+    return header, rest[LENGTH.size + length :]
 
 
 def check(path: Path, header: Mapping[str, Any], here: Mapping[str, Any]) -> None:
@@ -181,6 +192,62 @@ def _not_read(path: Path, error: OSError) -> Problem:
         f"{type(error).__name__}: {error.strerror or error}",
         "a file of program.save_executable(...), of each process its own",
         "there is nothing to be loaded",
+        AGAIN,
+    )
+
+
+def _not_trusted(path: Path, error: NotTrustedError) -> Problem:
+    return Problem(
+        "executable",
+        f"load_executable({str(path)!r})",
+        str(error),
+        "a file of yours or of root that nobody else can write, in folders of the same kind up to /",
+        "it is code: who can write it, or put another one into its place, runs what they like as you",
+        "chmod go-w, or a folder of your own; where several write, a key of all of them: "
+        "sbp.Options(signing_key=...) when it is saved, load_executable(path, signing_key=...)",
+    )
+
+
+def _signed(path: Path) -> Problem:
+    return Problem(
+        "executable",
+        f"load_executable({str(path)!r})",
+        "a file that was signed with a key, and no key",
+        "the key of the Options(signing_key=...) that it was compiled with",
+        "only the key says who has written it",
+        "load_executable(path, signing_key=...)",
+    )
+
+
+def _without_signature(path: Path) -> Problem:
+    return Problem(
+        "executable",
+        f"load_executable({str(path)!r}, signing_key=...)",
+        "a file that was not signed",
+        "a file that was signed with this key",
+        "anybody may have written it",
+        "sbp.compile(..., options=sbp.Options(signing_key=...)), and program.save_executable(...) again",
+    )
+
+
+def _wrong_signature(path: Path) -> Problem:
+    return Problem(
+        "executable",
+        f"load_executable({str(path)!r}, signing_key=...)",
+        "a file with another signature than this key gives",
+        "the file as it was written, and the key that it was signed with",
+        "another key has signed it, or it was cut or changed since; it is code, so nothing of it was run",
+        AGAIN,
+    )
+
+
+def _no_header(path: Path, error: Exception) -> Problem:
+    return Problem(
+        "executable",
+        f"load_executable({str(path)!r})",
+        f"a header that cannot be read: {type(error).__name__}: {error!s:.200}",
+        "a file of program.save_executable(...)",
+        "what it was compiled for is not said, so nothing of it was run",
         AGAIN,
     )
 

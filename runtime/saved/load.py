@@ -7,8 +7,9 @@ import os
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from sbp.compat_forks import check_not_forked
 from sbp.errors import ExecutableError, Problem
-from sbp.options import Options
+from sbp.options import Options, checked_key
 from sbp.runtime.arguments import Abstract
 from sbp.runtime.built import Built
 from sbp.runtime.call import Call
@@ -56,18 +57,24 @@ class LoadedProgram(Program[Any, Any]):
         raise ExecutableError(_no_function(self, "save_executable"))
 
 
-def load_executable(path: str | os.PathLike[str]) -> LoadedProgram:
+def load_executable(path: str | os.PathLike[str], *, signing_key: bytes | None = None) -> LoadedProgram:
     """A program that `Program.save_executable` has written; it runs as it was compiled, bit for bit.
 
-    Such a file is code, as a shared library is: load it only from where you would run a program from. Nothing
-    of it is looked at before its checksum, and the versions and devices that it was made for, are right.
+    Such a file is code, as a shared library is. One that others than you and root can have written is
+    refused, unless it is signed with a key; nothing of it is looked at before that is clear, and its
+    checksum, and the versions and devices that it was made for, are right.
 
     Arguments:
       path: as it was given to `save_executable`; each of several processes reads its own file.
+      signing_key: the `Options(signing_key=...)` that it was compiled with. A file that another key has
+        signed, or none, is refused then, and one with its signature is taken whoever has written it.
 
     Raises:
-      ExecutableError: for files that are damaged, and those of other versions or other devices.
-      ProcessError: where processes have files of different programs.
+      ExecutableError: for files that are damaged, that others can have written, and those of other versions
+        or other devices.
+      ArgumentError: for what is no key.
+      ProcessError: where processes have files of different programs; in a process that was forked from one
+        that had used JAX.
 
     >>> import tempfile, jax.numpy as jnp
     >>> from sbp.placement import placement
@@ -78,12 +85,14 @@ def load_executable(path: str | os.PathLike[str]) -> LoadedProgram:
     ...     load_executable(f"{folder}/double.sbpx")(jnp.ones(2)).tolist()
     [2.0, 2.0]
     """
+    where = f"load_executable({os.fspath(path)!r})"
+    check_not_forked(where)
     file = file_of(path)
-    header, program = read(file)
+    header, program = read(file, checked_key(signing_key, "load_executable(path, signing_key=...)"))
     devices = devices_of(header)
     check(file, header, made_for(devices))
     if (others := team()) is not None:
-        others.agree(f"load_executable({os.fspath(path)!r})", header["program"])
+        others.agree(where, header["program"])
     with said("loaded", file.name):
         signature, built = unpacked(program, devices)
     return LoadedProgram(signature, built)

@@ -39,7 +39,7 @@ LEFT_OUT: Mapping[type, Mapping[str, Any]] = {
     Physical: {"steps": (), "traffic": {}},
     Piece: {"steps": ()},
     Stages: {"asked": ()},
-    Executables: {"known": {}, "used": {}},
+    Executables: {"cache": None, "known": {}, "used": {}},
     Built: {"request": None, "cache": None, "loaded": True, "settled": [], "alike": Alike()},
     BuiltPipeline: {"cache": None, "has_run": False, "alike": Alike()},
     PlanData: {"replanner": None, "writer": None, "choice": None},

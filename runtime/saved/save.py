@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sbp.compat_cache import SerialProgram, serialised
+from sbp.compat_forks import check_not_forked
 from sbp.errors import ExecutableError, Problem
 from sbp.placement import Placement
 from sbp.runtime.arguments import Abstract
@@ -64,12 +65,21 @@ def signature_of(fn: Callable[..., Any]) -> tuple[tuple[str, int, bool], ...] | 
     return tuple((p.name, int(p.kind), p.default is not p.empty) for p in found)
 
 
-def save(path: str | os.PathLike[str], signature: SavedSignature, built: Built | BuiltPipeline) -> None:
+def save(
+    path: str | os.PathLike[str],
+    signature: SavedSignature,
+    built: Built | BuiltPipeline,
+    key: bytes | None = None,
+) -> None:
     """Writes what was built to a file, in each process its own.
+
+    Arguments:
+      key: to sign it with; None for a file of the user alone.
 
     Raises:
       ExecutableError: for programs that cannot be saved, and files that cannot be written.
     """
+    check_not_forked(f"{signature.name}: save_executable(...)")
     file = file_of(path)
     header = made_for(list(signature.placement.mesh.devices.flat))
     with said("saved", signature.name, f" to {file}"):
@@ -80,7 +90,7 @@ def save(path: str | os.PathLike[str], signature: SavedSignature, built: Built |
             what, programs = _of_whole(built)
         program = packed((signature, what), programs)
         header["program"] = _common(signature.name, hashlib.sha256(program).hexdigest())
-        write(file, header, program)
+        write(file, header, program, key)
 
 
 def _common(name: str, digest: str) -> str:

@@ -14,7 +14,6 @@ be above the time. Which signatures an op may have is known of a few ops only.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Iterator, Mapping
@@ -24,6 +23,7 @@ from typing import Any
 
 from sbp.checker.program import RELATIVE, Walk, rest_bytes, same, simple_peak
 from sbp.checker.shards import read_signature
+from sbp.json_reader import json_of
 
 SPARE = 0.25
 """Of temporaries, what may lie unused between them."""
@@ -67,7 +67,7 @@ def check_file(path: str | os.PathLike[str]) -> CheckReport:
     Raises:
       OSError, ValueError: if it cannot be read as JSON.
     """
-    return check_plan(json.loads(Path(path).read_text(encoding="utf-8")))
+    return check_plan(json_of(Path(path).read_text(encoding="utf-8")))
 
 
 def check_plan(plan: Mapping[str, Any]) -> CheckReport:
@@ -81,7 +81,7 @@ def check_plan(plan: Mapping[str, Any]) -> CheckReport:
         if "program" not in plan:
             return CheckReport(name, ("it has no program: save it again with this version",))
         return _checked(name, plan)
-    except (KeyError, IndexError, TypeError, ValueError, StopIteration) as e:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, StopIteration) as e:
         return CheckReport(name, (f"a field is missing or has no legal value: {type(e).__name__}: {e}",))
 
 

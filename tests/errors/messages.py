@@ -12,7 +12,11 @@ Call = Callable[[], Any]
 # name -> (the call, its error, where, got, legal, why, try)
 Messages = dict[str, tuple[Call, type[SbpError], str, str, str, str, str]]
 # What a text leaves open: a line of a test, a time of the cost model.
-PLACES = {"{line}": r"(?:test_\w+|rule_authors)\.py:\d+", "{cost}": r"[\d.]+ [mun]?s"}
+PLACES = {
+    "{hex}": r"[0-9a-f]{32}",
+    "{line}": r"(?:test_\w+|rule_authors)\.py:\d+",
+    "{cost}": r"[\d.]+ [mun]?s",
+}
 
 
 def pattern(text: str) -> str:

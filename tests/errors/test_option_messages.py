@@ -163,6 +163,7 @@ ELSEWHERE: dict[str, Callable[[Any], Any]] = {
     "schedule": lambda x: given(schedule=x),
     "stages": lambda x: given(stages=x),
     "memory_limit": lambda x: None,
+    "signing_key": lambda x: sbp.Options(signing_key=x),
 }
 NEVER: tuple[Any, ...] = ("nonsense", b"1", object(), [1], {}, -1, float("nan"), np.ones(2), 1j)
 

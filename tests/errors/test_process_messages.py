@@ -11,11 +11,12 @@ import pytest
 
 import sbp
 from sbp.errors import KINDS, ArgumentError, CheckpointError, Problem, ProcessError
-from sbp.runtime import execute, metrics
-from sbp.runtime.checkpoint import folder, messages
-from sbp.runtime.checkpoint.folder import Checkpoints
+from sbp.runtime import execute
+from sbp.runtime.checkpoint import libraries, messages
+from sbp.runtime.checkpoint.checkpoints import Checkpoints
 from sbp.runtime.processes import alike, parts, team
 from sbp.runtime.processes import messages as said_of_calls
+from sbp.runtime.training import metrics
 from tests.errors.messages import Messages, check_message
 
 EIGHT = sbp.placement("cpu", shape=(8,))
@@ -135,7 +136,7 @@ MESSAGES: Messages = {
         "pip install 'sbp-jax[checkpoint]'",
     ),
     "metrics in a form that nobody writes": (
-        lambda: metrics._log(Path("run/log.json"), 0),
+        lambda: metrics.sinks(Path("run/log.json")),
         ArgumentError,
         "sbp.fit(..., log=...)",
         "run/log.json",
@@ -177,14 +178,13 @@ def test_a_profile_is_of_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_orbax_is_missed_when_it_is_needed(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     monkeypatch.setitem(sys.modules, "orbax.checkpoint", None)
-    folder._orbax.cache_clear()
+    libraries.orbax.cache_clear()
     with pytest.raises(CheckpointError, match=r"pip install 'sbp-jax\[checkpoint\]'"):
         sbp.save(tmp_path, {"w": np.ones(2)}, step=1)
-    folder._orbax.cache_clear()
+    libraries.orbax.cache_clear()
 
 
 def test_tensorboard_is_missed_when_it_is_needed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
-    missed = pytest.raises(ArgumentError, match=r"pip install 'sbp-jax\[tensorboard\]'")
-    with missed, metrics.written(tmp_path / "board", [], 0, 1):
-        pass
+    with pytest.raises(ArgumentError, match=r"pip install 'sbp-jax\[tensorboard\]'"):
+        metrics.sinks(tmp_path / "board")

@@ -10,8 +10,8 @@ import pytest
 import sbp
 from sbp.errors import KINDS, Problem
 from sbp.runtime.checkpoint import messages, state
-from sbp.runtime.fit import _not_finite
 from sbp.runtime.processes import parts
+from sbp.runtime.training import messages as training
 
 FOLDER = Path("runs/step_3")
 CALLS: dict[str, tuple[Problem, str]] = {
@@ -29,7 +29,7 @@ CALLS: dict[str, tuple[Problem, str]] = {
   got    w: float32[8], float32[4] was saved
   legal  the leaves that were saved
   why    a checkpoint is restored into a state of its own shape
-  try    like=... of the model that was saved""",
+  try    like=... of the model that was saved; only=... for a part of it, dtype=... for another precision""",
     ),
     "damage": (
         messages.damaged(FOLDER, [1, 2], "weights.bin: another checksum"),
@@ -72,12 +72,93 @@ CALLS: dict[str, tuple[Problem, str]] = {
   try    a number that is the same in all processes as an argument of its own""",
     ),
     "NaN in training": (
-        _not_finite(7, ["loss is nan"]),
+        training.metric_not_finite(7, ["loss is nan"]),
         """step 7 of sbp.fit
   got    loss is nan
   legal  finite metrics
   why    what comes after NaN is NaN
-  try    Options(debug_nans=True) names the op that made it; or a smaller learning rate""",
+  try    Options(debug_nans=True) names the op that made it; a smaller learning rate; \
+on_nonfinite=sbp.NonFinitePolicy(max_rollbacks=3) goes back to the last good step""",
+    ),
+    "a batch that does not come": (
+        training.batch_awaited(8, 60.0, is_saved=True),
+        """the batch of step 8
+  got    nothing after 60 s
+  legal  a batch, or the end of them
+  why    a feed that hangs would stop the run for good; the state is saved
+  try    batch_seconds=... if it may take longer; the feed, its files and its threads""",
+    ),
+    "a part that is not there": (
+        messages.no_part(FOLDER, ("ema",), ("['params']", "['opt']")),
+        """runs/step_3
+  got    only=('ema',)
+  legal  one of ['params'], ['opt']
+  why    only= takes the key of a part, or a tuple of keys, outermost first
+  try    only=... one of these""",
+    ),
+    "a folder that is not shared": (
+        messages.not_shared(FOLDER),
+        """runs/step_3
+  got    nothing there in this process
+  legal  what process 0 has made there
+  why    all processes write into one folder, and process 0 reads what they have written
+  try    a folder on a file system that all hosts share, or an object store""",
+    ),
+    "a storage that lists late": (
+        messages.not_listed(FOLDER, ["ocdbt.process_1"]),
+        """runs/step_3
+  got    no ocdbt.process_1
+  legal  what all processes have written
+  why    the storage has not listed it in time
+  try    to save again""",
+    ),
+    "a folder of another run": (
+        messages.lease_held(Path("runs"), "process 7 on b", 60.0),
+        """runs
+  got    held by process 7 on b, which lives after 60 s of waiting
+  legal  a folder of its own for each run
+  why    two writers of one folder would delete each other's steps
+  try    another folder, or the end of that run""",
+    ),
+    "a folder that another run has taken": (
+        messages.lease_lost(Path("runs"), "process 7 on b"),
+        """runs
+  got    taken over by process 7 on b
+  legal  a folder that is still this run's
+  why    this process was silent for so long that it was taken for dead; the step does not count
+  try    one run per folder""",
+    ),
+    "a state that is not finite": (
+        messages.not_finite("step 3", [("['w']", "nan")]),
+        """step 3
+  got    ['w'] (nan)
+  legal  leaves that are finite, as they were
+  why    every run that goes on from it is lost; it was not so in the last good step
+  try    an older step; exempt=['opt_state/*'] for leaves that may be so""",
+    ),
+    "no step to go on from": (
+        training.no_good_step("runs", ["step 2: cut", "step 1: ['w'] is nan"]),
+        """runs
+  got    step 2: cut; step 1: ['w'] is nan
+  legal  a step that is intact and good
+  why    a run does not begin anew where there were steps to go on from
+  try    another copy of the folder; or an empty folder, to begin anew""",
+    ),
+    "other vocabularies": (
+        training.other_vocabularies(2, 1),
+        """sbp.fit(..., batches)
+  got    1 vocabularies in the batches, 2 in the step
+  legal  as many as were saved
+  why    keys would be given other rows than they were trained in
+  try    the batches that it was trained with""",
+    ),
+    "what differs between processes": (
+        training.extra_differs(["position"]),
+        """sbp.fit(..., extra=...)
+  got    other values of position in another process
+  legal  the same in every process
+  why    what process 0 has is kept, and a run goes on with as many processes as there are then
+  try    a function of the step, or a feed with batches_from, for what each process reads of its own""",
     ),
 }
 

@@ -21,7 +21,7 @@ from models.recommender.layout import CRITEO, PREPARED, DataError, Layout
 from models.recommender.learner import OPTIMIZERS, Learner, collection_of
 from models.recommender.synthetic import Drawn, Teacher
 from sbp.lazy import by_row
-from sbp.runtime.batches import Feed
+from sbp.runtime.training.batches import Feed
 from tests.models.test_recommenders import (
     INPUTS,
     MODELS,

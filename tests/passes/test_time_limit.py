@@ -13,7 +13,6 @@ import pytest
 
 import sbp
 from sbp import B, S
-from sbp.options import TIME_LIMIT_SECONDS
 from sbp.passes import chain, choosing
 from sbp.passes.physical import fit as fitting
 from sbp.passes.plan import cheapest, model
@@ -72,10 +71,8 @@ def planned(**options: Any) -> sbp.Plan:
     return sbp.compile(step, LINE, options=sbp.Options(**options)).plan(W, W)
 
 
-def test_it_is_30_seconds_where_nobody_says_it(
-    monkeypatch: pytest.MonkeyPatch, clock: Clock, told: list[float]
-) -> None:
-    monkeypatch.setattr("sbp.runtime.options.TIME_LIMIT_SECONDS", TIME_LIMIT_SECONDS)
+@pytest.mark.usefixtures("clock", "usual_time_limit")
+def test_it_is_30_seconds_where_nobody_says_it(told: list[float]) -> None:
     planned()
     assert 25 < told[0] <= 30
     assert terms_of(sbp.Options()).time_limit_seconds == 30

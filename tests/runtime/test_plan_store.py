@@ -49,6 +49,7 @@ def test_a_plan_is_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.full
+@pytest.mark.usefixtures("usual_time_limit")
 def test_another_process_finds_it(tmp_path: Path) -> None:
     plan = planned(tmp_path)
     code = (

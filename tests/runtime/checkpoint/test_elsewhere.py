@@ -87,9 +87,9 @@ def test_every_bit_comes_back(place: str, saved: tuple[str, str, float]) -> None
 def test_and_in_two_processes(saved: tuple[str, str, float]) -> None:
     """Each of them compares all that was saved, and hears of the other one's folder that cannot be made."""
     folder, bits, loss = saved
-    run = launched("-m", "tests.runtime.checkpoint.test_elsewhere", folder, bits, seconds=200)
+    run = launched("-m", "tests.runtime.checkpoint.test_elsewhere", folder, bits)
     assert run.returncode == 0, run.stderr[-3000:]
-    assert run.stdout.count("refused: NotADirectoryError") == 2, run.stdout
+    assert run.stdout.count(" is a file") == 2, run.stdout
     losses = [float(line.split()[-1]) for line in run.stdout.splitlines() if " then " in line]
     assert losses == pytest.approx([loss] * len(IN_PROCESSES) * 2, rel=1e-5)
 

@@ -64,17 +64,44 @@ MESSAGES: Messages = {
         "Vocabulary: a saved state",
         "arrays {'capacity': ()}",
         "capacity, batches; keys, used and count of one length, no longer than the capacity",
-        "it is not what Vocabulary.state() gave: an array is missing, or a key is there twice",
+        "it is not what get_state() gave: an array is missing, or a key is there twice",
         "save it again",
     ),
     "state: a key twice": (
-        lambda: Vocabulary.from_state(full().state() | {"keys": np.array([1, 1, 2])}),
+        lambda: Vocabulary.from_state(full().get_state() | {"keys": np.array([1, 1, 2])}),
         EmbeddingError,
         "Vocabulary: a saved state",
         "arrays {'capacity': (), 'batches': (), 'keys': (3,), 'used': (3,), 'count': (3,)}",
         "capacity, batches; keys, used and count of one length, no longer than the capacity",
-        "it is not what Vocabulary.state() gave: an array is missing, or a key is there twice",
+        "it is not what get_state() gave: an array is missing, or a key is there twice",
         "save it again",
+    ),
+    "state: of another capacity": (
+        lambda: Vocabulary(4, name="words").set_state(full().get_state()),
+        EmbeddingError,
+        "words: a saved state",
+        "capacity 3",
+        "4, its own",
+        "the rows of a table are as many as its vocabulary gives away",
+        "Vocabulary(3), and a table of as many rows",
+    ),
+    "no file": (
+        lambda: Vocabulary.load("nowhere.npz", name="words"),
+        EmbeddingError,
+        "words: nowhere.npz",
+        "FileNotFoundError: [Errno 2] No such file or directory: 'nowhere.npz'",
+        "a file of save",
+        "it is not what Vocabulary.save wrote, or cannot be read",
+        "another copy of it",
+    ),
+    "a folder that is not there": (
+        lambda: full().save("nowhere/v.npz"),
+        EmbeddingError,
+        "Vocabulary: nowhere/v.npz",
+        "[Errno 2] No such file or directory: 'nowhere/.v.npz.{hex}.tmp'",
+        "a file",
+        "the file cannot be written; what was there stays",
+        "space on the disk, or another path",
     ),
 }
 
@@ -170,10 +197,10 @@ def test_keys_of_the_batch_stay() -> None:
 
 def test_a_refused_batch_changes_nothing() -> None:
     for v, keys in ((full(), [10, 40]), (full(LeastRecentlyUsed()), [1, 2, 3, 4])):
-        before = v.state()
+        before = v.get_state()
         with pytest.raises(EmbeddingError):
             v.lookup(keys)
-        for name, array in v.state().items():
+        for name, array in v.get_state().items():
             np.testing.assert_array_equal(array, before[name])
         assert v.find([10, 40, 1]).tolist() == [0, -1, -1]
 
@@ -208,6 +235,41 @@ def test_goes_on_after_saving(policy: Policy, tmp_path: Path) -> None:
         one, two = v.lookup(keys), w.lookup(keys)
         np.testing.assert_array_equal(one.rows, two.rows)
         np.testing.assert_array_equal(one.evicted_keys, two.evicted_keys)
+
+
+@pytest.mark.parametrize("harm", ["cut", "flipped", "empty", "text"])
+def test_a_damaged_file_is_said_in_words(harm: str, tmp_path: Path) -> None:
+    path = tmp_path / "v.npz"
+    full().save(path)
+    data = bytearray(path.read_bytes())
+    at = data.index(np.int64(30).tobytes())
+    data[at] ^= 1
+    harmed = {"cut": data[: len(data) // 2], "flipped": data, "empty": b"", "text": b"no archive"}
+    path.write_bytes(bytes(harmed[harm]))
+    with pytest.raises(EmbeddingError, match=r"not what Vocabulary\.save wrote|is not what get_state"):
+        Vocabulary.load(path)
+
+
+def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, v = tmp_path / "v.npz", full(LeastRecentlyUsed())
+    v.save(path)
+    v.lookup([40])
+
+    def full_disk(number: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full_disk)
+    with pytest.raises(EmbeddingError, match="what was there stays"):
+        v.save(path)
+    assert [p.name for p in tmp_path.iterdir()] == ["v.npz"]
+    assert Vocabulary.load(path).keys.tolist() == [10, 20, 30]
+
+
+def test_a_state_is_set_in_place() -> None:
+    v, w = full(LeastRecentlyUsed()), Vocabulary(3, LeastRecentlyUsed())
+    w.set_state(v.get_state())
+    assert w.lookup([40]).evicted_keys.tolist() == v.lookup([40]).evicted_keys.tolist() == [10]
+    assert w.batches == v.batches == 4
 
 
 def test_an_empty_vocabulary_can_be_saved(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sbp.runtime.checkpoint.folder import Checkpoints
+from sbp.runtime.checkpoint.checkpoints import Checkpoints
 from tests.runtime.processes.test_long_runs import curve_of, logged
 from tests.runtime.processes.test_two_processes import ROOT, launched
 
@@ -23,10 +23,12 @@ MOST_STEPS = 400  # in 0.2 s each and more: nobody comes there
 SLOW = [pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 8)]
 
 
-def started(script: str, folder: Path, processes: int, kind: str) -> subprocess.Popen[str]:
-    """A launch that goes on beside the test, in a group of its own."""
-    command = [sys.executable, "-m", "sbp", "launch", "--processes", str(processes)]
-    command += ["--devices", str(8 // processes), script, str(folder), str(MOST_STEPS), kind, "slow"]
+def started(
+    script: str, folder: Path, processes: int, kind: str, *options: str, steps: int = MOST_STEPS
+) -> subprocess.Popen[str]:
+    """A launch that goes on beside the test."""
+    command = [sys.executable, "-m", "sbp", "launch", "--processes", str(processes), *options]
+    command += ["--devices", str(8 // processes), script, str(folder), str(steps), kind, "slow"]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -69,6 +71,26 @@ def test_whenever_one_is_killed_the_others_end_and_the_run_goes_on(
     assert then.returncode == 0, then.stderr[-3000:]
     assert list(logged(folder)) == list(range(1, at + 4))
     assert list(logged(folder).values()) == pytest.approx(curve_of(kind, at + 3), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_a_run_whose_process_is_killed_twice_goes_on_by_itself_without_it(
+    script: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    run = started(script, folder, 2, "data", "--restarts", "5", "--min-processes", "1", steps=20)
+    for after in (0, 2):
+        while max(Checkpoints(folder).steps, default=0) <= after:
+            assert run.poll() is None
+            time.sleep(0.05)
+        subprocess.run(["kill", "-9", str(members(run)[1])], check=True)
+        time.sleep(5.0)
+    _, err = run.communicate()
+    killed = "process 1 of 2 was killed by SIGKILL"
+    assert run.returncode == 0, err[-3000:]
+    assert f"restart 1 of 5: {killed}; all 2 are started again in 1 s\n" in err
+    assert f"restart 2 of 5: {killed}, twice in a row; 1 is started instead of 2 in 2 s\n" in err
+    assert list(logged(folder).values()) == pytest.approx(curve_of("data", 20), rel=1e-5)
 
 
 @pytest.mark.full

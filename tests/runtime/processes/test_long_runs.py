@@ -14,7 +14,7 @@ import optax
 import pytest
 
 import sbp
-from sbp.runtime.checkpoint.folder import Checkpoints
+from sbp.runtime.checkpoint.checkpoints import Checkpoints
 from tests.runtime.processes import cases
 from tests.runtime.processes.test_two_processes import ROOT, launched
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from models import deepfm, gpt
-from sbp.runtime.checkpoint.folder import Checkpoints
+from sbp.runtime.checkpoint.checkpoints import Checkpoints
 from tests.runtime.processes.test_two_processes import ROOT, launched
 
 SMALL = "--layers 2 --width 32 --heads 4 --seq 8 --batch 8 --sample 0 --save-every 2 --resume".split()

@@ -1,0 +1,46 @@
+"""What all processes do together with a folder: what is wrong in one of them is raised in all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from sbp.compat_forks import check_not_forked
+from sbp.errors import CheckpointError, Problem, raise_all
+from sbp.runtime.checkpoint import messages
+from sbp.runtime.checkpoint.storage import Path
+from sbp.runtime.processes.team import team
+
+
+def agreed(what: str, path: Path, action: Callable[[], Any]) -> Any:
+    """What an action of process 0 gives, which JSON can hold; nobody waits for one that has failed.
+
+    All processes come here.
+
+    Arguments:
+      what: is done, for who waits.
+      path: for messages.
+      action: done by each process.
+
+    Raises:
+      CheckpointError: of the same class in all processes, if the action failed in one of them.
+    """
+    check_not_forked(f"{what} in {path}")
+    value, found, cause = None, tuple[Problem, ...](), None
+    try:
+        value = action()
+    except CheckpointError as e:
+        found, cause = tuple(e.problems), e.__cause__
+    except Exception as e:
+        found, cause = (messages.failed(path, e),), e
+    if (others := team()) is not None:
+        told = others.gathered(what, {"problems": [asdict(p) for p in found], "value": value})
+        wrong: Mapping[str, Any] = next((one for one in told if one["problems"]), told[0])
+        found = found or tuple(Problem(**p) for p in wrong["problems"])
+        value = told[0]["value"]
+    try:
+        raise_all(found)
+    except CheckpointError as e:
+        raise e from cause
+    return value

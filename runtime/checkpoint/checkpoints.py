@@ -1,0 +1,387 @@
+"""A folder of checkpoints: saved by all processes while training goes on, restored under any placement.
+
+orbax writes and reads the arrays. What makes a step count, who may write, what is good, what may be deleted
+and what is checked is ours: see `writer`, `lease`, `inspection`, `steps` and `reader`.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import jax
+
+from sbp.errors import ArgumentError, CheckpointError, DamagedCheckpointError
+from sbp.runtime.checkpoint import extras, lease, messages, steps, storage
+from sbp.runtime.checkpoint.agreement import agreed
+from sbp.runtime.checkpoint.inspection import Traits, traits_of, verdict
+from sbp.runtime.checkpoint.libraries import orbax
+from sbp.runtime.checkpoint.manifest import MANIFEST, LeafRecord, Manifest, decoded
+from sbp.runtime.checkpoint.reader import check_arrays, check_files, check_sizes, read_arrays
+from sbp.runtime.checkpoint.selection import Selection, selection
+from sbp.runtime.checkpoint.state import as_asked, leaves_of, plain, plain_like
+from sbp.runtime.checkpoint.writer import EXTRA, Save, SaveSpec, make_data_folder
+from sbp.runtime.pipeline.ways import Ways
+from sbp.runtime.processes.job import job_name
+from sbp.runtime.processes.team import team
+from sbp.untyped import DType, PyTree
+
+LOG = logging.getLogger("sbp")
+_T = TypeVar("_T")
+
+
+class Checkpoints:
+    """The checkpoints of one run, a folder for each step that was saved.
+
+    Arguments:
+      path: of the folder, made if it is not there; or a URL such as "gs://bucket/run". All processes see the
+        same one. The first that saves or prepares owns it until `close`, or the end of its process.
+      keep: how many of the last steps stay. While one is written there is one more.
+      keep_every: steps that this divides stay for good; None: none do.
+      job: the name of this job, equal when it is started again, which then has the folder at once. None: what
+        the launcher, SLURM or Kubernetes call it.
+
+    Raises:
+      ArgumentError: if no step is to stay.
+      CheckpointError: if orbax is not installed, or cannot write to such a path.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     runs = Checkpoints(folder)
+    ...     runs.save({"w": jax.numpy.arange(3.0)}, step=7, extra={"epoch": 1})
+    ...     runs.wait()
+    ...     runs.steps, runs.restore({"w": jax.numpy.zeros(3)})["w"].tolist(), runs.extra()
+    ([7], [0.0, 1.0, 2.0], {'epoch': 1})
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        keep: int = 3,
+        *,
+        keep_every: int | None = None,
+        job: str | None = None,
+    ) -> None:
+        for name, count in (("keep", keep), ("keep_every", keep_every)):
+            if count is not None and count < 1:
+                raise ArgumentError(messages.keep(name, count))
+        self.path = storage.folder_path(path)
+        self.keep, self.keep_every, self.job = keep, keep_every, job
+        self._ways = Ways()
+        self._pending: Save | None = None
+        self._lease: lease.Lease | None = None
+        self._head: tuple[int, str] | None = None
+        self._good: Traits | None = None
+
+    def __enter__(self) -> Checkpoints:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps that can be restored, the oldest first."""
+        return steps.finished(self.path)
+
+    @property
+    def abandoned(self) -> list[int]:
+        """The steps that were set aside, since training went on from an older one; the first saved first."""
+        return [x.step for x in steps.abandoned(self.path)]
+
+    # -- saving
+
+    def prepare(self) -> None:
+        """Makes the folder and takes it, and raises now what the first save would raise some hours later.
+
+        All processes call it.
+
+        Raises:
+          CheckpointError: if orbax is not installed, nothing can be written there, or another run has it.
+        """
+        orbax()
+        agreed("prepare checkpoints", self.path, self._own)
+
+    def baseline(self, state: PyTree) -> Traits:
+        """Notes which leaves of a state are not finite, as good: a later save is compared with it.
+
+        All processes call it. A restored state is noted by itself. What was noted is returned.
+        """
+        self._good = self._traits(state)
+        return self._good
+
+    def check(self, state: PyTree, step: int, exempt: Sequence[str] = ()) -> None:
+        """Looks at a state on its devices, and refuses it if a leaf that was finite is so no more.
+
+        All processes call it.
+
+        Arguments:
+          state: as for `save`.
+          step: for the message.
+          exempt: patterns of the paths of leaves that may be as they like, such as "opt_state/*".
+
+        Raises:
+          NonFiniteError: naming the leaves.
+        """
+        self._checked(state, step, exempt)
+
+    def save(self, state: PyTree, step: int, extra: PyTree = None, *, exempt: Sequence[str] = ()) -> None:
+        """Saves the state of a step while training goes on: it returns when a copy is on the host.
+
+        Call `wait` or `close`, or leave `with`, before the program ends: from Python 3.12 on nothing can be
+        begun then, and the step is lost with a warning.
+
+        All processes call it. What went wrong with the step before is raised here, or by `wait`. Steps that
+        are newer than what training went on from are set aside when this one counts.
+
+        Arguments:
+          state: arrays, numbers and keys in containers; arrays whole in the logical view, however they lie.
+          extra: a tree of what JSON can hold, of NumPy arrays and of keys: where the data were, for one. That
+            of process 0 is kept.
+          exempt: see `check`.
+
+        Raises:
+          NonFiniteError: if the state is not good; it is not saved.
+          CheckpointError: if it cannot be written; older steps are still there.
+        """
+        self.wait()
+        content, file = extras.encoded({} if extra is None else extra)
+        path = steps.step_path(self.path, step)
+        described = leaves_of(state)
+        traits = self._checked(state, step, exempt)
+        told = agreed(f"begin {path.name}", path, lambda: self._begin(step, content, file))
+        leaves = tuple(LeafRecord(p, t, traits=traits.get(p, frozenset())) for p, t in described)
+        digest, sequence = extras.digest(file), told["sequence"]
+        manifest = Manifest(step, leaves, content, told["data"], told["token"], self._head, sequence, digest)
+        spec = self._spec(manifest, file, told["newer"])
+        self._pending = Save(spec, self._lease)
+        self._pending.hand_over(plain(state, self._ways))
+        self._head, self._good = (step, told["token"]), traits
+
+    def wait(self) -> None:
+        """Waits until the step that is being saved counts.
+
+        Raises:
+          CheckpointError: if it could not be written; older steps are still there.
+        """
+        pending, self._pending = self._pending, None
+        if pending is None or pending.pid != os.getpid():  # in a fork: its parent has the thread that writes
+            return
+        try:
+            pending.wait()
+        except CheckpointError:
+            self._head = pending.spec.manifest.parent
+            raise
+
+    def close(self) -> None:
+        """Waits for what is being saved, and lets others have the folder."""
+        try:
+            self.wait()
+        finally:
+            held, self._lease = self._lease, None
+            if held is not None:
+                lease.give_up(held)
+
+    # -- restoring
+
+    def restore(
+        self,
+        like: PyTree,
+        step: int | None = None,
+        *,
+        check: bool = True,
+        only: str | int | Sequence[str | int] | None = None,
+        dtype: DType | type | None = None,
+    ) -> PyTree:
+        """The state of a step, laid as is asked, whatever placement, devices or processes it was saved from.
+
+        All processes call it. What is saved afterwards goes on from this step.
+
+        Arguments:
+          like: a tree of the shape of what was saved: arrays, or `ShapeDtypeStruct`s with shardings; or a
+            `Program` that was planned, for its arguments by name or position. Leaves without a sharding come
+            to the host.
+          step: which one; None for the last one that is complete.
+          check: whether what is read is compared with the checksums.
+          only: the part of the state that is wanted, as its key, or keys, outermost first: "params" of a
+            dict, 0 of a tuple. `like` is of that part.
+          dtype: that floating leaves are converted to, once they are checked. None: they are as they were.
+
+        Raises:
+          DamagedCheckpointError: if the step is not as it was written.
+          CheckpointError: if there is none, or it is of something else.
+        """
+        self.wait()
+        while True:
+            found, manifest = self._chosen(step)
+            wanted = selection(steps.step_path(self.path, found), manifest, like, only, dtype)
+            try:
+                state = self._read(manifest, wanted, check)
+            except DamagedCheckpointError:
+                if not agreed("look again", self.path, functools.partial(self._is_gone, found)):
+                    raise
+                self._vanished(step, found)
+                continue
+            if only is None:
+                self._head = (found, manifest.token)
+                known = {x.path: x.traits for x in manifest.leaves}
+                self._good = known if manifest.files is None else None
+            return state
+
+    def extra(self, step: int | None = None) -> Any:
+        """What was saved beside the state of a step; None for the last one that is complete.
+
+        Raises:
+          DamagedCheckpointError: if it is not as it was written.
+          CheckpointError: if there is no such step.
+        """
+        self.wait()
+        return self._survived(step, self._extra)
+
+    # -- inside: saving
+
+    def _own(self) -> None:
+        """Makes the folder, and in process 0 takes it; what crashes have left is deleted."""
+        storage.make_folder(self.path)
+        if jax.process_index() == 0:
+            if self._lease is None:
+                self._lease = lease.acquire(self.path, self.job or job_name())
+                if self._lease.users == 1:  # nobody in this process is writing there
+                    steps.sweep(self.path)
+                    steps.write_index(self.path, self.steps)
+            self._lease.check()
+
+    def _begin(self, step: int, content: Any, file: bytes) -> dict[str, Any]:
+        """Makes the folder of a step's arrays; what process 0 says of it to all."""
+        orbax()
+        self._own()
+        if jax.process_index():
+            return {}
+        path = steps.step_path(self.path, step)
+        there = self.steps
+        after = step + 1 if self._head is None else min(self._head[0], step) + 1
+        if step in there and step < after:
+            raise CheckpointError(messages.there(path))
+        if steps.is_foreign(path):
+            raise CheckpointError(messages.foreign(path))
+        token = uuid.uuid4().hex
+        sequence = 1 + steps.last_sequence(self.path, there)
+        manifest = Manifest(step, (), content, f"data-{token}", token)
+        newer = [s for s in there if s >= after]
+        make_data_folder(self._spec(manifest, file, newer), self._lease)
+        return {"token": token, "data": manifest.data, "newer": newer, "sequence": sequence}
+
+    def _spec(self, manifest: Manifest, file: bytes, newer: Sequence[int]) -> SaveSpec:
+        return SaveSpec(self.path, manifest, file, tuple(newer), self.keep, self.keep_every)
+
+    def _traits(self, state: PyTree) -> Traits:
+        """What all processes see of a state."""
+        mine, others = traits_of(state), team()
+        if others is None:
+            return mine
+        every = others.gathered("look at a state", {p: sorted(t) for p, t in mine.items()})
+        paths = {p for one in every for p in one}
+        return {p: frozenset(t for one in every for t in one.get(p, ())) for p in paths}
+
+    def _checked(self, state: PyTree, step: int, exempt: Sequence[str]) -> Traits:
+        traits = self._traits(state)
+        where = f"step {step}"
+        if self._good is None:
+            if wrong := [p for p, _ in verdict(state, traits, {}, exempt).bad]:
+                LOG.warning("%s", messages.first_not_finite(where, wrong))
+            return traits
+        found = verdict(state, traits, self._good, exempt)
+        found.enforce(where)
+        if found.zeroed and jax.process_index() == 0:
+            LOG.warning("%s", messages.zeroed(where, found.zeroed))
+        return traits
+
+    # -- inside: restoring
+
+    def _existing(self, step: int | None) -> int:
+        there = self.steps
+        if step is None and there:
+            return there[-1]
+        if step is None or step not in there:
+            storage.check_folder(self.path)
+            raise CheckpointError(messages.none(self.path, step, there, self.abandoned))
+        return step
+
+    def _chosen(self, step: int | None) -> tuple[int, Manifest]:
+        """The step that all processes restore, as process 0 finds it, and its manifest."""
+
+        def look() -> dict[str, Any]:
+            return self._survived(step, self._checked_manifest)
+
+        told = agreed("choose a step", self.path, look if jax.process_index() == 0 else dict)
+        found = int(told["step"])
+        return found, decoded(steps.step_path(self.path, found), found, told["manifest"].encode())
+
+    def _read(self, manifest: Manifest, wanted: Selection, check: bool) -> PyTree:
+        path = steps.step_path(self.path, manifest.step)
+        others = steps.others(self.path, manifest.step)
+        if check and manifest.files is not None:
+            check_files(path, manifest, others)
+        abstract = jax.tree.map(plain_like, wanted.asked)
+        read = list[PyTree]()
+
+        def action() -> None:
+            read.append(read_arrays(path, manifest, abstract, wanted.keys, others))
+
+        agreed(f"read {path.name}", path, action)
+        if check and manifest.files is None:
+            check_arrays(path, wanted.records, read[0], others)
+        state = jax.tree.map(lambda x, like: as_asked(x, like, self._ways), read[0], wanted.asked)
+        return wanted.converted(state)
+
+    def _is_gone(self, step: int) -> bool:
+        return not storage.exists(steps.step_path(self.path, step) / MANIFEST)
+
+    def _survived(self, step: int | None, read: Callable[[int], _T]) -> _T:
+        """What is read of a step; of the next one where it vanishes meanwhile and nobody has named it."""
+        while True:
+            found = self._existing(step)
+            try:
+                return read(found)
+            except DamagedCheckpointError:
+                if not self._is_gone(found):
+                    raise
+                self._vanished(step, found)
+
+    def _vanished(self, step: int | None, found: int) -> None:
+        """Says that a step was pruned while it was read.
+
+        Raises:
+          DamagedCheckpointError: if it was asked for by its number.
+        """
+        if step is not None:
+            raise DamagedCheckpointError(messages.pruned(steps.step_path(self.path, found))) from None
+        LOG.warning("%s", messages.taken_next(self.path, found))
+
+    def _checked_manifest(self, step: int) -> dict[str, Any]:
+        """A step and its manifest, whose files are there; what process 0 says to all."""
+        data = steps.read_bytes(self.path, step)
+        path, others = steps.step_path(self.path, step), steps.others(self.path, step)
+        check_sizes(path, decoded(path, step, data, others), others)
+        return {"step": step, "manifest": data.decode()}
+
+    def _extra(self, step: int) -> Any:
+        manifest = steps.read_manifest(self.path, step)
+        path, file = steps.step_path(self.path, step), b""
+        try:
+            if manifest.extra_digest is not None:
+                file = storage.read(path / manifest.data / EXTRA)
+            if extras.digest(file) != manifest.extra_digest:
+                raise ValueError("it has other bytes than were written")
+            return extras.decoded(manifest.extra, file)
+        except (FileNotFoundError, *extras.DAMAGE) as e:
+            what = f"{EXTRA} cannot be read: {e}"
+            raise DamagedCheckpointError(
+                messages.damaged(path, steps.others(self.path, step), what)
+            ) from None
+        except OSError as e:
+            raise CheckpointError(messages.failed(path, e)) from e

@@ -1,0 +1,128 @@
+"""What of a step is restored: all of its state or a part, and in which precision."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from sbp.errors import CheckpointError
+from sbp.runtime.checkpoint import messages
+from sbp.runtime.checkpoint.manifest import LeafRecord, Manifest
+from sbp.runtime.checkpoint.state import leaves_of, wanted
+from sbp.runtime.checkpoint.storage import Path
+from sbp.untyped import DType, Leaf, PyTree, struct
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What is restored.
+
+    Arguments:
+      asked: the tree that is wanted, in the precision that was saved.
+      records: of its leaves.
+      keys: of the part in the saved state, outermost first; none for all of it.
+      dtype: that floating leaves are converted to.
+    """
+
+    asked: PyTree
+    records: tuple[LeafRecord, ...]
+    keys: tuple[str | int, ...]
+    dtype: DType | None
+
+    def converted(self, state: PyTree) -> PyTree:
+        """The state in the precision that is wanted."""
+        return state if self.dtype is None else jax.tree.map(self._converted, state)
+
+    def _converted(self, x: Leaf) -> Leaf:
+        dtype = getattr(x, "dtype", None)
+        if dtype is None or dtype == self.dtype or not jnp.issubdtype(dtype, jnp.floating):
+            return x
+        return x.astype(self.dtype)
+
+
+def selection(
+    path: Path,
+    manifest: Manifest,
+    like: object,
+    only: str | int | Sequence[str | int] | None,
+    dtype: DType | type | None,
+) -> Selection:
+    """What is restored of a step.
+
+    Raises:
+      CheckpointError: if it is not in the step.
+    """
+    keys = () if only is None else (only,) if isinstance(only, str | int) else tuple(only)
+    records, prefix = _part(path, manifest, keys)
+    to = None if dtype is None else jnp.dtype(dtype)
+    asked = wanted(like, [(x.path, x.type) for x in manifest.leaves], keys)
+    if to is not None:
+        asked = _in_saved_precision(asked, {x.path.removeprefix(prefix): x.type for x in records})
+    saved = tuple((x.path.removeprefix(prefix), x.type) for x in records)
+    if differs := list(_differences(saved, leaves_of(asked))):
+        raise CheckpointError(messages.other_state(path, differs))
+    by_path = {x.path.removeprefix(prefix): x for x in records}
+    in_order = tuple(by_path[p] for p, _ in leaves_of(asked))
+    return Selection(asked, in_order, keys, to)
+
+
+def _part(path: Path, manifest: Manifest, keys: Sequence[str | int]) -> tuple[tuple[LeafRecord, ...], str]:
+    """The leaves of a part, and what their paths begin with."""
+    records, prefix = manifest.leaves, ""
+    for key in keys:
+        spellings = (f"[{key!r}]", f".{key}")
+        begin = next((s for s in spellings for x in records if x.path.startswith(prefix + s)), None)
+        if begin is None:
+            tops = dict.fromkeys(_first_key(x.path.removeprefix(prefix)) for x in records)
+            raise CheckpointError(messages.no_part(path, keys, tuple(tops)))
+        prefix += begin
+        records = tuple(x for x in records if _is_below(x.path, prefix))
+    return records, prefix
+
+
+def _is_below(path: str, prefix: str) -> bool:
+    rest = path[len(prefix) :]
+    return path.startswith(prefix) and (not rest or rest[0] in "[.")
+
+
+def _first_key(path: str) -> str:
+    """The outermost key of a path.
+
+    >>> _first_key("['params']['w']"), _first_key(".count")
+    ("['params']", '.count')
+    """
+    if path.startswith("["):
+        return path[: path.find("]") + 1]
+    return "." + path[1:].split("[")[0].split(".")[0]
+
+
+def _in_saved_precision(asked: PyTree, types: dict[str, str]) -> PyTree:
+    """The tree that is wanted, with the floating dtypes of what was saved."""
+
+    def change(path: Any, x: Leaf) -> Leaf:
+        saved = types.get(jax.tree_util.keystr(path), "").partition("[")[0]
+        if not hasattr(x, "dtype") or not jnp.issubdtype(x.dtype, jnp.floating) or not _is_floating(saved):
+            return x
+        return struct(x.shape, jnp.dtype(saved), sharding=getattr(x, "sharding", None))
+
+    return jax.tree_util.tree_map_with_path(change, asked)
+
+
+def _is_floating(name: str) -> bool:
+    try:
+        return bool(jnp.issubdtype(jnp.dtype(name), jnp.floating))
+    except TypeError:
+        return False
+
+
+def _differences(saved: tuple[tuple[str, str], ...], asked: tuple[tuple[str, str], ...]) -> list[str]:
+    """How the leaves that are asked for differ from those that were saved, in words."""
+    here, there = dict(asked), dict(saved)
+    missing = [f"{path} {what} is not in it" for path, what in asked if path not in there]
+    other = [f"{path} is {there[path]}, not {what}" for path, what in asked if there.get(path, what) != what]
+    more = [f"{path} {what} is in it, too" for path, what in saved if path not in here]
+    return [*other, *missing, *more]

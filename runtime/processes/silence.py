@@ -1,0 +1,116 @@
+"""Who is not heard any more, said before JAX ends the others for it: its last words name no process.
+
+JAX's heartbeats come from a thread of C++ and decide; here each process beats from Python, more often, and
+process 0 warns of those that do not. The others warn when they do not reach process 0: theirs is the log that
+is left where a network is cut. Seconds are counted in looks, so that a process that was stopped itself, or
+held back, does not take the others for silent.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import jax
+
+from sbp.compat_processes import Board
+
+LOG = logging.getLogger("sbp")
+BEATS = "sbp/beats"
+ENDED = b"ended"
+LOOKS = 20
+"""In the time after which JAX takes a process for dead."""
+QUIET_LOOKS = 8
+"""After which who is not heard is named: JAX takes half of its time at least."""
+
+
+@dataclass
+class Silence:
+    """What one process hears of the others.
+
+    Arguments:
+      board: where they leave words.
+      index: of this process.
+      where: "host:port" of process 0.
+      heartbeat_seconds: after which JAX takes a process for dead.
+      heard: the last beat of each process, and the look at which it was new.
+      looks: how often was looked.
+      said: who was named.
+    """
+
+    board: Board
+    index: int
+    where: str
+    heartbeat_seconds: float
+    heard: dict[int, tuple[bytes, int]] = field(default_factory=dict)
+    looks: int = 0
+    said: set[int] = field(default_factory=set)
+
+    def watch(self, done: threading.Event) -> Sequence[threading.Thread]:
+        """Beats and looks in threads of its own, until this process comes to its end.
+
+        Arguments:
+          done: is set then.
+        """
+        work = [self.look_on] if self.index == 0 else [self.beat_on, self.look_on]
+        threads = [threading.Thread(target=w, args=(done,), daemon=True, name="sbp silence") for w in work]
+        for thread in threads:
+            thread.start()
+        return threads
+
+    def beat_on(self, done: threading.Event) -> None:
+        """Beats; where process 0 is not reached that waits, which is seen by who looks."""
+        count = 0
+        while not done.wait(self.heartbeat_seconds / LOOKS):
+            count += 1
+            with suppress(jax.errors.JaxRuntimeError):
+                self.beat(str(count).encode())
+                self.heard[0] = str(count).encode(), self.looks
+        with suppress(jax.errors.JaxRuntimeError):
+            self.beat(ENDED)
+
+    def beat(self, value: bytes) -> None:
+        """Leaves a beat."""
+        self.board.key_value_set_bytes(f"{BEATS}/{self.index}", value, allow_overwrite=True)
+
+    def look_on(self, done: threading.Event) -> None:
+        """Looks who has beaten, and names who has not."""
+        while not done.wait(self.heartbeat_seconds / LOOKS):
+            self.looks += 1
+            if self.index == 0:
+                with suppress(jax.errors.JaxRuntimeError):
+                    self.hear(self.board.key_value_dir_get_bytes(BEATS))
+            for other in self.silent():
+                LOG.warning("%s", self.text(other))
+
+    def hear(self, beats: Sequence[tuple[str, bytes]]) -> None:
+        """Takes the beats of all, by their keys."""
+        for key, value in beats:
+            other = int(key.rsplit("/", 1)[1])
+            if value == ENDED:
+                self.heard.pop(other, None)
+            elif self.heard.get(other, (b"", 0))[0] != value:
+                self.heard[other] = value, self.looks
+
+    def silent(self) -> list[int]:
+        """Those that were not heard for a while, each once until it is heard again."""
+        quiet = {i for i, (_, at) in self.heard.items() if self.looks - at >= QUIET_LOOKS}
+        new = sorted(quiet - self.said)
+        self.said = quiet
+        return new
+
+    def text(self, other: int) -> str:
+        """What is said of a process that is not heard."""
+        seconds = f"{self.heartbeat_seconds * QUIET_LOOKS / LOOKS:.0f} s"
+        if self.index:
+            return (
+                f"process {self.index} has not reached process 0 at {self.where} for {seconds}: that was "
+                f"stopped, its host is gone, or the network between is cut; if that lasts, JAX ends this one"
+            )
+        return (
+            f"process 0 has heard nothing of process {other} for {seconds}: that was stopped or is held up, "
+            f"its host is gone, or the network between is cut; if its heartbeats are missing, JAX ends all"
+        )

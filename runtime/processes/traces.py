@@ -1,0 +1,71 @@
+"""What JAX's C++ runtime writes when it ends a process that has lost another one: pages, from every process.
+
+None of them says what went wrong: that is said by the one that failed, and by the launcher. They are held
+back until it is known who is to blame; where nobody else is, they are all that there is, and are shown.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+_HEAD = re.compile(r"[EFWI]\d{4} [\d:.]+ +\d+ (?:coordination_\w+|preemption_\w+|client)\.(?:cc|h):\d+\] ")
+_NEXT = re.compile(
+    r"Additional GRPC error|:[A-Z_]+:|=== Source Location|external/|RPC: |\*\*\* Check failure stack|"
+    r" +@ +0x[0-9a-f]+ |The (?:following )?tasks |\. This is only expected|\.? ?\[type\.googleapis"
+    r"|INTERNAL: Barrier failed|Barrier result: |This suggests that the workers are out of sync"
+)
+_FILLER = re.compile(r"\s*\d*\s*$")
+"""Empty lines, and the numbers of tasks, each on its own line."""
+_LOST = "Terminating process because the JAX distributed service detected fatal errors"
+_UNHEARD = "unhealthy (stopped sending heartbeats)"
+
+
+@dataclass
+class TraceFold:
+    """The lines of one process, as they come.
+
+    Arguments:
+      kept: those that were held back.
+      has_lost_others: whether JAX has said that it ends the process since others are gone.
+      unheard: processes whose heartbeats the coordination service has missed, which this process has.
+    """
+
+    kept: list[str] = field(default_factory=list)
+    has_lost_others: bool = False
+    unheard: set[int] = field(default_factory=set)
+    _is_within: bool = False
+    _names_tasks: bool = False
+
+    def shown(self, line: str) -> bool:
+        """Whether a line goes on to the user; else it is held back."""
+        is_head = _HEAD.match(line) is not None
+        is_filler = self._is_within and _FILLER.match(line) is not None
+        self._is_within = is_head or is_filler or (bool(self.kept) and _NEXT.match(line) is not None)
+        if not self._is_within:
+            return True
+        self._learn(line, is_filler=is_filler)
+        self.kept.append(line)
+        return False
+
+    def _learn(self, line: str, *, is_filler: bool) -> None:
+        self.has_lost_others |= _LOST in line
+        if self._names_tasks and is_filler and line.strip():
+            self.unheard.add(int(line))
+        else:
+            self._names_tasks = _UNHEARD in line
+
+
+def left_out(folds: Iterable[tuple[int, TraceFold]]) -> str | None:
+    """One line in place of those that were held back; None where there are none.
+
+    >>> left_out([(0, TraceFold()), (2, TraceFold(["a", "b"]))])
+    'left out: 2 lines of the C++ runtime of process 2, which has lost another process'
+    """
+    held = [(index, len(fold.kept)) for index, fold in folds if fold.kept]
+    if not held:
+        return None
+    who = ", ".join(str(index) for index, _ in held)
+    many = f"processes {who}, which have" if len(held) > 1 else f"process {who}, which has"
+    return f"left out: {sum(n for _, n in held)} lines of the C++ runtime of {many} lost another process"

@@ -1,0 +1,168 @@
+"""A training loop that is short: placing, checkpoints, metrics, evaluation, and an end when asked for one.
+
+A loop of your own does as well: this one has nothing that a user of the library does not have.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, MutableMapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+
+from sbp.errors import raise_all
+from sbp.runtime.checkpoint.checkpoints import Checkpoints
+from sbp.runtime.execute import Program
+from sbp.runtime.training import messages
+from sbp.runtime.training.batches import Batches, BatchSource
+from sbp.runtime.training.hooks import hooks_of
+from sbp.runtime.training.interrupt import interruptible
+from sbp.runtime.training.loop import Intervals, Metrics, State, Trainer, TrainingRun
+from sbp.runtime.training.metrics import Logs, sinks
+from sbp.runtime.training.policy import NonFinitePolicy
+from sbp.runtime.training.progress import Progress, displayed, metrics_text
+from sbp.runtime.training.recorder import Recorder
+
+
+@dataclass(frozen=True, repr=False)
+class FitResult:
+    """What training has left; it prints in one line.
+
+    Arguments:
+      state: the last one, as the step takes it.
+      step: how many steps it has seen.
+      history: the metrics of the last 10,000 steps of this run that were noted, with their numbers as "step".
+      is_done: False where it was asked to end before the last step or batch, and has saved.
+      start_step: the step that this run went on from; 0 where it began.
+      left_out: the steps whose batches were left out, since they made the state bad.
+    """
+
+    state: State
+    step: int
+    history: list[dict[str, float]] = field(repr=False)
+    is_done: bool = True
+    start_step: int = 0
+    left_out: tuple[int, ...] = ()
+
+    def __repr__(self) -> str:
+        leaves = jax.tree.leaves(self.state)
+        size = sum(getattr(x, "nbytes", 0) for x in leaves) / 1e6
+        last = f", {metrics_text(self.history[-1])}" if self.history else ""
+        more = "" if self.is_done else ", asked to end"
+        return f"<FitResult of step {self.step}{last}{more}: {len(leaves)} arrays of {size:.3g} MB>"
+
+
+def fit(
+    step: Program[..., Any],
+    state: State,
+    batches: Batches,
+    *,
+    steps: int,
+    checkpoint: str | os.PathLike[str] | Checkpoints | None = None,
+    save_every: int = 1000,
+    extra: MutableMapping[str, Any] | None = None,
+    on_nonfinite: NonFinitePolicy | None = None,
+    evaluate: Callable[[State], Metrics] | None = None,
+    evaluate_every: int = 1000,
+    log: Logs = (),
+    log_every: int = 1,
+    progress: bool = True,
+    own_rows: bool = False,
+    batch_seconds: float | None = 1800.0,
+) -> FitResult:
+    """Trains to a number of steps; from the last step that was saved, where there is one.
+
+    Arguments:
+      step: `step(*state, batch) -> (*state, metrics)`, where metrics is a number or a dict of numbers; a
+        step with more parameters behind its state, such as a key, is given a tuple of as many: `*batch`.
+      state: where training begins without a checkpoint: parameters, optimizer's state, key, what you like.
+      batches: number of the step -> batch; or batches in a row, of which a run that goes on skips the first;
+        or what has a method `batches_from(step)`: a context manager of the batches behind that step, which is
+        left when the loop ends. What lies as the step wants it is not copied again. An iterator with
+        `get_state` and `set_state` is saved with the state, and so are vocabularies that batches use.
+      steps: the number of the last one; training ends before it where there are no more batches.
+      checkpoint: a folder. It goes on from the last step there that is intact and good; SIGTERM and Ctrl-C
+        save there too, and end the loop; a second one ends it at once.
+      save_every, evaluate_every: in steps; the last step counts always.
+      extra: a dict by name of what is saved with the state: what has `get_state` and `set_state`, or a tree
+        of what JSON can hold, arrays and keys. When the run goes on they are set; trees are put into it.
+      on_nonfinite: whether a metric or a state that is not finite stops the run, or takes it back. A state is
+        looked at before it is saved, and is not saved if it is bad.
+      evaluate: gives metrics of a state, which get "evaluate/" before their names.
+      log: where the metrics go, or several: a .csv file, a folder for TensorBoard (the extra `tensorboard`),
+        of which what is there of steps that are done again is dropped; or a function of the metrics, with the
+        step's number as "step". All in process 0.
+      log_every: how many steps there are from one that is noted to the next. Metrics are read a step late.
+      progress: whether to show how far it is: a bar on a terminal, else a line on stderr now and then.
+      own_rows: whether each process's batches are its own rows of the whole ones; of a tuple, its first.
+      batch_seconds: what a batch may take to come, seconds; None: as long as it takes. Once the end was asked
+        for it has ten.
+
+    Raises:
+      NonFiniteError: if a metric or the state of a step is not finite; the steps before it are there.
+      BatchError: if a batch does not come; the state is saved.
+      MemoryLimitError: if a step runs out of memory.
+      CheckpointError: as `Checkpoints` does, before the first step where nothing can be saved; what cannot
+        be written later is tried again at the next save, and raised at the last.
+      ArgumentError: for logs of which there are no others, where TensorBoard's library is missing, for
+        intervals below 1, for what cannot be kept, and for batches that cannot be gone back to.
+
+    >>> import jax.numpy as jnp
+    >>> from sbp.placement import placement
+    >>> from sbp.runtime.execute import compile
+    >>> half = compile(lambda w, x: (w - 0.5 * (w - x), abs(w - x).sum()), placement("cpu", shape=(1,)))
+    >>> done = fit(half, (jnp.zeros(1),), lambda i: jnp.ones(1), steps=3, progress=False)
+    >>> done.state[0].tolist(), [m["loss"] for m in done.history]
+    ([0.875], [1.0, 0.5, 0.25])
+    >>> done
+    <FitResult of step 3, loss 0.25: 1 arrays of 4e-06 MB>
+    """
+    policy = NonFinitePolicy() if on_nonfinite is None else on_nonfinite
+    every, source = Intervals(steps, save_every, evaluate_every), BatchSource(batches)
+    _check(every, log_every, policy, source, checkpoint is not None)
+    hooks = hooks_of(extra, batches)
+    trainer = Trainer(step, _takes(step, len(state)), own_rows, evaluate)
+    leads = jax.process_index() == 0
+    with ExitStack() as stack:
+        runs = _entered(stack, checkpoint)
+        stack.callback(source.close)
+        interrupt = stack.enter_context(interruptible(batch_seconds))
+        shown = Progress(steps, stack.enter_context(displayed(steps, progress)))
+        files = sinks(log) if leads else []
+        for file in files:
+            stack.callback(file.close)
+        recorder = Recorder([*files, shown], log_every, step.raise_known)
+        run = TrainingRun(trainer, source, runs, hooks, policy, recorder, shown, interrupt, every)
+        last, is_done = run.train(state)
+    left_out = tuple(sorted(run.left_out))
+    return FitResult(last, run.step, list(recorder.history), is_done, run.start_step, left_out)
+
+
+def _entered(stack: ExitStack, checkpoint: str | os.PathLike[str] | Checkpoints | None) -> Checkpoints | None:
+    """Where the run saves; a folder of its own is given up at the end."""
+    if isinstance(checkpoint, Checkpoints):
+        stack.callback(checkpoint.wait)
+        return checkpoint
+    return None if checkpoint is None else stack.enter_context(Checkpoints(checkpoint))
+
+
+def _check(
+    every: Intervals, log_every: int, policy: NonFinitePolicy, source: BatchSource, has_folder: bool
+) -> None:
+    """Raises for arguments that do not go together, all of them at once."""
+    counts = {"save_every": every.save, "evaluate_every": every.evaluate, "log_every": log_every}
+    wrong = [messages.too_few(name, count) for name, count in counts.items() if count < 1]
+    if policy.max_rollbacks and not has_folder:
+        wrong.append(messages.nothing_to_go_back_to())
+    if policy.max_rollbacks and not source.can_go_back:
+        wrong.append(messages.no_way_back(type(source.batches).__name__))
+    raise_all(wrong)
+
+
+def _takes(step: Program[..., Any], state: int) -> int:
+    """How many arguments a step has behind its state; one where its parameters do not say."""
+    names = step.parameters.positional
+    return 1 if names is None else max(1, len(names) - state)

@@ -1,0 +1,71 @@
+"""From which step a run goes on: the last one that is intact and good."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+
+from sbp.errors import DamagedCheckpointError
+from sbp.runtime.checkpoint.agreement import agreed
+from sbp.runtime.checkpoint.checkpoints import Checkpoints
+from sbp.runtime.checkpoint.inspection import Traits, verdict
+from sbp.runtime.training import messages
+from sbp.untyped import PyTree
+
+LOG = logging.getLogger("sbp")
+
+
+def steps_of(runs: Checkpoints) -> list[int]:
+    """The steps of a folder, as process 0 finds them; all processes come here."""
+    return list(agreed("list the steps", runs.path, lambda: runs.steps))
+
+
+def last_good(
+    runs: Checkpoints, like: PyTree, begun: Traits, exempt: Sequence[str]
+) -> tuple[PyTree, int, Mapping[str, Any]]:
+    """The state of the last step that is intact and good, its number, and what was kept beside it.
+
+    All processes come here. What is left out is warned of.
+
+    Arguments:
+      like: how the state is to lie.
+      begun: what is said of the state that a run without checkpoints begins with: what was finite there is so
+        in a good step.
+      exempt: patterns of the paths of leaves that may be as they like.
+
+    Raises:
+      DamagedCheckpointError: if no step is.
+      CheckpointError: if a step is of another state, or cannot be read now.
+    """
+    wrong = list[str]()
+    for step in reversed(steps_of(runs)):
+        why, state, extra = _tried(runs, like, step, begun, exempt)
+        if not why:
+            return state, step, extra
+        wrong.append(f"step {step}: {why}")
+        if jax.process_index() == 0:
+            LOG.warning("%s", messages.step_is_skipped(step, why))
+    raise DamagedCheckpointError(messages.no_good_step(runs.path, wrong))
+
+
+def _tried(
+    runs: Checkpoints, like: PyTree, step: int, begun: Traits, exempt: Sequence[str]
+) -> tuple[str, PyTree, Mapping[str, Any]]:
+    """Why a step is not gone on from, "" if it is; its state, and what was kept beside it."""
+    try:
+        state = runs.restore(like, step)
+        extra = _extra(runs, step)
+    except DamagedCheckpointError as e:
+        return e.problems[0].got, None, {}
+    bad = verdict(state, runs.baseline(state), begun, exempt).bad
+    return ", ".join(f"{path} is {what}" for path, what in bad[: messages.MOST_SHOWN]), state, extra
+
+
+def _extra(runs: Checkpoints, step: int) -> Mapping[str, Any]:
+    """What was kept beside a step; damage that one process finds is found by all."""
+    found = list[Any]()
+    agreed(f"read what is beside step {step}", runs.path, lambda: found.append(runs.extra(step)))
+    return found[0] or {}

@@ -1,0 +1,241 @@
+"""What is others' stays, what was set aside is named, and the last good steps are there."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+import sbp
+from sbp.errors import ArgumentError, CheckpointError, DamagedCheckpointError
+from sbp.runtime.checkpoint import steps
+from sbp.runtime.checkpoint.checkpoints import Checkpoints
+
+
+def state_of(value: float) -> dict[str, Any]:
+    return {"w": jnp.full(3, float(value))}
+
+
+def value_of(runs: Checkpoints, step: int | None = None) -> float:
+    return float(runs.restore(state_of(0), step)["w"][0])
+
+
+def saved(runs: Checkpoints, *numbers: int) -> None:
+    for step in numbers:
+        runs.save(state_of(step), step=step)
+    runs.wait()
+
+
+def digests(folder: Path) -> dict[str, str]:
+    files = (p for p in folder.rglob("*") if p.is_file())
+    return {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
+
+
+FOREIGN = [
+    "step_00000001",
+    "step_1",
+    "step_00000004.orbax-checkpoint-tmp",
+    "step_notes",
+    "step_00000100",
+    "2",
+]
+
+
+def test_what_others_have_written_is_never_touched(tmp_path: Path) -> None:
+    """Finished checkpoints of orbax, unfinished ones, notes, and files within steps of our own."""
+    for name in FOREIGN:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "data-1").mkdir()
+        (tmp_path / name / "notes.txt").write_text(name)
+        (tmp_path / name / "data-1" / "weights").write_text(name)
+    with ocp.StandardCheckpointer() as saver:
+        saver.save(tmp_path / "step_00000200", {"w": np.ones(2)})
+    manager = ocp.CheckpointManager(tmp_path / "step_00000300")
+    manager.save(1, args=ocp.args.StandardSave({"w": np.ones(2)}))
+    manager.close()
+    (tmp_path / "sbp_lease-notes.txt").write_text("x")
+    before = digests(tmp_path)
+    with Checkpoints(tmp_path, keep=1) as runs:
+        saved(runs, 5, 6, 7)
+        (tmp_path / "step_00000007" / "mine.txt").write_text("mine")
+        saved(runs, 8)
+    with Checkpoints(tmp_path, keep=1) as again:
+        again.prepare()
+        saved(again, 9)
+    after = digests(tmp_path)
+    assert {name: after.get(name) for name in before} == before
+    assert (tmp_path / "step_00000007" / "mine.txt").read_text() == "mine"
+    assert runs.steps == [9]
+
+
+def test_fit_touches_nothing_of_others(tmp_path: Path) -> None:
+    with ocp.StandardCheckpointer() as saver:
+        saver.save(tmp_path / "step_00000001", {"w": np.ones(2)})
+    (tmp_path / "step_notes").mkdir()
+    before = digests(tmp_path)
+    program = sbp.compile(lambda w, x: (w - x, w.sum()), sbp.placement("cpu", shape=(1,)))
+    sbp.fit(program, (jnp.ones(2),), lambda i: jnp.ones(2), steps=2, checkpoint=tmp_path, save_every=2)
+    assert {name: digests(tmp_path).get(name) for name in before} == before
+
+
+def test_a_step_that_something_else_has_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "step_00000001").mkdir()
+    (tmp_path / "step_00000001" / "notes").write_text("")
+    runs = Checkpoints(tmp_path)
+    with pytest.raises(CheckpointError, match="a folder that this library has not written"):
+        saved(runs, 1)
+    saved(runs, 2)
+    assert runs.steps == [2]
+    runs.close()
+
+
+def test_which_steps_stay(tmp_path: Path) -> None:
+    with Checkpoints(tmp_path, keep=2, keep_every=4) as runs:
+        saved(runs, *range(1, 12))
+        assert runs.steps == [4, 8, 10, 11]
+    for wrong in ({"keep": 0}, {"keep_every": 0}):
+        with pytest.raises(ArgumentError, match="1 or more"):
+            Checkpoints(tmp_path, **wrong)  # type: ignore[arg-type]
+
+
+def test_going_back_sets_aside_what_is_newer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with Checkpoints(tmp_path) as runs:
+        saved(runs, 100, 200, 300)
+        assert value_of(runs, 100) == 100
+        with caplog.at_level(logging.WARNING, "sbp"):
+            saved(runs, 110)
+        assert "steps 200, 300 set aside" in caplog.text
+        assert runs.steps == [100, 110] and runs.abandoned == [200, 300]
+        saved(runs, 120, 130)
+        assert runs.steps == [110, 120, 130] and value_of(runs) == 130
+        saved(runs, 200)  # the same number on the new branch
+        assert value_of(runs) == 200 and runs.abandoned == [200, 300]
+        with pytest.raises(CheckpointError, match="was set aside when training went on from an older step"):
+            runs.restore(state_of(0), 300)
+    with Checkpoints(tmp_path) as again:
+        assert value_of(again) == 200
+
+
+def test_a_run_from_the_beginning_sets_aside_what_is_newer(tmp_path: Path) -> None:
+    with Checkpoints(tmp_path) as runs:
+        saved(runs, 10, 20)
+    with Checkpoints(tmp_path) as again:
+        saved(again, 5)
+        assert again.steps == [5] and again.abandoned == [10, 20]
+        saved(again, 6, 7, 8)
+        assert again.steps == [6, 7, 8] and again.abandoned == [10, 20]
+
+
+def test_what_was_set_aside_is_bounded(tmp_path: Path) -> None:
+    with Checkpoints(tmp_path, keep=2) as runs:
+        saved(runs, 1)
+        for round_ in range(4):
+            runs.restore(state_of(0), 1)
+            saved(runs, 10 + round_)
+        assert runs.abandoned == [11, 12]
+        left = sorted(p.name for p in tmp_path.glob("step_*"))
+        assert left == [f"step_{s:08d}" for s in (1, 11, 12, 13)]
+
+
+def test_nothing_is_set_aside_before_the_new_step_counts(tmp_path: Path) -> None:
+    with Checkpoints(tmp_path) as runs:
+        saved(runs, 1, 2)
+        runs.restore(state_of(0), 1)
+        with pytest.raises(CheckpointError):
+            runs.save({"w": np.array([object()])}, step=3)
+            runs.wait()
+        assert runs.steps == [1, 2]
+        saved(runs, 3)
+        assert runs.steps == [1, 3] and runs.abandoned == [2]
+
+
+def test_two_that_save_one_step_do_not_mix(tmp_path: Path) -> None:
+    """Thirty rounds of two in one process: one of them has the step, whole; the other one is told so."""
+    one, two = Checkpoints(tmp_path, keep=100), Checkpoints(tmp_path, keep=100)
+    for step in range(30):
+        said, barrier = dict[int, str](), threading.Barrier(2)
+
+        def save(
+            i: int, runs: Checkpoints, step: int = step, said: Any = said, barrier: Any = barrier
+        ) -> None:
+            state = {"w": np.full((64, 8), i), "v": np.full((8,), i)}
+            try:
+                barrier.wait()
+                runs.save(state, step=step)
+                runs.wait()
+            except CheckpointError as e:
+                said[i] = str(e)
+
+        threads = [threading.Thread(target=save, args=x) for x in ((1, one), (2, two))]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        assert len(said) == 1 and "there already" in next(iter(said.values())), said
+        (winner,) = {1, 2} - {*said}
+        found = one.restore({"w": np.zeros((64, 8), int), "v": np.zeros(8, int)}, step)
+        assert {*found["w"].flat, *found["v"].flat} == {winner}
+    one.close()
+    two.close()
+
+
+def test_a_second_one_in_the_same_process_takes_nothing_away(tmp_path: Path) -> None:
+    one = Checkpoints(tmp_path, keep=100)
+    for step in range(6):
+        one.save(state_of(step), step=step)
+        Checkpoints(tmp_path).prepare()
+    one.wait()
+    assert one.steps == [*range(6)]
+    one.close()
+
+
+def test_a_step_that_vanishes_while_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its reader is told, and without a number of its own takes the next."""
+    with Checkpoints(tmp_path, keep=9) as runs:
+        saved(runs, 1, 2, 3)
+        reader, read = Checkpoints(tmp_path), steps.read_bytes
+
+        def vanishing(folder: Any, step: int) -> bytes:
+            data = read(folder, step)
+            steps._remove_step(folder, step) if step > 2 else None
+            return data
+
+        monkeypatch.setattr(steps, "read_bytes", vanishing)
+        with caplog.at_level(logging.WARNING, "sbp"):
+            assert value_of(reader) == 2
+        assert "step 3 was pruned while it was read" in caplog.text
+        monkeypatch.setattr(steps, "read_bytes", read)
+        for action in (reader.extra, lambda step: value_of(reader, step)):
+            runs.save(state_of(4), 4, extra={"rows": np.arange(2)})
+            runs.wait()
+            monkeypatch.setattr(steps, "read_bytes", vanishing)
+            with pytest.raises(DamagedCheckpointError, match="a step that was pruned while it was read"):
+                action(4)
+            monkeypatch.setattr(steps, "read_bytes", read)
+
+
+def test_leftovers_of_other_owners_are_swept_and_only_those(tmp_path: Path) -> None:
+    with Checkpoints(tmp_path) as runs:
+        saved(runs, 1, 2)
+    left = tmp_path / "step_00000003" / f"data-{1:032x}"
+    (left / "arrays").mkdir(parents=True)
+    (left / "arrays" / "x").write_text("half")
+    unmarked = tmp_path / "step_00000004" / "data-unmarked"
+    unmarked.mkdir(parents=True)
+    (left / steps.OWNER).write_text("{}")
+    beside = tmp_path / "step_00000001" / f"data-{2:032x}"
+    beside.mkdir()
+    (beside / steps.OWNER).write_text("{}")
+    with Checkpoints(tmp_path) as again:
+        again.prepare()
+        assert not left.parent.exists() and unmarked.exists() and not beside.exists()
+        assert value_of(again) == 2 and value_of(again, 1) == 1
