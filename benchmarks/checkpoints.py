@@ -10,7 +10,7 @@ Counts: the largest state, on a device of each of `--processes` processes, is sa
 CheckpointManager, by sbp.Checkpoints, and by a second manager of orbax's (A/A), which take turns on one disk
 in an order that all processes know. Timed is from the call until the step can be restored, in all processes.
 It may take 1.25 x what orbax takes. Times are medians; CPU seconds, of all processes, say what other work on
-the machine does not change much.
+the machine does not change much. First stands how fast checksums are taken.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 import sbp
+from sbp.runtime.checkpoint.checksums import checksum
 
 EVERY = 5
 LEAVES = 16
@@ -190,6 +191,16 @@ def launched(options: argparse.Namespace) -> dict[str, list[Counted]]:
     return {name: [Counted(**one) for one in found[name]] for name in NAMES}
 
 
+def checksum_rate(megabytes: int = 256) -> float:
+    """Bytes of an array that a processor checksums in a second."""
+    part = np.random.default_rng(0).random(megabytes << 17)
+    box = ((0, part.size),)
+    checksum(part[:1], ((0, 1),), part.shape)  # compiles it
+    began = time.process_time()
+    checksum(part, box, part.shape)
+    return part.nbytes / (time.process_time() - began)
+
+
 def held_table(rows: Sequence[Held]) -> str:
     """How long a step stands still, in words."""
     heads = ("step", "save", "copy", "save/copy", "A/A", "at most", "save CPU")
@@ -230,6 +241,7 @@ def main(argv: Sequence[str] | None = None) -> list[Held]:
             Path(options.write).write_text(json.dumps({n: [asdict(c) for c in x] for n, x in every.items()}))
         return []
     jax.config.update("jax_num_cpu_devices", 8)
+    print(f"checksums: {checksum_rate() / 1e9:.1f} GB a CPU second\n")
     found = [held(m, options.saves, options.folder) for m in sizes]
     print(held_table(found), flush=True)
     if options.processes:
