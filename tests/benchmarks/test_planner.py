@@ -77,6 +77,7 @@ def test_a_step_that_cannot_be_planned_is_short() -> None:
     assert not verdict.met and verdict.measured == "failed: KeyError: 'nothing'"
 
 
+@pytest.mark.full
 def test_brute_force_and_compiled_rows_are_counted() -> None:
     assert musts._brute(1, 1).measured.endswith("of 1")
     assert "rows; " in MUSTS["compiled/auto"].run(1).measured

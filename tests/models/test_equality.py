@@ -59,7 +59,7 @@ def one_device() -> Any:
     return jax.jit(gpt.make_train_step(CONFIG, OPTIMIZER))
 
 
-@pytest.mark.some("data:8", "auto:8")
+@pytest.mark.some("auto:8")
 @pytest.mark.parametrize("row", CHOICES)
 def test_gpt_float32(row: str, one_device: Any) -> None:
     """Losses within 1e-5 of one device over 30 steps with dropout, and state comes back as it came."""

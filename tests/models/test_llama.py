@@ -176,7 +176,7 @@ def test_loss_falls(one_device: list[float]) -> None:
     assert one_device[-1] < 0.5 * one_device[0]
 
 
-@pytest.mark.some(1)
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("choice", "shape", "scan"),
     [

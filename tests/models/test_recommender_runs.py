@@ -226,6 +226,7 @@ def test_the_command_with_synthetic_clicks(
     assert all(stage in said for stage in ("read", "parse", "hash, copy", "train", "evaluate"))
 
 
+@pytest.mark.full
 def test_the_command_with_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Criteo's text, blanks included; what the steps leave is what is evaluated."""
     numbers, keys = len(CRITEO.dense), len(CRITEO.categorical)

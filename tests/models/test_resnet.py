@@ -34,7 +34,7 @@ def test_depths_are_the_published_ones(depth: int, convolutions: int) -> None:
     assert jax.eval_shape(resnet.logits, params, images).shape == (2, 10)
 
 
-@pytest.mark.some(1)
+@pytest.mark.full
 @pytest.mark.parametrize("choice", ["data", "spatial"])
 def test_training_equals_one_device(choice: str) -> None:
     step = resnet.make_train_step(OPTIMIZER)

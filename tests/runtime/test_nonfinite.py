@@ -205,6 +205,7 @@ def pipelined(x: Any) -> Any:
     return sbp.compile(lambda w, x: step(w, x), LINE, options=OPTION)(w, x)
 
 
+@pytest.mark.full
 def test_stages_with_micro_batches() -> None:
     with jax.debug_nans(False):
         value, _ = pipelined(X)

@@ -79,6 +79,7 @@ def test_what_a_pass_has_put_in_the_place_of_a_sent_value_is_sent() -> None:
     assert jnp.allclose(sbp.compile(step, WHOLE)(*args)[0], step(*args)[0], rtol=1e-5)
 
 
+@pytest.mark.full
 def test_what_the_next_stage_waits_for_is_boxed_in_the_forward() -> None:
     """Also where the backward of its own stage wants it so too: there it would be boxed too late."""
     whole = sbp.placement("h100", shape=(4, 2), axes=("stage", "model"))

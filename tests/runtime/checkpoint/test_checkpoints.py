@@ -325,6 +325,7 @@ else:
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("how", ["waits", "goes on"])
 def test_a_save_as_the_last_line(how: str, tmp_path: Path) -> None:
     """The step is there; or, where nothing new can be begun any more, it is said what to do."""

@@ -83,7 +83,7 @@ PROGRAMS: dict[str, Callable[[], Made]] = {
 }
 
 
-SMALL = ("mlp", "tables by rows")
+SMALL = ("mlp",)
 LARGE = [pytest.param(name, marks=pytest.mark.full) for name in PROGRAMS if name not in SMALL]
 
 
