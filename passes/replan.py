@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from sbp.compat_mesh import meshless
 from sbp.errors import ArgumentError, Problem, raise_all
 from sbp.passes.boxing.links import Network
 from sbp.passes.boxing.paths import Boxings
@@ -84,6 +85,7 @@ class Replanner:
         plan = faced(_REST.run(self.logical(), self.request.terms.check))
         return replace(plan, replanner=self)
 
+    @meshless
     def held(self, plan: PlanData, name: str, nd: NdSbp) -> Plan:
         """The plan with a tensor held to a signature, and everything else planned again.
 
@@ -98,6 +100,7 @@ class Replanner:
         found = Replanner(self.traced, self._asking(target, nd), pinned).plan()
         return replace(found, notes=(held_note(target.text, nd, found, plan), *found.notes))
 
+    @meshless
     def choices(self, plan: PlanData, name: str, most: int, time_limit_seconds: float) -> TensorChoices:
         """The other signatures of a tensor, each with the whole plan made again around it.
 

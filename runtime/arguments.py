@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 from jax.extend.core import primitives
+from jax.sharding import AxisType, NamedSharding
 from numpy.typing import NDArray
 
 from sbp import untyped
@@ -16,7 +17,7 @@ from sbp.compat import ARRAY, is_key, setting
 from sbp.errors import PlacementError, Problem
 from sbp.options import Options
 from sbp.passes.program.effects import OUTER_REF, refuse
-from sbp.placement import as_placement
+from sbp.placement import Placement, as_placement, with_types_of
 from sbp.runtime.call import Static
 from sbp.runtime.options import check_options
 from sbp.untyped import DType, Leaf
@@ -50,6 +51,19 @@ def abstract(leaf: Leaf) -> Abstract:
         return tuple(leaf.shape), dtype, bool(leaf.weak_type)
     aval = jax.typeof(leaf)
     return tuple(aval.shape), jax.dtypes.canonicalize_dtype(aval.dtype), bool(aval.weak_type)
+
+
+def with_types(placement: Placement, leaves: Sequence[Leaf]) -> Placement:
+    """The placement with the types of axes that arguments have, where it leaves them open: those of the first
+    one that lies on explicit axes of these names, as results of `jax.jit` are of their mesh."""
+    if placement.axis_types:
+        return placement
+    shape = dict(zip(placement.axes, placement.shape, strict=True))
+    held = (x.sharding for x in leaves if isinstance(x, jax.Array | jax.ShapeDtypeStruct))
+    for mesh in (lies.mesh for lies in held if isinstance(lies, NamedSharding)):
+        if AxisType.Explicit in mesh.axis_types and dict(mesh.shape) == shape:
+            return with_types_of(placement, mesh.axis_names, [t.name for t in mesh.axis_types])
+    return placement
 
 
 def seen(leaves: Sequence[Leaf]) -> tuple[Any, ...] | None:
@@ -100,9 +114,9 @@ def is_weak(leaf: Leaf) -> bool:
         return False
 
 
-def struct(a: Abstract) -> jax.ShapeDtypeStruct:
-    """The same as JAX's own description."""
-    return untyped.struct(a[0], a[1], weak_type=a[2])
+def struct(a: Abstract, lies: NamedSharding | None = None) -> jax.ShapeDtypeStruct:
+    """The same as JAX's own description; `lies` is how it lies, if that is part of its type."""
+    return untyped.struct(a[0], a[1], weak_type=a[2], sharding=lies)
 
 
 def check_leaf(leaf: Leaf, i: int, names: LeafNames, concrete: bool) -> Problem | None:

@@ -53,6 +53,18 @@ class Builds(Generic[T]):
         with self._lock:
             return self._slots.setdefault(key, BuildSlot())
 
+    def beside(self, key: tuple[Hashable, ...]) -> list[T]:
+        """What has been built under keys that differ from `key` in their last part alone.
+
+        >>> builds = Builds()
+        >>> builds.slot(("a", 1)).get(bool, lambda: "made")
+        'made'
+        >>> builds.beside(("a", 2)), builds.beside(("b", 1))
+        (['made'], [])
+        """
+        found = [s for k, s in list(self._slots.items()) if isinstance(k, tuple) and k[:-1] == key[:-1]]
+        return [s.built for s in found if s.built is not None]
+
     def values(self) -> list[T]:
         """All that has been built, the first one first."""
         return [s.built for s in list(self._slots.values()) if s.built is not None]

@@ -95,7 +95,8 @@ class Built:
         ins, _ = shardings(physical, mesh)
         jitted = self.jitted(mesh, self.counting, checked=True)
         # Before anything is placed: that takes all processes, too.
-        self.shared = check_same(jitted, [physical.graph.values[v] for v in physical.graph.inputs], self.plan)
+        inputs = [physical.graph.values[v] for v in physical.graph.inputs]
+        self.shared = check_same(jitted, inputs, ins, self.plan)
         n = len(self.traced.in_paths)
         names = [physical.graph.values[v].name for v in physical.graph.inputs[n:]]
         consts = [own_copy(*c) for c in zip(physical.graph.consts, ins[n:], names, strict=True)]
@@ -212,5 +213,5 @@ class Built:
             warnings.warn(
                 f"sbp: {self.moved[path]} and is moved to {sharding.spec} on every call; "
                 "place it once with jax.device_put, or give in_sbp the signature that it has",
-                stacklevel=5,
+                stacklevel=6,
             )

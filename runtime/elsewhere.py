@@ -11,10 +11,12 @@ import jax
 from sbp.errors import PlacementError
 from sbp.placement import Placement
 from sbp.runtime.built import Built
+from sbp.runtime.lower import shardings
 from sbp.runtime.pipeline.compiled import pipeline_report
 from sbp.runtime.pipeline.program import BuiltPipeline
 from sbp.runtime.pipeline.report import PipelineReport
 from sbp.runtime.target.devices import NotHere, absent_mesh, chip_of, cudnn_of, missing, topology_of
+from sbp.untyped import struct
 
 
 def lowered_for(
@@ -30,7 +32,7 @@ def lowered_for(
       avals: of its arguments, closed-over arrays included.
     """
     try:
-        return built.jitted(placement.mesh).lower(*avals)
+        return built.jitted(placement.mesh).lower(*_lying(built, avals))
     except PlacementError:
         problem = missing(placement)
     mesh = placement.abstract_mesh if problem else absent_mesh(placement, machine)
@@ -39,6 +41,16 @@ def lowered_for(
             built.jitted(mesh).trace(*avals).lower(lowering_platforms=(_platform(placement),))
         )
     return NotHere(lowered, problem) if problem else lowered
+
+
+def _lying(built: Built, avals: Sequence[jax.ShapeDtypeStruct]) -> list[jax.ShapeDtypeStruct]:
+    """Arguments as they lie where the devices are here: where the mesh has explicit axes, types say that."""
+    physical = built.plan.physical
+    assert physical is not None
+    ins, _ = shardings(physical, physical.placement.mesh)
+    return [
+        struct(a.shape, a.dtype, weak_type=a.weak_type, sharding=s) for a, s in zip(avals, ins, strict=True)
+    ]
 
 
 def report_of_stages(

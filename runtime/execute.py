@@ -4,29 +4,25 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
-from typing import Generic, ParamSpec, TypeVar
 
 import jax
 
-from sbp.compat import setting, trace_context
-from sbp.compat_forks import FORK, check_not_forked
+from sbp.compat import setting
+from sbp.compat_forks import check_not_forked
+from sbp.compat_mesh import meshless
 from sbp.errors import ArgumentError, ProcessError, SbpError, raise_all
 from sbp.options import Options
 from sbp.passes.face import PipelinePlan, Plan
 from sbp.passes.look.source import ProgramSource
-from sbp.placement import Placement, as_placement
-from sbp.rules import REGISTRY
-from sbp.runtime import arguments, modules, nonfinite
-from sbp.runtime.builds import Builds, BuildSlot
-from sbp.runtime.built import Built
-from sbp.runtime.call import Call, Parameters, parameters
+from sbp.placement import Placement
+from sbp.runtime import arguments, nonfinite
+from sbp.runtime.call import Call, parameters
+from sbp.runtime.compilation import Compilation, P, R
 from sbp.runtime.counts import KeyCount
-from sbp.runtime.donation import Owners, layouts_of
 from sbp.runtime.elsewhere import domain_devices, lowered_for, report_of_stages
 from sbp.runtime.exhausted import check_memory, memory_explained
-from sbp.runtime.given import given
 from sbp.runtime.measured.profile import Profile
 from sbp.runtime.misused import for_one_process, not_planned
 from sbp.runtime.pipeline.profile import measure
@@ -34,45 +30,22 @@ from sbp.runtime.pipeline.program import BuiltPipeline, many_programs
 from sbp.runtime.processes.parts import with_own_rows
 from sbp.runtime.processes.same import explain
 from sbp.runtime.processes.team import team
-from sbp.runtime.reading import Reading, build, read
-from sbp.runtime.said import Shapes, said, why_built
+from sbp.runtime.reading import Reading
 from sbp.runtime.saved.save import SavedSignature, save, signature_of
 from sbp.runtime.target.devices import chip_of
 from sbp.runtime.target.report import ProgramReport, report_of
 from sbp.signature import AUTO
 from sbp.untyped import Prefix, PyTree
 
-P = ParamSpec("P")
-R = TypeVar("R")
 
-
-class Program(Generic[P, R]):
+class Program(Compilation[P, R]):
     """A distributed program; call it like the function it was made from. Made by `sbp.compile`.
 
     A type checker sees the parameters and the result of that function, wherever values are given. `plan` and
     `lower` take shapes in place of arrays too, and `place` arguments alone: of these it sees no types.
     """
 
-    def __init__(
-        self,
-        fn: Callable[P, R],
-        placement: Placement | jax.sharding.Mesh,
-        in_sbp: Prefix,
-        out_sbp: Prefix,
-        own: Parameters,
-        options: Options,
-    ) -> None:
-        functools.update_wrapper(self, fn, updated=())
-        self.fn, self.placement = fn, as_placement(placement, "compile(fn, placement)")
-        self.in_sbp, self.out_sbp, self.parameters, self.options = in_sbp, out_sbp, own, options
-        self._built: Builds[Built | BuiltPipeline] = Builds()
-        self._seen: dict[Hashable, BuildSlot[Built | BuiltPipeline]] = {}
-        self._latest: tuple[Call, Built | BuiltPipeline, tuple[arguments.Abstract, ...]] | None = None
-        self._shapes: list[Shapes] = []
-
-    def __repr__(self) -> str:
-        return f"<Program {getattr(self.fn, '__name__', self.fn)} on {self.placement}>"
-
+    @meshless
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Runs the program on logical arrays; host arrays are placed.
 
@@ -95,6 +68,7 @@ class Program(Generic[P, R]):
                 explain(e)
             raise
 
+    @meshless
     def place(self, *args: PyTree, own_rows: int | Collection[int] = ()) -> tuple[PyTree, ...]:
         """The arguments of a call as the program wants them: what is placed once is not moved on every call.
 
@@ -122,6 +96,7 @@ class Program(Generic[P, R]):
             placed = built.place(call.leaves)
         return tuple(call.full(jax.tree.unflatten(call.tree, placed)[0]))
 
+    @meshless
     def save_executable(self, path: str | os.PathLike[str], *args: PyTree, **kwargs: PyTree) -> None:
         """Writes the compiled program to a file for `sbp.load_executable`, which traces, plans and compiles
         nothing; on the same devices and versions alone. Each of several processes writes its own file.
@@ -147,7 +122,7 @@ class Program(Generic[P, R]):
             raise ArgumentError(not_planned(self, "save_executable(path)"))
         call, built, avals = self._latest
         name, takes = getattr(self.fn, "__name__", "program"), signature_of(self.fn)
-        signature = SavedSignature(name, takes, self.parameters, self.placement, call, avals)
+        signature = SavedSignature(name, takes, self.parameters, built.plan.placement, call, avals)
         save(path, signature, built, self.options.signing_key)
 
     @property
@@ -187,6 +162,7 @@ class Program(Generic[P, R]):
         """
         return tuple(c for b in self._built.values() if b.counting is not None for c in b.counting.read())
 
+    @meshless
     def plan(self, *args: PyTree, **kwargs: PyTree) -> Plan:
         """What the program will do with such arguments (arrays or `ShapeDtypeStruct`s); needs no devices.
 
@@ -198,6 +174,7 @@ class Program(Generic[P, R]):
             return built.plan
         return replace(built.plan, notes=(*built.plan.notes, *(f"{m}: moved" for m in built.moved.values())))
 
+    @meshless
     def source(self, *args: PyTree, **kwargs: PyTree) -> ProgramSource:
         """The program for such arguments as a Python module, `plan(...).source()`; needs no devices.
 
@@ -206,6 +183,7 @@ class Program(Generic[P, R]):
         """
         return self.plan(*args, **kwargs).source()
 
+    @meshless
     def reading(self, *args: PyTree, **kwargs: PyTree) -> Reading:
         """The function traced for such arguments, to be planned for other placements too; needs no devices.
 
@@ -216,6 +194,7 @@ class Program(Generic[P, R]):
         self._check(call, False)
         return self._read(call, tuple(map(arguments.abstract, call.leaves)))
 
+    @meshless
     def profile(self, *args: P.args, **kwargs: P.kwargs) -> Profile:
         """Runs some steps with these arguments and measures them; donated ones are copied, and still there.
 
@@ -232,6 +211,7 @@ class Program(Generic[P, R]):
         with memory_explained(built):
             return measure(built, call.leaves)
 
+    @meshless
     def lower(self, *args: PyTree, **kwargs: PyTree) -> jax.stages.Lowered:
         """The lowered program, as `jax.stages.Lowered`.
 
@@ -247,8 +227,9 @@ class Program(Generic[P, R]):
         physical = built.plan.physical
         assert physical is not None
         avals = [arguments.struct(arguments.abstract(x)) for x in (*call.leaves, *physical.graph.consts)]
-        return lowered_for(built, self.placement, self.options.topology, avals)
+        return lowered_for(built, built.plan.placement, self.options.topology, avals)
 
+    @meshless
     def report(self, *args: PyTree, **kwargs: PyTree) -> ProgramReport:
         """Compiles the program for such arguments, and says what XLA made of the plan.
 
@@ -262,9 +243,10 @@ class Program(Generic[P, R]):
         check_not_forked(f"{self}.report(...)")
         built = self._prepare(args, kwargs)[1]
         if isinstance(built, BuiltPipeline):
-            return report_of_stages(built, self.placement, self.options.topology)
+            return report_of_stages(built, built.plan.placement, self.options.topology)
         return self.report_of(self.lower(*args, **kwargs).compile(), *args, **kwargs)
 
+    @meshless
     def report_of(self, compiled: jax.stages.Compiled, *args: PyTree, **kwargs: PyTree) -> ProgramReport:
         """The report of what `lower(*args, **kwargs).compile(...)` gave, with options of one's own for XLA.
 
@@ -279,31 +261,6 @@ class Program(Generic[P, R]):
         chip = chip_of(self.placement)
         return report_of(plan, compiled, chip, lambda: lowered().as_text(debug_info=True), domain)
 
-    def _prepare(
-        self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree], *, concrete: bool = False
-    ) -> tuple[Call, Built | BuiltPipeline]:
-        """A call taken apart, and the program built for its abstract signature."""
-        if concrete:
-            check_not_forked(f"{self}(...)")
-        call = self.parameters.take(args, kwargs)
-        return call, self._slot(call, concrete).made
-
-    def _to_run(self, call: Call) -> Built | BuiltPipeline:
-        """What is built for a call with values; one like those before is not looked at again."""
-        if FORK.parent is not None:
-            check_not_forked(f"{self}(...)")
-        seen = arguments.seen(call.leaves)
-        key = (call.tree, call.values(), seen, self._context()) if seen is not None else None
-        try:
-            slot = self._seen.get(key) if key is not None else None
-        except TypeError:  # a static argument without a hash
-            slot = None
-        if slot is None:
-            slot = self._slot(call, concrete=True)
-            if key is not None:
-                self._seen[key] = slot
-        return slot.made
-
     def raise_known(self, error: BaseException) -> None:
         """Says more of an error that the results of the last call have raised, where more is known.
 
@@ -312,51 +269,6 @@ class Program(Generic[P, R]):
         """
         if self._latest is not None:
             check_memory(error, self._latest[1])
-
-    def _context(self) -> tuple[Hashable, ...]:
-        """What a build depends on besides arguments: JAX's settings, and the rules."""
-        return (*trace_context(), REGISTRY.version, nonfinite.refused_by(self.options))
-
-    def _slot(self, call: Call, concrete: bool) -> BuildSlot[Built | BuiltPipeline]:
-        """What is built for the abstract signature of a call that can be taken."""
-        self._check(call, concrete)
-        avals = tuple(map(arguments.abstract, call.leaves))
-        slot = self._built.slot((call.tree, call.values(), avals, self._context()))
-        # What was planned without a batch is planned again once there is one to plan exchanges from.
-        built = slot.get(lambda b: concrete and b.lacks_samples, lambda: self._build(call, avals, concrete))
-        self._latest = call.without_values(), built, avals
-        return slot
-
-    def _check(self, call: Call, concrete: bool) -> None:
-        """Raises for arguments that cannot be taken, together with what is wrong with in_sbp."""
-        names = functools.partial(call.paths, self.fn)
-        missing = list(self.parameters.check(call))
-        found = [arguments.check_leaf(x, i, names, concrete) for i, x in enumerate(call.leaves)]
-        problems = [*missing, *modules.advised(found, call.traced(call.leaves))]
-        problems += arguments.check_static(call.values())
-        if concrete and not problems:
-            owners = Owners(call.donated(self.parameters.donate))
-            problems += owners.check(call.leaves, layouts_of(call.leaves), names)
-        if problems and not missing:
-            known = [arguments.NOT_TAKEN if p else x for p, x in zip(found, call.leaves, strict=True)]
-            asked = given(self.in_sbp, call, self.parameters)
-            problems += asked.resolve(*call.traced(known), names(), self.placement)[1]
-        raise_all(problems)
-
-    def _build(
-        self, call: Call, avals: Sequence[arguments.Abstract], concrete: bool
-    ) -> Built | BuiltPipeline:
-        """Traces and plans for one abstract signature; `concrete`: of a call that will run."""
-        name, now = getattr(self.fn, "__name__", "program"), Shapes(call.paths(self.fn), tuple(avals))
-        with said("traced", name, why_built(now, self._shapes)):
-            reading = self._read(call, avals)
-        self._shapes.append(now)
-        with said("planned", name, f" for {self.placement}"):
-            return build(reading, self.placement, self.in_sbp, self.out_sbp, self.options, concrete)
-
-    def _read(self, call: Call, avals: Sequence[arguments.Abstract]) -> Reading:
-        asked = given(self.in_sbp, call, self.parameters)
-        return read(self.fn, call, self.parameters, avals, asked, self.placement)
 
 
 def compile(

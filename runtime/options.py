@@ -16,7 +16,7 @@ import numpy as np
 
 from sbp.errors import Problem
 from sbp.hardware import Hardware
-from sbp.options import TIME_LIMIT_SECONDS, ExchangeOptions, Options, PipelineOptions
+from sbp.options import FOLLOW, IGNORE, TIME_LIMIT_SECONDS, ExchangeOptions, Options, PipelineOptions
 from sbp.passes.plan.solve import Progress
 from sbp.passes.request import Terms
 from sbp.passes.rows.lookups import Transfer
@@ -81,6 +81,12 @@ LEGAL: Mapping[str, Legal] = {
         lambda x: _seconds(x) and float(x) <= 1.0,  # type: ignore[arg-type]
         "it is a share of what scans over checkpointed layers could keep",
         "scan_kept=1.0",
+    ),
+    "constraints": Legal(
+        f"{FOLLOW!r} or {IGNORE!r}",
+        lambda x: isinstance(x, str) and x in (FOLLOW, IGNORE),
+        "it says what is done with JAX's own words for how tensors lie inside a program",
+        f"constraints={IGNORE!r}",
     ),
     "cache": Legal(
         "True, False or a pathlib.Path",

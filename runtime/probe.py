@@ -14,8 +14,9 @@ from sbp.passes.boxing.paths import Boxings
 from sbp.passes.physical.program import Box, Physical, Step, writes
 from sbp.passes.program.graph import Graph
 from sbp.runtime.built import Built
-from sbp.runtime.lower import lower
+from sbp.runtime.lower import lower, shardings
 from sbp.runtime.plain import Tensor
+from sbp.runtime.processes.here import moved_to
 from sbp.signature import B, NdSbp, Partial, Split
 
 CHUNK = 200
@@ -31,7 +32,9 @@ def probe(built: Built, inputs: Sequence[Tensor], values: Sequence[int]) -> list
     physical = built.plan.physical
     assert physical is not None
     probed = with_outputs(physical, values)
-    return list(lower(probed, probed.placement.mesh, ())(*inputs))
+    mesh = probed.placement.mesh
+    ins, _ = shardings(probed, mesh)
+    return list(lower(probed, mesh, ())(*moved_to(list(inputs), ins)))
 
 
 def with_outputs(physical: Physical, values: Sequence[int]) -> Physical:

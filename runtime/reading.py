@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import jax
+from jax.sharding import NamedSharding
 
+from sbp.compat_mesh import explicit_types
 from sbp.errors import ArgumentError, SbpError, raise_all
 from sbp.hardware import hardware_for
-from sbp.options import Options
+from sbp.options import FOLLOW, Options
 from sbp.passes.chain import compile_plan
+from sbp.passes.explain.constraints import cost_notes
 from sbp.passes.face import with_writer
 from sbp.passes.pipeline.choose import unstaged
+from sbp.passes.plan.constraints import Constrained, Ignored, apply_constraints
 from sbp.passes.plan.pins import check_annotations
 from sbp.passes.plan.solve import Progress
+from sbp.passes.program.graph import Source
 from sbp.passes.program.scan_kept import keep_in_scans
 from sbp.passes.program.trace import Traced, trace
 from sbp.passes.replan import with_replanner
@@ -64,6 +70,23 @@ class Reading:
         graph = keep_in_scans(self.traced.graph, share)
         return self if graph is self.traced.graph else replace(self, traced=replace(self.traced, graph=graph))
 
+    def constrained(
+        self, placement: Placement, options: Options, follow: Callable[[Source], bool]
+    ) -> tuple[Reading, Constrained]:
+        """The same with every annotation as a signature on a placement.
+
+        Arguments:
+          follow: whether JAX's own words of a line are followed.
+
+        Raises:
+          AnnotationError: for those that name axes that it does not have, all of them at once.
+        """
+        stages = options.pipeline.stages is not None and placement.ndim > 1
+        stage = placement.split(0)[0] if stages else None
+        found = apply_constraints(self.traced, placement, stage, follow)
+        raise_all(found.problems)
+        return replace(self, traced=found.traced), found
+
     def signatures(self, in_sbp: Prefix, out_sbp: Prefix) -> Signatures:
         """What is asked of its arguments and results."""
         graph = self.traced.graph
@@ -102,7 +125,7 @@ def read(
 
     try:
         with cudnn_of(placement):
-            traced = trace(watched, call.full(args), kwargs, sorted(call.static))
+            traced = _traced(watched, call, avals)
     except Exception as e:
         problems = asked.misread(args, kwargs, call.paths(fn), placement)
         raise_all([*problems, *(e.problems if isinstance(e, SbpError) else ())] if problems else ())
@@ -110,6 +133,29 @@ def read(
     with cudnn_of(placement):
         raise_all(watch.lost(call.full(args), kwargs))
     return Reading(fn, call, own, tuple(avals), traced, tuple(weak))
+
+
+def _traced(fn: Callable[..., PyTree], call: Call, avals: Sequence[arguments.Abstract]) -> Traced:
+    """The graph of a call, whose arguments have the types that the user's mesh gives them.
+
+    A program for one device may do with split arguments what JAX has no type for under a mesh of explicit
+    axes, and refuses with one error or another. Then it is traced as if no argument were split.
+    """
+    types = explicit_types(call.leaves)
+    if any(types):
+        with contextlib.suppress(Exception):
+            return _traced_as(fn, call, avals, types)
+    return _traced_as(fn, call, avals, [None] * len(types))
+
+
+def _traced_as(
+    fn: Callable[..., PyTree],
+    call: Call,
+    avals: Sequence[arguments.Abstract],
+    types: Sequence[NamedSharding | None],
+) -> Traced:
+    args, kwargs = call.traced([arguments.struct(*a) for a in zip(avals, types, strict=True)])
+    return trace(fn, call.full(args), kwargs, sorted(call.static))
 
 
 def build(
@@ -129,8 +175,20 @@ def build(
       SbpError: for signatures, annotations or options that cannot be had, all problems of a kind at once.
     """
     name, reading = getattr(reading.fn, "__name__", "program"), reading.keeping(options.scan_kept)
+
+    def planned(
+        follow: Callable[[Source], bool], progress: Progress | None = None
+    ) -> tuple[Built | BuiltPipeline, Sequence[Ignored]]:
+        plain, constrained = reading.constrained(placement, options, follow)
+        signatures = replace(plain.signatures(in_sbp, out_sbp), remarks=constrained.notes)
+        return _build(plain, placement, signatures, options, concrete, progress), constrained.ignored
+
     with searching(f"planning {name}", options.progress) as progress:
-        return _build(reading, placement, reading.signatures(in_sbp, out_sbp), options, concrete, progress)
+        built, ignored = planned(lambda source: options.constraints == FOLLOW, progress)
+        notes = cost_notes(ignored, built.plan, lambda follow: planned(follow)[0].plan)
+        if notes:
+            built.plan = replace(built.plan, notes=(*built.plan.notes, *notes))
+        return built
 
 
 def _build(

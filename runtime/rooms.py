@@ -89,7 +89,7 @@ def give_room(built: Roomy, leaves: Sequence[Leaf]) -> None:
     else:
         note += ": its room is an even share and some more, since its ids are not made of arguments alone"
         built.plan = replace(built.plan, notes=(*built.plan.notes, note))
-    warnings.warn(f"sbp: {note}; {fix}", stacklevel=4)
+    warnings.warn(f"sbp: {note}; {fix}", stacklevel=5)
 
 
 def _plan_again(built: Roomy, leaves: Sequence[Leaf], note: str) -> None:

@@ -23,6 +23,7 @@ class Signatures:
     Arguments:
       args, kwargs, out: the trees, of shapes.
       in_sbp, out_sbp: as given to `compile`; the former beside the arguments.
+      remarks: on what the program itself says.
     """
 
     traced: Traced
@@ -31,6 +32,7 @@ class Signatures:
     out: PyTree
     in_sbp: Given
     out_sbp: Prefix
+    remarks: Sequence[str] = ()
 
     def on(self, placement: Placement) -> tuple[list[NdSbp | None], list[NdSbp | None], list[Problem]]:
         """Signatures of all leaves of arguments and results, read for a placement, and what is wrong."""
@@ -46,7 +48,7 @@ class Signatures:
     @property
     def notes(self) -> list[str]:
         """Remarks on what was asked."""
-        remarks = self.in_sbp.notes(self.args, self.kwargs, self.traced.in_paths)
+        remarks = [*self.remarks, *self.in_sbp.notes(self.args, self.kwargs, self.traced.in_paths)]
         return remarks + scalar_notes(self.out_sbp, self.out, self.traced.out_paths, "out_sbp")
 
     def asked(self) -> Asked:

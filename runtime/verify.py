@@ -10,12 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from sbp import compat
+from sbp.compat_mesh import meshless, user_mesh
 from sbp.errors import MismatchError, Problem
 from sbp.passes.physical.program import Box, reads, writes
 from sbp.passes.program.graph import Const, Graph, Node
 from sbp.runtime.built import Built
 from sbp.runtime.call import Call
-from sbp.runtime.execute import P, Program, R
+from sbp.runtime.compilation import P, R
+from sbp.runtime.execute import Program
 from sbp.runtime.pipeline.program import BuiltPipeline
 from sbp.runtime.plain import Tensor, evaluate
 from sbp.runtime.probe import CHUNK, probe
@@ -70,6 +72,7 @@ def limit(dtype: DType) -> float:
     return TOLERANCE[max(2, int(dtype.itemsize))]
 
 
+@meshless
 def verify(program: Program[P, R], *args: P.args, **kwargs: P.kwargs) -> Report:
     """Runs the function itself on one device and the distributed program, and compares every result.
 
@@ -87,7 +90,8 @@ def verify(program: Program[P, R], *args: P.args, **kwargs: P.kwargs) -> Report:
         got: Sequence[jax.Array] = jax.tree.leaves(built.run([_to_host(x) for x in host]))
     else:
         jitted, _, consts = built.executable
-        got = jitted(*map(_to_host, host), *consts)[: len(expected)]  # behind them stands what is counted
+        placed = built.place([_to_host(x) for x in host])
+        got = jitted(*placed, *consts)[: len(expected)]  # behind them stands what is counted
     errors = [_apart(out, plain) for out, plain in zip(got, expected, strict=True)]
     for k, (plain, error) in enumerate(zip(expected, errors, strict=True)):
         if error > limit(plain.dtype):
@@ -103,7 +107,8 @@ def _plain(program: Program[P, R], call: Call, host: Sequence[Leaf]) -> list[jax
         out = program.fn(*call.full(dynamic), **kwargs, **call.static_kwargs)
         return [jnp.asarray(x) for x in jax.tree.leaves(out)]
 
-    return list(jax.jit(run)(*map(_to_host, host)))
+    with user_mesh(to_run=True):
+        return list(jax.jit(run)(*map(_to_host, host)))
 
 
 def _apart(out: jax.Array, plain: jax.Array) -> float:

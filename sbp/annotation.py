@@ -5,21 +5,29 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 from urllib.parse import quote, unquote
 
 import jax
+from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import ArrayLike
 
 from sbp import compat
 from sbp.errors import Problem, SignatureError
 from sbp.meant import meant
+from sbp.named import Levels, NamedSignature, named_signature
 from sbp.placement import Placement, as_placement
 from sbp.signature import NdSbp, Signature, Split, format_sbp, is_signature, normalise
 
 Tangent: TypeAlias = jax.Array | compat.Zero
 """The derivative of a tensor; where it is known to be zero, JAX does not make it."""
+
+Annotation: TypeAlias = Signature | Sequence[Signature] | PartitionSpec | NamedSharding
+"""What an annotation may be."""
+
+OWN = "annotate"
+"""What says something in our own words, and not in JAX's."""
 
 SCOPE = "sbp.on:"
 _ON = re.compile(re.escape(SCOPE) + r"([\w-]+)\[([\d,]+)\]([\dx]+)\[([^\]]*)\]")
@@ -27,15 +35,40 @@ _ON = re.compile(re.escape(SCOPE) + r"([\w-]+)\[([\d,]+)\]([\dx]+)\[([^\]]*)\]")
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """What an annotation says of its tensor: a signature (None: any) on a placement (None: the program's)."""
+    """What an annotation says of its tensor: a signature (None: any) on a placement (None: the program's).
+
+    Arguments:
+      grad: the signature of the cotangent, likewise.
+      named, named_grad: the same two by the names of axes, until a placement is planned for.
+      levels: of what was named, where it says nothing of some axes.
+      words: who says it: a function's name.
+    """
 
     nd: NdSbp | None
     placement: Placement | None
     grad: NdSbp | None
+    named: NamedSignature | None = None
+    named_grad: NamedSignature | None = None
+    levels: Levels = ()
+    words: str = OWN
+
+    def at(self, dim: int) -> Pin:
+        """The same once `vmap` has put a dim at a position."""
+        return replace(
+            self,
+            nd=_batched(self.nd, dim),
+            grad=_batched(self.grad, dim),
+            named=self.named and self.named.at(dim),
+            named_grad=self.named_grad and self.named_grad.at(dim),
+        )
+
+    @property
+    def of_cotangent(self) -> Pin:
+        """What it says of the cotangent."""
+        return Pin(self.grad, self.placement, None, self.named_grad)
 
 
 def _batched(nd: NdSbp | None, at: int) -> NdSbp | None:
-    """The same signature once `vmap` has put a dim at position `at`."""
     if nd is None:
         return None
     return tuple(Split(s.dim + 1) if isinstance(s, Split) and s.dim >= at else s for s in nd)
@@ -43,7 +76,7 @@ def _batched(nd: NdSbp | None, at: int) -> NdSbp | None:
 
 def _batch(args: Sequence[jax.Array], dims: Sequence[int], *, pin: Pin) -> tuple[jax.Array, int]:
     (x,), (d,) = args, dims
-    return annotate_p.bind(x, pin=Pin(_batched(pin.nd, d), pin.placement, _batched(pin.grad, d))), d
+    return annotate_p.bind(x, pin=pin.at(d)), d
 
 
 def _jvp(primals: Sequence[jax.Array], tangents: Sequence[Tangent], *, pin: Pin) -> tuple[jax.Array, Tangent]:
@@ -53,9 +86,9 @@ def _jvp(primals: Sequence[jax.Array], tangents: Sequence[Tangent], *, pin: Pin)
 
 
 def _transpose(ct: Tangent, x: object, *, pin: Pin) -> list[Tangent]:
-    if type(ct) is compat.Zero or pin.grad is None:
+    if type(ct) is compat.Zero or (pin.grad is None and pin.named_grad is None):
         return [ct]
-    return [annotate_p.bind(ct, pin=Pin(pin.grad, pin.placement, None))]
+    return [annotate_p.bind(ct, pin=pin.of_cotangent)]
 
 
 def _tangent_jvp(
@@ -67,7 +100,7 @@ def _tangent_jvp(
 
 def _tangent_batch(args: Sequence[jax.Array], dims: Sequence[int], *, pin: Pin) -> tuple[jax.Array, int]:
     (x,), (d,) = args, dims
-    return cotangent_p.bind(x, pin=Pin(_batched(pin.nd, d), pin.placement, _batched(pin.grad, d))), d
+    return cotangent_p.bind(x, pin=pin.at(d)), d
 
 
 annotate_p = compat.make_primitive("sbp_annotate", jvp=_jvp, transpose=None, batch=_batch)
@@ -79,16 +112,17 @@ cotangent_p = compat.make_primitive(
 
 def annotate(
     x: ArrayLike,
-    signature: Signature | Sequence[Signature],
+    signature: Annotation,
     *,
     placement: Placement | jax.sharding.Mesh | None = None,
-    grad: Signature | Sequence[Signature] | None = None,
+    grad: Annotation | None = None,
 ) -> jax.Array:
     """Says how a tensor inside a model lies; the identity everywhere else.
 
     Arguments:
       x: an array.
-      signature: one `S(dim)`, `B` or `P` per placement axis (a bare one for a 1-D placement).
+      signature: one `S(dim)`, `B` or `P` per placement axis (a bare one for a 1-D placement); or a
+        `PartitionSpec` or `NamedSharding`, whose `unreduced` axes are those of `P`.
       placement: where it lies, a `Mesh` being taken too; the program's placement if None.
       grad: the signature of its cotangent, likewise; free if None.
 
@@ -103,30 +137,25 @@ def annotate(
     """
     x = jax.numpy.asarray(x)
     there = None if placement is None else as_placement(placement, "annotate(..., placement=...)")
-    pin = Pin(_read(x, signature, "signature"), there, None if grad is None else _read(x, grad, "grad"))
-    annotated: jax.Array = annotate_p.bind(x, pin=pin)
+    nd, named = _read(x, signature, "signature")
+    own_grad, named_grad = (None, None) if grad is None else _read(x, grad, "grad")
+    annotated: jax.Array = annotate_p.bind(x, pin=Pin(nd, there, own_grad, named, named_grad))
     return annotated
 
 
-def _read(x: jax.Array, signature: Signature | Sequence[Signature], name: str) -> NdSbp:
-    """The argument as an N-D signature of `x`, checked."""
+def _read(x: jax.Array, signature: Annotation, name: str) -> tuple[NdSbp, None] | tuple[None, NamedSignature]:
+    """The argument as an N-D signature of `x`, checked, or as one by the names of axes."""
+    if isinstance(signature, PartitionSpec | NamedSharding):
+        return None, named_signature(signature, x.ndim)
     nd: Sequence[Signature] = (signature,) if isinstance(signature, Signature) else signature
     if not isinstance(nd, list | tuple) or not nd or not all(map(is_signature, nd)):
-        hint = (
-            " (a PartitionSpec belongs in in_sbp)"
-            if isinstance(signature, jax.sharding.PartitionSpec)
-            else ""
-        )
-        near = meant(signature)
-        if near is not None and "PartitionSpec" in near[1]:
-            near = None  # which is no annotation either
-        why, fix = near or ("an annotation is an N-D signature" + hint, "annotate(x, [S(0), B])")
+        why, fix = meant(signature) or ("an annotation is an N-D signature", "annotate(x, [S(0), B])")
         raise SignatureError(
             Problem(
                 "signature",
                 f"annotate(x: {x.dtype}{list(x.shape)}, {name}=...)",
                 repr(signature),
-                "S(dim), B or P, or a list of them, one per placement axis",
+                "S(dim), B or P, or a list of them, one per placement axis; or a PartitionSpec",
                 why,
                 fix,
             )
@@ -144,7 +173,7 @@ def _read(x: jax.Array, signature: Signature | Sequence[Signature], name: str) -
                     "count dims from 0",
                 )
             )
-    return out
+    return out, None
 
 
 @contextlib.contextmanager
@@ -168,10 +197,15 @@ def scope_of(placement: Placement) -> str:
     >>> from sbp.placement import placement as make
     >>> scope_of(make("cpu", [4, 5], axes=("data",)))
     'sbp.on:cpu[4,5]2[data]'
+    >>> print(scope_of(make("cpu", [4, 5], axes="d", axis_types=jax.sharding.AxisType.Auto)))
+    sbp.on:cpu[4,5]2[d:Auto]
     """
     ranks = ",".join(map(str, placement.ranks))
     shape = "x".join(map(str, placement.shape))
-    axes = ",".join(quote(a, safe="") for a in placement.axes)
+    names = [quote(a, safe="") for a in placement.axes]
+    if placement.axis_types:
+        names = [f"{a}:{t}" for a, t in zip(names, placement.axis_types, strict=True)]
+    axes = ",".join(names)
     return f"{SCOPE}{placement.kind}[{ranks}]{shape}[{axes}]"
 
 
@@ -186,5 +220,6 @@ def placement_in(scope: str) -> Placement | None:
         return None
     kind, ranks, shape, axes = found[-1]
     sizes = tuple(map(int, shape.split("x")))
-    names = tuple(map(unquote, axes.split(",")))
-    return Placement(kind, tuple(map(int, ranks.split(","))), sizes, names)
+    names, types = zip(*(a.partition(":")[::2] for a in axes.split(",")), strict=True)
+    own = types if all(types) else ()
+    return Placement(kind, tuple(map(int, ranks.split(","))), sizes, tuple(map(unquote, names)), own)

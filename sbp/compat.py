@@ -170,6 +170,14 @@ def marked(source_info: SourceInfo | None, scope: str = "") -> Iterator[None]:
         yield
 
 
+def operands_of(eqn: JaxprEqn) -> list[Aval]:
+    """Shapes and types of an equation's operands, without the shardings that a user's mesh gives to types."""
+    return [
+        jax.core.ShapedArray(a.shape, a.dtype, a.weak_type) if type(a) is jax.core.ShapedArray else a
+        for a in (v.aval for v in eqn.invars)
+    ]
+
+
 def sub_jaxpr(params: dict[str, Any], key: str) -> tuple[Jaxpr, Sequence[ArrayLike]]:
     """The jaxpr that a call-like equation holds under `key`, and its constants."""
     inner = params[key] if key in params else params["jaxpr"]  # of a composite in jax 0.10
@@ -207,7 +215,7 @@ def is_call_of(fn: Callable[..., PyTree], eqn: JaxprEqn) -> bool:
     """Whether an equation computes what `fn` does: functions of one line may close over different things."""
     if eqn.params.get("num_consts"):
         return False
-    again = jax.make_jaxpr(fn)(*(v.aval for v in eqn.invars)).jaxpr.eqns
+    again = jax.make_jaxpr(fn)(*operands_of(eqn)).jaxpr.eqns
     return len(again) == 1 and str(again[0].params["call_jaxpr"]) == str(eqn.params["call_jaxpr"])
 
 

@@ -16,7 +16,7 @@ from jax._src.cudnn import fused_attention_stablehlo
 from jax._src.state.discharge import discharge_state
 from jax.interpreters import mlir
 
-from sbp.compat import Bindable, ClosedJaxpr, JaxprEqn, Primitive
+from sbp.compat import Bindable, ClosedJaxpr, JaxprEqn, Primitive, operands_of
 from sbp.untyped import PyTree
 
 
@@ -32,7 +32,7 @@ def discharged(closed: ClosedJaxpr) -> ClosedJaxpr:
 def retraced(fun: Callable[..., PyTree], eqn: JaxprEqn) -> ClosedJaxpr:
     """The closed jaxpr of a function of an equation's operands; its ops have the equation's line."""
     with source_info_util.user_context(eqn.source_info.traceback):
-        return jax.make_jaxpr(fun)(*(v.aval for v in eqn.invars))
+        return jax.make_jaxpr(fun)(*operands_of(eqn))
 
 
 def expansion(eqn: JaxprEqn) -> ClosedJaxpr | None:

@@ -116,6 +116,9 @@ class PipelineOptions:
     threads: bool | None = None
 
 
+FOLLOW, IGNORE = "follow", "ignore"
+"""What is done with constraints in JAX's own words."""
+
 # What `Options` took itself before 0.2: the group that has it now, and its name there.
 MOVED: Mapping[str, tuple[str, str]] = {
     "exchange_capacity": ("exchange", "capacity"),
@@ -168,6 +171,9 @@ class Options:
       signing_key: at least 32 secret bytes, with which compiled programs are signed: those of the cache and
         of `Program.save_executable`. Then a file is used, whoever can write it, if its signature is right,
         and no other. Nothing shows it. None: the owners and modes of files decide.
+      constraints: what is done with JAX's own words in the program, `with_sharding_constraint`, `jax.reshard`
+        and `out_sharding=`, on axes of the placement: "follow" them as `sbp.annotate`, or "ignore" them; then
+        the planner chooses, and the plan says what each would cost or save.
       debug_nans: whether a result that is NaN is an error, which names the first op that made one, and its
         line. Every call then waits for its results, and looks at what every op makes.
       progress: whether a search that takes longer than a second says on a terminal how far it is.
@@ -194,6 +200,7 @@ class Options:
     scan_kept: float = 0.0
     debug_nans: bool = False
     signing_key: bytes | None = field(default=None, repr=False)
+    constraints: str = FOLLOW
 
     def __init__(
         self,
@@ -212,6 +219,7 @@ class Options:
         scan_kept: float = 0.0,
         debug_nans: bool = False,
         signing_key: bytes | None = None,
+        constraints: str = FOLLOW,
         **moved: Unpack[_Moved],
     ) -> None:
         bytes_of(memory_limit, "Options(memory_limit=...)")
@@ -236,6 +244,7 @@ class Options:
             scan_kept,
             debug_nans,
             checked_key(signing_key, "Options(signing_key=...)"),
+            constraints,
         )
         for f, value in zip(fields(self), given, strict=True):
             object.__setattr__(self, f.name, value)

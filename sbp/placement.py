@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,8 @@ from sbp.notebook import grid_html
 if TYPE_CHECKING:
     import jax
 
+AUTO_TYPE, EXPLICIT_TYPE = "Auto", "Explicit"
+"""Names of the `jax.sharding.AxisType`s that a mesh of arrays can have."""
 AXIS_NAMES = {1: ("x",), 2: ("data", "model"), 3: ("pod", "data", "model")}
 
 
@@ -35,12 +37,15 @@ class Placement:
       ranks: positions in `jax.devices(kind)`, row-major over `shape`; their order is kept.
       shape: the hierarchy, outer to inner.
       axes: one name per level.
+      axis_types: what the axes are to JAX, outside of programs: placements that differ in this are equal.
+        Empty where that is left to the arguments of a program.
     """
 
     kind: str
     ranks: tuple[int, ...]
     shape: tuple[int, ...]
     axes: tuple[str, ...]
+    axis_types: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
     def _repr_html_(self) -> str:
         return grid_html(str(self), self.ranks, self.shape, self.axes)
@@ -79,6 +84,7 @@ class Placement:
                 self.kind,
                 np.take(grid, i, axis=a).tolist() if rest else [int(grid[i])],
                 axes=tuple(self.axes[j] for j in rest) or (self.axes[a],),
+                axis_types=tuple(self.axis_types[j] for j in rest or [a]) if self.axis_types else None,
             )
             for i in range(self.shape[a])
         ]
@@ -132,8 +138,9 @@ class Placement:
             devices = ()
         if max(self.ranks) >= len(devices):
             raise self._too_few(len(devices))
+        types = tuple(AxisType[name] for name in self.axis_types or (AUTO_TYPE,) * self.ndim)
         grid = np.array([devices[r] for r in self.ranks], dtype=object).reshape(self.shape)
-        return Mesh(grid, self.axes, axis_types=(AxisType.Auto,) * self.ndim)
+        return Mesh(grid, self.axes, axis_types=types)
 
     @property
     def abstract_mesh(self) -> jax.sharding.AbstractMesh:
@@ -144,13 +151,23 @@ class Placement:
 
     @staticmethod
     def from_mesh(mesh: jax.sharding.Mesh) -> Placement:
-        """The placement of a `jax.sharding.Mesh`: same devices, same order, same axis names."""
+        """The placement of a `jax.sharding.Mesh`: same devices, same order, same names and types of axes.
+
+        Raises:
+          PlacementError: for axes that are in manual mode.
+
+        >>> import jax
+        >>> mesh = jax.make_mesh((1,), ("d",))
+        >>> Placement.from_mesh(mesh).mesh == mesh
+        True
+        """
         import jax
 
         platform = mesh.devices.flat[0].platform
         position = {d: i for i, d in enumerate(jax.devices(platform))}
         ranks = np.vectorize(position.__getitem__, otypes=[int])(mesh.devices)
-        return placement(platform, ranks.tolist(), axes=tuple(map(str, mesh.axis_names)))
+        names = tuple(map(str, mesh.axis_names))
+        return placement(platform, ranks.tolist(), axes=names, axis_types=mesh.axis_types)
 
     def __str__(self) -> str:
         order = "" if self.ranks == tuple(range(self.size)) else f", ranks {list(self.ranks)}"
@@ -164,6 +181,7 @@ def placement(
     *,
     shape: Sequence[int] | None = None,
     axes: Sequence[str] | None = None,
+    axis_types: jax.sharding.AxisType | Sequence[jax.sharding.AxisType | str] | None = None,
 ) -> Placement:
     """Ordered devices in an N-D hierarchy.
 
@@ -173,10 +191,14 @@ def placement(
         a lone number is refused, since it reads as a shape: write `shape=(2, 4)`, or the list `[2, 4]`.
       shape: the hierarchy instead, with ranks 0, 1, 2, ...
       axes: a name per level; the default is ("data", "model") in 2-D.
+      axis_types: of the mesh of the arrays that programs give, one for all levels or one per level, since
+        JAX mixes arrays of equal meshes only: `jax.sharding.AxisType.Explicit`, as `jax.make_mesh` has it, or
+        `AxisType.Auto`. By default results are as arguments are: explicit where one of these lies on such a
+        mesh with the placement's axes, else automatic. Programs compute the same with either.
 
     Raises:
-      PlacementError: for an unknown kind, ragged, negative or repeated ranks, names that do not fit, or a
-        shape where ranks are expected.
+      PlacementError: for an unknown kind, ragged, negative or repeated ranks, names or types that do not fit,
+        or a shape where ranks are expected.
 
     >>> placement("cpu", shape=(2, 4)).axes
     ('data', 'model')
@@ -201,7 +223,38 @@ def placement(
             "each level of the hierarchy has one name",
             f"axes={default!r}",
         )
-    return Placement(kind, tuple(int(r) for r in grid.flat), tuple(map(int, grid.shape)), names)
+    types = _types(axis_types, grid.ndim)
+    return Placement(kind, tuple(int(r) for r in grid.flat), tuple(map(int, grid.shape)), names, types)
+
+
+def _types(
+    given: jax.sharding.AxisType | Sequence[jax.sharding.AxisType | str] | None, ndim: int
+) -> tuple[str, ...]:
+    """Axis types as names, checked; none for the default."""
+    if given is None:
+        return ()
+    each = tuple(given) if isinstance(given, list | tuple) else (given,) * ndim
+    names = tuple(str(getattr(t, "name", t)) for t in each)
+    if len(names) != ndim or not set(names) <= {AUTO_TYPE, EXPLICIT_TYPE}:
+        raise _problem(
+            f"axis_types={given!r}",
+            f"AxisType.Explicit or AxisType.Auto, one for all levels or a tuple of {ndim}",
+            "arrays lie on axes of these two types; axes are manual inside of a shard_map only",
+            "leave it out, or axis_types=jax.sharding.AxisType.Auto",
+        )
+    return names
+
+
+def with_types_of(p: Placement, axes: Sequence[str], types: Sequence[str]) -> Placement:
+    """The placement with the types of axes that have its names, if it leaves them open.
+
+    >>> with_types_of(placement("cpu", shape=(4,)), ("x", "y"), ("Explicit", "Auto")).axis_types
+    ('Explicit',)
+    """
+    known = dict(zip(axes, types, strict=False))
+    if p.axis_types or not set(p.axes) <= known.keys():
+        return p
+    return replace(p, axis_types=tuple(known[a] for a in p.axes))
 
 
 def as_placement(given: object, where: str) -> Placement:

@@ -110,7 +110,7 @@ def scalar_notes(prefix: Prefix, tree: PyTree, paths: Sequence[str], name: str) 
 def _splits(s: Prefix) -> bool:
     """Whether a leaf of a signature tree splits anything."""
     if isinstance(s, PartitionSpec | NamedSharding):
-        return any(s.spec if isinstance(s, NamedSharding) else s)
+        return any((s.spec if isinstance(s, NamedSharding) else s).partitions)
     return any(isinstance(e, Split) for e in (s if isinstance(s, list | tuple) else (s,)))
 
 
@@ -319,6 +319,10 @@ def from_partition_spec(
     out: list[Signature] = [B] * placement.ndim
     problems: list[Problem] = []
     used: list[str] = []
+    if spec.unreduced:
+        why = "unreduced axes are P, which never crosses the boundary: a jax.Array holds whole values"
+        fix = "the spec without unreduced=, or annotate(x, spec) inside the model"
+        problems.append(problem("axes that split dims", why, fix))
     if len(spec) > len(shape):
         problems.append(
             problem(
@@ -327,7 +331,7 @@ def from_partition_spec(
                 "leave the others out",
             )
         )
-    for dim, entry in enumerate(spec):
+    for dim, entry in enumerate(spec.partitions):
         if entry is PartitionSpec.UNCONSTRAINED:
             problems.append(
                 problem(

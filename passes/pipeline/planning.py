@@ -24,6 +24,7 @@ from sbp.passes.program.graph import Graph
 from sbp.passes.program.names import Names
 from sbp.passes.program.trace import Traced
 from sbp.passes.request import Request, StagesRequest, Terms
+from sbp.placement import with_types_of
 from sbp.signature import NdSbp, Split
 
 PlanOne: TypeAlias = Callable[[Traced, Request], PlanData]
@@ -88,7 +89,7 @@ class _Planning:
         ins, outs = whole.asked(placement, share.arguments, share.results)
         request = Request(
             name=f"{whole.name}, placement {place} of {len(self.where.placements)}",
-            placement=placement,
+            placement=with_types_of(placement, whole.placement.axes, whole.placement.axis_types),
             hardware=whole.hardware(placement),
             in_sbp=(*ins, *self.agreed(place, share.received, share.fed)),
             out_sbp=(*outs, *self.agreed(place, share.sent, share.passed)),

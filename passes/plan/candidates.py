@@ -16,6 +16,7 @@ from sbp import compat
 from sbp.annotation import Pin
 from sbp.exact import key_of
 from sbp.layout import is_even, split_shape
+from sbp.named import Levels
 from sbp.passes.plan.traffic import Lifetime, OpTraffic
 from sbp.passes.program.control import Port, ports
 from sbp.passes.program.graph import Const, Graph, Node, Operand
@@ -107,6 +108,15 @@ def pin_of(node: Node) -> Pin | None:
     return pin if isinstance(pin, Pin) and node.op == "sbp_annotate" else None
 
 
+def is_as_asked(nd: NdSbp, levels: Levels) -> bool:
+    """Whether a signature is as asked along every axis of which something is said.
+
+    >>> is_as_asked((Split(0), B), (Split(0), None)), is_as_asked((B, Split(0)), (Split(0), None))
+    (True, False)
+    """
+    return all(want is None or want == s for want, s in zip(levels, nd, strict=True))
+
+
 def enumerate_candidates(
     graph: Graph,
     placement: Placement,
@@ -169,6 +179,9 @@ class _Enumeration:
                 made = _strategies(self.graph, node, self.hierarchy, ops, self.strict_nonfinite)
                 self.memo.strategies[key], self.memo.reach[key] = made
             self.strategies[node.id], reach = self.memo.strategies[key], self.memo.reach[key]
+            if pin is not None and pin.levels:
+                fits = [s for s in self.strategies[node.id] if is_as_asked(s.results[0], pin.levels)]
+                self.strategies[node.id] = tuple(fits)
         self.partials.update(zip(node.outputs, reach, strict=True))
 
     def border(self, node: Node) -> None:
@@ -235,11 +248,12 @@ def _common(port: Port, partials: Mapping[int, Partials]) -> Partials:
 def _dims(graph: Graph, pinned_inputs: Mapping[int, NdSbp]) -> dict[int, tuple[int, ...]]:
     """Dims worth splitting: longer than 1, or named by an annotation of the value."""
     wanted: dict[int, set[int]] = {v.id: {d for d, n in enumerate(v.shape) if n > 1} for v in graph.values}
-    pins = [(v, nd) for v, nd in pinned_inputs.items()]
+    pins: list[tuple[int, Levels]] = list(pinned_inputs.items())
     for node in graph.walk():
         pin = pin_of(node)
-        if pin is not None and pin.nd is not None:
-            pins += [(v, pin.nd) for v in (*node.inputs, *node.outputs) if not isinstance(v, Const)]
+        if pin is not None and (pin.nd is not None or pin.levels):
+            asked = pin.nd or pin.levels
+            pins += [(v, asked) for v in (*node.inputs, *node.outputs) if not isinstance(v, Const)]
     for v, nd in pins:
         wanted[v].update(s.dim for s in nd if isinstance(s, Split))
     return {v: tuple(sorted(d)) for v, d in wanted.items()}

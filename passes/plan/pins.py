@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from sbp import compat
-from sbp.annotation import Pin, annotate_p
+from sbp.annotation import OWN, Pin, annotate_p
 from sbp.errors import Problem
 from sbp.layout import at_rest
 from sbp.passes.boxing.paths import Boxings
@@ -16,7 +16,7 @@ from sbp.passes.plan.cost import node_seconds
 from sbp.passes.plan.model import Boundary, boxing_of
 from sbp.passes.program.graph import Const, Graph, Node, Operand, Source, Value, make_node, numbered
 from sbp.placement import Placement
-from sbp.resolve import check_fit, from_partition_spec
+from sbp.resolve import check_fit
 from sbp.signature import B, NdSbp, Partial, Split, format_sbp
 from sbp.units import bytes_text, seconds_text
 
@@ -95,7 +95,7 @@ def check_annotations(graph: Graph, placement: Placement) -> list[Problem]:
         value = graph.operand(node.inputs[0])
         tensor = f"{value.dtype}{list(value.shape)}"
         backward = node.role.derived == "backward"  # then it is what `grad=` asked of the cotangent
-        where = f"annotate(...{', grad=...' if backward else ''}) at {node.source}: {tensor}"
+        where = f"{pin.words}(...{', grad=...' if backward else ''}) at {node.source}: {tensor}"
         if pin.placement is not None and pin.placement != placement:
             problems.append(_other_placement(where, str(pin.placement), placement))
             continue
@@ -142,20 +142,6 @@ def _check_foreign(graph: Graph, node: Node, placement: Placement) -> Iterator[P
             f"JAX keeps the order of callbacks on one device only, and {placement} has {placement.size}",
             "leave ordered=True out: the callback still runs once per step, with the whole value",
         )
-    elif node.op == "sharding_constraint":
-        value = graph.operand(node.inputs[0])
-        where = f"with_sharding_constraint at {node.source}: {value.dtype}{list(value.shape)}"
-        sharding = node.params["sharding"]
-        spec = getattr(sharding, "spec", None)
-        nd = None if spec is None else from_partition_spec(spec, value.shape, where, placement)[0]
-        yield Problem(
-            "annotation",
-            where,
-            str(sharding if spec is None else spec),
-            "sbp.annotate",
-            "the signature of a tensor inside a program is said with annotate, which also knows P",
-            f"sbp.annotate(x, {format_sbp(nd if nd is not None else (B,) * placement.ndim)})",
-        )
 
 
 def _other_placement(where: str, got: str, placement: Placement) -> Problem:
@@ -175,8 +161,10 @@ def _check_conflict(node: Node, nd: NdSbp, producers: dict[int, Node], where: st
     before = None if isinstance(x, Const) else producers.get(x)
     if before is None or not before.source.file:
         return
-    other = pin_of(before)
-    if other is not None and other.nd is not None and other.nd != nd:
+    other, pin = pin_of(before), pin_of(node)
+    # Two of JAX's own words one behind the other say that something is sent there.
+    own = pin is not None and other is not None and pin.words == other.words == OWN
+    if own and other is not None and other.nd is not None and other.nd != nd:
         yield Problem(
             "annotation",
             where,
@@ -270,7 +258,8 @@ def _no_such_partial(
 ) -> Problem:
     """The error for a P that no rule gives, with every alternative and its cost; none is missing if each
     could be alone."""
-    value = graph.operand(node.inputs[0])
+    value, pin = graph.operand(node.inputs[0]), pin_of(node)
+    words = "annotate" if pin is None else pin.words
     partial = next(s for s in (*missing, *nd) if isinstance(s, Partial))
     if maker is None:
         made, why = f"argument {getattr(value, 'name', value)}", "it arrives as whole values"
@@ -282,7 +271,7 @@ def _no_such_partial(
         shown.append(f"and {len(options) - SHOWN} more, each slower")
     return Problem(
         "annotation",
-        f"annotate(...) at {node.source}: {value.dtype}{list(value.shape)}, {made}",
+        f"{words}(...) at {node.source}: {value.dtype}{list(value.shape)}, {made}",
         format_sbp(nd),
         "; ".join(shown),
         f"{why}: only a reduction over a split dim makes a {partial}",

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend.core import jaxpr_as_fun
+from jax.sharding import NamedSharding
 
 from sbp import compat, compat_ops
 from sbp.compat import Aval, ClosedJaxpr, JaxprEqn
@@ -22,7 +23,7 @@ from sbp.rules import REGISTRY
 def _shard_map(eqn: JaxprEqn) -> ClosedJaxpr:
     """A program for several devices as one for one device."""
     call = ShardMap(*compat.shard_map_specs(eqn.params))
-    return on_one_device(call, [v.aval for v in eqn.invars])
+    return on_one_device(call, compat.operands_of(eqn))
 
 
 def _while(eqn: JaxprEqn) -> ClosedJaxpr | None:
@@ -78,7 +79,8 @@ def _reduction(eqn: JaxprEqn) -> ClosedJaxpr | None:
 
 
 PASSED = {
-    "reshard": "to what the mesh of a shard_map wanted",
+    "reshard": "an annotation: see `asked`",
+    "sharding_constraint": "an annotation: see `asked`",
     "layout_constraint": "the order of dims in memory is XLA's",
     "relayout": "the order of dims in memory is XLA's",
     "with_memory_space_constraint": "the placement decides",
@@ -88,6 +90,16 @@ PASSED = {
     "tie": "the second operand, in an order that the graph has anyway",
 }
 """Ops whose results are their last operands, and what they say beside that."""
+
+
+def is_passed(eqn: JaxprEqn) -> bool:
+    """Whether the results of an equation are its last operands, as those of a reduction of no dims are.
+
+    Derivatives under a mesh with explicit axes hold such sums.
+    """
+    name = eqn.primitive.name
+    return name in PASSED or (name.startswith("reduce_") and eqn.params.get("axes") == ())
+
 
 EXPANDED: dict[str, Callable[[JaxprEqn], ClosedJaxpr | None]] = {
     "shard_map": _shard_map,
@@ -109,9 +121,11 @@ def expanded(eqn: JaxprEqn) -> ClosedJaxpr | None:
 
 def plain(x: Any) -> Any:
     """A parameter with Python integers for NumPy's, which `vmap` puts into dims and sizes: they print, hash
-    and compare otherwise."""
+    and compare otherwise; and without the shardings that a user's mesh gives to types."""
     if isinstance(x, np.integer | np.bool_):
         return x.item()
+    if isinstance(x, NamedSharding):
+        return None
     if isinstance(x, tuple):
         items = [plain(v) for v in x]
         if all(a is b for a, b in zip(items, x, strict=True)):

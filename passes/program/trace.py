@@ -11,11 +11,14 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from sbp import compat
+from sbp.annotation import Pin, annotate_p
 from sbp.compat import Atom, Aval, ClosedJaxpr, Jaxpr, JaxprEqn
+from sbp.compat_mesh import user_mesh
 from sbp.passes.program import picked
+from sbp.passes.program.asked import asked_of
 from sbp.passes.program.control import CONTROL
 from sbp.passes.program.effects import without_effects
-from sbp.passes.program.expand import PASSED, expanded, plain_params
+from sbp.passes.program.expand import expanded, is_passed, plain_params
 from sbp.passes.program.graph import (
     Body,
     Const,
@@ -98,22 +101,32 @@ class Builder:
 
         for eqn in jaxpr.eqns:
             source = _source(eqn, at)
-            inputs = [read(a) for a in eqn.invars]
-            if eqn.primitive.name in PASSED:
-                env.update(zip(eqn.outvars, inputs[-len(eqn.outvars) :], strict=True))
-                continue
-            meant = self.meant(eqn, inputs)
-            if meant is not None:
-                outs = self.inline(*compat.sub_jaxpr({"jaxpr": meant}, "jaxpr"), inputs, source)
-                env.update(zip(eqn.outvars, outs, strict=True))
-                continue
-            target = compat.target_of(eqn.primitive.name, eqn.params)
-            if eqn.primitive.name in compat.CALLS and not _has_rule(eqn, target):
-                outs = self.call(eqn, inputs, source)
-            else:
-                outs = self.node(eqn, inputs, source, target)
+            outs = self.results(eqn, [read(a) for a in eqn.invars], source)
+            pin = asked_of(eqn, source.scope)
+            if pin is not None:
+                outs = [self.annotated(x, pin, source) for x in outs]
             env.update(zip(eqn.outvars, outs, strict=True))
         return [read(a) for a in jaxpr.outvars]
+
+    def results(self, eqn: JaxprEqn, inputs: list[Operand], source: Source) -> list[Operand]:
+        """The results of one equation."""
+        if is_passed(eqn):
+            return inputs[-len(eqn.outvars) :]
+        meant = self.meant(eqn, inputs)
+        if meant is not None:
+            return self.inline(*compat.sub_jaxpr({"jaxpr": meant}, "jaxpr"), inputs, source)
+        target = compat.target_of(eqn.primitive.name, eqn.params)
+        if eqn.primitive.name in compat.CALLS and not _has_rule(eqn, target):
+            return self.call(eqn, inputs, source)
+        return self.node(eqn, inputs, source, target)
+
+    def annotated(self, x: Operand, pin: Pin, source: Source) -> Operand:
+        """A value behind an annotation; a scalar that stands in the program has none."""
+        if isinstance(x, Const):
+            return x
+        made = self.value(self.values[x], self.values[x].name)
+        self.nodes.append(make_node(len(self.nodes), annotate_p, (x,), (made,), {"pin": pin}, source))
+        return made
 
     def meant(self, eqn: JaxprEqn, inputs: Sequence[Operand]) -> ClosedJaxpr | None:
         """What an equation stands for, if it is written in other ops."""
@@ -213,7 +226,8 @@ def trace(
     >>> print(trace(lambda x: jnp.sin(x) * 2, [jnp.ones(3)], {}).graph.nodes[0].op)
     sin
     """
-    closed, shapes = jax.make_jaxpr(fn, static_argnums=tuple(static), return_shape=True)(*args, **kwargs)
+    with user_mesh():
+        closed, shapes = jax.make_jaxpr(fn, static_argnums=tuple(static), return_shape=True)(*args, **kwargs)
     closed = without_effects(closed)
     dynamic = tuple(a for i, a in enumerate(args) if i not in static)
     in_paths = leaf_paths(fn, dynamic, kwargs, [i for i in range(len(args)) if i not in static])

@@ -16,8 +16,10 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from sbp import compat
+from sbp.annotation import annotate_p
 from sbp.compat import Atom, Aval, ClosedJaxpr, Jaxpr
 from sbp.errors import AnnotationError, Problem
+from sbp.passes.program.asked import asked_of
 from sbp.untyped import Leaf, all_gather
 
 SAYING = ("pvary", "pcast")
@@ -88,6 +90,9 @@ def _evaluated(jaxpr: Jaxpr, *shards: jax.Array, consts: Sequence[ArrayLike] = (
         ins, name = [read(a) for a in eqn.invars], eqn.primitive.name
         if name in SAYING:
             outs = ins
+        elif name in ("reshard", "sharding_constraint"):  # along axes that are not the body's
+            pin = asked_of(eqn, "")
+            outs = ins if pin is None else [annotate_p.bind(ins[0], pin=pin)]
         elif name in REDUCTIONS and not eqn.params.get("axis_index_groups"):
             outs = [_reduced(name, x, eqn.params["axes"]) for x in ins]
         elif name in compat.CALLS:

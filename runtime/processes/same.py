@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
 from sbp import untyped
 from sbp.passes.face import PipelinePlan, Plan
@@ -28,11 +28,13 @@ _NAME = re.compile(r'name = "(.*?)"')
 _NUMBER = re.compile(r"-?\d+")
 
 
-def check_same(jitted: Jitted, inputs: Sequence[Value], plan: Plan) -> Shared | None:
+def check_same(
+    jitted: Jitted, inputs: Sequence[Value], lies: Sequence[NamedSharding], plan: Plan
+) -> Shared | None:
     """Compares a program with those of other processes, where there are any; nothing has been run or placed.
 
     Arguments:
-      inputs: of the program, closed-over arrays included.
+      inputs, lies: of the program, closed-over arrays included, and how they lie.
 
     Returns:
       What all processes have to call in one order; None where no process needs another one to run it.
@@ -43,7 +45,7 @@ def check_same(jitted: Jitted, inputs: Sequence[Value], plan: Plan) -> Shared | 
     others = team()
     if others is None:
         return None
-    structs = [untyped.struct(v.shape, v.dtype) for v in inputs]
+    structs = [untyped.struct(v.shape, v.dtype, sharding=s) for v, s in zip(inputs, lies, strict=True)]
     text = comparable(jitted.lower(*structs))
     digest = others.agree(plan.name, text)
     mesh = plan.placement.mesh

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, NoReturn
 
 from sbp.compat_forks import check_not_forked
+from sbp.compat_mesh import meshless
 from sbp.errors import ExecutableError, Problem
 from sbp.options import Options, checked_key
+from sbp.placement import Placement
 from sbp.runtime.arguments import Abstract
 from sbp.runtime.built import Built
 from sbp.runtime.call import Call
@@ -22,6 +24,7 @@ from sbp.runtime.saved.file import AGAIN, check, devices_of, file_of, made_for, 
 from sbp.runtime.saved.pack import unpacked
 from sbp.runtime.saved.save import SavedSignature
 from sbp.signature import AUTO
+from sbp.untyped import Leaf
 
 
 class LoadedProgram(Program[Any, Any]):
@@ -35,11 +38,23 @@ class LoadedProgram(Program[Any, Any]):
         super().__init__(_stub(signature), signature.placement, AUTO, AUTO, signature.parameters, Options())
         self.signature = signature
         call = signature.call
-        key = call.tree, call.values(), signature.avals, self._context()
+        settings = self._settings(), signature.placement.axis_types
+        key = call.tree, call.values(), signature.avals, settings, self._mesh(())
         self._built.slot(key).built = built
         self._latest = call, built, signature.avals
 
-    def _build(self, call: Call, avals: Sequence[Abstract], concrete: bool) -> NoReturn:
+    def _mesh(self, leaves: Sequence[Leaf]) -> Hashable:
+        """Nothing: it is traced no more."""
+        return ()
+
+    def _build(
+        self,
+        call: Call,
+        avals: Sequence[Abstract],
+        placement: Placement,
+        concrete: bool,
+        same: Sequence[object] = (),
+    ) -> NoReturn:
         """Refused: there is no function to build anything of."""
         assert self._latest is not None
         mine = Shapes(self._latest[1].traced.in_paths, self.signature.avals)
@@ -57,6 +72,7 @@ class LoadedProgram(Program[Any, Any]):
         raise ExecutableError(_no_function(self, "save_executable"))
 
 
+@meshless
 def load_executable(path: str | os.PathLike[str], *, signing_key: bytes | None = None) -> LoadedProgram:
     """A program that `Program.save_executable` has written; it runs as it was compiled, bit for bit.
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
+from sbp.compat_mesh import meshless
 from sbp.errors import Problem, SbpError, raise_all
 from sbp.hardware import Hardware, hardware_for
 from sbp.hierarchies import MOST_AXES, hierarchies
@@ -231,6 +232,7 @@ def _words(reading: Reading, plan: Plan) -> str:
     return f"{len(said)} pipeline, each {each}"
 
 
+@meshless
 def search(
     fn: Callable[..., PyTree],
     devices: int,

@@ -41,7 +41,7 @@ def statement(prefix: str, code: str, indent: int, suffix: str = "") -> list[str
         return [f"{' ' * indent}{prefix[:-1]}", f"{' ' * (indent + _STEP)}{code}{suffix}"]
     at = _call(code)
     if at is not None:
-        inner = _items(split(code[at + 1 : -1], (", ",)), indent + _STEP, last_comma=at > 0)
+        inner = items(split(code[at + 1 : -1], (", ",)), indent + _STEP, last_comma=at > 0)
         return [f"{' ' * indent}{prefix}{code[: at + 1]}", *inner, f"{' ' * indent}{code[-1]}{suffix}"]
     terms = _terms(code)
     if len(terms) == 1:
@@ -58,12 +58,20 @@ def _method(prefix: str, code: str, indent: int, suffix: str) -> list[str]:
     end = next(i for i, depth in _depths(code) if i > at and depth == 0 and code[i] in _CLOSE)
     inner = code[at + 1 : end]
     parts = split(inner, (", ",))
-    rows = _items(parts, indent + _STEP, last_comma=code[at - 1 : at].isalnum() if at else False)
+    rows = items(parts, indent + _STEP, last_comma=code[at - 1 : at].isalnum() if at else False)
     return [f"{' ' * indent}{prefix}{code[: at + 1]}", *rows, f"{' ' * indent}{code[end:]}{suffix}"]
 
 
-def _items(parts: Sequence[str], indent: int, last_comma: bool = True) -> list[str]:
-    """What stands between brackets: in one line, several to a line, or one to a line."""
+def items(parts: Sequence[str], indent: int, last_comma: bool = True) -> list[str]:
+    """What stands between brackets: in one line, several to a line, or one to a line.
+
+    >>> print("\\n".join(items(["a", "(" + ", ".join(["name"] * 24) + ")"], 0)))
+    a,
+    (
+        name, name, name, name, name, name, name, name, name, name, name, name, name, name, name,
+        name, name, name, name, name, name, name, name, name,
+    ),
+    """
     whole = ", ".join(parts)
     if indent + len(whole) <= WIDTH:
         return [" " * indent + whole]

@@ -12,7 +12,7 @@ from sbp.passes.physical.program import Box, Compute
 from sbp.runtime.source.lines import MARKER, PICK, CodeLine, Function, ids_in, written
 from sbp.runtime.source.names import Hints, Unique, common_name, identifier
 from sbp.runtime.source.values import Var
-from sbp.runtime.source.wrapped import WIDTH, comment, filled, split, statement
+from sbp.runtime.source.wrapped import WIDTH, comment, items, split, statement
 from sbp.signature import format_sbp
 from sbp.units import bytes_text, seconds_text
 
@@ -194,7 +194,7 @@ class Printer:
             targets = self._targets(line, scope, used)
             made = statement(f"{targets} = ", code, indent) if targets else statement("", code, indent)
             if targets and len(made[0]) > WIDTH:
-                names = filled([f"{v}," for v in targets.strip("()").split(", ")], indent + 4)
+                names = items(split(targets, (", ",)), indent + 4)
                 call = statement(") = ", code, indent)
                 made = [" " * indent + "(", *names, *call]
             note = self._note(line)

@@ -44,7 +44,7 @@ WITHOUT = (
         "Foreign code on whole buffers: nothing says what it computes. It runs whole.",
     ),
     _ops(
-        "io_callback check sharding_constraint",
+        "io_callback check",
         "Refused, with what to write instead: a callback that changes the host, a check outside "
         "`checkify.checkify`, a sharding instead of `sbp.annotate`.",
     ),

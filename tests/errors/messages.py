@@ -15,6 +15,7 @@ Messages = dict[str, tuple[Call, type[SbpError], str, str, str, str, str]]
 PLACES = {
     "{hex}": r"[0-9a-f]{32}",
     "{line}": r"(?:test_\w+|rule_authors)\.py:\d+",
+    "{choices}": r".+",
     "{cost}": r"[\d.]+ [mun]?s",
 }
 

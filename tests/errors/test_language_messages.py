@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import jax.numpy as jnp
 import pytest
-from jax.sharding import PartitionSpec
 
 from sbp.annotation import annotate
 from sbp.errors import (
@@ -26,7 +25,7 @@ PARTIAL = (
     "P is the Partial signature: shards that reduce to the tensor",
 )
 SPEC = "did you mean jax.sharding.PartitionSpec({})? It is accepted in in_sbp"
-ANNOTATION = "S(dim), B or P, or a list of them, one per placement axis"
+ANNOTATION = "S(dim), B or P, or a list of them, one per placement axis; or a PartitionSpec"
 MATRIX = "annotate(x: float32[3, 4], {}=...)"
 
 MESSAGES: Messages = {
@@ -104,8 +103,8 @@ MESSAGES: Messages = {
         MATRIX.format("signature"),
         "'data'",
         ANNOTATION,
-        "an annotation is an N-D signature",
-        "annotate(x, [S(0), B])",
+        "a text is no signature",
+        "PartitionSpec('data'), if it is the name of an axis",
     ),
     "an annotation without a dim": (
         lambda: annotate(X, [B, S]),
@@ -124,15 +123,6 @@ MESSAGES: Messages = {
         ANNOTATION,
         "None and AUTO are for a whole tensor, not for one axis of the placement",
         "[S(0), B]",
-    ),
-    "a PartitionSpec as annotation": (
-        lambda: annotate(X, PartitionSpec("data")),
-        SignatureError,
-        MATRIX.format("signature"),
-        repr(PartitionSpec("data")),
-        ANNOTATION,
-        "an annotation is an N-D signature (a PartitionSpec belongs in in_sbp)",
-        "annotate(x, [S(0), B])",
     ),
     "a split of a dim that is not there": (
         lambda: annotate(X, [S(0), S(2)]),

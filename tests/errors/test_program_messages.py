@@ -16,6 +16,7 @@ from tests.errors.messages import Messages, check_message, kinds
 
 GRID = sbp.placement("cpu", shape=(2, 4))
 LINE = sbp.placement("cpu", shape=(8,))
+WIDE = sbp.placement("cpu", shape=(4, 2))
 X = np.ones((8, 8), np.float32)
 CHOOSE = "count dims from 0; sbp.AUTO lets the compiler choose"
 OWN = "all ops of this program run on one placement; stages are marked by sbp.on of several"
@@ -159,15 +160,6 @@ MESSAGES: Messages = {
         "JAX keeps the order of callbacks on one device only, and cpu(data=2 x model=4) has 8",
         "leave ordered=True out: the callback still runs once per step, with the whole value",
     ),
-    "a PartitionSpec in annotate": (
-        lambda: of(lambda x: annotate(x, Spec("data"))),
-        SignatureError,
-        "annotate(x: float32[8, 8], signature=...)",
-        repr(Spec("data")),
-        "S(dim), B or P, or a list of them, one per placement axis",
-        "an annotation is an N-D signature (a PartitionSpec belongs in in_sbp)",
-        "annotate(x, [S(0), B])",
-    ),
     "a NamedSharding of another mesh": (
         lambda: of(in_sbp=(NamedSharding(Mesh(np.array(jax.devices("cpu")), ("x",)), Spec("x")),)),
         SignatureError,
@@ -215,14 +207,70 @@ MESSAGES: Messages = {
         "it arrives as whole values: only a reduction over a split dim makes a P",
         "[B], or annotate the result of the reduction itself",
     ),
-    "a sharding constraint": (
-        lambda: of(lambda x: jax.lax.with_sharding_constraint(x * 2, NamedSharding(GRID.mesh, Spec("data")))),
+    "a constraint on axes that are not there": (
+        lambda: of(lambda x: jax.lax.with_sharding_constraint(x * 2, NamedSharding(LINE.mesh, Spec("x")))),
         AnnotationError,
         "with_sharding_constraint at {line}: float32[8, 8]",
-        str(Spec("data")),
-        "sbp.annotate",
-        "the signature of a tensor inside a program is said with annotate, which also knows P",
-        "sbp.annotate(x, [S(0), B])",
+        "(x -)",
+        "axes of cpu(data=2, model=4)",
+        "no axis of the placement is called 'x'",
+        "the placement's names of axes, or sbp.Options(constraints='ignore'), where the code is not yours to "
+        "change",
+    ),
+    "an annotation by names that are not there": (
+        lambda: of(lambda x: annotate(x * 2, Spec("z"))),
+        AnnotationError,
+        "annotate at {line}: float32[8, 8]",
+        "(z -)",
+        "axes of cpu(data=2, model=4)",
+        "no axis of the placement is called 'z'",
+        "the placement's names of axes",
+    ),
+    "a constraint of a mesh of other sizes": (
+        lambda: of(lambda x: jax.lax.with_sharding_constraint(x * 2, NamedSharding(WIDE.mesh, Spec("data")))),
+        AnnotationError,
+        "with_sharding_constraint at {line}: float32[8, 8]",
+        "(data -)",
+        "axes of cpu(data=2, model=4)",
+        "its mesh has data=4, model=2",
+        "a mesh with the placement's axes: placement.mesh, or sbp.Options(constraints='ignore'), where the "
+        "code is not yours to change",
+    ),
+    "a constraint with an inner axis before an outer one": (
+        lambda: of(lambda x: annotate(x * 2, Spec(("model", "data")))),
+        AnnotationError,
+        "annotate at {line}: float32[8, 8]",
+        "(model/data -)",
+        "axes of cpu(data=2, model=4)",
+        "dim 0 is split by an inner axis before an outer one",
+        "('data', 'model'), or a placement with the axes in that order",
+    ),
+    "an axis twice": (
+        lambda: of(lambda x: annotate(x * 2, Spec("data", "data"))),
+        AnnotationError,
+        "annotate at {line}: float32[8, 8]",
+        "(data data)",
+        "axes of cpu(data=2, model=4)",
+        "'data' stands there twice",
+        "each axis in one place",
+    ),
+    "unreduced where nothing is reduced": (
+        lambda: of(lambda x: jnp.tanh(annotate(x * 2, Spec("data", unreduced={"model"}))) * x),
+        AnnotationError,
+        "annotate(...) at {line}: float32[8, 8], made by mul at {line}",
+        "[S(0), P]",
+        "{choices}",
+        "mul has no signature that leaves P: only a reduction over a split dim makes a P",
+        "[B, B], or annotate the result of the reduction itself",
+    ),
+    "unreduced at the boundary": (
+        lambda: of(in_sbp=(Spec("data", unreduced={"model"}),)),
+        SignatureError,
+        "x: float32[8, 8], in_sbp",
+        str(Spec("data", unreduced={"model"})),
+        "axes that split dims",
+        "unreduced axes are P, which never crosses the boundary: a jax.Array holds whole values",
+        "the spec without unreduced=, or annotate(x, spec) inside the model",
     ),
 }
 

@@ -6,11 +6,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as Spec
 
 import sbp
-from sbp import B, S
+from sbp import B, Placement, S
+from sbp.annotation import placement_in, scope_of
+from sbp.placement import as_placement
 from sbp.runtime import embedding
 
 LINE = sbp.placement("cpu", ranks=[3, 1, 0, 2])
@@ -81,3 +86,104 @@ def test_a_mesh_is_its_placement(name: str) -> None:
 def test_nothing_else_is(name: str, wrong: Any) -> None:
     with pytest.raises(sbp.SbpError, match=r"an sbp.placement, or a jax.sharding.Mesh"):
         TAKES[name](wrong)
+
+
+AXES = (2, 4), ("data", "model")
+AUTO, EXPLICIT = AxisType.Auto, AxisType.Explicit
+TYPES = ((AUTO, AUTO), (EXPLICIT, EXPLICIT), (AUTO, EXPLICIT))
+
+
+def gridded(x: Any) -> Any:
+    return 2 * x, x.sum(0)
+
+
+def staged_grid(grid: Any) -> Any:
+    """A program in two stages, each of which gives a result."""
+    first, second = as_placement(grid, "here").split("data")
+
+    def fn(x: Any) -> Any:
+        with sbp.on(first):
+            y = jnp.tanh(x)
+        with sbp.on(second):
+            return y, y.sum(0)
+
+    return sbp.compile(fn, grid)
+
+
+@pytest.mark.parametrize("types", TYPES, ids=str)
+def test_results_lie_on_the_users_own_mesh(types: Any) -> None:
+    mesh = jax.make_mesh(*AXES, axis_types=types)
+    mine = jax.device_put(jnp.ones((8, 16)), NamedSharding(mesh, Spec("data", "model")))
+    program = sbp.compile(gridded, mesh, in_sbp=[S(0), S(1)])
+    for given in (mine, np.ones((8, 16), np.float32)):
+        double, total = program(given)
+        assert double.sharding.mesh == total.sharding.mesh == mesh
+        assert {x.sharding.mesh for x in program.abstract_args} == {mesh}
+        (double + mine).block_until_ready()
+        jax.jit(lambda a, b, c: (a * b, c + 1))(double, mine, total)
+        with jax.set_mesh(mesh):
+            (double * mine + 1).block_until_ready()
+            jax.grad(lambda a: (jnp.tanh(a) * mine).sum())(double)
+
+
+@pytest.mark.parametrize("types", TYPES[:2], ids=str)
+def test_stages_keep_the_types_of_axes(types: Any) -> None:
+    y, total = staged_grid(jax.make_mesh(*AXES, axis_types=types))(np.ones((8, 16), np.float32))
+    assert y.sharding.mesh.axis_types == total.sharding.mesh.axis_types == types[1:]
+
+
+def test_without_a_mesh_of_its_own_a_program_gives_arrays_that_mix_with_its_arguments() -> None:
+    program = sbp.compile(gridded, sbp.placement("cpu", shape=(2, 4)), in_sbp=[S(0), S(1)])
+    host = np.ones((8, 16), np.float32)
+    for types in (EXPLICIT, AUTO, EXPLICIT):
+        mesh = jax.make_mesh(*AXES, axis_types=(types, types))
+        theirs = jax.device_put(host, NamedSharding(mesh, Spec("data", "model")))
+        ours, _ = program(theirs)
+        assert (ours + theirs).sharding == theirs.sharding
+        assert program(ours)[0].sharding == theirs.sharding
+        assert program.plan(
+            jax.ShapeDtypeStruct(theirs.shape, theirs.dtype, sharding=theirs.sharding)
+        ).placement.mesh.axis_types == (types, types)
+    plain, _ = program(host)
+    jax.grad(lambda a: (jnp.tanh(a) @ host.T).sum())(plain)  # which no explicit mesh takes outside of itself
+
+
+def test_stages_give_arrays_that_mix_with_their_arguments() -> None:
+    mesh = jax.make_mesh(*AXES)
+    given = jax.device_put(np.ones((8, 16), np.float32), NamedSharding(mesh, Spec()))
+    program = staged_grid(sbp.placement("cpu", shape=(2, 4)))
+    assert {y.sharding.mesh.axis_types for y in program(given)} == {(EXPLICIT,)}
+    assert {y.sharding.mesh.axis_types for y in program(np.ones((8, 16), np.float32))} == {(AUTO,)}
+
+
+@pytest.mark.parametrize("types", TYPES, ids=str)
+def test_arrays_of_another_mesh_over_the_same_devices_are_taken(types: Any) -> None:
+    x = np.arange(128, dtype=np.float32).reshape(8, 16)
+    given = jax.device_put(x, NamedSharding(jax.make_mesh(*AXES, axis_types=types), Spec("data", "model")))
+    program = sbp.compile(lambda x: x * 2, sbp.placement("cpu", shape=(2, 4)), in_sbp=[S(0), S(1)])
+    np.testing.assert_array_equal(program(given), 2 * x)
+    donating = sbp.compile(lambda x: x * 2, program.placement, in_sbp=[S(0), S(1)], donate_argnums=0)
+    np.testing.assert_array_equal(donating(given), 2 * x)
+    assert given.is_deleted()
+
+
+def test_types_are_given_to_a_placement_too() -> None:
+    plain = sbp.placement("cpu", shape=(2, 4))
+    auto = sbp.placement("cpu", shape=(2, 4), axis_types=AUTO)
+    mixed = sbp.placement("cpu", shape=(2, 4), axis_types=(AUTO, EXPLICIT))
+    assert plain == auto == mixed  # they compute the same
+    assert plain.mesh == auto.mesh
+    assert auto.mesh.axis_types == (AUTO, AUTO)
+    assert [p.mesh.axis_types for p in mixed.split("data")] == [(EXPLICIT,)] * 2
+    assert [p.mesh.axis_types for p in mixed.split("model")] == [(AUTO,)] * 4
+    for p in (plain, auto, mixed):
+        assert Placement.from_mesh(p.mesh).mesh == p.mesh
+        found = placement_in(scope_of(p))
+        assert found is not None
+        assert found.mesh == p.mesh
+
+
+@pytest.mark.parametrize("wrong", [AxisType.Manual, (AUTO,), "auto", 3], ids=str)
+def test_other_types_are_refused(wrong: Any) -> None:
+    with pytest.raises(sbp.SbpError, match=r"AxisType.Explicit or AxisType.Auto, one for all"):
+        sbp.placement("cpu", shape=(2, 4), axis_types=wrong)

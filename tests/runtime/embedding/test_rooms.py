@@ -15,8 +15,8 @@ from sbp import S
 from sbp.hardware import BYTES_ONLY
 from sbp.layout import Layout
 from sbp.runtime import counts, sampling
+from sbp.runtime.built import Built
 from sbp.runtime.counts import EVERY, FIRST_CALLS, Counting
-from sbp.runtime.execute import Built
 from sbp.runtime.look.meter import read_compiled
 from sbp.runtime.sampling import ids_of, is_known, whole
 from sbp.talk.extents import extent

@@ -1,0 +1,164 @@
+"""Annotations by the names of axes, JAX's own words among them, as signatures on a placement.
+
+`with_sharding_constraint`, `jax.reshard`, `out_sharding=` and a `PartitionSpec` in `sbp.annotate` name axes
+of a mesh. Here the placement is known that has these axes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from sbp.annotation import OWN, Pin
+from sbp.errors import Problem
+from sbp.named import Levels, NamedSignature
+from sbp.passes.plan.candidates import pin_of
+from sbp.passes.program.edit import Editor
+from sbp.passes.program.graph import Graph, Node, Source
+from sbp.passes.program.trace import Traced
+from sbp.placement import Placement
+from sbp.signature import NdSbp
+
+MOST_LINES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Ignored:
+    """A constraint that was left out.
+
+    Arguments:
+      words: what said it, such as "reshard".
+      source: the user's line.
+      asked: what it asked for.
+    """
+
+    words: str
+    source: Source
+    asked: NamedSignature
+
+    def __str__(self) -> str:
+        return f"{self.words} at {self.source}, {self.asked}"
+
+
+@dataclass(frozen=True, slots=True)
+class Constrained:
+    """A program whose annotations are signatures.
+
+    Arguments:
+      traced: the program.
+      problems: what is wrong with annotations; they are left out.
+      notes: what says nothing.
+      ignored: constraints that were left out because it was asked for.
+    """
+
+    traced: Traced
+    problems: tuple[Problem, ...] = ()
+    notes: tuple[str, ...] = ()
+    ignored: tuple[Ignored, ...] = ()
+
+
+def apply_constraints(
+    traced: Traced, placement: Placement, stage: Placement | None, follow: Callable[[Source], bool]
+) -> Constrained:
+    """The program with every named annotation as a signature on the placement of its op.
+
+    Arguments:
+      placement: of the program.
+      stage: of an op of which nothing says where it belongs; None for that of the program.
+      follow: whether JAX's own words of a line are followed; `sbp.annotate` always is.
+    """
+    found = [n for n in traced.graph.walk() if _named(n)]
+    if not found:
+        return Constrained(traced)
+    walk = _Constraints(traced.graph, placement, stage or placement, follow)
+    graph = walk.editor.finish(walk.nodes(traced.graph.nodes))
+    ignored = tuple(dict.fromkeys(walk.ignored))
+    return Constrained(
+        replace(traced, graph=graph), tuple(walk.problems), tuple(_notes(walk.silent)), ignored
+    )
+
+
+def _named(node: Node) -> bool:
+    pin = pin_of(node)
+    return pin is not None and (pin.named is not None or pin.named_grad is not None)
+
+
+class _Constraints:
+    """Walks a graph, bodies included."""
+
+    def __init__(
+        self, graph: Graph, whole: Placement, place: Placement, follow: Callable[[Source], bool]
+    ) -> None:
+        self.graph, self.whole, self.place, self.follow = graph, whole, place, follow
+        self.editor = Editor(graph)
+        self.problems: list[Problem] = []
+        self.silent: list[Node] = []
+        self.ignored: list[Ignored] = []
+
+    def nodes(self, nodes: Sequence[Node]) -> tuple[Node, ...]:
+        out: list[Node] = []
+        for node in nodes:
+            bodies = tuple(replace(b, nodes=self.nodes(b.nodes)) for b in node.bodies)
+            kept = self.one(replace(node, bodies=bodies) if bodies else node)
+            if kept is None:
+                self.editor.substitute(node.outputs, node.inputs)
+            else:
+                out.append(kept)
+        return tuple(out)
+
+    def one(self, node: Node) -> Node | None:
+        """An annotation as a signature; None if it says nothing, or is left out."""
+        pin = pin_of(node)
+        if pin is None or not _named(node):
+            return node
+        if pin.named is not None and pin.words != OWN and not self.follow(node.source):
+            if not pin.named.says_nothing:
+                self.ignored.append(Ignored(pin.words, node.source, pin.named))
+            return None
+        levels = self.levels(node, pin, pin.named)
+        grad = self.levels(node, pin, pin.named_grad)
+        if levels is None and grad is None:
+            return None
+        plain = replace(pin, named=None, named_grad=None, nd=_whole(levels), grad=_whole(grad) or pin.grad)
+        return replace(node, params={**node.params, "pin": replace(plain, levels=levels or ())})
+
+    def levels(self, node: Node, pin: Pin, named: NamedSignature | None) -> Levels | None:
+        """What is said along each axis of the op's placement; None for nothing."""
+        if named is None:
+            return None
+        if named.says_nothing:
+            self.silent.append(node)
+            return None
+        wrong = list(named.wrong(self.whole.axes, self.whole.shape))
+        self.problems += [self.problem(node, pin, named, *w) for w in wrong]
+        place = node.role.place or self.place
+        found = None if wrong else named.along(place.axes)
+        return None if found is None or all(s is None for s in found) else found
+
+    def problem(self, node: Node, pin: Pin, named: NamedSignature, why: str, fix: str) -> Problem:
+        value = self.graph.operand(node.inputs[0])
+        ignore = ", or sbp.Options(constraints='ignore'), where the code is not yours to change"
+        axes = ", ".join(f"{a}={n}" for a, n in zip(self.whole.axes, self.whole.shape, strict=True))
+        return Problem(
+            "annotation",
+            f"{pin.words} at {node.source}: {value.dtype}{list(value.shape)}",
+            str(named),
+            f"axes of {self.whole.kind}({axes})",
+            why,
+            fix if pin.words == OWN else fix + ignore,
+        )
+
+
+def _whole(levels: Levels | None) -> NdSbp | None:
+    """A signature along all axes; None where some are free."""
+    found = tuple(s for s in levels or () if s is not None)
+    return found if levels and len(found) == len(levels) else None
+
+
+def _notes(silent: Iterable[Node]) -> Iterator[str]:
+    """One remark for all that says nothing."""
+    lines = list(dict.fromkeys(str(n.source) for n in silent))
+    if lines:
+        more = f" and {len(lines) - MOST_LINES} more" if len(lines) > MOST_LINES else ""
+        shown = ", ".join(lines[:MOST_LINES]) + more
+        yield f"constraints of a mesh of one device say nothing, and were left out: {shown}"
