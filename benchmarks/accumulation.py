@@ -1,0 +1,209 @@
+"""A GPT with 1 and with 8 micro-batches: jit, jit in explicit mode ported by hand, and sbp, compiled.
+
+    python -m benchmarks.accumulation [--rows data:8,fsdp:8,tensor:8,2d:2x4] [--microbatches 1,8] [--kind cpu]
+                                      [--small] [--json FILE]
+
+Columns: `jax.jit` with NamedShardings (Auto axes); the port of benchmarks/explicit.py with what JAX asks for,
+and the best one, whose gradients wait as sums; the single-device program through sbp; both ports through sbp,
+unchanged. Per column: wire MB per device and step, instructions that are collectives (a loop's body counts
+once), and temporary MB. With `--kind h100` they are compiled for GPUs that are not here (extra gpu-target);
+XLA on CPU has no reduce-scatter, so that there peers add up gradients whole that are split.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as Spec
+
+import sbp
+from benchmarks import explicit
+from models import gpt
+from models.pipeline import Pipeline
+from sbp.resolve import resolve, to_partition_spec
+from sbp.runtime.look.hlo_text import parse
+from sbp.runtime.look.meter import each_collective, read_compiled, text_of
+from sbp.runtime.target.devices import absent_mesh
+from sbp.untyped import struct
+
+ROWS, MICROBATCHES = "data:8,fsdp:8,tensor:8,2d:2x4", "1,8"
+SIZE = gpt.Config(width=256, heads=8, vocabulary=1024, sequence=128, dropout=0.0)
+SMALL = gpt.Config(width=32, heads=8, vocabulary=64, sequence=16, dropout=0.0)
+BATCH = 64
+COLUMNS = ("jit", "explicit", "explicit, best", "sbp", "sbp of the port", "sbp of the best port")
+OURS = {"fsdp": "zero"}
+"""What a layout is called in `models.parallel`, where that is another name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """What XLA made of one step; see the module."""
+
+    wire_bytes: float
+    collectives: int
+    temporary_bytes: float
+
+    def __str__(self) -> str:
+        return f"{self.wire_bytes / 1e6:.2f} MB, {self.collectives}, {self.temporary_bytes / 1e6:.1f} MB"
+
+
+def of(exe: Any) -> Compiled:
+    """What an executable is."""
+    found = list(each_collective(parse(text_of(exe))))
+    memory = exe.memory_analysis()
+    return Compiled(read_compiled(exe).wire_bytes, len(found), memory.temp_size_in_bytes)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A layout and a number of micro-batches.
+
+    Arguments:
+      layout: of `explicit.Port`.
+      shape: of the placement, whose axes the port names.
+    """
+
+    layout: str
+    shape: tuple[int, ...]
+    microbatches: int
+    kind: str
+    config: gpt.Config
+
+    def __str__(self) -> str:
+        return f"{self.layout}:{'x'.join(map(str, self.shape))}, {self.microbatches}"
+
+    @property
+    def optimizer(self) -> optax.GradientTransformation:
+        """AdamW."""
+        return optax.adamw(1e-3)
+
+    @property
+    def placement(self) -> sbp.Placement:
+        """Where it runs."""
+        axes = explicit.Port(self.layout).axes
+        return sbp.placement(self.kind, shape=self.shape, axes=axes)
+
+    def mesh(self, kind: AxisType) -> Mesh:
+        """The peers' mesh."""
+        placement = self.placement
+        mesh = placement.mesh if self.kind == "cpu" else absent_mesh(placement)
+        return Mesh(mesh.devices, mesh.axis_names, axis_types=(kind,) * placement.ndim)
+
+    def step(self) -> Callable[..., Any]:
+        """The single-device program."""
+        return gpt.make_train_step(self.config, self.optimizer, Pipeline(microbatches=self.microbatches))
+
+    def port(self, best: bool) -> tuple[explicit.Port, Callable[..., Any]]:
+        """The port, and its step."""
+        port = explicit.Port(self.layout, best)
+        size = self.shape[0]
+        return port, explicit.make_train_step(self.config, self.optimizer, port, size, self.microbatches)
+
+    def shapes(self) -> tuple[Any, ...]:
+        """The arguments, without values."""
+        params = jax.eval_shape(partial(gpt.init, config=self.config), jax.random.key(0))
+        tokens = struct((BATCH, self.config.sequence + 1), jnp.int32)
+        return params, jax.eval_shape(self.optimizer.init, params), tokens, jax.eval_shape(jax.random.key, 1)
+
+    def in_sbp(self) -> Any:
+        """How they lie, as signatures."""
+        choice = OURS.get(self.layout, self.layout)
+        return gpt.signatures(choice, self.shape, self.config, self.optimizer)
+
+    def specs(self, port: explicit.Port) -> Any:
+        """How they lie in the port, a spec per leaf; the optimizer's state as the weights that it is of."""
+        params, state, _, _ = self.shapes()
+        weights = port.weights(params, self.shape[0])
+        like = {x.shape: s for x, s in zip(jax.tree.leaves(params), jax.tree.leaves(weights), strict=True)}
+        return weights, jax.tree.map(lambda x: like.get(x.shape, Spec()), state), Spec(port.batch), Spec()
+
+    def lying(self, mesh: Mesh, specs: Any) -> Any:
+        """The arguments with shardings."""
+        return jax.tree.map(
+            lambda x, s: struct(x.shape, x.dtype, sharding=NamedSharding(mesh, s)), self.shapes(), specs
+        )
+
+
+def jit_specs(row: Row) -> Any:
+    """What jit is told of the arguments: the same as sbp."""
+    flat, tree = jax.tree.flatten(row.shapes())
+    found, problems = resolve(row.in_sbp(), row.shapes(), ["argument"] * len(flat), row.placement, "in_sbp")
+    assert not problems, problems
+    whole = (sbp.B,) * row.placement.ndim
+    named = [to_partition_spec(nd or whole, x.ndim, row.placement) for nd, x in zip(found, flat, strict=True)]
+    return jax.tree.unflatten(tree, named)
+
+
+def jitted(row: Row, step: Callable[..., Any], args: Any) -> Any:
+    """A step through `jax.jit`, compiled."""
+    outs = jax.tree.map(lambda x: x.sharding, args[:2])
+    traced = jax.jit(step, donate_argnums=(0, 1), out_shardings=(*outs, None)).trace(*args)
+    platforms = None if row.kind == "cpu" else ("cuda",)
+    return traced.lower(lowering_platforms=platforms).compile()
+
+
+def programs(row: Row) -> Iterator[tuple[str, Any]]:
+    """The columns of a row: its name, and what is compiled."""
+    yield COLUMNS[0], jitted(row, row.step(), row.lying(row.mesh(AxisType.Auto), jit_specs(row)))
+    mesh, ports, shapes = (
+        row.mesh(AxisType.Explicit),
+        [row.port(best) for best in (False, True)],
+        row.shapes(),
+    )
+    specs = [row.specs(port) for port, _ in ports]
+    for name, (_, step), spec in zip(COLUMNS[1:3], ports, specs, strict=True):
+        args = row.lying(mesh, spec)
+        with jax.set_mesh(mesh):
+            yield name, jitted(row, step, args)
+    program = sbp.compile(row.step(), row.placement, in_sbp=row.in_sbp(), donate_argnums=(0, 1))
+    yield COLUMNS[3], program.lower(*shapes).compile()
+    for name, (_, step), spec in zip(COLUMNS[4:], ports, specs, strict=True):
+        ported = sbp.compile(step, row.placement, in_sbp=spec, donate_argnums=(0, 1))
+        # The port asks for axes by their names: any mesh that has them will do.
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+            lowered = ported.lower(*shapes)
+        yield name, lowered.compile()
+
+
+def rows_of(text: str, microbatches: str, kind: str, config: gpt.Config) -> list[Row]:
+    """The rows that an option names."""
+    out = []
+    for entry in text.split(","):
+        layout, _, shape = entry.partition(":")
+        sizes = tuple(map(int, shape.split("x")))
+        out += [Row(layout, sizes, int(n), kind, config) for n in microbatches.split(",")]
+    return out
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(prog="benchmarks.accumulation", description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", default=ROWS)
+    parser.add_argument("--microbatches", default=MICROBATCHES)
+    parser.add_argument("--kind", default="cpu", help="cpu, or h100, which need not be here")
+    parser.add_argument("--small", action="store_true", help="of a width of 32 only")
+    parser.add_argument("--json", metavar="FILE")
+    options = parser.parse_args(argv)
+    jax.config.update("jax_num_cpu_devices", 8)
+    print(f"| layout, micro-batches | {' | '.join(COLUMNS)} |\n|{'---|' * (1 + len(COLUMNS))}")
+    found: dict[str, dict[str, Compiled]] = {}
+    config = SMALL if options.small else SIZE
+    for row in rows_of(options.rows, options.microbatches, options.kind, config):
+        found[str(row)] = {name: of(exe) for name, exe in programs(row)}
+        print(f"| {row} | {' | '.join(map(str, found[str(row)].values()))} |", flush=True)
+    if options.json:
+        with open(options.json, "w", encoding="utf-8") as f:
+            json.dump({r: {n: asdict(c) for n, c in cs.items()} for r, cs in found.items()}, f, indent=1)
+
+
+if __name__ == "__main__":
+    main()

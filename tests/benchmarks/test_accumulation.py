@@ -1,0 +1,40 @@
+"""The ports to explicit mode compute what the GPT does, and through sbp, unchanged, they send no more."""
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import sbp
+from benchmarks.accumulation import BATCH, COLUMNS, SMALL, of, programs, rows_of
+from models import gpt
+
+ROWS = rows_of("data:8,fsdp:8,tensor:8,2d:2x4", "1,8", "cpu", SMALL)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+@pytest.mark.parametrize("best", [False, True], ids=["plain", "best"])
+@pytest.mark.some(0, "best-2d:2x4, 8")
+def test_a_port_through_sbp_is_the_gpt_on_one_device(row: Any, best: bool, x64: None) -> None:
+    params = jax.device_get(gpt.init(jax.random.key(0), row.config))
+    shape = (BATCH, row.config.sequence + 1)
+    tokens = np.random.default_rng(0).integers(0, row.config.vocabulary, shape).astype(np.int32)
+    args = params, row.optimizer.init(params), tokens, jax.random.key(1)
+    port, step = row.port(best)
+    with jax.set_mesh(jax.make_mesh(row.shape, port.axes)):
+        got = sbp.compile(step, row.placement, in_sbp=row.specs(port))(*args)
+    expected = jax.jit(row.step())(*args)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_nothing_is_lost_to_the_best_port(row: Any) -> None:
+    found = {name: of(exe) for name, exe in programs(row)}
+    best = found["explicit, best"]
+    for name in COLUMNS[3:]:
+        assert found[name].wire_bytes <= best.wire_bytes
+        assert found[name].temporary_bytes <= best.temporary_bytes
+    assert found["sbp"].wire_bytes <= found["jit"].wire_bytes
