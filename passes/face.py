@@ -7,18 +7,22 @@ them. Here both are put together, so that neither needs the other.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self, TypeVar
+
+from jax.sharding import PartitionSpec
 
 from sbp.errors import ArgumentError, Problem, SignatureError
 from sbp.meant import meant
 from sbp.passes.explain.choices import RowChoices, TensorChoices
 from sbp.passes.explain.plan import PlanData, Replans, Writes
+from sbp.passes.explain.unsaid import Unsaid, unsaid
 from sbp.passes.explain.words import MAX_ROWS
 from sbp.passes.look import files, page, pipeline_files, pipeline_page, pipeline_text, text
 from sbp.passes.look.diff import diff_text
 from sbp.passes.look.page_data import row_key
+from sbp.passes.look.shardings import shardings_of
 from sbp.passes.look.source import ProgramSource
 from sbp.passes.look.web_page import PageProfile
 from sbp.passes.pipeline.plan import PipelineData
@@ -66,7 +70,8 @@ class Plan(PlanData):
         time_limit: float = PAGE_SECONDS,
         profile: PageProfile | None = None,
     ) -> None:
-        """Writes the plan; the suffix chooses the form: .json, .html, .dot or .svg, with stages .trace.json.
+        """Writes the plan; the suffix chooses the form: .json, .html, .dot or .svg; with stages .trace.json,
+        without .py, a module of PartitionSpecs for `jax.jit`.
 
         Arguments:
           choices: for how many of the costliest collectives a page says what their tensors could lie as
@@ -176,6 +181,16 @@ class Plan(PlanData):
             raise self._without_program("source")
         written: ProgramSource = self.writer(self)
         return written
+
+    @property
+    def shardings(self) -> Mapping[str, PartitionSpec]:
+        """How arguments and results lie, by their names."""
+        return shardings_of(self)
+
+    @property
+    def unsaid(self) -> tuple[Unsaid, ...]:
+        """What `sbp.constrain` cannot say to JAX, with what it is worth; nothing of a plan out of a file."""
+        return unsaid(self)
 
     def diff(self, other: Plan) -> str:
         """What another plan does that this one does not, as text."""

@@ -45,6 +45,7 @@ _FACE = {
     "on_shards": "sbp.shards",
     "SbpError": "sbp.errors",
     "compile": "sbp.runtime.execute",
+    "constrain": "sbp.runtime.constrain",
     "initialize": "sbp.runtime.processes.start",
     "to_host": "sbp.runtime.processes.host",
     "fit": "sbp.runtime.training.fit",
@@ -84,6 +85,7 @@ if TYPE_CHECKING:
     from sbp.runtime import embedding
     from sbp.runtime.checkpoint.api import restore, save
     from sbp.runtime.checkpoint.checkpoints import Checkpoints
+    from sbp.runtime.constrain import constrain
     from sbp.runtime.execute import Program, compile
     from sbp.runtime.measured.profile import Profile
     from sbp.runtime.processes.host import to_host
@@ -133,6 +135,7 @@ __all__ = [
     "annotate",
     "bind",
     "compile",
+    "constrain",
     "embedding",
     "fit",
     "hardware_from",

@@ -55,4 +55,5 @@ all_gather: Callable[..., jax.Array] = lax.all_gather
 psum_scatter: Callable[..., jax.Array] = lax.psum_scatter
 all_to_all: Callable[..., jax.Array] = lax.all_to_all
 ppermute: Callable[..., jax.Array] = lax.ppermute
+with_sharding_constraint: Callable[..., jax.Array] = lax.with_sharding_constraint
 with_layout_constraint: Callable[..., jax.Array] = layout.with_layout_constraint

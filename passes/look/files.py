@@ -16,6 +16,7 @@ from sbp.passes.explain.choices import RowChoices
 from sbp.passes.explain.plan import Collective, PlanData
 from sbp.passes.look.dot import dot_text
 from sbp.passes.look.program_data import json_text, program_data
+from sbp.passes.look.shardings import shardings_text
 from sbp.passes.look.svg import plan_svg
 from sbp.passes.look.web_page import NO_CHOICES, PageProfile, plan_page, profiled_page
 from sbp.passes.plan.record import read_record, record_data
@@ -81,6 +82,7 @@ WRITERS: Mapping[str, Callable[[PlanData], str]] = {
     ".html": plan_page,
     ".dot": dot_text,
     ".svg": plan_svg,
+    ".py": shardings_text,
 }
 
 
@@ -212,12 +214,17 @@ def parse_plan(
         ) from None
 
 
+def _placement(at: Mapping[str, Any]) -> Placement:
+    ranks, shape, axes = (tuple(at[name]) for name in ("ranks", "shape", "axes"))
+    return Placement(at["kind"], ranks, shape, axes, tuple(at.get("axis_types", ())))
+
+
 def read_plan(data: Mapping[str, Any]) -> PlanData:
     """The plan of such data, without what a subclass adds."""
     at, on = data["placement"], _with_infinity(data["hardware"])
     return PlanData(
         data["name"],
-        Placement(at["kind"], tuple(at["ranks"]), tuple(at["shape"]), tuple(at["axes"])),
+        _placement(at),
         hardware_of(on),
         tuple(_collective(c) for c in data["collectives"]),
         data["seconds"],
