@@ -1,6 +1,6 @@
-"""A GPT with 1 and with 8 micro-batches: jit, jit in explicit mode ported by hand, and sbp, compiled.
+"""A GPT and a Llama with 1 and 8 micro-batches: jit, jit in explicit mode ported by hand, and sbp, compiled.
 
-    python -m benchmarks.accumulation [--rows data:8,fsdp:8,tensor:8,2d:2x4] [--microbatches 1,8] [--kind cpu]
+    python -m benchmarks.accumulation [--rows gpt/data:8,llama/2d:2x4,...] [--microbatches 1,8] [--kind cpu]
                                       [--small] [--json FILE]
 
 Columns: `jax.jit` with NamedShardings (Auto axes); the port of benchmarks/explicit.py with what JAX asks for,
@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -26,8 +26,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as Spec
 
 import sbp
-from benchmarks import explicit
-from models import gpt
+from benchmarks import explicit, explicit_llama
+from models import gpt, llama, train
 from models.pipeline import Pipeline
 from sbp.resolve import resolve, to_partition_spec
 from sbp.runtime.look.hlo_text import parse
@@ -35,9 +35,18 @@ from sbp.runtime.look.meter import each_collective, read_compiled, text_of
 from sbp.runtime.target.devices import absent_mesh
 from sbp.untyped import struct
 
-ROWS, MICROBATCHES = "data:8,fsdp:8,tensor:8,2d:2x4", "1,8"
-SIZE = gpt.Config(width=256, heads=8, vocabulary=1024, sequence=128, dropout=0.0)
-SMALL = gpt.Config(width=32, heads=8, vocabulary=64, sequence=16, dropout=0.0)
+LAYOUTS = ("data:8", "fsdp:8", "tensor:8", "2d:2x4")
+ROWS = ",".join(f"{model}/{layout}" for model in ("gpt", "llama") for layout in LAYOUTS)
+MICROBATCHES = "1,8"
+Config: TypeAlias = gpt.Config | llama.Config
+SIZES: dict[str, Config] = {
+    "gpt": gpt.Config(width=256, heads=8, vocabulary=1024, sequence=128, dropout=0.0),
+    "llama": llama.Config(width=256, heads=8, kv_heads=8, hidden=768, vocabulary=1024, sequence=128),
+}
+SMALL: dict[str, Config] = {
+    "gpt": gpt.Config(width=32, heads=8, vocabulary=64, sequence=16, dropout=0.0),
+    "llama": llama.Config(width=32, heads=8, kv_heads=8, hidden=64, vocabulary=64, sequence=16),
+}
 BATCH = 64
 COLUMNS = ("jit", "explicit", "explicit, best", "sbp", "sbp of the port", "sbp of the best port")
 OURS = {"fsdp": "zero"}
@@ -68,18 +77,20 @@ class Row:
     """A layout and a number of micro-batches.
 
     Arguments:
+      model: "gpt" or "llama".
       layout: of `explicit.Port`.
       shape: of the placement, whose axes the port names.
     """
 
+    model: str
     layout: str
     shape: tuple[int, ...]
     microbatches: int
     kind: str
-    config: gpt.Config
+    config: Any
 
     def __str__(self) -> str:
-        return f"{self.layout}:{'x'.join(map(str, self.shape))}, {self.microbatches}"
+        return f"{self.model}/{self.layout}:{'x'.join(map(str, self.shape))}, {self.microbatches}"
 
     @property
     def optimizer(self) -> optax.GradientTransformation:
@@ -98,26 +109,38 @@ class Row:
         mesh = placement.mesh if self.kind == "cpu" else absent_mesh(placement)
         return Mesh(mesh.devices, mesh.axis_names, axis_types=(kind,) * placement.ndim)
 
+    @property
+    def home(self) -> Any:
+        """The module of the model."""
+        return {"gpt": gpt, "llama": llama}[self.model]
+
     def step(self) -> Callable[..., Any]:
         """The single-device program."""
-        return gpt.make_train_step(self.config, self.optimizer, Pipeline(microbatches=self.microbatches))
+        loss = partial(self.home.loss, config=self.config)
+        return train.gradient_step(loss, self.optimizer, Pipeline(microbatches=self.microbatches))
 
     def port(self, best: bool) -> tuple[explicit.Port, Callable[..., Any]]:
         """The port, and its step."""
-        port = explicit.Port(self.layout, best)
-        size = self.shape[0]
-        return port, explicit.make_train_step(self.config, self.optimizer, port, size, self.microbatches)
+        port: explicit.Port
+        size, config = self.shape[0], self.config
+        if self.model == "gpt":
+            port = explicit.Port(self.layout, best)
+            loss = partial(explicit.loss, config=config, port=port)
+        else:
+            port = explicit_llama.LlamaPort(self.layout, best)
+            loss = partial(explicit_llama.loss, config=config, port=port, size=size)
+        return port, explicit.make_train_step(loss, self.optimizer, port, size, self.microbatches)
 
     def shapes(self) -> tuple[Any, ...]:
         """The arguments, without values."""
-        params = jax.eval_shape(partial(gpt.init, config=self.config), jax.random.key(0))
+        params = jax.eval_shape(partial(self.home.init, config=self.config), jax.random.key(0))
         tokens = struct((BATCH, self.config.sequence + 1), jnp.int32)
         return params, jax.eval_shape(self.optimizer.init, params), tokens, jax.eval_shape(jax.random.key, 1)
 
     def in_sbp(self) -> Any:
         """How they lie, as signatures."""
         choice = OURS.get(self.layout, self.layout)
-        return gpt.signatures(choice, self.shape, self.config, self.optimizer)
+        return self.home.signatures(choice, self.shape, self.config, self.optimizer)
 
     def specs(self, port: explicit.Port) -> Any:
         """How they lie in the port, a spec per leaf; the optimizer's state as the weights that it is of."""
@@ -174,13 +197,14 @@ def programs(row: Row) -> Iterator[tuple[str, Any]]:
         yield name, lowered.compile()
 
 
-def rows_of(text: str, microbatches: str, kind: str, config: gpt.Config) -> list[Row]:
+def rows_of(text: str, microbatches: str, kind: str, sizes: Mapping[str, Config]) -> list[Row]:
     """The rows that an option names."""
     out = []
     for entry in text.split(","):
-        layout, _, shape = entry.partition(":")
-        sizes = tuple(map(int, shape.split("x")))
-        out += [Row(layout, sizes, int(n), kind, config) for n in microbatches.split(",")]
+        model, _, rest = entry.partition("/")
+        layout, _, shape = rest.partition(":")
+        devices, config = tuple(map(int, shape.split("x"))), sizes[model]
+        out += [Row(model, layout, devices, int(n), kind, config) for n in microbatches.split(",")]
     return out
 
 
@@ -196,8 +220,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     jax.config.update("jax_num_cpu_devices", 8)
     print(f"| layout, micro-batches | {' | '.join(COLUMNS)} |\n|{'---|' * (1 + len(COLUMNS))}")
     found: dict[str, dict[str, Compiled]] = {}
-    config = SMALL if options.small else SIZE
-    for row in rows_of(options.rows, options.microbatches, options.kind, config):
+    sizes = SMALL if options.small else SIZES
+    for row in rows_of(options.rows, options.microbatches, options.kind, sizes):
         found[str(row)] = {name: of(exe) for name, exe in programs(row)}
         print(f"| {row} | {' | '.join(map(str, found[str(row)].values()))} |", flush=True)
     if options.json:

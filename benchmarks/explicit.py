@@ -57,7 +57,7 @@ class Port:
         """
 
         def layer(name: str, x: Any) -> Spec:
-            return TENSOR.get(name, Spec()) if "model" in self.axes else self._split(x, size)
+            return TENSOR.get(name, Spec()) if "model" in self.axes else self.split(x, size)
 
         def named(path: Sequence[Any], x: Any) -> Spec:
             name = next(str(k.key) for k in reversed(path) if hasattr(k, "key"))
@@ -67,10 +67,12 @@ class Port:
 
         return jax.tree_util.tree_map_with_path(named, params)
 
-    def _split(self, x: Any, size: int) -> Spec:
+    def split(self, x: Any, size: int, first: int = 0) -> Spec:
+        """FSDP's spec: split at the first dim that divides, from `first` on."""
         if self.layout != "fsdp":
             return Spec()
-        dim = next((d for d, n in enumerate(x.shape) if n % size == 0 and n >= size), None)
+        dims = (d for d, n in enumerate(x.shape) if d >= first and n % size == 0 and n >= size)
+        dim = next(dims, None)
         return Spec() if dim is None else Spec(*[None] * dim, "data")
 
     def entering(self, spec: Spec) -> Spec:
@@ -79,6 +81,10 @@ class Port:
         if not self.best or self.batch is None:
             return whole
         return Spec(*whole, reduced={"data"})
+
+    def used(self, params: PyTree, specs: PyTree) -> PyTree:
+        """The weights as they lie where they are used."""
+        return jax.tree.map(lambda w, s: jax.reshard(w, self.entering(s)), params, specs)
 
     def waiting(self, spec: Spec) -> Spec:
         """How its gradient lies until the last micro-batch is done."""
@@ -135,22 +141,26 @@ def loss(params: PyTree, tokens: jax.Array, config: gpt.Config, port: Port) -> j
     return -jnp.where(chosen, log_probability, 0).sum(-1).mean()
 
 
+Loss: TypeAlias = Callable[[PyTree, jax.Array], jax.Array]
+
+
 def make_train_step(
-    config: gpt.Config, optimizer: optax.GradientTransformation, port: Port, size: int, microbatches: int
+    loss: Loss, optimizer: optax.GradientTransformation, port: Port, size: int, microbatches: int
 ) -> Callable[..., Any]:
-    """`(params, opt_state, batch, key) -> (params, opt_state, loss)`, as `gpt.make_train_step` gives it."""
+    """`(params, opt_state, batch, key) -> (params, opt_state, loss)`, as `gpt.make_train_step` gives it.
+
+    Arguments:
+      loss: of weights as they lie where they are used; the port's own gathers those of its layers itself.
+    """
 
     def step(params: PyTree, state: PyTree, tokens: jax.Array, key: jax.Array) -> Any:
         specs = port.weights(params, size)
 
-        def used(params: PyTree) -> PyTree:
-            return jax.tree.map(lambda w, s: jax.reshard(w, port.entering(s)), params, specs)
-
         def one(params: PyTree, tokens: jax.Array) -> jax.Array:
-            return loss(params if port.best else used(params), tokens, config, port)
+            return loss(params if port.best else port.used(params, specs), tokens)
 
         gradient = jax.value_and_grad(one)
-        held = used(params) if port.best else params
+        held = port.used(params, specs) if port.best else params
         if microbatches == 1:
             value, grads = gradient(held, tokens)
         else:
@@ -163,7 +173,9 @@ def make_train_step(
             def add(sums: PyTree, part: jax.Array) -> Any:
                 return jax.tree.map(jnp.add, sums, gradient(held, part)), None
 
-            (value, grads), _ = jax.lax.scan(add, (jnp.zeros((), zeros["position"].dtype), zeros), parts)
+            (value, grads), _ = jax.lax.scan(
+                add, (jnp.zeros((), jax.tree.leaves(zeros)[0].dtype), zeros), parts
+            )
             value, grads = jax.tree.map(
                 lambda x: x / microbatches, (value, jax.tree.map(jax.reshard, grads, specs))
             )

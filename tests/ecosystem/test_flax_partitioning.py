@@ -1,4 +1,4 @@
-"""flax's names of dims become annotations: logical constraints, and the metadata of partitioned parameters."""
+"""flax's names of dims become annotations: logical constraints, and metadata of partitioned parameters."""
 
 from typing import Any
 
