@@ -89,6 +89,7 @@ def sbp_local(shape: Any, nd: Any, hierarchy: Any) -> tuple[int, ...]:
     return tuple(out)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("row", ("2d:2x4", *(pytest.param(f"{c}:8", marks=pytest.mark.slow) for c in SINGLE)))
 def test_gpt_x64(row: str, x64: None) -> None:
     """Parameters within 1e-9 of one device after 30 steps in float64, which separates bugs from rounding."""

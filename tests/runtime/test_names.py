@@ -89,6 +89,7 @@ def test_collectives_of_the_gpt_lead_to_their_rows(choice: str) -> None:
     assert sum(x.wire_bytes for rows in c.rows.values() for x in rows) == pytest.approx(c.sent, rel=1e-3)
 
 
+@pytest.mark.full
 def test_what_xla_combined_leads_to_all_rows() -> None:
     c = of_gpt("data")
     name, rows = max(c.rows.items(), key=lambda item: len(item[1]))

@@ -86,7 +86,7 @@ PROGRAMS: dict[str, tuple[Callable[[str, Sequence[int], int], Case], tuple[int, 
 SLOW = ("gpt/sequence", "gpt/zero", "resnet/data", "equinox/data", "scan/tensor", "embedding/columns")
 
 
-@pytest.mark.some(1)
+@pytest.mark.full
 @pytest.mark.parametrize("name", [pytest.param(n, marks=slow) if n in SLOW else n for n in PROGRAMS])
 def test_every_row_is_sent_as_said(name: str) -> None:
     make, shape = PROGRAMS[name]

@@ -211,7 +211,7 @@ def test_notebook_form(plan: PipelinePlan) -> None:
 
 def test_a_plan_of_one_placement_has_no_trace(tmp_path: Path) -> None:
     one = sbp.compile(lambda x: x * 2, two_stages.FIRST).plan(two_stages.step_args()[1])
-    with pytest.raises(sbp.SbpError, match=r"legal +\.json, \.html, \.dot, \.svg\n"):
+    with pytest.raises(sbp.SbpError, match=r"legal +\.json, \.html, \.dot, \.svg, \.py\n"):
         one.save(tmp_path / "plan.trace.json")
 
 

@@ -31,7 +31,7 @@ def marked(pairs: list[tuple[str, str]], quick: dict[str, tuple[str, ...]]) -> l
     ]
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(2)
 @pytest.mark.parametrize(("name", "schedule"), marked(PAIRS, QUICK))
 def test_training_in_stages_equals_one_device(name: str, schedule: str) -> None:
     case, wanted = case_of(name), reference(name)
