@@ -254,11 +254,13 @@ class Checkpoints:
         storage.make_folder(self.path)
         if jax.process_index() == 0:
             if self._lease is None:
-                self._lease = lease.acquire(self.path, self.job or job_name())
-                if self._lease.users == 1:  # nobody in this process is writing there
-                    steps.sweep(self.path)
-                    steps.write_index(self.path, self.steps)
+                self._lease = lease.acquire(self.path, self.job or job_name(), self._clean)
             self._lease.check()
+
+    def _clean(self) -> None:
+        """Deletes what crashes have left, where nobody is writing."""
+        steps.sweep(self.path)
+        steps.write_index(self.path, self.steps)
 
     def _begin(self, step: int, content: Any, file: bytes) -> dict[str, Any]:
         """Makes the folder of a step's arrays; what process 0 says of it to all."""

@@ -18,7 +18,7 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -145,7 +145,7 @@ class Lease:
                 self.renew()
 
 
-def acquire(folder: Path, job: str | None = None) -> Lease:
+def acquire(folder: Path, job: str | None = None, first: Callable[[], None] | None = None) -> Lease:
     """The lease of a folder for this process, which may have it already; waits for a living owner.
 
     Anyone has it at once after an owner that was released, or has died on this host; the same job after an
@@ -154,11 +154,12 @@ def acquire(folder: Path, job: str | None = None) -> Lease:
     Arguments:
       folder: that is there.
       job: the name of this job, equal when it is started again; None where it has none.
+      first: what is done once it is taken, before anybody else in this process shares it.
 
     Raises:
       LeaseError: if another one lives and holds it for `WAIT_SECONDS`.
     """
-    return _holdings().acquire(folder, job)
+    return _holdings().acquire(folder, job, first or (lambda: None))
 
 
 def give_up(lease: Lease) -> None:
@@ -173,7 +174,7 @@ class _Holdings:
     held: dict[str, Lease] = field(default_factory=dict)
     guard: threading.Lock = field(default_factory=threading.Lock)
 
-    def acquire(self, folder: Path, job: str | None) -> Lease:
+    def acquire(self, folder: Path, job: str | None, first: Callable[[], None]) -> Lease:
         with self.guard:
             name = storage.real_name(folder)
             lease = self.held.get(name)
@@ -183,6 +184,11 @@ class _Holdings:
                     lease.users += 1
                     return lease
             lease = _taken(folder, own_holder(folder, job), {x.holder.token for x in self.held.values()})
+            try:
+                first()
+            except BaseException:
+                lease.release()
+                raise
             self.held[name] = lease
             threading.Thread(target=lease.keep_renewed, name="sbp lease", daemon=True).start()
             return lease

@@ -69,7 +69,7 @@ def test_rows_are_true(one: Sample) -> None:
     assert not false_rows(one, one.groups[-1:])
 
 
-@pytest.mark.some(60)
+@pytest.mark.some(40)
 @pytest.mark.parametrize("one", [one for one in SAMPLES if one.pairs], ids=str)
 def test_compositions_are_true(one: Sample) -> None:
     assert not false_compositions(one, (2, 3))

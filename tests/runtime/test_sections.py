@@ -83,7 +83,7 @@ def check(physical: Physical, args: Any, hastens: bool) -> None:
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.some(1)
+@pytest.mark.full
 @pytest.mark.parametrize("hastens", [True, False])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_sections_give_what_the_program_gives(
