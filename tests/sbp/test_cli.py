@@ -296,3 +296,11 @@ def test_what_does_not_fit_is_red(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     given = "plan", f"{file}:f", "--placement", "h100:1", "--memory-limit", "none"
     text = on_a_terminal(monkeypatch, 120, *given)
     assert "\x1b[1;31mDOES NOT FIT: " in text
+
+
+def test_a_launch_says_what_is_wrong_with_its_restarts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("launch", "--restarts", -1, "x.py") == 1
+    assert run("launch", "--processes", 2, "--min-processes", 3, "x.py") == 1
+    said = capsys.readouterr().err
+    assert "--restarts -1, --min-processes 2 of 2" in said
+    assert "processes from 1 to 2" in said

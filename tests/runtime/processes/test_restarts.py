@@ -302,12 +302,3 @@ def test_nobody_waits_for_who_reads_the_launcher() -> None:
 
     what = Quick((BEGIN + "print('x' * 200_000)\nprint('x', file=sys.stderr)\n",), 2)
     assert launch(what, closed, closed) == 0
-
-
-def test_a_launch_says_what_is_wrong_with_its_restarts(capsys: pytest.CaptureFixture[str]) -> None:
-    from sbp.__main__ import main
-
-    assert main(["launch", "--restarts", "-1", "x.py"]) == 1
-    assert main(["launch", "--processes", "2", "--min-processes", "3", "x.py"]) == 1
-    said = capsys.readouterr().err
-    assert "--restarts -1, --min-processes 2 of 2" in said and "processes from 1 to 2" in said
