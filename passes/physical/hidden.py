@@ -18,6 +18,7 @@ from sbp.passes.physical.compared import compared, is_alike
 from sbp.passes.physical.evaluate import OVERLAPPING, Evaluator
 from sbp.passes.physical.exposure import Clock, Exposure, Shares, StepTimes
 from sbp.passes.physical.latency_hiding import have_walk_ready
+from sbp.passes.physical.lone import lone_moves, network_without, sent_bytes
 from sbp.passes.plan.fold import fold
 from sbp.passes.plan.model import ChosenSignatures, Model
 from sbp.passes.plan.network import CostNetwork, Infeasible, Table
@@ -268,6 +269,22 @@ class _Search:
             found.append((self.run(x), x))
         return sorted(found, key=lambda x: (float(f"{x[0]:.5e}"), x[1].rank))
 
+    def together(self, seconds: float, best: StepLook) -> list[tuple[float, StepLook]]:
+        """The plan like the best one whose small collectives leave with others, if it is worth it.
+
+        Arguments:
+          seconds: the best one's step in XLA's own order.
+        """
+        takes = program_of(best)
+        lone = lone_moves(takes)
+        if not lone or self.phases.now() + self.look_seconds > self.deadline - self.run_seconds:
+            return []
+        look = self.solved(network_without(self.model, self.network, lone))
+        if look is None:
+            return []
+        took, sends_less = self.run(look), sent_bytes(program_of(look)) < sent_bytes(takes)
+        return [(took, look)] if took <= (seconds / WORTH if sends_less else seconds * WORTH) else []
+
     def run(self, look: StepLook) -> float:
         """The step of a plan in XLA's own order."""
         with self.timed("run_seconds", "step in XLA's order"):
@@ -337,6 +354,7 @@ def shortest_step(
     for at in search.best()[:1]:
         search.descend(at, exposure, network.unary, search.left)
     better = [(seconds, x) for seconds, x in search.final() if seconds <= WORTH * took]
+    better = [*search.together(*(better or [(took, base)])[0]), *better]
     seconds, best = next((x for x in better if fits(program_of(x[1]))), (took, base))
     left, looked = tuple(map(seed_name, seeds)), tuple(x.name for x in begun)
     chosen = best.assignment
