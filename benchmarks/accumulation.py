@@ -5,9 +5,10 @@
 
 Columns: `jax.jit` with NamedShardings (Auto axes); the port of benchmarks/explicit.py with what JAX asks for,
 and the best one, whose gradients wait as sums; the single-device program through sbp; both ports through sbp,
-unchanged. Per column: wire MB per device and step, instructions that are collectives (a loop's body counts
-once), and temporary MB. With `--kind h100` they are compiled for GPUs that are not here (extra gpu-target);
-XLA on CPU has no reduce-scatter, so that there peers add up gradients whole that are split.
+unchanged; and the best port through sbp under a limit on memory, where it takes more than by itself. Per
+column: wire MB per device and step, instructions that are collectives (a loop's body counts once), and MB at
+the peak, arguments included. With `--kind h100` they are compiled for GPUs that are not here (extra
+gpu-target); XLA on CPU has no reduce-scatter, so that there peers add up gradients whole that are split.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import sbp
 from benchmarks import explicit, explicit_llama
 from models import gpt, llama, train
 from models.pipeline import Pipeline
+from sbp.errors import MemoryLimitError
 from sbp.resolve import resolve, to_partition_spec
 from sbp.runtime.look.hlo_text import parse
 from sbp.runtime.look.meter import each_collective, read_compiled, text_of
@@ -48,7 +50,10 @@ SMALL: dict[str, Config] = {
     "llama": llama.Config(width=32, heads=8, kv_heads=8, hidden=64, vocabulary=64, sequence=16),
 }
 BATCH = 64
-COLUMNS = ("jit", "explicit", "explicit, best", "sbp", "sbp of the port", "sbp of the best port")
+BEST, OF_BEST = "explicit, best", "sbp of the best port"
+COLUMNS = ("jit", "explicit", BEST, "sbp", "sbp of the port", OF_BEST, f"{OF_BEST}, in its memory")
+TRIES = 4
+"""Limits on memory, each lower by what XLA's program took above the one before."""
 OURS = {"fsdp": "zero"}
 """What a layout is called in `models.parallel`, where that is another name."""
 
@@ -59,17 +64,24 @@ class Compiled:
 
     wire_bytes: float
     collectives: int
-    temporary_bytes: float
+    peak_bytes: float
 
     def __str__(self) -> str:
-        return f"{self.wire_bytes / 1e6:.2f} MB, {self.collectives}, {self.temporary_bytes / 1e6:.1f} MB"
+        return f"{self.wire_bytes / 1e6:.2f} MB, {self.collectives}, {self.peak_bytes / 1e6:.1f} MB"
+
+    def within(self, other: Compiled) -> bool:
+        """Whether it takes no more than another, to a thousandth."""
+        pairs = zip(asdict(self).values(), asdict(other).values(), strict=True)
+        return all(own <= 1.001 * of for own, of in pairs)
 
 
 def of(exe: Any) -> Compiled:
     """What an executable is."""
     found = list(each_collective(parse(text_of(exe))))
     memory = exe.memory_analysis()
-    return Compiled(read_compiled(exe).wire_bytes, len(found), memory.temp_size_in_bytes)
+    results = memory.output_size_in_bytes - memory.alias_size_in_bytes
+    peak = memory.argument_size_in_bytes + memory.temp_size_in_bytes + results
+    return Compiled(read_compiled(exe).wire_bytes, len(found), peak)
 
 
 @dataclass(frozen=True)
@@ -174,27 +186,46 @@ def jitted(row: Row, step: Callable[..., Any], args: Any) -> Any:
     return traced.lower(lowering_platforms=platforms).compile()
 
 
-def programs(row: Row) -> Iterator[tuple[str, Any]]:
-    """The columns of a row: its name, and what is compiled."""
+def peers(row: Row) -> Iterator[tuple[str, Any]]:
+    """The columns of JAX: a name, and what is compiled."""
     yield COLUMNS[0], jitted(row, row.step(), row.lying(row.mesh(AxisType.Auto), jit_specs(row)))
-    mesh, ports, shapes = (
-        row.mesh(AxisType.Explicit),
-        [row.port(best) for best in (False, True)],
-        row.shapes(),
-    )
-    specs = [row.specs(port) for port, _ in ports]
-    for name, (_, step), spec in zip(COLUMNS[1:3], ports, specs, strict=True):
-        args = row.lying(mesh, spec)
+    mesh = row.mesh(AxisType.Explicit)
+    for name, best in zip(COLUMNS[1:3], (False, True), strict=True):
+        port, step = row.port(best)
+        args = row.lying(mesh, row.specs(port))
         with jax.set_mesh(mesh):
             yield name, jitted(row, step, args)
+
+
+def ported(row: Row, best: bool, limit_bytes: float | None = None) -> Any:
+    """A port through sbp, compiled."""
+    (port, step), shapes = row.port(best), row.shapes()
+    options = sbp.Options(memory_limit=limit_bytes)
+    program = sbp.compile(step, row.placement, in_sbp=row.specs(port), donate_argnums=(0, 1), options=options)
+    # The port asks for axes by their names: any mesh that has them will do.
+    with jax.sharding.use_abstract_mesh(row.mesh(AxisType.Explicit).abstract_mesh):
+        lowered = program.lower(*shapes)
+    return lowered.compile()
+
+
+def columns(row: Row) -> dict[str, Compiled]:
+    """All columns of a row."""
+    found = {name: of(exe) for name, exe in peers(row)}
     program = sbp.compile(row.step(), row.placement, in_sbp=row.in_sbp(), donate_argnums=(0, 1))
-    yield COLUMNS[3], program.lower(*shapes).compile()
-    for name, (_, step), spec in zip(COLUMNS[4:], ports, specs, strict=True):
-        ported = sbp.compile(step, row.placement, in_sbp=spec, donate_argnums=(0, 1))
-        # The port asks for axes by their names: any mesh that has them will do.
-        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-            lowered = ported.lower(*shapes)
-        yield name, lowered.compile()
+    found[COLUMNS[3]] = of(program.lower(*row.shapes()).compile())
+    found[COLUMNS[4]], found[OF_BEST] = (of(ported(row, best)) for best in (False, True))
+    limit = room = found[BEST].peak_bytes
+    last = found[OF_BEST]
+    for _ in range(TRIES):
+        if last.peak_bytes <= room:
+            break
+        try:
+            last = of(ported(row, True, limit))
+        except MemoryLimitError:  # what the port asks for does not fit
+            break
+        limit *= room / last.peak_bytes
+    found[COLUMNS[-1]] = last
+    return found
 
 
 def rows_of(text: str, microbatches: str, kind: str, sizes: Mapping[str, Config]) -> list[Row]:
@@ -222,7 +253,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     found: dict[str, dict[str, Compiled]] = {}
     sizes = SMALL if options.small else SIZES
     for row in rows_of(options.rows, options.microbatches, options.kind, sizes):
-        found[str(row)] = {name: of(exe) for name, exe in programs(row)}
+        found[str(row)] = columns(row)
         print(f"| {row} | {' | '.join(map(str, found[str(row)].values()))} |", flush=True)
     if options.json:
         with open(options.json, "w", encoding="utf-8") as f:

@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, cast
 
 import jax
-import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import AxisType, Mesh
 
-from sbp import compat
 from sbp.compat_mesh import meshless
 from sbp.errors import ArgumentError, Problem
 from sbp.options import IGNORE, Options
 from sbp.passes.face import PipelinePlan, Plan
-from sbp.passes.physical.program import Box, Compute, Step, writes
-from sbp.passes.program.graph import Const, Operand
-from sbp.resolve import to_partition_spec
 from sbp.runtime.built import Built
 from sbp.runtime.call import Call, parameters
+from sbp.runtime.constrained import ConstrainedProgram, ExplicitProgram
 from sbp.runtime.execute import Program
-from sbp.runtime.lower import Device, Env, shardings
-from sbp.signature import AUTO, NdSbp, has_partial
-from sbp.untyped import PyTree, struct, with_sharding_constraint
+from sbp.signature import AUTO
+from sbp.untyped import PyTree, struct
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -40,7 +34,8 @@ def constrain(fn: Callable[P, R], plan: Plan, *, mesh: Mesh | None = None) -> Ca
       fn: the function that was planned.
       plan: of `Program.plan`, or one that `sbp.load_plan` has read.
       mesh: with the placement's axes; None for the placement's own. On automatic axes the constraints are
-        `with_sharding_constraint`s, on explicit ones `reshard`s.
+        `with_sharding_constraint`s; on explicit ones `reshard`s and `out_sharding`s, and sums that wait are
+        `unreduced` where JAX has a rule for that.
 
     Raises:
       ArgumentError: for the plan of a program with stages, which is no one program of `jit`.
@@ -80,14 +75,10 @@ def _constrained(program: Program[..., Any], call: Call, mesh: Mesh) -> PyTree:
     built = _built(program, call)
     physical = built.plan.physical
     assert physical is not None
-    types = (AxisType.Auto,) * len(mesh.axis_names)
-    device = ConstrainedProgram(physical, (), mesh=Mesh(mesh.devices, mesh.axis_names, axis_types=types))
-    inside: Callable[..., Sequence[jax.Array]] = device.results
-    if AxisType.Explicit in mesh.axis_types:  # there types say how tensors lie, but inside of this
-        _, outs = shardings(physical, mesh)
-        inside = jax.sharding.auto_axes(inside, out_sharding=tuple(outs))
+    executes = ExplicitProgram if AxisType.Explicit in mesh.axis_types else ConstrainedProgram
+    device = executes(physical, (), mesh=mesh)
     leaves = [jax.numpy.asarray(x) for x in (*call.leaves, *physical.graph.consts)]
-    return jax.tree.unflatten(built.traced.out_tree, inside(*leaves))
+    return jax.tree.unflatten(built.traced.out_tree, device.results(*leaves))
 
 
 @meshless
@@ -98,54 +89,3 @@ def _built(program: Program[..., Any], call: Call) -> Built:
     built = program._prepare(tuple(call.full(args)), {**kwargs, **call.static_kwargs})[1]
     assert isinstance(built, Built)
     return built
-
-
-@dataclass(frozen=True)
-class ConstrainedProgram(Device):
-    """Executes the steps of a device on whole tensors: a move is a constraint, and an op is the op itself.
-
-    Arguments:
-      mesh: whose axes the constraints name.
-    """
-
-    mesh: Mesh | None = None
-
-    def results(self, *inputs: jax.Array) -> tuple[jax.Array, ...]:
-        """What the program gives on whole tensors, closed-over ones included."""
-        graph, physical = self.physical.graph, self.physical
-        given = zip(graph.inputs, physical.inputs, inputs, strict=True)
-        env: Env = {(v, nd): self.laid(x, nd) for v, nd, x in given}
-        self.run(physical.steps, env)
-        return tuple(self.read(x, nd, env) for x, nd in zip(graph.outputs, physical.outputs, strict=True))
-
-    def laid(self, x: jax.Array, nd: NdSbp) -> jax.Array:
-        """A tensor with a signature; as it is, where shards of it are still to be added up."""
-        assert self.mesh is not None
-        if has_partial(nd) or not x.ndim or compat.is_key(x.dtype):
-            return x
-        named = NamedSharding(self.mesh, to_partition_spec(nd, x.ndim, self.physical.placement))
-        return with_sharding_constraint(x, named)
-
-    def read(self, x: Operand, nd: NdSbp, env: Env) -> jax.Array:
-        """A version of a value, or a scalar."""
-        return cast("jax.Array", np.asarray(x.value, x.dtype)) if isinstance(x, Const) else env[x, nd]
-
-    def moved(self, x: jax.Array, step: Box) -> jax.Array:
-        """What is sent, after the move."""
-        return self.laid(x, step.move.after)
-
-    def bucket(self, steps: Sequence[Step], i: int, env: Env) -> int:
-        """Moves of a bucket, each by itself; returns the position behind the first."""
-        box = steps[i]
-        assert isinstance(box, Box)
-        with self.marked(box):
-            self.move(box, env)
-        return i + 1
-
-    def compute(self, step: Compute, env: Env) -> None:
-        """Runs one op on whole tensors."""
-        node, strategy = step.node, step.strategy
-        operands = [self.read(x, nd, env) for x, nd in zip(node.inputs, strategy.operands, strict=True)]
-        results = compat.bind(node.primitive, operands, dict(node.params))
-        laid = [self.laid(x, nd) for x, nd in zip(results, strategy.results, strict=True)]
-        env.update(zip(writes(step), laid, strict=True))

@@ -56,4 +56,5 @@ psum_scatter: Callable[..., jax.Array] = lax.psum_scatter
 all_to_all: Callable[..., jax.Array] = lax.all_to_all
 ppermute: Callable[..., jax.Array] = lax.ppermute
 with_sharding_constraint: Callable[..., jax.Array] = lax.with_sharding_constraint
+reshard: Callable[..., jax.Array] = jax.reshard
 with_layout_constraint: Callable[..., jax.Array] = layout.with_layout_constraint

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from sbp import compat
+from sbp.layout import is_even
 from sbp.passes.boxing.links import Network
 from sbp.passes.boxing.moves import Move
 from sbp.passes.explain.plan import PlanData
-from sbp.passes.physical.program import Box, Compute, Physical, Step, reads
+from sbp.passes.physical.program import Box, Compute, Physical, Step, reads, writes
+from sbp.passes.plan.cost import local_bytes
 from sbp.signature import B, Partial
 from sbp.units import bytes_text, seconds_text
 
@@ -58,6 +60,7 @@ def unsaid(plan: PlanData) -> tuple[Unsaid, ...]:
         _waiting(physical, network, steps),
         _together(network, steps),
         _again(physical, steps),
+        _uneven(physical, steps),
         _own(plan, steps),
     )
     return tuple(u for each in found for u in each)
@@ -85,7 +88,10 @@ def _waiting(physical: Physical, network: Network, steps: TimedSteps) -> Iterato
     if found:
         most = max(each for _, each in found.values())
         tensors = _tensors(physical, [(v, source) for v, (source, _) in found.items()])
-        cost = f"jit adds each up where it is made, or does not: at most {bytes_text(most)} more per tensor"
+        cost = (
+            "on automatic axes, or where JAX refuses it, jit adds each up where it is made: at most "
+            f"{bytes_text(most)} more per tensor"
+        )
         yield Unsaid("sums that wait", tensors, len(found), cost)
 
 
@@ -114,6 +120,23 @@ def _again(physical: Physical, steps: TimedSteps) -> Iterator[Unsaid]:
         tensors = _tensors(physical, [(b.value, b.source) for b in found])
         cost = f"jit may make them once and keep them: up to {bytes_text(kept)} at the peak"
         yield Unsaid("tensors that are gathered again", tensors, len(found), cost)
+
+
+def _uneven(physical: Physical, steps: TimedSteps) -> Iterator[Unsaid]:
+    """Splits of tensors that they do not divide."""
+    found: dict[int, tuple[object, float]] = {}
+    hierarchy = physical.placement.shape
+    for step in (s for s, _ in steps if isinstance(s, Compute)):
+        for v, nd in writes(step):
+            value = physical.graph.values[v]
+            whole = math.prod(value.shape) * compat.itemsize(value.dtype)
+            if not is_even(value.shape, nd, hierarchy):
+                found[v] = step.node.source, whole - local_bytes(value.shape, value.dtype, nd, hierarchy)
+    if found:
+        tensors = _tensors(physical, [(v, source) for v, (source, _) in found.items()])
+        most = max(each for _, each in found.values())
+        cost = f"on explicit axes such a dim is whole: at most {bytes_text(most)} more per tensor and device"
+        yield Unsaid("splits that do not divide", tensors, len(found), cost)
 
 
 def _own(plan: PlanData, steps: TimedSteps) -> Iterator[Unsaid]:
