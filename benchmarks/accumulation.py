@@ -1,7 +1,7 @@
 """A GPT and a Llama with 1 and 8 micro-batches: jit, jit in explicit mode ported by hand, and sbp, compiled.
 
     python -m benchmarks.accumulation [--rows gpt/data:8,llama/2d:2x4,...] [--microbatches 1,8] [--kind cpu]
-                                      [--small] [--json FILE]
+                                      [--small] [--seconds 20] [--json FILE]
 
 Columns: `jax.jit` with NamedShardings (Auto axes); the port of benchmarks/explicit.py with what JAX asks for,
 and the best one, whose gradients wait as sums; the single-device program through sbp; both ports through sbp,
@@ -9,6 +9,8 @@ unchanged; and the best port through sbp under a limit on memory, where it takes
 column: wire MB per device and step, instructions that are collectives (a loop's body counts once), and MB at
 the peak, arguments included. With `--kind h100` they are compiled for GPUs that are not here (extra
 gpu-target); XLA on CPU has no reduce-scatter, so that there peers add up gradients whole that are split.
+With `--seconds`, on CPUs, steps of jit, of the best port and of sbp are timed too, interleaved: ratios to
+those of the best port, and of its twin.
 """
 
 from __future__ import annotations
@@ -22,12 +24,14 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as Spec
 
 import sbp
 from benchmarks import explicit, explicit_llama
+from benchmarks.versus_jax import Loop, interleave, median_ratio
 from models import gpt, llama, train
 from models.pipeline import Pipeline
 from sbp.errors import MemoryLimitError
@@ -68,11 +72,6 @@ class Compiled:
 
     def __str__(self) -> str:
         return f"{self.wire_bytes / 1e6:.2f} MB, {self.collectives}, {self.peak_bytes / 1e6:.1f} MB"
-
-    def within(self, other: Compiled) -> bool:
-        """Whether it takes no more than another, to a thousandth."""
-        pairs = zip(asdict(self).values(), asdict(other).values(), strict=True)
-        return all(own <= 1.001 * of for own, of in pairs)
 
 
 def of(exe: Any) -> Compiled:
@@ -142,6 +141,13 @@ class Row:
             port = explicit_llama.LlamaPort(self.layout, best)
             loss = partial(explicit_llama.loss, config=config, port=port, size=size)
         return port, explicit.make_train_step(loss, self.optimizer, port, size, self.microbatches)
+
+    def values(self) -> tuple[Any, ...]:
+        """The arguments."""
+        params = self.home.init(jax.random.key(0), self.config)
+        shape = (BATCH, self.config.sequence + 1)
+        tokens = np.random.default_rng(0).integers(0, self.config.vocabulary, shape).astype(np.int32)
+        return params, self.optimizer.init(params), tokens, jax.random.key(1)
 
     def shapes(self) -> tuple[Any, ...]:
         """The arguments, without values."""
@@ -228,6 +234,17 @@ def columns(row: Row) -> dict[str, Compiled]:
     return found
 
 
+def step_ratios(row: Row, seconds: float) -> dict[str, float]:
+    """Steps as ratios to those of the best port, interleaved."""
+    exes = dict(peers(row))
+    program = sbp.compile(row.step(), row.placement, in_sbp=row.in_sbp(), donate_argnums=(0, 1))
+    names = {"jit": exes["jit"], "twin": exes[BEST], BEST: exes[BEST]}
+    loops = [Loop(exe, jax.device_put(row.values(), exe.input_shardings[0])) for exe in names.values()]
+    loops.append(Loop(program, program.place(*row.values())))
+    *rest, best, own = interleave(loops, seconds)
+    return {n: median_ratio(x, best) for n, x in zip(("jit", "twin", "sbp"), (*rest, own), strict=True)}
+
+
 def rows_of(text: str, microbatches: str, kind: str, sizes: Mapping[str, Config]) -> list[Row]:
     """The rows that an option names."""
     out = []
@@ -246,18 +263,25 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--microbatches", default=MICROBATCHES)
     parser.add_argument("--kind", default="cpu", help="cpu, or h100, which need not be here")
     parser.add_argument("--small", action="store_true", help="of a width of 32 only")
+    parser.add_argument("--seconds", type=float, default=0, help="of timed steps per row")
     parser.add_argument("--json", metavar="FILE")
     options = parser.parse_args(argv)
     jax.config.update("jax_num_cpu_devices", 8)
     print(f"| layout, micro-batches | {' | '.join(COLUMNS)} |\n|{'---|' * (1 + len(COLUMNS))}")
     found: dict[str, dict[str, Compiled]] = {}
+    steps: dict[str, dict[str, float]] = {}
     sizes = SMALL if options.small else SIZES
     for row in rows_of(options.rows, options.microbatches, options.kind, sizes):
         found[str(row)] = columns(row)
         print(f"| {row} | {' | '.join(map(str, found[str(row)].values()))} |", flush=True)
+        if options.seconds:
+            steps[str(row)] = step_ratios(row, options.seconds)
+    for name, ratios in steps.items():
+        print(name, *(f"{n} {ratio:.2f}" for n, ratio in ratios.items()))
     if options.json:
         with open(options.json, "w", encoding="utf-8") as f:
-            json.dump({r: {n: asdict(c) for n, c in cs.items()} for r, cs in found.items()}, f, indent=1)
+            rows = {r: {n: asdict(c) for n, c in cs.items()} for r, cs in found.items()}
+            json.dump({"rows": rows, "steps": steps} if steps else {"rows": rows}, f, indent=1)
 
 
 if __name__ == "__main__":

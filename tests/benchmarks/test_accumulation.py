@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import sbp
-from benchmarks.accumulation import BATCH, BEST, COLUMNS, SMALL, columns, rows_of
+from benchmarks.accumulation import BEST, COLUMNS, SMALL, columns, rows_of
 from benchmarks.accumulation import ROWS as NAMES
 
 ROWS = rows_of(NAMES, "1,8", "cpu", SMALL)
@@ -20,10 +20,9 @@ ROWS = rows_of(NAMES, "1,8", "cpu", SMALL)
 def test_a_port_through_sbp_is_the_gpt_on_one_device(row: Any, best: bool, x64: None) -> None:
     config = row.config if row.model == "gpt" else replace(row.config, stored=float, computed=float)
     row = replace(row, config=config)
-    params = jax.device_get(row.home.init(jax.random.key(0), config))
-    shape = (BATCH, row.config.sequence + 1)
-    tokens = np.random.default_rng(0).integers(0, row.config.vocabulary, shape).astype(np.int32)
-    args = params, row.optimizer.init(params), tokens, jax.random.key(1)
+    params, _, tokens, key = row.values()
+    params = jax.device_get(params)
+    args = params, row.optimizer.init(params), tokens, key
     port, step = row.port(best)
     with jax.set_mesh(jax.make_mesh(row.shape, port.axes)):
         got = sbp.compile(step, row.placement, in_sbp=row.specs(port))(*args)
