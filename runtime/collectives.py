@@ -119,8 +119,8 @@ def dims_in_order(x: jax.Array) -> jax.Array:
 
 def _all_reduce(x: jax.Array, at: Site) -> jax.Array:
     assert isinstance(at.move.old, Partial)
-    op = at.move.old.op
-    return untyped.psum(x, at.names) if op == "sum" else bits.extremum(x, op, at.names)
+    whole: jax.Array = bits.reduced(x, at.move.old.op, at.names)
+    return whole
 
 
 def _owned_all_reduce(x: jax.Array, at: Site) -> jax.Array:
@@ -129,6 +129,8 @@ def _owned_all_reduce(x: jax.Array, at: Site) -> jax.Array:
 
 
 def _all_gather(x: jax.Array, at: Site) -> jax.Array:
+    if isinstance(at.move.old, Partial):
+        return _all_reduce(x, at)
     assert isinstance(at.move.old, Split)
     size, _ = frame(at.move, at.move.old, at.shape, at.hierarchy)
     whole = untyped.all_gather(x, at.names, axis=at.move.old.dim, tiled=True)
@@ -178,7 +180,8 @@ def _slice(x: jax.Array, at: Site) -> jax.Array:
 
 def _fill(x: jax.Array, at: Site) -> jax.Array:
     (axis,) = at.move.axes
-    return jnp.where(at.coords[axis] == 0, x, jnp.zeros((), x.dtype))
+    assert isinstance(at.move.new, Partial)
+    return jnp.where(at.coords[axis] == 0, x, jnp.asarray(identity_of(at.move.new.op, x.dtype)))
 
 
 def _keep(x: jax.Array, at: Site) -> jax.Array:

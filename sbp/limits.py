@@ -17,7 +17,7 @@ def identity_of(op: str, dtype: DType) -> NDArray[Any]:
     >>> float(identity_of("max", np.dtype("float32")))
     -inf
     """
-    if op == "sum":
+    if op in ("sum", "xor"):
         return np.zeros((), dtype)
     if op == "prod":
         return np.ones((), dtype)

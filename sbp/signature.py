@@ -15,7 +15,9 @@ from typing import TypeAlias
 from sbp.errors import Problem, SignatureError
 from sbp.notebook import signature_html
 
-PARTIAL_OPS = ("sum", "max", "min")
+PARTIAL_OPS = ("sum", "max", "min", "prod", "and", "or", "xor")
+"""Reductions that do not ask in which order, or in which groups."""
+LEGAL_PARTIALS = ", ".join(["P", *(f'P("{op}")' for op in PARTIAL_OPS)])
 
 # Tensors are looked up by their signatures millions of times in a plan: hashes are written by hand below, in
 # half the time of those that dataclasses make.
@@ -91,7 +93,7 @@ class Partial:
                     kind="signature",
                     where="P(...)",
                     got=f"P({self.op!r})",
-                    legal='P, P("sum"), P("max"), P("min")',
+                    legal=LEGAL_PARTIALS,
                     why="P is the Partial signature: shards that reduce to the tensor",
                     fix=(
                         f"did you mean jax.sharding.PartitionSpec({self.op!r})? It is accepted in in_sbp"
@@ -110,7 +112,7 @@ class Partial:
                 kind="signature",
                 where="P(...)",
                 got=f"P({given})",
-                legal='P, P("sum"), P("max"), P("min")',
+                legal=LEGAL_PARTIALS,
                 why="P is the Partial signature: shards that reduce to the tensor",
                 fix=f"did you mean jax.sharding.PartitionSpec({given})? It is accepted in in_sbp",
             )

@@ -28,6 +28,10 @@ REDUCERS: dict[str, Callable[[Sequence[Array]], Array]] = {
     "sum": _summed,
     "max": lambda xs: np.max(np.stack(xs), axis=0),
     "min": lambda xs: np.min(np.stack(xs), axis=0),
+    "prod": lambda xs: np.asarray(np.prod(np.stack(xs), axis=0, dtype=xs[0].dtype)),
+    "and": lambda xs: np.bitwise_and.reduce(np.stack(xs)),
+    "or": lambda xs: np.bitwise_or.reduce(np.stack(xs)),
+    "xor": lambda xs: np.bitwise_xor.reduce(np.stack(xs)),
 }
 
 
@@ -65,7 +69,7 @@ def split(
                 # Copies hold equal summands, so each is drawn once.
                 key = tuple(i for i, s in zip(coords, nd, strict=False) if not isinstance(s, Broadcast))
                 if key not in drawn:
-                    drawn[key] = _partials(value, signature.op, group, rng)
+                    drawn[key] = parts_of(value, signature.op, group, rng)
                 parts = drawn[key]
             grown.update({(*coords, i): part for i, part in enumerate(parts)})
         shards = grown
@@ -125,7 +129,7 @@ def _merge(group: Sequence[Array], signature: Signature) -> Array:
     return first
 
 
-def _partials(value: Array, op: str, group: int, rng: np.random.Generator) -> list[Array]:
+def parts_of(value: Array, op: str, group: int, rng: np.random.Generator) -> list[Array]:
     """`group` arrays that reduce to `value`: integers exactly, floats up to rounding."""
     if group == 1:
         return [value]
@@ -134,10 +138,31 @@ def _partials(value: Array, op: str, group: int, rng: np.random.Generator) -> li
         with np.errstate(over="ignore"):  # integers wrap around; NumPy says so for scalars only
             return [*noise, (value - noise.sum(axis=0, dtype=value.dtype)).astype(value.dtype)]
     owner = rng.integers(0, group, size=value.shape)
+    if op == "prod":  # one has the number and minus one, the others as many of these as make up for it
+        signs = rng.integers(0, 2, size=value.shape).astype(bool) & np.asarray(group > 1)
+        minus = np.asarray(-1).astype(value.dtype)
+        flips = [((owner + i) % group < 2) & signs for i in range(group)]
+        ones = [np.where(flip, minus, value.dtype.type(1)) for flip in flips]
+        return [np.where(owner == i, value, 1).astype(value.dtype) * ones[i] for i in range(group)]
+    if op in ("and", "or", "xor"):
+        bits = [_bits(value, rng) for _ in range(group)]
+        if op == "xor":
+            return [value ^ np.bitwise_xor.reduce(bits[1:]), *bits[1:]]
+        if op == "and":
+            return [value | (x & ~np.bitwise_and.reduce(bits)) for x in bits]
+        return [value & (x | ~np.bitwise_or.reduce(bits)) for x in bits]
     noise = rng.integers(0, 5, size=(group, *value.shape)).astype(value.dtype)
     return [
         np.where(owner == i, value, _worse(value, op, noise[i])).astype(value.dtype) for i in range(group)
     ]
+
+
+def _bits(value: Array, rng: np.random.Generator) -> Array:
+    """Any bits, as many as a tensor of integers or of truth values has."""
+    if value.dtype.kind == "b":
+        return np.asarray(rng.integers(0, 2, value.shape), bool)
+    info = np.iinfo(value.dtype)
+    return np.asarray(rng.integers(info.min, info.max, value.shape, value.dtype, endpoint=True))
 
 
 def _worse(value: Array, op: str, noise: Array) -> Array:

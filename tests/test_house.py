@@ -21,7 +21,9 @@ ORDER = list(LAYERS.values())
 # The lazy face and the command line reach every layer; nobody inside the house imports them.
 FACE = ("sbp/__init__.py", "sbp/__main__.py")
 # The only modules that touch what JAX keeps for itself.
-COMPAT = tuple(f"sbp/{n}.py" for n in "compat compat_cache compat_mesh compat_ops compat_processes".split())
+COMPAT = tuple(
+    f"sbp/{n}.py" for n in "compat compat_cache compat_mesh compat_ops compat_processes compat_reduce".split()
+)
 MAX_LINES = 400
 
 # The rooms of the compiler in the order of the work: each may import those before it. `spec` and `request`

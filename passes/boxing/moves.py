@@ -47,6 +47,12 @@ class Move:
         return self.kind in COLLECTIVES
 
 
+FILLED = ("sum", "prod", "xor")
+"""Reductions of which a copy on every device is no part."""
+GATHERED = ("and", "or", "xor")
+"""Reductions that XLA has no collective for: everyone has the parts of all, and reduces them."""
+
+
 def copies(move: Move) -> bool:
     """Whether a move is a collective that computes nothing: every element arrives as it was."""
     return move.is_collective and not isinstance(move.old, Partial)
@@ -63,15 +69,15 @@ def _kind(old: Signature, new: Signature) -> str | None:
         case Broadcast(), Split():
             return "slice"
         case Broadcast(), Partial(op):
-            return "fill" if op == "sum" else "keep"
+            return "fill" if op in FILLED else "keep"
         case Split(), Broadcast():
             return "all_gather"
         case Split(i), Split(j) if i != j:
             return "all_to_all"
         case Split(), Partial():
             return "embed"
-        case Partial(), Broadcast():
-            return "all_reduce"
+        case Partial(op), Broadcast():
+            return "all_gather" if op in GATHERED else "all_reduce"
         case Partial(op), Split():
             return "reduce_scatter" if op == "sum" else "all_to_all"
     return None

@@ -201,13 +201,15 @@ class Boxings:
         dims: tuple[int, ...],
         narrow: DType | None = None,
     ) -> Boxing:
-        """The table for tensors of this shape; keys (PRNG) and booleans are never partial.
+        """The table for tensors of this shape; keys (PRNG) are never partial, booleans no sum.
 
         Arguments:
           narrow: a narrower type that holds all of the tensor.
         """
-        if compat.is_key(dtype) or dtype == bool:
+        if compat.is_key(dtype):
             partials = frozenset()
+        elif dtype == bool:
+            partials = partials - {"sum"}
         key = shape, dtype, partials, dims, narrow
         if key not in self._made:
             reduced = None if narrow is None else self.of(shape, dtype, partials, dims)

@@ -18,7 +18,15 @@ from sbp.rules import Row
 from sbp.signature import B, Partial, Split, format_sbp
 from sbp.talk.local import Talk
 
-REDUCES = {"sum": "sums over", "max": "takes the maximum over", "min": "takes the minimum over"}
+REDUCES = {
+    "sum": "sums over",
+    "max": "takes the maximum over",
+    "min": "takes the minimum over",
+    "prod": "multiplies over",
+    "and": "takes the bitwise and over",
+    "or": "takes the bitwise or over",
+    "xor": "takes the bitwise exclusive or over",
+}
 # How the rules say that letters of their notation are contracted; said with dims and sizes here.
 CONTRACTED = "is reduced here and split over {axes}"
 _Origin: TypeAlias = tuple[int, str] | None

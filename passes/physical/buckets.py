@@ -85,7 +85,7 @@ class _Small:
         (shape, dtype), move = self.physical.sent(box), box.move
         if move.kind not in KINDS or compat.is_key(dtype):
             return False
-        if move.kind == "all_to_all" and not isinstance(move.old, Split):
+        if move.kind in ("all_gather", "all_to_all") and not isinstance(move.old, Split):
             return False
         sends = wire_bytes(move, shape, compat.itemsize(dtype), self.physical.placement.shape) > 0
         return sends and self.bytes(box) <= self.limit_bytes

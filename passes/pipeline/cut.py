@@ -137,7 +137,9 @@ class _Cutting:
             leaving = ((x, nd) for p, nd in self.wired if p.result is not None for x in p.leaves)
             out.update(((x, nd), makers[x]) for x, nd in leaving if isinstance(x, int) and x in makers)
         for step in reversed(steps):
-            part = out.get(writes(step)[0]) if isinstance(step, Box) else self.part_of(step)
+            # A move, and what a pin has put there, is of no part itself.
+            wanted = (out[v] for v in writes(step) if v in out)
+            part = self.part_of(step) or min(wanted, key=_rank, default=None)
             if part is not None:
                 out.update({v: min(out.get(v, part), part, key=_rank) for v in reads(step)})
         return out

@@ -29,6 +29,14 @@ def not_installed() -> Problem:
     return _problem("sbp.save", "no orbax.checkpoint", legal, why, "pip install 'sbp-jax[checkpoint]'")
 
 
+def no_array(leaf: str, got: str) -> Problem:
+    """A leaf of a state that is no array."""
+    legal = "arrays of numbers, of truth values or of keys, and numbers of at most 64 bits"
+    why = "a leaf is written as an array"
+    fix = "extra= takes it, if JSON can hold it: text, and the state of a NumPy generator"
+    return _problem(f"state{leaf}", got, legal, why, fix)
+
+
 # -- paths
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,8 @@ import numpy as np
 
 from sbp import compat
 from sbp.compat import is_key
-from sbp.errors import ArgumentError, Problem
+from sbp.errors import ArgumentError, Problem, raise_all
+from sbp.runtime.checkpoint import messages
 from sbp.runtime.checkpoint.replicas import without_replicas
 from sbp.runtime.checkpoint.spread import gathered, is_of_one, spread, spread_sharding
 from sbp.runtime.execute import Program
@@ -22,10 +24,33 @@ from sbp.untyped import Leaf, PyTree, struct
 def leaves_of(state: PyTree) -> tuple[tuple[str, str], ...]:
     """Path, dtype and shape of every leaf.
 
+    Raises:
+      CheckpointError: for leaves that are no arrays, all at once.
+
     >>> leaves_of({"w": np.ones((2, 3)), "n": 1})
     (("['n']", 'int'), ("['w']", 'float64[2, 3]'))
     """
-    return tuple((jax.tree_util.keystr(path), _words(x)) for path, x in jax.tree.leaves_with_path(state))
+    named = [(jax.tree_util.keystr(path), x) for path, x in jax.tree.leaves_with_path(state)]
+    raise_all(messages.no_array(path, _given(x)) for path, x in named if not _is_numeric(x))
+    return tuple((path, _words(x)) for path, x in named)
+
+
+def _is_numeric(x: Leaf) -> bool:
+    """Whether orbax takes it as an array, or a number."""
+    if isinstance(x, int) and not isinstance(x, bool):
+        return -(2**63) <= x < 2**64
+    if isinstance(x, bool | float | complex):
+        return True
+    dtype = getattr(x, "dtype", None)
+    return (
+        hasattr(x, "shape") and dtype is not None and (is_key(dtype) or np.dtype(dtype).kind not in "OSUMm")
+    )
+
+
+def _given(x: Leaf) -> str:
+    """A leaf in a few words."""
+    what = f"an array of {x.dtype}" if hasattr(x, "dtype") else type(x).__name__
+    return f"{what}: {reprlib.repr(x)}"
 
 
 def _words(x: Leaf) -> str:

@@ -22,7 +22,7 @@ from sbp.runtime.source.written import Printer, Wishes
 
 _SHORT = 32
 """Elements of an array that is written out."""
-_KNOWN = ("jax", "jnp", "lax", "np", "sbp", "given", "extremum", "owned_sum", "functools")
+_KNOWN = ("jax", "jnp", "lax", "np", "sbp", "given", "extremum", "owned_sum", "all_product", "functools")
 
 
 @dataclass(frozen=True)

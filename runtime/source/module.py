@@ -131,7 +131,7 @@ def head(claim: str, body: str) -> str:
     shards = "sbp.on_shards(" in body
     imports += ["", "import sbp"] if "sbp." in re.sub(r"#.*", "", body) else []
     imports += [f"from sbp import {own}"] if own and shards else []
-    bits = ", ".join(f for f in ("extremum", "owned_sum") if f"{f}(" in body)
+    bits = ", ".join(f for f in ("extremum", "owned_sum", "all_product") if f"{f}(" in body)
     imports += [f"from sbp.talk.bits import {bits}"] if bits else []
     said = []
     if 'given["' in body:

@@ -18,7 +18,7 @@ from sbp.runtime.source.values import Eqn
 
 RESERVED = frozenset(
     "jax jnp lax np sbp given Mesh PartitionSpec S B P MESH IN_SPECS OUT_SPECS on_shards extremum owned_sum "
-    "carry shards".split()
+    "all_product carry shards".split()
 ) | frozenset(dir(builtins))
 _KINDS = {
     "all_gather": "whole",

@@ -102,6 +102,8 @@ class SourceDevice(Device):
             real = jnp.issubdtype(x.dtype, jnp.inexact)
             if step.owned and real:
                 return _named(NamedCall("owned_sum", (("", names),)), [x], [x])[0]
+            if old.op == "prod":
+                return _named(NamedCall("all_product", (("", names),)), [x], [x])[0]
             if not step.owned and old.op != "sum" and real:
                 return _named(NamedCall("extremum", (("", old.op), ("", names))), [x], [x])[0]
         return super().moved(x, step)

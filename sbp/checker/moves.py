@@ -10,17 +10,17 @@ from typing import Any
 from sbp.checker.shards import Signed, dim_of, divides, elements, is_partial, shard, spans
 
 Kind = tuple[str, str]
-"""What changes along an axis: the first letters, with "P(op)" as "X"."""
+"""What changes along an axis: the first letters, with "P(op)" as "X", or "Y" where XLA has no collective."""
 
 CHANGES: Mapping[str, frozenset[Kind]] = {
-    "all_gather": frozenset([("S", "B")]),
+    "all_gather": frozenset([("S", "B"), ("Y", "B")]),
     "all_reduce": frozenset([("P", "B"), ("X", "B")]),
     "reduce_scatter": frozenset([("P", "S")]),
-    "all_to_all": frozenset([("S", "S"), ("X", "S")]),
+    "all_to_all": frozenset([("S", "S"), ("X", "S"), ("Y", "S")]),
     "slice": frozenset([("B", "S")]),
-    "fill": frozenset([("B", "P")]),
-    "keep": frozenset([("B", "X")]),
-    "embed": frozenset([("S", "P"), ("S", "X")]),
+    "fill": frozenset([("B", "P"), ("B", "X"), ("B", "Y")]),
+    "keep": frozenset([("B", "X"), ("B", "Y")]),
+    "embed": frozenset([("S", "P"), ("S", "X"), ("S", "Y")]),
 }
 """Each move, and what it may do along each of its axes."""
 COLLECTIVES = frozenset(["all_gather", "all_reduce", "reduce_scatter", "all_to_all", "permute"])
@@ -31,7 +31,7 @@ MOST_DEVICES = 512
 
 
 def _letter(one: str) -> str:
-    return "X" if one.startswith("P(") else one[0]
+    return "Y" if one in ("P(and)", "P(or)", "P(xor)") else "X" if one.startswith("P(") else one[0]
 
 
 def wrong_move(kind: str, axes: Sequence[int], before: Signed, after: Signed) -> Iterator[str]:
@@ -88,7 +88,7 @@ def element_bytes(kind: str, dtype: str, itemsize: float, old: str, platform: st
     if dtype.startswith(("int", "uint")):
         return 4.0 if itemsize == 2 and platform == "gpu" else max(itemsize, 1.0)
     floating = dtype.startswith(("float", "bfloat"))
-    return max(itemsize, 4.0) if floating and old != "P" else itemsize
+    return max(itemsize, 4.0) if floating and old in ("P(max)", "P(min)") else itemsize
 
 
 def sent_bytes(

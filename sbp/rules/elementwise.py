@@ -11,14 +11,15 @@ from sbp.limits import identity_of
 from sbp.rules.entry import Op, Row, element_flops
 from sbp.rules.factors import MAX, MIN, additive_row, factors, same_dims
 from sbp.rules.registry import rule
+from sbp.signature import B, Partial
 from sbp.untyped import DType, finfo, iinfo
 
 # What holds for sums, maxima and minima in the operands of each op. A plain op passes splits only.
 PLAIN = """
 abs acos asin atan2 atanh cos cosh digamma erf_inv igamma igammac igamma_grad_a is_finite
-lgamma nextafter or and xor population_count clz polygamma polynomial pow rem
-regularized_incomplete_beta rsqrt sin square tan shift_right_arithmetic shift_right_logical eq ne lt
-le gt ge eq_to le_to lt_to bessel_i0e bessel_i1e one_minus_square zeta threefry2x32
+lgamma nextafter xor population_count clz polygamma polynomial pow rem
+regularized_incomplete_beta rsqrt sin square tan shift_right_arithmetic shift_right_logical eq ne
+eq_to le_to lt_to bessel_i0e bessel_i1e one_minus_square zeta threefry2x32
 """.split()
 # Defined on the whole line. (atanh is not: a part below the maximum may be outside, and give NaN.)
 INCREASING = """
@@ -128,6 +129,30 @@ def extremum(op: Op) -> list[Row]:
     return [*rows, Row((same, same), (same,))]
 
 
+@rule("lt", "le", "gt", "ge", fused=True, pointwise=True, flops=_weighted(2))
+def ordered(op: Op) -> list[Row]:
+    """All parts of a maximum are below what it is below. Of integers one is above what it is above: a float
+    that is NaN would hide it."""
+    operands, results = same_dims(op)
+    far, near = (MAX, MIN) if op.name in ("lt", "le") else (MIN, MAX)
+    rows = [*factors(op, operands, results), Row((far, B), (MIN,)), Row((B, near), (MIN,))]
+    if jnp.issubdtype(op.dtypes[0], jnp.floating):
+        return rows
+    return [*rows, Row((near, B), (MAX,)), Row((B, far), (MAX,))]
+
+
+@rule("and", "or", fused=True, pointwise=True)
+def joined(op: Op) -> list[Row]:
+    """Each operand, and both at once, under the same reduction; of booleans, all that is increasing."""
+    operands, results = same_dims(op)
+    if op.dtypes[0] == bool:
+        same = MIN if op.name == "and" else MAX
+        return [*factors(op, operands, results, increasing=(0, 1)), Row((same, same), (same,))]
+    same = Partial(op.name)
+    both = Row((same, same), (same,)), Row((same, B), (same,)), Row((B, same), (same,))
+    return [*factors(op, operands, results), *both]
+
+
 @rule("clamp", fused=True, pointwise=True)
 def clamp(op: Op) -> list[Row]:
     """Increasing in the clamped operand."""
@@ -182,6 +207,8 @@ def sums_pass(old: DType, new: DType) -> bool:
 def _rises(old: DType, new: DType) -> bool:
     """Whether larger values stay at least as large: no integer wraps, and what overflows becomes infinite."""
     kinds = _kind(old), _kind(new)
+    if old == bool:
+        return kinds[1] in ("int", "float")
     if kinds == ("int", "int"):
         a, b = iinfo(old), iinfo(new)
         return bool(b.min <= a.min and a.max <= b.max)

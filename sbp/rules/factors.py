@@ -21,7 +21,7 @@ import jax
 
 from sbp.errors import Problem, RuleError
 from sbp.rules.entry import Op, Row
-from sbp.signature import B, P, Partial, Signature, Split
+from sbp.signature import PARTIAL_OPS, B, P, Partial, Signature, Split
 from sbp.talk.local import Local
 
 Letters: TypeAlias = tuple[str | None, ...]
@@ -39,7 +39,7 @@ def split_rows(
         if size <= 1:
             continue
         missing = [letter not in r for r in results]
-        if any(missing) and reduced.get(letter) not in ("sum", "max", "min"):
+        if any(missing) and reduced.get(letter) not in PARTIAL_OPS:
             continue
         out = tuple(
             Partial(reduced[letter]) if gone else Split(r.index(letter))

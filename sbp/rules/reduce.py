@@ -13,6 +13,9 @@ from sbp.rules.registry import rule
 from sbp.signature import Partial
 from sbp.talk.local import Local
 
+OF_BOOLEANS = {"and": "min", "or": "max"}
+"""The same reductions of booleans."""
+
 
 def _operand_flops(op: Op) -> float:
     return float(sum(math.prod(s) for s in op.shapes))
@@ -41,17 +44,23 @@ def reduce_sum(op: Op) -> list[Row]:
     return factors(op, [operand], [result], reduced=_reduced(operand, "sum"), additive=(0,))
 
 
-@rule("reduce_max", "reduce_min", local=_masked, flops=_operand_flops)
-def reduce_extremum(op: Op) -> list[Row]:
-    """A split reduced dim leaves a maximum (minimum); maxima of maxima pass, minima of maxima do not."""
+@rule(
+    "reduce_max",
+    "reduce_min",
+    "reduce_prod",
+    "reduce_and",
+    "reduce_or",
+    "reduce_xor",
+    local=_masked,
+    flops=_operand_flops,
+)
+def reduce_joined(op: Op) -> list[Row]:
+    """A split reduced dim leaves what is still to be reduced alike; that of all passes, but of no other kind.
+
+    Of booleans, "and" is the minimum and "or" the maximum, which more ops let pass.
+    """
     operand, result = _letters(op, op.params["axes"])
     how = op.name.removeprefix("reduce_")
+    how = OF_BOOLEANS.get(how, how) if op.dtypes[0] == bool else how
     same = Partial(how)
     return [*factors(op, [operand], [result], reduced=_reduced(operand, how)), Row((same,), (same,))]
-
-
-@rule("reduce_prod", "reduce_and", "reduce_or", "reduce_xor", local=_masked, flops=_operand_flops)
-def reduce_whole(op: Op) -> list[Row]:
-    """The reduced dims must be whole: there is no partial signature for this reduction."""
-    operand, result = _letters(op, op.params["axes"])
-    return factors(op, [operand], [result])

@@ -79,11 +79,13 @@ def unknown_functions(rule: Rule, params: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _partial_of_unsummable(op: Op, row: Row) -> bool:
-    """Whether keys or booleans would be partial, or complex numbers, which have no order, a maximum."""
+    """Whether keys would be partial, booleans a sum or a product, or complex numbers anything but a sum: they
+    have no order, and NCCL does not multiply them."""
 
     def bad(s: Partial, dtype: DType) -> bool:
-        ordered = s.op == "sum" or not jnp.issubdtype(dtype, jnp.complexfloating)
-        return compat.is_key(dtype) or dtype == bool or not ordered
+        if dtype == bool:
+            return s.op in ("sum", "prod")
+        return compat.is_key(dtype) or (s.op != "sum" and jnp.issubdtype(dtype, jnp.complexfloating))
 
     both = zip((*row.operands, *row.results), (*op.dtypes, *op.result_dtypes), strict=True)
     return any(isinstance(s, Partial) and bad(s, d) for s, d in both)

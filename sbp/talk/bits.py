@@ -10,15 +10,15 @@ has `Local.maximum` and `Local.total` (docs/talking.md).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sbp import compat
-from sbp.untyped import DType, pmax, pmin, psum, psum_scatter
+from sbp import compat, compat_reduce
+from sbp.untyped import DType, all_gather, pmax, pmin, psum, psum_scatter
 
 COMPARED_BYTES = 4
 """The least width in which maxima and minima of floats are compared: no collective compares int16."""
@@ -30,7 +30,7 @@ def reduced_bytes(dtype: DType, how: str, wide_int16: bool) -> float:
     XLA packs integers of 4 bits when it moves them, not when it computes with them.
 
     Arguments:
-      how: "sum", "max" or "min".
+      how: of `PARTIAL_OPS`.
       wide_int16: whether XLA reduces integers of 16 bits as ones of 32, as it does on GPUs.
 
     >>> [reduced_bytes(np.dtype(name), "max", True) for name in ("float64", "float16", "int16", "int8")]
@@ -41,7 +41,7 @@ def reduced_bytes(dtype: DType, how: str, wide_int16: bool) -> float:
     itemsize = compat.itemsize(dtype)
     if jnp.issubdtype(dtype, jnp.integer):
         return 4.0 if itemsize == 2 and wide_int16 else max(itemsize, 1.0)
-    compared = how != "sum" and jnp.issubdtype(dtype, jnp.floating)
+    compared = how in ("max", "min") and jnp.issubdtype(dtype, jnp.floating)
     return max(itemsize, float(COMPARED_BYTES)) if compared else itemsize
 
 
@@ -60,6 +60,26 @@ def extremum(x: jax.Array, how: str, names: Sequence[str]) -> jax.Array:
     ordered = jnp.where(jnp.isnan(wide), word.type(beyond), _turned(lax.bitcast_convert_type(wide, word)))
     best = _turned(reduce(ordered, tuple(names)))  # the integers beyond all others are read as NaN
     return lax.bitcast_convert_type(best, wide.dtype).astype(x.dtype)
+
+
+def all_product(x: jax.Array, names: Sequence[str]) -> jax.Array:
+    """The product of what the devices along the mesh axes `names` have."""
+    return compat_reduce.product(x, names)
+
+
+def reduced(x: jax.Array, how: str, names: Sequence[str]) -> jax.Array:
+    """What the devices along the mesh axes `names` have, as one; "and", "or" and "xor" of what is gathered.
+
+    Arguments:
+      how: of `PARTIAL_OPS`.
+    """
+    if how == "sum":
+        return psum(x, tuple(names))
+    if how == "prod":
+        return all_product(x, names)
+    if how in ("max", "min"):
+        return extremum(x, how, names)
+    return fold(all_gather(x, tuple(names), axis=0, tiled=False), how, 0)
 
 
 def _turned(word: jax.Array) -> jax.Array:
@@ -124,10 +144,26 @@ def _floats(words: jax.Array, dtype: DType) -> jax.Array:
     return lax.complex(*(lax.bitcast_convert_type(words[..., k], part) for k in (0, 1)))
 
 
+JOINS: Mapping[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
+    "max": lax.max,
+    "min": lax.min,
+    "prod": lax.mul,
+    "and": lax.bitwise_and,
+    "or": lax.bitwise_or,
+    "xor": lax.bitwise_xor,
+}
+"""How two parts become one."""
+
+
 def fold(x: jax.Array, how: str, axis: int) -> jax.Array:
-    """The "max" or "min" along `axis`, by halves: XLA on CPUs loses NaN in reductions of many numbers."""
-    pick: Callable[[jax.Array, jax.Array], jax.Array] = lax.max if how == "max" else lax.min
+    """What is left of `axis`, by halves: XLA on CPUs loses NaN in maxima of many numbers.
+
+    Arguments:
+      how: of `JOINS`.
+    """
     while (n := x.shape[axis]) > 1:
-        half = -(-n // 2)  # of an odd number the one in the middle is in both
-        x = pick(lax.slice_in_dim(x, 0, half, axis=axis), lax.slice_in_dim(x, n - half, n, axis=axis))
+        first, rest = (lax.slice_in_dim(x, *ends, axis=axis) for ends in ((0, n // 2), (n - n // 2, n)))
+        joined = JOINS[how](first, rest)
+        odd = [lax.slice_in_dim(x, n // 2, n // 2 + 1, axis=axis)] if n % 2 else []
+        x = lax.concatenate([joined, *odd], axis) if odd else joined
     return jnp.squeeze(x, axis)

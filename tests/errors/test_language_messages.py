@@ -21,7 +21,7 @@ from tests.errors.messages import Messages, check_message, kinds
 X = jnp.ones((3, 4))
 PARTIAL = (
     "P(...)",
-    'P, P("sum"), P("max"), P("min")',
+    'P, P("sum"), P("max"), P("min"), P("prod"), P("and"), P("or"), P("xor")',
     "P is the Partial signature: shards that reduce to the tensor",
 )
 SPEC = "did you mean jax.sharding.PartitionSpec({})? It is accepted in in_sbp"

@@ -23,6 +23,14 @@ CALLS: dict[str, tuple[Problem, str]] = {
   why    a step is written once: what is there might be the only copy
   try    another step or folder""",
     ),
+    "a leaf that is no array": (
+        messages.no_array("['name']", "str: 'run'"),
+        """state['name']
+  got    str: 'run'
+  legal  arrays of numbers, of truth values or of keys, and numbers of at most 64 bits
+  why    a leaf is written as an array
+  try    extra= takes it, if JSON can hold it: text, and the state of a NumPy generator""",
+    ),
     "another state": (
         messages.other_state(FOLDER, ["w: float32[8], float32[4] was saved"]),
         """runs/step_3

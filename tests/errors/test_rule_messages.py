@@ -178,7 +178,7 @@ TEXTS: Messages = {
         RuleError,
         REGISTER,
         "reduced={'b': 'mean'}",
-        "'sum', 'max', 'min'",
+        "'sum', 'max', 'min', 'prod', 'and', 'or', 'xor'",
         "devices put their parts together by one of these",
         "a mean is a sum that a body of your own divides; without the letter the dim stays whole",
     ),

@@ -75,11 +75,17 @@ def divisors(shapes: Sequence[Sequence[int]]) -> list[int]:
     return sorted(found) or [GROUPS[0]]
 
 
-def choices(shape: Sequence[int], dtype: Any, group: int) -> list[Signature]:
-    """The signatures that a tensor may have along an axis."""
-    out: list[Signature] = [B, *(Split(d) for d, n in enumerate(shape) if n > 1 and n % group == 0)]
-    if compat.is_key(dtype) or dtype == bool:
+def choices(shape: Sequence[int], dtype: Any, group: int, more: Sequence[Partial] = ()) -> list[Signature]:
+    """The signatures that a tensor may have along an axis.
+
+    Arguments:
+      more: reductions that are looked for beside sums, maxima and minima.
+    """
+    out: list[Signature] = [B, *(Split(d) for d, n in enumerate(shape) if n > 1 and n % group == 0), *more]
+    if compat.is_key(dtype):
         return out
+    if dtype == bool:
+        return [*out, MAX, MIN]
     ordered = not jnp.issubdtype(dtype, jnp.complexfloating)
     return [*out, P, MAX, MIN] if ordered else [*out, P]
 
@@ -118,6 +124,8 @@ def extreme_parts(value: Array, op: str, group: int, rng: np.random.Generator, e
     Of extrema: their identity, and anything that they ignore. Of sums: integers that wrap around on the way,
     and fractions; if they are to be `exact`, so large that 16 bits do not hold them.
     """
+    if op not in ("sum", "max", "min"):
+        return view.parts_of(value, op, group, rng)
     if op != "sum":
         parts, owner = filled(value, op, group, rng), rng.integers(0, group, value.shape)
         other = [np.where(rng.random(value.shape) < 0.5, part, ignored(value, op, rng)) for part in parts]
@@ -145,6 +153,8 @@ class Search:
         self.rule = app.node.rule
         self.bodied = self.rule is not None and self.rule.local is not None
         self.listed = valid_rows(self.rule, self.op)
+        said = {s for row in self.listed for s in (*row.operands, *row.results) if isinstance(s, Partial)}
+        self.more = sorted(said - {P, MAX, MIN}, key=repr)
         self.claims: dict[Any, Claim | None] = {}
         self.shards: dict[Any, view.Shards] = {}
         self.drawn: dict[Any, Draw] = {}
@@ -190,7 +200,7 @@ class Search:
     def operands(self) -> Iterator[tuple[Signature, ...]]:
         """The choices for all operands; if they are too many, the last and the scalars stay whole."""
         each = zip(self.shapes, self.op.dtypes, self.used, strict=True)
-        every = [choices(s, d, self.group) if used else [B] for s, d, used in each]
+        every = [choices(s, d, self.group, self.more) if used else [B] for s, d, used in each]
         room = MOST
         for i in sorted(range(len(every)), key=lambda i: (not self.shapes[i], i)):
             every[i] = every[i] if len(every[i]) <= room else every[i][:1]
@@ -202,14 +212,15 @@ class Search:
         yield (B,) * len(self.results)
         if self.bodied:
             every = [
-                choices(s, d, self.group) for s, d in zip(self.results, self.op.result_dtypes, strict=True)
+                choices(s, d, self.group, self.more)
+                for s, d in zip(self.results, self.op.result_dtypes, strict=True)
             ]
             alike = [s for s in every[0] if isinstance(s, Split) or (cut and s == P)]
             yield from ((s,) * len(every) for s in alike if all(s in signatures for signatures in every))
 
     def key(self, operands: Sequence[Signature], way: Sequence[Signature]) -> Any:
         """What tells programs apart: extrema are whole to every body, and so are sums to a plain op."""
-        whole = (MAX, MIN) if self.bodied else (MAX, MIN, P)
+        whole = (MAX, MIN, *self.more) if self.bodied else (MAX, MIN, *self.more, P)
         return tuple(B if s in whole else s for s in operands), tuple(way)
 
     def claim(self, key: Any) -> Claim | None:
@@ -252,7 +263,7 @@ class Search:
         if claim is None:
             return []
         left = [
-            [s for s in choices(shape, dtype, self.group) if not self.bodied or alike(s, told)]
+            [s for s in choices(shape, dtype, self.group, self.more) if not self.bodied or alike(s, told)]
             for shape, dtype, told in zip(self.results, self.op.result_dtypes, way, strict=True)
         ]
         for draw, extreme in self.tests(operands):

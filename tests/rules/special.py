@@ -69,6 +69,9 @@ def any_integers(value: Array, rng: np.random.Generator) -> Array:
 
 def ignored(value: Array, op: str, rng: np.random.Generator) -> Array:
     """What a maximum (minimum) with `value` ignores: any integers, fractions, anything beside NaN."""
+    if value.dtype.kind == "b":
+        noise = rng.integers(0, 2, value.shape).astype(bool)
+        return value & noise if op == "max" else value | noise
     if value.dtype.kind in "iu":
         info = np.iinfo(value.dtype)
         low, high = (info.min, value) if op == "max" else (value, info.max)
@@ -95,6 +98,8 @@ def special_parts(value: Array, op: str, group: int, owned: bool, rng: np.random
     """
     owner = rng.integers(0, group, value.shape)
     mine = [owner == i for i in range(group)]
+    if op not in ("sum", "max", "min"):
+        return view.parts_of(value, op, group, rng)
     if op != "sum":
         return [np.where(m, value, ignored(value, op, rng)).astype(value.dtype) for m in mine]
     zero = np.zeros((), value.dtype)
@@ -144,6 +149,8 @@ def unlike_special(
     with np.errstate(all="ignore"):
         if op == "sum":
             return unlike(np.sum(parts, axis=0, dtype=want.dtype), want, close, signs=False)
+        if op not in ("max", "min"):
+            return unlike(view.REDUCERS[op](parts), want, close)
         # Of zeros +0.0 is the larger one.
         best = (np.max if op == "max" else np.min)(parts, axis=0)
         if want.dtype.kind == "f":

@@ -49,7 +49,6 @@ LEFT_OUT = [
     left_out(
         "convert_element_type", "sum", "wrong where the other type's range ends, which the data do not reach"
     ),
-    left_out("reduce_sum", "max min", "over no dims it does nothing, and JAX does not make it"),
     left_out(
         "gather",
         "split",

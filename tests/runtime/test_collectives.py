@@ -29,7 +29,7 @@ from tests.sbp.slicer import HOLE, rows_of
 
 SHAPES = [(4, 4), (6, 8), (5, 7), (1, 3), (0, 2)]
 FAST = {"xla_backend_optimization_level": 0}  # the collectives are the same; the compiler is twice as fast
-OPS = ("sum", "max", "min")
+OPS = ("sum", "max", "min", "prod")
 Array = np.ndarray[Any, Any]
 
 
@@ -162,11 +162,12 @@ def test_a_sample_of_moves_along_three_axes(shape: tuple[int, ...], ops: tuple[s
     ("dtype", "ops"),
     [
         (np.int32, ("sum", "min")),
-        (np.int8, ("max",)),
+        (np.int32, ("and", "xor")),
+        (np.int8, ("max", "or")),
         (ml_dtypes.bfloat16, ("sum", "max")),
-        (np.bool_, ()),
+        (np.bool_, ("max", "min", "xor")),
     ],
-    ids=["int32", "int8", "bfloat16", "bool"],
+    ids=["int32", "bits", "int8", "bfloat16", "bool"],
 )
 def test_every_dtype(dtype: Any, ops: tuple[str, ...]) -> None:
     p = placement("cpu", shape=(2, 2))

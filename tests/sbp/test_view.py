@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sbp import view
-from sbp.signature import B, NdSbp, P, Partial, S, has_partial
+from sbp.signature import PARTIAL_OPS, B, NdSbp, P, Partial, S, has_partial
 from tests.sbp.slicer import shard_of
 
 SHAPES = [(4, 4), (6, 8), (5, 7), (1, 3), (0, 2), (9, 1)]
@@ -47,10 +47,10 @@ def test_shards_are_those_of_the_slicer(hierarchy: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(
     ("dtype", "ops"),
     [
-        (np.int8, ("sum", "max", "min")),
-        (np.uint8, ("sum", "max", "min")),
-        (np.int32, ("sum", "max", "min")),
-        (np.bool_, ("max", "min")),
+        (np.int8, PARTIAL_OPS),
+        (np.uint8, PARTIAL_OPS),
+        (np.int32, PARTIAL_OPS),
+        (np.bool_, ("max", "min", "and", "or", "xor")),
         (ml_dtypes.bfloat16, ("sum", "max", "min")),
         (np.complex64, ("sum",)),
     ],

@@ -28,7 +28,15 @@ AXIS = "axis"
 NO_BREAK = "\u00a0"
 # The largest denominator that a reader takes in at a glance.
 SMALL = 12
-NAMES = {"sum": "sum", "max": "maximum", "min": "minimum"}
+NAMES = {
+    "sum": "sum",
+    "max": "maximum",
+    "min": "minimum",
+    "prod": "product",
+    "and": "bitwise and",
+    "or": "bitwise or",
+    "xor": "bitwise exclusive or",
+}
 SHORT = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "complex": "c"}
 
 

@@ -5,7 +5,7 @@ A move combines the canvases of a group and cuts each device's new part out agai
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,24 @@ from sbp.view import Shards, coordinates
 from tests.sbp.slicer import HOLE, rows_of
 
 Canvas = np.ndarray[Any, Any]  # float64, NaN: not held here
-REDUCE = {"sum": np.add.reduce, "max": np.maximum.reduce, "min": np.minimum.reduce}
+
+
+def _of_bits(join: np.ufunc) -> Callable[[Sequence[Canvas]], Canvas]:
+    """A reduction of the bits of integers."""
+    return lambda group: np.where(
+        np.isnan(group).any(axis=0), np.nan, join.reduce(np.nan_to_num(np.stack(group)).astype(np.int64))
+    )
+
+
+REDUCE: dict[str, Callable[[Sequence[Canvas]], Canvas]] = {
+    "sum": np.add.reduce,
+    "max": np.maximum.reduce,
+    "min": np.minimum.reduce,
+    "prod": np.multiply.reduce,
+    "and": _of_bits(np.bitwise_and),
+    "or": _of_bits(np.bitwise_or),
+    "xor": _of_bits(np.bitwise_xor),
+}
 
 
 def paste(
@@ -41,8 +58,11 @@ def cut(canvas: Canvas, nd: NdSbp, hierarchy: Sequence[int], at: tuple[int, ...]
 
 def identity(op: str, dtype: Any) -> float:
     """What `embed` puts where a device holds nothing."""
-    if op == "sum":
-        return 0.0
+    exact = {"sum": 0.0, "prod": 1.0, "or": 0.0, "xor": 0.0, "and": 1.0 if dtype == np.bool_ else -1.0}
+    if op in exact:
+        return exact[op]
+    if dtype == np.bool_:
+        return float(op == "min")
     low, high = (-np.inf, np.inf) if np.dtype(dtype).kind not in "iu" else _range(dtype)
     return low if op == "max" else high
 
@@ -63,7 +83,9 @@ def interpret(
         spans = [range(n) if a in move.axes else (at[a],) for a, n in enumerate(hierarchy)]
         group = [held[c] for c in itertools.product(*spans)]
         match move.kind:
-            case "all_reduce" | "reduce_scatter" | "all_to_all" if isinstance(move.old, Partial):
+            case "all_reduce" | "reduce_scatter" | "all_to_all" | "all_gather" if isinstance(
+                move.old, Partial
+            ):
                 canvas = REDUCE[move.old.op](group)
             case "all_gather" | "all_to_all":
                 canvas = np.fmax.reduce(group)  # each cell is held by one of the group; fmax passes NaN over
@@ -72,7 +94,8 @@ def interpret(
             case "permute" if 0 in shape:
                 canvas = held[at]
             case "fill":
-                nothing = np.where(np.isnan(held[at]), np.nan, 0.0)
+                assert isinstance(move.new, Partial)
+                nothing = np.where(np.isnan(held[at]), np.nan, identity(move.new.op, dtype))
                 canvas = held[at] if at[move.axes[0]] == 0 else nothing
             case "embed":
                 assert isinstance(move.new, Partial)

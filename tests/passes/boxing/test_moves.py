@@ -73,7 +73,7 @@ def all_moves(shape: tuple[int, ...], hierarchy: tuple[int, ...], ops: Sequence[
     "hierarchy", [*((n,) for n in range(1, 9)), (2, 2), (2, 4), (4, 2), (1, 3), (3, 2)], ids=str
 )
 def test_every_move_gives_the_tensor(hierarchy: tuple[int, ...], shape: tuple[int, ...]) -> None:
-    check_all(shape, hierarchy, ("sum", "max", "min"))
+    check_all(shape, hierarchy, ("sum", "max", "min", "prod"))
 
 
 @pytest.mark.parametrize("shape", [(8, 8), (5, 3), (2, 9)], ids=str)

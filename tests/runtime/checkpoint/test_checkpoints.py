@@ -220,6 +220,30 @@ def test_a_checkpoint_of_another_model_is_refused(saved: Any) -> None:
         sbp.restore(folder, like={"params": params})
 
 
+NO_ARRAYS: dict[str, Any] = {
+    "text": "run",
+    "bytes": b"run",
+    "function": jnp.sin,
+    "generator": np.random.default_rng(0),
+    "objects": np.array([None]),
+    "texts": np.array(["a", "b"]),
+    "day": np.datetime64("2026-11-26"),
+    "large": 2**100,
+}
+
+
+def test_leaves_that_are_no_arrays_are_named_all_at_once(tmp_path: Path) -> None:
+    state = {"w": jnp.ones(2), "n": 2**63, "none": None, **NO_ARRAYS}
+    with pytest.raises(CheckpointError, match=r"extra= takes it") as refused:
+        sbp.save(tmp_path, state, step=1)
+    named = {p.where for p in refused.value.problems}
+    assert named == {f"state[{name!r}]" for name in NO_ARRAYS}
+    assert not list(tmp_path.glob("step_*"))
+    sbp.save(tmp_path, {"w": jnp.ones(2)}, step=1)
+    with pytest.raises(CheckpointError, match=r"state\['name'\]"):
+        sbp.restore(tmp_path, like={"w": jnp.ones(2), "name": "run"})
+
+
 def test_a_manifest_of_another_version_is_refused(saved: Any, tmp_path: Path) -> None:
     folder = copied(saved, tmp_path)
     file = step_path(folder) / steps.MANIFEST
