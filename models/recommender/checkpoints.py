@@ -18,8 +18,8 @@ from sbp.lazy import by_row
 from sbp.runtime.embedding import Collection
 
 PyTree: TypeAlias = Any
-Moves: TypeAlias = Mapping[str, NDArray[np.int64]]
-"""Of each stack, the row of the old one for every row of the new one; -1 for rows of nobody."""
+Moves: TypeAlias = Mapping[str, tuple[str, NDArray[np.int64]]]
+"""Of each stack, the old one, and its row for every row of the new one; -1 for rows of nobody."""
 
 TABLES = "tables"
 
@@ -82,13 +82,13 @@ class TableCheckpoints(sbp.Checkpoints):
 
 def moves_of(old: Collection, new: Collection) -> Moves | None:
     """Where the rows of the same tables were; None if they are where they were."""
-    then, now = _places(old), _places(new)
-    shapes = [{name: stack.shape for name, stack in tables.stacks.items()} for tables in (old, new)]
-    if shapes[0] == shapes[1] and all(np.array_equal(then[name], now[name]) for name in now):
+    if list(old.stacks) == list(new.stacks):  # a name says what lies where
         return None
-    out = {name: np.full(np.prod(stack.shape[:-1]), -1) for name, stack in new.stacks.items()}
-    for name, rows in out.items():
-        rows[now[name]] = then[name]
+    then, now, out = _places(old), _places(new), {}
+    for was, name in zip(old.stacks, new.stacks, strict=True):
+        rows = np.full(np.prod(new.stacks[name].shape[:-1]), -1)
+        rows[now[name]] = then[was]
+        out[name] = was, rows
     return out
 
 
@@ -115,13 +115,14 @@ def moved(params: PyTree, state: PyTree, tables: Collection, moves: Moves) -> tu
     """
     stacks, states = {}, {}
     for name, stack in tables.stacks.items():
-        rows = params[TABLES][name].reshape(-1, stack.shape[-1])
-        stacks[name] = _taken(rows, moves[name]).reshape(stack.shape)
+        was, move = moves[name]
+        rows = params[TABLES][was].reshape(-1, stack.shape[-1])
+        stacks[name] = _taken(rows, move).reshape(stack.shape)
 
-        def lying(leaf: Any, rows: NDArray[Any] = rows, move: NDArray[np.int64] = moves[name]) -> Any:
+        def lying(leaf: Any, rows: NDArray[Any] = rows, move: NDArray[np.int64] = move) -> Any:
             return _taken(leaf, move) if by_row(leaf.shape, rows.shape) else leaf
 
-        states[name] = jax.tree.map(lying, state[TABLES][name])
+        states[name] = jax.tree.map(lying, state[TABLES][was])
     return {**params, TABLES: stacks}, {**state, TABLES: states}
 
 

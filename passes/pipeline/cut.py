@@ -141,7 +141,7 @@ class _Cutting:
             wanted = (out[v] for v in writes(step) if v in out)
             part = self.part_of(step) or min(wanted, key=_rank, default=None)
             if part is not None:
-                out.update({v: min(out.get(v, part), part, key=_rank) for v in reads(step)})
+                out.update({v: _first(out.get(v, part), part) for v in reads(step)})
         return out
 
     def reads_of_entering(self) -> tuple[dict[Version, Read], dict[Version, Const]]:
@@ -313,6 +313,13 @@ def _rank(part: Part) -> tuple[int, int, int]:
     """The order in which parts of one micro-batch can run: forward by stages, backward the other way."""
     backward = part.phase in (Phase.INPUT, Phase.WEIGHT)
     return _PHASES[part.phase], -part.at if backward else part.at, int(part.phase == Phase.WEIGHT)
+
+
+def _first(one: Part, other: Part) -> Part:
+    """The part that makes for two of them what both read: no stage waits for the weights' part of another."""
+    first = min(one, other, key=_rank)
+    waits = first.phase is Phase.WEIGHT and one.at != other.at
+    return replace(first, phase=Phase.INPUT) if waits else first
 
 
 def _unbucketed(draft: _Draft) -> _Draft:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
 import zlib
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import jax
@@ -34,6 +36,8 @@ Params: TypeAlias = Mapping[str, jax.Array]
 Stack: TypeAlias = RowStack | TableStack
 
 MAX_MULTIPLE = 1 << 15
+DIGITS = 6
+"""Of the digest in the name of a stack."""
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
@@ -79,28 +83,39 @@ class Collection:
         named = {p.name: p.initial(jax.random.fold_in(key, zlib.crc32(p.name.encode()))) for p in parts}
         return self.stack(named)
 
-    def stack(self, tables: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+    def stack(self, tables: Mapping[str, jax.Array], dtype: DType | None = None) -> dict[str, jax.Array]:
         """Parameters of given tables, `{table: [vocabulary_size, dim]}`: the inverse of `unstack`.
 
+        It takes an optimizer's state of them, too: one number per row, `[vocabulary_size]`, for one.
+
+        Arguments:
+          dtype: of the arrays; None for that of each table.
+
         Raises:
-          EmbeddingError: if a table is missing or has another shape.
+          EmbeddingError: if a table is missing or has another number of rows, or one stack's tables rows of
+            several shapes.
         """
         found = []
-        for part in (part for stack in self.stacks.values() for part in stack.parts):
-            shape = np.shape(tables[part.name]) if part.name in tables else None
-            if shape != (part.rows, part.table.embedding_dim):
-                got = "nothing" if shape is None else f"shape {shape}"
-                legal, why = f"({part.rows}, {part.table.embedding_dim})", "every table has its rows"
-                found.append(problem(f"table {part.name!r}", got, legal, why, "as unstack(params) gives it"))
+        for stack in self.stacks.values():
+            first = next((np.shape(tables[p.name]) for p in stack.parts if p.name in tables), ())
+            for part in stack.parts:
+                shape = np.shape(tables[part.name]) if part.name in tables else None
+                if shape != (part.rows, *first[1:]):
+                    got = "nothing" if shape is None else f"shape {shape}"
+                    rest = first[1:] or (part.table.embedding_dim,)
+                    legal, why = f"({', '.join(map(str, (part.rows, *rest)))})", "every table has its rows"
+                    fix = "as unstack(params) gives it"
+                    found.append(problem(f"table {part.name!r}", got, legal, why, fix))
         _raise(found)
-        return {name: stack.join(tables) for name, stack in self.stacks.items()}
+        return {name: stack.join(tables, dtype) for name, stack in self.stacks.items()}
 
     def unstack(self, params: Params) -> dict[str, jax.Array]:
         """The tables of given parameters as the user thinks of them, row `i` for id `i`: for checkpoints.
 
+        It takes any tree of the stacks' names whose arrays begin with their rows, as an optimizer's state.
         Quotient-remainder tables are two, `name.quotient` and `name.remainder`.
         """
-        self._check(params)
+        self._check(params, rows_alone=True)
         return {name: rows for s in self.stacks.values() for name, rows in s.separate(params[s.name]).items()}
 
     def check(self, inputs: Mapping[str, GivenIds]) -> Mapping[str, GivenIds]:
@@ -202,13 +217,17 @@ class Collection:
             raise EmbeddingError(problem(where, f"{name!r}", legal, why, "the name in its TableConfig"))
         return known[name]
 
-    def _check(self, params: Params) -> None:
-        """Refuses parameters of another collection."""
+    def _check(self, params: Params, rows_alone: bool = False) -> None:
+        """Refuses parameters of another collection.
+
+        Arguments:
+          rows_alone: whether arrays need only begin with the stack's rows, in one dim or in two.
+        """
         found = []
         for name, stack in self.stacks.items():
             shape = np.shape(params[name]) if name in params else None
-            if shape != stack.shape:
-                got = "nothing" if shape is None else f"shape {shape}"
+            if shape != stack.shape and not (rows_alone and shape and _begins(shape, stack.shape[:-1])):
+                got = f"{', '.join(map(repr, params)) or 'nothing'}" if shape is None else f"shape {shape}"
                 why = "these are the parameters of another collection, or of another spread or multiple"
                 fix = "params from init(key); tables of another collection go through unstack and stack"
                 found.append(problem(f"params[{name!r}]", got, f"{stack.shape}", why, fix))
@@ -218,6 +237,11 @@ class Collection:
 def _raise(found: Sequence[Problem]) -> None:
     if found:
         raise EmbeddingError(*found)
+
+
+def _begins(shape: Sequence[int], rows: Sequence[int]) -> bool:
+    """Whether an array begins with the rows of a stack; those of groups may be one after the other."""
+    return tuple(shape[: len(rows)]) == tuple(rows) or shape[0] == math.prod(rows)
 
 
 def _of(stack: Stack, found: Mapping[str, Entry]) -> list[Entry]:
@@ -242,17 +266,23 @@ def _uneven(stack: Stack, dim: int, parts: int) -> Problem:
 
 
 def _stacks(tables: Sequence[TableConfig], spread: bool, multiple: int) -> dict[str, Stack]:
-    """Tables that agree in all that makes an array, together; named by width, the second on numbered."""
+    """Tables that agree in all that makes an array, together.
+
+    The name of a stack says what its rows are: its tables in their order, and where rows lie. So no array of
+    another collection is taken for one of this, from a checkpoint neither, though it has the same shape.
+    """
     alike: dict[tuple[int, DType, Hashable, TableLayout], list[TableConfig]] = {}
     for t in tables:
         alike.setdefault((t.embedding_dim, t.dtype, t.optimizer, t.placement), []).append(t)
     out: dict[str, Stack] = {}
     for (dim, _, _, placement), group in alike.items():
-        same = sum(name.split("_")[0] == f"dim{dim}" for name in out)
-        name = f"dim{dim}" if not same else f"dim{dim}_{same + 1}"
+        made: Stack
         if isinstance(placement, TableWise):
-            out[name] = TableStack(name, tuple(group), placement)
+            made = TableStack(f"dim{dim}", tuple(group), placement)
         else:
             rows = isinstance(placement, RowWise)
-            out[name] = RowStack(name, tuple(group), placement, multiple if rows else 1, spread and rows)
+            made = RowStack(f"dim{dim}", tuple(group), placement, multiple if rows else 1, spread and rows)
+        digest = hashlib.sha256(repr(made.meaning).encode()).hexdigest()[:DIGITS]
+        named = replace(made, name=f"dim{dim}_{digest}")
+        out[named.name] = named
     return out

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -72,23 +72,32 @@ class TableStack:
         return len(self.members), rows, self.tables[0].embedding_dim
 
     @property
+    def meaning(self) -> Hashable:
+        """What the rows of the array are."""
+        return tuple(tuple((p.name, p.rows, p.begin) for p in group) for group in self.members), self.shape
+
+    @property
     def split_dims(self) -> tuple[int, ...]:
         """Groups are dealt out."""
         return (0,)
 
-    def join(self, parts: Mapping[str, jax.Array]) -> jax.Array:
+    def join(self, parts: Mapping[str, jax.Array], dtype: DType | None = None) -> jax.Array:
         """The array, of the rows of each table by name; rows of nobody are zero."""
-        _, height, dim = self.shape
-        dtype = self.tables[0].dtype
+        _, height, _ = self.shape
+        dtype, rest = dtype or self.tables[0].dtype, np.shape(parts[self.parts[0].name])[1:]
         blocks = []
         for group in self.members:
             block = [jnp.asarray(parts[p.name], dtype) for p in group]
             free = height - sum(p.rows for p in group)
-            blocks.append(jnp.concatenate([*block, jnp.zeros((free, dim), dtype)]))
-        return jnp.stack(blocks)
+            blocks.append(jnp.concatenate([*block, jnp.zeros((free, *rest), dtype)]))
+        # A state of one number per row has all groups in one dim.
+        return jnp.stack(blocks) if rest else jnp.concatenate(blocks)
 
     def separate(self, array: jax.Array) -> dict[str, jax.Array]:
         """The inverse of `join`."""
+        groups, height, _ = self.shape
+        if array.shape[0] != groups or array.ndim == 1:
+            array = array.reshape(groups, height, *array.shape[1:])
         return {
             p.name: array[g, p.begin : p.begin + p.rows]
             for g, group in enumerate(self.members)

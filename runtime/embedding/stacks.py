@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import jax
@@ -15,6 +15,7 @@ from sbp.errors import EmbeddingError
 from sbp.runtime.embedding.inputs import Entry
 from sbp.runtime.embedding.keys import LIMITS, problem
 from sbp.runtime.embedding.tables import ColumnWise, Replicated, RowWise, TableConfig
+from sbp.untyped import DType
 
 GOLDEN = (5**0.5 - 1) / 2
 
@@ -142,6 +143,12 @@ class RowStack:
         return -(-(last.begin + last.rows) // self.multiple) * self.multiple, self.tables[0].embedding_dim
 
     @property
+    def meaning(self) -> Hashable:
+        """What the rows of the array are."""
+        parts = tuple((p.name, p.rows, p.begin) for p in self.parts)
+        return parts, self.shape, self.multiple if self.spread else 1
+
+    @property
     def split_dims(self) -> tuple[int, ...]:
         """The dim that is split."""
         return {RowWise: (0,), ColumnWise: (1,), Replicated: ()}[type(self.placement)]
@@ -151,11 +158,11 @@ class RowStack:
         """Where positions lie."""
         return Spread(self.shape[0], self.multiple if self.spread else 1)
 
-    def join(self, parts: Mapping[str, jax.Array]) -> jax.Array:
+    def join(self, parts: Mapping[str, jax.Array], dtype: DType | None = None) -> jax.Array:
         """The array, of the rows of each part by name; rows of nobody are zero."""
         size, _ = self.shape
-        whole = jnp.concatenate([jnp.asarray(parts[p.name], p.table.dtype) for p in self.parts])
-        whole = jnp.pad(whole, ((0, size - whole.shape[0]), (0, 0)))
+        whole = jnp.concatenate([jnp.asarray(parts[p.name], dtype or p.table.dtype) for p in self.parts])
+        whole = jnp.pad(whole, ((0, size - whole.shape[0]), *[(0, 0)] * (whole.ndim - 1)))
         if not self.spread:
             return whole
         return lookup(whole, self.order.position(jnp.arange(size, dtype=np.int32)))

@@ -114,11 +114,12 @@ def test_tables_go_on_stacked_otherwise(then: str, now: str, optimizer: str, tmp
 
     def numbered(one: Learner) -> Any:
         """Parameters and state whose leaves by rows have the name of table and row; all else is shared."""
+        ((name, whole),) = one.tables.stacks.items()
         named = {
             part.name: np.arange(part.rows)[:, None] + 1000.0 * i + np.arange(WIDTH) / 10
-            for i, part in enumerate(sorted(one.tables.stacks["dim8"].parts, key=lambda part: part.name))
+            for i, part in enumerate(sorted(whole.parts, key=lambda part: part.name))
         }
-        stack = jax.device_get(one.tables.stack(named)["dim8"])
+        stack = jax.device_get(one.tables.stack(named)[name])
         params = jax.eval_shape(one.init, jax.random.key(0))
         rows = stack.reshape(-1, WIDTH)
 
@@ -128,7 +129,7 @@ def test_tables_go_on_stacked_otherwise(then: str, now: str, optimizer: str, tmp
             return rows.copy() if leaf.ndim == 2 else rows[:, 0].copy()
 
         state = jax.tree.map(filled, jax.eval_shape(one.init_state, params))
-        params = {**jax.tree.map(filled, params), "tables": {"dim8": stack}}
+        params = {**jax.tree.map(filled, params), "tables": {name: stack}}
         return params, state
 
     first, saving = stacked(then, 8)

@@ -163,9 +163,10 @@ def slope(c: Collection, tables: Any, given: Any, directions: Any) -> dict[str, 
 def test_rows_are_out_of_bounds_where_there_is_no_id() -> None:
     c = Collection(features(), multiple=8)
     rows = jax.jit(c.rows)(inputs())
-    assert {n: r.shape for n, r in rows.items()} == {"dim4": (BATCH, 6), "dim8": (BATCH, 2)}
-    np.testing.assert_array_equal(np.asarray(rows["dim4"])[:, 0] == 16, [0, 0, 1, 1, 0, 1])
-    np.testing.assert_array_equal(rows["dim8"] == 8, [[0, 1], [0, 0], [1, 0], [1, 1], [1, 0], [0, 0]])
+    four, eight = c.stacks
+    assert {n: r.shape for n, r in rows.items()} == {four: (BATCH, 6), eight: (BATCH, 2)}
+    np.testing.assert_array_equal(np.asarray(rows[four])[:, 0] == 16, [0, 0, 1, 1, 0, 1])
+    np.testing.assert_array_equal(rows[eight] == 8, [[0, 1], [0, 0], [1, 0], [1, 1], [1, 0], [0, 0]])
     assert all(int(r.min()) >= 0 for r in rows.values())
 
 

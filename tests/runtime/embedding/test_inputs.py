@@ -25,6 +25,7 @@ def call(collection: Collection, **inputs: Any) -> Any:
     return jax.eval_shape(lambda p: collection(p, inputs), params)
 
 
+(STACK,) = one().stacks
 MESSAGES: Messages = {
     "missing input": (
         lambda: call(one()),
@@ -191,16 +192,16 @@ MESSAGES: Messages = {
     "no parameters": (
         lambda: one()({}, {"f": IDS}),
         EmbeddingError,
-        "params['dim4']",
+        f"params[{STACK!r}]",
         "nothing",
         "(16, 4)",
         "these are the parameters of another collection, or of another spread or multiple",
         "params from init(key); tables of another collection go through unstack and stack",
     ),
     "other parameters": (
-        lambda: one()({"dim4": np.ones((8, 4))}, {"f": IDS}),
+        lambda: one()({STACK: np.ones((8, 4))}, {"f": IDS}),
         EmbeddingError,
-        "params['dim4']",
+        f"params[{STACK!r}]",
         "shape (8, 4)",
         "(16, 4)",
         "these are the parameters of another collection, or of another spread or multiple",
@@ -236,7 +237,7 @@ MESSAGES: Messages = {
     "uneven rows": (
         lambda: one().in_sbp(placement("cpu", shape=(3,))),
         EmbeddingError,
-        "stack 'dim4'",
+        f"stack {STACK!r}",
         "16 rows over 3 devices",
         "a multiple of 3",
         "a jax.Array has no uneven split: the stack would lie whole on every device",
@@ -245,7 +246,7 @@ MESSAGES: Messages = {
     "uneven columns": (
         lambda: one(placement=ColumnWise()).in_sbp(placement("cpu", shape=(8,))),
         EmbeddingError,
-        "stack 'dim4'",
+        f"stack {next(iter(one(placement=ColumnWise()).stacks))!r}",
         "4 columns over 8 devices",
         "a multiple of 8",
         "a jax.Array has no uneven split: the stack would lie whole on every device",
@@ -254,7 +255,7 @@ MESSAGES: Messages = {
     "uneven groups": (
         lambda: one(placement=TableWise(3)).in_sbp(placement("cpu", shape=(8,))),
         EmbeddingError,
-        "stack 'dim4'",
+        f"stack {next(iter(one(placement=TableWise(3)).stacks))!r}",
         "3 groups over 8 devices",
         "a multiple of 8",
         "a jax.Array has no uneven split: the stack would lie whole on every device",
