@@ -1,7 +1,7 @@
 """THE lists of passes: from a JAX function to the physical program and its plan.
 
 A pass is a function from one of the records below to the next; `holds` says what must be true of what it
-gives. A program of one placement goes through `PLACEMENT`. One with stages goes through `STAGES`, whose pass
+gives. A program of one placement goes through `PLACEMENT`, one with stages through `STAGES`, whose pass
 "placements" sends what each placement computes through `PLACEMENT`.
 """
 
@@ -47,6 +47,7 @@ from sbp.passes.plan.record import ChoiceRecord
 from sbp.passes.program.duplicates import without_duplicates
 from sbp.passes.program.graph import Graph
 from sbp.passes.program.hoist import hoist_casts, hoist_narrowing
+from sbp.passes.program.inverse_views import without_inverse_views
 from sbp.passes.program.trace import Traced
 from sbp.passes.recall import Recall
 from sbp.passes.request import Peers, Request, StagesRequest
@@ -68,7 +69,7 @@ class Logical:
 
     @property
     def graph(self) -> Graph:
-        """The graph of the program."""
+        """Of the program."""
         return self.traced.graph
 
     @property
@@ -126,8 +127,8 @@ def honour_pins(s: Logical) -> Logical:
 
 
 def merge_equals(s: Logical) -> Logical:
-    """Computes once what is computed twice. After the pins: equal values may be annotated differently."""
-    return s.with_graph(without_duplicates(s.graph))
+    """Computes once what is computed twice, and nothing that is undone; pins keep equal values apart."""
+    return s.with_graph(without_duplicates(without_inverse_views(s.graph)))
 
 
 CASTS_SHARE = 0.05
@@ -359,9 +360,8 @@ def keep_sums_apart(s: Whole) -> Ordered:
 
 def plan_placements(s: Ordered) -> Planned:
     """Plans what each placement computes, one after the other."""
-    return Planned(
-        **vars(s), stages=plan_shares(s.request, s.traced, s.graph, s.where, s.order, compile_plan)
-    )
+    stages = plan_shares(s.request, s.traced, s.graph, s.where, s.order, compile_plan)
+    return Planned(**vars(s), stages=stages)
 
 
 def choose_schedule(s: Planned) -> Scheduled:
