@@ -274,7 +274,7 @@ def compile_plan(traced: Traced, request: Request) -> Plan:
 
     Raises:
       SbpError: for annotations that cannot be honoured, all of them at once.
-      SpecError: with `Terms.check`, if a pass broke its contract.
+      InternalError: for a fault of a pass.
     """
     boxings, terms = Boxings(Network(request.placement, request.hardware)), request.terms
     if terms.check:
@@ -395,6 +395,6 @@ def compile_stages(traced: Traced, request: StagesRequest) -> Staged:
 
     Raises:
       SbpError: for scopes, annotations or a schedule that cannot be had, all problems of a kind at once.
-      SpecError: with `Terms.check`, if a pass broke its contract.
+      InternalError: for a fault of a pass.
     """
     return STAGES.run(Whole(request, traced, traced.graph), request.terms.check)

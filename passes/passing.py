@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from sbp.passes.fault import raise_internal
 from sbp.passes.plan.phases import Phases
 
 In = TypeVar("In")
@@ -42,16 +43,19 @@ class Chain(Generic[In, Out]):
           phases: where each pass is noted.
 
         Raises:
-          SpecError: with `check`, if a pass broke its contract.
+          InternalError: for what no pass should raise, and with `check`, if one broke its contract.
         """
         at: Any = given
         phases = Phases() if phases is None else phases
         with collector_paused():
             for p in self.passes:
-                with phases.of(p.name):
-                    at = p.run(at)
-                if check:
-                    p.holds(at)
+                try:
+                    with phases.of(p.name):
+                        at = p.run(at)
+                    if check:
+                        p.holds(at)
+                except Exception as e:
+                    raise_internal(p.name, e)
         out: Out = at
         return out
 

@@ -146,7 +146,12 @@ class ProcessError(SbpError):
     """Processes that do not run the same program, or one that does not come."""
 
 
+class InternalError(SbpError):
+    """A fault of this library, not of the program that it was given."""
+
+
 KINDS: dict[str, type[SbpError]] = {
+    "internal": InternalError,
     "signature": SignatureError,
     "placement": PlacementError,
     "annotation": AnnotationError,

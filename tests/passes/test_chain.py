@@ -9,6 +9,7 @@ import pytest
 
 import sbp
 from sbp import B, S
+from sbp.errors import InternalError
 from sbp.passes import chain
 from sbp.passes.chain import PLACEMENT, STAGES, Chain, Placed, first
 from sbp.passes.explain.plan import PlanData
@@ -45,8 +46,10 @@ def test_a_pass_that_breaks_its_contract_is_named_at_once(monkeypatch: pytest.Mo
 
     broken = tuple(replace(p, run=forgets) if p.name == "buckets" else p for p in PLACEMENT.passes)
     monkeypatch.setattr(chain, "PLACEMENT", Chain(broken))
-    with pytest.raises(SpecError, match="the physical program"):
+    with pytest.raises(InternalError, match="pass 'buckets'") as refused:
         sbp.compile(model, LINE).plan(X, X)
+    assert isinstance(refused.value.__cause__, SpecError)
+    assert "the physical program" in str(refused.value)
     sbp.compile(model, LINE, options=sbp.Options(check=False)).plan(X, X)
 
 
