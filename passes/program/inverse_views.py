@@ -45,7 +45,9 @@ class _Views:
 
     def same(self, node: Node, makers: Mapping[int, Node]) -> int | None:
         """The nearest source of a view that is the same tensor; None if there is none."""
-        kinds = next((k for k in (NAMES_ANEW, ("transpose",)) if node.op in k), ())
+        kinds = next((k for k in (NAMES_ANEW, ("transpose",)) if node.op in k), None)
+        if kinds is None:
+            return None
         shape = self.shape(node.outputs[0])
         straight = order = tuple(range(len(shape)))
         at: Node | None = node
