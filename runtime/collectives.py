@@ -119,7 +119,7 @@ def dims_in_order(x: jax.Array) -> jax.Array:
 
 def _all_reduce(x: jax.Array, at: Site) -> jax.Array:
     assert isinstance(at.move.old, Partial)
-    whole: jax.Array = bits.reduced(x, at.move.old.op, at.names)
+    whole: jax.Array = bits.reduction(x, at.move.old.op, at.names)
     return whole
 
 

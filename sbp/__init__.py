@@ -45,7 +45,7 @@ _FACE = {
     "on_shards": "sbp.shards",
     "SbpError": "sbp.errors",
     "compile": "sbp.runtime.execute",
-    "constrain": "sbp.runtime.constrain",
+    "constrain": "sbp.runtime.constraints.constrain",
     "initialize": "sbp.runtime.processes.start",
     "to_host": "sbp.runtime.processes.host",
     "fit": "sbp.runtime.training.fit",
@@ -85,7 +85,7 @@ if TYPE_CHECKING:
     from sbp.runtime import embedding
     from sbp.runtime.checkpoint.api import restore, save
     from sbp.runtime.checkpoint.checkpoints import Checkpoints
-    from sbp.runtime.constrain import constrain
+    from sbp.runtime.constraints.constrain import constrain
     from sbp.runtime.execute import Program, compile
     from sbp.runtime.measured.profile import Profile
     from sbp.runtime.processes.host import to_host

@@ -15,7 +15,7 @@ _parallel: Any = parallel
 _lower: Callable[..., Any] = getattr(_parallel, "_all_reduce_lowering", None) or _parallel._allreduce_lowering
 
 
-def product(x: jax.Array, names: Sequence[str]) -> jax.Array:
+def all_product(x: jax.Array, names: Sequence[str]) -> jax.Array:
     """The product of what the devices along the mesh axes `names` have."""
     whole: jax.Array = _product_p.bind(x, axes=tuple(names))
     return whole

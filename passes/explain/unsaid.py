@@ -18,7 +18,7 @@ from sbp.signature import B, Partial
 from sbp.units import bytes_text, seconds_text
 
 TimedSteps: TypeAlias = Sequence[tuple[Step, int]]
-"""TimedSteps, with how often each is executed."""
+"""Steps, with how often each is executed."""
 
 MOST_NAMES = 3
 """Tensors that a decision names."""

@@ -18,7 +18,7 @@ from sbp.passes.physical.compared import compared, is_alike
 from sbp.passes.physical.evaluate import OVERLAPPING, Evaluator
 from sbp.passes.physical.exposure import Clock, Exposure, Shares, StepTimes
 from sbp.passes.physical.latency_hiding import have_walk_ready
-from sbp.passes.physical.lone import lone_moves, network_without, sent_bytes
+from sbp.passes.physical.lone_collectives import lone_moves, network_without, sent_bytes
 from sbp.passes.plan.fold import fold
 from sbp.passes.plan.model import ChosenSignatures, Model
 from sbp.passes.plan.network import CostNetwork, Infeasible, Table

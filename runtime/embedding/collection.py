@@ -97,12 +97,14 @@ class Collection:
         """
         found = []
         for stack in self.stacks.values():
-            first = next((np.shape(tables[p.name]) for p in stack.parts if p.name in tables), ())
+            shapes = {p.name: np.shape(tables[p.name]) for p in stack.parts if p.name in tables}
+            # A state may have one number per row; of the first table it is seen which this is.
+            whole, each = stack.shape[-1:], next((s[1:] for s in shapes.values()), None)
+            rest = each if each in ((), (1,)) else whole
             for part in stack.parts:
-                shape = np.shape(tables[part.name]) if part.name in tables else None
-                if shape != (part.rows, *first[1:]):
+                shape = shapes.get(part.name)
+                if shape != (part.rows, *rest):
                     got = "nothing" if shape is None else f"shape {shape}"
-                    rest = first[1:] or (part.table.embedding_dim,)
                     legal, why = f"({', '.join(map(str, (part.rows, *rest)))})", "every table has its rows"
                     fix = "as unstack(params) gives it"
                     found.append(problem(f"table {part.name!r}", got, legal, why, fix))

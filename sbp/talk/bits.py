@@ -17,7 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sbp import compat, compat_reduce
+from sbp import compat
+from sbp.compat_reduce import all_product
 from sbp.untyped import DType, all_gather, pmax, pmin, psum, psum_scatter
 
 COMPARED_BYTES = 4
@@ -62,12 +63,7 @@ def extremum(x: jax.Array, how: str, names: Sequence[str]) -> jax.Array:
     return lax.bitcast_convert_type(best, wide.dtype).astype(x.dtype)
 
 
-def all_product(x: jax.Array, names: Sequence[str]) -> jax.Array:
-    """The product of what the devices along the mesh axes `names` have."""
-    return compat_reduce.product(x, names)
-
-
-def reduced(x: jax.Array, how: str, names: Sequence[str]) -> jax.Array:
+def reduction(x: jax.Array, how: str, names: Sequence[str]) -> jax.Array:
     """What the devices along the mesh axes `names` have, as one; "and", "or" and "xor" of what is gathered.
 
     Arguments:

@@ -15,7 +15,7 @@ from sbp.options import IGNORE, Options
 from sbp.passes.face import PipelinePlan, Plan
 from sbp.runtime.built import Built
 from sbp.runtime.call import Call, parameters
-from sbp.runtime.constrained import ConstrainedProgram, ExplicitProgram
+from sbp.runtime.constraints.programs import ConstrainedProgram, ExplicitProgram
 from sbp.runtime.execute import Program
 from sbp.signature import AUTO
 from sbp.untyped import PyTree, struct

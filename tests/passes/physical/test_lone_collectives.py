@@ -10,7 +10,7 @@ import sbp
 from sbp import B, S
 from sbp.passes.boxing.links import Network
 from sbp.passes.physical.evaluate import Evaluator
-from sbp.passes.physical.lone import lone_moves, sent_bytes
+from sbp.passes.physical.lone_collectives import lone_moves, sent_bytes
 from sbp.untyped import struct
 
 DEVICES = sbp.placement("h100", shape=(8,), axes=("data",))

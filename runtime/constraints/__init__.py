@@ -1,0 +1,1 @@
+"""A plan as constraints in a program of plain `jax.jit`."""
