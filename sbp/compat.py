@@ -73,6 +73,7 @@ CUSTOM = {jax.custom_vjp: "custom_vjp_call", jax.custom_jvp: "custom_jvp_call"}
 _LIBRARIES = tuple(
     os.path.realpath(p) + os.sep for p in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
 )
+_JAX = os.path.dirname(os.path.abspath(jax.__file__)) + os.sep
 _STDLIB = os.path.realpath(sysconfig.get_path("stdlib")) + os.sep
 _PACKAGE = os.path.dirname(os.path.realpath(__file__)) + os.sep
 _OWN = tuple(
@@ -105,6 +106,12 @@ def is_user_file(file: str) -> bool:
 def any_line(source_info: SourceInfo) -> tuple[str, int] | None:
     """The innermost frame outside JAX, libraries included."""
     return next(((file, line) for file, line, _ in frames(source_info)), None)
+
+
+def is_of_jax(jaxpr: Jaxpr) -> bool:
+    """Whether a jaxpr is the trace of one of JAX's own functions, such as that of `jnp.where`."""
+    _, _, place = str(jaxpr.debug_info.func_src_info).rpartition(" at ")
+    return place.startswith(_JAX)
 
 
 def scope_of(source_info: SourceInfo) -> str:

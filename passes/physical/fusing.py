@@ -16,6 +16,7 @@ from enum import StrEnum
 from typing import Any, TypeAlias
 
 from sbp.compat import itemsize
+from sbp.passes.physical.believed import parts_bytes
 from sbp.passes.physical.program import (
     Border,
     Box,
@@ -171,9 +172,11 @@ def op_of(step: Step, physical: Physical) -> KernelOp:
         straight = [(x, nd) for x, nd in pairs if not isinstance(x, Const)]
     product = rule is not None and rule.matmul is not None
     sends, held = False, 0.0
+    if product:
+        held = parts_bytes(physical.graph, node, step.strategy, physical.placement)
     if rule is not None and (rule.talks is not None or rule.held is not None):
         where = physical.graph, node, step.strategy.lying, physical.placement.shape
-        sends, held = bool(talks_of(*where)), held_bytes(*where)
+        sends, held = bool(talks_of(*where)), held + held_bytes(*where)
     changed = frozenset(read[:1] if name == "conv_general_dilated" and is_padded(node.params) else ())
     return KernelOp(kind_of(node), read, written, frozenset(straight), changed, product, sends, held, step)
 

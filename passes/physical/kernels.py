@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
 
+from sbp.passes.physical.diamonds import diamonds
 from sbp.passes.physical.fusing import (
     COSTLY,
     PARTIAL,
@@ -69,6 +70,7 @@ class Kernels:
       ends: of each version that is kept, the tensor.
       waits: per op, what else it waits for, by who makes that: a barrier lets nothing through before all that
         enters it is there.
+      diamonds: the ops that read rows and their reduction (diamonds.py).
       known: what was found of them already: the same is asked for each order that they may run in.
     """
 
@@ -79,6 +81,7 @@ class Kernels:
     sources: Sequence[Sequence[Buffer]]
     ends: Mapping[Version, Buffer]
     waits: Sequence[frozenset[int]] = ()
+    diamonds: frozenset[int] = NOTHING
     known: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def once(self, key: Hashable, find: Callable[[], Found]) -> Found:
@@ -188,6 +191,7 @@ class _Fusion:
             made = [Buffer(v, sizes.bytes(v), i, len(sizes.shape(v[0]))) for v in op.writes]
             self.writes.append(made)
             self.last.update((t.version, (t, True)) for t in made)
+        self.diamonds = diamonds(ops, self.reads, sizes)
         self.uses = Counter(t for read in self.reads for t in {t for t, _ in read})
 
     def _waits(self, i: int, op: KernelOp) -> frozenset[int]:
@@ -228,7 +232,9 @@ class _Fusion:
         for t in made:
             for k, straight in t.readers.items():
                 readers[k] = readers.get(k, True) and straight
-        if any(t.written for t in made) or (len(readers) > 1 and not self._cheap(i, len(readers))):
+        closed = i in self.diamonds and not self._is_inside(readers)
+        written = closed or any(t.written for t in made)
+        if written or (len(readers) > 1 and not self._cheap(i, len(readers))):
             self._kernel(i)
             return
         for k in readers:
@@ -273,6 +279,10 @@ class _Fusion:
         operands = self._operands(i)
         return readers * operands <= operands + (1 + readers) * own
 
+    def _is_inside(self, readers: Mapping[int, bool]) -> bool:
+        """Whether a diamond is computed in the next one: none but that and its reduction read it."""
+        return any(i in self.diamonds and set(readers) <= {i, self.diamonds[i]} for i in readers)
+
     def _merges(self, i: int) -> bool:
         return self.ops[i].kind is Fusing.LOOP and self.ops[i].name not in COSTLY
 
@@ -296,4 +306,5 @@ class _Fusion:
             for k in t.readers:
                 read[k].append(t)
         sources = [[t for t, _ in ts] for ts in self.reads]
-        return Kernels(self.ops, made, read, tensors, sources, {v: self.last[v][0] for v in kept}, self.waits)
+        ends = {v: self.last[v][0] for v in kept}
+        return Kernels(self.ops, made, read, tensors, sources, ends, self.waits, frozenset(self.diamonds))

@@ -27,7 +27,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sbp.passes.physical.convolutions import Copy, copies
-from sbp.passes.physical.fusing import Fusing, KernelOp, Seconds, ShardSizes
+from sbp.passes.physical.fusing import PRODUCTS, Fusing, KernelOp, Seconds, ShardSizes
 from sbp.passes.physical.invariant import read_in_loops
 from sbp.passes.physical.kernels import Buffer, Kernels, kernels
 from sbp.passes.physical.layouts import Turned, turned
@@ -37,9 +37,6 @@ from sbp.passes.physical.program import Border, Box, Step, Version
 from sbp.passes.physical.schedule_nodes import sent_together
 from sbp.passes.physical.trips import TripOps, peeled_ops, sent_later, sunk_into, trip_ops
 from sbp.passes.physical.whole import WholeProgram
-
-LONGEST_ROW = 32_768
-"""Longer rows are reduced in two steps (`RowReductionRaceFreeBound`: 32 threads, 1,024 elements each)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,12 +215,20 @@ def swept(k: Kernels, sizes: ShardSizes, spaces: Spaces, laid: Laid | None) -> S
     packed = {i for x in turn.packed for i in x.members}
     for i, op in enumerate(k.ops):
         if k.runs(i) and k.made[i] and i not in packed:
-            _write_over(k, i, turn, sweep, sizes)
+            _write_over(k, i, turn, sweep)
         if op.held_bytes and k.runs(i):
-            sweep.add(Live(op.writes[0], op.held_bytes), turn.born[i], turn.read[i])
+            sweep.add(Live(op.writes[0], op.held_bytes), turn.born[i], _held_until(k, i, turn))
         if isinstance(op.step, Border) and k.runs(i):
             sweep.inside(turn.born[i], _inside(op, sizes, spaces.seconds))
     return sweep
+
+
+def _held_until(k: Kernels, i: int, turn: Turns) -> int:
+    """The turn in which what an op holds inside goes: the parts of a product are added up by its only reader,
+    if that computes what it reads."""
+    readers = [r for t in k.made[i] for r in t.readers] if k.ops[i].name in PRODUCTS else []
+    computed = len(readers) == 1 and readers[0] < k.end and k.ops[readers[0]].kind is not Fusing.CALL
+    return turn.read[readers[0]] if computed else turn.read[i]
 
 
 def _add_sent_later(k: Kernels, turn: Turns, sweep: Sweep, sent: Sequence[KernelOp]) -> None:
@@ -283,12 +288,11 @@ def _turn_over(k: Kernels, x: Turned, turn: Turns, sweep: Sweep, taken: Mapping[
         sweep.add(Live(x.tensor.version, x.tensor.bytes), turn.born[x.tensor.maker], at)
 
 
-def _write_over(k: Kernels, i: int, turn: Turns, sweep: Sweep, sizes: ShardSizes) -> None:
+def _write_over(k: Kernels, i: int, turn: Turns, sweep: Sweep) -> None:
     """Lets the results of a kernel take the spaces of operands that nobody needs after it."""
-    for t in k.made[i]:
+    # A diamond reads a whole row before it writes any of it.
+    for t in () if i in k.diamonds else k.made[i]:
         if t not in sweep.lives:
-            continue
-        if _is_row_by_row(k, i, t, sizes):
             continue
         for y in k.read[i]:
             fits = y.bytes == t.bytes and y.readers[i]
@@ -299,30 +303,6 @@ def _write_over(k: Kernels, i: int, turn: Turns, sweep: Sweep, sizes: ShardSizes
                 and sweep.give(y, turn.born[i])
             ):
                 break
-
-
-def _is_row_by_row(k: Kernels, i: int, t: Buffer, sizes: ShardSizes) -> bool:
-    """Whether a kernel reduces rows and reads them again, as a softmax does: it is one with the reduction,
-    and reads a whole row before it writes any of it."""
-    operands = [y for y in k.read[i] if y.bytes == t.bytes and _is_called(k, y)]
-
-    def alone(reader: int) -> list[Buffer]:
-        found = (r for r in k.read[reader] if r.maker >= 0 and len(r.readers) == 1 and r.bytes < t.bytes)
-        return [r for r in found if k.ops[r.maker].kind is not Fusing.CALL]
-
-    # What is computed of the reduced rows first is merged too.
-    rows = [*alone(i), *(r for s in alone(i) for r in alone(s.maker))]
-    return any(
-        k.ops[r.maker].kind is Fusing.ROOT
-        and 1 < sizes.elements(t.version) / max(sizes.elements(r.version), 1) <= LONGEST_ROW
-        and any(r.maker in y.readers for y in operands)
-        for r in rows
-    )
-
-
-def _is_called(k: Kernels, t: Buffer) -> bool:
-    # What a scatter has made is reduced apart, as compiled programs show.
-    return t.maker < 0 or k.ops[t.maker].kind is not Fusing.ROOT
 
 
 class Sweep:

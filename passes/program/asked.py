@@ -27,16 +27,18 @@ BOUND = ("sharding_constraint", "device_put")
 """Which speak of automatic axes too: where types have shardings, the others leave these to JAX."""
 
 
-def asked_of(eqn: JaxprEqn, scope: str) -> Pin | None:
+def asked_of(eqn: JaxprEqn, scope: str, of_jax: bool = False) -> Pin | None:
     """What an equation asks of its results, as an annotation; None for nothing.
 
     Arguments:
       scope: its name stack: what is transposed was not said by the user.
+      of_jax: whether it stands in one of JAX's own functions: `jnp.where` reshards what lies otherwise than
+        its other operands.
     """
     name = eqn.primitive.name
     key, words = WORDS.get(name, OTHERS)
     asked = _named(eqn.params.get(key))
-    if asked is None or _is_derived(scope):
+    if asked is None or _is_derived(scope) or (of_jax and name == "reshard"):
         return None
     named = named_signature(asked, _ndim(eqn), bound=name in BOUND)
     speaks = named.says_nothing or set(asked.mesh.axis_names) - set(named.free)

@@ -102,7 +102,7 @@ class Builder:
         for eqn in jaxpr.eqns:
             source = _source(eqn, at)
             outs = self.results(eqn, [read(a) for a in eqn.invars], source)
-            pin = asked_of(eqn, source.scope)
+            pin = asked_of(eqn, source.scope, compat.is_of_jax(jaxpr))
             if pin is not None:
                 outs = [self.annotated(x, pin, source) for x in outs]
             env.update(zip(eqn.outvars, outs, strict=True))

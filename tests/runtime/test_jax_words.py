@@ -180,7 +180,7 @@ def test_dims_and_axes_may_be_left_open() -> None:
 
 
 def test_what_jax_infers_binds_nobody() -> None:
-    """The cotangents of resharded weights, and zeros that are made like them."""
+    """The cotangents of resharded weights, zeros that are made like them, and what `jnp.where` reshards."""
 
     def step(x: Any, w: Any) -> Any:
         whole = jax.reshard(w, Spec())
@@ -189,6 +189,13 @@ def test_what_jax_infers_binds_nobody() -> None:
     plan = of(step, EXPLICIT)
     assert kept(plan) == {(B, B)}
     assert len(annotated(plan)) == 1
+
+    def chosen(x: Any, w: Any) -> Any:
+        columns = jax.reshard(x @ w, Spec("data", "model"))
+        return jnp.where(jax.lax.broadcasted_iota(jnp.int32, columns.shape, 1) < 3, columns, 0)
+
+    assert kept(of(chosen, EXPLICIT)) == {(S(0), S(1))}
+    assert len(annotated(of(chosen, EXPLICIT))) == 1
 
 
 def test_unreduced_axes_are_partial_sums() -> None:

@@ -22,7 +22,7 @@ from sbp.passes.physical.memory import Spaces, alive
 from sbp.signature import NdSbp
 
 ONE = sbp.placement("h100", shape=(1,))
-N = 256
+N = 2048
 SQUARE = 4 * N * N
 """Bytes of a matrix."""
 
@@ -148,7 +148,7 @@ def test_a_sum_is_reduced_in_place() -> None:
     on = sbp.placement("h100", shape=(2,))
 
     def fn(x: Any, w: Any) -> Any:
-        return jnp.tanh(x @ w).sum()
+        return jnp.tanh(sbp.annotate(x @ w, [B])).sum()
 
     # Columns times rows: a sum of parts, whole on every device afterwards. Where things overlap, gathering so
     # small operands makes a shorter step.

@@ -1,5 +1,6 @@
 """The plan's memory against that of XLA:GPU, compiled for eight H100s that are not here."""
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -101,6 +102,19 @@ def looked_up(ws: Any, ids: Any) -> Any:
     return jnp.square(jnp.tanh(rows @ ws[1])).mean()
 
 
+def chosen(w: Any, x: Any, *, dtype: Any = None) -> Any:
+    """The logarithms of a softmax over whole rows, of which one element each counts."""
+    logits = (x["rows"] @ w.T).astype(dtype or w.dtype)
+    return -jnp.take_along_axis(jax.nn.log_softmax(logits), x["at"][:, None], -1).mean()
+
+
+def one_hot(w: Any, x: Any) -> Any:
+    """The same, chosen by comparison."""
+    found = jax.nn.log_softmax(x["rows"] @ w.T)
+    at = x["at"][:, None] == lax.broadcasted_iota(jnp.int32, found.shape, 1)
+    return -jnp.where(at, found, 0).sum(-1).mean()
+
+
 def descent(loss: Callable[..., Any], ws: Any, x: Any) -> Any:
     """A step of gradient descent with momentum, as `(weights, momenta), x -> (weights, momenta), loss`."""
     value, grads = jax.value_and_grad(loss)(ws[0], x)
@@ -176,6 +190,25 @@ def test_the_memory_of_a_train_step(name: str) -> None:
     t = PROGRAMS[name]
     program = sbp.compile(partial(descent, t.loss), ON, in_sbp=t.lying, donate_argnums=0)
     assert ratio(program, (t.weights, t.weights), t.x) == pytest.approx(1, abs=WITHIN)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("loss", "vocabulary"),
+    [
+        *itertools.product([chosen, one_hot], [512, 2048, 8192]),
+        (partial(chosen, dtype=jnp.float32), 2048),
+        (chosen, 50304),
+    ],
+)
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_the_memory_of_a_softmax_over_rows(loss: Any, dtype: Any, vocabulary: int) -> None:
+    """Rows of up to 32,768 are one kernel with their softmax, whose result is written; the products of small
+    ones are written in parts."""
+    w = jax.ShapeDtypeStruct((vocabulary, 256), dtype)
+    x = {"rows": jax.ShapeDtypeStruct((8192, 256), dtype), "at": jax.ShapeDtypeStruct((8192,), jnp.int32)}
+    program = sbp.compile(partial(descent, loss), ON, in_sbp=([B], [S(0)]), donate_argnums=0)
+    assert ratio(program, (w, w), x) == pytest.approx(1, abs=0.15)
 
 
 LAYERED = [(4, 1024, 4096), (24, 1024, 8192), (12, 2048, 32_768), (8, 4096, 16_384), (12, 1024, 32_768)]
