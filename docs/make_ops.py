@@ -184,8 +184,9 @@ def without() -> Iterator[str]:
 
     yield "## Ops without a rule, and why\n"
     yield "Ops that hold their body (calls, `lax.composite`, `custom_partitioning`) are seen through; so are"
-    yield "those that JAX itself writes in other ops: sparse products (BCOO, BCSR, COO, CSR), `custom_vmap`,"
-    yield "updates of factorisations, and more. Loops and branches are planned inside."
+    yield "those that are written in other ops: sparse products (BCOO, BCSR, COO, CSR), `custom_vmap`,"
+    yield "updates of factorisations, ops of libraries such as equinox, and more. Loops and branches are"
+    yield "planned inside."
     yield "What is left:\n\n| why | ops |\n|---|---|"
     for group in WITHOUT:
         yield f"| {group.why} | {', '.join(f'`{op}`' for op in group.ops)} |"

@@ -46,15 +46,15 @@ def expansion(eqn: JaxprEqn) -> ClosedJaxpr | None:
 
 @cache
 def lowered_function(primitive: Primitive) -> Callable[..., PyTree] | None:
-    """The function as which JAX lowers a primitive of its own, such as a sparse product; else None."""
+    """The function as which JAX lowers a primitive, such as a sparse product or one of equinox; None for one
+    that is lowered otherwise, and for our own, which passes look for."""
     entry: Any = mlir
     rule: Any = getattr(entry._lowerings.get(primitive), "rule", None)
     if getattr(rule, "__qualname__", "") != "lower_fun.<locals>.f_lowered":
         return None
     held = inspect.getclosurevars(rule).nonlocals
     run = held["fun"]
-    home = getattr(run, "func", run).__module__
-    if not home.startswith("jax."):
+    if getattr(run, "func", run).__module__.startswith("sbp."):
         return None
     return run if held["multiple_results"] else lambda *args, **params: [run(*args, **params)]
 

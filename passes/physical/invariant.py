@@ -7,24 +7,11 @@ takes it into the loop.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Iterator
 
 from sbp.passes.physical.kernels import Kernels
 from sbp.passes.physical.program import Border, Compute, Step, Version
 from sbp.passes.program.graph import Const
-from sbp.signature import NdSbp
-
-
-@dataclass(frozen=True, slots=True)
-class _Made:
-    """A tensor by how it is made: equal ones are one tensor."""
-
-    op: str
-    params: tuple[tuple[str, str], ...]
-    operands: tuple[_Made | str, ...]
-    result: int
-    nd: NdSbp
 
 
 def read_in_loops(k: Kernels) -> None:
@@ -33,32 +20,43 @@ def read_in_loops(k: Kernels) -> None:
     loops = [(i, op.step) for i, op in enumerate(k.ops) if isinstance(op.step, Border)]
     if not loops:
         return
-    there = {t.version: t for t in k.tensors if t.maker >= 0 and t.written}
-    known = {what: there[v] for v, what in _of_scalars(steps) if v in there and not _is_repeated(what)}
+    there, numbers = {t.version: t for t in k.tensors if t.maker >= 0 and t.written}, _Numbers()
+    known = {n: there[v] for v, n in _of_scalars(steps, numbers) if v in there and n not in numbers.repeated}
     for i, loop in loops if known else ():
-        for _, what in (found for body in loop.bodies for found in _of_scalars(body)):
-            if what in known and known[what].maker < i:
-                known[what].readers.setdefault(i, False)
+        for _, n in (found for body in loop.bodies for found in _of_scalars(body, numbers)):
+            if n in known and known[n].maker < i:
+                known[n].readers.setdefault(i, False)
 
 
-def _is_repeated(what: _Made) -> bool:
-    return what.op == "broadcast_in_dim" and not any(isinstance(x, _Made) for x in what.operands)
+class _Numbers:
+    """Numbers of tensors by how they are made: equal ones are one tensor.
+
+    What a tensor is made of stands in its key by number: a key of keys would be as long as all paths to it.
+    """
+
+    def __init__(self) -> None:
+        self.known: dict[Hashable, int] = {}
+        self.repeated: set[int] = set()
+
+    def of(self, step: Compute, operands: tuple[int | str, ...], result: int) -> int:
+        node, nd = step.node, step.strategy.results[result]
+        params = tuple((name, repr(value)) for name, value in sorted(node.params.items()))
+        n = self.known.setdefault((node.op, params, operands, result, nd), len(self.known))
+        if node.op == "broadcast_in_dim" and not any(isinstance(x, int) for x in operands):
+            self.repeated.add(n)
+        return n
 
 
-def _of_scalars(steps: Iterable[Step]) -> Iterator[tuple[Version, _Made]]:
-    """What some steps make of scalars alone, and how."""
-    found: dict[Version, _Made] = {}
+def _of_scalars(steps: Iterable[Step], numbers: _Numbers) -> Iterator[tuple[Version, int]]:
+    """What some steps make of scalars alone, with its number."""
+    found: dict[Version, int] = {}
     for step in steps:
         if not isinstance(step, Compute) or step.node.bodies:
             continue
-        node, strategy = step.node, step.strategy
-        operands = list[_Made | str]()
-        for x, nd in zip(node.inputs, strategy.operands, strict=True):
-            if not isinstance(x, Const) and (x, nd) not in found:
-                break
-            operands.append(f"{x.dtype} {x}" if isinstance(x, Const) else found[x, nd])
-        else:
-            params = tuple((name, repr(value)) for name, value in sorted(node.params.items()))
-            for j, version in enumerate(zip(node.outputs, strategy.results, strict=True)):
-                found[version] = _Made(node.op, params, tuple(operands), j, version[1])
-                yield version, found[version]
+        read = list(zip(step.node.inputs, step.strategy.operands, strict=True))
+        if not all(isinstance(x, Const) or (x, nd) in found for x, nd in read):
+            continue
+        operands = tuple(f"{x.dtype} {x}" if isinstance(x, Const) else found[x, nd] for x, nd in read)
+        for j, version in enumerate(zip(step.node.outputs, step.strategy.results, strict=True)):
+            found[version] = numbers.of(step, operands, j)
+            yield version, found[version]

@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import sbp
-from sbp.signature import AUTO, S
+from sbp.signature import AUTO, B, S
 
 PLACEMENT = sbp.placement("cpu", shape=(2, 4))
 OPTIMIZER = optax.adamw(1e-2)
@@ -102,6 +102,33 @@ def test_equinox() -> None:
         return eqx.apply_updates(params, updates), state, loss
 
     compare(step, (params, OPTIMIZER.init(params)))
+
+
+def test_loops_of_equinox_are_seen_through() -> None:
+    """A checkpointed loop, as diffrax solves with: of rows that are split only gradients are sent."""
+    loops = pytest.importorskip("equinox.internal")
+
+    def step(params: Any, x: Any) -> Any:
+        def loss(params: Any) -> Any:
+            def trip(carry: Any) -> Any:
+                at, y = carry
+                return at + 1, y + 0.1 * jnp.tanh(y @ params)
+
+            return jnp.square(
+                loops.while_loop(
+                    lambda c: c[0] < 5, trip, (jnp.array(0), x), max_steps=8, kind="checkpointed"
+                )[1]
+            ).mean()
+
+        value, gradient = jax.value_and_grad(loss)(params)
+        return params - gradient, value
+
+    params = np.random.default_rng(4).normal(size=(12, 12)).astype(np.float32)
+    program = sbp.compile(step, PLACEMENT, in_sbp=([B, B], [S(0), S(0)]), out_sbp=[B, B])
+    for got, expected in zip(program(params, X), jax.jit(step)(params, X), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+    sent = {c.kind for c in program.plan(params, X).collectives}
+    assert sent == {"all_reduce"}
 
 
 PARAMS = {

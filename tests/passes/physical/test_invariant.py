@@ -34,6 +34,18 @@ def scanned(second: Any) -> float:
     return sbp.compile(fn, ONE).plan(ws, x).memory_bytes
 
 
+def test_what_is_made_of_a_value_twice_is_named_once() -> None:
+    """Sixty doublings have as many paths as a chessboard has grains."""
+
+    def fn(x: Any) -> Any:
+        made = jnp.arange(N, dtype=x.dtype)
+        for _ in range(60):
+            made = jnp.sin(made) * made
+        return jax.lax.scan(lambda x, _: (x + made, None), x, None, length=2)[0]
+
+    assert sbp.compile(fn, ONE).plan(jax.ShapeDtypeStruct((N,), "float32")).memory_bytes > 0
+
+
 def test_a_mask_that_a_later_loop_makes_again_stays() -> None:
     same = scanned(lambda: jnp.tril(jnp.ones((N, N), bool)))
     other = scanned(lambda: jnp.tril(jnp.ones((N, N), bool), -1))
