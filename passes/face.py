@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec
 from sbp.errors import ArgumentError, Problem, SignatureError
 from sbp.meant import meant
 from sbp.passes.explain.choices import RowChoices, TensorChoices
+from sbp.passes.explain.fault import public
 from sbp.passes.explain.plan import PlanData, Replans, Writes
 from sbp.passes.explain.unsaid import Unsaid, unsaid
 from sbp.passes.explain.words import MAX_ROWS
@@ -281,6 +282,7 @@ def read_text(text: str) -> Plan:
     return faced(files.parse_plan(text, {"stages": pipeline_files.read_plan}, "unpickling a plan"))
 
 
+@public
 def load_plan(path: str | os.PathLike[str]) -> Plan:
     """Reads a plan that was saved as .json; its `physical` is None.
 

@@ -55,7 +55,7 @@ class Chain(Generic[In, Out]):
                     if check:
                         p.holds(at)
                 except Exception as e:
-                    raise_internal(p.name, e)
+                    raise_internal(f"pass {p.name!r}", e)
         out: Out = at
         return out
 

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from sbp.compat_mesh import meshless
 from sbp.errors import ArgumentError, Problem, raise_all
 from sbp.passes.boxing.links import Network
 from sbp.passes.boxing.paths import Boxings
 from sbp.passes.chain import PLACEMENT, Listed, Logical, list_candidates
 from sbp.passes.evaluated import evaluated, figures_of, made_by
 from sbp.passes.explain.choices import HeldPlan, RowChoices, TensorChoices, changes
+from sbp.passes.explain.fault import public
 from sbp.passes.explain.plan import SAME, Collective, PlanData
 from sbp.passes.explain.reasons import Reasons
 from sbp.passes.explain.targets import NamedTensors, Target
@@ -85,7 +85,7 @@ class Replanner:
         plan = faced(_REST.run(self.logical(), self.request.terms.check))
         return replace(plan, replanner=self)
 
-    @meshless
+    @public
     def held(self, plan: PlanData, name: str, nd: NdSbp) -> Plan:
         """The plan with a tensor held to a signature, and everything else planned again.
 
@@ -100,7 +100,7 @@ class Replanner:
         found = Replanner(self.traced, self._asking(target, nd), pinned).plan()
         return replace(found, notes=(held_note(target.text, nd, found, plan), *found.notes))
 
-    @meshless
+    @public
     def choices(self, plan: PlanData, name: str, most: int, time_limit_seconds: float) -> TensorChoices:
         """The other signatures of a tensor, each with the whole plan made again around it.
 

@@ -13,12 +13,12 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from sbp.compat_mesh import meshless
 from sbp.errors import ArgumentError, Problem, SbpError, raise_all
 from sbp.layout import at_rest
 from sbp.passes.chain import STAGES, Ordered, Planned, Staged, Whole, compile_plan
 from sbp.passes.evaluated import figures_of, made_by
 from sbp.passes.explain.choices import HeldPlan, RowChoices, TensorChoices
+from sbp.passes.explain.fault import public
 from sbp.passes.explain.plan import SAME, Collective, PlanData
 from sbp.passes.explain.targets import Target
 from sbp.passes.face import PipelinePlan, Plan
@@ -100,7 +100,7 @@ class StagesReplanner:
     stages: Stages = field(repr=False)
     holds: Mapping[int, PlaceHeld] = field(default_factory=dict)
 
-    @meshless
+    @public
     def held(self, plan: PlanData, name: str, nd: NdSbp) -> Plan:
         """The plan with a tensor held to a signature, and everything else planned again.
 
@@ -114,7 +114,7 @@ class StagesReplanner:
         found = self._made(target, nd, self.request.terms.memory_limit_bytes)
         return replace(found, notes=(held_note(target.text, nd, found, plan), *found.notes))
 
-    @meshless
+    @public
     def choices(self, plan: PlanData, name: str, most: int, time_limit_seconds: float) -> TensorChoices:
         """The other signatures of a tensor, each with the whole plan made again around it.
 

@@ -71,8 +71,13 @@ class Call:
 
     def without_values(self) -> Call:
         """The same without the values of what is traced: it keeps no memory."""
-        args, kwargs = self.traced([None] * len(self.leaves))
-        return replace(self, args=tuple(self.full(args)), kwargs={**kwargs, **self.static_kwargs}, leaves=[])
+        return replace(self.with_leaves([None] * len(self.leaves)), leaves=[])
+
+    def with_leaves(self, leaves: Sequence[Leaf]) -> Call:
+        """The same of other values."""
+        args, kwargs = self.traced(leaves)
+        named = {**kwargs, **self.static_kwargs}
+        return replace(self, args=tuple(self.full(args)), kwargs=named, leaves=list(leaves))
 
     def values(self) -> tuple[Static, ...]:
         """The static arguments, with their types: 1, 1.0 and True are equal, but not the same program."""

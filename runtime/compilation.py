@@ -11,7 +11,7 @@ import jax
 from sbp.compat import trace_context
 from sbp.compat_forks import FORK, check_not_forked
 from sbp.compat_mesh import explicit_types, mesh_key
-from sbp.errors import raise_all
+from sbp.errors import ArgumentError, raise_all
 from sbp.options import Options
 from sbp.passes.program.equal import is_same_program
 from sbp.placement import Placement, as_placement
@@ -22,9 +22,11 @@ from sbp.runtime.built import Built
 from sbp.runtime.call import Call, Parameters
 from sbp.runtime.donation import Owners, layouts_of
 from sbp.runtime.given import given
+from sbp.runtime.misused import not_planned
 from sbp.runtime.pipeline.program import BuiltPipeline
 from sbp.runtime.reading import Reading, build, read
 from sbp.runtime.said import Shapes, said, why_built
+from sbp.runtime.source.reproduction import Reproduction
 from sbp.untyped import Leaf, Prefix, PyTree
 
 P = ParamSpec("P")
@@ -54,6 +56,7 @@ class Compilation(Generic[P, R]):
         self._built: Builds[Built | BuiltPipeline] = Builds()
         self._seen: dict[Hashable, BuildSlot[Built | BuiltPipeline]] = {}
         self._latest: tuple[Call, Built | BuiltPipeline, tuple[arguments.Abstract, ...]] | None = None
+        self._asked: tuple[Call, tuple[arguments.Abstract, ...]] | None = None
         self._shapes: list[Shapes] = []
 
     def __repr__(self) -> str:
@@ -98,6 +101,7 @@ class Compilation(Generic[P, R]):
         """What is built for the abstract signature of a call that can be taken."""
         self._check(call, concrete)
         avals = tuple(map(arguments.abstract, call.leaves))
+        self._asked = call.without_values(), avals
         placement = arguments.with_types(self.placement, call.leaves)
         settings = self._settings(), placement.axis_types
         key = (call.tree, call.values(), avals, settings, self._mesh(call.leaves))
@@ -152,6 +156,23 @@ class Compilation(Generic[P, R]):
         self._shapes.append(now)
         with said("planned", name, f" for {self.placement}"):
             return build(reading, placement, self.in_sbp, self.out_sbp, self.options, concrete)
+
+    def reproduction(self, failed: str, said: str) -> str:
+        """The program that was asked for last as Python that runs alone: what shows a fault again.
+
+        Arguments:
+          failed: the entry that fails: "plan" or "lower".
+          said: what the error said.
+        """
+        if self._asked is None:
+            raise ArgumentError(not_planned(self, "reproduction(...)"))
+        call, avals = self._asked
+        call = call.with_leaves(list(map(arguments.struct, avals)))
+        reading = self._read(call, avals)
+        ins, outs, _ = reading.signatures(self.in_sbp, self.out_sbp).on(self.placement)
+        name, donated = getattr(self.fn, "__name__", "program"), call.donated(self.parameters.donate)
+        made = Reproduction(name, reading.traced, self.placement, ins, outs, self.options, donated)
+        return made.text(failed, said)
 
     def _read(self, call: Call, avals: Sequence[arguments.Abstract]) -> Reading:
         asked = given(self.in_sbp, call, self.parameters)

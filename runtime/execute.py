@@ -11,9 +11,9 @@ import jax
 
 from sbp.compat import setting
 from sbp.compat_forks import check_not_forked
-from sbp.compat_mesh import meshless
 from sbp.errors import ArgumentError, ProcessError, SbpError, raise_all
 from sbp.options import Options
+from sbp.passes.explain.fault import public
 from sbp.passes.face import PipelinePlan, Plan
 from sbp.passes.look.source import ProgramSource
 from sbp.placement import Placement
@@ -45,7 +45,7 @@ class Program(Compilation[P, R]):
     `lower` take shapes in place of arrays too, and `place` arguments alone: of these it sees no types.
     """
 
-    @meshless
+    @public
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Runs the program on logical arrays; host arrays are placed.
 
@@ -68,7 +68,7 @@ class Program(Compilation[P, R]):
                 explain(e)
             raise
 
-    @meshless
+    @public
     def place(self, *args: PyTree, own_rows: int | Collection[int] = ()) -> tuple[PyTree, ...]:
         """The arguments of a call as the program wants them: what is placed once is not moved on every call.
 
@@ -96,7 +96,7 @@ class Program(Compilation[P, R]):
             placed = built.place(call.leaves)
         return tuple(call.full(jax.tree.unflatten(call.tree, placed)[0]))
 
-    @meshless
+    @public
     def save_executable(self, path: str | os.PathLike[str], *args: PyTree, **kwargs: PyTree) -> None:
         """Writes the compiled program to a file for `sbp.load_executable`, which traces, plans and compiles
         nothing; on the same devices and versions alone. Each of several processes writes its own file.
@@ -162,7 +162,7 @@ class Program(Compilation[P, R]):
         """
         return tuple(c for b in self._built.values() if b.counting is not None for c in b.counting.read())
 
-    @meshless
+    @public
     def plan(self, *args: PyTree, **kwargs: PyTree) -> Plan:
         """What the program will do with such arguments (arrays or `ShapeDtypeStruct`s); needs no devices.
 
@@ -174,7 +174,7 @@ class Program(Compilation[P, R]):
             return built.plan
         return replace(built.plan, notes=(*built.plan.notes, *(f"{m}: moved" for m in built.moved.values())))
 
-    @meshless
+    @public
     def source(self, *args: PyTree, **kwargs: PyTree) -> ProgramSource:
         """The program for such arguments as a Python module, `plan(...).source()`; needs no devices.
 
@@ -183,7 +183,7 @@ class Program(Compilation[P, R]):
         """
         return self.plan(*args, **kwargs).source()
 
-    @meshless
+    @public
     def reading(self, *args: PyTree, **kwargs: PyTree) -> Reading:
         """The function traced for such arguments, to be planned for other placements too; needs no devices.
 
@@ -194,7 +194,7 @@ class Program(Compilation[P, R]):
         self._check(call, False)
         return self._read(call, tuple(map(arguments.abstract, call.leaves)))
 
-    @meshless
+    @public
     def profile(self, *args: P.args, **kwargs: P.kwargs) -> Profile:
         """Runs some steps with these arguments and measures them; donated ones are copied, and still there.
 
@@ -211,7 +211,7 @@ class Program(Compilation[P, R]):
         with memory_explained(built):
             return measure(built, call.leaves)
 
-    @meshless
+    @public
     def lower(self, *args: PyTree, **kwargs: PyTree) -> jax.stages.Lowered:
         """The lowered program, as `jax.stages.Lowered`.
 
@@ -229,7 +229,7 @@ class Program(Compilation[P, R]):
         avals = [arguments.struct(arguments.abstract(x)) for x in (*call.leaves, *physical.graph.consts)]
         return lowered_for(built, built.plan.placement, self.options.topology, avals)
 
-    @meshless
+    @public
     def report(self, *args: PyTree, **kwargs: PyTree) -> ProgramReport:
         """Compiles the program for such arguments, and says what XLA made of the plan.
 
@@ -246,7 +246,7 @@ class Program(Compilation[P, R]):
             return report_of_stages(built, built.plan.placement, self.options.topology)
         return self.report_of(self.lower(*args, **kwargs).compile(), *args, **kwargs)
 
-    @meshless
+    @public
     def report_of(self, compiled: jax.stages.Compiled, *args: PyTree, **kwargs: PyTree) -> ProgramReport:
         """The report of what `lower(*args, **kwargs).compile(...)` gave, with options of one's own for XLA.
 

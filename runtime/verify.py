@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from sbp import compat
-from sbp.compat_mesh import meshless, user_mesh
+from sbp.compat_mesh import user_mesh
 from sbp.errors import MismatchError, Problem
+from sbp.passes.explain.fault import public
 from sbp.passes.physical.program import Box, reads, writes
 from sbp.passes.program.graph import Const, Graph, Node
 from sbp.runtime.built import Built
@@ -72,7 +73,7 @@ def limit(dtype: DType) -> float:
     return TOLERANCE[max(2, int(dtype.itemsize))]
 
 
-@meshless
+@public
 def verify(program: Program[P, R], *args: P.args, **kwargs: P.kwargs) -> Report:
     """Runs the function itself on one device and the distributed program, and compares every result.
 

@@ -103,6 +103,12 @@ def is_user_file(file: str) -> bool:
     return not path.startswith((*_LIBRARIES, *_OWN, _STDLIB))
 
 
+@cache
+def is_own_file(file: str) -> bool:
+    """Whether a file is of this package."""
+    return os.path.realpath(file).startswith(_OWN)
+
+
 def any_line(source_info: SourceInfo) -> tuple[str, int] | None:
     """The innermost frame outside JAX, libraries included."""
     return next(((file, line) for file, line, _ in frames(source_info)), None)

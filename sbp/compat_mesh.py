@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable, Hashable, Sequence
 from contextvars import ContextVar
 from types import TracebackType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import jax
 from jax._src import config, mesh
@@ -58,8 +58,11 @@ class _Changed:
         _left.reset(self.token)
 
 
-def meshless(fn: Callable[P, R]) -> Callable[P, R]:
+def meshless(fn: Callable[P, R], refuse: Callable[[Exception], NoReturn] | None = None) -> Callable[P, R]:
     """The function as one that runs under no mesh, whichever is set where it is called.
+
+    Arguments:
+      refuse: raises what the function has raised, or another error for it.
 
     >>> mesh = jax.sharding.Mesh(jax.devices()[:1], ("d",))
     >>> with jax.set_mesh(mesh):
@@ -70,10 +73,15 @@ def meshless(fn: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(fn)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         now = _now()
-        if now == NO_MESH:
-            return fn(*args, **kwargs)
-        with _Changed(NO_MESH, now):
-            return fn(*args, **kwargs)
+        try:
+            if now == NO_MESH:
+                return fn(*args, **kwargs)
+            with _Changed(NO_MESH, now):
+                return fn(*args, **kwargs)
+        except Exception as e:
+            if refuse is None:
+                raise
+            refuse(e)
 
     return run
 

@@ -17,13 +17,16 @@
       BatchError          a batch that does not come; also a `TimeoutError`
       ExecutableError     a compiled program that cannot be saved, or loaded here
       ProcessError        processes that do not run the same program, or do not come
+      InternalError       a fault of this library: see `reproduce`
 
 All are `ValueError`s. One exception carries every problem of its call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 MOST_PLACES = 4
@@ -147,7 +150,52 @@ class ProcessError(SbpError):
 
 
 class InternalError(SbpError):
-    """A fault of this library, not of the program that it was given."""
+    """A fault of this library, not of the program that it was given; `reproduce` writes what shows it again.
+
+    Arguments:
+      program: writes that program, of the entry that fails and what the error says; None if nobody knows it.
+    """
+
+    program: Callable[[str, str], str] | None = None
+    entry: str = "plan"
+
+
+def reproduce(path: str | os.PathLike[str], error: BaseException | None = None) -> None:
+    """Writes a Python program that shows a fault of this library again.
+
+    It has the ops, shapes, signatures and options of the program that failed, and none of its data.
+
+    Arguments:
+      path: of the file.
+      error: what was raised; None for the error that is being handled, or that an interactive session has
+        shown last.
+
+    Raises:
+      ArgumentError: if that is no `InternalError`, or one that no program led to.
+
+    >>> try:
+    ...     reproduce("fault.py", ValueError("of mine"))
+    ... except ArgumentError as e:
+    ...     print(str(e).splitlines()[0])
+    reproduce('fault.py')
+    """
+    found = error or sys.exception() or getattr(sys, "last_value", None)
+    while found is not None and not isinstance(found, InternalError):
+        found = found.__cause__ or found.__context__
+    if found is None or found.program is None:
+        got = "no error" if error is None else type(error).__name__
+        raise ArgumentError(
+            Problem(
+                "argument",
+                f"reproduce({os.fspath(path)!r})",
+                got if found is None else "an InternalError without a program",
+                "an InternalError of a program: of its plan, its lowering or its call",
+                "only then is there a program to write",
+                "call it where that error was caught, or in the session that shows it",
+            )
+        )
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(found.program(found.entry, str(found)))
 
 
 KINDS: dict[str, type[SbpError]] = {

@@ -78,6 +78,53 @@ def _reduction(eqn: JaxprEqn) -> ClosedJaxpr | None:
     return compat_ops.retraced(lambda *args: [reduce(x, axis=tuple(axes)) for x in args], eqn)
 
 
+ASSOCIATIVE: dict[str, Callable[..., jax.Array]] = {
+    "add": lax.reduce_sum,
+    "mul": lax.reduce_prod,
+    "max": lax.reduce_max,
+    "min": lax.reduce_min,
+    "and": lax.reduce_and,
+    "or": lax.reduce_or,
+    "xor": lax.reduce_xor,
+}
+"""Per op of two numbers the reduction by it."""
+
+
+def _reduce(eqn: JaxprEqn) -> ClosedJaxpr | None:
+    """A reduction by functions that are associative ops, from where it starts; None by any others."""
+    body, axes, n = eqn.params["jaxpr"].jaxpr, eqn.params["dimensions"], len(eqn.outvars)
+    ops = {e.outvars[0]: e for e in body.eqns}
+    steps: list[Any] = [ops.get(v) for v in body.outvars]
+    pairs = [{a, b} for a, b in zip(body.invars[:n], body.invars[n:], strict=True)]
+    found = [
+        e is not None and e.primitive.name in ASSOCIATIVE and {*e.invars} == p
+        for e, p in zip(steps, pairs, strict=True)
+    ]
+    if not all(found):
+        return None
+
+    def run(*operands: jax.Array) -> list[jax.Array]:
+        reduced = [ASSOCIATIVE[e.primitive.name](x, axes) for e, x in zip(steps, operands[:n], strict=True)]
+        starts = (lax.broadcast(start, x.shape) for start, x in zip(operands[n:], reduced, strict=True))
+        return [e.primitive.bind(s, x, **e.params) for e, s, x in zip(steps, starts, reduced, strict=True)]
+
+    return compat_ops.retraced(run, eqn)
+
+
+def _nothing(eqn: JaxprEqn) -> ClosedJaxpr:
+    """Results without an element are known."""
+    made: list[Aval] = [v.aval for v in eqn.outvars]
+    return compat_ops.retraced(lambda *_: [lax.full(x.shape, 0, x.dtype) for x in made], eqn)
+
+
+def is_empty(eqn: JaxprEqn) -> bool:
+    """Whether it gives arrays of numbers, and none at all in them."""
+    if eqn.primitive.name == "broadcast_in_dim" or eqn.effects or not eqn.outvars:
+        return False
+    made: list[Aval] = [v.aval for v in eqn.outvars]
+    return all(0 in x.shape and isinstance(x.dtype, np.dtype) for x in made)
+
+
 PASSED = {
     "reshard": "an annotation: see `asked`",
     "sharding_constraint": "an annotation: see `asked`",
@@ -105,6 +152,7 @@ EXPANDED: dict[str, Callable[[JaxprEqn], ClosedJaxpr | None]] = {
     "shard_map": _shard_map,
     "while": _while,
     "empty": _empty,
+    "reduce": _reduce,
     **dict.fromkeys(REDUCTIONS, _reduction),
 }
 """Per primitive the closed jaxpr of an equation, or None if this one stays as it is."""
@@ -113,6 +161,8 @@ EXPANDED: dict[str, Callable[[JaxprEqn], ClosedJaxpr | None]] = {
 def expanded(eqn: JaxprEqn) -> ClosedJaxpr | None:
     """What an equation stands for, if it is to be seen through but does not hold its body; else None."""
     name = eqn.primitive.name
+    if name not in compat.CALLS and is_empty(eqn):
+        return _nothing(eqn)
     if name in EXPANDED:
         return EXPANDED[name](eqn)
     known = name in REGISTRY or name in CONTROL or name in compat.CALLS

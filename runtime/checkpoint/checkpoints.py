@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 
 import jax
 
-from sbp.compat_mesh import meshless
 from sbp.errors import ArgumentError, CheckpointError, DamagedCheckpointError
+from sbp.passes.explain.fault import public
 from sbp.runtime.checkpoint import extras, lease, messages, steps, storage
 from sbp.runtime.checkpoint.agreement import agreed
 from sbp.runtime.checkpoint.inspection import Traits, traits_of, verdict
@@ -107,7 +107,7 @@ class Checkpoints:
         orbax()
         agreed("prepare checkpoints", self.path, self._own)
 
-    @meshless
+    @public
     def baseline(self, state: PyTree) -> Traits:
         """Notes which leaves of a state are not finite, as good: a later save is compared with it.
 
@@ -116,7 +116,7 @@ class Checkpoints:
         self._good = self._traits(state)
         return self._good
 
-    @meshless
+    @public
     def check(self, state: PyTree, step: int, exempt: Sequence[str] = ()) -> None:
         """Looks at a state on its devices, and refuses it if a leaf that was finite is so no more.
 
@@ -132,7 +132,7 @@ class Checkpoints:
         """
         self._checked(state, step, exempt)
 
-    @meshless
+    @public
     def save(self, state: PyTree, step: int, extra: PyTree = None, *, exempt: Sequence[str] = ()) -> None:
         """Saves the state of a step while training goes on: it returns when a copy is on the host.
 
@@ -192,7 +192,7 @@ class Checkpoints:
 
     # -- restoring
 
-    @meshless
+    @public
     def restore(
         self,
         like: PyTree,

@@ -9,9 +9,9 @@ from typing import Any, ParamSpec, TypeVar, cast
 import jax
 from jax.sharding import AxisType, Mesh
 
-from sbp.compat_mesh import meshless
 from sbp.errors import ArgumentError, Problem
 from sbp.options import IGNORE, Options
+from sbp.passes.explain.fault import public
 from sbp.passes.face import PipelinePlan, Plan
 from sbp.runtime.built import Built
 from sbp.runtime.call import Call, parameters
@@ -81,7 +81,7 @@ def _constrained(program: Program[..., Any], call: Call, mesh: Mesh) -> PyTree:
     return jax.tree.unflatten(built.traced.out_tree, device.results(*leaves))
 
 
-@meshless
+@public
 def _built(program: Program[..., Any], call: Call) -> Built:
     """The program for the shapes of a call, planned as it was."""
     avals = (jax.typeof(x) for x in call.leaves)

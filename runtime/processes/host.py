@@ -11,14 +11,14 @@ from jax.sharding import NamedSharding
 
 from sbp.compat import is_key
 from sbp.compat_forks import check_not_forked
-from sbp.compat_mesh import meshless
+from sbp.passes.explain.fault import public
 from sbp.runtime.checkpoint.spread import spread_sharding
 from sbp.runtime.pipeline.ways import Cargo, Ways
 from sbp.runtime.processes.here import takes_part
 from sbp.untyped import Leaf, PyTree
 
 
-@meshless
+@public
 def to_host(tree: PyTree) -> PyTree:
     """A tree with its arrays as NumPy's, whole, in every process: `jax.device_get` across processes.
 

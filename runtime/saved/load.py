@@ -8,9 +8,9 @@ from collections.abc import Hashable, Sequence
 from typing import Any, NoReturn
 
 from sbp.compat_forks import check_not_forked
-from sbp.compat_mesh import meshless
 from sbp.errors import ExecutableError, Problem
 from sbp.options import Options, checked_key
+from sbp.passes.explain.fault import public
 from sbp.placement import Placement
 from sbp.runtime.arguments import Abstract
 from sbp.runtime.built import Built
@@ -72,7 +72,7 @@ class LoadedProgram(Program[Any, Any]):
         raise ExecutableError(_no_function(self, "save_executable"))
 
 
-@meshless
+@public
 def load_executable(path: str | os.PathLike[str], *, signing_key: bytes | None = None) -> LoadedProgram:
     """A program that `Program.save_executable` has written; it runs as it was compiled, bit for bit.
 

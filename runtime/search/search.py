@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from sbp.compat_mesh import meshless
 from sbp.errors import Problem, SbpError, raise_all
 from sbp.hardware import Hardware, hardware_for
 from sbp.hierarchies import MOST_AXES, hierarchies
 from sbp.options import Options
+from sbp.passes.explain.fault import public
 from sbp.passes.explain.parallelism import named_state, parallelism_text
 from sbp.passes.face import PipelinePlan, Plan
 from sbp.passes.pipeline.where import loop_of, placements_of
@@ -232,7 +232,7 @@ def _words(reading: Reading, plan: Plan) -> str:
     return f"{len(said)} pipeline, each {each}"
 
 
-@meshless
+@public
 def search(
     fn: Callable[..., PyTree],
     devices: int,

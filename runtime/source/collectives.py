@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sbp.annotation import Pin
 from sbp.layout import Layout
 from sbp.runtime.source.operands import Operands, Spelling
 from sbp.runtime.source.text import Text, literal, signature
@@ -92,6 +93,16 @@ def _layouts(layouts: Sequence[Layout]) -> str:
     return f"[{', '.join(shown)}]"
 
 
+def _annotation(o: Operands) -> Text:
+    """Of a program as its user has written it."""
+    pin: Pin = o.params["pin"]
+    said = pin.nd or pin.levels
+    if pin.placement is not None or not said:  # by the names of axes, or for a placement of its own
+        return Text(o.arg(0))
+    shown = ", ".join("sbp.AUTO" if s is None else signature(s) for s in said)
+    return Text(f"sbp.annotate({o.arg(0)}, [{shown}])")
+
+
 COLLECTIVES: Mapping[str, Spelling] = {
     "psum": _reduce,
     "pmax": _reduce,
@@ -103,6 +114,7 @@ COLLECTIVES: Mapping[str, Spelling] = {
     "axis_index": _axis_index,
     "optimization_barrier": _barrier,
     "sbp_named_call": _named_call,
+    "sbp_annotate": _annotation,
 }
 TALKING = frozenset(COLLECTIVES) - {"axis_index"}
 """What has a line of its own."""

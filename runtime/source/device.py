@@ -35,6 +35,7 @@ class DeviceProgram:
       paths: the names of the leaves of arguments and results of that.
       names: of what it is given; those of the leaves if there are none.
       numbered: whether it is given the number of a micro-batch first.
+      annotated: whether annotations are kept.
     """
 
     traced: TracedDevice
@@ -42,11 +43,12 @@ class DeviceProgram:
     paths: tuple[Sequence[str], Sequence[str]]
     names: Sequence[str] = ()
     numbered: bool = False
+    annotated: bool = False
 
     @cached_property
     def block(self) -> tuple[Block, BlockBuilder]:
         """Its equations."""
-        build = BlockBuilder()
+        build = BlockBuilder(annotated=self.annotated)
         entering = [None if x is None else build.constant(x) for x in self.traced.entering]
         if not self.numbered:
             return build.block(self.traced.jaxpr, entering, self.traced.consts), build

@@ -23,12 +23,14 @@ class BlockBuilder:
     Arguments:
       constants: arrays that stand in the program, by the variable that stands for each.
       steps: of values that are made together, the step of each.
+      annotated: whether annotations are kept, as in a program that its user has written.
     """
 
     constants: dict[Var, Any] = field(default_factory=dict)
     fresh: Iterator[int] = field(default_factory=itertools.count)
     steps: dict[int, int] = field(default_factory=dict)
     peephole: Peephole = field(default_factory=Peephole)
+    annotated: bool = False
 
     def var(self, aval: compat.Aval) -> Var:
         """A new variable."""
@@ -92,7 +94,8 @@ class BlockBuilder:
                 return
         results: list[compat.Aval] = [v.aval for v in eqn.outvars]
         same = len(ins) == len(results) == 1 and ins[0].shape == results[0].shape
-        if same and (name in IDENTITIES or (name == "convert_element_type" and _keeps(eqn, ins[0]))):
+        passed = name in IDENTITIES and not (self.annotated and name == "sbp_annotate")
+        if same and (passed or (name == "convert_element_type" and _keeps(eqn, ins[0]))):
             env[eqn.outvars[0]] = ins[0]
             return
         if name == "sbp_named_call" and eqn.params["call"].function == IS:

@@ -7,8 +7,8 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from sbp.compat_mesh import meshless
 from sbp.passes.boxing.links import Network
+from sbp.passes.explain.fault import public
 from sbp.passes.explain.plan import PlanData
 from sbp.passes.look.source import ProgramSource
 from sbp.passes.physical.evaluate import Evaluator
@@ -24,7 +24,7 @@ from sbp.runtime.source.wrapped import WIDTH, statement
 from sbp.units import bytes_text, seconds_text
 
 
-@meshless
+@public
 def write_source(plan: PlanData) -> ProgramSource:
     """The source of a plan.
 

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 
 from sbp.errors import raise_all
+from sbp.passes.explain.fault import under_mesh
 from sbp.runtime.checkpoint.checkpoints import Checkpoints
 from sbp.runtime.execute import Program
 from sbp.runtime.training import messages
@@ -55,6 +56,7 @@ class FitResult:
         return f"<FitResult of step {self.step}{last}{more}: {len(leaves)} arrays of {size:.3g} MB>"
 
 
+@under_mesh
 def fit(
     step: Program[..., Any],
     state: State,

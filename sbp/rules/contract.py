@@ -37,7 +37,9 @@ def _dot_letters(op: Op) -> tuple[list[Letters], list[Letters], dict[str, str]]:
                 names.append(f"{'mn'[side]}{next(free)}")
         sides.append(names)
     out = [f"b{i}" for i in range(len(lb))] + [n for s in sides for n in s if n[0] in "mn"]
-    return [tuple(s) for s in sides], [tuple(out)], {f"k{i}": "sum" for i in range(len(lc))}
+    # Truth values are added up by "or".
+    kind = "max" if op.result_dtypes[0] == jnp.bool_ else "sum"
+    return [tuple(s) for s in sides], [tuple(out)], {f"k{i}": kind for i in range(len(lc))}
 
 
 def _linear(op: Op) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TypeAlias
 
 from sbp.rules.entry import Op, Row, Shape, row_traffic
-from sbp.rules.factors import Letters, additive_row, monotone_rows, moved_rows, split_rows
+from sbp.rules.factors import MAX, Letters, additive_row, monotone_rows, moved_rows, split_rows
 from sbp.rules.registry import rule
 from sbp.signature import B, P, Partial, Signature, Split
 from sbp.talk.gather import gather_local, scatter_local, window_dims
@@ -76,9 +76,10 @@ def gather(op: Op) -> list[Row]:
     sizes = _sizes([operand, indices, result], [op.shapes[0], op.shapes[1], op.results[0]])
     rows = list(split_rows([operand, indices], [result], sizes, {}))
     rows += [Row((P, B), (P,), moves=True), *monotone_rows(2, 1, 0, increasing=True)]
+    is_sum = op.dtypes[0] != bool  # of truth values that are looked up elsewhere none is true
     for d in _lookup_dims(op, dn.start_index_map, dn.collapsed_slice_dims):
         why = f"rows of dim {d} of operand 0 are looked up here, and it is split over {{axes}}"
-        rows.append(Row((Split(d), B), (P,), reason=why, owned=True))
+        rows.append(Row((Split(d), B), (P if is_sum else MAX,), reason=why, owned=is_sum))
     return rows
 
 

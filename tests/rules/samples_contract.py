@@ -68,6 +68,7 @@ SAMPLES = [
     dot("ij,jk->ik", whole((5, 7), np.int32), whole((7, 3), np.int32, seed=1)),
     dot("ij,jk->ik", whole((5, 7), np.complex64), whole((7, 3), np.complex64, seed=1), **THREE),
     dot("ij,jk->ik", whole((5, 0)), whole((0, 3), seed=1), **THREE),
+    dot("ij,jk->ik", whole((5, 7)) > 0, whole((7, 3), seed=1) > 0),
     product(PLAIN, whole((5, 7), np.int8), whole((7, 3), np.int8, seed=1), np.int32),
     product(
         PLAIN, whole((5, 7)).astype(jnp.bfloat16), whole((7, 3)).astype(jnp.bfloat16), np.float32, **THREE

@@ -85,6 +85,7 @@ SAMPLES = [
     index_of(lambda x, i: x[i, :, 1:2], whole((7, 4, 3)), ROWS, label="part", **THREE),
     index_of(lambda x, i: jnp.take(x, i, axis=0, mode="fill"), TABLE, np.int32(9), label="one", **THREE),
     index_of(lambda x, i: jnp.take(x, i, axis=0), TABLE, WILD, label="take", **THREE),
+    index_of(lambda x, i: x[i], TABLE > 0, ROWS, label="mask", **THREE),
     index_of(lambda x, i: jnp.take(x, i, axis=1, mode="clip"), TABLE, COLUMNS, label="take1", **THREE),
     index_of(lambda x, i: jnp.take_along_axis(x, i, axis=1), TABLE, whole((7, 2), np.int32), label="along1"),
     index_of(

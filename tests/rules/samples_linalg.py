@@ -96,7 +96,7 @@ SAMPLES = [
     sample(
         "reduce",
         lambda x, y: lax.reduce(
-            (x, y), (np.float32(0), np.int32(1)), lambda a, b: (a[0] + b[0], a[1] * b[1]), (0,)
+            (x, y), (np.float32(0), np.int32(1)), lambda a, b: (a[0] + 2 * b[0], a[1] * b[1]), (0,)
         ),
         X,
         X.astype(np.int32),

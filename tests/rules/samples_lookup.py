@@ -55,7 +55,6 @@ SAMPLES = [
     look_up(TABLE, MILD, "PROMISE_IN_BOUNDS", None, None, "bfloat16", label="-wire", pairs=0, **THREE),
     look_up(TABLE[:1], LINE, "FILL_OR_DROP", label="-one-row", pairs=0, **THREE),
     look_up(TABLE, np.int32(4), "FILL_OR_DROP", label="-one", pairs=0, **THREE),
-    look_up(TABLE, LINE[:0], "FILL_OR_DROP", label="-none", pairs=0, **THREE),
     add(TABLE, WILD, ROWS, "FILL_OR_DROP", pairs=4),
     add(TABLE, WILD, ROWS, "CLIP", label="-two", pairs=2, **THREE),
     add(TABLE, WILD, ROWS, "PROMISE_IN_BOUNDS", pairs=0, **THREE),

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import sbp
-from sbp.errors import ArgumentError, ExecutableError
+from sbp.errors import ArgumentError, ExecutableError, InternalError
 from sbp.runtime.cache_folder import COMPILED, Cache, CacheFolder, CompiledFolder, caching, warn_of
 from sbp.runtime.saved import file as files
 from sbp.runtime.saved import trust
@@ -58,7 +58,7 @@ def forged(genuine: Path, tmp_path: Path) -> tuple[Path, Path]:
 def test_what_is_forged_here_would_run(forged: tuple[Path, Path]) -> None:
     """As a file of the user's own: nothing else is wrong with it."""
     path, marker = forged
-    with pytest.raises(TypeError, match="cannot unpack"):
+    with pytest.raises(InternalError, match="cannot unpack"):
         sbp.load_executable(path)
     assert marker.exists()
 

@@ -94,6 +94,11 @@ SEEN_THROUGH = {
     "psum_scatter": over(lambda r, i: lax.psum_scatter(jnp.outer(jnp.arange(16.0), r), i)),
     "metadata": lambda x: set_xla_metadata(2 * x, a="b"),
     "cholesky_update": lambda x: lax.linalg.cholesky_update(jnp.eye(4), x[0]),
+    "reduce": lambda x: lax.reduce(
+        (x, x), (x[0, 0], 2.0), lambda p, q: (p[0] + q[0], lax.max(q[1], p[1])), (0,)
+    ),
+    "reduce by no op": lambda x: lax.reduce(x, 0.0, jnp.hypot, (0,)),
+    "no rows": lambda x: lax.dynamic_slice(x, (x[0, 0].astype(int), 0), (0, 4)),
     "symmetric_product": lambda x: lax.linalg.symmetric_product(x, jnp.zeros((16, 16), x.dtype)),
 }
 
@@ -124,6 +129,19 @@ def test_it_runs_split(name: str) -> None:
     assert not plan.notes
     assert "all_gather" not in {c.kind for c in plan.collectives}
     np.testing.assert_allclose(program(X), jax.jit(SEEN_THROUGH[name])(X), rtol=1e-5, atol=1e-5)
+
+
+def test_results_without_an_element_need_no_operand() -> None:
+    graph = trace(SEEN_THROUGH["no rows"], (X,), {}).graph
+    assert [n.op for n in graph.nodes if set(n.outputs) & set(graph.outputs)] == ["broadcast_in_dim"]
+
+
+def test_a_reduction_from_where_it_starts_is_a_sum() -> None:
+    def fn(x: Any) -> Any:
+        return lax.reduce(x, np.float32(2), lambda a, b: b * a, (0,))
+
+    large = jax.ShapeDtypeStruct((1 << 20, 4), np.float32)
+    assert sbp.compile(fn, LINE, in_sbp=([S(0)],), out_sbp=[sbp.B]).plan(large).wire_bytes <= 2 * 16
 
 
 def test_a_tile_of_split_rows_sends_nothing() -> None:
