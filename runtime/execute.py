@@ -271,6 +271,7 @@ class Program(Compilation[P, R]):
             check_memory(error, self._latest[1])
 
 
+@public
 def compile(
     fn: Callable[P, R],
     placement: Placement | jax.sharding.Mesh,

@@ -30,6 +30,7 @@ OWN = "annotate"
 """What says something in our own words, and not in JAX's."""
 
 SCOPE = "sbp.on:"
+MICROBATCH = "sbp.microbatch"
 _ON = re.compile(re.escape(SCOPE) + r"([\w-]+)\[([\d,]+)\]([\dx]+)\[([^\]]*)\]")
 
 

@@ -12,10 +12,10 @@ import numpy as np
 from jax import lax
 
 from sbp import compat
+from sbp.annotation import MICROBATCH
 from sbp.errors import ArgumentError, Problem, raise_all
 from sbp.untyped import DType, Leaf, Prefix, PyTree, TreeDef
 
-SCOPE = "sbp.microbatch"
 LEGAL = ("mean", "sum", "rows")
 
 P = ParamSpec("P")
@@ -69,7 +69,7 @@ def microbatch(
     def run(*args: PyTree) -> PyTree:
         places = _checked(fn, n, at, args, reduce)
         fixed = [a for i, a in enumerate(args) if i not in places]
-        with jax.named_scope(SCOPE):
+        with jax.named_scope(MICROBATCH):
             parts = [_parts(args[i], n) for i in places]
 
             def full(i: jax.Array, part: Sequence[PyTree]) -> list[PyTree]:

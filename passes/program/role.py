@@ -9,9 +9,8 @@ import re
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from sbp.annotation import MICROBATCH, placement_in
 from sbp.annotation import SCOPE as ON
-from sbp.annotation import placement_in
-from sbp.batching import SCOPE as MICROBATCHES
 from sbp.placement import Placement
 
 SUMS = ("add_any",)
@@ -100,5 +99,5 @@ def role_of(op: str, scope: str) -> Role:
         place=None if op in SUMS else placement_in(scope),
         derived=derived,
         undoes=_TRANSFORMS.findall(scope.split(ON, 1)[0])[:1] == ["transpose"],
-        microbatches=op == "scan" and MICROBATCHES in scope,
+        microbatches=op == "scan" and MICROBATCH in scope,
     )

@@ -35,7 +35,7 @@ class DeviceProgram:
       paths: the names of the leaves of arguments and results of that.
       names: of what it is given; those of the leaves if there are none.
       numbered: whether it is given the number of a micro-batch first.
-      annotated: whether annotations are kept.
+      annotated, scoped: whether annotations, and scopes, are kept.
     """
 
     traced: TracedDevice
@@ -44,11 +44,12 @@ class DeviceProgram:
     names: Sequence[str] = ()
     numbered: bool = False
     annotated: bool = False
+    scoped: bool = False
 
     @cached_property
     def block(self) -> tuple[Block, BlockBuilder]:
         """Its equations."""
-        build = BlockBuilder(annotated=self.annotated)
+        build = BlockBuilder(annotated=self.annotated, scoped=self.scoped)
         entering = [None if x is None else build.constant(x) for x in self.traced.entering]
         if not self.numbered:
             return build.block(self.traced.jaxpr, entering, self.traced.consts), build
@@ -106,7 +107,7 @@ class DeviceWriter:
 
         def place(eqn: Eqn) -> tuple[Any, ...]:
             source = hints.source(eqn.step)
-            return source.file, source.line, hints.phase(eqn.step)
+            return source.file, source.line, hints.phase(eqn.step), eqn.scope
 
         writer = Writer(self.given, keeps, place, lambda v: v.id in build.steps, numbers)
         writer.texts.update({v: self._constant(v, x) for v, x in build.constants.items()})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,7 +24,7 @@ class BlockBuilder:
     Arguments:
       constants: arrays that stand in the program, by the variable that stands for each.
       steps: of values that are made together, the step of each.
-      annotated: whether annotations are kept, as in a program that its user has written.
+      annotated, scoped: whether annotations, and scopes, are kept, as in a program that its user has written.
     """
 
     constants: dict[Var, Any] = field(default_factory=dict)
@@ -31,6 +32,11 @@ class BlockBuilder:
     steps: dict[int, int] = field(default_factory=dict)
     peephole: Peephole = field(default_factory=Peephole)
     annotated: bool = False
+    scoped: bool = False
+
+    def _scope(self, eqn: compat.JaxprEqn) -> str:
+        """The names around an equation, that of its step aside."""
+        return re.sub(r"/?sbp\.step\d+", "", compat.scope_of(eqn.source_info))
 
     def var(self, aval: compat.Aval) -> Var:
         """A new variable."""
@@ -110,7 +116,7 @@ class BlockBuilder:
         env.update(zip(eqn.outvars, outs, strict=True))
         made = self.peephole.simpler(Eqn(eqn.primitive, params, tuple(ins), outs, step, blocks, carried))
         if isinstance(made, Eqn):
-            eqns.append(made)
+            eqns.append(replace(made, scope=self._scope(eqn)) if self.scoped else made)
         else:
             env[eqn.outvars[0]] = made
 

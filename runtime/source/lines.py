@@ -194,7 +194,7 @@ class Writer:
         user = consumer.get(out)
         if uses != 1 or user is None or ((ends or self.own(out)) and self.keeps(eqn, user)):
             return False
-        if eqn.name in _HEAVY or user.name in LOOPS:
+        if eqn.name in _HEAVY or user.name in LOOPS or eqn.scope != user.scope:
             return False
         if size > SHORT and self.place(eqn) != self.place(user):
             return False

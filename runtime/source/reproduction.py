@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from sbp import compat
+from sbp.annotation import SCOPE as ON
 from sbp.options import Options
 from sbp.passes.physical.program import Compute, Physical
 from sbp.passes.plan.candidates import Strategy
@@ -52,9 +54,10 @@ class Reproduction:
         given, graph = GivenThings(), self.traced.graph
         name = identifier(self.name)
         physical = Physical(graph, self.placement, (), (), ())
-        program = DeviceProgram(
-            trace(graph), physical, (self.traced.in_paths, self.traced.out_paths), annotated=True
-        )
+        # Where there are stages, they and what is backward stand in the names of scopes.
+        scoped = any(ON in n.source.scope for n in graph.walk())
+        paths = self.traced.in_paths, self.traced.out_paths
+        program = DeviceProgram(trace(graph), physical, paths, annotated=True, scoped=scoped)
         writer = DeviceWriter(given, {name})
         function = "\n".join(writer.functions(program, name, {}, "The program, for one device."))
         shapes = [graph.values[v] for v in graph.inputs]
@@ -75,7 +78,7 @@ class Reproduction:
             "",
             *([f"given = {{}}  # what no text can say: {', '.join(given.things)}"] if given.things else []),
             f'jax.config.update("jax_enable_x64", {jax.config.jax_enable_x64})',
-            f'jax.config.update("jax_num_cpu_devices", {len(self.placement.ranks)})',
+            f'jax.config.update("jax_num_cpu_devices", {max(self.placement.ranks) + 1})',
             function,
             "",
             "",
@@ -113,8 +116,10 @@ def trace(graph: Graph) -> TracedDevice:
 
 def placement_text(placement: Placement) -> str:
     """A placement as Python."""
-    ranks = "" if placement.ranks == tuple(range(len(placement.ranks))) else f", ranks={placement.ranks}"
-    return f'sbp.placement("{placement.kind}", shape={placement.shape}, axes={placement.axes}{ranks})'
+    grid = np.reshape(placement.ranks, placement.shape).tolist()
+    first = placement.ranks == tuple(range(placement.size))
+    where = f"shape={placement.shape}" if first else str(grid)
+    return f'sbp.placement("{placement.kind}", {where}, axes={placement.axes})'
 
 
 def options_text(options: Any) -> str:

@@ -50,7 +50,8 @@ class Eqn:
     Arguments:
       step: the position of its step of the plan; -1 for none.
       blocks: of a loop or a branch.
-      counts: of a scan, how many operands are carried; the rest is scanned.
+      carried: of a scan, how many operands; the rest is scanned.
+      scope: the names around it, where they are kept: of stages, micro-batches and derivatives.
     """
 
     primitive: compat.Bindable
@@ -60,6 +61,7 @@ class Eqn:
     step: int
     blocks: tuple[Block, ...] = ()
     carried: int = 0
+    scope: str = ""
 
     @property
     def name(self) -> str:

@@ -192,8 +192,11 @@ class Printer:
                 where = here
             out += [text for row in rows for text in comment(row, indent)]
             targets = self._targets(line, scope, used)
-            made = statement(f"{targets} = ", code, indent) if targets else statement("", code, indent)
-            if targets and len(made[0]) > WIDTH:
+            own = "" if line.eqn is None else line.eqn.scope
+            around_it = f'with jax.named_scope("{own}"): ' if own else ""
+            before = f"{targets} = " if targets else ""
+            made = statement(around_it + before, code, indent)
+            if targets and not own and len(made[0]) > WIDTH:
                 names = items(split(targets, (", ",)), indent + 4)
                 call = statement(") = ", code, indent)
                 made = [" " * indent + "(", *names, *call]

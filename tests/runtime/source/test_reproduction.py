@@ -71,6 +71,32 @@ def test_it_is_the_same_program() -> None:
         np.testing.assert_allclose(got, wanted, rtol=1e-6)
 
 
+@pytest.mark.parametrize("microbatches", [1, 4])
+def test_stages_are_kept(microbatches: int) -> None:
+    first, last = GRID.split("data")
+
+    def loss(params: Any, x: Any) -> Any:
+        with sbp.on(first):
+            hidden = jnp.tanh(x @ params["up"])
+        with sbp.on(last):
+            return jnp.square(hidden @ params["up"].T).mean()
+
+    def step(params: Any, x: Any) -> Any:
+        gradient: Any = jax.value_and_grad(loss)
+        if microbatches > 1:
+            gradient = sbp.microbatch(gradient, microbatches, batch_args=1)
+        value, grads = gradient(params, x)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), value
+
+    given, params = sbp.compile(step, GRID), {"up": PARAMS["up"]}
+    expected = given.plan(params, X)
+    module = run(given.reproduction("plan", ""))
+    plan = module["program"].plan(*module["ARGUMENTS"])
+    assert [s.placement for s in plan.stages] == [s.placement for s in expected.stages]
+    assert plan.wire_bytes == expected.wire_bytes
+    assert str(plan).splitlines()[0] == str(expected).splitlines()[0]
+
+
 def test_it_shows_the_fault(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     broken = replace(REGISTRY["tanh"], rows=partial(operator.getitem, {}))  # type: ignore[arg-type]
     monkeypatch.setitem(REGISTRY, "tanh", broken)
