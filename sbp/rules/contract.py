@@ -79,9 +79,10 @@ def _is_exact(op: Op) -> bool:
 
 
 def _dot_matmul(op: Op) -> Matmul:
-    (contract, _), (batch, _) = op.params["dimension_numbers"]
-    k, b = (math.prod(op.shapes[0][d] for d in dims) for dims in (contract, batch))
-    m, n = (math.prod(shape) // max(1, k * b) for shape in op.shapes)
+    contract, batch = op.params["dimension_numbers"]
+    k, b = (math.prod(op.shapes[0][d] for d in dims[0]) for dims in (contract, batch))
+    taken = [{*contract[i], *batch[i]} for i in (0, 1)]
+    m, n = (math.prod(s for d, s in enumerate(op.shapes[i]) if d not in taken[i]) for i in (0, 1))
     return Matmul(b, m, n, k, op.dtypes[:2], _is_exact(op))
 
 

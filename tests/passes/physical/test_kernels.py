@@ -110,7 +110,8 @@ def test_a_tensor_of_many_is_written_for_many(operands: int, readers: int, expec
 
     def fn(*xs: Any) -> Any:
         made = sum(xs[1:], jnp.sin(xs[0]))
-        return [lax.reduce(made, -1.0 - k, lax.max, (k % 2,)).sum() * (k + 1) for k in range(readers)]
+        of = [lambda a, b, k=k: lax.max(a * (k + 1.0), b) for k in range(readers)]
+        return [lax.reduce(made, -1.0, f, (k % 2,)).sum() for k, f in enumerate(of)]
 
     assert (expected == 1) == (readers * operands > operands + 1 + readers)
     assert len(written(fn, *[(N, N)] * operands)) == expected

@@ -82,7 +82,7 @@ def test_a_kernel_of_the_user_s_is_rated_by_what_it_says() -> None:
             ((2, 3, 8, 8), (16, 3, 3, 3)),
             (1, 2 * 8 * 8, 16, 3 * 3 * 3),
         ),
-        (lambda a, b: a @ b, ((0, 5), (5, 6)), (1, 0, 6, 5)),
+        (lambda a, b: a @ b, ((5, 0), (0, 6)), (1, 5, 6, 0)),
     ],
 )
 def test_the_sizes_of_a_product(fn: Any, shapes: Any, work: tuple[int, ...]) -> None:
