@@ -8,7 +8,7 @@ import pytest
 from tests.conformance import gathers
 
 PROGRAMS = list(gathers.programs())
-DEFAULT = 40
+DEFAULT = 160
 """Every so many are looked at by default."""
 
 

@@ -13,7 +13,7 @@ from sbp.checker.report import check_plan
 from sbp.passes.physical.program import Compute, Physical
 
 PLACE = sbp.placement("cpu", shape=(4,))
-LAYERS, WIDTH = 3, 32
+LAYERS, WIDTH = 2, 32
 
 
 def loss(ws: Any, x: Any, key: Any) -> Any:
