@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
 
-from sbp.passes.physical.diamonds import diamonds
+from sbp.passes.physical.diamonds import LONGEST_ROW, diamonds
 from sbp.passes.physical.fusing import (
     COSTLY,
     PARTIAL,
@@ -70,7 +70,6 @@ class Kernels:
       ends: of each version that is kept, the tensor.
       waits: per op, what else it waits for, by who makes that: a barrier lets nothing through before all that
         enters it is there.
-      diamonds: the ops that read rows and their reduction (diamonds.py).
       known: what was found of them already: the same is asked for each order that they may run in.
     """
 
@@ -81,7 +80,6 @@ class Kernels:
     sources: Sequence[Sequence[Buffer]]
     ends: Mapping[Version, Buffer]
     waits: Sequence[frozenset[int]] = ()
-    diamonds: frozenset[int] = NOTHING
     known: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def once(self, key: Hashable, find: Callable[[], Found]) -> Found:
@@ -148,6 +146,30 @@ def program_kernels(physical: Physical, sizes: ShardSizes) -> Kernels:
     known = {*there, *(v for op in ops for v in op.writes)}
     kept = [v for v in dict.fromkeys((x, nd) for x, nd in results if not isinstance(x, Const)) if v in known]
     return kernels(ops, sizes, kept, there)
+
+
+def is_row_by_row(k: Kernels, i: int, t: Buffer, sizes: ShardSizes) -> bool:
+    """Whether a kernel reduces rows and reads them again, as a softmax does: it is one with the reduction,
+    and reads a whole row before it writes any of it."""
+    operands = [y for y in k.read[i] if y.bytes == t.bytes and _is_called(k, y)]
+
+    def alone(reader: int) -> list[Buffer]:
+        found = (r for r in k.read[reader] if r.maker >= 0 and len(r.readers) == 1 and r.bytes < t.bytes)
+        return [r for r in found if k.ops[r.maker].kind is not Fusing.CALL]
+
+    # What is computed of the reduced rows first is merged too.
+    rows = [*alone(i), *(r for s in alone(i) for r in alone(s.maker))]
+    return any(
+        k.ops[r.maker].kind is Fusing.ROOT
+        and 1 < sizes.elements(t.version) / max(sizes.elements(r.version), 1) <= LONGEST_ROW
+        and any(r.maker in y.readers for y in operands)
+        for r in rows
+    )
+
+
+def _is_called(k: Kernels, t: Buffer) -> bool:
+    # What a scatter has made is reduced apart, as compiled programs show.
+    return t.maker < 0 or k.ops[t.maker].kind is not Fusing.ROOT
 
 
 class _Fusion:
@@ -306,5 +328,4 @@ class _Fusion:
             for k in t.readers:
                 read[k].append(t)
         sources = [[t for t, _ in ts] for ts in self.reads]
-        ends = {v: self.last[v][0] for v in kept}
-        return Kernels(self.ops, made, read, tensors, sources, ends, self.waits, frozenset(self.diamonds))
+        return Kernels(self.ops, made, read, tensors, sources, {v: self.last[v][0] for v in kept}, self.waits)
