@@ -59,7 +59,7 @@ def test_a_plan_that_fits_fits(in_sections: bool, monkeypatch: pytest.MonkeyPatc
     """Under a limit at which nothing is hidden at the cost of memory, XLA's own order holds much more."""
     if not in_sections:
         monkeypatch.setattr(Evaluator, "sections", None)
-    config = gpt.Config(layers=2, width=512, heads=8, vocabulary=8192, sequence=512, dropout=0.0)
+    config = gpt.Config(layers=2, width=512, heads=8, vocabulary=2048, sequence=512, dropout=0.0)
     optimizer = optax.adamw(1e-3)
     params = jax.eval_shape(partial(gpt.init, config=config), jax.random.key(0))
     key = jax.eval_shape(lambda: jax.random.key(1))
