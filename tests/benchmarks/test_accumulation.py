@@ -16,7 +16,7 @@ ROWS = rows_of(NAMES, "1,8", "cpu", SMALL)
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
 @pytest.mark.parametrize("best", [False, True], ids=["plain", "best"])
-@pytest.mark.some(0, "best-gpt/2d:2x4, 8")
+@pytest.mark.full
 def test_a_port_through_sbp_is_the_gpt_on_one_device(row: Any, best: bool, x64: None) -> None:
     config = row.config if row.model == "gpt" else replace(row.config, stored=float, computed=float)
     row = replace(row, config=config)

@@ -36,14 +36,14 @@ SPLITTING = sbp.Hardware("splitting", ((8, 1e4),), 1e4, 1e12, 1e12, (sbp.Link(1 
 SHARED = [one for one in SAMPLES if "shared" in one.label or "grouped" in one.label]
 
 
-@pytest.mark.some(8)
+@pytest.mark.some(4)
 @pytest.mark.parametrize("one", SAMPLES, ids=str)
 def test_rows_are_true(one: Sample) -> None:
     assert applications(one)
     assert not false_rows(one, one.groups[-1:])
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(2)
 @pytest.mark.parametrize("one", SAMPLES, ids=str)
 def test_compositions_are_true(one: Sample) -> None:
     assert not false_compositions(one, (2, 2))
@@ -103,7 +103,7 @@ def test_the_formulas_are_those_of_jax(args: Any, options: Any) -> None:
         np.testing.assert_allclose(got.astype(EXACT), want.astype(EXACT), rtol=4e-3, atol=4e-3)
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("placement", "given"),
     [

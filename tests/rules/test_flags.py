@@ -109,7 +109,7 @@ CHECKS = {"identity": not_identical, "pointwise": not_pointwise, "layout": not_l
 EACH = [pytest.param(flag, one, id=f"{flag}: {one}") for flag in CHECKS for one in flagged(flag)]
 
 
-@pytest.mark.some(60)
+@pytest.mark.some(30)
 @pytest.mark.parametrize(("flag", "one"), EACH)
 def test_it_is_true(flag: str, one: Sample) -> None:
     assert not [wrong for app in applications(one) for wrong in CHECKS[flag](app, one.close)]

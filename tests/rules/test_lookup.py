@@ -22,14 +22,14 @@ LINE, GRID = sbp.placement("cpu", shape=(8,)), sbp.placement("cpu", shape=(2, 4)
 SPARING = sbp.Options(hardware=BYTES_ONLY)
 
 
-@pytest.mark.some(8)
+@pytest.mark.some(4)
 @pytest.mark.parametrize("one", SAMPLES, ids=str)
 def test_rows_are_true(one: Sample) -> None:
     assert applications(one)
     assert not false_rows(one, one.groups[-1:])
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(2)
 @pytest.mark.parametrize("one", [one for one in SAMPLES if one.pairs], ids=str)
 def test_compositions_are_true(one: Sample) -> None:
     assert not false_compositions(one, (2, 3))

@@ -103,7 +103,7 @@ REST = {
 }
 
 
-@pytest.mark.some(36)
+@pytest.mark.some(24)
 @pytest.mark.parametrize("name", QUICK)
 def test_no_row_is_missing(name: str) -> None:
     assert not unexplained(name, QUICK[name])
