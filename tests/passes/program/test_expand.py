@@ -151,6 +151,18 @@ def test_a_tile_of_split_rows_sends_nothing() -> None:
         assert sbp.compile(fn, LINE, in_sbp=([S(0)], [sbp.B])).plan(x, w).wire_bytes == 0
 
 
+def test_results_without_an_element_need_no_op() -> None:
+    """So the rules of `mul`, `reshape` and `tile` have no samples of them."""
+    none = np.ones((0, 4), np.float32)
+
+    def fn(x: Any) -> Any:
+        return x * x, x.reshape(4, 0), lax.tile(x, (2, 3))
+
+    assert not {"mul", "reshape", "tile"} & {n.op for n in trace(fn, (none,), {}).graph.walk()}
+    found = sbp.compile(fn, LINE, in_sbp=([S(0)],))(none)
+    assert [x.shape for x in found] == [(0, 4), (4, 0), (0, 12)]
+
+
 def test_memory_that_nobody_wrote_lies_in_any_way() -> None:
     def fill(x: Any) -> Any:
         return lax.empty((16, 4), x.dtype) * 0 + x
