@@ -3,6 +3,7 @@
     step_00000200/
       sbp_manifest.json                      the step exists when this does
       sbp_manifest.abandoned-<token>.json    it was set aside: training went on from an older step
+      sbp_manifest.pruned-<token>.json       it is about to be deleted
       data-<token>/sbp_owner.json            what marks a folder as this library's
       data-<token>/arrays/                   orbax's
       data-<token>/extra.npz                 arrays that are kept beside the state
@@ -30,6 +31,7 @@ OWNER = "sbp_owner.json"
 INDEX = "sbp_steps.json"
 _STEP = re.compile(r"step_(\d{8,})")
 _ABANDONED = re.compile(r"sbp_manifest\.abandoned-(\w+)\.json")
+_PRUNED = re.compile(r"sbp_manifest\.pruned-\w+\.json")
 _DATA = re.compile(r"data-[0-9a-f]{32}")
 _NOTES = ("_CHECKPOINT_METADATA", "commit_success.txt")
 """orbax's own, beside the files that a manifest of version 1 lists."""
@@ -193,15 +195,29 @@ def prune(folder: Path, keep: int, keep_every: int | None, check: Callable[[], N
     for step in steps:
         if step not in stay:
             check()
-            _remove_step(folder, step)
+            _remove_step(folder, step, check)
     for old in abandoned(folder)[:-keep]:
         check()
         _remove_version(folder, old.step, old.manifest_path(folder))
 
 
-def _remove_step(folder: Path, step: int) -> None:
+def _remove_step(folder: Path, step: int, check: Callable[[], None]) -> None:
+    """Takes a step's manifest away, and deletes it all if the folder is still this process's.
+
+    So an owner that was taken for dead just before it deletes a step takes none from the new one, which may
+    have saved this step again.
+    """
     path = step_path(folder, step)
-    manifest = _remove_version(folder, step, path / MANIFEST)
+    manifest, at = _readable(path / MANIFEST, step), path / MANIFEST
+    if manifest is not None and manifest.token:
+        at = path / f"sbp_manifest.pruned-{manifest.token}.json"
+        storage.rename(path / MANIFEST, at)
+        try:
+            check()
+        except Exception:
+            take_back(folder, step, at)
+            raise
+    manifest = _remove_version(folder, step, at)
     if manifest is not None and manifest.files is not None:
         _remove_files(path, (*manifest.files, *_NOTES))
         storage.remove_empty(path)
@@ -253,6 +269,8 @@ def _sweep_step(folder: Path, step: int) -> None:
     files = {f for f in there if _ABANDONED.fullmatch(f)}
     files |= {MANIFEST} if storage.exists(path / MANIFEST) else set()
     manifests = [_readable(path / f, step) for f in files]
+    for name in filter(_PRUNED.fullmatch, there):
+        storage.remove(path / name)
     named = {m.data for m in manifests if m is not None}
     for name in there:
         if not _DATA.fullmatch(name) or name in named:
@@ -300,7 +318,7 @@ def is_foreign(path: Path) -> bool:
     """
     there = storage.names(path)
     return bool(there) and not any(
-        f == MANIFEST or _ABANDONED.fullmatch(f) or _DATA.fullmatch(f) for f in there
+        f == MANIFEST or any(name.fullmatch(f) for name in (_ABANDONED, _PRUNED, _DATA)) for f in there
     )
 
 

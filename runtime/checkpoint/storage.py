@@ -105,12 +105,14 @@ def names(folder: Path) -> list[str]:
 
 
 def sizes(folder: Path) -> dict[str, int]:
-    """The bytes of every file below a folder, by its path in there."""
+    """The bytes of every file below a folder, by its path in there; not of what is deleted meanwhile."""
     if is_remote(folder):
         return object_store.sizes(folder)
-    start = len(os.fspath(folder)) + 1
-    files = (at / name for at, _, names in folder.walk() for name in names)
-    return {os.fspath(file)[start:]: os.stat(file).st_size for file in files}
+    start, found = len(os.fspath(folder)) + 1, dict[str, int]()
+    for file in (os.fspath(at / name) for at, _, names in folder.walk() for name in names):
+        with contextlib.suppress(FileNotFoundError):
+            found[file[start:]] = os.stat(file).st_size
+    return found
 
 
 def read(path: Path) -> bytes:

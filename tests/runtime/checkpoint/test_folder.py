@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
+import shutil
+import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -196,31 +200,64 @@ def test_a_second_one_in_the_same_process_takes_nothing_away(tmp_path: Path) -> 
     one.close()
 
 
+class Pruner:
+    """Prunes the newest step of a folder at one of the operations on files that a reader does there."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self.left = "", -1
+        stat = os.stat
+
+        def heard_stat(path: Any, *rest: Any, **options: Any) -> os.stat_result:
+            self.hear("os.stat", (path,))
+            return stat(path, *rest, **options)
+
+        monkeypatch.setattr(os, "stat", heard_stat)  # of which Python's audit does not hear
+        sys.addaudithook(self.hear)
+
+    def hear(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if self.left < 0 or event not in ("open", "os.stat", "os.listdir", "os.scandir"):
+            return
+        if not str(arguments[0]).startswith(self.folder):
+            return
+        self.left -= 1
+        if self.left < 0:
+            shutil.rmtree(f"{self.folder}/step_00000002")
+
+    def read(self, template: Path, folder: Path, at: int, reading: Callable[[Checkpoints], Any]) -> Any:
+        """What is read of a copy of a folder; the newest step goes at the given operation."""
+        shutil.copytree(template, folder)
+        self.folder, self.left = os.fspath(folder), at
+        try:
+            return reading(Checkpoints(folder))
+        finally:
+            self.left = -1
+
+
 def test_a_step_that_vanishes_while_it_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its reader is told, and without a number of its own takes the next."""
-    with Checkpoints(tmp_path, keep=9) as runs:
-        saved(runs, 1, 2, 3)
-        reader, read = Checkpoints(tmp_path), steps.read_bytes
-
-        def vanishing(folder: Any, step: int) -> bytes:
-            data = read(folder, step)
-            steps._remove_step(folder, step) if step > 2 else None
-            return data
-
-        monkeypatch.setattr(steps, "read_bytes", vanishing)
-        with caplog.at_level(logging.WARNING, "sbp"):
-            assert value_of(reader) == 2
-        assert "step 3 was pruned while it was read" in caplog.text
-        monkeypatch.setattr(steps, "read_bytes", read)
-        for action in (reader.extra, lambda step: value_of(reader, step)):
-            runs.save(state_of(4), 4, extra={"rows": np.arange(2)})
-            runs.wait()
-            monkeypatch.setattr(steps, "read_bytes", vanishing)
-            with pytest.raises(DamagedCheckpointError, match="a step that was pruned while it was read"):
-                action(4)
-            monkeypatch.setattr(steps, "read_bytes", read)
+    """At every operation: its reader takes the next, or is told, if it has asked for it by its number."""
+    with Checkpoints(tmp_path / "run") as runs:
+        for step in (1, 2):
+            runs.save(state_of(step), step, extra={"rows": np.full(2, step)})
+    pruner = Pruner(monkeypatch)
+    readings: list[tuple[Callable[[Checkpoints], Any], Callable[[Checkpoints], Any]]] = [
+        (value_of, lambda runs: value_of(runs, 2)),
+        (lambda runs: int(runs.extra()["rows"][0]), lambda runs: int(runs.extra(2)["rows"][0])),
+    ]
+    for i, (newest, second) in enumerate(readings):
+        seen = list[int]()
+        while seen[-1:] != [2]:  # until it is read before that
+            folder = tmp_path / f"{i} at {len(seen)}"
+            with caplog.at_level(logging.WARNING, "sbp"):
+                seen.append(pruner.read(tmp_path / "run", folder, len(seen), newest))
+            try:
+                assert pruner.read(tmp_path / "run", tmp_path / "named", len(seen) - 1, second) == 2
+            except CheckpointError as e:
+                assert "pruned while it was read" in str(e) or "one of 1" in str(e), str(e)
+            shutil.rmtree(tmp_path / "named")
+        assert len(seen) > 5 and {*seen[:-1]} == {1}
+    assert "step 2 was pruned while it was read" in caplog.text
 
 
 def test_leftovers_of_other_owners_are_swept_and_only_those(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 
-from sbp.runtime.checkpoint import lease, steps, storage
+from sbp.errors import LeaseError
+from sbp.runtime.checkpoint import lease, messages, steps, storage
 from sbp.runtime.checkpoint.checkpoints import Checkpoints
 
 TOKEN = f"{7:032x}"
@@ -163,3 +164,34 @@ def test_a_lease_is_looked_at_before_each_deletion(tmp_path: Path, monkeypatch: 
         runs.keep = 1
         saved(runs, 4)
     assert all(x in looked for x in ([1, 2, 3, 4], [2, 3, 4], [3, 4]))
+
+
+def test_who_is_stopped_before_it_deletes_takes_nothing_from_a_new_owner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new one has saved the step again meanwhile; the old one looks at its lease, and gives back."""
+    with Checkpoints(tmp_path, keep=9) as runs:
+        saved(runs, 1, 2)
+    folder, held = storage.folder_path(tmp_path), [True]
+
+    def check() -> None:
+        if not held[0]:
+            raise LeaseError(messages.lease_lost(folder, "another one"))
+
+    read = steps._readable
+
+    def stopping(path: Any, step: int) -> Any:
+        found = read(path, step)
+        if held[0] and step == 1:  # here it stops; when it goes on the folder has another owner
+            held[0] = False
+            shutil.rmtree(tmp_path / "step_00000001")
+            with Checkpoints(tmp_path, keep=9) as other:
+                saved(other, 1)
+        return found
+
+    monkeypatch.setattr(steps, "_readable", stopping)
+    with pytest.raises(LeaseError):
+        steps._remove_step(folder, 1, check)
+    with Checkpoints(tmp_path) as again:
+        again.prepare()
+        assert value_of(again, 1) == 1
