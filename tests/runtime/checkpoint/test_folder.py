@@ -18,7 +18,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 import sbp
-from sbp.errors import ArgumentError, CheckpointError, DamagedCheckpointError
+from sbp.errors import ArgumentError, CheckpointError
 from sbp.runtime.checkpoint import steps
 from sbp.runtime.checkpoint.checkpoints import Checkpoints
 
