@@ -8,9 +8,9 @@ from typing import Any
 
 from sbp.compat_forks import check_not_forked
 from sbp.errors import CheckpointError, Problem, raise_all
-from sbp.runtime.checkpoint import messages
-from sbp.runtime.checkpoint.storage import Path
 from sbp.runtime.processes.team import team
+from sbp.runtime.storage.files import Path
+from sbp.runtime.storage.messages import failed
 
 
 def agreed(what: str, path: Path, action: Callable[[], Any]) -> Any:
@@ -33,7 +33,7 @@ def agreed(what: str, path: Path, action: Callable[[], Any]) -> Any:
     except CheckpointError as e:
         found, cause = tuple(e.problems), e.__cause__
     except Exception as e:
-        found, cause = (messages.failed(path, e),), e
+        found, cause = (failed(path, e),), e
     if (others := team()) is not None:
         told = others.gathered(what, {"problems": [asdict(p) for p in found], "value": value})
         wrong: Mapping[str, Any] = next((one for one in told if one["problems"]), told[0])

@@ -6,8 +6,8 @@ import functools
 import os
 from collections.abc import Sequence
 
-from sbp.runtime.checkpoint import storage
 from sbp.runtime.checkpoint.checkpoints import Checkpoints
+from sbp.runtime.storage import files
 from sbp.untyped import DType, PyTree
 
 
@@ -39,7 +39,7 @@ def save(
     ...     restore(folder, like={"w": jnp.zeros(2)})["w"].tolist()
     [1.0, 1.0]
     """
-    folder = _folder(os.fspath(storage.folder_path(path)))
+    folder = _folder(os.fspath(files.folder_path(path)))
     folder.keep = keep
     folder.save(state, step, extra)
     folder.wait()
@@ -68,7 +68,7 @@ def restore(
       DamagedCheckpointError: if it is not as it was written.
       CheckpointError: if there is none, or it is of something else.
     """
-    return _folder(os.fspath(storage.folder_path(path))).restore(
+    return _folder(os.fspath(files.folder_path(path))).restore(
         like, step, check=check, only=only, dtype=dtype
     )
 

@@ -17,10 +17,9 @@ import jax
 
 from sbp.errors import ArgumentError, CheckpointError, DamagedCheckpointError
 from sbp.passes.explain.fault import public
-from sbp.runtime.checkpoint import extras, lease, messages, steps, storage
+from sbp.runtime.checkpoint import extras, messages, steps
 from sbp.runtime.checkpoint.agreement import agreed
 from sbp.runtime.checkpoint.inspection import Traits, traits_of, verdict
-from sbp.runtime.checkpoint.libraries import orbax
 from sbp.runtime.checkpoint.manifest import MANIFEST, LeafRecord, Manifest, decoded
 from sbp.runtime.checkpoint.reader import check_arrays, check_files, check_sizes, read_arrays
 from sbp.runtime.checkpoint.selection import Selection, selection
@@ -29,6 +28,9 @@ from sbp.runtime.checkpoint.writer import EXTRA, Save, SaveSpec, make_data_folde
 from sbp.runtime.pipeline.ways import Ways
 from sbp.runtime.processes.job import job_name
 from sbp.runtime.processes.team import team
+from sbp.runtime.storage import files, lease
+from sbp.runtime.storage.libraries import orbax
+from sbp.runtime.storage.messages import failed
 from sbp.untyped import DType, PyTree
 
 LOG = logging.getLogger("sbp")
@@ -70,7 +72,7 @@ class Checkpoints:
         for name, count in (("keep", keep), ("keep_every", keep_every)):
             if count is not None and count < 1:
                 raise ArgumentError(messages.keep(name, count))
-        self.path = storage.folder_path(path)
+        self.path = files.folder_path(path)
         self.keep, self.keep_every, self.job = keep, keep_every, job
         self._ways = Ways()
         self._pending: Save | None = None
@@ -251,7 +253,7 @@ class Checkpoints:
 
     def _own(self) -> None:
         """Makes the folder, and in process 0 takes it; what crashes have left is deleted."""
-        storage.make_folder(self.path)
+        files.make_folder(self.path)
         if jax.process_index() == 0:
             if self._lease is None:
                 self._lease = lease.acquire(self.path, self.job or job_name(), self._clean)
@@ -314,7 +316,7 @@ class Checkpoints:
         if step is None and there:
             return there[-1]
         if step is None or step not in there:
-            storage.check_folder(self.path)
+            files.check_folder(self.path)
             raise CheckpointError(messages.none(self.path, step, there, self.abandoned))
         return step
 
@@ -346,7 +348,7 @@ class Checkpoints:
         return wanted.converted(state)
 
     def _is_gone(self, step: int) -> bool:
-        return not storage.exists(steps.step_path(self.path, step) / MANIFEST)
+        return not files.exists(steps.step_path(self.path, step) / MANIFEST)
 
     def _survived(self, step: int | None, read: Callable[[int], _T]) -> _T:
         """What is read of a step; of the next one where it vanishes meanwhile and nobody has named it."""
@@ -381,7 +383,7 @@ class Checkpoints:
         path, file = steps.step_path(self.path, step), b""
         try:
             if manifest.extra_digest is not None:
-                file = storage.read(path / manifest.data / EXTRA)
+                file = files.read(path / manifest.data / EXTRA)
             if extras.digest(file) != manifest.extra_digest:
                 raise ValueError("it has other bytes than were written")
             return extras.decoded(manifest.extra, file)
@@ -391,4 +393,4 @@ class Checkpoints:
                 messages.damaged(path, steps.others(self.path, step), what)
             ) from None
         except OSError as e:
-            raise CheckpointError(messages.failed(path, e)) from e
+            raise CheckpointError(failed(path, e)) from e

@@ -14,7 +14,7 @@ from typing import Any
 
 from sbp.errors import CheckpointError, DamagedCheckpointError
 from sbp.runtime.checkpoint import messages
-from sbp.runtime.checkpoint.storage import Path
+from sbp.runtime.storage.files import Path
 from sbp.version import VERSION as LIBRARY
 
 FORMAT, VERSION = "sbp-checkpoint", 2

@@ -10,13 +10,15 @@ import jax
 import numpy as np
 
 from sbp.errors import CheckpointError, DamagedCheckpointError
-from sbp.runtime.checkpoint import messages, storage
+from sbp.runtime.checkpoint import messages
 from sbp.runtime.checkpoint.checksums import WORD, Box, box_of, checksum
-from sbp.runtime.checkpoint.libraries import orbax
 from sbp.runtime.checkpoint.manifest import LeafRecord, Manifest
 from sbp.runtime.checkpoint.steps import ARRAYS
-from sbp.runtime.checkpoint.storage import Path
 from sbp.runtime.processes.team import team
+from sbp.runtime.storage import files
+from sbp.runtime.storage.files import Path
+from sbp.runtime.storage.libraries import orbax
+from sbp.runtime.storage.messages import failed
 from sbp.untyped import Leaf, PyTree
 
 NO_DAMAGE = (
@@ -51,7 +53,7 @@ def read_arrays(
         return _part_read(handler, at, abstract, keys) if keys else _restored(handler, at, abstract)
     except Exception as e:
         if not is_damage(e):
-            raise CheckpointError(messages.failed(path, e)) from e
+            raise CheckpointError(failed(path, e)) from e
         raise DamagedCheckpointError(messages.damaged(path, others, str(e)[:200])) from e
 
 
@@ -90,7 +92,7 @@ def check_sizes(path: Path, manifest: Manifest, others: Sequence[int]) -> None:
     Raises:
       DamagedCheckpointError: naming what is wrong.
     """
-    there = storage.sizes(path / manifest.data / ARRAYS)
+    there = files.sizes(path / manifest.data / ARRAYS)
     missing = [f"{name} is missing" for name in manifest.sizes if name not in there]
     found = [(name, size, there.get(name, size)) for name, size in manifest.sizes.items()]
     found_wrong = [f"{name} has {now} bytes, not {size}" for name, size, now in found if now != size]
@@ -191,7 +193,7 @@ def _damage(path: Path, name: str, size: int, digest: str) -> str:
     """What is wrong with a file, in words; "" if nothing is."""
     try:
         found, count = hashlib.sha256(), 0
-        for chunk in storage.chunks(path):
+        for chunk in files.chunks(path):
             found.update(chunk)
             count += len(chunk)
     except FileNotFoundError:

@@ -13,7 +13,7 @@ from sbp.errors import CheckpointError
 from sbp.runtime.checkpoint import messages
 from sbp.runtime.checkpoint.manifest import LeafRecord, Manifest
 from sbp.runtime.checkpoint.state import leaves_of, wanted
-from sbp.runtime.checkpoint.storage import Path
+from sbp.runtime.storage.files import Path
 from sbp.untyped import DType, Leaf, PyTree, struct
 
 

@@ -22,9 +22,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from sbp.errors import CheckpointError, DamagedCheckpointError
-from sbp.runtime.checkpoint import messages, storage
+from sbp.runtime.checkpoint import messages
 from sbp.runtime.checkpoint.manifest import MANIFEST, Manifest, decoded
-from sbp.runtime.checkpoint.storage import Path
+from sbp.runtime.storage import files
+from sbp.runtime.storage.files import Path
+from sbp.runtime.storage.locations import is_url
+from sbp.runtime.storage.messages import failed
 
 ARRAYS = "arrays"
 OWNER = "sbp_owner.json"
@@ -55,8 +58,8 @@ def step_of(name: str) -> int | None:
 
 def finished(folder: Path) -> list[int]:
     """The steps that exist, the oldest first."""
-    candidates = {step_of(name) for name in storage.names(folder)} | _index(folder)
-    return sorted(s for s in candidates if s is not None and storage.exists(step_path(folder, s) / MANIFEST))
+    candidates = {step_of(name) for name in files.names(folder)} | _index(folder)
+    return sorted(s for s in candidates if s is not None and files.exists(step_path(folder, s) / MANIFEST))
 
 
 def read_bytes(folder: Path, step: int) -> bytes:
@@ -68,11 +71,11 @@ def read_bytes(folder: Path, step: int) -> bytes:
     """
     path = step_path(folder, step)
     try:
-        return storage.read(path / MANIFEST)
+        return files.read(path / MANIFEST)
     except FileNotFoundError:
         raise DamagedCheckpointError(messages.pruned(path)) from None
     except OSError as e:
-        raise CheckpointError(messages.failed(path, e)) from e
+        raise CheckpointError(failed(path, e)) from e
 
 
 def read_manifest(folder: Path, step: int) -> Manifest:
@@ -104,7 +107,7 @@ def last_sequence(folder: Path, there: Sequence[int]) -> int:
         with contextlib.suppress(FileNotFoundError, CheckpointError):
             found.append(
                 decoded(
-                    step_path(folder, step), step, storage.read(step_path(folder, step) / MANIFEST)
+                    step_path(folder, step), step, files.read(step_path(folder, step) / MANIFEST)
                 ).sequence
             )
             break
@@ -136,9 +139,9 @@ class Abandoned:
 def abandoned(folder: Path) -> list[Abandoned]:
     """The steps that were set aside, the first saved first; those whose manifest is damaged are left out."""
     found = []
-    for name in storage.names(folder):
+    for name in files.names(folder):
         step = step_of(name)
-        for file in storage.names(folder / name) if step is not None else ():
+        for file in files.names(folder / name) if step is not None else ():
             if match := _ABANDONED.fullmatch(file):
                 manifest = _readable(folder / name / file, step or 0)
                 if manifest is not None:
@@ -160,8 +163,8 @@ def aside_path(folder: Path, step: int, token: str) -> Path:
 def take_back(folder: Path, step: int, aside: Path) -> None:
     """Lets a step exist again that was set aside, unless another one has its place."""
     manifest = step_path(folder, step) / MANIFEST
-    if storage.exists(aside) and not storage.exists(manifest):
-        storage.rename(aside, manifest)
+    if files.exists(aside) and not files.exists(manifest):
+        files.rename(aside, manifest)
 
 
 def withdraw(folder: Path, step: int, token: str) -> None:
@@ -169,8 +172,8 @@ def withdraw(folder: Path, step: int, token: str) -> None:
     path = step_path(folder, step)
     manifest = _readable(path / MANIFEST, step)
     if manifest is not None and manifest.token == token:
-        storage.remove(path / MANIFEST)
-        storage.sync_folder(path)
+        files.remove(path / MANIFEST)
+        files.sync_folder(path)
 
 
 # -- what is deleted
@@ -198,7 +201,8 @@ def prune(folder: Path, keep: int, keep_every: int | None, check: Callable[[], N
             _remove_step(folder, step, check)
     for old in abandoned(folder)[:-keep]:
         check()
-        _remove_version(folder, old.step, old.manifest_path(folder))
+        path = old.manifest_path(folder)
+        _remove_version(folder, old.step, path, _readable(path, old.step))
 
 
 def _remove_step(folder: Path, step: int, check: Callable[[], None]) -> None:
@@ -211,42 +215,39 @@ def _remove_step(folder: Path, step: int, check: Callable[[], None]) -> None:
     manifest, at = _readable(path / MANIFEST, step), path / MANIFEST
     if manifest is not None and manifest.token:
         at = path / f"sbp_manifest.pruned-{manifest.token}.json"
-        storage.rename(path / MANIFEST, at)
-        try:
-            check()
-        except Exception:
-            take_back(folder, step, at)
-            raise
-    manifest = _remove_version(folder, step, at)
+        files.rename(path / MANIFEST, at)
+    try:
+        check()
+        _remove_version(folder, step, at, manifest)
+    except Exception:
+        take_back(folder, step, at)
+        raise
     if manifest is not None and manifest.files is not None:
         _remove_files(path, (*manifest.files, *_NOTES))
-        storage.remove_empty(path)
+        files.remove_empty(path)
 
 
-def _remove_version(folder: Path, step: int, manifest_path: Path) -> Manifest | None:
+def _remove_version(folder: Path, step: int, manifest_path: Path, manifest: Manifest | None) -> None:
     """Deletes a manifest and then the arrays that it names, and nothing else: others may be being written.
 
     Where it is damaged, the arrays stay until the folder has a new owner.
     """
-    path = step_path(folder, step)
-    manifest = _readable(manifest_path, step)
-    storage.remove(manifest_path)
-    storage.sync_folder(path)
+    files.remove(manifest_path)
+    files.sync_folder(manifest_path.parent)
     if manifest is not None and manifest.data:
         drop(folder, step, manifest.data)
-    storage.remove_empty(path)
-    return manifest
+    files.remove_empty(manifest_path.parent)
 
 
-def _remove_files(path: Path, files: Iterable[str]) -> None:
+def _remove_files(path: Path, names: Iterable[str]) -> None:
     """Deletes the files that the manifest of a step of version 1 lists, and empty folders: it has no mark."""
     folders = set()
-    for name in files:
-        storage.remove(path / name)
+    for name in names:
+        files.remove(path / name)
         parts = name.split("/")[:-1]
         folders |= {"/".join(parts[: i + 1]) for i in range(len(parts))}
     for name in sorted(folders, key=len, reverse=True):
-        storage.remove_empty(path / name)
+        files.remove_empty(path / name)
 
 
 def sweep(folder: Path) -> None:
@@ -254,8 +255,8 @@ def sweep(folder: Path) -> None:
 
     Who calls it owns the folder, and is not writing there.
     """
-    storage.remove_temporaries(folder, re.escape(INDEX), b'{"steps": [')
-    for name in storage.names(folder):
+    files.remove_temporaries(folder, re.escape(INDEX), b'{"steps": [')
+    for name in files.names(folder):
         if (step := step_of(name)) is not None:
             _sweep_step(folder, step)
 
@@ -263,26 +264,26 @@ def sweep(folder: Path) -> None:
 def _sweep_step(folder: Path, step: int) -> None:
     """The same of one step, and deletes its folder, if it is empty."""
     path = step_path(folder, step)
-    storage.remove_temporaries(path, r"sbp_manifest[\w.-]*\.json", b'{"format": "sbp-checkpoint"')
-    there = storage.names(path)
+    files.remove_temporaries(path, r"sbp_manifest[\w.-]*\.json", b'{"format": "sbp-checkpoint"')
+    there = files.names(path)
     # Manifests are asked for by name, too: a listing that comes late must not cost a step its arrays.
-    files = {f for f in there if _ABANDONED.fullmatch(f)}
-    files |= {MANIFEST} if storage.exists(path / MANIFEST) else set()
-    manifests = [_readable(path / f, step) for f in files]
+    kept = {f for f in there if _ABANDONED.fullmatch(f)}
+    kept |= {MANIFEST} if files.exists(path / MANIFEST) else set()
+    manifests = [_readable(path / f, step) for f in kept]
     for name in filter(_PRUNED.fullmatch, there):
-        storage.remove(path / name)
+        files.remove(path / name)
     named = {m.data for m in manifests if m is not None}
     for name in there:
         if not _DATA.fullmatch(name) or name in named:
             continue
-        if storage.exists(path / _abandoned_name(name.removeprefix("data-"))):
+        if files.exists(path / _abandoned_name(name.removeprefix("data-"))):
             continue
-        if not storage.exists(path / name / OWNER):  # the mark comes first: nothing else can be in there
-            storage.remove_temporaries(path / name, re.escape(OWNER), b'{"token": "')
-            storage.remove_empty(path / name)
+        if not files.exists(path / name / OWNER):  # the mark comes first: nothing else can be in there
+            files.remove_temporaries(path / name, re.escape(OWNER), b'{"token": "')
+            files.remove_empty(path / name)
         elif None not in manifests:  # one that is damaged might name these arrays
             _remove_data(path / name)
-    storage.remove_empty(path)
+    files.remove_empty(path)
 
 
 def drop(folder: Path, step: int, data: str, keeps_mark: bool = False) -> None:
@@ -292,23 +293,23 @@ def drop(folder: Path, step: int, data: str, keeps_mark: bool = False) -> None:
       keeps_mark: whether the mark stays, since something might still be written there.
     """
     path = step_path(folder, step)
-    if storage.exists(path / MANIFEST):
+    if files.exists(path / MANIFEST):
         manifest = _readable(path / MANIFEST, step)
         if manifest is None or manifest.data == data:
             return
     _remove_data(path / data, keeps_mark)
-    storage.remove_empty(path)
+    files.remove_empty(path)
 
 
 def _remove_data(data: Path, keeps_mark: bool = False) -> None:
     """Deletes the folder of a save; its mark goes last, for who must go on if this process is killed."""
-    storage.remove_tree(data / ARRAYS)
-    for name in storage.names(data):
+    files.remove_tree(data / ARRAYS)
+    for name in files.names(data):
         if name != OWNER:
             with contextlib.suppress(OSError):  # a folder: it goes with the rest
-                storage.remove(data / name)
+                files.remove(data / name)
     if not keeps_mark:
-        storage.remove_tree(data)
+        files.remove_tree(data)
 
 
 def is_foreign(path: Path) -> bool:
@@ -316,7 +317,7 @@ def is_foreign(path: Path) -> bool:
 
     Names suffice where nothing is deleted: who saves the same step now might not have set its mark.
     """
-    there = storage.names(path)
+    there = files.names(path)
     return bool(there) and not any(
         f == MANIFEST or any(name.fullmatch(f) for name in (_ABANDONED, _PRUNED, _DATA)) for f in there
     )
@@ -324,7 +325,7 @@ def is_foreign(path: Path) -> bool:
 
 def write_index(folder: Path, steps: Iterable[int]) -> None:
     """Notes the steps once more, for stores that list late."""
-    storage.replace(folder / INDEX, json.dumps({"steps": sorted(steps)}).encode())
+    files.replace(folder / INDEX, json.dumps({"steps": sorted(steps)}).encode())
 
 
 # -- inside
@@ -342,13 +343,13 @@ def _index(folder: Path) -> set[int | None]:
       CheckpointError: if a store that may list late does not answer.
     """
     try:
-        found = json.loads(storage.read(folder / INDEX))["steps"]
+        found = json.loads(files.read(folder / INDEX))["steps"]
         return {s for s in found if isinstance(s, int)}
     except FileNotFoundError:
         return set()
     except OSError as e:
-        if storage.is_remote(folder):
-            raise CheckpointError(messages.failed(folder / INDEX, e)) from e
+        if is_url(folder):
+            raise CheckpointError(failed(folder / INDEX, e)) from e
         return set()
     except (ValueError, KeyError, TypeError, RecursionError):
         return set()
@@ -357,6 +358,6 @@ def _index(folder: Path) -> set[int | None]:
 def _readable(path: Path, step: int) -> Manifest | None:
     """A manifest, unless it is damaged."""
     try:
-        return decoded(path.parent, step, storage.read(path))
+        return decoded(path.parent, step, files.read(path))
     except (OSError, CheckpointError):
         return None

@@ -26,14 +26,16 @@ import numpy as np
 from sbp.compat_exit import before_exit
 from sbp.compat_loops import run_and_drain
 from sbp.errors import CheckpointError, Problem, raise_all
-from sbp.runtime.checkpoint import messages, steps, storage
+from sbp.runtime.checkpoint import messages, steps
 from sbp.runtime.checkpoint.checksums import WORD, Box, box_of, checksum
-from sbp.runtime.checkpoint.lease import Lease
-from sbp.runtime.checkpoint.libraries import orbax
 from sbp.runtime.checkpoint.manifest import MANIFEST, Manifest
 from sbp.runtime.checkpoint.steps import ARRAYS
-from sbp.runtime.checkpoint.storage import Path
 from sbp.runtime.processes.team import Team, team
+from sbp.runtime.storage import files
+from sbp.runtime.storage.files import Path
+from sbp.runtime.storage.lease import Lease
+from sbp.runtime.storage.libraries import orbax
+from sbp.runtime.storage.messages import failed
 from sbp.untyped import Leaf, PyTree
 
 LOG = logging.getLogger("sbp")
@@ -124,7 +126,7 @@ class Save:
         """
         futures, cause = list[Any](), tuple[Problem, ...]()
         try:
-            if not storage.exists(self.spec.data / steps.OWNER):
+            if not files.exists(self.spec.data / steps.OWNER):
                 raise CheckpointError(messages.not_shared(self.spec.data))
             self._parts = parts_of(jax.tree.leaves(state))
             futures = _begun(self.spec.data / ARRAYS, state)
@@ -193,16 +195,14 @@ class Save:
         spec, manifest = self.spec, self.spec.manifest
         self._await_listing([i for i, one in enumerate(sums) if one])
         _handler().finalize(spec.data / ARRAYS)
-        if any(sums) and not storage.exists(
-            spec.data / ARRAYS / MERGED
-        ):  # orbax passes over a failed listing
+        if any(sums) and not files.exists(spec.data / ARRAYS / MERGED):  # orbax passes over a failed listing
             raise CheckpointError(messages.not_listed(spec.data / ARRAYS, [MERGED]))
         if spec.extra:
-            storage.replace(spec.data / EXTRA, spec.extra)
-        storage.sync_tree(spec.data)
+            files.replace(spec.data / EXTRA, spec.extra)
+        files.sync_tree(spec.data)
         total = [sum(one.get(str(i), 0) for one in sums) % WORD for i in range(len(manifest.leaves))]
         leaves = tuple(replace(x, checksum=s) for x, s in zip(manifest.leaves, total, strict=True))
-        self._exist(replace(manifest, leaves=leaves, sizes=storage.sizes(spec.data / ARRAYS)))
+        self._exist(replace(manifest, leaves=leaves, sizes=files.sizes(spec.data / ARRAYS)))
         try:
             steps.write_index(spec.folder, steps.finished(spec.folder))
             steps.prune(spec.folder, spec.keep, spec.keep_every, self._check_lease)
@@ -214,7 +214,7 @@ class Save:
         """Returns when the storage lists what all processes have written, which orbax is about to merge."""
         path, end = self.spec.data / ARRAYS, time.monotonic() + LISTING_SECONDS
         wanted = {f"ocdbt.process_{i}" for i in processes}
-        while missing := wanted - storage.listed_by_orbax(path, "ocdbt.process_*"):
+        while missing := wanted - files.listed_by_orbax(path, "ocdbt.process_*"):
             self._check_lease()  # a new owner has swept it away
             if time.monotonic() > end:
                 raise CheckpointError(messages.not_listed(path, sorted(missing)))
@@ -228,9 +228,9 @@ class Save:
         try:
             for step, path in aside.items():
                 self._check_lease()
-                storage.rename(steps.step_path(spec.folder, step) / MANIFEST, path)
+                files.rename(steps.step_path(spec.folder, step) / MANIFEST, path)
             self._check_lease()
-            storage.create(spec.path / MANIFEST, manifest.encoded())
+            files.create(spec.path / MANIFEST, manifest.encoded())
         except Exception as e:
             _tried(spec.path, lambda: self._undo(token, aside), None)
             if isinstance(e, FileExistsError):
@@ -290,12 +290,12 @@ def _parts(leaf: int, x: Leaf) -> list[HostShard]:
 
 def make_data_folder(spec: SaveSpec, lease: Lease | None) -> None:
     """Makes the folder of a step's arrays, with the mark in it first; in process 0, before others write."""
-    storage.make_folder(spec.data)
+    files.make_folder(spec.data)
     mark = {"token": spec.manifest.token, "lease": None if lease is None else lease.holder.token}
-    storage.create(spec.data / steps.OWNER, json.dumps(mark).encode())
-    storage.make_folder(spec.data / ARRAYS)
-    storage.sync_folder(spec.path)
-    storage.sync_folder(spec.folder)
+    files.create(spec.data / steps.OWNER, json.dumps(mark).encode())
+    files.make_folder(spec.data / ARRAYS)
+    files.sync_folder(spec.path)
+    files.sync_folder(spec.folder)
 
 
 # -- inside
@@ -361,7 +361,7 @@ def _tried(path: Path, action: Callable[[], _T], otherwise: _T) -> tuple[_T, tup
 def _problems(path: Path, error: Exception) -> tuple[Problem, ...]:
     if isinstance(error, CheckpointError):
         return tuple(error.problems)
-    return (messages.failed(path, error),)
+    return (failed(path, error),)
 
 
 def _exchanged(

@@ -12,10 +12,11 @@ import pytest
 import sbp
 from sbp.errors import KINDS, ArgumentError, CheckpointError, Problem, ProcessError
 from sbp.runtime import execute
-from sbp.runtime.checkpoint import libraries, messages
 from sbp.runtime.checkpoint.checkpoints import Checkpoints
 from sbp.runtime.processes import alike, parts, team
 from sbp.runtime.processes import messages as said_of_calls
+from sbp.runtime.storage import libraries
+from sbp.runtime.storage.messages import not_installed
 from sbp.runtime.training import metrics
 from tests.errors.messages import Messages, check_message
 
@@ -127,7 +128,7 @@ MESSAGES: Messages = {
         "a number that is the same in all processes as an argument of its own",
     ),
     "no orbax": (
-        lambda: raised(messages.not_installed()),
+        lambda: raised(not_installed()),
         CheckpointError,
         "sbp.save",
         "no orbax.checkpoint",

@@ -11,6 +11,7 @@ import sbp
 from sbp.errors import KINDS, Problem
 from sbp.runtime.checkpoint import messages, state
 from sbp.runtime.processes import parts
+from sbp.runtime.storage.messages import lease_held, lease_lost
 from sbp.runtime.training import messages as training
 
 FOLDER = Path("runs/step_3")
@@ -121,7 +122,7 @@ on_nonfinite=sbp.NonFinitePolicy(max_rollbacks=3) goes back to the last good ste
   try    to save again""",
     ),
     "a folder of another run": (
-        messages.lease_held(Path("runs"), "process 7 on b", 60.0),
+        lease_held(Path("runs"), "process 7 on b", 60.0),
         """runs
   got    held by process 7 on b, which lives after 60 s of waiting
   legal  a folder of its own for each run
@@ -129,7 +130,7 @@ on_nonfinite=sbp.NonFinitePolicy(max_rollbacks=3) goes back to the last good ste
   try    another folder, or the end of that run""",
     ),
     "a folder that another run has taken": (
-        messages.lease_lost(Path("runs"), "process 7 on b"),
+        lease_lost(Path("runs"), "process 7 on b"),
         """runs
   got    taken over by process 7 on b
   legal  a folder that is still this run's

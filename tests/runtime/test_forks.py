@@ -24,8 +24,8 @@ import sbp
 from sbp import S
 from sbp.compat_forks import FORK, Fork, check_not_forked
 from sbp.errors import KINDS, Problem, ProcessError
-from sbp.runtime.checkpoint import lease
 from sbp.runtime.processes import ending
+from sbp.runtime.storage import lease
 from tests.runtime import starting
 from tests.runtime.starting import BATCH
 

@@ -21,12 +21,13 @@ from sbp.errors import ArgumentError, CheckpointError, ExecutableError
 from sbp.hardware_file import hardware_from
 from sbp.json_reader import json_of
 from sbp.passes import face
-from sbp.runtime.checkpoint import lease, steps
+from sbp.runtime.checkpoint import steps
 from sbp.runtime.checkpoint.manifest import MANIFEST
 from sbp.runtime.plan_store import PlanFolder
 from sbp.runtime.processes.history import left
 from sbp.runtime.saved import file as files
 from sbp.runtime.saved import trust
+from sbp.runtime.storage import lease
 
 ROOT = Path(__file__).parents[2]
 LINE = sbp.placement("cpu", shape=(2,))
@@ -231,7 +232,7 @@ def test_every_reader_of_json_is_known() -> None:
     known = {
         "sbp/json_reader.py",
         "runtime/checkpoint/manifest.py",  # the lease and the index too: NaN is legal in what they keep
-        "runtime/checkpoint/lease.py",
+        "runtime/storage/lease.py",
         "runtime/checkpoint/steps.py",
         # what this library, or XLA, has written in the same moment
         *(f"runtime/processes/{name}.py" for name in ("calls", "ending", "team")),

@@ -17,7 +17,7 @@ import fsspec
 import pytest
 from etils.epath import backend
 
-from sbp.runtime.checkpoint import object_store
+from sbp.runtime.storage import object_store
 
 s3fs = pytest.importorskip("s3fs", reason="the extra emulators is not installed")
 

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 from sbp.errors import CheckpointError
-from sbp.runtime.checkpoint import lease, steps, storage
+from sbp.runtime.checkpoint import steps
 from sbp.runtime.checkpoint.checkpoints import Checkpoints
+from sbp.runtime.storage import files, lease
 from tests.runtime.checkpoint import emulators
 
 KEEP = 3
@@ -191,9 +192,9 @@ def test_a_sweep_that_is_told_of_no_manifest_deletes_no_arrays_of_one(
         runs.restore(state_of(0), 2)
         runs.save(state_of(4), 4)
         runs.wait()
-        names, before = storage.names, sorted(tmp_path.rglob("*"))
+        names, before = files.names, sorted(tmp_path.rglob("*"))
         monkeypatch.setattr(
-            storage, "names", lambda at: [x for x in names(at) if not x.startswith("sbp_manifest")]
+            files, "names", lambda at: [x for x in names(at) if not x.startswith("sbp_manifest")]
         )
         steps.sweep(runs.path)
         monkeypatch.undo()
@@ -204,8 +205,8 @@ def test_the_last_lease_is_found_where_the_newest_are_not_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody sees the last two of them, neither who looks for the last one nor who deletes old ones."""
-    folder, names = storage.folder_path(tmp_path), storage.names
-    monkeypatch.setattr(storage, "names", lambda at: names(at)[:-2])
+    folder, names = files.folder_path(tmp_path), files.names
+    monkeypatch.setattr(files, "names", lambda at: names(at)[:-2])
     for number in range(1, 8):
         lease.give_up(lease.acquire(folder))
         assert lease._last(folder)[0] == number  # type: ignore[index]

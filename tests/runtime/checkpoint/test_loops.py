@@ -14,7 +14,7 @@ import pytest
 from sbp.compat_loops import run_and_drain
 from sbp.errors import DamagedCheckpointError
 from sbp.runtime.checkpoint.checkpoints import Checkpoints
-from sbp.runtime.checkpoint.libraries import orbax
+from sbp.runtime.storage.libraries import orbax
 
 
 def test_tasks_that_are_left_come_to_their_end() -> None:

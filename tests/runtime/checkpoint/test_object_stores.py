@@ -23,9 +23,10 @@ from etils import epath
 
 import sbp
 from sbp.errors import CheckpointError, DamagedCheckpointError
-from sbp.runtime.checkpoint import lease, libraries, object_store, steps, storage
+from sbp.runtime.checkpoint import steps
 from sbp.runtime.checkpoint.checkpoints import Checkpoints
-from sbp.runtime.checkpoint.lease import own_holder
+from sbp.runtime.storage import files, lease, libraries, object_store
+from sbp.runtime.storage.lease import own_holder
 from tests.runtime.checkpoint import emulators, killed_saver
 
 STORES = ("s3", "gs")
@@ -102,9 +103,9 @@ def test_a_run_with_pruning_going_back_and_what_is_not_its_own(
         "run2/step_00000001/b",
     }
     for name in foreign:
-        storage.replace(folder / name, name.encode())
+        files.replace(folder / name, name.encode())
     beside = folder.parent / f"{folder.name}2" / "x"
-    storage.replace(beside, b"beside")
+    files.replace(beside, b"beside")
     with caplog.at_level(logging.WARNING, "sbp"), Checkpoints(url, keep=2) as runs:
         with pytest.raises(CheckpointError, match="a folder that this library has not written"):
             saved(runs, 1)
@@ -120,7 +121,7 @@ def test_a_run_with_pruning_going_back_and_what_is_not_its_own(
         saved(again, 8)
         assert again.abandoned == [6, 7]
     left = keys(url)
-    assert foreign <= left and storage.read(beside) == b"beside"
+    assert foreign <= left and files.read(beside) == b"beside"
     assert {x.split("/")[0] for x in left if x.startswith("step_0")} == {
         *(f"step_{s:08d}" for s in (1, 3, 5, 6, 7, 8))
     }
@@ -138,9 +139,9 @@ def test_a_second_saver_is_refused_while_the_first_one_lives(
         count = 0
         while not done.wait(0.1):
             count += 1
-            storage.replace(path, json.dumps(asdict(replace(other, beat=count))).encode())
+            files.replace(path, json.dumps(asdict(replace(other, beat=count))).encode())
 
-    storage.create(path, json.dumps(asdict(other)).encode())
+    files.create(path, json.dumps(asdict(other)).encode())
     thread = threading.Thread(target=beat)
     thread.start()
     try:
@@ -158,19 +159,19 @@ def test_a_second_saver_is_refused_while_the_first_one_lives(
 def test_what_was_changed_is_seen(url: str) -> None:
     with Checkpoints(url) as runs:
         saved(runs, 2, 3, 4)
-        whole = storage.read(runs.path / "step_00000004" / steps.MANIFEST)
+        whole = files.read(runs.path / "step_00000004" / steps.MANIFEST)
         for damage in (b"", whole[: len(whole) // 2], whole.replace(b'"step": 4', b'"step": 5')):
-            storage.replace(runs.path / "step_00000004" / steps.MANIFEST, damage)
+            files.replace(runs.path / "step_00000004" / steps.MANIFEST, damage)
             with pytest.raises(DamagedCheckpointError, match=r"step=3\)"):
                 value_of(runs)
         arrays = {k: n for k, n in object_store.sizes(runs.path / "step_00000003").items() if "/d/" in k}
         large = runs.path / "step_00000003" / max(arrays, key=arrays.__getitem__)
-        data = bytearray(storage.read(large))
+        data = bytearray(files.read(large))
         data[len(data) // 2] ^= 1
-        storage.replace(large, bytes(data))
+        files.replace(large, bytes(data))
         with pytest.raises(DamagedCheckpointError):
             value_of(runs, 3)
-        storage.remove(large)
+        files.remove(large)
         with pytest.raises(DamagedCheckpointError, match="is missing"):
             value_of(runs, 3)
         assert value_of(runs, 2) == 2
@@ -186,7 +187,7 @@ def test_one_of_many_creates_an_object(kind: str, stores: Callable[[str], Any]) 
         def make(i: int, path: Any = folder / str(round_), found: Any = found, at: Any = barrier) -> None:
             at.wait()
             try:
-                storage.create(path, b"%d" % i)
+                files.create(path, b"%d" % i)
                 found[i] = "made"
             except FileExistsError:
                 found[i] = "there"
@@ -197,7 +198,7 @@ def test_one_of_many_creates_an_object(kind: str, stores: Callable[[str], Any]) 
         for t in threads:
             t.join()
         (winner,) = [i for i, said in found.items() if said == "made"]
-        assert len(found) == 8 and storage.read(folder / str(round_)) == b"%d" % winner
+        assert len(found) == 8 and files.read(folder / str(round_)) == b"%d" % winner
 
 
 def test_an_answer_that_is_lost_is_not_taken_for_another_writer(
@@ -216,14 +217,14 @@ def test_an_answer_that_is_lost_is_not_taken_for_another_writer(
 
     for error in (FileExistsError("412"), ConnectionError("reset"), OSError(22, "precondition")):
         monkeypatch.setattr(object_store, "_put", lost(error))
-        storage.create(path, b"mine")
-        assert storage.read(path) == b"mine"
+        files.create(path, b"mine")
+        assert files.read(path) == b"mine"
         monkeypatch.setattr(object_store, "exists", lambda _: False)  # made in between
         with pytest.raises(FileExistsError):
-            storage.create(path, b"another's")
+            files.create(path, b"another's")
         monkeypatch.undo()
-        assert storage.read(path) == b"mine"
-        storage.remove(path)
+        assert files.read(path) == b"mine"
+        files.remove(path)
 
 
 def test_a_store_that_knows_no_conditions_is_used_with_a_warning(
@@ -247,7 +248,7 @@ def test_a_store_that_knows_no_conditions_is_used_with_a_warning(
             taken = lease.acquire(folder)
         assert "no exclusive creation of files" in caplog.text and not taken.is_exclusive
         with pytest.raises(FileExistsError):
-            storage.create(lease._path(folder, 1), b"x")
+            files.create(lease._path(folder, 1), b"x")
         lease.give_up(taken)
 
 

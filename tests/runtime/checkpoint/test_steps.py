@@ -11,8 +11,10 @@ import jax.numpy as jnp
 import pytest
 
 from sbp.errors import LeaseError
-from sbp.runtime.checkpoint import lease, messages, steps, storage
+from sbp.runtime.checkpoint import steps
 from sbp.runtime.checkpoint.checkpoints import Checkpoints
+from sbp.runtime.storage import files, lease
+from sbp.runtime.storage.messages import lease_lost
 
 TOKEN = f"{7:032x}"
 
@@ -98,16 +100,16 @@ def test_a_folder_that_cannot_be_read_numbers_nothing(
     """A number that was given twice would let the wrong ones be pruned."""
     with Checkpoints(tmp_path) as runs:
         saved(runs, 1)
-        read = storage.read
+        read = files.read
 
         def failing(path: Any) -> bytes:
             if os.fspath(path).endswith(steps.MANIFEST):
                 raise OSError("Input/output error")
             return read(path)
 
-        monkeypatch.setattr(storage, "read", failing)
+        monkeypatch.setattr(files, "read", failing)
         with pytest.raises(OSError, match="Input/output error"):
-            steps.last_sequence(storage.folder_path(tmp_path), [1])
+            steps.last_sequence(files.folder_path(tmp_path), [1])
 
 
 def test_who_is_killed_while_it_deletes_leaves_the_mark(
@@ -137,11 +139,11 @@ def test_who_is_killed_while_it_deletes_leaves_the_mark(
             for name in ("unlink", "remove", "rmdir"):
                 patch.setattr(os, name, dying(getattr(os, name), left))
             try:
-                steps.prune(storage.folder_path(folder), 1, None, lambda: None)
+                steps.prune(files.folder_path(folder), 1, None, lambda: None)
             except Killed:
                 is_killed = True
-        steps.sweep(storage.folder_path(folder))
-        there = steps.finished(storage.folder_path(folder))
+        steps.sweep(files.folder_path(folder))
+        there = steps.finished(files.folder_path(folder))
         assert there == [2] or (there == [1, 2] and is_killed), moment
         assert (folder / "step_00000001").exists() == (1 in there), moment
         assert value_of(Checkpoints(folder)) == 2
@@ -172,11 +174,11 @@ def test_who_is_stopped_before_it_deletes_takes_nothing_from_a_new_owner(
     """The new one has saved the step again meanwhile; the old one looks at its lease, and gives back."""
     with Checkpoints(tmp_path, keep=9) as runs:
         saved(runs, 1, 2)
-    folder, held = storage.folder_path(tmp_path), [True]
+    folder, held = files.folder_path(tmp_path), [True]
 
     def check() -> None:
         if not held[0]:
-            raise LeaseError(messages.lease_lost(folder, "another one"))
+            raise LeaseError(lease_lost(folder, "another one"))
 
     read = steps._readable
 

@@ -13,8 +13,10 @@ import jax.numpy as jnp
 import pytest
 
 from sbp.errors import CheckpointError, LeaseError
-from sbp.runtime.checkpoint import lease, messages, steps, storage, writer
+from sbp.runtime.checkpoint import steps, writer
 from sbp.runtime.checkpoint.checkpoints import Checkpoints
+from sbp.runtime.storage import files, lease
+from sbp.runtime.storage.messages import lease_lost
 
 
 def state_of(value: float) -> dict[str, Any]:
@@ -133,21 +135,23 @@ def test_the_manifest_is_the_last_that_is_written(tmp_path: Path, monkeypatch: p
     assert any(f".{steps.MANIFEST}." in path for path in synced_before)
     assert {str(folder), str(tmp_path)} <= synced_before and ("sync", str(folder)) in done[at:]
     old = str(tmp_path / "step_00000001")
-    gone = done.index(("remove", f"{old}/{steps.MANIFEST}"))
+    (gone,) = (
+        i for i, (what, path) in enumerate(done) if what == "remove" and f"{old}/sbp_manifest." in path
+    )
     arrays = [i for i, (what, path) in enumerate(done) if what == "remove" and i > gone]
-    assert at < gone < done.index(("sync", old)) < arrays[0]
+    assert at < gone < done.index(("sync", old), gone) < arrays[0]
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, name: str, when: Any) -> None:
     """Lets an operation of the storage fail for some paths."""
-    action = getattr(storage, name)
+    action = getattr(files, name)
 
     def fail(path: Any, *arguments: Any) -> Any:
         if when(os.fspath(path)):
             raise OSError(errno.EIO, "Input/output error")
         return action(path, *arguments)
 
-    monkeypatch.setattr(storage, name, fail)
+    monkeypatch.setattr(files, name, fail)
 
 
 @pytest.mark.parametrize("name", ["create", "rename", "sync_folder"])
@@ -236,7 +240,7 @@ def test_a_step_counts_though_others_could_not_be_deleted(
     with Checkpoints(tmp_path, keep=1) as runs:
         saved(runs, 1)
         with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "sbp"):
-            failing(patch, "remove", lambda path: path.endswith(steps.MANIFEST))
+            failing(patch, "remove", lambda path: ".pruned-" in path)
             saved(runs, 2)
         assert "step 2 was saved, but older ones could not be deleted: OSError" in caplog.text
         assert runs.steps == [1, 2]
@@ -248,13 +252,13 @@ def test_who_has_lost_the_folder_is_told_at_once(tmp_path: Path, monkeypatch: py
     """What it has written is swept away: nobody waits until it is listed, or takes back what is set aside."""
 
     def lost(_: Any) -> None:
-        raise LeaseError(messages.lease_lost(tmp_path, "another one"))
+        raise LeaseError(lease_lost(tmp_path, "another one"))
 
     with Checkpoints(tmp_path, keep=9) as runs:
         saved(runs, 1, 2, 3)
         value_of(runs, 1)
         with monkeypatch.context() as patch:
-            patch.setattr(storage, "listed_by_orbax", lambda folder, pattern: set())
+            patch.setattr(files, "listed_by_orbax", lambda folder, pattern: set())
             patch.setattr(writer, "LISTING_SECONDS", 1e6)
             begun = writer.Save.hand_over
 
@@ -266,13 +270,13 @@ def test_who_has_lost_the_folder_is_told_at_once(tmp_path: Path, monkeypatch: py
             with pytest.raises(LeaseError, match="taken over by another one"):
                 saved(runs, 10)
         with monkeypatch.context() as patch:
-            rename = storage.rename
+            rename = files.rename
 
             def renamed(path: Any, to: Any) -> None:
                 rename(path, to)
                 patch.setattr(lease.Lease, "check", lost)
 
-            patch.setattr(storage, "rename", renamed)
+            patch.setattr(files, "rename", renamed)
             with pytest.raises(LeaseError, match="taken over by another one"):
                 saved(runs, 10)
         assert runs.steps == [1, 2] and runs.abandoned == [3]

@@ -19,8 +19,8 @@ import sbp
 from sbp import S
 from sbp.errors import CheckpointError, NonFiniteError
 from sbp.runtime import built, donation
-from sbp.runtime.checkpoint import libraries
 from sbp.runtime.checkpoint.checkpoints import Checkpoints
+from sbp.runtime.storage import libraries
 from tests.runtime.processes import cases
 
 OPTIMIZER = optax.adam(1e-2)

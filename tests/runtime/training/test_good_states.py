@@ -11,8 +11,8 @@ import pytest
 
 import sbp
 from sbp.errors import ArgumentError, CheckpointError, DamagedCheckpointError, LeaseError, NonFiniteError
-from sbp.runtime.checkpoint import storage
 from sbp.runtime.checkpoint.checkpoints import Checkpoints
+from sbp.runtime.storage import files
 from tests.runtime.training import small
 from tests.runtime.training.small import batch_of, cut, damage, fitted, losses, poison_at, steps_in
 
@@ -181,7 +181,7 @@ def test_a_batch_iterator_is_put_where_the_older_step_is(curve: list[float], tmp
 def test_a_full_disk_that_is_freed_ends_nothing(
     curve: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    write, full = storage.create, [False]
+    write, full = files.create, [False]
 
     def create(path: Any, data: bytes) -> bool:
         if full[0]:
@@ -192,7 +192,7 @@ def test_a_full_disk_that_is_freed_ends_nothing(
         full[0] = 2 <= i < 5
         return batch_of(i)
 
-    monkeypatch.setattr(storage, "create", create)
+    monkeypatch.setattr(files, "create", create)
     caplog.set_level(logging.WARNING)
     done = fitted(batches, checkpoint=tmp_path, save_every=1)
     assert losses(done) == curve and "training goes on" in caplog.text
@@ -204,7 +204,7 @@ def test_a_last_save_that_fails_is_an_error(tmp_path: Path, monkeypatch: pytest.
         raise OSError(28, "No space left on device", str(path))
 
     def batches(i: int) -> Any:
-        monkeypatch.setattr(storage, "create", create) if i == 2 else None
+        monkeypatch.setattr(files, "create", create) if i == 2 else None
         return batch_of(i)
 
     with pytest.raises(CheckpointError, match="the disk is full"):

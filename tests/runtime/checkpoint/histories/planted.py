@@ -7,7 +7,8 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-from sbp.runtime.checkpoint import checkpoints, lease, steps, storage, writer
+from sbp.runtime.checkpoint import checkpoints, steps, writer
+from sbp.runtime.storage import files, lease
 
 
 def _one_too_many() -> None:
@@ -38,8 +39,8 @@ def _manifest_first() -> None:
 
 def _sweep_by_name() -> None:
     def sweep(folder: Any) -> None:
-        for name in storage.names(folder):
-            if name.startswith("step_") and not storage.exists(folder / name / steps.MANIFEST):
+        for name in files.names(folder):
+            if name.startswith("step_") and not files.exists(folder / name / steps.MANIFEST):
                 shutil.rmtree(folder / name)
 
     steps.sweep = sweep
@@ -57,7 +58,7 @@ def _one_data_folder() -> None:
     make = checkpoints.make_data_folder
 
     def made(spec: Any, held: Any) -> None:
-        if not storage.exists(spec.data / steps.OWNER):
+        if not files.exists(spec.data / steps.OWNER):
             make(spec, held)
 
     checkpoints.make_data_folder = made

@@ -11,8 +11,8 @@ import threading
 from typing import Any
 
 from sbp.errors import CheckpointError
-from sbp.runtime.checkpoint import lease
 from sbp.runtime.checkpoint.checkpoints import Checkpoints
+from sbp.runtime.storage import lease
 from tests.runtime.checkpoint.histories.contents import LAYOUTS, extra_of, state_of, tag_in
 from tests.runtime.checkpoint.histories.faults import Faults
 from tests.runtime.checkpoint.histories.planted import PLANTED

@@ -13,7 +13,7 @@ import re
 import urllib.parse
 
 from sbp.errors import CheckpointError, Problem
-from sbp.runtime.checkpoint import messages
+from sbp.runtime.storage import messages
 
 SCHEMES = {"gs": "gcsfs", "s3": "s3fs"}
 """Object stores, and the package of the `object-store` extra that lists their files."""

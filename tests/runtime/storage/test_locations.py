@@ -14,9 +14,9 @@ from etils import epath
 
 import sbp
 from sbp.errors import CheckpointError
-from sbp.runtime.checkpoint import object_store, storage
 from sbp.runtime.checkpoint.checkpoints import Checkpoints
-from sbp.runtime.checkpoint.locations import location
+from sbp.runtime.storage import files, object_store
+from sbp.runtime.storage.locations import location
 
 STATE = {"w": jnp.arange(3.0)}
 
@@ -144,8 +144,8 @@ MEANT: dict[str, Callable[[Path], tuple[Any, str]]] = {
 @pytest.mark.parametrize("name", MEANT)
 def test_what_is_meant(name: str, place: Path) -> None:
     given, meant = MEANT[name](place)
-    assert os.fspath(storage.folder_path(given)) == meant
-    storage.make_folder(storage.folder_path(given))
+    assert os.fspath(files.folder_path(given)) == meant
+    files.make_folder(files.folder_path(given))
     assert Path(meant).is_dir()
 
 

@@ -10,7 +10,7 @@ from types import ModuleType
 
 from sbp.compat_loops import drain_loops
 from sbp.errors import CheckpointError
-from sbp.runtime.checkpoint import messages
+from sbp.runtime.storage import messages
 
 
 @functools.cache

@@ -17,9 +17,9 @@ import pytest
 from etils import epath
 
 from sbp.errors import CheckpointError, LeaseError
-from sbp.runtime.checkpoint import lease, storage
 from sbp.runtime.checkpoint.checkpoints import Checkpoints
-from sbp.runtime.checkpoint.lease import Holder, acquire, give_up, own_holder
+from sbp.runtime.storage import files, lease
+from sbp.runtime.storage.lease import Holder, acquire, give_up, own_holder
 
 STATE = {"w": jnp.ones(2)}
 
@@ -42,7 +42,7 @@ def held(folder: Any, **changes: Any) -> Holder:
     """The lease of somebody else, who lives on another host unless it is said otherwise."""
     elsewhere = {"host": "other", "boot": "another boot", "pid": 1}
     other = replace(own_holder(folder, None), **{**elsewhere, **changes})
-    storage.create(folder / "sbp_lease-000001.json", json.dumps(asdict(other)).encode())
+    files.create(folder / "sbp_lease-000001.json", json.dumps(asdict(other)).encode())
     return other
 
 
@@ -52,7 +52,7 @@ def beating(folder: Any, holder: Holder, done: threading.Event) -> threading.Thr
         while not done.wait(0.05):
             count += 1
             text = json.dumps(asdict(replace(holder, beat=count))).encode()
-            storage.replace(folder / "sbp_lease-000001.json", text)
+            files.replace(folder / "sbp_lease-000001.json", text)
 
     thread = threading.Thread(target=beat)
     thread.start()
@@ -81,7 +81,7 @@ def test_a_dead_one_is_taken_over(name: str, folder: Any, caplog: pytest.LogCapt
     if changes == "ended":
         pid, started = ended_process()
         other = replace(own_holder(folder, None), pid=pid, started=started)
-        storage.create(folder / "sbp_lease-000001.json", json.dumps(asdict(other)).encode())
+        files.create(folder / "sbp_lease-000001.json", json.dumps(asdict(other)).encode())
     else:
         held(folder, **changes)  # type: ignore[arg-type]
     with caplog.at_level(logging.WARNING, "sbp"):
@@ -131,17 +131,17 @@ def test_what_a_storage_that_failed_has_left_is_no_other_owner(
     folder: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lease is made, then the storage fails: the next try of this process does not wait for itself."""
-    names = storage.names
+    names = files.names
 
     def failing(_: Any) -> list[str]:
-        if storage.exists(folder / "sbp_lease-000001.json"):
+        if files.exists(folder / "sbp_lease-000001.json"):
             raise OSError("the storage does not answer")
         return []
 
-    monkeypatch.setattr(storage, "names", failing)
+    monkeypatch.setattr(files, "names", failing)
     with pytest.raises(OSError, match="does not answer"):
         acquire(folder)
-    monkeypatch.setattr(storage, "names", names)
+    monkeypatch.setattr(files, "names", names)
     monkeypatch.setattr(lease, "DEAD_SECONDS", 1000)
     taken = acquire(folder)
     assert taken.number == 2
@@ -154,8 +154,8 @@ def test_a_copy_of_a_folder_is_free(folder: Any, tmp_path: Path) -> None:
     (folder / "a").mkdir()
     (folder / "b").mkdir()
     mine = acquire(folder / "a")
-    for name in storage.names(folder / "a"):
-        storage.replace(folder / "b" / name, storage.read(folder / "a" / name))
+    for name in files.names(folder / "a"):
+        files.replace(folder / "b" / name, files.read(folder / "a" / name))
     other = own_holder(folder / "b", None)
     assert lease._why_it_may(mine.holder, other, 0.0) == "this folder is a copy of that one's"
     give_up(mine)
@@ -163,11 +163,11 @@ def test_a_copy_of_a_folder_is_free(folder: Any, tmp_path: Path) -> None:
 
 def test_what_is_no_lease_is_taken_over_when_nobody_writes_it_again(folder: Any) -> None:
     for text in (b"", b"[]", b"{}", b"[" * 100_000):
-        storage.replace(folder / "sbp_lease-000003.json", text)
+        files.replace(folder / "sbp_lease-000003.json", text)
         taken = acquire(folder)
         assert taken.number == 4
         give_up(taken)
-        storage.remove(folder / "sbp_lease-000004.json")
+        files.remove(folder / "sbp_lease-000004.json")
 
 
 def test_it_is_renewed_released_and_shared(folder: Any) -> None:
@@ -192,7 +192,7 @@ def test_who_lost_it_finishes_no_step(folder: Any) -> None:
     runs.wait()
     number = lease._last(folder)[0] + 1  # type: ignore[index]
     other = replace(own_holder(folder, None), token="other", host="other", boot="x")
-    storage.create(folder / f"sbp_lease-{number:06d}.json", json.dumps(asdict(other)).encode())
+    files.create(folder / f"sbp_lease-{number:06d}.json", json.dumps(asdict(other)).encode())
     with pytest.raises(CheckpointError, match="taken over by process"):
         runs.save(STATE, step=2)
         runs.wait()
@@ -236,7 +236,7 @@ def test_of_many_at_once_one_has_each_number(folder: Any) -> None:
 def test_a_storage_without_exclusive_creation_is_said(
     folder: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(storage, "is_exclusive", lambda path, data: False)
+    monkeypatch.setattr(files, "is_exclusive", lambda path, data: False)
     with caplog.at_level(logging.WARNING, "sbp"):
         taken = acquire(folder)
     assert "no exclusive creation of files" in caplog.text

@@ -15,10 +15,10 @@ import pytest
 from etils import epath
 
 from sbp.errors import CheckpointError
-from sbp.runtime.checkpoint import storage
 from sbp.runtime.checkpoint.checkpoints import Checkpoints
+from sbp.runtime.storage import files
 
-ROOM = Path(__file__).parents[3] / "runtime" / "checkpoint"
+RUNTIME = Path(__file__).parents[3] / "runtime"
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ RACE = """
 import os, sys, warnings
 warnings.simplefilter("ignore")
 from etils import epath
-from sbp.runtime.checkpoint import storage
+from sbp.runtime.storage import files
 folder = epath.Path(sys.argv[1])
 gate, opened = os.pipe()
 for child in range(8):
@@ -42,7 +42,7 @@ for child in range(8):
         won = []
         for i in range(50):
             try:
-                storage.create(folder / str(i), b"%d " % child * 1000)
+                files.create(folder / str(i), b"%d " % child * 1000)
                 won.append(i)
             except FileExistsError:
                 pass
@@ -59,18 +59,18 @@ def test_of_eight_processes_one_creates_each_file(folder: Any) -> None:
     won = {child: (folder / f"won{child}").read_text().split() for child in range(8)}
     assert sorted(i for x in won.values() for i in x) == sorted(map(str, range(50)))
     for child, names in won.items():
-        assert {storage.read(folder / name) for name in names} <= {b"%d " % child * 1000}
-    assert not [name for name in storage.names(folder) if name.endswith(".tmp")]
+        assert {files.read(folder / name) for name in names} <= {b"%d " % child * 1000}
+    assert not [name for name in files.names(folder) if name.endswith(".tmp")]
 
 
 def test_what_is_there_is_not_created_again(folder: Any) -> None:
-    storage.create(folder / "x", b"first")
+    files.create(folder / "x", b"first")
     for data in (b"second", b"first"):
         with pytest.raises(FileExistsError):
-            storage.create(folder / "x", data)
-    assert storage.read(folder / "x") == b"first" and storage.names(folder) == ["x"]
+            files.create(folder / "x", data)
+    assert files.read(folder / "x") == b"first" and files.names(folder) == ["x"]
     with pytest.raises(FileNotFoundError):
-        storage.create(folder / "no" / "x", b"")
+        files.create(folder / "no" / "x", b"")
 
 
 @pytest.mark.parametrize("code", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS])
@@ -81,10 +81,10 @@ def test_a_file_system_without_links_has_one_writer_too(
         raise OSError(code, "no links")
 
     monkeypatch.setattr(os, "link", link)
-    storage.create(folder / "x", b"first")
+    files.create(folder / "x", b"first")
     with pytest.raises(FileExistsError):
-        storage.create(folder / "x", b"second")
-    assert storage.read(folder / "x") == b"first" and storage.names(folder) == ["x"]
+        files.create(folder / "x", b"second")
+    assert files.read(folder / "x") == b"first" and files.names(folder) == ["x"]
 
 
 def test_a_link_whose_answer_was_lost_counts(folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,10 +96,10 @@ def test_a_link_whose_answer_was_lost_counts(folder: Any, monkeypatch: pytest.Mo
         link(source, target)
 
     monkeypatch.setattr(os, "link", lossy)
-    storage.create(folder / "x", b"mine")
-    assert storage.read(folder / "x") == b"mine"
+    files.create(folder / "x", b"mine")
+    assert files.read(folder / "x") == b"mine"
     with pytest.raises(FileExistsError):
-        storage.create(folder / "x", b"mine")
+        files.create(folder / "x", b"mine")
 
 
 # -- as a whole
@@ -107,38 +107,38 @@ def test_a_link_whose_answer_was_lost_counts(folder: Any, monkeypatch: pytest.Mo
 
 def test_who_reads_sees_the_old_file_or_the_new_one(folder: Any) -> None:
     texts = [bytes([65 + i]) * 200_000 for i in range(20)]
-    storage.replace(folder / "x", texts[0])
+    files.replace(folder / "x", texts[0])
     seen, done = set[bytes](), threading.Event()
 
     def look() -> None:
         while not done.is_set():
-            seen.add(storage.read(folder / "x"))
+            seen.add(files.read(folder / "x"))
 
     threads = [threading.Thread(target=look) for _ in range(2)]
     for t in threads:
         t.start()
     for text in texts:
-        storage.replace(folder / "x", text)
+        files.replace(folder / "x", text)
     done.set()
     for t in threads:
         t.join()
-    assert seen <= {*texts} and storage.names(folder) == ["x"]
+    assert seen <= {*texts} and files.names(folder) == ["x"]
 
 
 @pytest.mark.parametrize("name", ["fsync", "replace"])
 def test_a_full_disk_leaves_the_old_file(name: str, folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    storage.replace(folder / "x", b"old")
+    files.replace(folder / "x", b"old")
 
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, name, full)
     with pytest.raises(OSError, match="No space left"):
-        storage.replace(folder / "x", b"new")
+        files.replace(folder / "x", b"new")
     if name == "fsync":
         with pytest.raises(OSError, match="No space left"):
-            storage.create(folder / "y", b"new")
-    assert storage.read(folder / "x") == b"old" and storage.names(folder) == ["x"]
+            files.create(folder / "y", b"new")
+    assert files.read(folder / "x") == b"old" and files.names(folder) == ["x"]
 
 
 # -- on the disk
@@ -158,16 +158,16 @@ def test_content_is_on_the_disk_before_the_name_and_the_name_before_it_counts(
     monkeypatch.setattr(os, "fsync", synced)
     monkeypatch.setattr(os, "link", lambda *x: (link(*x), seen.append(("name", "link"))))
     monkeypatch.setattr(os, "replace", lambda *x: (rename(*x), seen.append(("name", "rename"))))
-    storage.create(folder / "x", b"1234")
+    files.create(folder / "x", b"1234")
     assert seen == [("sync", "file of 4"), ("name", "link"), ("sync", "folder")]
     seen.clear()
-    storage.replace(folder / "x", b"12345")
+    files.replace(folder / "x", b"12345")
     assert seen == [("sync", "file of 5"), ("name", "rename"), ("sync", "folder")]
     seen.clear()
-    storage.make_folder(folder / "tree" / "in")
+    files.make_folder(folder / "tree" / "in")
     for name in ("tree/a", "tree/in/b"):
         (folder / name).write_bytes(b"123456")
-    storage.sync_tree(folder / "tree")
+    files.sync_tree(folder / "tree")
     assert sorted(seen) == [("sync", "file of 6")] * 2 + [("sync", "folder")] * 2
 
 
@@ -206,10 +206,10 @@ def test_what_cannot_be_synced_does_not_stop_a_save(folder: Any, monkeypatch: py
         raise OSError(codes[0], "no")
 
     monkeypatch.setattr(os, "fsync", fsync)
-    storage.sync_folder(folder)
+    files.sync_folder(folder)
     codes[0] = errno.EIO
     with pytest.raises(OSError, match="no"):
-        storage.sync_folder(folder)
+        files.sync_folder(folder)
 
 
 # -- lists and what is not there
@@ -217,22 +217,22 @@ def test_what_cannot_be_synced_does_not_stop_a_save(folder: Any, monkeypatch: py
 
 def test_lists_sizes_and_deletes(folder: Any) -> None:
     for name in ("a/b/c", "a/d", "e"):
-        storage.make_folder((folder / name).parent)
-        storage.replace(folder / name, name.encode())
-    assert storage.names(folder) == ["a", "e"] and storage.names(folder / "a") == ["b", "d"]
-    assert storage.sizes(folder) == {"a/b/c": 5, "a/d": 3, "e": 1}
-    assert b"".join(storage.chunks(folder / "a" / "d")) == b"a/d"
-    assert storage.names(folder / "none") == storage.names(folder / "e") == []
-    assert storage.exists(folder / "e") and not storage.exists(folder / "none")
-    assert not storage.exists(folder / "e" / "below")
-    storage.remove_empty(folder / "a")
-    assert storage.exists(folder / "a" / "d")
-    storage.remove(folder / "a" / "d")
-    storage.remove_tree(folder / "a" / "b")
-    storage.remove_empty(folder / "a")
-    for remove in (storage.remove, storage.remove_tree, storage.remove_empty):
+        files.make_folder((folder / name).parent)
+        files.replace(folder / name, name.encode())
+    assert files.names(folder) == ["a", "e"] and files.names(folder / "a") == ["b", "d"]
+    assert files.sizes(folder) == {"a/b/c": 5, "a/d": 3, "e": 1}
+    assert b"".join(files.chunks(folder / "a" / "d")) == b"a/d"
+    assert files.names(folder / "none") == files.names(folder / "e") == []
+    assert files.exists(folder / "e") and not files.exists(folder / "none")
+    assert not files.exists(folder / "e" / "below")
+    files.remove_empty(folder / "a")
+    assert files.exists(folder / "a" / "d")
+    files.remove(folder / "a" / "d")
+    files.remove_tree(folder / "a" / "b")
+    files.remove_empty(folder / "a")
+    for remove in (files.remove, files.remove_tree, files.remove_empty):
         remove(folder / "none")
-    assert storage.names(folder) == ["e"]
+    assert files.names(folder) == ["e"]
 
 
 def test_what_cannot_be_looked_at_is_not_taken_for_absent(
@@ -245,12 +245,12 @@ def test_what_cannot_be_looked_at_is_not_taken_for_absent(
 
     monkeypatch.setattr(os, "stat", stat)
     with pytest.raises(CheckpointError, match="does not answer"):
-        storage.exists(folder / "x")
+        files.exists(folder / "x")
 
 
 # -- the house
 
-FILES = ("storage.py", "locations.py", "object_store.py")
+FILES = ("files.py", "locations.py", "object_store.py")
 """Which all others go through."""
 PROCESSES = {"lease.py": {"open", "os.readlink"}}
 """What one of them asks of /proc: about processes of this host, which lie in no folder of checkpoints."""
@@ -277,14 +277,17 @@ def around_storage(source: str) -> list[str]:
             case ast.Attribute(value=ast.Name(id="os"), attr=name):
                 found += [f"os.{name}"] if name not in OS_NAMES else []
             case ast.Attribute(value=value, attr=name):
-                is_ours = isinstance(value, ast.Name) and value.id in ("storage", "steps")
+                is_ours = isinstance(value, ast.Name) and value.id in ("files", "steps")
                 found += [f".{name}"] if name in METHODS and not is_ours else []
             case ast.Call(func=ast.Name(id="open")):
                 found.append("open")
     return found
 
 
-@pytest.mark.parametrize("path", sorted(set(ROOM.glob("*.py"))), ids=lambda p: p.name)
+MODULES_OF_FOLDERS = sorted(p for room in ("checkpoint", "storage") for p in (RUNTIME / room).glob("*.py"))
+
+
+@pytest.mark.parametrize("path", MODULES_OF_FOLDERS, ids=lambda p: f"{p.parent.name}/{p.name}")
 def test_files_of_checkpoints_are_touched_in_one_place(path: Path) -> None:
     found = around_storage(path.read_text())
     assert path.name in FILES or {*found} <= PROCESSES.get(path.name, set()), found
@@ -296,4 +299,4 @@ def test_files_of_checkpoints_are_touched_in_one_place(path: Path) -> None:
     + ["(a / b).exists()", "from os import path", "import os.path"],
 )
 def test_the_check_of_the_house_sees(line: str) -> None:
-    assert around_storage(line) and not around_storage("os.fspath(x); storage.exists(x); x / y")
+    assert around_storage(line) and not around_storage("os.fspath(x); files.exists(x); x / y")

@@ -24,8 +24,8 @@ from typing import Any
 
 from sbp.compat_exit import before_exit
 from sbp.errors import CheckpointError, LeaseError
-from sbp.runtime.checkpoint import messages, storage
-from sbp.runtime.checkpoint.storage import Path
+from sbp.runtime.storage import files, messages
+from sbp.runtime.storage.files import Path
 
 LOG = logging.getLogger("sbp")
 _NAME = re.compile(r"sbp_lease-(\d+)\.json")
@@ -74,7 +74,7 @@ def own_holder(folder: Path, job: str | None) -> Holder:
     """This process, with a new token."""
     since = time.strftime("%Y-%m-%d %H:%M:%S %Z")
     token, pid = uuid.uuid4().hex, os.getpid()
-    path, inode = os.fspath(folder), storage.inode(folder)
+    path, inode = os.fspath(folder), files.inode(folder)
     return Holder(token, job, platform.node(), _boot(), pid, _started(pid) or "", path, inode, since)
 
 
@@ -176,7 +176,7 @@ class _Holdings:
 
     def acquire(self, folder: Path, job: str | None, first: Callable[[], None]) -> Lease:
         with self.guard:
-            name = storage.real_name(folder)
+            name = files.real_name(folder)
             lease = self.held.get(name)
             if lease is not None and lease.holder.pid == os.getpid():
                 with contextlib.suppress(CheckpointError):
@@ -197,7 +197,7 @@ class _Holdings:
         with self.guard:
             lease.users -= 1
             if lease.users == 0:
-                self.held.pop(storage.real_name(lease.folder), None)
+                self.held.pop(files.real_name(lease.folder), None)
                 lease.release()
 
     def release_all(self) -> None:
@@ -260,39 +260,39 @@ def _why_it_may(owner: Holder, holder: Holder, silent_seconds: float) -> str | N
 def _created(folder: Path, number: int, holder: Holder) -> Lease | None:
     """The lease of a number, if nobody else had it, or a higher one, first."""
     try:
-        storage.create(_path(folder, number), _encoded(holder))
+        files.create(_path(folder, number), _encoded(holder))
     except FileExistsError:
         return None
     highest = _last(folder, number)
     if highest is None or highest[0] != number:
-        storage.remove(_path(folder, number))
+        files.remove(_path(folder, number))
         return None
     if highest[1].token != holder.token:
         return None
-    is_exclusive = storage.is_exclusive(_path(folder, number), _encoded(holder))
+    is_exclusive = files.is_exclusive(_path(folder, number), _encoded(holder))
     if not is_exclusive:
         LOG.warning("%s", messages.lease_advisory(folder))
     # Where listings come late, the last lease is found by going on from one that is listed: that one stays.
-    listed = [int(m[1]) for name in storage.names(folder) if (m := _NAME.fullmatch(name))]
+    listed = [int(m[1]) for name in files.names(folder) if (m := _NAME.fullmatch(name))]
     for old in listed:
         if old < min(max(listed), number - 1):
-            storage.remove(_path(folder, old))
-    for name in storage.names(folder):  # of those that were killed meanwhile
+            files.remove(_path(folder, old))
+    for name in files.names(folder):  # of those that were killed meanwhile
         if (match := _LEFT.fullmatch(name)) and int(match[2]) < number:
-            storage.remove_temporaries(folder, re.escape(match[1]), b'{\n "token": "')
+            files.remove_temporaries(folder, re.escape(match[1]), b'{\n "token": "')
     return Lease(folder, number, holder, is_exclusive)
 
 
 def _last(folder: Path, at_least: int = 0) -> tuple[int, Holder] | None:
     """The lease with the highest number; found even where a listing comes late."""
-    listed = (int(m[1]) for name in storage.names(folder) if (m := _NAME.fullmatch(name)))
+    listed = (int(m[1]) for name in files.names(folder) if (m := _NAME.fullmatch(name)))
     number = max((*listed, at_least))
-    while storage.exists(_path(folder, number + 1)):
+    while files.exists(_path(folder, number + 1)):
         number += 1
     if number == 0:
         return None
     try:
-        return number, _holder(json.loads(storage.read(_path(folder, number))))
+        return number, _holder(json.loads(files.read(_path(folder, number))))
     except FileNotFoundError:
         return None
     except (ValueError, TypeError, KeyError, RecursionError):
@@ -313,7 +313,7 @@ def _encoded(holder: Holder) -> bytes:
 
 
 def _write(folder: Path, number: int, holder: Holder) -> None:
-    storage.replace(_path(folder, number), _encoded(holder))
+    files.replace(_path(folder, number), _encoded(holder))
 
 
 @functools.cache

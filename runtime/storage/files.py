@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from sbp.errors import CheckpointError
-from sbp.runtime.checkpoint import libraries, messages, object_store
-from sbp.runtime.checkpoint.locations import check_name, in_the_way, is_url, location
+from sbp.runtime.storage import libraries, messages, object_store
+from sbp.runtime.storage.locations import check_name, in_the_way, is_url, location
 
 NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 """What file systems without hard links say."""
@@ -35,7 +35,7 @@ def folder_path(given: str | bytes | os.PathLike[str]) -> Path:
       CheckpointError: for what is neither, and for a URL that orbax cannot write to.
     """
     path = libraries.epath_module().Path(location(given))
-    if is_remote(path):
+    if is_url(path):
         object_store.filesystem(path)
         libraries.check_arrays_go_to(os.fspath(path), object_store.s3_endpoint)
     return path
@@ -47,7 +47,7 @@ def check_folder(folder: Path) -> None:
     Raises:
       CheckpointError: if something else is in the way, or it cannot be looked at.
     """
-    if is_remote(folder):
+    if is_url(folder):
         return
     try:
         os.listdir(folder)
@@ -65,7 +65,7 @@ def make_folder(folder: Path) -> None:
       CheckpointError: if nothing can be made there, naming what is in the way.
     """
     check_name(os.fspath(folder))
-    if is_remote(folder):
+    if is_url(folder):
         return
     try:
         with contextlib.suppress(FileNotFoundError):
@@ -77,17 +77,12 @@ def make_folder(folder: Path) -> None:
 
 def inode(folder: Path) -> int:
     """The number that a file system has for a folder; a copy has another one."""
-    return 0 if is_remote(folder) else os.stat(folder).st_ino
+    return 0 if is_url(folder) else os.stat(folder).st_ino
 
 
 def real_name(folder: Path) -> str:
     """What names a folder, by whatever links it was reached."""
-    return os.fspath(folder) if is_remote(folder) else os.path.realpath(folder)
-
-
-def is_remote(path: Path) -> bool:
-    """Whether a path is a URL."""
-    return is_url(path)
+    return os.fspath(folder) if is_url(folder) else os.path.realpath(folder)
 
 
 def names(folder: Path) -> list[str]:
@@ -97,7 +92,7 @@ def names(folder: Path) -> list[str]:
       CheckpointError: if nobody can tell.
     """
     try:
-        return object_store.names(folder) if is_remote(folder) else sorted(os.listdir(folder))
+        return object_store.names(folder) if is_url(folder) else sorted(os.listdir(folder))
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as e:
@@ -106,7 +101,7 @@ def names(folder: Path) -> list[str]:
 
 def sizes(folder: Path) -> dict[str, int]:
     """The bytes of every file below a folder, by its path in there; not of what is deleted meanwhile."""
-    if is_remote(folder):
+    if is_url(folder):
         return object_store.sizes(folder)
     start, found = len(os.fspath(folder)) + 1, dict[str, int]()
     for file in (os.fspath(at / name) for at, _, names in folder.walk() for name in names):
@@ -121,7 +116,7 @@ def read(path: Path) -> bytes:
     Raises:
       FileNotFoundError: if there is none.
     """
-    return object_store.read(path) if is_remote(path) else bytes(path.read_bytes())
+    return object_store.read(path) if is_url(path) else bytes(path.read_bytes())
 
 
 def chunks(path: Path) -> Iterator[bytes]:
@@ -142,7 +137,7 @@ def exists(path: Path) -> bool:
       CheckpointError: if nobody can tell: what cannot be looked at is not taken for absent.
     """
     try:
-        if is_remote(path):
+        if is_url(path):
             return object_store.exists(path)
         os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -161,7 +156,7 @@ def create(path: Path, data: bytes) -> None:
     Raises:
       FileExistsError: if there is one.
     """
-    if is_remote(path):
+    if is_url(path):
         object_store.create(path, data)
         return
     with _temporary(path, data) as made:
@@ -184,12 +179,12 @@ def is_exclusive(path: Path, data: bytes) -> bool:
     Arguments:
       data: that it has created it with.
     """
-    return object_store.is_exclusive(path, data) if is_remote(path) else True
+    return object_store.is_exclusive(path, data) if is_url(path) else True
 
 
 def replace(path: Path, data: bytes) -> None:
     """Writes a file anew, as a whole."""
-    if is_remote(path):
+    if is_url(path):
         object_store.replace(path, data)
         return
     with _temporary(path, data) as made:
@@ -199,7 +194,7 @@ def replace(path: Path, data: bytes) -> None:
 
 def rename(path: Path, to: Path) -> None:
     """Gives a file another name in its folder; a file system does it in one step, and on a full disk, too."""
-    if is_remote(path):
+    if is_url(path):
         replace(to, read(path))
         remove(path)
         return
@@ -209,7 +204,7 @@ def rename(path: Path, to: Path) -> None:
 
 def remove(path: Path) -> None:
     """Deletes a file, if it is there."""
-    if is_remote(path):
+    if is_url(path):
         object_store.remove(path)
         return
     with contextlib.suppress(FileNotFoundError):
@@ -218,7 +213,7 @@ def remove(path: Path) -> None:
 
 def remove_tree(folder: Path) -> None:
     """Deletes a folder with all that it holds, if it is there."""
-    if is_remote(folder):
+    if is_url(folder):
         object_store.remove_tree(folder)
         return
     with contextlib.suppress(FileNotFoundError):
@@ -232,7 +227,7 @@ def remove_temporaries(folder: Path, pattern: str, beginning: bytes) -> None:
       pattern: of the names of the files.
       beginning: of what they hold: what begins otherwise is somebody else's.
     """
-    for name in () if is_remote(folder) else names(folder):
+    for name in () if is_url(folder) else names(folder):
         if re.fullmatch(rf"\.{pattern}\.[0-9a-f]{{32}}\.tmp", name):
             with contextlib.suppress(FileNotFoundError):
                 if beginning.startswith(read(folder / name)[: len(beginning)]):
@@ -241,14 +236,14 @@ def remove_temporaries(folder: Path, pattern: str, beginning: bytes) -> None:
 
 def remove_empty(folder: Path) -> None:
     """Deletes a folder that holds nothing; an object store has no such thing."""
-    if not is_remote(folder):
+    if not is_url(folder):
         with contextlib.suppress(OSError):
             os.rmdir(folder)
 
 
 def sync_tree(folder: Path) -> None:
     """Returns when all files of a folder are on the disk."""
-    if is_remote(folder):
+    if is_url(folder):
         return
     for at, _, files in folder.walk():
         for name in files:
@@ -259,7 +254,7 @@ def sync_tree(folder: Path) -> None:
 
 def sync_folder(folder: Path) -> None:
     """Returns when the names in a folder are on the disk."""
-    if is_remote(folder):
+    if is_url(folder):
         return
     at = os.open(folder, os.O_RDONLY)
     try:
@@ -273,7 +268,7 @@ def sync_folder(folder: Path) -> None:
 
 def listed_by_orbax(folder: Path, pattern: str) -> set[str]:
     """The names of a folder that orbax finds at this moment when it looks for a pattern."""
-    if is_remote(folder):
+    if is_url(folder):
         object_store.forget_listings(folder)
     return {x.name for x in folder.glob(pattern)}
 
@@ -283,7 +278,7 @@ def listed_by_orbax(folder: Path, pattern: str) -> set[str]:
 
 def _cannot(folder: Path, error: OSError) -> CheckpointError:
     """Why a folder cannot be made or looked at, in words."""
-    wrong = None if is_remote(folder) else in_the_way(os.fspath(folder), error)
+    wrong = None if is_url(folder) else in_the_way(os.fspath(folder), error)
     return CheckpointError(wrong or messages.failed(folder, error))
 
 

@@ -15,8 +15,8 @@ import os
 from typing import Any
 
 from sbp.errors import CheckpointError
-from sbp.runtime.checkpoint import messages
-from sbp.runtime.checkpoint.locations import SCHEMES
+from sbp.runtime.storage import messages
+from sbp.runtime.storage.locations import SCHEMES
 
 Path = Any
 """An `epath.Path` of a URL."""
