@@ -1,7 +1,8 @@
 """Object stores here, each in a process of its own: moto for `s3://`, gcp-storage-emulator for `gs://`.
 
 The one of Google's store takes the condition of a put and forgets it, as some stores do that look like it.
-As `gs` it is taught to keep it, as the real one does; as `gs-unconditional` it is left as it is.
+As `gs` it is taught to keep it, as the real one does; as `gs-unconditional` it is left as it is. Both are
+taught to say of what generation an object is that is read, by which TensorStore writes over it.
 """
 
 from __future__ import annotations
@@ -80,6 +81,7 @@ def gs(keeps_conditions: bool) -> int:
     objects = importlib.import_module("gcp_storage_emulator.handlers.objects")
     if keeps_conditions:
         objects.insert = conditional(objects.insert)
+    objects.download = with_generation(objects.download)
     make = importlib.import_module("gcp_storage_emulator.server").create_server
     server = make("127.0.0.1", 0, in_memory=True, default_bucket=BUCKET)
     server.start()
@@ -99,6 +101,18 @@ def conditional(insert: Any) -> Any:
         insert(request, response, storage, *args, **kwargs)
 
     return checked
+
+
+def with_generation(download: Any) -> Any:
+    """A download that says of which generation it is."""
+
+    def said(request: Any, response: Any, storage: Any, *args: Any, **kwargs: Any) -> None:
+        found = storage.objects.get(request.params["bucket_name"], {}).get(request.params["object_id"])
+        if found is not None:
+            response["x-goog-generation"] = found["generation"]
+        download(request, response, storage, *args, **kwargs)
+
+    return said
 
 
 if __name__ == "__main__":
