@@ -53,6 +53,7 @@ def restore(
     check: bool = True,
     only: str | int | Sequence[str | int] | None = None,
     dtype: DType | type | None = None,
+    strict: bool = False,
 ) -> PyTree:
     """The state of the last complete step of a folder, laid as `like` says: see `Checkpoints.restore`.
 
@@ -63,13 +64,14 @@ def restore(
       check: whether checksums are compared.
       only: the part that is wanted, by its key or keys: the weights alone, for inference.
       dtype: that floating leaves are converted to.
+      strict: whether a damaged step is an error also where no step is named; else the one before it is taken.
 
     Raises:
       DamagedCheckpointError: if it is not as it was written.
       CheckpointError: if there is none, or it is of something else.
     """
     return _folder(os.fspath(files.folder_path(path))).restore(
-        like, step, check=check, only=only, dtype=dtype
+        like, step, check=check, only=only, dtype=dtype, strict=strict
     )
 
 

@@ -10,7 +10,7 @@ import functools
 import logging
 import os
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -20,17 +20,16 @@ from sbp.passes.explain.fault import public
 from sbp.runtime.checkpoint import extras, messages, steps
 from sbp.runtime.checkpoint.agreement import agreed
 from sbp.runtime.checkpoint.inspection import Traits, traits_of, verdict
-from sbp.runtime.checkpoint.manifest import MANIFEST, LeafRecord, Manifest, decoded
-from sbp.runtime.checkpoint.reader import check_arrays, check_files, check_sizes, read_arrays
+from sbp.runtime.checkpoint.manifest import LeafRecord, Manifest, decoded
+from sbp.runtime.checkpoint.reader import check_arrays, check_files, check_sizes, read_arrays, read_extra
 from sbp.runtime.checkpoint.selection import Selection, selection
 from sbp.runtime.checkpoint.state import as_asked, leaves_of, plain, plain_like
-from sbp.runtime.checkpoint.writer import EXTRA, Save, SaveSpec, make_data_folder
+from sbp.runtime.checkpoint.writer import Save, SaveSpec, make_data_folder
 from sbp.runtime.pipeline.ways import Ways
 from sbp.runtime.processes.job import job_name
 from sbp.runtime.processes.team import team
 from sbp.runtime.storage import files, lease
 from sbp.runtime.storage.libraries import orbax
-from sbp.runtime.storage.messages import failed
 from sbp.untyped import DType, PyTree
 
 LOG = logging.getLogger("sbp")
@@ -78,6 +77,7 @@ class Checkpoints:
         self._pending: Save | None = None
         self._lease: lease.Lease | None = None
         self._head: tuple[int, str] | None = None
+        self._latest: int | None = None
         self._good: Traits | None = None
 
     def __enter__(self) -> Checkpoints:
@@ -166,7 +166,7 @@ class Checkpoints:
         spec = self._spec(manifest, file, told["newer"])
         self._pending = Save(spec, self._lease)
         self._pending.hand_over(plain(state, self._ways))
-        self._head, self._good = (step, told["token"]), traits
+        self._head, self._latest, self._good = (step, told["token"]), step, traits
 
     def wait(self) -> None:
         """Waits until the step that is being saved counts.
@@ -181,6 +181,7 @@ class Checkpoints:
             pending.wait()
         except CheckpointError:
             self._head = pending.spec.manifest.parent
+            self._latest = None if self._head is None else self._head[0]
             raise
 
     def close(self) -> None:
@@ -203,36 +204,47 @@ class Checkpoints:
         check: bool = True,
         only: str | int | Sequence[str | int] | None = None,
         dtype: DType | type | None = None,
+        strict: bool = False,
     ) -> PyTree:
         """The state of a step, laid as is asked, whatever placement, devices or processes it was saved from.
 
-        All processes call it. What is saved afterwards goes on from this step.
+        All processes call it. What is saved afterwards goes on from this step. Where no step is named, one
+        that is damaged is passed over with a warning, and the one before it is taken.
 
         Arguments:
           like: a tree of the shape of what was saved: arrays, or `ShapeDtypeStruct`s with shardings; or a
             `Program` that was planned, for its arguments by name or position. Leaves without a sharding come
             to the host.
-          step: which one; None for the last one that is complete.
+          step: which one; None for the last one that is complete and intact.
           check: whether what is read is compared with the checksums.
           only: the part of the state that is wanted, as its key, or keys, outermost first: "params" of a
             dict, 0 of a tuple. `like` is of that part.
           dtype: that floating leaves are converted to, once they are checked. None: they are as they were.
+          strict: whether a damaged step is an error also where no step is named.
 
         Raises:
-          DamagedCheckpointError: if the step is not as it was written.
+          DamagedCheckpointError: if the step is not as it was written; without its number, if none is.
           CheckpointError: if there is none, or it is of something else.
         """
         self.wait()
+        damaged = list[int]()
         while True:
-            found, manifest = self._chosen(step)
-            wanted = selection(steps.step_path(self.path, found), manifest, like, only, dtype)
+            found = self._agreed_step(step, damaged)
             try:
+                manifest = self._agreed_manifest(found)
+                wanted = selection(steps.step_path(self.path, found), manifest, like, only, dtype)
                 state = self._read(manifest, wanted, check)
-            except DamagedCheckpointError:
-                if not agreed("look again", self.path, functools.partial(self._is_gone, found)):
+            except DamagedCheckpointError as e:
+                damaged.append(found)
+                there = agreed("look again", self.path, lambda: self.steps)
+                if found not in there:
+                    self._vanished(step, found)
+                elif step is not None or strict or not {*there} - {*damaged}:
                     raise
-                self._vanished(step, found)
+                elif jax.process_index() == 0:
+                    LOG.warning("%s", messages.passed_over(self.path, found, e.problems[0].got))
                 continue
+            self._latest = found
             if only is None:
                 self._head = (found, manifest.token)
                 known = {x.path: x.traits for x in manifest.leaves}
@@ -240,14 +252,28 @@ class Checkpoints:
             return state
 
     def extra(self, step: int | None = None) -> Any:
-        """What was saved beside the state of a step; None for the last one that is complete.
+        """What was saved beside the state of a step.
+
+        Arguments:
+          step: which one; None for the one that was saved or restored last here, or else the last one that
+            is complete.
 
         Raises:
           DamagedCheckpointError: if it is not as it was written.
           CheckpointError: if there is no such step.
         """
         self.wait()
-        return self._survived(step, self._extra)
+        named = self._latest if step is None else step
+        while True:
+            found = self._existing(named)
+            try:
+                manifest = steps.read_manifest(self.path, found)
+                path, others = steps.step_path(self.path, found), steps.others(self.path, found)
+                return read_extra(path, manifest, others)
+            except DamagedCheckpointError:
+                if found in self.steps:
+                    raise
+                self._vanished(named, found)
 
     # -- inside: saving
 
@@ -311,24 +337,31 @@ class Checkpoints:
 
     # -- inside: restoring
 
-    def _existing(self, step: int | None) -> int:
+    def _existing(self, step: int | None, damaged: Sequence[int] = ()) -> int:
         there = self.steps
-        if step is None and there:
-            return there[-1]
+        if step is None and (left := [s for s in there if s not in damaged]):
+            return left[-1]
         if step is None or step not in there:
             files.check_folder(self.path)
             raise CheckpointError(messages.none(self.path, step, there, self.abandoned))
         return step
 
-    def _chosen(self, step: int | None) -> tuple[int, Manifest]:
-        """The step that all processes restore, as process 0 finds it, and its manifest."""
+    def _agreed_step(self, step: int | None, damaged: Sequence[int]) -> int:
+        """The step that all processes restore, as process 0 finds it."""
+        look = functools.partial(self._existing, step, damaged)
+        return int(agreed("choose a step", self.path, look if jax.process_index() == 0 else int))
 
-        def look() -> dict[str, Any]:
-            return self._survived(step, self._checked_manifest)
+    def _agreed_manifest(self, step: int) -> Manifest:
+        """Its manifest, whose files are there."""
+        path = steps.step_path(self.path, step)
 
-        told = agreed("choose a step", self.path, look if jax.process_index() == 0 else dict)
-        found = int(told["step"])
-        return found, decoded(steps.step_path(self.path, found), found, told["manifest"].encode())
+        def look() -> str:
+            data, others = steps.read_bytes(self.path, step), steps.others(self.path, step)
+            check_sizes(path, decoded(path, step, data, others), others)
+            return data.decode()
+
+        told = agreed(f"look at {path.name}", path, look if jax.process_index() == 0 else str)
+        return decoded(path, step, told.encode())
 
     def _read(self, manifest: Manifest, wanted: Selection, check: bool) -> PyTree:
         path = steps.step_path(self.path, manifest.step)
@@ -347,20 +380,6 @@ class Checkpoints:
         state = jax.tree.map(lambda x, like: as_asked(x, like, self._ways), read[0], wanted.asked)
         return wanted.converted(state)
 
-    def _is_gone(self, step: int) -> bool:
-        return not files.exists(steps.step_path(self.path, step) / MANIFEST)
-
-    def _survived(self, step: int | None, read: Callable[[int], _T]) -> _T:
-        """What is read of a step; of the next one where it vanishes meanwhile and nobody has named it."""
-        while True:
-            found = self._existing(step)
-            try:
-                return read(found)
-            except DamagedCheckpointError:
-                if not self._is_gone(found):
-                    raise
-                self._vanished(step, found)
-
     def _vanished(self, step: int | None, found: int) -> None:
         """Says that a step was pruned while it was read.
 
@@ -370,27 +389,3 @@ class Checkpoints:
         if step is not None:
             raise DamagedCheckpointError(messages.pruned(steps.step_path(self.path, found))) from None
         LOG.warning("%s", messages.taken_next(self.path, found))
-
-    def _checked_manifest(self, step: int) -> dict[str, Any]:
-        """A step and its manifest, whose files are there; what process 0 says to all."""
-        data = steps.read_bytes(self.path, step)
-        path, others = steps.step_path(self.path, step), steps.others(self.path, step)
-        check_sizes(path, decoded(path, step, data, others), others)
-        return {"step": step, "manifest": data.decode()}
-
-    def _extra(self, step: int) -> Any:
-        manifest = steps.read_manifest(self.path, step)
-        path, file = steps.step_path(self.path, step), b""
-        try:
-            if manifest.extra_digest is not None:
-                file = files.read(path / manifest.data / EXTRA)
-            if extras.digest(file) != manifest.extra_digest:
-                raise ValueError("it has other bytes than were written")
-            return extras.decoded(manifest.extra, file)
-        except (FileNotFoundError, *extras.DAMAGE) as e:
-            what = f"{EXTRA} cannot be read: {e}"
-            raise DamagedCheckpointError(
-                messages.damaged(path, steps.others(self.path, step), what)
-            ) from None
-        except OSError as e:
-            raise CheckpointError(failed(path, e)) from e

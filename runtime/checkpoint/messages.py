@@ -160,6 +160,11 @@ def not_pruned(folder: object, step: int, error: Exception) -> str:
     )
 
 
+def passed_over(folder: object, step: int, what: str) -> str:
+    """A warning: a step that is damaged, where none was asked for by its number."""
+    return f"{folder}: step {step} is passed over, since it is damaged: {what}; the one before it is taken"
+
+
 def taken_next(folder: object, step: int) -> str:
     """A warning: a step that vanished while it was read."""
     return f"{folder}: step {step} was pruned while it was read; the next one is taken"

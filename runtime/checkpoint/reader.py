@@ -10,10 +10,10 @@ import jax
 import numpy as np
 
 from sbp.errors import CheckpointError, DamagedCheckpointError
-from sbp.runtime.checkpoint import messages
+from sbp.runtime.checkpoint import extras, messages
 from sbp.runtime.checkpoint.checksums import WORD, Box, box_of, checksum
 from sbp.runtime.checkpoint.manifest import LeafRecord, Manifest
-from sbp.runtime.checkpoint.steps import ARRAYS
+from sbp.runtime.checkpoint.steps import ARRAYS, EXTRA
 from sbp.runtime.processes.team import team
 from sbp.runtime.storage import files
 from sbp.runtime.storage.files import Path
@@ -114,6 +114,26 @@ def check_files(path: Path, manifest: Manifest, others: Sequence[int]) -> None:
     found = [wrong for one in every for wrong in one]
     if found:
         raise DamagedCheckpointError(messages.damaged(path, others, "; ".join(found[: messages.MOST_SHOWN])))
+
+
+def read_extra(path: Path, manifest: Manifest, others: Sequence[int]) -> Any:
+    """What is kept beside the state of a step.
+
+    Raises:
+      DamagedCheckpointError: if it is not as it was written.
+      CheckpointError: if it cannot be read.
+    """
+    file = b""
+    try:
+        if manifest.extra_digest is not None:
+            file = files.read(path / manifest.data / EXTRA)
+        if extras.digest(file) != manifest.extra_digest:
+            raise ValueError("it has other bytes than were written")
+        return extras.decoded(manifest.extra, file)
+    except (FileNotFoundError, *extras.DAMAGE) as e:
+        raise DamagedCheckpointError(messages.damaged(path, others, f"{EXTRA} cannot be read: {e}")) from None
+    except OSError as e:
+        raise CheckpointError(failed(path, e)) from e
 
 
 def is_damage(error: Exception) -> bool:

@@ -29,7 +29,7 @@ from sbp.runtime.storage.files import Path
 from sbp.runtime.storage.locations import is_url
 from sbp.runtime.storage.messages import failed
 
-ARRAYS = "arrays"
+ARRAYS, EXTRA = "arrays", "extra.npz"
 OWNER = "sbp_owner.json"
 INDEX = "sbp_steps.json"
 _STEP = re.compile(r"step_(\d{8,})")

@@ -39,7 +39,6 @@ from sbp.runtime.storage.messages import failed
 from sbp.untyped import Leaf, PyTree
 
 LOG = logging.getLogger("sbp")
-EXTRA = "extra.npz"
 MERGED = "manifest.ocdbt"
 """What orbax writes when it merges what all processes have written."""
 LISTING_SECONDS, LISTING_LOOK_SECONDS = 60.0, 0.2
@@ -198,7 +197,7 @@ class Save:
         if any(sums) and not files.exists(spec.data / ARRAYS / MERGED):  # orbax passes over a failed listing
             raise CheckpointError(messages.not_listed(spec.data / ARRAYS, [MERGED]))
         if spec.extra:
-            files.replace(spec.data / EXTRA, spec.extra)
+            files.replace(spec.data / steps.EXTRA, spec.extra)
         files.sync_tree(spec.data)
         total = [sum(one.get(str(i), 0) for one in sums) % WORD for i in range(len(manifest.leaves))]
         leaves = tuple(replace(x, checksum=s) for x, s in zip(manifest.leaves, total, strict=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -185,15 +186,24 @@ def zeros(path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("break_it", [cut, flip, empty, zeros, os.unlink], ids=lambda f: f.__name__)
-def test_damage_is_found_and_the_step_before_is_there(break_it: Any, saved: Any, tmp_path: Path) -> None:
+def test_damage_is_found_and_the_step_before_is_there(
+    break_it: Any, saved: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """What is left unraised is in threads of TensorStore, whose other reads are given up."""
     folder = copied(saved, tmp_path)
     break_it(largest(folder))
     params, state = start()
     like = {"params": params, "state": state}
     with pytest.raises(DamagedCheckpointError, match=r"restore\(..., step=2\)"):
+        sbp.restore(folder, like=like, strict=True)
+    with pytest.raises(DamagedCheckpointError):
+        sbp.restore(folder, like=like, step=4)
+    with caplog.at_level(logging.WARNING, "sbp"):
+        assert set(sbp.restore(folder, like=like)) == {"params", "state"}
+    assert f"{folder}: step 4 is passed over, since it is damaged: " in caplog.text
+    break_it(largest(folder, 2))
+    with pytest.raises(DamagedCheckpointError):
         sbp.restore(folder, like=like)
-    assert set(sbp.restore(folder, like=like, step=2)) == {"params", "state"}
 
 
 def test_what_is_not_complete_is_no_checkpoint(saved: Any, tmp_path: Path) -> None:
@@ -252,7 +262,7 @@ def test_a_manifest_of_another_version_is_refused(saved: Any, tmp_path: Path) ->
         sbp.restore(folder, like=start())
     file.write_text("{")
     with pytest.raises(CheckpointError, match="cannot be read"):
-        sbp.restore(folder, like=start())
+        sbp.restore(folder, like=start(), strict=True)
 
 
 def test_a_step_is_written_once(saved: Any, tmp_path: Path) -> None:

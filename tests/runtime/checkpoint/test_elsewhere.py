@@ -10,10 +10,12 @@ import jax
 import numpy as np
 import optax
 import pytest
+from jax.experimental import multihost_utils
 
 import sbp
 from sbp import B, S
-from sbp.errors import CheckpointError
+from sbp.errors import CheckpointError, DamagedCheckpointError
+from sbp.runtime.checkpoint.checkpoints import Checkpoints
 from tests.runtime.processes import cases
 from tests.runtime.processes.test_two_processes import launched
 
@@ -90,6 +92,7 @@ def test_and_in_two_processes(saved: tuple[str, str, float]) -> None:
     run = launched("-m", "tests.runtime.checkpoint.test_elsewhere", folder, bits)
     assert run.returncode == 0, run.stderr[-3000:]
     assert run.stdout.count(" is a file") == 2, run.stdout
+    assert run.stdout.count("passed over to step 1, strict refused") == 4, run.stdout
     losses = [float(line.split()[-1]) for line in run.stdout.splitlines() if " then " in line]
     assert losses == pytest.approx([loss] * len(IN_PROCESSES) * 2, rel=1e-5)
 
@@ -104,7 +107,26 @@ def refused(folder: Path) -> str:
     return "saved"
 
 
+def passed_over(folder: Path, pattern: str) -> str:
+    """Where two processes come to when the newest of two steps is damaged; how they fare with `strict`."""
+    with Checkpoints(folder) as runs:
+        for step in (1, 2):
+            runs.save({"w": np.full(1000, step)}, step)
+    if jax.process_index() == 0:
+        (file, *_) = sorted((folder / "step_00000002").rglob(pattern), key=lambda p: -p.stat().st_size)
+        file.write_bytes(file.read_bytes()[:-1])
+    multihost_utils.sync_global_devices(pattern)
+    found = runs.restore({"w": np.zeros(1000, int)})["w"][0]
+    try:
+        runs.restore({"w": np.zeros(1000, int)}, strict=True)
+    except DamagedCheckpointError:
+        return f"passed over to step {found}, strict refused"
+    return f"passed over to step {found}"
+
+
 if __name__ == "__main__":
+    for i, pattern in enumerate(("sbp_manifest.json", "d/*")):
+        print(passed_over(Path(sys.argv[2]).parent / f"damaged {i}", pattern), flush=True)
     print("refused:", refused(Path(sys.argv[2]).parent), flush=True)
     for name in IN_PROCESSES:
         print(name, "then", restored(sys.argv[1], name, sys.argv[2]), flush=True)

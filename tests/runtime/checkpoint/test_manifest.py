@@ -67,10 +67,11 @@ def test_an_edited_manifest_is_refused(edit: str, folder: Path) -> None:
     file = folder / "step_00000002" / MANIFEST
     file.write_bytes(EDITS[edit](file.read_bytes()))
     runs = Checkpoints(folder)
-    for action in (lambda: runs.restore(STATE), runs.extra):
+    for action in (lambda: runs.restore(STATE, strict=True), runs.extra):
         with pytest.raises(DamagedCheckpointError, match=r"restore\(..., step=1\)"):
             action()
-    np.testing.assert_array_equal(runs.restore(STATE, 1)["w"], STATE["w"])
+    np.testing.assert_array_equal(runs.restore(STATE)["w"], STATE["w"])
+    assert runs.extra() == runs.extra(1)
 
 
 def test_any_changed_byte_is_seen() -> None:
@@ -91,7 +92,7 @@ def test_a_renamed_or_copied_step_is_refused(folder: Path) -> None:
     runs = Checkpoints(folder)
     assert runs.steps == [1, 2, 9]
     with pytest.raises(DamagedCheckpointError, match="is that of step 2: the folder was renamed or copied"):
-        runs.restore(STATE)
+        runs.restore(STATE, strict=True)
     runs.restore(STATE, 2)
 
 

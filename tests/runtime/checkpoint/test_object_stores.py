@@ -163,7 +163,8 @@ def test_what_was_changed_is_seen(url: str) -> None:
         for damage in (b"", whole[: len(whole) // 2], whole.replace(b'"step": 4', b'"step": 5')):
             files.replace(runs.path / "step_00000004" / steps.MANIFEST, damage)
             with pytest.raises(DamagedCheckpointError, match=r"step=3\)"):
-                value_of(runs)
+                value_of(runs, 4)
+            assert value_of(runs) == 3
         arrays = {k: n for k, n in object_store.sizes(runs.path / "step_00000003").items() if "/d/" in k}
         large = runs.path / "step_00000003" / max(arrays, key=arrays.__getitem__)
         data = bytearray(files.read(large))

@@ -36,9 +36,9 @@ class Content:
     abandoned: tuple[Version, ...] = ()
 
     @property
-    def newest(self) -> Version | None:
-        """What `restore()` gives."""
-        return self.finished[max(self.finished)] if self.finished else None
+    def newest(self) -> list[Version]:
+        """What `restore()` gives: the first of these that is as it was written."""
+        return [self.finished[s] for s in sorted(self.finished, reverse=True)]
 
     @property
     def listed(self) -> tuple[Version, ...]:

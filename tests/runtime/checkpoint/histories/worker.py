@@ -96,11 +96,11 @@ class Worker:
             count = self.faults.disarm()
         return {"done": done, "error": error, "operations": count}
 
-    def restore(self, step: int | None, layout: str) -> int | str:
+    def restore(self, step: int | None, layout: str, strict: bool = False) -> int | str:
         """The tag of what is restored."""
         assert self.runs is not None
         like, arguments = LAYOUTS[layout]()
-        return tag_in(self.runs.restore(like, step, **arguments), layout)
+        return tag_in(self.runs.restore(like, step, strict=strict, **arguments), layout)
 
     def extra(self, step: int | None) -> int | str:
         """The tag of what is beside the state."""
