@@ -69,8 +69,8 @@ def test_the_example_sets_up_its_devices() -> None:
 
 
 def test_the_readme_example_runs_as_typed(tmp_path: Path) -> None:
-    """In a process of its own, with its own devices, and it prints the plan that the README shows."""
-    example, plan, *_ = pages.blocks((ROOT / "README.md").read_text(encoding="utf-8"))
+    """In a process of its own, with its own devices, and it prints what the README shows."""
+    example, *_ = pages.blocks((ROOT / "README.md").read_text(encoding="utf-8"))
     file = tmp_path / "train.py"
     file.write_text(example.code, encoding="utf-8")
     env = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_ENABLE_X64")}
@@ -79,7 +79,7 @@ def test_the_readme_example_runs_as_typed(tmp_path: Path) -> None:
     done = subprocess.run(run, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     got = "".join(f"{line.rstrip()}\n" for line in done.stdout.splitlines())
-    assert pages.without_estimates(got) == pages.without_estimates(plan.shown)
+    assert pages.without_estimates(got) == pages.without_estimates(example.shown)
 
 
 def test_the_check_itself(tmp_path: Path) -> None:
