@@ -31,6 +31,7 @@ import sbp
 from benchmarks import maxtext, pipelined
 from models import llama
 from sbp.hardware import hardware_for
+from sbp.options import PipelineOptions
 from sbp.rates.chips import CHIPS
 
 CONFIG = replace(llama.PRESETS["70b"], fused="cudnn")
@@ -85,7 +86,7 @@ class AskedLayout:
     @property
     def options(self) -> sbp.Options:
         """Options without a limit."""
-        pipeline = sbp.PipelineOptions(stages=self.stages)
+        pipeline = PipelineOptions(stages=self.stages)
         return sbp.Options(cache=False, scan_kept=self.kept, pipeline=pipeline)
 
 

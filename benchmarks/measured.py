@@ -25,6 +25,8 @@ from scipy.stats import spearmanr
 import sbp
 from benchmarks import cases
 from benchmarks.versus_jax import Loop, interleave
+from sbp.hardware import Hardware
+from sbp.hardware_file import hardware_from
 from sbp.passes.boxing.links import Network
 from sbp.passes.physical.evaluate import Evaluator
 from sbp.runtime.calibrate import calibrate
@@ -44,8 +46,8 @@ class MeasuredPlan:
 
 
 def candidates(
-    hardware: sbp.Hardware, devices: int, layers: int, seed: int = 0
-) -> Iterator[tuple[str, tuple[int, ...], Any, sbp.Hardware]]:
+    hardware: Hardware, devices: int, layers: int, seed: int = 0
+) -> Iterator[tuple[str, tuple[int, ...], Any, Hardware]]:
     """Names, hierarchies and signatures of the plans, and the machine that each is made for."""
     square = 2, devices // 2
     for choices, shape in ((ONE_AXIS, (devices,)), (TWO_AXES, square)):
@@ -58,7 +60,7 @@ def candidates(
         yield f"odd {k}:{'x'.join(map(str, shape))}", shape, sbp.AUTO, distorted(hardware, draw)
 
 
-def distorted(hardware: sbp.Hardware, draw: random.Random) -> sbp.Hardware:
+def distorted(hardware: Hardware, draw: random.Random) -> Hardware:
     """A machine whose parts are up to a hundred times faster or slower: its plans are bad ones here."""
 
     def factor() -> float:
@@ -82,7 +84,7 @@ def distorted(hardware: sbp.Hardware, draw: random.Random) -> sbp.Hardware:
     )
 
 
-def measured(hardware: sbp.Hardware, devices: int, layers: int, seconds: float) -> list[MeasuredPlan]:
+def measured(hardware: Hardware, devices: int, layers: int, seconds: float) -> list[MeasuredPlan]:
     """All plans' rows. Whatever machine a plan is made for, it is estimated on this one."""
     loops, found = [], []
     for name, shape, in_sbp, machine in candidates(hardware, devices, layers):
@@ -116,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--hardware", type=Path, help="figures of this machine, as calibrate writes them")
     given = parser.parse_args(argv)
     jax.config.update("jax_num_cpu_devices", given.devices)
-    hardware = sbp.hardware_from(given.hardware) if given.hardware else calibrate().hardware
+    hardware = hardware_from(given.hardware) if given.hardware else calibrate().hardware
     rows = sorted(measured(hardware, given.devices, given.layers, given.seconds), key=lambda r: r.measured)
     print("| plan | estimated ms | measured ms | estimated / measured |\n|---|---|---|---|")
     for r in rows:

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import sbp
+from sbp.options import PipelineOptions
 from sbp.passes.schedule.orders import GENERATORS, make
 from sbp.passes.schedule.simulate import simulate
 from sbp.passes.schedule.spans import apart
@@ -116,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         step, whole, given = step_of(name, args.stages, args.microbatches, unit)
         for threads in (False, True):
             program = sbp.compile(
-                step, whole, options=sbp.Options(pipeline=sbp.PipelineOptions(schedule=name, threads=threads))
+                step, whole, options=sbp.Options(pipeline=PipelineOptions(schedule=name, threads=threads))
             )
             found = seconds_of(program, program.place(*given), args.repeats)
             # A profile waits for every action, with a thread per placement.

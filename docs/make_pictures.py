@@ -87,7 +87,7 @@ def planned(step: Any, **otherwise: Any) -> Any:
         step.train_step_placement,
         in_sbp=sbp.AUTO if in_sbp is None else in_sbp(step.train_step_placement),
         donate_argnums=(0, 1),
-        options=sbp.Options(time_limit=UNLIMITED, pipeline=sbp.PipelineOptions(schedule=schedule)),
+        options=sbp.Options(time_limit=UNLIMITED, pipeline=sbp.options.PipelineOptions(schedule=schedule)),
     )
     return program.plan(*step.train_step_args())
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import sbp
+from sbp.options import PipelineOptions
 from sbp.passes.schedule.orders import GENERATORS
 from sbp.placement import AXIS_NAMES, Placement
 
@@ -120,4 +121,4 @@ def pipeline_of(args: argparse.Namespace, placement: Placement) -> tuple[Pipelin
     parts = placement.split("stage")
     order = GENERATORS.get(name, GENERATORS[DEFAULT]).asks.map.example(groups, args.stages // groups)
     pipeline = Pipeline(tuple(parts[group] for group in order), args.microbatches or 2 * groups)
-    return pipeline, placement, sbp.Options(pipeline=sbp.PipelineOptions(schedule=name, threads=args.threads))
+    return pipeline, placement, sbp.Options(pipeline=PipelineOptions(schedule=name, threads=args.threads))

@@ -82,7 +82,7 @@ class Calibration:
             yield f"  {name:<29}" + "".join(f"{cell:>10}" for cell in cells).rstrip()
 
     def toml(self) -> str:
-        """The file that `sbp.hardware_from` reads."""
+        """The file that `sbp.hardware_file.hardware_from` reads."""
         today = datetime.date.today().isoformat()
         here = f"{self.devices} x {self.device}"
         remarks = {

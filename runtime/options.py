@@ -95,22 +95,23 @@ LEGAL: Mapping[str, Legal] = {
         "cache=Path('cache')",
     ),
     "ExchangeOptions": Legal(
-        "an sbp.ExchangeOptions",
+        "an sbp.options.ExchangeOptions",
         lambda x: isinstance(x, ExchangeOptions),
         "it says how rows of split tables travel",
-        "exchange=sbp.ExchangeOptions(capacity=512)",
+        "exchange=sbp.options.ExchangeOptions(capacity=512)",
     ),
     "PipelineOptions": Legal(
-        "an sbp.PipelineOptions",
+        "an sbp.options.PipelineOptions",
         lambda x: isinstance(x, PipelineOptions),
         "it says how a program with stages runs",
-        "pipeline=sbp.PipelineOptions(schedule='auto')",
+        "pipeline=sbp.options.PipelineOptions(schedule='auto')",
     ),
     "hardware": Legal(
-        "an sbp.Hardware, or None for the placement's kind",
+        "an sbp.hardware.Hardware, or None for the placement's kind",
         lambda x: x is None or isinstance(x, Hardware),
         "it has the rates that the plan's times are estimated from",
-        "sbp.placement('h100', ...) for a chip of the catalogue, or sbp.hardware_from('machine.toml')",
+        "sbp.placement('h100', ...) for a chip of the catalogue, or "
+        "sbp.hardware_file.hardware_from('machine.toml')",
     ),
     "topology": Legal(
         "three integers of at least 1, or None for the machine that the chip is usually sold in",

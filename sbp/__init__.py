@@ -27,124 +27,128 @@ _FACE = {
     "B": "sbp.signature",
     "P": "sbp.signature",
     "AUTO": "sbp.signature",
-    "Split": "sbp.signature",
-    "Broadcast": "sbp.signature",
-    "Partial": "sbp.signature",
-    "Hardware": "sbp.hardware",
-    "Link": "sbp.hardware",
-    "hardware_from": "sbp.hardware_file",
     "annotate": "sbp.annotation",
     "on": "sbp.annotation",
     "microbatch": "sbp.batching",
-    "ExchangeOptions": "sbp.options",
     "Options": "sbp.options",
-    "PipelineOptions": "sbp.options",
     "register_rule": "sbp.rules",
     "rows": "sbp.lazy",
-    "bind": "sbp.shards",
-    "on_shards": "sbp.shards",
+    "InternalError": "sbp.errors",
     "SbpError": "sbp.errors",
     "compile": "sbp.runtime.execute",
     "constrain": "sbp.runtime.constraints.constrain",
     "initialize": "sbp.runtime.processes.start",
     "to_host": "sbp.runtime.processes.host",
     "fit": "sbp.runtime.training.fit",
-    "FitResult": "sbp.runtime.training.fit",
-    "NonFinitePolicy": "sbp.runtime.training.policy",
     "save": "sbp.runtime.checkpoint.api",
     "restore": "sbp.runtime.checkpoint.api",
     "Checkpoints": "sbp.runtime.checkpoint.checkpoints",
     "Program": "sbp.runtime.execute",
     "load_executable": "sbp.runtime.saved.load",
     "search": "sbp.runtime.search.search",
-    "Ranking": "sbp.runtime.search.ranking",
     "verify": "sbp.runtime.verify",
     "Plan": "sbp.passes.face",
-    "PipelinePlan": "sbp.passes.face",
-    "Profile": "sbp.runtime.measured.profile",
     "Collective": "sbp.passes.explain.plan",
     "load_plan": "sbp.passes.face",
 }
 
-# whole packages under a shorter name
-_PACKAGES = {"embedding": "sbp.runtime.embedding"}
+# modules that come with `import sbp`, some of them under a shorter name
+_MODULES = {
+    "embedding": "sbp.runtime.embedding",
+    "errors": "sbp.errors",
+    "hardware": "sbp.hardware",
+    "hardware_file": "sbp.hardware_file",
+    "options": "sbp.options",
+    "shards": "sbp.shards",
+    "signature": "sbp.signature",
+    "training": "sbp.runtime.training",
+    "view": "sbp.view",
+}
+
+# what once was a name of this module, and where it is now
+_MOVED = {
+    "Broadcast": "sbp.signature.Broadcast",
+    "ExchangeOptions": "sbp.options.ExchangeOptions",
+    "FitResult": "sbp.training.FitResult",
+    "Hardware": "sbp.hardware.Hardware",
+    "Link": "sbp.hardware.Link",
+    "NonFinitePolicy": "sbp.training.NonFinitePolicy",
+    "Partial": "sbp.signature.Partial",
+    "PipelineOptions": "sbp.options.PipelineOptions",
+    "PipelinePlan": "sbp.passes.face.PipelinePlan",
+    "Profile": "sbp.runtime.measured.profile.Profile",
+    "Ranking": "sbp.runtime.search.ranking.Ranking",
+    "Split": "sbp.signature.Split",
+    "bind": "sbp.shards.bind",
+    "hardware_from": "sbp.hardware_file.hardware_from",
+    "on_shards": "sbp.shards.on_shards",
+}
 
 __version__ = VERSION
 
 if TYPE_CHECKING:
+    from sbp import errors as errors
+    from sbp import hardware as hardware
+    from sbp import hardware_file as hardware_file
+    from sbp import options as options
+    from sbp import shards as shards
+    from sbp import signature as signature
+    from sbp import view as view
     from sbp.annotation import annotate, on
     from sbp.batching import microbatch
-    from sbp.errors import SbpError
-    from sbp.hardware import Hardware, Link
-    from sbp.hardware_file import hardware_from
+    from sbp.errors import InternalError, SbpError
     from sbp.lazy import rows
-    from sbp.options import ExchangeOptions, Options, PipelineOptions
+    from sbp.options import Options
     from sbp.passes.explain.plan import Collective
-    from sbp.passes.face import PipelinePlan, Plan, load_plan
+    from sbp.passes.face import Plan, load_plan
     from sbp.rules import register_rule
     from sbp.runtime import embedding
+    from sbp.runtime import training as training
     from sbp.runtime.checkpoint.api import restore, save
     from sbp.runtime.checkpoint.checkpoints import Checkpoints
     from sbp.runtime.constraints.constrain import constrain
     from sbp.runtime.execute import Program, compile
-    from sbp.runtime.measured.profile import Profile
     from sbp.runtime.processes.host import to_host
     from sbp.runtime.processes.start import initialize
     from sbp.runtime.saved.load import load_executable
-    from sbp.runtime.search.ranking import Ranking
     from sbp.runtime.search.search import search
-    from sbp.runtime.training.fit import FitResult, fit
-    from sbp.runtime.training.policy import NonFinitePolicy
+    from sbp.runtime.training.fit import fit
     from sbp.runtime.verify import verify
-    from sbp.shards import bind, on_shards
-    from sbp.signature import AUTO, B, Broadcast, P, Partial, S, Split
+    from sbp.signature import AUTO, B, P, S
 else:  # a checker that sees it takes any name for one of this module
 
     def __getattr__(name):
-        if name in _PACKAGES:
-            return importlib.import_module(_PACKAGES[name])
+        if name in _MODULES:
+            return importlib.import_module(_MODULES[name])
         if name not in _FACE:
-            raise AttributeError(f"module 'sbp' has no attribute {name!r}")
+            moved = f"; it is {_MOVED[name]}" if name in _MOVED else ""
+            raise AttributeError(f"module 'sbp' has no attribute {name!r}{moved}")
         return getattr(importlib.import_module(_FACE[name]), name)
 
 
 __all__ = [
     "AUTO",
     "B",
-    "Broadcast",
     "Checkpoints",
     "Collective",
-    "ExchangeOptions",
-    "FitResult",
-    "Hardware",
-    "Link",
-    "NonFinitePolicy",
+    "InternalError",
     "Options",
     "P",
-    "Partial",
-    "PipelineOptions",
-    "PipelinePlan",
     "Placement",
     "Plan",
-    "Profile",
     "Program",
-    "Ranking",
     "S",
     "SbpError",
-    "Split",
     "annotate",
-    "bind",
     "compile",
     "constrain",
     "embedding",
     "fit",
-    "hardware_from",
     "initialize",
     "load_executable",
     "load_plan",
     "microbatch",
     "on",
-    "on_shards",
     "placement",
     "register_rule",
     "restore",
@@ -157,4 +161,4 @@ __all__ = [
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_FACE, *_PACKAGES})
+    return sorted({*globals(), *_FACE, *_MODULES})

@@ -274,7 +274,7 @@ def hardware_for(kind: str) -> Hardware:
                 got=f"kind {kind!r}",
                 legal=", ".join(sorted({*CATALOGUE, *PLATFORMS})),
                 why="a plan needs the rates of the device and of its links; the catalogue has none for it",
-                fix="Options(hardware=sbp.hardware_from('machine.toml')) with the rates of the device",
+                fix="Options(hardware=sbp.hardware_file.hardware_from('machine.toml')) with its rates",
             )
         )
     return CATALOGUE[name]

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import re
-import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
-from difflib import get_close_matches
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 from sbp.errors import ArgumentError, Problem
 from sbp.hardware import Hardware
@@ -119,27 +116,8 @@ class PipelineOptions:
 FOLLOW, IGNORE = "follow", "ignore"
 """What is done with constraints in JAX's own words."""
 
-# What `Options` took itself before 0.2: the group that has it now, and its name there.
-MOVED: Mapping[str, tuple[str, str]] = {
-    "exchange_capacity": ("exchange", "capacity"),
-    "exchange_dtype": ("exchange", "dtype"),
-    "count_keys": ("exchange", "count_keys"),
-    "schedule": ("pipeline", "schedule"),
-    "stages": ("pipeline", "stages"),
-    "threads": ("pipeline", "threads"),
-}
 
-
-class _Moved(TypedDict, total=False):
-    exchange_capacity: int | None
-    exchange_dtype: str | None
-    count_keys: bool
-    schedule: Any
-    stages: int | None
-    threads: bool | None
-
-
-@dataclass(frozen=True, init=False)
+@dataclass(frozen=True)
 class Options:
     """What a compilation may be told beyond signatures.
 
@@ -150,8 +128,8 @@ class Options:
         fastest plan of any size is shown, and says that it does not fit.
       time_limit: seconds that planning may take; then the best plan so far is used, with its gap, and says
         so. None for 30, or 20 for each plan of a search; `math.inf` for no limit.
-      hardware: what to plan for instead of the placement's kind, such as `sbp.hardware_from` reads it from
-        a file.
+      hardware: what to plan for instead of the placement's kind, such as
+        `sbp.hardware_file.hardware_from` reads it from a file.
       plan: a `Plan` of an earlier compilation, or the .json file that it was saved to: its signatures are
         taken, and nothing is searched for. Where other signatures of arguments or results are asked for than
         it has, only those at the boundary are taken, and the rest is searched for.
@@ -177,7 +155,6 @@ class Options:
       debug_nans: whether a result that is NaN is an error, which names the first op that made one, and its
         line. Every call then waits for its results, and looks at what every op makes.
       progress: whether a search that takes longer than a second says on a terminal how far it is.
-      moved: options by the names that they had before 0.2, when they were not in groups; each warns.
 
     Raises:
       ArgumentError: for a limit on memory that cannot be read, and for what is no key.
@@ -191,6 +168,7 @@ class Options:
     hardware: Hardware | None = None
     plan: Any = None
     check: bool | None = None
+    _: KW_ONLY
     strict_nonfinite: bool = False
     exchange: ExchangeOptions = ExchangeOptions()
     pipeline: PipelineOptions = PipelineOptions()
@@ -202,67 +180,11 @@ class Options:
     signing_key: bytes | None = field(default=None, repr=False)
     constraints: str = FOLLOW
 
-    def __init__(
-        self,
-        memory_limit: float | str | None = None,
-        time_limit: float | None = None,
-        hardware: Hardware | None = None,
-        plan: Any = None,
-        check: bool | None = None,
-        *,
-        strict_nonfinite: bool = False,
-        exchange: ExchangeOptions | None = None,
-        pipeline: PipelineOptions | None = None,
-        topology: tuple[int, ...] | None = None,
-        cache: bool | Path = True,
-        progress: bool = True,
-        scan_kept: float = 0.0,
-        debug_nans: bool = False,
-        signing_key: bytes | None = None,
-        constraints: str = FOLLOW,
-        **moved: Unpack[_Moved],
-    ) -> None:
-        bytes_of(memory_limit, "Options(memory_limit=...)")
-        groups: dict[str, Any] = {
-            "exchange": ExchangeOptions() if exchange is None else exchange,
-            "pipeline": PipelineOptions() if pipeline is None else pipeline,
-        }
-        for old, value in moved.items():
-            group, new = _moved_to(old)
-            groups[group] = replace(groups[group], **{new: value})
-        given = (
-            memory_limit,
-            time_limit,
-            hardware,
-            plan,
-            check,
-            strict_nonfinite,
-            *groups.values(),
-            topology,
-            cache,
-            progress,
-            scan_kept,
-            debug_nans,
-            checked_key(signing_key, "Options(signing_key=...)"),
-            constraints,
-        )
-        for f, value in zip(fields(self), given, strict=True):
-            object.__setattr__(self, f.name, value)
+    def __post_init__(self) -> None:
+        bytes_of(self.memory_limit, "Options(memory_limit=...)")
+        checked_key(self.signing_key, "Options(signing_key=...)")
 
     @property
     def memory_limit_bytes(self) -> float | None:
         """The limit on memory in bytes per device; None if there is none."""
         return bytes_of(self.memory_limit, "Options(memory_limit=...)")
-
-
-def _moved_to(old: str) -> tuple[str, str]:
-    """The group of an option by its old name, and its name there; warns."""
-    if old not in MOVED:
-        known = [f.name for f in fields(Options)]
-        near = get_close_matches(old, [*known, *MOVED], 1)
-        hint = f"; did you mean {'.'.join(MOVED.get(near[0], near[:1]))}?" if near else ""
-        raise TypeError(f"Options() got an unexpected keyword argument {old!r}{hint}")
-    group, new = MOVED[old]
-    instead = f"{group}=sbp.{group.capitalize()}Options({new}=...)"
-    warnings.warn(f"Options({old}=...) is Options({instead}) from 0.2 on", DeprecationWarning, stacklevel=3)
-    return group, new

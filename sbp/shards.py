@@ -104,7 +104,7 @@ def _primitive(name: str) -> compat.Bindable:
     legal = "the name of a primitive" + (f", such as {' or '.join(map(repr, near))}" if near else "")
     why = "JAX has no primitive of this name, or has not imported its module"
     fix = "the name as jax.make_jaxpr prints it"
-    raise ArgumentError(Problem("argument", "sbp.bind(name, ...)", repr(name), legal, why, fix))
+    raise ArgumentError(Problem("argument", "sbp.shards.bind(name, ...)", repr(name), legal, why, fix))
 
 
 def _axis_sizes(name: str) -> Mapping[str, int]:
@@ -113,5 +113,5 @@ def _axis_sizes(name: str) -> Mapping[str, int]:
     if not mesh.empty:
         return dict(mesh.shape)
     why, fix = "the shards of an op lie on the devices of a mesh", "jax.shard_map(f, mesh=..., ...)"
-    where = f"sbp.on_shards({name!r}, ...)"
+    where = f"sbp.shards.on_shards({name!r}, ...)"
     raise ArgumentError(Problem("argument", where, "no mesh", "a call inside jax.shard_map", why, fix))

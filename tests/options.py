@@ -4,11 +4,12 @@ from dataclasses import fields
 from typing import Any
 
 import sbp
+from sbp.options import ExchangeOptions, PipelineOptions
 
 
 def options_of(**given: Any) -> sbp.Options:
     """Options of these names, each in its group."""
-    groups: dict[str, Any] = {"exchange": sbp.ExchangeOptions, "pipeline": sbp.PipelineOptions}
+    groups: dict[str, Any] = {"exchange": ExchangeOptions, "pipeline": PipelineOptions}
     for group, of in groups.items():
         names = [f.name for f in fields(of) if f.name in given]
         if names:

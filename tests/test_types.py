@@ -99,5 +99,5 @@ def test_the_face_for_checkers_is_the_face() -> None:
     (guard,) = (x for x in ast.parse(source).body if isinstance(x, ast.If) and x.orelse)
     imports = [x for x in guard.body if isinstance(x, ast.ImportFrom)]
     seen = {alias.name: str(x.module) for x in imports for alias in x.names}
-    packages = {name: module.rpartition(".")[0] for name, module in sbp._PACKAGES.items()}
+    packages = {name: module.rpartition(".")[0] for name, module in sbp._MODULES.items()}
     assert seen == {**sbp._FACE, **packages}

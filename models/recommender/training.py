@@ -280,7 +280,7 @@ class Run:
         *,
         log: Sequence[Log] = (),
         **saving: Any,
-    ) -> sbp.FitResult:
+    ) -> sbp.training.FitResult:
         """What `fit` has left; prints some losses, and the rates of the stages.
 
         Arguments:

@@ -85,7 +85,7 @@ def _named_call(o: Operands) -> Text:
     lies = f"takes={_layouts(local.operands)}, gives={_layouts(local.results)}"
     only = "[0]" if local.primitive.multiple_results and len(o.eqn.outs) == 1 else ""
     operands = o.args()
-    return Text(f'sbp.on_shards("{name}", {operands}{", " if operands else ""}{lies}{params}){only}')
+    return Text(f'sbp.shards.on_shards("{name}", {operands}{", " if operands else ""}{lies}{params}){only}')
 
 
 def _layouts(layouts: Sequence[Layout]) -> str:

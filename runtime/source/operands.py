@@ -111,7 +111,7 @@ def bound(o: Operands) -> Text:
     params = "".join(f", {k}={o.literal(k)}" for k in o.params if k != "samples")
     operands = o.args()
     only = "[0]" if o.eqn.primitive.multiple_results and len(o.eqn.outs) == 1 else ""
-    return Text(f'sbp.bind("{o.eqn.name}"{", " if operands else ""}{operands}{params}){only}')
+    return Text(f'sbp.shards.bind("{o.eqn.name}"{", " if operands else ""}{operands}{params}){only}')
 
 
 def _handed(eqn: Eqn) -> Callable[..., Any]:

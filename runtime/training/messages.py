@@ -68,7 +68,7 @@ def metric_not_finite(at: int, bad: Sequence[str]) -> Problem:
         "finite metrics",
         "what comes after NaN is NaN",
         "Options(debug_nans=True) names the op that made it; a smaller learning rate; "
-        "on_nonfinite=sbp.NonFinitePolicy(max_rollbacks=3) goes back to the last good step",
+        "on_nonfinite=sbp.training.NonFinitePolicy(max_rollbacks=3) goes back to the last good step",
     )
 
 

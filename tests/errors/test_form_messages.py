@@ -6,6 +6,7 @@ from jax.sharding import PartitionSpec as Spec
 import sbp
 from sbp import AUTO, B, S
 from sbp.errors import SignatureError
+from sbp.signature import Broadcast
 from tests.errors.messages import Messages, check_message
 from tests.errors.test_program_messages import LINE, X, double, of
 
@@ -115,10 +116,10 @@ MESSAGES: Messages = {
         "[B, S(0)]",
     ),
     "classes for signatures": (
-        lambda: of(in_sbp=([sbp.Broadcast, S(0)],)),
+        lambda: of(in_sbp=([Broadcast, S(0)],)),
         SignatureError,
         "in_sbp[0]",
-        repr([sbp.Broadcast, S(0)]),
+        repr([Broadcast, S(0)]),
         FORMS,
         "Broadcast is a class",
         "[B, S(0)]",

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-import sbp
 from sbp.errors import ArgumentError, PlacementError
 from sbp.hardware import Hardware, Link
+from sbp.hardware_file import hardware_from
 from tests.errors.messages import check_message
 
 KEYS = (
@@ -220,7 +220,7 @@ def test_message(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.chdir(tmp_path)
     text, at, *rows = MESSAGES[name]
     Path("m.toml").write_text(text, encoding="utf-8")
-    check_message(lambda: sbp.hardware_from("m.toml"), ArgumentError, f"hardware_from('m.toml'){at}", *rows)
+    check_message(lambda: hardware_from("m.toml"), ArgumentError, f"hardware_from('m.toml'){at}", *rows)
 
 
 FIX = "`python -m sbp calibrate --out machine.toml` writes one of this machine"
@@ -238,13 +238,13 @@ def test_no_toml(text: str | None, got: str, tmp_path: Path, monkeypatch: pytest
     if text is not None:
         Path("m.toml").write_text(text, encoding="utf-8")
     rows = "hardware_from('m.toml')", got, "a TOML file", "the file cannot be read as TOML", FIX
-    check_message(lambda: sbp.hardware_from("m.toml"), ArgumentError, *rows)
+    check_message(lambda: hardware_from("m.toml"), ArgumentError, *rows)
 
 
 def test_everything_at_once(tmp_path: Path) -> None:
     (tmp_path / "m.toml").write_text('like = "h100"\nmemory = 1\nefficiency = 2', encoding="utf-8")
     with pytest.raises(ArgumentError) as caught:
-        sbp.hardware_from(tmp_path / "m.toml")
+        hardware_from(tmp_path / "m.toml")
     assert len(caught.value.problems) == 2
 
 

@@ -13,6 +13,7 @@ import sbp
 from sbp import S
 from sbp.errors import ArgumentError, SbpError
 from sbp.hardware import BYTES_ONLY
+from sbp.options import ExchangeOptions, PipelineOptions
 from sbp.runtime.options import LEGAL
 from sbp.talk.wire import WIRE_TYPES
 from tests.errors.messages import Messages, check_message, kinds
@@ -126,9 +127,10 @@ MESSAGES: Messages = {
         ArgumentError,
         "Options(hardware=...)",
         "'h100'",
-        "an sbp.Hardware, or None for the placement's kind",
+        "an sbp.hardware.Hardware, or None for the placement's kind",
         "it has the rates that the plan's times are estimated from",
-        "sbp.placement('h100', ...) for a chip of the catalogue, or sbp.hardware_from('machine.toml')",
+        "sbp.placement('h100', ...) for a chip of the catalogue, or "
+        "sbp.hardware_file.hardware_from('machine.toml')",
     ),
     "no flag": (
         lambda: given(count_keys="yes"),
@@ -168,7 +170,7 @@ ELSEWHERE: dict[str, Callable[[Any], Any]] = {
 NEVER: tuple[Any, ...] = ("nonsense", b"1", object(), [1], {}, -1, float("nan"), np.ones(2), 1j)
 
 
-GROUPS: tuple[Any, ...] = (sbp.Options, sbp.ExchangeOptions, sbp.PipelineOptions)
+GROUPS: tuple[Any, ...] = (sbp.Options, ExchangeOptions, PipelineOptions)
 
 
 @pytest.mark.parametrize(("group", "name"), [(g, f.name) for g in GROUPS for f in fields(g)])
@@ -189,7 +191,7 @@ def test_every_option_refuses_what_it_cannot_mean(group: Any, name: str) -> None
 
 
 def test_all_that_is_wrong_is_said_at_once() -> None:
-    wrong = sbp.Options(check="no", time_limit=True, exchange=sbp.ExchangeOptions(dtype="int8", capacity=0))  # type: ignore[arg-type]
+    wrong = sbp.Options(check="no", time_limit=True, exchange=ExchangeOptions(dtype="int8", capacity=0))  # type: ignore[arg-type]
     assert len(kinds(lambda: sbp.compile(look_up, LINE, options=wrong, static_argnums=7))) == 5
 
 
@@ -198,8 +200,8 @@ def test_all_that_is_wrong_is_said_at_once() -> None:
 def test_what_is_legal_is_taken(wire: Any, capacity: Any) -> None:
     options = sbp.Options(
         time_limit=5,
-        exchange=sbp.ExchangeOptions(dtype=wire, capacity=capacity),
-        pipeline=sbp.PipelineOptions(threads=False),
+        exchange=ExchangeOptions(dtype=wire, capacity=capacity),
+        pipeline=PipelineOptions(threads=False),
     )
     sbp.compile(look_up, LINE, options=options)
 
@@ -210,7 +212,7 @@ def test_every_floating_type_keeps_large_rows_or_is_refused() -> None:
     names = {str(jnp.dtype(x)) for x in vars(jnp).values() if isinstance(x, type(jnp.float32))}
     assert {"bfloat16", "float16", "int8", "bool", "float8_e8m0fnu"} <= names
     for name in sorted(names):
-        options = sbp.Options(hardware=BYTES_ONLY, exchange=sbp.ExchangeOptions(dtype=name))
+        options = sbp.Options(hardware=BYTES_ONLY, exchange=ExchangeOptions(dtype=name))
         try:
             program = sbp.compile(look_up, LINE, in_sbp=([S(0)], [S(0)]), options=options)
         except ArgumentError:

@@ -211,7 +211,7 @@ MESSAGES: Messages = {
         "kind 'tpu'",
         KIND_NAMES,
         "a plan needs the rates of the device and of its links; the catalogue has none for it",
-        "Options(hardware=sbp.hardware_from('machine.toml')) with the rates of the device",
+        "Options(hardware=sbp.hardware_file.hardware_from('machine.toml')) with its rates",
     ),
 }
 

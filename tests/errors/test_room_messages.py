@@ -87,7 +87,7 @@ CALLS: dict[str, tuple[Problem, str]] = {
   legal  finite metrics
   why    what comes after NaN is NaN
   try    Options(debug_nans=True) names the op that made it; a smaller learning rate; \
-on_nonfinite=sbp.NonFinitePolicy(max_rollbacks=3) goes back to the last good step""",
+on_nonfinite=sbp.training.NonFinitePolicy(max_rollbacks=3) goes back to the last good step""",
     ),
     "a batch that does not come": (
         training.batch_awaited(8, 60.0, is_saved=True),

@@ -13,7 +13,7 @@ import pytest
 
 import sbp
 from models import classifier, gpt, parallel
-from sbp.signature import S
+from sbp.signature import S, Split
 
 STEPS = 30
 # A vocabulary that nothing divides; heads that 8 devices divide.
@@ -84,7 +84,7 @@ def sbp_local(shape: Any, nd: Any, hierarchy: Any) -> tuple[int, ...]:
     """The shape of an even shard, computed plainly."""
     out = list(shape)
     for s, g in zip(nd, hierarchy, strict=True):
-        if isinstance(s, sbp.Split):
+        if isinstance(s, Split):
             out[s.dim] //= g
     return tuple(out)
 

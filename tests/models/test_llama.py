@@ -14,6 +14,7 @@ import sbp
 from models import llama, train
 from sbp import B, S
 from sbp.passes.physical.program import Compute
+from sbp.signature import Split
 
 TINY = llama.Config(layers=2, width=16, heads=4, kv_heads=2, hidden=24, vocabulary=12, sequence=6)
 # 4 devices divide the heads of keys and no other odd size.
@@ -220,7 +221,7 @@ def test_a_stack_lies_as_its_layers_do(
     assert state[0].mu == weights
     stacked, _, batch, _ = llama.signatures(choice, shape, WIDE, OPTIMIZER)
     one_more = {
-        name: [S(s.dim + 1) if isinstance(s, sbp.Split) else s for s in nd]
+        name: [S(s.dim + 1) if isinstance(s, Split) else s for s in nd]
         for name, nd in weights["layers"][0].items()
     }
     assert stacked["layers"] == one_more

@@ -16,6 +16,7 @@ from models.recommender.layers import Inputs
 from models.recommender.learner import LAYOUTS, OPTIMIZERS, Learner, collection
 from models.recommender.synthetic import Teacher
 from sbp import B, S
+from sbp.hardware import Hardware, Link
 from sbp.runtime.embedding import TableWise
 
 LINE = sbp.placement("cpu", shape=(8,))
@@ -29,7 +30,7 @@ MODELS: dict[str, Any] = {
 }
 BY_ROWS = "only the rows that were looked up are updated"
 # Words cost nothing, work does: whatever can be split is.
-SPLITTING = sbp.Hardware("splitting", ((8, 1e4),), 1e4, 1e12, 1e12, (sbp.Link(1 << 60, 1e12, 1e-9),), 1.0)
+SPLITTING = Hardware("splitting", ((8, 1e4),), 1e4, 1e12, 1e12, (Link(1 << 60, 1e12, 1e-9),), 1.0)
 
 
 def learner(model: str = "dlrm", layout: str = "rows", optimizer: str = "adagrad") -> Learner:

@@ -19,6 +19,7 @@ import sbp
 from models import gpt, resnet
 from models.pipeline import SCHEDULES, Pipeline, add_options, pipeline_of
 from sbp.annotation import placement_in
+from sbp.options import PipelineOptions
 from sbp.passes.program.trace import trace
 from sbp.passes.schedule.orders import GENERATORS
 from sbp.placement import parse_placement
@@ -48,7 +49,7 @@ def test_the_first_axis_has_the_stages() -> None:
     assert placement.axes == ("stage", "data", "model")
     assert [p.ranks for p in pipeline.placements] == [(0, 1, 2, 3), (4, 5, 6, 7)]
     assert (pipeline.microbatches, pipeline.stage_shape(placement)) == (8, (2, 2))
-    assert options.pipeline == sbp.PipelineOptions("zb-h1", None, True)
+    assert options.pipeline == PipelineOptions("zb-h1", None, True)
 
 
 def test_without_stages_there_is_no_pipeline() -> None:
@@ -160,7 +161,7 @@ def check(case: Callable[[str], Case], schedule: str, dtype: Any) -> None:
     """Losses within 1e-5 of one device's; in float64 parameters and optimizer state within 1e-9."""
     like = ONE_EACH[0] if schedule in ONE_EACH else schedule
     made, (state, losses) = case(schedule), one_device(case, like, dtype)
-    options = sbp.Options(check=True, pipeline=sbp.PipelineOptions(schedule=schedule))
+    options = sbp.Options(check=True, pipeline=PipelineOptions(schedule=schedule))
     got, found = made.train(
         sbp.compile(made.step, made.placement, in_sbp=made.in_sbp, options=options), dtype
     )

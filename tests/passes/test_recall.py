@@ -11,6 +11,7 @@ import pytest
 
 import sbp
 from sbp.hardware import hardware_for
+from sbp.options import ExchangeOptions
 from sbp.passes import chain, choosing, recall
 from sbp.passes.plan.record import ChoiceRecord
 from sbp.passes.request import Request
@@ -142,7 +143,7 @@ def test_batches_of_ids_are_told_apart() -> None:
     def looked_up(table: Any, ids: Any) -> Any:
         return jnp.sum(table[ids])
 
-    split = sbp.ExchangeOptions()
+    split = ExchangeOptions()
     found = {
         asked(looked_up, LINE, TABLE, ids, options=sbp.Options(exchange=split)).key
         for ids in (IDS, IDS * 2, IDS * 2)

@@ -13,6 +13,7 @@ from jax._src.cudnn import fused_attention_stablehlo as cudnn
 import sbp
 from sbp import AUTO, B, S
 from sbp.compat_ops import assumed_cudnn, has_cudnn
+from sbp.hardware import Hardware, Link
 from sbp.passes.physical.program import Compute
 from sbp.rules import Op, lookup
 from sbp.rules.registry import valid_rows
@@ -32,7 +33,7 @@ from tests.rules.samples_attention import (
 
 LINE, GRID = sbp.placement("cpu", shape=(4,)), sbp.placement("cpu", shape=(2, 2))
 # Ops are slow and sending is free, so that everything that can be split is.
-SPLITTING = sbp.Hardware("splitting", ((8, 1e4),), 1e4, 1e12, 1e12, (sbp.Link(1 << 60, 1e12, 1e-9),), 1.0)
+SPLITTING = Hardware("splitting", ((8, 1e4),), 1e4, 1e12, 1e12, (Link(1 << 60, 1e12, 1e-9),), 1.0)
 SHARED = [one for one in SAMPLES if "shared" in one.label or "grouped" in one.label]
 
 

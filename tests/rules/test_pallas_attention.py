@@ -11,6 +11,7 @@ from jax.experimental import pallas as pl
 
 import sbp
 from sbp import AUTO, S
+from sbp.hardware import Hardware, Link
 from sbp.passes.physical.program import Compute
 from sbp.rules import Matmul, Op, Row
 from sbp.signature import Split
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("forgotten")
 
 LINE, GRID = sbp.placement("cpu", shape=(4,)), sbp.placement("cpu", shape=(2, 4))
 # Ops are slow and sending is free, so that everything that can be split is.
-SPLITTING = sbp.Hardware("splitting", ((8, 1e4),), 1e4, 1e12, 1e12, (sbp.Link(1 << 60, 1e12, 1e-9),), 1.0)
+SPLITTING = Hardware("splitting", ((8, 1e4),), 1e4, 1e12, 1e12, (Link(1 << 60, 1e12, 1e-9),), 1.0)
 BLOCK, LOW = 8, -1e30
 NAMES = ("pallas_call[flash]", "pallas_call[flash_back]")
 

@@ -16,12 +16,13 @@ import sbp
 import sbp.rules
 from sbp import B, S
 from sbp.errors import RuleError
+from sbp.hardware import Hardware, Link
 from sbp.passes.physical.program import Compute
 
 pytestmark = pytest.mark.usefixtures("forgotten")
 LINE = sbp.placement("cpu", shape=(8,))
 # Ops are slow and sending is free, so that everything that can be split is.
-SPLITTING = sbp.Hardware("splitting", ((8, 1e4),), 1e4, 1e12, 1e12, (sbp.Link(1 << 60, 1e12, 1e-9),), 1.0)
+SPLITTING = Hardware("splitting", ((8, 1e4),), 1e4, 1e12, 1e12, (Link(1 << 60, 1e12, 1e-9),), 1.0)
 X = np.random.default_rng(0).integers(-4, 5, (37, 16)).astype(np.float32)
 W = np.random.default_rng(1).integers(-4, 5, (16, 24)).astype(np.float32)
 

@@ -9,6 +9,7 @@ import sbp
 from sbp.__main__ import main
 from sbp.errors import PlacementError
 from sbp.hardware import ANY
+from sbp.hardware_file import hardware_from
 from sbp.rates.collectives import KINDS
 from sbp.rates.tables import CollectiveCurve
 from sbp.runtime import calibrate as module
@@ -46,7 +47,7 @@ def test_the_file_says_the_same(found: Calibration, tmp_path: Path) -> None:
     file = tmp_path / "four.toml"
     found.save(file)
     assert file.read_text().startswith("# 4 x cpu, measured 20") and jax.__version__ in file.read_text()
-    machine = sbp.hardware_from(file)
+    machine = hardware_from(file)
     assert machine.name == "four"
     assert machine.memory_bytes == pytest.approx(found.hardware.memory_bytes, rel=1e-3)
     assert [kind for kind, _ in machine.curves] == [kind for kind, _ in found.hardware.curves]
@@ -67,11 +68,11 @@ def test_of_one_device_the_links_are_left_to_be_written(tmp_path: Path) -> None:
     file = tmp_path / "one.toml"
     one.save(file)
     with pytest.raises(sbp.SbpError, match="no links"):
-        sbp.hardware_from(file)
+        hardware_from(file)
     shown = file.read_text()
     written, rest = shown.split("# [[links]]", 1)
     file.write_text(written + "[[links]]" + rest.replace("\n# ", "\n").replace("\n#\n", "\n"))
-    assert [link.devices for link in sbp.hardware_from(file).links] == [8, ANY]
+    assert [link.devices for link in hardware_from(file).links] == [8, ANY]
 
 
 def test_the_link_that_explains_the_curves() -> None:

@@ -10,6 +10,7 @@ import optax
 import sbp
 from sbp import B, S
 from sbp.hardware import BYTES_ONLY
+from sbp.options import ExchangeOptions
 
 LINE = sbp.placement("cpu", shape=(8,))
 ROWS, WIDTH = 4096, 16
@@ -28,7 +29,7 @@ def step(table: Any, state: Any, ids: Any) -> Any:
 
 
 def test_every_key_is_counted() -> None:
-    options = sbp.Options(hardware=BYTES_ONLY, exchange=sbp.ExchangeOptions(count_keys=True, capacity=2))
+    options = sbp.Options(hardware=BYTES_ONLY, exchange=ExchangeOptions(count_keys=True, capacity=2))
     program = sbp.compile(step, LINE, in_sbp=([S(0)], None, [S(0)]), options=options, donate_argnums=0)
     table = np.ones((ROWS, WIDTH), np.float32)
     state: Any = TX.init(table)

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec
 
 import sbp
 from sbp import B, P, S
-from sbp.hardware import hardware_for
+from sbp.hardware import Hardware, Link, hardware_for
 from sbp.layout import local_shape
 from sbp.passes.boxing.links import Network
 from sbp.passes.boxing.moves import Move, itemsize, wire_bytes
@@ -30,7 +30,7 @@ LINE = sbp.placement("cpu", shape=(8,))
 GRID = sbp.placement("cpu", shape=(2, 4))
 ODD = np.array([np.inf, -np.inf, np.nan, -0.0, 0.0, 1.5, -2.0], np.float32)
 # Ops are slow and sending is free, so that everything that can be split is.
-SPLITTING = sbp.Hardware("splitting", ((8, 1e4),), 1e4, 1e12, 1e12, (sbp.Link(1 << 60, 1e12, 1e-9),), 1.0)
+SPLITTING = Hardware("splitting", ((8, 1e4),), 1e4, 1e12, 1e12, (Link(1 << 60, 1e12, 1e-9),), 1.0)
 Array = np.ndarray[Any, Any]
 
 

@@ -8,7 +8,7 @@ import pytest
 import sbp
 from sbp.errors import PlacementError
 from sbp.hardware import ANY, CATALOGUE, Hardware, Link, hardware_for
-from sbp.hardware_file import hardware_text
+from sbp.hardware_file import hardware_from, hardware_text
 from sbp.passes.look.files import plan_json
 from sbp.rates.tables import CollectiveCurve
 from tests.golden import two_layers
@@ -40,7 +40,7 @@ latency_seconds = "20 us"
 def written(folder: Path, text: str) -> Hardware:
     file = folder / "ours.toml"
     file.write_text(text, encoding="utf-8")
-    return sbp.hardware_from(file)
+    return hardware_from(file)
 
 
 def test_a_machine_of_its_own_figures(tmp_path: Path) -> None:

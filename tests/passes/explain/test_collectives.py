@@ -9,7 +9,7 @@ import pytest
 
 import sbp
 from sbp import S
-from sbp.hardware import BYTES_ONLY
+from sbp.hardware import BYTES_ONLY, Hardware, Link
 from sbp.passes.explain.why import select, why_text
 from sbp.passes.look.dot import dot_text
 from sbp.runtime.look.meter import read_compiled
@@ -66,7 +66,7 @@ def test_a_carry_is_drawn_and_explained() -> None:
 
 def test_what_is_said_costs_time() -> None:
     def seconds(latency: float) -> float:
-        slow = sbp.Hardware("slow", ((8, 1e12),), 1e12, 1e12, 1e12, (sbp.Link(1 << 60, 1e9, latency),))
+        slow = Hardware("slow", ((8, 1e12),), 1e12, 1e12, 1e12, (Link(1 << 60, 1e9, latency),))
         options = sbp.Options(hardware=slow)
         program = sbp.compile(
             lambda x: jnp.cumsum(x, axis=1), LINE, in_sbp=([S(1)],), out_sbp=[S(1)], options=options

@@ -17,7 +17,7 @@ import sbp
 from sbp import B, S
 from sbp.errors import ArgumentError, MemoryLimitError
 from sbp.hardware import BYTES_ONLY, CATALOGUE
-from sbp.options import UNITS, bytes_of
+from sbp.options import UNITS, PipelineOptions, bytes_of
 from sbp.passes.explain.memory import live_at_rest
 from sbp.passes.look.diff import diff_text
 from tests.golden import two_stages
@@ -136,7 +136,7 @@ def test_a_pipeline_that_does_not_fit() -> None:
             two_stages.step,
             two_stages.step_placement,
             in_sbp=two_stages.step_sbp,
-            options=sbp.Options(hardware=hardware, pipeline=sbp.PipelineOptions(schedule="gpipe")),
+            options=sbp.Options(hardware=hardware, pipeline=PipelineOptions(schedule="gpipe")),
         ).plan(*two_stages.step_args())
         for hardware in (CATALOGUE["h100"], small)
     ]

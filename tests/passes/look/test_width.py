@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 import sbp
-from sbp.passes.face import Plan
+from sbp.options import PipelineOptions
+from sbp.passes.face import PipelinePlan, Plan
 from sbp.passes.look.pipeline_text import plan_text as pipeline_text
 from sbp.passes.look.text import plan_text
 from sbp.passes.look.width import MAX_WIDTH, drawn, fitted, terminal_width
@@ -14,14 +15,14 @@ from tests.golden import two_stages
 
 
 @pytest.fixture(scope="module")
-def pipeline() -> sbp.PipelinePlan:
+def pipeline() -> PipelinePlan:
     program = sbp.compile(
         two_stages.step,
         two_stages.step_placement,
-        options=sbp.Options(pipeline=sbp.PipelineOptions(schedule="auto")),
+        options=sbp.Options(pipeline=PipelineOptions(schedule="auto")),
     )
     plan = program.plan(*two_stages.step_args())
-    assert isinstance(plan, sbp.PipelinePlan)
+    assert isinstance(plan, PipelinePlan)
     return plan
 
 
@@ -30,7 +31,7 @@ def words(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize("width", [40, 57, 80, 100, 120, 140, 160])
-def test_no_line_is_wider_than_the_terminal(plan: Plan, pipeline: sbp.PipelinePlan, width: int) -> None:
+def test_no_line_is_wider_than_the_terminal(plan: Plan, pipeline: PipelinePlan, width: int) -> None:
     noted = replace(plan, notes=("a note that is " + "longer " * 40,))
     for text in (plan_text(noted, width), pipeline_text(pipeline, width)):
         assert max(map(len, text.split("\n"))) <= width
@@ -65,7 +66,7 @@ def test_letters_for_lines() -> None:
     assert drawn(line, io.TextIOWrapper(io.BytesIO(), encoding="utf-8")) == drawn(line, io.StringIO()) == line
 
 
-def test_repr_is_one_line(plan: Plan, pipeline: sbp.PipelinePlan) -> None:
+def test_repr_is_one_line(plan: Plan, pipeline: PipelinePlan) -> None:
     count = sum(c.count for c in plan.collectives)
     assert repr(plan).startswith(f"<Plan step on {plan.placement}: {count} collectives, ")
     assert repr(pipeline).startswith(

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 import sbp
 from sbp import S
-from sbp.hardware import hardware_for
+from sbp.hardware import Hardware, hardware_for
 from sbp.passes import spec
 from sbp.passes.physical.buckets import KINDS, bucket_collectives
 from sbp.passes.physical.program import Border, Box, Physical, Step
@@ -39,7 +39,7 @@ def params(n: int = 5, width: int = 16) -> Any:
     return [(jax.random.normal(k, (width, width)) / 4, jnp.zeros(width)) for k in keys]
 
 
-def physical(hardware: sbp.Hardware, width: int = 16) -> Physical:
+def physical(hardware: Hardware, width: int = 16) -> Physical:
     """Parameters at rest in pieces: gathered one by one, and their gradients scattered."""
     program = sbp.compile(
         step,

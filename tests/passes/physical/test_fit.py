@@ -13,7 +13,7 @@ import pytest
 
 import sbp
 from sbp import B, S
-from sbp.hardware import hardware_for
+from sbp.hardware import Hardware, Link, hardware_for
 from sbp.passes.physical.evaluate import HOLES
 from sbp.passes.physical.fit import LimitedProblem
 from sbp.passes.physical.program import Box
@@ -39,12 +39,12 @@ def step(ws: Any, state: Any, x: Any) -> Any:
     return optax.apply_updates(ws, updates), state
 
 
-CPU = replace(hardware_for("cpu"), links=(sbp.Link(1 << 60, 1e10, 1e-6),))
+CPU = replace(hardware_for("cpu"), links=(Link(1 << 60, 1e10, 1e-6),))
 WS = [jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32)] * LAYERS
 ARGS = WS, jax.eval_shape(OPTIMIZER.init, WS), jax.ShapeDtypeStruct((ROWS, WIDTH), jnp.float32)
 
 
-def planned(limit: float | None = None, hardware: sbp.Hardware | None = None, rows: int = ROWS) -> sbp.Plan:
+def planned(limit: float | None = None, hardware: Hardware | None = None, rows: int = ROWS) -> sbp.Plan:
     options = sbp.Options(memory_limit=limit, hardware=hardware)
     # Links so slow that nothing travels unless it must: the fastest plan has copies of all state.
     signatures = [B], sbp.AUTO, [S(0)]
@@ -53,7 +53,7 @@ def planned(limit: float | None = None, hardware: sbp.Hardware | None = None, ro
     )
 
 
-SLOW = replace(hardware_for("h100"), chip="", links=(sbp.Link(1 << 60, 1e9, 1e-3),))
+SLOW = replace(hardware_for("h100"), chip="", links=(Link(1 << 60, 1e9, 1e-3),))
 
 
 @pytest.mark.full

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import sbp
+from sbp.hardware import Hardware, Link
 from sbp.passes.boxing.links import Network
 from sbp.passes.physical.evaluate import Evaluator
 from sbp.passes.physical.merged import Merged, merge_ops
@@ -16,7 +17,7 @@ ONE = sbp.placement("cpu", shape=(1,))
 N = 1024
 BYTES = 4.0 * N * N
 # One byte takes one second, and nothing else takes any.
-MEMORY = sbp.Hardware("memory", ((8, 1e30),), 1e30, 1.0, 1e30, (sbp.Link(1 << 60, 1e30, 0.0),), 1.0)
+MEMORY = Hardware("memory", ((8, 1e30),), 1e30, 1.0, 1e30, (Link(1 << 60, 1e30, 0.0),), 1.0)
 
 
 def of(fn: Any, *shapes: tuple[int, ...]) -> tuple[Any, Merged]:

@@ -12,6 +12,7 @@ import pytest
 
 import sbp
 from sbp.hardware import hardware_for
+from sbp.options import PipelineOptions
 from sbp.passes.pipeline.auto import Line, balance
 
 RANKS = sbp.placement("cpu", shape=(4,), axes=("stage",))
@@ -97,7 +98,7 @@ def test_one_tensor_crosses_each_cut_each_way() -> None:
         "b": jax.ShapeDtypeStruct((wide,), jnp.float32),
     }
     batch = jax.ShapeDtypeStruct((rows, wide), jnp.float32)
-    options = sbp.Options(check=True, pipeline=sbp.PipelineOptions(stages=4))
+    options = sbp.Options(check=True, pipeline=PipelineOptions(stages=4))
     plan: Any = sbp.compile(step, place, options=options).plan([layer] * LAYERS, batch, batch)
     sends = [c for c in plan.sends if c.count == PARTS]
     assert [c.shape for c in sends] == [(rows // PARTS, wide)] * 6
@@ -107,14 +108,14 @@ def test_one_tensor_crosses_each_cut_each_way() -> None:
 @pytest.mark.some(1)
 @pytest.mark.parametrize(("schedule", "stages"), [("1f1b", 4), ("interleaved", 8), ("zb-v", 8)])
 def test_the_same_numbers(schedule: str, stages: int) -> None:
-    options = sbp.Options(pipeline=sbp.PipelineOptions(stages=stages, schedule=schedule))
+    options = sbp.Options(pipeline=PipelineOptions(stages=stages, schedule=schedule))
     report = sbp.verify(sbp.compile(step, RANKS, options=options), *arguments())
     assert report.largest < 1e-5
 
 
 def test_stages_that_cannot_be() -> None:
     def compiled(fn: Any, stages: Any) -> Any:
-        return sbp.compile(fn, RANKS, options=sbp.Options(pipeline=sbp.PipelineOptions(stages=stages))).plan(
+        return sbp.compile(fn, RANKS, options=sbp.Options(pipeline=PipelineOptions(stages=stages))).plan(
             *arguments()
         )
 
@@ -170,7 +171,7 @@ def test_no_cut_by_hand_is_much_better() -> None:
     ids = jax.ShapeDtypeStruct((64, 512), jnp.int32)
 
     def seconds(begins: Sequence[int] | None) -> float:
-        options = sbp.Options(pipeline=sbp.PipelineOptions(stages=None if begins else 4))
+        options = sbp.Options(pipeline=PipelineOptions(stages=None if begins else 4))
         return sbp.compile(by_hand(begins), place, options=options).plan(params, ids, ids).seconds
 
     best = min(seconds(begins) for begins in itertools.combinations(range(1, LAYERS), 3))

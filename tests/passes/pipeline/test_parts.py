@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import sbp
+from sbp.options import PipelineOptions
 from sbp.passes.pipeline.check import check_cuts
 from sbp.passes.pipeline.edges import edges_of
 from sbp.passes.pipeline.numbering import Item, StageFlow, collapsed
@@ -65,9 +66,9 @@ def unet(w: Any, x: Any) -> Any:
 
 
 def compiled(fn: Any, *args: Any, schedule: str | None = None) -> Stages:
-    built = sbp.compile(
-        fn, WHOLE, options=sbp.Options(pipeline=sbp.PipelineOptions(schedule=schedule))
-    )._prepare(args, {})[1]
+    built = sbp.compile(fn, WHOLE, options=sbp.Options(pipeline=PipelineOptions(schedule=schedule)))._prepare(
+        args, {}
+    )[1]
     assert isinstance(built, BuiltPipeline)
     return built.stages
 

@@ -10,8 +10,9 @@ import pytest
 
 import sbp
 from models import resnet
-from sbp import B, Hardware, Link, S
-from sbp.hardware import CATALOGUE
+from sbp import B, S
+from sbp.hardware import CATALOGUE, Hardware, Link
+from sbp.options import PipelineOptions
 from sbp.passes.face import PipelinePlan
 
 WIDTH, ROWS, MICROBATCHES = 512, 256, 4
@@ -83,7 +84,7 @@ def test_what_a_pass_has_put_in_the_place_of_a_sent_value_is_sent() -> None:
 def test_what_the_next_stage_waits_for_is_boxed_in_the_forward() -> None:
     """Also where the backward of its own stage wants it so too: there it would be boxed too late."""
     whole = sbp.placement("h100", shape=(4, 2), axes=("stage", "model"))
-    options = sbp.Options(pipeline=sbp.PipelineOptions(schedule="1f1b", stages=4), check=True)
+    options = sbp.Options(pipeline=PipelineOptions(schedule="1f1b", stages=4), check=True)
     plan = sbp.compile(resnet.pipeline_step, whole, options=options).plan(*resnet.example_args())
     assert isinstance(plan, PipelinePlan) and plan.schedule is not None
 

@@ -8,6 +8,7 @@ import pytest
 import sbp
 from sbp import B, S
 from sbp.hardware import hardware_for
+from sbp.options import PipelineOptions
 from sbp.passes.pipeline.room import room_of
 from tests.passes.pipeline.scanned import arguments, step_of
 
@@ -19,7 +20,7 @@ def plan(memory_bytes: float | None = None, **given: Any) -> Any:
     hardware = hardware_for("cpu")
     if memory_bytes is not None:
         hardware = replace(hardware, memory_bytes=memory_bytes)
-    options = sbp.Options(hardware=hardware, cache=False, pipeline=sbp.PipelineOptions(stages=2))
+    options = sbp.Options(hardware=hardware, cache=False, pipeline=PipelineOptions(stages=2))
     return sbp.compile(step_of(), GRID, donate_argnums=(0, 1), options=options, **given).plan(*arguments())
 
 

@@ -10,8 +10,9 @@ import pytest
 
 import sbp
 from models import gpt
-from sbp import B, S, Split
+from sbp import B, S
 from sbp.hardware import BYTES_ONLY
+from sbp.signature import Split
 
 PyTree = Any
 CONFIG = gpt.Config(vocabulary=32, width=32, heads=8, layers=2, sequence=16)

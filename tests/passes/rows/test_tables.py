@@ -11,7 +11,7 @@ import pytest
 
 import sbp
 from sbp import B, S
-from sbp.hardware import BYTES_ONLY
+from sbp.hardware import BYTES_ONLY, Hardware, Link
 from sbp.passes.physical.program import Compute
 from sbp.runtime.embedding.optimizers import ftrl, rowwise_adagrad
 
@@ -20,7 +20,7 @@ GRID = sbp.placement("cpu", shape=(2, 4))
 ROWS, WIDTH = 400, 6
 BY_ROWS = "only the rows that were looked up are updated"
 # Work and words are dear: what is split is neither gathered nor repeated.
-DEAR = sbp.Hardware("dear", ((8, 1e4),), 1e4, 1e12, 1e12, (sbp.Link(1 << 60, 1e4, 1e-9),), 1.0)
+DEAR = Hardware("dear", ((8, 1e4),), 1e4, 1e12, 1e12, (Link(1 << 60, 1e4, 1e-9),), 1.0)
 
 OPTIMIZERS: dict[str, Callable[[], Any]] = {
     "sgd": lambda: optax.sgd(0.1),

@@ -21,6 +21,7 @@ import pytest
 import sbp
 from sbp import B, S
 from sbp.errors import CheckpointError, DamagedCheckpointError
+from sbp.options import PipelineOptions
 from sbp.runtime.checkpoint import steps
 from sbp.runtime.checkpoint.checkpoints import Checkpoints
 from tests.runtime.processes import cases
@@ -107,7 +108,7 @@ def test_stacked_weights_of_stages_come_back(tmp_path: Path) -> None:
         value, grad = sbp.microbatch(jax.value_and_grad(loss), 4, batch_args=(1,))(w, x)
         return w - grad, value
 
-    options = sbp.Options(pipeline=sbp.PipelineOptions(stages=2))
+    options = sbp.Options(pipeline=PipelineOptions(stages=2))
     program = sbp.compile(double, whole, options=options)
     w, x = cases.arrays(w=(4, 16, 16), x=(32, 16)).values()
     w, _ = program(w, x)

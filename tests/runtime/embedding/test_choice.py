@@ -16,7 +16,7 @@ import sbp
 from benchmarks import criteo_tables
 from sbp import S
 from sbp.errors import EmbeddingError
-from sbp.hardware import BYTES_ONLY, Hardware
+from sbp.hardware import BYTES_ONLY, Hardware, Link
 from sbp.runtime.embedding import (
     Choice,
     Collection,
@@ -34,7 +34,7 @@ from sbp.runtime.embedding.costs import LAYOUTS, cheapest
 DEVICES, BATCH = 4, 512
 LINE = sbp.placement("h100", shape=(DEVICES,))
 # Its links are slow and its memory is large: few bytes are fast.
-SLOW = Hardware("slow", ((8, 1e15),), 1e15, 1e15, 1e12, (sbp.Link(1 << 62, 1e6, 1e-9),))
+SLOW = Hardware("slow", ((8, 1e15),), 1e15, 1e15, 1e12, (Link(1 << 62, 1e6, 1e-9),))
 
 
 def feature(name: str, rows: int, dim: int = 8, hotness: int | None = None, **table: Any) -> FeatureConfig:

@@ -17,6 +17,8 @@ import pytest
 
 import sbp
 from sbp import B, S
+from sbp.hardware import Hardware, Link
+from sbp.options import ExchangeOptions
 from sbp.passes.physical.program import Compute
 from sbp.runtime.embedding.optimizers import ftrl, rowwise_adagrad
 from sbp.runtime.look.meter import read_compiled
@@ -27,7 +29,7 @@ ROWS, WIDTH, HOTNESS = 320, 4, 4
 # Room for so few keys that most distributions take more rounds than one.
 CAPACITY = 4
 # Both work and words are dear, so that what is split is neither gathered nor split otherwise.
-DEAR = sbp.Hardware("dear", ((8, 1e4),), 1e4, 1e12, 1e12, (sbp.Link(1 << 60, 1e4, 1e-9),), 1.0)
+DEAR = Hardware("dear", ((8, 1e4),), 1e4, 1e12, 1e12, (Link(1 << 60, 1e4, 1e-9),), 1.0)
 TOLERANCE = {"float32": 1e-5, "float64": 1e-9}
 
 # With its usual epsilon, 1e-8, Adam makes whole steps of gradients that are rounding errors.
@@ -168,7 +170,7 @@ class Trained:
             make_step(transformation(case.optimizer)),
             sbp.placement("cpu", shape=case.shape),
             in_sbp=(lying, sbp.AUTO, [B] * len(case.shape), lying, lying),
-            options=sbp.Options(hardware=DEAR, exchange=sbp.ExchangeOptions(capacity=CAPACITY)),
+            options=sbp.Options(hardware=DEAR, exchange=ExchangeOptions(capacity=CAPACITY)),
         )
         ids, wanted = next(batches("uniform", case, 1))
         args = (*start(case), ids, wanted)

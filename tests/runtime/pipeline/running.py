@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 import sbp
+from sbp.options import PipelineOptions
 from sbp.runtime.pipeline.drivers import Drivers
 from sbp.runtime.pipeline.program import BuiltPipeline
 from tests.runtime.pipeline.programs import CASES, Case
@@ -56,7 +57,7 @@ def _compiled(name: str, schedule: str, x64: bool) -> BuiltPipeline:
         in_sbp=case.signatures,
         donate_argnums=(0,) if case.donate else (),
         static_argnums=case.static,
-        options=sbp.Options(check=True, pipeline=sbp.PipelineOptions(schedule=schedule)),
+        options=sbp.Options(check=True, pipeline=PipelineOptions(schedule=schedule)),
     )
     found = program._prepare(case.args, {})[1]
     assert isinstance(found, BuiltPipeline)

@@ -13,6 +13,7 @@ import pytest
 
 import sbp
 from sbp import AUTO, B, S
+from sbp.options import PipelineOptions
 
 SCHEDULES = ("gpipe", "1f1b", "zb-h1", "interleaved", "zb-v", "dualpipe-v")
 SIZES = (3, 4, 5, 6, 7, 9)
@@ -97,7 +98,7 @@ def drawn(seed: int) -> Drawn:
 def check(seed: int) -> None:
     """One of them against one device."""
     one = drawn(seed)
-    options = sbp.Options(check=True, cache=False, pipeline=sbp.PipelineOptions(schedule=one.schedule))
+    options = sbp.Options(check=True, cache=False, pipeline=PipelineOptions(schedule=one.schedule))
     got = sbp.compile(one.step, one.whole, in_sbp=one.signatures, options=options)(*one.args)
     wanted = jax.jit(one.step)(*one.args)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):

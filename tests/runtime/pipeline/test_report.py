@@ -14,6 +14,7 @@ import pytest
 import sbp
 from sbp import B, S
 from sbp.errors import ArgumentError
+from sbp.options import PipelineOptions
 from sbp.runtime.pipeline.held import HeldWalk, PieceNeeds
 from sbp.runtime.pipeline.pieces import Slots
 from sbp.runtime.pipeline.report import PipelineReport
@@ -44,7 +45,7 @@ def trained(kind: str, schedule: str = "1f1b", width: int = WIDTH, rows: int = R
         value, grads = sbp.microbatch(jax.value_and_grad(loss), MICRO, batch_args=1)(ws, x)
         return jax.tree.map(lambda w, g: w - 0.1 * g, ws, grads), value
 
-    options = sbp.Options(pipeline=sbp.PipelineOptions(schedule=schedule))
+    options = sbp.Options(pipeline=PipelineOptions(schedule=schedule))
     signatures = [B, S(1)], [S(0), B]
     program = sbp.compile(step, whole, in_sbp=signatures, donate_argnums=0, options=options)
     return program, ([floats(width, width)] * DEEP, floats(rows, width))

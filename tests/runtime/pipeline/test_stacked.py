@@ -10,6 +10,7 @@ from jax.sharding import PartitionSpec
 
 import sbp
 from sbp import B, S
+from sbp.options import PipelineOptions
 from sbp.passes.pipeline.where import loop_of
 from sbp.runtime.pipeline.program import BuiltPipeline
 from tests.passes.pipeline.scanned import LAYERS, arguments, step_of
@@ -19,7 +20,7 @@ GRID = sbp.placement("cpu", shape=(2, 2), axes=("stage", "data"))
 
 def program(on: Any = GRID, stages: int = 2, **given: Any) -> Any:
     asked = {"scan_kept": given.pop("scan_kept", 0.0)}
-    options = sbp.Options(pipeline=sbp.PipelineOptions(stages=stages), **asked)
+    options = sbp.Options(pipeline=PipelineOptions(stages=stages), **asked)
     return sbp.compile(step_of(), on, options=options, **given)
 
 
@@ -61,7 +62,7 @@ def test_weights_that_layers_cast_are_cast_once_per_step() -> None:
         jax.random.normal(jax.random.key(0), (4, 16, 16)) / 4,
         jax.random.normal(jax.random.key(1), (32, 16)),
     )
-    options = sbp.Options(pipeline=sbp.PipelineOptions(stages=2), check=True)
+    options = sbp.Options(pipeline=PipelineOptions(stages=2), check=True)
     step = sbp.compile(train_step, GRID, donate_argnums=0, options=options)
     for stage in step.plan(*args).stages:
         loop = loop_of(stage.physical.graph)

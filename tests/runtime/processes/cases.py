@@ -22,6 +22,7 @@ import optax
 import sbp
 from sbp import B, S
 from sbp.hardware import BYTES_ONLY
+from sbp.options import ExchangeOptions, PipelineOptions
 
 STEPS = 4
 DIMS = 16
@@ -160,7 +161,7 @@ def pipeline(steps: int, stages: int, schedule: str = "1f1b") -> Any:
         step_of(tower(whole.split("stage")), optimizer, 4),
         whole,
         donate_argnums=(0, 1),
-        options=sbp.Options(pipeline=sbp.PipelineOptions(schedule=schedule)),
+        options=sbp.Options(pipeline=PipelineOptions(schedule=schedule)),
     )
     return trained(program, params, jax.tree.map(np.asarray, optimizer.init(params)), batch_of, steps)
 
@@ -176,7 +177,7 @@ def scanned(steps: int) -> Any:
 
     optimizer = optax.adam(1e-2)
     params = arrays(w=(4, DIMS, DIMS))
-    options = sbp.Options(pipeline=sbp.PipelineOptions(stages=2))
+    options = sbp.Options(pipeline=PipelineOptions(stages=2))
     program = sbp.compile(step_of(loss, optimizer, 4), whole, donate_argnums=(0, 1), options=options)
     return trained(program, params, jax.tree.map(np.asarray, optimizer.init(params)), batch_of, steps)
 
@@ -218,7 +219,7 @@ def crowded(steps: int) -> Any:
         step_of(loss, optimizer),
         sbp.placement("cpu", shape=(8,)),
         in_sbp=([S(0)], sbp.AUTO, [S(0)]),
-        options=sbp.Options(hardware=BYTES_ONLY, exchange=sbp.ExchangeOptions(count_keys=True)),
+        options=sbp.Options(hardware=BYTES_ONLY, exchange=ExchangeOptions(count_keys=True)),
     )
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

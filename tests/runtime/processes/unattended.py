@@ -109,7 +109,7 @@ def trained(plan: Any, faults: Any, **more: Any) -> Any:
 def main() -> None:
     """Trains to the end, however often it is started."""
     plan = json.loads(Path(sys.argv[1]).read_text())
-    policy = sbp.NonFinitePolicy(max_rollbacks=3)
+    policy = sbp.training.NonFinitePolicy(max_rollbacks=3)
     saving = {"checkpoint": plan["folder"], "save_every": plan["save_every"], "on_nonfinite": policy}
     done = trained(plan, Faults(plan).batch, log=plan["log"], progress=False, **saving)
     print("done" if done.is_done else "asked to end", done.step)

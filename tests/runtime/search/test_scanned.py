@@ -8,10 +8,12 @@ import pytest
 
 import sbp
 from sbp.errors import ArgumentError
+from sbp.options import PipelineOptions
+from sbp.runtime.search.ranking import Ranking
 from tests.passes.pipeline.scanned import arguments, step_of
 
 
-def searched(**given: Any) -> sbp.Ranking:
+def searched(**given: Any) -> Ranking:
     asked = {"stages": (2,), "axes": 2, "kind": "cpu", "donate_argnums": (0, 1), **given}
     return sbp.search(step_of(checkpoint=given.pop("checkpoint", True)), 4, **asked)(*arguments())
 
@@ -60,7 +62,7 @@ def test_the_row_with_stages_can_be_compiled() -> None:
     """What a row says is what `compile` is told."""
     found = searched(kept=(1.0,))
     row = next(row for row in found.rows if row.stages == 2)
-    options = sbp.Options(scan_kept=row.kept, pipeline=sbp.PipelineOptions(stages=row.stages))
+    options = sbp.Options(scan_kept=row.kept, pipeline=PipelineOptions(stages=row.stages))
     step = sbp.compile(step_of(), row.placement, donate_argnums=(0, 1), options=options)
     for one, other in zip(
         jax.tree.leaves(step(*arguments())), jax.tree.leaves(jax.jit(step_of())(*arguments())), strict=True

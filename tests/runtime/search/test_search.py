@@ -12,7 +12,10 @@ import sbp
 from sbp.__main__ import main
 from sbp.errors import ArgumentError
 from sbp.hardware import hardware_for
+from sbp.options import PipelineOptions
+from sbp.passes.face import PipelinePlan
 from sbp.runtime.search import search as module
+from sbp.runtime.search.ranking import Ranking
 from tests.golden import two_layers
 from tests.golden.hardware import HARDWARE
 
@@ -22,7 +25,7 @@ H100 = hardware_for("h100")
 SLOW = replace(HARDWARE, flops_per_second=((4, 1e12),), vector_flops_per_second=1e12)
 
 
-def shapes(found: sbp.Ranking) -> list[str]:
+def shapes(found: Ranking) -> list[str]:
     return [row.shape for row in found.rows]
 
 
@@ -144,7 +147,7 @@ def test_a_function_with_micro_batches_is_cut_into_stages() -> None:
     rows = {(row.shape, row.stages): row for row in found.rows}
     assert rows.keys() == {("4", 0), ("2x2", 0), ("2x2", 2)}
     cut = rows["2x2", 2]
-    assert isinstance(cut.plan, sbp.PipelinePlan) and cut.plan.placement.axes == ("stage", "data")
+    assert isinstance(cut.plan, PipelinePlan) and cut.plan.placement.axes == ("stage", "data")
     assert cut.words.startswith("2 pipeline, each 2 ")
     assert "stages" in str(found)
 
@@ -155,7 +158,7 @@ def test_numbers_of_micro_batches() -> None:
 
 
 def test_a_number_of_stages_among_the_options_is_the_only_one() -> None:
-    options = sbp.Options(pipeline=sbp.PipelineOptions(stages=2, schedule="gpipe"))
+    options = sbp.Options(pipeline=PipelineOptions(stages=2, schedule="gpipe"))
     found = sbp.search(in_parts(4), 4, axes=2, options=options)(*PARTS_ARGS)
     assert [row.stages for row in found.rows if row.plan is not None] == [2]
 

@@ -18,6 +18,7 @@ from sbp import AUTO, B, S
 from sbp.__main__ import main
 from sbp.errors import ArgumentError
 from sbp.passes.look.source import ProgramSource
+from sbp.shards import bind, on_shards
 from tests.golden import two_layers
 from tests.models import test_recommenders as recommenders
 from tests.runtime import test_control_flow as loops
@@ -215,10 +216,10 @@ def test_a_plan_from_a_file_has_none(tmp_path: Path) -> None:
 
 def test_a_primitive_that_is_none() -> None:
     with pytest.raises(ArgumentError, match="such as 'integer_pow'"):
-        sbp.bind("integer_power", jnp.ones(2), y=3)
+        bind("integer_power", jnp.ones(2), y=3)
 
 
 def test_shards_without_a_mesh() -> None:
     lies = ((8,), [S(0)])
     with pytest.raises(ArgumentError, match=r"legal  a call inside jax\.shard_map"):
-        sbp.on_shards("cumsum", jnp.ones(8), takes=[lies], gives=[lies], axis=0, reverse=False)
+        on_shards("cumsum", jnp.ones(8), takes=[lies], gives=[lies], axis=0, reverse=False)

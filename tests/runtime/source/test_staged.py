@@ -14,6 +14,7 @@ from models import gpt
 from models.pipeline import Pipeline
 from sbp import S
 from sbp.errors import ArgumentError
+from sbp.options import PipelineOptions
 from sbp.passes.look.source import ProgramSource
 from sbp.runtime.source.wrapped import WIDTH
 from tests.golden import two_stages
@@ -29,7 +30,7 @@ QUICK = {"interleaved": ("interleaved",), "V of 2": ("zb-v",)}
 
 def staged(schedule: str) -> ProgramSource:
     """That of two stages and four micro-batches."""
-    options = sbp.Options(pipeline=sbp.PipelineOptions(schedule=schedule))
+    options = sbp.Options(pipeline=PipelineOptions(schedule=schedule))
     found: ProgramSource = checked(
         two_stages.step,
         two_stages.values(),
@@ -78,7 +79,7 @@ def test_halves_of_a_backward_pass() -> None:
 @pytest.mark.parametrize(("name", "schedule"), marked(PAIRS, QUICK))
 def test_of_every_kind_of_pipeline(name: str, schedule: str) -> None:
     case = CASES[name]()
-    options = sbp.Options(pipeline=sbp.PipelineOptions(schedule=schedule))
+    options = sbp.Options(pipeline=PipelineOptions(schedule=schedule))
     donated: dict[str, Any] = {"donate_argnums": (0,) if case.donate else ()}
     asked = {"in_sbp": case.signatures, "options": options, **donated}
     source = checked(case.step, case.args, case.whole, close=1e-5, **asked)
@@ -96,7 +97,7 @@ def test_a_gpt_in_two_stages_is_of_a_reader_s_length() -> None:
     tokens = jax.random.randint(jax.random.key(1), (16, 9), 0, 32)
     args = params, optimizer.init(params), tokens, jax.random.key(2)
     step = gpt.make_train_step(config, optimizer, pipeline)
-    options = sbp.Options(pipeline=sbp.PipelineOptions(schedule="1f1b"))
+    options = sbp.Options(pipeline=PipelineOptions(schedule="1f1b"))
     source = checked(step, args, whole, options=options, close=1e-5)
     lines = source.text.splitlines()
     assert len(lines) <= 1300 and max(map(len, lines)) <= WIDTH
@@ -153,7 +154,7 @@ def test_a_plan_that_was_asked_otherwise_has_one() -> None:
 
 def test_stages_of_a_scan_have_theirs() -> None:
     whole = sbp.placement("cpu", shape=(2, 2), axes=("stage", "data"))
-    options = sbp.Options(pipeline=sbp.PipelineOptions(stages=2))
+    options = sbp.Options(pipeline=PipelineOptions(stages=2))
     plan = sbp.compile(step_of(), whole, options=options).plan(*arguments())
     with pytest.raises(
         ArgumentError, match=r"try    plan\.stages\[0\]\.source\(\), and print\(plan\.schedule\)"

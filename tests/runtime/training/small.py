@@ -46,12 +46,12 @@ def poison_at(*steps: int) -> Any:
     return batches
 
 
-def fitted(batches: Any = batch_of, steps: int = 8, **given: Any) -> sbp.FitResult:
+def fitted(batches: Any = batch_of, steps: int = 8, **given: Any) -> sbp.training.FitResult:
     """A run of the small program."""
     return sbp.fit(program(), start(), batches, **{"steps": steps, "progress": False, **given})
 
 
-def losses(done: sbp.FitResult) -> list[float]:
+def losses(done: sbp.training.FitResult) -> list[float]:
     """The losses of the steps of a run."""
     return [row["loss"] for row in done.history]
 

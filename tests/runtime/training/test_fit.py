@@ -46,7 +46,7 @@ def curve(program: Any) -> list[float]:
     return losses
 
 
-def losses_of(done: sbp.FitResult) -> list[float]:
+def losses_of(done: sbp.training.FitResult) -> list[float]:
     return [row["loss"] for row in done.history]
 
 

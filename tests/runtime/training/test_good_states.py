@@ -16,8 +16,8 @@ from sbp.runtime.storage import files
 from tests.runtime.training import small
 from tests.runtime.training.small import batch_of, cut, damage, fitted, losses, poison_at, steps_in
 
-GO_BACK = sbp.NonFinitePolicy(max_rollbacks=3)
-SKIP = sbp.NonFinitePolicy(max_rollbacks=3, skip_batch=True)
+GO_BACK = sbp.training.NonFinitePolicy(max_rollbacks=3)
+SKIP = sbp.training.NonFinitePolicy(max_rollbacks=3, skip_batch=True)
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +87,7 @@ def test_a_batch_that_is_bad_again_ends_it_if_it_may_not(tmp_path: Path) -> None
 
 
 def test_it_goes_back_at_most_so_often(tmp_path: Path) -> None:
-    policy = sbp.NonFinitePolicy(max_rollbacks=2, skip_batch=True)
+    policy = sbp.training.NonFinitePolicy(max_rollbacks=2, skip_batch=True)
     with pytest.raises(NonFiniteError, match="step 7"):
         fitted(poison_at(5, 7), checkpoint=tmp_path, save_every=1, on_nonfinite=policy)
     assert steps_in(tmp_path)[-1] == 6
@@ -114,7 +114,7 @@ def test_leaves_may_be_exempt(tmp_path: Path) -> None:
     batches = [np.ones(2, np.float32)] * 3
     with pytest.raises(NonFiniteError, match=r"\[1\] \(inf\)"):
         sbp.fit(step, state, batches, checkpoint=tmp_path / "a", **run)
-    policy = sbp.NonFinitePolicy(exempt=("1", "1/*"))
+    policy = sbp.training.NonFinitePolicy(exempt=("1", "1/*"))
     for steps in (2, 3):
         run = {"steps": steps, "progress": False, "on_nonfinite": policy}
         done = sbp.fit(step, state, batches, checkpoint=tmp_path / "b", **run)
@@ -244,4 +244,4 @@ def test_arguments_that_do_not_go_together(given: dict[str, Any], said: str) -> 
 
 def test_a_negative_number_of_times() -> None:
     with pytest.raises(ArgumentError, match="0 stops the run at once"):
-        sbp.NonFinitePolicy(max_rollbacks=-1)
+        sbp.training.NonFinitePolicy(max_rollbacks=-1)

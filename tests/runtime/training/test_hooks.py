@@ -65,7 +65,7 @@ def test_it_goes_back_with_the_state(tmp_path: Path) -> None:
             return np.full(small.SIZE, np.nan, np.float32)
         return batch_of(i)
 
-    policy = sbp.NonFinitePolicy(max_rollbacks=1)
+    policy = sbp.training.NonFinitePolicy(max_rollbacks=1)
     fitted(batches, checkpoint=tmp_path, save_every=2, extra=kept, on_nonfinite=policy)
     assert kept["counter"].count == 8
 

@@ -1,0 +1,34 @@
+"""The names of `import sbp`: few, each found, and those that have gone say where they are."""
+
+import importlib
+
+import pytest
+
+import sbp
+
+# Names that programs are written against.
+CONTRACT = set(
+    "S B P AUTO placement Placement annotate on compile Program Plan load_plan Collective verify "
+    "register_rule Options save restore fit constrain InternalError microbatch rows embedding".split()
+)
+
+
+def test_there_are_at_most_thirty() -> None:
+    assert len(sbp.__all__) == len({*sbp.__all__}) <= 30
+    assert {*sbp.__all__} >= CONTRACT
+    assert all(getattr(sbp, name) is not None for name in sbp.__all__)
+
+
+@pytest.mark.parametrize("name", sbp._MOVED)
+def test_a_name_that_has_moved_says_where_it_is(name: str) -> None:
+    new = sbp._MOVED[name]
+    with pytest.raises(AttributeError, match=rf"module 'sbp' has no attribute '{name}'; it is {new}$"):
+        getattr(sbp, name)
+    first, *path = new.removeprefix("sbp.").split(".")
+    found = getattr(sbp, first) if first in sbp._MODULES else importlib.import_module(new.rpartition(".")[0])
+    assert getattr(found, path[-1]) is not None
+
+
+def test_what_is_no_name_is_refused() -> None:
+    with pytest.raises(AttributeError, match=r"module 'sbp' has no attribute 'nothing'$"):
+        sbp.nothing  # noqa: B018
