@@ -40,15 +40,14 @@ MOST_SCALARS = 4
 
 
 def is_leaf(x: Prefix) -> bool:
-    """Whether part of a signature tree is one tensor's signature; a named tuple is a container.
+    """Whether part of a signature tree is one tensor's signature; a tuple is always a container.
 
-    >>> is_leaf([Split(0), B]), is_leaf([[Split(0), B]]), is_leaf(())
+    >>> is_leaf([Split(0), B]), is_leaf((Split(0), B)), is_leaf([[Split(0), B]])
     (True, False, False)
     """
     if x is None or x is AUTO or is_signature(x) or isinstance(x, PartitionSpec | NamedSharding):
         return True
-    plain = isinstance(x, list | tuple) and not hasattr(x, "_fields")
-    return plain and len(x) > 0 and all(map(is_signature, x))
+    return isinstance(x, list) and len(x) > 0 and all(map(is_signature, x))
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +131,8 @@ def _spread(prefix: Prefix, tree: PyTree, where: str, out: list[_Given], axes: i
     ours, theirs = _children(prefix), _children(tree)
     no_container = ours is None or theirs is None or len(ours) != len(theirs)
     near = meant(prefix) if no_container or _nearly_one(prefix, axes) else None
+    if theirs is None and type(prefix) is tuple and prefix and all(map(is_signature, prefix)):
+        near = "a tuple is a container, with an entry per tensor; a list is a signature", format_sbp(prefix)
     if ours is None or near is not None:
         out.extend([_Given(AUTO)] * n_leaves)
         yield _not_a_signature(prefix, where, near)
@@ -273,7 +274,7 @@ def check_fit(
     axes = ", ".join(placement.axes)
     if len(nd) != placement.ndim:
         per_argument = (
-            f"for one signature per argument write ({', '.join(f'[{s}]' for s in nd)})"
+            f"for one signature per argument write a tuple: ({', '.join(map(str, nd))})"
             if placement.ndim == 1 and len(nd) > 1
             else f"for example {format_sbp([*nd, *[B] * placement.ndim][: placement.ndim])}"
         )

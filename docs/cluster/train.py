@@ -27,7 +27,7 @@ args = options.parse_args()
 
 index = int(os.environ["JOB_COMPLETION_INDEX"]) if args.coordinator else None
 # One process has all GPUs of its host.
-sbp.initialize(args.coordinator, args.processes, index, local_devices=range(8))
+sbp.initialize(args.coordinator, args.processes, index, local_device_ids=range(8))
 
 optimizer = optax.adam(1e-2)
 

@@ -15,7 +15,7 @@ from sbp.errors import Problem, ProcessError
 from sbp.runtime.processes.messages import nobody_answers, not_all_have_come
 
 LOG = logging.getLogger("sbp")
-MOST_SECONDS = 300.0
+MOST_SECONDS = 300
 """What all processes have to come in."""
 SAID_AGAIN_SECONDS = 30.0
 CONNECT_SECONDS = 5.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 
@@ -20,41 +21,46 @@ saying: JAX has a thread for it."""
 
 
 def initialize(
-    coordinator: str | None = None,
-    processes: int | None = None,
-    index: int | None = None,
+    coordinator_address: str | None = None,
+    num_processes: int | None = None,
+    process_id: int | None = None,
+    local_device_ids: int | Sequence[int] | None = None,
     *,
-    local_devices: Sequence[int] | None = None,
-    heartbeat_seconds: int = HEARTBEAT_SECONDS,
+    initialization_timeout: int = MOST_SECONDS,
+    heartbeat_timeout_seconds: int = HEARTBEAT_SECONDS,
+    **more: Any,
 ) -> None:
-    """Joins the processes of one program: `jax.distributed.initialize`, with what one wants of it here.
+    """Joins the processes of one program, as `jax.distributed.initialize` does, whose arguments it takes.
 
     Call it before JAX is asked for devices. Who meets where need not be said under SLURM, Open MPI and on
     Cloud TPU, which JAX recognises by itself. CPU devices of several processes talk through gloo, at the
     address from which a process reaches process 0. A process that raises ends the others, which say so; one
-    that is not heard is named before JAX ends them; and one that waits for others to join says for whom, and
-    ends after five minutes.
+    that is not heard is named before JAX ends them; and one that waits for others to join says for whom.
 
     Arguments:
-      coordinator: "host:port" of process 0, where all meet.
-      processes: how many there are.
-      index: of this one, from 0.
-      local_devices: the GPUs of this process, by their numbers on its host. None: all of them; but under
+      coordinator_address: "host:port" of process 0, where all meet.
+      num_processes: how many there are.
+      process_id: of this one, from 0.
+      local_device_ids: the GPUs of this process, by their numbers on its host. None: all of them; but under
         SLURM and Open MPI, where JAX expects a process per GPU, the one with its local rank's number.
-      heartbeat_seconds: after which a process that says nothing is taken for dead, and the others end.
+      initialization_timeout: seconds after which a process ends that still waits for others to join.
+      heartbeat_timeout_seconds: after which a process that says nothing is taken for dead; the others end.
+      more: for `jax.distributed.initialize`, such as `coordinator_bind_address`.
 
     Raises:
       ValueError: of JAX, where it finds neither arguments nor a cluster that says them.
     """
     set_jax("jax_cpu_collectives_implementation", "gloo")
-    with joining(lambda: (own_index(), how_many(), coordinator_of_all())):
+    ids = local_device_ids
+    with joining(lambda: (own_index(), how_many(), coordinator_of_all()), initialization_timeout):
         jax.distributed.initialize(
-            coordinator,
-            processes,
-            index,
-            None if local_devices is None else [*local_devices],
-            initialization_timeout=2 * int(MOST_SECONDS),  # later than what says why
-            heartbeat_timeout_seconds=heartbeat_seconds,
+            coordinator_address,
+            num_processes,
+            process_id,
+            ids if ids is None or isinstance(ids, int) else [*ids],
+            initialization_timeout=2 * initialization_timeout,  # later than what says why
+            heartbeat_timeout_seconds=heartbeat_timeout_seconds,
+            **more,
         )
     found = board()
     if found is not None:
@@ -62,4 +68,4 @@ def initialize(
         address = own_address(found, mine, how_many(), where)
         if address is not None:
             set_own_address(address)
-        watch(found, mine, Silence(found, mine, where, heartbeat_seconds))
+        watch(found, mine, Silence(found, mine, where, heartbeat_timeout_seconds))

@@ -1,7 +1,9 @@
 """The names of `import sbp`: few, each found, and those that have gone say where they are."""
 
 import importlib
+import inspect
 
+import jax
 import pytest
 
 import sbp
@@ -32,3 +34,9 @@ def test_a_name_that_has_moved_says_where_it_is(name: str) -> None:
 def test_what_is_no_name_is_refused() -> None:
     with pytest.raises(AttributeError, match=r"module 'sbp' has no attribute 'nothing'$"):
         sbp.nothing  # noqa: B018
+
+
+def test_processes_join_with_the_arguments_of_jax() -> None:
+    ours = [*inspect.signature(sbp.initialize).parameters]
+    theirs = [*inspect.signature(jax.distributed.initialize).parameters]
+    assert ours[:4] == theirs[:4] and {*ours[:-1]} <= {*theirs} and ours[-1] == "more"

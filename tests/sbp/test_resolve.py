@@ -50,7 +50,6 @@ def problems(prefix: Any, tree: Any = MATRIX, where: Any = GRID) -> list[Problem
 
 LEAVES = {
     "list": ([S(0), B], (S(0), B)),
-    "tuple": ((S(0), S(1)), (S(0), S(1))),
     "negative dim": ([B, S(-1)], (B, S(1))),
     "nested split": ([S(1), S(1)], (S(1), S(1))),
     "spec": (Spec("data"), (S(0), B)),
@@ -74,10 +73,23 @@ def test_every_form_of_a_leaf(form: str) -> None:
 
 def test_a_bare_signature_on_one_axis() -> None:
     assert signatures(S(1), MATRIX, LINE) == [(S(1),)]
-    assert signatures((S(0),), (MATRIX, MATRIX), LINE) == [(S(0),), (S(0),)]
+    assert signatures([S(0)], (MATRIX, MATRIX), LINE) == [(S(0),), (S(0),)]
     assert signatures(([S(0)], [B]), (MATRIX, MATRIX), LINE) == [(S(0),), (B,)]
-    (longer, _) = problems((S(0), B), (MATRIX, MATRIX), LINE)
-    assert longer.fix == "for one signature per argument write ([S(0)], [B])"
+    assert signatures((S(0), B), (MATRIX, MATRIX), LINE) == [(S(0),), (B,)]
+    (longer, _) = problems([S(0), B], (MATRIX, MATRIX), LINE)
+    assert longer.fix == "for one signature per argument write a tuple: (S(0), B)"
+
+
+def test_a_tuple_is_always_a_container() -> None:
+    """Of bare signatures, which on several axes are an error that says what to write; for one tensor, too."""
+    first, second = problems((S(0), B), (MATRIX, MATRIX))
+    assert (first.got, second.got) == ("[S(0)]: 1 signature", "[B]: 1 signature")
+    assert (first.fix, second.fix) == ("for example [S(0), B]", "for example [B, B]")
+    (one,) = problems(((S(0), B), AUTO), (MATRIX, MATRIX))
+    assert (one.why, one.fix) == (
+        "a tuple is a container, with an entry per tensor; a list is a signature",
+        "[S(0), B]",
+    )
 
 
 def test_a_placement_without_devices_takes_abstract_shardings() -> None:
@@ -104,7 +116,7 @@ def test_a_named_tuple_of_bare_signatures_is_a_container() -> None:
 
 def test_a_list_may_stand_for_a_tuple() -> None:
     assert signatures([[S(0), B], AUTO], (MATRIX, MATRIX)) == [(S(0), B), None]
-    assert signatures(((S(0), B), AUTO), [MATRIX, MATRIX]) == [(S(0), B), None]
+    assert signatures(([S(0), B], AUTO), [MATRIX, MATRIX]) == [(S(0), B), None]
 
 
 def test_empty_containers() -> None:

@@ -201,7 +201,7 @@ def test_a_launch_hands_on_what_processes_say(tmp_path: Path) -> None:
 
 JOB = """
 import jax, sbp
-sbp.initialize(local_devices=range(8))
+sbp.initialize(local_device_ids=range(8))
 print(jax.process_index(), jax.process_count(), jax.config.read("jax_cuda_visible_devices"))
 """
 
