@@ -13,7 +13,7 @@ from jax import lax
 
 import sbp
 from sbp import B, P, S
-from sbp.signature import NdSbp, format_sbp
+from sbp.signature import Signature, format_sbp
 from tests.conformance.random_holes import SIZES, Draw, Pick
 from tests.conformance.random_ops import FAMILIES, Op, Value
 
@@ -39,7 +39,7 @@ class Input:
     at: int
     shape: tuple[int, ...]
     dtype: str
-    sbp: NdSbp | None
+    sbp: list[Signature] | None
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Program:
     grad: bool
     inputs: tuple[Input, ...]
     lines: tuple[Line, ...]
-    outs: tuple[tuple[int, NdSbp | None], ...]
+    outs: tuple[tuple[int, list[Signature] | None], ...]
 
     @property
     def source(self) -> str:
@@ -104,7 +104,7 @@ class Program:
         )
 
 
-def _said(nd: NdSbp | None) -> str:
+def _said(nd: list[Signature] | None) -> str:
     return "None" if nd is None else format_sbp(nd)
 
 
@@ -157,11 +157,10 @@ def function(program: Program) -> Callable[..., Any]:
     return with_gradients(f, program.wrt) if program.wrt else f
 
 
-def signature(pick: Pick, ndim: int, axes: int, extra: Sequence[Any] = ()) -> NdSbp:
+def signature(pick: Pick, ndim: int, axes: int, extra: Sequence[Any] = ()) -> list[Signature]:
     """Any legal signature, uneven splits and splits of one dim by several axes included."""
     one_d = [B, *extra, *(S(d) for d in range(ndim)), *(S(d) for d in range(ndim))]
-    nd = [pick(one_d) for _ in range(axes)]
-    return tuple(nd)
+    return [pick(one_d) for _ in range(axes)]
 
 
 def _inputs(pick: Pick, axes: int, grad: bool) -> list[Input]:

@@ -62,7 +62,7 @@ SMALL = Program(
     grid=[1, 0],
     splitting=True,
     grad=False,
-    inputs=(Input(0, (4, 6), "float32", (S(0),)), Input(1, (4, 6), "float32", None)),
+    inputs=(Input(0, (4, 6), "float32", [S(0)]), Input(1, (4, 6), "float32", None)),
     lines=(
         Line(2, "v0 * 2", (0,), floats(0.0)),
         Line(3, "sbp.annotate(v2, [S(1)])", (2,), floats(0.0)),
@@ -70,7 +70,7 @@ SMALL = Program(
         Line(5, "v4 + v1", (4, 1), floats(1e-4)),
         Line(6, "jnp.flip(v0, 0)", (0,), floats(0.0)),
     ),
-    outs=((5, (B,)), (6, None)),
+    outs=((5, [B]), (6, None)),
 )
 
 
@@ -87,15 +87,15 @@ def scaled_rows() -> Program:
         splitting=False,
         grad=False,
         inputs=(
-            Input(0, table.shape, table.dtype, (S(0),)),
-            Input(1, (3,), "int32", (B,)),
-            Input(2, small.shape, small.dtype, (B,)),
+            Input(0, table.shape, table.dtype, [S(0)]),
+            Input(1, (3,), "int32", [B]),
+            Input(2, small.shape, small.dtype, [B]),
         ),
         lines=(
             Line(3, 'jnp.take(v0, v1, 0, mode="clip")', (0, 1), small),
             Line(4, "jnp.sum((v3 * v2).reshape(3, -1, 2), 2)", (3, 2), replace(small, shape=(3, 16))),
         ),
-        outs=((4, (B,)),),
+        outs=((4, [B]),),
     )
 
 

@@ -106,8 +106,8 @@ def test_tables_by_rows_are_exchanges_by_name() -> None:
     params = jax.jit(learner.init)(jax.random.key(0))
     args = params, jax.jit(learner.init_state)(params), recommenders.batch(0)
     source = checked(learner.step, args, on, in_sbp=learner.in_sbp(on, "rows"))
-    assert re.search(r'sbp\.on_shards\(\s*"sbp_lookup', source.text)
-    assert re.search(r'sbp\.on_shards\(\s*"sbp_update_rows"', source.text)
+    assert re.search(r'sbp\.shards\.on_shards\(\s*"sbp_lookup', source.text)
+    assert re.search(r'sbp\.shards\.on_shards\(\s*"sbp_update_rows"', source.text)
 
 
 @pytest.mark.some(6, "whiles-auto")
@@ -149,7 +149,7 @@ def test_long_bodies_are_called_by_name() -> None:
     on = sbp.placement("cpu", shape=(4,))
     source = checked(fn, args, on, in_sbp=([S(1)], [S(1)], [B]), options=sbp.Options(hardware=SPLITTING))
     for op in ("reduce_window_sum", "random_bits", "cumsum"):
-        assert re.search(rf'sbp\.on_shards\(\s*"{op}"', source.text)
+        assert re.search(rf'sbp\.shards\.on_shards\(\s*"{op}"', source.text)
 
 
 def test_what_no_text_can_say_is_given() -> None:
