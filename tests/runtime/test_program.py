@@ -20,7 +20,6 @@ import sbp
 from sbp import AUTO, B, S
 from sbp.compat import is_key
 from sbp.errors import DonationError, SbpError
-from sbp.signature import NdSbp
 
 GRID = sbp.placement("cpu", shape=(2, 4))
 LINE = sbp.placement("cpu", shape=(8,))
@@ -319,10 +318,9 @@ def test_a_plan_is_taken_over(tmp_path: Any) -> None:
     again = sbp.compile(train_step, LINE, options=options)
     found = again.plan(params, state, BATCH)
     assert (found.in_sbp, found.out_sbp) == (made.in_sbp, made.out_sbp)
-    own: NdSbp = (S(0),)
-    pinned = sbp.compile(train_step, LINE, in_sbp=({"w": own, "b": None}, None, None), options=options)
+    pinned = sbp.compile(train_step, LINE, in_sbp=({"w": [S(0)], "b": None}, None, None), options=options)
     plan = pinned.plan(params, state, BATCH)
-    assert dict(zip(plan.in_paths, plan.in_sbp, strict=True))["params['w']"] == own
+    assert dict(zip(plan.in_paths, plan.in_sbp, strict=True))["params['w']"] == (S(0),)
 
 
 def test_the_memory_limit_names_what_is_largest() -> None:
