@@ -35,7 +35,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 import sbp
-from sbp.runtime.checkpoint.checksums import checksum
+from sbp.runtime.arrays.checksums import checksum
 
 EVERY = 5
 LEAVES = 16

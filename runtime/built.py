@@ -20,13 +20,13 @@ from sbp.passes.face import Plan
 from sbp.passes.physical.evaluate import Evaluator
 from sbp.passes.program.trace import Traced
 from sbp.passes.request import Request
-from sbp.runtime import nonfinite
 from sbp.runtime.builds import locked_property
 from sbp.runtime.cache_folder import Cache, caching
-from sbp.runtime.checked import Lookout
 from sbp.runtime.counts import Counting
 from sbp.runtime.donation import LeafSharding, Owners, distinct, layouts_of, own_copy
 from sbp.runtime.lower import NO_MARKS, DeviceMesh, Jitted, Title, lower, shardings
+from sbp.runtime.nan_checks import findings
+from sbp.runtime.nan_checks.probe import Lookout
 from sbp.runtime.processes.alike import Alike
 from sbp.runtime.processes.here import moved_to, takes_part
 from sbp.runtime.processes.history import Shared
@@ -147,7 +147,7 @@ class Built:
         physical, watch = self.plan.physical, self.watch
         assert physical is not None and watch is not None
         paths = self.traced.in_paths, self.traced.out_paths
-        nonfinite.look(flags, watch, physical, paths, self.plan.name)
+        findings.look(flags, watch, physical, paths, self.plan.name)
 
     @property
     def ends(self) -> tuple[list[jax.ShapeDtypeStruct], list[jax.ShapeDtypeStruct]]:

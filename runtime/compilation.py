@@ -16,13 +16,14 @@ from sbp.options import Options
 from sbp.passes.program.equal import is_same_program
 from sbp.placement import Placement, as_placement
 from sbp.rules import REGISTRY
-from sbp.runtime import arguments, modules, nonfinite
+from sbp.runtime import arguments, modules
 from sbp.runtime.builds import Builds, BuildSlot
 from sbp.runtime.built import Built
 from sbp.runtime.call import Call, Parameters
 from sbp.runtime.donation import Owners, layouts_of
 from sbp.runtime.given import given
 from sbp.runtime.misused import not_planned
+from sbp.runtime.nan_checks import findings
 from sbp.runtime.pipeline.program import BuiltPipeline
 from sbp.runtime.reading import Reading, build, read
 from sbp.runtime.said import Shapes, said, why_built
@@ -91,7 +92,7 @@ class Compilation(Generic[P, R]):
 
     def _settings(self) -> Hashable:
         """What a build depends on besides arguments: JAX's settings, and the rules."""
-        return (*trace_context(), REGISTRY.version, nonfinite.refused_by(self.options))
+        return (*trace_context(), REGISTRY.version, findings.refused_by(self.options))
 
     def _mesh(self, leaves: Sequence[Leaf]) -> Hashable:
         """What a trace depends on besides: the user's mesh, with the types that it gives to arguments."""

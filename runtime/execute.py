@@ -17,7 +17,7 @@ from sbp.passes.explain.fault import public
 from sbp.passes.face import PipelinePlan, Plan
 from sbp.passes.look.source import ProgramSource
 from sbp.placement import Placement
-from sbp.runtime import arguments, nonfinite
+from sbp.runtime import arguments
 from sbp.runtime.call import Call, parameters
 from sbp.runtime.compilation import Compilation, P, R
 from sbp.runtime.counts import KeyCount
@@ -25,6 +25,7 @@ from sbp.runtime.elsewhere import domain_devices, lowered_for, report_of_stages
 from sbp.runtime.exhausted import check_memory, memory_explained
 from sbp.runtime.measured.profile import Profile
 from sbp.runtime.misused import for_one_process, not_planned
+from sbp.runtime.nan_checks import findings
 from sbp.runtime.pipeline.profile import measure
 from sbp.runtime.pipeline.program import BuiltPipeline, many_programs
 from sbp.runtime.processes.parts import with_own_rows
@@ -56,7 +57,7 @@ class Program(Compilation[P, R]):
         built = self._to_run(call)
         try:
             run: Callable[..., R] = built.run
-            if any(map(setting, nonfinite.SETTINGS)):  # JAX would look for itself, and know no line
+            if any(map(setting, findings.SETTINGS)):  # JAX would look for itself, and know no line
                 with jax.debug_nans(False), jax.debug_infs(False):
                     return run(call.leaves)
             return run(call.leaves)

@@ -33,7 +33,7 @@ from sbp.runtime.built import Built
 from sbp.runtime.cache_folder import cache_of
 from sbp.runtime.call import Call, Parameters
 from sbp.runtime.given import Given, given
-from sbp.runtime.nonfinite import watch_of
+from sbp.runtime.nan_checks.findings import watch_of
 from sbp.runtime.options import terms_of
 from sbp.runtime.pipeline.build import build_pipeline, is_pipeline
 from sbp.runtime.pipeline.program import BuiltPipeline

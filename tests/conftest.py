@@ -76,7 +76,7 @@ QUICK = (
 LINES = (
     *("conformance", "ecosystem", "errors", "golden", "passes/program", "rules", "runtime/source", "talk"),
     *("runtime/test_calls.py", "runtime/test_control_flow.py", "runtime/test_conversions.py"),
-    *("runtime/test_donation.py", "runtime/test_names.py", "runtime/test_nonfinite.py"),
+    *("runtime/test_donation.py", "runtime/test_names.py", "runtime/nan_checks/test_findings.py"),
     *("runtime/test_program.py", "runtime/test_start.py", "sbp/test_checker.py", "sbp/test_batching.py"),
 )
 

@@ -7,7 +7,6 @@ it is, text and all.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -105,8 +104,3 @@ def flowed(widths: Sequence[float], room: float, gap: float) -> Iterator[tuple[f
             x, line = 0.0, line + 1
         yield x, line
         x += width + gap
-
-
-def colours_of(svg: str) -> set[str]:
-    """The colours that a picture has as attributes."""
-    return set(re.findall(r'(?:fill|stroke)="(#[0-9a-f]{6})"', svg))

@@ -1,7 +1,7 @@
 """A folder of checkpoints: saved by all processes while training goes on, restored under any placement.
 
 orbax writes and reads the arrays. What makes a step count, who may write, what is good, what may be deleted
-and what is checked is ours: see `writer`, `lease`, `inspection`, `steps` and `reader`.
+and what is checked is ours: see `writer`, `steps` and `reader` here, and the folders `storage` and `arrays`.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ import jax
 
 from sbp.errors import ArgumentError, CheckpointError, DamagedCheckpointError
 from sbp.passes.explain.fault import public
-from sbp.runtime.checkpoint import extras, messages, steps
-from sbp.runtime.checkpoint.agreement import agreed
-from sbp.runtime.checkpoint.inspection import Traits, traits_of, verdict
-from sbp.runtime.checkpoint.manifest import LeafRecord, Manifest, decoded
-from sbp.runtime.checkpoint.reader import check_arrays, check_files, check_sizes, read_arrays, read_extra
-from sbp.runtime.checkpoint.selection import Selection, selection
-from sbp.runtime.checkpoint.state import as_asked, leaves_of, plain, plain_like
+from sbp.runtime.arrays.selection import Selection, selection
+from sbp.runtime.arrays.state import LeafRecord, as_asked, leaves_of, plain, plain_like
+from sbp.runtime.checkpoint import messages, steps
+from sbp.runtime.checkpoint.manifest import Manifest, decoded
+from sbp.runtime.checkpoint.reader import check_arrays, check_files, check_sizes, read, read_extra
 from sbp.runtime.checkpoint.writer import Save, SaveSpec, make_data_folder
+from sbp.runtime.nan_checks.states import Traits, first_not_finite, traits_of, verdict, zeroed
 from sbp.runtime.pipeline.ways import Ways
 from sbp.runtime.processes.job import job_name
 from sbp.runtime.processes.team import team
-from sbp.runtime.storage import files, lease
+from sbp.runtime.storage import extras, files, lease
+from sbp.runtime.storage.agreement import agreed
 from sbp.runtime.storage.libraries import orbax
 from sbp.untyped import DType, PyTree
 
@@ -232,7 +232,7 @@ class Checkpoints:
             found = self._agreed_step(step, damaged)
             try:
                 manifest = self._agreed_manifest(found)
-                wanted = selection(steps.step_path(self.path, found), manifest, like, only, dtype)
+                wanted = selection(steps.step_path(self.path, found), manifest.leaves, like, only, dtype)
                 state = self._read(manifest, wanted, check)
             except DamagedCheckpointError as e:
                 damaged.append(found)
@@ -327,12 +327,12 @@ class Checkpoints:
         where = f"step {step}"
         if self._good is None:
             if wrong := [p for p, _ in verdict(state, traits, {}, exempt).bad]:
-                LOG.warning("%s", messages.first_not_finite(where, wrong))
+                LOG.warning("%s", first_not_finite(where, wrong))
             return traits
         found = verdict(state, traits, self._good, exempt)
         found.enforce(where)
         if found.zeroed and jax.process_index() == 0:
-            LOG.warning("%s", messages.zeroed(where, found.zeroed))
+            LOG.warning("%s", zeroed(where, found.zeroed))
         return traits
 
     # -- inside: restoring
@@ -369,15 +369,15 @@ class Checkpoints:
         if check and manifest.files is not None:
             check_files(path, manifest, others)
         abstract = jax.tree.map(plain_like, wanted.asked)
-        read = list[PyTree]()
+        found = list[PyTree]()
 
         def action() -> None:
-            read.append(read_arrays(path, manifest, abstract, wanted.keys, others))
+            found.append(read(path, manifest, abstract, wanted.keys, others))
 
         agreed(f"read {path.name}", path, action)
         if check and manifest.files is None:
-            check_arrays(path, wanted.records, read[0], others)
-        state = jax.tree.map(lambda x, like: as_asked(x, like, self._ways), read[0], wanted.asked)
+            check_arrays(path, wanted.records, found[0], others)
+        state = jax.tree.map(lambda x, like: as_asked(x, like, self._ways), found[0], wanted.asked)
         return wanted.converted(state)
 
     def _vanished(self, step: int | None, found: int) -> None:

@@ -13,31 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sbp.errors import CheckpointError, DamagedCheckpointError
+from sbp.runtime.arrays.state import LeafRecord
 from sbp.runtime.checkpoint import messages
 from sbp.runtime.storage.files import Path
 from sbp.version import VERSION as LIBRARY
 
 FORMAT, VERSION = "sbp-checkpoint", 2
 MANIFEST = "sbp_manifest.json"
-NAN, INFINITE, ZERO = "nan", "inf", "zero"
-"""What is said of a leaf: it has elements that are NaN, or infinite; or all are zero."""
-
-
-@dataclass(frozen=True)
-class LeafRecord:
-    """One leaf of a saved state.
-
-    Arguments:
-      path: in the state, such as "['w']".
-      type: dtype and shape, such as "float32[64, 256]".
-      checksum: of its elements, see `checksums`; None where version 1 has written the step.
-      traits: some of `NAN`, `INFINITE` and `ZERO`.
-    """
-
-    path: str
-    type: str
-    checksum: int | None = None
-    traits: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

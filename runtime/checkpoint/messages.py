@@ -8,21 +8,11 @@ from typing import Any
 from sbp.errors import Problem
 from sbp.runtime.storage.messages import problem
 
-MOST_SHOWN = 4
-
 
 def keep(name: str, count: int) -> Problem:
     """A number of steps to keep that is none."""
     why = "the last step must stay"
     return Problem("argument", f"Checkpoints({name}=...)", str(count), "1 or more", why, f"{name}=3")
-
-
-def no_array(leaf: str, got: str) -> Problem:
-    """A leaf of a state that is no array."""
-    legal = "arrays of numbers, of truth values or of keys, and numbers of at most 64 bits"
-    why = "a leaf is written as an array"
-    fix = "extra= takes it, if JSON can hold it: text, and the state of a NumPy generator"
-    return problem(f"state{leaf}", got, legal, why, fix)
 
 
 # -- one step
@@ -48,21 +38,6 @@ def none(path: object, step: int | None, steps: Sequence[int], abandoned: Sequen
     legal = f"one of {', '.join(map(str, steps))}" if steps else "a folder that something was saved to"
     why = "only what was written whole is restored"
     return problem(path, got, legal, why, "the folder that was given to save")
-
-
-def other_state(path: object, differs: Sequence[str]) -> Problem:
-    """A checkpoint of something else."""
-    more = f"; and {len(differs) - MOST_SHOWN} more" if len(differs) > MOST_SHOWN else ""
-    got = "; ".join(differs[:MOST_SHOWN]) + more
-    why = "a checkpoint is restored into a state of its own shape"
-    fix = "like=... of the model that was saved; only=... for a part of it, dtype=... for another precision"
-    return problem(path, got, "the leaves that were saved", why, fix)
-
-
-def no_part(path: object, keys: Sequence[object], tops: Sequence[str]) -> Problem:
-    """A part of a state that is not in it."""
-    why = "only= takes the key of a part, or a tuple of keys, outermost first"
-    return problem(path, f"only={tuple(keys)!r}", f"one of {', '.join(tops)}", why, "only=... one of these")
 
 
 def in_one_line(problem: Problem) -> str:
@@ -112,35 +87,6 @@ def not_listed(path: object, missing: Sequence[str]) -> Problem:
     """What another process has written, and process 0 does not see."""
     why = "the storage has not listed it in time"
     return problem(path, f"no {', '.join(missing)}", "what all processes have written", why, "to save again")
-
-
-def extra(where: str, got: str) -> Problem:
-    """Something beside the state that cannot be kept."""
-    legal = "dicts by strings, lists, numbers, strings, bytes, None, arrays and keys"
-    why = "what is kept beside the state is read without running code of it"
-    return problem(where, got, legal, why, "a tree of these; get_state() of an object")
-
-
-# -- good states
-
-
-def not_finite(where: str, bad: Sequence[tuple[str, str]]) -> Problem:
-    """A state that has become NaN or infinite."""
-    named = ", ".join(f"{path} ({what})" for path, what in bad[:MOST_SHOWN])
-    more = f" and {len(bad) - MOST_SHOWN} more" if len(bad) > MOST_SHOWN else ""
-    why = "every run that goes on from it is lost; it was not so in the last good step"
-    fix = "an older step; exempt=['opt_state/*'] for leaves that may be so"
-    return Problem("nonfinite", where, named + more, "leaves that are finite, as they were", why, fix)
-
-
-def first_not_finite(where: str, leaves: Sequence[str]) -> str:
-    """A warning: a first step that has leaves that are not finite."""
-    return f"{where}: {', '.join(leaves[:MOST_SHOWN])} not finite in the first step that is saved"
-
-
-def zeroed(where: str, leaves: Sequence[str]) -> str:
-    """A warning: parameters that have become zero."""
-    return f"{where}: all elements of {', '.join(leaves[:MOST_SHOWN])} have become zero"
 
 
 def set_aside(folder: object, gone: Sequence[int], step: int) -> str:

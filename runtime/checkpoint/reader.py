@@ -1,41 +1,27 @@
-"""Reading a step under any layout, and comparing what was read with the checksums of what was handed over."""
+"""Reading a step, and comparing what is there with its manifest."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import jax
-import numpy as np
-
 from sbp.errors import CheckpointError, DamagedCheckpointError
-from sbp.runtime.checkpoint import extras, messages
-from sbp.runtime.checkpoint.checksums import WORD, Box, box_of, checksum
-from sbp.runtime.checkpoint.manifest import LeafRecord, Manifest
+from sbp.runtime.arrays.reader import differing, is_damage, read_arrays
+from sbp.runtime.arrays.state import LeafRecord
+from sbp.runtime.checkpoint import messages
+from sbp.runtime.checkpoint.manifest import Manifest
 from sbp.runtime.checkpoint.steps import ARRAYS, EXTRA
 from sbp.runtime.processes.team import team
-from sbp.runtime.storage import files
+from sbp.runtime.storage import extras, files
 from sbp.runtime.storage.files import Path
-from sbp.runtime.storage.libraries import orbax
-from sbp.runtime.storage.messages import failed
-from sbp.untyped import Leaf, PyTree
-
-NO_DAMAGE = (
-    "PERMISSION_DENIED",
-    "UNAVAILABLE",
-    "DEADLINE_EXCEEDED",
-    "RESOURCE_EXHAUSTED",
-    "ABORTED",
-    "CANCELLED",
-)
-"""What TensorStore says where another try might succeed: the step may be intact."""
+from sbp.runtime.storage.messages import MOST_SHOWN, failed
+from sbp.untyped import PyTree
 
 
-def read_arrays(
+def read(
     path: Path, manifest: Manifest, abstract: PyTree, keys: Sequence[str | int], others: Sequence[int]
 ) -> PyTree:
-    """The arrays of a step, or of a part of it, as orbax reads them.
+    """The arrays of a step, or of a part of it.
 
     Arguments:
       path: of the step.
@@ -47,10 +33,9 @@ def read_arrays(
       DamagedCheckpointError: if the files are not what was written.
       CheckpointError: if they cannot be read.
     """
-    handler = orbax().PyTreeCheckpointHandler(enable_pinned_host_transfer=False)
     at = path if manifest.files is not None else path / manifest.data / ARRAYS
     try:
-        return _part_read(handler, at, abstract, keys) if keys else _restored(handler, at, abstract)
+        return read_arrays(at, abstract, keys)
     except Exception as e:
         if not is_damage(e):
             raise CheckpointError(failed(path, e)) from e
@@ -69,20 +54,8 @@ def check_arrays(path: Path, records: Sequence[LeafRecord], found: PyTree, other
     Raises:
       DamagedCheckpointError: naming the leaves that differ.
     """
-    leaves = jax.tree.leaves(found)
-    mine = {i: _sums(x) for i, x in enumerate(leaves)}
-    whole = {i for i, x in enumerate(leaves) if sum(map(_volume, mine[i])) == np.size(x)}
-    wrong = {i for i in whole if _total([mine[i]]) != records[i].checksum}
-    if (group := team()) is not None:
-        rest = {str(i): [[*box, s] for box, s in x.items()] for i, x in mine.items() if i not in whole}
-        every = group.gathered(f"checksums of {path.name}", {"wrong": sorted(wrong), "parts": rest})
-        wrong |= {i for one in every for i in one["wrong"]}
-        for i in {i for one in every for i in one["parts"]}:
-            held = [{_box(p): p[-1] for p in one["parts"].get(i, ())} for one in every]
-            wrong |= {int(i)} if _total(held) != records[int(i)].checksum else set()
-    if wrong:
-        named = ", ".join(records[i].path for i in sorted(wrong)[: messages.MOST_SHOWN])
-        what = f"{named} has other elements than were written"
+    if wrong := differing(path.name, records, found):
+        what = f"{', '.join(wrong[:MOST_SHOWN])} has other elements than were written"
         raise DamagedCheckpointError(messages.damaged(path, others, what))
 
 
@@ -97,7 +70,7 @@ def check_sizes(path: Path, manifest: Manifest, others: Sequence[int]) -> None:
     found = [(name, size, there.get(name, size)) for name, size in manifest.sizes.items()]
     found_wrong = [f"{name} has {now} bytes, not {size}" for name, size, now in found if now != size]
     if wrong := [*missing, *found_wrong]:
-        raise DamagedCheckpointError(messages.damaged(path, others, "; ".join(wrong[: messages.MOST_SHOWN])))
+        raise DamagedCheckpointError(messages.damaged(path, others, "; ".join(wrong[:MOST_SHOWN])))
 
 
 def check_files(path: Path, manifest: Manifest, others: Sequence[int]) -> None:
@@ -108,12 +81,12 @@ def check_files(path: Path, manifest: Manifest, others: Sequence[int]) -> None:
     """
     group = team()
     index, count = (0, 1) if group is None else (group.index, group.count)
-    files = sorted((manifest.files or {}).items())[index::count]
-    mine = [wrong for name, (size, digest) in files if (wrong := _damage(path / name, name, size, digest))]
+    every_file = sorted((manifest.files or {}).items())[index::count]
+    mine = [*filter(None, (files.damage(path / name, name, *known) for name, known in every_file))]
     every = [mine] if group is None else group.gathered(f"checksums of {path.name}", mine)
     found = [wrong for one in every for wrong in one]
     if found:
-        raise DamagedCheckpointError(messages.damaged(path, others, "; ".join(found[: messages.MOST_SHOWN])))
+        raise DamagedCheckpointError(messages.damaged(path, others, "; ".join(found[:MOST_SHOWN])))
 
 
 def read_extra(path: Path, manifest: Manifest, others: Sequence[int]) -> Any:
@@ -134,90 +107,3 @@ def read_extra(path: Path, manifest: Manifest, others: Sequence[int]) -> Any:
         raise DamagedCheckpointError(messages.damaged(path, others, f"{EXTRA} cannot be read: {e}")) from None
     except OSError as e:
         raise CheckpointError(failed(path, e)) from e
-
-
-def is_damage(error: Exception) -> bool:
-    """Whether orbax could not read files since they are not what was written, and not for another reason."""
-    if isinstance(error, FileNotFoundError):
-        return True
-    if isinstance(error, OSError) or any(word in str(error) for word in NO_DAMAGE):
-        return False
-    return isinstance(error, ValueError | KeyError | TypeError) or "DATA_LOSS" in str(error)
-
-
-# -- inside
-
-
-def _restored(handler: Any, at: Path, item: PyTree) -> PyTree:
-    ocp = orbax()
-    restore_args = ocp.checkpoint_utils.construct_restore_args(item)
-    return handler.restore(at, args=ocp.args.PyTreeRestore(item, restore_args=restore_args))
-
-
-def _part_read(handler: Any, at: Path, abstract: PyTree, keys: Sequence[str | int]) -> PyTree:
-    """A part of a state; placeholders stand for what is around it."""
-    ocp = orbax()
-    found = handler.metadata(at)
-    around = jax.tree.map(lambda _: ocp.PLACEHOLDER, getattr(found, "tree", found))
-    is_leaf = jax.tree_util.all_leaves([abstract])
-    part = abstract if is_leaf else ocp.tree.serialize_tree(abstract, keep_empty_nodes=True)
-    read = _restored(handler, at, _with_part(around, keys, part))
-    for key in keys:
-        read = read[_spelled(read, key)]
-    return read if is_leaf else ocp.tree.deserialize_tree(read, abstract)
-
-
-def _with_part(around: PyTree, keys: Sequence[str | int], part: PyTree) -> PyTree:
-    if not keys:
-        return part
-    key = _spelled(around, keys[0])
-    inner = _with_part(around[key], keys[1:], part)
-    if isinstance(around, dict):
-        return {**around, key: inner}
-    return [inner if i == key else x for i, x in enumerate(around)]
-
-
-def _spelled(tree: PyTree, key: str | int) -> str | int:
-    """A key as orbax has it: in dicts they are strings."""
-    return str(key) if isinstance(tree, dict) else int(key)
-
-
-def _sums(x: Leaf) -> dict[Box, int]:
-    """The checksums of the parts that this process has, each once, by where they lie."""
-    if not isinstance(x, jax.Array):
-        values = np.asarray(x)
-        box = tuple((0, n) for n in values.shape)
-        return {box: checksum(values, box, values.shape)}
-    parts = {box_of(s.index, x.shape): s for s in x.addressable_shards}
-    return {box: checksum(np.asarray(s.data), box, x.shape) for box, s in parts.items()}
-
-
-def _volume(box: Box) -> int:
-    return int(np.prod([end - start for start, end in box], dtype=np.int64))
-
-
-def _box(flat: Sequence[Any]) -> Box:
-    return tuple((int(start), int(end)) for start, end in flat[:-1])
-
-
-def _total(held: Sequence[Mapping[Box, int]]) -> int | None:
-    """The checksum of an array of whose parts each process has some; None if two differ on one part."""
-    parts = dict[Box, int]()
-    for one in held:
-        if any(parts.setdefault(box, value) != value for box, value in one.items()):
-            return None
-    return sum(parts.values()) % WORD
-
-
-def _damage(path: Path, name: str, size: int, digest: str) -> str:
-    """What is wrong with a file, in words; "" if nothing is."""
-    try:
-        found, count = hashlib.sha256(), 0
-        for chunk in files.chunks(path):
-            found.update(chunk)
-            count += len(chunk)
-    except FileNotFoundError:
-        return f"{name} is missing"
-    if count != size:
-        return f"{name} has {count} bytes, not {size}"
-    return "" if found.hexdigest() == digest else f"{name} has other bytes than were written"

@@ -7,7 +7,6 @@ manifest only when all have written all, and tells the others. So what one canno
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import json
 import logging
@@ -16,57 +15,30 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
 import jax
-import numpy as np
 
 from sbp.compat_exit import before_exit
-from sbp.compat_loops import run_and_drain
 from sbp.errors import CheckpointError, Problem, raise_all
+from sbp.runtime.arrays.checksums import WORD
+from sbp.runtime.arrays.writer import HostShard, await_written, begin_write, checksums_of, merge, parts_of
 from sbp.runtime.checkpoint import messages, steps
-from sbp.runtime.checkpoint.checksums import WORD, Box, box_of, checksum
 from sbp.runtime.checkpoint.manifest import MANIFEST, Manifest
 from sbp.runtime.checkpoint.steps import ARRAYS
 from sbp.runtime.processes.team import Team, team
 from sbp.runtime.storage import files
 from sbp.runtime.storage.files import Path
 from sbp.runtime.storage.lease import Lease
-from sbp.runtime.storage.libraries import orbax
 from sbp.runtime.storage.messages import failed
-from sbp.untyped import Leaf, PyTree
+from sbp.untyped import PyTree
 
 LOG = logging.getLogger("sbp")
 MERGED = "manifest.ocdbt"
 """What orbax writes when it merges what all processes have written."""
 LISTING_SECONDS, LISTING_LOOK_SECONDS = 60.0, 0.2
-THREADS = 4
-"""That compute checksums; the loop holds no lock of Python."""
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True)
-class HostShard:
-    """A part of an array that this process hands over.
-
-    Arguments:
-      leaf: the number of the leaf.
-      values: on the host; not a copy, but what is written.
-      box: where they lie in the array.
-      shape: of the array.
-    """
-
-    leaf: int
-    values: np.ndarray[Any, Any]
-    box: Box
-    shape: tuple[int, ...]
-
-    @property
-    def checksum(self) -> int:
-        """What the part adds to that of its array."""
-        return checksum(self.values, self.box, self.shape)
 
 
 @dataclass(frozen=True)
@@ -128,7 +100,7 @@ class Save:
             if not files.exists(self.spec.data / steps.OWNER):
                 raise CheckpointError(messages.not_shared(self.spec.data))
             self._parts = parts_of(jax.tree.leaves(state))
-            futures = _begun(self.spec.data / ARRAYS, state)
+            futures = begin_write(self.spec.data / ARRAYS, state)
         except Exception as e:  # the others wait for what this process says
             cause = _problems(self.spec.path, e)
         self._thread = threading.Thread(target=self._finish, args=(futures, cause), name="sbp checkpoint")
@@ -167,14 +139,8 @@ class Save:
 
     def _written(self, futures: Sequence[Any]) -> dict[str, int]:
         """Waits until all of this process is written; the checksums of it, per leaf."""
-        with ThreadPoolExecutor(THREADS, "sbp checksums") as pool:
-            found = [*pool.map(lambda part: part.checksum, self._parts)]
-        sums = dict[str, int]()
-        for part, added in zip(self._parts, found, strict=True):
-            sums[str(part.leaf)] = (sums.get(str(part.leaf), 0) + added) % WORD
-        failures = [e for future in futures if (e := _failure(future)) is not None]
-        if failures:  # raised when all have ended: what they have written is deleted
-            raise failures[0]
+        sums = checksums_of(self._parts)
+        await_written(futures)
         return sums
 
     def _committed(self, said: Sequence[Mapping[str, Any]]) -> tuple[Problem, ...]:
@@ -193,7 +159,7 @@ class Save:
     def _commit(self, sums: Sequence[Mapping[str, int]]) -> None:
         spec, manifest = self.spec, self.spec.manifest
         self._await_listing([i for i, one in enumerate(sums) if one])
-        _handler().finalize(spec.data / ARRAYS)
+        merge(spec.data / ARRAYS)
         if any(sums) and not files.exists(spec.data / ARRAYS / MERGED):  # orbax passes over a failed listing
             raise CheckpointError(messages.not_listed(spec.data / ARRAYS, [MERGED]))
         if spec.extra:
@@ -264,29 +230,6 @@ class Save:
             steps.drop(self.spec.folder, *self.lease.dropped.pop())
 
 
-def parts_of(leaves: Sequence[Leaf]) -> list[HostShard]:
-    """What this process hands over: of arrays the first copy of each part, of other values process 0's.
-
-    Copies to the host are all begun before the first is waited for; orbax finds them there.
-    """
-    for x in leaves:
-        if isinstance(x, jax.Array):
-            for shard in x.addressable_shards:
-                if shard.replica_id == 0:
-                    shard.data.copy_to_host_async()
-    return [part for i, x in enumerate(leaves) for part in _parts(i, x)]
-
-
-def _parts(leaf: int, x: Leaf) -> list[HostShard]:
-    if isinstance(x, jax.Array):
-        first = (shard for shard in x.addressable_shards if shard.replica_id == 0)
-        return [HostShard(leaf, np.asarray(s.data), box_of(s.index, x.shape), x.shape) for s in first]
-    if jax.process_index():
-        return []
-    values = np.asarray(x)
-    return [HostShard(leaf, values, tuple((0, n) for n in values.shape), values.shape)]
-
-
 def make_data_folder(spec: SaveSpec, lease: Lease | None) -> None:
     """Makes the folder of a step's arrays, with the mark in it first; in process 0, before others write."""
     files.make_folder(spec.data)
@@ -316,36 +259,6 @@ def _running() -> _Running:
     made = _Running()
     before_exit(made.join)
     return made
-
-
-def _begun(path: Path, state: PyTree) -> list[Any]:
-    """orbax's futures of a state that it has copied to the host."""
-    arguments = orbax().args.PyTreeSave(state)
-    return list(_run(_handler().async_save(path, args=arguments)) or ())
-
-
-def _failure(future: Any) -> Exception | None:
-    """What went wrong with something that orbax was writing, when it has ended."""
-    try:
-        future.result()
-    except Exception as e:
-        return e
-    return None
-
-
-def _handler() -> Any:
-    """orbax's handler; the copies on the host are those of the arrays themselves, which we checksum."""
-    return orbax().PyTreeCheckpointHandler(enable_pinned_host_transfer=False)
-
-
-def _run(coroutine: Any) -> Any:
-    """Runs a coroutine to its end, also where the caller is within a loop of asyncio, as in a notebook."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return run_and_drain(coroutine)
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(run_and_drain, coroutine).result()
 
 
 def _tried(path: Path, action: Callable[[], _T], otherwise: _T) -> tuple[_T, tuple[Problem, ...]]:

@@ -20,7 +20,7 @@ from sbp.passes.schedule.orders import GENERATORS
 from sbp.passes.schedule.requirements import V
 from sbp.placement import Placement
 from sbp.runtime.cache_folder import cache_of
-from sbp.runtime.nonfinite import watch_of
+from sbp.runtime.nan_checks.findings import watch_of
 from sbp.runtime.options import terms_of
 from sbp.runtime.pipeline.drivers import Drivers, may_help
 from sbp.runtime.pipeline.program import BuiltPipeline, Results

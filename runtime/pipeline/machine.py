@@ -29,8 +29,8 @@ from sbp.passes.schedule.communication import issue_order
 from sbp.passes.schedule.dataflow import Edge
 from sbp.passes.schedule.spans import Span
 from sbp.runtime.cache_folder import Cache
-from sbp.runtime.checked import Lookout
 from sbp.runtime.lower import Title
+from sbp.runtime.nan_checks.probe import Lookout
 from sbp.runtime.pipeline.pieces import Runnable
 from sbp.runtime.pipeline.record import Record
 from sbp.runtime.pipeline.shared import Executables

@@ -26,8 +26,8 @@ from sbp.passes.physical.program import Physical
 from sbp.passes.pipeline.slots import Cut, How, Piece, Read, Slot, SlotKind
 from sbp.passes.program.role import Phase
 from sbp.resolve import to_partition_spec
-from sbp.runtime.checked import Lookout
 from sbp.runtime.lower import Device, Env, Shards, Title, rows_in
+from sbp.runtime.nan_checks.probe import Lookout
 from sbp.runtime.pipeline.shared import Executable, Executables
 from sbp.runtime.processes.here import absent
 from sbp.untyped import DType

@@ -23,12 +23,12 @@ from sbp.passes.program.role import Phase
 from sbp.passes.program.trace import Traced
 from sbp.passes.schedule.actions import Schedule
 from sbp.placement import Placement
-from sbp.runtime import nonfinite
 from sbp.runtime.arguments import weaken
 from sbp.runtime.builds import locked_property
 from sbp.runtime.cache_folder import Cache
-from sbp.runtime.checked import Lookout
 from sbp.runtime.donation import Owners, layouts_of, own_copy
+from sbp.runtime.nan_checks import findings
+from sbp.runtime.nan_checks.probe import Lookout
 from sbp.runtime.pipeline.drivers import Drivers
 from sbp.runtime.pipeline.machine import Machine, make_machine
 from sbp.runtime.pipeline.pieces import reads_given
@@ -172,18 +172,18 @@ class BuiltPipeline:
     def _look(self, out: Sequence[jax.Array], seen: Sequence[Seen]) -> None:
         """Raises if a result has what is refused: the first that any piece in any process has seen."""
         assert self.watch is not None
-        found = list[nonfinite.Finding]()
+        found = list[findings.Finding]()
         for path, x in zip(self.traced.out_paths, out, strict=True):
-            bad = nonfinite.kinds_in(x) & self.watch.refused if takes_part(x.sharding) else None
+            bad = findings.kinds_in(x) & self.watch.refused if takes_part(x.sharding) else None
             if bad:
-                found.append(nonfinite.unmade(path, bad))
+                found.append(findings.unmade(path, bad))
         for s in seen if found or jax.process_count() > 1 else ():
             assert s.run.watch is not None
             at = self.machine.when(s.run.piece.part, s.microbatch)
-            rows = nonfinite.rows_of(s.flags)
+            rows = findings.rows_of(s.flags)
             came = self._words_of_given(s)
-            found += filter(None, [nonfinite.found(rows, s.run.watch, s.cut.physical, (came, ()), at)])
-        nonfinite.raise_first(found, self.plan.name, self.watch.legal)
+            found += filter(None, [findings.found(rows, s.run.watch, s.cut.physical, (came, ()), at)])
+        findings.raise_first(found, self.plan.name, self.watch.legal)
 
     def _words_of_given(self, seen: Seen) -> list[str]:
         """The arguments and closed-over arrays that a piece reads, in its order, each with who reads it."""
@@ -193,7 +193,7 @@ class BuiltPipeline:
         path = dict(zip(seen.cut.given, names, strict=True))
         inside = piece.part.phase not in (Phase.BEFORE, Phase.AFTER)
         there = [s for s, place in enumerate(self.stages.stages) if place == share.place]
-        reader = nonfinite.reader_of([piece.part.at] if inside else there, seen.cut.physical.placement)
+        reader = findings.reader_of([piece.part.at] if inside else there, seen.cut.physical.placement)
         return [f"{path[r.slot]}, {reader}" for r in reads_given(piece, seen.cut.given)]
 
     @property

@@ -18,8 +18,8 @@ import numpy as np
 from sbp.passes.pipeline.slots import Cut, How, Read, Slot, SlotKind
 from sbp.passes.program.role import Part, Phase
 from sbp.placement import Placement
-from sbp.runtime.checked import Lookout
 from sbp.runtime.lower import Title
+from sbp.runtime.nan_checks.probe import Lookout
 from sbp.runtime.pipeline.pieces import OfOthers, Runnable, Slots, given_away, runnable
 from sbp.runtime.pipeline.shared import Executables
 from sbp.runtime.processes.here import brought, is_here
@@ -39,7 +39,7 @@ class Seen:
       run: the piece.
       cut: what it is a part of.
       microbatch: of which; OUTSIDE for none.
-      flags: "devices 7", of runtime/checked.py.
+      flags: "devices 7", of runtime/nan_checks/probe.py.
     """
 
     run: Runnable

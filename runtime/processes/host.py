@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding
 from sbp.compat import is_key
 from sbp.compat_forks import check_not_forked
 from sbp.passes.explain.fault import public
-from sbp.runtime.checkpoint.spread import spread_sharding
+from sbp.runtime.arrays.spread import spread_sharding
 from sbp.runtime.pipeline.ways import Cargo, Ways
 from sbp.runtime.processes.here import takes_part
 from sbp.untyped import Leaf, PyTree

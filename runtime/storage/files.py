@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 import re
 import uuid
@@ -128,6 +129,25 @@ def chunks(path: Path) -> Iterator[bytes]:
     with path.open("rb") as file:
         while chunk := file.read(CHUNK_BYTES):
             yield chunk
+
+
+def damage(path: Path, name: str, size: int, digest: str) -> str:
+    """What is wrong with a file, in words; "" if nothing is.
+
+    Arguments:
+      name: of the file, for the words.
+      size, digest: the bytes and the SHA-256 that it should have.
+    """
+    try:
+        found, count = hashlib.sha256(), 0
+        for chunk in chunks(path):
+            found.update(chunk)
+            count += len(chunk)
+    except FileNotFoundError:
+        return f"{name} is missing"
+    if count != size:
+        return f"{name} has {count} bytes, not {size}"
+    return "" if found.hexdigest() == digest else f"{name} has other bytes than were written"
 
 
 def exists(path: Path) -> bool:

@@ -8,6 +8,7 @@ from sbp.errors import Problem
 
 FULL = ("No space left", "RESOURCE_EXHAUSTED", "File too large", "Disk quota")
 """What a full disk is called by those who write."""
+MOST_SHOWN = 4
 _RIGHTS = "the rights of the folder, and its disk"
 
 
@@ -129,6 +130,13 @@ def failed(path: object, error: Exception) -> Problem:
         why = "Python has ended while the step was written, and lets no thread begin any more"
         fix = "wait() or close() of the Checkpoints before the program ends, or `with`"
     return problem(path, got, "a folder for it", f"{why}; the steps before are untouched", fix)
+
+
+def extra(where: str, got: str) -> Problem:
+    """Something beside the state that cannot be kept."""
+    legal = "dicts by strings, lists, numbers, strings, bytes, None, arrays and keys"
+    why = "what is kept beside the state is read without running code of it"
+    return problem(where, got, legal, why, "a tree of these; get_state() of an object")
 
 
 # -- who owns a folder

@@ -19,9 +19,9 @@ import jax
 import numpy as np
 
 from sbp.errors import ArgumentError, CheckpointError
-from sbp.runtime.checkpoint import extras
 from sbp.runtime.embedding.vocabulary import Vocabulary
 from sbp.runtime.processes.team import team
+from sbp.runtime.storage import extras
 from sbp.runtime.training import messages
 from sbp.runtime.training.batches import Batches, Feed, Stateful
 from sbp.untyped import PyTree

@@ -9,9 +9,9 @@ from typing import Any
 import jax
 
 from sbp.errors import DamagedCheckpointError
-from sbp.runtime.checkpoint.agreement import agreed
 from sbp.runtime.checkpoint.checkpoints import Checkpoints
-from sbp.runtime.checkpoint.inspection import Traits, verdict
+from sbp.runtime.nan_checks.states import Traits, verdict
+from sbp.runtime.storage.agreement import agreed
 from sbp.runtime.training import messages
 from sbp.untyped import PyTree
 

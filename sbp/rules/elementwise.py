@@ -36,8 +36,7 @@ PARTS_OF_COMPLEX = ["real", "imag"]
 
 def _splits(op: Op) -> list[Row]:
     """Every dim."""
-    operands, results = same_dims(op)
-    return factors(op, operands, results)
+    return factors(op, *same_dims(op))
 
 
 def _weighted(weight: float) -> Callable[[Op], float]:
@@ -50,74 +49,64 @@ rule(*PLAIN, fused=True, pointwise=True, flops=_weighted(2))(_splits)
 @rule(*INCREASING, fused=True, pointwise=True, flops=_weighted(4))
 def increasing(op: Op) -> list[Row]:
     """Increasing functions of one operand: maxima and minima pass."""
-    operands, results = same_dims(op)
-    return factors(op, operands, results, increasing=(0,))
+    return factors(op, *same_dims(op), increasing=(0,))
 
 
 @rule(*INCREASING_ABOVE, fused=True, pointwise=True, flops=_weighted(4))
 def increasing_above(op: Op) -> list[Row]:
     """Increasing, but NaN below some point: minima pass, maxima do not."""
-    operands, results = same_dims(op)
-    return [*factors(op, operands, results), Row((MIN,), (MIN,))]
+    return [*factors(op, *same_dims(op)), Row((MIN,), (MIN,))]
 
 
 @rule(*DECREASING, fused=True, pointwise=True, flops=_weighted(4))
 def decreasing(op: Op) -> list[Row]:
     """Decreasing functions of one operand: maxima and minima are exchanged."""
-    operands, results = same_dims(op)
-    return factors(op, operands, results, decreasing=(0,))
+    return factors(op, *same_dims(op), decreasing=(0,))
 
 
 @rule(*ADDITIVE, fused=True, pointwise=True)
 def additive(op: Op) -> list[Row]:
     """Sums of two operands: both partial at once."""
-    operands, results = same_dims(op)
-    return factors(op, operands, results, additive=(0, 1))
+    return factors(op, *same_dims(op), additive=(0, 1))
 
 
 @rule(*PARTS_OF_COMPLEX, fused=True, pointwise=True)
 @rule(*IDENTITY, fused=True, pointwise=True, identity=True, layout=True)
 def unchanged(op: Op) -> list[Row]:
     """What comes out is what went in, or a part of it; complex numbers have no extrema."""
-    operands, results = same_dims(op)
-    return factors(op, operands, results, moved=(0,))
+    return factors(op, *same_dims(op), moved=(0,))
 
 
 @rule("neg", "conj", fused=True, pointwise=True)
 def negated(op: Op) -> list[Row]:
     """Additive; maxima and minima are exchanged, but for integers: the least has no negative."""
-    operands, results = same_dims(op)
     turned = op.name == "neg" and jnp.issubdtype(op.dtypes[0], jnp.floating)
-    return factors(op, operands, results, additive=(0,), decreasing=(0,) if turned else ())
+    return factors(op, *same_dims(op), additive=(0,), decreasing=(0,) if turned else ())
 
 
 @rule("complex", fused=True, pointwise=True)
 def complex_(op: Op) -> list[Row]:
     """Both parts partial at once; one of the two may be filled with zeros."""
-    operands, results = same_dims(op)
-    return factors(op, operands, results, moved=(0, 1))
+    return factors(op, *same_dims(op), moved=(0, 1))
 
 
 @rule("mul", fused=True, pointwise=True)
 def mul(op: Op) -> list[Row]:
     """Linear in each operand while the other is whole."""
-    operands, results = same_dims(op)
-    return factors(op, operands, results, linear=(0, 1))
+    return factors(op, *same_dims(op), linear=(0, 1))
 
 
 @rule("shift_left", fused=True, pointwise=True)
 def shift_left(op: Op) -> list[Row]:
     """A multiplication by a power of two, in integers that wrap."""
-    operands, results = same_dims(op)
-    return factors(op, operands, results, linear=(0,))
+    return factors(op, *same_dims(op), linear=(0,))
 
 
 @rule("div", fused=True, pointwise=True)
 def div(op: Op) -> list[Row]:
     """Linear in the numerator, for numbers that are not integers."""
-    operands, results = same_dims(op)
     exact = jnp.issubdtype(op.result_dtypes[0], jnp.inexact)
-    return factors(op, operands, results, linear=(0,) if exact else ())
+    return factors(op, *same_dims(op), linear=(0,) if exact else ())
 
 
 @rule("max", "min", fused=True, pointwise=True)
@@ -133,9 +122,8 @@ def extremum(op: Op) -> list[Row]:
 def ordered(op: Op) -> list[Row]:
     """All parts of a maximum are below what it is below. Of integers one is above what it is above: a float
     that is NaN would hide it."""
-    operands, results = same_dims(op)
     far, near = (MAX, MIN) if op.name in ("lt", "le") else (MIN, MAX)
-    rows = [*factors(op, operands, results), Row((far, B), (MIN,)), Row((B, near), (MIN,))]
+    rows = [*factors(op, *same_dims(op)), Row((far, B), (MIN,)), Row((B, near), (MIN,))]
     if jnp.issubdtype(op.dtypes[0], jnp.floating):
         return rows
     return [*rows, Row((near, B), (MAX,)), Row((B, far), (MAX,))]
@@ -156,37 +144,33 @@ def joined(op: Op) -> list[Row]:
 @rule("clamp", fused=True, pointwise=True)
 def clamp(op: Op) -> list[Row]:
     """Increasing in the clamped operand."""
-    operands, results = same_dims(op)
-    return factors(op, operands, results, increasing=(1,))
+    return factors(op, *same_dims(op), increasing=(1,))
 
 
 @rule("integer_pow", fused=True, pointwise=True)
 def integer_pow(op: Op) -> list[Row]:
     """Linear only as the first power; odd powers increase, where nothing wraps."""
-    operands, results = same_dims(op)
     y = op.params["y"]
     rises = y == 1 or (y > 0 and y % 2 == 1 and jnp.issubdtype(op.dtypes[0], jnp.floating))
     first = y == 1
     up = (0,) if rises and not first else ()
-    return factors(op, operands, results, moved=(0,) if first else (), increasing=up)
+    return factors(op, *same_dims(op), moved=(0,) if first else (), increasing=up)
 
 
 @rule("select_n", fused=True, pointwise=True)
 def select_n(op: Op) -> list[Row]:
     """Sums and extrema of all cases pass while the predicate is whole."""
-    operands, results = same_dims(op)
     cases = tuple(range(1, len(op.shapes)))
-    return factors(op, operands, results, moved=cases)
+    return factors(op, *same_dims(op), moved=cases)
 
 
 @rule("convert_element_type", "reduce_precision", fused=True, pointwise=True, layout=True)
 def convert(op: Op) -> list[Row]:
     """Additive only where nothing is rounded and integers wrap alike; increasing where nothing wraps."""
-    operands, results = same_dims(op)
     old, new = op.dtypes[0], op.result_dtypes[0]
     rounds = op.name == "reduce_precision"
     sums = not rounds and (old == new or sums_pass(old, new))
-    rows = factors(op, operands, results, increasing=(0,) if _rises(old, new) else ())
+    rows = factors(op, *same_dims(op), increasing=(0,) if _rises(old, new) else ())
     # A wider type holds the same numbers: to whom an element belongs, its sign and NaN stay.
     return [*rows, additive_row(1, 1, (0,), moves=True)] if sums else rows
 

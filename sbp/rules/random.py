@@ -88,8 +88,7 @@ def fold_in(op: Op) -> list[Row]:
     """Element by element, of keys and data that may be repeated (threefry)."""
     if not compat.is_partitionable_threefry(op.dtypes[0]):
         return []
-    operands, results = same_dims(op)
-    return factors(op, operands, results)
+    return factors(op, *same_dims(op))
 
 
 @rule("random_seed", "random_split", "random_gamma")

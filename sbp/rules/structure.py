@@ -31,8 +31,7 @@ def device_put(op: Op) -> list[Row]:
     """Nothing happens: what was placed by hand lies as the plan says."""
     if len(op.shapes) > 1:
         return []
-    operands, results = same_dims(op)
-    return factors(op, operands, results, moved=(0,))
+    return factors(op, *same_dims(op), moved=(0,))
 
 
 @rule("platform_index", note="no tensor")

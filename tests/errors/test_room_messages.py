@@ -9,7 +9,10 @@ import pytest
 
 import sbp
 from sbp.errors import KINDS, Problem
-from sbp.runtime.checkpoint import messages, state
+from sbp.runtime.arrays import messages as arrays
+from sbp.runtime.arrays import state
+from sbp.runtime.checkpoint import messages
+from sbp.runtime.nan_checks import states
 from sbp.runtime.processes import parts
 from sbp.runtime.storage.messages import lease_held, lease_lost
 from sbp.runtime.training import messages as training
@@ -25,7 +28,7 @@ CALLS: dict[str, tuple[Problem, str]] = {
   try    another step or folder""",
     ),
     "a leaf that is no array": (
-        messages.no_array("['name']", "str: 'run'"),
+        arrays.no_array("['name']", "str: 'run'"),
         """state['name']
   got    str: 'run'
   legal  arrays of numbers, of truth values or of keys, and numbers of at most 64 bits
@@ -33,7 +36,7 @@ CALLS: dict[str, tuple[Problem, str]] = {
   try    extra= takes it, if JSON can hold it: text, and the state of a NumPy generator""",
     ),
     "another state": (
-        messages.other_state(FOLDER, ["w: float32[8], float32[4] was saved"]),
+        arrays.other_state(FOLDER, ["w: float32[8], float32[4] was saved"]),
         """runs/step_3
   got    w: float32[8], float32[4] was saved
   legal  the leaves that were saved
@@ -98,7 +101,7 @@ on_nonfinite=sbp.training.NonFinitePolicy(max_rollbacks=3) goes back to the last
   try    batch_seconds=... if it may take longer; the feed, its files and its threads""",
     ),
     "a part that is not there": (
-        messages.no_part(FOLDER, ("ema",), ("['params']", "['opt']")),
+        arrays.no_part(FOLDER, ("ema",), ("['params']", "['opt']")),
         """runs/step_3
   got    only=('ema',)
   legal  one of ['params'], ['opt']
@@ -138,7 +141,7 @@ on_nonfinite=sbp.training.NonFinitePolicy(max_rollbacks=3) goes back to the last
   try    one run per folder""",
     ),
     "a state that is not finite": (
-        messages.not_finite("step 3", [("['w']", "nan")]),
+        states._not_finite("step 3", [("['w']", "nan")]),
         """step 3
   got    ['w'] (nan)
   legal  leaves that are finite, as they were

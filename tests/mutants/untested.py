@@ -20,7 +20,7 @@ from tests.mutants.run import copy_to, pytest_in, reaching
 from tests.rules.claims import WITHOUT_SAMPLE
 
 # Made where one of several processes speaks, which are not traced: their texts are looked for instead.
-ELSEWHERE = ("runtime/processes/", "runtime/checkpoint/", "runtime/storage/")
+ELSEWHERE = ("runtime/processes/", "runtime/arrays/", "runtime/checkpoint/", "runtime/storage/")
 
 
 def texts_of_tests() -> str:

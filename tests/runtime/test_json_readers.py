@@ -236,7 +236,7 @@ def test_every_reader_of_json_is_known() -> None:
         "runtime/checkpoint/steps.py",
         # what this library, or XLA, has written in the same moment
         *(f"runtime/processes/{name}.py" for name in ("calls", "ending", "team")),
-        *("runtime/checkpoint/extras.py", "runtime/look/hlo_text.py", "runtime/pipeline/report_text.py"),
+        *("runtime/storage/extras.py", "runtime/look/hlo_text.py", "runtime/pipeline/report_text.py"),
     }
     reads = re.compile(r"^(?! *>>>).*\bjson\.(load|loads|JSONDecoder)\b", re.MULTILINE)
     links = ROOT / "sbp" / "passes", ROOT / "sbp" / "runtime"

@@ -180,21 +180,10 @@ def test_a_save_that_fails_sets_nothing_aside(
 
 def test_arrays_that_were_not_merged_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """orbax merges what it finds by a glob, which finds nothing where the listing fails, and says nothing."""
-    handler = writer._handler
-
-    class Unmerged:
-        """A handler that has found nothing."""
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(handler(), name)
-
-        def finalize(self, path: Any) -> None:
-            """Does nothing."""
-
     with Checkpoints(tmp_path, keep=1) as runs:
         saved(runs, 1)
         with monkeypatch.context() as patch:
-            patch.setattr(writer, "_handler", Unmerged)
+            patch.setattr(writer, "merge", str)
             with pytest.raises(CheckpointError, match=r"no manifest\.ocdbt"):
                 saved(runs, 2)
         assert runs.steps == [1] and value_of(runs) == 1
@@ -224,7 +213,7 @@ def test_what_is_written_late_of_a_save_that_failed_is_deleted(
     with Checkpoints(tmp_path) as runs:
         saved(runs, 1)
         with monkeypatch.context() as patch:
-            patch.setattr(writer, "_begun", lambda path, state: [Failed(), Slow(path)])
+            patch.setattr(writer, "begin_write", lambda path, state: [Failed(), Slow(path)])
             with pytest.raises(CheckpointError, match="the disk is full"):
                 saved(runs, 2)
         (data,) = (tmp_path / "step_00000002").iterdir()

@@ -284,7 +284,8 @@ def around_storage(source: str) -> list[str]:
     return found
 
 
-MODULES_OF_FOLDERS = sorted(p for room in ("checkpoint", "storage") for p in (RUNTIME / room).glob("*.py"))
+FOLDERS = ("arrays", "checkpoint", "storage")
+MODULES_OF_FOLDERS = sorted(p for folder in FOLDERS for p in (RUNTIME / folder).glob("*.py"))
 
 
 @pytest.mark.parametrize("path", MODULES_OF_FOLDERS, ids=lambda p: f"{p.parent.name}/{p.name}")

@@ -14,7 +14,7 @@ import sys
 import numpy as np
 import orbax.checkpoint  # noqa: F401  (imported for those that are forked)
 
-from sbp.runtime.checkpoint.checksums import checksum
+from sbp.runtime.arrays.checksums import checksum
 from tests.runtime.checkpoint.histories.contents import arrays_of
 from tests.runtime.checkpoint.histories.worker import Worker
 

@@ -20,12 +20,13 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from sbp.compat_forks import check_not_forked
-from sbp.errors import NonFiniteError
-from sbp.runtime.checkpoint import messages
-from sbp.runtime.checkpoint.manifest import INFINITE, NAN, ZERO
+from sbp.errors import NonFiniteError, Problem
 from sbp.runtime.processes.here import takes_part
 from sbp.untyped import Leaf, PyTree, partition_spec, pmax
 
+NAN, INFINITE, ZERO = "nan", "inf", "zero"
+"""What is said of a leaf: it has elements that are NaN, or infinite; or all are zero."""
+MOST_SHOWN = 4
 Traits = Mapping[str, frozenset[str]]
 """What is said of the leaves of a state, by path; leaves of which nothing is said are left out."""
 _NAMES = (NAN, INFINITE, ZERO)
@@ -75,7 +76,7 @@ class Verdict:
           NonFiniteError: naming the leaves.
         """
         if self.bad:
-            raise NonFiniteError(messages.not_finite(where, self.bad))
+            raise NonFiniteError(_not_finite(where, self.bad))
 
 
 def verdict(state: PyTree, now: Traits, good: Traits, exempt: Sequence[str]) -> Verdict:
@@ -101,7 +102,26 @@ def simple_path(path: Sequence[Any]) -> str:
     return jax.tree_util.keystr(tuple(path), simple=True, separator="/")
 
 
+def first_not_finite(where: str, leaves: Sequence[str]) -> str:
+    """A warning: a first step that has leaves that are not finite."""
+    return f"{where}: {', '.join(leaves[:MOST_SHOWN])} not finite in the first step that is saved"
+
+
+def zeroed(where: str, leaves: Sequence[str]) -> str:
+    """A warning: parameters that have become zero."""
+    return f"{where}: all elements of {', '.join(leaves[:MOST_SHOWN])} have become zero"
+
+
 # -- inside
+
+
+def _not_finite(where: str, bad: Sequence[tuple[str, str]]) -> Problem:
+    """A state that has become NaN or infinite."""
+    named = ", ".join(f"{path} ({what})" for path, what in bad[:MOST_SHOWN])
+    more = f" and {len(bad) - MOST_SHOWN} more" if len(bad) > MOST_SHOWN else ""
+    why = "every run that goes on from it is lost; it was not so in the last good step"
+    fix = "an older step; exempt=['opt_state/*'] for leaves that may be so"
+    return Problem("nonfinite", where, named + more, "leaves that are finite, as they were", why, fix)
 
 
 def _is_exempt(name: str, patterns: Sequence[str]) -> bool:

@@ -19,7 +19,17 @@ from sbp.errors import NonFiniteError, Problem
 from sbp.options import Options
 from sbp.passes.physical.program import Physical
 from sbp.placement import Placement
-from sbp.runtime.checked import ANY, ARGUMENT, KINDS, RESULT, SITE, WHEN, LookedAt, Lookout, NotFinite
+from sbp.runtime.nan_checks.probe import (
+    ANY,
+    ARGUMENT,
+    KINDS,
+    RESULT,
+    SITE,
+    WHEN,
+    LookedAt,
+    Lookout,
+    NotFinite,
+)
 from sbp.runtime.processes.team import team
 from sbp.signature import format_sbp
 
@@ -94,7 +104,7 @@ def look(
     """Waits for the vectors of all devices, and raises if a result has what is refused.
 
     Arguments:
-      flags: "devices 7", of runtime/checked.py.
+      flags: "devices 7", of runtime/nan_checks/probe.py.
       paths: names of the arguments, and of the results.
 
     Raises:

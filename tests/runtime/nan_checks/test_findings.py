@@ -143,7 +143,7 @@ def test_what_came_in_is_named() -> None:
 def test_infinities_are_looked_for_if_asked() -> None:
     call = run(lambda x: jnp.exp(x * 100).sum(), X, sbp_of=([S(0)],))
     assert np.isinf(call())
-    found = r"is exp at test_nonfinite.py:\d+: exp"
+    found = r"is exp at test_findings.py:\d+: exp"
     with jax.debug_infs(True), pytest.raises(FloatingPointError, match=found):
         call()
 
@@ -188,7 +188,7 @@ def test_what_only_the_sum_over_devices_has_is_found() -> None:
     w = np.ones((16, 4), np.float32)
     problem = said(run(lambda x, w: x @ w, x, w, sbp_of=([S(1)], [S(0)]), options=OPTION))
     assert problem.got == "NaN" and "the shards that were added up have infinity" in problem.why
-    assert "dot_general at test_nonfinite.py" in problem.why
+    assert "dot_general at test_findings.py" in problem.why
 
 
 def pipelined(x: Any) -> Any:
@@ -212,7 +212,7 @@ def test_stages_with_micro_batches() -> None:
     assert np.isfinite(value)
     problem = said(lambda: pipelined(-X))
     assert problem.where == "result[0]"
-    assert "is log at test_nonfinite.py" in problem.why
+    assert "is log at test_findings.py" in problem.why
     assert problem.why.endswith("its operands are finite; on cpu(x=1, ranks [1])")
     problem = said(lambda: pipelined(X * np.nan))
     assert problem.why == "it came in with x, which stage 0 reads"

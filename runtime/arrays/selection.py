@@ -10,9 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from sbp.errors import CheckpointError
-from sbp.runtime.checkpoint import messages
-from sbp.runtime.checkpoint.manifest import LeafRecord, Manifest
-from sbp.runtime.checkpoint.state import leaves_of, wanted
+from sbp.runtime.arrays import messages
+from sbp.runtime.arrays.state import LeafRecord, leaves_of, wanted
 from sbp.runtime.storage.files import Path
 from sbp.untyped import DType, Leaf, PyTree, struct
 
@@ -46,20 +45,27 @@ class Selection:
 
 def selection(
     path: Path,
-    manifest: Manifest,
+    leaves: Sequence[LeafRecord],
     like: object,
     only: str | int | Sequence[str | int] | None,
     dtype: DType | type | None,
 ) -> Selection:
     """What is restored of a step.
 
+    Arguments:
+      path: of the step, for messages.
+      leaves: that were saved.
+      like: what is wanted, see `state.wanted`.
+      only: the key of a part, or several, outermost first.
+      dtype: that floating leaves are converted to.
+
     Raises:
       CheckpointError: if it is not in the step.
     """
     keys = () if only is None else (only,) if isinstance(only, str | int) else tuple(only)
-    records, prefix = _part(path, manifest, keys)
+    records, prefix = _part(path, tuple(leaves), keys)
     to = None if dtype is None else jnp.dtype(dtype)
-    asked = wanted(like, [(x.path, x.type) for x in manifest.leaves], keys)
+    asked = wanted(like, [(x.path, x.type) for x in leaves], keys)
     if to is not None:
         asked = _in_saved_precision(asked, {x.path.removeprefix(prefix): x.type for x in records})
     saved = tuple((x.path.removeprefix(prefix), x.type) for x in records)
@@ -70,9 +76,11 @@ def selection(
     return Selection(asked, in_order, keys, to)
 
 
-def _part(path: Path, manifest: Manifest, keys: Sequence[str | int]) -> tuple[tuple[LeafRecord, ...], str]:
+def _part(
+    path: Path, records: tuple[LeafRecord, ...], keys: Sequence[str | int]
+) -> tuple[tuple[LeafRecord, ...], str]:
     """The leaves of a part, and what their paths begin with."""
-    records, prefix = manifest.leaves, ""
+    prefix = ""
     for key in keys:
         spellings = (f"[{key!r}]", f".{key}")
         begin = next((s for s in spellings for x in records if x.path.startswith(prefix + s)), None)

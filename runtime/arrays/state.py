@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -12,13 +13,30 @@ import numpy as np
 from sbp import compat
 from sbp.compat import is_key
 from sbp.errors import ArgumentError, Problem, raise_all
-from sbp.runtime.checkpoint import messages
-from sbp.runtime.checkpoint.replicas import without_replicas
-from sbp.runtime.checkpoint.spread import gathered, is_of_one, spread, spread_sharding
+from sbp.runtime.arrays import messages
+from sbp.runtime.arrays.replicas import without_replicas
+from sbp.runtime.arrays.spread import gathered, is_of_one, spread, spread_sharding
 from sbp.runtime.execute import Program
 from sbp.runtime.pipeline.ways import Ways
 from sbp.runtime.processes.here import brought
 from sbp.untyped import Leaf, PyTree, struct
+
+
+@dataclass(frozen=True)
+class LeafRecord:
+    """One leaf of a saved state.
+
+    Arguments:
+      path: in the state, such as "['w']".
+      type: dtype and shape, such as "float32[64, 256]".
+      checksum: of its elements, see `checksums`; None where version 1 has written the step.
+      traits: what a look has found in it: some of "nan", "inf" and "zero".
+    """
+
+    path: str
+    type: str
+    checksum: int | None = None
+    traits: frozenset[str] = frozenset()
 
 
 def leaves_of(state: PyTree) -> tuple[tuple[str, str], ...]:

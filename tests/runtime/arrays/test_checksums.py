@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sbp.runtime.checkpoint.checksums import WORD, checksum
+from sbp.runtime.arrays.checksums import WORD, checksum
 
 DTYPES = ["bool", "int8", "bfloat16", "float8_e4m3fn", "int4", "float32", "int64", "complex64", "complex128"]
 

@@ -14,7 +14,7 @@ import pytest
 import sbp
 from sbp.errors import NonFiniteError
 from sbp.runtime.checkpoint.checkpoints import Checkpoints
-from sbp.runtime.checkpoint.inspection import traits_of
+from sbp.runtime.nan_checks.states import traits_of
 
 NAN, INF = float("nan"), float("inf")
 

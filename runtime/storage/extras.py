@@ -18,7 +18,7 @@ import numpy as np
 
 from sbp.compat import is_key
 from sbp.errors import CheckpointError
-from sbp.runtime.checkpoint import messages
+from sbp.runtime.storage import messages
 from sbp.untyped import PyTree
 
 _ARRAY, _KEY, _BYTES = "__array__", "__key__", "__bytes__"

@@ -1,0 +1,1 @@
+"""The arrays of a state: as orbax takes them, written and read, with checksums."""
