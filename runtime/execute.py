@@ -1,24 +1,22 @@
-"""`compile` and `Program`: traced, planned and compiled on the first call per abstract signature, as jit."""
+"""`Program`: traced, planned and compiled on the first call per abstract signature, as jit."""
 
 from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 import jax
 
 from sbp.compat import setting
 from sbp.compat_forks import check_not_forked
-from sbp.errors import ArgumentError, ProcessError, SbpError, raise_all
-from sbp.options import Options
+from sbp.errors import ArgumentError, ProcessError, SbpError
 from sbp.passes.explain.fault import public
 from sbp.passes.face import PipelinePlan, Plan
 from sbp.passes.look.source import ProgramSource
-from sbp.placement import Placement
 from sbp.runtime import arguments
-from sbp.runtime.call import Call, parameters
+from sbp.runtime.call import Call
 from sbp.runtime.compilation import Compilation, P, R
 from sbp.runtime.counts import KeyCount
 from sbp.runtime.elsewhere import domain_devices, lowered_for, report_of_stages
@@ -35,8 +33,7 @@ from sbp.runtime.reading import Reading
 from sbp.runtime.saved.save import SavedSignature, save, signature_of
 from sbp.runtime.target.devices import chip_of
 from sbp.runtime.target.report import ProgramReport, report_of
-from sbp.signature import AUTO
-from sbp.untyped import Prefix, PyTree
+from sbp.untyped import PyTree
 
 
 class Program(Compilation[P, R]):
@@ -81,8 +78,8 @@ class Program(Compilation[P, R]):
           SbpError: as a call does.
 
         >>> import jax.numpy as jnp
-        >>> from sbp.placement import placement
-        >>> double = compile(lambda x: x * 2, placement("cpu", shape=(1,)))
+        >>> import sbp
+        >>> double = sbp.compile(lambda x: x * 2, sbp.placement("cpu", shape=(1,)))
         >>> (x,) = double.place(jnp.ones(2))
         >>> x.committed
         True
@@ -112,8 +109,8 @@ class Program(Compilation[P, R]):
           SbpError: as a call does.
 
         >>> import tempfile, jax.numpy as jnp
-        >>> from sbp.placement import placement
-        >>> double = compile(lambda x: x * 2, placement("cpu", shape=(1,)))
+        >>> import sbp
+        >>> double = sbp.compile(lambda x: x * 2, sbp.placement("cpu", shape=(1,)))
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     double.save_executable(f"{folder}/double.sbpx", jnp.ones(2))
         """
@@ -270,45 +267,3 @@ class Program(Compilation[P, R]):
         """
         if self._latest is not None:
             check_memory(error, self._latest[1])
-
-
-@public
-def compile(
-    fn: Callable[P, R],
-    placement: Placement | jax.sharding.Mesh,
-    *,
-    in_sbp: Prefix = AUTO,
-    out_sbp: Prefix = AUTO,
-    donate_argnums: int | Iterable[int] = (),
-    donate_argnames: str | Iterable[str] = (),
-    static_argnums: int | Iterable[int] = (),
-    static_argnames: str | Iterable[str] = (),
-    options: Options | None = None,
-) -> Program[P, R]:
-    """Makes a distributed program of a single-device JAX function.
-
-    Arguments:
-      fn: any JAX function over pytrees: a model, its loss, a whole train step.
-      placement: the devices: an `sbp.placement`, or a `jax.sharding.Mesh`.
-      in_sbp: a pytree prefix of signatures for the arguments that are not static, in the order of the
-        function's parameters, whether they are given by position or by keyword; or a dict of such by the
-        parameters' names, which alone reaches those that have no position. AUTO is chosen.
-      out_sbp: the same for the results; state that comes back keeps its argument's signature.
-      donate_argnums, donate_argnames: arguments whose memory the results may take; they are gone after the
-        call. The positions say the names, and the names the positions, as in `jax.jit`.
-      static_argnums, static_argnames: arguments that are Python values. Negative positions count from the
-        end of the parameters, or of the arguments where a function takes any number.
-      options: limits, hardware, checks.
-
-    Raises:
-      SbpError: for arguments that are not what they should be, all of them at once.
-
-    >>> import jax.numpy as jnp
-    >>> from sbp.placement import placement
-    >>> double = compile(lambda x: x * 2, placement("cpu", shape=(1,)))
-    >>> double(jnp.ones(2)).tolist()
-    [2.0, 2.0]
-    """
-    own, wrong = parameters(fn, donate_argnums, donate_argnames, static_argnums, static_argnames)
-    raise_all([*arguments.check_compile(fn, placement, options), *wrong])
-    return Program(fn, placement, in_sbp, out_sbp, own, options or Options())

@@ -35,7 +35,7 @@ _FACE = {
     "rows": "sbp.lazy",
     "InternalError": "sbp.errors",
     "SbpError": "sbp.errors",
-    "compile": "sbp.runtime.execute",
+    "compile": "sbp.runtime.compile",
     "constrain": "sbp.runtime.constraints.constrain",
     "initialize": "sbp.runtime.processes.start",
     "to_host": "sbp.runtime.processes.host",
@@ -106,8 +106,9 @@ if TYPE_CHECKING:
     from sbp.runtime import training as training
     from sbp.runtime.checkpoint.api import restore, save
     from sbp.runtime.checkpoint.checkpoints import Checkpoints
+    from sbp.runtime.compile import compile
     from sbp.runtime.constraints.constrain import constrain
-    from sbp.runtime.execute import Program, compile
+    from sbp.runtime.execute import Program
     from sbp.runtime.processes.host import to_host
     from sbp.runtime.processes.start import initialize
     from sbp.runtime.saved.load import load_executable

@@ -43,7 +43,7 @@ def _program(options: argparse.Namespace) -> tuple[Program[..., PyTree], tuple[P
         _make_devices(placement)
     if options.x64:
         set_jax("jax_enable_x64", True)
-    from sbp.runtime.execute import compile
+    from sbp.runtime.compile import compile
 
     program = compile(
         _function(options),

@@ -1,20 +1,44 @@
 """Inner loops as machine code, by numba.
 
 What is compiled is kept on disk beside the module (or in the user's cache), so that a process compiles only
-what nobody did before.
+what nobody did before. numba takes long to load: it is loaded when the first loop runs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar, cast
-
-from numba import njit
+from functools import cached_property
+from typing import Any, Generic, ParamSpec, TypeVar
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
+class _Kernel(Generic[_P, _R]):
+    """A function that becomes machine code at its first call; others that do may call it."""
+
+    def __init__(self, function: Callable[_P, _R]) -> None:
+        self.function = function
+
+    @cached_property
+    def dispatcher(self) -> Any:
+        """numba's function."""
+        from numba import njit
+
+        return njit(cache=True)(self.function)
+
+    @property
+    def _numba_type_(self) -> Any:
+        """What numba takes it for in the code of another kernel."""
+        from numba import types
+
+        return types.Dispatcher(self.dispatcher)
+
+    def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        found: _R = self.dispatcher(*args, **kwargs)
+        return found
+
+
 def compiled(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """The function as machine code, made at its first call and then read from disk."""
-    return cast("Callable[_P, _R]", njit(cache=True)(function))
+    return _Kernel(function)

@@ -10,8 +10,6 @@ from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_matrix
-from scipy.sparse.csgraph import maximum_bipartite_matching
 
 from sbp import compat
 from sbp.layout import chunk_sizes, local_shape, offset
@@ -171,6 +169,9 @@ def find_permutation(
     fits_own = fits.diagonal().all()
     if fits_own:
         return None  # a local slice
+    from scipy.sparse import csr_matrix  # scipy takes long to load
+    from scipy.sparse.csgraph import maximum_bipartite_matching
+
     source = maximum_bipartite_matching(csr_matrix(fits.T), perm_type="column")
     if (source < 0).any():
         return None

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_matrix
-from scipy.sparse.csgraph import dijkstra
 
 from sbp import compat
 from sbp.passes.boxing.links import Network
@@ -19,6 +17,9 @@ from sbp.passes.boxing.shortest import shortest_seconds
 from sbp.passes.boxing.table import MoveTable, cheapest_moves
 from sbp.signature import B, NdSbp, Partial, Signature, Split
 from sbp.untyped import DType
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_matrix
 
 Array = np.ndarray[Any, Any]
 
@@ -86,6 +87,8 @@ class Boxing:
 
         Signatures from n on are those after a filling.
         """
+        from scipy.sparse import csr_matrix  # scipy takes long to load
+
         n = len(self.universe)
         found = []
         for strict in (False, True):
@@ -102,11 +105,11 @@ class Boxing:
         return {}
 
     def _tree(self, source: int, strict: bool) -> tuple[Array, Array]:
-        """Seconds from one signature, and the predecessors on the cheapest paths (Dijkstra, 1959)."""
+        """Seconds from one signature, and the predecessors on the cheapest paths."""
         key = source, strict
         if key not in self._trees:
             graph = self._graphs[1 if strict else 0]
-            self._trees[key] = dijkstra(graph, indices=source, return_predecessors=True)
+            self._trees[key] = _cheapest(graph, source)
         return self._trees[key]
 
     @cached_property
@@ -140,7 +143,7 @@ class Boxing:
         ends, moves = self.table.ends[best], [self.table.moves[k] for k in best.tolist()]
         marks[0, ends[:, 0], ends[:, 1]] = [m.is_collective and m.kind != "all_reduce" for m in moves]
         marks[1, ends[:, 0], ends[:, 1]] = [m.is_collective for m in moves]
-        cost, before = dijkstra(self._graphs[0], indices=np.arange(n), return_predecessors=True)
+        cost, before = _cheapest(self._graphs[0], np.arange(n))
         start = np.repeat(np.arange(n)[:, None], n, axis=1)
         at = np.where(cost[:, n:] < cost[:, :n], start.T + n, start.T)
         found = np.zeros((2, n, n), dtype=np.bool_)
@@ -217,3 +220,11 @@ class Boxings:
                 shape, dtype, self.network, partials, dims, narrow, reduced, self._tables
             )
         return self._made[key]
+
+
+def _cheapest(graph: csr_matrix, sources: int | NDArray[np.int64]) -> tuple[Array, Array]:
+    """Seconds from some signatures, and the predecessors on the cheapest paths (Dijkstra, 1959)."""
+    from scipy.sparse.csgraph import dijkstra
+
+    found: tuple[Array, Array] = dijkstra(graph, indices=sources, return_predecessors=True)
+    return found

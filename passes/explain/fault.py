@@ -6,14 +6,16 @@ import platform
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial, wraps
 from types import FrameType
-from typing import NoReturn, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, NoReturn, ParamSpec, TypeVar
 
 import jax
 
 from sbp import compat
 from sbp.compat_mesh import meshless
 from sbp.errors import InternalError, Problem, SbpError
-from sbp.passes.program.graph import Node
+
+if TYPE_CHECKING:
+    from sbp.passes.program.graph import Node
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -105,6 +107,8 @@ def _program(frame: FrameType) -> Callable[[str, str], str] | None:
 
 def _node(frame: FrameType) -> Node | None:
     """The op that a function works on."""
+    from sbp.passes.program.graph import Node  # loads all rules
+
     for name in ("node", "step", "n"):
         held = frame.f_locals.get(name)
         held = getattr(held, "node", held)

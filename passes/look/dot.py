@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
-
-import networkx as nx
+from typing import TYPE_CHECKING, Any
 
 from sbp.passes.explain.plan import PlanData
 from sbp.passes.look.colours import mark_of
 from sbp.passes.look.folded import folded
 from sbp.passes.look.svg import lanes_of
 from sbp.units import bytes_text
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 
 def dot_text(plan: PlanData) -> str:

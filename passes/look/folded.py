@@ -10,9 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import networkx as nx
+from typing import TYPE_CHECKING, Any
 
 from sbp.passes.explain.plan import Collective, PlanData
 from sbp.passes.explain.words import kind_text
@@ -23,6 +21,9 @@ from sbp.passes.look.wiring import Wiring, WordedVersion
 from sbp.passes.program.names import common
 from sbp.signature import format_sbp
 from sbp.units import bytes_text, seconds_text
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 MAX_BOXES = 36
 MAX_LANE = 20
@@ -57,6 +58,8 @@ class _Fold:
 
     def graph(self) -> nx.DiGraph:
         """The nodes that are seen, in the order of the program, and their edges."""
+        import networkx as nx  # takes long to load
+
         found: nx.DiGraph = nx.DiGraph(name=self.plan.name)
         open_ = self.opened()
         shown = {v: self.shown(v, open_) for v in range(1, len(self.wiring.sent) + self.n_groups)}

@@ -7,9 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from html import escape
 from statistics import fmean
-from typing import Any
-
-import networkx as nx
+from typing import TYPE_CHECKING, Any
 
 from sbp.passes.explain.plan import PlanData
 from sbp.passes.look.colours import mark_of
@@ -33,6 +31,9 @@ from sbp.passes.look.svg_parts import (
     text_at,
 )
 from sbp.passes.program.names import PHASES
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 TOP, GAP, ROW_GAP, PAD = 34.0, 22.0, 30.0, 16.0
 WIDTH, LINE_HEIGHT = 212.0, 13.0
@@ -98,6 +99,8 @@ def lanes_of(graph: nx.DiGraph) -> list[str]:
 def _rows(graph: nx.DiGraph, members: list[int], most: int) -> list[list[int]]:
     """The nodes of a lane by how many stand before them, neighbours of the row above near each other."""
     own = graph.subgraph(members)
+    import networkx as nx  # takes long to load
+
     forward = nx.DiGraph()
     forward.add_nodes_from(members)
     forward.add_edges_from((a, b) for a, b, back in own.edges(data="back") if not back)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sbp.passes.plan.budget import FlatBudget
 from sbp.passes.plan.flat import FlatNetwork, Indices
-from sbp.passes.plan.network import Infeasible
+from sbp.passes.plan.network import CostNetwork, Infeasible, Table
+
+MAX_COMBINATIONS = 2_000_000
 
 
 def combinations(sizes: tuple[int, ...]) -> Indices:
@@ -55,3 +58,18 @@ def cheapest_of_all(
     least = over[possible].min()
     best = np.where(possible & (over <= max(least, 0.0)), cost, np.inf).argmin()
     return states[:, best], float(cost[best]), float(least)
+
+
+def all_costs(network: CostNetwork) -> tuple[NDArray[np.intp], Table]:
+    """All combinations, `[nodes, combinations]` in lexicographic order, and what they cost."""
+    sizes = tuple(theta.size for theta in network.unary)
+    count = math.prod(sizes)
+    if count > MAX_COMBINATIONS:
+        raise ValueError(f"all_costs: {count} combinations; at most {MAX_COMBINATIONS}: use solve")
+    states = combinations(sizes)
+    total = np.zeros(count)
+    for node, theta in enumerate(network.unary):
+        total += theta[states[node]]
+    for i, j, table in network.edges:
+        total += table[states[i], states[j]]
+    return states, total

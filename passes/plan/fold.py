@@ -43,17 +43,6 @@ class Folded:
         return tuple(states[k] for k in self.classes)
 
 
-def classes_of(network: CostNetwork, hops: int = HOPS) -> tuple[int, ...]:
-    """Nodes with the same costs, and edges with the same tables to such nodes, so many hops far.
-
-    >>> theta, table = np.zeros(2), np.zeros((2, 2))
-    >>> chain = CostNetwork((theta,) * 6, tuple((i, i + 1, table) for i in range(5)))
-    >>> classes_of(chain, hops=1), classes_of(chain, hops=2)
-    ((0, 1, 1, 1, 1, 2), (0, 1, 2, 2, 3, 4))
-    """
-    return _classes((network.unary,), network.edges, hops)
-
-
 def _classes(unaries: Sequence[Sequence[Table]], given: Sequence[TableEdge], hops: int) -> tuple[int, ...]:
     """Classes of nodes that have the same costs in each of several networks with the same edges."""
     colours = mixed(numbers_of(unaries[0]))

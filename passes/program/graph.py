@@ -8,10 +8,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
-import networkx as nx
 from jax.typing import ArrayLike
 
 from sbp.compat import Primitive, SourceInfo
@@ -20,6 +19,9 @@ from sbp.passes.program.role import PLAIN, Role, role_of
 from sbp.rules.entry import Rule
 from sbp.rules.registry import lookup
 from sbp.untyped import DType
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +194,8 @@ class Graph:
 
     def networkx(self) -> nx.MultiDiGraph:
         """A view for analyses: nodes `("in", i)`, node ids, `("out", i)`; an edge per use, with its value."""
+        import networkx as nx  # takes long to load
+
         g: nx.MultiDiGraph = nx.MultiDiGraph()
         made: dict[int, Any] = {}
         for i, v in enumerate(self.inputs):

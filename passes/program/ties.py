@@ -16,7 +16,6 @@ import jax
 import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path
 from numpy.typing import NDArray
-from scipy.optimize import linear_sum_assignment
 
 from sbp.passes.program.control import ports
 from sbp.passes.program.graph import Const, Graph, Node
@@ -151,6 +150,8 @@ def _matched(
     if len(results) == len(args) == 1 or not args or not results[0].leaves:
         yield from zip(results, args, strict=False)
         return
+    from scipy.optimize import linear_sum_assignment  # scipy takes long to load
+
     near = distances(graph, results, args)
     other = np.array([[not r.name or r.name != a.name for a in args] for r in results])
     order = np.abs(np.arange(len(results))[:, None] - np.arange(len(args))[None, :])

@@ -13,7 +13,7 @@ of them.
 - `deadlock`: `find_deadlock(schedule, edges)` is the circle of waits, None if there is none.
 - `times`, `simulate`, `spans`: `simulate(schedule, Times(...), edges)` is a `Timeline` of `Span`s, with
   `makespan`, `bubble` and `bubble_fraction`. Measured spans make a `Timeline` too.
-- `memory`: `peaks(schedule, Footprint(...))` and `over_time(timeline, footprint)`.
+- `memory`: `peaks(schedule, Footprint(...))`.
 - `search`: `search(rank_of, microbatches, times, footprint, limit_bytes)` finds one within a memory limit.
 
 >>> from sbp.passes.schedule.communication import add_transfers, issue_order

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 from sbp.errors import Problem, raise_all
 from sbp.passes.schedule.actions import Action, Kind, Schedule
-from sbp.passes.schedule.spans import Span, Timeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,19 +86,3 @@ def peak(steps: Iterable[Sequence[Action]], footprint: Footprint) -> float:
         most = max(most, held)
         held -= sum(footprint.after(a) for a in step)
     return most
-
-
-def over_time(timeline: Timeline, footprint: Footprint) -> tuple[tuple[tuple[float, float], ...], ...]:
-    """Of each rank, (time, what it holds from then on), wherever that changes; for a training."""
-    return tuple(tuple(_levels(timeline.computing(rank), footprint)) for rank in range(timeline.ranks))
-
-
-def _levels(spans: Sequence[Span], footprint: Footprint) -> Iterator[tuple[float, float]]:
-    changes = [(s.start, footprint.before(s.action)) for s in spans]
-    changes += [(s.end, -footprint.after(s.action)) for s in spans]
-    held: float = 0
-    for time, same in groupby(sorted(changes, key=lambda c: c[0]), key=lambda c: c[0]):
-        change = sum(c for _, c in same)
-        held += change
-        if change:
-            yield time, held

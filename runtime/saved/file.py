@@ -108,7 +108,7 @@ def write(path: Path, header: Mapping[str, Any], program: bytes, key: bytes | No
     try:
         trust.write_file(path, magic + trust.digest(key, rest) + rest, key)
     except OSError as e:
-        raise ExecutableError(_not_written(path, e)) from e
+        raise _wrong("not written", path, _of_system(e)) from e
 
 
 def read(path: Path, key: bytes | None = None) -> tuple[dict[str, Any], bytes]:
@@ -123,24 +123,30 @@ def read(path: Path, key: bytes | None = None) -> tuple[dict[str, Any], bytes]:
     try:
         data = trust.read_file(path, key)
     except OSError as e:
-        raise ExecutableError(_not_read(path, e)) from e
+        raise _wrong("not read", path, _of_system(e)) from e
     except NotTrustedError as e:
-        raise ExecutableError(_not_trusted(path, e)) from e
+        raise _wrong("not trusted", path, str(e)) from e
     magic, other = (MAGIC, SIGNED) if key is None else (SIGNED, MAGIC)
     if data.startswith(other):
-        raise ExecutableError(_without_signature(path) if key is not None else _signed(path))
+        if key is None:
+            raise _wrong("signed", path, "a file that was signed with a key, and no key")
+        raise _wrong("without a signature", path, "a file that was not signed")
     if not data.startswith(magic):
-        raise ExecutableError(_no_executable(path, data))
+        raise _wrong("no executable", path, f"a file that begins with {data[:12]!r}")
     digest, rest = data[len(magic) :][:DIGEST_BYTES], data[len(magic) + DIGEST_BYTES :]
     if not trust.is_digest(digest, key, rest):
-        raise ExecutableError(_damaged(path, len(data)) if key is None else _wrong_signature(path))
+        if key is None:
+            raise _wrong("damaged", path, f"{len(data)} bytes with another checksum than they had")
+        raise _wrong("another signature", path, "a file with another signature than this key gives")
     try:
         (length,) = LENGTH.unpack_from(rest)
         header = json_of(rest[LENGTH.size :][:length])
         if not isinstance(header, dict):
             raise ValueError(f"a {type(header).__name__} is no header")
     except (struct.error, ValueError) as e:
-        raise ExecutableError(_no_header(path, e)) from e
+        raise _wrong(
+            "no header", path, f"a header that cannot be read: {type(e).__name__}: {e!s:.200}"
+        ) from e
     return header, rest[LENGTH.size + length :]
 
 
@@ -174,101 +180,78 @@ def _made_for_other(path: Path, name: str, found: Any, here: Any) -> Problem:
     )
 
 
-def _not_written(path: Path, error: OSError) -> Problem:
-    return Problem(
-        "executable",
-        f"save_executable({str(path)!r})",
-        f"{type(error).__name__}: {error.strerror or error}",
+LOADED = "load_executable({path!r})"
+OPENED = "load_executable({path!r}, signing_key=...)"
+SAVED = "a file of program.save_executable(...)"
+# What can be wrong with a file: the call, what is legal, why, and what to try.
+WRONG: Mapping[str, tuple[str, str, str, str]] = {
+    "not written": (
+        "save_executable({path!r})",
         "a file that can be written",
         "nothing was changed",
         "another path",
-    )
-
-
-def _not_read(path: Path, error: OSError) -> Problem:
-    return Problem(
-        "executable",
-        f"load_executable({str(path)!r})",
-        f"{type(error).__name__}: {error.strerror or error}",
-        "a file of program.save_executable(...), of each process its own",
+    ),
+    "not read": (
+        LOADED,
+        f"{SAVED}, of each process its own",
         "there is nothing to be loaded",
         AGAIN,
-    )
-
-
-def _not_trusted(path: Path, error: NotTrustedError) -> Problem:
-    return Problem(
-        "executable",
-        f"load_executable({str(path)!r})",
-        str(error),
+    ),
+    "not trusted": (
+        LOADED,
         "a file of yours or of root that nobody else can write, in folders of the same kind up to /",
         "it is code: who can write it, or put another one into its place, runs what they like as you",
         "chmod go-w, or a folder of your own; where several write, a key of all of them: "
         "sbp.Options(signing_key=...) when it is saved, load_executable(path, signing_key=...)",
-    )
-
-
-def _signed(path: Path) -> Problem:
-    return Problem(
-        "executable",
-        f"load_executable({str(path)!r})",
-        "a file that was signed with a key, and no key",
+    ),
+    "signed": (
+        LOADED,
         "the key of the Options(signing_key=...) that it was compiled with",
         "only the key says who has written it",
         "load_executable(path, signing_key=...)",
-    )
-
-
-def _without_signature(path: Path) -> Problem:
-    return Problem(
-        "executable",
-        f"load_executable({str(path)!r}, signing_key=...)",
-        "a file that was not signed",
+    ),
+    "without a signature": (
+        OPENED,
         "a file that was signed with this key",
         "anybody may have written it",
         "sbp.compile(..., options=sbp.Options(signing_key=...)), and program.save_executable(...) again",
-    )
-
-
-def _wrong_signature(path: Path) -> Problem:
-    return Problem(
-        "executable",
-        f"load_executable({str(path)!r}, signing_key=...)",
-        "a file with another signature than this key gives",
+    ),
+    "another signature": (
+        OPENED,
         "the file as it was written, and the key that it was signed with",
         "another key has signed it, or it was cut or changed since; it is code, so nothing of it was run",
         AGAIN,
-    )
-
-
-def _no_header(path: Path, error: Exception) -> Problem:
-    return Problem(
-        "executable",
-        f"load_executable({str(path)!r})",
-        f"a header that cannot be read: {type(error).__name__}: {error!s:.200}",
-        "a file of program.save_executable(...)",
+    ),
+    "no header": (
+        LOADED,
+        SAVED,
         "what it was compiled for is not said, so nothing of it was run",
         AGAIN,
-    )
-
-
-def _no_executable(path: Path, data: bytes) -> Problem:
-    return Problem(
-        "executable",
-        f"load_executable({str(path)!r})",
-        f"a file that begins with {data[:12]!r}",
-        "a file of program.save_executable(...)",
+    ),
+    "no executable": (
+        LOADED,
+        SAVED,
         "it has another beginning, and nothing else of it was looked at",
         "sbp.load_plan for plans, sbp.restore for checkpoints",
-    )
-
-
-def _damaged(path: Path, size: int) -> Problem:
-    return Problem(
-        "executable",
-        f"load_executable({str(path)!r})",
-        f"{size} bytes with another checksum than they had",
+    ),
+    "damaged": (
+        LOADED,
         "the file as it was written",
         "it was cut, or changed; it is code, so nothing of it was run",
         AGAIN,
-    )
+    ),
+}
+
+
+def _wrong(what: str, path: Path, got: str) -> ExecutableError:
+    """The error for what is wrong with a file.
+
+    Arguments:
+      what: a key of `WRONG`.
+    """
+    call, legal, why, fix = WRONG[what]
+    return ExecutableError(Problem("executable", call.format(path=str(path)), got, legal, why, fix))
+
+
+def _of_system(error: OSError) -> str:
+    return f"{type(error).__name__}: {error.strerror or error}"

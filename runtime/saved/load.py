@@ -94,7 +94,7 @@ def load_executable(path: str | os.PathLike[str], *, signing_key: bytes | None =
 
     >>> import tempfile, jax.numpy as jnp
     >>> from sbp.placement import placement
-    >>> from sbp.runtime.execute import compile
+    >>> from sbp.runtime.compile import compile
     >>> double = compile(lambda x: x * 2, placement("cpu", shape=(1,)))
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     double.save_executable(f"{folder}/double.sbpx", jnp.ones(2))

@@ -18,7 +18,7 @@ from sbp.passes.face import PipelinePlan, Plan
 from sbp.passes.pipeline.where import loop_of, placements_of
 from sbp.passes.program.scan_kept import computes_twice
 from sbp.placement import for_placement, placement
-from sbp.runtime.execute import compile
+from sbp.runtime.compile import compile
 from sbp.runtime.reading import Reading, build
 from sbp.runtime.search.ranking import Ranked, Ranking
 from sbp.signature import AUTO

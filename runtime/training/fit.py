@@ -114,7 +114,7 @@ def fit(
 
     >>> import jax.numpy as jnp
     >>> from sbp.placement import placement
-    >>> from sbp.runtime.execute import compile
+    >>> from sbp.runtime.compile import compile
     >>> half = compile(lambda w, x: (w - 0.5 * (w - x), abs(w - x).sum()), placement("cpu", shape=(1,)))
     >>> done = fit(half, (jnp.zeros(1),), lambda i: jnp.ones(1), steps=3, progress=False)
     >>> done.state[0].tolist(), [m["loss"] for m in done.history]

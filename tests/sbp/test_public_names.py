@@ -2,6 +2,8 @@
 
 import importlib
 import inspect
+import subprocess
+import sys
 
 import jax
 import pytest
@@ -40,3 +42,13 @@ def test_processes_join_with_the_arguments_of_jax() -> None:
     ours = [*inspect.signature(sbp.initialize).parameters]
     theirs = [*inspect.signature(jax.distributed.initialize).parameters]
     assert ours[:4] == theirs[:4] and {*ours[:-1]} <= {*theirs} and ours[-1] == "more"
+
+
+HEAVY = ("numba", "networkx", "scipy", "rich", "sbp.passes.chain", "sbp.passes.look", "sbp.rules")
+
+
+def test_what_takes_long_to_load_waits_until_it_is_needed() -> None:
+    """`sbp.compile` is found without it: its first call loads what plans, and a kernel's first call numba."""
+    code = "import sys, sbp; sbp.compile, sbp.Options, sbp.S; print(*sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {*HEAVY} & {*found.stdout.split()}

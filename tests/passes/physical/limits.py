@@ -28,10 +28,10 @@ from sbp.passes.physical.evaluate import Evaluator
 from sbp.passes.physical.fit import LimitedProblem
 from sbp.passes.physical.insert import insert_boxing
 from sbp.passes.physical.recompute import with_copies
-from sbp.passes.plan.brute import all_costs
 from sbp.passes.plan.candidates import Candidates, rest_signatures
 from sbp.passes.plan.cheapest import choose
 from sbp.passes.plan.clusters import Recomputed
+from sbp.passes.plan.every import all_costs
 from sbp.passes.plan.model import Boundary, ChosenSignatures, Model, boxing_of
 from sbp.passes.plan.recompute import RecomputingModel
 from sbp.passes.program.trace import trace

@@ -29,9 +29,9 @@ from sbp.passes.physical.hidden import (
     looks_for,
     shortest_step,
 )
-from sbp.passes.plan.brute import all_costs
 from sbp.passes.plan.candidates import enumerate_candidates
 from sbp.passes.plan.cheapest import cheapest
+from sbp.passes.plan.every import all_costs
 from sbp.passes.plan.model import ChosenSignatures, Model
 from sbp.passes.plan.network import CostNetwork, Infeasible
 from sbp.passes.plan.pins import boundary

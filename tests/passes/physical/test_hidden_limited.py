@@ -14,9 +14,9 @@ from sbp.passes.physical.exposure import Clock, Exposure
 from sbp.passes.physical.fit import LimitedProblem, LimitedStart
 from sbp.passes.physical.hidden_limited import _least_peak, _LimitedLooks, shortest_within
 from sbp.passes.physical.merged import merge_ops
-from sbp.passes.plan.brute import all_costs
 from sbp.passes.plan.budget import Budget
 from sbp.passes.plan.cheapest import choose
+from sbp.passes.plan.every import all_costs
 from sbp.passes.plan.model import ChosenSignatures, Model
 from sbp.passes.plan.network import CostNetwork
 from sbp.passes.plan.recompute import RecomputingModel

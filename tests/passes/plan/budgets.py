@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 
-from sbp.passes.plan.brute import brute_force
 from sbp.passes.plan.budget import Budget, Load
 from sbp.passes.plan.network import CostNetwork, Infeasible, Table
+from tests.passes.plan.brute import brute_force
 
 
 def problem(seed: int, tightness: float) -> tuple[CostNetwork, Budget]:

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from sbp.passes.plan import narrow
-from sbp.passes.plan.brute import brute_force
 from sbp.passes.plan.indexed import IndexedNetwork, IndexedTable
 from sbp.passes.plan.narrow import Narrowing, solve_indexed
 from sbp.passes.plan.network import Infeasible
+from tests.passes.plan.brute import brute_force
 
 SEEDS = range(40)
 

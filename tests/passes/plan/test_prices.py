@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from sbp.passes.plan import within
-from sbp.passes.plan.brute import brute_force_within
 from sbp.passes.plan.budget import Budget, Load, flat_budget
 from sbp.passes.plan.flat import Indices, flat_network
 from sbp.passes.plan.network import CostNetwork
@@ -17,6 +16,7 @@ from sbp.passes.plan.prices import Prices
 from sbp.passes.plan.reduce import reduce_network
 from sbp.passes.plan.solve import solve
 from sbp.passes.plan.within import LimitedSearch
+from tests.passes.plan.brute import brute_force_within
 from tests.passes.plan.budgets import feasible_problems, problem
 
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from sbp.passes.plan import forests, sweeps, within
-from sbp.passes.plan.brute import brute_force, brute_force_within
 from sbp.passes.plan.budget import Budget, FlatBudget, Load, flat_budget
 from sbp.passes.plan.every import cheapest_of_all
 from sbp.passes.plan.flat import flat_network
@@ -17,6 +16,7 @@ from sbp.passes.plan.network import CostNetwork, Infeasible
 from sbp.passes.plan.priced import PROVING
 from sbp.passes.plan.reduce import reduce_network
 from sbp.passes.plan.within import LimitedSearch, solve_within
+from tests.passes.plan.brute import brute_force, brute_force_within
 from tests.passes.plan.budgets import feasible_problems, problem
 
 

@@ -1,13 +1,15 @@
 """The simulator by hand: waits, transfers, blocking, stuck ranks, and memory."""
 
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
+from itertools import groupby
 
 import pytest
 
 from sbp.errors import ArgumentError
 from sbp.passes.schedule.communication import add_transfers
 from sbp.passes.schedule.dataflow import Edge
-from sbp.passes.schedule.memory import Footprint, over_time, peaks, units
+from sbp.passes.schedule.memory import Footprint, peaks, units
 from sbp.passes.schedule.orders import GENERATORS
 from sbp.passes.schedule.simulate import simulate
 from sbp.passes.schedule.spans import Span, Timeline
@@ -167,6 +169,22 @@ def test_edges_that_do_not_fit(edge: Edge) -> None:
 def test_an_edge_twice_is_refused() -> None:
     with pytest.raises(ArgumentError, match="each pair of stages once"):
         simulate(TWO, equal_times(2), (Edge(0, 1), Edge(0, 1, gradient=False)))
+
+
+def over_time(timeline: Timeline, footprint: Footprint) -> tuple[tuple[tuple[float, float], ...], ...]:
+    """Of each rank, (time, what it holds from then on), wherever that changes; for a training."""
+    return tuple(tuple(_levels(timeline.computing(rank), footprint)) for rank in range(timeline.ranks))
+
+
+def _levels(spans: Sequence[Span], footprint: Footprint) -> Iterator[tuple[float, float]]:
+    changes = [(s.start, footprint.before(s.action)) for s in spans]
+    changes += [(s.end, -footprint.after(s.action)) for s in spans]
+    held: float = 0
+    for time, same in groupby(sorted(changes, key=lambda c: c[0]), key=lambda c: c[0]):
+        change = sum(c for _, c in same)
+        held += change
+        if change:
+            yield time, held
 
 
 def test_memory_by_hand() -> None:

@@ -5,13 +5,10 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sbp.passes.plan.budget import Budget, Fitted
-from sbp.passes.plan.every import combinations
-from sbp.passes.plan.network import CostNetwork, Infeasible, Solution, Table
-
-MAX_COMBINATIONS = 2_000_000
+from sbp.passes.plan.every import all_costs
+from sbp.passes.plan.network import CostNetwork, Infeasible, Solution
 
 
 def brute_force(network: CostNetwork) -> Solution:
@@ -60,18 +57,3 @@ def brute_force_within(network: CostNetwork, budget: Budget) -> Fitted:
     return Fitted(
         chosen, cost, cost if least <= budget.limit else np.inf, float(peak[best]), least, budget.limit
     )
-
-
-def all_costs(network: CostNetwork) -> tuple[NDArray[np.intp], Table]:
-    """All combinations, `[nodes, combinations]` in lexicographic order, and what they cost."""
-    sizes = tuple(theta.size for theta in network.unary)
-    count = math.prod(sizes)
-    if count > MAX_COMBINATIONS:
-        raise ValueError(f"brute_force: {count} combinations; at most {MAX_COMBINATIONS}: use solve")
-    states = combinations(sizes)
-    total = np.zeros(count)
-    for node, theta in enumerate(network.unary):
-        total += theta[states[node]]
-    for i, j, table in network.edges:
-        total += table[states[i], states[j]]
-    return states, total
