@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import jax
 
+from sbp.compat_gpu import NotHere
 from sbp.errors import PlacementError
 from sbp.placement import Placement
 from sbp.runtime.built import Built
@@ -15,7 +16,7 @@ from sbp.runtime.lower import shardings
 from sbp.runtime.pipeline.compiled import pipeline_report
 from sbp.runtime.pipeline.program import BuiltPipeline
 from sbp.runtime.pipeline.report import PipelineReport
-from sbp.runtime.target.devices import NotHere, absent_mesh, chip_of, cudnn_of, missing, topology_of
+from sbp.runtime.target.devices import absent_mesh, chip_of, cudnn_of, missing, topology_of
 from sbp.untyped import struct
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 import jax
 
 from sbp.compat import setting
+from sbp.compat_errors import is_deleted
 from sbp.compat_forks import check_not_forked
 from sbp.errors import ArgumentError, ProcessError, SbpError
 from sbp.passes.explain.fault import public
@@ -61,7 +62,7 @@ class Program(Compilation[P, R]):
         except (RuntimeError, ValueError) as e:
             if not isinstance(e, SbpError):
                 check_memory(e, built)
-                if "deleted" in str(e) or "donated" in str(e):
+                if is_deleted(e):
                     self._check(call, True)  # of JAX: which argument it is
                 explain(e)
             raise

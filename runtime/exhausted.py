@@ -6,17 +6,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
+from sbp.compat_errors import EXHAUSTED, is_exhausted
 from sbp.errors import MemoryLimitError, SbpError
 from sbp.passes.explain.memory import ran_out
 from sbp.passes.explain.plan import PlanData
 from sbp.passes.face import PipelinePlan, Plan
-
-EXHAUSTED = "RESOURCE_EXHAUSTED"
-
-
-def is_exhausted(error: BaseException) -> bool:
-    """Whether an error of JAX says that a device, or XLA's compiler, found too little memory."""
-    return EXHAUSTED in str(error)
 
 
 def out_of_memory(error: BaseException, plan: Plan, donated: Sequence[int]) -> MemoryLimitError:

@@ -345,19 +345,23 @@ def is_key(dtype: DType) -> bool:
 def itemsize(dtype: DType) -> float:
     """Bytes of one element; a typed key counts its words, sub-byte types their share."""
     if is_key(dtype):
-        impl = getattr(dtype, "_impl", None)
-        return 4.0 * float(impl.key_shape[0]) if impl is not None else 8.0
+        return 4.0 * float(_implementation(dtype).key_shape[0])
     name = str(dtype)
     if name.endswith(("int4", "int2", "float4_e2m1fn")):
         return 0.5 if "4" in name else 0.25
     return float(dtype.itemsize)
 
 
+def _implementation(key_dtype: Any) -> Any:
+    """How JAX makes keys of a dtype."""
+    return key_dtype._impl
+
+
 def zeros(shape: tuple[int, ...], dtype: DType) -> jax.Array:
     """An array of zeros; of keys, whose words are zeros."""
     if not is_key(dtype):
         return jax.numpy.zeros(shape, dtype)
-    impl: Any = getattr(dtype, "_impl", None)
+    impl = _implementation(dtype)
     words = jax.numpy.zeros((*shape, *impl.key_shape), np.uint32)
     keys: jax.Array = jax.random.wrap_key_data(words, impl=impl.name)
     return keys
@@ -371,8 +375,7 @@ def setting(name: str) -> Any:
 
 def is_partitionable_threefry(key_dtype: DType) -> bool:
     """Whether bits of this key are a function of the key and the logical position alone."""
-    impl = getattr(key_dtype, "_impl", None)
-    return impl is threefry_prng_impl and bool(setting("jax_threefry_partitionable"))
+    return _implementation(key_dtype) is threefry_prng_impl and bool(setting("jax_threefry_partitionable"))
 
 
 def threefry(k1: ArrayLike, k2: ArrayLike, hi: ArrayLike, lo: ArrayLike) -> list[jax.Array]:

@@ -197,7 +197,7 @@ def serialised(
             return ("exec", found) if pid is not None and pid[0] == "exec" and found is not None else pid
 
     internals: Any = compiled
-    unloaded = getattr(internals._executable, "_unloaded_executable", None)
+    unloaded = internals._executable._unloaded_executable
     if unloaded is None or internals._params.const_args:
         return None
     infos, in_tree = jax.tree.flatten(compiled.args_info)

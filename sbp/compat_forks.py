@@ -25,8 +25,8 @@ class Fork:
     def note(self) -> None:
         """Notes in a child that its parent had used JAX; without JAX's locks, which may be held for ever."""
         bridge, groups = map(sys.modules.get, ("jax._src.xla_bridge", "jax._src.distributed"))
-        is_started = bool(getattr(bridge, "_backends", None))
-        is_joined = getattr(getattr(groups, "global_state", None), "client", None) is not None
+        is_started = bridge is not None and bool(bridge._backends)
+        is_joined = groups is not None and groups.global_state.client is not None
         if self.parent is None and (is_started or is_joined):
             self.parent = os.getppid()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Protocol, cast
 
-import jax
 from jax._src import distributed, xla_bridge
 from jax._src.lib import _jax  # type: ignore[attr-defined, unused-ignore]
 
@@ -63,11 +62,6 @@ def set_own_address(address: str) -> None:
         return xla_bridge.make_cpu_client(gloo)
 
     xla_bridge.register_backend_factory("cpu", client, priority=0, fail_quietly=False)
-
-
-def is_late(error: jax.errors.JaxRuntimeError) -> bool:
-    """Whether an error says that something had not come in time."""
-    return "DEADLINE_EXCEEDED" in str(error)
 
 
 def own_index() -> int:

@@ -21,9 +21,8 @@ ORDER = list(LAYERS.values())
 # The lazy face and the command line reach every layer; nobody inside the house imports them.
 FACE = ("sbp/__init__.py", "sbp/__main__.py")
 # The only modules that touch what JAX keeps for itself.
-COMPAT = tuple(
-    f"sbp/{n}.py" for n in "compat compat_cache compat_mesh compat_ops compat_processes compat_reduce".split()
-)
+COMPAT = tuple(f"sbp/{path.name}" for path in sorted((ROOT / "sbp").glob("compat*.py")))
+XLA_STATUS = re.compile("RESOURCE_EXHAUSTED|DEADLINE_EXCEEDED|DATA_LOSS")
 MAX_LINES = 400
 
 # The rooms of the compiler in the order of the work: each may import those before it. `spec` and `request`
@@ -128,7 +127,7 @@ def wrong_imports(path: Path, source: str) -> list[str]:
 
 
 def jax_internals(source: str) -> list[int]:
-    """The lines that import or reach into `jax._src` or jaxlib."""
+    """The lines that import or reach into `jax._src` or jaxlib, or know texts of XLA's errors."""
     lines = []
     for node in nodes(source):
         match node:
@@ -138,6 +137,8 @@ def jax_internals(source: str) -> list[int]:
                 targets = [f"{origin}.{alias.name}" for alias in aliases]
             case ast.Attribute(value=ast.Name(id="jax"), attr=attribute):
                 targets = [f"jax.{attribute}"]
+            case ast.Constant(value=str(words)) if XLA_STATUS.search(words):
+                targets = ["jaxlib"]
             case _:
                 continue
         if any(target.startswith("jax._src") or target.split(".")[0] == "jaxlib" for target in targets):
@@ -303,6 +304,7 @@ def test_jax_internals_only_in_compat() -> None:
         ("import jax\n\njax._src.core.Tracer", [3]),
         ("from jaxlib import xla_client", [1]),
         ("import jax\nfrom jax.extend import core\njax.jit", []),
+        ('x = 1\nis_full = "RESOURCE_EXHAUSTED" in str(e)', [2]),
     ],
 )
 def test_the_internals_check_itself(source: str, found: list[int]) -> None:

@@ -1,9 +1,10 @@
 """What is installed, from a tree whose two links have become text files as from any other."""
 
+import re
 import shutil
 import subprocess
 import sys
-import tomllib
+import tarfile
 import zipfile
 from importlib import metadata
 from pathlib import Path
@@ -11,9 +12,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
 FOLDERS = {"sbp": "sbp", "passes": "sbp/passes", "runtime": "sbp/runtime"}
-BUILD = "import setuptools.build_meta as m; print(m.build_wheel('wheels'))"
+BUILD = "import setuptools.build_meta as m; print(m.build_wheel('wheels')); print(m.build_sdist('wheels'))"
+URL, SITE = "https://forge.example/us/sbp", "https://docs.example/sbp"
 # More than an import: all of the compiler, a run, and the tables that are data.
 USE = """
 import jax
@@ -59,8 +60,10 @@ def text_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ignore = shutil.ignore_patterns("__pycache__", "*.egg-info")
     for name in FOLDERS:
         shutil.copytree(ROOT / name, tree / name, symlinks=True, ignore=ignore)
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, tree)
+    for name in ("docs", "models", "tests"):
+        shutil.copytree(ROOT / name, tree / name, ignore=ignore)
+    for path in filter(Path.is_file, (*ROOT.glob("*.*"), ROOT / "LICENSE")):
+        shutil.copy(path, tree)
     for name in ("passes", "runtime"):
         (tree / "sbp" / name).unlink()
         (tree / "sbp" / name).write_text(f"../{name}", encoding="utf-8")
@@ -72,14 +75,6 @@ def run(code: str, folder: Path, *flags: str) -> "subprocess.CompletedProcess[st
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
-def test_every_package_is_listed_and_mapped() -> None:
-    packages = {
-        name.rpartition("/")[0].replace("/", ".") for name in modules() if name.endswith("__init__.py")
-    }
-    assert set(SETTINGS["packages"]) == packages
-    assert SETTINGS["package-dir"] == {there.replace("/", "."): folder for folder, there in FOLDERS.items()}
-
-
 def test_without_links_the_import_says_what_to_do(text_tree: Path) -> None:
     # Without the packages of the environment: this tree may be installed there.
     done = run("import sbp", text_tree, "-S")
@@ -89,12 +84,24 @@ def test_without_links_the_import_says_what_to_do(text_tree: Path) -> None:
 
 
 @pytest.mark.skipif(not has_setuptools(), reason="the extra `test` brings the setuptools that builds it")
-def test_a_wheel_from_it_has_every_file_and_works(text_tree: Path, tmp_path: Path) -> None:
+def test_a_release_has_every_file_and_works(text_tree: Path, tmp_path: Path) -> None:
+    command = [sys.executable, ROOT / ".ci" / "addresses", URL, SITE]
+    subprocess.run(command, cwd=text_tree, check=True)
     done = run(BUILD, text_tree)
     assert done.returncode == 0, done.stderr
-    with zipfile.ZipFile(text_tree / "wheels" / done.stdout.split()[-1]) as wheel:
+    made = [text_tree / "wheels" / line for line in done.stdout.split() if line.endswith((".whl", ".gz"))]
+    with zipfile.ZipFile(made[0]) as wheel:
         names = {name for name in wheel.namelist() if ".dist-info/" not in name}
         wheel.extractall(tmp_path)
     assert names == files()
     done = run(USE, tmp_path)
     assert done.stdout.split() == [str(tmp_path / "sbp" / "__init__.py"), "4.0", "1", "measured"], done.stderr
+    (described,) = tmp_path.glob("*.dist-info/METADATA")
+    page = described.read_text(encoding="utf-8")
+    assert f"Project-URL: Documentation, {SITE}\n" in page
+    assert f"]({URL}/blob/main/docs/concepts.md)" in page
+    assert not re.findall(r"\]\((?!https?://)[^)]*\)", page)  # no link that the page of a package has not
+    with tarfile.open(made[1]) as source:
+        held = {name.partition("/")[2] for name in source.getnames()}
+    assert {"CHANGELOG.md", "docs/index.md", "models/gpt.py", "passes/chain.py"} <= held
+    assert not [name for name in held if name.startswith(("tests", "docs/notes"))]

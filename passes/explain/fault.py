@@ -111,7 +111,6 @@ def _node(frame: FrameType) -> Node | None:
 
     for name in ("node", "step", "n"):
         held = frame.f_locals.get(name)
-        held = getattr(held, "node", held)
-        if isinstance(held, Node):
-            return held
+        if isinstance(node := getattr(held, "node", held), Node):
+            return node
     return None

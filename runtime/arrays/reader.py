@@ -12,18 +12,8 @@ from sbp.runtime.arrays.checksums import WORD, Box, box_of, checksum
 from sbp.runtime.arrays.state import LeafRecord
 from sbp.runtime.processes.team import team
 from sbp.runtime.storage.files import Path
-from sbp.runtime.storage.libraries import orbax
+from sbp.runtime.storage.libraries import handler, orbax
 from sbp.untyped import Leaf, PyTree
-
-NO_DAMAGE = (
-    "PERMISSION_DENIED",
-    "UNAVAILABLE",
-    "DEADLINE_EXCEEDED",
-    "RESOURCE_EXHAUSTED",
-    "ABORTED",
-    "CANCELLED",
-)
-"""What TensorStore says where another try might succeed: the arrays may be intact."""
 
 
 def read_arrays(at: Path, abstract: PyTree, keys: Sequence[str | int]) -> PyTree:
@@ -34,17 +24,7 @@ def read_arrays(at: Path, abstract: PyTree, keys: Sequence[str | int]) -> PyTree
       abstract: what is wanted, of the structure that was saved.
       keys: of the part in the saved state, outermost first.
     """
-    handler = orbax().PyTreeCheckpointHandler(enable_pinned_host_transfer=False)
-    return _part_read(handler, at, abstract, keys) if keys else _restored(handler, at, abstract)
-
-
-def is_damage(error: Exception) -> bool:
-    """Whether orbax could not read files since they are not what was written, and not for another reason."""
-    if isinstance(error, FileNotFoundError):
-        return True
-    if isinstance(error, OSError) or any(word in str(error) for word in NO_DAMAGE):
-        return False
-    return isinstance(error, ValueError | KeyError | TypeError) or "DATA_LOSS" in str(error)
+    return _part_read(handler(), at, abstract, keys) if keys else _restored(handler(), at, abstract)
 
 
 def differing(name: str, records: Sequence[LeafRecord], found: PyTree) -> list[str]:
@@ -72,20 +52,20 @@ def differing(name: str, records: Sequence[LeafRecord], found: PyTree) -> list[s
 # -- inside
 
 
-def _restored(handler: Any, at: Path, item: PyTree) -> PyTree:
+def _restored(reader: Any, at: Path, item: PyTree) -> PyTree:
     ocp = orbax()
-    restore_args = ocp.checkpoint_utils.construct_restore_args(item)
-    return handler.restore(at, args=ocp.args.PyTreeRestore(item, restore_args=restore_args))
+    args = ocp.args.PyTreeRestore(item, restore_args=ocp.checkpoint_utils.construct_restore_args(item))
+    return reader.restore(at, args=args)
 
 
-def _part_read(handler: Any, at: Path, abstract: PyTree, keys: Sequence[str | int]) -> PyTree:
+def _part_read(reader: Any, at: Path, abstract: PyTree, keys: Sequence[str | int]) -> PyTree:
     """A part of a state; placeholders stand for what is around it."""
     ocp = orbax()
-    found = handler.metadata(at)
+    found = reader.metadata(at)
     around = jax.tree.map(lambda _: ocp.PLACEHOLDER, getattr(found, "tree", found))
     is_leaf = jax.tree_util.all_leaves([abstract])
     part = abstract if is_leaf else ocp.tree.serialize_tree(abstract, keep_empty_nodes=True)
-    read = _restored(handler, at, _with_part(around, keys, part))
+    read = _restored(reader, at, _with_part(around, keys, part))
     for key in keys:
         read = read[_spelled(read, key)]
     return read if is_leaf else ocp.tree.deserialize_tree(read, abstract)

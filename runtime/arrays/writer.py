@@ -14,7 +14,7 @@ import numpy as np
 from sbp.compat_loops import run_and_drain
 from sbp.runtime.arrays.checksums import WORD, Box, box_of, checksum
 from sbp.runtime.storage.files import Path
-from sbp.runtime.storage.libraries import orbax
+from sbp.runtime.storage.libraries import handler, orbax
 from sbp.untyped import Leaf, PyTree
 
 THREADS = 4
@@ -69,7 +69,7 @@ def checksums_of(parts: Sequence[HostShard]) -> dict[str, int]:
 def begin_write(path: Path, state: PyTree) -> list[Any]:
     """orbax's futures of a state that it has copied to the host."""
     arguments = orbax().args.PyTreeSave(state)
-    return list(_run(_handler().async_save(path, args=arguments)) or ())
+    return list(_run(handler().async_save(path, args=arguments)) or ())
 
 
 def await_written(futures: Sequence[Any]) -> None:
@@ -81,7 +81,7 @@ def await_written(futures: Sequence[Any]) -> None:
 
 def merge(path: Path) -> None:
     """Merges what all processes have written, in one of them."""
-    _handler().finalize(path)
+    handler().finalize(path)
 
 
 # -- inside
@@ -104,11 +104,6 @@ def _failure(future: Any) -> Exception | None:
     except Exception as e:
         return e
     return None
-
-
-def _handler() -> Any:
-    """orbax's handler; the copies on the host are those of the arrays themselves, which we checksum."""
-    return orbax().PyTreeCheckpointHandler(enable_pinned_host_transfer=False)
 
 
 def _run(coroutine: Any) -> Any:

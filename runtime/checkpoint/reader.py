@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from sbp.compat_errors import is_damage
 from sbp.errors import CheckpointError, DamagedCheckpointError
-from sbp.runtime.arrays.reader import differing, is_damage, read_arrays
+from sbp.runtime.arrays.reader import differing, read_arrays
 from sbp.runtime.arrays.state import LeafRecord
 from sbp.runtime.checkpoint import messages
 from sbp.runtime.checkpoint.manifest import Manifest
@@ -68,8 +69,7 @@ def check_sizes(path: Path, manifest: Manifest, others: Sequence[int]) -> None:
     there = files.sizes(path / manifest.data / ARRAYS)
     missing = [f"{name} is missing" for name in manifest.sizes if name not in there]
     found = [(name, size, there.get(name, size)) for name, size in manifest.sizes.items()]
-    found_wrong = [f"{name} has {now} bytes, not {size}" for name, size, now in found if now != size]
-    if wrong := [*missing, *found_wrong]:
+    if wrong := missing + [f"{name} has {now} bytes, not {size}" for name, size, now in found if now != size]:
         raise DamagedCheckpointError(messages.damaged(path, others, "; ".join(wrong[:MOST_SHOWN])))
 
 
@@ -84,8 +84,7 @@ def check_files(path: Path, manifest: Manifest, others: Sequence[int]) -> None:
     every_file = sorted((manifest.files or {}).items())[index::count]
     mine = [*filter(None, (files.damage(path / name, name, *known) for name, known in every_file))]
     every = [mine] if group is None else group.gathered(f"checksums of {path.name}", mine)
-    found = [wrong for one in every for wrong in one]
-    if found:
+    if found := [wrong for one in every for wrong in one]:
         raise DamagedCheckpointError(messages.damaged(path, others, "; ".join(found[:MOST_SHOWN])))
 
 

@@ -22,6 +22,7 @@ from typing import TypeAlias, cast
 
 import jax
 
+from sbp.compat_errors import has_lost_another
 from sbp.compat_forks import FORK
 from sbp.compat_processes import Board, how_many
 from sbp.errors import ProcessError
@@ -29,7 +30,7 @@ from sbp.runtime.processes.blame import FOLLOWS
 from sbp.runtime.processes.calls import calls_of
 from sbp.runtime.processes.late import Waiting
 from sbp.runtime.processes.order import at_the_end, explained, parted
-from sbp.runtime.processes.peers import has_lost_another, in_one_line, loss_text
+from sbp.runtime.processes.peers import in_one_line, loss_text
 from sbp.runtime.processes.silence import Silence
 
 Hook: TypeAlias = Callable[[type[BaseException], BaseException, TracebackType | None], object]

@@ -14,12 +14,12 @@ from contextlib import suppress
 
 import jax
 
+from sbp.compat_errors import is_of_runtime
 from sbp.compat_processes import Board
 from sbp.errors import Problem, ProcessError
 from sbp.runtime.processes.calls import ENDED, Calls, ask, begun, ended, words_of
 from sbp.runtime.processes.history import History
 from sbp.runtime.processes.messages import another_call, no_such_call
-from sbp.runtime.processes.peers import is_of_runtime
 
 ANSWER_SECONDS = 3.0
 """What an error of the runtime waits for the answers of other processes."""

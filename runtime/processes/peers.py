@@ -4,40 +4,9 @@ from __future__ import annotations
 
 import re
 
-import jax
-
 from sbp.errors import SbpError
 
-_LOST = re.compile(
-    r"Connection (?:closed|reset) by peer|Connection timed out|Broken pipe|Timed out waiting|Read error"
-    r"|No route to host|Network is unreachable|Socket closed|remote process exited|^UNAVAILABLE\b",
-    re.IGNORECASE,
-)
-_STATUS = re.compile(
-    r"(?:CANCELLED|UNKNOWN|DEADLINE_EXCEEDED|ABORTED|INTERNAL|UNAVAILABLE|FAILED_PRECONDITION|DATA_LOSS): "
-)
-"""What the runtime's errors begin with."""
 _WHERE = re.compile(r"\[external/\S+\] ?")
-
-
-def is_of_runtime(error: BaseException) -> bool:
-    """Whether the runtime has raised an error: where a program is run while it is called, as a ValueError.
-
-    >>> is_of_runtime(ValueError("UNKNOWN: Gloo all-reduce failed")), is_of_runtime(ValueError("UNKNOWN"))
-    (True, False)
-    """
-    is_value = type(error) is ValueError and _STATUS.match(str(error)) is not None
-    return is_value or isinstance(error, jax.errors.JaxRuntimeError)
-
-
-def has_lost_another(error: BaseException) -> bool:
-    """Whether a process raises since another one is gone: then it is not to blame.
-
-    >>> gone = "UNKNOWN: Gloo AllGather failed: [external/pair.cc:547] Connection closed by peer [10.0.0.2]:4"
-    >>> has_lost_another(jax.errors.JaxRuntimeError(gone)), has_lost_another(OSError(gone))
-    (True, False)
-    """
-    return is_of_runtime(error) and _LOST.search(str(error)) is not None
 
 
 def in_one_line(error: BaseException) -> str:

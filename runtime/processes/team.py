@@ -20,7 +20,8 @@ from typing import Any, cast
 
 import jax
 
-from sbp.compat_processes import Board, board, is_late
+from sbp.compat_errors import is_deadline
+from sbp.compat_processes import Board, board
 from sbp.errors import Problem, ProcessError
 from sbp.passes.plan.record import ChoiceRecord, read_record, record_data
 from sbp.passes.request import Question
@@ -182,7 +183,7 @@ class Team:
         try:
             found = self.board.blocking_key_value_get_bytes(f"sbp/{key}", max(1, int(1000 * seconds)))
         except jax.errors.JaxRuntimeError as e:
-            if is_late(e):
+            if is_deadline(e):
                 return None
             raise
         return dict(json.loads(gzip.decompress(found)))

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sbp.compat_errors import is_full
 from sbp.errors import Problem
 
-FULL = ("No space left", "RESOURCE_EXHAUSTED", "File too large", "Disk quota")
-"""What a full disk is called by those who write."""
 MOST_SHOWN = 4
 _RIGHTS = "the rights of the folder, and its disk"
 
@@ -122,7 +121,7 @@ def failed(path: object, error: Exception) -> Problem:
     """What the file system, or orbax, has raised."""
     text = str(error).strip().splitlines()
     got = f"{type(error).__name__}: {text[0] if text else ''}"[:300]
-    full = any(word in str(error) for word in FULL)
+    full = is_full(error)
     why = "the disk is full" if full else "the files could not be written or read"
     rights = "the rights in the bucket, and the network" if "://" in str(path) else _RIGHTS
     fix = "space on the disk, or a smaller keep=" if full else rights

@@ -1,30 +1,23 @@
-"""Devices that are not here, for XLA to compile for.
-
-The only module that touches what JAX and its CUDA plugin keep for themselves in this matter: the plugin,
-without the CUDA libraries and without a driver, makes compile-only devices from a description of a chip.
-"""
+"""Devices that are not here, for XLA to compile for: which a placement needs, and whether they can be had."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
-import importlib
 import importlib.metadata
 import importlib.util
 import math
-import os
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
+from sbp.compat_gpu import compile_only_devices
 from sbp.compat_ops import assumed_cudnn, has_cudnn
 from sbp.errors import PlacementError, Problem
 from sbp.hardware import PLATFORMS
 from sbp.placement import Placement
-from sbp.quiet import PLUGIN, SKIP_CHECK
+from sbp.quiet import PLUGIN
 from sbp.rates.chips import CHIPS, Chip
 
 LINE, EXTRA = (0, 12), "pip install 'sbp-jax[gpu-target]'"
@@ -170,7 +163,8 @@ def absent_mesh(placement: Placement, topology: Sequence[int] | None = None) -> 
         raise PlacementError(problem)
     chip = chip_of(placement)
     assert chip is not None
-    devices = _devices(chip.name, topology_of(placement, topology))
+    machine = "x".join(map(str, topology_of(placement, topology)))
+    devices = compile_only_devices(target_text(chip), machine)
     grid = np.array(devices[: placement.size], dtype=object).reshape(placement.shape)
     return Mesh(grid, placement.axes, axis_types=(AxisType.Auto,) * placement.ndim)
 
@@ -185,31 +179,3 @@ def target_text(chip: Chip) -> str:
         bandwidth=int(chip.memory_bytes_per_second),
         clock=chip.clock_hertz / 1e9,
     )
-
-
-class NotHere(jax.stages.Lowered):
-    """A lowered program that can be read; `compile` says why it cannot be compiled here."""
-
-    def __init__(self, lowered: jax.stages.Lowered, problem: Problem) -> None:
-        for slot in jax.stages.Lowered.__slots__:
-            setattr(self, slot, getattr(lowered, slot))
-        self.problem = problem
-
-    def compile(self, *args: Any, **kwargs: Any) -> jax.stages.Compiled:
-        """Raises PlacementError."""
-        raise PlacementError(self.problem)
-
-
-@functools.cache
-def _devices(chip: str, topology: tuple[int, int, int]) -> Sequence[Any]:
-    """Compile-only devices; the same ones for the same machine, so that meshes of them are equal."""
-    from jax.experimental import topologies
-
-    config, machine = target_text(CHIPS[chip]), "x".join(map(str, topology))
-    try:
-        found = topologies.get_topology_desc(platform="cuda", target_config=config, topology=machine)
-    except NotImplementedError:  # JAX has looked for CUDA's libraries before, and left the plugin out
-        os.environ[SKIP_CHECK] = "1"
-        importlib.import_module("jax_plugins.xla_cuda13").initialize()
-        found = topologies.get_topology_desc(platform="cuda", target_config=config, topology=machine)
-    return list(found.devices)
