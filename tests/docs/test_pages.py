@@ -1,5 +1,6 @@
 """The pages tell the truth: their Python runs, and prints what they say."""
 
+import doctest
 import importlib.util
 import os
 import re
@@ -11,6 +12,8 @@ from types import ModuleType
 
 import jax
 import pytest
+
+import sbp
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -112,3 +115,21 @@ def test_what_may_differ_is_up_to_date() -> None:
     make_ops = script("make_ops")
     page = (ROOT / "docs" / "concepts.md").read_text(encoding="utf-8")
     assert make_ops.with_odd_values(page, make_ops.odd_values()) == page, "run `python docs/make_ops.py`"
+
+
+def test_the_reference_has_all_public_names() -> None:
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    there = set(re.findall(r":: sbp\.(?:\w+\.)?(\w+)$", page, re.MULTILINE))
+    signatures = {"AUTO", "B", "P", "S", "embedding"}  # the classes of the first stand there
+    assert {*sbp.__all__} - there <= signatures
+    assert {
+        name for name in sbp._MOVED if not sbp._MOVED[name].startswith(("sbp.passes", "sbp.runtime"))
+    } <= there
+
+
+def test_what_the_site_adds_to_a_page() -> None:
+    """Without an address of the sources, links to files that are no pages are their words alone."""
+    conf = script("site/conf")
+    assert doctest.testmod(conf).failed == 0
+    text = conf.addressed(ROOT / "docs" / "index.md", "[the view](../sbp/view.py) and [why](why.md#a)", None)
+    assert text == "the view and [why](why.md#a)"
