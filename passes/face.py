@@ -71,16 +71,15 @@ class Plan(PlanData):
         time_limit: float = PAGE_SECONDS,
         profile: PageProfile | None = None,
     ) -> None:
-        """Writes the plan; the suffix chooses the form: .json, .html, .dot or .svg; with stages .trace.json,
-        without .py, a module of PartitionSpecs for `jax.jit`.
+        """Writes the plan as .json, .html, .dot or .svg; with stages also as .trace.json; without stages also
+        as .py, a module of PartitionSpecs for `jax.jit`.
 
         Arguments:
-          choices: for how many of the costliest collectives a page says what their tensors could lie as
-            instead, what the whole plan would cost then, and whether the collective would be gone; by default
-            five, in programs of at most 5,000 ops.
-          time_limit: for finding that, seconds. Of what there is no time for the page says how to ask `why`.
-          profile: of the same program, as `Program.profile` measures it: a page has what it took beside the
-            estimates.
+          choices: for how many of the costliest collectives a page lists other signatures of their tensors,
+            with the cost of the whole plan then, and whether the collective would be gone. By default five,
+            in programs of at most 5,000 ops.
+          time_limit: seconds for finding these. For the others the page says how to call `why`.
+          profile: from `Program.profile` of the same program; a page shows its times beside the estimates.
 
         Raises:
           ArgumentError: for another suffix, and for a profile of another program.
@@ -129,30 +128,30 @@ class Plan(PlanData):
         return 0 if self.physical is None else sum(1 for _ in self.physical.walk())
 
     def why(self, tensor: str, *, most: int = CHOICES, time_limit: float = CHOICES_SECONDS) -> TensorChoices:
-        """Why a tensor lies as it does: what else it could lie as, and what the whole plan would cost then.
+        """Which other signatures a tensor could have, and what the whole plan would cost then.
 
-        Each alternative is the cheapest plan with the tensor held to it and everything else planned again;
-        what the user fixed stays. `print` shows them.
+        Each alternative is the cheapest plan with that signature, with everything else planned again; what
+        the user fixed stays fixed. `print` shows them.
 
         Arguments:
           tensor: an argument's or a result's path (`params['w']`, `[*]` for all of a list), a line
             (`gpt.py:150`), an op at a line (`dot_general at gpt.py:150`), or a name that the plan prints.
-          most: how many alternatives, the cheapest.
-          time_limit: for the search of all, seconds.
+          most: how many alternatives, the cheapest first.
+          time_limit: seconds for all searches together.
 
         Raises:
-          ArgumentError: for a name that means nothing or several kinds of tensors, and for a plan that cannot
-            be made again.
+          ArgumentError: for a name that means no tensor or several kinds of tensors, and for a plan without
+            its program.
         """
         return self._replanner("why").choices(self, tensor, most, time_limit)
 
     def what_if(self, tensor: str, signature: Signature | Sequence[Signature]) -> Plan:
-        """The plan with a tensor held to a signature, and everything else planned again.
+        """The plan in which a tensor has a given signature, with everything else planned again.
 
-        `plan.diff(plan.what_if(...))` says what is different; the first of its notes, what it costs.
+        `plan.diff(plan.what_if(...))` shows the differences; the first note of the new plan shows the cost.
 
         Arguments:
-          tensor: its name, as of `why`. What an op makes lies as if `sbp.annotate` stood behind it.
+          tensor: its name, as for `why`. For the result of an op this is an `sbp.annotate` behind the op.
           signature: one `S(dim)`, `B` or `P` per placement axis.
 
         Raises:
@@ -166,7 +165,7 @@ class Plan(PlanData):
     def source(self) -> ProgramSource:
         """The program as a Python module that runs: a `shard_map` function with explicit collectives.
 
-        `print` shows it, `save` writes it, `load` gives its function (docs/source.md).
+        `print` shows it, `save` writes it, `load` returns its function (docs/source.md).
 
         Raises:
           ArgumentError: for a plan without its program, and for stages that are cut out of a scan: each of
@@ -185,16 +184,16 @@ class Plan(PlanData):
 
     @property
     def shardings(self) -> Mapping[str, PartitionSpec]:
-        """How arguments and results lie, by their names."""
+        """The shardings of arguments and results, by their names."""
         return shardings_of(self)
 
     @property
     def unsaid(self) -> tuple[Unsaid, ...]:
-        """What `sbp.constrain` cannot say to JAX, with what it is worth; nothing of a plan out of a file."""
+        """What `sbp.constrain` cannot express in JAX, with its cost; empty for a plan from a file."""
         return unsaid(self)
 
     def diff(self, other: Plan) -> str:
-        """What another plan does that this one does not, as text."""
+        """The differences from this plan to another one, as text."""
         return diff_text(self, other, ("this", "other"))
 
     def _replanner(self, asked: str) -> Replans:

@@ -40,17 +40,17 @@ def compile(
       fn: any JAX function over pytrees: a model, its loss, a whole train step.
       placement: the devices: an `sbp.placement`, or a `jax.sharding.Mesh`.
       in_sbp: a pytree prefix of signatures for the arguments that are not static, in the order of the
-        function's parameters, whether they are given by position or by keyword; or a dict of such by the
-        parameters' names, which alone reaches those that have no position. AUTO is chosen.
-      out_sbp: the same for the results; state that comes back keeps its argument's signature.
-      donate_argnums, donate_argnames: arguments whose memory the results may take; they are gone after the
-        call. The positions say the names, and the names the positions, as in `jax.jit`.
+        function's parameters, also for arguments that are given by keyword. Or a dict of prefixes by the
+        names of parameters, which is needed for keyword-only parameters. The planner chooses what is AUTO.
+      out_sbp: the same for the results; returned state keeps the signatures of its argument.
+      donate_argnums, donate_argnames: arguments whose memory the results may reuse; after the call they are
+        deleted. Names follow from positions and positions from names, as in `jax.jit`.
       static_argnums, static_argnames: arguments that are Python values. Negative positions count from the
-        end of the parameters, or of the arguments where a function takes any number.
+        last parameter, or from the last argument of a function with `*args`.
       options: limits, hardware, checks.
 
     Raises:
-      SbpError: for arguments that are not what they should be, all of them at once.
+      SbpError: for wrong arguments; it lists all problems.
 
     >>> import jax.numpy as jnp
     >>> from sbp.placement import placement

@@ -40,8 +40,8 @@ from sbp.untyped import PyTree
 class Program(Compilation[P, R]):
     """A distributed program; call it like the function it was made from. Made by `sbp.compile`.
 
-    A type checker sees the parameters and the result of that function, wherever values are given. `plan` and
-    `lower` take shapes in place of arrays too, and `place` arguments alone: of these it sees no types.
+    A type checker sees the function's parameters and result in a call. It does not check the arguments of
+    `plan` and `lower`, which may be shapes, nor those of `place`.
     """
 
     @public
@@ -69,11 +69,11 @@ class Program(Compilation[P, R]):
 
     @public
     def place(self, *args: PyTree, own_rows: int | Collection[int] = ()) -> tuple[PyTree, ...]:
-        """The arguments of a call as the program wants them: what is placed once is not moved on every call.
+        """Moves the arguments of a call to the shardings of the program; calls then move nothing.
 
         Arguments:
-          own_rows: positions of the arguments of which every process gives its own rows, and not the whole:
-            the rows of all of them, in the order of the processes, are the argument.
+          own_rows: positions of arguments of which every process gives only its own rows. The argument is all
+            rows, in the order of the processes.
 
         Raises:
           SbpError: as a call does.
@@ -97,13 +97,13 @@ class Program(Compilation[P, R]):
 
     @public
     def save_executable(self, path: str | os.PathLike[str], *args: PyTree, **kwargs: PyTree) -> None:
-        """Writes the compiled program to a file for `sbp.load_executable`, which traces, plans and compiles
-        nothing; on the same devices and versions alone. Each of several processes writes its own file.
+        """Writes the compiled program to a file for `sbp.load_executable`, which compiles nothing.
+
+        The file works only on the same devices with the same versions. Each process writes its own.
 
         Arguments:
-          path: of the file; where there are several processes, their numbers stand behind it.
-          args, kwargs: arrays or `ShapeDtypeStruct`s that it is to run with; without any, those of the last
-            call.
+          path: of the file; with several processes the number of the process is appended.
+          args, kwargs: arrays or `ShapeDtypeStruct`s of the arguments; without any, those of the last call.
 
         Raises:
           ExecutableError: for programs that call the host, and files that cannot be written.
@@ -136,13 +136,13 @@ class Program(Compilation[P, R]):
 
     @property
     def in_shardings(self) -> tuple[PyTree, ...]:
-        """How the positional arguments lie, as `jax.sharding.NamedSharding`s; see `abstract_args`."""
+        """The shardings of the positional arguments, as `NamedSharding`s; see `abstract_args`."""
         call, (given, _) = self._ends("in_shardings")
         return tuple(call.full(jax.tree.unflatten(call.tree, [x.sharding for x in given])[0]))
 
     @property
     def out_shardings(self) -> PyTree:
-        """How the results lie, as `jax.sharding.NamedSharding`s; see `abstract_args`."""
+        """The shardings of the results, as `NamedSharding`s; see `abstract_args`."""
         _, (_, made) = self._ends("out_shardings")
         assert self._latest is not None
         return jax.tree.unflatten(self._latest[1].traced.out_tree, [x.sharding for x in made])
@@ -155,7 +155,7 @@ class Program(Compilation[P, R]):
         return call, built.ends
 
     def key_counts(self) -> tuple[KeyCount, ...]:
-        """What every sparse exchange has been given and has served, with `ExchangeOptions(count_keys=True)`.
+        """The keys of each sparse exchange, counted if `ExchangeOptions(count_keys=True)`.
 
         Exchanges inside loops are not counted.
         """
@@ -163,7 +163,7 @@ class Program(Compilation[P, R]):
 
     @public
     def plan(self, *args: PyTree, **kwargs: PyTree) -> Plan:
-        """What the program will do with such arguments (arrays or `ShapeDtypeStruct`s); needs no devices.
+        """The plan for these arguments, arrays or `ShapeDtypeStruct`s; needs no devices.
 
         Raises:
           SbpError: as a call does.
@@ -175,7 +175,7 @@ class Program(Compilation[P, R]):
 
     @public
     def source(self, *args: PyTree, **kwargs: PyTree) -> ProgramSource:
-        """The program for such arguments as a Python module, `plan(...).source()`; needs no devices.
+        """The program for these arguments as a Python module, `plan(...).source()`; needs no devices.
 
         Raises:
           SbpError: as a call does; for programs with stages, each of which has its own.
@@ -184,7 +184,7 @@ class Program(Compilation[P, R]):
 
     @public
     def reading(self, *args: PyTree, **kwargs: PyTree) -> Reading:
-        """The function traced for such arguments, to be planned for other placements too; needs no devices.
+        """The function, traced for these arguments, to plan it for several placements.
 
         Raises:
           SbpError: as a call does.
@@ -195,11 +195,11 @@ class Program(Compilation[P, R]):
 
     @public
     def profile(self, *args: P.args, **kwargs: P.kwargs) -> Profile:
-        """Runs some steps with these arguments and measures them; donated ones are copied, and still there.
+        """Runs some steps with these arguments and measures them. Donated arguments are copied first.
 
-        Of a program of one placement a step is divided by JAX's profiler: kernels by line, each collective,
-        what waited for other devices, and what nobody claims, beside the plan's estimates. Of a program with
-        stages and micro-batches every action is measured. `key_counts` counts the steps too.
+        For a program of one placement, JAX's profiler divides a step into kernels by line, collectives,
+        waiting for other devices, and the rest, beside the plan's estimates. For a program with stages and
+        micro-batches every action is measured. `key_counts` includes these steps.
 
         Raises:
           SbpError: as a call does.
@@ -214,11 +214,11 @@ class Program(Compilation[P, R]):
     def lower(self, *args: PyTree, **kwargs: PyTree) -> jax.stages.Lowered:
         """The lowered program, as `jax.stages.Lowered`.
 
-        For GPUs that are not here, `compile()` of it gives XLA's executable too, which cannot run but can be
-        read, where JAX's CUDA plugin is installed (the extra `gpu-target`; no GPU, driver or CUDA library).
+        Its `compile()` also works for GPUs that are not here, if JAX's CUDA plugin is installed (the extra
+        `gpu-target`; no GPU, driver or CUDA library). Such an executable can be read, but not run.
 
         Raises:
-          SbpError: as a call does; of its `compile()`, PlacementError where there is no such plugin.
+          SbpError: as a call does. Its `compile()` raises PlacementError if there is no such plugin.
         """
         call, built = self._prepare(args, kwargs)
         if isinstance(built, BuiltPipeline):
@@ -230,14 +230,14 @@ class Program(Compilation[P, R]):
 
     @public
     def report(self, *args: PyTree, **kwargs: PyTree) -> ProgramReport:
-        """Compiles the program for such arguments, and says what XLA made of the plan.
+        """Compiles the program for these arguments, and compares the result with the plan.
 
-        Every collective of the plan with its instructions, bytes and memory of both, and the simulated step
-        of GPUs, which need not be here. Of a program with stages it is a `PipelineReport`: what each stage's
-        pieces need, and what crosses between them.
+        The report has every collective of the plan with its instructions, the bytes and memory of both, and
+        for GPUs, which need not be here, the simulated step. For a program with stages it is a
+        `PipelineReport`: what each stage's pieces need, and what is sent between them.
 
         Raises:
-          SbpError: as a call does; PlacementError where it cannot be compiled.
+          SbpError: as a call does; PlacementError if it cannot be compiled here.
         """
         check_not_forked(f"{self}.report(...)")
         built = self._prepare(args, kwargs)[1]
@@ -247,7 +247,7 @@ class Program(Compilation[P, R]):
 
     @public
     def report_of(self, compiled: jax.stages.Compiled, *args: PyTree, **kwargs: PyTree) -> ProgramReport:
-        """The report of what `lower(*args, **kwargs).compile(...)` gave, with options of one's own for XLA.
+        """The report for the result of `lower(*args, **kwargs).compile(...)`, with your own XLA options.
 
         Raises:
           SbpError: as a call does.
@@ -261,7 +261,7 @@ class Program(Compilation[P, R]):
         return report_of(plan, compiled, chip, lambda: lowered().as_text(debug_info=True), domain)
 
     def raise_known(self, error: BaseException) -> None:
-        """Says more of an error that the results of the last call have raised, where more is known.
+        """Explains an error that came while results of the last call were read, if the plan knows more.
 
         Raises:
           MemoryLimitError: if there was too little memory.

@@ -75,11 +75,11 @@ def limit(dtype: DType) -> float:
 
 @public
 def verify(program: Program[P, R], *args: P.args, **kwargs: P.kwargs) -> Report:
-    """Runs the function itself on one device and the distributed program, and compares every result.
+    """Runs the function on one device and the distributed program, and compares every result.
 
     Arguments:
       program: made by `sbp.compile`.
-      args, kwargs: of one call; donated arguments are copied first.
+      args, kwargs: the arguments of one call; donated ones are copied first.
 
     Raises:
       MismatchError: if a result differs; it names the first op whose own result differs.

@@ -118,14 +118,14 @@ def annotate(
     placement: Placement | jax.sharding.Mesh | None = None,
     grad: Annotation | None = None,
 ) -> jax.Array:
-    """Says how a tensor inside a model lies; the identity everywhere else.
+    """Fixes the signature of a tensor inside a model; on one device it is the identity.
 
     Arguments:
       x: an array.
       signature: one `S(dim)`, `B` or `P` per placement axis (a bare one for a 1-D placement); or a
         `PartitionSpec` or `NamedSharding`, whose `unreduced` axes are those of `P`.
-      placement: where it lies, a `Mesh` being taken too; the program's placement if None.
-      grad: the signature of its cotangent, likewise; free if None.
+      placement: the devices of the tensor, a placement or a `Mesh`; None for the program's placement.
+      grad: the signature of its gradient, in the same form; None lets the planner choose.
 
     Raises:
       SignatureError: for something that is not a signature, or a split of a dim that does not exist.
@@ -179,7 +179,8 @@ def _read(x: jax.Array, signature: Annotation, name: str) -> tuple[NdSbp, None] 
 
 @contextlib.contextmanager
 def on(placement: Placement | jax.sharding.Mesh) -> Iterator[None]:
-    """Ops traced inside belong to `placement` (or to the devices of a `Mesh`), and so do their backward ops.
+    """A context: ops traced inside run on `placement` (or on the devices of a `Mesh`); so do their backward
+    ops.
 
     Raises:
       PlacementError: for something that is not a placement.

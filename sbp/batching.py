@@ -36,23 +36,24 @@ def microbatch(
 ) -> Callable[P, R]:
     """Runs a function on `n` parts of its batch, one after the other, and combines the results.
 
-    Part i has the rows i, n + i, 2n + i, ... of every batch argument: a batch that is split over devices is
-    then split in every part, and nothing moves. A typed PRNG key in a batch argument is folded with i.
+    Part i has the rows i, n + i, 2n + i, ... of every batch argument. So if the batch is split over devices,
+    every part is split in the same way, and nothing moves. A typed PRNG key in a batch argument is folded
+    with i.
 
-    Where the function's ops belong to several placements (`sbp.on`), the compiled program is a pipeline, and
-    the parts are its micro-batches. Without, this is gradient accumulation; either way gradients stay partial
+    If the function's ops run on several placements (`sbp.on`), the compiled program is a pipeline, and the
+    parts are its micro-batches. Otherwise this is gradient accumulation. In both cases gradients stay partial
     sums until the last part is done.
 
     Arguments:
-      fn: a function of arrays in pytrees, such as `jax.value_and_grad(loss)`; what is made of it takes its
-        arguments by position.
+      fn: a function of arrays in pytrees, such as `jax.value_and_grad(loss)`. The function that is returned
+        takes the same arguments, by position.
       n: how many parts; it divides the batch.
       batch_args: positions of the arguments that have the batch as dim 0 of every leaf.
-      reduce: how results are combined, a pytree prefix of them: "mean", "sum", or "rows" for results with a
-        row per row of the batch, which come back in its order. A function, of the same arguments as `fn`,
-        gives the weight of a part in a mean of all results: the number of tokens that count, say. A part of
-        weight zero is left out, whatever its results are (0 / 0 tokens is NaN), and so are its derivatives.
-        Floats of 16 bits are added up in 32.
+      reduce: how results are combined, as a pytree prefix of them: "mean", "sum", or "rows" for results with
+        one row per row of the batch, which come back in the batch's order. Or a function with the arguments
+        of `fn` that returns the weight of a part in a weighted mean, such as its number of tokens. A part of
+        weight zero is left out with its derivatives, even if its results are NaN. 16-bit floats are added
+        up in 32 bits.
 
     Raises:
       ArgumentError: for a number of parts that does not divide the batch, or another `reduce`.

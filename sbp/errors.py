@@ -150,10 +150,10 @@ class ProcessError(SbpError):
 
 
 class InternalError(SbpError):
-    """A fault of this library, not of the program that it was given; `reproduce` writes what shows it again.
+    """A fault of this library, not of your program; `reproduce` writes a program that shows it.
 
     Arguments:
-      program: writes that program, of the entry that fails and what the error says; None if nobody knows it.
+      program: a function that writes that program; None if it is not known.
     """
 
     program: Callable[[str, str], str] | None = None
@@ -161,7 +161,7 @@ class InternalError(SbpError):
 
 
 def reproduce(path: str | os.PathLike[str], error: BaseException | None = None) -> None:
-    """Writes a Python program that shows a fault of this library again.
+    """Writes a Python program that shows a fault of this library.
 
     It has the ops, shapes, signatures and options of the program that failed, and none of its data.
 

@@ -38,24 +38,24 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """One kind of device and what connects it.
+    """One kind of device, and the network between such devices.
 
     Arguments:
       flops_per_second: dense rate by item size in bytes; the nearest larger item size is used.
       vector_flops_per_second: of element-wise arithmetic, float32, outside the matrix units.
       memory_bytes_per_second: of one device.
-      memory_bytes: what one device has; infinite where nothing is known to be too much.
+      memory_bytes: of one device; infinite if there is no limit.
       links: levels from the innermost out; the last one reaches every device that a placement may have.
       efficiency: the share of the peak rate that large matrix products reach.
       merges_collectives: whether XLA merges small collectives of every kind itself, as it does on GPUs.
       platform: the JAX platform that runs it.
-      launch_seconds: what a kernel takes beside its work.
-      chip: one of `sbp.rates.chips.CHIPS`, to reckon with what was measured on it; "" for the figures given
-        here alone. Where these are not the chip's own, they count: products are scaled by the ratio of the
-        peaks, and collectives go by formula over a link of another rate.
-      curves: of one without a chip, measured collectives inside the innermost level, each with its kind (one
-        of `sbp.rates.collectives.KINDS`), in place of the rate of that level.
-      scheduled_bytes: what XLA's scheduler is told that a device has; infinite where nothing is said.
+      launch_seconds: the time of a kernel beside its work.
+      chip: one of `sbp.rates.chips.CHIPS`, whose measurements are used; "" to use only the figures here. If
+        these differ from the chip's, products are scaled by the ratio of the peaks, and collectives over a
+        link of another rate use the formula.
+      curves: without a chip, measured collectives inside the innermost level, each with its kind (one of
+        `sbp.rates.collectives.KINDS`); they replace the rate of that level.
+      scheduled_bytes: the memory limit that XLA's scheduler is given; infinite for none.
     """
 
     name: str
@@ -89,7 +89,7 @@ class Hardware:
         return 1.0
 
     def link(self, ranks: Sequence[int]) -> Link:
-        """The level that a group of `ranks` talks through: the innermost one that holds them all.
+        """The innermost level of the network that connects all `ranks` of a group.
 
         Raises:
           PlacementError: if no level does.
@@ -109,7 +109,7 @@ class Hardware:
         )
 
     def between(self, a: Sequence[int], b: Sequence[int]) -> Link:
-        """The level that the ranks of one placement talk to those of another through."""
+        """The level of the network between the ranks of two placements."""
         return self.link([*a, *b])
 
     def product_seconds(

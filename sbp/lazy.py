@@ -95,15 +95,16 @@ def rows(tx: Optimizer, *, dense: str = "note") -> Transformation:
     """Makes an optimizer lazy: rows whose gradient is all zero keep their values and their state.
 
     On one device this is `where(any(grad != 0, -1), new, old)`, for the parameter and for every leaf of the
-    state that has a line per row. Where the gradient of a table comes from lookups alone, the compiler never
-    builds it: it sends the rows of the batch to the devices that own them and updates those. That needs a
-    step that treats every row by itself, and whose result is added to the table; the plan says where it is
-    not so, and then computes what stands above.
+    state with one entry per row. If the gradient of a table comes only from lookups, the compiler never
+    builds it. It sends the rows of the batch to the devices that own them and updates only those. This needs
+    an optimizer that treats every row by itself and whose result is added to the table. If that is not so,
+    the plan says why, and the program computes the formula above.
 
     Arguments:
       tx: an optimizer with `init` and `update`, of optax or of your own; it sees one parameter at a time.
-      dense: what becomes of a step that needs the whole table: "note", a note in the plan says why; "error",
-        compiling the program fails and says why. Functions that are not compiled by sbp run either way.
+      dense: what to do if a step needs the whole table. "note": a note of the plan says why. "error":
+        compiling the program raises an error that says why. Functions that are not compiled by sbp run in any
+        case.
 
     Raises:
       ArgumentError: if `tx` has no `init` and `update`, or for another `dense`.

@@ -79,14 +79,14 @@ def _meant(limit: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ExchangeOptions:
-    """How rows of tables travel that are split by rows.
+    """How rows of tables that are split by rows are sent.
 
     Arguments:
-      capacity: keys that a device can send to one owner of rows at a time; None to go by the first batch.
-        Fuller buckets take more rounds.
-      dtype: the floating type in which wider rows travel, such as "bfloat16"; None for their own. Types with
-        smaller exponents, in which rows could overflow, are refused.
-      count_keys: whether `Program.key_counts` says how many keys exchanges were given and have served.
+      capacity: keys that a device can send to one owner of rows per round; more keys take more rounds. None:
+        the first batch decides.
+      dtype: the floating type that wider rows are sent in, such as "bfloat16"; None for their own type.
+        Types with a smaller range of exponents are refused, because rows could overflow.
+      count_keys: whether `Program.key_counts` counts the keys of exchanges.
     """
 
     capacity: int | None = None
@@ -102,10 +102,10 @@ class PipelineOptions:
       schedule: a name ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe-v", "forward"), "auto" for
         the fastest one found for the estimated times within the memory limit, or a `Schedule`, such as
         `Profile.best` finds for measured times; None for "1f1b".
-      stages: into how many the planner cuts a program with micro-batches that marks none itself; a multiple
-        of the size of the placement's first axis, along which they lie.
-      threads: whether every placement is driven by a thread of its own; None to time both in the first steps
-        where threads can help, and to go on with the faster one. Results are the same.
+      stages: the number of stages that the planner cuts a program with micro-batches into, if it has no
+        `sbp.on`. A multiple of the size of the placement's first axis, along which the stages are placed.
+      threads: whether every placement has a thread of its own. None: the first steps time both ways where
+        threads can help, and the faster one is used. Results are the same.
     """
 
     schedule: Any = None
@@ -119,45 +119,45 @@ FOLLOW, IGNORE = "follow", "ignore"
 
 @dataclass(frozen=True)
 class Options:
-    """What a compilation may be told beyond signatures.
+    """Settings of a compilation beside signatures.
 
     Arguments:
-      memory_limit: memory per device that a plan may need, in bytes or as a text such as "80GB" or "80GiB";
-        None for what the device has. Where the fastest plan needs more, the fastest is sought that does not;
-        if none is found the error says the smallest peak and what is largest there. With `math.inf` the
-        fastest plan of any size is shown, and says that it does not fit.
-      time_limit: seconds that planning may take; then the best plan so far is used, with its gap, and says
-        so. None for 30, or 20 for each plan of a search; `math.inf` for no limit.
+      memory_limit: memory per device that a plan may need, in bytes or as a text such as "80GB" or "80GiB".
+        None for the memory of the device. If the fastest plan needs more, the fastest plan that fits is
+        searched for; if none is found, the error says the smallest peak found and what is largest there.
+        `math.inf` gives the fastest plan of any size.
+      time_limit: seconds that planning may take. Then the best plan found so far is used; a note says so.
+        None for 30, or 20 for each plan of a search; `math.inf` for no limit.
       hardware: what to plan for instead of the placement's kind, such as
         `sbp.hardware_file.hardware_from` reads it from a file.
-      plan: a `Plan` of an earlier compilation, or the .json file that it was saved to: its signatures are
-        taken, and nothing is searched for. Where other signatures of arguments or results are asked for than
-        it has, only those at the boundary are taken, and the rest is searched for.
-      check: whether the contract between passes is checked; by default it is
-        (`python -m benchmarks.planner --checks` prints what that takes).
-      strict_nonfinite: whether a sum is added up before anything is computed from it, so that infinities, NaN
-        and signs come out as on one device whatever the data are; the plan says how many bytes that takes.
-      exchange: how rows of split tables travel.
+      plan: a `Plan` of an earlier compilation, or the .json file that it was saved to. Its signatures are
+        used without a search. If `in_sbp` or `out_sbp` ask for other signatures of some arguments or results,
+        only its signatures of the other arguments and results are used, and the rest is searched for.
+      check: whether the compiler checks the graph between its passes
+        (`python -m benchmarks.planner --checks` prints what that costs).
+      strict_nonfinite: whether a sum is added up before anything is computed from it. Then infinities, NaN
+        and signs are those of one device for all data; the plan says how many bytes that costs.
+      exchange: how rows of split tables are sent.
       pipeline: how a program with stages runs.
-      scan_kept: how much a scan over checkpointed layers keeps of the products that its backward pass would
-        compute again, as a share of their bytes, the first ones first: 0 for nothing, as the model says, 1
-        for all of them. Less time, more memory; `sbp.search` tries several.
-      cache: whether what a search has found, and what XLA has compiled, is kept for the next process, in the
-        user's folder of caches (~/.cache/sbp on Linux); or the folder to keep it in, as a `pathlib.Path`.
-        Compiled programs are code: those of a folder that others than the user and root can write are not
-        used without `signing_key`, and a warning says so.
-      signing_key: at least 32 secret bytes, with which compiled programs are signed: those of the cache and
-        of `Program.save_executable`. Then a file is used, whoever can write it, if its signature is right,
-        and no other. Nothing shows it. None: the owners and modes of files decide.
-      constraints: what is done with JAX's own words in the program, `with_sharding_constraint`, `jax.reshard`
-        and `out_sharding=`, on axes of the placement: "follow" them as `sbp.annotate`, or "ignore" them; then
-        the planner chooses, and the plan says what each would cost or save.
-      debug_nans: whether a result that is NaN is an error, which names the first op that made one, and its
-        line. Every call then waits for its results, and looks at what every op makes.
-      progress: whether a search that takes longer than a second says on a terminal how far it is.
+      scan_kept: the share (0 to 1, by bytes) of matrix products that a scan over checkpointed layers keeps
+        for its backward pass instead of recomputing them, the first products first. More is faster and takes
+        more memory; `sbp.search` tries several.
+      cache: whether plans and compiled programs are kept for the next process, in your cache folder
+        (~/.cache/sbp on Linux); or another folder, as a `pathlib.Path`. Compiled programs are code. If others
+        than you and root can write the folder, they are not used without `signing_key`, and a warning
+        says so.
+      signing_key: at least 32 secret bytes to sign compiled programs with, those of the cache and of
+        `Program.save_executable`. Then files with the right signature are used, and no others, whoever can
+        write them. It is never printed. None: owners and modes of files decide.
+      constraints: whether JAX's own constraints in the program (`with_sharding_constraint`, `jax.reshard` and
+        `out_sharding=` on axes of the placement) count like `sbp.annotate` ("follow") or not ("ignore"). If
+        they are ignored, the plan says what each would cost or save.
+      debug_nans: whether NaN in a result is an error that names the first op that made one, and its line.
+        Every call then waits for its results, and checks the result of every op.
+      progress: whether a search that takes longer than a second shows its progress on a terminal.
 
     Raises:
-      ArgumentError: for a limit on memory that cannot be read, and for what is no key.
+      ArgumentError: for a memory limit that cannot be read, and for a wrong key.
 
     >>> Options(memory_limit="80GB").memory_limit_bytes
     80000000000.0

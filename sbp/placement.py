@@ -37,8 +37,8 @@ class Placement:
       ranks: positions in `jax.devices(kind)`, row-major over `shape`; their order is kept.
       shape: the hierarchy, outer to inner.
       axes: one name per level.
-      axis_types: what the axes are to JAX, outside of programs: placements that differ in this are equal.
-        Empty where that is left to the arguments of a program.
+      axis_types: the types of the axes of results' meshes; placements that differ only in these are equal.
+        If empty, the arguments of a program decide.
     """
 
     kind: str
@@ -61,7 +61,7 @@ class Placement:
         return len(self.ranks)
 
     def groups(self, axes: Sequence[int]) -> NDArray[np.integer]:
-        """The ranks that talk to each other along `axes`: one row per group, row-major over `axes`."""
+        """The ranks that exchange data along `axes`: one row per group, row-major over `axes`."""
         grid = np.asarray(self.ranks).reshape(self.shape)
         rest = [a for a in range(self.ndim) if a not in axes]
         group = math.prod(self.shape[a] for a in axes)
@@ -191,10 +191,10 @@ def placement(
         a lone number is refused, since it reads as a shape: write `shape=(2, 4)`, or the list `[2, 4]`.
       shape: the hierarchy instead, with ranks 0, 1, 2, ...
       axes: a name per level; the default is ("data", "model") in 2-D.
-      axis_types: of the mesh of the arrays that programs give, one for all levels or one per level, since
-        JAX mixes arrays of equal meshes only: `jax.sharding.AxisType.Explicit`, as `jax.make_mesh` has it, or
-        `AxisType.Auto`. By default results are as arguments are: explicit where one of these lies on such a
-        mesh with the placement's axes, else automatic. Programs compute the same with either.
+      axis_types: the types of the axes of the results' mesh, one for all levels or one per level:
+        `jax.sharding.AxisType.Explicit`, as `jax.make_mesh` makes them, or `AxisType.Auto`. JAX only mixes
+        arrays of equal meshes. By default results have explicit axes if an argument has such axes with the
+        placement's names, otherwise automatic ones. The numbers are the same.
 
     Raises:
       PlacementError: for an unknown kind, ragged, negative or repeated ranks, names or types that do not fit,

@@ -22,11 +22,11 @@ Lying = tuple[tuple[int, ...], Sequence[Signature]]
 
 
 def bind(name: str, *operands: ArrayLike, **params: Any) -> jax.Array | tuple[jax.Array, ...]:
-    """What a primitive of JAX makes of its operands: for those that have no public function.
+    """Applies a primitive of JAX that has no public function.
 
     Arguments:
       name: of the primitive, as `jax.make_jaxpr` prints it.
-      operands: arrays and scalars of the very types that it takes: nothing is promoted.
+      operands: arrays and scalars of exactly the types that it takes; nothing is promoted.
       params: all of its parameters; None where there is none.
 
     Returns:
@@ -47,7 +47,7 @@ def bind(name: str, *operands: ArrayLike, **params: Any) -> jax.Array | tuple[ja
 def on_shards(
     name: str, *operands: jax.Array, takes: Sequence[Lying], gives: Sequence[Lying], **params: Any
 ) -> jax.Array | tuple[jax.Array, ...]:
-    """What an op does on the shards of one device, with all that it sends: halos, exchanges, carries.
+    """Runs an op on the shards of one device, with its own communication: halos, exchanges, carries.
 
     It runs the body of the op's rule (docs/talking.md), inside a `shard_map` over all axes of its mesh.
 

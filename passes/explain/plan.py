@@ -46,20 +46,20 @@ class Collective:
     Arguments:
       kind: "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute", "ragged_all_to_all" or
         "send".
-      tensor, shape, dtype: the logical tensor; one that is neither an argument nor a result, nor a gradient
-        of an argument, is called by the op that makes it.
+      tensor, shape, dtype: the logical tensor. If it is no argument, result or gradient of an argument, it is
+        named after the op that makes it.
       before, after: its N-D signatures.
-      axes: names of the placement axes that take part; of a send, the numbers of the two placements.
-      group_size: devices that talk to each other.
-      count: times per step, as far as that is known: in a loop of unknown length, once.
+      axes: names of the placement axes that take part; for a send, the numbers of the two placements.
+      group_size: the number of devices that exchange data.
+      count: times per step; once in a loop of unknown length.
       wire_bytes: what one device sends per step, bytes.
       seconds: estimated time per step; a loop of unknown length counts `WHILE_TRIPS` times.
-      exposed_seconds: what of it the device's kernels wait, estimated; of a send for every micro-batch 0.0,
-        since the timeline has what it delays.
+      exposed_seconds: the part of it in which kernels wait, estimated; 0.0 for a send of every micro-batch,
+        whose delay is in the timeline.
       source: the user's line that caused it, such as "gpt.py:41".
       reason: one sentence.
-      name: what its instructions are called in the compiled program, such as "row12": its position among the
-        collectives of its placement. "" for a send, which is no instruction.
+      name: the name of its instructions in the compiled program, such as "row12": its position among the
+        collectives of its placement. "" for a send, which has no instruction.
     """
 
     kind: str

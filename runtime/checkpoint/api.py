@@ -19,19 +19,19 @@ def save(
     extra: PyTree = None,
     keep: int = 3,
 ) -> None:
-    """Saves the state of a step in a folder of checkpoints; it returns when the step counts.
+    """Saves the state of a step in a folder of checkpoints; returns when the step is complete.
 
-    All processes call it. `Checkpoints.save` writes while training goes on.
+    All processes call it. `Checkpoints.save` writes in the background.
 
     Arguments:
       path: of the folder.
       state: arrays, numbers and keys in containers, such as a dict of parameters and optimizer's state.
-      extra: what JSON can hold, arrays and keys: where the data were, for one.
+      extra: a tree of JSON values, arrays and keys, such as the position in the data.
       keep: how many of the last steps stay.
 
     Raises:
       CheckpointError: if it, or the step before it, cannot be written.
-      NonFiniteError: if a leaf is NaN or infinite that was not so in the step before.
+      NonFiniteError: if a leaf is NaN or infinite that was finite in the step before.
 
     >>> import tempfile, jax.numpy as jnp
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -55,20 +55,20 @@ def restore(
     dtype: DType | type | None = None,
     strict: bool = False,
 ) -> PyTree:
-    """The state of the last complete step of a folder, laid as `like` says: see `Checkpoints.restore`.
+    """The state of a folder's last complete step, with the shardings of `like`: see `Checkpoints.restore`.
 
     Arguments:
       path: of the folder.
       like: a tree of arrays or `ShapeDtypeStruct`s with shardings, or a `Program` that was planned.
       step: which one; None for the last.
       check: whether checksums are compared.
-      only: the part that is wanted, by its key or keys: the weights alone, for inference.
-      dtype: that floating leaves are converted to.
-      strict: whether a damaged step is an error also where no step is named; else the one before it is taken.
+      only: the key or keys of the part to restore, such as the weights for inference.
+      dtype: the type to convert floating leaves to.
+      strict: whether a damaged last step is an error; otherwise the one before it is restored.
 
     Raises:
-      DamagedCheckpointError: if it is not as it was written.
-      CheckpointError: if there is none, or it is of something else.
+      DamagedCheckpointError: if the step is damaged.
+      CheckpointError: if there is no such step, or it is of another state.
     """
     return _folder(os.fspath(files.folder_path(path))).restore(
         like, step, check=check, only=only, dtype=dtype, strict=strict

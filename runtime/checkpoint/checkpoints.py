@@ -40,12 +40,12 @@ class Checkpoints:
     """The checkpoints of one run, a folder for each step that was saved.
 
     Arguments:
-      path: of the folder, made if it is not there; or a URL such as "gs://bucket/run". All processes see the
-        same one. The first that saves or prepares owns it until `close`, or the end of its process.
-      keep: how many of the last steps stay. While one is written there is one more.
-      keep_every: steps that this divides stay for good; None: none do.
-      job: the name of this job, equal when it is started again, which then has the folder at once. None: what
-        the launcher, SLURM or Kubernetes call it.
+      path: a folder, which is made if needed, or a URL such as "gs://bucket/run". All processes see the same
+        one. The first that saves or prepares owns it until `close`, or the end of its process.
+      keep: how many of the last steps stay; one more while a step is written.
+      keep_every: steps divisible by this number stay for good; None for none.
+      job: the name of this job. If the job is started again, it owns the folder at once. None for the name
+        that the launcher, SLURM or Kubernetes gives it.
 
     Raises:
       ArgumentError: if no step is to stay.
@@ -93,13 +93,12 @@ class Checkpoints:
 
     @property
     def abandoned(self) -> list[int]:
-        """The steps that were set aside, since training went on from an older one; the first saved first."""
-        return [x.step for x in steps.abandoned(self.path)]
+        """The steps that were set aside when training continued from an older one; the first saved first."""
 
     # -- saving
 
     def prepare(self) -> None:
-        """Makes the folder and takes it, and raises now what the first save would raise some hours later.
+        """Makes the folder and takes its lease, so that errors come now and not at the first save.
 
         All processes call it.
 
@@ -111,23 +110,23 @@ class Checkpoints:
 
     @public
     def baseline(self, state: PyTree) -> Traits:
-        """Notes which leaves of a state are not finite, as good: a later save is compared with it.
+        """Records which leaves of a state are not finite, as the state that later saves are compared with.
 
-        All processes call it. A restored state is noted by itself. What was noted is returned.
+        All processes call it. `restore` does it by itself. Returns the record.
         """
         self._good = self._traits(state)
         return self._good
 
     @public
     def check(self, state: PyTree, step: int, exempt: Sequence[str] = ()) -> None:
-        """Looks at a state on its devices, and refuses it if a leaf that was finite is so no more.
+        """Checks a state on its devices, and refuses it if a leaf that was finite is not finite any more.
 
         All processes call it.
 
         Arguments:
           state: as for `save`.
           step: for the message.
-          exempt: patterns of the paths of leaves that may be as they like, such as "opt_state/*".
+          exempt: patterns of the paths of leaves that are not checked, such as "opt_state/*".
 
         Raises:
           NonFiniteError: naming the leaves.
@@ -136,18 +135,18 @@ class Checkpoints:
 
     @public
     def save(self, state: PyTree, step: int, extra: PyTree = None, *, exempt: Sequence[str] = ()) -> None:
-        """Saves the state of a step while training goes on: it returns when a copy is on the host.
+        """Saves the state of a step in the background; returns when a copy is on the host.
 
-        Call `wait` or `close`, or leave `with`, before the program ends: from Python 3.12 on nothing can be
-        begun then, and the step is lost with a warning.
+        Call `wait` or `close`, or leave `with`, before the program ends. From Python 3.12 on no write can
+        start at the end, and the step is lost with a warning.
 
-        All processes call it. What went wrong with the step before is raised here, or by `wait`. Steps that
-        are newer than what training went on from are set aside when this one counts.
+        All processes call it. Errors of the save before are raised here, or by `wait`. If training went back
+        to an older step, newer steps are set aside when this one is complete.
 
         Arguments:
-          state: arrays, numbers and keys in containers; arrays whole in the logical view, however they lie.
-          extra: a tree of what JSON can hold, of NumPy arrays and of keys: where the data were, for one. That
-            of process 0 is kept.
+          state: arrays, numbers and keys in containers; arrays may have any sharding.
+          extra: a tree of JSON values, NumPy arrays and keys, such as the position in the data. That of
+            process 0 is kept.
           exempt: see `check`.
 
         Raises:
@@ -169,7 +168,7 @@ class Checkpoints:
         self._head, self._latest, self._good = (step, told["token"]), step, traits
 
     def wait(self) -> None:
-        """Waits until the step that is being saved counts.
+        """Waits until the step that is being saved is complete.
 
         Raises:
           CheckpointError: if it could not be written; older steps are still there.
@@ -206,25 +205,25 @@ class Checkpoints:
         dtype: DType | type | None = None,
         strict: bool = False,
     ) -> PyTree:
-        """The state of a step, laid as is asked, whatever placement, devices or processes it was saved from.
+        """The state of a step, with the wanted shardings, whatever placement or processes it was saved from.
 
-        All processes call it. What is saved afterwards goes on from this step. Where no step is named, one
-        that is damaged is passed over with a warning, and the one before it is taken.
+        All processes call it. Later saves continue from this step. If no step is named, a damaged one is
+        passed over with a warning, and the one before it is restored.
 
         Arguments:
-          like: a tree of the shape of what was saved: arrays, or `ShapeDtypeStruct`s with shardings; or a
-            `Program` that was planned, for its arguments by name or position. Leaves without a sharding come
-            to the host.
+          like: a tree like the saved one, of arrays or of `ShapeDtypeStruct`s with shardings; or a `Program`
+            that was planned, which stands for its arguments, by name or position. Leaves without a sharding
+            are restored to the host.
           step: which one; None for the last one that is complete and intact.
-          check: whether what is read is compared with the checksums.
-          only: the part of the state that is wanted, as its key, or keys, outermost first: "params" of a
-            dict, 0 of a tuple. `like` is of that part.
-          dtype: that floating leaves are converted to, once they are checked. None: they are as they were.
-          strict: whether a damaged step is an error also where no step is named.
+          check: whether checksums are compared.
+          only: the key of the part to restore, or its keys, outermost first: "params" of a dict, 0 of a
+            tuple. `like` is then that part.
+          dtype: the type to convert floating leaves to; None for no conversion.
+          strict: whether a damaged last step is an error.
 
         Raises:
-          DamagedCheckpointError: if the step is not as it was written; without its number, if none is.
-          CheckpointError: if there is none, or it is of something else.
+          DamagedCheckpointError: if the step is damaged; if no step was named, only if all are.
+          CheckpointError: if there is no such step, or it is of another state.
         """
         self.wait()
         damaged = list[int]()
@@ -252,11 +251,11 @@ class Checkpoints:
             return state
 
     def extra(self, step: int | None = None) -> Any:
-        """What was saved beside the state of a step.
+        """The `extra` of a step.
 
         Arguments:
-          step: which one; None for the one that was saved or restored last here, or else the last one that
-            is complete.
+          step: which one; None for the one that was saved or restored last by this object, otherwise the last
+            complete one.
 
         Raises:
           DamagedCheckpointError: if it is not as it was written.

@@ -25,20 +25,20 @@ R = TypeVar("R")
 
 
 def constrain(fn: Callable[P, R], plan: Plan, *, mesh: Mesh | None = None) -> Callable[P, R]:
-    """A function that `jax.jit` runs as a plan says, with constraints on the tensors inside.
+    """The function with constraints on its tensors, so that `jax.jit` follows a plan.
 
-    What it cannot say to JAX, `plan.unsaid` lists. Argument shardings alone do not make `jit` follow a plan:
-    on a Llama they sent twelve times its bytes.
+    `plan.unsaid` lists what JAX cannot express. The shardings of the arguments alone are not enough: with
+    only these, `jit` sent twelve times the plan's bytes for a Llama.
 
     Arguments:
       fn: the function that was planned.
-      plan: of `Program.plan`, or one that `sbp.load_plan` has read.
-      mesh: with the placement's axes; None for the placement's own. On automatic axes the constraints are
-        `with_sharding_constraint`s; on explicit ones `reshard`s and `out_sharding`s, and sums that wait are
-        `unreduced` where JAX has a rule for that.
+      plan: from `Program.plan` or `sbp.load_plan`.
+      mesh: a mesh with the placement's axes; None for the placement's own. On automatic axes the constraints
+        are `with_sharding_constraint`s. On explicit axes they are `reshard`s and `out_sharding`s, and partial
+        sums are `unreduced` if JAX has a rule for that.
 
     Raises:
-      ArgumentError: for the plan of a program with stages, which is no one program of `jit`.
+      ArgumentError: for the plan of a program with stages, which `jit` cannot run as one program.
 
     >>> import jax.numpy as jnp
     >>> import sbp

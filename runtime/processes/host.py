@@ -20,13 +20,13 @@ from sbp.untyped import Leaf, PyTree
 
 @public
 def to_host(tree: PyTree) -> PyTree:
-    """A tree with its arrays as NumPy's, whole, in every process: `jax.device_get` across processes.
+    """Copies the arrays of a tree to the host of every process, whole: `jax.device_get` across processes.
 
-    All processes call it, with the same arrays. It takes the memory of the whole tree on each host.
+    All processes call it with the same arrays. Each host needs memory for the whole tree.
 
     Arguments:
-      tree: arrays in containers, on whatever devices, also of stages that other processes run; keys stay
-        what they are.
+      tree: arrays in containers, on any devices, also of stages that other processes run. PRNG keys are not
+        converted.
 
     >>> to_host({"n": 3, "w": jax.numpy.ones(2)})
     {'n': 3, 'w': array([1., 1.], dtype=float32)}

@@ -32,19 +32,19 @@ def initialize(
 ) -> None:
     """Joins the processes of one program, as `jax.distributed.initialize` does, whose arguments it takes.
 
-    Call it before JAX is asked for devices. Who meets where need not be said under SLURM, Open MPI and on
-    Cloud TPU, which JAX recognises by itself. CPU devices of several processes talk through gloo, at the
-    address from which a process reaches process 0. A process that raises ends the others, which say so; one
-    that is not heard is named before JAX ends them; and one that waits for others to join says for whom.
+    Call it before anything asks JAX for devices. Under SLURM, Open MPI and on Cloud TPU no addresses are
+    needed. CPU devices of several processes exchange data by gloo, at the address from which a process
+    reaches process 0. If a process raises, the others end and say so. A process that is not heard is named
+    before JAX ends the others. A process that waits for others to join says for whom.
 
     Arguments:
       coordinator_address: "host:port" of process 0, where all meet.
       num_processes: how many there are.
       process_id: of this one, from 0.
-      local_device_ids: the GPUs of this process, by their numbers on its host. None: all of them; but under
-        SLURM and Open MPI, where JAX expects a process per GPU, the one with its local rank's number.
-      initialization_timeout: seconds after which a process ends that still waits for others to join.
-      heartbeat_timeout_seconds: after which a process that says nothing is taken for dead; the others end.
+      local_device_ids: the GPUs of this process, by their numbers on its host. None for all; but under SLURM
+        and Open MPI, where JAX expects one process per GPU, for the one with the local rank's number.
+      initialization_timeout: seconds that a process waits for others to join before it ends.
+      heartbeat_timeout_seconds: after this time a silent process is considered dead, and the others end.
       more: for `jax.distributed.initialize`, such as `coordinator_bind_address`.
 
     Raises:

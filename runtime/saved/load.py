@@ -74,23 +74,23 @@ class LoadedProgram(Program[Any, Any]):
 
 @public
 def load_executable(path: str | os.PathLike[str], *, signing_key: bytes | None = None) -> LoadedProgram:
-    """A program that `Program.save_executable` has written; it runs as it was compiled, bit for bit.
+    """Loads a program that `Program.save_executable` has written; its results have the same bits.
 
-    Such a file is code, as a shared library is. One that others than you and root can have written is
-    refused, unless it is signed with a key; nothing of it is looked at before that is clear, and its
-    checksum, and the versions and devices that it was made for, are right.
+    Such a file is code, like a shared library. It is refused if others than you and root can have written
+    it, unless it is signed with a key. Nothing of it is unpickled before that, its checksum, its versions and
+    its devices are checked.
 
     Arguments:
-      path: as it was given to `save_executable`; each of several processes reads its own file.
-      signing_key: the `Options(signing_key=...)` that it was compiled with. A file that another key has
-        signed, or none, is refused then, and one with its signature is taken whoever has written it.
+      path: the path that was given to `save_executable`; each process reads its own file.
+      signing_key: the `Options(signing_key=...)` that it was compiled with. Then a file with the right
+        signature is accepted whoever can write it, and any other file is refused.
 
     Raises:
-      ExecutableError: for files that are damaged, that others can have written, and those of other versions
-        or other devices.
-      ArgumentError: for what is no key.
-      ProcessError: where processes have files of different programs; in a process that was forked from one
-        that had used JAX.
+      ExecutableError: for files that are damaged, that others can write, or that are for other versions or
+        devices.
+      ArgumentError: for a wrong key.
+      ProcessError: if processes have files of different programs, and in a process that was forked after JAX
+        was used.
 
     >>> import tempfile, jax.numpy as jnp
     >>> from sbp.placement import placement

@@ -250,31 +250,31 @@ def search(
     seconds: float = SEARCH_SECONDS,
     said: Callable[[str], None] = lambda what: None,
 ) -> PlanSearch:
-    """Which hierarchy of so many devices a function should have: call what is returned with its arguments.
+    """Finds the best hierarchy of a number of devices for a function: call the result with the arguments.
 
-    The function is traced once and planned for every factorisation of the devices that the domains of fast
-    links allow; one with micro-batches (`sbp.microbatch`) and no stages of its own for pipelines too, whether
-    its layers are in a scan or one after the other. What wins can be compiled: the row's placement, with
-    `PipelineOptions(stages=row.stages)` and `Options(scan_kept=row.kept)`.
+    The function is traced once and planned for every factorisation of the devices that fits the domains of
+    fast links. If it has micro-batches (`sbp.microbatch`) and no stages, pipelines are planned too. To
+    compile a row of the ranking, use its placement with `PipelineOptions(stages=row.stages)` and
+    `Options(scan_kept=row.kept)`.
 
     Arguments:
-      fn: a single-device JAX function, such as a train step; with `microbatches`, from their number to it.
-      devices: their number. They need not be here.
-      kind: as of `sbp.placement`.
-      in_sbp: as of `sbp.compile`, or a function from the placement to it.
-      out_sbp, donate_argnums, static_argnums: as of `sbp.compile`.
-      options: as of `sbp.compile`; `time_limit` is that of each plan (default: 20 seconds), and stages are
-        the only number of them.
-      axes: of a hierarchy, at the most.
-      stages: numbers of stages to try, with growing numbers while that makes the step faster.
+      fn: a single-device JAX function, such as a train step; with `microbatches`, a function from their
+        number to the step.
+      devices: the number of devices. They need not be here.
+      kind: as for `sbp.placement`.
+      in_sbp: as for `sbp.compile`, or a function from a placement to it.
+      out_sbp, donate_argnums, static_argnums: as for `sbp.compile`.
+      options: as for `sbp.compile`; `time_limit` is for each plan (default: 20 seconds), and `stages` fixes
+        the number of stages.
+      axes: the most axes of a hierarchy.
+      stages: numbers of stages to try, in this order, as long as the step gets faster.
       microbatches: numbers of micro-batches to try.
-      kept: shares to try of what scans over checkpointed layers could keep (`Options.scan_kept`), growing
-        ones while they fit and make the step faster.
-      seconds: after so many no other plan is begun.
-      said: is told what is being planned.
+      kept: values of `Options.scan_kept` to try, in this order, as long as they fit and the step gets faster.
+      seconds: after this time no further plan is begun.
+      said: a function that is called with what is being planned.
 
     Raises:
-      SbpError: for arguments that are not what they should be, all of them at once.
+      SbpError: for wrong arguments; it lists all problems.
 
     >>> import jax.numpy as jnp
     >>> found = search(lambda w, x: jnp.tanh(x @ w), 8, axes=2)(jnp.ones((64, 64)), jnp.ones((64, 64)))

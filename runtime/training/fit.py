@@ -30,15 +30,15 @@ from sbp.runtime.training.recorder import Recorder
 
 @dataclass(frozen=True, repr=False)
 class FitResult:
-    """What training has left; it prints in one line.
+    """The result of a run; it prints in one line.
 
     Arguments:
-      state: the last one, as the step takes it.
-      step: how many steps it has seen.
-      history: the metrics of the last 10,000 steps of this run that were noted, with their numbers as "step".
-      is_done: False where it was asked to end before the last step or batch, and has saved.
-      start_step: the step that this run went on from; 0 where it began.
-      left_out: the steps whose batches were left out, since they made the state bad.
+      state: the last state, as the step takes it.
+      step: the number of steps that it has seen.
+      history: the recorded metrics of the last 10,000 steps of this run, with their numbers as "step".
+      is_done: False if the run was asked to end early, and has saved.
+      start_step: the step that this run continued from; 0 for a new run.
+      left_out: the steps whose batches were left out because they made the state bad.
     """
 
     state: State
@@ -75,42 +75,42 @@ def fit(
     own_rows: bool = False,
     batch_seconds: float | None = 1800.0,
 ) -> FitResult:
-    """Trains to a number of steps; from the last step that was saved, where there is one.
+    """Trains to a number of steps, from the last saved step if there is one.
 
     Arguments:
-      step: `step(*state, batch) -> (*state, metrics)`, where metrics is a number or a dict of numbers; a
-        step with more parameters behind its state, such as a key, is given a tuple of as many: `*batch`.
-      state: where training begins without a checkpoint: parameters, optimizer's state, key, what you like.
-      batches: number of the step -> batch; or batches in a row, of which a run that goes on skips the first;
-        or what has a method `batches_from(step)`: a context manager of the batches behind that step, which is
-        left when the loop ends. What lies as the step wants it is not copied again. An iterator with
-        `get_state` and `set_state` is saved with the state, and so are vocabularies that batches use.
-      steps: the number of the last one; training ends before it where there are no more batches.
-      checkpoint: a folder. It goes on from the last step there that is intact and good; SIGTERM and Ctrl-C
-        save there too, and end the loop; a second one ends it at once.
-      save_every, evaluate_every: in steps; the last step counts always.
-      extra: a dict by name of what is saved with the state: what has `get_state` and `set_state`, or a tree
-        of what JSON can hold, arrays and keys. When the run goes on they are set; trees are put into it.
-      on_nonfinite: whether a metric or a state that is not finite stops the run, or takes it back. A state is
-        looked at before it is saved, and is not saved if it is bad.
-      evaluate: gives metrics of a state, which get "evaluate/" before their names.
-      log: where the metrics go, or several: a .csv file, a folder for TensorBoard (the extra `tensorboard`),
-        of which what is there of steps that are done again is dropped; or a function of the metrics, with the
-        step's number as "step". All in process 0.
-      log_every: how many steps there are from one that is noted to the next. Metrics are read a step late.
-      progress: whether to show how far it is: a bar on a terminal, else a line on stderr now and then.
-      own_rows: whether each process's batches are its own rows of the whole ones; of a tuple, its first.
-      batch_seconds: what a batch may take to come, seconds; None: as long as it takes. Once the end was asked
-        for it has ten.
+      step: `step(*state, batch) -> (*state, metrics)`, where metrics is a number or a dict of numbers. If the
+        step has more parameters than the state and one batch, a batch is a tuple: `*batch`.
+      state: the first state: parameters, optimizer's state, keys and so on, as a tuple.
+      batches: a function from the number of the step to a batch; or an iterable of batches, of which a
+        continued run skips the first; or an object with a method `batches_from(step)`, a context manager
+        of the batches after that step, which is left when the loop ends. Batches that have the step's
+        shardings are not copied again. An iterator with `get_state` and `set_state` is saved with the state;
+        so are vocabularies that the batches use.
+      steps: the number of the last step; training ends earlier if there are no more batches.
+      checkpoint: a folder. The run continues from its last step that is intact and good. On SIGTERM and
+        Ctrl-C the loop saves there and ends; a second signal ends it at once.
+      save_every, evaluate_every: in steps; the last step is always included.
+      extra: a dict of what is saved with the state: objects with `get_state` and `set_state`, or trees of
+        JSON values, arrays and keys. When the run continues, objects are set and trees are put into the dict.
+      on_nonfinite: what to do about NaN and infinities in metrics or in a state: stop (the default), or go
+        back. A state is checked before it is saved; a bad one is not saved.
+      evaluate: a function from a state to metrics, which get "evaluate/" before their names.
+      log: where metrics go, one or several: a .csv file; a folder for TensorBoard (the extra `tensorboard`);
+        or a function of the metrics, with the step's number as "step". Rows of steps that are done again are
+        replaced. Only process 0 writes.
+      log_every: record the metrics of every nth step. Metrics are read one step late.
+      progress: whether to show progress: a bar on a terminal, otherwise a line on stderr now and then.
+      own_rows: whether each process's batches are only its own rows; of a tuple, only the first.
+      batch_seconds: the longest wait for a batch, in seconds; None for no limit. After a signal it is ten.
 
     Raises:
-      NonFiniteError: if a metric or the state of a step is not finite; the steps before it are there.
+      NonFiniteError: if a metric or the state of a step is not finite; the steps before it are saved.
       BatchError: if a batch does not come; the state is saved.
       MemoryLimitError: if a step runs out of memory.
-      CheckpointError: as `Checkpoints` does, before the first step where nothing can be saved; what cannot
-        be written later is tried again at the next save, and raised at the last.
-      ArgumentError: for logs of which there are no others, where TensorBoard's library is missing, for
-        intervals below 1, for what cannot be kept, and for batches that cannot be gone back to.
+      CheckpointError: before the first step if nothing can be saved, and if the last save fails. Other saves
+        that fail are tried again at the next one.
+      ArgumentError: for unknown kinds of logs, if TensorBoard's library is missing, for intervals below 1,
+        for an `extra` that cannot be saved, and for batches that cannot start again at an earlier step.
 
     >>> import jax.numpy as jnp
     >>> from sbp.placement import placement

@@ -11,16 +11,16 @@ from sbp.errors import ArgumentError, Problem
 class NonFinitePolicy:
     """What `sbp.fit` does when a metric, or a leaf of the state that it is about to save, is not finite.
 
-    By default it stops, and the last good step is there. With `max_rollbacks` it goes back to that step and
-    trains on from there, which is the end of it where a device has failed once. It looks at every step up to
-    the one that was bad then; if one is bad again it is the batch that makes it so.
+    By default it stops; the last good step is saved. With `max_rollbacks` it goes back to that step and
+    continues, which helps if a device has failed once. It then checks every step up to the bad one. If a step
+    is bad again, its batch is the cause.
 
     Arguments:
-      max_rollbacks: how often a run goes back at the most; 0: it stops.
-      skip_batch: whether a batch that makes the state bad a second time is left out; else the run stops.
-      exempt: patterns of the paths of leaves that may be as they like, such as "1/*": of the state `(params,
-        opt_state)` all of the optimizer's. What was not finite in the last good step, such as a mask with
-        -inf, may stay so without.
+      max_rollbacks: how often a run may go back; 0: it stops.
+      skip_batch: whether a batch that makes the state bad a second time is left out; otherwise the run stops.
+      exempt: patterns of the paths of leaves that are not checked, such as "1/*" for the whole optimizer's
+        state in the state `(params, opt_state)`. Values that were not finite in the last good step, such as
+        a mask with -inf, need no pattern.
 
     Raises:
       ArgumentError: for a number below 0.
