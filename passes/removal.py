@@ -54,9 +54,9 @@ MOST_WHOLE = 4
 """Plans that are made as a whole to see that a collective is gone."""
 SOLVE_SECONDS = 5.0
 NOWHERE = "no signatures of the ops near it do without it: it moves elsewhere"
-NOT_BY_TWO = "a plan without it exists, but no one tensor held so, and no two, lead to it"
+NOT_BY_TWO = "a plan without it exists, but fixing one or two tensors does not lead to it"
 NO_TIME = "there was no time to look further"
-NOT_WHOLE = "what removes it near by does not when the whole program is planned again"
+NOT_WHOLE = "the change removes it from a nearby plan, but not when the whole program is planned again"
 
 
 @dataclass

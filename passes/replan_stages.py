@@ -189,7 +189,7 @@ class StagesReplanner:
             for problem in check_held(whole, nd, self.stages.asked[place][1])
         ]
         if not problems and target.sent and not self._can_be_sent(target, nd):
-            where, why = f"what if: {target.text}", "it is sent as it lies, and only even shards are"
+            where, why = f"what if: {target.text}", "it is sent with its signature, and only even shards are"
             fix = "a dim that the axes divide, or B"
             problems.append(Problem("signature", where, format_sbp(nd), "an even split, or B", why, fix))
         return list(dict.fromkeys(problems))

@@ -198,7 +198,7 @@ def _too_wide(leaf: Host, i: int, names: LeafNames) -> Problem | None:
         names()[i],
         f"{leaf.dtype}{list(np.shape(leaf))} with values {low}..{high}",
         f"values in {narrow.min}..{narrow.max}, or JAX with 64-bit types",
-        "with 64-bit types off, JAX would cut these integers to 32 bits without a word",
+        "with 64-bit types off, JAX would silently cut these integers to 32 bits",
         "jax.config.update('jax_enable_x64', True), or map the values to a smaller range first",
     )
 

@@ -49,7 +49,7 @@ def _result_problems(node: Node, local: Local, results: object, dtypes: Sequence
         if getattr(x, "shape", None) == layout.local and getattr(x, "dtype", None) == dtype:
             continue
         devices = " x ".join(map(str, layout.hierarchy))
-        why = f"{dtype}{list(layout.shape)} lies as {format_sbp(layout.nd)} on {devices} devices"
+        why = f"{dtype}{list(layout.shape)} has the signature {format_sbp(layout.nd)} on {devices} devices"
         fix = f"local.results[{i}].local is the shape of a shard, padding included"
         if node.rule is None or node.rule.local is None:
             fix = "local=: a body of its own, with the parameters of a shard (local.bind(*args, shape=...))"

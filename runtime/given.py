@@ -135,7 +135,7 @@ def _no_parameter(name: object, legal: Sequence[str], static: bool, own: Paramet
         f"in_sbp[{name!r}]",
         "an entry for a static argument" if static else repr(name),
         f"{', '.join(map(repr, legal)) or 'none'}: a dict goes by the names of parameters",
-        "a static argument is a Python value: it lies nowhere" if static else why,
+        "a static argument is a Python value and has no signature" if static else why,
         f"did you mean {near[0]!r}?" if near else inside,
     )
 

@@ -26,6 +26,6 @@ def not_planned(program: object, what: str) -> Problem:
         f"{program}.{what}",
         "a program that has not been planned",
         "a program that was planned, placed or called",
-        "how arguments lie depends on their shapes",
+        "the signatures of arguments depend on their shapes",
         f"program.plan(...) with shapes first, then program.{what}",
     )

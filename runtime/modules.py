@@ -131,6 +131,6 @@ def _problem(path: str) -> Problem:
         path,
         "a variable of an nnx module that the function changes in place and does not return",
         "modules that only compute, or that are returned after they were changed",
-        "inside, the module is a copy, as under jax.jit: the change would be lost without a word",
+        "inside, the module is a copy, as under jax.jit; the change would be lost silently",
         INSTEAD[NNX],
     )

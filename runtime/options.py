@@ -79,13 +79,13 @@ LEGAL: Mapping[str, Legal] = {
     "scan_kept": Legal(
         "a number from 0 to 1",
         lambda x: _seconds(x) and float(x) <= 1.0,  # type: ignore[arg-type]
-        "it is a share of what scans over checkpointed layers could keep",
+        "it is the share of matrix products that scans over checkpointed layers keep",
         "scan_kept=1.0",
     ),
     "constraints": Legal(
         f"{FOLLOW!r} or {IGNORE!r}",
         lambda x: isinstance(x, str) and x in (FOLLOW, IGNORE),
-        "it says what is done with JAX's own words for how tensors lie inside a program",
+        "it says what to do with JAX's own sharding constraints in a program",
         f"constraints={IGNORE!r}",
     ),
     "cache": Legal(

@@ -87,7 +87,7 @@ def give_room(built: Roomy, leaves: Sequence[Leaf]) -> None:
         fix = f"make the first call with a batch like those that follow; {fix}"
         _plan_again(built, leaves, note)
     else:
-        note += ": its room is an even share and some more, since its ids are not made of arguments alone"
+        note += ": its buffers have an even share and some more, since its ids are not only from arguments"
         built.plan = replace(built.plan, notes=(*built.plan.notes, note))
     warnings.warn(f"sbp: {note}; {fix}", stacklevel=5)
 

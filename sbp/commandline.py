@@ -66,7 +66,7 @@ def parser(
             "--open", action="store_true", help="show the page in a browser, that of --out or one of its own"
         )
 
-    plan = command("plan", "print the plan of a function: every collective, what it costs and why")
+    plan = command("plan", "print the plan of a function: every collective with its cost and reason")
     plan.add_argument("target", metavar=TARGET)
     saved(plan, ".json .html .dot .svg, with stages also .trace.json; of a search the best one")
     opened(plan)
@@ -90,7 +90,7 @@ def parser(
     plan.add_argument(
         "--why",
         metavar="TENSOR",
-        help="what else it could lie as, with everything else planned again: a path such as params['w'], "
+        help="other signatures of a tensor, with everything else planned again: a path such as params['w'], "
         "a line, an op at a line",
     )
     plan.add_argument(
@@ -115,13 +115,13 @@ def parser(
     opened(diff)
     check = command(
         "check",
-        "check a saved plan: what it says is added up again, by code of its own",
+        "check a saved plan: its figures are computed again by independent code",
         "PLAN.json is what `plan --out PLAN.json` wrote; 1 is returned if anything in it is wrong.",
     )
     check.add_argument("plan", metavar="PLAN.json")
     verify = command("verify", "run a function on one device and distributed, and compare every result")
     verify.add_argument("target", metavar=TARGET)
-    profile = command("profile", "run a function, and compare what it takes with its plan")
+    profile = command("profile", "run a function, and compare its times with its plan")
     profile.add_argument("target", metavar=TARGET)
     saved(profile, ".html, with stages also .svg .trace.json")
     compiled = command(
@@ -152,7 +152,7 @@ def parser(
         metavar="N",
         help="CPU devices of each process (default: the devices that JAX finds)",
     )
-    launched.add_argument("--port", type=int, default=0, help="where they meet (default: a free one)")
+    launched.add_argument("--port", type=int, default=0, help="where processes join (default: a free one)")
     launched.add_argument(
         "--restarts",
         type=int,
@@ -164,7 +164,7 @@ def parser(
         "--min-processes",
         type=int,
         metavar="M",
-        help="where the same process fails twice in a row go on with one less, down to M (default: all)",
+        help="if the same process fails twice in a row continue with one less, down to M (default: all)",
     )
     launched.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="a module, and its arguments")
     launched.add_argument(
@@ -196,15 +196,15 @@ def parser(
         )
         c.add_argument("--x64", action="store_true", help="with 64-bit types")
         c.add_argument("--time-limit", type=float, metavar="SECONDS", help="for planning (default: 30)")
-        c.add_argument("--no-cache", action="store_true", help="plan anew, and keep no plan on disk")
+        c.add_argument("--no-cache", action="store_true", help="plan again, and keep no plan on disk")
         c.add_argument(
             "--plan", metavar="PLAN.json", help="take the signatures of this plan, and search for none"
         )
         c.add_argument(
             "--memory-limit",
             metavar="SIZE",
-            help="per device, such as 80GB: the fastest plan found that keeps it; by default what the device "
-            "has, and none for the fastest of any size",
+            help="per device, such as 80GB: the fastest plan found that fits; by default the memory of the "
+            "device, and none for the fastest of any size",
         )
     return top
 
@@ -243,5 +243,5 @@ def held(asked: str) -> tuple[str, NdSbp]:
     tensor, sign, text = asked.rpartition("=")
     if not sign:
         legal, fix = "TENSOR=SIGNATURE", '--what-if "x=[S(0), B]"'
-        raise problem("--what-if", repr(asked), legal, "it says which tensor, and how it shall lie", fix)
+        raise problem("--what-if", repr(asked), legal, "it says which tensor, and which signature", fix)
     return tensor.strip(), parse_sbp(text)

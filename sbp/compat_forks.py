@@ -53,7 +53,7 @@ def check_not_forked(what: str) -> None:
                 what,
                 got,
                 "a process that was started anew, or forked before JAX was used",
-                "JAX's threads are not in a fork, and what waits for them waits for ever",
-                'multiprocessing.get_context("spawn"); forks that use NumPy alone, as of a feed, may stay',
+                "a fork does not have JAX's threads, and would wait for them for ever",
+                'multiprocessing.get_context("spawn"); forks that only use NumPy, as in a feed, are fine',
             )
         )

@@ -103,7 +103,7 @@ class Hardware:
                 where=f"planning for {self.name}",
                 got=f"devices {min(ranks)} to {max(ranks)} in one group",
                 legal=f"at most {self.links[-1].devices} devices, which its outermost level connects",
-                why="nothing is known of what connects more",
+                why="no link is known that connects more",
                 fix="a level of links more, with its bytes per second and its latency",
             )
         )

@@ -166,6 +166,6 @@ def _no_way(dense: object) -> Problem:
         "sbp.rows(tx, dense=...)",
         f"{dense!r:.60}",
         " or ".join(map(repr, DENSE)),
-        "it says what becomes of a step that needs the whole table",
+        "it says what to do if a step needs the whole table",
         'dense="error" to be told of it',
     )

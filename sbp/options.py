@@ -62,7 +62,7 @@ def checked_key(key: object, where: str) -> bytes | None:
         return key
     got = f"{len(key)} bytes" if isinstance(key, bytes) else f"a {type(key).__name__}"
     legal = f"at least {LEAST_KEY_BYTES} bytes that nobody can guess"
-    why = "who finds it out can sign code that others run"
+    why = "whoever knows it can sign code that others run"
     fix = f"secrets.token_bytes({LEAST_KEY_BYTES}), kept in a file that only those who share it can read"
     raise ArgumentError(Problem("argument", where, got, legal, why, fix))
 

@@ -157,23 +157,23 @@ class TensorChoices:
         return len(self.alternatives) + self.slower + self.unknown
 
     def __str__(self) -> str:
-        together = f", {self.alike} alike, held together" if self.alike > 1 else ""
+        together = f", {self.alike} alike, fixed together" if self.alike > 1 else ""
         lies = " -> ".join(map(format_sbp, self.signatures))
         of = [f"  {self.where}"] if self.where else []
-        lines = [f"{self.tensor}{together}", *of, f"  lies as {lies}"]
+        lines = [f"{self.tensor}{together}", *of, f"  signature {lies}"]
         if self.made_by:
             lines.append(f"  made by {self.made_by}")
         lines.append(f"  the plan: {_absolute(self.plan)}")
         if not self.alternatives:
             return "\n".join([*lines, "  no other signature is possible" if not self.count else self._rest()])
-        lines.append("  held otherwise, with everything else planned again:")
+        lines.append("  with another signature, and everything else planned again:")
         lines += [f"    {row}" for row in _table(self)]
         if self.slower + self.unknown + self.impossible:
             lines.append(self._rest())
         return "\n".join(lines)
 
     def _rest(self) -> str:
-        faster = "faster by the ops of their placements alone" if self.where else "faster"
+        faster = "faster, counting only the ops of their own placements" if self.where else "faster"
         said = [
             f"{self.slower} more, none of them {faster} than these" if self.slower else "",
             f"{self.unknown} that there was no time for" if self.unknown else "",

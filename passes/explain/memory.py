@@ -88,7 +88,7 @@ def check_rest(plan: PlanData, donated: Sequence[int] = ()) -> None:
         Problem(
             "memory",
             f"{plan.name} on {plan.placement}",
-            f"{bytes_text(need)} per device for arguments and results alone",
+            f"{bytes_text(need)} per device only for arguments and results",
             f"at most {bytes_text(has)}, which {plan.hardware.name} has",
             f"at rest: {_largest(plan, rest)}",
             f"{again}{_advice(plan, rest)}; Options(memory_limit=...) if a device has more",
@@ -164,7 +164,7 @@ def ran_out(plan: PlanData, said: str, donated: Sequence[int] = ()) -> Problem:
         said,
         f"{bytes_text(plan.memory_bytes)} per device at the peak, by the plan{has}",
         f"alive at the peak, by the plan: {_largest(plan, live, lines=True)}",
-        f"Options(memory_limit=...) below what is free, so that a plan is sought that fits; {zero}"
+        f"Options(memory_limit=...) below what is free, so that a plan that fits is searched for; {zero}"
         f"{_advice(plan, live)}; other programs and arrays of this process take memory too",
     )
 
@@ -204,7 +204,11 @@ def _advice(plan: PlanData, live: Sequence[Live]) -> str:
         for v, nd in [x.version]
         if v in paths and all(s == B for s in nd) and max(graph.values[v].shape, default=1) > 1
     ]
-    advice = [f"split what lies whole on every device: in_sbp for {', '.join(whole[:3])}"] if whole else []
+    advice = [
+        f"split tensors that are whole on every device: in_sbp for {', '.join(few)}"
+        for few in [whole[:3]]
+        if few
+    ]
     ends = {*graph.inputs, *graph.outputs}
     if any(x.version[0] not in ends for x in live[:SHOWN]):
         advice.append("jax.checkpoint around a layer, so that its activations are not kept")

@@ -100,11 +100,11 @@ def _collectives(a: PlanData, b: PlanData, names: tuple[str, str]) -> list[str]:
 
 
 def _signatures(a: PlanData, b: PlanData) -> list[str]:
-    """Leaves of arguments and results that lie otherwise."""
+    """Leaves of arguments and results with other signatures."""
     lines = []
     for title, pairs in changed_signatures(a, b).items():
         both = [f"  {path}  {old} -> {new}" for path, old, new in pairs if old and new]
-        lines += ["", f"{title} that lie otherwise", *both] if both else []
+        lines += ["", f"{title} with other signatures", *both] if both else []
         for sign, which in (("-", 1), ("+", 2)):
             only = [pair for pair in pairs if pair[which] and not pair[3 - which]]
             lines += [f"  {sign} {pair[0]} {pair[which]}" for pair in only]
@@ -112,7 +112,7 @@ def _signatures(a: PlanData, b: PlanData) -> list[str]:
 
 
 def changed_signatures(a: PlanData, b: PlanData) -> dict[str, list[tuple[str, str, str]]]:
-    """Arguments and results that lie otherwise: (path, before, after), "" where one plan has none such."""
+    """Arguments and results with other signatures: (path, before, after), "" where one plan has none such."""
     found: dict[str, list[tuple[str, str, str]]] = {}
     for title, before, after in (
         (

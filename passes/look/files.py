@@ -142,7 +142,7 @@ def check_page(path: str | os.PathLike[str], suffix: str) -> None:
         raise problem(
             f"the suffix {suffix!r} with a profile",
             ".html",
-            "only a page lays what was measured beside what was estimated",
+            "only a page shows measured beside estimated times",
             f"{Path(path).name.removesuffix(suffix)}.html, or the plan without profile=...",
             f"saving a plan to {os.fspath(path)!r}",
         )

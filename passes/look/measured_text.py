@@ -62,9 +62,9 @@ def part_rows(plan: PlanData, step: MeasuredStep, estimated: float | None = None
         ("kernels", step.kernel_seconds, kernels),
         ("collectives, nothing beside them", step.exposed_seconds, plan.exposed_seconds),
         ("waiting for other devices", step.waiting_seconds, None),
-        ("nobody's: until the first op began", step.before_seconds, None),
-        ("nobody's: between ops", step.between_seconds, None),
-        ("nobody's: until all results were there", step.after_seconds, None),
+        ("unattributed: until the first op began", step.before_seconds, None),
+        ("unattributed: between ops", step.between_seconds, None),
+        ("unattributed: until all results were there", step.after_seconds, None),
         ("step", step.seconds, plan.step_seconds if estimated is None else estimated),
     ]
     rows: list[Cells] = [("where the time went", step.word, "share", "estimated", "ratio")]

@@ -26,7 +26,7 @@ from sbp.units import bytes_text, seconds_text
 
 SMALL = 1000
 """Bytes per step below which a send may go into a sum."""
-SEND_HEADINGS = ("times", "tensor", "shape", "from to", "lies", "sent", "time", "line")
+SEND_HEADINGS = ("times", "tensor", "shape", "from to", "signature", "sent", "time", "line")
 NUMBERS = frozenset(
     (
         "times",

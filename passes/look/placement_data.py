@@ -38,7 +38,7 @@ def _level(plan: PlanData, axis: int) -> str:
     """What the devices of an axis talk through."""
     groups = plan.placement.groups([axis]).tolist()
     if len(groups[0]) == 1:
-        return "which talk to nobody"
+        return "which exchange nothing"
     found = [plan.hardware.link(group) for group in groups]
     link = min(found, key=lambda x: x.bytes_per_second)
     first, *more = plan.hardware.links

@@ -112,7 +112,7 @@ def profiled_page(
                 "Plan.save(profile=...)",
                 f"a profile of {_said(profile.plan)}",
                 f"one of {_said(plan)}",
-                "what was measured would stand beside estimates of something else",
+                "the measured times would stand beside estimates of another program",
                 "plan.save('plan.html', profile=program.profile(*args)), both of the same arguments",
             )
         )

@@ -89,7 +89,7 @@ class ScheduleTask:
             f"before and after the micro-batches it needs {bytes_text(figures.outside_bytes)}"
             if outside
             else f"micro-batches hold {bytes_text(held)} there, all else {bytes_text(figures.steady_bytes)}",
-            "split what lies whole on its devices, more stages, or more devices"
+            "split tensors that are whole on its devices, more stages, or more devices"
             if outside
             else "PipelineOptions(schedule='auto'), which looks for one that fits; smaller micro-batches",
         )

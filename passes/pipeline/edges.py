@@ -58,7 +58,7 @@ def _against(cuts: Sequence[Cut], made: Part, read: Part) -> Problem:
         f"ops of its backward pass that wait for that of stage {made.at} on {places[made]}",
         "forward from stage to stage, and backward the other way",
         "a schedule runs the backward pass of a stage once per micro-batch, after those of later stages",
-        "checkpoint each stage by itself; do what needs gradients of several stages after sbp.microbatch",
+        "checkpoint each stage separately; do work on gradients of several stages after sbp.microbatch",
     )
 
 

@@ -19,8 +19,9 @@ from sbp.placement import Placement
 from sbp.signature import B, NdSbp
 
 TOO_LARGE = (
-    "it does not fit; try: PipelineOptions(schedule='auto'), which looks for a schedule that does, smaller "
-    "micro-batches, more stages, or splitting what lies whole. Options(memory_limit=...) refuses such a plan"
+    "it does not fit; try: PipelineOptions(schedule='auto'), which searches for a schedule that fits, "
+    "smaller micro-batches, more stages, or splitting tensors that are whole. Options(memory_limit=...) "
+    "refuses such a plan"
 )
 
 

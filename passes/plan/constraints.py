@@ -137,7 +137,7 @@ class _Constraints:
 
     def problem(self, node: Node, pin: Pin, named: NamedSignature, why: str, fix: str) -> Problem:
         value = self.graph.operand(node.inputs[0])
-        ignore = ", or sbp.Options(constraints='ignore'), where the code is not yours to change"
+        ignore = ", or sbp.Options(constraints='ignore') if you cannot change the code"
         axes = ", ".join(f"{a}={n}" for a, n in zip(self.whole.axes, self.whole.shape, strict=True))
         return Problem(
             "annotation",

@@ -170,8 +170,8 @@ def _check_conflict(node: Node, nd: NdSbp, producers: dict[int, Node], where: st
             where,
             f"{format_sbp(nd)}, and {format_sbp(other.nd)} at {before.source}",
             "one signature for one tensor",
-            "both annotations speak of the same tensor, with no op between them",
-            "drop one; boxing between ops is inserted by itself",
+            "both annotations are on the same tensor, with no op between them",
+            "drop one; the compiler inserts boxing between ops",
         )
 
 

@@ -51,7 +51,7 @@ OUTER_REF = Refusal(
 )
 REFUSED = {
     "ErrorEffect": Refusal(
-        "a checkify.check that nobody handles",
+        "a checkify.check outside of checkify.checkify",
         "checks under checkify.checkify",
         "the check would be dropped: jit refuses it too",
         "checkify.checkify(fn), whose error is a result like any other",
@@ -59,13 +59,13 @@ REFUSED = {
     "FfiEffect": Refusal(
         "a foreign call with side effects",
         "foreign calls that only compute: has_side_effect=False",
-        "it would run once per device, and not at all where its results are not used",
+        "it would run once per device, and not at all if its results are not used",
         "has_side_effect=False, or the call outside the program",
     ),
     "BufferCallbackEffect": Refusal(
         "a buffer callback with side effects",
         "buffer callbacks that only compute: has_side_effect=False",
-        "it would run once per device, and not at all where its results are not used",
+        "it would run once per device, and not at all if its results are not used",
         "has_side_effect=False, or jax.debug.callback, which runs once",
     ),
 }
@@ -82,7 +82,7 @@ def unknown(effect: str) -> Refusal:
     return Refusal(
         f"an op with the effect {effect}",
         "ops that only compute, refs made inside the function, jax.debug.callback",
-        "nothing is known of this effect, so running it on several devices may not be what you mean",
+        "this effect is not known, so running it on several devices may be wrong",
         "the op outside the program; its results as arguments",
     )
 

@@ -189,7 +189,7 @@ def _doubts(
             if not exchanged and (k is None or other[k, m]):
                 yield (
                     f"{results[i].path} keeps the signature of {args[j].path}, not that of {args[m].path}, "
-                    "by their order: nothing else tells them apart; out_sbp may say otherwise"
+                    "by their order, since nothing else tells them apart; out_sbp fixes it"
                 )
 
 

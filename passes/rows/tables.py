@@ -207,7 +207,7 @@ class _Scope:
             return (self.groups(node),)
         shapes = [self.editor.operand(x).shape for x in node.inputs]
         if not adds_rows(node, shapes) or not self.zero(node.inputs[0]):
-            raise _NotByRows(f"its gradient is not of lookups alone: {node.op} at {node.source}")
+            raise _NotByRows(f"its gradient does not come only from lookups: {node.op} at {node.source}")
         made, ids = keys_of(self.editor, node.inputs[1], node.source)
         mode = GatherScatterMode.from_any(node.params["mode"])
         return (AddedRows(ids, node.inputs[2], mode, tuple(made)),)
@@ -223,7 +223,7 @@ class _Scope:
                 clips = GatherScatterMode.from_any(node.params["mode"]) == GatherScatterMode.CLIP
                 made, ids = keys_of_groups(self.editor, node.inputs[1], stack, clips, node.source)
                 return AddedRows(ids, node.inputs[2], GatherScatterMode.FILL_OR_DROP, tuple(made), True)
-        raise _NotByRows(f"its gradient is not of lookups alone: reshape at {reshape.source}")
+        raise _NotByRows(f"its gradient does not come only from lookups: reshape at {reshape.source}")
 
     def named(self, node: Node, names: Mapping[int, str]) -> str:
         """What the user calls the table of a lazy optimizer, with its type and shape."""
@@ -254,7 +254,7 @@ class _Scope:
         first, second = (self.scalar(x) for x in node.inputs)
         by, of = (second, 0) if second is not None else (first, 1)
         if by is None or (node.op == "div" and of == 1):
-            raise _NotByRows(f"its gradient is not of lookups alone: {node.op} at {node.source}")
+            raise _NotByRows(f"its gradient does not come only from lookups: {node.op} at {node.source}")
         # Zero times infinity is NaN, in every row of a table.
         number = np.asarray(by.value, np.float64) if isinstance(by, Const) else np.float64("nan")
         if not np.isfinite(number) or (node.op == "div" and number == 0):
@@ -314,7 +314,7 @@ def _columns(node: Node, operands: Sequence[Value | Const]) -> tuple[Signature, 
     state, params = operands[1 : len(node.outputs)], 1 if update.has_param else 0
     by_row: list[Signature] = [Split(0) if lazy.by_row(x.shape, grad.shape) else B for x in state]
     if not _apart(update, operands, [Split(0), *by_row, *[Split(0)] * params]):
-        raise _NotByRows("its step is not known to treat every row by itself")
+        raise _NotByRows("its update is not known to treat every row by itself")
     last = len(grad.shape) - 1
     across: list[Signature] = [Split(last) if x.shape == grad.shape else B for x in state]
     ok = last > 0 and _apart(update, operands, [Split(last), *across, *[Split(last)] * params])

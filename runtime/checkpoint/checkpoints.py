@@ -94,6 +94,7 @@ class Checkpoints:
     @property
     def abandoned(self) -> list[int]:
         """The steps that were set aside when training continued from an older one; the first saved first."""
+        return [x.step for x in steps.abandoned(self.path)]
 
     # -- saving
 

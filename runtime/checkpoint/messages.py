@@ -20,7 +20,7 @@ def keep(name: str, count: int) -> Problem:
 
 def there(target: object) -> Problem:
     """A step that was saved already."""
-    why, fix = "a step is written once: what is there might be the only copy", "another step or folder"
+    why, fix = "a step is written once; the existing one might be the only copy", "another step or folder"
     return problem(target, "a step that is there already", "a new step", why, fix)
 
 
@@ -36,7 +36,7 @@ def none(path: object, step: int | None, steps: Sequence[int], abandoned: Sequen
     if step in abandoned:
         got += ", which was set aside when training went on from an older step"
     legal = f"one of {', '.join(map(str, steps))}" if steps else "a folder that something was saved to"
-    why = "only what was written whole is restored"
+    why = "only complete steps are restored"
     return problem(path, got, legal, why, "the folder that was given to save")
 
 
@@ -51,14 +51,14 @@ def damaged(path: object, others: Sequence[int], what: str) -> Problem:
     Arguments:
       others: steps of the same folder.
     """
-    why = "a checkpoint is restored whole or not at all: other weights would train on without a word"
+    why = "a checkpoint is restored completely or not at all; training must not continue with wrong weights"
     fix = f"restore(..., step={others[-1]})" if others else "another copy: the folder has no other step"
     return Problem("damaged", str(path), what, "the files as they were written", why, fix)
 
 
 def pruned(path: object) -> Problem:
     """A step that was deleted while it was read."""
-    why = "its owner deletes all but the last keep= steps, and does not wait for those who read"
+    why = "its owner deletes all but the last keep= steps, and does not wait for readers"
     got = "a step that was pruned while it was read"
     return Problem("damaged", str(path), got, "a step that is there", why, "restore again")
 

@@ -202,7 +202,7 @@ def _check(features: Sequence[FeatureConfig], batch: int) -> None:
     for f in features:
         shape = f.input_shape
         if shape is None or None in shape[1:]:
-            why = "what a lookup costs depends on how many ids an example has"
+            why = "the cost of a lookup depends on how many ids an example has"
             fix = "the largest hotness, as PaddedBags have it; (None,) for one id"
             got, legal = f"input_shape={shape}", "(None,) or (None, hotness)"
             found.append(problem(f"choose(...), feature {f.name!r}", got, legal, why, fix))
@@ -323,7 +323,7 @@ class _Search:
         if best == layout:
             than = self.runner_up(found, order)
         elif best == "whole" and best in used:
-            than = "whole costs less alone, but one more table on a device costs more or does not fit"
+            than = "whole costs less by itself, but one more table on a device costs more or does not fit"
         elif best in used:
             memory = bytes_text(found[best].memory_bytes)
             than = f"{best} costs less, but not all tables fit so: {memory} on a device for this one"
@@ -347,6 +347,6 @@ class _Search:
             "choose(...)",
             f"memory_limit={bytes_text(self.limit)} on each of {devices} devices",
             f"{math.ceil(need):,} bytes or more",
-            "the tables and the state of their optimizer take that where they are split evenly",
+            "this is what the tables and their optimizer's state need if they are split evenly",
             "more devices, compression=QuotientRemainder(buckets), or an optimizer of less state",
         )

@@ -262,7 +262,7 @@ def _uneven(stack: Stack, dim: int, parts: int) -> Problem:
         f"stack {stack.name!r}",
         f"{size} {what} over {parts} devices",
         f"a multiple of {parts}",
-        "a jax.Array has no uneven split: the stack would lie whole on every device",
+        "a jax.Array has no uneven split; the stack would be whole on every device",
         fixes.get(type(stack.placement), "another embedding_dim, or placement=RowWise()"),
     )
 

@@ -169,7 +169,7 @@ class Bags:
         lengths = np.diff(offsets)
         if not truncate and (lengths > max_hotness).any():
             bag = int(np.argmax(lengths > max_hotness))
-            why = "ids are never left out without a word"
+            why = "ids are never left out silently"
             fix = f"max_hotness={lengths.max()}, or truncate=True"
             where, legal = f"{feature!r}, bag {bag}", f"at most max_hotness={max_hotness}"
             raise EmbeddingError(_of(where, f"{lengths[bag]} ids", legal, why, fix))

@@ -51,7 +51,7 @@ def as_integers(values: ArrayLike, where: str) -> NDArray[Any] | Problem:
             where,
             f"a value that is being traced: {jax.typeof(values).str_short()}",
             "integers on the host",
-            "values are checked before the traced program: inside it nobody knows them",
+            "values are checked before the traced program; inside it they are not known",
             "check the batch where it is read; in the program an id out of range counts as no id",
         )
     array = np.asarray(values)
@@ -101,7 +101,7 @@ def find_problem(
         where,
         _first(wrong, array, place),
         f"0..{size - 1}" + (f", and {NO_ID} for no id" if padding else ""),
-        "with 64-bit types off JAX would cut it to 32 bits without a word: the id of another row"
+        "with 64-bit types off, JAX would silently cut it to 32 bits, the id of another row"
         if cut
         else f"the table has {size} rows",
         "map keys to ids with a Vocabulary, or hash them into the table",
@@ -158,7 +158,7 @@ def uncut(ids: ArrayLike, where: str) -> ArrayLike:
                 where,
                 _first(wrong, array, element),
                 f"{LIMITS.min}..{LIMITS.max}, or JAX with 64-bit types",
-                "with 64-bit types off JAX would cut it to 32 bits without a word: the id of another row",
+                "with 64-bit types off, JAX would silently cut it to 32 bits, the id of another row",
                 "map keys to ids with a Vocabulary, or hash them into the table",
             )
         )

@@ -266,7 +266,7 @@ class Vocabulary:
                     f"{name}: a saved state",
                     f"arrays {sizes}",
                     "capacity, batches; keys, used and count of one length, no longer than the capacity",
-                    "it is not what get_state() gave: an array is missing, or a key is there twice",
+                    "it is not a result of get_state(): an array is missing, or a key is there twice",
                     "save it again",
                 )
             )
@@ -295,7 +295,7 @@ class Vocabulary:
             os.replace(unfinished, file)
         except OSError as e:
             why, fix = (
-                "the file cannot be written; what was there stays",
+                "the file cannot be written; the old one is unchanged",
                 "space on the disk, or another path",
             )
             raise EmbeddingError(problem(f"{self.name}: {file}", str(e), "a file", why, fix)) from e
@@ -320,7 +320,7 @@ class Vocabulary:
                 raise ValueError("other bytes than were written")
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as e:
             got = f"{type(e).__name__}: {e}"[:200]
-            why, fix = "it is not what Vocabulary.save wrote, or cannot be read", "another copy of it"
+            why, fix = "it was not written by Vocabulary.save, or cannot be read", "another copy of it"
             raise EmbeddingError(problem(f"{name}: {path}", got, "a file of save", why, fix)) from e
         return cls.from_state(found, policy, name=name)
 

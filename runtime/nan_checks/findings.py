@@ -213,7 +213,7 @@ def raise_first(mine: Sequence[Finding], name: str, legal: str) -> None:
 def _problem(every: Sequence[Finding], legal: str) -> Problem:
     first = min(every, key=lambda f: f.order)
     where = next(f.where for f in every if f.where)
-    fix = "look at what made them, in the step before" if first.came else TRY
+    fix = "look at the ops that made them, in the step before" if first.came else TRY
     return Problem("nonfinite", where, first.got, legal, first.with_devices(every), fix)
 
 

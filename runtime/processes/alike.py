@@ -85,6 +85,6 @@ def _not_alike(name: str, path: str, first: int, other: int) -> Problem:
         f"other values in process {other} than in process {first}",
         "the whole argument, the same in every process",
         "each process puts its part of the whole on its own devices: parts of several would be mixed",
-        "own_rows= in Program.place, own_rows=True in sbp.fit, where each process has rows of its own; "
-        "else one seed and one order of the data in all",
+        "own_rows= in Program.place or own_rows=True in sbp.fit if each process has its own rows; "
+        "otherwise one seed and one order of the data for all",
     )

@@ -46,7 +46,7 @@ def another_call(
         f"call {number} of process {index}, {here}",
         f"other calls before it in process {other}" if before else f"{there} in process {other}",
         SAME_CALLS,
-        "their collectives wait for each other for ever, or add up what does not belong together",
+        "their collectives wait for each other for ever, or add up unrelated values",
         PAD,
     )
 

@@ -24,6 +24,7 @@ def in_one_line(error: BaseException) -> str:
 def loss_text(error: BaseException) -> str:
     """What is said of it, in one line.
 
+    >>> import jax
     >>> gone = "UNKNOWN: Gloo AllGather failed: [external/pair.cc:547] Connection closed by peer [10.0.0.2]:4"
     >>> loss_text(jax.errors.JaxRuntimeError(gone))
     'has lost another process: UNKNOWN: Gloo AllGather failed: Connection closed by peer [10.0.0.2]:4'

@@ -252,7 +252,7 @@ def _differ(first: Mapping[str, Any], others: Mapping[str, Mapping[str, Any]]) -
         f"{first['name']}: {many} another program than process 0",
         got,
         "the same program in every process: the same script, versions, options and shapes",
-        "their collectives would wait for each other for ever, or add up what does not belong together",
+        "their collectives would wait for each other for ever, or add up unrelated values",
         "the shape of the whole batch in every process; no random numbers or host names in what is compiled",
     )
 

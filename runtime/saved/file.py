@@ -37,13 +37,13 @@ PACKAGES = ("jax", "jaxlib")
 AGAIN = "compile it here: sbp.compile(...), and program.save_executable(...) again"
 # What a header says that must be so here too: in words, and why.
 MUST: Mapping[str, tuple[str, str]] = {
-    "sbp": ("version of this library", "another version lays arrays and stages otherwise"),
+    "sbp": ("version of this library", "another version may place arrays and stages in another way"),
     "jax": ("version of JAX", "a compiled program is of the version that has compiled it"),
     "jaxlib": ("version of jaxlib", "a compiled program is of the version that has compiled it"),
     "backend": ("runtime and driver", "a compiled program is of the runtime that has compiled it"),
     "kind": ("kind of device", "code for one kind does not run on another"),
     "cpu": ("kind of CPU", "code for a CPU uses all that it can do"),
-    "devices": ("devices", "who talks to whom is a part of the program"),
+    "devices": ("devices", "which devices exchange data is a part of the program"),
     "processes": ("processes", "each has the programs of its own devices"),
 }
 
@@ -200,8 +200,8 @@ WRONG: Mapping[str, tuple[str, str, str, str]] = {
     "not trusted": (
         LOADED,
         "a file of yours or of root that nobody else can write, in folders of the same kind up to /",
-        "it is code: who can write it, or put another one into its place, runs what they like as you",
-        "chmod go-w, or a folder of your own; where several write, a key of all of them: "
+        "it is code: whoever can write or replace it can run anything as you",
+        "chmod go-w, or a folder of your own; if several people write it, a shared key: "
         "sbp.Options(signing_key=...) when it is saved, load_executable(path, signing_key=...)",
     ),
     "signed": (
@@ -225,7 +225,7 @@ WRONG: Mapping[str, tuple[str, str, str, str]] = {
     "no header": (
         LOADED,
         SAVED,
-        "what it was compiled for is not said, so nothing of it was run",
+        "it does not say what it was compiled for, so nothing of it was run",
         AGAIN,
     ),
     "no executable": (

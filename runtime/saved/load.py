@@ -148,6 +148,6 @@ def _no_function(program: object, what: str) -> Problem:
         f"{program}.{what}(...)",
         "a program that was loaded",
         "one that sbp.compile has made",
-        "the file has what was compiled, and not the function",
+        "the file has the compiled program, and not the function",
         "the same of the program that was saved",
     )

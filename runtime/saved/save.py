@@ -158,9 +158,9 @@ def _calls_host(name: str) -> Problem:
         "executable",
         f"{name}: save_executable(...)",
         "a program that calls Python on the host: a callback, or jax.debug.print",
-        "a program of devices alone",
+        "a program that does not call the host",
         "a function of this process cannot be saved with the program",
-        "leave the callback out, or let Options(cache=...) keep what can be kept",
+        "leave the callback out, or use Options(cache=...)",
     )
 
 
@@ -171,5 +171,5 @@ def _cannot(name: str) -> Problem:
         "a program that XLA cannot save on this backend",
         "one that it can: on CPU and GPU, without a ref that is closed over",
         "JAX refused to serialise it",
-        "Options(cache=...), by which the next process compiles what it must only",
+        "Options(cache=...), with which the next process compiles only what is missing",
     )

@@ -49,7 +49,7 @@ def write_staged(plan: PipelineData, whole: bool = True) -> ProgramSource:
             "stages that are cut out of a scan over layers",
             "stages that the model marks with sbp.on",
         )
-        why = "the weights of all layers are one argument, which lies on no one stage"
+        why = "the weights of all layers are one argument, which belongs to no single stage"
         fix = "plan.stages[0].source(), and print(plan.schedule)"
         raise ArgumentError(Problem("argument", "PipelinePlan.source", got, legal, why, fix))
     assert plan.apart is not None

@@ -73,7 +73,7 @@ def no_bucket(url: object, bucket: str) -> Problem:
 
 def pattern(text: object, character: str) -> Problem:
     """A folder whose name is a pattern of names."""
-    why = "orbax takes this for a pattern, or the end of a path, and would not find again what it has written"
+    why = "orbax treats this as a pattern, or as the end of a path, and would not find its own files again"
     return problem(text, f"a name with {character} in it", "a name without * ? [ #", why, "another name")
 
 
@@ -134,7 +134,7 @@ def failed(path: object, error: Exception) -> Problem:
 def extra(where: str, got: str) -> Problem:
     """Something beside the state that cannot be kept."""
     legal = "dicts by strings, lists, numbers, strings, bytes, None, arrays and keys"
-    why = "what is kept beside the state is read without running code of it"
+    why = "the extra is read without running code from it"
     return problem(where, got, legal, why, "a tree of these; get_state() of an object")
 
 

@@ -66,7 +66,7 @@ def metric_not_finite(at: int, bad: Sequence[str]) -> Problem:
         f"step {at} of sbp.fit",
         "; ".join(bad),
         "finite metrics",
-        "what comes after NaN is NaN",
+        "all steps after NaN are NaN",
         "Options(debug_nans=True) names the op that made it; a smaller learning rate; "
         "on_nonfinite=sbp.training.NonFinitePolicy(max_rollbacks=3) goes back to the last good step",
     )
@@ -126,8 +126,8 @@ def no_good_step(folder: object, wrong: Sequence[str]) -> Problem:
         str(folder),
         "; ".join(wrong[:MOST_SHOWN]) + more,
         "a step that is intact and good",
-        "a run does not begin anew where there were steps to go on from",
-        "another copy of the folder; or an empty folder, to begin anew",
+        "a run does not start anew over existing steps",
+        "another copy of the folder; or an empty folder, to start anew",
     )
 
 
@@ -150,6 +150,6 @@ def extra_differs(names: Sequence[str]) -> Problem:
         "sbp.fit(..., extra=...)",
         f"other values of {', '.join(names)} in another process",
         "the same in every process",
-        "what process 0 has is kept, and a run goes on with as many processes as there are then",
-        "a function of the step, or a feed with batches_from, for what each process reads of its own",
+        "only process 0's value is kept, and a run may continue with another number of processes",
+        "a function of the step, or a feed with batches_from, if each process reads its own data",
     )

@@ -58,7 +58,7 @@ def wrong_move(kind: str, axes: Sequence[int], before: Signed, after: Signed) ->
         if one.startswith("S") and others and max(others) > min(axes):
             yield f"{one} of an inner axis lies inside: only the innermost splits of a dim can move"
         if is_partial(one) and any(is_partial(x) and x != one for x in nd[min(axes) :]):
-            yield f"another reduction lies inside {one}"
+            yield f"another reduction is inside {one}"
 
 
 def wrong_permute(shape: Sequence[int], before: Signed, after: Signed, mesh: Sequence[int]) -> Iterator[str]:

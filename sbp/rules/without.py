@@ -29,19 +29,19 @@ def _ops(names: str, why: str) -> Without:
 WITHOUT = (
     _ops(
         "call_exported",
-        "A program that was compiled to StableHLO before: nothing says what its ops are. It runs whole.",
+        "A program that was already compiled to StableHLO. It runs whole.",
     ),
     _ops(
         "pallas_call ffi_call",
-        "A kernel: only who wrote it knows. It runs whole until `sbp.register_rule` says how it splits.",
+        "A kernel, which the compiler cannot look into. It runs whole, unless `sbp.register_rule` splits it.",
     ),
     _ops(
         "pure_callback",
-        "The host's function: nothing says what it computes. It runs whole, on each device.",
+        "A function of the host, which the compiler cannot look into. It runs whole on each device.",
     ),
     _ops(
         "buffer_callback mpmd_map",
-        "Foreign code on whole buffers: nothing says what it computes. It runs whole.",
+        "Foreign code on whole buffers, which the compiler cannot look into. It runs whole.",
     ),
     _ops(
         "io_callback check",

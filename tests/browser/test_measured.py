@@ -77,7 +77,7 @@ def test_lines_and_the_timeline(profile: Profile, open_page: Any) -> None:
     p = opened.page
     p.locator('[role="tab"]', has_text="Measured").click()
     said = p.inner_text(".beside-tables")
-    assert "nobody's: between ops" in said and "mlp.py:" in said and "Kernels, by your lines" in said
+    assert "unattributed: between ops" in said and "mlp.py:" in said and "Kernels, by your lines" in said
     p.locator('[role="tab"]', has_text="Timeline").click()
     assert p.locator("figcaption", has_text="measured by JAX's profiler").is_visible()
     # A measured step is no trip of a loop.

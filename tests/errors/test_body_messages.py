@@ -61,7 +61,7 @@ BODIES: Messages = {
         f"the body of 'authors_double', result 0 {AT}",
         "float32[1, 6]",
         "float32[2, 6]",
-        "float32[16, 6] lies as [S(0)] on 8 devices",
+        "float32[16, 6] has the signature [S(0)] on 8 devices",
         SHARD,
     ),
     "another dtype": (
@@ -70,7 +70,7 @@ BODIES: Messages = {
         f"the body of 'authors_double', result 0 {AT}",
         "int32[2, 6]",
         "float32[2, 6]",
-        "float32[16, 6] lies as [S(0)] on 8 devices",
+        "float32[16, 6] has the signature [S(0)] on 8 devices",
         "y.astype('float32')",
     ),
     "no array": (
@@ -79,7 +79,7 @@ BODIES: Messages = {
         f"the body of 'authors_double', result 0 {AT}",
         "a str",
         "float32[2, 6]",
-        "float32[16, 6] lies as [S(0)] on 8 devices",
+        "float32[16, 6] has the signature [S(0)] on 8 devices",
         SHARD,
     ),
     "an op that is no other on its shards": (
@@ -88,7 +88,7 @@ BODIES: Messages = {
         f"the body of 'authors_double', result 0 {AT}",
         "float32[2, 6]",
         "float32[16, 1]",
-        "float32[16, 6] lies as [S(1)] on 8 devices",
+        "float32[16, 6] has the signature [S(1)] on 8 devices",
         "local=: a body of its own, with the parameters of a shard (local.bind(*args, shape=...))",
     ),
     "a body that talks of more than it says": (

@@ -66,7 +66,7 @@ MESSAGES: Messages = {
         "p['ids']",
         "int64[2] with values 3..1099511627776",
         f"values in {INT32}, or JAX with 64-bit types",
-        "with 64-bit types off, JAX would cut these integers to 32 bits without a word",
+        "with 64-bit types off, JAX would silently cut these integers to 32 bits",
         "jax.config.update('jax_enable_x64', True), or map the values to a smaller range first",
     ),
     "a shape where a value is needed": (
@@ -286,7 +286,7 @@ MESSAGES: Messages = {
         lambda: of(double, jax.ShapeDtypeStruct((50_000, 400_000), np.float32), on=CHIP),
         MemoryLimitError,
         "double on h100(x=1)",
-        "160 GB per device for arguments and results alone",
+        "160 GB per device only for arguments and results",
         "at most 80.0 GB, which h100 has",
         "at rest: x [S(0)] 80.0 GB, result [S(0)] 80.0 GB",
         "donate_argnums for state that comes back; "
@@ -300,8 +300,8 @@ MESSAGES: Messages = {
         "at most 300 B",
         "the smallest peak that was found is 512 B, and none below 512 B by the search's count; "
         "alive there: x [B, B] 256 B, result [B, B] 256 B",
-        "split what lies whole on every device: in_sbp for x; a placement with more devices, or a smaller "
-        "batch; Options(memory_limit=math.inf) to see the fastest plan of any size",
+        "split tensors that are whole on every device: in_sbp for x; a placement with more devices, or a "
+        "smaller batch; Options(memory_limit=math.inf) to see the fastest plan of any size",
     ),
 }
 

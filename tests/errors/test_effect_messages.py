@@ -24,7 +24,7 @@ ONE_BUFFER = (
 )
 INSIDE = "refs made inside: jax.new_ref(...) in the function"
 WRITE_BACK = "pass its value r[...] as an argument, return the new one, and write it back after the call"
-PER_DEVICE = "it would run once per device, and not at all where its results are not used"
+PER_DEVICE = "it would run once per device, and not at all if its results are not used"
 
 
 def of(fn: Any, *args: Any, on: Any = LINE) -> Any:
@@ -90,7 +90,7 @@ MESSAGES: Messages = {
         lambda: of(checks),
         AnnotationError,
         "check at {line}",
-        "a checkify.check that nobody handles",
+        "a checkify.check outside of checkify.checkify",
         "checks under checkify.checkify",
         "the check would be dropped: jit refuses it too",
         "checkify.checkify(fn), whose error is a result like any other",
@@ -139,7 +139,7 @@ def test_an_effect_that_is_in_no_table(monkeypatch: pytest.MonkeyPatch) -> None:
         "debug_print at {line}",
         "an op with the effect DebugEffect",
         "ops that only compute, refs made inside the function, jax.debug.callback",
-        "nothing is known of this effect, so running it on several devices may not be what you mean",
+        "this effect is not known, so running it on several devices may be wrong",
         "the op outside the program; its results as arguments",
     )
 

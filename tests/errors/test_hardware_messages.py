@@ -256,6 +256,6 @@ def test_more_devices_than_are_connected() -> None:
         "planning for ours",
         "devices 0 to 15 in one group",
         "at most 8 devices, which its outermost level connects",
-        "nothing is known of what connects more",
+        "no link is known that connects more",
         "a level of links more, with its bytes per second and its latency",
     )

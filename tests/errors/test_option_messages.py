@@ -101,7 +101,7 @@ MESSAGES: Messages = {
         "Options(scan_kept=...)",
         "1.5",
         "a number from 0 to 1",
-        "it is a share of what scans over checkpointed layers could keep",
+        "it is the share of matrix products that scans over checkpointed layers keep",
         "scan_kept=1.0",
     ),
     "a cache by a text": (

@@ -159,7 +159,7 @@ MESSAGES: Messages = {
         "ops of its backward pass that wait for that of stage 0 on cpu(data=4)",
         "forward from stage to stage, and backward the other way",
         "a schedule runs the backward pass of a stage once per micro-batch, after those of later stages",
-        "checkpoint each stage by itself; do what needs gradients of several stages after sbp.microbatch",
+        "checkpoint each stage separately; do work on gradients of several stages after sbp.microbatch",
     ),
     "a checkpoint over stages": (
         lambda: plan(train(loss=jax.checkpoint(model))),
@@ -168,7 +168,7 @@ MESSAGES: Messages = {
         "ops of its backward pass that wait for that of stage 0 on cpu(data=4)",
         "forward from stage to stage, and backward the other way",
         "a schedule runs the backward pass of a stage once per micro-batch, after those of later stages",
-        "checkpoint each stage by itself; do what needs gradients of several stages after sbp.microbatch",
+        "checkpoint each stage separately; do work on gradients of several stages after sbp.microbatch",
     ),
     "an unknown schedule": (
         lambda: plan(train(), schedule="1f1"),

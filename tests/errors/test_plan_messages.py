@@ -54,7 +54,7 @@ MESSAGES: Messages = {
         "Plan.save(profile=...)",
         "a profile of '<lambda>' on cpu(x=8), 1 collectives, {cost}",
         "one of 'double' on cpu(data=2 x model=4), 0 collectives, {cost}",
-        "what was measured would stand beside estimates of something else",
+        "the measured times would stand beside estimates of another program",
         "plan.save('plan.html', profile=program.profile(*args)), both of the same arguments",
     ),
     "a profile in a file that is no page": (
@@ -63,7 +63,7 @@ MESSAGES: Messages = {
         "saving a plan to 'no/such/folder/plan.json'",
         "the suffix '.json' with a profile",
         ".html",
-        "only a page lays what was measured beside what was estimated",
+        "only a page shows measured beside estimated times",
         "plan.html, or the plan without profile=...",
     ),
     "no plan": (

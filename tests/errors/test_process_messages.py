@@ -38,7 +38,7 @@ MESSAGES: Messages = {
         "<Program <lambda> on cpu(x=8)>.abstract_args",
         "a program that has not been planned",
         "a program that was planned, placed or called",
-        "how arguments lie depends on their shapes",
+        "the signatures of arguments depend on their shapes",
         "program.plan(...) with shapes first, then program.abstract_args",
     ),
     "no step is kept": (
@@ -78,7 +78,7 @@ MESSAGES: Messages = {
         "call 7 of process 1, step(batch: float32[13, 64])",
         "step(batch: float32[16, 64]) in process 0",
         "the same calls of the same programs in every process, in one order",
-        "their collectives wait for each other for ever, or add up what does not belong together",
+        "their collectives wait for each other for ever, or add up unrelated values",
         PAD,
     ),
     "a call of another program with the same words": (
@@ -87,7 +87,7 @@ MESSAGES: Messages = {
         "call 7 of process 1, step(w: float32[8], batch: float32[16, 64])",
         "step(w: float32[8], batch: float32[16, 64]) with other constants or code in process 0",
         "the same calls of the same programs in every process, in one order",
-        "their collectives wait for each other for ever, or add up what does not belong together",
+        "their collectives wait for each other for ever, or add up unrelated values",
         PAD,
     ),
     "calls that differed long ago": (
@@ -96,7 +96,7 @@ MESSAGES: Messages = {
         "call 700 of process 1, step(w: float32[8], batch: float32[16, 64])",
         "other calls before it in process 0",
         "the same calls of the same programs in every process, in one order",
-        "their collectives wait for each other for ever, or add up what does not belong together",
+        "their collectives wait for each other for ever, or add up unrelated values",
         PAD,
     ),
     "a call more than a process that has ended": (
@@ -115,8 +115,8 @@ MESSAGES: Messages = {
         "other values in process 3 than in process 0",
         "the whole argument, the same in every process",
         "each process puts its part of the whole on its own devices: parts of several would be mixed",
-        "own_rows= in Program.place, own_rows=True in sbp.fit, where each process has rows of its own; "
-        "else one seed and one order of the data in all",
+        "own_rows= in Program.place or own_rows=True in sbp.fit if each process has its own rows; "
+        "otherwise one seed and one order of the data for all",
     ),
     "rows of a number": (
         lambda: raised(parts._no_rows("argument 2['n']", np.zeros((), np.float32))),

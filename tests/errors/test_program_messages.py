@@ -137,7 +137,7 @@ MESSAGES: Messages = {
         "in_sbp['n']",
         "an entry for a static argument",
         "'x': a dict goes by the names of parameters",
-        "a static argument is a Python value: it lies nowhere",
+        "a static argument is a Python value and has no signature",
         "in_sbp=({'n': ...},) for an argument that is a dict",
     ),
     "an ordered callback": (
@@ -175,8 +175,8 @@ MESSAGES: Messages = {
         "annotate(...) at {line}: float32[8, 8]",
         "[B, S(0)], and [S(0), B] at {line}",
         "one signature for one tensor",
-        "both annotations speak of the same tensor, with no op between them",
-        "drop one; boxing between ops is inserted by itself",
+        "both annotations are on the same tensor, with no op between them",
+        "drop one; the compiler inserts boxing between ops",
     ),
     "an annotation on another placement": (
         lambda: of(lambda x: annotate(x, [S(0)], placement=LINE)),
@@ -214,8 +214,7 @@ MESSAGES: Messages = {
         "(x -)",
         "axes of cpu(data=2, model=4)",
         "no axis of the placement is called 'x'",
-        "the placement's names of axes, or sbp.Options(constraints='ignore'), where the code is not yours to "
-        "change",
+        "the placement's names of axes, or sbp.Options(constraints='ignore') if you cannot change the code",
     ),
     "an annotation by names that are not there": (
         lambda: of(lambda x: annotate(x * 2, Spec("z"))),
@@ -233,8 +232,8 @@ MESSAGES: Messages = {
         "(data -)",
         "axes of cpu(data=2, model=4)",
         "its mesh has data=4, model=2",
-        "a mesh with the placement's axes: placement.mesh, or sbp.Options(constraints='ignore'), where the "
-        "code is not yours to change",
+        "a mesh with the placement's axes: placement.mesh, or sbp.Options(constraints='ignore') if you "
+        "cannot change the code",
     ),
     "a constraint with an inner axis before an outer one": (
         lambda: of(lambda x: annotate(x * 2, Spec(("model", "data")))),

@@ -24,7 +24,7 @@ CALLS: dict[str, tuple[Problem, str]] = {
         """runs/step_3
   got    a step that is there already
   legal  a new step
-  why    a step is written once: what is there might be the only copy
+  why    a step is written once; the existing one might be the only copy
   try    another step or folder""",
     ),
     "a leaf that is no array": (
@@ -48,7 +48,7 @@ CALLS: dict[str, tuple[Problem, str]] = {
         """runs/step_3
   got    weights.bin: another checksum
   legal  the files as they were written
-  why    a checkpoint is restored whole or not at all: other weights would train on without a word
+  why    a checkpoint is restored completely or not at all; training must not continue with wrong weights
   try    restore(..., step=2)""",
     ),
     "the only step is damaged": (
@@ -56,7 +56,7 @@ CALLS: dict[str, tuple[Problem, str]] = {
         """runs/step_3
   got    no manifest
   legal  the files as they were written
-  why    a checkpoint is restored whole or not at all: other weights would train on without a word
+  why    a checkpoint is restored completely or not at all; training must not continue with wrong weights
   try    another copy: the folder has no other step""",
     ),
     "no arguments": (
@@ -88,7 +88,7 @@ CALLS: dict[str, tuple[Problem, str]] = {
         """step 7 of sbp.fit
   got    loss is nan
   legal  finite metrics
-  why    what comes after NaN is NaN
+  why    all steps after NaN are NaN
   try    Options(debug_nans=True) names the op that made it; a smaller learning rate; \
 on_nonfinite=sbp.training.NonFinitePolicy(max_rollbacks=3) goes back to the last good step""",
     ),
@@ -153,8 +153,8 @@ on_nonfinite=sbp.training.NonFinitePolicy(max_rollbacks=3) goes back to the last
         """runs
   got    step 2: cut; step 1: ['w'] is nan
   legal  a step that is intact and good
-  why    a run does not begin anew where there were steps to go on from
-  try    another copy of the folder; or an empty folder, to begin anew""",
+  why    a run does not start anew over existing steps
+  try    another copy of the folder; or an empty folder, to start anew""",
     ),
     "other vocabularies": (
         training.other_vocabularies(2, 1),
@@ -169,8 +169,8 @@ on_nonfinite=sbp.training.NonFinitePolicy(max_rollbacks=3) goes back to the last
         """sbp.fit(..., extra=...)
   got    other values of position in another process
   legal  the same in every process
-  why    what process 0 has is kept, and a run goes on with as many processes as there are then
-  try    a function of the step, or a feed with batches_from, for what each process reads of its own""",
+  why    only process 0's value is kept, and a run may continue with another number of processes
+  try    a function of the step, or a feed with batches_from, if each process reads its own data""",
     ),
 }
 

@@ -147,7 +147,7 @@ MESSAGES: Messages = {
         "sbp.rows(tx, dense=...)",
         "'warn'",
         "'note' or 'error'",
-        "it says what becomes of a step that needs the whole table",
+        "it says what to do if a step needs the whole table",
         'dense="error" to be told of it',
     ),
     "no word": (
@@ -156,7 +156,7 @@ MESSAGES: Messages = {
         "sbp.rows(tx, dense=...)",
         "True",
         "'note' or 'error'",
-        "it says what becomes of a step that needs the whole table",
+        "it says what to do if a step needs the whole table",
         'dense="error" to be told of it',
     ),
 }

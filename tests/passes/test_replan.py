@@ -107,7 +107,7 @@ def test_tensors_of_many_layers_are_held_together() -> None:
     held = plan.what_if("params['layers'][*]", [S(0), B])
     assert held.in_sbp[:2] == held.out_sbp[:2] == ((S(0), B), (S(0), B))
     choices = plan.why("params['layers'][*]")
-    assert choices.alike == 2 and "2 alike, held together" in str(choices)
+    assert choices.alike == 2 and "2 alike, fixed together" in str(choices)
     for one in choices.alternatives:
         both = plan.what_if("params['layers'][*]", one.signature)
         assert both.seconds == pytest.approx(one.figures.seconds, rel=1e-9)

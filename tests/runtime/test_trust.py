@@ -117,7 +117,7 @@ def test_what_others_can_have_written_is_refused(
     with pytest.raises(ExecutableError, match=who) as e:
         sbp.load_executable(given)
     assert "a file of yours or of root that nobody else can write" in e.value.problems[0].legal
-    assert "it is code: who can write it" in str(e.value)
+    assert "it is code: whoever can write" in str(e.value)
     assert not marker.exists()
     path.parents[1].chmod(0o700)  # as it was, for those who tidy up
     path.parent.chmod(0o700)

@@ -61,7 +61,7 @@ def test_what_if_a_tensor_lay_otherwise(capsys: pytest.CaptureFixture[str], tmp_
     asked = "--why", tensor, "--what-if", f"{tensor}=[B, B]", "--out", out
     assert run("plan", STEP, "--placement", "h100:2x4", *asked) == 0
     text = capsys.readouterr().out
-    assert text.startswith(tensor) and "with everything else planned again" in text
+    assert text.startswith(tensor) and "and everything else planned again" in text
     assert f"what if: {tensor}" in text and "what other does more (+) or less (-) than this" in text
     assert run("check", out) == 0 and "everything adds up" in capsys.readouterr().out
 
@@ -210,7 +210,7 @@ def test_diff_of_signatures(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
     capsys.readouterr()
     assert run("diff", a, b) == 0
     text = capsys.readouterr().out
-    assert "arguments that lie otherwise\n  weights['down']  [B, S(0)] -> [B, B]" in text
+    assert "arguments with other signatures\n  weights['down']  [B, S(0)] -> [B, B]" in text
 
 
 def test_verify(capsys: pytest.CaptureFixture[str]) -> None:

@@ -144,7 +144,7 @@ class Detail {
   /** The signatures that a tensor could have, with the whole plan made again around each. */
   choices(found) {
     const remark = c => [c.chosen ? "as planned" : "", c.gone ? "gone" : c.gone === false ? "still there" : "", c.instead && c.gone ? `${c.instead} instead` : "", c.fits ? "" : "does not fit"].filter(Boolean).join(", ");
-    return [h("p", { class: "soft" }, `${found.tensor}${found.alike > 1 ? `, ${found.alike} alike, held together` : ""}, held otherwise, with ${found.near ? "what is near it" : "everything else"} planned again:`),
+    return [h("p", { class: "soft" }, `${found.tensor}${found.alike > 1 ? `, ${found.alike} alike, fixed together` : ""}, with another signature, and with ${found.near ? "what is near it" : "everything else"} planned again:`),
       h("div", { class: "scroll" }, h("table", { class: "small" }, h("thead", {}, h("tr", {}, ["signature", "step", "sent", "memory", ""].map((t, k) => h("th", { class: k && k < 4 ? "n" : "" }, t)))),
         h("tbody", {}, found.rows.map(c => h("tr", { class: c.chosen ? "marked" : "" }, h("td", { class: "mono" }, c.sbp), h("td", { class: "n" }, this.change(c, found.rows[0])),
           h("td", { class: "n" }, bytesText(c.bytes)), h("td", { class: "n" }, bytesText(c.memory)), h("td", { class: "soft" }, remark(c)))))))];

@@ -35,6 +35,6 @@ function diffRows(model, select) {
 function diffSignatures(d) {
   const s = d.signatures;
   if (!s.path.length) return h("p", { class: "soft" }, "All arguments and results lie as before.");
-  return h("section", {}, h("h2", {}, "What lies otherwise at rest"), h("table", {}, h("tbody", {}, s.path.map((path, k) => h("tr", {}, h("td", { class: "soft" }, s.title[k]),
+  return h("section", {}, h("h2", {}, "Arguments and results with other signatures"), h("table", {}, h("tbody", {}, s.path.map((path, k) => h("tr", {}, h("td", { class: "soft" }, s.title[k]),
     h("td", { class: "mono" }, path), h("td", { class: "mono" }, `${s.before[k] || "nothing"} → ${s.after[k] || "nothing"}`))))));
 }

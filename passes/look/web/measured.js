@@ -63,7 +63,7 @@ function besideBar(model, select) {
   if (b.exposed[0] - told > 1e-4 * b.total) parts.push({ name: "of no row, exposed", seconds: b.exposed[0] - told, className: "bubble", go: {} });
   if (b.waiting > 0) parts.push({ name: "waiting for other devices", seconds: b.waiting, className: "bubble", go: {} });
   ["before the first op", "between ops", "after the last op"].forEach((name, k) => {
-    if (b.idle[k] > 0) parts.push({ name: `nobody's, ${name}`, seconds: b.idle[k], className: "bubble", go: {} });
+    if (b.idle[k] > 0) parts.push({ name: `unattributed, ${name}`, seconds: b.idle[k], className: "bubble", go: {} });
   });
   const total = parts.reduce((s, p) => s + p.seconds, 0) || 1;
   const part = p => h("button", { type: "button", class: `part ${p.className}`, style: `flex:${p.seconds / total} 1 0`,
@@ -85,7 +85,7 @@ function besidePanel(model, word) {
     n(estimated === null || estimated === undefined ? "" : secondsText(estimated)), n(ratioText(seconds, estimated)));
   const parts = h("table", { class: "parts" }, heads(["where the time went"], [word, 1], ["share", 1], ["estimated", 1], ["of estimate", 1]), h("tbody", {},
     line("kernels", ...b.kernels), line("collectives, nothing beside them", ...b.exposed), line("waiting for other devices", b.waiting),
-    line("nobody's: until the first op began", b.idle[0]), line("nobody's: between ops", b.idle[1]), line("nobody's: until all results were there", b.idle[2]),
+    line("unattributed: until the first op began", b.idle[0]), line("unattributed: between ops", b.idle[1]), line("unattributed: until all results were there", b.idle[2]),
     line(b.places ? `step, on each of ${b.places} placements` : "step", b.total, model.data.figures.step_seconds * (b.places || 1))));
   const l = b.lines;
   const lines = l.line.length ? [h("h3", {}, "Kernels, by your lines"), h("div", { class: "scroll" }, h("table", { class: "lines" },

@@ -146,7 +146,7 @@ def test_a_pipeline_that_does_not_fit() -> None:
     assert '<p class="alarm">DOES NOT FIT: ' in plan._repr_html_() and "does not fit" in repr(plan)
     assert "does not fit its device; " in str(plan) and plan.notes[0].startswith("it does not fit; try: ")
     tiny = replace(small, memory_bytes=3_000.0)
-    with pytest.raises(MemoryLimitError, match="alone"):
+    with pytest.raises(MemoryLimitError, match="only for arguments and results"):
         sbp.compile(two_stages.step, two_stages.step_placement, options=sbp.Options(hardware=tiny)).plan(
             *two_stages.step_args()
         )
@@ -161,10 +161,12 @@ def test_what_can_never_fit_is_refused() -> None:
         planned(twice, floats(50 * GB), floats(40 * GB))
     (problem,) = caught.value.problems
     assert problem.where == "twice on h100(x=1)"
-    assert problem.got == "140 GB per device for arguments and results alone"
+    assert problem.got == "140 GB per device only for arguments and results"
     assert problem.legal == "at most 80.0 GB, which h100 has"
     assert problem.why.startswith("at rest: state [B] 50.0 GB, result[0] [B] 50.0 GB, x [B] 40.0 GB")
-    assert problem.fix.startswith("donate_argnums for state that comes back; split what lies whole on every")
+    assert problem.fix.startswith(
+        "donate_argnums for state that comes back; split tensors that are whole on every"
+    )
     assert problem.fix.endswith("Options(memory_limit=...) if a device has more")
 
 
@@ -182,7 +184,7 @@ def test_what_is_donated_is_there_once() -> None:
 def test_arrays_that_are_closed_over_are_at_rest_too() -> None:
     closed = jnp.ones(1000)
     small = replace(CATALOGUE["h100"], memory_bytes=4_900.0)
-    with pytest.raises(MemoryLimitError, match=r"5.00 kB per device for arguments and results alone"):
+    with pytest.raises(MemoryLimitError, match=r"5.00 kB per device only for arguments and results"):
         planned(lambda x: (x.sum() + closed).sum(), jnp.ones(250), hardware=small)
 
 

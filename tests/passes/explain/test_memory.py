@@ -58,4 +58,4 @@ def test_the_advice_is_about_what_lies_whole() -> None:
     signatures = [[B, B], [S(0), B], [B, B]], [S(0), S(1)]
     program = sbp.compile(loss, GRID, in_sbp=signatures, options=sbp.Options(hardware=BYTES_ONLY))
     fix = over_limit(program.plan([W, W, W], W), 1.0, None).fix
-    assert fix.startswith("split what lies whole on every device: in_sbp for params[0], params[2]; ")
+    assert fix.startswith("split tensors that are whole on every device: in_sbp for params[0], params[2]; ")

@@ -143,7 +143,7 @@ def test_a_dim_too_short_to_be_summed_over_both_axes_is_a_problem() -> None:
 def test_siblings_may_differ_but_a_chain_may_not() -> None:
     plan(lambda a: (annotate(a * 2, [S(0), B]), annotate(a * 2, [B, S(0)])), M)
     plan(lambda a: annotate(annotate(a * 2, [S(0), B]), [S(0), B]), M)
-    with pytest.raises(AnnotationError, match="both annotations speak of the same tensor"):
+    with pytest.raises(AnnotationError, match="both annotations are on the same tensor"):
         plan(lambda a: annotate(annotate(a * 2, [S(0), B]), [B, S(0)]), M)
 
 

@@ -148,8 +148,8 @@ def test_doubts_are_noted() -> None:
         return a + b, a - b
 
     assert tied(mixed, M, M, ins=[GIVEN, (B,)]).notes == (
-        "result[0] keeps the signature of a, not that of b, by their order: nothing else tells them apart; "
-        "out_sbp may say otherwise",
+        "result[0] keeps the signature of a, not that of b, by their order, since nothing else tells them "
+        "apart; out_sbp fixes it",
     )
     assert len(tied(lambda a, b: a + b, M, M, ins=[GIVEN, (B,)]).notes) == 1
     assert tied(mixed, M, M, ins=[GIVEN, GIVEN]).notes == ()

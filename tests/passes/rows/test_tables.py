@@ -255,7 +255,7 @@ PLACED = sbp.rows(optax.GradientTransformation(lambda p: (), by_position))
         (COUNTED, make_step(COUNTED), "not known to treat every row by itself"),
         (LOCAL, rescaled(LOCAL), "scaled by a number that may not be finite"),
         (SHORT, make_step(SHORT), "not known to treat every row by itself"),
-        (LOCAL, make_step(LOCAL, decayed), "its gradient is not of lookups alone: broadcast_in_dim at"),
+        (LOCAL, make_step(LOCAL, decayed), "does not come only from lookups: broadcast_in_dim at"),
         (LOCAL, halved_after(LOCAL), "its result is not just added to the table"),
     ],
     ids=("norm", "position", "count", "rescaled", "last", "decay", "halved"),

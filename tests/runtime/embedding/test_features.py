@@ -113,7 +113,7 @@ MESSAGES: Messages = {
         "feature 'colour'",
         "1099511627776 at bag 1, place 0",
         "0..2147483647",
-        "with 64-bit types off JAX would cut it to 32 bits without a word: the id of another row",
+        "with 64-bit types off, JAX would silently cut it to 32 bits, the id of another row",
         "map keys to ids with a Vocabulary, or hash them into the table",
     ),
     "ids are floats": (
@@ -203,7 +203,7 @@ MESSAGES: Messages = {
         "feature 'colour', bag 2",
         "3 ids",
         "at most max_hotness=2",
-        "ids are never left out without a word",
+        "ids are never left out silently",
         "max_hotness=3, or truncate=True",
     ),
     "keyed: other batch": (

@@ -96,7 +96,7 @@ MESSAGES: Messages = {
         "feature 'f'",
         "8589934592 at element [0]",
         "-2147483648..2147483647, or JAX with 64-bit types",
-        "with 64-bit types off JAX would cut it to 32 bits without a word: the id of another row",
+        "with 64-bit types off, JAX would silently cut it to 32 bits, the id of another row",
         "map keys to ids with a Vocabulary, or hash them into the table",
     ),
     "weights": (
@@ -240,7 +240,7 @@ MESSAGES: Messages = {
         f"stack {STACK!r}",
         "16 rows over 3 devices",
         "a multiple of 3",
-        "a jax.Array has no uneven split: the stack would lie whole on every device",
+        "a jax.Array has no uneven split; the stack would be whole on every device",
         "Collection(..., multiple=3) or a multiple of it",
     ),
     "uneven columns": (
@@ -249,7 +249,7 @@ MESSAGES: Messages = {
         f"stack {next(iter(one(placement=ColumnWise()).stacks))!r}",
         "4 columns over 8 devices",
         "a multiple of 8",
-        "a jax.Array has no uneven split: the stack would lie whole on every device",
+        "a jax.Array has no uneven split; the stack would be whole on every device",
         "another embedding_dim, or placement=RowWise()",
     ),
     "uneven groups": (
@@ -258,7 +258,7 @@ MESSAGES: Messages = {
         f"stack {next(iter(one(placement=TableWise(3)).stacks))!r}",
         "3 groups over 8 devices",
         "a multiple of 8",
-        "a jax.Array has no uneven split: the stack would lie whole on every device",
+        "a jax.Array has no uneven split; the stack would be whole on every device",
         "TableWise(groups=8)",
     ),
     "assign: no such table": (

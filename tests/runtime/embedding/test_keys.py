@@ -11,7 +11,7 @@ from tests.errors.messages import Messages, check_message
 
 WIDE = np.array([1, 1 << 40])
 MAP = "map keys to ids with a Vocabulary, or hash them into the table"
-CUT = "with 64-bit types off JAX would cut it to 32 bits without a word: the id of another row"
+CUT = "with 64-bit types off, JAX would silently cut it to 32 bits, the id of another row"
 
 MESSAGES: Messages = {
     "out of range": (
@@ -47,7 +47,7 @@ MESSAGES: Messages = {
         "colours",
         "1099511627776 at element [1]",
         "0..3",
-        "with 64-bit types off JAX would cut it to 32 bits without a word: the id of another row",
+        "with 64-bit types off, JAX would silently cut it to 32 bits, the id of another row",
         "map keys to ids with a Vocabulary, or hash them into the table",
     ),
     "larger than int64": (
@@ -92,7 +92,7 @@ MESSAGES: Messages = {
         "colours",
         "a value that is being traced: int32[1]",
         "integers on the host",
-        "values are checked before the traced program: inside it nobody knows them",
+        "values are checked before the traced program; inside it they are not known",
         "check the batch where it is read; in the program an id out of range counts as no id",
     ),
     "uncut: would be cut": (
@@ -101,7 +101,7 @@ MESSAGES: Messages = {
         "colours",
         "1099511627776 at element [1]",
         "-2147483648..2147483647, or JAX with 64-bit types",
-        "with 64-bit types off JAX would cut it to 32 bits without a word: the id of another row",
+        "with 64-bit types off, JAX would silently cut it to 32 bits, the id of another row",
         "map keys to ids with a Vocabulary, or hash them into the table",
     ),
     "uncut: floats on a device": (

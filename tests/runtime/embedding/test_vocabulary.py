@@ -64,7 +64,7 @@ MESSAGES: Messages = {
         "Vocabulary: a saved state",
         "arrays {'capacity': ()}",
         "capacity, batches; keys, used and count of one length, no longer than the capacity",
-        "it is not what get_state() gave: an array is missing, or a key is there twice",
+        "it is not a result of get_state(): an array is missing, or a key is there twice",
         "save it again",
     ),
     "state: a key twice": (
@@ -73,7 +73,7 @@ MESSAGES: Messages = {
         "Vocabulary: a saved state",
         "arrays {'capacity': (), 'batches': (), 'keys': (3,), 'used': (3,), 'count': (3,)}",
         "capacity, batches; keys, used and count of one length, no longer than the capacity",
-        "it is not what get_state() gave: an array is missing, or a key is there twice",
+        "it is not a result of get_state(): an array is missing, or a key is there twice",
         "save it again",
     ),
     "state: of another capacity": (
@@ -91,7 +91,7 @@ MESSAGES: Messages = {
         "words: nowhere.npz",
         "FileNotFoundError: [Errno 2] No such file or directory: 'nowhere.npz'",
         "a file of save",
-        "it is not what Vocabulary.save wrote, or cannot be read",
+        "it was not written by Vocabulary.save, or cannot be read",
         "another copy of it",
     ),
     "a folder that is not there": (
@@ -100,7 +100,7 @@ MESSAGES: Messages = {
         "Vocabulary: nowhere/v.npz",
         "[Errno 2] No such file or directory: 'nowhere/.v.npz.{hex}.tmp'",
         "a file",
-        "the file cannot be written; what was there stays",
+        "the file cannot be written; the old one is unchanged",
         "space on the disk, or another path",
     ),
 }
@@ -246,7 +246,7 @@ def test_a_damaged_file_is_said_in_words(harm: str, tmp_path: Path) -> None:
     data[at] ^= 1
     harmed = {"cut": data[: len(data) // 2], "flipped": data, "empty": b"", "text": b"no archive"}
     path.write_bytes(bytes(harmed[harm]))
-    with pytest.raises(EmbeddingError, match=r"not what Vocabulary\.save wrote|is not what get_state"):
+    with pytest.raises(EmbeddingError, match=r"not written by Vocabulary\.save|is not a result of get_state"):
         Vocabulary.load(path)
 
 
@@ -259,7 +259,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.M
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full_disk)
-    with pytest.raises(EmbeddingError, match="what was there stays"):
+    with pytest.raises(EmbeddingError, match="the old one is unchanged"):
         v.save(path)
     assert [p.name for p in tmp_path.iterdir()] == ["v.npz"]
     assert Vocabulary.load(path).keys.tolist() == [10, 20, 30]

@@ -136,7 +136,7 @@ def test_what_came_in_is_named() -> None:
         "NaN",
         LEGAL,
         "it came in with x",
-        "look at what made them, in the step before",
+        "look at the ops that made them, in the step before",
     )
 
 
@@ -216,7 +216,7 @@ def test_stages_with_micro_batches() -> None:
     assert problem.why.endswith("its operands are finite; on cpu(x=1, ranks [1])")
     problem = said(lambda: pipelined(X * np.nan))
     assert problem.why == "it came in with x, which stage 0 reads"
-    assert problem.fix == "look at what made them, in the step before"
+    assert problem.fix == "look at the ops that made them, in the step before"
 
 
 HALVES = sbp.placement("cpu", shape=(2, 2), axes=("stage", "data"))
@@ -270,7 +270,7 @@ def test_what_came_into_a_pipeline_is_named_with_its_stage(donate: tuple[int, ..
         bad = {**args, name: jax.tree_util.tree_map_with_path(spoiled, args[name])}
         problem = said(lambda bad=bad: program(*bad.values()))
         assert (problem.where, problem.got, problem.why) == (where, "NaN", f"it came in with {words}")
-        assert problem.fix == "look at what made them, in the step before"
+        assert problem.fix == "look at the ops that made them, in the step before"
 
 
 def test_what_came_into_stages_without_micro_batches_is_named() -> None:

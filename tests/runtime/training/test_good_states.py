@@ -153,7 +153,7 @@ def test_it_does_not_begin_anew_where_no_step_is_intact(tmp_path: Path) -> None:
         damage(tmp_path, step)
     with pytest.raises(DamagedCheckpointError, match=r"step 4: .*; step 2: ") as caught:
         fitted(checkpoint=tmp_path)
-    assert "a run does not begin anew" in str(caught.value)
+    assert "a run does not start anew" in str(caught.value)
 
 
 def test_it_does_not_go_on_from_a_poisoned_step(
