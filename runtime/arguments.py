@@ -115,7 +115,7 @@ def is_weak(leaf: Leaf) -> bool:
 
 
 def struct(a: Abstract, lies: NamedSharding | None = None) -> jax.ShapeDtypeStruct:
-    """The same as JAX's own description; `lies` is how it lies, if that is part of its type."""
+    """The argument as a `jax.ShapeDtypeStruct`; `lies` is its sharding, if that is part of its type."""
     return untyped.struct(a[0], a[1], weak_type=a[2], sharding=lies)
 
 

@@ -57,7 +57,7 @@ class _Fold:
     max_boxes: int
 
     def graph(self) -> nx.DiGraph:
-        """The nodes that are seen, in the order of the program, and their edges."""
+        """The visible nodes, in the order of the program, and their edges."""
         import networkx as nx  # takes long to load
 
         found: nx.DiGraph = nx.DiGraph(name=self.plan.name)

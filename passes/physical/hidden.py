@@ -208,7 +208,7 @@ class _Search:
                 return None
 
     def looked_at(self, states: tuple[int, ...]) -> StepLook | None:
-        """The plan of some states; None if it was looked at already."""
+        """The plan for an assignment of states; None if that plan was compared before."""
         if states in self.seen:
             return None
         assignment = self.model.chosen(states, self.network.cost(states), self.bound)

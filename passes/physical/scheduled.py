@@ -100,7 +100,7 @@ def _copied_bytes(k: Kernels, sizes: ShardSizes, taken: Collection[Buffer]) -> I
 
 @dataclass(frozen=True)
 class Noted:
-    """When what ran.
+    """The times of a schedule.
 
     Arguments:
       times: of every event of the order, when it comes, seconds.

@@ -137,7 +137,7 @@ def line_of(graph: Graph, loop: Node, hardware: Hardware) -> Line:
 
 
 def begins_of_scans(loop: Node, line: Line, layers: Sequence[int]) -> tuple[int, ...]:
-    """Where the stages begin whose scans over so many layers follow each other; () if there are none such."""
+    """The first ops of stages that are consecutive scans over so many layers; () if there are none."""
     nodes = {n.id: n for n in loop.bodies[0].nodes}
     scans = [i for i, k in enumerate(line.forward) if nodes[k].op == "scan"]
     for first in range(len(scans) - len(layers) + 1):

@@ -135,7 +135,7 @@ class Sizes:
         return self.sum(kept), self.sum(left)
 
     def weights(self, stage: int) -> float:
-        """What the forward of a stage reads that is the same for all micro-batches."""
+        """The bytes of the weights that the forward of a stage reads, equal for all micro-batches."""
         piece = self.pieces.get(Part(Phase.FORWARD, stage))
         return 0.0 if piece is None else self.sum(_whole(piece))
 

@@ -59,7 +59,7 @@ class OrderTask:
         return len(self.limits)
 
     def size(self, stage: int) -> float:
-        """The most that a micro-batch leaves on a stage at any time."""
+        """The peak memory of one micro-batch on a stage."""
         weights = self.footprint.for_weights
         return max(self.footprint.residuals[stage], weights[stage] if weights else 0)
 

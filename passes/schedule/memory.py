@@ -11,7 +11,7 @@ from sbp.passes.schedule.actions import Action, Kind, Schedule
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """What one micro-batch leaves on a rank, in bytes or any other unit.
+    """The memory that one micro-batch keeps on a rank, in bytes or any other unit.
 
     Arguments:
       residuals: of each stage, from the end of its forward to that of its backward (of `I`, if it is split).

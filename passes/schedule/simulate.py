@@ -16,12 +16,11 @@ from sbp.passes.schedule.times import Times
 def simulate(
     schedule: Schedule, times: Times, edges: Sequence[Edge] | None = None, *, blocking: bool = False
 ) -> Timeline:
-    """When each action runs if each rank does its actions in order, each as early as it can.
+    """Simulates a schedule: each rank runs its actions in order, each as early as possible.
 
-    A value travels as soon as its send is reached, or made where the schedule has no transfers; the sender
-    goes on at once, and the receiver waits only where the value is needed, if it has reached the receive by
-    then. With `blocking`, a send and its receive wait for each other, and hold both ranks while the value
-    travels.
+    A transfer starts when its send is reached, or when the value is made if the schedule has no transfers.
+    The sender continues at once. The receiver waits only when it needs the value. With `blocking`, a send and
+    its receive wait for each other, and both ranks are busy during the transfer.
 
     Arguments:
       schedule: with or without transfers.

@@ -296,7 +296,7 @@ class Hints:
         return first.source if isinstance(first, Box) else first.node.source
 
     def rows(self, step: int) -> tuple[str, ...]:
-        """The rows of the plan that a step sends something for."""
+        """The rows of the plan that belong to the communication of a step."""
         return () if step < 0 else tuple(dict.fromkeys(r for s in self.steps[step] for r in s.rows))
 
 

@@ -36,7 +36,9 @@ Term: TypeAlias = Var | Lit
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """What runs together: the program, the body of a loop, a branch; it may read values around it."""
+    """A sequence of steps: the program, the body of a loop, or a branch, which may read values of the
+    blocks around it.
+    """
 
     inputs: tuple[Var, ...]
     eqns: tuple[Eqn, ...]

@@ -61,7 +61,7 @@ class Take(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """At most one piece for each device, all at once: one permute, or rows that are put in place at home.
+    """At most one piece for each device: one permute, or rows that stay on their device.
 
     Arguments:
       pairs: who sends to whom; none where the rows are already on the device.

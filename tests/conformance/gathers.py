@@ -207,7 +207,7 @@ HEAD = """# Needless gathers
 
 What a plan sends where one argument of a program is split along one of its dims and the others are whole,
 against what `jax.jit` sends with the same arguments. The programs are JAX's harnesses of its own primitives,
-and the reductions, cumulative ops, orders and selections of `jax.numpy`. Results lie as either likes.
+and the reductions, cumulative ops, orders and selections of `jax.numpy`. Results may have any sharding.
 
 `python -m tests.conformance.gathers --lines gathers.jsonl` runs them, and with `--page` writes this page; a
 test finds no program that sends more than `jit` and is not in the second table.
