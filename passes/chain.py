@@ -91,8 +91,8 @@ class Listed(Logical):
 
 @dataclass(frozen=True)
 class Chosen(Listed):
-    """With one signature for each op, argument and result; what is nearest to fitting if none does; and the
-    finished program with what it takes, where the search has looked at it."""
+    """With one signature for each op, argument and result; the smallest peak if no plan fits; and the figures
+    of the finished program, if the search has made it."""
 
     assignment: ChosenSignatures
     asked: Boundary

@@ -61,7 +61,7 @@ class FoundSignatures:
       notes: remarks on the search.
       smallest: what is nearest to fitting, if nothing was found that fits.
       is_final: whether the search ended by itself, not with its time.
-      takes: the program of the assignment as the chain makes it, with what it takes, if it was made.
+      takes: the figures of the finished program of this assignment, if it was made.
     """
 
     assignment: ChosenSignatures

@@ -69,16 +69,14 @@ FOLDED = 0.6
 
 @dataclass(frozen=True)
 class ShortestStep:
-    """What was found.
+    """The plan with the shortest step.
 
     Arguments:
-      assignment: with the shortest step of those that fit; it knows what the one takes that the search began
-        with, if that is another.
-      step_seconds: of it, if it was run.
-      looked, left: names of the starting points that were looked at, and of those for which there was no
-        time.
-      passed_over: whether one with a shorter step, and one that would be taken, does not fit.
-      takes: the program of the assignment as the chain makes it, with what it takes, if it was made.
+      assignment: the signatures with the shortest step that fit; it has the time of the cheapest plan too.
+      step_seconds: the step, if it was scheduled.
+      looked, left: names of the candidates that were compared, and of those for which there was no time.
+      passed_over: whether a plan with a shorter step was left out because it does not fit.
+      takes: the figures of the finished program of this assignment, if it was made.
       compared: names of the parallelisms that were compared first, the cheapest first.
     """
 

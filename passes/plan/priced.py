@@ -1,10 +1,11 @@
-"""Where a search under a limit begins: what is cheapest at one price for all bytes that are in the way.
+"""Where a search under a limit starts: the cheapest plan at one price for all bytes above the limit.
 
-The ops are as in the fastest plan; free is what is kept, what is recomputed, how state lies at rest. With a
-price for what is alive at the times at which the fastest plan has too much, that is a problem without a
-limit, which is solved in a second; the lowest price whose answer keeps the limit is looked for. Where none
-does, only products are as in the fastest plan: whether a loop gathers its weights whole before it begins, or
-each trip its own, is a matter of its ports and of the ops in its body.
+Ops have the signatures of the fastest plan. Open are what is kept, what is recomputed, and how state is
+split. A price is added for bytes at the times at which the fastest plan needs too much; that problem has no
+limit and is solved in a second. The search is for the lowest price at which the plan keeps the limit. If
+there is none, only matrix products have the signatures of the fastest plan: whether a loop gathers its
+weights before it starts, or in each trip, depends on the signatures of its carried values and of the ops in
+its body.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from sbp.passes.plan.room import RoomModel
 from sbp.passes.plan.solve import solve
 
 TRIES = 7
-"""Prices that are looked at."""
+"""The prices that are tried."""
 DEAR = 0.3
 """Of the cost of the fastest plan: the first price of the bytes that are too many."""
 FACTOR = 4.0

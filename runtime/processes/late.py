@@ -1,7 +1,7 @@
-"""Who is waited for: a process that has not begun a call which this one has begun a minute ago.
+"""Stragglers: processes that have not begun a call which this process began a minute ago.
 
-It may read its data, save, compute something of its own, or hang: nobody can tell these apart, and nobody is
-ended for it. A process that is dead is found by its heartbeats.
+Such a process may read data, save, compute something else, or hang. These cannot be told apart, so it is named
+and not ended. A dead process is found by its heartbeats.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""That all processes call the same programs in the same order: only what is proven is said.
+"""All processes must call the same programs in the same order; an error needs proof.
 
-Where two of them run different programs at once nobody waits in Python: gloo raises something of bytes, or
-adds up what does not belong together, and NCCL waits for ever. So each process says now and then what it has
-called, and compares it with what process 0 has, and with what the first process had that came to its end. A
-process that is slow has called less, but nothing else: that is no difference.
+If two processes run different programs at once, Python does not notice: gloo raises an error about sizes or
+adds up unrelated values, and NCCL waits for ever. So each process publishes its calls now and then, and
+compares them with those of process 0 and of the first process that has finished. A slow process has fewer
+calls, but no other calls, so it is not an error.
 """
 
 from __future__ import annotations
