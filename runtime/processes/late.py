@@ -1,7 +1,7 @@
 """Stragglers: processes that have not begun a call which this process began a minute ago.
 
-Such a process may read data, save, compute something else, or hang. These cannot be told apart, so it is named
-and not ended. A dead process is found by its heartbeats.
+Such a process may read data, save, compute something else, or hang. These cannot be told apart, so it is
+named and not ended. A dead process is found by its heartbeats.
 """
 
 from __future__ import annotations
