@@ -1,7 +1,7 @@
 """Sparse embeddings: keys, vocabularies, bags of ids, and tables that are split over devices.
 
-The tables are plain arrays and a lookup is plain JAX, so a model that uses them is a function for one
-device; what travels between devices is the compiler's part.
+The tables are plain arrays and a lookup is plain JAX. A model that uses them is written for one device,
+and the compiler inserts the exchanges.
 """
 
 from sbp.runtime.embedding.choice import Choice, TableChoice, choose

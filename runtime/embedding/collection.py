@@ -1,4 +1,4 @@
-"""A collection of features: tables of one width and kind as one array each, and one lookup per array."""
+"""A collection of features: tables of one width and kind become one array, with one lookup per array."""
 
 from __future__ import annotations
 
@@ -42,17 +42,18 @@ DIGITS = 6
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class Collection:
-    """Embedding tables and the features that are looked up in them; holds no arrays.
+    """Embedding tables and the features that look them up; holds no arrays.
 
-    Tables that agree in width, type, optimizer and placement are stacked into one array, so that all their
-    features are one lookup and one exchange. Ids out of range, and -1, have no row: their vectors are zero,
-    they are not counted by "mean", and they have no gradient. A row of another table is never read.
+    Tables that agree in width, dtype, optimizer and placement are stacked into one array, so that all their
+    features share one lookup and one exchange. An id out of range, and -1, has no row: its vector is zero,
+    "mean" does not count it, and it has no gradient. It never reads a row of another table.
 
     Arguments:
-      features: their names are the names of inputs and results.
-      spread: whether row-wise stacks deal neighbouring ids out to far chunks of rows, so that
-        frequency-sorted ids do not overload one device. It changes where rows lie, not what is looked up.
-      multiple: what the rows of a stack are rounded up to; it should be a multiple of the number of devices.
+      features: their names become the names of the inputs and of the results.
+      spread: deal neighbouring ids of row-wise stacks out to different devices, so that ids sorted by
+        frequency do not overload one device. This moves rows; lookups give the same vectors.
+      multiple: the rows of a stack are rounded up to a multiple of this. Use a multiple of the number of
+        devices.
 
     Raises:
       EmbeddingError: if features or tables contradict each other, or a stack has too many rows.
@@ -77,23 +78,23 @@ class Collection:
     def init(self, key: jax.Array) -> dict[str, jax.Array]:
         """Initial parameters, one array per stack.
 
-        A table's values depend on the key and its name alone: not on other tables, stacking or spreading.
+        A table's values depend only on the key and the table's name, not on other tables, stacks or devices.
         """
         parts = [part for stack in self.stacks.values() for part in stack.parts]
         named = {p.name: p.initial(jax.random.fold_in(key, zlib.crc32(p.name.encode()))) for p in parts}
         return self.stack(named)
 
     def stack(self, tables: Mapping[str, jax.Array], dtype: DType | None = None) -> dict[str, jax.Array]:
-        """Parameters of given tables, `{table: [vocabulary_size, dim]}`: the inverse of `unstack`.
+        """Parameters from one array per table, `{table: [vocabulary_size, dim]}`: the inverse of `unstack`.
 
-        It takes an optimizer's state of them, too: one number per row, `[vocabulary_size]`, for one.
+        It also stacks an optimizer's state, such as one number per row: `[vocabulary_size]`.
 
         Arguments:
-          dtype: of the arrays; None for that of each table.
+          dtype: of the arrays; None keeps the dtype of each table.
 
         Raises:
-          EmbeddingError: if a table is missing or has another number of rows, or one stack's tables rows of
-            several shapes.
+          EmbeddingError: if a table is missing, has another number of rows, or if the rows of one stack
+            differ in shape.
         """
         found = []
         for stack in self.stacks.values():
@@ -112,29 +113,29 @@ class Collection:
         return {name: stack.join(tables, dtype) for name, stack in self.stacks.items()}
 
     def unstack(self, params: Params) -> dict[str, jax.Array]:
-        """The tables of given parameters as the user thinks of them, row `i` for id `i`: for checkpoints.
+        """Splits parameters into one array per table, with row `i` for id `i`: for checkpoints.
 
-        It takes any tree of the stacks' names whose arrays begin with their rows, as an optimizer's state.
-        Quotient-remainder tables are two, `name.quotient` and `name.remainder`.
+        It takes any tree with one array per stack whose first axis is the rows, such as an optimizer's state.
+        A quotient-remainder table gives two arrays, `name.quotient` and `name.remainder`.
         """
         self._check(params, rows_alone=True)
         return {name: rows for s in self.stacks.values() for name, rows in s.separate(params[s.name]).items()}
 
     def check(self, inputs: Mapping[str, GivenIds]) -> Mapping[str, GivenIds]:
-        """Inputs on the host with ids as int32, every id and weight checked.
+        """Checks every id and weight of a batch on the host, and gives the ids as int32.
 
         Raises:
-          EmbeddingError: all features with an id out of range, a weight that is not finite, wrong offsets,
-            wrong types, or missing.
+          EmbeddingError: names every feature that is missing, has an id out of range, a weight that is not
+            finite, wrong offsets or a wrong type.
         """
         return check_inputs(self.features, inputs)
 
     def rows(self, inputs: Mapping[str, GivenIds]) -> dict[str, jax.Array]:
-        """The rows that are looked up, per stack; traceable.
+        """The rows that a batch looks up, per stack; traceable.
 
         Returns:
-          int32, `[batch, hotness of all features]` (flat where a feature is ragged), for table-wise stacks
-          `[groups, slots, batch, hotness]`; rows out of bounds where there is no id.
+          int32 `[batch, hotness of all features]` (flat for ragged features); for table-wise stacks
+          `[groups, slots, batch, hotness]`. A place without an id holds a row that is out of bounds.
         """
         found = entries(self.features, inputs)
         return {name: stack.rows(_of(stack, found)) for name, stack in self.stacks.items()}
@@ -163,15 +164,15 @@ class Collection:
         return {f.name: out[f.name] for f in self.features}
 
     def assign(self, params: Params, table: str, ids: ArrayLike, values: ArrayLike) -> dict[str, jax.Array]:
-        """Parameters with some rows of one table replaced, as those that a `Vocabulary` gave to new keys.
+        """Replaces some rows of one table, such as those that a `Vocabulary` gave to new keys.
 
-        It takes any tree of the stacks' names whose arrays begin with their dims, such as the moments of an
-        optimizer; elsewhere nothing changes.
+        It takes any tree with one array per stack whose axes begin with those of the stack, such as the
+        moments of an optimizer. All other rows stay.
 
         Arguments:
-          table: its name, or `name.quotient`, `name.remainder`.
+          table: a table's name, or `name.quotient`, `name.remainder`.
           ids: `[n]`, on the host.
-          values: `[n, dim]`, or what broadcasts to it.
+          values: `[n, dim]`, or values that broadcast to it.
 
         Raises:
           EmbeddingError: if there is no such table, or an id is out of range.
@@ -188,12 +189,12 @@ class Collection:
         """The signatures of the parameters, for `sbp.compile(..., in_sbp=...)`.
 
         Arguments:
-          placement: the devices, a `Mesh` being taken too.
-          axes: over which tables are split (default: all); along the others they are copied.
+          placement: the devices, as a `Placement` or a `Mesh`.
+          axes: the mesh axes that split the tables (default: all); along the others the tables are copied.
 
         Raises:
-          EmbeddingError: if there is no such axis, or what is split does not divide: it would lie whole at
-            rest.
+          EmbeddingError: if there is no such axis, or if a table does not divide evenly over the devices:
+            each device would then hold all of it.
         """
         placement = as_placement(placement, "in_sbp(placement)")
         wanted = placement.axes if axes is None else tuple(axes)

@@ -1,11 +1,11 @@
 """Sparse features: bags of ids, ragged or of fixed hotness, built and checked on the host.
 
-A *bag* holds the ids of one feature in one example; hotness is how many. Two layouts:
+A *bag* holds the ids of one feature in one example; its *hotness* is their number. Two layouts:
 
-- `PaddedBags`: `ids [batch, hotness]`, -1 where there is no id. A plain array of that shape, or of
-  `[batch]`, means the same. Split by batch it needs no communication: this is the layout for devices.
-- `Bags`: all ids in one flat array and the offsets of the bags, as in Arrow, torch's EmbeddingBag and (for
-  several features, `KeyedBags`) torchrec's KeyedJaggedTensor. Compact, but its values do not split by batch.
+- `PaddedBags`: `ids [batch, hotness]`, with -1 where there is no id. A plain array of that shape, or of
+  `[batch]`, means the same. Its batch splits over devices without communication: use this on devices.
+- `Bags`: all ids in one flat array, and the offset of each bag, as in Arrow, torch's EmbeddingBag and (for
+  several features, `KeyedBags`) torchrec's KeyedJaggedTensor. It is compact, but does not split by batch.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class PaddedBags:
 class Bags:
     """Ragged bags of one feature; a pytree. Build it with `from_lists`, `from_values` or `from_lengths`.
 
-    Bag `i` holds `values[offsets[i] : offsets[i + 1]]`. What stands before the first offset or after the
-    last one is padding, so that batches of any number of ids have one shape.
+    Bag `i` holds `values[offsets[i] : offsets[i + 1]]`. Values before the first offset and after the last one
+    are padding, so that batches with different numbers of ids have one shape.
 
     Arguments:
       values: int32 `[capacity]`.
@@ -64,7 +64,7 @@ class Bags:
 
     @property
     def bags(self) -> int:
-        """How many there are."""
+        """The number of bags."""
         return int(self.offsets.shape[0]) - 1
 
     @classmethod
@@ -77,13 +77,13 @@ class Bags:
         capacity: int | None = None,
         feature: str = "bags",
     ) -> Bags:
-        """Bags from flat values and offsets, as a list column of Arrow or Parquet has them.
+        """Bags from flat values and offsets, the layout of a list column in Arrow or Parquet.
 
         Arguments:
-          values: ids `[n]`; keys of 64 bits go through a `Vocabulary` first.
+          values: ids `[n]`. Map 64-bit keys to ids with a `Vocabulary` first.
           offsets: `[bags + 1]`, from 0 to n.
           weights: finite numbers `[n]`.
-          capacity: the length that values are padded to, so that all batches have one shape (default: n).
+          capacity: pad the values to this length, so that all batches have one shape (default: n).
           feature: its name, for messages.
 
         Raises:
@@ -117,7 +117,7 @@ class Bags:
     def from_lengths(
         cls, values: ArrayLike, lengths: ArrayLike, weights: ArrayLike | None = None, **options: Any
     ) -> Bags:
-        """Bags from flat values and the number of ids in each bag; else as `from_values`."""
+        """Bags from flat values and the number of ids in each bag; otherwise as `from_values`."""
         feature = options.get("feature", "bags")
         counts = _integers(lengths, feature, "lengths")
         if (counts < 0).any():
@@ -135,7 +135,7 @@ class Bags:
         weights: Sequence[Sequence[float]] | None = None,
         **options: Any,
     ) -> Bags:
-        """Bags from one list of ids per example; else as `from_values`."""
+        """Bags from one list of ids per example; otherwise as `from_values`."""
         feature = options.get("feature", "bags")
         lengths = np.array([len(bag) for bag in lists], np.int64)
         if weights is not None:
@@ -160,7 +160,7 @@ class Bags:
 
         Arguments:
           max_hotness: places per bag.
-          truncate: whether ids beyond `max_hotness` are left out; otherwise they are an error.
+          truncate: drop the ids beyond `max_hotness`; otherwise they are an error.
 
         Raises:
           EmbeddingError: if a bag has more ids.
@@ -189,10 +189,10 @@ class Bags:
 )
 @dataclass(frozen=True)
 class KeyedBags:
-    """Ragged bags of several features in one flat array, feature by feature; a pytree.
+    """Ragged bags of several features in one flat array, feature after feature; a pytree.
 
-    `keyed["colour"]` are the `Bags` of one feature. They share the flat values, of which their offsets name a
-    part; a lookup of one feature alone reads the rows of all. For models use `padded`.
+    `keyed["colour"]` gives the `Bags` of one feature. It shares the flat values, so a lookup of one feature
+    reads the rows of all. For models use `padded`.
 
     Arguments:
       names: the features, in the order of their bags.
@@ -244,7 +244,7 @@ class KeyedBags:
 
     @property
     def batch(self) -> int:
-        """How many examples there are."""
+        """The number of examples."""
         return (int(self.offsets.shape[0]) - 1) // len(self.names)
 
     def __getitem__(self, name: str) -> Bags:
@@ -263,13 +263,13 @@ class KeyedBags:
     def padded(
         self, max_hotness: int | Mapping[str, int], *, truncate: bool = False
     ) -> dict[str, PaddedBags]:
-        """Each feature with fixed hotness, on the host; as `Bags.padded`."""
+        """Each feature with fixed hotness, on the host; see `Bags.padded`."""
         most = max_hotness if isinstance(max_hotness, Mapping) else dict.fromkeys(self.names, max_hotness)
         return {n: self[n].padded(most[n], truncate=truncate, feature=n) for n in self.names}
 
 
 def bags_problem(bags: Bags, size: int, feature: str) -> Problem | None:
-    """What is wrong with ragged bags as ids of a table of `size` rows, padding aside, or None."""
+    """The first problem of ragged bags as ids of a table of `size` rows, or None. Padding is not checked."""
     try:
         bounds = _offsets(bags.offsets, feature)
     except EmbeddingError as e:
@@ -349,7 +349,7 @@ def _weights(given: ArrayLike, shape: tuple[int, ...], feature: str, place: Plac
 
 
 def weights_problem(given: ArrayLike, shape: tuple[int, ...], feature: str, place: Place) -> Problem | None:
-    """What is wrong with the weights of ids of some shape, or None."""
+    """The first problem of the weights of ids of a shape, or None."""
     weights = np.asarray(given)
     number = jax.numpy.issubdtype(weights.dtype, np.number)
     if weights.shape != shape or not number or weights.dtype.kind == "c":

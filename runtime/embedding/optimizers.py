@@ -1,4 +1,4 @@
-"""Optimizers for tables that optax does not have; each is to be used through `sbp.rows`."""
+"""Optimizers for tables that optax does not have; use them through `sbp.rows`."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from sbp.untyped import PyTree
 
 
 def rowwise_adagrad(learning_rate: float, initial: float = 0.1, epsilon: float = 1e-7) -> Transformation:
-    """Adagrad with one accumulator per row, the mean of the row's squared gradients.
+    """Adagrad with one accumulator per row, which adds the mean of the row's squared gradients.
 
     The state of a table "v d" has v numbers instead of v x d. Source: Gupta et al., "Training Recommender
     Systems at Scale", 2020.
 
     Arguments:
-      learning_rate: of a row whose accumulator is 1.
-      initial: what accumulators start with.
-      epsilon: added to their roots.
+      learning_rate: the step of a row whose accumulator is 1.
+      initial: the first value of the accumulators.
+      epsilon: added to their square roots.
 
     >>> tx, table = rowwise_adagrad(1.0, initial=0.0), jnp.zeros((2, 4))
     >>> added, state = tx.update(jnp.ones((2, 4)), tx.init(table), table)
@@ -43,7 +43,7 @@ def rowwise_adagrad(learning_rate: float, initial: float = 0.1, epsilon: float =
 
 
 class FtrlState(NamedTuple):
-    """What FTRL keeps per number: the sum of squared gradients, and the gradients that weights come from."""
+    """FTRL's two numbers per weight: the sum of squared gradients, and the sum that gives the weight."""
 
     squares: PyTree
     linear: PyTree
@@ -52,14 +52,14 @@ class FtrlState(NamedTuple):
 def ftrl(
     learning_rate: float, l1: float = 0.0, l2: float = 0.0, beta: float = 1.0, initial: float = 0.1
 ) -> Transformation:
-    """Follow the regularised leader, per coordinate: numbers with little evidence are exactly zero.
+    """FTRL-Proximal, per coordinate: weights with little evidence are exactly zero.
 
     Source: McMahan et al., "Ad Click Prediction: a View from the Trenches", 2013, algorithm 1.
 
     Arguments:
       learning_rate, beta: the step of a coordinate is `learning_rate / (beta + root of its squares)`.
       l1, l2: penalties.
-      initial: what the squares start with.
+      initial: the first value of the sums of squares.
 
     >>> tx, table = ftrl(1.0, l1=10.0), jnp.ones((1, 1))
     >>> added, _ = tx.update(jnp.ones((1, 1)), tx.init(table), table)

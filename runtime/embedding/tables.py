@@ -1,4 +1,4 @@
-"""What the user says of tables and features, in the names of keras-rs: `TableConfig` and `FeatureConfig`."""
+"""The configuration of tables and features, in the names of keras-rs: `TableConfig` and `FeatureConfig`."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ _SCALED: Initializer = jax.nn.initializers.variance_scaling(1.0, "fan_out", "tru
 
 @dataclass(frozen=True, slots=True)
 class RowWise:
-    """The rows of a stack of tables are dealt out to the devices; lookups exchange keys and vectors."""
+    """The rows of a stack of tables are split over the devices; lookups exchange keys and vectors."""
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnWise:
-    """Every device has some columns of every row; lookups gather the keys and exchange pieces of vectors."""
+    """Each device holds some columns of every row; lookups gather the keys and exchange pieces of vectors."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableWise:
-    """Whole tables go to groups, which are dealt out to the devices; only pooled vectors are exchanged.
+    """Each device holds whole tables; lookups exchange only pooled vectors.
 
     Arguments:
-      groups: how many; a multiple of the number of devices. Tables are packed so that the largest group is
-        small.
+      groups: the number of groups of tables, a multiple of the number of devices. Tables are packed into
+        groups so that the largest group is small; the groups are split over the devices.
     """
 
     groups: int
@@ -46,26 +46,26 @@ class TableWise:
 
 @dataclass(frozen=True, slots=True)
 class Replicated:
-    """Every device has the whole table: for small ones."""
+    """Every device holds the whole table; for small tables."""
 
 
 TableLayout: TypeAlias = RowWise | ColumnWise | TableWise | Replicated
 
 
 class Compression(Protocol):
-    """How the embeddings of a vocabulary are made of the rows of fewer, smaller or other tables."""
+    """How embeddings of a vocabulary are computed from fewer or smaller stored rows."""
 
     def parts(self, size: int) -> dict[str, int]:
-        """The tables that are stored for a vocabulary of some size, and their rows."""
+        """The tables that are stored for a vocabulary of some size, and the number of their rows."""
 
     def ids(self, ids: jax.Array) -> tuple[jax.Array, ...]:
-        """The row of each stored table that belongs to an id."""
+        """The row of each stored table that an id reads."""
 
     def join(self, rows: Sequence[jax.Array]) -> jax.Array:
-        """The embedding, of one row of each stored table; zero if they are."""
+        """The embedding, from one row of each stored table; zero if all of them are zero."""
 
     def initial(self, part: str, values: jax.Array) -> jax.Array:
-        """The initial rows of a stored table, of what the initializer gave for it."""
+        """The initial rows of a stored table, from the initializer's values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Uncompressed:
     """One row per id."""
 
     def parts(self, size: int) -> dict[str, int]:
-        """The table itself."""
+        """One table of the same size."""
         return {"": size}
 
     def ids(self, ids: jax.Array) -> tuple[jax.Array, ...]:
@@ -85,7 +85,7 @@ class Uncompressed:
         return rows[0]
 
     def initial(self, part: str, values: jax.Array) -> jax.Array:
-        """As the initializer has it."""
+        """The initializer's values."""
         return values
 
 
@@ -97,12 +97,12 @@ class QuotientRemainder:
     """Compositional embeddings: `q[id // buckets]` times or plus `r[id % buckets]` (Shi et al., 2020).
 
     `vocabulary_size` ids take `ceil(vocabulary_size / buckets) + buckets` rows, and no two ids share both.
-    With "mult" the remainders start at one plus the initializer's values, so that products start at its
-    scale.
+    With "mult" the remainders start at one plus the initializer's values, so that the products start at the
+    scale of the initializer.
 
     Arguments:
-      buckets: rows of the remainders.
-      operation: `"mult"` or `"add"`, the names of DLRM.
+      buckets: the number of remainder rows.
+      operation: `"mult"` or `"add"`, the names in DLRM.
     """
 
     buckets: int
@@ -129,7 +129,7 @@ class QuotientRemainder:
         return OPERATIONS[self.operation](*rows)
 
     def initial(self, part: str, values: jax.Array) -> jax.Array:
-        """Factors start near one."""
+        """Values near zero for quotients; near one for remainders that multiply."""
         return 1 + values if (part, self.operation) == (".remainder", "mult") else values
 
 
@@ -139,18 +139,19 @@ class TableConfig:
 
     Arguments:
       name: of the table.
-      vocabulary_size: how many ids it has.
+      vocabulary_size: the number of ids.
       embedding_dim: the width of a row.
       initializer: as in `jax.nn.initializers`; default: truncated normal of deviation `embedding_dim **
         -0.5`.
-      optimizer: whatever the trainer wants to know, hashable; tables of different ones are kept apart.
+      optimizer: any hashable value that the training loop uses; tables with different values are not
+        stacked together.
       combiner: `"sum"`, `"mean"`, `"sqrtn"`, or None to keep the rows of a bag.
       placement: `RowWise()`, `ColumnWise()`, `TableWise(groups)` or `Replicated()`.
       compression: `Uncompressed()`, `QuotientRemainder(buckets)`, or another `Compression`.
       dtype: of the rows.
 
     Raises:
-      EmbeddingError: if something does not fit.
+      EmbeddingError: if an argument is invalid or contradicts another.
     """
 
     name: str
@@ -202,13 +203,13 @@ class TableConfig:
 
 @dataclass(frozen=True, slots=True)
 class FeatureConfig:
-    """One feature, looked up in one table.
+    """One feature, and the table that it looks up.
 
     Arguments:
       name: of the feature.
-      table: where its ids are looked up.
-      input_shape: `(batch,)` or `(batch, hotness)`; None in it, or instead of it, leaves open.
-      output_shape: of the result, likewise; checked, never needed.
+      table: the table of its ids.
+      input_shape: `(batch,)` or `(batch, hotness)`; None as a size, or as the whole, accepts any.
+      output_shape: of the result, likewise; it is only checked.
 
     Raises:
       EmbeddingError: if the input shape has another rank.
@@ -227,7 +228,7 @@ class FeatureConfig:
             raise EmbeddingError(problem(where, got, legal, why, "merge dims, or use several features"))
 
     def check_shape(self, what: str, shape: tuple[int, ...], wanted: tuple[int | None, ...] | None) -> None:
-        """Refuses a shape that is not the one of the configuration.
+        """Raises if a shape differs from the configured one.
 
         Raises:
           EmbeddingError: if a size differs.

@@ -1,4 +1,4 @@
-"""Dynamic vocabularies: 64-bit keys that appear during training, mapped to a fixed number of rows."""
+"""Dynamic vocabularies: they map 64-bit keys that appear during training to a fixed number of rows."""
 
 from __future__ import annotations
 
@@ -23,29 +23,31 @@ Counts = NDArray[np.int64]
 
 
 class Policy(Protocol):
-    """Which keys make room for new ones when all rows are taken."""
+    """Which key loses its row to a new key when all rows are taken."""
 
     def order(self, used: Counts, count: Counts) -> Sequence[Counts] | None:
-        """What rows are compared by, the lowest leaving first, ties decided by the next; None: nobody leaves.
+        """Columns to sort the rows by: the lowest row is evicted first, the next column breaks ties.
+
+        None means that no row is ever evicted.
 
         Arguments:
-          used: the number of the batch that had the key last, per row.
-          count: how often the key was looked up since it has the row.
+          used: per row, the number of the last batch that had the key.
+          count: per row, how often the key was looked up since it has the row.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """A full vocabulary takes no new key: an error."""
+    """No key is evicted; a new key in a full vocabulary is an error."""
 
     def order(self, used: Counts, count: Counts) -> Sequence[Counts] | None:
-        """Nobody leaves."""
+        """None: no row is evicted."""
         return None
 
 
 @dataclass(frozen=True, slots=True)
 class LeastRecentlyUsed:
-    """The key that was not seen for the longest time leaves; of several, the less frequent one."""
+    """Evicts the key that was not seen for the longest time; ties: the less frequent key."""
 
     def order(self, used: Counts, count: Counts) -> Sequence[Counts] | None:
         """By age, then by frequency."""
@@ -54,7 +56,7 @@ class LeastRecentlyUsed:
 
 @dataclass(frozen=True, slots=True)
 class LeastFrequentlyUsed:
-    """The key that was looked up least leaves; of several, the one not seen for longer."""
+    """Evicts the key with the fewest lookups; ties: the key that was not seen for longer."""
 
     def order(self, used: Counts, count: Counts) -> Sequence[Counts] | None:
         """By frequency, then by age."""
@@ -63,13 +65,13 @@ class LeastFrequentlyUsed:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What a lookup gives.
+    """The result of a lookup.
 
     Arguments:
-      rows: int32, shaped as the keys.
-      new_rows: rows that belong to another key than before, ascending: set them to initial values, and their
-        optimizer state too.
-      new_keys: the key that each of `new_rows` has now.
+      rows: int32, in the shape of the keys.
+      new_rows: rows that now belong to another key, ascending. Reset them and their optimizer state to
+        initial values.
+      new_keys: the new key of each of `new_rows`.
       evicted_keys: keys that lost their rows.
     """
 
@@ -80,7 +82,7 @@ class Assignment:
 
 
 def lowest(columns: Sequence[Counts], k: int) -> NDArray[np.intp]:
-    """Positions of the `k` lowest by the first column, ties by the next, the last ones by position.
+    """Positions of the `k` lowest by the first column; the next columns, then the position, break ties.
 
     >>> lowest([np.array([2, 1, 1, 0]), np.array([0, 5, 4, 9])], 2).tolist()
     [2, 3]
@@ -97,10 +99,10 @@ def lowest(columns: Sequence[Counts], k: int) -> NDArray[np.intp]:
 
 
 class Vocabulary:
-    """Keys and their rows, on the host; one thread at a time.
+    """Keys and their rows, on the host. Use it from one thread at a time.
 
     Arguments:
-      capacity: how many rows there are, at most 2**31 - 1.
+      capacity: the number of rows, at most 2**31 - 1.
       policy: `Refuse()`, `LeastRecentlyUsed()`, `LeastFrequentlyUsed()`, or another `Policy`.
       name: for messages.
 
@@ -129,28 +131,28 @@ class Vocabulary:
 
     @property
     def keys(self) -> Keys:
-        """The key of every row that has one, by row."""
+        """The key of every row that has one, in the order of the rows."""
         return self._keys[: self._size].copy()
 
     def find(self, keys: ArrayLike) -> Rows:
-        """The row of each key, and -1 ("no id") for keys without one; nothing changes.
+        """The row of each key, or -1 ("no id") for a key without a row; the vocabulary stays as it is.
 
-        For evaluation, where new keys have nothing that was learned.
+        For evaluation: an unknown key has no trained row.
         """
         return self._index.find(as_keys(keys, self.name))
 
     def lookup(self, keys: ArrayLike, *, padding: int | None = None) -> Assignment:
-        """The row of each key; new keys are given rows, in the order of their values.
+        """The row of each key; a new key gets a row. New keys get rows in the order of their values.
 
-        Keys of this batch never make room for others of it. If the batch cannot be taken nothing changes.
+        A key of this batch never evicts another key of it. If the batch does not fit, nothing changes.
 
         Arguments:
           keys: integers of any shape.
-          padding: a value that is no key; its places get -1, "no id".
+          padding: a value that is no key; it gets row -1, "no id".
 
         Raises:
-          EmbeddingError: if there are more distinct keys than rows, if the policy lets nobody leave, or if
-            keys are not integers of 64 bits.
+          EmbeddingError: if there are more distinct keys than rows, if the policy evicts no row, or if keys
+            are not integers of 64 bits.
         """
         array = as_keys(keys, self.name)
         real = np.ones(array.shape, bool) if padding is None else array != padding
@@ -212,11 +214,11 @@ class Vocabulary:
 
     @property
     def batches(self) -> int:
-        """How many lookups there were."""
+        """The number of lookups so far."""
         return self._batches
 
     def get_state(self) -> dict[str, NDArray[np.int64]]:
-        """All that `set_state` and `from_state` need, as plain arrays."""
+        """The state for `set_state` and `from_state`, as plain arrays."""
         return {
             "capacity": np.array(self.capacity, np.int64),
             "batches": np.array(self._batches, np.int64),
@@ -226,10 +228,11 @@ class Vocabulary:
         }
 
     def set_state(self, state: Mapping[str, ArrayLike]) -> None:
-        """Goes on where another vocabulary of as many rows stopped.
+        """Continues from the state of another vocabulary with as many rows.
 
         Raises:
-          EmbeddingError: if an array is missing, if they do not fit together, or are of another capacity.
+          EmbeddingError: if an array is missing, if the arrays contradict each other, or if the capacity
+            differs.
         """
         new = Vocabulary.from_state(state, self.policy, name=self.name)
         if new.capacity != self.capacity:
@@ -248,10 +251,10 @@ class Vocabulary:
     def from_state(
         cls, state: Mapping[str, ArrayLike], policy: Policy | None = None, *, name: str = "Vocabulary"
     ) -> Vocabulary:
-        """A vocabulary that goes on where another one stopped.
+        """A vocabulary that continues from a state.
 
         Raises:
-          EmbeddingError: if an array is missing, or if they do not fit together.
+          EmbeddingError: if an array is missing, or if the arrays contradict each other.
         """
         wanted = ("capacity", "batches", "keys", "used", "count")
         given = {k: np.asarray(state[k]).astype(np.int64) for k in wanted if k in state}
@@ -279,10 +282,10 @@ class Vocabulary:
         return new
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Writes the state as an uncompressed `.npz`; a file that is there is replaced as a whole.
+        """Writes the state to an uncompressed `.npz` file; an old file is replaced in one step.
 
         Raises:
-          EmbeddingError: if it cannot be written; what is there stays.
+          EmbeddingError: if it cannot be written; the old file stays.
         """
         file = Path(path)
         unfinished = file.with_name(f".{file.name}.{uuid.uuid4().hex}.tmp")
@@ -306,10 +309,10 @@ class Vocabulary:
     def load(
         cls, path: str | PathLike[str], policy: Policy | None = None, *, name: str = "Vocabulary"
     ) -> Vocabulary:
-        """Reads what `save` wrote; the policy is given anew, it is not in the file.
+        """Reads a file that `save` wrote. The policy is an argument again: the file does not hold it.
 
         Raises:
-          EmbeddingError: if the file is not what was written, or not there.
+          EmbeddingError: if the file is missing or damaged.
         """
         try:
             with open(path, "rb") as file, np.load(file, allow_pickle=False) as state:
@@ -346,11 +349,10 @@ def _mixed(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
 def initial_rows(
     seed: int, keys: ArrayLike, dim: int, dtype: DTypeLike = np.float32, scale: float = 1.0
 ) -> NDArray[Any]:
-    """Initial embeddings, uniform in [-scale, scale]: a function of the seed and each key alone.
+    """Initial embeddings, uniform in [-scale, scale]; a function of the seed and each key alone.
 
-    So they are the same for any number of devices, in whatever order keys appear, and again after an
-    eviction. The bits are those of SplitMix64 (Steele, Lea and Flood, 2014), started at a mix of seed and
-    key.
+    They do not depend on the number of devices or the order of the keys, and are the same again after an
+    eviction. The bits come from SplitMix64 (Steele, Lea and Flood, 2014), started at a mix of seed and key.
 
     Arguments:
       keys: integers `[...]`.

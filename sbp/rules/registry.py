@@ -1,4 +1,4 @@
-"""The registry of rules: how entries are added, checked and found."""
+"""The registry of rules: adds, checks and finds entries."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from sbp.untyped import DType, PyTree
 
 
 class Registry(UserDict[str, Rule]):
-    """Rules by name; `version` grows with every change: what was planned before may be old."""
+    """Rules by name. `version` grows with every change, so that plans made before can be told apart."""
 
     version = 0
 
@@ -58,10 +58,10 @@ USER = "user"
 def valid_rows(rule: Rule | None, op: Op) -> tuple[Row, ...]:
     """Every valid 1-D signature of an application: the rule's rows that the dtypes allow, and all B.
 
-    A dim of size 1 or 0 stays whole: there is nothing to split.
+    A dim of size 1 or 0 is never split.
 
     Raises:
-      RuleError: if what the rule gives is no rows of this op.
+      RuleError: if a row of the rule does not match the op.
     """
     rows = [] if rule is None or unknown_functions(rule, op.params) else checked_rows(op, rule.rows(op))
     legal = [r for r in rows if not _partial_of_unsummable(op, r) and _splits_many(op, r)]
@@ -69,9 +69,9 @@ def valid_rows(rule: Rule | None, op: Op) -> tuple[Row, ...]:
 
 
 def unknown_functions(rule: Rule, params: Mapping[str, Any]) -> tuple[str, ...]:
-    """The parameters that hold a function which the rows do not account for.
+    """The parameters that hold a function which the rows do not describe.
 
-    A rule that a user registered accounts for all: its op is the call of a function.
+    A rule that a user registered describes all of them: its op is the call of a function.
     """
     if rule.family == USER:
         return ()
@@ -119,7 +119,7 @@ def rule(
     whole: WhyWhole | None = None,
     note: str = "",
 ) -> Callable[[Rows], Rows]:
-    """Enters the decorated function as the rule of `names`; the built-in families use it."""
+    """Registers the decorated function as the rule of `names`; for the built-in families."""
 
     def enter(rows: Rows) -> Rows:
         family = rows.__module__.rsplit(".", 1)[-1]
@@ -184,28 +184,29 @@ def register_rule(
     talks: Talks | None = None,
     replace: bool = False,
 ) -> None:
-    """Teaches the compiler an op of yours.
+    """Teaches the compiler how one of your ops can be split.
 
     Arguments:
-      op: a primitive or its name; a `jax.custom_vjp` or `jax.custom_jvp` function, which then is one op;
-        "pallas_call[name]" or "ffi_call[target]" for a kernel.
-      rows: a function from `Op` to rows, or factors such as "b k, k n -> b n" (one letter per dim; `_` for
-        a dim that must be whole).
-      reduced: with factors: the letters that a reduction removes, and by what: {"k": "sum"}.
-      linear: with factors: the operands in which the op is linear.
-      local: the body that runs on the shards; None binds the primitive to them, or calls the function, with
-        zeros for the padding of letters that are summed up. That is right where the op is linear in an
-        operand that has the letter; other reduced letters are then split only where they divide.
-      flops: of an application with local shapes; without it, those of `matmul`, or one per element.
-      matmul: the products of matrices that it computes, as `sbp.rules.Matmul`, to plan it at their rate.
-      traffic: bytes that it reads and writes, with local shapes; without it, every operand and result once.
-      held: bytes that a device holds inside it beside operands and results, given the layouts (a `Local`).
-      talks: the collectives that `local` runs itself, for the plan and its costs.
-      replace: whether an existing rule may be replaced.
+      op: a primitive or its name; a `jax.custom_vjp` or `jax.custom_jvp` function, which then counts as one
+        op; "pallas_call[name]" or "ffi_call[target]" for a kernel.
+      rows: a function from `Op` to rows, or factors such as "b k, k n -> b n": one letter per dim, and `_`
+        for a dim that is never split.
+      reduced: with factors: the letters that the op reduces, and how: {"k": "sum"}.
+      linear: with factors: the positions of the operands in which the op is linear.
+      local: the function that runs on the shards. Without it, the primitive or function itself runs on
+        them, and padding of summed letters is zero. That is right where the op is linear in an operand that
+        has the letter; other reduced letters are then split only where they divide evenly.
+      flops: a function from the application, with local shapes; default: those of `matmul`, or one per
+        element.
+      matmul: the matrix products inside the op, as `sbp.rules.Matmul`, so that the plan uses their rate.
+      traffic: bytes that the op reads and writes, with local shapes; default: every operand and result once.
+      held: bytes that the op holds on a device beside its operands and results, given a `Local`.
+      talks: the collectives that `local` runs itself, so that the plan counts them.
+      replace: replace an existing rule.
 
     Raises:
-      RuleError: if the op has a rule already, or is a function that leaves no trace of itself; if letters
-        contradict each other, or what is said of them.
+      RuleError: if the op has a rule already, if it is a function that JAX inlines in a trace, or if the
+        letters contradict each other or the op.
 
     >>> register_rule("my_scale", "a b, b -> a b", linear=(0, 1))
     >>> lookup("my_scale").family
