@@ -36,8 +36,8 @@ from models import gpt, llama, train
 from models.pipeline import Pipeline
 from sbp.errors import MemoryLimitError
 from sbp.resolve import resolve, to_partition_spec
-from sbp.runtime.look.hlo_text import parse
-from sbp.runtime.look.meter import each_collective, read_compiled, text_of
+from sbp.runtime.hlo.meter import each_collective, read_compiled, text_of
+from sbp.runtime.hlo.parser import parse
 from sbp.runtime.target.devices import absent_mesh
 from sbp.untyped import struct
 

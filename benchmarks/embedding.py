@@ -58,7 +58,7 @@ from sbp import B, S
 from sbp.runtime.embedding.collection import Collection
 from sbp.runtime.embedding.optimizers import rowwise_adagrad
 from sbp.runtime.embedding.tables import FeatureConfig, TableConfig
-from sbp.runtime.look.meter import Meter, read_compiled
+from sbp.runtime.hlo.meter import Meter, read_compiled
 
 TURN_SECONDS, LEAST_TURNS = 0.5, 4
 

@@ -42,12 +42,12 @@ from benchmarks.cases import Case
 from benchmarks.large import LARGE
 from benchmarks.versus_jax import compiled, parse, peer_of
 from sbp.rates.chips import CHIPS
-from sbp.runtime.look.hlo_text import Module
-from sbp.runtime.look.hlo_text import parse as parse_hlo
-from sbp.runtime.look.meter import each_collective, read_compiled, text_of
+from sbp.runtime.hlo.meter import each_collective, read_compiled, text_of
+from sbp.runtime.hlo.parser import Module
+from sbp.runtime.hlo.parser import parse as parse_hlo
+from sbp.runtime.target.collective_sites import asynchronous_names
 from sbp.runtime.target.devices import absent_mesh
-from sbp.runtime.target.simulate import simulate
-from sbp.runtime.target.sites import asynchronous_names
+from sbp.runtime.target.simulation import simulate
 
 KIND = "h100"
 GPTS = ("gpt@2", "gpt@12", "gpt-bf16@2", "gpt-bf16@12")

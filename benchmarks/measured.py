@@ -29,7 +29,7 @@ from sbp.hardware import Hardware
 from sbp.hardware_file import hardware_from
 from sbp.passes.boxing.links import Network
 from sbp.passes.physical.evaluate import Evaluator
-from sbp.runtime.calibrate import calibrate
+from sbp.runtime.calibrate.measure import calibrate
 
 ONE_AXIS = ("data", "tensor", "zero", "sequence", "auto")
 TWO_AXES = ("data", "tensor", "2d", "fsdp", "auto")

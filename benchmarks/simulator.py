@@ -28,7 +28,7 @@ from sbp.rates.chips import CHIPS
 from sbp.resolve import resolve, to_partition_spec
 from sbp.runtime.target.devices import absent_mesh
 from sbp.runtime.target.events import Simulation
-from sbp.runtime.target.simulate import simulate
+from sbp.runtime.target.simulation import simulate
 
 HEADER = """\
 | row | step ms | kernels | exposed | collectives | MFU | XLA: step | exposed |

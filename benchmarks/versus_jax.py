@@ -30,7 +30,7 @@ import sbp
 from benchmarks.cases import CASES, Case
 from sbp.hardware import BYTES_ONLY
 from sbp.resolve import resolve, to_partition_spec
-from sbp.runtime.look.meter import Meter, read_compiled
+from sbp.runtime.hlo.meter import Meter, read_compiled
 
 ROWS = (
     "gpt/data:8,gpt/tensor:8,gpt/2d:2x4,gpt/2d:2x2x2,gpt/zero1:8,gpt/zero2:8,gpt/zero:8,gpt/sequence:8,gpt/auto:8,"

@@ -35,18 +35,18 @@ _FACE = {
     "rows": "sbp.lazy",
     "InternalError": "sbp.errors",
     "SbpError": "sbp.errors",
-    "compile": "sbp.runtime.compile",
+    "compile": "sbp.runtime.program.compile",
     "constrain": "sbp.runtime.constraints.constrain",
-    "initialize": "sbp.runtime.processes.start",
-    "to_host": "sbp.runtime.processes.host",
+    "initialize": "sbp.runtime.processes.initialize",
+    "to_host": "sbp.runtime.arrays.host_copies",
     "fit": "sbp.runtime.training.fit",
     "save": "sbp.runtime.checkpoint.api",
     "restore": "sbp.runtime.checkpoint.api",
     "Checkpoints": "sbp.runtime.checkpoint.checkpoints",
-    "Program": "sbp.runtime.execute",
-    "load_executable": "sbp.runtime.saved.load",
+    "Program": "sbp.runtime.program.program",
+    "load_executable": "sbp.runtime.program.load",
     "search": "sbp.runtime.search.search",
-    "verify": "sbp.runtime.verify",
+    "verify": "sbp.runtime.diagnose.verify",
     "Plan": "sbp.passes.face",
     "Collective": "sbp.passes.explain.plan",
     "load_plan": "sbp.passes.face",
@@ -76,7 +76,7 @@ _MOVED = {
     "Partial": "sbp.signature.Partial",
     "PipelineOptions": "sbp.options.PipelineOptions",
     "PipelinePlan": "sbp.passes.face.PipelinePlan",
-    "Profile": "sbp.runtime.measured.profile.Profile",
+    "Profile": "sbp.runtime.profile.profile.Profile",
     "Ranking": "sbp.runtime.search.ranking.Ranking",
     "Split": "sbp.signature.Split",
     "bind": "sbp.shards.bind",
@@ -104,17 +104,17 @@ if TYPE_CHECKING:
     from sbp.rules import register_rule
     from sbp.runtime import embedding
     from sbp.runtime import training as training
+    from sbp.runtime.arrays.host_copies import to_host
     from sbp.runtime.checkpoint.api import restore, save
     from sbp.runtime.checkpoint.checkpoints import Checkpoints
-    from sbp.runtime.compile import compile
     from sbp.runtime.constraints.constrain import constrain
-    from sbp.runtime.execute import Program
-    from sbp.runtime.processes.host import to_host
-    from sbp.runtime.processes.start import initialize
-    from sbp.runtime.saved.load import load_executable
+    from sbp.runtime.diagnose.verify import verify
+    from sbp.runtime.processes.initialize import initialize
+    from sbp.runtime.program.compile import compile
+    from sbp.runtime.program.load import load_executable
+    from sbp.runtime.program.program import Program
     from sbp.runtime.search.search import search
     from sbp.runtime.training.fit import fit
-    from sbp.runtime.verify import verify
     from sbp.signature import AUTO, B, P, S
 else:  # a checker that sees it takes any name for one of this module
 

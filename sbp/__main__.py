@@ -25,7 +25,7 @@ from sbp.userfile import TARGET, arguments, concrete, loaded, named, problem, si
 if TYPE_CHECKING:  # help and mistakes are printed before JAX is there
     from sbp.options import Options
     from sbp.passes.face import Plan
-    from sbp.runtime.execute import Program
+    from sbp.runtime.program.program import Program
     from sbp.untyped import PyTree
 
 
@@ -43,7 +43,7 @@ def _program(options: argparse.Namespace) -> tuple[Program[..., PyTree], tuple[P
         _make_devices(placement)
     if options.x64:
         set_jax("jax_enable_x64", True)
-    from sbp.runtime.compile import compile
+    from sbp.runtime.program.compile import compile
 
     program = compile(
         _function(options),
@@ -256,7 +256,7 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _verify(options: argparse.Namespace) -> None:
-    from sbp.runtime.verify import verify
+    from sbp.runtime.diagnose.verify import verify
 
     program, args = _program(options)
     print_fitted(str(verify(program, *concrete(args))))
@@ -273,7 +273,7 @@ def _profile(options: argparse.Namespace) -> None:
 
 def _compile(options: argparse.Namespace) -> None:
     from sbp.passes.look.files import check_suffix, write
-    from sbp.runtime.target.report_files import TRACE, WRITERS
+    from sbp.runtime.report.files import TRACE, WRITERS
 
     for path in options.out:
         check_suffix(path, [*WRITERS, *TRACE])
@@ -301,7 +301,7 @@ def _calibrate(options: argparse.Namespace) -> None:
         set_jax("jax_num_cpu_devices", max(1, 8 if count is None else count))
     import jax
 
-    from sbp.runtime.calibrate import calibrate
+    from sbp.runtime.calibrate.measure import calibrate
 
     here = jax.devices()
     if count is not None and not 1 <= count <= len(here):

@@ -58,14 +58,14 @@ QUICK = (
     "rules/test_structure.py",
     "runtime/checkpoint/test_elsewhere.py",
     "runtime/embedding/test_inputs.py",
-    "runtime/look/test_hlo_text.py",
-    "runtime/measured/test_accounts.py",
-    "runtime/pipeline/test_shared.py",
-    "runtime/processes/test_order.py",
+    "runtime/hlo/test_parser.py",
+    "runtime/profile/test_trace_attribution.py",
+    "runtime/pipeline/test_shared_executables.py",
+    "runtime/processes/test_call_order.py",
     "runtime/search/test_scanned.py",
     "runtime/source/test_fold.py",
     "runtime/target/test_trace.py",
-    "runtime/test_calls.py",
+    "runtime/call/test_calls.py",
     "sbp/rates/test_tables.py",
     "sbp/test_meshes.py",
     "talk/test_halo.py",
@@ -75,9 +75,10 @@ QUICK = (
 # these on the oldest Python too.
 LINES = (
     *("conformance", "ecosystem", "errors", "golden", "passes/program", "rules", "runtime/source", "talk"),
-    *("runtime/test_calls.py", "runtime/test_control_flow.py", "runtime/test_conversions.py"),
-    *("runtime/test_donation.py", "runtime/test_names.py", "runtime/nan_checks/test_findings.py"),
-    *("runtime/test_program.py", "runtime/test_start.py", "sbp/test_checker.py", "sbp/test_batching.py"),
+    *("runtime/call/test_calls.py", "runtime/call/test_donation.py", "runtime/lower/test_control_flow.py"),
+    *("runtime/lower/test_conversions.py", "runtime/nan_checks/test_findings.py"),
+    *("runtime/program/test_names.py", "runtime/program/test_program.py", "runtime/program/test_start.py"),
+    *("sbp/test_checker.py", "sbp/test_batching.py"),
 )
 
 import jax  # noqa: E402  (after the flags, on purpose)
@@ -153,7 +154,7 @@ def eight_devices() -> None:
 def no_plans_on_disk() -> Iterator[None]:
     """Tests plan anew, and write nothing into the user's home; those of the cache name a folder."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sbp.runtime.cache_folder.user_folder", lambda: None)
+        patch.setattr("sbp.runtime.cache.cache_folder.user_folder", lambda: None)
         yield
 
 
@@ -161,14 +162,14 @@ def no_plans_on_disk() -> Iterator[None]:
 def unhurried_plans() -> Iterator[None]:
     """A plan that takes 3 s on a quiet machine is the same one on a machine that is ten times slower."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sbp.runtime.options.TIME_LIMIT_SECONDS", 10 * TIME_LIMIT_SECONDS)
+        patch.setattr("sbp.runtime.call.option_errors.TIME_LIMIT_SECONDS", 10 * TIME_LIMIT_SECONDS)
         yield
 
 
 @pytest.fixture
 def usual_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit of users: what another process has planned is asked for again."""
-    monkeypatch.setattr("sbp.runtime.options.TIME_LIMIT_SECONDS", TIME_LIMIT_SECONDS)
+    monkeypatch.setattr("sbp.runtime.call.option_errors.TIME_LIMIT_SECONDS", TIME_LIMIT_SECONDS)
 
 
 @pytest.fixture

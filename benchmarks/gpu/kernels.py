@@ -26,13 +26,13 @@ from benchmarks.cases import Case
 from benchmarks.gpu.single import ROWS, chip_of, gpu
 from benchmarks.large import LARGE
 from sbp.rates.chips import CHIPS, Chip
-from sbp.runtime.look.hlo_text import parse
-from sbp.runtime.look.meter import text_of
-from sbp.runtime.measured.divided import GPU_OPTIONS, recorded
-from sbp.runtime.measured.laid import ProgramReader
-from sbp.runtime.measured.trace import TracedStep, traced_steps
+from sbp.runtime.hlo.meter import text_of
+from sbp.runtime.hlo.parser import parse
+from sbp.runtime.profile.step_breakdown import GPU_OPTIONS, recorded
+from sbp.runtime.profile.trace import TracedStep, traced_steps
+from sbp.runtime.profile.trace_alignment import ProgramReader
 from sbp.runtime.target.events import KERNELS
-from sbp.runtime.target.simulate import simulate
+from sbp.runtime.target.simulation import simulate
 from sbp.untyped import block_until_ready
 
 SHOWN = 8

@@ -19,8 +19,8 @@ import sbp
 from benchmarks import large
 from benchmarks.gpu.single import chip_of, gpu
 from sbp.rates.chips import CHIPS
-from sbp.runtime.measured.profile import Profile
-from sbp.runtime.target.simulate import simulate
+from sbp.runtime.profile.profile import Profile
+from sbp.runtime.target.simulation import simulate
 
 KNOWN = 0.9
 """Of the kernels' time, the least part that must be of steps of the program."""

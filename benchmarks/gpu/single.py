@@ -5,7 +5,7 @@
 On one device nothing is distributed: what sbp adds is what its program costs there. The steps of `jit`, its
 twin and sbp interleave in one process; the ratio is the median of neighbours in time, and A/A the same of
 `jit` and its twin. Kernel time is that in which any stream of the device is busy, by JAX's profiler. Beside
-it stands what `sbp.runtime.target.simulate` says of the same executable, if it knows the chip.
+it stands what `sbp.runtime.target.simulation` says of the same executable, if it knows the chip.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from benchmarks.cases import Case
 from benchmarks.large import LARGE
 from benchmarks.versus_jax import Loop, interleave, median_ratio
 from sbp.rates.chips import CHIPS, Chip
-from sbp.runtime.target.simulate import simulate
+from sbp.runtime.target.simulation import simulate
 
 ROWS = "gpt@2,gpt@12,gpt-bf16@2,gpt-bf16@12,llama@8,llama-scan@8,resnet@50,dlrm,flax,equinox"
 PROFILED_STEPS = 5

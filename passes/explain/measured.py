@@ -1,6 +1,6 @@
 """What a step took beside what its plan says: by collective, by op, and what of it belongs to neither.
 
-Nothing here measures: `runtime/measured` does, and the simulator of compiled programs may.
+Nothing here measures: `runtime/profile` does, and the simulator of compiled programs may.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ class PageTable:
 
 
 class PageProfile(Protocol):
-    """What a page takes of a profile (runtime/measured/profile.py has it)."""
+    """What a page takes of a profile (runtime/profile/profile.py has it)."""
 
     @property
     def plan(self) -> PlanData:

@@ -160,7 +160,7 @@ class Sizes:
     def working(self, piece: Piece) -> float:
         """The most that a piece's own tensors take while it runs."""
         kept = [(w.operand, w.nd) for w in piece.writes if isinstance(w.operand, int)]
-        # What one piece alone carries on it writes over (runtime/pipeline/pieces.py); slots count apart.
+        # What one piece alone carries on it writes over (pipeline/stage_programs.py); slots count apart.
         others = {r.slot for p in self.inside if p is not piece for r in p.reads}
         carried = (r for r in piece.reads if r.slot.kind is SlotKind.CARRY and r.slot not in others)
         before = {r.slot: r.version for r in carried}

@@ -10,7 +10,7 @@ import numpy as np
 
 from sbp.runtime.arrays.checksums import WORD, Box, box_of, checksum
 from sbp.runtime.arrays.state import LeafRecord
-from sbp.runtime.processes.team import team
+from sbp.runtime.processes.process_group import team
 from sbp.runtime.storage.files import Path
 from sbp.runtime.storage.libraries import handler, orbax
 from sbp.untyped import Leaf, PyTree

@@ -15,10 +15,10 @@ from sbp.compat import is_key
 from sbp.errors import ArgumentError, Problem, raise_all
 from sbp.runtime.arrays import messages
 from sbp.runtime.arrays.replicas import without_replicas
-from sbp.runtime.arrays.spread import gathered, is_of_one, spread, spread_sharding
-from sbp.runtime.execute import Program
-from sbp.runtime.pipeline.ways import Ways
-from sbp.runtime.processes.here import brought
+from sbp.runtime.arrays.stage_state import gathered, is_of_one, spread, spread_sharding
+from sbp.runtime.pipeline.transfer_engine import Ways
+from sbp.runtime.processes.addressable import brought
+from sbp.runtime.program.program import Program
 from sbp.untyped import Leaf, PyTree, struct
 
 

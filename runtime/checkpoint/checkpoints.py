@@ -23,10 +23,10 @@ from sbp.runtime.checkpoint import messages, steps
 from sbp.runtime.checkpoint.manifest import Manifest, decoded
 from sbp.runtime.checkpoint.reader import check_arrays, check_files, check_sizes, read, read_extra
 from sbp.runtime.checkpoint.writer import Save, SaveSpec, make_data_folder
-from sbp.runtime.nan_checks.states import Traits, first_not_finite, traits_of, verdict, zeroed
-from sbp.runtime.pipeline.ways import Ways
+from sbp.runtime.nan_checks.state_check import Traits, first_not_finite, traits_of, verdict, zeroed
+from sbp.runtime.pipeline.transfer_engine import Ways
 from sbp.runtime.processes.job import job_name
-from sbp.runtime.processes.team import team
+from sbp.runtime.processes.process_group import team
 from sbp.runtime.storage import extras, files, lease
 from sbp.runtime.storage.agreement import agreed
 from sbp.runtime.storage.libraries import orbax

@@ -12,7 +12,7 @@ from sbp.runtime.arrays.state import LeafRecord
 from sbp.runtime.checkpoint import messages
 from sbp.runtime.checkpoint.manifest import Manifest
 from sbp.runtime.checkpoint.steps import ARRAYS, EXTRA
-from sbp.runtime.processes.team import team
+from sbp.runtime.processes.process_group import team
 from sbp.runtime.storage import extras, files
 from sbp.runtime.storage.files import Path
 from sbp.runtime.storage.messages import MOST_SHOWN, failed

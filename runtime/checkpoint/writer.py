@@ -27,7 +27,7 @@ from sbp.runtime.arrays.writer import HostShard, await_written, begin_write, che
 from sbp.runtime.checkpoint import messages, steps
 from sbp.runtime.checkpoint.manifest import MANIFEST, Manifest
 from sbp.runtime.checkpoint.steps import ARRAYS
-from sbp.runtime.processes.team import Team, team
+from sbp.runtime.processes.process_group import Team, team
 from sbp.runtime.storage import files
 from sbp.runtime.storage.files import Path
 from sbp.runtime.storage.lease import Lease

@@ -13,10 +13,10 @@ from sbp.errors import ArgumentError, Problem
 from sbp.options import IGNORE, Options
 from sbp.passes.explain.fault import public
 from sbp.passes.face import PipelinePlan, Plan
-from sbp.runtime.built import Built
-from sbp.runtime.call import Call, parameters
+from sbp.runtime.call.binding import Call, parameters
 from sbp.runtime.constraints.programs import ConstrainedProgram, ExplicitProgram
-from sbp.runtime.execute import Program
+from sbp.runtime.execute.compiled_program import Built
+from sbp.runtime.program.program import Program
 from sbp.signature import AUTO
 from sbp.untyped import PyTree, struct
 

@@ -17,7 +17,7 @@ from sbp.passes.physical.program import Border, Box, Compute, Step, writes
 from sbp.passes.program.control import Leaving, Region
 from sbp.passes.program.graph import Const, Operand
 from sbp.resolve import to_partition_spec
-from sbp.runtime.lower import Device, Env
+from sbp.runtime.lower.lowering import Device, Env
 from sbp.signature import B, NdSbp, Partial, has_partial
 from sbp.untyped import partition_spec, reshard, with_sharding_constraint
 

@@ -20,7 +20,6 @@ from sbp.options import Options
 from sbp.passes.face import Plan
 from sbp.placement import Placement
 from sbp.rules.lookups import MOST_ROWS
-from sbp.runtime.compile import compile
 from sbp.runtime.embedding.collection import Collection
 from sbp.runtime.embedding.tables import (
     ColumnWise,
@@ -32,6 +31,7 @@ from sbp.runtime.embedding.tables import (
     TableWise,
     Uncompressed,
 )
+from sbp.runtime.program.compile import compile
 from sbp.signature import B, Signature, Split
 from sbp.untyped import PyTree
 

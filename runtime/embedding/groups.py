@@ -17,7 +17,7 @@ from sbp.runtime.embedding.keys import problem
 from sbp.runtime.embedding.pooling import counts, divided
 from sbp.runtime.embedding.stacks import StoredPart, lookup, parts_of
 from sbp.runtime.embedding.tables import TableConfig, TableWise
-from sbp.runtime.plain import Tensor
+from sbp.runtime.lower.reference_interpreter import Tensor
 from sbp.untyped import DType
 
 

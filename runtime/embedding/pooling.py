@@ -13,7 +13,7 @@ from jax.typing import ArrayLike
 from sbp.errors import EmbeddingError
 from sbp.runtime.embedding.features import Bags, PaddedBags, Weights
 from sbp.runtime.embedding.keys import problem
-from sbp.runtime.plain import Tensor
+from sbp.runtime.lower.reference_interpreter import Tensor
 from sbp.untyped import DType
 
 Add: TypeAlias = Callable[[Tensor], jax.Array]

@@ -30,7 +30,7 @@ from sbp.runtime.nan_checks.probe import (
     Lookout,
     NotFinite,
 )
-from sbp.runtime.processes.team import team
+from sbp.runtime.processes.process_group import team
 from sbp.signature import format_sbp
 
 SETTINGS = {"jax_debug_nans": NotFinite.NAN, "jax_debug_infs": NotFinite.INFINITY}

@@ -30,8 +30,8 @@ from sbp.passes.physical.program import Border, Box, Compute, Physical, Step, Ve
 from sbp.passes.program.control import CONTROL, Leaving, Port, Region, ports
 from sbp.passes.program.graph import Const, Node, Operand
 from sbp.passes.program.names import loop_name
-from sbp.runtime.counts import ExchangeReport
-from sbp.runtime.lower import Device, Env, Shards
+from sbp.runtime.lower.key_counts import ExchangeReport
+from sbp.runtime.lower.lowering import Device, Env, Shards
 from sbp.signature import NdSbp, Partial
 from sbp.talk.local import Local
 from sbp.untyped import pmax

@@ -23,24 +23,24 @@ from sbp.passes.program.role import Phase
 from sbp.passes.program.trace import Traced
 from sbp.passes.schedule.actions import Schedule
 from sbp.placement import Placement
-from sbp.runtime.arguments import weaken
-from sbp.runtime.builds import locked_property
-from sbp.runtime.cache_folder import Cache
-from sbp.runtime.donation import Owners, layouts_of, own_copy
+from sbp.runtime.cache.cache_folder import Cache
+from sbp.runtime.call.arguments import weaken
+from sbp.runtime.call.donation import Owners, layouts_of, own_copy
+from sbp.runtime.execute.build_cache import locked_property
+from sbp.runtime.execute.compile_log import said
+from sbp.runtime.execute.host_input_check import Alike
+from sbp.runtime.execute.program_check import begin_together, check_same_pipeline, note_call
 from sbp.runtime.nan_checks import findings
 from sbp.runtime.nan_checks.probe import Lookout
 from sbp.runtime.pipeline.drivers import Drivers
-from sbp.runtime.pipeline.machine import Machine, make_machine
-from sbp.runtime.pipeline.pieces import reads_given
-from sbp.runtime.pipeline.stacked import StackedLeaves
-from sbp.runtime.pipeline.station import Seen
-from sbp.runtime.pipeline.ways import Cargo, Ways
-from sbp.runtime.processes.alike import Alike
-from sbp.runtime.processes.here import takes_part
-from sbp.runtime.processes.history import Shared
-from sbp.runtime.processes.same import begin_together, check_same_pipeline, note_call
-from sbp.runtime.processes.team import team
-from sbp.runtime.said import said
+from sbp.runtime.pipeline.pipeline_executor import Machine, make_machine
+from sbp.runtime.pipeline.stacked_arguments import StackedLeaves
+from sbp.runtime.pipeline.stage_executor import Seen
+from sbp.runtime.pipeline.stage_programs import reads_given
+from sbp.runtime.pipeline.transfer_engine import Cargo, Ways
+from sbp.runtime.processes.addressable import takes_part
+from sbp.runtime.processes.flight_recorder import Shared
+from sbp.runtime.processes.process_group import team
 from sbp.untyped import Leaf, PyTree, partition_spec
 
 

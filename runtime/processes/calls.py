@@ -1,7 +1,7 @@
 """The calls of programs that a process has begun, and what others can hear of them.
 
 A call costs a digest of some bytes and nothing else: a thread leaves words for others, now and then and when
-somebody asks (runtime/processes/ending.py), and compares them (runtime/processes/order.py).
+somebody asks (runtime/processes/failure_propagation.py), and compares them (runtime/processes/call_order.py).
 
 A process that waits for another one to plan or to compile with it would wait for ever, if that one has gone
 on to run what both have compiled before. But all processes call the same programs in the same order. So who
@@ -24,7 +24,7 @@ from typing import Any
 import jax
 
 from sbp.compat_processes import Board
-from sbp.runtime.processes.history import (
+from sbp.runtime.processes.flight_recorder import (
     RING_BYTES,
     History,
     Ring,

@@ -22,13 +22,13 @@ from tempfile import TemporaryDirectory
 from types import FrameType
 
 from sbp.errors import Problem
-from sbp.runtime.processes.blame import Reason, blamed
-from sbp.runtime.processes.history import left, raised
+from sbp.runtime.processes.failure_cause import Reason, blamed
+from sbp.runtime.processes.flight_recorder import left, raised
 from sbp.runtime.processes.lifeline import guarded, lifeline
-from sbp.runtime.processes.members import LineWriter, Member, started
 from sbp.runtime.processes.messages import another_call
 from sbp.runtime.processes.restarts import Restarts
-from sbp.runtime.processes.traces import left_out
+from sbp.runtime.processes.stack_traces import left_out
+from sbp.runtime.processes.workers import LineWriter, Member, started
 
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 10.0
@@ -69,7 +69,7 @@ class LaunchRequest:
           job: what the run is called.
         """
         meeting = f"127.0.0.1:{self.port or free_port()}"
-        member = [sys.executable, "-m", "sbp.runtime.processes.member", str(pipe), job, meeting]
+        member = [sys.executable, "-m", "sbp.runtime.processes.worker", str(pipe), job, meeting]
         more = [str(self.devices), str(folder), *self.argv]
         return [[*member, str(processes), str(i), *more] for i in range(processes)]
 

@@ -23,10 +23,10 @@ import jax
 
 from sbp.errors import ExecutableError, Problem, raise_all
 from sbp.json_reader import json_of
-from sbp.runtime.cache_folder import host_cpu
-from sbp.runtime.plan_store import code_digest
-from sbp.runtime.saved import trust
-from sbp.runtime.saved.trust import DIGEST_BYTES, NotTrustedError
+from sbp.runtime.cache import trust
+from sbp.runtime.cache.cache_folder import host_cpu
+from sbp.runtime.cache.plan_store import code_digest
+from sbp.runtime.cache.trust import DIGEST_BYTES, NotTrustedError
 from sbp.untyped import JaxDevice
 from sbp.version import VERSION
 

@@ -25,12 +25,12 @@ from sbp.passes.pipeline.slots import Piece
 from sbp.passes.pipeline.stages import Stages
 from sbp.passes.program.graph import Graph, Node, Source
 from sbp.rules.entry import Rule
-from sbp.runtime.built import Built
-from sbp.runtime.counts import Counting
+from sbp.runtime.execute.compiled_program import Built
+from sbp.runtime.execute.host_input_check import Alike
+from sbp.runtime.lower.key_counts import Counting
 from sbp.runtime.pipeline.program import BuiltPipeline
-from sbp.runtime.pipeline.shared import Executables
-from sbp.runtime.processes.alike import Alike
-from sbp.runtime.processes.here import array_of
+from sbp.runtime.pipeline.shared_executables import Executables
+from sbp.runtime.processes.addressable import array_of
 from sbp.untyped import JaxDevice
 
 LOCK = type(threading.RLock())

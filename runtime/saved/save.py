@@ -14,15 +14,15 @@ from sbp.compat_cache import SerialProgram, serialised
 from sbp.compat_forks import check_not_forked
 from sbp.errors import ExecutableError, Problem
 from sbp.placement import Placement
-from sbp.runtime.arguments import Abstract
-from sbp.runtime.built import Built
-from sbp.runtime.cache_folder import caching
-from sbp.runtime.call import Call, Parameters
-from sbp.runtime.pipeline.machine import Machine
+from sbp.runtime.cache.cache_folder import caching
+from sbp.runtime.call.arguments import Abstract
+from sbp.runtime.call.binding import Call, Parameters
+from sbp.runtime.execute.compile_log import said
+from sbp.runtime.execute.compiled_program import Built
+from sbp.runtime.pipeline.pipeline_executor import Machine
 from sbp.runtime.pipeline.program import BuiltPipeline
-from sbp.runtime.pipeline.shared import CALLBACK, Executable
-from sbp.runtime.processes.team import team
-from sbp.runtime.said import said
+from sbp.runtime.pipeline.shared_executables import CALLBACK, Executable
+from sbp.runtime.processes.process_group import team
 from sbp.runtime.saved.file import file_of, made_for, write
 from sbp.runtime.saved.pack import Programs, packed
 from sbp.untyped import JaxDevice, struct

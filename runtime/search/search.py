@@ -18,8 +18,8 @@ from sbp.passes.face import PipelinePlan, Plan
 from sbp.passes.pipeline.where import loop_of, placements_of
 from sbp.passes.program.scan_kept import computes_twice
 from sbp.placement import for_placement, placement
-from sbp.runtime.compile import compile
-from sbp.runtime.reading import Reading, build
+from sbp.runtime.compile.traced_call import Reading, build
+from sbp.runtime.program.compile import compile
 from sbp.runtime.search.ranking import Ranked, Ranking
 from sbp.signature import AUTO
 from sbp.untyped import Prefix, PyTree

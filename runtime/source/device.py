@@ -18,7 +18,7 @@ from sbp.runtime.source.names import Hints
 from sbp.runtime.source.text import GivenThings, Text, dtype_text, literal
 from sbp.runtime.source.tracing import TracedDevice
 from sbp.runtime.source.values import Block, Eqn, Var
-from sbp.runtime.source.written import Printer, Wishes
+from sbp.runtime.source.writer import Printer, Wishes
 
 _SHORT = 32
 """Elements of an array that is written out."""

@@ -17,10 +17,10 @@ from sbp.placement import Placement
 from sbp.resolve import to_partition_spec
 from sbp.runtime.source import specs
 from sbp.runtime.source.device import DeviceProgram, DeviceWriter
+from sbp.runtime.source.line_wrapping import WIDTH, statement
 from sbp.runtime.source.names import identifier
 from sbp.runtime.source.text import GivenThings
 from sbp.runtime.source.tracing import boundary, trace_device
-from sbp.runtime.source.wrapped import WIDTH, statement
 from sbp.units import bytes_text, seconds_text
 
 

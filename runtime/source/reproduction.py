@@ -17,7 +17,7 @@ from sbp.passes.plan.candidates import Strategy
 from sbp.passes.program.graph import Graph
 from sbp.passes.program.trace import Traced
 from sbp.placement import Placement
-from sbp.runtime.plain import value_of
+from sbp.runtime.lower.reference_interpreter import value_of
 from sbp.runtime.source.device import DeviceProgram, DeviceWriter
 from sbp.runtime.source.names import identifier
 from sbp.runtime.source.text import GivenThings, dtype_text, signature

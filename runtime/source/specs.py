@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sbp.runtime.source.wrapped import WIDTH
+from sbp.runtime.source.line_wrapping import WIDTH
 
 LEAST = 3
 """Leaves of what has a name of its own."""

@@ -20,9 +20,9 @@ from sbp.passes.physical.program import Box, Compute, Physical, Step, writes
 from sbp.passes.pipeline.slots import Piece
 from sbp.passes.program.views import local_of
 from sbp.resolve import to_partition_spec
-from sbp.runtime.bodies import run_body
-from sbp.runtime.lower import Device, Env, device_function
-from sbp.runtime.pipeline.pieces import SlotLayout, arrays_read, piece_function
+from sbp.runtime.lower.local_kernels import run_body
+from sbp.runtime.lower.lowering import Device, Env, device_function
+from sbp.runtime.pipeline.stage_programs import SlotLayout, arrays_read, piece_function
 from sbp.signature import NdSbp, Partial
 from sbp.talk.local import Local
 from sbp.untyped import partition_spec

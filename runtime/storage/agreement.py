@@ -8,7 +8,7 @@ from typing import Any
 
 from sbp.compat_forks import check_not_forked
 from sbp.errors import CheckpointError, Problem, raise_all
-from sbp.runtime.processes.team import team
+from sbp.runtime.processes.process_group import team
 from sbp.runtime.storage.files import Path
 from sbp.runtime.storage.messages import failed
 

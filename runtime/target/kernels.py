@@ -9,7 +9,7 @@ from sbp.rates.chips import Chip
 from sbp.rates.kernels import LAUNCH_SECONDS, MEMORY_SHARE
 from sbp.rates.matmuls import fused_seconds, matmul_seconds
 from sbp.rates.tables import Evidence, Timing
-from sbp.runtime.target.products import MatrixProduct
+from sbp.runtime.target.matmuls import MatrixProduct
 from sbp.runtime.target.work import Work
 
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from sbp.passes.face import Plan
-from sbp.runtime.look.meter import HasText
-from sbp.runtime.look.origins import origins_of, rows_of
+from sbp.runtime.hlo.meter import HasText
+from sbp.runtime.hlo.origins import origins_of, rows_of
 from sbp.runtime.target.events import HOST, KERNELS, LOOPS, NETWORK, NVLINK, Event, Simulation
 
 TRACKS = (LOOPS, KERNELS, NVLINK, NETWORK, HOST)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from sbp.rates.chips import Chip
 from sbp.rates.collectives import collective_seconds
 from sbp.rates.tables import Timing
-from sbp.runtime.look.hlo_groups import Groups, Moves, groups_of, moves_of
-from sbp.runtime.look.hlo_text import Computation, Instruction, Module
-from sbp.runtime.look.meter import collective_of
+from sbp.runtime.hlo.groups import Groups, Moves, groups_of, moves_of
+from sbp.runtime.hlo.meter import collective_of
+from sbp.runtime.hlo.parser import Computation, Instruction, Module
 from sbp.runtime.target.events import NETWORK, NVLINK
 
 # What the meter calls a collective, where the rates have no word of their own for it. How much a ragged

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from sbp.runtime.look.hlo_shapes import arrays, shape_bytes
-from sbp.runtime.look.hlo_text import Computation, Instruction, Module
-from sbp.runtime.target.products import MatrixProduct, products_of
+from sbp.runtime.hlo.parser import Computation, Instruction, Module
+from sbp.runtime.hlo.shapes import arrays, shape_bytes
+from sbp.runtime.target.matmuls import MatrixProduct, products_of
 
 FREE = frozenset(
     "parameter constant bitcast get-tuple-element tuple after-all partition-id replica-id opt-barrier "

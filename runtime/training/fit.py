@@ -16,7 +16,7 @@ import jax
 from sbp.errors import raise_all
 from sbp.passes.explain.fault import under_mesh
 from sbp.runtime.checkpoint.checkpoints import Checkpoints
-from sbp.runtime.execute import Program
+from sbp.runtime.program.program import Program
 from sbp.runtime.training import messages
 from sbp.runtime.training.batches import Batches, BatchSource
 from sbp.runtime.training.hooks import hooks_of
@@ -114,7 +114,7 @@ def fit(
 
     >>> import jax.numpy as jnp
     >>> from sbp.placement import placement
-    >>> from sbp.runtime.compile import compile
+    >>> from sbp.runtime.program.compile import compile
     >>> half = compile(lambda w, x: (w - 0.5 * (w - x), abs(w - x).sum()), placement("cpu", shape=(1,)))
     >>> done = fit(half, (jnp.zeros(1),), lambda i: jnp.ones(1), steps=3, progress=False)
     >>> done.state[0].tolist(), [m["loss"] for m in done.history]

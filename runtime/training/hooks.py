@@ -20,7 +20,7 @@ import numpy as np
 
 from sbp.errors import ArgumentError, CheckpointError
 from sbp.runtime.embedding.vocabulary import Vocabulary
-from sbp.runtime.processes.team import team
+from sbp.runtime.processes.process_group import team
 from sbp.runtime.storage import extras
 from sbp.runtime.training import messages
 from sbp.runtime.training.batches import Batches, Feed, Stateful

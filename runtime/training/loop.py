@@ -12,8 +12,8 @@ import jax
 
 from sbp.errors import BatchError, CheckpointError, LeaseError, NonFiniteError
 from sbp.runtime.checkpoint.checkpoints import Checkpoints
-from sbp.runtime.execute import Program
-from sbp.runtime.nan_checks.states import Traits
+from sbp.runtime.nan_checks.state_check import Traits
+from sbp.runtime.program.program import Program
 from sbp.runtime.training import messages
 from sbp.runtime.training.batches import BatchSource
 from sbp.runtime.training.hooks import Hooks

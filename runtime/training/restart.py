@@ -10,7 +10,7 @@ import jax
 
 from sbp.errors import DamagedCheckpointError
 from sbp.runtime.checkpoint.checkpoints import Checkpoints
-from sbp.runtime.nan_checks.states import Traits, verdict
+from sbp.runtime.nan_checks.state_check import Traits, verdict
 from sbp.runtime.storage.agreement import agreed
 from sbp.runtime.training import messages
 from sbp.untyped import PyTree

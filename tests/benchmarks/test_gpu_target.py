@@ -18,7 +18,7 @@ from benchmarks.large import LARGE
 from benchmarks.versus_jax import parse, peer_of
 from models import llama
 from sbp import B, S
-from sbp.runtime.look.hlo_text import parse as parse_hlo
+from sbp.runtime.hlo.parser import parse as parse_hlo
 from tests.runtime.target.plugin import needs_plugin
 
 JIT = TargetProgram(2e6, 4e9, 3, 1, 0.02, 0.01, 0.3, 10.0)

@@ -17,7 +17,7 @@ from sbp import S
 from sbp.passes.explain.measured import MeasuredCollective, MeasuredStep
 from sbp.passes.face import Plan
 from sbp.passes.look.web_page import plan_page, profiled_page
-from sbp.runtime.measured.profile import Profile
+from sbp.runtime.profile.profile import Profile
 from tests.golden import two_stages
 
 pytestmark = pytest.mark.full

@@ -22,7 +22,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as Spec
 
 import sbp
-from sbp.runtime.look.meter import read_compiled
+from sbp.runtime.hlo.meter import read_compiled
 from tests.conformance.harnesses import HASTY, STAYING, all_cases, arguments
 from tests.conformance.worker import set_environment
 

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 
 import sbp
-from sbp.runtime.target.report import ProgramReport
+from sbp.runtime.report.report import ProgramReport
 from tests.conformance.random_code import Program, draw_program, function, tensor
 from tests.conformance.random_programs import SPLITTING, UNMEASURED
 

@@ -28,7 +28,7 @@ from sbp.hardware import Hardware, Link
 from sbp.passes.explain.collectives import Inside, talking
 from sbp.passes.physical.program import Compute, Physical
 from sbp.passes.program.views import op_of, talks_of
-from sbp.runtime.look.meter import read_compiled, read_hlo
+from sbp.runtime.hlo.meter import read_compiled, read_hlo
 from tests.conformance.random_code import NOISE, Input, Program, draw_program, function, tensor, without_dead
 from tests.rules.special import unlike
 

@@ -96,7 +96,7 @@ def test_an_error_fails_with_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(REGISTRY, "tanh", replace(REGISTRY["tanh"], local=broken))
     result = run_case(named("tanh_shape_float32"))
     assert result.status == FAILED
-    assert result.message.startswith("run: ZeroDivisionError: on purpose at runtime/bodies.py:")
+    assert result.message.startswith("run: ZeroDivisionError: on purpose at runtime/lower/local_kernels.py:")
 
 
 def test_what_jax_cannot_run_is_told_apart() -> None:

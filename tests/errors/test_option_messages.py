@@ -14,7 +14,7 @@ from sbp import S
 from sbp.errors import ArgumentError, SbpError
 from sbp.hardware import BYTES_ONLY
 from sbp.options import ExchangeOptions, PipelineOptions
-from sbp.runtime.options import LEGAL
+from sbp.runtime.call.option_errors import LEGAL
 from sbp.talk.wire import WIRE_TYPES
 from tests.errors.messages import Messages, check_message, kinds
 from tests.options import options_of

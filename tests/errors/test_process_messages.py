@@ -11,10 +11,11 @@ import pytest
 
 import sbp
 from sbp.errors import KINDS, ArgumentError, CheckpointError, Problem, ProcessError
-from sbp.runtime import execute
 from sbp.runtime.checkpoint.checkpoints import Checkpoints
-from sbp.runtime.processes import alike, parts, team
+from sbp.runtime.execute import host_input_check
 from sbp.runtime.processes import messages as said_of_calls
+from sbp.runtime.processes import process_group, process_local_data
+from sbp.runtime.program import program
 from sbp.runtime.storage import libraries
 from sbp.runtime.storage.messages import not_installed
 from sbp.runtime.training import metrics
@@ -51,7 +52,7 @@ MESSAGES: Messages = {
         "keep=3",
     ),
     "a plan that process 0 did not find": (
-        lambda: raised(team._refused("step", "too large")),
+        lambda: raised(process_group._refused("step", "too large")),
         ProcessError,
         "step, planned by process 0 for all processes",
         "too large",
@@ -109,7 +110,7 @@ MESSAGES: Messages = {
         PAD,
     ),
     "host arrays that differ": (
-        lambda: raised(alike._not_alike("step", "batch[0]", 0, 3)),
+        lambda: raised(host_input_check._not_alike("step", "batch[0]", 0, 3)),
         ArgumentError,
         "step: batch[0]",
         "other values in process 3 than in process 0",
@@ -119,7 +120,7 @@ MESSAGES: Messages = {
         "otherwise one seed and one order of the data for all",
     ),
     "rows of a number": (
-        lambda: raised(parts._no_rows("argument 2['n']", np.zeros((), np.float32))),
+        lambda: raised(process_local_data._no_rows("argument 2['n']", np.zeros((), np.float32))),
         ArgumentError,
         "argument 2['n']",
         "float32[], of which this process is to have its own rows",
@@ -164,7 +165,7 @@ def test_message(name: str) -> None:
 
 
 def test_a_profile_is_of_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(execute, "team", lambda: object())
+    monkeypatch.setattr(program, "team", lambda: object())
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     check_message(
         lambda: NAMED.profile(jnp.ones(8)),

@@ -152,7 +152,7 @@ def test_classifier_sends_nothing_of_the_size_of_the_logits() -> None:
     assert largest_tensor <= batch * 64 < batch * classes / 100
     softmax = [c for c in plan.collectives if c.before[0] != S(0) and int(np.prod(c.shape)) <= batch]
     assert softmax and {c.kind for c in softmax} == {"all_reduce"}
-    from sbp.runtime.look.meter import read_compiled
+    from sbp.runtime.hlo.meter import read_compiled
 
     meter = read_compiled(program.lower(*args).compile())
     assert meter.wire_bytes == pytest.approx(plan.wire_bytes, rel=0.01)

@@ -24,7 +24,7 @@ FOLDERS = (
         "passes/schedule",
         "passes/pipeline",
     ),
-    *("runtime", "runtime/pipeline", "runtime/embedding"),
+    *("runtime/call", "runtime/lower", "runtime/execute", "runtime/pipeline", "runtime/embedding"),
 )
 COMPARISONS = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "=="}
 ARITHMETIC = {ast.Add: "-", ast.Sub: "+", ast.Mult: "+", ast.FloorDiv: "*", ast.Div: "*"}

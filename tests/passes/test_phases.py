@@ -32,7 +32,7 @@ from sbp.passes.plan.pins import boundary
 from sbp.passes.plan.seeds import restricted, tensors_of
 from sbp.passes.plan.solve import solve
 from sbp.passes.request import Request
-from sbp.runtime.reading import request_of
+from sbp.runtime.compile.traced_call import request_of
 
 GRID = sbp.placement("h100", shape=(2, 4))
 WORK: Mapping[str, float] = {

@@ -26,8 +26,8 @@ from sbp.passes.program.graph import Const, Node
 from sbp.passes.program.trace import trace
 from sbp.rules import Op, Row, lookup
 from sbp.rules.registry import valid_rows
-from sbp.runtime.bodies import undeclared
-from sbp.runtime.look.meter import read_compiled
+from sbp.runtime.hlo.meter import read_compiled
+from sbp.runtime.lower.local_kernels import undeclared
 from sbp.signature import NdSbp, P, Partial, Split
 from sbp.talk.local import Local
 from tests.rules.special import PROMISED, from_numpy, special_draw, special_problem, to_numpy

@@ -12,7 +12,7 @@ import sbp
 from sbp import B, S
 from sbp.hardware import BYTES_ONLY
 from sbp.rules import add_rows_p, lookup_p
-from sbp.runtime.look.meter import read_compiled
+from sbp.runtime.hlo.meter import read_compiled
 from tests.rules import claims
 from tests.rules.claims import Sample, applications, false_compositions, false_rows
 from tests.rules.samples_lookup import SAMPLES, TIGHT, WIDE

@@ -8,7 +8,7 @@ from jax import lax
 
 import sbp
 from sbp import S
-from sbp.runtime.look.meter import read_compiled
+from sbp.runtime.hlo.meter import read_compiled
 
 GRID = sbp.placement("cpu", shape=(2, 4))
 

@@ -13,7 +13,7 @@ from jax import lax
 import sbp
 from sbp import B, P, S
 from sbp.hardware import BYTES_ONLY
-from sbp.runtime.look.meter import read_compiled
+from sbp.runtime.hlo.meter import read_compiled
 from sbp.talk.extents import Extent, coordinates_along
 from sbp.talk.halo import Halo, Window, scatter_windows, slide
 

@@ -12,7 +12,7 @@ import pytest
 import sbp
 from sbp import B, P, S
 from sbp.hardware import BYTES_ONLY
-from sbp.runtime.look.meter import read_compiled
+from sbp.runtime.hlo.meter import read_compiled
 from sbp.talk.extents import Extent, coordinates_along
 from sbp.talk.route import Layer, Route, find_route, route_pays
 from sbp.talk.sides import held, held_reversed, needed

@@ -11,7 +11,7 @@ from benchmarks.cases import mlp_case
 from benchmarks.gpu import kernels
 from benchmarks.gpu.kernels import HEADER, KernelRow, furthest, line, seconds_by_instruction
 from sbp.rates.chips import CHIPS
-from sbp.runtime.measured.trace import OpEvent, TracedStep
+from sbp.runtime.profile.trace import OpEvent, TracedStep
 
 
 def test_only_gpus_whose_rates_are_known(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from sbp import S
 from sbp.hardware import BYTES_ONLY, Hardware, Link
 from sbp.passes.explain.why import select, why_text
 from sbp.passes.look.dot import dot_text
-from sbp.runtime.look.meter import read_compiled
+from sbp.runtime.hlo.meter import read_compiled
 
 LINE = sbp.placement("cpu", shape=(8,), axes=("seq",))
 GRID = sbp.placement("cpu", shape=(2, 4))

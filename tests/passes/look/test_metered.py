@@ -16,7 +16,7 @@ from benchmarks import cases
 from sbp.passes.face import Plan
 from sbp.passes.look.text import Shown, plan_text
 from sbp.passes.look.web_page import plan_page
-from sbp.runtime.look.meter import Meter, read_hlo
+from sbp.runtime.hlo.meter import Meter, read_hlo
 
 UNITS = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}
 DIGITS = 0.006

@@ -26,9 +26,9 @@ from benchmarks.cases import Case
 from benchmarks.nets import experts
 from sbp.passes.face import Plan
 from sbp.passes.program.role import Phase
-from sbp.runtime.look.meter import read_compiled
-from sbp.runtime.look.origins import rows_of
-from sbp.runtime.target.compared import ComparedProgram, compared
+from sbp.runtime.hlo.meter import read_compiled
+from sbp.runtime.hlo.origins import rows_of
+from sbp.runtime.target.comparison import ComparedProgram, compared
 from tests.runtime.pipeline.running import built
 
 LET_PASS = ("removed: equal to", "removed: nothing reads it", "removed: XLA knows the value")

@@ -16,7 +16,7 @@ from sbp.passes import spec
 from sbp.passes.physical.buckets import KINDS, bucket_collectives
 from sbp.passes.physical.program import Border, Box, Physical, Step
 from sbp.passes.plan.cost import local_bytes
-from sbp.runtime.look.meter import read_compiled
+from sbp.runtime.hlo.meter import read_compiled
 
 CPU = dataclasses.replace(hardware_for("cpu"), memory_bytes_per_second=4e9)  # splitting pays
 MERGING = dataclasses.replace(CPU, merges_collectives=True)

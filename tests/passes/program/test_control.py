@@ -15,7 +15,7 @@ from sbp.hardware import Hardware, Link
 from sbp.passes.program.control import CONTROL, Port, ports, trips
 from sbp.passes.program.graph import Const, Graph, Node, Operand
 from sbp.passes.program.trace import trace
-from sbp.runtime.plain import evaluate, value_of
+from sbp.runtime.lower.reference_interpreter import evaluate, value_of
 from sbp.signature import Signature
 from tests.passes.program.stepped import STEPS
 

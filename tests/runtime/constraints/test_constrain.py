@@ -17,9 +17,9 @@ from models import gpt, llama, resnet, train
 from models.pipeline import Pipeline
 from sbp import B, S
 from sbp.errors import ArgumentError
-from sbp.runtime.look.hlo_shapes import shape_bytes
-from sbp.runtime.look.hlo_text import Computation, Module, parse
-from sbp.runtime.look.meter import read_compiled, text_of
+from sbp.runtime.hlo.meter import read_compiled, text_of
+from sbp.runtime.hlo.parser import Computation, Module, parse
+from sbp.runtime.hlo.shapes import shape_bytes
 
 OPTIMIZER = optax.sgd(0.1)
 GRIDS = {"8": (8,), "2x4": (2, 4)}

@@ -14,11 +14,11 @@ import sbp
 from sbp import S
 from sbp.hardware import BYTES_ONLY
 from sbp.layout import Layout
-from sbp.runtime import counts, sampling
-from sbp.runtime.built import Built
-from sbp.runtime.counts import EVERY, FIRST_CALLS, Counting
-from sbp.runtime.look.meter import read_compiled
-from sbp.runtime.sampling import ids_of, is_known, whole
+from sbp.runtime.execute.compiled_program import Built
+from sbp.runtime.hlo.meter import read_compiled
+from sbp.runtime.lower import key_counts, sampling
+from sbp.runtime.lower.key_counts import EVERY, FIRST_CALLS, Counting
+from sbp.runtime.lower.sampling import ids_of, is_known, whole
 from sbp.talk.extents import extent
 from sbp.talk.legs import Exchange, default_capacity, legs
 from sbp.talk.sample import Sample, with_planned_capacity
@@ -240,7 +240,7 @@ def test_what_lies_in_several_processes_is_brought_together(monkeypatch: pytest.
 
 def test_processes_conclude_before_the_same_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counts of several processes are added up on the devices, and judged when the next call is looked at."""
-    monkeypatch.setattr(counts, "most_of_all", lambda away: away)
+    monkeypatch.setattr(key_counts, "most_of_all", lambda away: away)
     counting = Counting(keys=False, watches=True, calls=FIRST_CALLS - 1)
     away = NonCallableMock(is_fully_addressable=False, addressable_data=lambda _: np.ones((1, 0, 1)))
     counting.add(away)

@@ -21,7 +21,7 @@ from sbp.hardware import Hardware, Link
 from sbp.options import ExchangeOptions
 from sbp.passes.physical.program import Compute
 from sbp.runtime.embedding.optimizers import ftrl, rowwise_adagrad
-from sbp.runtime.look.meter import read_compiled
+from sbp.runtime.hlo.meter import read_compiled
 
 Array = np.ndarray[Any, Any]
 HASTY: dict[str, Any] = {"xla_backend_optimization_level": 0}

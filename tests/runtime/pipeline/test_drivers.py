@@ -11,7 +11,7 @@ import pytest
 
 import sbp
 from sbp.runtime.pipeline.drivers import STEPS, Drivers, may_help
-from sbp.runtime.pipeline.machine import Machine
+from sbp.runtime.pipeline.pipeline_executor import Machine
 from sbp.runtime.pipeline.program import BuiltPipeline
 from tests.options import options_of
 from tests.runtime.pipeline.programs import chain_of, parts, training

@@ -10,11 +10,11 @@ import pytest
 import sbp
 from sbp.passes.schedule.memory import peaks, units
 from sbp.passes.schedule.orders import make
-from sbp.runtime.pipeline.machine import Machine
-from sbp.runtime.pipeline.pieces import Runnable
+from sbp.runtime.pipeline.pipeline_executor import Machine
 from sbp.runtime.pipeline.program import BuiltPipeline
-from sbp.runtime.pipeline.record import Record
-from sbp.runtime.pipeline.station import OUTSIDE, Shelf, Station
+from sbp.runtime.pipeline.stage_executor import OUTSIDE, Shelf, Station
+from sbp.runtime.pipeline.stage_programs import Runnable
+from sbp.runtime.pipeline.step_record import Record
 from tests.runtime.pipeline.programs import dense_case
 from tests.runtime.pipeline.running import leaves_of
 

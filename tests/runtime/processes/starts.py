@@ -15,9 +15,9 @@ import numpy as np
 import sbp
 from sbp import B, S
 from sbp.errors import ArgumentError, NonFiniteError
-from sbp.runtime.processes.team import team
-from tests.runtime import starting
-from tests.runtime.starting import BATCH, COMPILED, FOUND, counted
+from sbp.runtime.processes.process_group import team
+from tests.runtime.program import starting
+from tests.runtime.program.starting import BATCH, COMPILED, FOUND, counted
 
 CHECKED = sbp.Options(debug_nans=True)
 

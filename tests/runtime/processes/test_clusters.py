@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sbp.runtime.checkpoint.checkpoints import Checkpoints
-from sbp.runtime.processes.blame import FOLLOWS
+from sbp.runtime.processes.failure_cause import FOLLOWS
 from sbp.runtime.processes.job import job_name, set_launched
 from tests.runtime.processes.schedulers import (
     CLUSTER,

@@ -14,10 +14,10 @@ import pytest
 
 from sbp.runtime.processes import address
 from sbp.runtime.processes.address import HostRoute, own_address
+from sbp.runtime.processes.call_order import explained
 from sbp.runtime.processes.joining import joining, missing
-from sbp.runtime.processes.order import explained
-from sbp.runtime.processes.silence import ENDED, QUIET_LOOKS, Silence
-from tests.runtime.processes.test_order import LAST, STEP, Dict, called
+from sbp.runtime.processes.liveness import ENDED, QUIET_LOOKS, Silence
+from tests.runtime.processes.test_call_order import LAST, STEP, Dict, called
 from tests.runtime.processes.test_two_processes import ROOT
 
 WAITS = """

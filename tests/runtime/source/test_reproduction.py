@@ -17,8 +17,9 @@ import sbp
 from sbp import AUTO, B, S
 from sbp.errors import ArgumentError, InternalError, reproduce
 from sbp.rules.registry import REGISTRY
-from sbp.runtime import execute, lower
 from sbp.runtime.checkpoint import checkpoints
+from sbp.runtime.lower import lowering
+from sbp.runtime.program import program as programs
 from sbp.runtime.training import fit as fitting
 
 GRID = sbp.placement("cpu", shape=(2, 4), axes=("data", "model"))
@@ -131,8 +132,8 @@ def small(state: Any, x: Any) -> Any:
 
 
 ENTRIES: dict[str, tuple[Any, str, Callable[[Path], Any]]] = {
-    "Program.lower": (execute, "lowered_for", lambda _: sbp.compile(small, GRID).lower(TABLE, X)),
-    "Program.__call__": (lower, "device_function", lambda _: sbp.compile(small, GRID)(TABLE, X)),
+    "Program.lower": (programs, "lowered_for", lambda _: sbp.compile(small, GRID).lower(TABLE, X)),
+    "Program.__call__": (lowering, "device_function", lambda _: sbp.compile(small, GRID)(TABLE, X)),
     "Checkpoints.save": (
         checkpoints,
         "leaves_of",

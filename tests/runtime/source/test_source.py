@@ -22,8 +22,8 @@ from sbp.shards import bind, on_shards
 from tests.golden import two_layers
 from tests.models import test_recommenders as recommenders
 from tests.runtime import test_control_flow as loops
+from tests.runtime.lower.test_recompute import arguments, step
 from tests.runtime.source.equal import GRID, SPLITTING, checked
-from tests.runtime.test_recompute import arguments, step
 
 COLLECTIVES = ("psum", "pmax", "all_gather", "psum_scatter", "all_to_all", "ppermute")
 WIDTH = 100

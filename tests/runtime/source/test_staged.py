@@ -16,7 +16,7 @@ from sbp import S
 from sbp.errors import ArgumentError
 from sbp.options import PipelineOptions
 from sbp.passes.look.source import ProgramSource
-from sbp.runtime.source.wrapped import WIDTH
+from sbp.runtime.source.line_wrapping import WIDTH
 from tests.golden import two_stages
 from tests.passes.pipeline.scanned import arguments, step_of
 from tests.runtime.pipeline.programs import CASES

@@ -8,7 +8,7 @@ import pytest
 
 import sbp
 from sbp import S
-from sbp.runtime.target.report import ProgramReport
+from sbp.runtime.report.report import ProgramReport
 from tests.runtime.target.plugin import needs_plugin
 
 pytestmark = needs_plugin

@@ -16,8 +16,8 @@ from jax import lax
 
 import sbp
 from sbp import B, S
-from sbp.runtime.look.meter import Meter, read_compiled
-from tests.runtime.conversions import CASES as CONVERSIONS
+from sbp.runtime.hlo.meter import Meter, read_compiled
+from tests.runtime.lower.conversions import CASES as CONVERSIONS
 from tests.runtime.target.plugin import needs_plugin
 
 pytestmark = needs_plugin

@@ -20,17 +20,17 @@ from benchmarks import cases
 from benchmarks.cases import Case
 from sbp.passes.explain.measured import kernel_estimate, numbered
 from sbp.passes.look.program_data import program_data
-from sbp.runtime.built import Built
-from sbp.runtime.look.hlo_text import Computation, Instruction, Module, parse
-from sbp.runtime.look.hlo_trips import trip_count
-from sbp.runtime.look.meter import COLLECTIVES, text_of
-from sbp.runtime.measured.divided import GPU_OPTIONS
-from sbp.runtime.measured.laid import MARK, ProgramReader, measured_step
-from sbp.runtime.measured.trace import STEP, traced_steps
-from sbp.runtime.target.compared import compared
+from sbp.runtime.execute.compiled_program import Built
+from sbp.runtime.hlo.meter import COLLECTIVES, text_of
+from sbp.runtime.hlo.parser import Computation, Instruction, Module, parse
+from sbp.runtime.hlo.trip_counts import trip_count
+from sbp.runtime.profile.step_breakdown import GPU_OPTIONS
+from sbp.runtime.profile.trace import STEP, traced_steps
+from sbp.runtime.profile.trace_alignment import MARK, ProgramReader, measured_step
+from sbp.runtime.target.comparison import compared
 from sbp.runtime.target.devices import absent_mesh
 from sbp.untyped import struct
-from tests.runtime.measured.test_trace import Space, op
+from tests.runtime.profile.test_trace import Space, op
 from tests.runtime.target.plugin import needs_plugin
 
 pytestmark = needs_plugin
@@ -119,7 +119,7 @@ def test_every_kernel_has_its_place(name: str) -> None:
     assert isinstance(built, Built) and built.plan.physical is not None
     plan, mesh = built.plan, absent_mesh(placement)
     marks = {id(step): f"{MARK}{k}" for k, (step, _) in enumerate(built.plan.physical.walk())}
-    # As runtime/measured/divided.py compiles what is profiled, for devices that are not here.
+    # As runtime/profile/step_breakdown.py compiles what is profiled, for devices that are not here.
     traced_program = built.jitted(mesh, built.counting, marks).trace(*abstract(built))
     lowered = traced_program.lower(lowering_platforms=("cuda",))
     compiled = lowered.compile(compiler_options=dict(GPU_OPTIONS))

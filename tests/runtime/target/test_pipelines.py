@@ -14,8 +14,8 @@ import pytest
 import sbp
 from models import gpt, train
 from models.pipeline import Pipeline
-from sbp.runtime.pipeline.report import PipelineReport
-from tests.runtime.pipeline.test_report import MICRO, trained
+from sbp.runtime.report.pipeline import PipelineReport
+from tests.runtime.report.test_pipeline import MICRO, trained
 from tests.runtime.target.plugin import needs_plugin
 
 pytestmark = needs_plugin

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from sbp.rates.chips import CHIPS
-from sbp.runtime.target.simulate import simulate
+from sbp.runtime.target.simulation import simulate
 
 H100 = CHIPS["h100"]
 

@@ -13,11 +13,11 @@ import sbp
 from sbp import B, S
 from sbp.errors import ArgumentError
 from sbp.rates.chips import CHIPS
-from sbp.runtime.measured.simulated import simulated_step
-from sbp.runtime.target.compared import MemoryUse, compared
-from sbp.runtime.target.report import ProgramReport, report_of
-from sbp.runtime.target.report_text import percent, report_text
-from sbp.runtime.target.sites import CompiledCollective
+from sbp.runtime.report.report import ProgramReport, report_of
+from sbp.runtime.report.simulated_step import simulated_step
+from sbp.runtime.report.text import percent, report_text
+from sbp.runtime.target.collective_sites import CompiledCollective
+from sbp.runtime.target.comparison import MemoryUse, compared
 
 GRID = sbp.placement("cpu", shape=(2, 4))
 

@@ -14,7 +14,7 @@ import sbp
 from models import gpt
 from sbp import B, S
 from sbp.passes.physical.evaluate import Evaluator
-from sbp.runtime import built
+from sbp.runtime.execute import compiled_program
 from tests.runtime.target.plugin import needs_plugin
 
 ON = sbp.placement("h100", shape=(8,))
@@ -39,7 +39,7 @@ def there_and_back(ws: Any, x: Any) -> Any:
 @pytest.mark.parametrize("told", [True, False])
 def test_what_fits_is_sent_once(told: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not told:
-        monkeypatch.setattr(built, "compiler_options", lambda *given: {})
+        monkeypatch.setattr(compiled_program, "compiler_options", lambda *given: {})
     report = sbp.compile(there_and_back, ON, in_sbp=([S(0)], [S(0)])).report(*ARGS)
     assert report.memory is not None
     assert 70e9 < report.plan.memory_bytes < 80e9

@@ -8,9 +8,9 @@ from sbp.rates.chips import CHIPS
 from sbp.rates.collectives import collective_seconds
 from sbp.rates.kernels import LAUNCH_SECONDS
 from sbp.rates.matmuls import matmul_seconds
-from sbp.runtime.look.hlo_text import HloTextError
+from sbp.runtime.hlo.parser import HloTextError
 from sbp.runtime.target.events import HOST, KERNELS, LOOPS, NETWORK, NVLINK, Event, Simulation
-from sbp.runtime.target.simulate import HOST_BYTES_PER_SECOND, simulate
+from sbp.runtime.target.simulation import HOST_BYTES_PER_SECOND, simulate
 
 H100 = CHIPS["h100"]
 X = "f32[4096,4096]{1,0}"

@@ -4,7 +4,7 @@ import pytest
 
 from sbp.rates.chips import CHIPS
 from sbp.rates.collectives import collective_seconds
-from sbp.runtime.look.hlo_text import parse
+from sbp.runtime.hlo.parser import parse
 from sbp.runtime.target.events import NETWORK, NVLINK
 from sbp.runtime.target.traffic import Domains, WireTraffic, traffic_of
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from sbp.runtime.look.hlo_text import parse
-from sbp.runtime.target.products import MatrixProduct
+from sbp.runtime.hlo.parser import parse
+from sbp.runtime.target.matmuls import MatrixProduct
 from sbp.runtime.target.work import Work, work_of
 
 BIG, ROW = 1024 * 256 * 4, 256 * 4

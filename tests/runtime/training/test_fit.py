@@ -18,8 +18,9 @@ import pytest
 import sbp
 from sbp import S
 from sbp.errors import CheckpointError, NonFiniteError
-from sbp.runtime import built, donation
+from sbp.runtime.call import donation
 from sbp.runtime.checkpoint.checkpoints import Checkpoints
+from sbp.runtime.execute import compiled_program
 from sbp.runtime.storage import libraries
 from tests.runtime.processes import cases
 
@@ -183,7 +184,7 @@ def test_what_lies_right_is_not_copied(program: Any, monkeypatch: pytest.MonkeyP
     """Of state and batches that are placed already the step gets the very arrays."""
     *state, batch = program.place(*start(), cases.batch_of(0))
     moved: list[int] = []
-    monkeypatch.setattr(built, "moved_to", lambda xs, _: moved.append(len(xs)))
+    monkeypatch.setattr(compiled_program, "moved_to", lambda xs, _: moved.append(len(xs)))
     sbp.fit(program, tuple(state), lambda i: batch, steps=3)
     assert moved == []
 

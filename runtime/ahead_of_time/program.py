@@ -1,0 +1,86 @@
+"""Programs lowered and compiled for the devices of a placement, whether these are here or not."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+
+import jax
+
+from sbp.compat_gpu import NotHere
+from sbp.errors import PlacementError
+from sbp.placement import Placement
+from sbp.runtime.ahead_of_time.pipeline import pipeline_report
+from sbp.runtime.execute.compiled_program import Built
+from sbp.runtime.lower.lowering import shardings
+from sbp.runtime.pipeline.program import BuiltPipeline
+from sbp.runtime.report.pipeline import PipelineReport
+from sbp.runtime.target.devices import absent_mesh, chip_of, cudnn_of, missing, topology_of
+from sbp.untyped import struct
+
+
+def lowered_for(
+    built: Built,
+    placement: Placement,
+    machine: Sequence[int] | None,
+    avals: Sequence[jax.ShapeDtypeStruct],
+) -> jax.stages.Lowered:
+    """The lowered program of one placement.
+
+    Arguments:
+      machine: what `Options(topology=...)` says of it.
+      avals: of its arguments, closed-over arrays included.
+    """
+    try:
+        return built.jitted(placement.mesh).lower(*_lying(built, avals))
+    except PlacementError:
+        problem = missing(placement)
+    mesh = placement.abstract_mesh if problem else absent_mesh(placement, machine)
+    with cudnn_of(placement):
+        lowered: jax.stages.Lowered = (
+            built.jitted(mesh).trace(*avals).lower(lowering_platforms=(_platform(placement),))
+        )
+    return NotHere(lowered, problem) if problem else lowered
+
+
+def _lying(built: Built, avals: Sequence[jax.ShapeDtypeStruct]) -> list[jax.ShapeDtypeStruct]:
+    """Arguments as they lie where the devices are here: where the mesh has explicit axes, types say that."""
+    physical = built.plan.physical
+    assert physical is not None
+    ins, _ = shardings(physical, physical.placement.mesh)
+    return [
+        struct(a.shape, a.dtype, weak_type=a.weak_type, sharding=s) for a, s in zip(avals, ins, strict=True)
+    ]
+
+
+def report_of_stages(
+    built: BuiltPipeline, placement: Placement, machine: Sequence[int] | None
+) -> PipelineReport:
+    """The report of a program with stages.
+
+    Raises:
+      PlacementError: if its devices are not here, and nothing can be compiled for them.
+    """
+    chip, domain = chip_of(placement), domain_devices(placement, machine)
+    try:
+        placement.mesh  # noqa: B018  (whether its devices are here)
+    except PlacementError:
+        if chip is not None:  # one machine for all stages, which are parts of it
+            machine = topology_of(placement, machine)
+        absent = functools.partial(absent_mesh, topology=machine)
+        with cudnn_of(placement):
+            return pipeline_report(built, absent, chip, _platform(placement), domain)
+    return pipeline_report(built, lambda p: p.mesh, chip, None, domain)
+
+
+def domain_devices(placement: Placement, machine: Sequence[int] | None) -> int | None:
+    """Devices that NVLink connects, of a machine that was given; None for as many as usual."""
+    if machine is None or chip_of(placement) is None:
+        return None
+    return math.prod(topology_of(placement, machine)[1:])
+
+
+def _platform(placement: Placement) -> str:
+    """What JAX calls the platform of a placement when it lowers for it."""
+    return {"gpu": "cuda"}.get(placement.platform, placement.platform)

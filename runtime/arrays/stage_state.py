@@ -1,0 +1,54 @@
+"""State of stages that one process has alone: spread over the devices of all processes while it is saved or
+restored.
+
+orbax takes an array that all of its processes know, or one of one process that is the only one. So each
+array of a stage within one process crosses, leaf by leaf, to all devices; every process then writes its
+share of it.
+"""
+
+from __future__ import annotations
+
+from typing import TypeGuard
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+from sbp.runtime.pipeline.transfer_engine import Cargo, Ways
+from sbp.runtime.processes.addressable import absent, takes_part
+from sbp.untyped import DType, Leaf, partition_spec
+
+
+def is_of_one(sharding: object) -> TypeGuard[NamedSharding]:
+    """Whether one of several processes has all of an array, and the others know of it."""
+    if jax.process_count() == 1 or not isinstance(sharding, NamedSharding):
+        return False
+    return len({d.process_index for d in sharding.mesh.devices.flat}) == 1
+
+
+def spread_sharding(sharding: NamedSharding, shape: tuple[int, ...]) -> NamedSharding:
+    """How such an array lies on the devices of all processes: split as often as a dim allows."""
+    platform = sharding.mesh.devices.flat[0].platform
+    devices = sorted(jax.devices(platform), key=lambda d: d.process_index)
+    mesh = Mesh(np.array(devices, dtype=object).reshape(jax.process_count(), -1), ("process", "device"))
+    for axes in (("process", "device"), ("process",)):
+        parts = int(np.prod([mesh.shape[a] for a in axes]))
+        for dim, n in enumerate(shape):
+            if n % parts == 0:
+                return NamedSharding(mesh, partition_spec(*[None] * dim, axes))
+    return NamedSharding(mesh, partition_spec())
+
+
+def spread(x: Leaf, ways: Ways) -> Leaf:
+    """A leaf as it is saved; all processes come here with all leaves in one order."""
+    if not isinstance(x, jax.Array) or not is_of_one(x.sharding):
+        return x
+    cargo = Cargo(x.shape, x.dtype, x.sharding, spread_sharding(x.sharding, x.shape))
+    return ways.send(x if takes_part(x.sharding) else None, cargo)
+
+
+def gathered(x: Leaf, sharding: NamedSharding, dtype: DType, ways: Ways) -> jax.Array:
+    """A leaf that was restored spread, where it was asked for."""
+    cargo = Cargo(x.shape, dtype, x.sharding, sharding)
+    found = ways.send(x, cargo)
+    return absent(x.shape, sharding, dtype) if found is None else found

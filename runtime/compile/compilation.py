@@ -1,0 +1,180 @@
+"""What a `Program` makes of its function: traced and planned once per abstract signature."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Generic, ParamSpec, TypeVar, cast
+
+import jax
+
+from sbp.compat import trace_context
+from sbp.compat_forks import FORK, check_not_forked
+from sbp.compat_mesh import explicit_types, mesh_key
+from sbp.errors import ArgumentError, raise_all
+from sbp.options import Options
+from sbp.passes.program.equal import is_same_program
+from sbp.placement import Placement, as_placement
+from sbp.rules import REGISTRY
+from sbp.runtime.call import arguments, modules
+from sbp.runtime.call.binding import Call, Parameters
+from sbp.runtime.call.donation import Owners, layouts_of
+from sbp.runtime.call.in_sbp_binding import given
+from sbp.runtime.call.usage_errors import not_planned
+from sbp.runtime.compile.traced_call import Reading, build, read
+from sbp.runtime.execute.build_cache import Builds, BuildSlot
+from sbp.runtime.execute.compile_log import Shapes, said, why_built
+from sbp.runtime.execute.compiled_program import Built
+from sbp.runtime.nan_checks import findings
+from sbp.runtime.pipeline.program import BuiltPipeline
+from sbp.runtime.source.reproduction import Reproduction
+from sbp.untyped import Leaf, Prefix, PyTree
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Compilation(Generic[P, R]):
+    """A function, what is asked of it, and what has been built of it.
+
+    Arguments:
+      fn, placement, in_sbp, out_sbp, options: as `compile` is given them.
+      own: the parameters of the function.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[P, R],
+        placement: Placement | jax.sharding.Mesh,
+        in_sbp: Prefix,
+        out_sbp: Prefix,
+        own: Parameters,
+        options: Options,
+    ) -> None:
+        functools.update_wrapper(cast(Any, self), fn, updated=())
+        self.fn, self.placement = fn, as_placement(placement, "compile(fn, placement)")
+        self.in_sbp, self.out_sbp, self.parameters, self.options = in_sbp, out_sbp, own, options
+        self._built: Builds[Built | BuiltPipeline] = Builds()
+        self._seen: dict[Hashable, BuildSlot[Built | BuiltPipeline]] = {}
+        self._latest: tuple[Call, Built | BuiltPipeline, tuple[arguments.Abstract, ...]] | None = None
+        self._asked: tuple[Call, tuple[arguments.Abstract, ...]] | None = None
+        self._shapes: list[Shapes] = []
+
+    def __repr__(self) -> str:
+        return f"<Program {getattr(self.fn, '__name__', self.fn)} on {self.placement}>"
+
+    def _prepare(
+        self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree], *, concrete: bool = False
+    ) -> tuple[Call, Built | BuiltPipeline]:
+        """A call taken apart, and the program built for its abstract signature."""
+        if concrete:
+            check_not_forked(f"{self}(...)")
+        call = self.parameters.take(args, kwargs)
+        return call, self._slot(call, concrete).made
+
+    def _to_run(self, call: Call) -> Built | BuiltPipeline:
+        """What is built for a call with values; one like those before is not looked at again."""
+        if FORK.parent is not None:
+            check_not_forked(f"{self}(...)")
+        seen = arguments.seen(call.leaves)
+        key: Hashable = None
+        if seen is not None:
+            key = (call.tree, call.values(), seen, self._settings(), self._mesh(()))
+        try:
+            slot = self._seen.get(key) if key is not None else None
+        except TypeError:  # a static argument without a hash
+            slot = None
+        if slot is None:
+            slot = self._slot(call, concrete=True)
+            if key is not None:
+                self._seen[key] = slot
+        return slot.made
+
+    def _settings(self) -> Hashable:
+        """What a build depends on besides arguments: JAX's settings, and the rules."""
+        return (*trace_context(), REGISTRY.version, findings.refused_by(self.options))
+
+    def _mesh(self, leaves: Sequence[Leaf]) -> Hashable:
+        """What a trace depends on besides: the user's mesh, with the types that it gives to arguments."""
+        return mesh_key(), explicit_types(leaves)
+
+    def _slot(self, call: Call, concrete: bool) -> BuildSlot[Built | BuiltPipeline]:
+        """What is built for the abstract signature of a call that can be taken."""
+        self._check(call, concrete)
+        avals = tuple(map(arguments.abstract, call.leaves))
+        self._asked = call.without_values(), avals
+        placement = arguments.with_types(self.placement, call.leaves)
+        settings = self._settings(), placement.axis_types
+        key = (call.tree, call.values(), avals, settings, self._mesh(call.leaves))
+        slot, same = self._built.slot(key), self._built.beside(key)
+
+        def is_stale(built: Built | BuiltPipeline) -> bool:
+            """What was planned without a batch is planned again once there is one to plan exchanges from."""
+            return concrete and built.lacks_samples
+
+        usable = [b for b in same if not is_stale(b)]
+        built = slot.get(is_stale, lambda: self._build(call, avals, placement, concrete, usable))
+        self._latest = call.without_values(), built, avals
+        return slot
+
+    def _check(self, call: Call, concrete: bool) -> None:
+        """Raises for arguments that cannot be taken, together with what is wrong with in_sbp."""
+        names = functools.partial(call.paths, self.fn)
+        missing = list(self.parameters.check(call))
+        found = [arguments.check_leaf(x, i, names, concrete) for i, x in enumerate(call.leaves)]
+        problems = [*missing, *modules.advised(found, call.traced(call.leaves))]
+        problems += arguments.check_static(call.values())
+        if concrete and not problems:
+            owners = Owners(call.donated(self.parameters.donate))
+            problems += owners.check(call.leaves, layouts_of(call.leaves), names)
+        if problems and not missing:
+            known = [arguments.NOT_TAKEN if p else x for p, x in zip(found, call.leaves, strict=True)]
+            asked = given(self.in_sbp, call, self.parameters)
+            problems += asked.resolve(*call.traced(known), names(), self.placement)[1]
+        raise_all(problems)
+
+    def _build(
+        self,
+        call: Call,
+        avals: Sequence[arguments.Abstract],
+        placement: Placement,
+        concrete: bool,
+        same: Sequence[Built | BuiltPipeline] = (),
+    ) -> Built | BuiltPipeline:
+        """Traces and plans for one abstract signature.
+
+        Arguments:
+          placement: with the types of axes that its results have.
+          concrete: of a call that will run.
+          same: what was built for that signature under other meshes of the user.
+        """
+        name, now = getattr(self.fn, "__name__", "program"), Shapes(call.paths(self.fn), tuple(avals))
+        with said("traced", name, why_built(now, self._shapes)):
+            reading = self._read(call, avals)
+        for built in same:
+            if is_same_program(built.traced, reading.traced):
+                return built
+        self._shapes.append(now)
+        with said("planned", name, f" for {self.placement}"):
+            return build(reading, placement, self.in_sbp, self.out_sbp, self.options, concrete)
+
+    def reproduction(self, failed: str, said: str) -> str:
+        """The program that was asked for last as Python that runs alone: what shows a fault again.
+
+        Arguments:
+          failed: the entry that fails: "plan" or "lower".
+          said: what the error said.
+        """
+        if self._asked is None:
+            raise ArgumentError(not_planned(self, "reproduction(...)"))
+        call, avals = self._asked
+        call = call.with_leaves(list(map(arguments.struct, avals)))
+        reading = self._read(call, avals)
+        ins, outs, _ = reading.signatures(self.in_sbp, self.out_sbp).on(self.placement)
+        name, donated = getattr(self.fn, "__name__", "program"), call.donated(self.parameters.donate)
+        made = Reproduction(name, reading.traced, self.placement, ins, outs, self.options, donated)
+        return made.text(failed, said)
+
+    def _read(self, call: Call, avals: Sequence[arguments.Abstract]) -> Reading:
+        asked = given(self.in_sbp, call, self.parameters)
+        return read(self.fn, call, self.parameters, avals, asked, self.placement)

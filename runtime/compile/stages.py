@@ -1,0 +1,183 @@
+"""From a traced program with stages to one that can be planned and run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+from sbp.errors import Problem, raise_all
+from sbp.hardware import Hardware, hardware_for
+from sbp.options import Options
+from sbp.passes.chain import compile_stages
+from sbp.passes.face import with_writer
+from sbp.passes.pipeline.where import placements_of
+from sbp.passes.plan.solve import Progress
+from sbp.passes.program.graph import Graph
+from sbp.passes.replan_stages import with_stages_replanner
+from sbp.passes.request import StagesRequest
+from sbp.passes.schedule.actions import Schedule
+from sbp.passes.schedule.orders import GENERATORS
+from sbp.passes.schedule.requirements import V
+from sbp.placement import Placement
+from sbp.runtime.cache.cache_folder import cache_of
+from sbp.runtime.call.option_errors import terms_of
+from sbp.runtime.call.signatures import Signatures
+from sbp.runtime.nan_checks.findings import watch_of
+from sbp.runtime.pipeline.drivers import Drivers, may_help
+from sbp.runtime.pipeline.program import BuiltPipeline, Results
+from sbp.runtime.pipeline.stacked_arguments import stacked_leaves
+from sbp.runtime.source.module import write_source
+from sbp.runtime.source.pipeline_module import write_staged
+
+
+def is_pipeline(graph: Graph, placement: Placement) -> bool:
+    """Whether ops of a program belong to other placements than its own."""
+    return any(p.ranks != placement.ranks or p.shape != placement.shape for p in placements_of(graph))
+
+
+def build_pipeline(
+    signatures: Signatures,
+    placement: Placement,
+    options: Options,
+    name: str,
+    donate: tuple[int, ...],
+    weak: tuple[bool, ...],
+    progress: Progress | None = None,
+) -> BuiltPipeline:
+    """Plans a program with stages.
+
+    Arguments:
+      placement: that of the whole program; its devices are those of the stages.
+      donate: positions of the leaves that are gone after a call.
+      weak: per result, whether it is weakly typed.
+      progress: is told how far a search is.
+
+    Raises:
+      SbpError: for placements, annotations or a schedule that cannot be had, all problems of a kind at once.
+    """
+    traced = signatures.traced
+    found = placements_of(traced.graph)
+    wrong = [*_check_placements(found, placement), *_check_stages(found, placement, options)]
+    raise_all([*wrong, *_check_options(options)])
+    count, cut = options.pipeline.stages, tuple[Placement, ...]()
+    if count is not None:
+        cut = stage_placements(placement, count, options.pipeline.schedule)
+    stacked = None if count is None else stacked_leaves(traced, placement, count)
+    tied = signatures.ties(*signatures.on(placement)[:2])
+    request = StagesRequest(
+        name=name,
+        placement=placement,
+        hardware=_hardware(options),
+        asked=signatures.asked(),
+        ties=tied.arguments,
+        cut=cut,
+        rank_of=_rank_of(options.pipeline.schedule, len(set(cut)) or len(found)),
+        schedule=options.pipeline.schedule,
+        notes=(*signatures.notes, *tied.notes),
+        terms=terms_of(options, progress),
+        donated=donate,
+    )
+    program = traced
+    if stacked is not None:
+        program, request = stacked.made.traced, stacked.request(request)
+    staged = compile_stages(program, request)
+    places = [stage.placement for stage in staged.plan.stages]
+    threads = options.pipeline.threads
+    # All processes must come to a transfer in one order, which threads would not keep.
+    if request.terms.peers is not None or (
+        threads is None and not may_help(places, staged.schedule is not None)
+    ):
+        threads = False
+    writer = partial(write_staged, whole=stacked is None)
+    plan = with_writer(with_stages_replanner(staged, program, request), write_source, writer)
+    drivers = Drivers(threads)
+    shared = tuple(tie is None for tie in tied.arguments)
+    made = staged.stages, staged.schedule, plan, donate, weak, drivers
+    return BuiltPipeline(
+        *made, stacked, traced, Results(placement, shared), cache_of(options), watch_of(options)
+    )
+
+
+def _rank_of(schedule: object, ranks: int) -> Sequence[int] | None:
+    """Where the schedule wants the stages to be, as far as it says so: a V comes by its last rank twice."""
+    if isinstance(schedule, Schedule):
+        return schedule.rank_of
+    return V.example(ranks, 2) if _is_v(schedule) else None
+
+
+def _is_v(schedule: object) -> bool:
+    """Whether a schedule of that name goes forth and back over its ranks."""
+    return isinstance(schedule, str) and schedule in GENERATORS and GENERATORS[schedule].asks.map is V
+
+
+def _hardware(options: Options) -> Callable[[Placement], Hardware]:
+    return lambda placement: options.hardware or hardware_for(placement.kind)
+
+
+def _check_placements(found: Sequence[Placement], whole: Placement) -> Iterator[Problem]:
+    """Stages lie on the program's devices, each on its own."""
+    taken: dict[int, Placement] = {}
+    for p in found:
+        away = sorted(set(p.ranks) - set(whole.ranks))
+        if p.kind != whole.kind or away:
+            yield _no_stage(p, whole, "it has devices that the program's placement does not have")
+            continue
+        if len(p.ranks) == len(whole.ranks):
+            same = "it is the program's own, of which the other stages are parts"
+            other = "it has all the devices, in another hierarchy: compile on it instead"
+            yield _no_stage(p, whole, same if p.shape == whole.shape else other)
+            continue
+        clash = next((taken[r] for r in p.ranks if r in taken), None)
+        if clash is not None:
+            yield _no_stage(p, whole, f"it shares devices with {clash}")
+        taken.update(dict.fromkeys(p.ranks, p))
+
+
+def _check_stages(found: Sequence[Placement], whole: Placement, options: Options) -> Iterator[Problem]:
+    """Stages are marked or counted, not both, and the first axis has room for each."""
+    count = options.pipeline.stages
+    if count is None:
+        return
+    where, fix = f"PipelineOptions(stages={count!r})", f"stages={whole.shape[0]}"
+    if found:
+        legal, why = "sbp.on in the model, or a number of stages", "the model says itself what its stages are"
+        yield Problem("argument", where, f"ops on {found[0]}", legal, why, "leave one of them out")
+    elif isinstance(count, bool) or not isinstance(count, int) or count < 1 or count % whole.shape[0]:
+        legal = f"a multiple of {whole.shape[0]}"
+        why = f"stages lie along the first axis of {whole}, the same number on each part of it"
+        yield Problem("argument", where, f"stages={count!r}", legal, why, fix)
+
+
+def _check_options(options: Options) -> Iterator[Problem]:
+    """What programs with stages do not do."""
+    legal = "a program of one placement for it"
+    if options.plan is not None:
+        why = "the signatures of a plan are those of one placement"
+        yield Problem(
+            "argument", "Options(plan=...)", "a program with stages", legal, why, "in_sbp and out_sbp"
+        )
+    if options.exchange.count_keys:
+        why = "exchanges inside of stages are not counted"
+        fix = "count in a program without sbp.on"
+        yield Problem(
+            "argument", "ExchangeOptions(count_keys=True)", "a program with stages", legal, why, fix
+        )
+
+
+def stage_placements(whole: Placement, stages: int, schedule: object) -> tuple[Placement, ...]:
+    """The placements of so many stages along the first axis: around in a loop, or forth and back in a V."""
+    parts = whole.split(0)
+    if _is_v(schedule) and stages == 2 * len(parts):
+        return (*parts, *reversed(parts))
+    return tuple(parts[s % len(parts)] for s in range(stages))
+
+
+def _no_stage(p: Placement, whole: Placement, why: str) -> Problem:
+    return Problem(
+        "placement",
+        f"sbp.on({p})",
+        f"ranks {list(p.ranks)}",
+        f"parts of {whole} that have no device in common",
+        why,
+        f"with sbp.on(placement.split({whole.axes[0]!r})[0]): ...",
+    )

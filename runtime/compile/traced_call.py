@@ -1,0 +1,261 @@
+"""A call as the compiler reads it: traced once, and planned for a placement, or for many."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import jax
+from jax.sharding import NamedSharding
+
+from sbp.compat_mesh import explicit_types
+from sbp.errors import ArgumentError, SbpError, raise_all
+from sbp.hardware import hardware_for
+from sbp.options import FOLLOW, Options
+from sbp.passes.chain import compile_plan
+from sbp.passes.explain.constraints import cost_notes
+from sbp.passes.face import with_writer
+from sbp.passes.pipeline.choose import unstaged
+from sbp.passes.plan.constraints import Constrained, Ignored, apply_constraints
+from sbp.passes.plan.pins import check_annotations
+from sbp.passes.plan.solve import Progress
+from sbp.passes.program.graph import Source
+from sbp.passes.program.scan_kept import keep_in_scans
+from sbp.passes.program.trace import Traced, trace
+from sbp.passes.replan import with_replanner
+from sbp.passes.request import Request
+from sbp.placement import Placement
+from sbp.runtime.cache.cache_folder import cache_of
+from sbp.runtime.call import arguments, modules
+from sbp.runtime.call.binding import Call, Parameters
+from sbp.runtime.call.in_sbp_binding import Given, given
+from sbp.runtime.call.option_errors import terms_of
+from sbp.runtime.call.signatures import Signatures
+from sbp.runtime.compile.plan_reuse import Adopted, adopt, given_plan
+from sbp.runtime.compile.search_progress import searching
+from sbp.runtime.compile.stages import build_pipeline, is_pipeline
+from sbp.runtime.execute.compiled_program import Built
+from sbp.runtime.execute.exchange_replan import rooms_of
+from sbp.runtime.lower.sampling import with_samples
+from sbp.runtime.nan_checks.findings import watch_of
+from sbp.runtime.pipeline.program import BuiltPipeline
+from sbp.runtime.source.module import write_source
+from sbp.runtime.target.devices import cudnn_of
+from sbp.untyped import Prefix, PyTree
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One call of a function, traced.
+
+    Arguments:
+      fn: the function.
+      call, own: the call, and the parameters of the function.
+      avals: of the call's leaves.
+      traced: the logical graph.
+      weak: per result, whether it is weakly typed.
+    """
+
+    fn: Callable[..., PyTree]
+    call: Call
+    own: Parameters
+    avals: tuple[arguments.Abstract, ...]
+    traced: Traced
+    weak: tuple[bool, ...]
+
+    def keeping(self, share: float) -> Reading:
+        """The same with scans that keep so much of what they compute twice, as `Options.scan_kept` has it."""
+        graph = keep_in_scans(self.traced.graph, share)
+        return self if graph is self.traced.graph else replace(self, traced=replace(self.traced, graph=graph))
+
+    def constrained(
+        self, placement: Placement, options: Options, follow: Callable[[Source], bool]
+    ) -> tuple[Reading, Constrained]:
+        """The same with every annotation as a signature on a placement.
+
+        Arguments:
+          follow: whether JAX's own words of a line are followed.
+
+        Raises:
+          AnnotationError: for those that name axes that it does not have, all of them at once.
+        """
+        stages = options.pipeline.stages is not None and placement.ndim > 1
+        stage = placement.split(0)[0] if stages else None
+        found = apply_constraints(self.traced, placement, stage, follow)
+        raise_all(found.problems)
+        return replace(self, traced=found.traced), found
+
+    def signatures(self, in_sbp: Prefix, out_sbp: Prefix) -> Signatures:
+        """What is asked of its arguments and results."""
+        graph = self.traced.graph
+        args, kwargs = self.call.traced([arguments.struct(a) for a in self.avals])
+        out = jax.tree.unflatten(self.traced.out_tree, [graph.operand(x) for x in graph.outputs])
+        return Signatures(self.traced, args, kwargs, out, given(in_sbp, self.call, self.own), out_sbp)
+
+
+def read(
+    fn: Callable[..., PyTree],
+    call: Call,
+    own: Parameters,
+    avals: Sequence[arguments.Abstract],
+    asked: Given,
+    placement: Placement,
+) -> Reading:
+    """Traces a call.
+
+    Arguments:
+      avals: of its leaves.
+      asked, placement: what `in_sbp` says, and for which placement: it may be the reason why the function
+        cannot be traced.
+
+    Raises:
+      SbpError: for signatures that do not fit, and modules whose state is lost; else what tracing raises.
+    """
+    args, kwargs = call.traced([arguments.struct(a) for a in avals])
+    weak: list[bool] = []
+    watch = modules.Watch(fn, call.static)
+
+    @functools.wraps(fn, updated=())
+    def watched(*args: PyTree, **kwargs: PyTree) -> PyTree:
+        out = watch(*args, **kwargs, **call.static_kwargs)
+        weak[:] = map(arguments.is_weak, jax.tree.leaves(out))
+        return out
+
+    try:
+        with cudnn_of(placement):
+            traced = _traced(watched, call, avals)
+    except Exception as e:
+        problems = asked.misread(args, kwargs, call.paths(fn), placement)
+        raise_all([*problems, *(e.problems if isinstance(e, SbpError) else ())] if problems else ())
+        raise
+    with cudnn_of(placement):
+        raise_all(watch.lost(call.full(args), kwargs))
+    return Reading(fn, call, own, tuple(avals), traced, tuple(weak))
+
+
+def _traced(fn: Callable[..., PyTree], call: Call, avals: Sequence[arguments.Abstract]) -> Traced:
+    """The graph of a call, whose arguments have the types that the user's mesh gives them.
+
+    A program for one device may do with split arguments what JAX has no type for under a mesh of explicit
+    axes, and refuses with one error or another. Then it is traced as if no argument were split.
+    """
+    types = explicit_types(call.leaves)
+    if any(types):
+        with contextlib.suppress(Exception):
+            return _traced_as(fn, call, avals, types)
+    return _traced_as(fn, call, avals, [None] * len(types))
+
+
+def _traced_as(
+    fn: Callable[..., PyTree],
+    call: Call,
+    avals: Sequence[arguments.Abstract],
+    types: Sequence[NamedSharding | None],
+) -> Traced:
+    args, kwargs = call.traced([arguments.struct(*a) for a in zip(avals, types, strict=True)])
+    return trace(fn, call.full(args), kwargs, sorted(call.static))
+
+
+def build(
+    reading: Reading,
+    placement: Placement,
+    in_sbp: Prefix,
+    out_sbp: Prefix,
+    options: Options,
+    concrete: bool,
+) -> Built | BuiltPipeline:
+    """Plans a call that was traced for a placement.
+
+    Arguments:
+      concrete: whether the call will run.
+
+    Raises:
+      SbpError: for signatures, annotations or options that cannot be had, all problems of a kind at once.
+    """
+    name, reading = getattr(reading.fn, "__name__", "program"), reading.keeping(options.scan_kept)
+
+    def planned(
+        follow: Callable[[Source], bool], progress: Progress | None = None
+    ) -> tuple[Built | BuiltPipeline, Sequence[Ignored]]:
+        plain, constrained = reading.constrained(placement, options, follow)
+        signatures = replace(plain.signatures(in_sbp, out_sbp), remarks=constrained.notes)
+        return _build(plain, placement, signatures, options, concrete, progress), constrained.ignored
+
+    with searching(f"planning {name}", options.progress) as progress:
+        built, ignored = planned(lambda source: options.constraints == FOLLOW, progress)
+        notes = cost_notes(ignored, built.plan, lambda follow: planned(follow)[0].plan)
+        if notes:
+            built.plan = replace(built.plan, notes=(*built.plan.notes, *notes))
+        return built
+
+
+def _build(
+    reading: Reading,
+    placement: Placement,
+    signatures: Signatures,
+    options: Options,
+    concrete: bool,
+    progress: Progress | None,
+) -> Built | BuiltPipeline:
+    traced, call = reading.traced, reading.call
+    name, donate = getattr(reading.fn, "__name__", "program"), call.donated(reading.own.donate)
+    if is_pipeline(traced.graph, placement) or options.pipeline.stages is not None:
+        return build_pipeline(signatures, placement, options, name, donate, reading.weak, progress)
+    if options.pipeline.schedule is not None:
+        raise ArgumentError(unstaged(options.pipeline.schedule))
+    request = request_of(reading, signatures, placement, options, progress)
+    if not concrete and request.terms.peers is not None:
+        request = replace(request, sampled=None)  # to bring a batch together takes all processes
+    plan = with_writer(with_replanner(compile_plan(traced, request), traced, request), write_source)
+    lacking, count = rooms_of(plan, concrete, options.exchange.count_keys)
+    return Built(
+        traced,
+        plan,
+        donate,
+        reading.weak,
+        lacking,
+        count,
+        request,
+        watch=watch_of(options),
+        cache=cache_of(options),
+    )
+
+
+def request_of(
+    reading: Reading,
+    signatures: Signatures,
+    placement: Placement,
+    options: Options,
+    progress: Progress | None = None,
+) -> Request:
+    """What a traced call asks of the compiler, for one placement without stages.
+
+    Raises:
+      SbpError: for signatures and annotations that cannot be had, all of them at once.
+    """
+    traced, call = reading.traced, reading.call
+    ins, outs, problems = signatures.on(placement)
+    problems += check_annotations(traced.graph, placement)
+    asked = Adopted(tuple(ins), tuple(outs))
+    if options.plan is not None:
+        asked = adopt(given_plan(options.plan), traced, ins, outs, placement)
+    raise_all([*problems, *asked.problems])
+    tied = signatures.ties(asked.ins, asked.outs)
+    terms, hardware = terms_of(options, progress), options.hardware or hardware_for(placement.kind)
+    if (limit := terms.memory_limit_bytes) is not None and limit < hardware.memory_bytes:
+        hardware = replace(hardware, scheduled_bytes=limit)
+    return Request(
+        name=getattr(reading.fn, "__name__", "program"),
+        placement=placement,
+        hardware=hardware,
+        in_sbp=asked.ins,
+        out_sbp=asked.outs,
+        ties=tied.arguments,
+        notes=(*signatures.notes, *tied.notes),
+        terms=terms,
+        donated=call.donated(reading.own.donate),
+        sampled=functools.partial(with_samples, example=tuple(call.leaves)),
+        taken=asked.taken,
+    )

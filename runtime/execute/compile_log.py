@@ -1,0 +1,74 @@
+"""What a program says in Python's log, under "sbp": what was traced, planned and compiled, and why again."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from sbp.runtime.call.arguments import Abstract
+from sbp.runtime.processes.process_group import team
+
+LOG = logging.getLogger("sbp")
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """The leaves of a call, as far as a program depends on them.
+
+    Arguments:
+      paths: a name per leaf.
+      avals: shape, dtype and weakness of each.
+    """
+
+    paths: tuple[str, ...]
+    avals: tuple[Abstract, ...]
+
+    def since(self, before: Shapes) -> str:
+        """What is not as before, in words.
+
+        >>> import numpy as np
+        >>> def of(*shapes): return Shapes(("x", "y"), tuple((s, np.dtype("float32"), False) for s in shapes))
+        >>> of((13, 64), (2,)).since(of((16, 64), (2,)))
+        'x is float32[13, 64], was float32[16, 64]'
+        """
+        if self.paths != before.paths:
+            return f"{len(self.paths)} arrays in another tree, were {len(before.paths)}"
+        changed = [
+            f"{path} is {words(now)}, was {words(then)}"
+            for path, now, then in zip(self.paths, self.avals, before.avals, strict=True)
+            if now != then
+        ]
+        if not changed:
+            return "static arguments or settings of JAX are others"
+        more = f", and {len(changed) - 2} more" if len(changed) > 2 else ""
+        return "; ".join(changed[:2]) + more
+
+
+def words(a: Abstract) -> str:
+    """A shape, as a user knows it."""
+    shape, dtype, weak = a
+    return f"{dtype}{list(shape)}" + (" (a Python number)" if weak else "")
+
+
+def why_built(now: Shapes, before: Sequence[Shapes]) -> str:
+    """Why a program is built, in words; nearest to what was built last."""
+    return f", again: {now.since(before[-1])}" if before else ""
+
+
+def progress_level() -> int:
+    """At which level this process says what it does: of several, process 0 speaks for all."""
+    others = team()
+    return logging.INFO if others is None or others.leads else logging.DEBUG
+
+
+@contextmanager
+def said(what: str, name: str, more: str = "") -> Iterator[list[object]]:
+    """Logs what was done, and how long it took; gives a list for what is to be said behind that."""
+    began = time.monotonic()
+    words: list[object] = [more]
+    yield words
+    seconds = time.monotonic() - began
+    LOG.log(progress_level(), "%s: %s in %.2f s%s", name, what, seconds, "".join(map(str, words)))

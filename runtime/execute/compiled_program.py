@@ -1,0 +1,217 @@
+"""One compiled signature of a program, and how it runs."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from operator import is_
+
+import jax
+from jax.sharding import NamedSharding
+
+from sbp.compat_cache import Watched
+from sbp.errors import raise_all
+from sbp.passes.boxing.links import Network
+from sbp.passes.face import Plan
+from sbp.passes.physical.evaluate import Evaluator
+from sbp.passes.program.trace import Traced
+from sbp.passes.request import Request
+from sbp.runtime.cache.cache_folder import Cache, caching
+from sbp.runtime.call.donation import LeafSharding, Owners, distinct, layouts_of, own_copy
+from sbp.runtime.execute.build_cache import locked_property
+from sbp.runtime.execute.compile_log import said
+from sbp.runtime.execute.exchange_replan import give_room
+from sbp.runtime.execute.host_input_check import Alike
+from sbp.runtime.execute.program_check import begin_together, check_same, note_call
+from sbp.runtime.execute.scheduler_options import compiler_options
+from sbp.runtime.lower.key_counts import Counting
+from sbp.runtime.lower.lowering import NO_MARKS, DeviceMesh, Jitted, Title, lower, shardings
+from sbp.runtime.nan_checks import findings
+from sbp.runtime.nan_checks.probe import Lookout
+from sbp.runtime.processes.addressable import moved_to, takes_part
+from sbp.runtime.processes.flight_recorder import Shared
+from sbp.runtime.processes.process_group import team
+from sbp.untyped import Leaf, PyTree, block_until_ready, struct
+
+
+@dataclass
+class Built:
+    """One compiled signature of a program: made on its first call, run on every later one."""
+
+    traced: Traced
+    plan: Plan
+    donate: tuple[int, ...]
+    weak: tuple[bool, ...]
+    lacks_samples: bool = False
+    counting: Counting | None = None
+    request: Request | None = None
+    moved: dict[str, str] = field(default_factory=dict)
+    lock: AbstractContextManager[bool] = field(default_factory=threading.RLock, repr=False)
+    watch: Lookout | None = None
+    cache: Cache | None = None
+    loaded: bool = False
+    kept: tuple[int, ...] | None = None
+    shared: Shared | None = None
+    alike: Alike = field(default_factory=Alike, repr=False)
+    settled: list[LeafSharding] = field(default_factory=list)
+
+    @functools.cached_property
+    def owners(self) -> Owners:
+        """Who has the memory of what is donated."""
+        return Owners(self.donate)
+
+    def jitted(
+        self,
+        mesh: DeviceMesh,
+        counting: Counting | None = None,
+        marks: Mapping[int, str] = NO_MARKS,
+        checked: bool = False,
+    ) -> Jitted:
+        """The program over a mesh: flat arguments in, flat results out, and counts if something counts.
+
+        Arguments:
+          marks: names of steps, by their ids, which their instructions have too.
+          checked: whether it looks at what its ops make, if that was asked for.
+        """
+        physical = self.plan.physical
+        assert physical is not None
+        title = Title(self.plan.name, self.traced.source)
+        options = compiler_options(physical, self.plan.hardware, self.donate, self.plan.memory_bytes)
+        takes = Evaluator(physical, Network(self.plan.placement, self.plan.hardware), self.donate)
+        sections = () if takes.sections is None else takes.sections.sections
+        looks = None if self.watch is None or not checked else self.watch.device
+        return lower(physical, mesh, self.donate, counting, title, self.weak, options, sections, marks, looks)
+
+    @locked_property
+    def executable(self) -> tuple[Jitted, list[NamedSharding], list[jax.Array]]:
+        """The jitted program, the shardings of its arguments, and the closed-over arrays."""
+        physical = self.plan.physical
+        assert physical is not None
+        mesh = physical.placement.mesh
+        ins, _ = shardings(physical, mesh)
+        jitted = self.jitted(mesh, self.counting, checked=True)
+        # Before anything is placed: that takes all processes, too.
+        inputs = [physical.graph.values[v] for v in physical.graph.inputs]
+        self.shared = check_same(jitted, inputs, ins, self.plan)
+        n = len(self.traced.in_paths)
+        names = [physical.graph.values[v].name for v in physical.graph.inputs[n:]]
+        consts = [own_copy(*c) for c in zip(physical.graph.consts, ins[n:], names, strict=True)]
+        return jitted, ins[:n], consts
+
+    def run(self, leaves: Sequence[Leaf]) -> PyTree:
+        """Runs the program on the leaves of a call."""
+        if self.counting is not None:
+            give_room(self, leaves)
+        jitted, _, consts = self.executable
+        note_call(self.shared)
+        placed, away = self._placed(leaves, told=True)
+        if self.kept is None:
+            with (
+                self.lock,
+                said("run once" if self.loaded else "compiled and run once", self.plan.name) as words,
+            ):
+                with caching(self.cache) as cache:
+                    begin_together(self.plan, lambda: self._compiled(placed, cache))
+                    out = block_until_ready(jitted(*placed, *consts))  # too little memory shows here
+                words.append(cache)
+                self.kept = tuple(i for i in self.donate if not placed[i].is_deleted())
+        else:
+            out = jitted(*placed, *consts)
+        flags = None
+        if self.watch is not None:
+            *out, flags = out
+        if self.counting is not None:
+            *out, counts = out
+            self.counting.add(counts)
+        # What had to be moved was donated as a copy, and XLA has no use for some; donation promises that
+        # the original is gone too.
+        for i in (*self.kept, *away) if self.donate else ():
+            if i in self.donate and isinstance(leaves[i], jax.Array) and not leaves[i].is_deleted():
+                leaves[i].delete()
+        if flags is not None:
+            self._look(flags)
+        return jax.tree.unflatten(self.traced.out_tree, out)
+
+    def _compiled(self, placed: Sequence[Leaf], cache: Watched) -> None:
+        """Compiles it for such arguments, if it was not loaded; a call finds what was compiled."""
+        jitted, _, consts = self.executable
+        if not self.loaded:
+            cache.keep(jitted.lower(*placed, *consts).compile())
+
+    def _look(self, flags: jax.Array) -> None:
+        """Raises if a result has what is refused."""
+        physical, watch = self.plan.physical, self.watch
+        assert physical is not None and watch is not None
+        paths = self.traced.in_paths, self.traced.out_paths
+        findings.look(flags, watch, physical, paths, self.plan.name)
+
+    @property
+    def ends(self) -> tuple[list[jax.ShapeDtypeStruct], list[jax.ShapeDtypeStruct]]:
+        """Arguments and results: shapes, types, and how they lie."""
+        physical = self.plan.physical
+        assert physical is not None
+        graph, n = physical.graph, len(self.traced.in_paths)
+        ins, outs = shardings(physical, physical.placement.mesh)
+        given = [graph.values[v] for v in graph.inputs[:n]]
+        made = [graph.operand(x) for x in graph.outputs]
+        return (
+            [struct(v.shape, v.dtype, sharding=s) for v, s in zip(given, ins[:n], strict=True)],
+            [struct(x.shape, x.dtype, sharding=s) for x, s in zip(made, outs, strict=True)],
+        )
+
+    def place(self, leaves: Sequence[Leaf]) -> list[jax.Array]:
+        """The leaves as the program wants them: jit would compile once more for what it moves itself."""
+        return self._placed(leaves)[0]
+
+    def _placed(self, leaves: Sequence[Leaf], told: bool = False) -> tuple[list[jax.Array], list[int]]:
+        """The leaves as the program wants them, and the positions of those that were moved.
+
+        Arguments:
+          told: whether the user is told of what lay elsewhere.
+
+        Raises:
+          DonationError: if the memory of a donated one is also that of another one.
+        """
+        _, ins, _ = self.executable
+        if self.alike.lacks(()):  # all processes come here the first time, whatever they give
+            self._compare(leaves, ins)
+        layouts = layouts_of(leaves)
+        # In a loop they are the very objects that were all in place the last time.
+        if self.settled and all(map(is_, layouts, self.settled)) and (not self.donate or distinct(leaves)):
+            return list(leaves), []
+        raise_all(self.owners.check(leaves, layouts, lambda: self.traced.in_paths))
+        if layouts == ins:
+            self.settled = layouts
+            return list(leaves), []
+        placed = list(leaves)
+        away = [i for i, (x, s) in enumerate(zip(layouts, ins, strict=True)) if x != s]
+        for i in away if told else ():
+            self._note_move(i, leaves[i], ins[i])
+        if self.alike.lacks(away):
+            self._compare(leaves, ins)
+        moved = moved_to([leaves[i] for i in away], [ins[i] for i in away])
+        for i, x in zip(away, moved, strict=True):
+            placed[i] = x
+        return placed, away
+
+    def _compare(self, leaves: Sequence[Leaf], ins: Sequence[NamedSharding]) -> None:
+        """Compares host arrays that were not given before with those of other processes."""
+        given = [(x, takes_part(s)) for x, s in zip(leaves, ins, strict=True)]
+        self.alike.check(team(), self.plan.name, self.traced.in_paths, given)
+
+    def _note_move(self, i: int, x: Leaf, sharding: NamedSharding) -> None:
+        """Warns, once, of an argument that already lies on several devices, but otherwise."""
+        if not isinstance(x, jax.Array) or not x.committed or len(x.sharding.device_set) == 1:
+            return
+        path = self.traced.in_paths[i]
+        if path not in self.moved and not x.sharding.is_equivalent_to(sharding, x.ndim):
+            self.moved[path] = f"{path} arrived as {getattr(x.sharding, 'spec', x.sharding)}"
+            warnings.warn(
+                f"sbp: {self.moved[path]} and is moved to {sharding.spec} on every call; "
+                "place it once with jax.device_put, or give in_sbp the signature that it has",
+                stacklevel=6,
+            )

@@ -1,0 +1,154 @@
+"""That all processes are about to run the same program: what each has lowered is compared first."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+from sbp import untyped
+from sbp.passes.face import PipelinePlan, Plan
+from sbp.passes.pipeline.slots import Cut
+from sbp.passes.plan.digest import graph_digest
+from sbp.passes.program.graph import Const, Graph, Value
+from sbp.runtime.lower.lowering import Jitted
+from sbp.runtime.processes.flight_recorder import Shared
+from sbp.runtime.processes.process_group import team
+
+_CALLBACK = re.compile(r"callback.*")
+"""What the host computes stands in a program by its address in the process."""
+_DEVICES = re.compile(
+    r"(?:replica_groups|source_target_pairs) = dense<(.*?)> : tensor<(\d+)x(\d+)xi64>", re.DOTALL
+)
+_AXES = re.compile(r"axes = \[(.*?)\]")
+_NAME = re.compile(r'name = "(.*?)"')
+_NUMBER = re.compile(r"-?\d+")
+
+
+def check_same(
+    jitted: Jitted, inputs: Sequence[Value], lies: Sequence[NamedSharding], plan: Plan
+) -> Shared | None:
+    """Compares a program with those of other processes, where there are any; nothing has been run or placed.
+
+    Arguments:
+      inputs, lies: of the program, closed-over arrays included, and how they lie.
+
+    Returns:
+      What all processes have to call in one order; None where no process needs another one to run it.
+
+    Raises:
+      ProcessError: if they differ, on all processes.
+    """
+    others = team()
+    if others is None:
+        return None
+    structs = [untyped.struct(v.shape, v.dtype, sharding=s) for v, s in zip(inputs, lies, strict=True)]
+    text = comparable(jitted.lower(*structs))
+    digest = others.agree(plan.name, text)
+    mesh = plan.placement.mesh
+    return _shared(plan, inputs, digest) if needs_all(text, mesh, others.count) else None
+
+
+def check_same_pipeline(plan: PipelinePlan, graph: Graph, cuts: Sequence[Cut]) -> Shared | None:
+    """The same for a program with stages, of which each process compiles its own only: what all have is its
+    plan, and the function that it was made of.
+
+    Raises:
+      ProcessError: if they differ, on all processes.
+    """
+    others = team()
+    if others is None:
+        return None
+    lines = [
+        graph_digest(graph).text,
+        *(repr(x.value) for n in graph.walk() for x in n.inputs if isinstance(x, Const)),
+        *(f"{s.physical.placement} {s.physical.inputs} {s.physical.outputs}" for s in cuts),
+        *(f"{box.value} {box.move}" for s in cuts for box, _ in s.physical.boxes()),
+        str(plan.schedule and plan.schedule.orders),
+    ]
+    digest = others.agree(plan.name, "\n".join(lines))
+    held = {d.process_index for s in cuts for d in s.physical.placement.mesh.devices.flat}
+    inputs = [graph.values[v] for v in graph.inputs]
+    return _shared(plan, inputs, digest) if len(held) == others.count else None
+
+
+def _shared(plan: Plan | PipelinePlan, inputs: Sequence[Value], digest: str) -> Shared:
+    return Shared(digest[:16], (plan.name, *(f"{v.name}: {v.dtype}{list(v.shape)}" for v in inputs)))
+
+
+def needs_all(text: str, mesh: Mesh, count: int) -> bool:
+    """Whether a program on devices of all processes has a collective between processes.
+
+    Arguments:
+      text: of the lowered program: JAX lines differ in whether it names axes of a mesh or the devices.
+      count: of processes.
+    """
+    held = np.vectorize(lambda d: d.process_index, otypes=[int])(mesh.devices)
+    if len({*held.flat}) < count:
+        return False
+    across = {name for i, name in enumerate(mesh.axis_names) if (np.diff(held, axis=i) != 0).any()}
+    if any(str(name) in across for axes in _AXES.findall(text) for name in _NAME.findall(axes)):
+        return True
+    return any(len({held.flat[d] for d in group}) > 1 for group in _groups(text))
+
+
+def _groups(text: str) -> Iterator[list[int]]:
+    """The devices that collectives of a lowered program bring together, where it names devices.
+
+    >>> [*_groups("replica_groups = dense<[[0, 1], [2, -1]]> : tensor<2x2xi64>")]
+    [[0, 1], [2]]
+    """
+    for values, rows, columns in _DEVICES.findall(text):
+        if values.startswith('"'):  # many are written as bytes
+            flat = np.frombuffer(bytes.fromhex(values.strip('"')[2:]), np.int64)
+        else:
+            flat = np.array([int(x) for x in _NUMBER.findall(values)], np.int64)
+        for row in np.broadcast_to(flat, int(rows) * int(columns)).reshape(int(rows), int(columns)):
+            yield [int(d) for d in row if d >= 0]  # groups of several sizes are filled with -1
+
+
+def begin_together(plan: Plan | PipelinePlan, compiled: Callable[[], object]) -> None:
+    """Waits until all processes have compiled a program, before any runs it.
+
+    A collective that somebody begins half a minute before the others is an error of gloo, the first time that
+    these devices meet; and a compilation may take as long as it likes.
+
+    Arguments:
+      compiled: compiles it; called where there are other processes.
+    """
+    others = team()
+    if others is not None:
+        compiled()
+        others.gathered(f"{plan.name} to be compiled", None)
+
+
+def note_call(program: Shared | None) -> None:
+    """Notes that a program is called: all processes have to call the same ones in the same order.
+
+    Arguments:
+      program: None where no other process takes part.
+    """
+    if program is not None:
+        others = team()
+        assert others is not None
+        others.calls.begins(program)
+
+
+def explain(error: BaseException) -> None:
+    """Says why the runtime has raised an error of collectives, if that can be proven.
+
+    Raises:
+      ProcessError: if the processes run different programs.
+    """
+    others = team()
+    why = None if others is None else others.explained(error)
+    if why is not None:
+        raise why from error
+
+
+def comparable(lowered: jax.stages.Lowered) -> str:
+    """The text of a lowered program, without what is another in each process."""
+    return _CALLBACK.sub("callback", lowered.as_text())

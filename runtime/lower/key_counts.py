@@ -1,0 +1,160 @@
+"""Counts of the keys that sparse exchanges were given and have served, kept over all calls of a program."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from sbp.passes.program.graph import Node
+from sbp.runtime.lower.sampling import whole
+from sbp.talk.exchange import Tally
+from sbp.untyped import partition_spec
+
+ExchangeReport: TypeAlias = tuple[Node, Tally]
+"""An exchange, and what it has done."""
+
+# Calls whose counts may wait on the devices before they are added up on the host.
+MOST_PENDING = 64
+# Rounds that nobody needs to hear of; the calls at first that are looked at, and then every n-th.
+MOST_ROUNDS, FIRST_CALLS, EVERY = 2, 4, 16
+
+
+@dataclass(frozen=True, slots=True)
+class KeyCount:
+    """What one exchange has done so far.
+
+    Arguments:
+      op: "sbp_lookup", "sbp_add_rows" or "sbp_update_rows"; the latter two count distinct keys of a device.
+      source: the user's line.
+      calls: how often it ran.
+      given, served: keys of all devices, in all calls.
+      most_rounds: that any call took.
+    """
+
+    op: str
+    source: str
+    calls: int
+    given: int
+    served: int
+    most_rounds: int
+
+    def __str__(self) -> str:
+        kept = "all served" if self.given == self.served else f"ONLY {self.served} SERVED"
+        rounds = "1 round" if self.most_rounds == 1 else f"{self.most_rounds} rounds"
+        what = f"{self.op} at {self.source}: {self.given} keys in {self.calls} calls"
+        return f"{what}, {kept}, in {rounds} at most"
+
+
+def is_looked_at(call: int) -> bool:
+    """Whether the counts of a call are looked at: of the first ones, and then of every n-th."""
+    return call <= FIRST_CALLS or call % EVERY == 0
+
+
+def most_of_all(counts: jax.Array) -> jax.Array:
+    """The largest counts of all devices, on each of them: what all processes conclude from."""
+    lies = counts.sharding
+    assert isinstance(lies, jax.sharding.NamedSharding)
+    found: jax.Array = _most(jax.sharding.NamedSharding(lies.mesh, partition_spec()))(counts)
+    return found
+
+
+@functools.lru_cache(maxsize=16)
+def _most(lies: jax.sharding.NamedSharding) -> Callable[[jax.Array], jax.Array]:
+    return jax.jit(lambda counts: counts.max(0, keepdims=True), out_shardings=lies)
+
+
+@dataclass
+class Counting:
+    """The counts of one compiled program.
+
+    Arguments:
+      keys: whether keys are counted, not only how often they would fill the room of a round.
+      watches: whether somebody wants to hear of exchanges that take many rounds.
+      exchanges: the ops that count, in order.
+      waiting: the counts of a call that will be looked at once they are there.
+    """
+
+    keys: bool = True
+    watches: bool = False
+    waiting: Any = None  # a jax.Array: it has no type for `is_ready`
+    exchanges: list[Node] = field(default_factory=list)
+    pending: list[jax.Array] = field(default_factory=list)
+    calls: int = 0
+    totals: NDArray[np.int64] | None = None
+    rounds: NDArray[np.int64] | None = None
+
+    def stacked(self, reports: Sequence[ExchangeReport]) -> jax.Array:
+        """What a device returns besides its results; called while it is traced.
+
+        "1 exchanges 4", the numbers of a `Tally`; without keys its last one, "1 exchanges 1".
+        """
+        self.exchanges[:] = [node for node, _ in reports]
+        width = 4 if self.keys else 1
+        lines = [jnp.stack([jnp.asarray(x, np.int32) for x in tally[-width:]]) for _, tally in reports]
+        return jnp.stack(lines)[None] if lines else jnp.zeros((1, 0, width), np.int32)
+
+    def add(self, counts: jax.Array) -> None:
+        """Takes the counts of one call, "devices exchanges 4" or "devices exchanges 1"."""
+        self.calls += 1
+        looked_at = is_looked_at(self.calls)
+        if self.watches and looked_at and self.waiting is None:
+            self.waiting = counts if counts.is_fully_addressable else most_of_all(counts)
+        if self.keys:
+            self.pending.append(counts)
+        if len(self.pending) >= MOST_PENDING:
+            self.fold()
+
+    def onward(self) -> Counting:
+        """What counts for the same exchanges in another program, from here on."""
+        self.fold()
+        return replace(self, watches=False, waiting=None, exchanges=[], pending=[])
+
+    def crowded(self) -> list[tuple[Node, int]]:
+        """Exchanges with keys for too many rounds in a recent call, and for how many.
+
+        It waits for no device. Of several processes all must come to the same conclusion before the same
+        call: there it waits for the counts of the call that was looked at before, which but for the first
+        calls are long there.
+        """
+        if self.waiting is None:
+            return []
+        shared = not self.waiting.is_fully_addressable
+        if not (is_looked_at(self.calls + 1) if shared else self.waiting.is_ready()):
+            return []
+        held = self.waiting.addressable_data(0) if shared else self.waiting
+        most = np.asarray(held)[..., -1].max(0)
+        self.waiting = None
+        return [
+            (node, int(rounds))
+            for node, rounds in zip(self.exchanges, most, strict=True)
+            if rounds > MOST_ROUNDS and node.params["capacity"] is None
+        ]
+
+    def fold(self) -> None:
+        """Adds up what waits."""
+        if self.pending:
+            new = np.stack([np.asarray(whole(x), np.int64) for x in self.pending])
+            sums, most = new[..., :2].sum((0, 1)), new[..., 2].max((0, 1))
+            if self.totals is not None and len(self.totals) != len(sums):  # planned again, with others
+                self.calls, self.totals, self.rounds = len(self.pending), None, None
+            self.totals = sums if self.totals is None else self.totals + sums
+            self.rounds = most if self.rounds is None else np.maximum(self.rounds, most)
+            self.pending.clear()
+
+    def read(self) -> tuple[KeyCount, ...]:
+        """The counts so far."""
+        self.fold()
+        if self.totals is None or self.rounds is None:
+            return ()
+        lines = zip(self.exchanges, self.totals, self.rounds, strict=True)
+        return tuple(
+            KeyCount(n.op, str(n.source), self.calls, int(given), int(served), int(rounds))
+            for n, (given, served), rounds in lines
+        )

@@ -1,0 +1,105 @@
+"""Programs that differ in nothing but their devices are compiled once, and loaded onto the others.
+
+So compile time goes with the number of different stages. Tracing and lowering are done for each.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import jax
+from jax.typing import ArrayLike
+
+from sbp.compat_cache import SerialProgram, loaded, serialised
+from sbp.runtime.cache.cache_folder import Cache, caching
+from sbp.untyped import JaxDevice
+
+# The host's functions are not saved with an executable.
+CALLBACK = "callback"
+
+
+class Executable(Protocol):
+    """A compiled program, whose call JAX leaves untyped."""
+
+    def __call__(self, *args: ArrayLike) -> Sequence[jax.Array]:
+        """Runs it."""
+
+    def as_text(self) -> str | None:
+        """What XLA has made of it."""
+
+
+@dataclass
+class Compiled:
+    """A program that XLA has compiled.
+
+    Arguments:
+      program: as JAX has it.
+      devices: that it was compiled for, in the order of the mesh.
+      found: XLA's bytes of it, if it was found in the cache.
+      calls_host: whether it calls a function of this process.
+    """
+
+    program: jax.stages.Compiled
+    devices: tuple[JaxDevice, ...]
+    found: bytes | None = None
+    calls_host: bool = False
+
+    @functools.cached_property
+    def serial(self) -> SerialProgram | None:
+        """It as bytes; None if the backend cannot save it."""
+        return serialised(self.program, self.devices, self.found)
+
+
+@dataclass
+class Executables:
+    """What has been compiled, by the text of the lowered program.
+
+    Arguments:
+      cache: the folder with what earlier processes have compiled; None for none.
+      compiled: how many programs XLA has compiled, or the cache had.
+      loaded: how many were taken from another stage.
+      used: of each program that somebody runs, the key.
+    """
+
+    cache: Cache | None = None
+    known: dict[str, Compiled] = field(default_factory=dict)
+    compiled: int = 0
+    loaded: int = 0
+    used: dict[int, str] = field(default_factory=dict)
+
+    def get(
+        self, lowered: jax.stages.Lowered, devices: Sequence[JaxDevice], rows: Sequence[str] = ()
+    ) -> Executable:
+        """The executable of a lowered program on its devices.
+
+        Arguments:
+          rows: the names of its collectives, in order: a shared executable brings along its own. The text
+            has neither them nor the user's lines, which are those of the stage that was compiled.
+        """
+        text = lowered.as_text()
+        key = hashlib.sha256(f"{lowered.args_info}{rows}{text}".encode()).hexdigest()
+        known = self.known.get(key)
+        if known is not None and not known.calls_host and known.serial is not None:
+            self.loaded += 1
+            return self.using(key, loaded(known.serial, devices))
+        with caching(self.cache) as cache:
+            made = lowered.compile()
+            cache.keep(made)
+        self.known.setdefault(key, Compiled(made, tuple(devices), cache.found, CALLBACK in text))
+        self.compiled += 1
+        return self.using(key, made)
+
+    def __str__(self) -> str:
+        """What came from where, for the log."""
+        found = sum(c.found is not None for c in self.known.values())
+        cached = "" if self.cache is None else f", {found} of them found in the cache"
+        return f": {self.compiled} programs{cached}, {self.loaded} shared by stages"
+
+    def using(self, key: str, program: Executable) -> Executable:
+        """Notes which program it is that somebody runs."""
+        self.used[id(program)] = key
+        return program

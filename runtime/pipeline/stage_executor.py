@@ -1,0 +1,248 @@
+"""One placement of a pipeline at run time: its programs, and what lies between them.
+
+Words: docs/glossary.md.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import jax
+import numpy as np
+
+from sbp.passes.pipeline.slots import Cut, How, Read, Slot, SlotKind
+from sbp.passes.program.role import Part, Phase
+from sbp.placement import Placement
+from sbp.runtime.lower.lowering import Title
+from sbp.runtime.nan_checks.probe import Lookout
+from sbp.runtime.pipeline.shared_executables import Executables
+from sbp.runtime.pipeline.stage_programs import OfOthers, Runnable, Slots, given_away, runnable
+from sbp.runtime.processes.addressable import brought, is_here
+from sbp.untyped import partition_spec
+
+OUTSIDE = -1
+"""The number of the micro-batch of what does not belong to one."""
+Key: TypeAlias = tuple[Slot, int]
+"""A slot, and the micro-batch whose array is in it."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the devices of a piece have looked at.
+
+    Arguments:
+      run: the piece.
+      cut: what it is a part of.
+      microbatch: of which; OUTSIDE for none.
+      flags: "devices 7", of runtime/nan_checks/probe.py.
+    """
+
+    run: Runnable
+    cut: Cut
+    microbatch: int
+    flags: jax.Array
+
+
+@dataclass
+class Shelf:
+    """The arrays of one placement during one step, by slot and micro-batch.
+
+    What is put here by another thread is waited for; what nobody will read any more is dropped.
+
+    Arguments:
+      seen: what its pieces have looked at, if that was asked for.
+      come: what was sent once and has come, if to other processes that have devices here.
+    """
+
+    arrays: dict[Key, jax.Array] = field(default_factory=dict)
+    come: set[Key] = field(default_factory=set)
+    left: dict[Key, int] = field(default_factory=dict)
+    arrived: threading.Condition = field(default_factory=threading.Condition)
+    failed: BaseException | None = None
+    seen: list[Seen] = field(default_factory=list)
+
+    def put(self, arrays: Mapping[Key, jax.Array]) -> None:
+        """Puts arrays into slots."""
+        with self.arrived:
+            self.arrays.update(arrays)
+            self.arrived.notify_all()
+
+    def get(self, slot: Slot) -> jax.Array:
+        """What does not belong to a micro-batch."""
+        return self.take([((slot, OUTSIDE), 0)], False)[0]
+
+    def take(self, wanted: Sequence[tuple[Key, int]], patient: bool) -> list[jax.Array]:
+        """Arrays, each with how many read it; the last reader takes it away, and 0 leaves it for ever.
+
+        Arguments:
+          patient: waits for them to come.
+        """
+        out = []
+        with self.arrived:
+            for key, readers in wanted:
+                while patient and key not in self.arrays and self.failed is None:
+                    self.arrived.wait()
+                if self.failed is not None:
+                    raise RuntimeError("another stage failed") from self.failed
+                out.append(self.arrays[key])
+                if readers:
+                    self.left[key] = self.left.get(key, readers) - 1
+                    if not self.left[key]:
+                        del self.arrays[key]
+        return out
+
+    def fail(self, why: BaseException) -> None:
+        """Wakes up who waits: nothing will come."""
+        with self.arrived:
+            self.failed = why
+            self.arrived.notify_all()
+
+    def there(self, slots: Collection[Slot], microbatch: int) -> list[jax.Array]:
+        """The arrays of a micro-batch that are in some slots."""
+        with self.arrived:
+            return [self.arrays[key] for slot in slots if (key := (slot, microbatch)) in self.arrays]
+
+    @property
+    def kept(self) -> list[jax.Array]:
+        """What is kept for micro-batches."""
+        with self.arrived:
+            return [x for (slot, _), x in self.arrays.items() if slot.kind is SlotKind.EACH]
+
+
+@dataclass(frozen=True)
+class Station:
+    """The programs of one placement.
+
+    Arguments:
+      runnables: by part.
+      readers: per slot, how many pieces read it.
+      indices: the number of each micro-batch, on the devices.
+    """
+
+    placement: Placement
+    cut: Cut
+    slots: Slots
+    runnables: Mapping[Part, Runnable]
+    readers: Mapping[Slot, int]
+    indices: tuple[jax.Array, ...]
+
+    @functools.cached_property
+    def is_here(self) -> bool:
+        """Whether this process has some of its devices, and so runs its programs."""
+        return any(map(is_here, self.slots.mesh.devices.flat))
+
+    def outside(self, phase: Phase) -> list[Runnable]:
+        """What runs once, before or after the loop, in order."""
+        found = [r for p, r in self.runnables.items() if p.phase == phase]
+        return sorted(found, key=lambda r: r.piece.part.at)
+
+    def inside(self) -> list[Runnable]:
+        """What runs for every micro-batch."""
+        return [r for p, r in self.runnables.items() if p.phase not in (Phase.BEFORE, Phase.AFTER)]
+
+    @functools.cached_property
+    def reads(self) -> Mapping[Part, list[tuple[Slot, int | None, int]]]:
+        """Per part what it reads: the slot; the micro-batch, None for its own; how many pieces read it."""
+        return {
+            part: [x for r in run.piece.reads for x in self._read(r)] for part, run in self.runnables.items()
+        }
+
+    def _read(self, read: Read) -> Iterator[tuple[Slot, int | None, int]]:
+        if read.how is How.STACK:
+            yield from ((read.slot, i, 0) for i in range(len(self.indices)))
+        elif read.slot.kind is SlotKind.EACH:
+            yield read.slot, None, self.readers[read.slot]
+        else:
+            yield read.slot, OUTSIDE, 0
+
+    @functools.cached_property
+    def writes(self) -> Mapping[Part, list[tuple[int, Slot, bool]]]:
+        """Per part what it writes that is kept here: position, slot, whether it is the micro-batch's own."""
+        return {
+            part: [
+                (i, w.slot, w.slot.kind is SlotKind.EACH)
+                for i, w in enumerate(run.piece.writes)
+                if w.slot.kind is not SlotKind.EACH or w.slot in self.readers
+            ]
+            for part, run in self.runnables.items()
+        }
+
+    @property
+    def stages(self) -> set[int]:
+        """The stages that run here."""
+        return {part.at for part in self.runnables}
+
+    def residuals(self, stage: int) -> set[Slot]:
+        """What a stage's forward pass has or makes for a micro-batch and its backward pass reads."""
+        pieces = [r.piece for part, r in self.runnables.items() if part.at == stage]
+        forward = [p for p in pieces if p.part.phase is Phase.FORWARD]
+        had = {r.slot for p in forward for r in p.reads} | {w.slot for p in forward for w in p.writes}
+        wanted = {r.slot for p in pieces if p.part.phase in (Phase.INPUT, Phase.WEIGHT) for r in p.reads}
+        return {slot for slot in had & wanted if slot.kind is SlotKind.EACH}
+
+    def given(self, shelf: Shelf, run: Runnable, microbatch: int, patient: bool = False) -> list[jax.Array]:
+        """All that a piece reads; `patient` waits for it to come."""
+        wanted = [
+            ((slot, microbatch if i is None else i), readers)
+            for slot, i, readers in self.reads[run.piece.part]
+        ]
+        return shelf.take(wanted, patient)
+
+    def run(
+        self, shelf: Shelf, run: Runnable, microbatch: int, given: Sequence[jax.Array]
+    ) -> Sequence[jax.Array]:
+        """Runs one piece; what it has made. What nobody here will read is not kept."""
+        index = self.indices[max(microbatch, 0)] if self.indices else np.int32(0)
+        made: Sequence[jax.Array] = run.run(index, *given)
+        if run.watch is not None:
+            *made, flags = made
+            shelf.seen.append(Seen(run, self.cut, microbatch, flags))
+        kept = self.writes[run.piece.part]
+        shelf.put({(slot, microbatch if each else OUTSIDE): made[i] for i, slot, each in kept})
+        return made
+
+
+def make_station(
+    cut: Cut,
+    microbatches: int,
+    title: Title,
+    executables: Executables,
+    donate: Collection[int] = (),
+    watch: Lookout | None = None,
+) -> Station:
+    """The station of a placement whose devices are there; its programs are compiled.
+
+    Arguments:
+      title: of the whole program.
+      executables: what other stations have compiled.
+      donate: positions of arguments whose memory the results may take.
+      watch: what looks at what ops make; each piece has one like it.
+    """
+    placement = cut.physical.placement
+    slots = Slots(cut.physical, placement.mesh)
+    taken = given_away(slots, cut, donate)
+    readers = Counter(r.slot for piece in cut.pieces for r in piece.reads)
+    if not any(map(is_here, slots.mesh.devices.flat)):  # other processes compile and run it
+        away = {piece.part: Runnable(piece, OfOthers()) for piece in cut.pieces}
+        return Station(placement, cut, slots, away, readers, ())
+    runnables = {
+        piece.part: runnable(
+            slots,
+            piece,
+            microbatches,
+            taken.get(i, set()),
+            executables,
+            title,
+            watch and watch.another(),
+            cut.given,
+        )
+        for i, piece in enumerate(cut.pieces)
+    }
+    everywhere = jax.sharding.NamedSharding(slots.mesh, partition_spec())
+    indices = tuple(brought(np.int32(i), everywhere) for i in range(microbatches))
+    return Station(placement, cut, slots, runnables, readers, indices)

@@ -1,0 +1,180 @@
+"""Ways between placements: `jax.device_put` within a process, a crossing between processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import jax
+from jax.sharding import NamedSharding
+
+from sbp import compat
+from sbp.compat import is_key
+from sbp.runtime.pipeline.process_transfer import Crossing
+from sbp.runtime.pipeline.shared_executables import Executable, Executables
+from sbp.runtime.processes.addressable import brought, is_alone, takes_part
+from sbp.untyped import DType, JaxDevice, Leaf, struct
+
+
+@dataclass(frozen=True, slots=True)
+class Cargo:
+    """A tensor that is sent.
+
+    Arguments:
+      shape, dtype: of the tensor.
+      leaves, comes: how it lies on both sides.
+    """
+
+    shape: tuple[int, ...]
+    dtype: DType
+    leaves: NamedSharding
+    comes: NamedSharding
+
+    @property
+    def is_own(self) -> bool:
+        """Whether all of it is a matter of this process alone."""
+        return is_alone(self.leaves, self.comes)
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this process has devices on either side."""
+        return takes_part(self.leaves) or takes_part(self.comes)
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether something else crosses: numbers have no dim to be cut, and keys go as their words."""
+        return is_key(self.dtype) or not self.shape
+
+    @property
+    def crossing(self) -> Crossing:
+        """Its way between processes."""
+        example = jax.eval_shape(self.packed, struct(self.shape, self.dtype))
+        return Crossing(example.shape, example.dtype, self.leaves, self.comes)
+
+    def packed(self, x: jax.Array) -> jax.Array:
+        """As it crosses."""
+        words = jax.random.key_data(x) if is_key(self.dtype) else x
+        return words if words.ndim else words[None]
+
+    def unpacked(self, x: jax.Array) -> jax.Array:
+        """As it was."""
+        if not is_key(self.dtype):
+            return x if self.shape else x[0]
+        keys: jax.Array = jax.random.wrap_key_data(x, impl=jax.random.key_impl(compat.zeros((), self.dtype)))
+        return keys
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A tensor's way between processes, compiled.
+
+    Arguments:
+      before: packs it, and lays it as it is sent; None if it lies so, or is not sent from here.
+      program: sends it.
+      afterwards: unpacks it, and lays it as it is wanted; None likewise.
+    """
+
+    cargo: Cargo
+    crossing: Crossing
+    before: Executable | None
+    program: Executable
+    afterwards: Executable | None
+
+    def run(self, x: jax.Array | None) -> jax.Array | None:
+        """Sends and receives, as `Crossing.run` does."""
+        if x is not None and self.before is not None:
+            (x,) = self.before(x)
+        come = self.crossing.run(x, self.program)
+        if come is not None and self.afterwards is not None:
+            (come,) = self.afterwards(come)
+        return come
+
+    @property
+    def programs(self) -> Iterator[tuple[Executable, list[JaxDevice]]]:
+        """What this process runs of it, with the devices of each."""
+        sides = (self.before, self.cargo.leaves), (self.afterwards, self.cargo.comes)
+        yield self.program, self.crossing.devices
+        yield from ((p, list(at.mesh.devices.flat)) for p, at in sides if p is not None)
+
+
+def relays_of(cargo: Cargo, crossing: Crossing) -> tuple[bool, bool]:
+    """Whether a tensor is packed or laid anew before it crosses, and unpacked or laid anew afterwards."""
+    out, into = crossing.middle
+    return cargo.is_packed or out is not cargo.leaves, cargo.is_packed or into is not cargo.comes
+
+
+def passage_of(cargo: Cargo, executables: Executables) -> Passage:
+    """The way of a tensor that this process sends or receives, compiled.
+
+    Arguments:
+      executables: what has been compiled.
+    """
+    crossing = cargo.crossing
+    (out, into), (packs, unpacks) = crossing.middle, relays_of(cargo, crossing)
+
+    def relaid(
+        fn: Callable[[jax.Array], jax.Array], x: jax.ShapeDtypeStruct, to: NamedSharding
+    ) -> Executable | None:
+        if not takes_part(to):
+            return None
+        lowered = jax.jit(lambda x: (fn(x),), out_shardings=(to,)).lower(x)
+        return executables.get(lowered, list(to.mesh.devices.flat))
+
+    sent = struct(crossing.shape, crossing.dtype, sharding=into)
+    held = struct(cargo.shape, cargo.dtype, sharding=cargo.leaves)
+    return Passage(
+        cargo,
+        crossing,
+        relaid(cargo.packed, held, out) if packs else None,
+        executables.get(crossing.program.lower(crossing.given), crossing.devices),
+        relaid(cargo.unpacked, sent, cargo.comes) if unpacks else None,
+    )
+
+
+@dataclass
+class Ways:
+    """The ways that the arrays of a program take, each made when it is first taken.
+
+    Arguments:
+      executables: what has been compiled, of other ways too.
+    """
+
+    executables: Executables = field(default_factory=Executables)
+    known: dict[Cargo, Passage] = field(default_factory=dict)
+
+    def passage(self, cargo: Cargo) -> Passage:
+        """The way of a tensor between processes, one of which is this."""
+        if cargo not in self.known:
+            self.known[cargo] = passage_of(cargo, self.executables)
+        return self.known[cargo]
+
+    def send(self, x: jax.Array | None, cargo: Cargo) -> jax.Array | None:
+        """A tensor on the other side, as far as this process has devices there; all that have some on either
+        side must come here in one order.
+
+        Arguments:
+          x: where this process has devices that send it.
+        """
+        if cargo.is_own:
+            return None if x is None else jax.device_put(x, cargo.comes)
+        return self.passage(cargo).run(x) if cargo.is_ours else None
+
+    def bring_all(self, xs: Sequence[Leaf], comes: Sequence[NamedSharding]) -> Sequence[jax.Array | None]:
+        """Arguments where a placement wants them, as `bring` does it."""
+        if is_alone(*comes) and jax.process_count() == 1:
+            moved: Sequence[jax.Array] = jax.device_put(list(xs), list(comes))  # at once is cheaper
+            return moved
+        return [self.bring(x, to) for x, to in zip(xs, comes, strict=True)]
+
+    def bring(self, x: Leaf, comes: NamedSharding) -> jax.Array | None:
+        """An argument where a placement wants it; all processes come here in one order."""
+        if isinstance(x, jax.Array) and isinstance(x.sharding, NamedSharding):
+            # One array of all processes, such as a result: some may have nothing of it.
+            if x.sharding == comes:
+                return x if takes_part(comes) else None
+            held = x if takes_part(x.sharding) else None
+            return self.send(held, Cargo(x.shape, x.dtype, x.sharding, comes))
+        if is_alone(comes):
+            own: jax.Array = jax.device_put(x, comes)
+            return own
+        return brought(x, comes) if takes_part(comes) else None

@@ -1,0 +1,103 @@
+"""All processes must call the same programs in the same order; an error needs proof.
+
+If two processes run different programs at once, Python does not notice: gloo raises an error about sizes or
+adds up unrelated values, and NCCL waits for ever. So each process publishes its calls now and then, and
+compares them with those of process 0 and of the first process that has finished. A slow process has fewer
+calls, but no other calls, so it is not an error.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+
+import jax
+
+from sbp.compat_errors import is_of_runtime
+from sbp.compat_processes import Board
+from sbp.errors import Problem, ProcessError
+from sbp.runtime.processes.calls import ENDED, Calls, ask, begun, ended, words_of
+from sbp.runtime.processes.flight_recorder import History
+from sbp.runtime.processes.messages import another_call, no_such_call
+
+ANSWER_SECONDS = 3.0
+"""What an error of the runtime waits for the answers of other processes."""
+STEP_SECONDS = 0.25
+
+
+def parted(board: Board, index: int, calls: Calls) -> ProcessError | None:
+    """Tells the others what this process has called, if that is new, and compares it with what they have.
+
+    Arguments:
+      index: of this process.
+      calls: its own.
+    """
+    if calls.told != calls.count:
+        calls.say(board, index)
+    with suppress(jax.errors.JaxRuntimeError):  # the service is gone
+        return _compared(board, index, calls.history, [0] if index else [])
+    return None
+
+
+def at_the_end(board: Board, index: int, calls: Calls) -> ProcessError | None:
+    """The same for a process that comes to its end, where it will call nothing more."""
+    calls.say(board, index)  # others may still wait for this one
+    calls.say(board, index, ENDED)  # where nobody has been here before
+    with suppress(jax.errors.JaxRuntimeError):
+        return _compared(board, index, calls.history, [], ends=True)
+    return None
+
+
+def explained(
+    error: BaseException, board: Board, index: int, count: int, calls: Calls
+) -> ProcessError | None:
+    """Why the runtime has raised an error, if it is that another process runs another program.
+
+    Asks the others, and waits some seconds for their answers.
+
+    Arguments:
+      count: of processes.
+    """
+    if not is_of_runtime(error):
+        return None
+    calls.say(board, index)
+    history, until = calls.history, time.monotonic() + ANSWER_SECONDS
+    others = [0] if index else range(1, count)
+    with suppress(jax.errors.JaxRuntimeError):
+        ask(board, f"{index} after an error at {until}")
+        while time.monotonic() < until:
+            if found := _compared(board, index, history, others):
+                return found
+            time.sleep(STEP_SECONDS)
+    return None
+
+
+def _compared(
+    board: Board, index: int, mine: History, others: Iterable[int], *, ends: bool = False
+) -> ProcessError | None:
+    """What differs from the calls of other processes, and from those of the first that came to its end.
+
+    Arguments:
+      ends: whether this process is at its end too.
+    """
+    heard = [(other, begun(board, other)) for other in others]
+    end = ended(board)
+    for other, theirs in [*heard, *([end] if end is not None and end[0] != index else [])]:
+        number = mine.parts_from(theirs)
+        if number is not None:
+            here, there = mine.at(number)[1], theirs.at(number)[1]
+            told = words_of(board, here), words_of(board, there)
+            return ProcessError(another_call(number, index, told[0], other, told[1], before=here == there))
+    if end is None or end[1].count == mine.count:
+        return None
+    # By now each of them has made all of its calls that the other one has.
+    if mine.count > end[1].count:
+        return ProcessError(_missed(board, index, mine, *end))
+    return ProcessError(_missed(board, *end, index, mine)) if ends else None
+
+
+def _missed(board: Board, index: int, longer: History, other: int, shorter: History) -> Problem:
+    """What is wrong where a process has made a call that another one, at its end, has not."""
+    number = max(shorter.count + 1, longer.known.start)
+    return no_such_call(number, index, words_of(board, longer.at(number)[1]), other, shorter.count)

@@ -1,0 +1,145 @@
+"""The end of a process that raises: the others hear of it, and end too.
+
+The same thread says what was called here, and ends the process if that is not what the others call.
+
+Who waits for a collective hears nothing: the wait is in XLA. So a thread of each process waits for the word
+that some process has raised, says so, and ends its process. A process that is killed leaves no word; JAX's
+coordination service misses its heartbeat, and ends the others.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Hashable
+from contextlib import suppress
+from types import TracebackType
+from typing import TypeAlias, cast
+
+import jax
+
+from sbp.compat_errors import has_lost_another
+from sbp.compat_forks import FORK
+from sbp.compat_processes import Board, how_many
+from sbp.errors import ProcessError
+from sbp.runtime.processes.call_order import at_the_end, explained, parted
+from sbp.runtime.processes.calls import calls_of
+from sbp.runtime.processes.failure_cause import FOLLOWS
+from sbp.runtime.processes.liveness import Silence
+from sbp.runtime.processes.peer_errors import in_one_line, loss_text
+from sbp.runtime.processes.straggler_log import Waiting
+
+Hook: TypeAlias = Callable[[type[BaseException], BaseException, TracebackType | None], object]
+
+KEY = "sbp/raised"
+POLL_SECONDS = 0.5
+LOOK_SECONDS = 5.0
+"""After which calls are compared again with those of other processes."""
+SERVICE_SECONDS = 2.0
+"""What a process waits before it ends: the others hear why, before they see their connections break; and
+process 0 has the board."""
+
+
+def watch(board: Board, index: int, silence: Silence) -> None:
+    """Ends this process when another one raises, and tells the others when this one does.
+
+    Arguments:
+      index: of this process.
+      silence: names those that are not heard any more.
+    """
+    done = threading.Event()
+    thread = threading.Thread(target=_listen, args=(board, index, done), daemon=True, name="sbp processes")
+    thread.start()
+    beats = silence.watch(done)
+
+    def stop() -> None:  # before JAX takes the board away
+        if FORK.parent is not None:  # a fork is no member, and has no thread to wait for
+            return
+        done.set()
+        for waits in (thread, *beats):
+            waits.join()
+        wrong = at_the_end(board, index, calls_of(cast(Hashable, board)))
+        if wrong is not None:
+            _end(board, index, wrong)
+
+    atexit.register(stop)
+    sys.excepthook = _telling(board, index, sys.excepthook)
+
+
+def tell(board: Board, index: int, error: BaseException) -> None:
+    """Leaves the word that this process has raised, and ends it: JAX would wait for the others first."""
+    is_lost, calls = has_lost_another(error), calls_of(cast(Hashable, board))
+    said, code = f"has raised {type(error).__name__}: {error}", _code(error)
+    if is_lost:
+        said, code = loss_text(error), FOLLOWS
+    try:
+        board.key_value_set_bytes(KEY, json.dumps([index, said]).encode())
+    except jax.errors.JaxRuntimeError:  # another one was earlier, or the service is gone
+        code = FOLLOWS
+    if calls.fails is not None and code != FOLLOWS:
+        calls.fails(in_one_line(error))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    time.sleep(SERVICE_SECONDS)
+    os._exit(code)
+
+
+def _code(error: BaseException) -> int:
+    """The exit code of a process that raises: its own, if it has one that says nothing else."""
+    own = error.code if isinstance(error, SystemExit) else None
+    return own if isinstance(own, int) and own not in (0, FOLLOWS) else 1
+
+
+def _telling(board: Board, index: int, before: Hook) -> Hook:
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        is_lost = has_lost_another(error)
+        if not is_lost or before is not sys.__excepthook__:  # where it was lost says nothing
+            before(kind, error, trace)
+        if FORK.parent is not None:  # its parent is the member, and hears of it as it likes
+            return
+        # A result that is fetched raises in the user's code: nobody but this hook sees it.
+        why = explained(error, board, index, how_many(), calls_of(cast(Hashable, board)))
+        if why is not None:
+            _end(board, index, why)
+        if is_lost:
+            sys.stderr.write(f"sbp: process {index} ends: it {loss_text(error)}\n")
+        tell(board, index, error)
+
+    return hook
+
+
+def _end(board: Board, index: int, error: ProcessError) -> None:
+    """Ends this process with an error that nobody can catch."""
+    sys.stdout.flush()
+    sys.stderr.write(f"sbp: process {index} ends: {type(error).__name__}: {error}\n")
+    tell(board, index, error)
+
+
+def _listen(board: Board, index: int, done: threading.Event) -> None:
+    """Waits for the word of another process; says what this one calls, and compares it now and then."""
+    word, calls, looked = None, calls_of(cast(Hashable, board)), time.monotonic()
+    waiting = Waiting(calls, index, how_many())
+    while word is None:
+        if done.wait(POLL_SECONDS):
+            return
+        with suppress(jax.errors.JaxRuntimeError):  # none is there; where the service is gone JAX ends all
+            word = board.key_value_try_get_bytes(KEY)
+        calls.answer(board, index)
+        if word is None and time.monotonic() - looked >= LOOK_SECONDS:
+            looked, wrong = time.monotonic(), parted(board, index, calls)
+            waiting.look(board, looked)
+            if wrong is not None:
+                _end(board, index, wrong)
+    other, error = json.loads(word)
+    if other == index:
+        return
+    first = str(error).splitlines()[0]
+    sys.stdout.flush()
+    sys.stderr.write(f"sbp: process {index} ends, since process {other} {first}\n")
+    sys.stderr.flush()
+    time.sleep(0.0 if index else SERVICE_SECONDS)
+    os._exit(FOLLOWS)

@@ -1,0 +1,201 @@
+"""What a program takes, measured against what its plan says."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+
+from sbp.passes.face import Plan
+from sbp.passes.look import pipeline_page
+from sbp.passes.pipeline.choose import ScheduleTask, split_seconds, task_of
+from sbp.passes.schedule.actions import SENDS, Kind, Schedule
+from sbp.passes.schedule.simulate import simulate
+from sbp.passes.schedule.spans import Timeline
+from sbp.passes.schedule.times import Times
+from sbp.runtime.execute.compiled_program import Built
+from sbp.runtime.pipeline.pipeline_executor import Machine
+from sbp.runtime.pipeline.program import BuiltPipeline
+from sbp.runtime.pipeline.step_record import Record
+from sbp.runtime.profile.pipeline_breakdown import places_measured
+from sbp.runtime.profile.profile import ActionTime, Profile
+from sbp.runtime.profile.step_breakdown import NotDivided, divided
+from sbp.untyped import Leaf, PyTree, block_until_ready
+
+STEPS = 3
+"""Steps of each kind that are measured, after one that is not."""
+
+
+class Runs(Protocol):
+    """What a program has been compiled to."""
+
+    @property
+    def plan(self) -> Plan:
+        """Its plan."""
+
+    @property
+    def donate(self) -> tuple[int, ...]:
+        """Positions of the leaves that are gone after a call."""
+
+    def run(self, leaves: Sequence[Leaf]) -> PyTree:
+        """Runs one step."""
+
+
+def measure(built: Runs, leaves: Sequence[Leaf]) -> Profile:
+    """Runs some steps on copies of what a call donates, and measures them."""
+
+    def fresh() -> list[Leaf]:
+        taken = set(built.donate)
+        copied = [jnp.copy(x) if i in taken and isinstance(x, jax.Array) else x for i, x in enumerate(leaves)]
+        block_until_ready(copied)
+        return copied
+
+    while isinstance(built, BuiltPipeline) and built.drivers.threads is None:
+        built.run(fresh())
+    seconds = [_seconds(built.run, fresh()) for _ in range(STEPS + 1)]
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    on_cpu = built.plan.placement.platform == "cpu"
+    profile = Profile(built.plan, median(seconds[1:]), cores=cores if on_cpu else None)
+    if isinstance(built, BuiltPipeline) and built.schedule is not None:
+        profile = _Measuring(built, built.schedule, fresh).profile(profile)
+    try:
+        if isinstance(built, BuiltPipeline):
+            return replace(profile, places=places_measured(built, fresh))
+        return replace(profile, step=divided(built, fresh)) if isinstance(built, Built) else profile
+    except NotDivided as e:
+        return replace(profile, undivided=str(e))
+
+
+def _seconds(run: Callable[[Sequence[Leaf]], PyTree], leaves: Sequence[Leaf]) -> float:
+    """The time of a step and of its results."""
+    began = time.perf_counter()
+    block_until_ready(run(leaves))
+    return time.perf_counter() - began
+
+
+@dataclass(frozen=True)
+class _Measuring:
+    built: BuiltPipeline
+    schedule: Schedule
+    fresh: Callable[[], list[Leaf]]
+
+    @property
+    def machine(self) -> Machine:
+        return self.built.machine
+
+    def profile(self, whole: Profile) -> Profile:
+        """The profile with the loop over micro-batches."""
+        plan, task = self.built.plan, task_of(self.built.stages)
+        alone = [self.recorded(False) for _ in range(STEPS + 1)][1:]
+        together = [self.recorded(True) for _ in range(STEPS + 1)][1:]
+        best = min(
+            (r.timeline(f"{self.schedule.name}, measured") for r in together), key=lambda t: t.makespan
+        )
+        actions = tuple(_compared(task, alone, together))
+        times = measured_times(task, actions)
+        replayed = simulate(self.schedule, times, task.edges)
+        return replace(
+            whole,
+            timeline=_from_zero(best),
+            simulated=pipeline_page.estimated(plan),
+            replayed=replace(replayed, name=f"{self.schedule.name}, simulated with the times measured alone"),
+            live=tuple(alone[0].live),
+            live_bytes=tuple(alone[0].live_bytes),
+            actions=actions,
+            times=times,
+            driver_seconds=median(self.driver() for _ in range(STEPS)),
+            task=task,
+        )
+
+    def recorded(self, threads: bool) -> Record:
+        """One step, every action waited for: one by one, or with a thread for each placement."""
+        record = self.machine.new_record()
+        block_until_ready(self.machine.run(self.built.arguments(self.fresh()), threads, record))
+        return record
+
+    def driver(self) -> float:
+        """What it costs to issue an action. Time of the thread, so waiting is not in it."""
+        shelves = self.machine.begin(self.built.arguments(self.fresh()))
+        block_until_ready([x for shelf in shelves for x in shelf.arrays.values() if not x.is_deleted()])
+        began = time.thread_time()
+        self.machine.driven(shelves, None)
+        spent = time.thread_time() - began
+        block_until_ready(self.machine.end(shelves))
+        return spent / len(self.machine.order)
+
+
+def _from_zero(timeline: Timeline) -> Timeline:
+    """The same, by a clock that begins with it."""
+    start = timeline.start
+    rows = (
+        tuple(replace(s, start=s.start - start, end=s.end - start) for s in row) for row in timeline.spans
+    )
+    return Timeline(timeline.name, tuple(rows))
+
+
+def _compared(
+    task: ScheduleTask, alone: Sequence[Record], together: Sequence[Record]
+) -> Iterator[ActionTime]:
+    """Every kind of action and stage, computing ones first."""
+    one, all_ = _by_action(alone), _by_action(together)
+    for key in sorted(one, key=lambda k: (k[0] in SENDS, k[1], list(Kind).index(k[0]))):
+        kind, stage = key
+        estimated = (_sent if kind in SENDS else _estimated)(task.figures.times, kind, stage)
+        both = median(all_[key]) if key in all_ else None
+        yield ActionTime(kind, stage, estimated, median(one[key]), both)
+
+
+def _by_action(records: Sequence[Record]) -> dict[tuple[Kind, int], list[float]]:
+    """The seconds of all micro-batches, by kind and stage."""
+    found: dict[tuple[Kind, int], list[float]] = {}
+    for record in records:
+        for span in (s for row in record.spans for s in row):
+            found.setdefault((span.action.kind, span.action.stage), []).append(span.end - span.start)
+    return found
+
+
+def _estimated(times: Times, kind: Kind, stage: int) -> float:
+    parts = {
+        Kind.F: (times.forward,),
+        Kind.I: (times.input_gradient,),
+        Kind.W: (times.weight_gradient,),
+        Kind.B: (times.input_gradient, times.weight_gradient),
+    }
+    return sum(part[stage] for part in parts[kind])
+
+
+def _sent(times: Times, kind: Kind, stage: int) -> float | None:
+    """Until what a stage sends has come to all that it is for; what goes in one is measured as one."""
+    ahead = kind is Kind.SEND_F
+    ways = [times.on_the_way(s, t) for s, t in times.transfers if s == stage and (s < t) == ahead]
+    return max(ways, default=None)
+
+
+def measured_times(task: ScheduleTask, actions: Sequence[ActionTime]) -> Times:
+    """Times of all actions as measured alone; of a whole backward the estimated part is the inputs' gradient.
+
+    What a stage sends is measured as one; each stage that it goes to has it after that time.
+    """
+    known = {(a.kind, a.stage): a.alone for a in actions}
+    estimated = task.figures.times
+    forward, inputs, weights = list[float](), list[float](), list[float]()
+    for s in range(len(task.rank_of)):
+        halves = estimated.input_gradient[s], estimated.weight_gradient[s]
+        i, w = split_seconds(known.get((Kind.B, s), 0.0), halves)
+        forward.append(known.get((Kind.F, s), 0.0))
+        inputs.append(known.get((Kind.I, s), i))
+        weights.append(known.get((Kind.W, s), w))
+    transfers = {
+        (s, t): known.get((Kind.SEND_F if s < t else Kind.SEND_B, s), estimated.on_the_way(s, t))
+        for s, t in estimated.transfers
+    }
+    return Times(tuple(forward), tuple(inputs), tuple(weights), transfers=transfers)
+
+
+__all__ = ["ActionTime", "Profile", "measure"]

@@ -1,0 +1,166 @@
+"""A step of a pipeline under JAX's profiler, divided for each placement, whose pieces are programs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sbp.passes.explain.measured import MeasuredCollective, MeasuredStep, numbered
+from sbp.passes.explain.plan import Collective, PlanData
+from sbp.passes.look.program_data import program_data
+from sbp.passes.program.role import Phase
+from sbp.runtime.hlo.groups import Groups
+from sbp.runtime.hlo.meter import text_of
+from sbp.runtime.hlo.origins import origins_of, rows_of
+from sbp.runtime.hlo.parser import parse
+from sbp.runtime.pipeline.program import BuiltPipeline
+from sbp.runtime.pipeline.stage_executor import Station
+from sbp.runtime.pipeline.stage_programs import Runnable
+from sbp.runtime.profile.kernels_by_line import LineReader
+from sbp.runtime.profile.step_breakdown import HOW, NotDivided, local_devices, recorded
+from sbp.runtime.profile.trace import HasPlanes, TracedStep, traced_steps
+from sbp.runtime.profile.trace_alignment import ProgramReader, share_of
+from sbp.runtime.profile.trace_attribution import KERNEL, SENDING, WAITING, StepAccount, account
+from sbp.untyped import Leaf, block_until_ready
+
+NOT_NAMED = "no instruction of the compiled pieces names it: XLA has removed it, or sends an equal one"
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """One compiled piece: its module, what that says, rows of its collectives, and lines of its kernels."""
+
+    module: str
+    reader: ProgramReader
+    rows: Mapping[str, tuple[str, ...]]
+    lines: LineReader
+
+
+def places_measured(built: BuiltPipeline, fresh: Callable[[], Sequence[Leaf]]) -> tuple[MeasuredStep, ...]:
+    """A step divided, per placement; kernels are told apart by lines, and by what a piece is.
+
+    Arguments:
+      fresh: gives the arguments of a call, which are gone after it.
+
+    Raises:
+      NotDivided: where the profiler says nothing of ops.
+    """
+    stations = built.machine.stations
+    pieces = list[list[_Piece]]()
+    for s, plan in zip(stations, built.plan.stages, strict=True):
+        program = program_data(plan)
+        own = [] if program is None else [step for step, _ in numbered(program["steps"])]
+        pieces.append([_piece(r, part.phase, plan, own) for part, r in s.runnables.items()])
+    profile = recorded(fresh, lambda args: block_until_ready(built.run(args)))
+    steps = _steps(profile, {p.module: p for own in pieces for p in own})
+    if not steps or not any(step.events for step in steps):
+        raise NotDivided("JAX's profiler says nothing of the ops of a step")
+    step = sorted(steps, key=lambda s: s.seconds)[len(steps) // 2]
+    return tuple(
+        _placement(step, s, own, plan.collectives)
+        for s, own, plan in zip(stations, pieces, built.plan.stages, strict=True)
+    )
+
+
+PHASES_OF: Mapping[Phase, tuple[str, ...]] = {
+    Phase.BEFORE: ("forward", "update"),
+    Phase.FORWARD: ("forward",),
+    Phase.INPUT: ("backward",),
+    Phase.WEIGHT: ("backward",),
+    Phase.AFTER: ("update", "backward"),
+}
+"""What the ops of a piece are, as plans call it."""
+
+
+def _piece(run: Runnable, phase: Phase, plan: PlanData, steps: Sequence[Mapping[str, Any]]) -> _Piece:
+    """A piece of a placement.
+
+    Arguments:
+      steps: of the placement's program, in the order of their numbers.
+    """
+    module = parse(text_of(run.run))
+    found = rows_of(run.run, plan)
+    rows = {name: tuple(c.name for c in meant) for name, meant in found.items()}
+    reader = ProgramReader(module, ())
+    lines = LineReader(reader, origins_of(run.run), steps, PHASES_OF[phase])
+    return _Piece(module.header["name"], reader, rows, lines)
+
+
+def _steps(profile: HasPlanes, modules: Mapping[str, _Piece]) -> list[TracedStep]:
+    """The steps with the ops of all pieces, each called by its module too."""
+    found: list[TracedStep] = []
+    for name, piece in modules.items():
+        own = traced_steps(profile, name, piece.reader.readers)
+        named = [
+            replace(s, events=tuple(replace(e, instruction=f"{name}/{e.instruction}") for e in s.events))
+            for s in own
+        ]
+        pairs = zip(found, named, strict=True)
+        found = [replace(a, events=a.events + b.events) for a, b in pairs] if found else named
+    return found
+
+
+def _placement(
+    step: TracedStep, station: Station, pieces: Sequence[_Piece], plan: Sequence[Collective]
+) -> MeasuredStep:
+    """The step of one placement's devices."""
+    devices = local_devices(station.slots.mesh)
+    groups, rows = dict[str, Groups](), dict[str, tuple[str, ...]]()
+    around = set[str]()
+    for p in pieces:
+        around |= {f"{p.module}/{name}" for name in p.reader.containers if step.surrounds}
+        for name, own in p.reader.groups(list(p.rows), devices).items():
+            key = f"{p.module}/{name}"
+            groups[key] = own
+            rows[key] = tuple(dict.fromkeys((*rows.get(key, ()), *p.rows[name])))
+    events = tuple(e for e in step.events if e.device in devices)
+    found = account(TracedStep(step.start, step.end, events), groups, around, devices)
+    per_step, added = [0.0] * max((len(p.lines.steps) for p in pieces), default=0), 0.0
+    of = {p.module: p.lines for p in pieces}
+    for key, seconds in found.claimed[KERNEL].items():
+        module, _, name = key.partition("/")
+        shares = of[module].shares(name)
+        for k, share in shares.items():
+            per_step[k] += share * seconds
+        added += 0.0 if shares else seconds
+    return MeasuredStep(
+        "measured",
+        HOW,
+        found.seconds,
+        found.devices,
+        tuple(per_step),
+        added,
+        tuple(_collectives(plan, rows, found)),
+        found.before,
+        found.between,
+        found.after,
+    )
+
+
+def _collectives(
+    plan: Sequence[Collective], rows: Mapping[str, tuple[str, ...]], found: StepAccount
+) -> Iterator[MeasuredCollective]:
+    """What each row of a placement took, and what is sent for no row."""
+    known = {c.name: c for c in plan}
+    for c in plan:
+        own = [key for key, names in rows.items() if c.name in names]
+        seen = [(key, share_of(known, c.name, rows[key])) for key in own if found.times[key]]
+        if not seen:
+            why = f"the profile has no event of {', '.join(own)}" if own else NOT_NAMED
+            yield MeasuredCollective(c.name, None, remark=why)
+            continue
+        shared = any(len(rows[key]) > 1 for key, _ in seen)
+        yield MeasuredCollective(
+            c.name,
+            math.fsum(found.sent[key] * share for key, share in seen),
+            math.fsum(found.claimed[SENDING][key] * share for key, share in seen),
+            math.fsum(found.claimed[WAITING][key] * share for key, share in seen),
+            sum(found.times[key] for key, _ in seen),
+            "not told apart from other rows: time by their estimates" if shared else "",
+        )
+    for key, names in rows.items():
+        if not names and found.times[key]:
+            own_seconds = (found.sent[key], found.claimed[SENDING][key], found.claimed[WAITING][key])
+            yield MeasuredCollective("", *own_seconds, found.times[key], f"{key} is for no row of the plan")

@@ -1,0 +1,83 @@
+"""Ways of tensors between placements, as they go where these are of different processes."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+import sbp
+from sbp.runtime.pipeline.shared_executables import Executables
+from sbp.runtime.pipeline.transfer_engine import Cargo, Passage, Ways, passage_of
+from sbp.runtime.saved.pack import Programs, packed, unpacked
+from tests.runtime.program.starting import COMPILED, counted
+
+FIRST, SECOND = sbp.placement("cpu", shape=(2, 4), axes=("stage", "data")).split("stage")
+PAIR = sbp.placement("cpu", [4, 5], axes=("data",))
+ROWS, COLUMNS, WHOLE = PartitionSpec("data"), PartitionSpec(None, "data"), PartitionSpec()
+CARGOS: dict[str, tuple[Any, Any, Any, Any, int]] = {
+    "rows": (np.arange(32.0, dtype=np.float32).reshape(8, 4), ROWS, SECOND, ROWS, 1),
+    "rows to columns": (np.arange(32.0, dtype=np.float32).reshape(8, 4), ROWS, SECOND, COLUMNS, 2),
+    "to fewer devices": (np.arange(32.0, dtype=np.float32).reshape(8, 4), ROWS, PAIR, ROWS, 2),
+    "a number": (np.float32(3), WHOLE, SECOND, WHOLE, 3),
+    "a key": (jax.random.key(3), WHOLE, SECOND, WHOLE, 3),
+    "keys": (jax.random.split(jax.random.key(3), 8), ROWS, SECOND, ROWS, 3),
+}
+"""What is sent, how it lies, where to, how it is to lie there, and how many programs that takes."""
+
+
+def sent(name: str) -> tuple[Any, Cargo, int]:
+    value, leaves, there, comes, programs = CARGOS[name]
+    x = jax.device_put(value, NamedSharding(FIRST.mesh, leaves))
+    return x, Cargo(x.shape, x.dtype, x.sharding, NamedSharding(there.mesh, comes)), programs
+
+
+def numbers(x: Any) -> Any:
+    return np.asarray(jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x)
+
+
+@pytest.mark.parametrize("name", CARGOS)
+def test_what_comes_is_what_was_sent(name: str) -> None:
+    x, cargo, programs = sent(name)
+    executables = Executables()
+    passage = passage_of(cargo, executables)
+    come = passage.run(x)
+    assert come is not None and come.sharding.is_equivalent_to(cargo.comes, come.ndim)
+    np.testing.assert_array_equal(numbers(come), numbers(x))
+    assert len(list(passage.programs)) == programs
+    assert all(id(program) in executables.used for program, _ in passage.programs)
+
+
+@pytest.mark.parametrize("name", CARGOS)
+def test_a_way_that_was_saved_compiles_nothing(name: str) -> None:
+    x, cargo, _ = sent(name)
+    ways = Ways()
+    ways.passage(cargo)
+    keys = {id(p): ways.executables.used[id(p)] for p, _ in ways.known[cargo].programs}
+    serial = {key: ways.executables.known[key].serial for key in keys.values()}
+    names = {id(p): (keys[id(p)], tuple(d.id for d in at)) for p, at in ways.known[cargo].programs}
+    loaded = unpacked(packed(ways, Programs(serial, names)), jax.devices())
+    assert isinstance(loaded.known[cargo], Passage) and loaded.known[cargo] is not ways.known[cargo]
+    assert (
+        loaded.known[cargo].crossing.room.keys() == ways.known[cargo].crossing.room.keys()
+    )  # zeros are put there
+    with counted() as events:
+        come = loaded.known[cargo].run(x)
+    assert events.get(COMPILED, 0) == 0
+    np.testing.assert_array_equal(numbers(come), numbers(x))
+
+
+def test_ways_that_are_alike_are_compiled_once() -> None:
+    """Forth and back between the same devices in the same order of shards: one program, on each its own."""
+    line = sbp.placement("cpu", shape=(4, 2), axes=("stage", "data")).split("stage")
+    executables = Executables()
+    x = np.arange(8.0, dtype=np.float32)
+    for a, b in pairwise(line):
+        sharding = NamedSharding(a.mesh, ROWS)
+        passage = passage_of(Cargo(x.shape, x.dtype, sharding, NamedSharding(b.mesh, ROWS)), executables)
+        np.testing.assert_array_equal(passage.run(jax.device_put(x, sharding)), x)
+    assert (executables.compiled, executables.loaded) == (1, 2)
