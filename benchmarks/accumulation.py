@@ -34,12 +34,12 @@ from benchmarks import explicit, explicit_llama
 from benchmarks.versus_jax import Loop, interleave, median_ratio
 from models import gpt, llama, train
 from models.pipeline import Pipeline
+from sbp.compat.untyped import struct
 from sbp.errors import MemoryLimitError
-from sbp.resolve import resolve, to_partition_spec
+from sbp.notation.resolve import resolve, to_partition_spec
 from sbp.runtime.hlo.meter import each_collective, read_compiled, text_of
 from sbp.runtime.hlo.parser import parse
 from sbp.runtime.target.devices import absent_mesh
-from sbp.untyped import struct
 
 LAYOUTS = ("data:8", "fsdp:8", "tensor:8", "2d:2x4")
 ROWS = ",".join(f"{model}/{layout}" for model in ("gpt", "llama") for layout in LAYOUTS)

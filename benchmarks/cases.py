@@ -15,8 +15,8 @@ from jax.sharding import Mesh, NamedSharding
 
 from models import classifier, gpt, mlp, parallel, resnet
 from sbp import AUTO, B, S
+from sbp.notation.resolve import to_partition_spec
 from sbp.placement import Placement
-from sbp.resolve import to_partition_spec
 
 
 @dataclass(frozen=True)

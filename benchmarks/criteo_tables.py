@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import optax
 
 import sbp
-from sbp.hardware import BYTES_ONLY
+from sbp.hardware.catalogue import BYTES_ONLY
 from sbp.runtime.embedding import Choice, FeatureConfig, TableConfig, choose
 
 ROWS = tuple(

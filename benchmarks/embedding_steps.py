@@ -14,9 +14,9 @@ import optax
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from sbp.communication.keys import NO_KEY
 from sbp.runtime.embedding.optimizers import rowwise_adagrad
 from sbp.runtime.embedding.stacks import lookup
-from sbp.talk.keys import NO_KEY
 
 DEVICES, RATE, ZIPF = 8, 0.05, 1.2
 MOST_GATHERED = 1 << 18

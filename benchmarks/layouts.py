@@ -30,7 +30,7 @@ import optax
 import sbp
 from benchmarks import maxtext, pipelined
 from models import llama
-from sbp.hardware import hardware_for
+from sbp.hardware.catalogue import hardware_for
 from sbp.options import PipelineOptions
 from sbp.rates.chips import CHIPS
 

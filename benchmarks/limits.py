@@ -22,7 +22,7 @@ from benchmarks.cases import Case
 from sbp.options import bytes_of
 from sbp.passes.physical.program import Box, Physical
 from sbp.signature import Split
-from sbp.units import bytes_text
+from sbp.text.units import bytes_text
 
 PARTS = "0.9,0.75,0.5"
 """Limits, as parts of what the fastest plan needs."""

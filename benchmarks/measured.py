@@ -25,8 +25,8 @@ from scipy.stats import spearmanr
 import sbp
 from benchmarks import cases
 from benchmarks.versus_jax import Loop, interleave
-from sbp.hardware import Hardware
-from sbp.hardware_file import hardware_from
+from sbp.hardware.catalogue import Hardware
+from sbp.hardware.file import hardware_from
 from sbp.passes.boxing.links import Network
 from sbp.passes.physical.evaluate import Evaluator
 from sbp.runtime.calibrate.measure import calibrate

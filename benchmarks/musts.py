@@ -26,7 +26,7 @@ from sbp.passes.boxing.paths import Boxings
 from sbp.passes.chain import PLACEMENT, Logical
 from sbp.passes.explain.plan import PlanData
 from sbp.runtime.compile.traced_call import request_of
-from sbp.units import bytes_text
+from sbp.text.units import bytes_text
 
 Make: TypeAlias = Callable[[str, Sequence[int], int], cases.Case]
 

@@ -30,6 +30,7 @@ import sbp
 from benchmarks.gpu_target import KIND, read
 from benchmarks.large import LARGE
 from benchmarks.versus_jax import parse
+from sbp.communication.protocol import Communication
 from sbp.passes.boxing.links import Network
 from sbp.passes.face import Plan
 from sbp.passes.physical.evaluate import Evaluator, executed
@@ -37,7 +38,6 @@ from sbp.passes.physical.overlap import overlapped
 from sbp.passes.physical.program import Box, Compute, Step
 from sbp.rates.chips import CHIPS
 from sbp.rates.collectives import LIKE, collective_seconds, sent_share
-from sbp.talk.local import Talk
 
 SAVED = Path(__file__).parent / "results" / "gpu_target.json"
 AS_COMPILED = sbp.Options(time_limit=math.inf, cache=False)
@@ -67,7 +67,7 @@ class SimulatedCosts:
         if isinstance(step, Box):
             return 0.0 if self.takes.box_bytes(step) else self.takes.seconds_of(step)
         if isinstance(step, Compute):
-            return self.takes.seconds_of(step) - sum(s for _, s in self.takes.talk_times(step))
+            return self.takes.seconds_of(step) - sum(s for _, s in self.takes.communication_times(step))
         return 0.0
 
     def _sent(self, kind: str, axes: Sequence[int], wire_bytes: float) -> float:
@@ -83,12 +83,14 @@ class SimulatedCosts:
         """The time of a step, once."""
         if isinstance(step, Box) and self.takes.box_bytes(step):
             return self._sent(step.move.kind, step.move.axes, self.takes.box_bytes(step))
-        talked = sum(s for _, s in self.talk_times(step)) if isinstance(step, Compute) else 0.0
+        talked = sum(s for _, s in self.communication_times(step)) if isinstance(step, Compute) else 0.0
         return self.scale * self._planned(step) + talked
 
-    def talk_times(self, step: Compute) -> list[tuple[Talk, float]]:
+    def communication_times(self, step: Compute) -> list[tuple[Communication, float]]:
         """What an op sends itself, each with its time."""
-        return [(t, self._sent(t.kind, t.axes, t.wire_bytes)) for t, _ in self.takes.talk_times(step)]
+        return [
+            (t, self._sent(t.kind, t.axes, t.wire_bytes)) for t, _ in self.takes.communication_times(step)
+        ]
 
     def box_bytes(self, box: Box) -> float:
         """What one device sends in a move, once."""

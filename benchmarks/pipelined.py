@@ -19,7 +19,7 @@ from benchmarks.published.estimate import Estimate, Estimator
 from benchmarks.published.recompute import memory_bytes
 from benchmarks.published.rows import Layout, PublishedStep, RowError
 from models import llama
-from sbp.hardware import Hardware
+from sbp.hardware.catalogue import Hardware
 
 CHUNKS = 5
 """Stages on each rank, as NVIDIA's recipe has it; the papers do not say how many."""

@@ -24,8 +24,8 @@ from jax.sharding import NamedSharding
 
 import sbp
 from models import gpt
+from sbp.notation.resolve import resolve, to_partition_spec
 from sbp.rates.chips import CHIPS
-from sbp.resolve import resolve, to_partition_spec
 from sbp.runtime.target.devices import absent_mesh
 from sbp.runtime.target.events import Simulation
 from sbp.runtime.target.simulation import simulate

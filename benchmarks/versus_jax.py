@@ -28,8 +28,8 @@ from jax.sharding import Mesh, NamedSharding
 
 import sbp
 from benchmarks.cases import CASES, Case
-from sbp.hardware import BYTES_ONLY
-from sbp.resolve import resolve, to_partition_spec
+from sbp.hardware.catalogue import BYTES_ONLY
+from sbp.notation.resolve import resolve, to_partition_spec
 from sbp.runtime.hlo.meter import Meter, read_compiled
 
 ROWS = (

@@ -56,7 +56,7 @@ def script(path: Path, name: str) -> Any:
 
 def example() -> Made:
     """The plan of the README's example."""
-    from sbp.passes.look.svg import plan_svg
+    from sbp.passes.render.svg import plan_svg
 
     _, names = script(ROOT / "docs" / "pages.py", "sbp_docs_pages").run(ROOT / "README.md", 1)
     return Made(plan_svg(names["step"].plan(names["params"], names["opt_state"], names["batch"])))
@@ -64,10 +64,10 @@ def example() -> Made:
 
 def entry(name: str) -> Made:
     """A train step of docs/gallery."""
-    from sbp.passes.look.pipeline_page import plan_svg
-    from sbp.passes.look.svg import claim_svg
-    from sbp.passes.look.web_page import plan_page
     from sbp.passes.pipeline.plan import PipelineData
+    from sbp.passes.render.pipeline_page import plan_svg
+    from sbp.passes.render.svg import claim_svg
+    from sbp.passes.render.web_page import plan_page
 
     step = script(ROOT / "docs" / "gallery" / f"{name}.py", f"sbp_docs_gallery_{name}")
     plan = planned(step)
@@ -94,7 +94,7 @@ def planned(step: Any, **otherwise: Any) -> Any:
 
 def table(plans: Mapping[str, Any]) -> str:
     """The figures of some plans of one train step, as Markdown."""
-    from sbp.units import bytes_text, seconds_text
+    from sbp.text.units import bytes_text, seconds_text
 
     lines = ["| | step | of it exposed | sent per device | memory |", "|---|---|---|---|---|"]
     for said, p in plans.items():

@@ -17,9 +17,9 @@ from sbp.passes.boxing.paths import Boxings
 from sbp.passes.choosing import Choosing, FoundSignatures
 from sbp.passes.explain import memory, notes
 from sbp.passes.explain.collectives import explain
-from sbp.passes.explain.everywhere import everywhere_notes
 from sbp.passes.explain.plan import PlanData
-from sbp.passes.explain.recomputed import recomputed_notes
+from sbp.passes.explain.recomputation import recomputed_notes
+from sbp.passes.explain.replicated_work import everywhere_notes
 from sbp.passes.face import PipelinePlan, Plan, faced
 from sbp.passes.passing import Chain, first
 from sbp.passes.physical.buckets import bucket_collectives
@@ -29,16 +29,16 @@ from sbp.passes.physical.insert import insert_boxing
 from sbp.passes.physical.merged import merge_ops
 from sbp.passes.physical.owners import mark_owners
 from sbp.passes.physical.program import Compute, Physical
-from sbp.passes.pipeline.auto import cut_model
+from sbp.passes.pipeline.auto_stages import cut_model
 from sbp.passes.pipeline.check import check_schedule, check_stages
-from sbp.passes.pipeline.choose import schedule_for
+from sbp.passes.pipeline.op_placement import OpPlacements, find_places, placements_of
 from sbp.passes.pipeline.order import Order, find_order
 from sbp.passes.pipeline.plan import pipeline_plan
 from sbp.passes.pipeline.planning import plan_shares
+from sbp.passes.pipeline.scan_sums import add_inside
+from sbp.passes.pipeline.schedule_choice import schedule_for
 from sbp.passes.pipeline.stages import Stages
-from sbp.passes.pipeline.summed import add_inside
 from sbp.passes.pipeline.sums import split_sums
-from sbp.passes.pipeline.where import Where, find_places, placements_of
 from sbp.passes.plan import pins
 from sbp.passes.plan.candidates import Candidates, enumerate_candidates
 from sbp.passes.plan.hurried import bound_in_time
@@ -306,7 +306,7 @@ class Whole:
 class Ordered(Whole):
     """With the places of all ops, and the stages that follow from them."""
 
-    where: Where
+    where: OpPlacements
     order: Order
 
 

@@ -24,7 +24,7 @@ def evaluated(physical: Physical, network: Network, donated: Sequence[int]) -> P
     """What a program costs."""
     takes = Evaluator(physical, network, donated)
     sent = sum(
-        how.times * (takes.box_bytes(what) if isinstance(what, Box) else what.talk.wire_bytes)
+        how.times * (takes.box_bytes(what) if isinstance(what, Box) else what.communication.wire_bytes)
         for what, how in talking(physical)
     )
     return PlanFigures(takes.seconds(), takes.scheduled().seconds, sent, takes.peak_bytes())

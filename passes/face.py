@@ -1,6 +1,6 @@
 """`Plan`: what the compiler has found out, with every way to show it; `load_plan` reads it again.
 
-Plans are data (`explain/plan.py`, `pipeline/plan.py`); `look/` makes texts, pages, pictures and files of
+Plans are data (`explain/plan.py`, `pipeline/plan.py`); `render/` makes texts, pages, pictures and files of
 them. Here both are put together, so that neither needs the other.
 """
 
@@ -14,19 +14,19 @@ from typing import Any, Self, TypeVar
 from jax.sharding import PartitionSpec
 
 from sbp.errors import ArgumentError, Problem, SignatureError
-from sbp.meant import meant
+from sbp.notation.suggestions import meant
 from sbp.passes.explain.choices import RowChoices, TensorChoices
-from sbp.passes.explain.fault import public
+from sbp.passes.explain.constraint_gaps import ConstraintGap, unsaid
+from sbp.passes.explain.internal_errors import public
 from sbp.passes.explain.plan import PlanData, Replans, Writes
-from sbp.passes.explain.unsaid import Unsaid, unsaid
 from sbp.passes.explain.words import MAX_ROWS
-from sbp.passes.look import files, page, pipeline_files, pipeline_page, pipeline_text, text
-from sbp.passes.look.diff import diff_text
-from sbp.passes.look.page_data import row_key
-from sbp.passes.look.shardings import shardings_of
-from sbp.passes.look.source import ProgramSource
-from sbp.passes.look.web_page import PageProfile
 from sbp.passes.pipeline.plan import PipelineData
+from sbp.passes.render import files, page, pipeline_files, pipeline_page, pipeline_text, text
+from sbp.passes.render.diff import diff_text
+from sbp.passes.render.page_data import row_key
+from sbp.passes.render.shardings import shardings_of
+from sbp.passes.render.source import ProgramSource
+from sbp.passes.render.web_page import PageProfile
 from sbp.signature import NdSbp, Signature, is_signature
 
 CHOICES = 4
@@ -188,7 +188,7 @@ class Plan(PlanData):
         return shardings_of(self)
 
     @property
-    def unsaid(self) -> tuple[Unsaid, ...]:
+    def unsaid(self) -> tuple[ConstraintGap, ...]:
         """What `sbp.constrain` cannot express in JAX, with its cost; empty for a plan from a file."""
         return unsaid(self)
 

@@ -24,7 +24,7 @@ from sbp.passes.plan.network import CostNetwork, Infeasible, Table
 from sbp.passes.plan.solve import solve
 from sbp.passes.program.control import ports
 from sbp.passes.program.graph import Node
-from sbp.passes.program.views import talks_of
+from sbp.passes.program.views import communication_of
 from sbp.signature import NdSbp
 
 REACH = 12
@@ -38,14 +38,14 @@ class Banned:
 
     Arguments:
       moves: kinds of collectives, each with the value that it must not send.
-      talks: kinds, each with the op that must not send so inside.
+      communication: kinds, each with the op that must not send so inside.
     """
 
     moves: frozenset[tuple[str, int]] = frozenset()
-    talks: frozenset[tuple[str, int]] = frozenset()
+    communication: frozenset[tuple[str, int]] = frozenset()
 
     def __or__(self, other: Banned) -> Banned:
-        return Banned(self.moves | other.moves, self.talks | other.talks)
+        return Banned(self.moves | other.moves, self.communication | other.communication)
 
 
 @dataclass(frozen=True)
@@ -265,12 +265,12 @@ class NearProblem:
 
     def _unary(self, x: int, banned: Banned) -> Table:
         costs, node = self.indexed.unary[x], self._ops.get(x)
-        kinds = set() if node is None else {k for k, v in banned.talks if v in node.outputs}
+        kinds = set() if node is None else {k for k, v in banned.communication if v in node.outputs}
         if node is None or not kinds:
             return costs
         graph, hierarchy = self.s.graph, self.physical.placement.shape
         sends = [
-            any(t.kind in kinds for t in talks_of(graph, node, strategy.lying, hierarchy))
+            any(t.kind in kinds for t in communication_of(graph, node, strategy.lying, hierarchy))
             for strategy in self.model.states[x]
         ]
         return np.where(sends, np.inf, costs)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from sbp.passes.explain.fault import raise_internal
+from sbp.passes.explain.internal_errors import raise_internal
 from sbp.passes.plan.phases import Phases
 
 In = TypeVar("In")

@@ -309,7 +309,7 @@ class RowsSearch:
         fresh = {x: v for v, node in self.problem.annotations.items() for x in node.inputs}
         moves = {(w.move.kind, fresh.get(w.value, w.value)) for w in whats if isinstance(w, Box)}
         inside = {
-            (w.talk.kind, w.step.node.outputs[0])
+            (w.communication.kind, w.step.node.outputs[0])
             for w in whats
             if not isinstance(w, Box) and w.step.node.outputs
         }

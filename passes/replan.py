@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 
 from sbp.errors import ArgumentError, Problem, raise_all
+from sbp.notation.resolve import check_fit
 from sbp.passes.boxing.links import Network
 from sbp.passes.boxing.paths import Boxings
 from sbp.passes.chain import PLACEMENT, Listed, Logical, list_candidates
 from sbp.passes.evaluated import evaluated, figures_of, made_by
 from sbp.passes.explain.choices import HeldPlan, RowChoices, TensorChoices, changes
-from sbp.passes.explain.fault import public
+from sbp.passes.explain.internal_errors import public
 from sbp.passes.explain.plan import SAME, Collective, PlanData
 from sbp.passes.explain.reasons import Reasons
 from sbp.passes.explain.targets import NamedTensors, Target
@@ -44,7 +45,6 @@ from sbp.passes.program.trace import Traced
 from sbp.passes.removal import RowsSearch
 from sbp.passes.request import Request
 from sbp.passes.sent_tensors import cause_of, hold_text, sent_target
-from sbp.resolve import check_fit
 from sbp.signature import NdSbp, Partial, format_sbp, normalise
 
 _AT = next(i for i, p in enumerate(PLACEMENT.passes) if p.name == "candidates")

@@ -18,7 +18,7 @@ from sbp.layout import at_rest
 from sbp.passes.chain import STAGES, Ordered, Planned, Staged, Whole, compile_plan
 from sbp.passes.evaluated import figures_of, made_by
 from sbp.passes.explain.choices import HeldPlan, RowChoices, TensorChoices
-from sbp.passes.explain.fault import public
+from sbp.passes.explain.internal_errors import public
 from sbp.passes.explain.plan import SAME, Collective, PlanData
 from sbp.passes.explain.targets import Target
 from sbp.passes.face import PipelinePlan, Plan

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeAlias
 
-from sbp.hardware import Hardware
+from sbp.hardware.catalogue import Hardware
 from sbp.passes.plan.model import BoundaryCost
 from sbp.passes.plan.phases import Phases
 from sbp.passes.plan.record import ChoiceRecord

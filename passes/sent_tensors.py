@@ -14,7 +14,7 @@ from sbp.passes.explain.targets import Target
 from sbp.passes.physical.evaluate import Evaluator
 from sbp.passes.physical.flow import Flow
 from sbp.passes.physical.program import Box, Physical
-from sbp.passes.plan.cost import talk_seconds
+from sbp.passes.plan.cost import communication_seconds
 from sbp.passes.program.names import PHASES, Names, common
 
 GRADIENT = "gradient of "
@@ -30,9 +30,9 @@ def sent_at(physical: Physical, network: Network, donated: Sequence[int]) -> tup
             key = what.move.kind, str(reasons.source(what)), tuple(physical.sent(what)[0])
             seconds = takes.box_seconds(what)
         else:
-            shape = physical.graph.operand(what.step.node.inputs[what.talk.operand]).shape
-            key = what.talk.kind, str(what.step.node.source), tuple(shape)
-            seconds = talk_seconds(what.talk, network)
+            shape = physical.graph.operand(what.step.node.inputs[what.communication.operand]).shape
+            key = what.communication.kind, str(what.step.node.source), tuple(shape)
+            seconds = communication_seconds(what.communication, network)
         found[key] = found.get(key, 0.0) + how.assumed * seconds
     return tuple(SentAt(*key, seconds) for key, seconds in found.items())
 
@@ -61,7 +61,7 @@ def sent_target(physical: Physical, c: Collective, ties: Sequence[int | None]) -
     moves = moves_of(physical, c)
     leaves = {w.value for w in moves if isinstance(w, Box) and w.user < 0}
     results = [j for j, x in enumerate(graph.outputs) if isinstance(x, int) and x in leaves]
-    sent = [w.value if isinstance(w, Box) else w.step.node.inputs[w.talk.operand] for w in moves]
+    sent = [w.value if isinstance(w, Box) else w.step.node.inputs[w.communication.operand] for w in moves]
     values = [v for v in dict.fromkeys(sent) if isinstance(v, int) and (v in given or v in flow.makers)]
     # What the user has annotated lies as that says.
     values = [v for v in values if v in given or flow.makers[v][0].op != annotate_p.name]

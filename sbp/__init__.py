@@ -14,12 +14,13 @@ if importlib.util.find_spec("sbp.passes") is None or importlib.util.find_spec("s
     )
 
 # `placement` is also a module's name, so it is bound at once (its import is cheap); all else waits.
-from sbp import compat_forks as compat_forks  # it sees forks from now on
+from sbp.compat.forks import watch_forks
+from sbp.compat.plugin_logs import expect_no_driver
 from sbp.placement import Placement, placement
-from sbp.quiet import expect_no_driver
 from sbp.version import VERSION
 
 expect_no_driver()
+watch_forks()
 
 # name -> the module that defines it, imported on first use
 _FACE = {
@@ -57,9 +58,8 @@ _MODULES = {
     "embedding": "sbp.runtime.embedding",
     "errors": "sbp.errors",
     "hardware": "sbp.hardware",
-    "hardware_file": "sbp.hardware_file",
     "options": "sbp.options",
-    "shards": "sbp.shards",
+    "shards": "sbp.rules.shards",
     "signature": "sbp.signature",
     "training": "sbp.runtime.training",
     "view": "sbp.view",
@@ -80,7 +80,8 @@ _MOVED = {
     "Ranking": "sbp.runtime.search.ranking.Ranking",
     "Split": "sbp.signature.Split",
     "bind": "sbp.shards.bind",
-    "hardware_from": "sbp.hardware_file.hardware_from",
+    "hardware_file": "sbp.hardware",
+    "hardware_from": "sbp.hardware.hardware_from",
     "on_shards": "sbp.shards.on_shards",
 }
 
@@ -89,9 +90,7 @@ __version__ = VERSION
 if TYPE_CHECKING:
     from sbp import errors as errors
     from sbp import hardware as hardware
-    from sbp import hardware_file as hardware_file
     from sbp import options as options
-    from sbp import shards as shards
     from sbp import signature as signature
     from sbp import view as view
     from sbp.annotation import annotate, on
@@ -102,6 +101,7 @@ if TYPE_CHECKING:
     from sbp.passes.explain.plan import Collective
     from sbp.passes.face import Plan, load_plan
     from sbp.rules import register_rule
+    from sbp.rules import shards as shards
     from sbp.runtime import embedding
     from sbp.runtime import training as training
     from sbp.runtime.arrays.host_copies import to_host

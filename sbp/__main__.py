@@ -14,24 +14,34 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sbp import __version__
-from sbp.commandline import held, numbers, parser
+from sbp.commandline.commands import held, numbers, parser
+from sbp.commandline.user_file import (
+    TARGET,
+    arguments,
+    concrete,
+    loaded,
+    named,
+    problem,
+    signatures,
+    split,
+    value,
+)
 from sbp.errors import SbpError
-from sbp.hardware_file import hardware_from
-from sbp.passes.look.printing import print_fitted, writable
-from sbp.passes.look.width import fitted, terminal_width
+from sbp.hardware.file import hardware_from
+from sbp.passes.render.terminal import print_fitted, writable
+from sbp.passes.render.width import fitted, terminal_width
 from sbp.placement import Placement, as_placement, parse_placement
-from sbp.userfile import TARGET, arguments, concrete, loaded, named, problem, signatures, split, value
 
 if TYPE_CHECKING:  # help and mistakes are printed before JAX is there
+    from sbp.compat.untyped import PyTree
     from sbp.options import Options
     from sbp.passes.face import Plan
     from sbp.runtime.program.program import Program
-    from sbp.untyped import PyTree
 
 
 def _program(options: argparse.Namespace) -> tuple[Program[..., PyTree], tuple[PyTree, ...]]:
     """The compiled function and its arguments."""
-    from sbp.untyped import set_jax
+    from sbp.compat.untyped import set_jax
 
     # The file may ask JAX for its devices, so its placement comes after those that the option needs.
     placement = parse_placement(options.placement) if options.placement else None
@@ -100,7 +110,7 @@ def _placement(options: argparse.Namespace) -> Placement:
 
 def _make_devices(placement: Placement) -> None:
     """As many CPU devices as the placement has, if JAX has not been used yet."""
-    from sbp.untyped import set_jax
+    from sbp.compat.untyped import set_jax
 
     if placement.platform == "cpu":
         try:
@@ -111,7 +121,7 @@ def _make_devices(placement: Placement) -> None:
 
 
 def _plan(options: argparse.Namespace) -> None:
-    from sbp.passes.look.files import TRACE, WRITERS, check_suffix
+    from sbp.passes.render.files import TRACE, WRITERS, check_suffix
 
     for path in options.out:
         check_suffix(path, [*WRITERS, TRACE])
@@ -164,8 +174,8 @@ def _one(options: argparse.Namespace) -> Plan:
 
 def _search(options: argparse.Namespace) -> Plan | None:
     """Prints the plans of all hierarchies; the best one, if any can be used."""
+    from sbp.compat.untyped import set_jax
     from sbp.runtime.search.search import search
-    from sbp.untyped import set_jax
 
     for name in ("why", "what_if"):
         if (asked := getattr(options, name)) is not None:
@@ -229,9 +239,9 @@ def _explain(options: argparse.Namespace) -> None:
 
 def _diff(options: argparse.Namespace) -> None:
     from sbp.passes.face import load_plan
-    from sbp.passes.look.diff import diff_text
-    from sbp.passes.look.files import check_suffix, write
-    from sbp.passes.look.web_page import diff_page
+    from sbp.passes.render.diff import diff_text
+    from sbp.passes.render.files import check_suffix, write
+    from sbp.passes.render.web_page import diff_page
 
     for path in options.out:
         check_suffix(path, (".html",))
@@ -272,7 +282,7 @@ def _profile(options: argparse.Namespace) -> None:
 
 
 def _compile(options: argparse.Namespace) -> None:
-    from sbp.passes.look.files import check_suffix, write
+    from sbp.passes.render.files import check_suffix, write
     from sbp.runtime.report.files import TRACE, WRITERS
 
     for path in options.out:
@@ -292,7 +302,7 @@ def _compile(options: argparse.Namespace) -> None:
 
 
 def _calibrate(options: argparse.Namespace) -> None:
-    from sbp.untyped import set_jax
+    from sbp.compat.untyped import set_jax
 
     out, count = options.out and Path(options.out), options.devices
     if out and not out.parent.is_dir():  # said before a minute is spent

@@ -13,14 +13,14 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import ArrayLike
 
-from sbp import compat
+from sbp.compat import core
 from sbp.errors import Problem, SignatureError
-from sbp.meant import meant
-from sbp.named import Levels, NamedSignature, named_signature
+from sbp.notation.named_axes import Levels, NamedSignature, named_signature
+from sbp.notation.suggestions import meant
 from sbp.placement import Placement, as_placement
 from sbp.signature import NdSbp, Signature, Split, format_sbp, is_signature, normalise
 
-Tangent: TypeAlias = jax.Array | compat.Zero
+Tangent: TypeAlias = jax.Array | core.Zero
 """The derivative of a tensor; where it is known to be zero, JAX does not make it."""
 
 Annotation: TypeAlias = Signature | Sequence[Signature] | PartitionSpec | NamedSharding
@@ -83,11 +83,11 @@ def _batch(args: Sequence[jax.Array], dims: Sequence[int], *, pin: Pin) -> tuple
 def _jvp(primals: Sequence[jax.Array], tangents: Sequence[Tangent], *, pin: Pin) -> tuple[jax.Array, Tangent]:
     (x,), (t,) = primals, tangents
     out = annotate_p.bind(x, pin=pin)
-    return out, t if type(t) is compat.Zero else cotangent_p.bind(t, pin=pin)
+    return out, t if type(t) is core.Zero else cotangent_p.bind(t, pin=pin)
 
 
 def _transpose(ct: Tangent, x: object, *, pin: Pin) -> list[Tangent]:
-    if type(ct) is compat.Zero or (pin.grad is None and pin.named_grad is None):
+    if type(ct) is core.Zero or (pin.grad is None and pin.named_grad is None):
         return [ct]
     return [annotate_p.bind(ct, pin=pin.of_cotangent)]
 
@@ -96,7 +96,7 @@ def _tangent_jvp(
     primals: Sequence[jax.Array], tangents: Sequence[Tangent], *, pin: Pin
 ) -> tuple[jax.Array, Tangent]:
     (x,), (t,) = primals, tangents
-    return cotangent_p.bind(x, pin=pin), t if type(t) is compat.Zero else cotangent_p.bind(t, pin=pin)
+    return cotangent_p.bind(x, pin=pin), t if type(t) is core.Zero else cotangent_p.bind(t, pin=pin)
 
 
 def _tangent_batch(args: Sequence[jax.Array], dims: Sequence[int], *, pin: Pin) -> tuple[jax.Array, int]:
@@ -104,9 +104,9 @@ def _tangent_batch(args: Sequence[jax.Array], dims: Sequence[int], *, pin: Pin) 
     return cotangent_p.bind(x, pin=pin.at(d)), d
 
 
-annotate_p = compat.make_primitive("sbp_annotate", jvp=_jvp, transpose=None, batch=_batch)
+annotate_p = core.make_primitive("sbp_annotate", jvp=_jvp, transpose=None, batch=_batch)
 # The tangent of an annotated tensor: free in forward mode; its transpose pins the cotangent.
-cotangent_p = compat.make_primitive(
+cotangent_p = core.make_primitive(
     "sbp_cotangent", jvp=_tangent_jvp, transpose=_transpose, batch=_tangent_batch
 )
 

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sbp import compat
 from sbp.annotation import MICROBATCH
+from sbp.compat import core
+from sbp.compat.untyped import DType, Leaf, Prefix, PyTree, TreeDef
 from sbp.errors import ArgumentError, Problem, raise_all
-from sbp.untyped import DType, Leaf, Prefix, PyTree, TreeDef
 
 LEGAL = ("mean", "sum", "rows")
 
@@ -163,7 +163,7 @@ def _same_jvp(primals: Sequence[jax.Array], tangents: Sequence[jax.Array]) -> tu
 
 def _wide(dtype: DType, way: str) -> DType:
     """In what a result is added up."""
-    if jnp.issubdtype(dtype, jnp.floating) and compat.itemsize(dtype) < 4:
+    if jnp.issubdtype(dtype, jnp.floating) and core.itemsize(dtype) < 4:
         return np.dtype(np.float32)
     if way == "mean" and not jnp.issubdtype(dtype, jnp.inexact):
         return jnp.result_type(float)
@@ -193,7 +193,7 @@ def _folded(i: jax.Array, part: PyTree, arg: PyTree) -> PyTree:
 
 
 def _single_key(x: Leaf) -> bool:
-    return compat.is_key(getattr(x, "dtype", None)) and np.ndim(x) == 0
+    return core.is_key(getattr(x, "dtype", None)) and np.ndim(x) == 0
 
 
 def _ways(reduce: Prefix, tree: TreeDef) -> list[str]:

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from sbp import compat
+from sbp.compat import core
+from sbp.compat.untyped import PyTree, TreeDef
 from sbp.errors import ArgumentError, Problem
-from sbp.untyped import PyTree, TreeDef
 
 NAME = "sbp_rows"
 DENSE = ("note", "error")
@@ -88,7 +88,7 @@ def dense(grad: jax.Array, *rest: jax.Array, update: Update) -> list[jax.Array]:
     return [chosen(added, jnp.zeros((), added.dtype)), *kept]
 
 
-rows_p = compat.make_op(NAME, dense)
+rows_p = core.make_op(NAME, dense)
 
 
 def rows(tx: Optimizer, *, dense: str = "note") -> Transformation:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sbp.errors import ArgumentError, Problem
-from sbp.hardware import Hardware
+from sbp.hardware.catalogue import Hardware
 
 UNITS: dict[str, float] = {
     "B": 1,
@@ -129,7 +129,7 @@ class Options:
       time_limit: seconds that planning may take. Then the best plan found so far is used; a note says so.
         None for 30, or 20 for each plan of a search; `math.inf` for no limit.
       hardware: what to plan for instead of the placement's kind, such as
-        `sbp.hardware_file.hardware_from` reads it from a file.
+        `sbp.hardware.hardware_from` reads it from a file.
       plan: a `Plan` of an earlier compilation, or the .json file that it was saved to. Its signatures are
         used without a search. If `in_sbp` or `out_sbp` ask for other signatures of some arguments or results,
         only its signatures of the other arguments and results are used, and the rest is searched for.

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from sbp.errors import PlacementError, Problem
-from sbp.hardware import CATALOGUE, PLATFORMS
-from sbp.notebook import grid_html
+from sbp.hardware.catalogue import CATALOGUE, PLATFORMS
+from sbp.text.notebook import grid_html
 
 if TYPE_CHECKING:
     import jax

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from sbp.errors import Problem, SignatureError
-from sbp.notebook import signature_html
+from sbp.text.notebook import signature_html
 
 PARTIAL_OPS = ("sum", "max", "min", "prod", "and", "or", "xor")
 """Reductions that do not ask in which order, or in which groups."""

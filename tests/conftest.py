@@ -48,7 +48,7 @@ QUICK = (
     "models/test_mlp.py",
     "passes/boxing/test_table.py",
     "passes/explain/test_notes.py",
-    "passes/look/test_text.py",
+    "passes/render/test_text.py",
     "passes/physical/test_evaluate.py",
     "passes/pipeline/test_parts.py",
     "passes/plan/test_pins.py",
@@ -68,17 +68,17 @@ QUICK = (
     "runtime/call/test_calls.py",
     "sbp/rates/test_tables.py",
     "sbp/test_meshes.py",
-    "talk/test_halo.py",
+    "communication/test_halo.py",
     "test_house.py",
 )
 # What another line of JAX can change: what is traced, what primitives are called, what XLA makes. CI runs
 # these on the oldest Python too.
 LINES = (
-    *("conformance", "ecosystem", "errors", "golden", "passes/program", "rules", "runtime/source", "talk"),
+    *("conformance", "ecosystem", "errors", "golden", "passes/program", "rules", "communication"),
     *("runtime/call/test_calls.py", "runtime/call/test_donation.py", "runtime/lower/test_control_flow.py"),
     *("runtime/lower/test_conversions.py", "runtime/nan_checks/test_findings.py"),
     *("runtime/program/test_names.py", "runtime/program/test_program.py", "runtime/program/test_start.py"),
-    *("sbp/test_checker.py", "sbp/test_batching.py"),
+    *("runtime/source", "sbp/test_checker.py", "sbp/test_batching.py"),
 )
 
 import jax  # noqa: E402  (after the flags, on purpose)

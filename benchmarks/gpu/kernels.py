@@ -25,6 +25,7 @@ import sbp
 from benchmarks.cases import Case
 from benchmarks.gpu.single import ROWS, chip_of, gpu
 from benchmarks.large import LARGE
+from sbp.compat.untyped import block_until_ready
 from sbp.rates.chips import CHIPS, Chip
 from sbp.runtime.hlo.meter import text_of
 from sbp.runtime.hlo.parser import parse
@@ -33,7 +34,6 @@ from sbp.runtime.profile.trace import TracedStep, traced_steps
 from sbp.runtime.profile.trace_alignment import ProgramReader
 from sbp.runtime.target.events import KERNELS
 from sbp.runtime.target.simulation import simulate
-from sbp.untyped import block_until_ready
 
 SHOWN = 8
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 from benchmarks.published.rows import RowError
-from sbp.hardware import Hardware, hardware_for
+from sbp.hardware.catalogue import Hardware, hardware_for
 from sbp.rates.chips import CHIPS as CHIPS_OF_RATES
 from sbp.rates.collectives import HostNetwork, collective_seconds, sent_share
 

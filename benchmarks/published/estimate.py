@@ -13,7 +13,7 @@ from benchmarks.published.moved import layer_weights, moved_bytes
 from benchmarks.published.program import StageProgram
 from benchmarks.published.recompute import EVERYTHING, NOTHING, kept_results
 from benchmarks.published.rows import PublishedStep
-from sbp.hardware import Hardware
+from sbp.hardware.catalogue import Hardware
 from sbp.passes.boxing.links import Network
 from sbp.passes.explain.plan import Collective
 from sbp.passes.schedule.orders import make

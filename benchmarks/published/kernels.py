@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from sbp import compat
+from sbp.compat import core
 from sbp.rates.matmuls import FUSED_SHARE
 from sbp.rules import REGISTRY, Matmul, Op, register_rule
 
@@ -73,8 +73,8 @@ _QUERIES, _KEYS, _NORMS = "b k g q _", "b k _ _", "b k g q"
 def _kernel(name: str, share: float) -> Callable[[jax.Array, jax.Array, jax.Array], jax.Array]:
     """Causal attention as one kernel, and its gradient as another, of a rate."""
     forward_name, backward_name = f"published_{name}", f"published_{name}_gradient"
-    forward_op = compat.make_op(forward_name, _forward)
-    backward_op = compat.make_op(backward_name, _backward)
+    forward_op = core.make_op(forward_name, _forward)
+    backward_op = core.make_op(backward_name, _backward)
     # A model of these may be loaded twice in one process, by tests.
     if forward_name not in REGISTRY:
         register_rule(

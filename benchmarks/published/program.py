@@ -16,7 +16,7 @@ from benchmarks.published.layout import Lying, VectorLying
 from benchmarks.published.model import Decoder, Leaf, Stage, stacked
 from benchmarks.published.rows import PublishedStep
 from sbp import S
-from sbp.hardware import Hardware
+from sbp.hardware.catalogue import Hardware
 from sbp.passes.face import Plan
 from sbp.signature import NdSbp, Split
 

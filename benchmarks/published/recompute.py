@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 from benchmarks.published.model import KEPT, Decoder, Stage
 from benchmarks.published.rows import PublishedStep
-from sbp.hardware import Hardware
+from sbp.hardware.catalogue import Hardware
 
 EVERYTHING = frozenset(KEPT)
 NOTHING: frozenset[str] = frozenset()

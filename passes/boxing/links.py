@@ -6,8 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from sbp import compat
-from sbp.hardware import Hardware
+from sbp.compat import core
+from sbp.compat.untyped import DType
+from sbp.hardware.catalogue import Hardware
 from sbp.layout import local_shape
 from sbp.passes.boxing.moves import Move, itemsize, wire_bytes
 from sbp.placement import Placement
@@ -15,7 +16,6 @@ from sbp.rates.beliefs import believed_collective_seconds
 from sbp.rates.chips import CHIPS
 from sbp.rates.collectives import sent_share
 from sbp.signature import Split
-from sbp.untyped import DType
 
 STEP_SECONDS = 1e-12
 """Of every move, so that of plans that are as good the one with fewer moves wins."""
@@ -96,7 +96,7 @@ class Network:
         """
         hierarchy = self.placement.shape
         if not move.is_collective:
-            moved = math.prod(local_shape(shape, move.after, hierarchy)) * compat.itemsize(dtype)
+            moved = math.prod(local_shape(shape, move.after, hierarchy)) * core.itemsize(dtype)
             free = move.kind in ("keep", "slice")
             return STEP_SECONDS + (0.0 if free else moved / self.hardware.memory_bytes_per_second)
         axes = tuple(range(len(hierarchy))) if move.kind == "permute" else move.axes

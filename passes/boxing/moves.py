@@ -11,12 +11,12 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from sbp import compat
+from sbp.communication.bits import reduced_bytes
+from sbp.communication.declarations import COLLECTIVES
+from sbp.compat import core
+from sbp.compat.untyped import DType
 from sbp.layout import chunk_sizes, local_shape, offset
 from sbp.signature import Broadcast, NdSbp, P, Partial, Signature, Split, splits_of
-from sbp.talk.bits import reduced_bytes
-from sbp.talk.declared import COLLECTIVES
-from sbp.untyped import DType
 from sbp.view import coordinates
 
 
@@ -220,7 +220,7 @@ def itemsize(move: Move, dtype: DType, wide_int16: bool = False) -> float:
       wide_int16: whether XLA reduces integers of 16 bits as ones of 32, as it does on GPUs.
     """
     if move.kind not in ("all_reduce", "reduce_scatter"):
-        return compat.itemsize(dtype)
+        return core.itemsize(dtype)
     assert isinstance(move.old, Partial)
     return reduced_bytes(dtype, move.old.op, wide_int16)
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sbp import compat
+from sbp.compat import core
+from sbp.compat.untyped import DType
 from sbp.passes.boxing.links import Network
 from sbp.passes.boxing.moves import Move, makes_sum
 from sbp.passes.boxing.shortest import shortest_seconds
 from sbp.passes.boxing.table import MoveTable, cheapest_moves
 from sbp.signature import B, NdSbp, Partial, Signature, Split
-from sbp.untyped import DType
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
@@ -163,7 +163,7 @@ class Boxing:
     def path(self, before: NdSbp, after: NdSbp, *, strict: bool = False) -> tuple[Move, ...]:
         """The cheapest sequence of moves; a strict one makes no sum by filling.
 
-        >>> from sbp.hardware import hardware_for
+        >>> from sbp.hardware.catalogue import hardware_for
         >>> from sbp.placement import placement
         >>> from sbp.signature import P
         >>> net = Network(placement("cpu", shape=(4,)), hardware_for("cpu"))
@@ -209,7 +209,7 @@ class Boxings:
         Arguments:
           narrow: a narrower type that holds all of the tensor.
         """
-        if compat.is_key(dtype):
+        if core.is_key(dtype):
             partials = frozenset()
         elif dtype == bool:
             partials = partials - {"sum"}

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sbp.machine_code import compiled
+from sbp.compat.machine_code import compiled
 
 Array = np.ndarray[Any, Any]
 Bools = Sequence[bool] | NDArray[np.bool_]

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sbp import compat
+from sbp.compat import core
+from sbp.compat.untyped import DType
 from sbp.passes.boxing.links import STEP_SECONDS, TURNING, Network
 from sbp.passes.boxing.moves import Move, can_permute, copies, makes_sum, moves_from, permute_targets
 from sbp.signature import B, NdSbp, Partial, Signature, Split
-from sbp.untyped import DType
 
 Array = np.ndarray[Any, Any]
 Places = NDArray[np.int64]
@@ -137,7 +137,7 @@ class MoveTable:
                 sent = self._wire_bytes(example, which, shape, shards, sent_as)
                 taken[which] = STEP_SECONDS + self._turned(example, which) + self._collectives(example, sent)
             else:
-                moved = shards.elements[self.ends[which, 1]] * compat.itemsize(dtype)
+                moved = shards.elements[self.ends[which, 1]] * core.itemsize(dtype)
                 free = example.kind in ("keep", "slice")
                 own = 0.0 if free else moved / self.network.hardware.memory_bytes_per_second
                 taken[which] = STEP_SECONDS + own

@@ -7,18 +7,18 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from sbp.communication.protocol import Communication
 from sbp.passes.boxing.moves import itemsize, wire_bytes
 from sbp.passes.explain.plan import Collective, PlanData
 from sbp.passes.explain.reasons import Reasons
 from sbp.passes.physical.evaluate import Evaluator, Executed, executed
 from sbp.passes.physical.overlap import OverlappedStep
 from sbp.passes.physical.program import Border, Box, Compute, Physical, Step
-from sbp.passes.plan.cost import talk_seconds
+from sbp.passes.plan.cost import communication_seconds
 from sbp.passes.program.graph import Const, Graph, Node
 from sbp.passes.program.names import Names
-from sbp.passes.program.views import talks_of
+from sbp.passes.program.views import communication_of
 from sbp.rules.registry import unknown_functions
-from sbp.talk.local import Talk
 
 ROW_SCOPE = "sbp."
 
@@ -106,7 +106,7 @@ class Inside:
     """
 
     step: Compute
-    talk: Talk
+    communication: Communication
     position: int
 
 
@@ -132,8 +132,10 @@ def rows_of(physical: Physical) -> Iterator[tuple[int, Box | Inside, Executed]]:
         if isinstance(step, Box) and _sends(step, physical):
             yield next(fresh), step, how
         elif isinstance(step, Compute):
-            talks = talks_of(physical.graph, step.node, step.strategy.lying, physical.placement.shape)
-            for k, t in enumerate(talks):
+            communication = communication_of(
+                physical.graph, step.node, step.strategy.lying, physical.placement.shape
+            )
+            for k, t in enumerate(communication):
                 version = step.node.inputs[t.operand], step.strategy.operands[t.operand]
                 same = *version, t.axes, t.sent, how.times
                 if t.sent is None or same not in asked:
@@ -173,24 +175,24 @@ def _moved(
 def _inside(
     name: str, inside: Inside, how: Executed, takes: Evaluator, reasons: Reasons, step: OverlappedStep
 ) -> Collective:
-    op, talk, placement = inside.step, inside.talk, takes.physical.placement
-    x, nd = op.node.inputs[talk.operand], op.strategy.operands[talk.operand]
+    op, communication, placement = inside.step, inside.communication, takes.physical.placement
+    x, nd = op.node.inputs[communication.operand], op.strategy.operands[communication.operand]
     value = takes.physical.graph.operand(x)
     return Collective(
-        kind=talk.kind,
+        kind=communication.kind,
         tensor=op.node.op if isinstance(x, Const) else reasons.names.of(x),
         shape=value.shape,
         dtype=str(value.dtype),
         before=nd,
         after=nd,
-        axes=tuple(placement.axes[a] for a in talk.axes),
-        group_size=math.prod(placement.shape[a] for a in talk.axes),
+        axes=tuple(placement.axes[a] for a in communication.axes),
+        group_size=math.prod(placement.shape[a] for a in communication.axes),
         count=how.times,
-        wire_bytes=how.times * talk.wire_bytes,
-        seconds=how.assumed * talk_seconds(talk, takes.network),
+        wire_bytes=how.times * communication.wire_bytes,
+        seconds=how.assumed * communication_seconds(communication, takes.network),
         exposed_seconds=step.exposed_of(op, inside.position),
         source=str(op.node.source),
-        reason=reasons.inside(op, talk),
+        reason=reasons.inside(op, communication),
         name=name,
     )
 

@@ -18,7 +18,7 @@ from sbp.passes.physical.memory import Live
 from sbp.passes.program.graph import Const
 from sbp.passes.program.names import Names
 from sbp.signature import B, NdSbp, format_sbp
-from sbp.units import bytes_text
+from sbp.text.units import bytes_text
 
 SHOWN = 5
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import jax.numpy as jnp
 
-from sbp.hardware import Hardware
+from sbp.hardware.catalogue import Hardware
 from sbp.layout import at_rest
 from sbp.passes.explain.plan import SAME, PlanData
 from sbp.passes.physical.evaluate import OVERLAPPING
@@ -19,7 +19,7 @@ from sbp.passes.program.trace import Traced
 from sbp.passes.request import Request
 from sbp.placement import Placement
 from sbp.signature import NdSbp, P, Split, format_sbp, splits_of
-from sbp.units import bytes_text
+from sbp.text.units import bytes_text
 
 
 def uneven_notes(

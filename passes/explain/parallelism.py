@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import reduce
 from itertools import groupby
 
-from sbp import compat
+from sbp.compat import core
 from sbp.passes.explain.plan import PlanData
 from sbp.passes.physical.program import Compute, Physical
 from sbp.passes.program.control import ports
@@ -122,7 +122,7 @@ def _split_share(plan: PlanData, axis: int, leaves: Sequence[int]) -> float:
 
 
 def _bytes(graph: Graph, v: int) -> float:
-    return float(math.prod(graph.values[v].shape) * compat.itemsize(graph.values[v].dtype))
+    return float(math.prod(graph.values[v].shape) * core.itemsize(graph.values[v].dtype))
 
 
 @dataclass

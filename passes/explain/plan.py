@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeAlias
 
-from sbp.hardware import Hardware
+from sbp.hardware.catalogue import Hardware
 from sbp.passes.explain.choices import RowChoices, TensorChoices
 from sbp.passes.physical.program import Physical
 from sbp.passes.plan.record import ChoiceRecord
@@ -20,7 +20,7 @@ ROUNDING = 1e-9
 
 
 Writes: TypeAlias = Callable[["PlanData"], Any]
-"""Writes a plan as Python: what it gives is a `ProgramSource` (passes/look/source.py)."""
+"""Writes a plan as Python: what it gives is a `ProgramSource` (passes/render/source.py)."""
 
 
 class Replans(Protocol):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
 
+from sbp.communication.protocol import Communication
 from sbp.passes.boxing.moves import Move
 from sbp.passes.physical.flow import Flow
 from sbp.passes.physical.program import Border, Box, Compute, Physical, Version
@@ -16,7 +17,6 @@ from sbp.passes.program.graph import Const, Node, Source
 from sbp.passes.program.names import Names, loop_name
 from sbp.rules import Row
 from sbp.signature import B, Partial, Split, format_sbp
-from sbp.talk.local import Talk
 
 REDUCES = {
     "sum": "sums over",
@@ -115,11 +115,11 @@ class Reasons:
         found = [every[a] for a in move.axes] if every else []
         return min((o for o in found if o is not None and o[1] != own), default=(0, ""))[1]
 
-    def inside(self, step: Compute, talk: Talk) -> str:
+    def inside(self, step: Compute, communication: Communication) -> str:
         """One sentence on a collective inside an op."""
-        x, nd = step.node.inputs[talk.operand], step.strategy.operands[talk.operand]
+        x, nd = step.node.inputs[communication.operand], step.strategy.operands[communication.operand]
         splits = self._splits.get((x, nd), ()) if not isinstance(x, Const) else ()
-        return f"{step.node.op}: {talk.reason.format(axes=self._over(talk.axes, splits))}"
+        return f"{step.node.op}: {communication.reason.format(axes=self._over(communication.axes, splits))}"
 
     def reason(self, box: Box) -> str:
         """One sentence."""

@@ -7,6 +7,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from sbp.compat.untyped import DType
 from sbp.errors import ArgumentError, Problem
 from sbp.passes.explain.plan import PlanData
 from sbp.passes.physical.flow import Flow
@@ -14,7 +15,6 @@ from sbp.passes.physical.program import Physical
 from sbp.passes.program.graph import Const, Graph
 from sbp.passes.program.names import Names, common, without_indices
 from sbp.signature import NdSbp, format_sbp
-from sbp.untyped import DType
 
 NEAREST = 5
 """Names in an error for one that is not known."""

@@ -20,7 +20,7 @@ from sbp.passes.plan.model import boxing_of
 from sbp.passes.program.graph import Const, Node
 from sbp.passes.program.names import without_indices
 from sbp.signature import NdSbp, Partial, format_sbp
-from sbp.units import bytes_text, seconds_text
+from sbp.text.units import bytes_text, seconds_text
 
 SHOWN = 4
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from sbp.passes.explain.plan import Collective, PlanData
 from sbp.passes.program.names import common
 from sbp.signature import NdSbp, format_sbp
-from sbp.units import bytes_text, seconds_text
+from sbp.text.units import bytes_text, seconds_text
 
 # What a tool may show at once before it groups.
 MAX_ROWS = 24

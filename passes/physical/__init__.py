@@ -1,7 +1,7 @@
 """The physical program: what one device executes, every collective in place.
 
 In: the graph, its candidates and an assignment. Out: `Physical`, with what it takes in seconds and bytes.
-It knows the rooms that plan; what explains, stages and runs programs uses it.
+Used by: what explains, cuts and runs programs.
 
 Words: docs/glossary.md.
 """

@@ -5,8 +5,8 @@ Its tables and its formulas are in `sbp.rates.beliefs`; here is what an op of a 
 
 from __future__ import annotations
 
-from sbp import compat
-from sbp.hardware import hardware_for
+from sbp.compat import core
+from sbp.hardware.catalogue import hardware_for
 from sbp.passes.boxing.links import Network
 from sbp.passes.plan.candidates import Strategy
 from sbp.passes.plan.cost import OpWork, node_work
@@ -42,7 +42,7 @@ def product_of(graph: Graph, node: Node, work: OpWork) -> Product | None:
     if product is None:
         return None
     result = graph.values[node.outputs[0]].dtype
-    wide = max(product.dtypes, key=compat.itemsize)
+    wide = max(product.dtypes, key=core.itemsize)
     b, m, n, k = (max(1, x) for x in (product.batch, product.m, product.n, product.k))
-    sizes = int(compat.itemsize(wide)), int(compat.itemsize(result))
+    sizes = int(core.itemsize(wide)), int(core.itemsize(result))
     return Product(b, m, n, k, str(wide), str(result), *sizes)

@@ -11,8 +11,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from sbp import compat
-from sbp.hardware import Hardware
+from sbp.compat import core
+from sbp.hardware.catalogue import Hardware
 from sbp.passes.boxing.moves import wire_bytes
 from sbp.passes.physical.program import Border, Box, Physical, Step, Version, grouped, reads, writes
 from sbp.passes.plan.cost import local_bytes
@@ -83,11 +83,11 @@ class _Small:
     def is_small(self, box: Box) -> bool:
         """Whether a move is a collective that is worth packing with others."""
         (shape, dtype), move = self.physical.sent(box), box.move
-        if move.kind not in KINDS or compat.is_key(dtype):
+        if move.kind not in KINDS or core.is_key(dtype):
             return False
         if move.kind in ("all_gather", "all_to_all") and not isinstance(move.old, Split):
             return False
-        sends = wire_bytes(move, shape, compat.itemsize(dtype), self.physical.placement.shape) > 0
+        sends = wire_bytes(move, shape, core.itemsize(dtype), self.physical.placement.shape) > 0
         return sends and self.bytes(box) <= self.limit_bytes
 
     def bytes(self, box: Box) -> float:

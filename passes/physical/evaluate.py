@@ -14,6 +14,7 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from sbp.communication.protocol import Communication
 from sbp.passes.boxing.links import Network
 from sbp.passes.physical.believed import believed_product
 from sbp.passes.physical.combining import COMBINED_KINDS
@@ -26,12 +27,11 @@ from sbp.passes.physical.scheduled import Noted, ScheduledStep, noted, scheduled
 from sbp.passes.physical.sections import Sections, sections_of
 from sbp.passes.physical.trip_memory import TripCourse, trip_course
 from sbp.passes.physical.whole import WholeProgram, has_loops, whole_program
-from sbp.passes.plan.cost import local_bytes, node_seconds, talk_seconds
+from sbp.passes.plan.cost import communication_seconds, local_bytes, node_seconds
 from sbp.passes.program.control import assumed_trips, trips
 from sbp.passes.program.graph import Const, Node
-from sbp.passes.program.views import talks_of
+from sbp.passes.program.views import communication_of
 from sbp.signature import NdSbp
-from sbp.talk.local import Talk
 
 CALL_SECONDS = 10e-6
 """What XLA's scheduler takes a call of a library to be (a hundredth of `kMediumCost`)."""
@@ -96,7 +96,7 @@ class Evaluator:
             return 0.0
         node, traffic = step.node, self.physical.traffic.get(step.node.id)
         # What an op sends depends on who uses its results; all else is that of its strategy.
-        key = id(step.strategy), traffic, node.id if _talks(node) else -1
+        key = id(step.strategy), traffic, node.id if _communication(node) else -1
         if key not in self.known:
             self.known[key] = node_seconds(self.physical.graph, node, step.strategy, self.network, traffic)
         return self.known[key]
@@ -106,13 +106,13 @@ class Evaluator:
         every = self.physical.steps if steps is None else steps
         return sum(e.assumed * self.seconds_of(e.step) for e in executed(every))
 
-    def talk_times(self, step: Compute) -> list[tuple[Talk, float]]:
+    def communication_times(self, step: Compute) -> list[tuple[Communication, float]]:
         """What an op sends itself, each with its time."""
-        if not _talks(step.node):
+        if not _communication(step.node):
             return []
         p = self.physical
-        talks = talks_of(p.graph, step.node, step.strategy.lying, p.placement.shape)
-        return [(t, talk_seconds(t, self.network)) for t in talks]
+        communication = communication_of(p.graph, step.node, step.strategy.lying, p.placement.shape)
+        return [(t, communication_seconds(t, self.network)) for t in communication]
 
     def combines(self, box: Box) -> tuple[Hashable, float] | None:
         """With what a move may be sent as one, and the bytes that it gives; None if it is sent by itself."""
@@ -149,7 +149,7 @@ class Evaluator:
         exposed: dict[SentId, float] = {}
         for e in executed(every):
             if isinstance(e.step, Compute):
-                for k, (_, seconds) in enumerate(self.talk_times(e.step)):
+                for k, (_, seconds) in enumerate(self.communication_times(e.step)):
                     exposed[id(e.step), k] = e.assumed * seconds
             elif isinstance(e.step, Box) and self.box_bytes(e.step) > 0:
                 exposed[id(e.step), MOVE] = e.assumed * self.box_seconds(e.step)
@@ -282,9 +282,9 @@ class Evaluator:
         return sum(x.bytes for x in live) + HOLES * shared
 
 
-def _talks(node: Node) -> bool:
+def _communication(node: Node) -> bool:
     """Whether an op may send something itself."""
-    return node.rule is not None and node.rule.talks is not None
+    return node.rule is not None and node.rule.communication is not None
 
 
 def donations(physical: Physical, donated: Iterable[int]) -> dict[Version, Version]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from sbp.communication.protocol import Communication
 from sbp.passes.boxing.paths import Boxings
 from sbp.passes.physical.buckets import bucket_collectives
 from sbp.passes.physical.evaluate import Evaluator, executed
@@ -20,12 +21,11 @@ from sbp.passes.physical.insert import insert_boxing
 from sbp.passes.physical.owners import mark_owners
 from sbp.passes.physical.program import Box, Compute
 from sbp.passes.plan.candidates import Candidates, Strategy
-from sbp.passes.plan.cost import talk_seconds
+from sbp.passes.plan.cost import communication_seconds
 from sbp.passes.plan.model import ChosenSignatures, Model
 from sbp.passes.plan.network import CostNetwork, Table
 from sbp.passes.program.graph import Graph, Node
-from sbp.passes.program.views import talks_of
-from sbp.talk.local import Talk
+from sbp.passes.program.views import communication_of
 
 LEAST_SHARE = 0.02
 """What a hidden collective counts: of plans that hide all, the search shall find the one that sends least."""
@@ -59,14 +59,14 @@ class _Remembering(Evaluator):
     """An evaluator that asks once what a step takes: plans of one program have most of their steps in
     common."""
 
-    said: dict[Hashable, list[tuple[Talk, float]]] = field(default_factory=dict)
+    said: dict[Hashable, list[tuple[Communication, float]]] = field(default_factory=dict)
 
-    def talk_times(self, step: Compute) -> list[tuple[Talk, float]]:
-        if step.node.rule is None or step.node.rule.talks is None:
+    def communication_times(self, step: Compute) -> list[tuple[Communication, float]]:
+        if step.node.rule is None or step.node.rule.communication is None:
             return []
         key = step.node.id, id(step.strategy)
         if key not in self.said:
-            self.said[key] = super().talk_times(step)
+            self.said[key] = super().communication_times(step)
         return self.said[key]
 
 
@@ -81,7 +81,7 @@ class Clock:
     candidates: Candidates
     boxings: Boxings
     known: dict[Hashable, float] = field(default_factory=dict, repr=False)
-    said: dict[Hashable, list[tuple[Talk, float]]] = field(default_factory=dict, repr=False)
+    said: dict[Hashable, list[tuple[Communication, float]]] = field(default_factory=dict, repr=False)
 
     def program(self, assignment: ChosenSignatures, donated: Sequence[int] = ()) -> Evaluator:
         """The program of a plan as the chain makes it, with what it takes.
@@ -113,7 +113,7 @@ class Clock:
                     sent[e.step.value] += e.assumed * takes.seconds_of(e.step)
                     exposed[e.step.value] += run.exposed_of(e.step)
             elif isinstance(e.step, Compute):
-                for k, (_, seconds) in enumerate(takes.talk_times(e.step)):
+                for k, (_, seconds) in enumerate(takes.communication_times(e.step)):
                     talked[e.step.node.id] += e.assumed * seconds
                     waited[e.step.node.id] += run.exposed_of(e.step, k)
         step_seconds = run.seconds + beyond_seconds
@@ -147,13 +147,13 @@ class Exposure:
         for group, v in zip(self.groups, model.edge_values, strict=True):
             self.values[group].add(v)
         self.tables = {g: t for g, (_, _, t) in zip(self.groups, network.edges, strict=True)}
-        self.talkers = self._talkers()
+        self.communicating = self._communicating()
 
-    def _talkers(self) -> dict[int, tuple[Node, Table]]:
+    def _communicating(self) -> dict[int, tuple[Node, Table]]:
         """Per variable of an op that may send: the op, and what it sends in each state."""
         m, known, found = self.model, dict[Hashable, Table](), dict[int, tuple[Node, Table]]()
         for node in m.graph.walk():
-            if node.id in m.nodes and node.rule is not None and node.rule.talks is not None:
+            if node.id in m.nodes and node.rule is not None and node.rule.communication is not None:
                 variable = m.nodes[node.id]
                 key = id(m.states[variable]), id(m.unary[variable])
                 if key not in known:
@@ -166,8 +166,8 @@ class Exposure:
 
     def _sent(self, node: Node, strategy: Strategy) -> float:
         network = self.model.boxings.network
-        talks = talks_of(self.model.graph, node, strategy.lying, network.placement.shape)
-        return sum(talk_seconds(t, network) for t in talks)
+        communication = communication_of(self.model.graph, node, strategy.lying, network.placement.shape)
+        return sum(communication_seconds(t, network) for t in communication)
 
     def shares(self, times: StepTimes, before: Shares | None = None, damping: float = 0.5) -> Shares:
         """What part of its moves each group shall count.
@@ -189,7 +189,7 @@ class Exposure:
             waits = sum(times.exposed.get(v, 0.0) for v in values)
             usual = exposed[phase] / sent[phase] if sent[phase] else UNSEEN_SHARE
             found[group] = waits / own if own else usual
-        for variable, (node, _) in self.talkers.items():
+        for variable, (node, _) in self.communicating.items():
             own = times.talked.get(node.id, 0.0)
             found["talk", variable] = times.waited[node.id] / own if own else UNSEEN_SHARE
         old = before or {}
@@ -216,7 +216,7 @@ class Exposure:
     def weighted_unary(self, shares: Shares, unary: Sequence[Table]) -> tuple[Table, ...]:
         """The costs of its states."""
         thetas, known = list(unary), dict[Hashable, Table]()
-        for variable, (_, sent) in self.talkers.items():
+        for variable, (_, sent) in self.communicating.items():
             own, share = thetas[variable], round(shares["talk", variable], 6)
             key = id(own), id(sent), share
             if key not in known:

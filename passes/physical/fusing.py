@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeAlias
 
-from sbp.compat import itemsize
+from sbp.compat.core import itemsize
 from sbp.passes.physical.believed import parts_bytes
 from sbp.passes.physical.program import (
     Border,
@@ -30,7 +30,7 @@ from sbp.passes.physical.program import (
 from sbp.passes.plan.cost import local_bytes
 from sbp.passes.program.control import ports, summed_ports
 from sbp.passes.program.graph import Const, Node
-from sbp.passes.program.views import held_bytes, talks_of
+from sbp.passes.program.views import communication_of, held_bytes
 
 
 @dataclass(frozen=True)
@@ -174,9 +174,9 @@ def op_of(step: Step, physical: Physical) -> KernelOp:
     sends, held = False, 0.0
     if product:
         held = parts_bytes(physical.graph, node, step.strategy, physical.placement)
-    if rule is not None and (rule.talks is not None or rule.held is not None):
+    if rule is not None and (rule.communication is not None or rule.held is not None):
         where = physical.graph, node, step.strategy.lying, physical.placement.shape
-        sends, held = bool(talks_of(*where)), held + held_bytes(*where)
+        sends, held = bool(communication_of(*where)), held + held_bytes(*where)
     changed = frozenset(read[:1] if name == "conv_general_dilated" and is_padded(node.params) else ())
     return KernelOp(kind_of(node), read, written, frozenset(straight), changed, product, sends, held, step)
 

@@ -10,8 +10,8 @@ Of what fusion leaves in memory (kernels.py):
   that is there once. What it only sends before it stacks it, XLA sends one trip later (its collective
   pipeliner), and so holds for one trip more; the first trip then runs before the loop (trips.py).
 - What is gathered along an inner dim is turned over: what it updates is written apart (layouts.py). Ops hold
-  more inside: exchanges of rows what they send (sbp/talk/wire.py), gradients of max pooling where the maxima
-  are (pools.py), convolutions their operands as the library wants them (convolutions.py).
+  more inside: exchanges of rows what they send (communication/wire.py), gradients of max pooling where the
+  maxima are (pools.py), convolutions their operands as the library wants them (convolutions.py).
 - An all-reduce adds up in place: its result lies where its operand was made. Those that XLA sends as one are
   packed into a space of their own (schedule_nodes.py).
 - What is made of little comes as late as it can, and what makes space as early as it can (order.py); where

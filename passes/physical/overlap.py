@@ -13,12 +13,12 @@ from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
+from sbp.communication.protocol import Communication
 from sbp.passes.physical.combining import combined, in_order
 from sbp.passes.physical.fusing import Fusing, kind_of
 from sbp.passes.physical.program import Border, Box, Compute, Step, Version, barrier_of, reads, writes
 from sbp.passes.physical.streams import Stream, Task, task_times
 from sbp.passes.program.control import assumed_trips, ports
-from sbp.talk.local import Talk
 
 SentId: TypeAlias = tuple[int, int]
 """A collective: the id of its step, and which of the talks of an op it is; `MOVE` for a move."""
@@ -31,7 +31,7 @@ class Costs(Protocol):
     def seconds_of(self, step: Step) -> float:
         """The time of a move or of an op, once, with what the op sends."""
 
-    def talk_times(self, step: Compute) -> Sequence[tuple[Talk, float]]:
+    def communication_times(self, step: Compute) -> Sequence[tuple[Communication, float]]:
         """What an op sends itself, each with its time."""
 
     def box_bytes(self, box: Box) -> float:
@@ -59,9 +59,9 @@ class OverlappedStep:
     seconds: float
     exposed: Mapping[SentId, float]
 
-    def exposed_of(self, step: Step, talk: int = MOVE) -> float:
+    def exposed_of(self, step: Step, communication: int = MOVE) -> float:
         """How long kernels wait for a collective."""
-        return self.exposed.get((id(step), talk), 0.0)
+        return self.exposed.get((id(step), communication), 0.0)
 
     @property
     def exposed_seconds(self) -> float:
@@ -77,12 +77,17 @@ def overlapped(steps: Sequence[Step], costs: Costs) -> OverlappedStep:
     return OverlappedStep(found.seconds, found.exposed)
 
 
-def asked_of(step: Compute, talk: Talk) -> Hashable | None:
+def asked_of(step: Compute, communication: Communication) -> Hashable | None:
     """The shares of an operand that an op asks for, which XLA sends once to all who ask; None for all else
     that an op sends."""
-    if talk.sent is None:
+    if communication.sent is None:
         return None
-    return step.node.inputs[talk.operand], step.strategy.operands[talk.operand], talk.axes, talk.sent
+    return (
+        step.node.inputs[communication.operand],
+        step.strategy.operands[communication.operand],
+        communication.axes,
+        communication.sent,
+    )
 
 
 @dataclass(slots=True)
@@ -191,25 +196,27 @@ class _Body:
         return self._node(_Node(seconds, makers, step=step))
 
     def _op(self, step: Compute, seconds: float, makers: list[int]) -> int:
-        """An op that talks sends shares of its operands before its arithmetic, and all else after it."""
-        talks = list(enumerate(self.costs.talk_times(step)))
-        if not talks:
+        """Sends shares of the operands before the arithmetic, and all else after it."""
+        times = list(enumerate(self.costs.communication_times(step)))
+        if not times:
             return self._node(_Node(seconds, makers, step=step))
-        for k, (talk, each) in talks:
-            asked = asked_of(step, talk)
+        for k, (sent, each) in times:
+            asked = asked_of(step, sent)
             if asked is not None:
                 if asked not in self.asked:
-                    self.asked[asked] = self._talk(step, k, talk, each, makers)
+                    self.asked[asked] = self._sent_inside(step, k, sent, each, makers)
                 makers = [*makers, self.asked[asked]]
-        rest = max(0.0, seconds - sum(each for _, (_, each) in talks))
+        rest = max(0.0, seconds - sum(each for _, (_, each) in times))
         at = self._node(_Node(rest, makers, step=step))
-        for k, (talk, each) in talks:
-            if talk.sent is None:
-                at = self._talk(step, k, talk, each, [at])
+        for k, (sent, each) in times:
+            if sent.sent is None:
+                at = self._sent_inside(step, k, sent, each, [at])
         return at
 
-    def _talk(self, step: Compute, k: int, talk: Talk, seconds: float, makers: list[int]) -> int:
-        what = (talk.kind, talk.axes, talk.wire_bytes)
+    def _sent_inside(
+        self, step: Compute, k: int, sent: Communication, seconds: float, makers: list[int]
+    ) -> int:
+        what = (sent.kind, sent.axes, sent.wire_bytes)
         return self._node(_Node(seconds, makers, Stream.WIRES, ((id(step), k), seconds), *what, of=step))
 
     def only_stacked(self, stacked: Collection[Version], whole: Collection[Version]) -> set[int]:

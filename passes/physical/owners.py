@@ -2,7 +2,7 @@
 
 Of some sums each element is one device's, and the others have zeros there: a row that is looked up in a
 split table, sliced out of a split dim, or filled in. Moved about, it stays so. The reduction of such a sum
-computes nothing: it brings the owner's bits, a -0.0 included (sbp/talk/bits.py). As soon as numbers are
+computes nothing: it brings the owner's bits, a -0.0 included (communication/bits.py). As soon as numbers are
 computed from the parts, that is over, and infinities may turn into NaN: the plan says where (decision 0004).
 """
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from sbp.compat.untyped import DType
 from sbp.passes.boxing.moves import Move
 from sbp.passes.plan.candidates import Strategy
 from sbp.passes.plan.traffic import OpTraffic
@@ -17,7 +18,6 @@ from sbp.passes.program.control import ports, trips
 from sbp.passes.program.graph import Const, Graph, Node, Source
 from sbp.placement import Placement
 from sbp.signature import NdSbp
-from sbp.untyped import DType
 
 Version: TypeAlias = tuple[int, NdSbp]
 """A value as it lies under one signature."""

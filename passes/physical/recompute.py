@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeGuard
 
-from sbp import compat
+from sbp.compat import core
 from sbp.passes.plan.candidates import Candidates, Strategy
 from sbp.passes.plan.clusters import Cluster, op_count
 from sbp.passes.plan.later import is_plain
@@ -216,7 +216,7 @@ class _Copying:
         """What takes a value through the barrier of a group."""
         key = x, nd, strict
         if key not in self.group:
-            primitive, made, own = compat.barrier_primitive(), (self.value(x),), next(self.ids)
+            primitive, made, own = core.barrier_primitive(), (self.value(x),), next(self.ids)
             node = make_node(own, primitive, (x,), made, {}, user.source, barrier=barrier)
             self.group[key] = replace(node, role=user.role.copied)
             self.nodes.append(self.group[key])

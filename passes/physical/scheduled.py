@@ -190,7 +190,7 @@ class _Run:
             self.exposed.update(inner.exposed)
             return inner.seconds
         if isinstance(step, Compute):
-            sent = sum(seconds for _, seconds in self.costs.talk_times(step)) if op.sends else 0.0
+            sent = sum(seconds for _, seconds in self.costs.communication_times(step)) if op.sends else 0.0
             return max(0.0, self.costs.seconds_of(step) - sent)
         return 0.0 if step is None or op.sends else self.costs.seconds_of(step)
 
@@ -209,8 +209,8 @@ class _Run:
 
     def talked(self, step: Compute) -> Iterator[tuple[SentId, float]]:
         """What an op sends itself, but for what another has sent for both of them."""
-        for n, (talk, seconds) in enumerate(self.costs.talk_times(step)):
-            asked = asked_of(step, talk)
+        for n, (communication, seconds) in enumerate(self.costs.communication_times(step)):
+            asked = asked_of(step, communication)
             if asked is None or self.asked.setdefault(asked, (id(step), n)) == (id(step), n):
                 yield (id(step), n), seconds
 

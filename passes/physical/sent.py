@@ -11,12 +11,12 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from sbp.compat.untyped import DType
 from sbp.passes.boxing.moves import copies
 from sbp.passes.physical.program import Border, Box, Compute, Physical, Step, Version, reads, writes
 from sbp.passes.program.graph import Const, Graph
-from sbp.passes.program.widened import REARRANGING, holds
+from sbp.passes.program.narrow_values import REARRANGING, holds
 from sbp.signature import NdSbp, Partial
-from sbp.untyped import DType
 
 
 def send_narrow(physical: Physical, narrower: Mapping[int, DType]) -> Physical:

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 
 from sbp.passes.physical.program import Border, Box, Physical, Step, Version, reads, writes
 from sbp.passes.pipeline.slots import Cut, How, Piece, Read, Slot, SlotKind, Write
-from sbp.passes.pipeline.split import Share
+from sbp.passes.pipeline.split import StageShare
 from sbp.passes.program.control import Port, ports
 from sbp.passes.program.graph import Const, Operand
 from sbp.passes.program.role import Part, Phase
@@ -38,7 +38,7 @@ def border_of(physical: Physical) -> Border | None:
     return next((s for s in found if s.node.role.microbatches and s.node.role.part), None)
 
 
-def transfers_inside(share: Share, physical: Physical) -> dict[int, NdSbp]:
+def transfers_inside(share: StageShare, physical: Physical) -> dict[int, NdSbp]:
     """How every value that is sent or received in the loop lies inside of it."""
     loop = border_of(physical)
     if loop is None:
@@ -54,7 +54,7 @@ def transfers_inside(share: Share, physical: Physical) -> dict[int, NdSbp]:
     return out
 
 
-def cut(share: Share, physical: Physical, merged: bool) -> Cut:
+def cut(share: StageShare, physical: Physical, merged: bool) -> Cut:
     """Cuts the program of a placement.
 
     Arguments:
@@ -72,7 +72,7 @@ class _Draft:
 class _Cutting:
     """Gives steps to parts (`assign`), then links parts by slots (`pieces`)."""
 
-    def __init__(self, share: Share, physical: Physical, merged: bool) -> None:
+    def __init__(self, share: StageShare, physical: Physical, merged: bool) -> None:
         self.share, self.physical, self.merged = share, physical, merged
         self.loop = border_of(physical)
         self.wired: list[tuple[Port, NdSbp]] = []

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from sbp.passes.pipeline.op_placement import OpPlacements
 from sbp.passes.pipeline.order import Order
-from sbp.passes.pipeline.where import Where
 from sbp.passes.program.graph import Graph, Node
 from sbp.passes.program.names import Names
 from sbp.passes.program.role import Phase
@@ -24,7 +24,7 @@ class Labels:
     """
 
     graph: Graph
-    where: Where
+    where: OpPlacements
     order: Order
     names: Names
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import accumulate, groupby, pairwise
 from typing import TypeAlias
 
-from sbp import compat
+from sbp.compat import core
 from sbp.passes.program.control import assumed_trips
 from sbp.passes.program.graph import Graph, Node
 from sbp.passes.program.views import op_of
@@ -133,4 +133,4 @@ def _flops(graph: Graph, node: Node) -> float:
 
 
 def _bytes(graph: Graph, v: int) -> float:
-    return float(math.prod(graph.values[v].shape) * compat.itemsize(graph.values[v].dtype))
+    return float(math.prod(graph.values[v].shape) * core.itemsize(graph.values[v].dtype))

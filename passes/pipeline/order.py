@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sbp.passes.pipeline.numbering import Item, StageFlow, collapsed, halves
-from sbp.passes.pipeline.where import Where, loop_of, reads_of
+from sbp.passes.pipeline.op_placement import OpPlacements, loop_of, reads_of
 from sbp.passes.program.graph import Const, Graph, Node
 from sbp.passes.program.role import Part, Phase
 
@@ -33,7 +33,7 @@ class Order:
     loop: Mapping[int, Part]
 
 
-def find_order(graph: Graph, where: Where, rank_of: Sequence[int] | None = None) -> Order:
+def find_order(graph: Graph, where: OpPlacements, rank_of: Sequence[int] | None = None) -> Order:
     """The parts of a program whose ops have been placed.
 
     Arguments:
@@ -54,7 +54,7 @@ def find_order(graph: Graph, where: Where, rank_of: Sequence[int] | None = None)
 class _Items:
     """Ops on placements, and which of them they wait for."""
 
-    def __init__(self, nodes: Sequence[Node], where: Where) -> None:
+    def __init__(self, nodes: Sequence[Node], where: OpPlacements) -> None:
         self.where = where
         self.nodes = {n.id: n for n in nodes}
         self.maker = {v: n.id for n in nodes for v in n.outputs}
@@ -144,7 +144,7 @@ class _Inner:
         return out
 
 
-def _outer(graph: Graph, where: Where, loop: Node | None) -> tuple[dict[Item, Part], dict[int, Part]]:
+def _outer(graph: Graph, where: OpPlacements, loop: Node | None) -> tuple[dict[Item, Part], dict[int, Part]]:
     """The parts of what stands outside of the loop, and what the loop waits for on each placement."""
     items = _Items(graph.nodes, where)
     first = _ancestors(items, loop)

@@ -10,7 +10,7 @@ from sbp.passes.pipeline.edges import edges_of
 from sbp.passes.pipeline.figures import PlaceFigures, StageFigures, figures_of
 from sbp.passes.pipeline.slots import Cut
 from sbp.passes.pipeline.stages import Stages
-from sbp.passes.pipeline.times import Way, estimated_times, outside_seconds, serial_seconds, ways
+from sbp.passes.pipeline.times import TransferTime, estimated_times, outside_seconds, serial_seconds, ways
 from sbp.passes.schedule.actions import Schedule
 from sbp.passes.schedule.memory import peaks, units
 from sbp.passes.schedule.simulate import simulate
@@ -146,7 +146,7 @@ def sends_of(stages: Stages, cuts: Sequence[Cut]) -> tuple[Collective, ...]:
     return tuple(_send(stages, way) for way in ways(stages, cuts))
 
 
-def _send(stages: Stages, way: Way) -> Collective:
+def _send(stages: Stages, way: TransferTime) -> Collective:
     value, labels = stages.shares[way.source].graph.values[way.value], stages.labels
     times = stages.microbatches if way.inside else 1
     return Collective(

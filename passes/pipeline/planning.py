@@ -14,11 +14,11 @@ from typing import TypeAlias
 from sbp.passes.explain.plan import PlanData
 from sbp.passes.pipeline.cut import transfers_inside
 from sbp.passes.pipeline.labels import Labels
+from sbp.passes.pipeline.memory_budget import MemoryBudget, room_of
+from sbp.passes.pipeline.op_placement import OpPlacements, loop_of
 from sbp.passes.pipeline.order import Order
-from sbp.passes.pipeline.room import Room, room_of
-from sbp.passes.pipeline.split import Share, Splitter
+from sbp.passes.pipeline.split import Splitter, StageShare
 from sbp.passes.pipeline.stages import Stages, physical_of
-from sbp.passes.pipeline.where import Where, loop_of
 from sbp.passes.plan.model import BoundaryCost
 from sbp.passes.program.graph import Graph
 from sbp.passes.program.names import Names
@@ -32,7 +32,7 @@ PlanOne: TypeAlias = Callable[[Traced, Request], PlanData]
 
 
 def plan_shares(
-    request: StagesRequest, traced: Traced, graph: Graph, where: Where, order: Order, plan_one: PlanOne
+    request: StagesRequest, traced: Traced, graph: Graph, where: OpPlacements, order: Order, plan_one: PlanOne
 ) -> Stages:
     """Splits a program by its placements, and plans what each of them computes.
 
@@ -56,7 +56,7 @@ def plan_shares(
 class _Planning:
     traced: Traced
     graph: Graph
-    where: Where
+    where: OpPlacements
     splitter: Splitter
     asked: StagesRequest
     plan_one: PlanOne
@@ -65,11 +65,11 @@ class _Planning:
     requests: list[tuple[Traced, Request]] = field(default_factory=list)
 
     @cached_property
-    def shares(self) -> tuple[Share, ...]:
+    def shares(self) -> tuple[StageShare, ...]:
         """What every placement computes."""
         return tuple(self.splitter.shares())
 
-    def run(self) -> tuple[tuple[Share, ...], tuple[PlanData, ...]]:
+    def run(self) -> tuple[tuple[StageShare, ...], tuple[PlanData, ...]]:
         plans = list[PlanData]()
         for share in self.shares:
             plans.append(self.planned(share))
@@ -82,7 +82,7 @@ class _Planning:
         names = Names(self.graph, self.traced.in_paths, self.traced.out_paths)
         return Labels(self.graph, self.where, self.splitter.order, names)
 
-    def planned(self, share: Share) -> PlanData:
+    def planned(self, share: StageShare) -> PlanData:
         """One placement, with what has been agreed on so far."""
         place, whole = share.place, self.asked
         placement = self.where.placements[place]
@@ -110,7 +110,7 @@ class _Planning:
             return self.plan_one(traced, request)
         return room.planned(share, request, partial(self.plan_one, traced))
 
-    def room(self, limit_bytes: float) -> Room | None:
+    def room(self, limit_bytes: float) -> MemoryBudget | None:
         """What the placements may need; None without micro-batches, or a backward pass."""
         loop = self.splitter.loop
         count = 0 if loop is None else int(loop.params["length"])
@@ -130,12 +130,12 @@ class _Planning:
             nd = self.pins.get((v, place))
             yield nd and tuple(Split(s.dim + 1) if isinstance(s, Split) else s for s in nd)
 
-    def ways_in(self, share: Share) -> Iterator[BoundaryCost]:
+    def ways_in(self, share: StageShare) -> Iterator[BoundaryCost]:
         """Where what is received comes from."""
         for v in (*share.received, *share.fed):
             yield self.way([share.place, self.where.home(v)], v in share.fed)
 
-    def ways_out(self, share: Share) -> Iterator[BoundaryCost]:
+    def ways_out(self, share: StageShare) -> Iterator[BoundaryCost]:
         """Where what is sent goes to."""
         for v in (*share.sent, *share.passed):
             readers = [s.place for s in self.shares if v in (*s.received, *s.fed)]
@@ -149,7 +149,7 @@ class _Planning:
         # A stack goes micro-batch by micro-batch, each as it lies in the loop.
         return BoundaryCost(seconds_per_byte, (0,), True) if stacked else BoundaryCost(seconds_per_byte)
 
-    def sub_traced(self, share: Share) -> Traced:
+    def sub_traced(self, share: StageShare) -> Traced:
         """A share as a traced function, with names."""
         ins = [self.traced.in_paths[i] for i in share.arguments]
         ins += self.labels.received([*share.received, *share.fed])
@@ -157,14 +157,14 @@ class _Planning:
         outs += self.labels.sent([*share.sent, *share.passed])
         return Traced(share.graph, tuple(ins), None, tuple(outs))
 
-    def ties(self, share: Share) -> tuple[int | None, ...]:
+    def ties(self, share: StageShare) -> tuple[int | None, ...]:
         """Per result of a share, its argument that it comes back as."""
         position = {i: k for k, i in enumerate(share.arguments)}
         tied = (self.asked.ties[i] for i in share.results)
         ends = [None if i is None else position.get(i) for i in tied]
         return (*ends, *[None] * (len(share.sent) + len(share.passed)))
 
-    def agree(self, share: Share, plan: PlanData) -> None:
+    def agree(self, share: StageShare, plan: PlanData) -> None:
         """Has the other placements of equal hierarchy send and receive what this one does, as it does."""
         physical = physical_of(plan)
         inside = transfers_inside(share, physical)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from sbp.passes.physical.program import Physical, Step, Version
-from sbp.passes.pipeline.split import Share
+from sbp.passes.pipeline.split import StageShare
 from sbp.passes.program.graph import Const, Graph, Operand
 from sbp.passes.program.role import Part
 from sbp.signature import NdSbp
@@ -101,7 +101,7 @@ class Cut:
       fed, passed: likewise, of what is sent for every micro-batch.
     """
 
-    share: Share
+    share: StageShare
     physical: Physical
     pieces: tuple[Piece, ...]
     arguments: tuple[Slot, ...]

@@ -13,15 +13,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from sbp import compat
+from sbp.compat import core
+from sbp.passes.pipeline.op_placement import OpPlacements, loop_of, reads_of
 from sbp.passes.pipeline.order import Order
-from sbp.passes.pipeline.where import Where, loop_of, reads_of
 from sbp.passes.program.control import loop_params
 from sbp.passes.program.graph import Body, Const, Graph, Node, Operand, Value, numbered
 
 
 @dataclass(frozen=True)
-class Share:
+class StageShare:
     """What one placement computes.
 
     Arguments:
@@ -57,7 +57,7 @@ class Splitter:
     """
 
     graph: Graph
-    where: Where
+    where: OpPlacements
     order: Order
     inputs: int
 
@@ -81,7 +81,7 @@ class Splitter:
         (body,) = self.loop.bodies
         nodes = self.here(body.nodes, place)
         made = {v for n in nodes for v in n.outputs}
-        n_const, n_carry = compat.scan_counts(self.loop.params, len(self.loop.inputs))
+        n_const, n_carry = core.scan_counts(self.loop.params, len(self.loop.inputs))
         carried = body.inputs[n_const : n_const + n_carry]
         free = {v for v in body.inputs if v not in carried}
         free |= {v for v in carried if place in self.where.values.get(v, ())}
@@ -100,7 +100,7 @@ class Splitter:
                     values.append(Value(len(values), shape, value.dtype, value.name))
         return replace(self.graph, values=tuple(values)), stacks
 
-    def shares(self) -> list[Share]:
+    def shares(self) -> list[StageShare]:
         """What every placement computes."""
         graph, stacks = self.stacks()
         places = range(len(self.where.placements))
@@ -132,7 +132,7 @@ class Splitter:
         """Which operands and results of the loop a placement has."""
         assert self.loop is not None
         loop, (body,) = self.loop, self.loop.bodies
-        n_const, n_carry = compat.scan_counts(loop.params, len(loop.inputs))
+        n_const, n_carry = core.scan_counts(loop.params, len(loop.inputs))
         reads = {x for n in self.here(body.nodes, place) for x in reads_of(n)}
         carries = [k for k in range(n_carry) if place in self.where.values.get(body.inputs[n_const + k], ())]
         outs = range(n_carry, len(body.outputs))
@@ -178,7 +178,7 @@ class _Share:
     read: Mapping[int, Sequence[int]]
     place: int
 
-    def made(self) -> Share:
+    def made(self) -> StageShare:
         """The share."""
         s, g = self.splitter, self.splitter.graph
         known = {v: i for i, v in enumerate(g.inputs)}
@@ -200,7 +200,7 @@ class _Share:
             tuple(outputs),
         )
         both = {v: self.stacks[v] for v in (*fed, *passed)}
-        return Share(
+        return StageShare(
             self.place,
             made,
             tuple(arguments),

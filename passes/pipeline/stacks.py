@@ -15,8 +15,8 @@ from typing import Any
 
 import jax
 
-from sbp import compat
-from sbp.passes.pipeline.where import loop_of
+from sbp.compat import core
+from sbp.passes.pipeline.op_placement import loop_of
 from sbp.passes.program.control import ports
 from sbp.passes.program.graph import Const, Graph, Node, Operand
 from sbp.passes.program.views import op_of, rows_of
@@ -57,7 +57,7 @@ def stacks_of(graph: Graph) -> LayerStacks | None:
     sizes: dict[int, float] = {}
     for layers, v in seeds:
         value = graph.values[v]
-        sizes[layers] = sizes.get(layers, 0.0) + math.prod(value.shape) * compat.itemsize(value.dtype)
+        sizes[layers] = sizes.get(layers, 0.0) + math.prod(value.shape) * core.itemsize(value.dtype)
     layers = max(sizes, key=lambda n: sizes[n])
     return _Search(graph, loop, layers, {v for n, v in seeds if n == layers}).run()
 
@@ -65,11 +65,11 @@ def stacks_of(graph: Graph) -> LayerStacks | None:
 def _weights(graph: Graph, loop: Node) -> Iterator[tuple[int, int]]:
     """What the scans in a loop slice that is the same for all micro-batches, with their lengths."""
     (body,) = loop.bodies
-    n_const, _ = compat.scan_counts(loop.params, len(loop.inputs))
+    n_const, _ = core.scan_counts(loop.params, len(loop.inputs))
     fixed = set(body.inputs[:n_const])
     for node in body.nodes:
         if node.op == "scan":
-            consts, carry = compat.scan_counts(node.params, len(node.inputs))
+            consts, carry = core.scan_counts(node.params, len(node.inputs))
             for x in node.inputs[consts + carry :]:
                 if not isinstance(x, Const) and x in fixed:
                     yield int(node.params["length"]), x
@@ -124,7 +124,7 @@ class _Search:
 
     def sliced(self, scan: Node) -> list[int]:
         """What a scan slices, and what it stacks."""
-        consts, carry = compat.scan_counts(scan.params, len(scan.inputs))
+        consts, carry = core.scan_counts(scan.params, len(scan.inputs))
         ins = [x for x in scan.inputs[consts + carry :] if not isinstance(x, Const)]
         return [*ins, *scan.outputs[carry:]]
 
@@ -148,7 +148,7 @@ class _Search:
 
     def offered(self, node: Node) -> Iterator[Row]:
         """What an op can do to stacks of so many layers: those that give stacks first."""
-        if node.rule is None or node.rule.talks is not None:
+        if node.rule is None or node.rule.communication is not None:
             return
         ins = [self.graph.operand(x).shape for x in node.inputs]
         outs = [self.graph.values[v].shape for v in node.outputs]
@@ -173,11 +173,9 @@ class _Search:
         if node.rule.pointwise:
             return True
         ins = [self.graph.operand(x) for x in node.inputs]
-        given = [
-            compat.struct(_shape(x.shape, s, 1), x.dtype) for x, s in zip(ins, row.operands, strict=True)
-        ]
+        given = [core.struct(_shape(x.shape, s, 1), x.dtype) for x, s in zip(ins, row.operands, strict=True)]
         try:
-            made = jax.eval_shape(lambda *xs: compat.bind(node.primitive, xs, dict(shaped(node, 1))), *given)
+            made = jax.eval_shape(lambda *xs: core.bind(node.primitive, xs, dict(shaped(node, 1))), *given)
         except (TypeError, ValueError):
             return False
         outs = [self.graph.values[v].shape for v in node.outputs]

@@ -12,9 +12,9 @@ from sbp.passes.explain.plan import PlanData
 from sbp.passes.physical.program import Physical
 from sbp.passes.pipeline.cut import cut
 from sbp.passes.pipeline.labels import Labels
+from sbp.passes.pipeline.op_placement import OpPlacements
 from sbp.passes.pipeline.slots import Cut
-from sbp.passes.pipeline.split import Share
-from sbp.passes.pipeline.where import Where
+from sbp.passes.pipeline.split import StageShare
 from sbp.passes.program.trace import Traced
 from sbp.passes.request import Request
 
@@ -36,10 +36,10 @@ class Stages:
 
     name: str
     traced: Traced
-    where: Where
+    where: OpPlacements
     stages: tuple[int, ...]
     microbatches: int
-    shares: tuple[Share, ...]
+    shares: tuple[StageShare, ...]
     plans: tuple[PlanData, ...]
     labels: Labels
     asked: tuple[tuple[Traced, Request], ...] = field(default=(), compare=False, repr=False)

@@ -16,10 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sbp import compat
 from sbp.annotation import scope_of
+from sbp.compat import core
+from sbp.passes.pipeline.op_placement import OpPlacements, loop_of
 from sbp.passes.pipeline.order import Order
-from sbp.passes.pipeline.where import Where, loop_of
 from sbp.passes.program.control import ADDS, loop_params
 from sbp.passes.program.edit import Editor
 from sbp.passes.program.graph import Body, Const, Graph, Node, Operand, Source, walk
@@ -51,12 +51,12 @@ class Sum:
     gone: tuple[Node, ...]
 
 
-def split_sums(graph: Graph, where: Where, order: Order) -> Graph:
+def split_sums(graph: Graph, where: OpPlacements, order: Order) -> Graph:
     """The graph with sums of several stages kept apart inside the loop over micro-batches."""
     loop = loop_of(graph)
     if loop is None:
         return graph
-    n_const, n_carry = compat.scan_counts(loop.params, len(loop.inputs))
+    n_const, n_carry = core.scan_counts(loop.params, len(loop.inputs))
     (body,) = loop.bodies
     found = sums_of(body, body.inputs[n_const : n_const + n_carry])
     makers = {v: n.id for n in body.nodes for v in n.outputs}
@@ -146,7 +146,7 @@ def _with(x: jax.Array, factor: str, by: jax.Array) -> jax.Array:
 @dataclass
 class _Rewriting:
     editor: Editor
-    where: Where
+    where: OpPlacements
     loop: Node
     n_const: int
     n_carry: int

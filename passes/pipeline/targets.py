@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from sbp.compat.untyped import DType
 from sbp.passes.explain.targets import NamedTensors, Target, TensorEntry, called, target_of, tensor_text
 from sbp.passes.pipeline.cut import transfers_inside
 from sbp.passes.pipeline.stages import Stages, physical_of
 from sbp.passes.program.names import common, without_indices
 from sbp.passes.program.role import Part, Phase
 from sbp.signature import NdSbp, Split
-from sbp.untyped import DType
 
 _PARTS = {Phase.FORWARD: "forward", Phase.INPUT: "backward", Phase.WEIGHT: "backward"}
 _OUTSIDE = {Phase.BEFORE: "before the micro-batches", Phase.AFTER: "update"}

@@ -64,7 +64,7 @@ def estimated_times(
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class TransferTime:
     """A value on its way from a placement to another one.
 
     Arguments:
@@ -89,7 +89,7 @@ class Way:
         return link.latency_seconds + self.wire_bytes / link.bytes_per_second
 
 
-def ways(stages: Stages, cuts: Sequence[Cut]) -> Iterator[Way]:
+def ways(stages: Stages, cuts: Sequence[Cut]) -> Iterator[TransferTime]:
     """All that is sent, once and for every micro-batch."""
     for p, c in enumerate(cuts):
         size = stages.plans[p].placement.size
@@ -100,7 +100,9 @@ def ways(stages: Stages, cuts: Sequence[Cut]) -> Iterator[Way]:
                     if q != p and v in taken:
                         value = c.share.graph.values[v]
                         shard = local_bytes(value.shape, value.dtype, taken[v].nd, there.shape)
-                        yield Way(v, p, q, inside, given[v].nd, taken[v].nd, shard * there.size / size)
+                        yield TransferTime(
+                            v, p, q, inside, given[v].nd, taken[v].nd, shard * there.size / size
+                        )
 
 
 def _pairs(ranks: Sequence[int], p: int, q: int) -> list[tuple[int, int]]:

@@ -20,9 +20,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sbp import compat
+from sbp.compat import core
+from sbp.passes.pipeline.op_placement import loop_of
 from sbp.passes.pipeline.stacks import LayerStacks, shaped, stacks_of
-from sbp.passes.pipeline.where import loop_of
 from sbp.passes.program.control import loop_params
 from sbp.passes.program.edit import Editor
 from sbp.passes.program.graph import Body, Const, Graph, Node, Operand, Source, Value, numbered
@@ -211,7 +211,7 @@ class _Writer:
 
     def write_scan(self, scan: Node) -> None:
         """A scan through stacks as one for each part; what is carried goes from one to the next."""
-        consts, carry = compat.scan_counts(scan.params, len(scan.inputs))
+        consts, carry = core.scan_counts(scan.params, len(scan.inputs))
         fixed = [self.one(x) for x in scan.inputs[:consts]]
         carried = [self.one(x) for x in scan.inputs[consts : consts + carry]]
         sliced = [self.parts_of(x) for x in scan.inputs[consts + carry :]]
@@ -253,7 +253,7 @@ class _Writer:
     def write_loop(self, loop: Node) -> None:
         """The loop over micro-batches, with parts in place of the stacks that enter and leave it."""
         (body,) = loop.bodies
-        n_const, n_carry = compat.scan_counts(loop.params, len(loop.inputs))
+        n_const, n_carry = core.scan_counts(loop.params, len(loop.inputs))
         ends = n_const, n_const + n_carry
         ins = [
             self.parts_of(x) if self.is_stack(v) else (self.one(x),)

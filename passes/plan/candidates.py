@@ -12,20 +12,20 @@ from typing import Any
 
 import numpy as np
 
-from sbp import compat
 from sbp.annotation import Pin
-from sbp.exact import key_of
+from sbp.compat import core
+from sbp.compat.exact_keys import key_of
+from sbp.compat.untyped import DType
 from sbp.layout import is_even, split_shape
-from sbp.named import Levels
+from sbp.notation.named_axes import Levels
 from sbp.passes.plan.traffic import Lifetime, OpTraffic
 from sbp.passes.program.control import Port, ports
 from sbp.passes.program.graph import Const, Graph, Node, Operand
+from sbp.passes.program.narrow_values import widened
 from sbp.passes.program.views import op_of, rows_of
-from sbp.passes.program.widened import widened
 from sbp.placement import Placement
 from sbp.rules import Row
 from sbp.signature import B, NdSbp, P, Partial, Signature, Split
-from sbp.untyped import DType
 
 Partials = frozenset[str]
 _Shapes = tuple[tuple[int, ...], ...]
@@ -231,9 +231,9 @@ def port_signatures(
         return ((B,) * placement.ndim,)
     value = graph.values[inside[0]]
     one_d: list[Signature] = [B]
-    if not compat.is_key(value.dtype):
+    if not core.is_key(value.dtype):
         one_d += [Split(d) for d in dims[inside[0]] if value.shape[d] > 1]
-    if value.dtype != bool and not compat.is_key(value.dtype):
+    if value.dtype != bool and not core.is_key(value.dtype):
         natural_ = partials[port.enters[0]] if port.enters else _common(port, partials)
         one_d += [Partial(op) for op in sorted(natural_)]
     every = itertools.product(one_d, repeat=placement.ndim)
@@ -367,7 +367,7 @@ def _mixed(taken: Sequence[_OneAxis]) -> bool:
 def rest_signatures(shape: Sequence[int], dtype: DType, placement: Placement) -> tuple[NdSbp, ...]:
     """Signatures that a `jax.Array` of this shape can have on the placement: no P, no padding."""
     one_d: list[Signature] = [B]
-    if not compat.is_key(dtype):
+    if not core.is_key(dtype):
         one_d += [Split(d) for d, n in enumerate(shape) if n > 1]
     every = itertools.product(one_d, repeat=placement.ndim)
     return tuple(nd for nd in every if is_even(shape, nd, placement.shape))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from sbp.annotation import OWN, Pin
 from sbp.errors import Problem
-from sbp.named import Levels, NamedSignature
+from sbp.notation.named_axes import Levels, NamedSignature
 from sbp.passes.plan.candidates import pin_of
 from sbp.passes.program.edit import Editor
 from sbp.passes.program.graph import Graph, Node, Source

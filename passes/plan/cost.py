@@ -6,18 +6,18 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sbp import compat
-from sbp.hardware import Hardware
+from sbp.communication.protocol import Communication
+from sbp.compat import core
+from sbp.compat.untyped import DType
+from sbp.hardware.catalogue import Hardware
 from sbp.layout import local_shape
 from sbp.passes.boxing.links import Network
 from sbp.passes.plan.candidates import Strategy
 from sbp.passes.plan.traffic import OpTraffic
 from sbp.passes.program.graph import Graph, Node
-from sbp.passes.program.views import op_of, talks_of
+from sbp.passes.program.views import communication_of, op_of
 from sbp.rules.entry import Matmul, Op, Rule, element_flops, element_traffic
 from sbp.signature import NdSbp
-from sbp.talk.local import Talk
-from sbp.untyped import DType
 
 _Shape = tuple[int, ...]
 _Shapes = tuple[_Shape, ...]
@@ -28,12 +28,12 @@ Shards = dict[_Shape, dict[NdSbp, _Shape]]
 
 def local_bytes(shape: Sequence[int], dtype: DType, nd: NdSbp, hierarchy: Sequence[int]) -> float:
     """Bytes of one device's shard, padding included."""
-    return math.prod(local_shape(shape, nd, hierarchy)) * compat.itemsize(dtype)
+    return math.prod(local_shape(shape, nd, hierarchy)) * core.itemsize(dtype)
 
 
-def talk_seconds(talk: Talk, network: Network) -> float:
+def communication_seconds(communication: Communication, network: Network) -> float:
     """The time of a collective inside an op."""
-    return network.collective_seconds(talk.kind, talk.axes, talk.wire_bytes)
+    return network.collective_seconds(communication.kind, communication.axes, communication.wire_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,21 +45,21 @@ class OpWork:
       flops: of element-wise work.
       traffic_bytes: to and from memory.
       launches: whether it writes to memory, and so is, or ends, a kernel.
-      talks: what it sends itself.
+      communication: what it sends itself.
     """
 
     product: Matmul | None
     flops: float
     traffic_bytes: float
     launches: bool
-    talks: tuple[Talk, ...] = ()
+    communication: tuple[Communication, ...] = ()
 
     def arithmetic_seconds(self, hardware: Hardware) -> float:
         """Of its arithmetic alone."""
         p = self.product
         if p is None:
             return self.flops / hardware.vector_flops_per_second
-        itemsize = max(map(compat.itemsize, p.dtypes))
+        itemsize = max(map(core.itemsize, p.dtypes))
         sizes = p.batch, p.m, p.n, p.k, itemsize
         return hardware.fused_seconds(*sizes) if p.fused else hardware.product_seconds(*sizes, exact=p.exact)
 
@@ -78,8 +78,8 @@ def node_work(
     results = [graph.values[v].shape for v in node.outputs]
     ins = tuple(local_shape(x, nd, hierarchy) for x, nd in zip(operands, strategy.operands, strict=True))
     outs = tuple(local_shape(x, nd, hierarchy) for x, nd in zip(results, strategy.results, strict=True))
-    talks = tuple(talks_of(graph, node, strategy.lying, hierarchy))
-    return _local_work(graph, node, ins, outs, traffic, talks)
+    communication = tuple(communication_of(graph, node, strategy.lying, hierarchy))
+    return _local_work(graph, node, ins, outs, traffic, communication)
 
 
 def node_seconds(
@@ -127,7 +127,9 @@ def seconds_of(
         key = lying(operands, s.operands), lying(results, s.results)
         if key not in known:
             known[key] = _local_work(graph, node, *key, traffic).seconds(network.hardware)
-        talking = sum(talk_seconds(t, network) for t in talks_of(graph, node, s.lying, hierarchy))
+        talking = sum(
+            communication_seconds(t, network) for t in communication_of(graph, node, s.lying, hierarchy)
+        )
         found.append(known[key] + talking)
     return found
 
@@ -138,7 +140,7 @@ def _local_work(
     ins: _Shapes,
     outs: _Shapes,
     traffic: OpTraffic | None,
-    talks: tuple[Talk, ...] = (),
+    communication: tuple[Communication, ...] = (),
 ) -> OpWork:
     """The work of an op on shards of these shapes."""
     rule, op = node.rule, op_of(graph, node, ins, outs, 1)
@@ -147,7 +149,7 @@ def _local_work(
     if product is None:
         flops = rule.flops(op) if rule is not None else element_flops(op)
     written = traffic is None or any(traffic.writes)
-    return OpWork(product, flops, _traffic_bytes(op, rule, traffic), written, talks)
+    return OpWork(product, flops, _traffic_bytes(op, rule, traffic), written, communication)
 
 
 def _traffic_bytes(op: Op, rule: Rule | None, traffic: OpTraffic | None) -> float:
@@ -155,7 +157,7 @@ def _traffic_bytes(op: Op, rule: Rule | None, traffic: OpTraffic | None) -> floa
     if traffic is None:
         return rule.traffic(op) if rule is not None else element_traffic(op)
     reads, writes = (
-        [math.prod(s) * compat.itemsize(d) for s, d in zip(shapes, dtypes, strict=True)]
+        [math.prod(s) * core.itemsize(d) for s, d in zip(shapes, dtypes, strict=True)]
         for shapes, dtypes in ((op.shapes, op.dtypes), (op.results, op.result_dtypes))
     )
     if rule is not None and rule.traffic is not element_traffic:

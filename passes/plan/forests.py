@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sbp.machine_code import compiled
+from sbp.compat.machine_code import compiled
 from sbp.passes.plan.budget import FlatBudget
 from sbp.passes.plan.flat import FlatNetwork, Indices
 from sbp.passes.plan.network import Table

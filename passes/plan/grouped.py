@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypeAlias
 
-from sbp.hardware import Hardware
+from sbp.hardware.catalogue import Hardware
 from sbp.passes.plan.candidates import Candidates, Strategy
 from sbp.placement import Placement
 from sbp.signature import NdSbp

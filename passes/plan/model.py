@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from sbp.compat.untyped import DType
 from sbp.passes.boxing.paths import Boxing, Boxings
 from sbp.passes.plan.candidates import Candidates, Strategy, rest_signatures
 from sbp.passes.plan.clusters import Cluster, Recomputed
@@ -26,7 +27,6 @@ from sbp.passes.plan.network import CostNetwork, Table
 from sbp.passes.program.control import assumed_trips, ports
 from sbp.passes.program.graph import Const, Graph, Node, Operand, Value
 from sbp.signature import B, NdSbp, Partial, Split
-from sbp.untyped import DType
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,19 +6,19 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from sbp import compat
 from sbp.annotation import OWN, Pin, annotate_p
+from sbp.compat import core
 from sbp.errors import Problem
 from sbp.layout import at_rest
+from sbp.notation.resolve import check_fit
 from sbp.passes.boxing.paths import Boxings
 from sbp.passes.plan.candidates import Candidates, pin_of, rest_signatures
 from sbp.passes.plan.cost import node_seconds
 from sbp.passes.plan.model import Boundary, boxing_of
 from sbp.passes.program.graph import Const, Graph, Node, Operand, Source, Value, make_node, numbered
 from sbp.placement import Placement
-from sbp.resolve import check_fit
 from sbp.signature import B, NdSbp, Partial, Split, format_sbp
-from sbp.units import bytes_text, seconds_text
+from sbp.text.units import bytes_text, seconds_text
 
 SHOWN = 8  # alternatives in a message
 
@@ -133,7 +133,7 @@ def _check_foreign(graph: Graph, node: Node, placement: Placement) -> Iterator[P
             "it would run once per device, and each device would get an answer of its own",
             "call it outside the program, and pass its result as an argument",
         )
-    elif compat.is_ordered(node.params) and placement.size > 1:
+    elif core.is_ordered(node.params) and placement.size > 1:
         yield Problem(
             "annotation",
             f"{node.op} at {node.source}",

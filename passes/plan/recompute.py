@@ -32,7 +32,7 @@ from sbp.passes.plan.room import RoomModel
 from sbp.passes.plan.traffic import Lifetime
 from sbp.passes.plan.unwritten import NOWHERE, Later, Unwritten
 from sbp.passes.program.graph import Const, Node, Value
-from sbp.passes.program.views import talks_of
+from sbp.passes.program.views import communication_of
 from sbp.signature import B, NdSbp, Partial
 
 NEAR = 0.01
@@ -156,12 +156,14 @@ class RecomputingModel(RoomModel):
     def silent(self, node: Node) -> tuple[Strategy, ...]:
         """The signatures under which an op may run again."""
         listed = self.c.strategies[node.id] if is_plain(node) else ()
-        if node.rule is None or node.rule.talks is None or not listed:
+        if node.rule is None or node.rule.communication is None or not listed:
             return listed
         key = "silent", id(listed)
         if key not in self.columns:
             shape = self.c.placement.shape
-            self.columns[key] = tuple(s for s in listed if not talks_of(self.graph, node, s.lying, shape))
+            self.columns[key] = tuple(
+                s for s in listed if not communication_of(self.graph, node, s.lying, shape)
+            )
         found: tuple[Strategy, ...] = self.columns[key]
         return found
 

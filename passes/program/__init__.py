@@ -1,7 +1,7 @@
 """The logical program: what the user's function computes, as frozen values.
 
-In: a JAX function and its arguments. Out: a `Traced` graph, every op with its line. Every later room reads
-it; it knows none of them.
+In: a JAX function and its arguments. Out: a `Traced` graph, every op with its line. Used by: every
+later folder.
 
 Words: docs/glossary.md.
 """

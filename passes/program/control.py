@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sbp import compat
+from sbp.compat import core
 from sbp.passes.program.graph import Const, Node, Operand
 from sbp.signature import NdSbp, Split
 
@@ -98,7 +98,7 @@ class Region:
 
 def _scan_ports(node: Node) -> Iterable[Port]:
     body = node.bodies[0]
-    consts, carry = compat.scan_counts(node.params, len(node.inputs))
+    consts, carry = core.scan_counts(node.params, len(node.inputs))
     for i, v in enumerate(body.inputs):
         if i < consts:
             yield Port(operand=i, enters=(v,))

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from sbp import compat
+from sbp.compat import core
 from sbp.passes.program.graph import Const, Graph, Node, Operand, Source, Value, numbered
 from sbp.passes.program.trace import Builder, prune
 
@@ -34,7 +34,7 @@ class Editor:
           fn: of arrays, to an array or a list of them.
           source: the user's line that the ops stand for.
         """
-        avals = [compat.struct(v.shape, v.dtype) for v in map(self.operand, operands)]
+        avals = [core.struct(v.shape, v.dtype) for v in map(self.operand, operands)]
         closed = jax.make_jaxpr(fn)(*avals)
         outs = self.builder.inline(closed.jaxpr, closed.consts, operands, source)
         nodes, self.builder.nodes = self.builder.nodes, []

@@ -10,8 +10,8 @@ from typing import Any
 
 import jax
 
-from sbp import compat, compat_ops
-from sbp.compat import ClosedJaxpr, Jaxpr, JaxprEqn, Var
+from sbp.compat import core, ops
+from sbp.compat.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 from sbp.errors import Problem, raise_all
 from sbp.passes.program.graph import Source
 
@@ -97,7 +97,7 @@ def without_effects(closed: ClosedJaxpr) -> ClosedJaxpr:
     if OWN_REFS not in _names(closed.jaxpr):
         return closed
     try:
-        return compat_ops.discharged(closed)
+        return ops.discharged(closed)
     except NotImplementedError as e:
         where = _where(closed.jaxpr, partial(_has, OWN_REFS))
         reason = Refusal(
@@ -145,7 +145,7 @@ def _where(jaxpr: Jaxpr, holds: Callable[[JaxprEqn], bool]) -> str:
     for inner in _inside(found.params.values()):
         if any(holds(eqn) for eqn in inner.eqns):
             return _where(inner, holds)
-    line = compat.user_line(found.source_info) or compat.any_line(found.source_info)
+    line = core.user_line(found.source_info) or core.any_line(found.source_info)
     return f"{found.primitive.name} at {Source(*line)}" if line else str(found.primitive.name)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 
-from sbp.exact import key_of
+from sbp.compat.exact_keys import key_of
 from sbp.passes.program.control import CONTROL
 from sbp.passes.program.graph import Const, Graph, Node, Operand
 from sbp.passes.program.trace import Traced

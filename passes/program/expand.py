@@ -13,8 +13,8 @@ from jax import lax
 from jax.extend.core import jaxpr_as_fun
 from jax.sharding import NamedSharding
 
-from sbp import compat, compat_ops
-from sbp.compat import Aval, ClosedJaxpr, JaxprEqn
+from sbp.compat import core, ops
+from sbp.compat.core import Aval, ClosedJaxpr, JaxprEqn
 from sbp.passes.program.control import CONTROL
 from sbp.passes.program.unshard import REDUCTIONS, ShardMap, on_one_device
 from sbp.rules import REGISTRY
@@ -22,8 +22,8 @@ from sbp.rules import REGISTRY
 
 def _shard_map(eqn: JaxprEqn) -> ClosedJaxpr:
     """A program for several devices as one for one device."""
-    call = ShardMap(*compat.shard_map_specs(eqn.params))
-    return on_one_device(call, compat.operands_of(eqn))
+    call = ShardMap(*core.shard_map_specs(eqn.params))
+    return on_one_device(call, core.operands_of(eqn))
 
 
 def _while(eqn: JaxprEqn) -> ClosedJaxpr | None:
@@ -50,7 +50,7 @@ def _while(eqn: JaxprEqn) -> ClosedJaxpr | None:
 
         return lax.while_loop(lambda carry: _any(runs(carry)), trip, list(operands[n_test + n_body :]))
 
-    return compat_ops.retraced(run, eqn)
+    return ops.retraced(run, eqn)
 
 
 def _any(rows: jax.Array) -> jax.Array:
@@ -66,7 +66,7 @@ def _selected(rows: jax.Array, new: jax.Array, old: jax.Array) -> jax.Array:
 def _empty(eqn: JaxprEqn) -> ClosedJaxpr:
     """Memory that nobody has written: zeros are as good, and may lie in any way."""
     made: Aval = eqn.outvars[0].aval
-    return compat_ops.retraced(lambda *_: lax.full(made.shape, 0, made.dtype), eqn)
+    return ops.retraced(lambda *_: lax.full(made.shape, 0, made.dtype), eqn)
 
 
 def _reduction(eqn: JaxprEqn) -> ClosedJaxpr | None:
@@ -75,7 +75,7 @@ def _reduction(eqn: JaxprEqn) -> ClosedJaxpr | None:
     if not all(isinstance(a, int) for a in axes) or eqn.params.get("axis_index_groups"):
         return None
     reduce = REDUCTIONS[eqn.primitive.name]
-    return compat_ops.retraced(lambda *args: [reduce(x, axis=tuple(axes)) for x in args], eqn)
+    return ops.retraced(lambda *args: [reduce(x, axis=tuple(axes)) for x in args], eqn)
 
 
 ASSOCIATIVE: dict[str, Callable[..., jax.Array]] = {
@@ -93,8 +93,8 @@ ASSOCIATIVE: dict[str, Callable[..., jax.Array]] = {
 def _reduce(eqn: JaxprEqn) -> ClosedJaxpr | None:
     """A reduction by functions that are associative ops, from where it starts; None by any others."""
     body, axes, n = eqn.params["jaxpr"].jaxpr, eqn.params["dimensions"], len(eqn.outvars)
-    ops = {e.outvars[0]: e for e in body.eqns}
-    steps: list[Any] = [ops.get(v) for v in body.outvars]
+    equations = {e.outvars[0]: e for e in body.eqns}
+    steps: list[Any] = [equations.get(v) for v in body.outvars]
     pairs = [{a, b} for a, b in zip(body.invars[:n], body.invars[n:], strict=True)]
     found = [
         e is not None and e.primitive.name in ASSOCIATIVE and {*e.invars} == p
@@ -108,13 +108,13 @@ def _reduce(eqn: JaxprEqn) -> ClosedJaxpr | None:
         starts = (lax.broadcast(start, x.shape) for start, x in zip(operands[n:], reduced, strict=True))
         return [e.primitive.bind(s, x, **e.params) for e, s, x in zip(steps, starts, reduced, strict=True)]
 
-    return compat_ops.retraced(run, eqn)
+    return ops.retraced(run, eqn)
 
 
 def _nothing(eqn: JaxprEqn) -> ClosedJaxpr:
     """Results without an element are known."""
     made: list[Aval] = [v.aval for v in eqn.outvars]
-    return compat_ops.retraced(lambda *_: [lax.full(x.shape, 0, x.dtype) for x in made], eqn)
+    return ops.retraced(lambda *_: [lax.full(x.shape, 0, x.dtype) for x in made], eqn)
 
 
 def is_empty(eqn: JaxprEqn) -> bool:
@@ -161,12 +161,12 @@ EXPANDED: dict[str, Callable[[JaxprEqn], ClosedJaxpr | None]] = {
 def expanded(eqn: JaxprEqn) -> ClosedJaxpr | None:
     """What an equation stands for, if it is to be seen through but does not hold its body; else None."""
     name = eqn.primitive.name
-    if name not in compat.CALLS and is_empty(eqn):
+    if name not in core.CALLS and is_empty(eqn):
         return _nothing(eqn)
     if name in EXPANDED:
         return EXPANDED[name](eqn)
-    known = name in REGISTRY or name in CONTROL or name in compat.CALLS
-    return None if known else compat_ops.expansion(eqn)
+    known = name in REGISTRY or name in CONTROL or name in core.CALLS
+    return None if known else ops.expansion(eqn)
 
 
 def plain(x: Any) -> Any:

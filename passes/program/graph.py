@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import jax
 from jax.typing import ArrayLike
 
-from sbp.compat import Primitive, SourceInfo
-from sbp.notebook import file_name
+from sbp.compat.core import Primitive, SourceInfo
+from sbp.compat.untyped import DType
 from sbp.passes.program.role import PLAIN, Role, role_of
 from sbp.rules.entry import Rule
 from sbp.rules.registry import lookup
-from sbp.untyped import DType
+from sbp.text.notebook import file_name
 
 if TYPE_CHECKING:
     import networkx as nx

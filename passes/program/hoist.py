@@ -11,11 +11,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from sbp import compat
+from sbp.compat import core
+from sbp.compat.untyped import DType
 from sbp.passes.program.control import loop_params
 from sbp.passes.program.graph import Const, Graph, Node, Operand, Value, numbered
-from sbp.passes.program.widened import holds
-from sbp.untyped import DType
+from sbp.passes.program.narrow_values import holds
 
 CASTS = ("convert_element_type",)
 Leaves = Callable[[Node, int], bool]
@@ -43,7 +43,7 @@ def hoist_narrowing(graph: Graph, room_bytes: float) -> Graph:
     found = _hoisted(graph, narrows)
     made = [v for n in found.nodes if n.op in CASTS for v in n.outputs if v >= len(graph.values)]
     values = [found.values[v] for v in made]
-    needed = sum(math.prod(v.shape) * compat.itemsize(v.dtype) for v in values)
+    needed = sum(math.prod(v.shape) * core.itemsize(v.dtype) for v in values)
     return found if needed <= room_bytes else graph
 
 
@@ -54,7 +54,7 @@ def _hoisted(graph: Graph, leaves: Leaves) -> Graph:
             nodes.append(node)
             continue
         casts = _Casts(values, leaves)
-        consts, _ = compat.scan_counts(node.params, len(node.inputs))
+        consts, _ = core.scan_counts(node.params, len(node.inputs))
         # Not the parts of the batch: each is cast once anyway.
         outer = {x: x for x in node.inputs[:consts] if not isinstance(x, Const)}
         loop, made = casts.out_of(node, outer)
@@ -146,7 +146,7 @@ class _Casts:
 def _fixed(loop: Node, outer: Mapping[int, int]) -> dict[int, _Entering]:
     """What no loop changes of what a loop reads, by its value inside."""
     (body,) = loop.bodies
-    consts, carry = compat.scan_counts(loop.params, len(loop.inputs))
+    consts, carry = core.scan_counts(loop.params, len(loop.inputs))
     found = dict[int, _Entering]()
     for i, (x, v) in enumerate(zip(loop.inputs, body.inputs, strict=True)):
         if not isinstance(x, Const) and x in outer and not consts <= i < consts + carry:
@@ -163,7 +163,7 @@ def _handing(loop: Node, casts: Sequence[_Entering], operands: Sequence[Operand]
     if not casts:
         return loop
     (body,) = loop.bodies
-    consts, carry = compat.scan_counts(loop.params, len(loop.inputs))
+    consts, carry = core.scan_counts(loop.params, len(loop.inputs))
     pairs = list(zip(loop.inputs, body.inputs, strict=True))
     new = [(x, cast.inside) for x, cast in zip(operands, casts, strict=True)]
     read = {x for n in body.nodes for x in n.inputs if not isinstance(x, Const)} | {*body.outputs}

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from sbp import compat
+from sbp.compat import core
 from sbp.passes.program.control import ADDS
 from sbp.passes.program.graph import Const, Graph, Node
 
@@ -83,7 +83,7 @@ class Names:
         for node in self.graph.nodes:
             if node.role.microbatches:
                 (body,) = node.bodies
-                n_const, n_carry = compat.scan_counts(node.params, len(node.inputs))
+                n_const, n_carry = core.scan_counts(node.params, len(node.inputs))
                 for i, (x, v) in enumerate(zip(node.inputs, body.inputs, strict=True)):
                     at = None if isinstance(x, Const) or n_const <= i < n_const + n_carry else x
                     while at is not None and at not in known:

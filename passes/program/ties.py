@@ -17,11 +17,11 @@ import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path
 from numpy.typing import NDArray
 
+from sbp.compat.untyped import DType, PyTree, TreeDef
 from sbp.passes.program.control import ports
 from sbp.passes.program.graph import Const, Graph, Node
 from sbp.passes.program.trace import Traced
 from sbp.signature import NdSbp
-from sbp.untyped import DType, PyTree, TreeDef
 
 FAR = 1_000
 """What an op counts whose result has another shape than its operand: what comes after it is no update."""

@@ -10,12 +10,12 @@ import jax
 import numpy as np
 from jax.typing import ArrayLike
 
-from sbp import compat
 from sbp.annotation import Pin, annotate_p
-from sbp.compat import Atom, Aval, ClosedJaxpr, Jaxpr, JaxprEqn
-from sbp.compat_mesh import user_mesh
-from sbp.passes.program import picked
-from sbp.passes.program.asked import asked_of
+from sbp.compat import core
+from sbp.compat.core import Atom, Aval, ClosedJaxpr, Jaxpr, JaxprEqn
+from sbp.compat.mesh import user_mesh
+from sbp.compat.untyped import TreeDef
+from sbp.passes.program import one_hot
 from sbp.passes.program.control import CONTROL
 from sbp.passes.program.effects import without_effects
 from sbp.passes.program.expand import expanded, is_passed, plain_params
@@ -31,8 +31,8 @@ from sbp.passes.program.graph import (
     numbered,
     used,
 )
+from sbp.passes.program.jax_constraints import asked_of
 from sbp.rules import lookup
-from sbp.untyped import TreeDef
 
 REMAT = ("remat2", "checkpoint")
 
@@ -77,7 +77,7 @@ class Builder:
 
     def const(self, array: ArrayLike, name: str = "") -> Operand:
         """A closed-over array: a scalar stays in place, anything else becomes an input, once per object."""
-        if np.ndim(array) == 0 and not compat.is_key(jax.numpy.result_type(array)):
+        if np.ndim(array) == 0 and not core.is_key(jax.numpy.result_type(array)):
             return Const(array, jax.numpy.result_type(array))
         if id(array) not in self.known:
             # A copy of a NumPy array: what its owner writes into it later is not this program's.
@@ -95,14 +95,14 @@ class Builder:
         env.update(zip(jaxpr.constvars, (self.const(c) for c in consts), strict=True))
 
         def read(atom: Atom) -> Operand:
-            if isinstance(atom, compat.Literal):
+            if isinstance(atom, core.Literal):
                 return self.const(atom.val) if np.ndim(atom.val) else Const(atom.val, _aval(atom).dtype)
             return env[atom]
 
         for eqn in jaxpr.eqns:
             source = _source(eqn, at)
             outs = self.results(eqn, [read(a) for a in eqn.invars], source)
-            pin = asked_of(eqn, source.scope, compat.is_of_jax(jaxpr))
+            pin = asked_of(eqn, source.scope, core.is_of_jax(jaxpr))
             if pin is not None:
                 outs = [self.annotated(x, pin, source) for x in outs]
             env.update(zip(eqn.outvars, outs, strict=True))
@@ -114,9 +114,9 @@ class Builder:
             return inputs[-len(eqn.outvars) :]
         meant = self.meant(eqn, inputs)
         if meant is not None:
-            return self.inline(*compat.sub_jaxpr({"jaxpr": meant}, "jaxpr"), inputs, source)
-        target = compat.target_of(eqn.primitive.name, eqn.params)
-        if eqn.primitive.name in compat.CALLS and not _has_rule(eqn, target):
+            return self.inline(*core.sub_jaxpr({"jaxpr": meant}, "jaxpr"), inputs, source)
+        target = core.target_of(eqn.primitive.name, eqn.params)
+        if eqn.primitive.name in core.CALLS and not _has_rule(eqn, target):
             return self.call(eqn, inputs, source)
         return self.node(eqn, inputs, source, target)
 
@@ -130,13 +130,13 @@ class Builder:
 
     def meant(self, eqn: JaxprEqn, inputs: Sequence[Operand]) -> ClosedJaxpr | None:
         """What an equation stands for, if it is written in other ops."""
-        if eqn.primitive.name == picked.SCATTER and picked.is_zero(inputs[0], self.nodes):
-            return picked.picked(eqn)
+        if eqn.primitive.name == one_hot.SCATTER and one_hot.is_zero(inputs[0], self.nodes):
+            return one_hot.picked(eqn)
         return expanded(eqn)
 
     def call(self, eqn: JaxprEqn, inputs: list[Operand], source: Source) -> list[Operand]:
-        body, consts = compat.sub_jaxpr(eqn.params, compat.CALLS[eqn.primitive.name])
-        source = replace(source, info=compat.inside_call(source.info, eqn))
+        body, consts = core.sub_jaxpr(eqn.params, core.CALLS[eqn.primitive.name])
+        source = replace(source, info=core.inside_call(source.info, eqn))
         if eqn.primitive.name in REMAT and eqn.params["differentiated"] and eqn.params["prevent_cse"]:
             inputs = self.barrier(inputs, source)
         return self.inline(body, consts, inputs, source)
@@ -144,10 +144,10 @@ class Builder:
     def barrier(self, inputs: list[Operand], source: Source) -> list[Operand]:
         """Keeps the recomputation apart from the forward, as JAX's own lowering of a checkpoint does."""
         self.barriers += 1
-        primitive = compat.barrier_primitive()
+        primitive = core.barrier_primitive()
         out: list[Operand] = []
         for x in inputs:
-            if isinstance(x, Const) or compat.is_key(self.values[x].dtype):
+            if isinstance(x, Const) or core.is_key(self.values[x].dtype):
                 out.append(x)
                 continue
             v = self.value(self.values[x], self.values[x].name)
@@ -180,8 +180,8 @@ class Builder:
 
     def body(self, inner: Jaxpr | ClosedJaxpr, at: Source) -> Body:
         """The graph of a loop's body or of a branch."""
-        jaxpr, consts = compat.sub_jaxpr({"jaxpr": inner}, "jaxpr")
-        at = replace(at, info=compat.inside_loop(at.info))
+        jaxpr, consts = core.sub_jaxpr({"jaxpr": inner}, "jaxpr")
+        at = replace(at, info=core.inside_loop(at.info))
         outside, self.nodes = self.nodes, []
         inputs = tuple(self.value(v.aval, "carried") for v in jaxpr.invars)
         outputs = self.inline(jaxpr, consts, inputs, at)
@@ -192,7 +192,7 @@ class Builder:
 def _has_rule(eqn: JaxprEqn, target: str) -> bool:
     """Whether a call is of a function that the user registered as an op."""
     found = lookup(f"{eqn.primitive.name}[{target}]") if target else None
-    return found is not None and (found.function is None or compat.is_call_of(found.function, eqn))
+    return found is not None and (found.function is None or core.is_call_of(found.function, eqn))
 
 
 def _aval(atom: Atom) -> Aval:
@@ -205,11 +205,11 @@ def _listed(x: Any) -> Sequence[Any]:
 
 def _source(eqn: JaxprEqn, at: Source) -> Source:
     """The user's line of an equation, else that of the call around it; scopes are joined."""
-    own = compat.user_line(eqn.source_info)
-    line = own or ((at.file, at.line) if at.file else compat.any_line(eqn.source_info))
-    inner = compat.scope_of(eqn.source_info)
+    own = core.user_line(eqn.source_info)
+    line = own or ((at.file, at.line) if at.file else core.any_line(eqn.source_info))
+    inner = core.scope_of(eqn.source_info)
     scope = "/".join(s for s in (at.scope, inner) if s)
-    info = compat.inside(at.info, eqn.source_info, own is not None or not at.file)
+    info = core.inside(at.info, eqn.source_info, own is not None or not at.file)
     return Source(*(line or ("", 0)), scope, info)
 
 
@@ -233,7 +233,7 @@ def trace(
     in_paths = leaf_paths(fn, dynamic, kwargs, [i for i in range(len(args)) if i not in static])
     b = Builder()
     inputs = [b.value(v.aval, path) for v, path in zip(closed.jaxpr.invars, in_paths, strict=True)]
-    outs = b.inline(*compat.without_unused(closed), inputs, Source())
+    outs = b.inline(*core.without_unused(closed), inputs, Source())
     flat, out_tree = jax.tree.flatten(shapes)
     out_paths = tuple(
         "result" + jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(shapes)[0]
@@ -245,8 +245,8 @@ def trace(
 
 def definition_of(fn: Callable[..., Any]) -> Source:
     """Where a function is defined, as far as Python knows."""
-    info = compat.definition(fn)
-    file, line = (compat.any_line(info) if info is not None else None) or ("", 0)
+    info = core.definition(fn)
+    file, line = (core.any_line(info) if info is not None else None) or ("", 0)
     return Source(file, line, info=info)
 
 

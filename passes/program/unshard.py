@@ -15,12 +15,12 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from sbp import compat
 from sbp.annotation import annotate_p
-from sbp.compat import Atom, Aval, ClosedJaxpr, Jaxpr
+from sbp.compat import core
+from sbp.compat.core import Atom, Aval, ClosedJaxpr, Jaxpr
+from sbp.compat.untyped import Leaf, all_gather
 from sbp.errors import AnnotationError, Problem
-from sbp.passes.program.asked import asked_of
-from sbp.untyped import Leaf, all_gather
+from sbp.passes.program.jax_constraints import asked_of
 
 SAYING = ("pvary", "pcast")
 """Ops that only say along which axes a value varies."""
@@ -84,7 +84,7 @@ def _evaluated(jaxpr: Jaxpr, *shards: jax.Array, consts: Sequence[ArrayLike] = (
     env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *shards], strict=True))
 
     def read(atom: Atom) -> Leaf:
-        return atom.val if isinstance(atom, compat.Literal) else env[atom]
+        return atom.val if isinstance(atom, core.Literal) else env[atom]
 
     for eqn in jaxpr.eqns:
         ins, name = [read(a) for a in eqn.invars], eqn.primitive.name
@@ -95,13 +95,13 @@ def _evaluated(jaxpr: Jaxpr, *shards: jax.Array, consts: Sequence[ArrayLike] = (
             outs = ins if pin is None else [annotate_p.bind(ins[0], pin=pin)]
         elif name in REDUCTIONS and not eqn.params.get("axis_index_groups"):
             outs = [_reduced(name, x, eqn.params["axes"]) for x in ins]
-        elif name in compat.CALLS:
-            inner, held = compat.sub_jaxpr(eqn.params, compat.CALLS[name])
+        elif name in core.CALLS:
+            inner, held = core.sub_jaxpr(eqn.params, core.CALLS[name])
             outs = _evaluated(inner, *ins, consts=held)
         elif "psum_invariant" in str(eqn.params) or any(f" {p}[" in str(eqn.params) for p in SAYING):
             raise AnnotationError(_loop_problem(name))
         else:
-            outs = compat.bind(eqn.primitive, ins, eqn.params)
+            outs = core.bind(eqn.primitive, ins, eqn.params)
         env.update(zip(eqn.outvars, outs, strict=True))
     return [read(a) for a in jaxpr.outvars]
 

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
+from sbp.communication.protocol import Communication, Local
 from sbp.errors import Problem, RuleError, raise_all
 from sbp.layout import Layout
 from sbp.passes.program.graph import Graph, Node
 from sbp.rules.entry import Op, Row
 from sbp.rules.registry import valid_rows
 from sbp.signature import NdSbp
-from sbp.talk.local import Local, Talk
 
 Lying: TypeAlias = tuple[Sequence[NdSbp], Sequence[NdSbp]]
 """How the operands and the results of an op lie."""
@@ -78,17 +78,19 @@ def local_of(
     return Local(node.primitive, node.params, tuple(ins), tuple(outs), coords, names, dtypes, reports, said)
 
 
-def talks_of(graph: Graph, node: Node, lying: Lying, hierarchy: tuple[int, ...]) -> tuple[Talk, ...]:
+def communication_of(
+    graph: Graph, node: Node, lying: Lying, hierarchy: tuple[int, ...]
+) -> tuple[Communication, ...]:
     """The collectives inside an op's body, without those that send nothing or are for what nobody uses.
 
     Raises:
       RuleError: with the user's line, if the rule declares what is no collective of this op.
     """
-    if node.rule is None or node.rule.talks is None:
+    if node.rule is None or node.rule.communication is None:
         return ()
     local = local_of(graph, node, lying, hierarchy)
-    talks = (t for t in declared(node, local) if t.wire_bytes > 0)
-    return tuple(t for t in talks if t.result is None or graph.uses(node.outputs[t.result]))
+    communication = (t for t in declared(node, local) if t.wire_bytes > 0)
+    return tuple(t for t in communication if t.result is None or graph.uses(node.outputs[t.result]))
 
 
 def held_bytes(graph: Graph, node: Node, lying: Lying, hierarchy: tuple[int, ...]) -> float:
@@ -98,26 +100,26 @@ def held_bytes(graph: Graph, node: Node, lying: Lying, hierarchy: tuple[int, ...
     return node.rule.held(local_of(graph, node, lying, hierarchy))
 
 
-def declared(node: Node, local: Local) -> list[Talk]:
+def declared(node: Node, local: Local) -> list[Communication]:
     """What the rule of a node says that its body sends; nothing, if it has no word on it."""
-    if node.rule is None or node.rule.talks is None:
+    if node.rule is None or node.rule.communication is None:
         return []
     try:
-        given = node.rule.talks(local)
-        talks = list(given if isinstance(given, Iterable) else [given])
-        raise_all(_talk_problems(node, talks, local))
+        given = node.rule.communication(local)
+        communication = list(given if isinstance(given, Iterable) else [given])
+        raise_all(_communication_problems(node, communication, local))
     except RuleError as e:
         raise RuleError(*(at_line(p, node) for p in e.problems)) from e
-    return talks
+    return communication
 
 
-def _talk_problems(node: Node, talks: Sequence[object], local: Local) -> Iterator[Problem]:
+def _communication_problems(node: Node, communication: Sequence[object], local: Local) -> Iterator[Problem]:
     where, n = f"the talks of {node.op!r}", len(node.inputs)
     axes = len((*local.operands, *local.results)[0].hierarchy)
-    for t in talks:
-        if not isinstance(t, Talk):
+    for t in communication:
+        if not isinstance(t, Communication):
             why, fix = "the plan lists each, with its bytes", "return [talk], or yield it; [] for none"
-            yield Problem("rule", where, repr(t), "a list of sbp.rules.Talk", why, fix)
+            yield Problem("rule", where, repr(t), "a list of sbp.rules.Communication", why, fix)
         elif not 0 <= t.operand < n:
             why, fix = f"the op has {n}", "the position of the operand that is sent"
             yield Problem("rule", where, f"operand={t.operand}", f"an operand, 0..{n - 1}", why, fix)

@@ -14,13 +14,13 @@ import numpy as np
 from jax import lax
 from jax.lax import GatherScatterMode
 
+from sbp.communication.lookups import narrow_ids
+from sbp.communication.wire import overflows
 from sbp.errors import Problem
 from sbp.passes.program.edit import Editor
 from sbp.passes.program.graph import Graph, Node, Operand, Source, make_node
 from sbp.rules.lookups import add_rows_p, lookup_p
 from sbp.signature import NdSbp, Split
-from sbp.talk.lookups import narrow_ids
-from sbp.talk.wire import overflows
 
 
 @dataclass(frozen=True, slots=True)

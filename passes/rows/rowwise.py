@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sbp.passes.program.graph import Const, Graph, Node, Operand
-from sbp.passes.program.views import op_of, rows_of, talks_of
+from sbp.passes.program.views import communication_of, op_of, rows_of
 from sbp.rules import Row
 from sbp.rules.entry import all_broadcast
 from sbp.signature import B, P, Partial, Signature, Split
@@ -59,12 +59,12 @@ class _Walk:
         """Whether a row stays where it is: nothing is sent, and none is cut off or put in."""
         ends = [*zip(node.inputs, row.operands, strict=True), *zip(node.outputs, row.results, strict=True)]
         sizes = {self.graph.operand(x).shape[s.dim] for x, s in ends if isinstance(s, Split)}
-        return (len(sizes) == 1 or node.op == "reshape") and not self.talks(node, row)
+        return (len(sizes) == 1 or node.op == "reshape") and not self.communication(node, row)
 
-    def talks(self, node: Node, row: Row) -> bool:
+    def communication(self, node: Node, row: Row) -> bool:
         """Whether devices talk inside an op: rows then go to other devices."""
         ins, outs = (tuple((s,) for s in side) for side in (row.operands, row.results))
-        return bool(talks_of(self.graph, node, (ins, outs), (GROUP,)))
+        return bool(communication_of(self.graph, node, (ins, outs), (GROUP,)))
 
     def visit(self, node: Node) -> bool:
         """Whether an op can run; notes how its results lie."""

@@ -14,7 +14,9 @@ import jax
 import numpy as np
 from jax.lax import GatherScatterMode
 
-from sbp import compat, lazy
+from sbp import lazy
+from sbp.compat import core
+from sbp.compat.untyped import DType
 from sbp.errors import Problem, raise_all
 from sbp.passes.program.edit import Editor
 from sbp.passes.program.graph import Const, Graph, Node, Operand, Value, make_node, walk
@@ -29,7 +31,6 @@ from sbp.passes.rows.lookups import (
 )
 from sbp.rules.update import update_rows_p
 from sbp.signature import B, Signature, Split
-from sbp.untyped import DType
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,7 +327,7 @@ def _additive(node: Node, operands: Sequence[Value | Const]) -> bool:
     update, grad, state = node.params["update"], operands[0], operands[1 : len(node.outputs)]
     if any(lazy.by_row(x.shape, grad.shape) for x in state):
         return False
-    graph = trace(update, [compat.struct(x.shape, x.dtype) for x in operands], {}).graph
+    graph = trace(update, [core.struct(x.shape, x.dtype) for x in operands], {}).graph
     used = {x for n in graph.walk() for x in n.inputs if not isinstance(x, Const)} | set(graph.outputs)
     param = {graph.inputs[len(state) + 1]} if update.has_param else set()
     return not param & used and rowwise.additive(graph)
@@ -343,7 +344,7 @@ def _apart(update: lazy.Update, operands: Sequence[Value | Const], lying: Sequen
             tuple(n + longer * (s == Split(d)) for d, n in enumerate(x.shape))
             for x, s in zip(operands, lying, strict=True)
         ]
-        avals = [compat.struct(s, x.dtype) for s, x in zip(shapes, operands, strict=True)]
+        avals = [core.struct(s, x.dtype) for s, x in zip(shapes, operands, strict=True)]
         return trace(update, avals, {}).graph
 
     graph = traced(0)

@@ -1,8 +1,7 @@
 """Pipeline schedules as data: made by name or by search, given their transfers, simulated, proven.
 
 In: stages on ranks, a number of micro-batches, estimated times. Out: a `Schedule`, an order of actions per
-rank, and what is known of it. No array and no device is involved; pipelines and `look` use it, it knows none
-of them.
+rank, and what is known of it. Used by: pipelines and `render`.
 
 - `orders`: `make(name, rank_of, microbatches)` is the `Schedule` of that name, or an error that says why it
   does not suit; `GENERATORS` is the table of names.

@@ -16,7 +16,7 @@ from sbp.passes.schedule.orders import GENERATORS, make
 from sbp.passes.schedule.simulate import simulate
 from sbp.passes.schedule.spans import Timeline
 from sbp.passes.schedule.times import Times
-from sbp.units import bytes_text, seconds_text
+from sbp.text.units import bytes_text, seconds_text
 
 TRIES = 200
 """Simulations that local improvement may take."""

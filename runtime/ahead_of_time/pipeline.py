@@ -20,7 +20,7 @@ from sbp.passes.boxing.links import Network
 from sbp.passes.physical.program import Physical
 from sbp.passes.pipeline.edges import edges_of
 from sbp.passes.pipeline.slots import Cut, Piece, Slot
-from sbp.passes.pipeline.times import Way, estimated_times, ways
+from sbp.passes.pipeline.times import TransferTime, estimated_times, ways
 from sbp.passes.program.role import Part, Phase
 from sbp.passes.schedule.actions import Kind
 from sbp.passes.schedule.communication import issue_order
@@ -28,13 +28,13 @@ from sbp.passes.schedule.simulate import simulate as simulate_schedule
 from sbp.placement import Placement
 from sbp.rates.chips import Chip
 from sbp.runtime.hlo.meter import read_hlo, text_of
-from sbp.runtime.lower.lowering import Title
-from sbp.runtime.pipeline.memory import HeldWalk, PieceNeeds
-from sbp.runtime.pipeline.program import BuiltPipeline
+from sbp.runtime.lower.lowering import ProgramName
+from sbp.runtime.pipeline.memory import MemoryWalk, PieceNeeds
+from sbp.runtime.pipeline.program import CompiledPipeline
 from sbp.runtime.pipeline.stage_programs import Slots, given_away, traced_piece
-from sbp.runtime.pipeline.transfer_engine import Cargo, relays_of
+from sbp.runtime.pipeline.transfer_engine import StageTransfer, relays_of
 from sbp.runtime.report.pipeline import PipelineReport
-from sbp.runtime.report.pipeline_comparison import ComparedPlace, ComparedWay, CompiledPiece
+from sbp.runtime.report.pipeline_comparison import ComparedPlace, ComparedTransfer, CompiledPiece
 from sbp.runtime.target.comparison import memory_of
 from sbp.runtime.target.simulation import simulate
 
@@ -91,7 +91,7 @@ def _size(compiled: jax.stages.Compiled) -> int | None:
 
 @dataclass(frozen=True)
 class _Reporting:
-    built: BuiltPipeline
+    built: CompiledPipeline
     mesh_of: MeshOf
     chip: Chip | None
     domain_devices: int | None
@@ -112,7 +112,7 @@ class _Reporting:
         }
         known = len(needs) == sum(map(len, pieces))
         order = () if built.schedule is None else issue_order(built.schedule, edges_of(cuts))
-        walk = HeldWalk(cuts, slots, stages.stages, order, stages.microbatches, needs)
+        walk = MemoryWalk(cuts, slots, stages.stages, order, stages.microbatches, needs)
         peaks = walk.peaks() if known else [None] * len(cuts)
         places = tuple(
             ComparedPlace(
@@ -145,7 +145,7 @@ class _Reporting:
         for good."""
         built, stages = self.built, self.built.stages
         donate = built.donate if built.stacked is None else built.stacked.donated(built.donate)
-        taken, title = given_away(slots, cut, donate), Title(stages.name, stages.traced.source)
+        taken, title = given_away(slots, cut, donate), ProgramName(stages.name, stages.traced.source)
         ranks = cut.physical.placement.ranks
         out = {}
         for i, piece in enumerate(cut.pieces):
@@ -200,14 +200,14 @@ class _Reporting:
         timeline = simulate_schedule(self.built.schedule, times, edges_of(cuts))
         return timeline, float(timeline.makespan) + outside + once
 
-    def ways(self, cuts: Sequence[Cut], slots: Sequence[Slots]) -> list[ComparedWay]:
+    def ways(self, cuts: Sequence[Cut], slots: Sequence[Slots]) -> list[ComparedTransfer]:
         """What crosses between placements, compiled as processes do that have one of them each."""
         stages = self.built.stages
         return [
-            self.way(way, self.cargo(way, cuts, slots), stages.microbatches) for way in ways(stages, cuts)
+            self.way(way, self.transfer(way, cuts, slots), stages.microbatches) for way in ways(stages, cuts)
         ]
 
-    def cargo(self, way: Way, cuts: Sequence[Cut], slots: Sequence[Slots]) -> Cargo:
+    def transfer(self, way: TransferTime, cuts: Sequence[Cut], slots: Sequence[Slots]) -> StageTransfer:
         """A tensor that crosses, on the devices of both sides: senders first, as XLA wants them in order."""
         out, into = cuts[way.source], cuts[way.target]
         leaves = (out.passed if way.inside else out.sent)[way.value]
@@ -221,13 +221,13 @@ class _Reporting:
         )
         held = a.struct(leaves)
         lying = NamedSharding(one, a.spec(leaves)), NamedSharding(two, b.spec(comes))
-        return Cargo(held.shape, held.dtype, *lying)
+        return StageTransfer(held.shape, held.dtype, *lying)
 
-    def way(self, way: Way, cargo: Cargo, microbatches: int) -> ComparedWay:
+    def way(self, way: TransferTime, transfer: StageTransfer, microbatches: int) -> ComparedTransfer:
         """One of them."""
-        crossing = cargo.crossing
+        crossing = transfer.crossing
         key, made = self.compiling.get(lambda: crossing.program.trace(crossing.given))
-        return ComparedWay(
+        return ComparedTransfer(
             source=way.source,
             target=way.target,
             inside=way.inside,
@@ -237,7 +237,7 @@ class _Reporting:
             size_bytes=made.size_bytes,
             cpu_seconds=made.cpu_seconds,
             shard_bytes=float(np.prod(crossing.local)) * np.dtype(crossing.dtype).itemsize,
-            relaid=sum(relays_of(cargo, crossing)),
+            relaid=sum(relays_of(transfer, crossing)),
         )
 
 
@@ -257,7 +257,7 @@ def _side_by_side(a: Placement, b: Placement) -> Placement:
 
 
 def pipeline_report(
-    built: BuiltPipeline,
+    built: CompiledPipeline,
     mesh_of: MeshOf,
     chip: Chip | None,
     platform: str | None = None,

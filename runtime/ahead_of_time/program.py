@@ -8,20 +8,20 @@ from collections.abc import Sequence
 
 import jax
 
-from sbp.compat_gpu import NotHere
+from sbp.compat.gpu import NotHere
+from sbp.compat.untyped import struct
 from sbp.errors import PlacementError
 from sbp.placement import Placement
 from sbp.runtime.ahead_of_time.pipeline import pipeline_report
-from sbp.runtime.execute.compiled_program import Built
+from sbp.runtime.execute.compiled_program import CompiledProgram
 from sbp.runtime.lower.lowering import shardings
-from sbp.runtime.pipeline.program import BuiltPipeline
+from sbp.runtime.pipeline.program import CompiledPipeline
 from sbp.runtime.report.pipeline import PipelineReport
 from sbp.runtime.target.devices import absent_mesh, chip_of, cudnn_of, missing, topology_of
-from sbp.untyped import struct
 
 
 def lowered_for(
-    built: Built,
+    built: CompiledProgram,
     placement: Placement,
     machine: Sequence[int] | None,
     avals: Sequence[jax.ShapeDtypeStruct],
@@ -44,7 +44,7 @@ def lowered_for(
     return NotHere(lowered, problem) if problem else lowered
 
 
-def _lying(built: Built, avals: Sequence[jax.ShapeDtypeStruct]) -> list[jax.ShapeDtypeStruct]:
+def _lying(built: CompiledProgram, avals: Sequence[jax.ShapeDtypeStruct]) -> list[jax.ShapeDtypeStruct]:
     """Arguments as they lie where the devices are here: where the mesh has explicit axes, types say that."""
     physical = built.plan.physical
     assert physical is not None
@@ -55,7 +55,7 @@ def _lying(built: Built, avals: Sequence[jax.ShapeDtypeStruct]) -> list[jax.Shap
 
 
 def report_of_stages(
-    built: BuiltPipeline, placement: Placement, machine: Sequence[int] | None
+    built: CompiledPipeline, placement: Placement, machine: Sequence[int] | None
 ) -> PipelineReport:
     """The report of a program with stages.
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from sbp.machine_code import compiled
+from sbp.compat.machine_code import compiled
 
 WORD = 1 << 64
 WIDTHS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}

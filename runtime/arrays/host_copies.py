@@ -9,13 +9,13 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding
 
-from sbp.compat import is_key
-from sbp.compat_forks import check_not_forked
-from sbp.passes.explain.fault import public
+from sbp.compat.core import is_key
+from sbp.compat.forks import check_not_forked
+from sbp.compat.untyped import Leaf, PyTree
+from sbp.passes.explain.internal_errors import public
 from sbp.runtime.arrays.stage_state import spread_sharding
-from sbp.runtime.pipeline.transfer_engine import Cargo, Ways
+from sbp.runtime.pipeline.transfer_engine import StageTransfer, TransferEngine
 from sbp.runtime.processes.addressable import takes_part
-from sbp.untyped import Leaf, PyTree
 
 
 @public
@@ -32,11 +32,11 @@ def to_host(tree: PyTree) -> PyTree:
     {'n': 3, 'w': array([1., 1.], dtype=float32)}
     """
     check_not_forked("to_host(...)")
-    ways = Ways()
+    ways = TransferEngine()
     return jax.tree.map(lambda x: _here(x, ways), tree)
 
 
-def _here(x: Leaf, ways: Ways) -> Leaf:
+def _here(x: Leaf, ways: TransferEngine) -> Leaf:
     if not isinstance(x, jax.Array) or is_key(x.dtype):
         return x
     whole = _of_all(x, ways)
@@ -48,14 +48,14 @@ def _here(x: Leaf, ways: Ways) -> Leaf:
     return found
 
 
-def _of_all(x: jax.Array, ways: Ways) -> jax.Array:
+def _of_all(x: jax.Array, ways: TransferEngine) -> jax.Array:
     """An array of some processes only, such as a stage's, on devices of all."""
     lies = x.sharding
     if jax.process_count() == 1 or not isinstance(lies, NamedSharding):
         return x
     if len({d.process_index for d in lies.mesh.devices.flat}) == jax.process_count():
         return x
-    cargo = Cargo(x.shape, x.dtype, lies, spread_sharding(lies, x.shape))
-    found = ways.send(x if takes_part(lies) else None, cargo)
+    transfer = StageTransfer(x.shape, x.dtype, lies, spread_sharding(lies, x.shape))
+    found = ways.send(x if takes_part(lies) else None, transfer)
     assert found is not None  # each process has devices there
     return found

@@ -8,12 +8,12 @@ from typing import Any
 import jax
 import numpy as np
 
+from sbp.compat.untyped import Leaf, PyTree
 from sbp.runtime.arrays.checksums import WORD, Box, box_of, checksum
 from sbp.runtime.arrays.state import LeafRecord
-from sbp.runtime.processes.process_group import team
+from sbp.runtime.processes.process_group import process_group
 from sbp.runtime.storage.files import Path
 from sbp.runtime.storage.libraries import handler, orbax
-from sbp.untyped import Leaf, PyTree
 
 
 def read_arrays(at: Path, abstract: PyTree, keys: Sequence[str | int]) -> PyTree:
@@ -39,7 +39,7 @@ def differing(name: str, records: Sequence[LeafRecord], found: PyTree) -> list[s
     mine = {i: _sums(x) for i, x in enumerate(leaves)}
     whole = {i for i, x in enumerate(leaves) if sum(map(_volume, mine[i])) == np.size(x)}
     wrong = {i for i in whole if _total([mine[i]]) != records[i].checksum}
-    if (group := team()) is not None:
+    if (group := process_group()) is not None:
         rest = {str(i): [[*box, s] for box, s in x.items()] for i, x in mine.items() if i not in whole}
         every = group.gathered(f"checksums of {name}", {"wrong": sorted(wrong), "parts": rest})
         wrong |= {i for one in every for i in one["wrong"]}

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from sbp.untyped import Leaf, partition_spec
+from sbp.compat.untyped import Leaf, partition_spec
 
 SMALL_BYTES = 1 << 20
 """Below this the first copy is handed over: a program for the cut would cost more than it spares."""

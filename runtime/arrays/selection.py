@@ -9,11 +9,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from sbp.compat.untyped import DType, Leaf, PyTree, struct
 from sbp.errors import CheckpointError
 from sbp.runtime.arrays import messages
 from sbp.runtime.arrays.state import LeafRecord, leaves_of, wanted
 from sbp.runtime.storage.files import Path
-from sbp.untyped import DType, Leaf, PyTree, struct
 
 
 @dataclass(frozen=True)

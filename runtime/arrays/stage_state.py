@@ -14,9 +14,9 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from sbp.runtime.pipeline.transfer_engine import Cargo, Ways
+from sbp.compat.untyped import DType, Leaf, partition_spec
+from sbp.runtime.pipeline.transfer_engine import StageTransfer, TransferEngine
 from sbp.runtime.processes.addressable import absent, takes_part
-from sbp.untyped import DType, Leaf, partition_spec
 
 
 def is_of_one(sharding: object) -> TypeGuard[NamedSharding]:
@@ -39,16 +39,16 @@ def spread_sharding(sharding: NamedSharding, shape: tuple[int, ...]) -> NamedSha
     return NamedSharding(mesh, partition_spec())
 
 
-def spread(x: Leaf, ways: Ways) -> Leaf:
+def spread(x: Leaf, ways: TransferEngine) -> Leaf:
     """A leaf as it is saved; all processes come here with all leaves in one order."""
     if not isinstance(x, jax.Array) or not is_of_one(x.sharding):
         return x
-    cargo = Cargo(x.shape, x.dtype, x.sharding, spread_sharding(x.sharding, x.shape))
-    return ways.send(x if takes_part(x.sharding) else None, cargo)
+    transfer = StageTransfer(x.shape, x.dtype, x.sharding, spread_sharding(x.sharding, x.shape))
+    return ways.send(x if takes_part(x.sharding) else None, transfer)
 
 
-def gathered(x: Leaf, sharding: NamedSharding, dtype: DType, ways: Ways) -> jax.Array:
+def gathered(x: Leaf, sharding: NamedSharding, dtype: DType, ways: TransferEngine) -> jax.Array:
     """A leaf that was restored spread, where it was asked for."""
-    cargo = Cargo(x.shape, dtype, x.sharding, sharding)
-    found = ways.send(x, cargo)
+    transfer = StageTransfer(x.shape, dtype, x.sharding, sharding)
+    found = ways.send(x, transfer)
     return absent(x.shape, sharding, dtype) if found is None else found

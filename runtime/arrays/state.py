@@ -10,16 +10,16 @@ from typing import Any
 import jax
 import numpy as np
 
-from sbp import compat
-from sbp.compat import is_key
+from sbp.compat import core
+from sbp.compat.core import is_key
+from sbp.compat.untyped import Leaf, PyTree, struct
 from sbp.errors import ArgumentError, Problem, raise_all
 from sbp.runtime.arrays import messages
 from sbp.runtime.arrays.replicas import without_replicas
 from sbp.runtime.arrays.stage_state import gathered, is_of_one, spread, spread_sharding
-from sbp.runtime.pipeline.transfer_engine import Ways
+from sbp.runtime.pipeline.transfer_engine import TransferEngine
 from sbp.runtime.processes.addressable import brought
 from sbp.runtime.program.program import Program
-from sbp.untyped import Leaf, PyTree, struct
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ EMPTY = np.zeros(1, np.int8)
 """What is written for an array without elements, which orbax does not take."""
 
 
-def plain(state: PyTree, ways: Ways) -> PyTree:
+def plain(state: PyTree, ways: TransferEngine) -> PyTree:
     """The state as orbax takes it: keys as words, nothing that only one process has, and no large replicas.
 
     Arrays of the host are copied, since the user may change them while they are written.
@@ -131,14 +131,14 @@ def plain_like(x: Leaf) -> Leaf:
     )
 
 
-def as_asked(x: Leaf, like: Leaf, ways: Ways) -> Leaf:
+def as_asked(x: Leaf, like: Leaf, ways: TransferEngine) -> Leaf:
     """What was restored as it was asked for."""
     sharding = getattr(like, "sharding", None)
     if _is_empty(like):
         x = np.zeros(like.shape, like.dtype)
         return x if sharding is None else brought(x, sharding)
     if _has_keys(like):
-        x = jax.random.wrap_key_data(x, impl=jax.random.key_impl(compat.zeros((), like.dtype)))
+        x = jax.random.wrap_key_data(x, impl=jax.random.key_impl(core.zeros((), like.dtype)))
     return gathered(x, sharding, like.dtype, ways) if is_of_one(sharding) else x
 
 

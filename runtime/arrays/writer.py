@@ -11,11 +11,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from sbp.compat_loops import run_and_drain
+from sbp.compat.orbax_loops import run_and_drain
+from sbp.compat.untyped import Leaf, PyTree
 from sbp.runtime.arrays.checksums import WORD, Box, box_of, checksum
 from sbp.runtime.storage.files import Path
 from sbp.runtime.storage.libraries import handler, orbax
-from sbp.untyped import Leaf, PyTree
 
 THREADS = 4
 """That compute checksums; the loop holds no lock of Python."""

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sbp.compat_cache import Watched, watched
+from sbp.compat.cache import Watched, watched
 from sbp.options import Options
 from sbp.runtime.cache import trust
 from sbp.runtime.cache.trust import DIGEST_BYTES, NotTrustedError

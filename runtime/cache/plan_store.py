@@ -19,12 +19,12 @@ from functools import cache
 from importlib import resources
 from pathlib import Path
 
-from sbp.json_reader import json_of
 from sbp.options import Options
 from sbp.passes.plan.record import ChoiceRecord, read_record, record_data, versions
 from sbp.runtime.cache import cache_folder
 from sbp.runtime.cache.cache_folder import CacheFolder
-from sbp.runtime.processes.process_group import team
+from sbp.runtime.processes.process_group import process_group
+from sbp.text.json_reader import json_of
 
 LOG = logging.getLogger("sbp")
 
@@ -113,6 +113,6 @@ def store_of(options: Options) -> PlanFolder | None:
 
     Of several processes process 0 plans, and so has the only store.
     """
-    others = team()
+    others = process_group()
     cache = None if others is not None and not others.leads else cache_folder.cache_of(options)
     return None if cache is None else PlanFolder(cache.path)

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import jax
 
-from sbp.hardware import ANY, Hardware
-from sbp.hardware_file import ITEMS, hardware_text
-from sbp.units import bytes_text, seconds_text
+from sbp.hardware.catalogue import ANY, Hardware
+from sbp.hardware.file import ITEMS, hardware_text
+from sbp.text.units import bytes_text, seconds_text
 
 NO_LINKS = """\
 One device was measured, so nothing is known of links. Plans need them: remove the # and give your figures.
@@ -82,7 +82,7 @@ class Calibration:
             yield f"  {name:<29}" + "".join(f"{cell:>10}" for cell in cells).rstrip()
 
     def toml(self) -> str:
-        """The file that `sbp.hardware_file.hardware_from` reads."""
+        """The file that `sbp.hardware.hardware_from` reads."""
         today = datetime.date.today().isoformat()
         here = f"{self.devices} x {self.device}"
         remarks = {

@@ -22,13 +22,7 @@ from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from scipy.optimize import nnls
 
-from sbp.errors import PlacementError, Problem
-from sbp.hardware import ANY, Hardware, Link
-from sbp.hardware_file import ITEMS
-from sbp.rates.collectives import KINDS
-from sbp.rates.tables import CollectiveCurve, rising
-from sbp.runtime.calibrate.calibration import Calibration
-from sbp.untyped import (
+from sbp.compat.untyped import (
     JaxDevice,
     all_gather,
     all_to_all,
@@ -39,6 +33,12 @@ from sbp.untyped import (
     psum,
     psum_scatter,
 )
+from sbp.errors import PlacementError, Problem
+from sbp.hardware.catalogue import ANY, Hardware, Link
+from sbp.hardware.file import ITEMS
+from sbp.rates.collectives import KINDS
+from sbp.rates.tables import CollectiveCurve, rising
+from sbp.runtime.calibrate.calibration import Calibration
 
 Work = Callable[[Any], Any]
 """What is timed: from arrays of one device to arrays of the same shapes."""

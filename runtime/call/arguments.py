@@ -12,15 +12,15 @@ from jax.extend.core import primitives
 from jax.sharding import AxisType, NamedSharding
 from numpy.typing import NDArray
 
-from sbp import untyped
-from sbp.compat import ARRAY, is_key, setting
+from sbp.compat import untyped
+from sbp.compat.core import ARRAY, is_key, setting
+from sbp.compat.untyped import DType, Leaf
 from sbp.errors import PlacementError, Problem
 from sbp.options import Options
 from sbp.passes.program.effects import OUTER_REF, refuse
 from sbp.placement import Placement, as_placement, with_types_of
 from sbp.runtime.call.binding import Static
 from sbp.runtime.call.option_errors import check_options
-from sbp.untyped import DType, Leaf
 
 Abstract: TypeAlias = tuple[tuple[int, ...], DType, bool]
 """Shape, dtype and weakness of a leaf: what a compiled program depends on."""

@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 
 import jax
 
+from sbp.compat.untyped import Leaf, PyTree, TreeDef
 from sbp.errors import Problem
 from sbp.passes.program.trace import leaf_paths
-from sbp.untyped import Leaf, PyTree, TreeDef
 
 Kind = inspect.Parameter
 Static: TypeAlias = tuple[int | str, type, object]

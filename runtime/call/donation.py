@@ -12,11 +12,11 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from sbp.compat import is_key
+from sbp.compat.core import is_key
+from sbp.compat.untyped import Leaf
 from sbp.errors import DonationError, Problem
 from sbp.runtime.call.arguments import LeafNames
 from sbp.runtime.processes.addressable import brought, is_alone
-from sbp.untyped import Leaf
 
 SHARDING = attrgetter("sharding")
 LeafSharding: TypeAlias = jax.sharding.Sharding | None

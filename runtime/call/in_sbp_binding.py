@@ -9,16 +9,16 @@ from difflib import get_close_matches
 
 import jax
 
+from sbp.compat.untyped import Prefix, PyTree
 from sbp.errors import Problem
+from sbp.notation.resolve import is_leaf, resolve, scalar_notes
 from sbp.placement import Placement
-from sbp.resolve import is_leaf, resolve, scalar_notes
 from sbp.runtime.call.binding import Call, Parameters
 from sbp.signature import AUTO, NdSbp
-from sbp.untyped import Prefix, PyTree
 
 
 @dataclass(frozen=True)
-class Given:
+class InSbpBinding:
     """`in_sbp` as it is to be read for one call.
 
     Arguments:
@@ -77,7 +77,7 @@ class Given:
         return min((self.resolve(args, kwargs, paths, p)[1] for p in whole), key=len)
 
 
-def given(in_sbp: Prefix, call: Call, own: Parameters) -> Given:
+def given(in_sbp: Prefix, call: Call, own: Parameters) -> InSbpBinding:
     """Puts `in_sbp` beside the arguments of a call: by position, or by name if it is a dict.
 
     Arguments:
@@ -89,9 +89,9 @@ def given(in_sbp: Prefix, call: Call, own: Parameters) -> Given:
         return _by_name(in_sbp, call, own, keywords)
     if type(in_sbp) not in (list, tuple) or is_leaf(in_sbp):
         one = in_sbp if is_leaf(in_sbp) else AUTO
-        return Given(in_sbp, {k: one if k in names else AUTO for k in keywords})
+        return InSbpBinding(in_sbp, {k: one if k in names else AUTO for k in keywords})
     if any(isinstance(x, str | type) for x in in_sbp):  # no entries: a signature that is misspelt
-        return Given(in_sbp, dict.fromkeys(keywords, AUTO))
+        return InSbpBinding(in_sbp, dict.fromkeys(keywords, AUTO))
     count = max(len(names), len(call.args))
     dynamic = [i for i in range(count) if i not in own.static.positions(count)]
     wanted = [*call.at, *(names.index(k) for k in keywords if k in names)]
@@ -100,14 +100,16 @@ def given(in_sbp: Prefix, call: Call, own: Parameters) -> Given:
     entries = dict(zip(dynamic, in_sbp, strict=False))
     if not least <= len(in_sbp) <= max(least, most):
         problems: tuple[Problem, ...] = (_other_number(in_sbp, call, own, dynamic, least, most),)
-        return Given(AUTO, dict.fromkeys(keywords, AUTO), problems=problems)
-    return Given(
+        return InSbpBinding(AUTO, dict.fromkeys(keywords, AUTO), problems=problems)
+    return InSbpBinding(
         tuple(entries[i] for i in call.at),
         {k: entries[names.index(k)] if k in names else AUTO for k in keywords},
     )
 
 
-def _by_name(in_sbp: Mapping[str, Prefix], call: Call, own: Parameters, keywords: Sequence[str]) -> Given:
+def _by_name(
+    in_sbp: Mapping[str, Prefix], call: Call, own: Parameters, keywords: Sequence[str]
+) -> InSbpBinding:
     """As `given`, by the names of the parameters; one that is not named is AUTO."""
     names = own.positional or ()
     known = {*names, *own.others, *keywords}
@@ -118,7 +120,7 @@ def _by_name(in_sbp: Mapping[str, Prefix], call: Call, own: Parameters, keywords
         if name in static or (name not in known and not own.any_keyword)
     )
     labels = tuple(names[i] if i < len(names) else f"{own.rest or 'args'}[{i}]" for i in call.at)
-    return Given(
+    return InSbpBinding(
         tuple(in_sbp.get(k, AUTO) for k in labels),
         {k: in_sbp.get(k, AUTO) for k in keywords},
         labels,

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 
 import jax
 
+from sbp.compat.untyped import Leaf, PyTree
 from sbp.errors import Problem
 from sbp.passes.program.graph import Const, Graph, Operand
 from sbp.passes.program.trace import leaf_paths, trace
-from sbp.untyped import Leaf, PyTree
 
 NNX, EQUINOX = "flax.nnx", "equinox"
 INSTEAD = {
@@ -59,7 +59,7 @@ def advised(problems: Sequence[Problem | None], tree: PyTree) -> list[Problem]:
 
 
 @dataclass
-class Watch:
+class ModuleWatch:
     """Runs a function and remembers what it replaced inside nnx modules among its arguments.
 
     Arguments:

@@ -14,20 +14,20 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from sbp.communication.wire import WIRE_TYPES
+from sbp.compat.untyped import finfo
 from sbp.errors import Problem
-from sbp.hardware import Hardware
+from sbp.hardware.catalogue import Hardware
 from sbp.options import FOLLOW, IGNORE, TIME_LIMIT_SECONDS, ExchangeOptions, Options, PipelineOptions
 from sbp.passes.plan.solve import Progress
 from sbp.passes.request import Terms
 from sbp.passes.rows.lookups import Transfer
 from sbp.runtime.cache.plan_store import store_of
-from sbp.runtime.processes.process_group import team
-from sbp.talk.wire import WIRE_TYPES
-from sbp.untyped import finfo
+from sbp.runtime.processes.process_group import process_group
 
 
 @dataclass(frozen=True, slots=True)
-class Legal:
+class LegalOption:
     """What an option may be.
 
     Arguments:
@@ -62,70 +62,70 @@ def _wire(x: object) -> bool:
 
 
 # By name, else by the annotation of the field.
-LEGAL: Mapping[str, Legal] = {
-    "bool": Legal("True or False", _flag, "it says whether something is done", "{name}=True"),
-    "bool | None": Legal(
+LEGAL: Mapping[str, LegalOption] = {
+    "bool": LegalOption("True or False", _flag, "it says whether something is done", "{name}=True"),
+    "bool | None": LegalOption(
         "True, False or None",
         lambda x: x is None or _flag(x),
         "it says whether something is done; None leaves it to the compiler",
         "{name}=True",
     ),
-    "time_limit": Legal(
+    "time_limit": LegalOption(
         "a number of seconds from 0 on, or None for the usual one",
         lambda x: x is None or _seconds(x),
         "it is how long planning may take",
         "time_limit=60.0",
     ),
-    "scan_kept": Legal(
+    "scan_kept": LegalOption(
         "a number from 0 to 1",
         lambda x: _seconds(x) and float(x) <= 1.0,  # type: ignore[arg-type]
         "it is the share of matrix products that scans over checkpointed layers keep",
         "scan_kept=1.0",
     ),
-    "constraints": Legal(
+    "constraints": LegalOption(
         f"{FOLLOW!r} or {IGNORE!r}",
         lambda x: isinstance(x, str) and x in (FOLLOW, IGNORE),
         "it says what to do with JAX's own sharding constraints in a program",
         f"constraints={IGNORE!r}",
     ),
-    "cache": Legal(
+    "cache": LegalOption(
         "True, False or a pathlib.Path",
         lambda x: _flag(x) or isinstance(x, Path),
         "it says whether plans and compiled programs are kept for the next process, and in which folder",
         "cache=Path('cache')",
     ),
-    "ExchangeOptions": Legal(
+    "ExchangeOptions": LegalOption(
         "an sbp.options.ExchangeOptions",
         lambda x: isinstance(x, ExchangeOptions),
         "it says how rows of split tables travel",
         "exchange=sbp.options.ExchangeOptions(capacity=512)",
     ),
-    "PipelineOptions": Legal(
+    "PipelineOptions": LegalOption(
         "an sbp.options.PipelineOptions",
         lambda x: isinstance(x, PipelineOptions),
         "it says how a program with stages runs",
         "pipeline=sbp.options.PipelineOptions(schedule='auto')",
     ),
-    "hardware": Legal(
+    "hardware": LegalOption(
         "an sbp.hardware.Hardware, or None for the placement's kind",
         lambda x: x is None or isinstance(x, Hardware),
         "it has the rates that the plan's times are estimated from",
         "sbp.placement('h100', ...) for a chip of the catalogue, or "
-        "sbp.hardware_file.hardware_from('machine.toml')",
+        "sbp.hardware.hardware_from('machine.toml')",
     ),
-    "topology": Legal(
+    "topology": LegalOption(
         "three integers of at least 1, or None for the machine that the chip is usually sold in",
         lambda x: x is None or (isinstance(x, tuple | list) and len(x) == 3 and all(map(_count, x))),
         "it has NVLink domains, hosts in each, and devices in each host",
         "topology=(16, 1, 8)",
     ),
-    "capacity": Legal(
+    "capacity": LegalOption(
         "an integer of at least 1, or None to go by the batch",
         lambda x: x is None or _count(x),
         "it is how many keys a device can send to one owner of rows at a time",
         "capacity=512",
     ),
-    "dtype": Legal(
+    "dtype": LegalOption(
         ", ".join(map(repr, WIRE_TYPES)) + ", or None for the table's own",
         lambda x: x is None or _wire(x),
         "rows of a table travel in it",
@@ -196,5 +196,5 @@ def terms_of(options: Options, progress: Progress | None = None) -> Terms:
         check=options.check is not False,
         store=store_of(options),
         progress=progress,
-        peers=team(),
+        peers=process_group(),
     )

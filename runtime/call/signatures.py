@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from sbp.compat.untyped import Prefix, PyTree
 from sbp.errors import Problem, raise_all
+from sbp.notation.resolve import resolve, scalar_notes
 from sbp.passes.program.ties import Ties, ties
 from sbp.passes.program.trace import Traced
 from sbp.passes.request import Asked, Signed
 from sbp.placement import Placement
-from sbp.resolve import resolve, scalar_notes
-from sbp.runtime.call.in_sbp_binding import Given
+from sbp.runtime.call.in_sbp_binding import InSbpBinding
 from sbp.signature import NdSbp
-from sbp.untyped import Prefix, PyTree
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Signatures:
     args: Sequence[PyTree]
     kwargs: Mapping[str, PyTree]
     out: PyTree
-    in_sbp: Given
+    in_sbp: InSbpBinding
     out_sbp: Prefix
     remarks: Sequence[str] = ()
 

@@ -6,9 +6,9 @@ import functools
 import os
 from collections.abc import Sequence
 
+from sbp.compat.untyped import DType, PyTree
 from sbp.runtime.checkpoint.checkpoints import Checkpoints
 from sbp.runtime.storage import files
-from sbp.untyped import DType, PyTree
 
 
 def save(

@@ -15,8 +15,9 @@ from typing import Any, TypeVar
 
 import jax
 
+from sbp.compat.untyped import DType, PyTree
 from sbp.errors import ArgumentError, CheckpointError, DamagedCheckpointError
-from sbp.passes.explain.fault import public
+from sbp.passes.explain.internal_errors import public
 from sbp.runtime.arrays.selection import Selection, selection
 from sbp.runtime.arrays.state import LeafRecord, as_asked, leaves_of, plain, plain_like
 from sbp.runtime.checkpoint import messages, steps
@@ -24,13 +25,12 @@ from sbp.runtime.checkpoint.manifest import Manifest, decoded
 from sbp.runtime.checkpoint.reader import check_arrays, check_files, check_sizes, read, read_extra
 from sbp.runtime.checkpoint.writer import Save, SaveSpec, make_data_folder
 from sbp.runtime.nan_checks.state_check import Traits, first_not_finite, traits_of, verdict, zeroed
-from sbp.runtime.pipeline.transfer_engine import Ways
+from sbp.runtime.pipeline.transfer_engine import TransferEngine
 from sbp.runtime.processes.job import job_name
-from sbp.runtime.processes.process_group import team
+from sbp.runtime.processes.process_group import process_group
 from sbp.runtime.storage import extras, files, lease
 from sbp.runtime.storage.agreement import agreed
 from sbp.runtime.storage.libraries import orbax
-from sbp.untyped import DType, PyTree
 
 LOG = logging.getLogger("sbp")
 _T = TypeVar("_T")
@@ -73,7 +73,7 @@ class Checkpoints:
                 raise ArgumentError(messages.keep(name, count))
         self.path = files.folder_path(path)
         self.keep, self.keep_every, self.job = keep, keep_every, job
-        self._ways = Ways()
+        self._ways = TransferEngine()
         self._pending: Save | None = None
         self._lease: lease.Lease | None = None
         self._head: tuple[int, str] | None = None
@@ -315,7 +315,7 @@ class Checkpoints:
 
     def _traits(self, state: PyTree) -> Traits:
         """What all processes see of a state."""
-        mine, others = traits_of(state), team()
+        mine, others = traits_of(state), process_group()
         if others is None:
             return mine
         every = others.gathered("look at a state", {p: sorted(t) for p, t in mine.items()})

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sbp.compat_errors import is_damage
+from sbp.compat.errors import is_damage
+from sbp.compat.untyped import PyTree
 from sbp.errors import CheckpointError, DamagedCheckpointError
 from sbp.runtime.arrays.reader import differing, read_arrays
 from sbp.runtime.arrays.state import LeafRecord
 from sbp.runtime.checkpoint import messages
 from sbp.runtime.checkpoint.manifest import Manifest
 from sbp.runtime.checkpoint.steps import ARRAYS, EXTRA
-from sbp.runtime.processes.process_group import team
+from sbp.runtime.processes.process_group import process_group
 from sbp.runtime.storage import extras, files
 from sbp.runtime.storage.files import Path
 from sbp.runtime.storage.messages import MOST_SHOWN, failed
-from sbp.untyped import PyTree
 
 
 def read(
@@ -79,7 +79,7 @@ def check_files(path: Path, manifest: Manifest, others: Sequence[int]) -> None:
     Raises:
       DamagedCheckpointError: naming what is wrong.
     """
-    group = team()
+    group = process_group()
     index, count = (0, 1) if group is None else (group.index, group.count)
     every_file = sorted((manifest.files or {}).items())[index::count]
     mine = [*filter(None, (files.damage(path / name, name, *known) for name, known in every_file))]

@@ -20,19 +20,19 @@ from typing import Any, TypeVar
 
 import jax
 
-from sbp.compat_exit import before_exit
+from sbp.compat.exit import before_exit
+from sbp.compat.untyped import PyTree
 from sbp.errors import CheckpointError, Problem, raise_all
 from sbp.runtime.arrays.checksums import WORD
 from sbp.runtime.arrays.writer import HostShard, await_written, begin_write, checksums_of, merge, parts_of
 from sbp.runtime.checkpoint import messages, steps
 from sbp.runtime.checkpoint.manifest import MANIFEST, Manifest
 from sbp.runtime.checkpoint.steps import ARRAYS
-from sbp.runtime.processes.process_group import Team, team
+from sbp.runtime.processes.process_group import ProcessGroup, process_group
 from sbp.runtime.storage import files
 from sbp.runtime.storage.files import Path
 from sbp.runtime.storage.lease import Lease
 from sbp.runtime.storage.messages import failed
-from sbp.untyped import PyTree
 
 LOG = logging.getLogger("sbp")
 MERGED = "manifest.ocdbt"
@@ -120,7 +120,7 @@ class Save:
     # -- in the thread
 
     def _finish(self, futures: Sequence[Any], problems: tuple[Problem, ...]) -> None:
-        others = team()
+        others = process_group()
         sums = dict[str, int]()
         if not problems:
             sums, problems = _tried(self.spec.path, lambda: self._written(futures), sums)
@@ -277,7 +277,7 @@ def _problems(path: Path, error: Exception) -> tuple[Problem, ...]:
 
 
 def _exchanged(
-    others: Team,
+    others: ProcessGroup,
     key: str,
     said: Mapping[str, Any],
     commit: Callable[[Sequence[Mapping[str, Any]]], tuple[Problem, ...]],

@@ -8,9 +8,10 @@ from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 import jax
 
-from sbp.compat import trace_context
-from sbp.compat_forks import FORK, check_not_forked
-from sbp.compat_mesh import explicit_types, mesh_key
+from sbp.compat.core import trace_context
+from sbp.compat.forks import FORK, check_not_forked
+from sbp.compat.mesh import explicit_types, mesh_key
+from sbp.compat.untyped import Leaf, Prefix, PyTree
 from sbp.errors import ArgumentError, raise_all
 from sbp.options import Options
 from sbp.passes.program.equal import is_same_program
@@ -21,14 +22,13 @@ from sbp.runtime.call.binding import Call, Parameters
 from sbp.runtime.call.donation import Owners, layouts_of
 from sbp.runtime.call.in_sbp_binding import given
 from sbp.runtime.call.usage_errors import not_planned
-from sbp.runtime.compile.traced_call import Reading, build, read
-from sbp.runtime.execute.build_cache import Builds, BuildSlot
+from sbp.runtime.compile.traced_call import TracedCall, build, read
+from sbp.runtime.execute.build_cache import BuildCache, BuildSlot
 from sbp.runtime.execute.compile_log import Shapes, said, why_built
-from sbp.runtime.execute.compiled_program import Built
+from sbp.runtime.execute.compiled_program import CompiledProgram
 from sbp.runtime.nan_checks import findings
-from sbp.runtime.pipeline.program import BuiltPipeline
+from sbp.runtime.pipeline.program import CompiledPipeline
 from sbp.runtime.source.reproduction import Reproduction
-from sbp.untyped import Leaf, Prefix, PyTree
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -54,9 +54,11 @@ class Compilation(Generic[P, R]):
         functools.update_wrapper(cast(Any, self), fn, updated=())
         self.fn, self.placement = fn, as_placement(placement, "compile(fn, placement)")
         self.in_sbp, self.out_sbp, self.parameters, self.options = in_sbp, out_sbp, own, options
-        self._built: Builds[Built | BuiltPipeline] = Builds()
-        self._seen: dict[Hashable, BuildSlot[Built | BuiltPipeline]] = {}
-        self._latest: tuple[Call, Built | BuiltPipeline, tuple[arguments.Abstract, ...]] | None = None
+        self._built: BuildCache[CompiledProgram | CompiledPipeline] = BuildCache()
+        self._seen: dict[Hashable, BuildSlot[CompiledProgram | CompiledPipeline]] = {}
+        self._latest: (
+            tuple[Call, CompiledProgram | CompiledPipeline, tuple[arguments.Abstract, ...]] | None
+        ) = None
         self._asked: tuple[Call, tuple[arguments.Abstract, ...]] | None = None
         self._shapes: list[Shapes] = []
 
@@ -65,14 +67,14 @@ class Compilation(Generic[P, R]):
 
     def _prepare(
         self, args: tuple[PyTree, ...], kwargs: dict[str, PyTree], *, concrete: bool = False
-    ) -> tuple[Call, Built | BuiltPipeline]:
+    ) -> tuple[Call, CompiledProgram | CompiledPipeline]:
         """A call taken apart, and the program built for its abstract signature."""
         if concrete:
             check_not_forked(f"{self}(...)")
         call = self.parameters.take(args, kwargs)
         return call, self._slot(call, concrete).made
 
-    def _to_run(self, call: Call) -> Built | BuiltPipeline:
+    def _to_run(self, call: Call) -> CompiledProgram | CompiledPipeline:
         """What is built for a call with values; one like those before is not looked at again."""
         if FORK.parent is not None:
             check_not_forked(f"{self}(...)")
@@ -98,7 +100,7 @@ class Compilation(Generic[P, R]):
         """What a trace depends on besides: the user's mesh, with the types that it gives to arguments."""
         return mesh_key(), explicit_types(leaves)
 
-    def _slot(self, call: Call, concrete: bool) -> BuildSlot[Built | BuiltPipeline]:
+    def _slot(self, call: Call, concrete: bool) -> BuildSlot[CompiledProgram | CompiledPipeline]:
         """What is built for the abstract signature of a call that can be taken."""
         self._check(call, concrete)
         avals = tuple(map(arguments.abstract, call.leaves))
@@ -108,7 +110,7 @@ class Compilation(Generic[P, R]):
         key = (call.tree, call.values(), avals, settings, self._mesh(call.leaves))
         slot, same = self._built.slot(key), self._built.beside(key)
 
-        def is_stale(built: Built | BuiltPipeline) -> bool:
+        def is_stale(built: CompiledProgram | CompiledPipeline) -> bool:
             """What was planned without a batch is planned again once there is one to plan exchanges from."""
             return concrete and built.lacks_samples
 
@@ -139,8 +141,8 @@ class Compilation(Generic[P, R]):
         avals: Sequence[arguments.Abstract],
         placement: Placement,
         concrete: bool,
-        same: Sequence[Built | BuiltPipeline] = (),
-    ) -> Built | BuiltPipeline:
+        same: Sequence[CompiledProgram | CompiledPipeline] = (),
+    ) -> CompiledProgram | CompiledPipeline:
         """Traces and plans for one abstract signature.
 
         Arguments:
@@ -175,6 +177,6 @@ class Compilation(Generic[P, R]):
         made = Reproduction(name, reading.traced, self.placement, ins, outs, self.options, donated)
         return made.text(failed, said)
 
-    def _read(self, call: Call, avals: Sequence[arguments.Abstract]) -> Reading:
+    def _read(self, call: Call, avals: Sequence[arguments.Abstract]) -> TracedCall:
         asked = given(self.in_sbp, call, self.parameters)
         return read(self.fn, call, self.parameters, avals, asked, self.placement)

@@ -9,12 +9,12 @@ from typing import TypeAlias
 
 from sbp.errors import Problem
 from sbp.layout import at_rest
+from sbp.notation.resolve import check_fit
 from sbp.passes.face import Plan, load_plan
 from sbp.passes.plan.record import ChoiceRecord
 from sbp.passes.program.graph import Const, Value
 from sbp.passes.program.trace import Traced
 from sbp.placement import Placement
-from sbp.resolve import check_fit
 from sbp.signature import NdSbp, format_sbp
 
 Leaves: TypeAlias = Sequence[NdSbp | None]
@@ -23,7 +23,7 @@ AGAIN = "make the plan again with Program.plan(...), or leave the option out"
 
 
 @dataclass(frozen=True)
-class Adopted:
+class ReusedPlan:
     """What a plan says of arguments and results, where nothing was asked of them.
 
     Arguments:
@@ -47,14 +47,14 @@ def given_plan(plan: object) -> object:
     return load_plan(plan) if isinstance(plan, str | os.PathLike) else plan
 
 
-def adopt(plan: object, traced: Traced, ins: Leaves, outs: Leaves, placement: Placement) -> Adopted:
+def adopt(plan: object, traced: Traced, ins: Leaves, outs: Leaves, placement: Placement) -> ReusedPlan:
     """The signatures of a plan for every argument and result that has none, and why they do not fit.
 
     Arguments:
       plan: what was given as one.
       ins, outs: what was asked of the leaves.
     """
-    asked = Adopted(tuple(ins), tuple(outs))
+    asked = ReusedPlan(tuple(ins), tuple(outs))
     problems = tuple(_unfit(plan, traced, asked, placement))
     if problems or not isinstance(plan, Plan):
         return replace(asked, problems=problems)
@@ -66,8 +66,8 @@ def adopt(plan: object, traced: Traced, ins: Leaves, outs: Leaves, placement: Pl
         )
         if all(same):
             # What was asked then, and not what was chosen: the program is the same only so.
-            return Adopted(_filled(ins, record.asked_inputs), _filled(outs, record.asked_outputs), record)
-    return Adopted(_filled(ins, plan.in_sbp), _filled(outs, plan.out_sbp))
+            return ReusedPlan(_filled(ins, record.asked_inputs), _filled(outs, record.asked_outputs), record)
+    return ReusedPlan(_filled(ins, plan.in_sbp), _filled(outs, plan.out_sbp))
 
 
 def _agrees(asked: Leaves, then: Leaves, chosen: Leaves) -> bool:
@@ -82,7 +82,7 @@ def _filled(asked: Leaves, other: Leaves) -> tuple[NdSbp | None, ...]:
     return tuple(there if own is None else own for own, there in zip(asked, other, strict=True))
 
 
-def _unfit(plan: object, traced: Traced, asked: Adopted, placement: Placement) -> Iterator[Problem]:
+def _unfit(plan: object, traced: Traced, asked: ReusedPlan, placement: Placement) -> Iterator[Problem]:
     """Why a plan cannot be that of a call."""
     if not isinstance(plan, Plan):
         legal, why = "a Plan, or the .json file that one was saved to", f"a {type(plan).__name__} is none"

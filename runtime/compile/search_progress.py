@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from sbp.passes.plan.solve import Progress
-from sbp.units import seconds_text
+from sbp.text.units import seconds_text
 
 if TYPE_CHECKING:
     from rich.text import Text

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from sbp.errors import Problem, raise_all
-from sbp.hardware import Hardware, hardware_for
+from sbp.hardware.catalogue import Hardware, hardware_for
 from sbp.options import Options
 from sbp.passes.chain import compile_stages
 from sbp.passes.face import with_writer
-from sbp.passes.pipeline.where import placements_of
+from sbp.passes.pipeline.op_placement import placements_of
 from sbp.passes.plan.solve import Progress
 from sbp.passes.program.graph import Graph
 from sbp.passes.replan_stages import with_stages_replanner
@@ -24,7 +24,7 @@ from sbp.runtime.call.option_errors import terms_of
 from sbp.runtime.call.signatures import Signatures
 from sbp.runtime.nan_checks.findings import watch_of
 from sbp.runtime.pipeline.drivers import Drivers, may_help
-from sbp.runtime.pipeline.program import BuiltPipeline, Results
+from sbp.runtime.pipeline.program import CompiledPipeline, Results
 from sbp.runtime.pipeline.stacked_arguments import stacked_leaves
 from sbp.runtime.source.module import write_source
 from sbp.runtime.source.pipeline_module import write_staged
@@ -43,7 +43,7 @@ def build_pipeline(
     donate: tuple[int, ...],
     weak: tuple[bool, ...],
     progress: Progress | None = None,
-) -> BuiltPipeline:
+) -> CompiledPipeline:
     """Plans a program with stages.
 
     Arguments:
@@ -93,7 +93,7 @@ def build_pipeline(
     drivers = Drivers(threads)
     shared = tuple(tie is None for tie in tied.arguments)
     made = staged.stages, staged.schedule, plan, donate, weak, drivers
-    return BuiltPipeline(
+    return CompiledPipeline(
         *made, stacked, traced, Results(placement, shared), cache_of(options), watch_of(options)
     )
 

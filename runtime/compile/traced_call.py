@@ -10,19 +10,20 @@ from dataclasses import dataclass, replace
 import jax
 from jax.sharding import NamedSharding
 
-from sbp.compat_mesh import explicit_types
+from sbp.compat.mesh import explicit_types
+from sbp.compat.untyped import Prefix, PyTree
 from sbp.errors import ArgumentError, SbpError, raise_all
-from sbp.hardware import hardware_for
+from sbp.hardware.catalogue import hardware_for
 from sbp.options import FOLLOW, Options
 from sbp.passes.chain import compile_plan
 from sbp.passes.explain.constraints import cost_notes
 from sbp.passes.face import with_writer
-from sbp.passes.pipeline.choose import unstaged
+from sbp.passes.pipeline.schedule_choice import unstaged
 from sbp.passes.plan.constraints import Constrained, Ignored, apply_constraints
 from sbp.passes.plan.pins import check_annotations
 from sbp.passes.plan.solve import Progress
 from sbp.passes.program.graph import Source
-from sbp.passes.program.scan_kept import keep_in_scans
+from sbp.passes.program.scan_residuals import keep_in_scans
 from sbp.passes.program.trace import Traced, trace
 from sbp.passes.replan import with_replanner
 from sbp.passes.request import Request
@@ -30,24 +31,23 @@ from sbp.placement import Placement
 from sbp.runtime.cache.cache_folder import cache_of
 from sbp.runtime.call import arguments, modules
 from sbp.runtime.call.binding import Call, Parameters
-from sbp.runtime.call.in_sbp_binding import Given, given
+from sbp.runtime.call.in_sbp_binding import InSbpBinding, given
 from sbp.runtime.call.option_errors import terms_of
 from sbp.runtime.call.signatures import Signatures
-from sbp.runtime.compile.plan_reuse import Adopted, adopt, given_plan
+from sbp.runtime.compile.plan_reuse import ReusedPlan, adopt, given_plan
 from sbp.runtime.compile.search_progress import searching
 from sbp.runtime.compile.stages import build_pipeline, is_pipeline
-from sbp.runtime.execute.compiled_program import Built
+from sbp.runtime.execute.compiled_program import CompiledProgram
 from sbp.runtime.execute.exchange_replan import rooms_of
 from sbp.runtime.lower.sampling import with_samples
 from sbp.runtime.nan_checks.findings import watch_of
-from sbp.runtime.pipeline.program import BuiltPipeline
+from sbp.runtime.pipeline.program import CompiledPipeline
 from sbp.runtime.source.module import write_source
 from sbp.runtime.target.devices import cudnn_of
-from sbp.untyped import Prefix, PyTree
 
 
 @dataclass(frozen=True)
-class Reading:
+class TracedCall:
     """One call of a function, traced.
 
     Arguments:
@@ -65,14 +65,14 @@ class Reading:
     traced: Traced
     weak: tuple[bool, ...]
 
-    def keeping(self, share: float) -> Reading:
+    def keeping(self, share: float) -> TracedCall:
         """The same with scans that keep so much of what they compute twice, as `Options.scan_kept` has it."""
         graph = keep_in_scans(self.traced.graph, share)
         return self if graph is self.traced.graph else replace(self, traced=replace(self.traced, graph=graph))
 
     def constrained(
         self, placement: Placement, options: Options, follow: Callable[[Source], bool]
-    ) -> tuple[Reading, Constrained]:
+    ) -> tuple[TracedCall, Constrained]:
         """The same with every annotation as a signature on a placement.
 
         Arguments:
@@ -100,9 +100,9 @@ def read(
     call: Call,
     own: Parameters,
     avals: Sequence[arguments.Abstract],
-    asked: Given,
+    asked: InSbpBinding,
     placement: Placement,
-) -> Reading:
+) -> TracedCall:
     """Traces a call.
 
     Arguments:
@@ -115,7 +115,7 @@ def read(
     """
     args, kwargs = call.traced([arguments.struct(a) for a in avals])
     weak: list[bool] = []
-    watch = modules.Watch(fn, call.static)
+    watch = modules.ModuleWatch(fn, call.static)
 
     @functools.wraps(fn, updated=())
     def watched(*args: PyTree, **kwargs: PyTree) -> PyTree:
@@ -132,7 +132,7 @@ def read(
         raise
     with cudnn_of(placement):
         raise_all(watch.lost(call.full(args), kwargs))
-    return Reading(fn, call, own, tuple(avals), traced, tuple(weak))
+    return TracedCall(fn, call, own, tuple(avals), traced, tuple(weak))
 
 
 def _traced(fn: Callable[..., PyTree], call: Call, avals: Sequence[arguments.Abstract]) -> Traced:
@@ -159,13 +159,13 @@ def _traced_as(
 
 
 def build(
-    reading: Reading,
+    reading: TracedCall,
     placement: Placement,
     in_sbp: Prefix,
     out_sbp: Prefix,
     options: Options,
     concrete: bool,
-) -> Built | BuiltPipeline:
+) -> CompiledProgram | CompiledPipeline:
     """Plans a call that was traced for a placement.
 
     Arguments:
@@ -178,7 +178,7 @@ def build(
 
     def planned(
         follow: Callable[[Source], bool], progress: Progress | None = None
-    ) -> tuple[Built | BuiltPipeline, Sequence[Ignored]]:
+    ) -> tuple[CompiledProgram | CompiledPipeline, Sequence[Ignored]]:
         plain, constrained = reading.constrained(placement, options, follow)
         signatures = replace(plain.signatures(in_sbp, out_sbp), remarks=constrained.notes)
         return _build(plain, placement, signatures, options, concrete, progress), constrained.ignored
@@ -192,13 +192,13 @@ def build(
 
 
 def _build(
-    reading: Reading,
+    reading: TracedCall,
     placement: Placement,
     signatures: Signatures,
     options: Options,
     concrete: bool,
     progress: Progress | None,
-) -> Built | BuiltPipeline:
+) -> CompiledProgram | CompiledPipeline:
     traced, call = reading.traced, reading.call
     name, donate = getattr(reading.fn, "__name__", "program"), call.donated(reading.own.donate)
     if is_pipeline(traced.graph, placement) or options.pipeline.stages is not None:
@@ -210,7 +210,7 @@ def _build(
         request = replace(request, sampled=None)  # to bring a batch together takes all processes
     plan = with_writer(with_replanner(compile_plan(traced, request), traced, request), write_source)
     lacking, count = rooms_of(plan, concrete, options.exchange.count_keys)
-    return Built(
+    return CompiledProgram(
         traced,
         plan,
         donate,
@@ -224,7 +224,7 @@ def _build(
 
 
 def request_of(
-    reading: Reading,
+    reading: TracedCall,
     signatures: Signatures,
     placement: Placement,
     options: Options,
@@ -238,7 +238,7 @@ def request_of(
     traced, call = reading.traced, reading.call
     ins, outs, problems = signatures.on(placement)
     problems += check_annotations(traced.graph, placement)
-    asked = Adopted(tuple(ins), tuple(outs))
+    asked = ReusedPlan(tuple(ins), tuple(outs))
     if options.plan is not None:
         asked = adopt(given_plan(options.plan), traced, ins, outs, placement)
     raise_all([*problems, *asked.problems])

@@ -9,16 +9,16 @@ from typing import Any, ParamSpec, TypeVar, cast
 import jax
 from jax.sharding import AxisType, Mesh
 
+from sbp.compat.untyped import PyTree, struct
 from sbp.errors import ArgumentError, Problem
 from sbp.options import IGNORE, Options
-from sbp.passes.explain.fault import public
+from sbp.passes.explain.internal_errors import public
 from sbp.passes.face import PipelinePlan, Plan
 from sbp.runtime.call.binding import Call, parameters
 from sbp.runtime.constraints.programs import ConstrainedProgram, ExplicitProgram
-from sbp.runtime.execute.compiled_program import Built
+from sbp.runtime.execute.compiled_program import CompiledProgram
 from sbp.runtime.program.program import Program
 from sbp.signature import AUTO
-from sbp.untyped import PyTree, struct
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -82,10 +82,10 @@ def _constrained(program: Program[..., Any], call: Call, mesh: Mesh) -> PyTree:
 
 
 @public
-def _built(program: Program[..., Any], call: Call) -> Built:
+def _built(program: Program[..., Any], call: Call) -> CompiledProgram:
     """The program for the shapes of a call, planned as it was."""
     avals = (jax.typeof(x) for x in call.leaves)
     args, kwargs = call.traced([struct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals])
     built = program._prepare(tuple(call.full(args)), {**kwargs, **call.static_kwargs})[1]
-    assert isinstance(built, Built)
+    assert isinstance(built, CompiledProgram)
     return built

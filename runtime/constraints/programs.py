@@ -11,15 +11,15 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from sbp import compat
+from sbp.compat import core
+from sbp.compat.untyped import partition_spec, reshard, with_sharding_constraint
 from sbp.layout import at_rest
+from sbp.notation.resolve import to_partition_spec
 from sbp.passes.physical.program import Border, Box, Compute, Step, writes
 from sbp.passes.program.control import Leaving, Region
 from sbp.passes.program.graph import Const, Operand
-from sbp.resolve import to_partition_spec
 from sbp.runtime.lower.lowering import Device, Env
 from sbp.signature import B, NdSbp, Partial, has_partial
-from sbp.untyped import partition_spec, reshard, with_sharding_constraint
 
 LINEAR = frozenset(
     "add add_any broadcast_in_dim convert_element_type copy div dot_general mul neg reduce_sum reshape slice "
@@ -51,7 +51,7 @@ class ConstrainedProgram(Device):
 
     def laid(self, x: jax.Array, nd: NdSbp) -> jax.Array:
         """A tensor with a signature; as it is, where shards of it are still to be added up."""
-        if has_partial(nd) or not x.ndim or compat.is_key(x.dtype):
+        if has_partial(nd) or not x.ndim or core.is_key(x.dtype):
             return x
         named = NamedSharding(self.mesh, to_partition_spec(nd, x.ndim, self.physical.placement))
         return with_sharding_constraint(x, named)
@@ -76,7 +76,7 @@ class ConstrainedProgram(Device):
         """Runs one op on whole tensors."""
         node, strategy = step.node, step.strategy
         operands = [self.read(x, nd, env) for x, nd in zip(node.inputs, strategy.operands, strict=True)]
-        results = compat.bind(node.primitive, operands, dict(node.params))
+        results = core.bind(node.primitive, operands, dict(node.params))
         laid = [self.laid(x, nd) for x, nd in zip(results, strategy.results, strict=True)]
         env.update(zip(writes(step), laid, strict=True))
 
@@ -92,7 +92,7 @@ class ExplicitProgram(ConstrainedProgram):
 
     def laid(self, x: jax.Array, nd: NdSbp) -> jax.Array:
         """A tensor with the type that a signature is; a sum stays one, and is none by this."""
-        if compat.is_key(x.dtype):
+        if core.is_key(x.dtype):
             return x
         waits = _spec(x).unreduced & self._partial(nd)
         return reshard(x, self.typed(x.shape, nd, unreduced=waits))
@@ -153,7 +153,7 @@ class ExplicitProgram(ConstrainedProgram):
             given.append(
                 reshard(jax.numpy.asarray(x), self.typed(np.shape(x), nd, reduced=waits)) if factor else x
             )
-        return compat.bind(node.primitive, given, params)
+        return core.bind(node.primitive, given, params)
 
     def scattered(self, step: Compute, operands: Sequence[jax.Array]) -> Sequence[jax.Array]:
         """Rows that are added to a table where they are, and are a sum.
@@ -166,7 +166,7 @@ class ExplicitProgram(ConstrainedProgram):
         split = set(_axes(_spec(ids))) & set(_axes(_spec(rows)))
         if not self._partial(nd) <= split:
             raise ValueError
-        zeros = self.added(compat.zeros(table.shape, table.dtype), nd)
+        zeros = self.added(core.zeros(table.shape, table.dtype), nd)
         sums = self.automatic(step, [zeros, ids, rows], unreduced=self._partial(nd))
         return [self.waiting(table, nd) + sums[0]]
 
@@ -184,7 +184,7 @@ class ExplicitProgram(ConstrainedProgram):
         def run(*arrays: jax.Array) -> tuple[jax.Array, ...]:
             rest = iter(arrays)
             every = [x if w else next(rest) for x, w in zip(operands, whole, strict=True)]
-            return tuple(compat.bind(node.primitive, every, dict(node.params)))
+            return tuple(core.bind(node.primitive, every, dict(node.params)))
 
         made = zip(node.outputs, step.strategy.results, strict=True)
         shapes = ((self.physical.graph.values[v].shape, nd) for v, nd in made)

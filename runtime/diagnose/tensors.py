@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import jax
 
-from sbp.hardware import hardware_for
+from sbp.hardware.catalogue import hardware_for
 from sbp.passes.boxing.links import Network
 from sbp.passes.boxing.moves import Move
 from sbp.passes.boxing.paths import Boxings
 from sbp.passes.physical.program import Box, Physical, Step, writes
 from sbp.passes.program.graph import Graph
-from sbp.runtime.execute.compiled_program import Built
+from sbp.runtime.execute.compiled_program import CompiledProgram
 from sbp.runtime.lower.lowering import lower, shardings
 from sbp.runtime.lower.reference_interpreter import Tensor
 from sbp.runtime.processes.addressable import moved_to
@@ -23,7 +23,7 @@ CHUNK = 200
 """Tensors that are fetched at once."""
 
 
-def probe(built: Built, inputs: Sequence[Tensor], values: Sequence[int]) -> list[jax.Array]:
+def probe(built: CompiledProgram, inputs: Sequence[Tensor], values: Sequence[int]) -> list[jax.Array]:
     """The values of some tensors, gathered.
 
     Arguments:

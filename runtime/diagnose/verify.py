@@ -9,21 +9,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sbp import compat
-from sbp.compat_mesh import user_mesh
+from sbp.compat import core
+from sbp.compat.mesh import user_mesh
+from sbp.compat.untyped import DType, Leaf
 from sbp.errors import MismatchError, Problem
-from sbp.passes.explain.fault import public
+from sbp.passes.explain.internal_errors import public
 from sbp.passes.physical.program import Box, reads, writes
 from sbp.passes.program.graph import Const, Graph, Node
 from sbp.runtime.call.binding import Call
 from sbp.runtime.compile.compilation import P, R
 from sbp.runtime.diagnose.tensors import CHUNK, probe
-from sbp.runtime.execute.compiled_program import Built
+from sbp.runtime.execute.compiled_program import CompiledProgram
 from sbp.runtime.lower.reference_interpreter import Tensor, evaluate
-from sbp.runtime.pipeline.program import BuiltPipeline
+from sbp.runtime.pipeline.program import CompiledPipeline
 from sbp.runtime.program.program import Program
 from sbp.signature import format_sbp
-from sbp.untyped import DType, Leaf
 
 # Relative to the largest magnitude of the tensor, by item size in bytes; integers and booleans must be equal.
 TOLERANCE = {2: 2e-2, 4: 1e-4, 8: 1e-9, 16: 1e-9}
@@ -47,7 +47,7 @@ class Report:
 
 def difference(a: Tensor, b: Tensor) -> float:
     """The largest difference of two arrays, relative to the larger magnitude; 0.0 where equal or both NaN."""
-    if compat.is_key(a.dtype):
+    if core.is_key(a.dtype):
         a, b = jax.random.key_data(a), jax.random.key_data(b)
     x, y = np.asarray(a), np.asarray(b)
     if not x.size:
@@ -68,7 +68,7 @@ def difference(a: Tensor, b: Tensor) -> float:
 
 def limit(dtype: DType) -> float:
     """The difference that rounding in another order can make."""
-    if compat.is_key(dtype) or not jnp.issubdtype(dtype, jnp.inexact):
+    if core.is_key(dtype) or not jnp.issubdtype(dtype, jnp.inexact):
         return 0.0
     return TOLERANCE[max(2, int(dtype.itemsize))]
 
@@ -87,7 +87,7 @@ def verify(program: Program[P, R], *args: P.args, **kwargs: P.kwargs) -> Report:
     call, built = program._prepare(args, kwargs, concrete=True)
     host = [_to_host(x) for x in call.leaves]
     expected = _plain(program, call, host)
-    if isinstance(built, BuiltPipeline):
+    if isinstance(built, CompiledPipeline):
         got: Sequence[jax.Array] = jax.tree.leaves(built.run([_to_host(x) for x in host]))
     else:
         jitted, _, consts = built.executable
@@ -118,7 +118,7 @@ def _apart(out: jax.Array, plain: jax.Array) -> float:
 
 
 def _cause(
-    built: Built | BuiltPipeline, host: Sequence[Leaf], k: int, plain: jax.Array, error: float
+    built: CompiledProgram | CompiledPipeline, host: Sequence[Leaf], k: int, plain: jax.Array, error: float
 ) -> Problem:
     """Why result `k` differs: the trace itself, or the first op that ran otherwise."""
     path, graph = built.traced.out_paths[k], built.traced.graph
@@ -127,7 +127,7 @@ def _cause(
     off = _apart(traced, plain)
     if off > limit(plain.dtype):
         return _wrong_trace(path, off)
-    if isinstance(built, BuiltPipeline):
+    if isinstance(built, CompiledPipeline):
         return _unnamed(built, path, error)
     return _first_difference(built, host, path, error)
 
@@ -148,7 +148,7 @@ def _to_host(x: Leaf) -> Leaf:
     """A copy that no device owns: it can be donated, and given to any program."""
     if not hasattr(x, "dtype"):
         return x
-    if compat.is_key(x.dtype):
+    if core.is_key(x.dtype):
         words = jnp.asarray(np.asarray(jax.random.key_data(x)))
         return jax.random.wrap_key_data(words, impl=jax.random.key_impl(x))
     return np.array(x)
@@ -163,7 +163,7 @@ def _one_device(graph: Graph, host: Sequence[Leaf], wanted: Sequence[int]) -> di
     return dict(zip(wanted, jax.jit(run)(*host, *graph.consts), strict=True))
 
 
-def _first_difference(built: Built, host: Sequence[Leaf], path: str, error: float) -> Problem:
+def _first_difference(built: CompiledProgram, host: Sequence[Leaf], path: str, error: float) -> Problem:
     """Names the first op, in the order of the graph, whose distributed value differs."""
     graph = built.traced.graph
     for nodes in _chunks(graph):
@@ -185,7 +185,7 @@ def _first_difference(built: Built, host: Sequence[Leaf], path: str, error: floa
     )
 
 
-def _unnamed(built: BuiltPipeline, path: str, error: float) -> Problem:
+def _unnamed(built: CompiledPipeline, path: str, error: float) -> Problem:
     """Of a program with stages, the result that differs."""
     stages = ", ".join(map(str, built.stages.where.placements))
     return Problem(
@@ -204,7 +204,7 @@ def _chunks(graph: Graph) -> Iterator[list[Node]]:
         yield nodes[i : i + CHUNK]
 
 
-def _problem(built: Built, node: Node, v: int, path: str, error: float, bad: float) -> Problem:
+def _problem(built: CompiledProgram, node: Node, v: int, path: str, error: float, bad: float) -> Problem:
     physical = built.plan.physical
     assert physical is not None
     used = next(s for s in physical.steps if not isinstance(s, Box) and v in s.node.outputs)

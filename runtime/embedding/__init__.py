@@ -2,6 +2,9 @@
 
 The tables are plain arrays and a lookup is plain JAX. A model that uses them is written for one device,
 and the compiler inserts the exchanges.
+
+In: features and tables. Out: a `Collection` with parameters, lookups and signatures. Used by: users, as
+`sbp.embedding`.
 """
 
 from sbp.runtime.embedding.choice import Choice, TableChoice, choose

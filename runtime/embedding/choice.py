@@ -12,7 +12,7 @@ from typing import TypeAlias
 import jax
 
 from sbp.errors import EmbeddingError, Problem
-from sbp.hardware import BYTES_ONLY, Hardware, hardware_for
+from sbp.hardware.catalogue import BYTES_ONLY, Hardware, hardware_for
 from sbp.lazy import Optimizer
 from sbp.options import bytes_of
 from sbp.passes.explain.words import kind_text
@@ -32,7 +32,7 @@ from sbp.runtime.embedding.costs import (
 )
 from sbp.runtime.embedding.keys import problem
 from sbp.runtime.embedding.tables import FeatureConfig, TableConfig, unique_tables
-from sbp.units import bytes_text, seconds_text
+from sbp.text.units import bytes_text, seconds_text
 
 TableLayouts: TypeAlias = tuple[str, ...]
 """The layout of each table."""

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
+from sbp.compat.untyped import DType
 from sbp.errors import EmbeddingError, Problem
 from sbp.placement import Placement, as_placement
 from sbp.runtime.embedding.groups import TableStack
@@ -29,7 +30,6 @@ from sbp.runtime.embedding.tables import (
     unique_tables,
 )
 from sbp.signature import B, Signature, Split
-from sbp.untyped import DType
 
 Params: TypeAlias = Mapping[str, jax.Array]
 """Stack -> its array."""

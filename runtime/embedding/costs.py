@@ -12,8 +12,9 @@ import jax
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from sbp import compat
-from sbp.hardware import BYTES_ONLY, Hardware
+from sbp.compat import core
+from sbp.compat.untyped import PyTree
+from sbp.hardware.catalogue import BYTES_ONLY, Hardware
 from sbp.layout import local_shape
 from sbp.lazy import Optimizer
 from sbp.options import Options
@@ -33,7 +34,6 @@ from sbp.runtime.embedding.tables import (
 )
 from sbp.runtime.program.compile import compile
 from sbp.signature import B, Signature, Split
-from sbp.untyped import PyTree
 
 Stacks: TypeAlias = dict[str, jax.Array]
 """Stack -> its array."""
@@ -157,7 +157,7 @@ class TableStep:
         for n, tree in state.items():
             pairs += [(x, _as_rows(tables[n], rows[n], x)) for x in jax.tree.leaves(tree)]
         shape = self.placement.shape
-        return sum(math.prod(local_shape(x.shape, nd, shape)) * compat.itemsize(x.dtype) for x, nd in pairs)
+        return sum(math.prod(local_shape(x.shape, nd, shape)) * core.itemsize(x.dtype) for x, nd in pairs)
 
     def _stored(self, collection: Collection) -> tuple[dict[str, list[Signature]], dict[str, PyTree], PyTree]:
         """How the tables lie, the state of their optimizer, and how it lies."""
@@ -168,7 +168,7 @@ class TableStep:
 
     def _ids(self, feature: FeatureConfig) -> jax.ShapeDtypeStruct:
         hotness = (n for n in (feature.input_shape or ())[1:] if n is not None)
-        return compat.struct((self.batch, *hotness), np.dtype(np.int32))
+        return core.struct((self.batch, *hotness), np.dtype(np.int32))
 
     def alone(self, features: Sequence[FeatureConfig], layout: str) -> Estimate:
         """The cost of one table under one layout, its features given.
@@ -194,7 +194,7 @@ def _by_row(stacks: Mapping[str, jax.Array]) -> Stacks:
 
 def _structs(collection: Collection) -> Structs:
     """The arrays of a collection."""
-    return {n: compat.struct(s.shape, s.tables[0].dtype) for n, s in collection.stacks.items()}
+    return {n: core.struct(s.shape, s.tables[0].dtype) for n, s in collection.stacks.items()}
 
 
 def _by_row_structs(collection: Collection) -> Structs:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
+from sbp.compat.untyped import DType
 from sbp.errors import EmbeddingError
 from sbp.runtime.embedding.inputs import Entry
 from sbp.runtime.embedding.keys import problem
@@ -18,7 +19,6 @@ from sbp.runtime.embedding.pooling import counts, divided
 from sbp.runtime.embedding.stacks import StoredPart, lookup, parts_of
 from sbp.runtime.embedding.tables import TableConfig, TableWise
 from sbp.runtime.lower.reference_interpreter import Tensor
-from sbp.untyped import DType
 
 
 def packed(rows: Sequence[int], groups: int) -> tuple[tuple[int, ...], ...]:

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from sbp.compat.untyped import PyTree
 from sbp.lazy import Transformation
-from sbp.untyped import PyTree
 
 
 def rowwise_adagrad(learning_rate: float, initial: float = 0.1, epsilon: float = 1e-7) -> Transformation:

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
+from sbp.compat.untyped import DType
 from sbp.errors import EmbeddingError
 from sbp.runtime.embedding.features import Bags, PaddedBags, Weights
 from sbp.runtime.embedding.keys import problem
 from sbp.runtime.lower.reference_interpreter import Tensor
-from sbp.untyped import DType
 
 Add: TypeAlias = Callable[[Tensor], jax.Array]
 """Adds up what belongs to one bag."""

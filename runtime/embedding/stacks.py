@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
+from sbp.compat.untyped import DType
 from sbp.errors import EmbeddingError
 from sbp.runtime.embedding.inputs import Entry
 from sbp.runtime.embedding.keys import LIMITS, problem
 from sbp.runtime.embedding.tables import ColumnWise, Replicated, RowWise, TableConfig
-from sbp.untyped import DType
 
 GOLDEN = (5**0.5 - 1) / 2
 

@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from sbp.compat.untyped import DType
 from sbp.errors import EmbeddingError, Problem
 from sbp.runtime.embedding.keys import LIMITS, problem
 from sbp.runtime.embedding.pooling import check_combiner
-from sbp.untyped import DType
 
 Initializer: TypeAlias = Callable[[jax.Array, tuple[int, ...], DType], jax.Array]
 """`(key, shape, dtype) -> values`, as in `jax.nn.initializers`."""

@@ -41,7 +41,7 @@ class BuildSlot(Generic[T]):
             return self.built
 
 
-class Builds(Generic[T]):
+class BuildCache(Generic[T]):
     """Slots by key."""
 
     def __init__(self) -> None:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from sbp.runtime.call.arguments import Abstract
-from sbp.runtime.processes.process_group import team
+from sbp.runtime.processes.process_group import process_group
 
 LOG = logging.getLogger("sbp")
 
@@ -60,7 +60,7 @@ def why_built(now: Shapes, before: Sequence[Shapes]) -> str:
 
 def progress_level() -> int:
     """At which level this process says what it does: of several, process 0 speaks for all."""
-    others = team()
+    others = process_group()
     return logging.INFO if others is None or others.leads else logging.DEBUG
 
 

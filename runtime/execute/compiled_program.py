@@ -13,7 +13,8 @@ from operator import is_
 import jax
 from jax.sharding import NamedSharding
 
-from sbp.compat_cache import Watched
+from sbp.compat.cache import Watched
+from sbp.compat.untyped import Leaf, PyTree, block_until_ready, struct
 from sbp.errors import raise_all
 from sbp.passes.boxing.links import Network
 from sbp.passes.face import Plan
@@ -25,21 +26,20 @@ from sbp.runtime.call.donation import LeafSharding, Owners, distinct, layouts_of
 from sbp.runtime.execute.build_cache import locked_property
 from sbp.runtime.execute.compile_log import said
 from sbp.runtime.execute.exchange_replan import give_room
-from sbp.runtime.execute.host_input_check import Alike
+from sbp.runtime.execute.host_input_check import HostInputCheck
 from sbp.runtime.execute.program_check import begin_together, check_same, note_call
 from sbp.runtime.execute.scheduler_options import compiler_options
 from sbp.runtime.lower.key_counts import Counting
-from sbp.runtime.lower.lowering import NO_MARKS, DeviceMesh, Jitted, Title, lower, shardings
+from sbp.runtime.lower.lowering import NO_MARKS, DeviceMesh, Jitted, ProgramName, lower, shardings
 from sbp.runtime.nan_checks import findings
-from sbp.runtime.nan_checks.probe import Lookout
+from sbp.runtime.nan_checks.probe import NanProbe
 from sbp.runtime.processes.addressable import moved_to, takes_part
-from sbp.runtime.processes.flight_recorder import Shared
-from sbp.runtime.processes.process_group import team
-from sbp.untyped import Leaf, PyTree, block_until_ready, struct
+from sbp.runtime.processes.flight_recorder import SharedProgram
+from sbp.runtime.processes.process_group import process_group
 
 
 @dataclass
-class Built:
+class CompiledProgram:
     """One compiled signature of a program: made on its first call, run on every later one."""
 
     traced: Traced
@@ -51,12 +51,12 @@ class Built:
     request: Request | None = None
     moved: dict[str, str] = field(default_factory=dict)
     lock: AbstractContextManager[bool] = field(default_factory=threading.RLock, repr=False)
-    watch: Lookout | None = None
+    watch: NanProbe | None = None
     cache: Cache | None = None
     loaded: bool = False
     kept: tuple[int, ...] | None = None
-    shared: Shared | None = None
-    alike: Alike = field(default_factory=Alike, repr=False)
+    shared: SharedProgram | None = None
+    alike: HostInputCheck = field(default_factory=HostInputCheck, repr=False)
     settled: list[LeafSharding] = field(default_factory=list)
 
     @functools.cached_property
@@ -79,7 +79,7 @@ class Built:
         """
         physical = self.plan.physical
         assert physical is not None
-        title = Title(self.plan.name, self.traced.source)
+        title = ProgramName(self.plan.name, self.traced.source)
         options = compiler_options(physical, self.plan.hardware, self.donate, self.plan.memory_bytes)
         takes = Evaluator(physical, Network(self.plan.placement, self.plan.hardware), self.donate)
         sections = () if takes.sections is None else takes.sections.sections
@@ -201,7 +201,7 @@ class Built:
     def _compare(self, leaves: Sequence[Leaf], ins: Sequence[NamedSharding]) -> None:
         """Compares host arrays that were not given before with those of other processes."""
         given = [(x, takes_part(s)) for x, s in zip(leaves, ins, strict=True)]
-        self.alike.check(team(), self.plan.name, self.traced.in_paths, given)
+        self.alike.check(process_group(), self.plan.name, self.traced.in_paths, given)
 
     def _note_move(self, i: int, x: Leaf, sharding: NamedSharding) -> None:
         """Warns, once, of an argument that already lies on several devices, but otherwise."""

@@ -16,6 +16,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
+from sbp.compat.untyped import Leaf
 from sbp.passes.chain import compile_plan
 from sbp.passes.face import Plan, with_writer
 from sbp.passes.physical.program import Compute
@@ -25,7 +26,6 @@ from sbp.passes.request import Request
 from sbp.runtime.lower.key_counts import Counting
 from sbp.runtime.lower.sampling import ids_of, lacks_samples, with_samples
 from sbp.signature import NdSbp, Split
-from sbp.untyped import Leaf
 
 
 def rooms_of(plan: Plan, concrete: bool, keys: bool) -> tuple[bool, Counting | None]:
@@ -49,7 +49,7 @@ def _may_fill(step: Compute) -> bool:
     return is_lookup and node.params["capacity"] is None
 
 
-class Roomy(Protocol):
+class ExchangeReplan(Protocol):
     """What is built for one signature of a program, as far as it is planned again here.
 
     Arguments:
@@ -66,7 +66,7 @@ class Roomy(Protocol):
         """The function's trace."""
 
 
-def give_room(built: Roomy, leaves: Sequence[Leaf]) -> None:
+def give_room(built: ExchangeReplan, leaves: Sequence[Leaf]) -> None:
     """Plans a program again, once, if its exchanges have had keys for too many rounds, and warns of it.
 
     State stays where it is: the signatures of arguments and results are those that there were.
@@ -92,7 +92,7 @@ def give_room(built: Roomy, leaves: Sequence[Leaf]) -> None:
     warnings.warn(f"sbp: {note}; {fix}", stacklevel=5)
 
 
-def _plan_again(built: Roomy, leaves: Sequence[Leaf], note: str) -> None:
+def _plan_again(built: ExchangeReplan, leaves: Sequence[Leaf], note: str) -> None:
     """Another plan for the same program, with the room for a batch."""
     plan, asked, counting = built.plan, built.request, built.counting
     assert asked is not None and counting is not None

@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 import jax
 import numpy as np
 
-from sbp.compat import is_key
+from sbp.compat.core import is_key
+from sbp.compat.untyped import Leaf
 from sbp.errors import ArgumentError, Problem
-from sbp.runtime.processes.process_group import Team
-from sbp.untyped import Leaf
+from sbp.runtime.processes.process_group import ProcessGroup
 
 
 @dataclass
-class Alike:
+class HostInputCheck:
     """The arguments of a program that were compared.
 
     Arguments:
@@ -37,7 +37,11 @@ class Alike:
         return self.many is None or (self.many and not self.known.issuperset(positions))
 
     def check(
-        self, team: Team | None, name: str, paths: Sequence[str], given: Sequence[tuple[Leaf, bool]]
+        self,
+        process_group: ProcessGroup | None,
+        name: str,
+        paths: Sequence[str],
+        given: Sequence[tuple[Leaf, bool]],
     ) -> None:
         """Compares the host arrays of all processes, of arguments that were not compared before; all
         processes come here when they first place arguments of a program.
@@ -51,14 +55,14 @@ class Alike:
         Raises:
           ArgumentError: if some differ, on all processes.
         """
-        first, self.many = self.many is None, team is not None
-        if team is None:
+        first, self.many = self.many is None, process_group is not None
+        if process_group is None:
             return
         new = [i for i, (x, _) in enumerate(given) if i not in self.known and is_of_host(x)]
         if not first and not new:
             return
         self.known.update(new)
-        differs = team.differing(name, {str(i): digest(given[i][0]) for i in new if given[i][1]})
+        differs = process_group.differing(name, {str(i): digest(given[i][0]) for i in new if given[i][1]})
         if differs:
             raise ArgumentError(*(_not_alike(name, paths[int(i)], *two) for i, two in differs.items()))
 

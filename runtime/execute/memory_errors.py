@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
-from sbp.compat_errors import EXHAUSTED, is_exhausted
+from sbp.compat.errors import EXHAUSTED, is_exhausted
 from sbp.errors import MemoryLimitError, SbpError
 from sbp.passes.explain.memory import ran_out
 from sbp.passes.explain.plan import PlanData

@@ -9,14 +9,14 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from sbp import untyped
+from sbp.compat import untyped
 from sbp.passes.face import PipelinePlan, Plan
 from sbp.passes.pipeline.slots import Cut
 from sbp.passes.plan.digest import graph_digest
 from sbp.passes.program.graph import Const, Graph, Value
 from sbp.runtime.lower.lowering import Jitted
-from sbp.runtime.processes.flight_recorder import Shared
-from sbp.runtime.processes.process_group import team
+from sbp.runtime.processes.flight_recorder import SharedProgram
+from sbp.runtime.processes.process_group import process_group
 
 _CALLBACK = re.compile(r"callback.*")
 """What the host computes stands in a program by its address in the process."""
@@ -30,7 +30,7 @@ _NUMBER = re.compile(r"-?\d+")
 
 def check_same(
     jitted: Jitted, inputs: Sequence[Value], lies: Sequence[NamedSharding], plan: Plan
-) -> Shared | None:
+) -> SharedProgram | None:
     """Compares a program with those of other processes, where there are any; nothing has been run or placed.
 
     Arguments:
@@ -42,7 +42,7 @@ def check_same(
     Raises:
       ProcessError: if they differ, on all processes.
     """
-    others = team()
+    others = process_group()
     if others is None:
         return None
     structs = [untyped.struct(v.shape, v.dtype, sharding=s) for v, s in zip(inputs, lies, strict=True)]
@@ -52,14 +52,14 @@ def check_same(
     return _shared(plan, inputs, digest) if needs_all(text, mesh, others.count) else None
 
 
-def check_same_pipeline(plan: PipelinePlan, graph: Graph, cuts: Sequence[Cut]) -> Shared | None:
+def check_same_pipeline(plan: PipelinePlan, graph: Graph, cuts: Sequence[Cut]) -> SharedProgram | None:
     """The same for a program with stages, of which each process compiles its own only: what all have is its
     plan, and the function that it was made of.
 
     Raises:
       ProcessError: if they differ, on all processes.
     """
-    others = team()
+    others = process_group()
     if others is None:
         return None
     lines = [
@@ -75,8 +75,8 @@ def check_same_pipeline(plan: PipelinePlan, graph: Graph, cuts: Sequence[Cut]) -
     return _shared(plan, inputs, digest) if len(held) == others.count else None
 
 
-def _shared(plan: Plan | PipelinePlan, inputs: Sequence[Value], digest: str) -> Shared:
-    return Shared(digest[:16], (plan.name, *(f"{v.name}: {v.dtype}{list(v.shape)}" for v in inputs)))
+def _shared(plan: Plan | PipelinePlan, inputs: Sequence[Value], digest: str) -> SharedProgram:
+    return SharedProgram(digest[:16], (plan.name, *(f"{v.name}: {v.dtype}{list(v.shape)}" for v in inputs)))
 
 
 def needs_all(text: str, mesh: Mesh, count: int) -> bool:
@@ -119,20 +119,20 @@ def begin_together(plan: Plan | PipelinePlan, compiled: Callable[[], object]) ->
     Arguments:
       compiled: compiles it; called where there are other processes.
     """
-    others = team()
+    others = process_group()
     if others is not None:
         compiled()
         others.gathered(f"{plan.name} to be compiled", None)
 
 
-def note_call(program: Shared | None) -> None:
+def note_call(program: SharedProgram | None) -> None:
     """Notes that a program is called: all processes have to call the same ones in the same order.
 
     Arguments:
       program: None where no other process takes part.
     """
     if program is not None:
-        others = team()
+        others = process_group()
         assert others is not None
         others.calls.begins(program)
 
@@ -143,7 +143,7 @@ def explain(error: BaseException) -> None:
     Raises:
       ProcessError: if the processes run different programs.
     """
-    others = team()
+    others = process_group()
     why = None if others is None else others.explained(error)
     if why is not None:
         raise why from error

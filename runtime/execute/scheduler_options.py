@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 
-from sbp.hardware import Hardware
+from sbp.hardware.catalogue import Hardware
 from sbp.passes.physical.evaluate import donations
 from sbp.passes.physical.fusing import ShardSizes
 from sbp.passes.physical.program import Physical

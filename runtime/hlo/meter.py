@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import Protocol
 
+from sbp.communication.exchange import OVERFLOW
 from sbp.runtime.hlo.groups import connected, groups_of, moves_of
 from sbp.runtime.hlo.parser import (
     Computation,
@@ -28,7 +29,6 @@ from sbp.runtime.hlo.parser import (
 )
 from sbp.runtime.hlo.shapes import shape_bytes
 from sbp.runtime.hlo.trip_counts import trip_count
-from sbp.talk.exchange import OVERFLOW
 
 
 class HasText(Protocol):

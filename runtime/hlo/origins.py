@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from sbp import compat
+from sbp.compat import core
 from sbp.passes.explain.collectives import ROW_SCOPE
 from sbp.passes.explain.plan import Collective, PlanData
 from sbp.runtime.hlo.meter import HasText, MeteredCollective, each_collective, text_of
@@ -156,7 +156,7 @@ class _Reader:
     def _line(self, x: Instruction) -> tuple[str, int]:
         """The innermost line of the user, else the innermost one."""
         frames = list(self._frames(_metadata(x)))
-        return next((f for f in frames if compat.is_user_file(f[0])), frames[0] if frames else ("", 0))
+        return next((f for f in frames if core.is_user_file(f[0])), frames[0] if frames else ("", 0))
 
     def _frames(self, metadata: Mapping[str, str]) -> Iterator[tuple[str, int]]:
         """The Python frames (file, line) of an instruction, innermost first."""

@@ -11,15 +11,15 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sbp import untyped
+from sbp.communication import bits
+from sbp.compat import untyped
 from sbp.passes.boxing.moves import Move, frame
 from sbp.runtime.lower.collectives import explode, implode
 from sbp.signature import Split
-from sbp.talk import bits
 
 
 @dataclass(frozen=True)
-class Parcel:
+class FusedSend:
     """One tensor of a bucket.
 
     Arguments:
@@ -35,21 +35,23 @@ class Parcel:
 
 
 # Shards to one array with a row per device of the group, that array sent, and its part as a shard again.
-Pack: TypeAlias = Callable[[Parcel, Sequence[int]], jax.Array]
+Pack: TypeAlias = Callable[[FusedSend, Sequence[int]], jax.Array]
 Send: TypeAlias = Callable[[jax.Array, Sequence[str]], jax.Array]
-Unpack: TypeAlias = Callable[[jax.Array, Parcel, Sequence[int], Sequence[int]], jax.Array]
+Unpack: TypeAlias = Callable[[jax.Array, FusedSend, Sequence[int], Sequence[int]], jax.Array]
 
 
-def apply_bucket(parcels: Sequence[Parcel], hierarchy: Sequence[int], axes: Sequence[str]) -> list[jax.Array]:
+def apply_bucket(
+    sends: Sequence[FusedSend], hierarchy: Sequence[int], axes: Sequence[str]
+) -> list[jax.Array]:
     """Moves of one kind over the same axes; the shards under each `move.after`."""
-    first = parcels[0].move
+    first = sends[0].move
     names, groups = tuple(axes[a] for a in first.axes), [hierarchy[a] for a in first.axes]
     pack, send, unpack = _WAYS[first.kind]
-    send = _scatter_owned if parcels[0].owned else send
-    packed = [pack(p, groups) for p in parcels]
+    send = _scatter_owned if sends[0].owned else send
+    packed = [pack(p, groups) for p in sends]
     sent = send(jnp.concatenate([x.reshape(x.shape[0], -1) for x in packed], axis=1), names)
     out, at = [], 0
-    for p, x in zip(parcels, packed, strict=True):
+    for p, x in zip(sends, packed, strict=True):
         n = math.prod(x.shape[1:])
         piece = lax.slice_in_dim(sent, at, at + n, axis=1)
         out.append(unpack(piece.reshape(-1, *x.shape[1:]), p, groups, hierarchy))
@@ -57,11 +59,11 @@ def apply_bucket(parcels: Sequence[Parcel], hierarchy: Sequence[int], axes: Sequ
     return out
 
 
-def _whole(p: Parcel, groups: Sequence[int]) -> jax.Array:
+def _whole(p: FusedSend, groups: Sequence[int]) -> jax.Array:
     return p.x[None]
 
 
-def _parts(p: Parcel, groups: Sequence[int]) -> jax.Array:
+def _parts(p: FusedSend, groups: Sequence[int]) -> jax.Array:
     """One part for each device of the group, in front."""
     assert isinstance(p.move.new, Split)
     d, g = p.move.new.dim, math.prod(groups)
@@ -87,7 +89,7 @@ def _swap(x: jax.Array, names: Sequence[str]) -> jax.Array:
     return untyped.all_to_all(x, names, split_axis=0, concat_axis=0, tiled=True)
 
 
-def _joined(x: jax.Array, p: Parcel, groups: Sequence[int], hierarchy: Sequence[int]) -> jax.Array:
+def _joined(x: jax.Array, p: FusedSend, groups: Sequence[int], hierarchy: Sequence[int]) -> jax.Array:
     """The parts of the group behind each other, along the dim that was split."""
     assert isinstance(p.move.old, Split)
     d = p.move.old.dim
@@ -96,7 +98,7 @@ def _joined(x: jax.Array, p: Parcel, groups: Sequence[int], hierarchy: Sequence[
     return implode(x.reshape(*x.shape[:d], -1, *x.shape[d + 2 :]), d, groups, size)
 
 
-def _own(x: jax.Array, p: Parcel, groups: Sequence[int], hierarchy: Sequence[int]) -> jax.Array:
+def _own(x: jax.Array, p: FusedSend, groups: Sequence[int], hierarchy: Sequence[int]) -> jax.Array:
     return x[0]
 
 

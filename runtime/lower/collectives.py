@@ -14,13 +14,13 @@ from jax import lax
 from jax.experimental.layout import Layout
 from jax.typing import ArrayLike
 
-from sbp import compat, untyped
+from sbp.communication import bits
+from sbp.communication.dtype_limits import identity_of
+from sbp.compat import core, untyped
+from sbp.compat.untyped import optimization_barrier
 from sbp.layout import chunk_sizes, local_shape
-from sbp.limits import identity_of
 from sbp.passes.boxing.moves import Move, find_permutation, frame
 from sbp.signature import Partial, Split
-from sbp.talk import bits
-from sbp.untyped import optimization_barrier
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ def explode(x: jax.Array, dim: int, groups: Sequence[int], fill: ArrayLike = 0) 
 
 def _pad(x: jax.Array, widths: Sequence[tuple[int, int]], fill: ArrayLike) -> jax.Array:
     """Rows of padding behind a dim; keys are padded by their words."""
-    if compat.is_key(x.dtype):
+    if core.is_key(x.dtype):
         words = jnp.pad(jax.random.key_data(x), [*widths, (0, 0)])
         keys: jax.Array = jax.random.wrap_key_data(words, impl=jax.random.key_impl(x))
         return keys

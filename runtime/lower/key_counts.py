@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from sbp.communication.exchange import Tally
+from sbp.compat.untyped import partition_spec
 from sbp.passes.program.graph import Node
 from sbp.runtime.lower.sampling import whole
-from sbp.talk.exchange import Tally
-from sbp.untyped import partition_spec
 
 ExchangeReport: TypeAlias = tuple[Node, Tally]
 """An exchange, and what it has done."""

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 
 import jax
 
+from sbp.communication.protocol import Local
+from sbp.compat.untyped import DType
 from sbp.errors import Problem, raise_all
 from sbp.passes.program.graph import Node
 from sbp.passes.program.views import at_line, declared
 from sbp.signature import format_sbp
-from sbp.talk.local import Local
-from sbp.untyped import DType
 
 
 def run_body(
@@ -78,7 +78,7 @@ def undeclared(node: Node, local: Local) -> Iterator[Problem]:
         told = ", ".join(f"{k} over {local.names[a]!r}" for k, a in sorted(known))
         legal = told or "none: the rule declares nothing"
         why = "the plan would neither show nor price it"
-        fix = f"talks=: a function of the same Local that yields sbp.rules.Talk({kind!r}, ...)"
+        fix = f"communication=: a function of the same Local, yielding sbp.rules.Communication({kind!r}, ...)"
         yield Problem("rule", f"the body of {node.op!r}", f"{kind} over {over}", legal, why, fix)
 
 

@@ -14,8 +14,11 @@ import numpy as np
 from jax import lax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
-from sbp import compat
+from sbp.communication.exchange import Tally
+from sbp.compat import core
+from sbp.compat.untyped import Leaf, optimization_barrier, partition_spec
 from sbp.layout import local_shape
+from sbp.notation.resolve import to_partition_spec
 from sbp.passes.boxing.moves import Move
 from sbp.passes.explain.collectives import scope_of_rows
 from sbp.passes.physical.program import Border, Box, Compute, Physical, Step, Version, walk_steps, writes
@@ -24,15 +27,12 @@ from sbp.passes.program.control import CONTROL, Leaving, Region, ports
 from sbp.passes.program.graph import Const, Operand, Source
 from sbp.passes.program.views import Said, local_of
 from sbp.placement import Placement
-from sbp.resolve import to_partition_spec
 from sbp.runtime.call.arguments import weaken
-from sbp.runtime.lower.buckets import Parcel, apply_bucket
+from sbp.runtime.lower.buckets import FusedSend, apply_bucket
 from sbp.runtime.lower.collectives import apply_move, dims_in_order
 from sbp.runtime.lower.key_counts import Counting, ExchangeReport
 from sbp.runtime.lower.local_kernels import run_body
 from sbp.signature import B, NdSbp, Partial
-from sbp.talk.exchange import Tally
-from sbp.untyped import Leaf, optimization_barrier, partition_spec
 
 Env: TypeAlias = dict[Version, jax.Array]
 """The shards of a device."""
@@ -56,7 +56,7 @@ class Jitted(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Title:
+class ProgramName:
     """What a compiled program is called, and the line of what no op of the user stands for.
 
     Arguments:
@@ -71,7 +71,7 @@ class Title:
         """The function under this name."""
 
         def run(*args: jax.Array) -> Shards:
-            with compat.marked(self.source.info):
+            with core.marked(self.source.info):
                 return fn(*args)
 
         run.__name__ = run.__qualname__ = self.name
@@ -126,7 +126,7 @@ def kept_in_order(physical: Physical) -> frozenset[int]:
         return frozenset()
     values = physical.graph.values
     nodes = (n for n in physical.graph.walk() if n.rule is not None and n.rule.pointwise)
-    return frozenset(v for n in nodes for v in n.outputs if not compat.is_key(values[v].dtype))
+    return frozenset(v for n in nodes for v in n.outputs if not core.is_key(values[v].dtype))
 
 
 @dataclass(frozen=True)
@@ -200,9 +200,9 @@ class Device:
             if not isinstance(step, Box) or (boxes and step.bucket != boxes[0].bucket):
                 break
             boxes.append(step)
-        parcels = [Parcel(_as_sent(b, env), b.move, values[b.value].shape, b.owned) for b in boxes]
+        sends = [FusedSend(_as_sent(b, env), b.move, values[b.value].shape, b.owned) for b in boxes]
         with self.marked(*boxes):
-            moved = apply_bucket(parcels, placement.shape, placement.axes)
+            moved = apply_bucket(sends, placement.shape, placement.axes)
         for b, x in zip(boxes, moved, strict=True):
             env[b.value, b.move.after] = _widened(x, env[b.value, b.move.before])
         return i + len(boxes)
@@ -212,7 +212,7 @@ class Device:
         source = steps[0].source if isinstance(steps[0], Box) else steps[0].node.source
         marks = "+".join(self.marks[id(s)] for s in steps if id(s) in self.marks)
         rows = scope_of_rows([row for s in steps for row in s.rows])
-        return compat.marked(source.info, "/".join(filter(None, (scope_of_rows([marks]), rows))))
+        return core.marked(source.info, "/".join(filter(None, (scope_of_rows([marks]), rows))))
 
     def barrier(self, steps: Sequence[Step], i: int, env: Env) -> int:
         """Lowers all ops of one barrier as one; returns the position after them."""
@@ -333,7 +333,7 @@ def lower(
     mesh: DeviceMesh,
     donate: Sequence[int],
     counting: Counting | None = None,
-    title: Title | None = None,
+    title: ProgramName | None = None,
     weak: Sequence[bool] = (),
     options: Mapping[str, int] | None = None,
     sections: Sequence[Section] = (),
@@ -368,7 +368,7 @@ def lower(
     def run(*args: jax.Array) -> Shards:
         return tuple(weaken(x) if i in weaker else x for i, x in enumerate(mapped(*args[: len(taken)])))
 
-    program = (title or Title()).of(run)
+    program = (title or ProgramName()).of(run)
     return jax.jit(
         program,
         donate_argnums=tuple(donate),
@@ -384,6 +384,6 @@ def _without_inputs(on_device: Callable[..., Shards], physical: Physical) -> Cal
     inputs = [(graph.values[v], nd) for v, nd in zip(graph.inputs, physical.inputs, strict=True)]
 
     def run() -> Shards:
-        return on_device(*(compat.zeros(local_shape(v.shape, nd, hierarchy), v.dtype) for v, nd in inputs))
+        return on_device(*(core.zeros(local_shape(v.shape, nd, hierarchy), v.dtype) for v, nd in inputs))
 
     return run

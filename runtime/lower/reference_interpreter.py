@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from sbp import compat
+from sbp.compat import core
 from sbp.passes.program.graph import Const, Node, Operand
 
 Tensor: TypeAlias = jax.Array | NDArray[Any]
@@ -21,7 +21,7 @@ def evaluate(nodes: Iterable[Node], known: Mapping[int, Tensor], wanted: Sequenc
     env = dict(known)
     for node in nodes:
         args = [value_of(x, env) for x in node.inputs]
-        out = args[:1] if node.barrier >= 0 else compat.bind(node.primitive, args, dict(node.params))
+        out = args[:1] if node.barrier >= 0 else core.bind(node.primitive, args, dict(node.params))
         env.update(zip(node.outputs, out, strict=True))
     return [env[v] for v in wanted]
 

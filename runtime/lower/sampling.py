@@ -15,10 +15,10 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from sbp.communication.key_samples import KeySample
+from sbp.compat.untyped import Leaf
 from sbp.passes.program.graph import Const, Graph, Node, Operand
 from sbp.runtime.lower.reference_interpreter import Tensor, evaluate
-from sbp.talk.sample import Sample
-from sbp.untyped import Leaf
 
 # Ids are made of a batch by a handful of small ops; what is more than that is not worth running twice.
 MOST_OPS, MOST_ELEMENTS = 200, 1 << 26
@@ -43,7 +43,7 @@ def with_samples(graph: Graph, example: Sequence[Leaf], again: bool = False) -> 
     consts = zip(graph.inputs[len(graph.inputs) - len(graph.consts) :], graph.consts, strict=True)
     every = [*zip(graph.inputs, example, strict=False), *consts]
     given = {v: x for v, x in every if is_known(x)}
-    known: dict[Operand, Sample | None] = {}
+    known: dict[Operand, KeySample | None] = {}
     nodes = []
     for node in graph.nodes:
         samples = tuple(_sample(graph, x, given, known, again) for x in ids_of(node))
@@ -75,13 +75,13 @@ def _sample(
     graph: Graph,
     ids: Operand,
     given: Mapping[int, Tensor],
-    known: dict[Operand, Sample | None],
+    known: dict[Operand, KeySample | None],
     again: bool,
-) -> Sample | None:
+) -> KeySample | None:
     """The ids of the batch; what was asked before is in `known`, so that equal ids are one sample."""
     if ids not in known:
         value = ids.value if isinstance(ids, Const) else _computed(graph, ids, given)
-        known[ids] = None if value is None else Sample(np.asarray(value), again)
+        known[ids] = None if value is None else KeySample(np.asarray(value), again)
     return known[ids]
 
 

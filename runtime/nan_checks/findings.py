@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from sbp.compat import is_key, setting
+from sbp.compat.core import is_key, setting
 from sbp.errors import NonFiniteError, Problem
 from sbp.options import Options
 from sbp.passes.physical.program import Physical
@@ -26,11 +26,11 @@ from sbp.runtime.nan_checks.probe import (
     RESULT,
     SITE,
     WHEN,
-    LookedAt,
-    Lookout,
+    NanProbe,
     NotFinite,
+    ProbedOp,
 )
-from sbp.runtime.processes.process_group import team
+from sbp.runtime.processes.process_group import process_group
 from sbp.signature import format_sbp
 
 SETTINGS = {"jax_debug_nans": NotFinite.NAN, "jax_debug_infs": NotFinite.INFINITY}
@@ -50,11 +50,11 @@ def refused_by(options: Options) -> NotFinite:
     return found
 
 
-def watch_of(options: Options) -> Lookout | None:
+def watch_of(options: Options) -> NanProbe | None:
     """What looks at a program; None if nothing is refused."""
     refused = refused_by(options)
     by = BY_SETTINGS if any(map(setting, SETTINGS)) else BY_OPTION
-    return Lookout(refused, by) if refused else None
+    return NanProbe(refused, by) if refused else None
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Finding:
 
 def look(
     flags: jax.Array,
-    watch: Lookout,
+    watch: NanProbe,
     physical: Physical,
     paths: tuple[Sequence[str], Sequence[str]],
     name: str,
@@ -125,7 +125,7 @@ def rows_of(flags: jax.Array) -> list[tuple[int, NDArray[np.int32]]]:
 
 def found(
     rows: Sequence[tuple[int, NDArray[np.int32]]],
-    watch: Lookout,
+    watch: NanProbe,
     physical: Physical,
     paths: tuple[Sequence[str], Sequence[str]],
     before: tuple[int, ...] = (),
@@ -181,7 +181,7 @@ def unmade(where: str, bad: NotFinite) -> Finding:
     return Finding((LAST,), where, bad.words, "no op of the program was seen to make it")
 
 
-def _operands(site: LookedAt, had: NotFinite) -> str:
+def _operands(site: ProbedOp, had: NotFinite) -> str:
     """What the op was given."""
     what = "the shards that were added up" if site.summed else "its operands"
     return f"{what} have {had.words}" if had else f"{what} are finite"
@@ -201,7 +201,7 @@ def raise_first(mine: Sequence[Finding], name: str, legal: str) -> None:
       NonFiniteError: the same one on all.
     """
     every = list(mine)
-    others = team()
+    others = process_group()
     if others is not None:
         told = others.gathered(f"what {name} has found", [vars(f) for f in mine])
         lists = ("order", "ranks")

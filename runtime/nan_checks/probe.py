@@ -24,17 +24,17 @@ import numpy as np
 from jax.extend.core import primitives
 from numpy.typing import NDArray
 
+from sbp.communication.protocol import Local
+from sbp.compat.untyped import pmax
 from sbp.layout import Layout
-from sbp.passes.look.user_lines import clean_scope
 from sbp.passes.physical.program import Border, Box, Compute, Physical, Step, Version, writes
 from sbp.passes.program.control import CONTROL, Leaving, Port, Region, ports
 from sbp.passes.program.graph import Const, Node, Operand
 from sbp.passes.program.names import loop_name
+from sbp.passes.render.user_lines import clean_scope
 from sbp.runtime.lower.key_counts import ExchangeReport
 from sbp.runtime.lower.lowering import Device, Env, Shards
 from sbp.signature import NdSbp, Partial
-from sbp.talk.local import Local
-from sbp.untyped import pmax
 
 CLOCK, WHEN, SITE, KINDS, ARGUMENT, RESULT, ANY = range(7)
 """The places of the vector."""
@@ -63,7 +63,7 @@ _NONE = NotFinite(0)
 
 
 @dataclass(frozen=True)
-class LookedAt:
+class ProbedOp:
     """Where something is looked at.
 
     Arguments:
@@ -79,7 +79,7 @@ class LookedAt:
 
 
 @dataclass(frozen=True)
-class Sighting:
+class ProbeFinding:
     """Something that was looked at, before it is written down.
 
     Arguments:
@@ -94,7 +94,7 @@ class Sighting:
 
 
 @dataclass
-class Lookout:
+class NanProbe:
     """What is looked at in a program.
 
     Arguments:
@@ -105,11 +105,11 @@ class Lookout:
 
     refused: NotFinite
     legal: str = ""
-    sites: list[LookedAt] = field(default_factory=list)
+    sites: list[ProbedOp] = field(default_factory=list)
 
-    def another(self) -> Lookout:
+    def another(self) -> NanProbe:
         """One like it, for another program."""
-        return Lookout(self.refused, self.legal)
+        return NanProbe(self.refused, self.legal)
 
     def device(
         self,
@@ -128,9 +128,9 @@ class Lookout:
 class CheckedDevice(Device):
     """Executes steps on one device's shards, and looks at what each of them makes."""
 
-    watch: Lookout = field(default_factory=lambda: Lookout(NotFinite.NAN))
+    watch: NanProbe = field(default_factory=lambda: NanProbe(NotFinite.NAN))
     producers: Mapping[int, Node] = field(default_factory=dict)
-    seen: list[Sighting] = field(default_factory=list)
+    seen: list[ProbeFinding] = field(default_factory=list)
 
     def run(self, steps: Sequence[Step], env: Env) -> None:
         """Executes `steps`, and notes at their end what was seen in them."""
@@ -180,13 +180,13 @@ class CheckedDevice(Device):
         found: jax.Array = env[at]
         return found
 
-    def note(self, site: LookedAt, operands: Sequence[jax.Array | NotFinite], env: Env) -> None:
+    def note(self, site: ProbedOp, operands: Sequence[jax.Array | NotFinite], env: Env) -> None:
         """Looks at what was made; `noted` writes it down."""
         made = self.kinds(site.value, site.nd, env)
         if isinstance(made, NotFinite):
             return
         self.watch.sites.append(site)
-        self.seen.append(Sighting(len(self.watch.sites), made, operands))
+        self.seen.append(ProbeFinding(len(self.watch.sites), made, operands))
 
     def noted(self, env: Env) -> None:
         """Writes down the first that has what is refused, of all that was seen since this was called last.
@@ -220,7 +220,7 @@ class CheckedDevice(Device):
         super().compute(step, env)
         had = [self.kinds(x, nd, env) for x, nd in zip(step.node.inputs, step.strategy.operands, strict=True)]
         for v, nd in writes(step):
-            self.note(LookedAt(said_of(step.node), v, nd), had, env)
+            self.note(ProbedOp(said_of(step.node), v, nd), had, env)
 
     def move(self, step: Box, env: Env) -> None:
         """Moves a tensor, and looks at it if that has added up something."""
@@ -242,7 +242,7 @@ class CheckedDevice(Device):
         node = self.producers.get(step.value)
         if node is not None and any(isinstance(b, Partial) and not isinstance(a, Partial) for b, a in pairs):
             self.note(
-                LookedAt(said_of(node), step.value, after, True), [self.kinds(step.value, before, env)], env
+                ProbedOp(said_of(node), step.value, after, True), [self.kinds(step.value, before, env)], env
             )
 
     def border(self, step: Border, env: Env) -> None:

@@ -19,10 +19,10 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from sbp.compat_forks import check_not_forked
+from sbp.compat.forks import check_not_forked
+from sbp.compat.untyped import Leaf, PyTree, partition_spec, pmax
 from sbp.errors import NonFiniteError, Problem
 from sbp.runtime.processes.addressable import takes_part
-from sbp.untyped import Leaf, PyTree, partition_spec, pmax
 
 NAN, INFINITE, ZERO = "nan", "inf", "zero"
 """What is said of a leaf: it has elements that are NaN, or infinite; or all are zero."""

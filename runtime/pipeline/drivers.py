@@ -14,8 +14,8 @@ from typing import TypeVar
 
 import jax
 
+from sbp.compat.untyped import block_until_ready
 from sbp.placement import Placement
-from sbp.untyped import block_until_ready
 
 T = TypeVar("T")
 

@@ -1,7 +1,7 @@
 """What a device of each placement holds over a step, in bytes, by what its compiled pieces need.
 
-The step is walked through as `Machine` runs it, with bytes in place of arrays: what lies in the slots of a
-placement, and while a piece runs, what XLA has assigned to it besides.
+The step is walked through as `PipelineExecutor` runs it, with bytes in place of arrays: what lies in the
+slots of a placement, and while a piece runs, what XLA has assigned to it besides.
 
 Words: docs/glossary.md.
 """
@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from sbp.compat import itemsize
+from sbp.compat.core import itemsize
 from sbp.passes.pipeline.slots import Cut, How, Piece, Read, Slot, SlotKind
 from sbp.passes.program.role import Part, Phase
 from sbp.passes.schedule.actions import Action
@@ -41,7 +41,7 @@ class PieceNeeds:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldPeak:
+class PeakMemory:
     """The most that a device of a placement holds.
 
     Arguments:
@@ -59,18 +59,18 @@ class HeldPeak:
 
 @dataclass
 class _Ledger:
-    """The bytes in the slots of one placement, as a `Shelf` has arrays."""
+    """The bytes in the slots of one placement, as a `BufferStore` has arrays."""
 
     lying: dict[Key, float] = field(default_factory=dict)
     left: dict[Key, int] = field(default_factory=dict)
-    peak: HeldPeak | None = None
+    peak: PeakMemory | None = None
 
     def run(self, part: Part, needs: PieceNeeds) -> None:
         """Notes what is held while a piece runs."""
         lying = math.fsum(self.lying.values())
         held = lying + needs.temporary + needs.fresh
         if self.peak is None or held > self.peak.bytes:
-            self.peak = HeldPeak(held, part, lying, needs)
+            self.peak = PeakMemory(held, part, lying, needs)
 
     def take(self, key: Key, readers: int) -> None:
         """Takes away what the last reader reads; 0 readers leave it for ever."""
@@ -81,7 +81,7 @@ class _Ledger:
 
 
 @dataclass(frozen=True)
-class HeldWalk:
+class MemoryWalk:
     """A step, with bytes in place of arrays.
 
     Arguments:
@@ -99,7 +99,7 @@ class HeldWalk:
     microbatches: int
     needs: Mapping[tuple[int, Part], PieceNeeds]
 
-    def peaks(self) -> list[HeldPeak | None]:
+    def peaks(self) -> list[PeakMemory | None]:
         """The most that a device of each placement holds; None where nothing runs."""
         ledgers = [_Ledger() for _ in self.cuts]
         receivers, sources = routes(self.cuts)

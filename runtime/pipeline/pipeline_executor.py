@@ -19,7 +19,8 @@ from dataclasses import dataclass
 import jax
 from jax.sharding import NamedSharding
 
-from sbp.compat import setting
+from sbp.compat.core import setting
+from sbp.compat.untyped import block_until_ready
 from sbp.passes.pipeline.slots import Cut, Slot, SlotKind
 from sbp.passes.pipeline.stages import Stages
 from sbp.passes.program.role import Part, Phase
@@ -29,14 +30,19 @@ from sbp.passes.schedule.communication import issue_order
 from sbp.passes.schedule.dataflow import Edge
 from sbp.passes.schedule.spans import Span
 from sbp.runtime.cache.cache_folder import Cache
-from sbp.runtime.lower.lowering import Title
-from sbp.runtime.nan_checks.probe import Lookout
+from sbp.runtime.lower.lowering import ProgramName
+from sbp.runtime.nan_checks.probe import NanProbe
 from sbp.runtime.pipeline.shared_executables import Executables
-from sbp.runtime.pipeline.stage_executor import OUTSIDE, Seen, Shelf, Station, make_station
+from sbp.runtime.pipeline.stage_executor import (
+    OUTSIDE,
+    BufferStore,
+    StageExecutor,
+    StageRecord,
+    make_stage_executor,
+)
 from sbp.runtime.pipeline.stage_programs import Runnable
 from sbp.runtime.pipeline.step_record import Record
-from sbp.runtime.pipeline.transfer_engine import Cargo, Ways
-from sbp.untyped import block_until_ready
+from sbp.runtime.pipeline.transfer_engine import StageTransfer, TransferEngine
 
 PHASES = {
     actions.Kind.F: (Phase.FORWARD,),
@@ -47,7 +53,7 @@ PHASES = {
 
 
 @dataclass(frozen=True)
-class Sends:
+class SendBuffers:
     """What a piece sends, in one go.
 
     Arguments:
@@ -59,7 +65,7 @@ class Sends:
 
     positions: tuple[int, ...]
     to: tuple[tuple[int, Slot], ...]
-    cargos: tuple[Cargo, ...]
+    cargos: tuple[StageTransfer, ...]
     peer: int
 
     @functools.cached_property
@@ -69,7 +75,7 @@ class Sends:
 
 
 @dataclass(frozen=True)
-class Machine:
+class PipelineExecutor:
     """A program of several placements on its devices.
 
     Arguments:
@@ -82,18 +88,18 @@ class Machine:
     stages: Stages
     schedule: Schedule | None
     edges: tuple[Edge, ...]
-    stations: tuple[Station, ...]
+    executors: tuple[StageExecutor, ...]
     receivers: Mapping[tuple[int, Slot], tuple[tuple[int, Slot], ...]]
     sources: Mapping[tuple[int, Slot], tuple[int, Slot]]
     executables: Executables
-    ways: Ways
+    ways: TransferEngine
 
     def run(
         self,
         placed: Sequence[Mapping[Slot, jax.Array]],
         threads: bool = False,
         record: Record | None = None,
-        seen: list[Seen] | None = None,
+        seen: list[StageRecord] | None = None,
     ) -> list[jax.Array]:
         """Runs one step; the results' leaves.
 
@@ -101,79 +107,79 @@ class Machine:
           placed: per placement, its arguments and closed-over arrays.
           seen: takes what pieces have looked at.
         """
-        shelves = self.begin(placed)
+        stores = self.begin(placed)
         if self.schedule is not None:
-            (self.threaded if threads else self.driven)(shelves, record)
-        out = self.end(shelves)
+            (self.threaded if threads else self.driven)(stores, record)
+        out = self.end(stores)
         if seen is not None:
-            seen += [s for shelf in shelves for s in shelf.seen]
+            seen += [s for store in stores for s in store.seen]
         return out
 
-    def begin(self, placed: Sequence[Mapping[Slot, jax.Array]]) -> list[Shelf]:
+    def begin(self, placed: Sequence[Mapping[Slot, jax.Array]]) -> list[BufferStore]:
         """Runs what comes before the loop; everything that the loop needs is on its way then."""
-        shelves = [Shelf() for _ in self.stations]
-        for shelf, arrays in zip(shelves, placed, strict=True):
-            shelf.put({(slot, OUTSIDE): x for slot, x in arrays.items()})
-        self.once(shelves, Phase.BEFORE)
+        stores = [BufferStore() for _ in self.executors]
+        for store, arrays in zip(stores, placed, strict=True):
+            store.put({(slot, OUTSIDE): x for slot, x in arrays.items()})
+        self.once(stores, Phase.BEFORE)
         if self.schedule is not None:
-            self.fetch(shelves)
-        return shelves
+            self.fetch(stores)
+        return stores
 
-    def end(self, shelves: Sequence[Shelf]) -> list[jax.Array]:
+    def end(self, stores: Sequence[BufferStore]) -> list[jax.Array]:
         """Runs what comes after the loop; the results' leaves."""
-        self.once(shelves, Phase.AFTER)
+        self.once(stores, Phase.AFTER)
         out: dict[int, jax.Array] = {}
-        for s, shelf in zip(self.stations, shelves, strict=True):
+        for s, store in zip(self.executors, stores, strict=True):
             for i, slot in zip(s.cut.share.results, s.cut.results, strict=True):
-                out[i] = shelf.get(slot) if s.is_here else s.slots.absent(slot)
+                out[i] = store.get(slot) if s.is_here else s.slots.absent(slot)
         return [out[i] for i in range(len(out))]
 
-    def once(self, shelves: Sequence[Shelf], phase: Phase) -> None:
+    def once(self, stores: Sequence[BufferStore], phase: Phase) -> None:
         """Runs what comes before or after the loop, level by level."""
-        todo = [(r.piece.part.at, p, r) for p, s in enumerate(self.stations) for r in s.outside(phase)]
+        todo = [(r.piece.part.at, p, r) for p, s in enumerate(self.executors) for r in s.outside(phase)]
         for _, p, r in sorted(todo, key=lambda x: x[:2]):
             for read in r.piece.reads:
-                self.bring(shelves, p, read.slot)
-            station, shelf = self.stations[p], shelves[p]
+                self.bring(stores, p, read.slot)
+            station, store = self.executors[p], stores[p]
             if station.is_here:
-                station.run(shelf, r, OUTSIDE, station.given(shelf, r, OUTSIDE))
+                station.run(store, r, OUTSIDE, station.given(store, r, OUTSIDE))
 
-    def bring(self, shelves: Sequence[Shelf], place: int, slot: Slot) -> None:
+    def bring(self, stores: Sequence[BufferStore], place: int, slot: Slot) -> None:
         """Makes sure that what is sent once has come."""
         source = self.sources.get((place, slot))
-        if source is None or (slot, OUTSIDE) in shelves[place].come:
+        if source is None or (slot, OUTSIDE) in stores[place].come:
             return
         p, at = source
-        shelves[place].come.add((slot, OUTSIDE))
-        x = shelves[p].get(at) if self.stations[p].is_here else None
-        moved = self.ways.send(x, self.cargo(p, at, place, slot))
+        stores[place].come.add((slot, OUTSIDE))
+        x = stores[p].get(at) if self.executors[p].is_here else None
+        moved = self.ways.send(x, self.transfer(p, at, place, slot))
         if moved is not None:
-            shelves[place].put({(slot, OUTSIDE): moved})
+            stores[place].put({(slot, OUTSIDE): moved})
 
-    def cargo(self, p: int, slot: Slot, q: int, at: Slot) -> Cargo:
+    def transfer(self, p: int, slot: Slot, q: int, at: Slot) -> StageTransfer:
         """What goes from one placement's slot to another's."""
-        out = self.stations[p].slots.struct(slot)
-        return Cargo(
-            out.shape, out.dtype, self.stations[p].slots.sharding(slot), self.stations[q].slots.sharding(at)
+        out = self.executors[p].slots.struct(slot)
+        return StageTransfer(
+            out.shape, out.dtype, self.executors[p].slots.sharding(slot), self.executors[q].slots.sharding(at)
         )
 
-    def cargos(self) -> Iterator[Cargo]:
+    def cargos(self) -> Iterator[StageTransfer]:
         """All that goes from placement to placement in a step, in one order in all processes."""
         for works in self.works.values():
-            yield from (cargo for _, sends in works[1] for cargo in sends.cargos)
+            yield from (transfer for _, sends in works[1] for transfer in sends.cargos)
         for (place, slot), (p, at) in self.sources.items():
-            yield self.cargo(p, at, place, slot)
+            yield self.transfer(p, at, place, slot)
 
-    def fetch(self, shelves: Sequence[Shelf]) -> None:
+    def fetch(self, stores: Sequence[BufferStore]) -> None:
         """Brings what the loop reads of what was sent before it."""
-        for p, s in enumerate(self.stations):
+        for p, s in enumerate(self.executors):
             for slot in {
                 read.slot for r in s.inside() for read in r.piece.reads if read.slot.kind is SlotKind.ONCE
             }:
-                self.bring(shelves, p, slot)
+                self.bring(stores, p, slot)
 
     @functools.cached_property
-    def works(self) -> Mapping[tuple[actions.Kind, int], tuple[int, list[tuple[Runnable, Sends]]]]:
+    def works(self) -> Mapping[tuple[actions.Kind, int], tuple[int, list[tuple[Runnable, SendBuffers]]]]:
         """Per kind of action and stage, the placement, what it runs there, and what is sent then.
 
         A stage may have nothing to do for an action, as the first one for the gradient of its inputs.
@@ -184,8 +190,8 @@ class Machine:
             for stage, place in enumerate(self.stages.stages)
         }
 
-    def _works(self, kind: actions.Kind, stage: int, place: int) -> Iterator[tuple[Runnable, Sends]]:
-        runnables = self.stations[place].runnables
+    def _works(self, kind: actions.Kind, stage: int, place: int) -> Iterator[tuple[Runnable, SendBuffers]]:
+        runnables = self.executors[place].runnables
         for phase in PHASES[kind]:
             if (run := runnables.get(Part(phase, stage))) is not None:
                 found = [
@@ -194,9 +200,9 @@ class Machine:
                     for to in self.receivers.get((place, w.slot), ())
                 ]
                 writes = run.piece.writes
-                cargos = tuple(self.cargo(place, writes[i].slot, *to) for i, to in found)
+                cargos = tuple(self.transfer(place, writes[i].slot, *to) for i, to in found)
                 ways = tuple(i for i, _ in found), tuple(to for _, to in found)
-                yield run, Sends(*ways, cargos, self._peer(stage, phase, {q for q, _ in ways[1]}))
+                yield run, SendBuffers(*ways, cargos, self._peer(stage, phase, {q for q, _ in ways[1]}))
 
     def _peer(self, stage: int, phase: Phase, places: Collection[int]) -> int:
         """The next stage on some placements: after a forward a later one, else an earlier one."""
@@ -204,37 +210,41 @@ class Machine:
         ahead = [t for t in there if (t > stage) == (phase is Phase.FORWARD) and t != stage]
         return min(ahead or there, key=lambda t: abs(t - stage), default=stage)
 
-    def act(self, shelves: Sequence[Shelf], action: Action, record: Record | None, patient: bool) -> None:
+    def act(
+        self, stores: Sequence[BufferStore], action: Action, record: Record | None, blocking: bool
+    ) -> None:
         """Runs one action, and sends what it makes."""
-        self.work(shelves, action, record, patient)
+        self.work(stores, action, record, blocking)
         if record is not None:
             # What the work had at hand is let go of by now.
-            self.count(shelves, action, record)
+            self.count(stores, action, record)
 
-    def work(self, shelves: Sequence[Shelf], action: Action, record: Record | None, patient: bool) -> None:
+    def work(
+        self, stores: Sequence[BufferStore], action: Action, record: Record | None, blocking: bool
+    ) -> None:
         """What an action runs and sends."""
         place, works = self.works[action.kind, action.stage]
-        station, shelf, microbatch = self.stations[place], shelves[place], action.microbatch
+        station, store, microbatch = self.executors[place], stores[place], action.microbatch
         began, waited = 0.0, 0.0
         for run, sends in works:
             if not station.is_here:
-                self.cross(shelves, sends, microbatch, None)
+                self.cross(stores, sends, microbatch, None)
                 continue
-            given = station.given(shelf, run, microbatch, patient)
+            given = station.given(store, run, microbatch, blocking)
             if record is not None:
                 block_until_ready(given)
                 began = began or time.perf_counter()
-            made = station.run(shelf, run, microbatch, given)
+            made = station.run(store, run, microbatch, given)
             if record is not None:
                 block_until_ready(made)
             if sends.to and not sends.is_own:
-                self.cross(shelves, sends, microbatch, made)
+                self.cross(stores, sends, microbatch, made)
             elif sends.to:
                 left = time.perf_counter()
                 moved = _put([made[i] for i in sends.positions], [c.comes for c in sends.cargos])
                 for (q, slot), x in zip(sends.to, moved, strict=True):
-                    shelves[q].put({(slot, microbatch): x})
-                if record is not None and not patient:
+                    stores[q].put({(slot, microbatch): x})
+                if record is not None and not blocking:
                     block_until_ready(moved)
                     waited += record.way(place, action, sends.peer, left)
         if record is not None and works:
@@ -242,35 +252,39 @@ class Machine:
             record.spans[place].append(Span(place, action, began or ended, ended))
 
     def cross(
-        self, shelves: Sequence[Shelf], sends: Sends, microbatch: int, made: Sequence[jax.Array] | None
+        self,
+        stores: Sequence[BufferStore],
+        sends: SendBuffers,
+        microbatch: int,
+        made: Sequence[jax.Array] | None,
     ) -> None:
         """Sends what a piece has made between processes.
 
         Arguments:
           made: None where other processes have run the piece.
         """
-        for i, (q, slot), cargo in zip(sends.positions, sends.to, sends.cargos, strict=True):
-            x = self.ways.send(None if made is None else made[i], cargo)
+        for i, (q, slot), transfer in zip(sends.positions, sends.to, sends.cargos, strict=True):
+            x = self.ways.send(None if made is None else made[i], transfer)
             if x is not None:
-                shelves[q].put({(slot, microbatch): x})
+                stores[q].put({(slot, microbatch): x})
 
-    def count(self, shelves: Sequence[Shelf], action: Action, record: Record) -> None:
+    def count(self, stores: Sequence[BufferStore], action: Action, record: Record) -> None:
         """Notes what is kept."""
         place = self.stages.stages[action.stage]
-        shelf = shelves[place]
-        station, stage, microbatch = self.stations[place], action.stage, action.microbatch
+        store = stores[place]
+        station, stage, microbatch = self.executors[place], action.stage, action.microbatch
         own = station.residuals(stage)
         others = {slot for s in station.stages - {stage} for slot in station.residuals(s)}
         left = own if action.kind is actions.Kind.F else ()
         shared = own & others if action.kind in (actions.Kind.B, actions.Kind.W) else ()
-        record.count(place, action, shelf.there(left, microbatch), shelf.there(shared, microbatch))
-        record.live_bytes[place] = max(record.live_bytes[place], sum(map(_device_bytes, shelf.kept)))
+        record.count(place, action, store.there(left, microbatch), store.there(shared, microbatch))
+        record.live_bytes[place] = max(record.live_bytes[place], sum(map(_device_bytes, store.kept)))
 
-    def driven(self, shelves: Sequence[Shelf], record: Record | None) -> None:
+    def driven(self, stores: Sequence[BufferStore], record: Record | None) -> None:
         """The loop, by one driver."""
         assert self.schedule is not None
         for action in self.order:
-            self.act(shelves, action, record, False)
+            self.act(stores, action, record, False)
 
     @functools.cached_property
     def order(self) -> tuple[Action, ...]:
@@ -293,7 +307,7 @@ class Machine:
             for k, phase in enumerate(PHASES[a.kind])
         }
 
-    def threaded(self, shelves: Sequence[Shelf], record: Record | None) -> None:
+    def threaded(self, stores: Sequence[BufferStore], record: Record | None) -> None:
         """The loop, by a thread per rank."""
         assert self.schedule is not None
         failures: list[BaseException] = []
@@ -304,11 +318,11 @@ class Machine:
             try:
                 with jax.enable_x64(x64):
                     for action in order:
-                        self.act(shelves, action, record, True)
+                        self.act(stores, action, record, True)
             except BaseException as e:
                 failures.append(e)
-                for shelf in shelves:
-                    shelf.fail(e)
+                for store in stores:
+                    store.fail(e)
 
         workers = [threading.Thread(target=work, args=(order,)) for order in self.schedule.orders]
         for w in workers:
@@ -318,15 +332,15 @@ class Machine:
                 w.join()
         except BaseException as e:
             # An interrupt: nobody waits for what no longer comes.
-            for shelf in shelves:
-                shelf.fail(e)
+            for store in stores:
+                store.fail(e)
             raise
         if failures:
             raise failures[0]
 
     def new_record(self) -> Record:
         """An empty record."""
-        n = len(self.stations)
+        n = len(self.executors)
         return Record([[] for _ in range(n)], [0] * n, [0] * n, [{} for _ in range(n)])
 
 
@@ -350,8 +364,8 @@ def make_machine(
     merged: bool,
     donate: Collection[int] = (),
     cache: Cache | None = None,
-    watch: Lookout | None = None,
-) -> Machine:
+    watch: NanProbe | None = None,
+) -> PipelineExecutor:
     """The machine of a program whose devices are there.
 
     Arguments:
@@ -362,10 +376,14 @@ def make_machine(
     """
     cuts = stages.cuts(merged)
     executables = Executables(cache)
-    title = Title(stages.name, stages.traced.source)
-    stations = tuple(make_station(c, stages.microbatches, title, executables, donate, watch) for c in cuts)
+    title = ProgramName(stages.name, stages.traced.source)
+    executors = tuple(
+        make_stage_executor(c, stages.microbatches, title, executables, donate, watch) for c in cuts
+    )
     receivers, sources = routes(cuts)
-    return Machine(stages, schedule, edges, stations, receivers, sources, executables, Ways(executables))
+    return PipelineExecutor(
+        stages, schedule, edges, executors, receivers, sources, executables, TransferEngine(executables)
+    )
 
 
 def routes(
@@ -373,8 +391,7 @@ def routes(
 ) -> tuple[
     Mapping[tuple[int, Slot], tuple[tuple[int, Slot], ...]], Mapping[tuple[int, Slot], tuple[int, Slot]]
 ]:
-    """Where what is sent for every micro-batch goes, and where what is sent once comes from; as `Machine` has
-    it."""
+    """The receivers of what is sent per micro-batch, and the sources of what is sent once."""
     receivers: dict[tuple[int, Slot], list[tuple[int, Slot]]] = {}
     sources: dict[tuple[int, Slot], tuple[int, Slot]] = {}
     for q, c in enumerate(cuts):

@@ -22,11 +22,11 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding
 
-from sbp import untyped
+from sbp.compat import untyped
+from sbp.compat.untyped import JaxDevice, partition_spec
 from sbp.runtime.lower.lowering import Jitted
 from sbp.runtime.pipeline.shared_executables import Executable
 from sbp.runtime.processes.addressable import is_here
-from sbp.untyped import JaxDevice, partition_spec
 
 Hops: TypeAlias = tuple[tuple[int, int], ...]
 """Who sends to whom, by their positions among the devices of a crossing."""
@@ -83,7 +83,7 @@ def _folded(like: NamedSharding, onto: NamedSharding) -> NamedSharding:
 
 
 @dataclass(frozen=True)
-class Crossing:
+class ProcessTransfer:
     """The way of tensors of one shape from one sharding to another.
 
     Arguments:
@@ -188,6 +188,6 @@ class Crossing:
             return None
         return jax.make_array_from_single_device_arrays(self.shape, self.middle[1], mine)
 
-    def __reduce__(self) -> tuple[type[Crossing], tuple[object, ...]]:
+    def __reduce__(self) -> tuple[type[ProcessTransfer], tuple[object, ...]]:
         """What was found of it is found again."""
-        return Crossing, (self.shape, self.dtype, self.leaves, self.comes)
+        return ProcessTransfer, (self.shape, self.dtype, self.leaves, self.comes)

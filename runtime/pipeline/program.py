@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
-from sbp.compat import itemsize
+from sbp.compat.core import itemsize
+from sbp.compat.untyped import Leaf, PyTree, partition_spec
 from sbp.errors import Problem, raise_all
 from sbp.passes.face import PipelinePlan
 from sbp.passes.pipeline.edges import edges_of
@@ -28,24 +29,23 @@ from sbp.runtime.call.arguments import weaken
 from sbp.runtime.call.donation import Owners, layouts_of, own_copy
 from sbp.runtime.execute.build_cache import locked_property
 from sbp.runtime.execute.compile_log import said
-from sbp.runtime.execute.host_input_check import Alike
+from sbp.runtime.execute.host_input_check import HostInputCheck
 from sbp.runtime.execute.program_check import begin_together, check_same_pipeline, note_call
 from sbp.runtime.nan_checks import findings
-from sbp.runtime.nan_checks.probe import Lookout
+from sbp.runtime.nan_checks.probe import NanProbe
 from sbp.runtime.pipeline.drivers import Drivers
-from sbp.runtime.pipeline.pipeline_executor import Machine, make_machine
+from sbp.runtime.pipeline.pipeline_executor import PipelineExecutor, make_machine
 from sbp.runtime.pipeline.stacked_arguments import StackedLeaves
-from sbp.runtime.pipeline.stage_executor import Seen
+from sbp.runtime.pipeline.stage_executor import StageRecord
 from sbp.runtime.pipeline.stage_programs import reads_given
-from sbp.runtime.pipeline.transfer_engine import Cargo, Ways
+from sbp.runtime.pipeline.transfer_engine import StageTransfer, TransferEngine
 from sbp.runtime.processes.addressable import takes_part
-from sbp.runtime.processes.flight_recorder import Shared
-from sbp.runtime.processes.process_group import team
-from sbp.untyped import Leaf, PyTree, partition_spec
+from sbp.runtime.processes.flight_recorder import SharedProgram
+from sbp.runtime.processes.process_group import process_group
 
 
 @dataclass
-class BuiltPipeline:
+class CompiledPipeline:
     """One abstract signature of a program with stages.
 
     Arguments:
@@ -72,13 +72,13 @@ class BuiltPipeline:
     function: Traced | None = None
     results: Results = field(default_factory=lambda: Results())
     cache: Cache | None = None
-    watch: Lookout | None = None
+    watch: NanProbe | None = None
     moved: dict[str, str] = field(default_factory=dict)
     lacks_samples: bool = False
     counting: None = None
     has_run: bool = False
-    shared: Shared | None = None
-    alike: Alike = field(default_factory=Alike, repr=False)
+    shared: SharedProgram | None = None
+    alike: HostInputCheck = field(default_factory=HostInputCheck, repr=False)
     lock: AbstractContextManager[bool] = field(default_factory=threading.RLock, repr=False)
 
     @functools.cached_property
@@ -92,7 +92,7 @@ class BuiltPipeline:
         return self.stages.traced if self.function is None else self.function
 
     @locked_property
-    def machine(self) -> Machine:
+    def machine(self) -> PipelineExecutor:
         """The pipeline on its devices."""
         merged = self.schedule is None or not self.schedule.splits
         donate = self.donate if self.stacked is None else self.stacked.donated(self.donate)
@@ -101,22 +101,22 @@ class BuiltPipeline:
         with said("compiled", self.plan.name) as words:
             made = self.stages, self.schedule, edges_of(cuts), merged, donate, self.cache, self.watch
             machine = make_machine(*made)
-            for cargo in self._cargos(machine):
-                if not cargo.is_own and cargo.is_ours:
-                    machine.ways.passage(cargo)
+            for transfer in self._cargos(machine):
+                if not transfer.is_own and transfer.is_ours:
+                    machine.ways.compiled(transfer)
             words.append(machine.executables)
         return machine
 
-    def _cargos(self, machine: Machine) -> Iterator[Cargo]:
+    def _cargos(self, machine: PipelineExecutor) -> Iterator[StageTransfer]:
         """All that goes from placement to placement in a call whose state lies as results do: in the step,
         arguments that several placements read, and results that come to all."""
         yield from machine.cargos()
         ins, outs = self._own_ends(machine)
-        for s in machine.stations:
+        for s in machine.executors:
             for i, slot in zip(s.cut.share.arguments, s.cut.arguments, strict=True):
                 x, to = ins[i], s.slots.sharding(slot)
                 if x.sharding != to:
-                    yield Cargo(x.shape, x.dtype, x.sharding, to)
+                    yield StageTransfer(x.shape, x.dtype, x.sharding, to)
         results = [outs[i] for i in sorted(outs)]
         if self.stacked is not None:
             results = self.stacked.ends([ins[i] for i in sorted(ins)], results)[1]
@@ -135,7 +135,7 @@ class BuiltPipeline:
                 for i, slot in zip(s.cut.share.closed, s.cut.closed, strict=True)
                 if s.is_here
             }
-            for s in self.machine.stations
+            for s in self.machine.executors
         ]
 
     def run(self, leaves: Sequence[Leaf]) -> PyTree:
@@ -152,7 +152,7 @@ class BuiltPipeline:
         if not self.has_run:
             begin_together(self.plan, lambda: self.machine)
             self.has_run = True
-        seen = None if self.watch is None else list[Seen]()
+        seen = None if self.watch is None else list[StageRecord]()
         out = self.drivers.run(lambda threads: self.machine.run(placed, threads, seen=seen), given)
         out = self.results.shared(
             out if self.stacked is None else self.stacked.joined(out), self.machine.ways
@@ -169,7 +169,7 @@ class BuiltPipeline:
             self._look(out, seen or ())
         return jax.tree.unflatten(self.traced.out_tree, out)
 
-    def _look(self, out: Sequence[jax.Array], seen: Sequence[Seen]) -> None:
+    def _look(self, out: Sequence[jax.Array], seen: Sequence[StageRecord]) -> None:
         """Raises if a result has what is refused: the first that any piece in any process has seen."""
         assert self.watch is not None
         found = list[findings.Finding]()
@@ -185,7 +185,7 @@ class BuiltPipeline:
             found += filter(None, [findings.found(rows, s.run.watch, s.cut.physical, (came, ()), at)])
         findings.raise_first(found, self.plan.name, self.watch.legal)
 
-    def _words_of_given(self, seen: Seen) -> list[str]:
+    def _words_of_given(self, seen: StageRecord) -> list[str]:
         """The arguments and closed-over arrays that a piece reads, in its order, each with who reads it."""
         traced, piece, share = self.stages.traced, seen.run.piece, seen.cut.share
         names = [traced.in_paths[i] for i in share.arguments]
@@ -204,12 +204,12 @@ class BuiltPipeline:
         return (ins, outs) if self.stacked is None else self.stacked.ends(ins, outs)
 
     def _own_ends(
-        self, machine: Machine
+        self, machine: PipelineExecutor
     ) -> tuple[dict[int, jax.ShapeDtypeStruct], dict[int, jax.ShapeDtypeStruct]]:
         """The same of the stages' own function, by position."""
         given: dict[int, jax.ShapeDtypeStruct] = {}
         made: dict[int, jax.ShapeDtypeStruct] = {}
-        for s in reversed(machine.stations):
+        for s in reversed(machine.executors):
             given.update(
                 (i, s.slots.struct(x)) for i, x in zip(s.cut.share.arguments, s.cut.arguments, strict=True)
             )
@@ -222,7 +222,7 @@ class BuiltPipeline:
         """The leaves where each placement wants them."""
         self._compare(leaves)
         placed: list[Mapping[Slot, jax.Array]] = []
-        for s, closed in zip(self.machine.stations, self.closed, strict=True):
+        for s, closed in zip(self.machine.executors, self.closed, strict=True):
             wanted = list(zip(s.cut.share.arguments, s.cut.arguments, strict=True))
             given, shardings = [leaves[i] for i, _ in wanted], [s.slots.sharding(slot) for _, slot in wanted]
             arrays = self.machine.ways.bring_all(given, shardings)
@@ -235,19 +235,19 @@ class BuiltPipeline:
         if self.alike.lacks(range(len(leaves))):
             here = {
                 i
-                for s in self.machine.stations
+                for s in self.machine.executors
                 for i, slot in zip(s.cut.share.arguments, s.cut.arguments, strict=True)
                 if takes_part(s.slots.sharding(slot))
             }
             given = [(x, i in here) for i, x in enumerate(leaves)]
-            self.alike.check(team(), self.plan.name, self.stages.traced.in_paths, given)
+            self.alike.check(process_group(), self.plan.name, self.stages.traced.in_paths, given)
 
     def place(self, leaves: Sequence[Leaf]) -> list[jax.Array]:
         """The leaves where their first placement wants them."""
         parts = leaves if self.stacked is None else self.stacked.given(leaves)
         self._compare(parts)
         out = list(parts)
-        for s in reversed(self.machine.stations):
+        for s in reversed(self.machine.executors):
             for i, slot in zip(s.cut.share.arguments, s.cut.arguments, strict=True):
                 x = self.machine.ways.bring(parts[i], s.slots.sharding(slot))
                 out[i] = s.slots.absent(slot) if x is None else x
@@ -270,7 +270,7 @@ class Results:
     whole: Placement | None = None
     free: tuple[bool, ...] = ()
 
-    def shared(self, out: Sequence[jax.Array], ways: Ways) -> list[jax.Array]:
+    def shared(self, out: Sequence[jax.Array], ways: TransferEngine) -> list[jax.Array]:
         """The results, small ones that are no state copied to all devices: every process may want to read
         them."""
         if self.copied is None:
@@ -279,11 +279,11 @@ class Results:
         found = [ways.bring(x, self.copied) if wanted else None for x, wanted in pairs]
         return [x if y is None else y for x, y in zip(out, found, strict=True)]
 
-    def cargos(self, out: Sequence[jax.ShapeDtypeStruct]) -> Iterator[Cargo]:
+    def cargos(self, out: Sequence[jax.ShapeDtypeStruct]) -> Iterator[StageTransfer]:
         """How they come there, as results lie."""
         for x, wanted in zip(out, self._wanted(out), strict=True):
             if wanted and self.copied is not None and x.sharding != self.copied:
-                yield Cargo(x.shape, x.dtype, x.sharding, self.copied)
+                yield StageTransfer(x.shape, x.dtype, x.sharding, self.copied)
 
     @property
     def copied(self) -> NamedSharding | None:

@@ -14,9 +14,9 @@ from typing import Protocol
 import jax
 from jax.typing import ArrayLike
 
-from sbp.compat_cache import SerialProgram, loaded, serialised
+from sbp.compat.cache import SerialProgram, loaded, serialised
+from sbp.compat.untyped import JaxDevice
 from sbp.runtime.cache.cache_folder import Cache, caching
-from sbp.untyped import JaxDevice
 
 # The host's functions are not saved with an executable.
 CALLBACK = "callback"

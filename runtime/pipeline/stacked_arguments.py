@@ -14,14 +14,14 @@ from typing import TypeAlias
 import jax
 from jax.sharding import NamedSharding
 
+from sbp.compat.untyped import Leaf, partition_spec, struct
 from sbp.errors import AnnotationError, Problem
+from sbp.passes.pipeline.op_placement import placements_of
 from sbp.passes.pipeline.unstack import LeafPart, Unstacked, layers_of, unstacked
-from sbp.passes.pipeline.where import placements_of
 from sbp.passes.program.trace import Traced
 from sbp.passes.request import Asked, Signed, StagesRequest
 from sbp.placement import Placement
 from sbp.runtime.processes.addressable import array_of, relaid
-from sbp.untyped import Leaf, partition_spec, struct
 
 AnyMesh: TypeAlias = jax.sharding.Mesh | jax.sharding.AbstractMesh
 

@@ -15,15 +15,15 @@ from typing import TypeAlias
 import jax
 import numpy as np
 
+from sbp.compat.untyped import partition_spec
 from sbp.passes.pipeline.slots import Cut, How, Read, Slot, SlotKind
 from sbp.passes.program.role import Part, Phase
 from sbp.placement import Placement
-from sbp.runtime.lower.lowering import Title
-from sbp.runtime.nan_checks.probe import Lookout
+from sbp.runtime.lower.lowering import ProgramName
+from sbp.runtime.nan_checks.probe import NanProbe
 from sbp.runtime.pipeline.shared_executables import Executables
-from sbp.runtime.pipeline.stage_programs import OfOthers, Runnable, Slots, given_away, runnable
+from sbp.runtime.pipeline.stage_programs import RemoteStage, Runnable, Slots, given_away, runnable
 from sbp.runtime.processes.addressable import brought, is_here
-from sbp.untyped import partition_spec
 
 OUTSIDE = -1
 """The number of the micro-batch of what does not belong to one."""
@@ -32,7 +32,7 @@ Key: TypeAlias = tuple[Slot, int]
 
 
 @dataclass(frozen=True)
-class Seen:
+class StageRecord:
     """What the devices of a piece have looked at.
 
     Arguments:
@@ -49,7 +49,7 @@ class Seen:
 
 
 @dataclass
-class Shelf:
+class BufferStore:
     """The arrays of one placement during one step, by slot and micro-batch.
 
     What is put here by another thread is waited for; what nobody will read any more is dropped.
@@ -64,7 +64,7 @@ class Shelf:
     left: dict[Key, int] = field(default_factory=dict)
     arrived: threading.Condition = field(default_factory=threading.Condition)
     failed: BaseException | None = None
-    seen: list[Seen] = field(default_factory=list)
+    seen: list[StageRecord] = field(default_factory=list)
 
     def put(self, arrays: Mapping[Key, jax.Array]) -> None:
         """Puts arrays into slots."""
@@ -76,7 +76,7 @@ class Shelf:
         """What does not belong to a micro-batch."""
         return self.take([((slot, OUTSIDE), 0)], False)[0]
 
-    def take(self, wanted: Sequence[tuple[Key, int]], patient: bool) -> list[jax.Array]:
+    def take(self, wanted: Sequence[tuple[Key, int]], blocking: bool) -> list[jax.Array]:
         """Arrays, each with how many read it; the last reader takes it away, and 0 leaves it for ever.
 
         Arguments:
@@ -85,7 +85,7 @@ class Shelf:
         out = []
         with self.arrived:
             for key, readers in wanted:
-                while patient and key not in self.arrays and self.failed is None:
+                while blocking and key not in self.arrays and self.failed is None:
                     self.arrived.wait()
                 if self.failed is not None:
                     raise RuntimeError("another stage failed") from self.failed
@@ -115,7 +115,7 @@ class Shelf:
 
 
 @dataclass(frozen=True)
-class Station:
+class StageExecutor:
     """The programs of one placement.
 
     Arguments:
@@ -185,36 +185,38 @@ class Station:
         wanted = {r.slot for p in pieces if p.part.phase in (Phase.INPUT, Phase.WEIGHT) for r in p.reads}
         return {slot for slot in had & wanted if slot.kind is SlotKind.EACH}
 
-    def given(self, shelf: Shelf, run: Runnable, microbatch: int, patient: bool = False) -> list[jax.Array]:
-        """All that a piece reads; `patient` waits for it to come."""
+    def given(
+        self, store: BufferStore, run: Runnable, microbatch: int, blocking: bool = False
+    ) -> list[jax.Array]:
+        """All that a piece reads; `blocking` waits for it to come."""
         wanted = [
             ((slot, microbatch if i is None else i), readers)
             for slot, i, readers in self.reads[run.piece.part]
         ]
-        return shelf.take(wanted, patient)
+        return store.take(wanted, blocking)
 
     def run(
-        self, shelf: Shelf, run: Runnable, microbatch: int, given: Sequence[jax.Array]
+        self, store: BufferStore, run: Runnable, microbatch: int, given: Sequence[jax.Array]
     ) -> Sequence[jax.Array]:
         """Runs one piece; what it has made. What nobody here will read is not kept."""
         index = self.indices[max(microbatch, 0)] if self.indices else np.int32(0)
         made: Sequence[jax.Array] = run.run(index, *given)
         if run.watch is not None:
             *made, flags = made
-            shelf.seen.append(Seen(run, self.cut, microbatch, flags))
+            store.seen.append(StageRecord(run, self.cut, microbatch, flags))
         kept = self.writes[run.piece.part]
-        shelf.put({(slot, microbatch if each else OUTSIDE): made[i] for i, slot, each in kept})
+        store.put({(slot, microbatch if each else OUTSIDE): made[i] for i, slot, each in kept})
         return made
 
 
-def make_station(
+def make_stage_executor(
     cut: Cut,
     microbatches: int,
-    title: Title,
+    title: ProgramName,
     executables: Executables,
     donate: Collection[int] = (),
-    watch: Lookout | None = None,
-) -> Station:
+    watch: NanProbe | None = None,
+) -> StageExecutor:
     """The station of a placement whose devices are there; its programs are compiled.
 
     Arguments:
@@ -228,8 +230,8 @@ def make_station(
     taken = given_away(slots, cut, donate)
     readers = Counter(r.slot for piece in cut.pieces for r in piece.reads)
     if not any(map(is_here, slots.mesh.devices.flat)):  # other processes compile and run it
-        away = {piece.part: Runnable(piece, OfOthers()) for piece in cut.pieces}
-        return Station(placement, cut, slots, away, readers, ())
+        away = {piece.part: Runnable(piece, RemoteStage()) for piece in cut.pieces}
+        return StageExecutor(placement, cut, slots, away, readers, ())
     runnables = {
         piece.part: runnable(
             slots,
@@ -245,4 +247,4 @@ def make_station(
     }
     everywhere = jax.sharding.NamedSharding(slots.mesh, partition_spec())
     indices = tuple(brought(np.int32(i), everywhere) for i in range(microbatches))
-    return Station(placement, cut, slots, runnables, readers, indices)
+    return StageExecutor(placement, cut, slots, runnables, readers, indices)

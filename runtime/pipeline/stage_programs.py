@@ -20,17 +20,17 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import ArrayLike
 
-from sbp import untyped
+from sbp.compat import untyped
+from sbp.compat.untyped import DType
 from sbp.layout import at_rest, local_shape
+from sbp.notation.resolve import to_partition_spec
 from sbp.passes.physical.program import Physical
 from sbp.passes.pipeline.slots import Cut, How, Piece, Read, Slot, SlotKind
 from sbp.passes.program.role import Phase
-from sbp.resolve import to_partition_spec
-from sbp.runtime.lower.lowering import Device, Env, Shards, Title, rows_in
-from sbp.runtime.nan_checks.probe import Lookout
+from sbp.runtime.lower.lowering import Device, Env, ProgramName, Shards, rows_in
+from sbp.runtime.nan_checks.probe import NanProbe
 from sbp.runtime.pipeline.shared_executables import Executable, Executables
 from sbp.runtime.processes.addressable import absent
-from sbp.untyped import DType
 
 
 @dataclass(frozen=True)
@@ -102,10 +102,10 @@ class Runnable:
 
     piece: Piece
     run: Executable
-    watch: Lookout | None = None
+    watch: NanProbe | None = None
 
 
-class OfOthers:
+class RemoteStage:
     """Stands for a program that other processes run, and nobody calls in this one."""
 
     def __call__(self, *args: ArrayLike) -> Sequence[jax.Array]:
@@ -123,8 +123,8 @@ def runnable(
     microbatches: int,
     donated: Collection[Slot],
     executables: Executables,
-    title: Title,
-    watch: Lookout | None = None,
+    title: ProgramName,
+    watch: NanProbe | None = None,
     given: Collection[Slot] = (),
 ) -> Runnable:
     """Compiles the program of a piece: on the caller's thread, which has the user's settings of JAX.
@@ -143,8 +143,8 @@ def traced_piece(
     piece: Piece,
     microbatches: int,
     donated: Collection[Slot],
-    title: Title,
-    watch: Lookout | None = None,
+    title: ProgramName,
+    watch: NanProbe | None = None,
     given: Collection[Slot] = (),
 ) -> jax.stages.Traced:
     """The program of a piece, before it is lowered.

@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 import jax
 from jax.sharding import NamedSharding
 
-from sbp import compat
-from sbp.compat import is_key
-from sbp.runtime.pipeline.process_transfer import Crossing
+from sbp.compat import core
+from sbp.compat.core import is_key
+from sbp.compat.untyped import DType, JaxDevice, Leaf, struct
+from sbp.runtime.pipeline.process_transfer import ProcessTransfer
 from sbp.runtime.pipeline.shared_executables import Executable, Executables
 from sbp.runtime.processes.addressable import brought, is_alone, takes_part
-from sbp.untyped import DType, JaxDevice, Leaf, struct
 
 
 @dataclass(frozen=True, slots=True)
-class Cargo:
+class StageTransfer:
     """A tensor that is sent.
 
     Arguments:
@@ -46,10 +46,10 @@ class Cargo:
         return is_key(self.dtype) or not self.shape
 
     @property
-    def crossing(self) -> Crossing:
+    def crossing(self) -> ProcessTransfer:
         """Its way between processes."""
         example = jax.eval_shape(self.packed, struct(self.shape, self.dtype))
-        return Crossing(example.shape, example.dtype, self.leaves, self.comes)
+        return ProcessTransfer(example.shape, example.dtype, self.leaves, self.comes)
 
     def packed(self, x: jax.Array) -> jax.Array:
         """As it crosses."""
@@ -60,12 +60,12 @@ class Cargo:
         """As it was."""
         if not is_key(self.dtype):
             return x if self.shape else x[0]
-        keys: jax.Array = jax.random.wrap_key_data(x, impl=jax.random.key_impl(compat.zeros((), self.dtype)))
+        keys: jax.Array = jax.random.wrap_key_data(x, impl=jax.random.key_impl(core.zeros((), self.dtype)))
         return keys
 
 
 @dataclass(frozen=True)
-class Passage:
+class CompiledTransfer:
     """A tensor's way between processes, compiled.
 
     Arguments:
@@ -74,14 +74,14 @@ class Passage:
       afterwards: unpacks it, and lays it as it is wanted; None likewise.
     """
 
-    cargo: Cargo
-    crossing: Crossing
+    transfer: StageTransfer
+    crossing: ProcessTransfer
     before: Executable | None
     program: Executable
     afterwards: Executable | None
 
     def run(self, x: jax.Array | None) -> jax.Array | None:
-        """Sends and receives, as `Crossing.run` does."""
+        """Sends and receives, as `ProcessTransfer.run` does."""
         if x is not None and self.before is not None:
             (x,) = self.before(x)
         come = self.crossing.run(x, self.program)
@@ -92,25 +92,25 @@ class Passage:
     @property
     def programs(self) -> Iterator[tuple[Executable, list[JaxDevice]]]:
         """What this process runs of it, with the devices of each."""
-        sides = (self.before, self.cargo.leaves), (self.afterwards, self.cargo.comes)
+        sides = (self.before, self.transfer.leaves), (self.afterwards, self.transfer.comes)
         yield self.program, self.crossing.devices
         yield from ((p, list(at.mesh.devices.flat)) for p, at in sides if p is not None)
 
 
-def relays_of(cargo: Cargo, crossing: Crossing) -> tuple[bool, bool]:
+def relays_of(transfer: StageTransfer, crossing: ProcessTransfer) -> tuple[bool, bool]:
     """Whether a tensor is packed or laid anew before it crosses, and unpacked or laid anew afterwards."""
     out, into = crossing.middle
-    return cargo.is_packed or out is not cargo.leaves, cargo.is_packed or into is not cargo.comes
+    return transfer.is_packed or out is not transfer.leaves, transfer.is_packed or into is not transfer.comes
 
 
-def passage_of(cargo: Cargo, executables: Executables) -> Passage:
+def compiled_transfer(transfer: StageTransfer, executables: Executables) -> CompiledTransfer:
     """The way of a tensor that this process sends or receives, compiled.
 
     Arguments:
       executables: what has been compiled.
     """
-    crossing = cargo.crossing
-    (out, into), (packs, unpacks) = crossing.middle, relays_of(cargo, crossing)
+    crossing = transfer.crossing
+    (out, into), (packs, unpacks) = crossing.middle, relays_of(transfer, crossing)
 
     def relaid(
         fn: Callable[[jax.Array], jax.Array], x: jax.ShapeDtypeStruct, to: NamedSharding
@@ -121,18 +121,18 @@ def passage_of(cargo: Cargo, executables: Executables) -> Passage:
         return executables.get(lowered, list(to.mesh.devices.flat))
 
     sent = struct(crossing.shape, crossing.dtype, sharding=into)
-    held = struct(cargo.shape, cargo.dtype, sharding=cargo.leaves)
-    return Passage(
-        cargo,
+    held = struct(transfer.shape, transfer.dtype, sharding=transfer.leaves)
+    return CompiledTransfer(
+        transfer,
         crossing,
-        relaid(cargo.packed, held, out) if packs else None,
+        relaid(transfer.packed, held, out) if packs else None,
         executables.get(crossing.program.lower(crossing.given), crossing.devices),
-        relaid(cargo.unpacked, sent, cargo.comes) if unpacks else None,
+        relaid(transfer.unpacked, sent, transfer.comes) if unpacks else None,
     )
 
 
 @dataclass
-class Ways:
+class TransferEngine:
     """The ways that the arrays of a program take, each made when it is first taken.
 
     Arguments:
@@ -140,24 +140,24 @@ class Ways:
     """
 
     executables: Executables = field(default_factory=Executables)
-    known: dict[Cargo, Passage] = field(default_factory=dict)
+    known: dict[StageTransfer, CompiledTransfer] = field(default_factory=dict)
 
-    def passage(self, cargo: Cargo) -> Passage:
+    def compiled(self, transfer: StageTransfer) -> CompiledTransfer:
         """The way of a tensor between processes, one of which is this."""
-        if cargo not in self.known:
-            self.known[cargo] = passage_of(cargo, self.executables)
-        return self.known[cargo]
+        if transfer not in self.known:
+            self.known[transfer] = compiled_transfer(transfer, self.executables)
+        return self.known[transfer]
 
-    def send(self, x: jax.Array | None, cargo: Cargo) -> jax.Array | None:
+    def send(self, x: jax.Array | None, transfer: StageTransfer) -> jax.Array | None:
         """A tensor on the other side, as far as this process has devices there; all that have some on either
         side must come here in one order.
 
         Arguments:
           x: where this process has devices that send it.
         """
-        if cargo.is_own:
-            return None if x is None else jax.device_put(x, cargo.comes)
-        return self.passage(cargo).run(x) if cargo.is_ours else None
+        if transfer.is_own:
+            return None if x is None else jax.device_put(x, transfer.comes)
+        return self.compiled(transfer).run(x) if transfer.is_ours else None
 
     def bring_all(self, xs: Sequence[Leaf], comes: Sequence[NamedSharding]) -> Sequence[jax.Array | None]:
         """Arguments where a placement wants them, as `bring` does it."""
@@ -173,7 +173,7 @@ class Ways:
             if x.sharding == comes:
                 return x if takes_part(comes) else None
             held = x if takes_part(x.sharding) else None
-            return self.send(held, Cargo(x.shape, x.dtype, x.sharding, comes))
+            return self.send(held, StageTransfer(x.shape, x.dtype, x.sharding, comes))
         if is_alone(comes):
             own: jax.Array = jax.device_put(x, comes)
             return own

@@ -12,7 +12,7 @@ import socket
 from contextlib import suppress
 from dataclasses import dataclass
 
-from sbp.compat_processes import Board
+from sbp.compat.processes import KVStore
 
 WAIT_SECONDS = 60.0
 """For the word of the others, which have joined by then."""
@@ -60,7 +60,7 @@ def is_loopback(address: str) -> bool:
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
-def own_address(board: Board, index: int, count: int, coordinator: str) -> str | None:
+def own_address(kv_store: KVStore, index: int, count: int, coordinator: str) -> str | None:
     """The address at which the others reach this process; None where nobody can tell. All processes call it.
 
     Arguments:
@@ -74,7 +74,7 @@ def own_address(board: Board, index: int, count: int, coordinator: str) -> str |
     with suppress(OSError, ValueError):  # gRPC takes other addresses, too
         route = route_to(coordinator)
     there = "" if route is None else route.there
-    board.key_value_set_bytes(f"sbp/reached/{index}", there.encode(), allow_overwrite=True)
+    kv_store.key_value_set_bytes(f"sbp/reached/{index}", there.encode(), allow_overwrite=True)
     if route is None:
         return None
     if not is_loopback(route.own):
@@ -82,7 +82,7 @@ def own_address(board: Board, index: int, count: int, coordinator: str) -> str |
     # On the host of process 0: who comes from another one knows what that is called from there.
     for other in range(1, count):
         key, milliseconds = f"sbp/reached/{other}", int(1000 * WAIT_SECONDS)
-        there = board.blocking_key_value_get_bytes(key, milliseconds).decode()
+        there = kv_store.blocking_key_value_get_bytes(key, milliseconds).decode()
         if there and not is_loopback(there):
             return there
     return LOOPBACK

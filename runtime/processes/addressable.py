@@ -9,8 +9,8 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, Sharding
 
-from sbp.compat import is_key
-from sbp.untyped import DType, JaxDevice, Leaf
+from sbp.compat.core import is_key
+from sbp.compat.untyped import DType, JaxDevice, Leaf
 
 
 def is_here(device: JaxDevice) -> bool:

@@ -14,8 +14,8 @@ from contextlib import suppress
 
 import jax
 
-from sbp.compat_errors import is_of_runtime
-from sbp.compat_processes import Board
+from sbp.compat.errors import is_of_runtime
+from sbp.compat.processes import KVStore
 from sbp.errors import Problem, ProcessError
 from sbp.runtime.processes.calls import ENDED, Calls, ask, begun, ended, words_of
 from sbp.runtime.processes.flight_recorder import History
@@ -26,7 +26,7 @@ ANSWER_SECONDS = 3.0
 STEP_SECONDS = 0.25
 
 
-def parted(board: Board, index: int, calls: Calls) -> ProcessError | None:
+def parted(kv_store: KVStore, index: int, calls: Calls) -> ProcessError | None:
     """Tells the others what this process has called, if that is new, and compares it with what they have.
 
     Arguments:
@@ -34,23 +34,23 @@ def parted(board: Board, index: int, calls: Calls) -> ProcessError | None:
       calls: its own.
     """
     if calls.told != calls.count:
-        calls.say(board, index)
+        calls.say(kv_store, index)
     with suppress(jax.errors.JaxRuntimeError):  # the service is gone
-        return _compared(board, index, calls.history, [0] if index else [])
+        return _compared(kv_store, index, calls.history, [0] if index else [])
     return None
 
 
-def at_the_end(board: Board, index: int, calls: Calls) -> ProcessError | None:
+def at_the_end(kv_store: KVStore, index: int, calls: Calls) -> ProcessError | None:
     """The same for a process that comes to its end, where it will call nothing more."""
-    calls.say(board, index)  # others may still wait for this one
-    calls.say(board, index, ENDED)  # where nobody has been here before
+    calls.say(kv_store, index)  # others may still wait for this one
+    calls.say(kv_store, index, ENDED)  # where nobody has been here before
     with suppress(jax.errors.JaxRuntimeError):
-        return _compared(board, index, calls.history, [], ends=True)
+        return _compared(kv_store, index, calls.history, [], ends=True)
     return None
 
 
 def explained(
-    error: BaseException, board: Board, index: int, count: int, calls: Calls
+    error: BaseException, kv_store: KVStore, index: int, count: int, calls: Calls
 ) -> ProcessError | None:
     """Why the runtime has raised an error, if it is that another process runs another program.
 
@@ -61,43 +61,43 @@ def explained(
     """
     if not is_of_runtime(error):
         return None
-    calls.say(board, index)
+    calls.say(kv_store, index)
     history, until = calls.history, time.monotonic() + ANSWER_SECONDS
     others = [0] if index else range(1, count)
     with suppress(jax.errors.JaxRuntimeError):
-        ask(board, f"{index} after an error at {until}")
+        ask(kv_store, f"{index} after an error at {until}")
         while time.monotonic() < until:
-            if found := _compared(board, index, history, others):
+            if found := _compared(kv_store, index, history, others):
                 return found
             time.sleep(STEP_SECONDS)
     return None
 
 
 def _compared(
-    board: Board, index: int, mine: History, others: Iterable[int], *, ends: bool = False
+    kv_store: KVStore, index: int, mine: History, others: Iterable[int], *, ends: bool = False
 ) -> ProcessError | None:
     """What differs from the calls of other processes, and from those of the first that came to its end.
 
     Arguments:
       ends: whether this process is at its end too.
     """
-    heard = [(other, begun(board, other)) for other in others]
-    end = ended(board)
+    heard = [(other, begun(kv_store, other)) for other in others]
+    end = ended(kv_store)
     for other, theirs in [*heard, *([end] if end is not None and end[0] != index else [])]:
         number = mine.parts_from(theirs)
         if number is not None:
             here, there = mine.at(number)[1], theirs.at(number)[1]
-            told = words_of(board, here), words_of(board, there)
+            told = words_of(kv_store, here), words_of(kv_store, there)
             return ProcessError(another_call(number, index, told[0], other, told[1], before=here == there))
     if end is None or end[1].count == mine.count:
         return None
     # By now each of them has made all of its calls that the other one has.
     if mine.count > end[1].count:
-        return ProcessError(_missed(board, index, mine, *end))
-    return ProcessError(_missed(board, *end, index, mine)) if ends else None
+        return ProcessError(_missed(kv_store, index, mine, *end))
+    return ProcessError(_missed(kv_store, *end, index, mine)) if ends else None
 
 
-def _missed(board: Board, index: int, longer: History, other: int, shorter: History) -> Problem:
+def _missed(kv_store: KVStore, index: int, longer: History, other: int, shorter: History) -> Problem:
     """What is wrong where a process has made a call that another one, at its end, has not."""
     number = max(shorter.count + 1, longer.known.start)
-    return no_such_call(number, index, words_of(board, longer.at(number)[1]), other, shorter.count)
+    return no_such_call(number, index, words_of(kv_store, longer.at(number)[1]), other, shorter.count)

@@ -23,12 +23,12 @@ from typing import Any
 
 import jax
 
-from sbp.compat_processes import Board
+from sbp.compat.processes import KVStore
 from sbp.runtime.processes.flight_recorder import (
     RING_BYTES,
     History,
     Ring,
-    Shared,
+    SharedProgram,
     history_of,
     note,
     ring_of,
@@ -72,7 +72,7 @@ class Calls:
         self.ring, self.kept = ring_of(folder, index), partial(write_words, folder, index)
         self.fails = partial(write_raised, folder, index)
 
-    def begins(self, program: Shared) -> None:
+    def begins(self, program: SharedProgram) -> None:
         """Notes a call."""
         with self.lock:
             if program.digest not in self.programs:
@@ -95,15 +95,15 @@ class Calls:
         with self.lock:
             return history_of(self.ring)
 
-    def answer(self, board: Board, index: int) -> None:
+    def answer(self, kv_store: KVStore, index: int) -> None:
         """Leaves the word of what was begun, where somebody has asked since."""
         with suppress(jax.errors.JaxRuntimeError):  # nobody has, or the service is gone
-            asked = board.key_value_try_get_bytes(ASKED)
+            asked = kv_store.key_value_try_get_bytes(ASKED)
             if asked != self.answered:
-                self.say(board, index)
+                self.say(kv_store, index)
                 self.answered = asked
 
-    def say(self, board: Board, index: int, key: str = "") -> None:
+    def say(self, kv_store: KVStore, index: int, key: str = "") -> None:
         """Leaves the word of what was begun.
 
         Arguments:
@@ -113,49 +113,49 @@ class Calls:
         with suppress(jax.errors.JaxRuntimeError):
             for digest in {p for _, p in history.recent} - self.named:
                 words = json.dumps(self.programs[digest]).encode()
-                board.key_value_set_bytes(f"sbp/called/{digest}", words, allow_overwrite=True)
+                kv_store.key_value_set_bytes(f"sbp/called/{digest}", words, allow_overwrite=True)
                 self.named.add(digest)
             said = json.dumps({"index": index, "count": history.count, "recent": history.recent}).encode()
-            board.key_value_set_bytes(key or f"sbp/calls/{index}", said, allow_overwrite=not key)
+            kv_store.key_value_set_bytes(key or f"sbp/calls/{index}", said, allow_overwrite=not key)
             self.told = history.count
 
 
-def ask(board: Board, question: str) -> None:
+def ask(kv_store: KVStore, question: str) -> None:
     """Asks all processes which calls they have begun; their answers come within a second or so.
 
     Arguments:
       question: another one each time.
     """
-    board.key_value_set_bytes(ASKED, question.encode(), allow_overwrite=True)
+    kv_store.key_value_set_bytes(ASKED, question.encode(), allow_overwrite=True)
 
 
-def begun(board: Board, index: int) -> History:
+def begun(kv_store: KVStore, index: int) -> History:
     """The calls that a process has begun, as it has last said."""
-    return _heard(board, f"sbp/calls/{index}")[1]
+    return _heard(kv_store, f"sbp/calls/{index}")[1]
 
 
-def ended(board: Board) -> tuple[int, History] | None:
+def ended(kv_store: KVStore) -> tuple[int, History] | None:
     """The process that was the first to come to its end, and all that it had begun; None while none has."""
-    index, history = _heard(board, ENDED)
+    index, history = _heard(kv_store, ENDED)
     return None if index is None else (index, history)
 
 
-def words_of(board: Board, digest: str) -> tuple[str, ...]:
+def words_of(kv_store: KVStore, digest: str) -> tuple[str, ...]:
     """A program that somebody has called, in words; none if nobody has said."""
     with suppress(jax.errors.JaxRuntimeError):
-        return tuple(json.loads(board.key_value_try_get_bytes(f"sbp/called/{digest}")))
+        return tuple(json.loads(kv_store.key_value_try_get_bytes(f"sbp/called/{digest}")))
     return ()
 
 
-def _heard(board: Board, key: str) -> tuple[int | None, History]:
+def _heard(kv_store: KVStore, key: str) -> tuple[int | None, History]:
     with suppress(jax.errors.JaxRuntimeError):
-        said: dict[str, Any] = json.loads(board.key_value_try_get_bytes(key))
+        said: dict[str, Any] = json.loads(kv_store.key_value_try_get_bytes(key))
         recent = tuple((str(chain), str(digest)) for chain, digest in said["recent"])
         return int(said["index"]), History(int(said["count"]), recent)
     return None, History()
 
 
 @lru_cache(maxsize=1)
-def calls_of(board: Hashable) -> Calls:
+def calls_of(kv_store: Hashable) -> Calls:
     """One for as long as the processes are connected."""
     return Calls()

@@ -22,16 +22,16 @@ from typing import TypeAlias, cast
 
 import jax
 
-from sbp.compat_errors import has_lost_another
-from sbp.compat_forks import FORK
-from sbp.compat_processes import Board, how_many
+from sbp.compat.errors import has_lost_another
+from sbp.compat.forks import FORK
+from sbp.compat.processes import KVStore, how_many
 from sbp.errors import ProcessError
 from sbp.runtime.processes.call_order import at_the_end, explained, parted
 from sbp.runtime.processes.calls import calls_of
 from sbp.runtime.processes.failure_cause import FOLLOWS
-from sbp.runtime.processes.liveness import Silence
+from sbp.runtime.processes.liveness import LivenessWatch
 from sbp.runtime.processes.peer_errors import in_one_line, loss_text
-from sbp.runtime.processes.straggler_log import Waiting
+from sbp.runtime.processes.straggler_log import StragglerLog
 
 Hook: TypeAlias = Callable[[type[BaseException], BaseException, TracebackType | None], object]
 
@@ -44,7 +44,7 @@ SERVICE_SECONDS = 2.0
 process 0 has the board."""
 
 
-def watch(board: Board, index: int, silence: Silence) -> None:
+def watch(kv_store: KVStore, index: int, silence: LivenessWatch) -> None:
     """Ends this process when another one raises, and tells the others when this one does.
 
     Arguments:
@@ -52,7 +52,7 @@ def watch(board: Board, index: int, silence: Silence) -> None:
       silence: names those that are not heard any more.
     """
     done = threading.Event()
-    thread = threading.Thread(target=_listen, args=(board, index, done), daemon=True, name="sbp processes")
+    thread = threading.Thread(target=_listen, args=(kv_store, index, done), daemon=True, name="sbp processes")
     thread.start()
     beats = silence.watch(done)
 
@@ -62,22 +62,22 @@ def watch(board: Board, index: int, silence: Silence) -> None:
         done.set()
         for waits in (thread, *beats):
             waits.join()
-        wrong = at_the_end(board, index, calls_of(cast(Hashable, board)))
+        wrong = at_the_end(kv_store, index, calls_of(cast(Hashable, kv_store)))
         if wrong is not None:
-            _end(board, index, wrong)
+            _end(kv_store, index, wrong)
 
     atexit.register(stop)
-    sys.excepthook = _telling(board, index, sys.excepthook)
+    sys.excepthook = _telling(kv_store, index, sys.excepthook)
 
 
-def tell(board: Board, index: int, error: BaseException) -> None:
+def tell(kv_store: KVStore, index: int, error: BaseException) -> None:
     """Leaves the word that this process has raised, and ends it: JAX would wait for the others first."""
-    is_lost, calls = has_lost_another(error), calls_of(cast(Hashable, board))
+    is_lost, calls = has_lost_another(error), calls_of(cast(Hashable, kv_store))
     said, code = f"has raised {type(error).__name__}: {error}", _code(error)
     if is_lost:
         said, code = loss_text(error), FOLLOWS
     try:
-        board.key_value_set_bytes(KEY, json.dumps([index, said]).encode())
+        kv_store.key_value_set_bytes(KEY, json.dumps([index, said]).encode())
     except jax.errors.JaxRuntimeError:  # another one was earlier, or the service is gone
         code = FOLLOWS
     if calls.fails is not None and code != FOLLOWS:
@@ -94,7 +94,7 @@ def _code(error: BaseException) -> int:
     return own if isinstance(own, int) and own not in (0, FOLLOWS) else 1
 
 
-def _telling(board: Board, index: int, before: Hook) -> Hook:
+def _telling(kv_store: KVStore, index: int, before: Hook) -> Hook:
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         is_lost = has_lost_another(error)
         if not is_lost or before is not sys.__excepthook__:  # where it was lost says nothing
@@ -102,38 +102,38 @@ def _telling(board: Board, index: int, before: Hook) -> Hook:
         if FORK.parent is not None:  # its parent is the member, and hears of it as it likes
             return
         # A result that is fetched raises in the user's code: nobody but this hook sees it.
-        why = explained(error, board, index, how_many(), calls_of(cast(Hashable, board)))
+        why = explained(error, kv_store, index, how_many(), calls_of(cast(Hashable, kv_store)))
         if why is not None:
-            _end(board, index, why)
+            _end(kv_store, index, why)
         if is_lost:
             sys.stderr.write(f"sbp: process {index} ends: it {loss_text(error)}\n")
-        tell(board, index, error)
+        tell(kv_store, index, error)
 
     return hook
 
 
-def _end(board: Board, index: int, error: ProcessError) -> None:
+def _end(kv_store: KVStore, index: int, error: ProcessError) -> None:
     """Ends this process with an error that nobody can catch."""
     sys.stdout.flush()
     sys.stderr.write(f"sbp: process {index} ends: {type(error).__name__}: {error}\n")
-    tell(board, index, error)
+    tell(kv_store, index, error)
 
 
-def _listen(board: Board, index: int, done: threading.Event) -> None:
+def _listen(kv_store: KVStore, index: int, done: threading.Event) -> None:
     """Waits for the word of another process; says what this one calls, and compares it now and then."""
-    word, calls, looked = None, calls_of(cast(Hashable, board)), time.monotonic()
-    waiting = Waiting(calls, index, how_many())
+    word, calls, looked = None, calls_of(cast(Hashable, kv_store)), time.monotonic()
+    waiting = StragglerLog(calls, index, how_many())
     while word is None:
         if done.wait(POLL_SECONDS):
             return
         with suppress(jax.errors.JaxRuntimeError):  # none is there; where the service is gone JAX ends all
-            word = board.key_value_try_get_bytes(KEY)
-        calls.answer(board, index)
+            word = kv_store.key_value_try_get_bytes(KEY)
+        calls.answer(kv_store, index)
         if word is None and time.monotonic() - looked >= LOOK_SECONDS:
-            looked, wrong = time.monotonic(), parted(board, index, calls)
-            waiting.look(board, looked)
+            looked, wrong = time.monotonic(), parted(kv_store, index, calls)
+            waiting.look(kv_store, looked)
             if wrong is not None:
-                _end(board, index, wrong)
+                _end(kv_store, index, wrong)
     other, error = json.loads(word)
     if other == index:
         return

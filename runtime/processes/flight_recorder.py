@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from sbp.json_reader import json_of
+from sbp.text.json_reader import json_of
 
 RECENT = 128
 """Calls that are remembered: more than a process can be ahead of another one that it exchanges data with."""
@@ -28,7 +28,7 @@ Ring: TypeAlias = bytearray | mmap.mmap
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
+class SharedProgram:
     """A program in which all processes exchange data: none runs it without the others.
 
     Arguments:

@@ -7,13 +7,13 @@ from typing import Any
 
 import jax
 
-from sbp.compat_processes import board, how_many, own_index, set_own_address
-from sbp.compat_processes import coordinator as coordinator_of_all
+from sbp.compat.processes import coordinator as coordinator_of_all
+from sbp.compat.processes import how_many, kv_store, own_index, set_own_address
+from sbp.compat.untyped import set_jax
 from sbp.runtime.processes.address import own_address
 from sbp.runtime.processes.failure_propagation import watch
 from sbp.runtime.processes.joining import MOST_SECONDS, joining
-from sbp.runtime.processes.liveness import Silence
-from sbp.untyped import set_jax
+from sbp.runtime.processes.liveness import LivenessWatch
 
 HEARTBEAT_SECONDS = 10
 """After which a process that says nothing is taken for dead; JAX's default is 100 s. Who compiles goes on
@@ -62,10 +62,10 @@ def initialize(
             heartbeat_timeout_seconds=heartbeat_timeout_seconds,
             **more,
         )
-    found = board()
+    found = kv_store()
     if found is not None:
         mine, where = own_index(), coordinator_of_all()
         address = own_address(found, mine, how_many(), where)
         if address is not None:
             set_own_address(address)
-        watch(found, mine, Silence(found, mine, where, heartbeat_timeout_seconds))
+        watch(found, mine, LivenessWatch(found, mine, where, heartbeat_timeout_seconds))

@@ -28,7 +28,7 @@ from sbp.runtime.processes.lifeline import guarded, lifeline
 from sbp.runtime.processes.messages import another_call
 from sbp.runtime.processes.restarts import Restarts
 from sbp.runtime.processes.stack_traces import left_out
-from sbp.runtime.processes.workers import LineWriter, Member, started
+from sbp.runtime.processes.workers import LineWriter, Worker, started
 
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 10.0
@@ -91,7 +91,7 @@ class EndRequest:
     """
 
     count: int = 0
-    members: list[Member] = field(default_factory=list)
+    members: list[Worker] = field(default_factory=list)
 
     def hear(self, number: int, frame: FrameType | None) -> None:
         """Hands a signal on, once; the second one ends all at once."""
@@ -217,7 +217,7 @@ def _run(
         return _Failure(index, said, time.monotonic() - began)
 
 
-def _say_rest(members: Sequence[Member], index: int, err: LineWriter) -> None:
+def _say_rest(members: Sequence[Worker], index: int, err: LineWriter) -> None:
     """Shows what was held back of the process that is to blame, if it is all that there is; else how much."""
     folds = [(m.index, m.fold) for m in members]
     if index < len(folds) and members[index].fold.has_lost_others:
@@ -239,7 +239,7 @@ def parted(folder: Path, processes: int) -> Problem | None:
     return None
 
 
-def _watched(members: Sequence[Member], err: LineWriter) -> tuple[int, str] | None:
+def _watched(members: Sequence[Worker], err: LineWriter) -> tuple[int, str] | None:
     """Waits for all; who is to blame where one ended wrongly, after which the others are ended."""
     while not any(m.has_failed for m in members):
         if not any(m.runs for m in members):
@@ -264,7 +264,7 @@ def _watched(members: Sequence[Member], err: LineWriter) -> tuple[int, str] | No
     return found.index, found.text(len(members))
 
 
-def _wait(members: Sequence[Member], seconds: float) -> None:
+def _wait(members: Sequence[Worker], seconds: float) -> None:
     """Until all have ended, at most so long."""
     until = time.monotonic() + seconds
     while any(m.runs for m in members) and time.monotonic() < until:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import jax
 
-from sbp.compat_processes import Board
+from sbp.compat.processes import KVStore
 
 LOG = logging.getLogger("sbp")
 BEATS = "sbp/beats"
@@ -28,7 +28,7 @@ QUIET_LOOKS = 8
 
 
 @dataclass
-class Silence:
+class LivenessWatch:
     """What one process hears of the others.
 
     Arguments:
@@ -41,7 +41,7 @@ class Silence:
       said: who was named.
     """
 
-    board: Board
+    kv_store: KVStore
     index: int
     where: str
     heartbeat_seconds: float
@@ -74,7 +74,7 @@ class Silence:
 
     def beat(self, value: bytes) -> None:
         """Leaves a beat."""
-        self.board.key_value_set_bytes(f"{BEATS}/{self.index}", value, allow_overwrite=True)
+        self.kv_store.key_value_set_bytes(f"{BEATS}/{self.index}", value, allow_overwrite=True)
 
     def look_on(self, done: threading.Event) -> None:
         """Looks who has beaten, and names who has not."""
@@ -82,7 +82,7 @@ class Silence:
             self.looks += 1
             if self.index == 0:
                 with suppress(jax.errors.JaxRuntimeError):
-                    self.hear(self.board.key_value_dir_get_bytes(BEATS))
+                    self.hear(self.kv_store.key_value_dir_get_bytes(BEATS))
             for other in self.silent():
                 LOG.warning("%s", self.text(other))
 

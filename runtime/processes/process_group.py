@@ -20,8 +20,8 @@ from typing import Any, cast
 
 import jax
 
-from sbp.compat_errors import is_deadline
-from sbp.compat_processes import Board, board
+from sbp.compat.errors import is_deadline
+from sbp.compat.processes import KVStore, kv_store
 from sbp.errors import Problem, ProcessError
 from sbp.passes.plan.record import ChoiceRecord, read_record, record_data
 from sbp.passes.request import Question
@@ -38,7 +38,7 @@ SAID_AGAIN_SECONDS = 60.0
 
 
 @dataclass
-class Team:
+class ProcessGroup:
     """The processes of one program, as one of them sees them.
 
     Arguments:
@@ -53,7 +53,7 @@ class Team:
 
     index: int
     count: int
-    board: Board
+    kv_store: KVStore
     calls: Calls = field(default_factory=Calls)
     met: int = 0
     asked: tuple[str, ...] = ()
@@ -138,7 +138,7 @@ class Team:
 
     def explained(self, error: BaseException) -> ProcessError | None:
         """Why the runtime has raised an error, if it is that the processes run different programs."""
-        return explained(error, self.board, self.index, self.count, self.calls)
+        return explained(error, self.kv_store, self.index, self.count, self.calls)
 
     def gathered(self, name: str, value: Any) -> list[Any]:
         """What each process has, by their numbers; all wait for all.
@@ -170,18 +170,18 @@ class Team:
 
     def forget(self, key: str) -> None:
         """Deletes the values whose keys begin so; all processes have read them."""
-        self.board.key_value_delete(f"sbp/{key}")
+        self.kv_store.key_value_delete(f"sbp/{key}")
 
     # -- words
 
     def _put(self, key: str, value: Mapping[str, Any]) -> None:
         packed = gzip.compress(json.dumps(value).encode(), mtime=0)
-        self.board.key_value_set_bytes(f"sbp/{key}", packed, allow_overwrite=True)
+        self.kv_store.key_value_set_bytes(f"sbp/{key}", packed, allow_overwrite=True)
 
     def _look(self, key: str, seconds: float) -> dict[str, Any] | None:
         """A value; None if it does not come in time."""
         try:
-            found = self.board.blocking_key_value_get_bytes(f"sbp/{key}", max(1, int(1000 * seconds)))
+            found = self.kv_store.blocking_key_value_get_bytes(f"sbp/{key}", max(1, int(1000 * seconds)))
         except jax.errors.JaxRuntimeError as e:
             if is_deadline(e):
                 return None
@@ -214,14 +214,14 @@ class Team:
         """Raises if the process that is waited for has begun calls which this one has not."""
         if whose == self.index:
             return
-        theirs = begun(self.board, whose)
+        theirs = begun(self.kv_store, whose)
         # What was left before a call began is there by now.
         if theirs.count > self.calls.count and self._look(key, 0) is None:
             waits: Sequence[str] = (what, *self.asked)
-            runs = words_of(self.board, theirs.at(theirs.count)[1])
+            runs = words_of(self.kv_store, theirs.at(theirs.count)[1])
             raise ProcessError(gone_on(self.index, waits, whose, runs))
         self.turn += 1
-        ask(self.board, f"{self.index}/{self.turn}")
+        ask(self.kv_store, f"{self.index}/{self.turn}")
 
     def _is_waited_for(self) -> bool:
         """Whether process 0 waits for this process to come with its next program."""
@@ -257,13 +257,13 @@ def _differ(first: Mapping[str, Any], others: Mapping[str, Mapping[str, Any]]) -
     )
 
 
-def team() -> Team | None:
+def process_group() -> ProcessGroup | None:
     """The team of this process; None where it is the only one."""
-    found = board()
-    return None if found is None or jax.process_count() == 1 else _team_of(cast(Hashable, found))
+    found = kv_store()
+    return None if found is None or jax.process_count() == 1 else _group_of(cast(Hashable, found))
 
 
 @functools.lru_cache(maxsize=1)
-def _team_of(found: Hashable) -> Team:
+def _group_of(found: Hashable) -> ProcessGroup:
     """One for as long as the processes are connected: it counts how often they have met."""
-    return Team(jax.process_index(), jax.process_count(), cast(Board, found), calls_of(found))
+    return ProcessGroup(jax.process_index(), jax.process_count(), cast(KVStore, found), calls_of(found))

@@ -10,9 +10,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from numpy.typing import NDArray
 
+from sbp.compat.untyped import Leaf, PyTree, partition_spec
 from sbp.errors import ArgumentError, Problem
 from sbp.placement import Placement
-from sbp.untyped import Leaf, PyTree, partition_spec
 
 
 def with_own_rows(tree: PyTree, placement: Placement, where: str) -> PyTree:

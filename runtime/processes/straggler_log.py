@@ -10,7 +10,7 @@ import logging
 import time
 from dataclasses import dataclass, field
 
-from sbp.compat_processes import Board
+from sbp.compat.processes import KVStore
 from sbp.runtime.processes.calls import Calls, begun
 from sbp.runtime.processes.messages import spoken
 
@@ -19,7 +19,7 @@ SAID_AGAIN_SECONDS = 60.0
 
 
 @dataclass
-class Waiting:
+class StragglerLog:
     """How long this process has been in its last call, or behind it.
 
     Arguments:
@@ -38,7 +38,7 @@ class Waiting:
     since: float = field(default_factory=time.monotonic)
     times: int = 0
 
-    def look(self, board: Board, now: float) -> None:
+    def look(self, kv_store: KVStore, now: float) -> None:
         """Warns of those that are late, once in a minute: process 0 of all others, and they of process 0.
 
         Arguments:
@@ -50,7 +50,7 @@ class Waiting:
             return
         self.times += 1
         for other in [0] if self.index else range(1, self.count):
-            theirs = begun(board, other).count
+            theirs = begun(kv_store, other).count
             if theirs < self.begun:
                 LOG.warning(
                     "process %d has begun call %d, %s, %.0f s ago; process %d has begun %d",

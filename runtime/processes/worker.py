@@ -37,26 +37,26 @@ def join(meeting: str, processes: str, index: str, devices: str, folder: str) ->
       devices: CPU devices of this process; "0" for what JAX finds.
       folder: where it leaves what it calls.
     """
-    from sbp.compat_processes import board
+    from sbp.compat.processes import kv_store
+    from sbp.compat.untyped import set_jax
     from sbp.runtime.processes.calls import calls_of
     from sbp.runtime.processes.initialize import initialize
-    from sbp.untyped import set_jax
 
     if int(devices):
         set_jax("jax_platforms", "cpu")
         set_jax("jax_num_cpu_devices", int(devices))
     initialize(meeting, int(processes), int(index))
-    found = board()
+    found = kv_store()
     if found is not None:
         calls_of(cast(Hashable, found)).keep_in(Path(folder), int(index))
 
 
 def leave(index: int, error: SystemExit) -> None:
     """Tells the others that this process ends without success, and ends it."""
-    from sbp.compat_processes import board
+    from sbp.compat.processes import kv_store
     from sbp.runtime.processes.failure_propagation import tell
 
-    found = board()
+    found = kv_store()
     if found is not None:
         tell(found, index, error)
 

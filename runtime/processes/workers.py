@@ -21,7 +21,7 @@ DRAIN_SECONDS = 2.0
 
 
 @dataclass
-class Member:
+class Worker:
     """One process of a launch.
 
     Arguments:
@@ -89,7 +89,7 @@ class Member:
             thread.join(max(0.0, until - time.monotonic()))
 
 
-def started(index: int, command: Sequence[str], pipe: int, out: LineWriter, err: LineWriter) -> Member:
+def started(index: int, command: Sequence[str], pipe: int, out: LineWriter, err: LineWriter) -> Worker:
     """Starts a process.
 
     Arguments:
@@ -109,7 +109,7 @@ def started(index: int, command: Sequence[str], pipe: int, out: LineWriter, err:
         pass_fds=(pipe,),
         start_new_session=True,  # Ctrl-C in a terminal goes to the launcher alone, which hands it on once
     )
-    member = Member(index, process)
+    member = Worker(index, process)
 
     def await_end() -> None:
         code = process.wait()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from sbp.passes.explain.measured import kernel_estimate
+from sbp.passes.explain.measurement import kernel_estimate
 from sbp.runtime.hlo.origins import Origin
 from sbp.runtime.hlo.parser import Instruction
 from sbp.runtime.profile.trace_alignment import INSIDE, ProgramReader

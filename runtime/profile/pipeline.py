@@ -12,21 +12,21 @@ from typing import Protocol
 import jax
 import jax.numpy as jnp
 
+from sbp.compat.untyped import Leaf, PyTree, block_until_ready
 from sbp.passes.face import Plan
-from sbp.passes.look import pipeline_page
-from sbp.passes.pipeline.choose import ScheduleTask, split_seconds, task_of
+from sbp.passes.pipeline.schedule_choice import ScheduleTask, split_seconds, task_of
+from sbp.passes.render import pipeline_page
 from sbp.passes.schedule.actions import SENDS, Kind, Schedule
 from sbp.passes.schedule.simulate import simulate
 from sbp.passes.schedule.spans import Timeline
 from sbp.passes.schedule.times import Times
-from sbp.runtime.execute.compiled_program import Built
-from sbp.runtime.pipeline.pipeline_executor import Machine
-from sbp.runtime.pipeline.program import BuiltPipeline
+from sbp.runtime.execute.compiled_program import CompiledProgram
+from sbp.runtime.pipeline.pipeline_executor import PipelineExecutor
+from sbp.runtime.pipeline.program import CompiledPipeline
 from sbp.runtime.pipeline.step_record import Record
 from sbp.runtime.profile.pipeline_breakdown import places_measured
 from sbp.runtime.profile.profile import ActionTime, Profile
-from sbp.runtime.profile.step_breakdown import NotDivided, divided
-from sbp.untyped import Leaf, PyTree, block_until_ready
+from sbp.runtime.profile.step_breakdown import BreakdownError, divided
 
 STEPS = 3
 """Steps of each kind that are measured, after one that is not."""
@@ -56,19 +56,19 @@ def measure(built: Runs, leaves: Sequence[Leaf]) -> Profile:
         block_until_ready(copied)
         return copied
 
-    while isinstance(built, BuiltPipeline) and built.drivers.threads is None:
+    while isinstance(built, CompiledPipeline) and built.drivers.threads is None:
         built.run(fresh())
     seconds = [_seconds(built.run, fresh()) for _ in range(STEPS + 1)]
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     on_cpu = built.plan.placement.platform == "cpu"
     profile = Profile(built.plan, median(seconds[1:]), cores=cores if on_cpu else None)
-    if isinstance(built, BuiltPipeline) and built.schedule is not None:
+    if isinstance(built, CompiledPipeline) and built.schedule is not None:
         profile = _Measuring(built, built.schedule, fresh).profile(profile)
     try:
-        if isinstance(built, BuiltPipeline):
+        if isinstance(built, CompiledPipeline):
             return replace(profile, places=places_measured(built, fresh))
-        return replace(profile, step=divided(built, fresh)) if isinstance(built, Built) else profile
-    except NotDivided as e:
+        return replace(profile, step=divided(built, fresh)) if isinstance(built, CompiledProgram) else profile
+    except BreakdownError as e:
         return replace(profile, undivided=str(e))
 
 
@@ -81,12 +81,12 @@ def _seconds(run: Callable[[Sequence[Leaf]], PyTree], leaves: Sequence[Leaf]) ->
 
 @dataclass(frozen=True)
 class _Measuring:
-    built: BuiltPipeline
+    built: CompiledPipeline
     schedule: Schedule
     fresh: Callable[[], list[Leaf]]
 
     @property
-    def machine(self) -> Machine:
+    def machine(self) -> PipelineExecutor:
         return self.built.machine
 
     def profile(self, whole: Profile) -> Profile:
@@ -121,12 +121,12 @@ class _Measuring:
 
     def driver(self) -> float:
         """What it costs to issue an action. Time of the thread, so waiting is not in it."""
-        shelves = self.machine.begin(self.built.arguments(self.fresh()))
-        block_until_ready([x for shelf in shelves for x in shelf.arrays.values() if not x.is_deleted()])
+        stores = self.machine.begin(self.built.arguments(self.fresh()))
+        block_until_ready([x for store in stores for x in store.arrays.values() if not x.is_deleted()])
         began = time.thread_time()
-        self.machine.driven(shelves, None)
+        self.machine.driven(stores, None)
         spent = time.thread_time() - began
-        block_until_ready(self.machine.end(shelves))
+        block_until_ready(self.machine.end(stores))
         return spent / len(self.machine.order)
 
 

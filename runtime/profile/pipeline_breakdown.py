@@ -7,23 +7,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sbp.passes.explain.measured import MeasuredCollective, MeasuredStep, numbered
+from sbp.compat.untyped import Leaf, block_until_ready
+from sbp.passes.explain.measurement import MeasuredCollective, MeasuredStep, numbered
 from sbp.passes.explain.plan import Collective, PlanData
-from sbp.passes.look.program_data import program_data
 from sbp.passes.program.role import Phase
+from sbp.passes.render.program_data import program_data
 from sbp.runtime.hlo.groups import Groups
 from sbp.runtime.hlo.meter import text_of
 from sbp.runtime.hlo.origins import origins_of, rows_of
 from sbp.runtime.hlo.parser import parse
-from sbp.runtime.pipeline.program import BuiltPipeline
-from sbp.runtime.pipeline.stage_executor import Station
+from sbp.runtime.pipeline.program import CompiledPipeline
+from sbp.runtime.pipeline.stage_executor import StageExecutor
 from sbp.runtime.pipeline.stage_programs import Runnable
 from sbp.runtime.profile.kernels_by_line import LineReader
-from sbp.runtime.profile.step_breakdown import HOW, NotDivided, local_devices, recorded
+from sbp.runtime.profile.step_breakdown import HOW, BreakdownError, local_devices, recorded
 from sbp.runtime.profile.trace import HasPlanes, TracedStep, traced_steps
 from sbp.runtime.profile.trace_alignment import ProgramReader, share_of
-from sbp.runtime.profile.trace_attribution import KERNEL, SENDING, WAITING, StepAccount, account
-from sbp.untyped import Leaf, block_until_ready
+from sbp.runtime.profile.trace_attribution import KERNEL, SENDING, WAITING, StepAttribution, account
 
 NOT_NAMED = "no instruction of the compiled pieces names it: XLA has removed it, or sends an equal one"
 
@@ -38,7 +38,7 @@ class _Piece:
     lines: LineReader
 
 
-def places_measured(built: BuiltPipeline, fresh: Callable[[], Sequence[Leaf]]) -> tuple[MeasuredStep, ...]:
+def places_measured(built: CompiledPipeline, fresh: Callable[[], Sequence[Leaf]]) -> tuple[MeasuredStep, ...]:
     """A step divided, per placement; kernels are told apart by lines, and by what a piece is.
 
     Arguments:
@@ -47,20 +47,20 @@ def places_measured(built: BuiltPipeline, fresh: Callable[[], Sequence[Leaf]]) -
     Raises:
       NotDivided: where the profiler says nothing of ops.
     """
-    stations = built.machine.stations
+    executors = built.machine.executors
     pieces = list[list[_Piece]]()
-    for s, plan in zip(stations, built.plan.stages, strict=True):
+    for s, plan in zip(executors, built.plan.stages, strict=True):
         program = program_data(plan)
         own = [] if program is None else [step for step, _ in numbered(program["steps"])]
         pieces.append([_piece(r, part.phase, plan, own) for part, r in s.runnables.items()])
     profile = recorded(fresh, lambda args: block_until_ready(built.run(args)))
     steps = _steps(profile, {p.module: p for own in pieces for p in own})
     if not steps or not any(step.events for step in steps):
-        raise NotDivided("JAX's profiler says nothing of the ops of a step")
+        raise BreakdownError("JAX's profiler says nothing of the ops of a step")
     step = sorted(steps, key=lambda s: s.seconds)[len(steps) // 2]
     return tuple(
         _placement(step, s, own, plan.collectives)
-        for s, own, plan in zip(stations, pieces, built.plan.stages, strict=True)
+        for s, own, plan in zip(executors, pieces, built.plan.stages, strict=True)
     )
 
 
@@ -103,7 +103,7 @@ def _steps(profile: HasPlanes, modules: Mapping[str, _Piece]) -> list[TracedStep
 
 
 def _placement(
-    step: TracedStep, station: Station, pieces: Sequence[_Piece], plan: Sequence[Collective]
+    step: TracedStep, station: StageExecutor, pieces: Sequence[_Piece], plan: Sequence[Collective]
 ) -> MeasuredStep:
     """The step of one placement's devices."""
     devices = local_devices(station.slots.mesh)
@@ -140,7 +140,7 @@ def _placement(
 
 
 def _collectives(
-    plan: Sequence[Collective], rows: Mapping[str, tuple[str, ...]], found: StepAccount
+    plan: Sequence[Collective], rows: Mapping[str, tuple[str, ...]], found: StepAttribution
 ) -> Iterator[MeasuredCollective]:
     """What each row of a placement took, and what is sent for no row."""
     known = {c.name: c for c in plan}

@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from sbp.options import bytes_of
-from sbp.passes.explain.measured import MeasuredStep
+from sbp.passes.explain.measurement import MeasuredStep
 from sbp.passes.face import Plan
-from sbp.passes.look import files
-from sbp.passes.look.measured_text import (
+from sbp.passes.pipeline.plan import PipelineData
+from sbp.passes.pipeline.schedule_choice import ScheduleTask, found_schedule
+from sbp.passes.render import files
+from sbp.passes.render.measurement_text import (
     WIDTH,
     collective_rows,
     group_rows,
@@ -18,17 +20,15 @@ from sbp.passes.look.measured_text import (
     part_rows,
     ratio_text,
 )
-from sbp.passes.look.page import figures_table, heading, picture, short
-from sbp.passes.look.pipeline_text import NUMBERS, columns, place_heading
-from sbp.passes.look.timeline import chrome_trace, timeline_svg
-from sbp.passes.look.web_page import PageTable, profiled_page
-from sbp.passes.look.width import fitted, terminal_width
-from sbp.passes.pipeline.choose import ScheduleTask, found_schedule
-from sbp.passes.pipeline.plan import PipelineData
+from sbp.passes.render.page import figures_table, heading, picture, short
+from sbp.passes.render.pipeline_text import NUMBERS, columns, place_heading
+from sbp.passes.render.timeline import chrome_trace, timeline_svg
+from sbp.passes.render.web_page import PageTable, profiled_page
+from sbp.passes.render.width import fitted, terminal_width
 from sbp.passes.schedule.actions import Kind, Schedule
 from sbp.passes.schedule.spans import Timeline, apart
 from sbp.passes.schedule.times import Times
-from sbp.units import bytes_text, seconds_text
+from sbp.text.units import bytes_text, seconds_text
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,15 +9,15 @@ from pathlib import Path
 import jax
 from jax.sharding import Mesh
 
-from sbp.passes.explain.measured import MeasuredStep, kernel_estimate, numbered
-from sbp.passes.look.program_data import program_data
-from sbp.runtime.execute.compiled_program import Built
+from sbp.compat.untyped import Leaf, block_until_ready
+from sbp.passes.explain.measurement import MeasuredStep, kernel_estimate, numbered
+from sbp.passes.render.program_data import program_data
+from sbp.runtime.execute.compiled_program import CompiledProgram
 from sbp.runtime.hlo.meter import text_of
 from sbp.runtime.hlo.parser import parse
 from sbp.runtime.profile.trace import STEP, HasPlanes, traced_steps
 from sbp.runtime.profile.trace_alignment import MARK, ProgramReader, measured_step
 from sbp.runtime.target.comparison import compared
-from sbp.untyped import Leaf, block_until_ready
 
 HOW = "by JAX's profiler"
 STEPS = 5
@@ -26,11 +26,11 @@ GPU_OPTIONS: Mapping[str, str] = {"xla_gpu_enable_command_buffer": ""}
 """Kernels inside a CUDA graph have no op in a profile: the program is compiled without such graphs."""
 
 
-class NotDivided(Exception):
+class BreakdownError(Exception):
     """A step that could not be divided; its text says why."""
 
 
-def divided(built: Built, fresh: Callable[[], Sequence[Leaf]]) -> MeasuredStep:
+def divided(built: CompiledProgram, fresh: Callable[[], Sequence[Leaf]]) -> MeasuredStep:
     """A step of a program, divided.
 
     The program is compiled once more, with the number of its step in the name of every instruction; nothing
@@ -64,7 +64,7 @@ def divided(built: Built, fresh: Callable[[], Sequence[Leaf]]) -> MeasuredStep:
     found = traced_steps(profile, module.header["name"], reader.readers)
     if not found or not any(step.events for step in found):
         platform = physical.placement.platform
-        raise NotDivided(f"JAX's profiler says nothing of the ops of a step on {platform} devices")
+        raise BreakdownError(f"JAX's profiler says nothing of the ops of a step on {platform} devices")
     return measured_step(found, beside, reader, local_devices(mesh), HOW)
 
 
@@ -87,10 +87,10 @@ def recorded(fresh: Callable[[], Sequence[Leaf]], run: Callable[[Sequence[Leaf]]
                     with jax.profiler.TraceAnnotation(STEP):
                         run(args)
         except RuntimeError as e:
-            raise NotDivided(f"JAX's profiler cannot be started: {e}") from None
+            raise BreakdownError(f"JAX's profiler cannot be started: {e}") from None
         files = sorted(Path(folder).rglob("*.xplane.pb"))
         if not files:
-            raise NotDivided("JAX's profiler has written nothing")
+            raise BreakdownError("JAX's profiler has written nothing")
         profile: HasPlanes = jax.profiler.ProfileData.from_file(str(files[-1]))
         return profile
 

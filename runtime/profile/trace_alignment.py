@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from sbp.passes.explain.collectives import ROW_SCOPE
-from sbp.passes.explain.measured import MeasuredCollective, MeasuredSpan, MeasuredStep
+from sbp.passes.explain.measurement import MeasuredCollective, MeasuredSpan, MeasuredStep
 from sbp.passes.explain.plan import Collective
 from sbp.runtime.hlo.groups import Groups, connected, groups_of, moves_of
 from sbp.runtime.hlo.parser import Computation, Instruction, Module, pairs
 from sbp.runtime.profile.trace import TracedStep
-from sbp.runtime.profile.trace_attribution import KERNEL, SENDING, WAITING, StepAccount, account, arrivals
-from sbp.runtime.target.collective_matching import RowFate
+from sbp.runtime.profile.trace_attribution import KERNEL, SENDING, WAITING, StepAttribution, account, arrivals
+from sbp.runtime.target.collective_matching import RowMatch
 from sbp.runtime.target.collective_sites import CompiledCollective
 from sbp.runtime.target.comparison import ComparedProgram
 
@@ -175,7 +175,7 @@ def measured_step(
     )
 
 
-def collective_times(compared: ComparedProgram, found: StepAccount) -> Iterator[MeasuredCollective]:
+def collective_times(compared: ComparedProgram, found: StepAttribution) -> Iterator[MeasuredCollective]:
     """What each row took, and what is sent for no row."""
     rows = {c.name: c for c in compared.plan.collectives}
     sites = {c.instruction: c for c in compared.collectives}
@@ -214,7 +214,7 @@ def share_of(rows: Mapping[str, Collective], row: str, together: Sequence[str]) 
     return rows[row].seconds / total if total else 1 / len(together)
 
 
-def _unseen(fate: RowFate, own: Sequence[CompiledCollective]) -> str:
+def _unseen(fate: RowMatch, own: Sequence[CompiledCollective]) -> str:
     """Why a row has no time."""
     if fate.removed or not own:
         return fate.remark or "no instruction of the compiled program is for it"
@@ -223,7 +223,7 @@ def _unseen(fate: RowFate, own: Sequence[CompiledCollective]) -> str:
     return f"the profile has no event of {', '.join(c.instruction for c in own)}"
 
 
-def _remarks(fate: RowFate, own: Sequence[CompiledCollective], found: StepAccount) -> Iterator[str]:
+def _remarks(fate: RowMatch, own: Sequence[CompiledCollective], found: StepAttribution) -> Iterator[str]:
     """What else is in the time of a row, or what is not."""
     if fate.remark:
         shared = any(len(c.rows) > 1 for c in own)

@@ -22,7 +22,7 @@ def _three() -> tuple[ByInstruction, ByInstruction, ByInstruction]:
 
 
 @dataclass
-class StepAccount:
+class StepAttribution:
     """What a step was spent on, in seconds, the mean of its devices.
 
     Arguments:
@@ -49,7 +49,7 @@ def account(
     groups: Mapping[str, Sequence[Sequence[int]]],
     containers: Iterable[str] = (),
     devices: Sequence[int] = (),
-) -> StepAccount:
+) -> StepAttribution:
     """Divides a step.
 
     Arguments:
@@ -60,7 +60,7 @@ def account(
     around = set(containers)
     events = [e for e in step.events if e.instruction not in around]
     own = sorted(devices or {e.device for e in events})
-    found = StepAccount(step.seconds, len(own))
+    found = StepAttribution(step.seconds, len(own))
     arrived = arrivals(events, groups)
     by_device: dict[int, list[OpEvent]] = defaultdict(list)
     for e in events:
@@ -106,7 +106,7 @@ def _intervals(
         yield last, e.end, SENDING, e.instruction
 
 
-def _divide(found: StepAccount, step: TracedStep, intervals: Sequence[Interval]) -> None:
+def _divide(found: StepAttribution, step: TracedStep, intervals: Sequence[Interval]) -> None:
     """Gives each instant of a device to those that have it."""
     first = min((a for a, _, _, _ in intervals), default=step.end)
     last = min(max((b for _, b, _, _ in intervals), default=step.end), step.end)
@@ -139,7 +139,7 @@ def _divide(found: StepAccount, step: TracedStep, intervals: Sequence[Interval])
                 del running[kind][name]
 
 
-def _mean(found: StepAccount) -> StepAccount:
+def _mean(found: StepAttribution) -> StepAttribution:
     """Sums over devices as means."""
     n = max(found.devices, 1)
     for seconds in (*found.claimed, found.sent):

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import jax
 
+from sbp.compat.untyped import Prefix
 from sbp.errors import raise_all
 from sbp.options import Options
-from sbp.passes.explain.fault import public
+from sbp.passes.explain.internal_errors import public
 from sbp.placement import Placement
 from sbp.signature import AUTO
-from sbp.untyped import Prefix
 
 if TYPE_CHECKING:
     from sbp.runtime.program.program import Program

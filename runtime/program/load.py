@@ -7,24 +7,24 @@ import os
 from collections.abc import Hashable, Sequence
 from typing import Any, NoReturn
 
-from sbp.compat_forks import check_not_forked
+from sbp.compat.forks import check_not_forked
+from sbp.compat.untyped import Leaf
 from sbp.errors import ExecutableError, Problem
 from sbp.options import Options, checked_key
-from sbp.passes.explain.fault import public
+from sbp.passes.explain.internal_errors import public
 from sbp.placement import Placement
 from sbp.runtime.call.arguments import Abstract
 from sbp.runtime.call.binding import Call
-from sbp.runtime.compile.traced_call import Reading
+from sbp.runtime.compile.traced_call import TracedCall
 from sbp.runtime.execute.compile_log import Shapes, said
-from sbp.runtime.execute.compiled_program import Built
-from sbp.runtime.pipeline.program import BuiltPipeline
-from sbp.runtime.processes.process_group import team
+from sbp.runtime.execute.compiled_program import CompiledProgram
+from sbp.runtime.pipeline.program import CompiledPipeline
+from sbp.runtime.processes.process_group import process_group
 from sbp.runtime.program.program import Program
 from sbp.runtime.saved.file import AGAIN, check, devices_of, file_of, made_for, read
 from sbp.runtime.saved.pack import unpacked
 from sbp.runtime.saved.save import SavedSignature
 from sbp.signature import AUTO
-from sbp.untyped import Leaf
 
 
 class LoadedProgram(Program[Any, Any]):
@@ -34,7 +34,7 @@ class LoadedProgram(Program[Any, Any]):
     file, so there is nothing to trace: `lower`, `source`, `reading` and `report` are refused.
     """
 
-    def __init__(self, signature: SavedSignature, built: Built | BuiltPipeline) -> None:
+    def __init__(self, signature: SavedSignature, built: CompiledProgram | CompiledPipeline) -> None:
         super().__init__(_stub(signature), signature.placement, AUTO, AUTO, signature.parameters, Options())
         self.signature = signature
         call = signature.call
@@ -60,7 +60,7 @@ class LoadedProgram(Program[Any, Any]):
         mine = Shapes(self._latest[1].traced.in_paths, self.signature.avals)
         raise ExecutableError(_other_call(self, Shapes(call.paths(self.fn), tuple(avals)).since(mine)))
 
-    def _read(self, call: Call, avals: Sequence[Abstract]) -> Reading:
+    def _read(self, call: Call, avals: Sequence[Abstract]) -> TracedCall:
         raise ExecutableError(_no_function(self, "reading"))
 
     def lower(self, *args: Any, **kwargs: Any) -> NoReturn:
@@ -107,7 +107,7 @@ def load_executable(path: str | os.PathLike[str], *, signing_key: bytes | None =
     header, program = read(file, checked_key(signing_key, "load_executable(path, signing_key=...)"))
     devices = devices_of(header)
     check(file, header, made_for(devices))
-    if (others := team()) is not None:
+    if (others := process_group()) is not None:
         others.agree(where, header["program"])
     with said("loaded", file.name):
         signature, built = unpacked(program, devices)

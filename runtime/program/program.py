@@ -9,32 +9,32 @@ from dataclasses import replace
 
 import jax
 
-from sbp.compat import setting
-from sbp.compat_errors import is_deleted
-from sbp.compat_forks import check_not_forked
+from sbp.compat.core import setting
+from sbp.compat.errors import is_deleted
+from sbp.compat.forks import check_not_forked
+from sbp.compat.untyped import PyTree
 from sbp.errors import ArgumentError, ProcessError, SbpError
-from sbp.passes.explain.fault import public
+from sbp.passes.explain.internal_errors import public
 from sbp.passes.face import PipelinePlan, Plan
-from sbp.passes.look.source import ProgramSource
+from sbp.passes.render.source import ProgramSource
 from sbp.runtime.ahead_of_time.program import domain_devices, lowered_for, report_of_stages
 from sbp.runtime.call import arguments
 from sbp.runtime.call.binding import Call
 from sbp.runtime.call.usage_errors import for_one_process, not_planned
 from sbp.runtime.compile.compilation import Compilation, P, R
-from sbp.runtime.compile.traced_call import Reading
+from sbp.runtime.compile.traced_call import TracedCall
 from sbp.runtime.execute.memory_errors import check_memory, memory_explained
 from sbp.runtime.execute.program_check import explain
 from sbp.runtime.lower.key_counts import KeyCount
 from sbp.runtime.nan_checks import findings
-from sbp.runtime.pipeline.program import BuiltPipeline, many_programs
-from sbp.runtime.processes.process_group import team
+from sbp.runtime.pipeline.program import CompiledPipeline, many_programs
+from sbp.runtime.processes.process_group import process_group
 from sbp.runtime.processes.process_local_data import with_own_rows
 from sbp.runtime.profile.pipeline import measure
 from sbp.runtime.profile.profile import Profile
 from sbp.runtime.report.report import ProgramReport, report_of
 from sbp.runtime.saved.save import SavedSignature, save, signature_of
 from sbp.runtime.target.devices import chip_of
-from sbp.untyped import PyTree
 
 
 class Program(Compilation[P, R]):
@@ -183,7 +183,7 @@ class Program(Compilation[P, R]):
         return self.plan(*args, **kwargs).source()
 
     @public
-    def reading(self, *args: PyTree, **kwargs: PyTree) -> Reading:
+    def reading(self, *args: PyTree, **kwargs: PyTree) -> TracedCall:
         """The function, traced for these arguments, to plan it for several placements.
 
         Raises:
@@ -204,7 +204,7 @@ class Program(Compilation[P, R]):
         Raises:
           SbpError: as a call does.
         """
-        if team() is not None:
+        if process_group() is not None:
             raise ProcessError(for_one_process(self, "profile"))
         call, built = self._prepare(args, kwargs, concrete=True)
         with memory_explained(built):
@@ -221,7 +221,7 @@ class Program(Compilation[P, R]):
           SbpError: as a call does. Its `compile()` raises PlacementError if there is no such plugin.
         """
         call, built = self._prepare(args, kwargs)
-        if isinstance(built, BuiltPipeline):
+        if isinstance(built, CompiledPipeline):
             raise ArgumentError(many_programs(self, "lower"))
         physical = built.plan.physical
         assert physical is not None
@@ -241,7 +241,7 @@ class Program(Compilation[P, R]):
         """
         check_not_forked(f"{self}.report(...)")
         built = self._prepare(args, kwargs)[1]
-        if isinstance(built, BuiltPipeline):
+        if isinstance(built, CompiledPipeline):
             return report_of_stages(built, built.plan.placement, self.options.topology)
         return self.report_of(self.lower(*args, **kwargs).compile(), *args, **kwargs)
 

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sbp.passes.look import files
+from sbp.passes.render import files
 from sbp.runtime.report.page import report_page
 from sbp.runtime.report.text import report_text
 from sbp.runtime.target.comparison import ComparedProgram

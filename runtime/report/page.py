@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from html import escape
 
-from sbp.passes.look.page import figures_table, heading, short
-from sbp.passes.look.web_page import PageTable, plan_page
+from sbp.passes.render.page import figures_table, heading, short
+from sbp.passes.render.web_page import PageTable, plan_page
 from sbp.runtime.report.simulated_step import simulated_step
 from sbp.runtime.report.text import HEADINGS, NUMBERS, cells, costliest, figures, remarks
 from sbp.runtime.target.comparison import ComparedProgram

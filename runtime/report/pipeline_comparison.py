@@ -10,7 +10,7 @@ from sbp.passes.explain.plan import PlanData
 from sbp.passes.pipeline.plan import PipelineData
 from sbp.passes.program.role import Part, Phase
 from sbp.passes.schedule.spans import Timeline
-from sbp.runtime.pipeline.memory import HeldPeak
+from sbp.runtime.pipeline.memory import PeakMemory
 from sbp.runtime.target.comparison import ComparedProgram, MemoryUse
 from sbp.runtime.target.events import Simulation
 
@@ -62,7 +62,7 @@ class ComparedPlace:
     plan: PlanData
     stages: tuple[int, ...]
     pieces: tuple[CompiledPiece, ...]
-    peak: HeldPeak | None
+    peak: PeakMemory | None
 
     @property
     def programs(self) -> dict[str, CompiledPiece]:
@@ -91,7 +91,7 @@ class ComparedPlace:
 
 
 @dataclass(frozen=True)
-class ComparedWay:
+class ComparedTransfer:
     """A tensor's way from a placement to another one, where these are of different processes.
 
     Arguments:
@@ -128,7 +128,7 @@ class ComparedPipeline(ComparedProgram):
     """
 
     places: tuple[ComparedPlace, ...] = ()
-    ways: tuple[ComparedWay, ...] = ()
+    ways: tuple[ComparedTransfer, ...] = ()
     timeline: Timeline | None = None
     simulated_seconds: float | None = None
 

@@ -8,17 +8,22 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sbp.passes.look import files
-from sbp.passes.look.page import figures_table, heading, short
-from sbp.passes.look.pipeline_files import plan_json
-from sbp.passes.look.pipeline_text import columns
-from sbp.passes.look.timeline import chrome_trace
-from sbp.passes.look.web_page import PageTable, plan_page
-from sbp.passes.look.width import fitted, terminal_width
+from sbp.passes.render import files
+from sbp.passes.render.page import figures_table, heading, short
+from sbp.passes.render.pipeline_files import plan_json
+from sbp.passes.render.pipeline_text import columns
+from sbp.passes.render.timeline import chrome_trace
+from sbp.passes.render.web_page import PageTable, plan_page
+from sbp.passes.render.width import fitted, terminal_width
 from sbp.passes.schedule.spans import Timeline
-from sbp.runtime.report.pipeline_comparison import ComparedPipeline, ComparedPlace, ComparedWay, CompiledPiece
+from sbp.runtime.report.pipeline_comparison import (
+    ComparedPipeline,
+    ComparedPlace,
+    ComparedTransfer,
+    CompiledPiece,
+)
 from sbp.runtime.report.text import figure_lines, percent
-from sbp.units import bytes_text, seconds_text
+from sbp.text.units import bytes_text, seconds_text
 
 FORMAT, VERSION = "sbp-pipeline-report", 1
 PLACES = (
@@ -139,7 +144,7 @@ def _piece(i: int, c: CompiledPiece) -> tuple[str, ...]:
 
 def ways(report: ComparedPipeline) -> list[tuple[str, ...]]:
     """What crosses from each placement to each other one."""
-    pairs: dict[tuple[int, int], list[ComparedWay]] = {}
+    pairs: dict[tuple[int, int], list[ComparedTransfer]] = {}
     for w in report.ways:
         pairs.setdefault((w.source, w.target), []).append(w)
     rows = list[tuple[str, ...]]()

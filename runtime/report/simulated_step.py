@@ -6,9 +6,9 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
-from sbp.passes.explain.measured import MeasuredSpan, MeasuredStep
+from sbp.passes.explain.measurement import MeasuredSpan, MeasuredStep
 from sbp.runtime.profile.trace_alignment import collective_times
-from sbp.runtime.profile.trace_attribution import SENDING, StepAccount
+from sbp.runtime.profile.trace_attribution import SENDING, StepAttribution
 from sbp.runtime.target.comparison import ComparedProgram
 from sbp.runtime.target.events import KERNELS, LOOPS, Simulation
 
@@ -22,7 +22,7 @@ def simulated_step(report: ComparedProgram) -> MeasuredStep | None:
     simulation = report.simulation
     if simulation is None:
         return None
-    found = StepAccount(simulation.seconds, 1)
+    found = StepAttribution(simulation.seconds, 1)
     found.sent = defaultdict(float, {c.instruction: c.seconds or 0.0 for c in report.collectives})
     exposed = {c.instruction: c.exposed_seconds or 0.0 for c in report.collectives}
     found.claimed[SENDING].update(exposed)

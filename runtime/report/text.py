@@ -6,11 +6,11 @@ import math
 from collections.abc import Sequence
 
 from sbp.passes.explain.words import kind_text
-from sbp.passes.look.pipeline_text import columns
-from sbp.passes.look.width import fitted, terminal_width
+from sbp.passes.render.pipeline_text import columns
+from sbp.passes.render.width import fitted, terminal_width
 from sbp.runtime.target.collective_sites import CompiledCollective
 from sbp.runtime.target.comparison import ComparedProgram
-from sbp.units import bytes_text, seconds_text
+from sbp.text.units import bytes_text, seconds_text
 
 SHOWN = 40
 """Collectives of a table, the costliest first."""

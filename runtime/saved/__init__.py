@@ -1,5 +1,5 @@
-"""Compiled programs in files: one process writes them, another one runs them, and compiles nothing.
+"""Compiled programs in files: one process writes them, another one runs them without compiling.
 
-In: what was built for one signature of a program; out: a file of each process, and a `Program` of it. Used by
-`Program.save_executable` and `sbp.load_executable`.
+In: a compiled signature of a program. Out: a file per process, and what it holds. Used by:
+`Program.save_executable`, `sbp.load_executable`.
 """

@@ -21,13 +21,13 @@ from typing import Any
 
 import jax
 
+from sbp.compat.untyped import JaxDevice
 from sbp.errors import ExecutableError, Problem, raise_all
-from sbp.json_reader import json_of
 from sbp.runtime.cache import trust
 from sbp.runtime.cache.cache_folder import host_cpu
 from sbp.runtime.cache.plan_store import code_digest
 from sbp.runtime.cache.trust import DIGEST_BYTES, NotTrustedError
-from sbp.untyped import JaxDevice
+from sbp.text.json_reader import json_of
 from sbp.version import VERSION
 
 MAGIC = b"sbp executable 1\n"

@@ -17,21 +17,21 @@ from typing import Any
 import jax
 import numpy as np
 
-from sbp.compat import is_key
-from sbp.compat_cache import SerialProgram, loaded
+from sbp.compat.cache import SerialProgram, loaded
+from sbp.compat.core import is_key
+from sbp.compat.untyped import JaxDevice
 from sbp.passes.explain.plan import PlanData
 from sbp.passes.physical.program import Physical
 from sbp.passes.pipeline.slots import Piece
 from sbp.passes.pipeline.stages import Stages
 from sbp.passes.program.graph import Graph, Node, Source
 from sbp.rules.entry import Rule
-from sbp.runtime.execute.compiled_program import Built
-from sbp.runtime.execute.host_input_check import Alike
+from sbp.runtime.execute.compiled_program import CompiledProgram
+from sbp.runtime.execute.host_input_check import HostInputCheck
 from sbp.runtime.lower.key_counts import Counting
-from sbp.runtime.pipeline.program import BuiltPipeline
+from sbp.runtime.pipeline.program import CompiledPipeline
 from sbp.runtime.pipeline.shared_executables import Executables
 from sbp.runtime.processes.addressable import array_of
-from sbp.untyped import JaxDevice
 
 LOCK = type(threading.RLock())
 # Fields that only who plans has a use for, and what stands there instead.
@@ -40,8 +40,14 @@ LEFT_OUT: Mapping[type, Mapping[str, Any]] = {
     Piece: {"steps": ()},
     Stages: {"asked": ()},
     Executables: {"cache": None, "known": {}, "used": {}},
-    Built: {"request": None, "cache": None, "loaded": True, "settled": [], "alike": Alike()},
-    BuiltPipeline: {"cache": None, "has_run": False, "alike": Alike()},
+    CompiledProgram: {
+        "request": None,
+        "cache": None,
+        "loaded": True,
+        "settled": [],
+        "alike": HostInputCheck(),
+    },
+    CompiledPipeline: {"cache": None, "has_run": False, "alike": HostInputCheck()},
     PlanData: {"replanner": None, "writer": None, "choice": None},
 }
 

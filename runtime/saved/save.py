@@ -10,22 +10,22 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from sbp.compat_cache import SerialProgram, serialised
-from sbp.compat_forks import check_not_forked
+from sbp.compat.cache import SerialProgram, serialised
+from sbp.compat.forks import check_not_forked
+from sbp.compat.untyped import JaxDevice, struct
 from sbp.errors import ExecutableError, Problem
 from sbp.placement import Placement
 from sbp.runtime.cache.cache_folder import caching
 from sbp.runtime.call.arguments import Abstract
 from sbp.runtime.call.binding import Call, Parameters
 from sbp.runtime.execute.compile_log import said
-from sbp.runtime.execute.compiled_program import Built
-from sbp.runtime.pipeline.pipeline_executor import Machine
-from sbp.runtime.pipeline.program import BuiltPipeline
+from sbp.runtime.execute.compiled_program import CompiledProgram
+from sbp.runtime.pipeline.pipeline_executor import PipelineExecutor
+from sbp.runtime.pipeline.program import CompiledPipeline
 from sbp.runtime.pipeline.shared_executables import CALLBACK, Executable
-from sbp.runtime.processes.process_group import team
+from sbp.runtime.processes.process_group import process_group
 from sbp.runtime.saved.file import file_of, made_for, write
 from sbp.runtime.saved.pack import Programs, packed
-from sbp.untyped import JaxDevice, struct
 
 WHOLE = "whole"
 """The name of the only program of one placement."""
@@ -68,7 +68,7 @@ def signature_of(fn: Callable[..., Any]) -> tuple[tuple[str, int, bool], ...] | 
 def save(
     path: str | os.PathLike[str],
     signature: SavedSignature,
-    built: Built | BuiltPipeline,
+    built: CompiledProgram | CompiledPipeline,
     key: bytes | None = None,
 ) -> None:
     """Writes what was built to a file, in each process its own.
@@ -83,8 +83,8 @@ def save(
     file = file_of(path)
     header = made_for(list(signature.placement.mesh.devices.flat))
     with said("saved", signature.name, f" to {file}"):
-        what: Built | BuiltPipeline = built
-        if isinstance(built, BuiltPipeline):
+        what: CompiledProgram | CompiledPipeline = built
+        if isinstance(built, CompiledPipeline):
             programs = _of_pipeline(built)
         else:
             what, programs = _of_whole(built)
@@ -95,11 +95,11 @@ def save(
 
 def _common(name: str, digest: str) -> str:
     """One word for the program in all processes: whoever loads files of two programs is told."""
-    others = team()
+    others = process_group()
     return digest if others is None else str(others.gathered(f"save {name}", digest)[0])
 
 
-def _of_whole(built: Built) -> tuple[Built, Programs]:
+def _of_whole(built: CompiledProgram) -> tuple[CompiledProgram, Programs]:
     """What was built for one placement, with its program as JAX can save it: as `jit` holds it, it cannot."""
     _, ins, consts = built.executable
     physical = built.plan.physical
@@ -119,7 +119,7 @@ def _of_whole(built: Built) -> tuple[Built, Programs]:
     return out, Programs({WHOLE: serial}, {id(compiled): (WHOLE, ids)})
 
 
-def _of_pipeline(built: BuiltPipeline) -> Programs:
+def _of_pipeline(built: CompiledPipeline) -> Programs:
     """The programs of this process: those of its stages, and of its ways to the stages of others. Those that
     are alike have one."""
     built.closed  # noqa: B018  (the arrays that it closes over are a part of it)
@@ -138,13 +138,13 @@ def _of_pipeline(built: BuiltPipeline) -> Programs:
     return Programs(serial, names)
 
 
-def _used(machine: Machine) -> Iterator[tuple[Executable, list[JaxDevice]]]:
+def _used(machine: PipelineExecutor) -> Iterator[tuple[Executable, list[JaxDevice]]]:
     """All programs of a pipeline, each with its devices."""
-    for station in machine.stations:
+    for station in machine.executors:
         devices = list(station.slots.mesh.devices.flat)
         yield from ((run.run, devices) for run in station.runnables.values())
-    for passage in machine.ways.known.values():
-        yield from passage.programs
+    for transfer in machine.ways.known.values():
+        yield from transfer.programs
 
 
 def _must(serial: SerialProgram | None, name: str) -> SerialProgram:

@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from sbp.hardware import Hardware
+from sbp.hardware.catalogue import Hardware
 from sbp.passes.face import Plan
 from sbp.placement import Placement
-from sbp.units import bytes_text, seconds_text
+from sbp.text.units import bytes_text, seconds_text
 
 HEADINGS = ("hierarchy", "stages", "micro-batches", "kept", "time", "memory", "sent", "gap", "what it does")
 RIGHT = (False, True, True, True, True, True, True, True, False)

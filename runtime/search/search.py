@@ -8,21 +8,21 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
+from sbp.compat.untyped import Prefix, PyTree
 from sbp.errors import Problem, SbpError, raise_all
-from sbp.hardware import Hardware, hardware_for
-from sbp.hierarchies import MOST_AXES, hierarchies
+from sbp.hardware.catalogue import Hardware, hardware_for
+from sbp.hardware.hierarchies import MOST_AXES, hierarchies
 from sbp.options import Options
-from sbp.passes.explain.fault import public
+from sbp.passes.explain.internal_errors import public
 from sbp.passes.explain.parallelism import named_state, parallelism_text
 from sbp.passes.face import PipelinePlan, Plan
-from sbp.passes.pipeline.where import loop_of, placements_of
-from sbp.passes.program.scan_kept import computes_twice
+from sbp.passes.pipeline.op_placement import loop_of, placements_of
+from sbp.passes.program.scan_residuals import computes_twice
 from sbp.placement import for_placement, placement
-from sbp.runtime.compile.traced_call import Reading, build
+from sbp.runtime.compile.traced_call import TracedCall, build
 from sbp.runtime.program.compile import compile
 from sbp.runtime.search.ranking import Ranked, Ranking
 from sbp.signature import AUTO
-from sbp.untyped import Prefix, PyTree
 
 PLAN_SECONDS = 20.0
 """What the search for one plan may take, where options do not say it."""
@@ -87,7 +87,7 @@ class PlanSearch:
         notes = (*self._notes(), *dict.fromkeys(run.notes))
         return Ranking(name, self.devices, self.hardware, rows, time.perf_counter() - begun, notes)
 
-    def _read(self, microbatches: int, args: Sequence[PyTree], kwargs: dict[str, PyTree]) -> Reading:
+    def _read(self, microbatches: int, args: Sequence[PyTree], kwargs: dict[str, PyTree]) -> TracedCall:
         """The function traced, once for all hierarchies."""
         self.said("tracing")
         fn = self.fn(microbatches) if microbatches else self.fn
@@ -133,7 +133,7 @@ class _Run:
     rows: list[Ranked] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
-    def plan_all(self, reading: Reading, microbatches: int) -> None:
+    def plan_all(self, reading: TracedCall, microbatches: int) -> None:
         """Plans every hierarchy, then pipelines with more and more stages while that is worth it."""
         self.plan_shapes(reading, 0, microbatches)
         if loop_of(reading.traced.graph) is None or placements_of(reading.traced.graph):
@@ -160,7 +160,7 @@ class _Run:
         before = min((r.seconds for r in mine if r.stages < stages), default=None)
         return before is None or (now is not None and now < before)
 
-    def plan_shapes(self, reading: Reading, stages: int, microbatches: int) -> None:
+    def plan_shapes(self, reading: TracedCall, stages: int, microbatches: int) -> None:
         """Plans every hierarchy with a number of stages."""
         shapes = self.asked.shapes(stages)
         for i, shape in enumerate(shapes, 1):
@@ -174,7 +174,7 @@ class _Run:
             self.asked.said(f"planning {row}, {i} of {len(shapes)}")
             self.plan_kept(reading, row)
 
-    def plan_kept(self, reading: Reading, row: Ranked) -> None:
+    def plan_kept(self, reading: TracedCall, row: Ranked) -> None:
         """Plans a hierarchy, with scans that keep more and more while that fits and helps."""
         least = math.inf
         for share in self.asked.kept if computes_twice(reading.traced.graph) else self.asked.kept[:1]:
@@ -186,7 +186,7 @@ class _Run:
                 return
             least = found.seconds
 
-    def planned(self, reading: Reading, row: Ranked) -> Ranked:
+    def planned(self, reading: TracedCall, row: Ranked) -> Ranked:
         """A row with its plan, or with the reason why it has none."""
         asked = self.asked
         in_sbp = for_placement(asked.in_sbp, row.placement)
@@ -218,7 +218,7 @@ def _axes(count: int) -> tuple[str, ...]:
     return {1: ("data",), 2: ("data", "model")}.get(count, tuple(f"x{i}" for i in range(count)))
 
 
-def _words(reading: Reading, plan: Plan) -> str:
+def _words(reading: TracedCall, plan: Plan) -> str:
     """What the plan does; of a pipeline, what most of its stages do."""
     traced = reading.traced
     ties = reading.signatures(AUTO, AUTO).ties([None] * len(traced.in_paths), [None] * len(traced.out_paths))

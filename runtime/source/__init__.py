@@ -1,1 +1,5 @@
-"""The distributed program as Python that reads well, and runs: `plan.source()`."""
+"""A distributed program as a Python module that people read and run.
+
+In: a plan. Out: a `ProgramSource`. Used by: `plan.source()`, `Program.source`, reports of internal
+errors.
+"""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from sbp import compat
+from sbp.compat import core
 from sbp.passes.explain.plan import Collective
 from sbp.passes.physical.program import Physical
 from sbp.runtime.source.fold import Fold, without_copies
@@ -18,7 +18,7 @@ from sbp.runtime.source.names import Hints
 from sbp.runtime.source.text import GivenThings, Text, dtype_text, literal
 from sbp.runtime.source.tracing import TracedDevice
 from sbp.runtime.source.values import Block, Eqn, Var
-from sbp.runtime.source.writer import Printer, Wishes
+from sbp.runtime.source.writer import NameHints, Printer
 
 _SHORT = 32
 """Elements of an array that is written out."""
@@ -112,7 +112,7 @@ class DeviceWriter:
         writer = Writer(self.given, keeps, place, lambda v: v.id in build.steps, numbers)
         writer.texts.update({v: self._constant(v, x) for v, x in build.constants.items()})
         lines, results = writer.block(block)
-        names = Wishes(hints)
+        names = NameHints(hints)
         names.wanted.update(zip((v.id for v in block.inputs), program.arguments, strict=True))
         names.learn([*lines, *writer.picks.values()])
         fold = Fold(
@@ -141,7 +141,7 @@ class DeviceWriter:
         return [*parts, "", "", *printer.function(name, params, main, result or "()", [said])]
 
     def _constant(self, v: Var, value: Any) -> Text:
-        if v.shape and not compat.is_key(v.dtype) and value.size <= _SHORT:
+        if v.shape and not core.is_key(v.dtype) and value.size <= _SHORT:
             return Text(literal(value, "constant", self.given).replace("np.array", "jnp.array"))
         return Text(f"jnp.asarray({self.given.name(value, 'constant')})")
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import jax.numpy as jnp
 import numpy as np
 
+from sbp.compat.untyped import iinfo
 from sbp.runtime.source.operands import Operands, Spelling
 from sbp.runtime.source.text import (
     AND,
@@ -23,7 +24,6 @@ from sbp.runtime.source.text import (
     dtype_text,
 )
 from sbp.runtime.source.values import Lit
-from sbp.untyped import iinfo
 
 # name -> operator, how tightly it binds
 _OPERATORS: Mapping[str, tuple[str, int]] = {

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from sbp.passes.look.repeats import Repeat, repeats
+from sbp.passes.render.repeats import Repeat, repeats
 from sbp.runtime.source.lines import MARKER, PICK, CodeLine, Function, ids_in, written
 from sbp.runtime.source.text import marker
 from sbp.runtime.source.values import Var

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from sbp import compat
+from sbp.compat import core
 from sbp.runtime.source.peephole import IDENTITIES, Peephole
 from sbp.runtime.source.tracing import IS, step_of
 from sbp.runtime.source.values import Block, Eqn, Lit, Term, Var
@@ -34,25 +34,25 @@ class BlockBuilder:
     annotated: bool = False
     scoped: bool = False
 
-    def _scope(self, eqn: compat.JaxprEqn) -> str:
+    def _scope(self, eqn: core.JaxprEqn) -> str:
         """The names around an equation, that of its step aside."""
-        return re.sub(r"/?sbp\.step\d+", "", compat.scope_of(eqn.source_info))
+        return re.sub(r"/?sbp\.step\d+", "", core.scope_of(eqn.source_info))
 
-    def var(self, aval: compat.Aval) -> Var:
+    def var(self, aval: core.Aval) -> Var:
         """A new variable."""
         return Var(next(self.fresh), tuple(aval.shape), aval.dtype)
 
     def constant(self, value: Any) -> Term:
         """An array of the program: a scalar stands where it is used."""
-        array = value if compat.is_key(value.dtype) else np.asarray(value)
-        if not array.shape and not compat.is_key(array.dtype):
+        array = value if core.is_key(value.dtype) else np.asarray(value)
+        if not array.shape and not core.is_key(array.dtype):
             return Lit(array[()], array.dtype)
         var = Var(next(self.fresh), tuple(array.shape), array.dtype)
         self.constants[var] = array
         return var
 
     def block(
-        self, jaxpr: compat.Jaxpr, given: Sequence[Term | None], consts: Sequence[Any], step: int = -1
+        self, jaxpr: core.Jaxpr, given: Sequence[Term | None], consts: Sequence[Any], step: int = -1
     ) -> Block:
         """The block of a jaxpr.
 
@@ -75,30 +75,30 @@ class BlockBuilder:
         kept, outputs = shared(eqns, made)
         return Block(tuple(inputs), used(kept, outputs), outputs)
 
-    def _run(self, jaxpr: compat.Jaxpr, env: dict[Any, Term], eqns: list[Eqn], step: int) -> list[Term]:
+    def _run(self, jaxpr: core.Jaxpr, env: dict[Any, Term], eqns: list[Eqn], step: int) -> list[Term]:
         for eqn in jaxpr.eqns:
             self._eqn(eqn, env, eqns, step)
         return [self._read(v, env) for v in jaxpr.outvars]
 
     def _read(self, v: Any, env: Mapping[Any, Term]) -> Term:
-        if not isinstance(v, compat.Literal):
+        if not isinstance(v, core.Literal):
             return env[v]
-        kind: compat.Aval = v.aval
+        kind: core.Aval = v.aval
         value = np.asarray(v.val, kind.dtype)
         return Lit(value[()], kind.dtype) if not value.shape else self.constant(value)
 
-    def _eqn(self, eqn: compat.JaxprEqn, env: dict[Any, Term], eqns: list[Eqn], outer: int) -> None:
+    def _eqn(self, eqn: core.JaxprEqn, env: dict[Any, Term], eqns: list[Eqn], outer: int) -> None:
         name, own = eqn.primitive.name, step_of(eqn)
         step = own if own >= 0 else outer
         ins = [self._read(v, env) for v in eqn.invars]
-        if name in compat.CALLS and compat.CALLS[name] in {**eqn.params, "jaxpr": 0}:
-            inner, consts = compat.sub_jaxpr(eqn.params, compat.CALLS[name])
+        if name in core.CALLS and core.CALLS[name] in {**eqn.params, "jaxpr": 0}:
+            inner, consts = core.sub_jaxpr(eqn.params, core.CALLS[name])
             if len(inner.invars) == len(ins):
                 inside = dict(zip(inner.invars, ins, strict=True))
                 inside |= {v: self.constant(c) for v, c in zip(inner.constvars, consts, strict=True)}
                 env.update(zip(eqn.outvars, self._run(inner, inside, eqns, step), strict=True))
                 return
-        results: list[compat.Aval] = [v.aval for v in eqn.outvars]
+        results: list[core.Aval] = [v.aval for v in eqn.outvars]
         same = len(ins) == len(results) == 1 and ins[0].shape == results[0].shape
         passed = name in IDENTITIES and not (self.annotated and name == "sbp_annotate")
         if same and (passed or (name == "convert_element_type" and _keeps(eqn, ins[0]))):
@@ -121,7 +121,7 @@ class BlockBuilder:
             env[eqn.outvars[0]] = made
 
 
-def _keeps(eqn: compat.JaxprEqn, x: Term) -> bool:
+def _keeps(eqn: core.JaxprEqn, x: Term) -> bool:
     """Whether a conversion changes nothing: JAX only tells strong types from weak ones by it."""
     return bool(eqn.params["new_dtype"] == x.dtype)
 
@@ -129,9 +129,9 @@ def _keeps(eqn: compat.JaxprEqn, x: Term) -> bool:
 Parts: TypeAlias = tuple[Mapping[str, Any], tuple[Block, ...], list[Term], int]
 
 
-def _scan(build: BlockBuilder, eqn: compat.JaxprEqn, ins: Sequence[Term], step: int) -> Parts:
+def _scan(build: BlockBuilder, eqn: core.JaxprEqn, ins: Sequence[Term], step: int) -> Parts:
     closed, params = eqn.params["jaxpr"], eqn.params
-    n_consts, n_carry = compat.scan_counts(params, len(ins))
+    n_consts, n_carry = core.scan_counts(params, len(ins))
     inner = getattr(closed, "jaxpr", closed)
     own = len(inner.invars) - n_consts
     body = build.block(inner, [*ins[:n_consts], *[None] * own], getattr(closed, "consts", ()), step)
@@ -140,7 +140,7 @@ def _scan(build: BlockBuilder, eqn: compat.JaxprEqn, ins: Sequence[Term], step: 
     return kept, (body,), carried, n_carry
 
 
-def _while(build: BlockBuilder, eqn: compat.JaxprEqn, ins: Sequence[Term], step: int) -> Parts:
+def _while(build: BlockBuilder, eqn: core.JaxprEqn, ins: Sequence[Term], step: int) -> Parts:
     p = eqn.params
     n_cond, n_body = p["cond_nconsts"], p["body_nconsts"]
     carried = list(ins[n_cond + n_body :])
@@ -154,7 +154,7 @@ def _while(build: BlockBuilder, eqn: compat.JaxprEqn, ins: Sequence[Term], step:
     return {}, tuple(blocks), carried, len(carried)
 
 
-def _cond(build: BlockBuilder, eqn: compat.JaxprEqn, ins: Sequence[Term], step: int) -> Parts:
+def _cond(build: BlockBuilder, eqn: core.JaxprEqn, ins: Sequence[Term], step: int) -> Parts:
     branches = eqn.params["branches"]
     # Branches close over what they read: they take no arguments of their own.
     blocks = tuple(
@@ -209,7 +209,7 @@ def shared(eqns: Sequence[Eqn], outputs: Sequence[Term]) -> tuple[tuple[Eqn, ...
 
     for eqn in eqns:
         eqn = replace(eqn, ins=tuple(map(now, eqn.ins)))
-        if not eqn.blocks and not eqn.speaks and not any(map(compat.holds_function, eqn.params.values())):
+        if not eqn.blocks and not eqn.speaks and not any(map(core.holds_function, eqn.params.values())):
             key = (eqn.step, eqn.name, str(dict(eqn.params)), tuple(map(_key, eqn.ins)))
             first = known.setdefault(key, eqn)
             if first is not eqn and len(first.outs) == len(eqn.outs):

@@ -7,21 +7,21 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from sbp.notation.resolve import to_partition_spec
 from sbp.passes.boxing.links import Network
-from sbp.passes.explain.fault import public
+from sbp.passes.explain.internal_errors import public
 from sbp.passes.explain.plan import PlanData
-from sbp.passes.look.source import ProgramSource
 from sbp.passes.physical.evaluate import Evaluator
 from sbp.passes.physical.program import Physical
+from sbp.passes.render.source import ProgramSource
 from sbp.placement import Placement
-from sbp.resolve import to_partition_spec
 from sbp.runtime.source import specs
 from sbp.runtime.source.device import DeviceProgram, DeviceWriter
 from sbp.runtime.source.line_wrapping import WIDTH, statement
 from sbp.runtime.source.names import identifier
 from sbp.runtime.source.text import GivenThings
 from sbp.runtime.source.tracing import boundary, trace_device
-from sbp.units import bytes_text, seconds_text
+from sbp.text.units import bytes_text, seconds_text
 
 
 @public
@@ -132,7 +132,7 @@ def head(claim: str, body: str) -> str:
     imports += ["", "import sbp"] if "sbp." in re.sub(r"#.*", "", body) else []
     imports += [f"from sbp import {own}"] if own and shards else []
     bits = ", ".join(f for f in ("extremum", "owned_sum", "all_product") if f"{f}(" in body)
-    imports += [f"from sbp.talk.bits import {bits}"] if bits else []
+    imports += [f"from sbp.communication.bits import {bits}"] if bits else []
     said = []
     if 'given["' in body:
         said = ["", "# What no text can say, by name: `Source.load` hands it over."]

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from sbp.passes.look.user_lines import name_at
 from sbp.passes.physical.program import Box, Step
 from sbp.passes.program.graph import Const, Graph, Node, Source
 from sbp.passes.program.names import Names
+from sbp.passes.render.user_lines import name_at
 from sbp.runtime.source.values import Eqn
 
 RESERVED = frozenset(

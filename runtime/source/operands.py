@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from sbp import compat
+from sbp.compat import core
 from sbp.runtime.source.text import ATOM, UNARY, GivenThings, Text, literal, number, typed
 from sbp.runtime.source.values import Eqn, Lit
 
@@ -102,7 +102,7 @@ Spelling: TypeAlias = Callable[[Operands], Text | None]
 
 def bound(o: Operands) -> Text:
     """Any equation, by the name of its primitive; one that holds a function is handed to the module."""
-    if any(map(compat.holds_function, o.params.values())):
+    if any(map(core.holds_function, o.params.values())):
         call = _handed(o.eqn)
         name = o.eqn.params.get("name") or o.eqn.params.get("target_name") or o.eqn.name
         only = "[0]" if o.eqn.primitive.multiple_results and len(o.eqn.outs) == 1 else ""
@@ -119,7 +119,7 @@ def _handed(eqn: Eqn) -> Callable[..., Any]:
     primitive, params = eqn.primitive, dict(eqn.params)
 
     def run(*operands: Any) -> Any:
-        results = compat.bind(primitive, operands, params)
+        results = core.bind(primitive, operands, params)
         return tuple(results) if primitive.multiple_results else results[0]
 
     run.__name__ = run.__qualname__ = eqn.name

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from sbp import compat_ops
+from sbp.compat import ops
+from sbp.compat.untyped import DType
 from sbp.runtime.source.values import Eqn, Lit, Term, Var
-from sbp.untyped import DType
 
 IDENTITIES = ("stop_gradient", "pvary", "pbroadcast", "name", "sbp_annotate", "sbp_cotangent")
 """Primitives that give what they take, where nobody takes a derivative, and what is asked has been done."""
@@ -140,7 +140,7 @@ class Peephole:
         first = self.reshaped.get(x, x) if isinstance(x, Var) else x
         if first.shape == out.shape:
             return first
-        primitive = compat_ops.primitives()["reshape"]
+        primitive = ops.primitives()["reshape"]
         params = {"new_sizes": out.shape, "dimensions": None, "sharding": None}
         self.reshaped[out] = first
         return Eqn(primitive, params, (first,), eqn.outs, eqn.step)
@@ -173,7 +173,7 @@ def _same(numbers: Sequence[Lit | None]) -> bool:
 
 
 def _filled(eqn: Eqn, value: Lit) -> Eqn:
-    primitive = compat_ops.primitives()["broadcast_in_dim"]
+    primitive = ops.primitives()["broadcast_in_dim"]
     shape = eqn.outs[0].shape
     params = {"shape": shape, "broadcast_dimensions": (), "sharding": None}
     return Eqn(primitive, params, (value,), eqn.outs, eqn.step)

@@ -12,12 +12,12 @@ from functools import cached_property
 
 from sbp.errors import ArgumentError, Problem
 from sbp.passes.explain.plan import Collective
-from sbp.passes.look.source import ProgramSource
 from sbp.passes.pipeline.plan import PipelineData
 from sbp.passes.pipeline.slots import How, Piece, Slot
 from sbp.passes.pipeline.stages import Stages
 from sbp.passes.pipeline.times import ways
 from sbp.passes.program.role import Phase
+from sbp.passes.render.source import ProgramSource
 from sbp.runtime.source import loop_text
 from sbp.runtime.source.device import DeviceProgram, DeviceWriter
 from sbp.runtime.source.line_wrapping import WIDTH, comment, filled, statement
@@ -28,7 +28,7 @@ from sbp.runtime.source.stage_placements import EACH, WORDS, StageNames, StagePl
 from sbp.runtime.source.text import GivenThings
 from sbp.runtime.source.tracing import trace_piece
 from sbp.signature import format_sbp
-from sbp.units import bytes_text, seconds_text
+from sbp.text.units import bytes_text, seconds_text
 
 _LETTERS = {Phase.FORWARD: "F", Phase.INPUT: "I", Phase.WEIGHT: "W"}
 _MANY = 24

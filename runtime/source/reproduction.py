@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from sbp import compat
 from sbp.annotation import SCOPE as ON
+from sbp.compat import core
 from sbp.options import Options
 from sbp.passes.physical.program import Compute, Physical
 from sbp.passes.plan.candidates import Strategy
@@ -104,12 +104,12 @@ def trace(graph: Graph) -> TracedDevice:
         env: dict[int, Any] = dict(zip(graph.inputs, args, strict=True))
         for i, node in enumerate(graph.nodes):
             ins = [value_of(x, env) for x in node.inputs]
-            with compat.marked(node.source.info, f"sbp.step{i}"):
-                outs = ins[:1] if node.barrier >= 0 else compat.bind(node.primitive, ins, dict(node.params))
+            with core.marked(node.source.info, f"sbp.step{i}"):
+                outs = ins[:1] if node.barrier >= 0 else core.bind(node.primitive, ins, dict(node.params))
             env.update(zip(node.outputs, outs, strict=True))
         return [value_of(x, env) for x in graph.outputs]
 
-    avals = [compat.struct(graph.values[v].shape, graph.values[v].dtype) for v in graph.inputs]
+    avals = [core.struct(graph.values[v].shape, graph.values[v].dtype) for v in graph.inputs]
     closed = jax.make_jaxpr(run)(*avals)
     return TracedDevice(closed.jaxpr, [None] * len(avals), tuple(closed.consts), steps)
 

@@ -10,7 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from sbp import compat
+from sbp.compat import core
 from sbp.runtime.source.operands import Operands, Spelling
 from sbp.runtime.source.text import ATOM, PRODUCT, UNARY, Text, dtype_text, number
 from sbp.runtime.source.values import Lit, Term
@@ -56,7 +56,7 @@ def _broadcast(o: Operands) -> Text | None:
 
 
 def _full(x: Lit, shape: tuple[int, ...]) -> str:
-    if compat.is_key(x.dtype):
+    if core.is_key(x.dtype):
         return f"jnp.full({shape}, {x.value})"
     zero_or_one = {0: "zeros", 1: "ones"}.get(x.value if x.dtype != np.bool_ else 2)
     negative_zero = jnp.issubdtype(x.dtype, jnp.floating) and np.signbit(np.float64(x.value))
@@ -153,7 +153,7 @@ def _reduction(o: Operands) -> Text:
     axes, dtype = tuple(o.params["axes"]), o.eqn.ins[0].dtype
     how = _REDUCTIONS[o.eqn.name]
     # NumPy's sums are of a type of their own for narrow types.
-    narrow = how in ("sum", "prod") and (compat.itemsize(dtype) < 4 or dtype == np.bool_)
+    narrow = how in ("sum", "prod") and (core.itemsize(dtype) < 4 or dtype == np.bool_)
     if narrow or dtype == np.bool_:
         return Text(f"lax.{o.eqn.name}({o.arg(0)}, {axes})")
     return _method(o, how, axes)

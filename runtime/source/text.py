@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sbp import compat
+from sbp.compat import core
+from sbp.compat.untyped import DType, finfo, iinfo
 from sbp.signature import Partial, Signature, is_signature
-from sbp.untyped import DType, finfo, iinfo
 
 # How tightly operators bind, loosest first.
 COMPARE, OR, XOR, AND, SHIFT, SUM, PRODUCT, UNARY, POWER, ATOM = range(10)
@@ -227,5 +227,5 @@ def _nested(flat: list[str], shape: tuple[int, ...]) -> str:
 
 def kind_of(dtype: DType, shape: tuple[int, ...]) -> str:
     """A type for comments, such as `float32[8, 16]`."""
-    name = str(dtype) if compat.is_key(dtype) else np.dtype(dtype).name
+    name = str(dtype) if core.is_key(dtype) else np.dtype(dtype).name
     return f"{name}[{', '.join(map(str, shape))}]"

@@ -13,19 +13,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sbp import compat
+from sbp.communication.protocol import Local
+from sbp.compat import core
+from sbp.compat.untyped import partition_spec
+from sbp.notation.resolve import to_partition_spec
 from sbp.passes.explain.collectives import scope_of_rows
 from sbp.passes.physical.evaluate import Evaluator
 from sbp.passes.physical.program import Box, Compute, Physical, Step, writes
 from sbp.passes.pipeline.slots import Piece
 from sbp.passes.program.views import local_of
-from sbp.resolve import to_partition_spec
 from sbp.runtime.lower.local_kernels import run_body
 from sbp.runtime.lower.lowering import Device, Env, device_function
 from sbp.runtime.pipeline.stage_programs import SlotLayout, arrays_read, piece_function
 from sbp.signature import NdSbp, Partial
-from sbp.talk.local import Local
-from sbp.untyped import partition_spec
 
 MOST_INLINE = 24
 """Equations of a body that are printed one by one; a longer one is a call by name."""
@@ -61,7 +61,7 @@ class TracedDevice:
       steps: of the plan, in the order in which they were traced: `step_of` gives the position.
     """
 
-    jaxpr: compat.Jaxpr
+    jaxpr: core.Jaxpr
     entering: Sequence[Any]
     consts: Sequence[Any]
     steps: Sequence[tuple[Step, ...]]
@@ -69,10 +69,10 @@ class TracedDevice:
 
 def _shapes(*args: jax.Array, call: NamedCall, results: Sequence[jax.ShapeDtypeStruct]) -> list[jax.Array]:
     """Arrays of the types of the results: a named call is only printed, and never runs."""
-    return [compat.zeros(tuple(r.shape), r.dtype) for r in results]
+    return [core.zeros(tuple(r.shape), r.dtype) for r in results]
 
 
-named_call_p = compat.make_op("sbp_named_call", _shapes)
+named_call_p = core.make_op("sbp_named_call", _shapes)
 """Stands in the jaxpr for what the source says by the name of a function."""
 
 
@@ -92,7 +92,7 @@ class SourceDevice(Device):
         source = steps[0].source if isinstance(steps[0], Box) else steps[0].node.source
         rows = scope_of_rows([row for s in steps for row in s.rows])
         scope = f"sbp.step{len(self.seen) - 1}"
-        return compat.marked(source.info, f"{rows}/{scope}" if rows else scope)
+        return core.marked(source.info, f"{rows}/{scope}" if rows else scope)
 
     def moved(self, x: jax.Array, step: Box) -> jax.Array:
         """A move; reductions that look at bits are calls by name."""
@@ -135,13 +135,13 @@ class SourceDevice(Device):
         if not said and _length(tried.jaxpr) <= MOST_INLINE:
             super().compute(step, env)
             return
-        results = [compat.struct(x.shape, x.dtype) for x in tried.out_avals]
+        results = [core.struct(x.shape, x.dtype) for x in tried.out_avals]
         call = NamedCall("on_shards", local=local)
         env.update(zip(writes(step), _named(call, operands, results, node.op), strict=True))
 
 
 def _named(call: NamedCall, operands: Sequence[Any], results: Sequence[Any], op: str = "") -> list[jax.Array]:
-    given = tuple(compat.struct(x.shape, x.dtype) for x in results)
+    given = tuple(core.struct(x.shape, x.dtype) for x in results)
     if op:
         call = NamedCall(call.function, (("", op),), call.local)
     out: list[jax.Array] = named_call_p.bind(*operands, call=call, results=given)
@@ -159,9 +159,9 @@ def _is_jaxpr(x: object) -> bool:
     return hasattr(getattr(x, "jaxpr", x), "eqns")
 
 
-def step_of(eqn: compat.JaxprEqn) -> int:
+def step_of(eqn: core.JaxprEqn) -> int:
     """The position of the step that an equation is of; -1 for none."""
-    found = STEP.findall(compat.scope_of(eqn.source_info))
+    found = STEP.findall(core.scope_of(eqn.source_info))
     return int(found[-1]) if found else -1
 
 
@@ -186,7 +186,7 @@ def trace_device(physical: Physical, takes: Evaluator | None) -> TracedDevice:
         check_vma=False,
     )
     values = (graph.values[v] for v in graph.inputs)
-    return _traced(mapped, [compat.struct(v.shape, v.dtype) for v in values], seen)
+    return _traced(mapped, [core.struct(v.shape, v.dtype) for v in values], seen)
 
 
 def trace_piece(held: SlotLayout, piece: Piece, microbatches: int) -> TracedDevice:
@@ -201,8 +201,8 @@ def trace_piece(held: SlotLayout, piece: Piece, microbatches: int) -> TracedDevi
         out_specs=tuple(held.spec(w.slot) for w in piece.writes),
         check_vma=False,
     )
-    given = [compat.struct(held.shape(slot), graph.values[slot.value].dtype) for slot in reads]
-    return _traced(mapped, [compat.struct((), np.dtype(np.int32)), *given], seen)
+    given = [core.struct(held.shape(slot), graph.values[slot.value].dtype) for slot in reads]
+    return _traced(mapped, [core.struct((), np.dtype(np.int32)), *given], seen)
 
 
 def _traced(
@@ -213,7 +213,7 @@ def _traced(
     (eqn,) = (e for e in traced.jaxpr.eqns if e.primitive.name == "shard_map")
     inner = eqn.params["jaxpr"]
     consts: Mapping[Any, Any] = dict(zip(traced.jaxpr.constvars, traced.consts, strict=True))
-    entering = [None if isinstance(v, compat.Literal) else consts.get(v) for v in eqn.invars]
+    entering = [None if isinstance(v, core.Literal) else consts.get(v) for v in eqn.invars]
     return TracedDevice(getattr(inner, "jaxpr", inner), entering, tuple(getattr(inner, "consts", ())), seen)
 
 

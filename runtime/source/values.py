@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from sbp import compat
-from sbp.untyped import DType
+from sbp.compat import core
+from sbp.compat.untyped import DType
 
 SPEAKING = ("callback", "debug_print")
 """What names of primitives end with that tell the host something: they run though nobody uses a result."""
@@ -56,7 +56,7 @@ class Eqn:
       scope: the names around it, where they are kept: of stages, micro-batches and derivatives.
     """
 
-    primitive: compat.Bindable
+    primitive: core.Bindable
     params: Mapping[str, Any]
     ins: tuple[Term, ...]
     outs: tuple[Var, ...]

@@ -7,20 +7,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sbp.passes.explain.plan import Collective
-from sbp.passes.look.user_lines import function_at, text_at
 from sbp.passes.physical.program import Box, Compute
+from sbp.passes.render.user_lines import function_at, text_at
 from sbp.runtime.source.line_wrapping import WIDTH, comment, items, split, statement
 from sbp.runtime.source.lines import MARKER, PICK, CodeLine, Function, ids_in, written
 from sbp.runtime.source.names import Hints, Unique, common_name, identifier
 from sbp.runtime.source.values import Var
 from sbp.signature import format_sbp
-from sbp.units import bytes_text, seconds_text
+from sbp.text.units import bytes_text, seconds_text
 
 _NAMES_ELEMENT = re.compile(r"\w+ = [\w.]+\[[^\[\]]*\]$")
 
 
 @dataclass
-class Wishes:
+class NameHints:
     """What values are to be called, by number: gathered from all lines before any is printed.
 
     Arguments:
@@ -111,7 +111,7 @@ class Printer:
       functions: names of the module's functions, by number.
     """
 
-    names: Wishes
+    names: NameHints
     rows: Mapping[str, Collective]
     functions: dict[int, str]
     said: set[str] = field(default_factory=set)

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from sbp.compat_forks import check_not_forked
+from sbp.compat.forks import check_not_forked
 from sbp.errors import CheckpointError, Problem, raise_all
-from sbp.runtime.processes.process_group import team
+from sbp.runtime.processes.process_group import process_group
 from sbp.runtime.storage.files import Path
 from sbp.runtime.storage.messages import failed
 
@@ -34,7 +34,7 @@ def agreed(what: str, path: Path, action: Callable[[], Any]) -> Any:
         found, cause = tuple(e.problems), e.__cause__
     except Exception as e:
         found, cause = (failed(path, e),), e
-    if (others := team()) is not None:
+    if (others := process_group()) is not None:
         told = others.gathered(what, {"problems": [asdict(p) for p in found], "value": value})
         wrong: Mapping[str, Any] = next((one for one in told if one["problems"]), told[0])
         found = found or tuple(Problem(**p) for p in wrong["problems"])

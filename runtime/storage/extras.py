@@ -16,10 +16,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from sbp.compat import is_key
+from sbp.compat.core import is_key
+from sbp.compat.untyped import PyTree
 from sbp.errors import CheckpointError
 from sbp.runtime.storage import messages
-from sbp.untyped import PyTree
 
 _ARRAY, _KEY, _BYTES = "__array__", "__key__", "__bytes__"
 """Keys of the dicts that stand for an array, for a PRNG key, and for bytes."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
-from sbp.compat_loops import drain_loops
+from sbp.compat.orbax_loops import drain_loops
 from sbp.errors import CheckpointError
 from sbp.runtime.storage import messages
 
@@ -62,10 +62,10 @@ def check_arrays_go_to(url: str, s3_endpoint: Callable[[], Mapping[str, str]]) -
 @functools.cache
 def _write_arrays_to_s3(s3_endpoint: Callable[[], Mapping[str, str]]) -> bool:
     try:
-        compat_orbax = importlib.import_module("sbp.compat_orbax")
+        orbax = importlib.import_module("sbp.compat.orbax")
     except ImportError:  # that version has not what is asked there
         return False
-    return bool(compat_orbax.write_arrays_to_s3(s3_endpoint))
+    return bool(orbax.write_arrays_to_s3(s3_endpoint))
 
 
 def _imported(name: str) -> ModuleType:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sbp.compat_errors import is_full
+from sbp.compat.errors import is_full
 from sbp.errors import Problem
 
 MOST_SHOWN = 4

@@ -25,7 +25,7 @@ TOLERANCE = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class RowFate:
+class RowMatch:
     """What became of one collective of the plan.
 
     Arguments:
@@ -75,7 +75,7 @@ def _likeness(c: Collective) -> object:
 
 def fates(
     plan: PlanData, found: Sequence[CompiledCollective], lowered_text: Callable[[], str]
-) -> tuple[RowFate, ...]:
+) -> tuple[RowMatch, ...]:
     """What became of each row: by the instructions that name it, and of the others by what they were.
 
     Arguments:
@@ -154,7 +154,7 @@ def _groups(plan: PlanData, found: Sequence[CompiledCollective]) -> Mapping[str,
     return out
 
 
-def _kept(row: Collective, made: Sequence[CompiledCollective], group: _Together) -> RowFate:
+def _kept(row: Collective, made: Sequence[CompiledCollective], group: _Together) -> RowMatch:
     """The fate of a row that instructions name."""
     remarks = []
     others = {c.kind for c in made} - {row.kind}
@@ -176,7 +176,7 @@ def _kept(row: Collective, made: Sequence[CompiledCollective], group: _Together)
         remarks.append(f"XLA sends {group.sent:.4g} bytes for {group.planned:.4g} planned")
     names = tuple(c.instruction for c in made)
     known = group.as_planned or bool(reason)
-    return RowFate(row.name, names, "; ".join(remarks), known, changed=bool(others or reason))
+    return RowMatch(row.name, names, "; ".join(remarks), known, changed=bool(others or reason))
 
 
 def _itemsize(dtype: str) -> int:
@@ -197,7 +197,7 @@ def _gone(
     lost: Sequence[str],
     of: Mapping[str, Sequence[CompiledCollective]],
     lowered_text: Callable[[], str],
-) -> dict[str, RowFate]:
+) -> dict[str, RowMatch]:
     """The fates of rows that no instruction names."""
     meaning = _meanings(plan)
     sent = {meaning[name]: name for name, made in of.items() if made and name in meaning}
@@ -211,7 +211,7 @@ def _gone(
         else:
             remark = "removed: XLA knows the value, or that nothing reads it"
         made = tuple(c.instruction for c in of[twin]) if twin else ()
-        out[name] = RowFate(name, made, remark, removed=True)
+        out[name] = RowMatch(name, made, remark, removed=True)
     return out
 
 

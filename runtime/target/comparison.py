@@ -12,7 +12,7 @@ from sbp.rates.chips import Chip
 from sbp.runtime.hlo.meter import HasText, read_hlo, text_of
 from sbp.runtime.hlo.origins import Origin, origins_of
 from sbp.runtime.hlo.parser import parse
-from sbp.runtime.target.collective_matching import RowFate, fates, shared_code
+from sbp.runtime.target.collective_matching import RowMatch, fates, shared_code
 from sbp.runtime.target.collective_sites import CompiledCollective, collectives_of, timed
 from sbp.runtime.target.events import Simulation
 from sbp.runtime.target.simulation import simulate
@@ -70,7 +70,7 @@ class ComparedProgram:
     plan: Plan
     target: str
     collectives: tuple[CompiledCollective, ...]
-    rows: tuple[RowFate, ...]
+    rows: tuple[RowMatch, ...]
     memory: MemoryUse | None
     simulation: Simulation | None
     origins: Mapping[str, Origin]

@@ -12,12 +12,12 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
-from sbp.compat_gpu import compile_only_devices
-from sbp.compat_ops import assumed_cudnn, has_cudnn
+from sbp.compat.gpu import compile_only_devices
+from sbp.compat.ops import assumed_cudnn, has_cudnn
+from sbp.compat.plugin_logs import PLUGIN
 from sbp.errors import PlacementError, Problem
-from sbp.hardware import PLATFORMS
+from sbp.hardware.catalogue import PLATFORMS
 from sbp.placement import Placement
-from sbp.quiet import PLUGIN
 from sbp.rates.chips import CHIPS, Chip
 
 LINE, EXTRA = (0, 12), "pip install 'sbp-jax[gpu-target]'"

@@ -11,6 +11,7 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from sbp.communication.exchange import OVERFLOW
 from sbp.rates.chips import Chip
 from sbp.rates.kernels import LAUNCH_SECONDS
 from sbp.rates.matmuls import peak_flops
@@ -23,7 +24,6 @@ from sbp.runtime.target.events import HOST, KERNELS, LOOPS, NETWORK, NVLINK, Eve
 from sbp.runtime.target.kernels import kernel_time
 from sbp.runtime.target.traffic import Domains, WireTraffic, traffic_of
 from sbp.runtime.target.work import FREE, Work, work_of
-from sbp.talk.exchange import OVERFLOW
 
 WIRES = (NVLINK, NETWORK, HOST)
 # To and from the memory of the host: PCIe 5 x16, as XLA's description of an H100 has it.

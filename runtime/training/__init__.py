@@ -1,4 +1,7 @@
-"""Training: `sbp.fit`, what it is fed with, what it notes, and how it ends, goes back and goes on."""
+"""Training: `sbp.fit`, its batches and metrics, and how a run ends, restarts and goes back to a good step.
+
+In: a `Program`, its state and batches. Out: a `FitResult`. Used by: users.
+"""
 
 from sbp.runtime.training.fit import FitResult as FitResult
 from sbp.runtime.training.policy import NonFinitePolicy as NonFinitePolicy

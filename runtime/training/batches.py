@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias, runtime_checkable
 
-from sbp.untyped import PyTree
+from sbp.compat.untyped import PyTree
 
 
 @runtime_checkable

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from sbp.errors import raise_all
-from sbp.passes.explain.fault import under_mesh
+from sbp.passes.explain.internal_errors import under_mesh
 from sbp.runtime.checkpoint.checkpoints import Checkpoints
 from sbp.runtime.program.program import Program
 from sbp.runtime.training import messages

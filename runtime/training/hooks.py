@@ -18,13 +18,13 @@ from typing import Any
 import jax
 import numpy as np
 
+from sbp.compat.untyped import PyTree
 from sbp.errors import ArgumentError, CheckpointError
 from sbp.runtime.embedding.vocabulary import Vocabulary
-from sbp.runtime.processes.process_group import team
+from sbp.runtime.processes.process_group import process_group
 from sbp.runtime.storage import extras
 from sbp.runtime.training import messages
 from sbp.runtime.training.batches import Batches, Feed, Stateful
-from sbp.untyped import PyTree
 
 BATCHES, VOCABULARIES = "fit.batches", "fit.vocabularies"
 """The names under which they stand beside what the user keeps."""
@@ -70,7 +70,7 @@ class Hooks:
             found[BATCHES] = self.batches.get_state()
         if self.vocabularies:
             found[VOCABULARIES] = [v.get_state() for v in self.vocabularies]
-        others = team()
+        others = process_group()
         if found and others is not None:
             first, *rest = others.gathered("what is kept beside the state", _digests(found))
             if differing := [name for name in first if any(one.get(name) != first[name] for one in rest)]:

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import jax
 
+from sbp.compat.untyped import PyTree
 from sbp.errors import BatchError, CheckpointError, LeaseError, NonFiniteError
 from sbp.runtime.checkpoint.checkpoints import Checkpoints
 from sbp.runtime.nan_checks.state_check import Traits
@@ -23,7 +24,6 @@ from sbp.runtime.training.progress import Progress
 from sbp.runtime.training.recorder import BadStepError, Recorder
 from sbp.runtime.training.restart import last_good, steps_of
 from sbp.runtime.training.throughput import BatchSize, step_work
-from sbp.untyped import PyTree
 
 LOG = logging.getLogger("sbp")
 State: TypeAlias = tuple[PyTree, ...]

@@ -11,10 +11,10 @@ from typing import Protocol
 import jax
 import numpy as np
 
+from sbp.compat.untyped import PyTree
 from sbp.errors import NonFiniteError
 from sbp.runtime.training import messages
 from sbp.runtime.training.metrics import StepMetrics
-from sbp.untyped import PyTree
 
 MOST_ROWS = 10_000
 """Of the history that is kept in memory: a run of weeks has a hundred times as many steps."""

@@ -8,12 +8,12 @@ from typing import Any
 
 import jax
 
+from sbp.compat.untyped import PyTree
 from sbp.errors import DamagedCheckpointError
 from sbp.runtime.checkpoint.checkpoints import Checkpoints
 from sbp.runtime.nan_checks.state_check import Traits, verdict
 from sbp.runtime.storage.agreement import agreed
 from sbp.runtime.training import messages
-from sbp.untyped import PyTree
 
 LOG = logging.getLogger("sbp")
 

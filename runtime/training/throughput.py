@@ -11,13 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sbp import compat
+from sbp.compat import core
+from sbp.compat.untyped import PyTree
 from sbp.passes.explain.plan import PlanData
 from sbp.passes.pipeline.plan import PipelineData
 from sbp.passes.program.control import trips
 from sbp.passes.program.graph import Graph, Node
 from sbp.passes.program.views import op_of
-from sbp.untyped import PyTree
 
 WINDOW_SECONDS = 30.0
 """Over which a rate is taken."""
@@ -44,7 +44,7 @@ class BatchSize:
         >>> BatchSize.of((np.zeros((4, 16), np.float32), np.zeros(4, np.int32)))
         BatchSize(examples=4, tokens=0)
         """
-        arrays = [x for x in jax.tree.leaves(batch) if np.ndim(x) and not compat.is_key(x.dtype)]
+        arrays = [x for x in jax.tree.leaves(batch) if np.ndim(x) and not core.is_key(x.dtype)]
         if not arrays:
             return cls(0, 0)
         is_text = all(x.ndim == 2 and jnp.issubdtype(x.dtype, jnp.integer) for x in arrays)
@@ -152,5 +152,5 @@ def _products(graph: Graph, nodes: Sequence[Node], times: float) -> list[tuple[f
             results = [graph.values[v].shape for v in node.outputs]
             product = node.rule.matmul(op_of(graph, node, operands, results, 1))
             if product is not None:
-                found.append((times * product.flops, max(map(compat.itemsize, product.dtypes))))
+                found.append((times * product.flops, max(map(core.itemsize, product.dtypes))))
     return found

@@ -23,7 +23,7 @@ from typing import Any
 
 from sbp.checker.program import RELATIVE, Walk, rest_bytes, same, simple_peak
 from sbp.checker.shards import read_signature
-from sbp.json_reader import json_of
+from sbp.text.json_reader import json_of
 
 SPARE = 0.25
 """Of temporaries, what may lie unused between them."""

@@ -1,5 +1,10 @@
-"""What each op does to signatures: one entry per op, by family. Importing this package loads them all."""
+"""How each op acts on signatures: one entry per op, by family. Importing this package registers them all.
 
+In: an application of an op. Out: its valid signatures, its work, and what its body sends. Used by: the
+compiler and the runtime, through `lookup`.
+"""
+
+from sbp.communication.protocol import Communication
 from sbp.rules import (
     attention,
     contract,
@@ -18,15 +23,14 @@ from sbp.rules import (
 from sbp.rules.entry import Matmul, Op, Row, Rule
 from sbp.rules.lookups import add_rows_p, lookup_p
 from sbp.rules.registry import REGISTRY, lookup, register_rule
-from sbp.talk.local import Talk
 
 __all__ = [
     "REGISTRY",
+    "Communication",
     "Matmul",
     "Op",
     "Row",
     "Rule",
-    "Talk",
     "add_rows_p",
     "attention",
     "contract",

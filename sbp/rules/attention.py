@@ -21,12 +21,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sbp.compat_ops import run_attention
+from sbp.communication.protocol import Local
+from sbp.compat.ops import run_attention
 from sbp.rules.entry import Matmul, Op, Row
 from sbp.rules.factors import Letters, split_rows
 from sbp.rules.registry import rule
 from sbp.signature import P
-from sbp.talk.local import Local
 
 QUERY, KEY, VALUE, BIAS, QUERY_LENGTHS, KEY_LENGTHS, OFFSETS, _, PAGES = range(9)
 """Operands of both; those that an application does not use have no elements."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from sbp.communication.declarations import reason_problem, unknown_places
 from sbp.errors import Problem, raise_all
 from sbp.rules.entry import Op, Row, Shape
 from sbp.signature import PARTIAL_OPS, Broadcast, Partial, Split, is_signature
-from sbp.talk.declared import reason_problem, unknown_places
 
 ROW = "sbp.rules.Row(operands, results), with a tuple of signatures each"
 TEXT = 'such as "b k, k n -> b n"'

@@ -1,4 +1,4 @@
-"""Contractions: matrix products and convolutions; the body of these is in sbp/talk/convolution.py."""
+"""Contractions: matrix products and convolutions; the body of these is communication/convolution.py."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from sbp.communication.convolution import conv_communication, conv_dims, conv_local, conv_windows
+from sbp.communication.extents import Extent
+from sbp.communication.halo import Window, halos_pay, slide
+from sbp.communication.protocol import Local
 from sbp.rules.elementwise import sums_pass
 from sbp.rules.entry import Matmul, Op, Row
 from sbp.rules.factors import Letters, factors
 from sbp.rules.registry import rule
 from sbp.signature import B, P, Split
-from sbp.talk.convolution import conv_dims, conv_local, conv_talks, conv_windows
-from sbp.talk.extents import Extent
-from sbp.talk.halo import Window, halos_pay, slide
-from sbp.talk.local import Local
 
 
 def _dot_letters(op: Op) -> tuple[list[Letters], list[Letters], dict[str, str]]:
@@ -136,7 +136,7 @@ def _slide_pays(base: Extent, taps: Extent, out: Extent, window: Window) -> bool
     "conv_general_dilated",
     local=conv_local,
     matmul=_conv_matmul,
-    talks=conv_talks,
+    communication=conv_communication,
     note="spatial dims with an exchange of halos",
 )
 def conv_general_dilated(op: Op) -> list[Row]:

@@ -7,12 +7,12 @@ from collections.abc import Callable
 import jax.numpy as jnp
 import numpy as np
 
-from sbp.limits import identity_of
+from sbp.communication.dtype_limits import identity_of
+from sbp.compat.untyped import DType, finfo, iinfo
 from sbp.rules.entry import Op, Row, element_flops
 from sbp.rules.factors import MAX, MIN, additive_row, factors, same_dims
 from sbp.rules.registry import rule
 from sbp.signature import B, Partial
-from sbp.untyped import DType, finfo, iinfo
 
 # What holds for sums, maxima and minima in the operands of each op. A plain op passes splits only.
 PLAIN = """

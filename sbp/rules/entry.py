@@ -13,10 +13,10 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from sbp import compat
+from sbp.communication.protocol import Communication, Local
+from sbp.compat import core
+from sbp.compat.untyped import DType, PyTree
 from sbp.signature import B, P, Signature
-from sbp.talk.local import Local, Talk
-from sbp.untyped import DType, PyTree
 
 Shape: TypeAlias = tuple[int, ...]
 
@@ -112,7 +112,7 @@ Flops: TypeAlias = Callable[[Op], float]
 Traffic: TypeAlias = Callable[[Op], float]
 Matmuls: TypeAlias = Callable[[Op], Matmul]
 RowIds: TypeAlias = Callable[[Mapping[str, Any], int], Sequence[int]]
-Talks: TypeAlias = Callable[[Local], Iterable[Talk]]
+Talks: TypeAlias = Callable[[Local], Iterable[Communication]]
 Held: TypeAlias = Callable[[Local], float]
 WhyWhole: TypeAlias = Callable[[Mapping[str, Any]], str]
 
@@ -125,7 +125,7 @@ def element_flops(op: Op) -> float:
 def element_traffic(op: Op) -> float:
     """Every operand read once, every result written once; scalars are free."""
     shapes, dtypes = (*op.shapes, *op.results), (*op.dtypes, *op.result_dtypes)
-    return sum(math.prod(s) * compat.itemsize(d) for s, d in zip(shapes, dtypes, strict=True) if s)
+    return sum(math.prod(s) * core.itemsize(d) for s, d in zip(shapes, dtypes, strict=True) if s)
 
 
 def row_traffic(rows: int | None = None) -> Traffic:
@@ -138,8 +138,8 @@ def row_traffic(rows: int | None = None) -> Traffic:
     def traffic(op: Op) -> float:
         moved = op.results[0] if rows is None else op.shapes[rows]
         others = zip(op.shapes[1:], op.dtypes[1:], strict=True)
-        table = 2 * math.prod(moved) * compat.itemsize(op.dtypes[0])
-        return table + sum(math.prod(s) * compat.itemsize(d) for s, d in others if s)
+        table = 2 * math.prod(moved) * core.itemsize(op.dtypes[0])
+        return table + sum(math.prod(s) * core.itemsize(d) for s, d in others if s)
 
     return traffic
 
@@ -160,7 +160,7 @@ class Rule:
       identity: whether the first result is the first operand as it is.
       layout: whether it moves or converts elements only, where it keeps their number: a tensor keeps its name
         through it.
-      talks: the collectives inside the body, given the layouts; None if there are none.
+      communication: the collectives inside the body, given the layouts; None if there are none.
       held: bytes that a device holds inside the body beside operands and results, given the layouts; None
         if that is little.
       ids: given its parameters and how many operands it has, the positions of those that are ids of rows of a
@@ -183,7 +183,7 @@ class Rule:
     pointwise: bool = False
     identity: bool = False
     layout: bool = False
-    talks: Talks | None = None
+    communication: Talks | None = None
     held: Held | None = None
     traffic: Traffic = element_traffic
     ids: RowIds | None = None

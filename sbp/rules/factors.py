@@ -19,10 +19,10 @@ from typing import TypeAlias
 
 import jax
 
+from sbp.communication.protocol import Local
 from sbp.errors import Problem, RuleError
 from sbp.rules.entry import Op, Row
 from sbp.signature import PARTIAL_OPS, B, P, Partial, Signature, Split
-from sbp.talk.local import Local
 
 Letters: TypeAlias = tuple[str | None, ...]
 MAX, MIN = Partial("max"), Partial("min")

@@ -1,4 +1,4 @@
-"""Gather and scatter: embeddings, label picking, and their gradients. Bodies: sbp/talk/gather.py."""
+"""Gather and scatter: embeddings, label picking, and their gradients. Bodies: sbp/communication/gather.py."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TypeAlias
 
+from sbp.communication.gather import gather_local, scatter_local, window_dims
 from sbp.rules.entry import Op, Row, Shape, row_traffic
 from sbp.rules.factors import MAX, Letters, additive_row, monotone_rows, moved_rows, split_rows
 from sbp.rules.registry import rule
 from sbp.signature import B, P, Partial, Signature, Split
-from sbp.talk.gather import gather_local, scatter_local, window_dims
 
 Pairs: TypeAlias = Sequence[tuple[int, int]]
 

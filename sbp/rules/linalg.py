@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import jax
 
+from sbp.communication.protocol import Local
 from sbp.rules.entry import Op, Row
 from sbp.rules.factors import Letters, factors
 from sbp.rules.registry import rule
-from sbp.talk.local import Local
 
 # The dims that one problem takes at the end of the first operand.
 MATRIX = """

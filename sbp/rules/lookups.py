@@ -2,7 +2,7 @@
 
 A pass makes these two ops of the gathers and scatter-adds that read and add rows along dim 0. Their rules say
 what those of gather and scatter-add say, and one thing more: a table that is split by its rows serves keys
-that are split along the same axes. The bodies are in sbp/talk/lookups.py.
+that are split along the same axes. The bodies are in sbp/communication/lookups.py.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from jax import lax
 from jax.lax import GatherScatterMode
 from jax.typing import ArrayLike
 
-from sbp import compat
+from sbp.communication.key_samples import KeySample
+from sbp.communication.keys import NO_KEY
+from sbp.communication.lookups import (
+    add_rows_communication,
+    add_rows_held,
+    add_rows_local,
+    lookup_communication,
+    lookup_held,
+    lookup_local,
+    narrow_ids,
+)
+from sbp.compat import core
 from sbp.rules.entry import Op, Row, row_traffic
 from sbp.rules.factors import Letters, additive_row, factors
 from sbp.rules.registry import rule
 from sbp.signature import B, P, Split
-from sbp.talk.keys import NO_KEY
-from sbp.talk.lookups import (
-    add_rows_held,
-    add_rows_local,
-    add_rows_talks,
-    lookup_held,
-    lookup_local,
-    lookup_talks,
-    narrow_ids,
-)
-from sbp.talk.sample import Sample
 
 # Positions are int32, and bounds of buckets lie up to one row per device behind the last one.
 MOST_ROWS = int(NO_KEY) - (1 << 16)
@@ -44,7 +44,7 @@ def _lookup_meaning(
     fill_value: ArrayLike | None,
     capacity: int | None,
     wire_dtype: str | None,
-    samples: Sequence[Sample] = (),
+    samples: Sequence[KeySample] = (),
 ) -> list[jax.Array]:
     """What a lookup means: `[v, d...]`, `[...]` -> `[..., d...]`; how rows travel changes nothing."""
     dims = lax.GatherDimensionNumbers(
@@ -66,7 +66,7 @@ def _add_rows_meaning(
     fill_value: ArrayLike | None,
     capacity: int | None,
     wire_dtype: str | None,
-    samples: Sequence[Sample] = (),
+    samples: Sequence[KeySample] = (),
 ) -> list[jax.Array]:
     """What an addition of rows means: `[v, d...]`, `[...]`, `[..., d...]` -> `[v, d...]`."""
     dims = lax.ScatterDimensionNumbers(
@@ -77,7 +77,7 @@ def _add_rows_meaning(
     return [lax.scatter_add(operand, narrow_ids(ids)[..., None], rows, dims, mode=mode)]
 
 
-lookup_p = compat.make_op("sbp_lookup", _lookup_meaning)
+lookup_p = core.make_op("sbp_lookup", _lookup_meaning)
 """Rows of a table by position along dim 0.
 
 Operands: the table `[v, d...]`, the ids `[...]`; the result is `[..., d...]`. Parameters:
@@ -86,10 +86,10 @@ Operands: the table `[v, d...]`, the ids `[...]`; the result is `[..., d...]`. P
   extreme integer), the others the nearest row. Negative ids are out of bounds.
 - `capacity`: keys that a device can send to one owner in one round; None for an even share and some more.
 - `wire_dtype`: the name of the floating type in which rows of a wider one travel; None for their own.
-- `samples`: the ids of a first batch, a `Sample`, from which the capacity is planned; empty if not known.
+- `samples`: the ids of a first batch, a `KeySample`, from which the capacity is planned; empty if not known.
 """
 
-add_rows_p = compat.make_op("sbp_add_rows", _add_rows_meaning)
+add_rows_p = core.make_op("sbp_add_rows", _add_rows_meaning)
 """Rows added to a table by position along dim 0, duplicates one by one.
 
 Operands: the table `[v, d...]`, the ids `[...]`, the rows `[..., d...]`; the result is `[v, d...]`. The
@@ -112,7 +112,7 @@ def _by_rows(op: Op) -> bool:
 def _exchanged_dims(op: Op) -> list[int]:
     """The dims of the ids along which they can be split together with the rows of the table."""
     empty = not math.prod((*op.shapes[0], *op.shapes[1]))
-    if not _by_rows(op) or empty or compat.is_key(op.dtypes[0]):
+    if not _by_rows(op) or empty or core.is_key(op.dtypes[0]):
         return []
     return [d for d, n in enumerate(op.shapes[1]) if n > 1]
 
@@ -120,7 +120,7 @@ def _exchanged_dims(op: Op) -> list[int]:
 @rule(
     "sbp_lookup",
     local=lookup_local,
-    talks=lookup_talks,
+    communication=lookup_communication,
     held=lookup_held,
     traffic=row_traffic(),
     ids=lambda params, n: (1,),
@@ -149,7 +149,7 @@ def _split_ids(op: Op) -> Iterable[Row]:
 @rule(
     "sbp_add_rows",
     local=add_rows_local,
-    talks=add_rows_talks,
+    communication=add_rows_communication,
     held=add_rows_held,
     traffic=row_traffic(2),
     ids=lambda params, n: (1,),

@@ -1,6 +1,6 @@
 """Ops along one dim in its order: cumulative ops, arg-extrema, sorting and the largest elements.
 
-The bodies of those that work along a split dim are in sbp/talk/ordered.py.
+The bodies of those that work along a split dim are in sbp/communication/ordered.py.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from dataclasses import replace
 import jax.numpy as jnp
 import numpy as np
 
+from sbp.communication import ordered
 from sbp.rules.entry import Op, Row
 from sbp.rules.factors import Letters, additive_row, factors
 from sbp.rules.registry import rule
 from sbp.signature import B, Partial, Split
-from sbp.talk import ordered
 
 
 def _operand_flops(op: Op) -> float:
@@ -39,26 +39,30 @@ def _cumulative_rows(op: Op) -> list[Row]:
     return [*factors(op, operands, results), *carried]
 
 
-@rule("cumsum", local=ordered.cumulative_local, talks=ordered.cumulative_talks)
+@rule("cumsum", local=ordered.cumulative_local, communication=ordered.cumulative_communication)
 def cumsum(op: Op) -> list[Row]:
     """Every dim, the accumulated one with a carry; additive."""
     return [*_cumulative_rows(op), additive_row(1, 1, (0,))]
 
 
-@rule("cumprod", "cumlogsumexp", local=ordered.cumulative_local, talks=ordered.cumulative_talks)
+@rule(
+    "cumprod", "cumlogsumexp", local=ordered.cumulative_local, communication=ordered.cumulative_communication
+)
 def cumulative(op: Op) -> list[Row]:
     """Every dim, the accumulated one with a carry."""
     return _cumulative_rows(op)
 
 
-@rule("cummax", "cummin", local=ordered.cumulative_local, talks=ordered.cumulative_talks)
+@rule("cummax", "cummin", local=ordered.cumulative_local, communication=ordered.cumulative_communication)
 def cumulative_extremum(op: Op) -> list[Row]:
     """Every dim, the accumulated one with a carry; maxima of maxima pass."""
     same = Partial(op.name.removeprefix("cum"))
     return [*_cumulative_rows(op), Row((same,), (same,))]
 
 
-@rule("argmax", "argmin", flops=_operand_flops, local=ordered.arg_local, talks=ordered.arg_talks)
+@rule(
+    "argmax", "argmin", flops=_operand_flops, local=ordered.arg_local, communication=ordered.arg_communication
+)
 def arg_extremum(op: Op) -> list[Row]:
     """Every dim; the searched one with a comparison of what the devices found."""
     (dim,) = op.params["axes"]
@@ -87,7 +91,12 @@ def _top_rows(op: Op, dim: int) -> list[Row]:
     return rows
 
 
-@rule("top_k", flops=lambda op: 16 * _operand_flops(op), local=ordered.top_k_local, talks=ordered.top_k_talks)
+@rule(
+    "top_k",
+    flops=lambda op: 16 * _operand_flops(op),
+    local=ordered.top_k_local,
+    communication=ordered.top_k_communication,
+)
 def top_k(op: Op) -> list[Row]:
     """Every dim; the searched one, if each device has k rows, with a comparison of what the devices found."""
     return _top_rows(op, ordered.top_dim(op.params, len(op.shapes[0])))
@@ -97,7 +106,7 @@ def top_k(op: Op) -> list[Row]:
     "approx_top_k",
     flops=lambda op: 16 * _operand_flops(op),
     local=ordered.approx_local,
-    talks=ordered.approx_talks,
+    communication=ordered.approx_communication,
 )
 def approx_top_k(op: Op) -> list[Row]:
     """Every dim; the searched one, if each device has k rows and k are asked for, with a comparison."""

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sbp import compat
+from sbp.communication.protocol import Local
+from sbp.compat import core
 from sbp.rules.entry import Op, Row
 from sbp.rules.factors import Letters, factors, same_dims
 from sbp.rules.registry import rule
-from sbp.talk.local import Local
 
 _WORD = 1 << 32
 
@@ -57,7 +57,7 @@ def _bits_local(ctx: Local, key: jax.Array) -> list[jax.Array]:
         return ctx.bind(key)
     words = jax.random.key_data(key)
     k1, k2 = (jnp.broadcast_to(w, layout.local) for w in (words[0], words[1]))
-    bits1, bits2 = compat.threefry(k1, k2, *_positions(ctx))
+    bits1, bits2 = core.threefry(k1, k2, *_positions(ctx))
     width = ctx.params["bit_width"]
     dtype = np.dtype(f"uint{width}")
     if width == 64:
@@ -68,7 +68,7 @@ def _bits_local(ctx: Local, key: jax.Array) -> list[jax.Array]:
 @rule("random_bits", local=_bits_local, fused=True, flops=lambda op: 40.0 * math.prod(op.results[0]))
 def random_bits(op: Op) -> list[Row]:
     """Any dim, if bits are a function of key and position (threefry)."""
-    if not compat.is_partitionable_threefry(op.dtypes[0]):
+    if not core.is_partitionable_threefry(op.dtypes[0]):
         return []
     keys = tuple(f"k{i}" for i in range(len(op.shapes[0])))
     rest: Letters = tuple(None if keys else f"d{i}" for i in range(len(op.results[0]) - len(keys)))
@@ -86,7 +86,7 @@ def key_words(op: Op) -> list[Row]:
 @rule("random_fold_in")
 def fold_in(op: Op) -> list[Row]:
     """Element by element, of keys and data that may be repeated (threefry)."""
-    if not compat.is_partitionable_threefry(op.dtypes[0]):
+    if not core.is_partitionable_threefry(op.dtypes[0]):
         return []
     return factors(op, *same_dims(op))
 
@@ -94,8 +94,8 @@ def fold_in(op: Op) -> list[Row]:
 @rule("random_seed", "random_split", "random_gamma")
 def key_by_key(op: Op) -> list[Row]:
     """Dims of keys, where each key is treated by itself (threefry); a key's own children stay together."""
-    types = [d for d in (*op.dtypes, *op.result_dtypes) if compat.is_key(d)]
-    if not all(map(compat.is_partitionable_threefry, types)):
+    types = [d for d in (*op.dtypes, *op.result_dtypes) if core.is_key(d)]
+    if not all(map(core.is_partitionable_threefry, types)):
         return []
     keys = _key_dims(len(op.shapes[0]))
     ranks = [*map(len, op.shapes), *map(len, op.results)]

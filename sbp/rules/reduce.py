@@ -6,12 +6,12 @@ import math
 
 import jax
 
-from sbp.limits import identity_of
+from sbp.communication.dtype_limits import identity_of
+from sbp.communication.protocol import Local
 from sbp.rules.entry import Op, Row
 from sbp.rules.factors import Letters, factors
 from sbp.rules.registry import rule
 from sbp.signature import Partial
-from sbp.talk.local import Local
 
 OF_BOOLEANS = {"and": "min", "or": "max"}
 """The same reductions of booleans."""

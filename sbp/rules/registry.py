@@ -9,8 +9,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from sbp import compat
-from sbp.compat import Primitive
+from sbp.communication.protocol import Local
+from sbp.compat import core
+from sbp.compat.core import Primitive
+from sbp.compat.untyped import DType, PyTree
 from sbp.errors import Problem, RuleError, raise_all
 from sbp.rules.checks import checked_rows, text_problems
 from sbp.rules.entry import (
@@ -32,8 +34,6 @@ from sbp.rules.entry import (
 )
 from sbp.rules.factors import Spec
 from sbp.signature import Partial, Split
-from sbp.talk.local import Local
-from sbp.untyped import DType, PyTree
 
 
 class Registry(UserDict[str, Rule]):
@@ -75,7 +75,7 @@ def unknown_functions(rule: Rule, params: Mapping[str, Any]) -> tuple[str, ...]:
     """
     if rule.family == USER:
         return ()
-    return tuple(k for k, v in params.items() if k not in rule.functions and compat.holds_function(v))
+    return tuple(k for k, v in params.items() if k not in rule.functions and core.holds_function(v))
 
 
 def _partial_of_unsummable(op: Op, row: Row) -> bool:
@@ -85,7 +85,7 @@ def _partial_of_unsummable(op: Op, row: Row) -> bool:
     def bad(s: Partial, dtype: DType) -> bool:
         if dtype == bool:
             return s.op in ("sum", "prod")
-        return compat.is_key(dtype) or (s.op != "sum" and jnp.issubdtype(dtype, jnp.complexfloating))
+        return core.is_key(dtype) or (s.op != "sum" and jnp.issubdtype(dtype, jnp.complexfloating))
 
     both = zip((*row.operands, *row.results), (*op.dtypes, *op.result_dtypes), strict=True)
     return any(isinstance(s, Partial) and bad(s, d) for s, d in both)
@@ -111,7 +111,7 @@ def rule(
     pointwise: bool = False,
     identity: bool = False,
     layout: bool = False,
-    talks: Talks | None = None,
+    communication: Talks | None = None,
     held: Held | None = None,
     traffic: Traffic = element_traffic,
     ids: RowIds | None = None,
@@ -135,7 +135,7 @@ def rule(
                     pointwise=pointwise,
                     identity=identity,
                     layout=layout,
-                    talks=talks,
+                    communication=communication,
                     held=held,
                     traffic=traffic,
                     ids=ids,
@@ -181,7 +181,7 @@ def register_rule(
     matmul: Matmuls | None = None,
     traffic: Traffic = element_traffic,
     held: Held | None = None,
-    talks: Talks | None = None,
+    communication: Talks | None = None,
     replace: bool = False,
 ) -> None:
     """Teaches the compiler how one of your ops can be split.
@@ -201,7 +201,7 @@ def register_rule(
       matmul: the matrix products inside the op, as `sbp.rules.Matmul`, so that the plan uses their rate.
       traffic: bytes that the op reads and writes, with local shapes; default: every operand and result once.
       held: bytes that the op holds on a device beside its operands and results, given a `Local`.
-      talks: the collectives that `local` runs itself, so that the plan counts them.
+      communication: the collectives that `local` runs itself, so that the plan counts them.
       replace: replace an existing rule.
 
     Raises:
@@ -213,7 +213,7 @@ def register_rule(
     'user'
     >>> del REGISTRY["my_scale"]
     """
-    call = compat.custom_call(op) if callable(op) else None
+    call = core.custom_call(op) if callable(op) else None
     name = op if isinstance(op, str) else call or getattr(op, "name", None)
     if not isinstance(name, str):
         raise _no_op(op)
@@ -231,7 +231,7 @@ def register_rule(
         matmul=matmul,
         traffic=traffic,
         held=held,
-        talks=talks,
+        communication=communication,
         family=USER,
         function=function,
     )

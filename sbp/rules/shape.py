@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from sbp.communication.protocol import Local
+from sbp.compat.untyped import Position, iinfo
 from sbp.rules.entry import Op, Row
 from sbp.rules.factors import Letters, factors
 from sbp.rules.registry import rule
 from sbp.signature import B, P, Split
-from sbp.talk.local import Local
-from sbp.untyped import Position, iinfo
 
 
 def _dims(n: int) -> Letters:

@@ -1,21 +1,21 @@
 """Slices, paddings, concatenations and reversals: they move rows along a dim, which may be split.
 
-The bodies, and which rows travel, are in sbp/talk/shift.py.
+The bodies, and which rows travel, are in sbp/communication/shift.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sbp import compat
+from sbp.communication import shift
+from sbp.communication.extents import Extent
+from sbp.communication.route import find_route, route_pays
+from sbp.communication.route_sides import Side
+from sbp.compat import core
 from sbp.rules.entry import Op, Row
 from sbp.rules.factors import Letters, factors
 from sbp.rules.registry import rule
 from sbp.signature import B, P, Signature, Split
-from sbp.talk import shift
-from sbp.talk.extents import Extent
-from sbp.talk.route import find_route, route_pays
-from sbp.talk.sides import Side
 
 MOVED = "dims whose rows move with an exchange"
 
@@ -40,7 +40,7 @@ def _worth(op: Op, dim: int, operands: tuple[Side, ...], results: tuple[Side, ..
 
     An inner axis does not see which part of the tensor it has; there the cost of the exchange decides alone.
     """
-    if any(compat.is_key(t) for t in op.dtypes):
+    if any(core.is_key(t) for t in op.dtypes):
         return False
     inner = any(s[dim] != n[dim] for s, n in zip(op.shapes, op.logical, strict=True) if s)
     return inner or route_pays(find_route(operands, results), operands, results)
@@ -50,7 +50,7 @@ def _taken_out(dim: int) -> str:
     return f"rows of dim {dim} of operand 0 are sliced out here, and it is split over {{axes}}"
 
 
-@rule("slice", local=shift.slice_local, talks=shift.slice_talks, fused=True, note=MOVED)
+@rule("slice", local=shift.slice_local, communication=shift.slice_communication, fused=True, note=MOVED)
 def slice_(op: Op) -> list[Row]:
     """Every dim; a few rows of a split dim may leave a sum instead."""
     (shape,), (out,) = op.shapes, op.results
@@ -75,7 +75,7 @@ def slice_(op: Op) -> list[Row]:
     return rows
 
 
-@rule("pad", local=shift.pad_local, talks=shift.pad_talks, fused=True, note=MOVED)
+@rule("pad", local=shift.pad_local, communication=shift.pad_communication, fused=True, note=MOVED)
 def pad(op: Op) -> list[Row]:
     """Every dim; sums and extrema of operand and padding value together."""
     config = op.params["padding_config"]
@@ -92,7 +92,7 @@ def pad(op: Op) -> list[Row]:
     return rows
 
 
-@rule("concatenate", local=shift.concatenate_local, talks=shift.concatenate_talks, note=MOVED)
+@rule("concatenate", local=shift.concatenate_local, communication=shift.concatenate_communication, note=MOVED)
 def concatenate(op: Op) -> list[Row]:
     """Every dim; sums and extrema of all together. Of the joined dim, operands of one row are whole."""
     dim = int(op.params["dimension"])
@@ -108,7 +108,7 @@ def concatenate(op: Op) -> list[Row]:
     return rows
 
 
-@rule("split", local=shift.split_local, talks=shift.split_talks, note=MOVED)
+@rule("split", local=shift.split_local, communication=shift.split_communication, note=MOVED)
 def split(op: Op) -> list[Row]:
     """Every dim; sums and extrema. Of the cut dim, results of one row leave a sum."""
     dim = int(op.params["axis"])
@@ -125,7 +125,7 @@ def split(op: Op) -> list[Row]:
     return rows
 
 
-@rule("rev", local=shift.rev_local, talks=shift.rev_talks, note=MOVED)
+@rule("rev", local=shift.rev_local, communication=shift.rev_communication, note=MOVED)
 def rev(op: Op) -> list[Row]:
     """Every dim."""
     gone, (shape,) = tuple(map(int, op.params["dimensions"])), op.shapes

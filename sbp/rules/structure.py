@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from sbp import compat
+from sbp.communication.protocol import Communication, Local
+from sbp.compat import core
 from sbp.rules.entry import Op, Row
 from sbp.rules.factors import factors, same_dims
 from sbp.rules.registry import rule
-from sbp.talk.local import Local, Talk
 
 
 @rule("create_token", note="no tensor")
@@ -47,15 +47,20 @@ def _of_the_first(ctx: Local, *args: jax.Array) -> list[jax.Array]:
     return [ctx.total(jnp.where(ctx.first(everyone), x, jnp.zeros((), x.dtype)), everyone)]
 
 
-def _first_talks(ctx: Local) -> Iterable[Talk]:
+def _first_communication(ctx: Local) -> Iterable[Communication]:
     (out,), hierarchy = ctx.results, ctx.operands[0].hierarchy
     group = math.prod(hierarchy)
-    each = 2 * (group - 1) / group * compat.itemsize(ctx.dtypes[0])
+    each = 2 * (group - 1) / group * core.itemsize(ctx.dtypes[0])
     why = "all devices over {axes} take the numbers that the first one drew"
-    yield Talk("all_reduce", tuple(range(len(hierarchy))), each * math.prod(out.local), 0, why)
+    yield Communication("all_reduce", tuple(range(len(hierarchy))), each * math.prod(out.local), 0, why)
 
 
-@rule("rng_uniform", local=_of_the_first, talks=_first_talks, note="the first device makes the whole")
+@rule(
+    "rng_uniform",
+    local=_of_the_first,
+    communication=_first_communication,
+    note="the first device makes the whole",
+)
 def rng_uniform(op: Op) -> list[Row]:
     """Numbers without a key have an order on one device only."""
     return []

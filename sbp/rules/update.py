@@ -2,7 +2,7 @@
 
 A pass (`passes/rows/tables.py`) makes this op of a gradient by rows, an optimizer and an addition. Operands:
 the table, the leaves of the optimizer's state, then ids and rows of each lookup. Results: table and state.
-The body is in sbp/talk/update.py.
+The body is in sbp/communication/update.py.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from sbp import compat
+from sbp.communication.key_samples import KeySample
+from sbp.communication.update import parted, update_communication, update_held, update_local
+from sbp.compat import core
 from sbp.lazy import Update, by_row, dense
 from sbp.rules.entry import Op, Row
 from sbp.rules.registry import rule
 from sbp.signature import B, Signature, Split
-from sbp.talk.sample import Sample
-from sbp.talk.update import parted, update_held, update_local, update_talks
 
 
 def update_rows(
@@ -33,7 +33,7 @@ def update_rows(
     grouped: bool,
     capacity: int | None,
     wire_dtype: str | None,
-    samples: Sequence[Sample],
+    samples: Sequence[KeySample],
 ) -> list[jax.Array]:
     """What the op means on one device: a table of zeros with the rows added, and the lazy step with it.
 
@@ -56,7 +56,7 @@ def update_rows(
     return [table + added.astype(table.dtype), *state]
 
 
-update_rows_p = compat.make_op("sbp_update_rows", update_rows)
+update_rows_p = core.make_op("sbp_update_rows", update_rows)
 
 
 def _flops(op: Op) -> float:
@@ -68,7 +68,7 @@ def _flops(op: Op) -> float:
 def _traffic(op: Op) -> float:
     """The rows as they come, and those of the table and of its state read and written."""
     n = len(op.params["modes"])
-    rows = sum(math.prod(s) for s in op.shapes[-n:]) * compat.itemsize(op.dtypes[0])
+    rows = sum(math.prod(s) for s in op.shapes[-n:]) * core.itemsize(op.dtypes[0])
     lines = 1 + sum(by_row(s, op.shapes[0]) for s in op.shapes[1 : -2 * n])
     return rows * (1 + 2 * lines)
 
@@ -76,7 +76,7 @@ def _traffic(op: Op) -> float:
 @rule(
     "sbp_update_rows",
     local=update_local,
-    talks=update_talks,
+    communication=update_communication,
     held=update_held,
     flops=_flops,
     traffic=_traffic,

@@ -1,4 +1,4 @@
-"""Sliding windows, and reductions by a function of the user's; the bodies are in sbp/talk/windows.py."""
+"""Sliding windows, and reductions by a function of the user's; the bodies are in communication/windows.py."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import Any
 import jax
 from numpy.typing import NDArray
 
-from sbp.limits import identity_of
+from sbp.communication.dtype_limits import identity_of
+from sbp.communication.extents import Extent
+from sbp.communication.halo import halos_pay
+from sbp.communication.protocol import Local
+from sbp.communication.windows import (
+    never_selected,
+    scatter_along,
+    window_communication,
+    window_moves,
+    window_scatter_communication,
+    window_scatter_local,
+    window_slide,
+    windowed,
+)
 from sbp.rules.entry import Op, Row
 from sbp.rules.factors import Letters, factors
 from sbp.rules.registry import rule
 from sbp.signature import B, Partial, Split
-from sbp.talk.extents import Extent
-from sbp.talk.halo import halos_pay
-from sbp.talk.local import Local
-from sbp.talk.windows import (
-    never_selected,
-    scatter_along,
-    window_moves,
-    window_scatter_local,
-    window_scatter_talks,
-    window_slide,
-    window_talks,
-    windowed,
-)
 
 
 def _still(op: Op) -> Letters:
@@ -65,7 +65,7 @@ HALOS = "windowed dims with an exchange of halos"
 @rule(
     "reduce_window_sum",
     local=windowed(lambda ctx, x: [None]),
-    talks=window_talks,
+    communication=window_communication,
     flops=_window_flops,
     note=HALOS,
 )
@@ -79,7 +79,7 @@ def reduce_window_sum(op: Op) -> list[Row]:
     "reduce_window_max",
     "reduce_window_min",
     local=windowed(lambda ctx, x: [_ignored(ctx, x)]),
-    talks=window_talks,
+    communication=window_communication,
     flops=_window_flops,
     note=HALOS,
 )
@@ -93,7 +93,7 @@ def reduce_window_extremum(op: Op) -> list[Row]:
 @rule(
     "reduce_window",
     local=windowed(lambda ctx, *args: args[len(args) // 2 :]),
-    talks=window_talks,
+    communication=window_communication,
     flops=_window_flops,
     functions=("jaxpr",),
     note=HALOS,
@@ -109,7 +109,7 @@ def reduce_window(op: Op) -> list[Row]:
 @rule(
     "select_and_gather_add",
     local=windowed(lambda ctx, tangents, x: [None, never_selected(ctx, x)]),
-    talks=window_talks,
+    communication=window_communication,
     flops=_window_flops,
     note=HALOS,
 )
@@ -122,7 +122,7 @@ def select_and_gather_add(op: Op) -> list[Row]:
 @rule(
     "select_and_scatter_add",
     local=window_scatter_local,
-    talks=window_scatter_talks,
+    communication=window_scatter_communication,
     flops=_window_flops,
     note=HALOS,
 )

@@ -15,7 +15,7 @@ from benchmarks.published.program import StageProgram
 from benchmarks.published.recompute import NOTHING, state_bytes, weights_of
 from benchmarks.published.rows import Layout
 from models import llama
-from sbp.hardware import hardware_for
+from sbp.hardware.catalogue import hardware_for
 from sbp.passes.plan.candidates import Strategy
 from sbp.passes.plan.cost import node_work
 from sbp.passes.program.trace import trace

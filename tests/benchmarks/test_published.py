@@ -20,7 +20,7 @@ from benchmarks.published.layout import Lying
 from benchmarks.published.model import KEPT, Decoder, Stage
 from benchmarks.published.rows import Experts, Layout, PublishedStep, RowError, parse, read
 from sbp import B, P, S
-from sbp.hardware import hardware_for
+from sbp.hardware.catalogue import hardware_for
 from sbp.passes.boxing.links import Network
 
 CELLS = {

@@ -13,7 +13,7 @@ import pytest
 import sbp
 from benchmarks import cases, large
 from sbp.passes.face import Plan
-from sbp.passes.look.web_page import plan_page
+from sbp.passes.render.web_page import plan_page
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sbp.passes.face import Plan
-from sbp.passes.look.web_page import diff_page
+from sbp.passes.render.web_page import diff_page
 
 pytestmark = pytest.mark.full
 

@@ -14,9 +14,9 @@ import pytest
 import sbp
 from benchmarks import cases
 from sbp import S
-from sbp.passes.explain.measured import MeasuredCollective, MeasuredStep
+from sbp.passes.explain.measurement import MeasuredCollective, MeasuredStep
 from sbp.passes.face import Plan
-from sbp.passes.look.web_page import plan_page, profiled_page
+from sbp.passes.render.web_page import plan_page, profiled_page
 from sbp.runtime.profile.profile import Profile
 from tests.golden import two_stages
 

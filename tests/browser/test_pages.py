@@ -11,9 +11,9 @@ import pytest
 import sbp
 from sbp import B, S
 from sbp.passes.face import Plan
-from sbp.passes.look.web_page import plan_page
+from sbp.passes.render.web_page import plan_page
 from tests.browser.waiting import until
-from tests.passes.look.nets import piped
+from tests.passes.render.nets import piped
 
 SMALLEST_PX = 11
 CONTRAST = 4.5

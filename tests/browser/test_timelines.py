@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from sbp.passes.face import Plan
-from sbp.passes.look.page_data import page_data
-from sbp.passes.look.web_page import plan_page
+from sbp.passes.render.page_data import page_data
+from sbp.passes.render.web_page import plan_page
 from tests.browser.waiting import until
-from tests.passes.look.nets import scanned
+from tests.passes.render.nets import scanned
 
 pytestmark = pytest.mark.full
 

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sbp import compat
+from sbp.compat import core
 
 Array = np.ndarray[Any, Any]
 Arrays = Sequence[Array]
@@ -63,7 +63,7 @@ def to_numpy(x: Any) -> Array:
     if not np.size(x):
         # jax 0.10 cannot fetch an empty array that is split.
         return np.empty(np.shape(x), x.dtype)
-    return np.asarray(jax.random.key_data(x) if compat.is_key(jnp.asarray(x).dtype) else x)
+    return np.asarray(jax.random.key_data(x) if core.is_key(jnp.asarray(x).dtype) else x)
 
 
 def wide(x: Array) -> Array:

@@ -22,7 +22,7 @@ import jax
 import numpy as np
 
 import sbp
-from sbp.hardware import Hardware, Link
+from sbp.hardware.catalogue import Hardware, Link
 from sbp.passes.face import Plan
 from sbp.passes.physical.program import Compute, Physical
 from sbp.signature import B, NdSbp, Signature, Split, format_sbp

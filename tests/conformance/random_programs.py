@@ -24,10 +24,10 @@ import numpy as np
 
 import sbp
 from sbp.errors import RuleError
-from sbp.hardware import Hardware, Link
+from sbp.hardware.catalogue import Hardware, Link
 from sbp.passes.explain.collectives import Inside, talking
 from sbp.passes.physical.program import Compute, Physical
-from sbp.passes.program.views import op_of, talks_of
+from sbp.passes.program.views import communication_of, op_of
 from sbp.runtime.hlo.meter import read_compiled, read_hlo
 from tests.conformance.random_code import NOISE, Input, Program, draw_program, function, tensor, without_dead
 from tests.rules.special import unlike
@@ -120,7 +120,7 @@ def shared_bytes(physical: Physical) -> float:
     every = sum(
         n * t.wire_bytes
         for s, n in inside
-        for t in talks_of(physical.graph, s.node, s.strategy.lying, hierarchy)
+        for t in communication_of(physical.graph, s.node, s.strategy.lying, hierarchy)
     )
     once = sum(e.times * x.talk.wire_bytes for x, e in talking(physical) if isinstance(x, Inside))
     return every - once

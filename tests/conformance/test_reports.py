@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding
 
 import sbp
 from sbp import B, S
-from sbp.resolve import to_partition_spec
+from sbp.notation.resolve import to_partition_spec
 
 RNG = np.random.default_rng(0)
 X, W = RNG.normal(size=(16, 32)), RNG.normal(size=(32, 24))

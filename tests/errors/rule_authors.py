@@ -7,8 +7,8 @@ import numpy as np
 
 import sbp
 from sbp import S
-from sbp.hardware import Hardware, Link
-from sbp.rules import Talk, register_rule
+from sbp.hardware.catalogue import Hardware, Link
+from sbp.rules import Communication, register_rule
 from tests.errors.messages import Call
 from tests.rules.test_users_ops import primitive
 
@@ -67,7 +67,7 @@ def text(letters: str, **options: Any) -> Call:
 def said(**talk: Any) -> Call:
     """A plan with a rule that declares this."""
     known: dict[str, Any] = {"kind": "permute", "axes": (0,), "wire_bytes": 8, "operand": 0, "reason": "so"}
-    return planned("a b -> a b", talks=lambda local: [Talk(**{**known, **talk})])
+    return planned("a b -> a b", communication=lambda local: [Communication(**{**known, **talk})])
 
 
 def talking(local: Any, x: Any) -> list[Any]:
@@ -75,5 +75,5 @@ def talking(local: Any, x: Any) -> list[Any]:
     return [x + 0 * local.shifted(x, [0], 1) + 0 * local.gathered(x, [0])[0]]
 
 
-def permutes(local: Any) -> Iterator[Talk]:
-    yield Talk("permute", (0,), 48, 0, "the row before is needed; it lies over {axes}")
+def permutes(local: Any) -> Iterator[Communication]:
+    yield Communication("permute", (0,), 48, 0, "the row before is needed; it lies over {axes}")

@@ -92,13 +92,13 @@ BODIES: Messages = {
         "local=: a body of its own, with the parameters of a shard (local.bind(*args, shape=...))",
     ),
     "a body that talks of more than it says": (
-        run(talking, talks=permutes),
+        run(talking, communication=permutes),
         RuleError,
         BODY,
         "all_gather over 'x'",
         "permute over 'x'",
         "the plan would neither show nor price it",
-        "talks=: a function of the same Local that yields sbp.rules.Talk('all_gather', ...)",
+        "communication=: a function of the same Local, yielding sbp.rules.Communication('all_gather', ...)",
     ),
     "a body that talks, and says nothing": (
         run(lambda local, x: [local.total(x, [0]) - x]),
@@ -107,7 +107,7 @@ BODIES: Messages = {
         "all_reduce over 'x'",
         "none: the rule declares nothing",
         "the plan would neither show nor price it",
-        "talks=: a function of the same Local that yields sbp.rules.Talk('all_reduce', ...)",
+        "communication=: a function of the same Local, yielding sbp.rules.Communication('all_reduce', ...)",
     ),
 }
 
@@ -115,7 +115,7 @@ DECLARED: Messages = {
     "a reason that nothing fills in": (
         said(reason="needs {x} over {axes}"),
         RuleError,
-        f"Talk(reason=...) of 'authors_double' {AT}",
+        f"Communication(reason=...) of 'authors_double' {AT}",
         "'needs {x} over {axes}'",
         "{axes}, or no place",
         "nothing fills in {x}: a plan knows the names of the axes alone",
@@ -124,7 +124,7 @@ DECLARED: Messages = {
     "a reason with an open brace": (
         said(reason="needs {axes"),
         RuleError,
-        f"Talk(reason=...) of 'authors_double' {AT}",
+        f"Communication(reason=...) of 'authors_double' {AT}",
         "'needs {axes'",
         "{axes}, or no place",
         "nothing fills in a brace that is not closed: a plan knows the names of the axes alone",
@@ -133,7 +133,7 @@ DECLARED: Messages = {
     "a kind that is nearly one": (
         said(kind="allgather"),
         RuleError,
-        f"Talk(kind=...) of 'authors_double' {AT}",
+        f"Communication(kind=...) of 'authors_double' {AT}",
         "'allgather'",
         "all_reduce, all_gather, reduce_scatter, all_to_all, permute",
         "the plan lists it among the collectives of these kinds",
@@ -142,7 +142,7 @@ DECLARED: Messages = {
     "a kind that is none": (
         said(kind="psum"),
         RuleError,
-        f"Talk(kind=...) of 'authors_double' {AT}",
+        f"Communication(kind=...) of 'authors_double' {AT}",
         "'psum'",
         "all_reduce, all_gather, reduce_scatter, all_to_all, permute",
         "the plan lists it among the collectives of these kinds",
@@ -151,7 +151,7 @@ DECLARED: Messages = {
     "fewer than no bytes": (
         said(wire_bytes=-4),
         RuleError,
-        f"Talk(wire_bytes=...) of 'authors_double' {AT}",
+        f"Communication(wire_bytes=...) of 'authors_double' {AT}",
         "-4",
         "0 or more bytes",
         "it is what one device sends",
@@ -176,11 +176,11 @@ DECLARED: Messages = {
         "such as layout.axes(dim)",
     ),
     "no list of talks": (
-        planned("a b -> a b", talks=lambda local: None),
+        planned("a b -> a b", communication=lambda local: None),
         RuleError,
         TALKS,
         "None",
-        "a list of sbp.rules.Talk",
+        "a list of sbp.rules.Communication",
         "the plan lists each, with its bytes",
         "return [talk], or yield it; [] for none",
     ),
@@ -202,4 +202,4 @@ def test_what_is_declared_may_be_said() -> None:
     def body(local: Any, x: Any) -> list[Any]:
         return [2 * x + 0 * local.shifted(x, [0], 1)]
 
-    np.testing.assert_array_equal(run(body, talks=permutes)(), 2 * X)
+    np.testing.assert_array_equal(run(body, communication=permutes)(), 2 * X)

@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = (
     *(f"runtime/{room}" for room in ("source", "profile", "checkpoint", "processes", "training")),
-    "sbp/shards.py",
+    "sbp/rules/shards.py",
 )
 MAKERS = ("Problem", "_problem", "problem")
 """What a message is made with."""

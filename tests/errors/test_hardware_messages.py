@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from sbp.errors import ArgumentError, PlacementError
-from sbp.hardware import Hardware, Link
-from sbp.hardware_file import hardware_from
+from sbp.hardware.catalogue import Hardware, Link
+from sbp.hardware.file import hardware_from
 from tests.errors.messages import check_message
 
 KEYS = (

@@ -11,11 +11,11 @@ import pytest
 
 import sbp
 from sbp import S
+from sbp.communication.wire import WIRE_TYPES
 from sbp.errors import ArgumentError, SbpError
-from sbp.hardware import BYTES_ONLY
+from sbp.hardware.catalogue import BYTES_ONLY
 from sbp.options import ExchangeOptions, PipelineOptions
 from sbp.runtime.call.option_errors import LEGAL
-from sbp.talk.wire import WIRE_TYPES
 from tests.errors.messages import Messages, check_message, kinds
 from tests.options import options_of
 
@@ -130,7 +130,7 @@ MESSAGES: Messages = {
         "an sbp.hardware.Hardware, or None for the placement's kind",
         "it has the rates that the plan's times are estimated from",
         "sbp.placement('h100', ...) for a chip of the catalogue, or "
-        "sbp.hardware_file.hardware_from('machine.toml')",
+        "sbp.hardware.hardware_from('machine.toml')",
     ),
     "no flag": (
         lambda: given(count_keys="yes"),

@@ -10,7 +10,7 @@ from sbp.errors import (
     KINDS,
     PlacementError,
 )
-from sbp.hardware import CATALOGUE, PLATFORMS, hardware_for
+from sbp.hardware.catalogue import CATALOGUE, PLATFORMS, hardware_for
 from sbp.placement import parse_placement, placement
 from sbp.signature import S
 from tests.errors.messages import Messages, check_message, kinds
@@ -211,7 +211,7 @@ MESSAGES: Messages = {
         "kind 'tpu'",
         KIND_NAMES,
         "a plan needs the rates of the device and of its links; the catalogue has none for it",
-        "Options(hardware=sbp.hardware_file.hardware_from('machine.toml')) with its rates",
+        "Options(hardware=sbp.hardware.hardware_from('machine.toml')) with its rates",
     ),
 }
 

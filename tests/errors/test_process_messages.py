@@ -165,7 +165,7 @@ def test_message(name: str) -> None:
 
 
 def test_a_profile_is_of_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program, "team", lambda: object())
+    monkeypatch.setattr(program, "process_group", lambda: object())
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     check_message(
         lambda: NAMED.profile(jnp.ones(8)),

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import sbp
-import sbp.hardware
+import sbp.hardware.catalogue
 from sbp.errors import PlacementError
 from sbp.rates.chips import CHIPS
 from sbp.runtime.target import devices

@@ -1,6 +1,6 @@
 """Hardware of round figures that is no real chip: the golden texts must not change with the catalogue."""
 
-from sbp.hardware import Hardware, Link
+from sbp.hardware.catalogue import Hardware, Link
 
 HARDWARE = Hardware(
     name="golden",

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sbp.__main__ import main
-from sbp.userfile import EXAMPLE
+from sbp.commandline.user_file import EXAMPLE
 from tests.runtime.target.plugin import needs_plugin
 
 ROOT = Path(__file__).resolve().parents[2]

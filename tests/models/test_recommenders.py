@@ -16,7 +16,7 @@ from models.recommender.layers import Inputs
 from models.recommender.learner import LAYOUTS, OPTIMIZERS, Learner, collection
 from models.recommender.synthetic import Teacher
 from sbp import B, S
-from sbp.hardware import Hardware, Link
+from sbp.hardware.catalogue import Hardware, Link
 from sbp.runtime.embedding import TableWise
 
 LINE = sbp.placement("cpu", shape=(8,))

@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 SEED = 36
 PER_FOLDER = 2
 FOLDERS = (
-    *("sbp", "sbp/rules", "sbp/talk"),
+    *("sbp", "sbp/rules", "sbp/communication"),
     *(
         "passes/program",
         "passes/boxing",

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import sbp
-from sbp.hardware import hardware_for
+from sbp.hardware.catalogue import hardware_for
 from sbp.options import ExchangeOptions
 from sbp.passes import chain, choosing, recall
 from sbp.passes.plan.record import ChoiceRecord

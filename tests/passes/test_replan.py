@@ -12,7 +12,7 @@ import pytest
 
 import sbp
 from sbp import B, P, S
-from sbp.hardware import hardware_for
+from sbp.hardware.catalogue import hardware_for
 from sbp.passes.face import Plan
 from sbp.signature import NdSbp
 

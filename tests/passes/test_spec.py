@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sbp.hardware import hardware_for
+from sbp.hardware.catalogue import hardware_for
 from sbp.passes.boxing.links import Network
 from sbp.passes.boxing.paths import Boxings
 from sbp.passes.physical.insert import insert_boxing

@@ -18,10 +18,12 @@ import numpy as np
 from jax.extend.core import jaxpr_as_fun
 from jax.sharding import Mesh, PartitionSpec
 
-from sbp import compat, view
+from sbp import view
+from sbp.communication.dtype_limits import identity_of
+from sbp.communication.protocol import Local
+from sbp.compat import core
 from sbp.errors import raise_all
 from sbp.layout import Layout, split_shape
-from sbp.limits import identity_of
 from sbp.passes.program.graph import Const, Node
 from sbp.passes.program.trace import trace
 from sbp.rules import Op, Row, lookup
@@ -29,7 +31,6 @@ from sbp.rules.registry import valid_rows
 from sbp.runtime.hlo.meter import read_compiled
 from sbp.runtime.lower.local_kernels import undeclared
 from sbp.signature import NdSbp, P, Partial, Split
-from sbp.talk.local import Local
 from tests.rules.special import PROMISED, from_numpy, special_draw, special_problem, to_numpy
 
 Array = np.ndarray[Any, Any]
@@ -131,7 +132,7 @@ class Application:
         args = [from_numpy(v, x) for v, x in zip(values, self.operands, strict=True)]
 
         def plain(coords: Any, *args: Any) -> list[Any]:
-            return compat.bind(self.node.primitive, args, dict(self.node.params))
+            return core.bind(self.node.primitive, args, dict(self.node.params))
 
         return values, tuple(self.programs.find(plain, origin, *args)(origin, *args))
 
@@ -162,7 +163,7 @@ def applications(one: Sample) -> list[Application]:
             return jax.numpy.asarray(x.value, x.dtype) if isinstance(x, Const) else env[x]
 
         for node in graph.nodes[: max(node.id for node in found)]:
-            values = compat.bind(node.primitive, [read(x) for x in node.inputs], dict(node.params))
+            values = core.bind(node.primitive, [read(x) for x in node.inputs], dict(node.params))
             env.update(zip(node.outputs, values, strict=True))
         return [[read(x) for x in node.inputs] for node in found]
 
@@ -174,7 +175,7 @@ def applications(one: Sample) -> list[Application]:
     for node, operands in zip(found, before(*jax.tree.leaves(one.args)), strict=True):
 
         def plain(coords: Any, *args: Any, node: Node = node) -> list[Any]:
-            return compat.bind(node.primitive, args, dict(node.params))
+            return core.bind(node.primitive, args, dict(node.params))
 
         programs, origin = Programs(), (np.int32(0),)
         results = programs.find(plain, origin, *operands)(origin, *operands)
@@ -246,12 +247,12 @@ class Claim:
             return results
 
         self.body, self.names = body, names
-        self.talks = list(rule.talks(static)) if rule and rule.talks else []
+        self.communication = list(rule.communication(static)) if rule and rule.communication else []
         self.program: Callable[..., list[Any]] | None = None
 
     def run(self, shards: Sequence[view.Shards]) -> list[view.Shards]:
         """The result shards of every device."""
-        if self.talks:
+        if self.communication:
             return self.run_together(shards)
         out: list[view.Shards] = [{} for _ in self.results]
         for coords in view.coordinates(self.hierarchy):
@@ -281,7 +282,7 @@ class Claim:
         mesh = Mesh(devices, self.names)
         mapped = jax.shard_map(device, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
         program = jax.jit(mapped).lower(*stacked).compile({"xla_backend_optimization_level": 0})
-        sent, said = read_compiled(program).wire_bytes, sum(t.wire_bytes for t in self.talks)
+        sent, said = read_compiled(program).wire_bytes, sum(t.wire_bytes for t in self.communication)
         assert abs(sent - said) <= 0.01 * said, f"{sent} bytes are sent, the rule says {said}"
         results = [to_numpy(y) for y in program(*stacked)]
         return [{c: y[c] for c in places} for y in results]

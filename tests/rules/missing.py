@@ -31,7 +31,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from sbp import compat, view
+from sbp import view
+from sbp.compat import core
 from sbp.rules import Row
 from sbp.rules.factors import MAX, MIN
 from sbp.rules.registry import valid_rows
@@ -82,7 +83,7 @@ def choices(shape: Sequence[int], dtype: Any, group: int, more: Sequence[Partial
       more: reductions that are looked for beside sums, maxima and minima.
     """
     out: list[Signature] = [B, *(Split(d) for d, n in enumerate(shape) if n > 1 and n % group == 0), *more]
-    if compat.is_key(dtype):
+    if core.is_key(dtype):
         return out
     if dtype == bool:
         return [*out, MAX, MIN]
@@ -183,7 +184,7 @@ class Search:
         args = [from_numpy(v, x) for v, x in zip(values, self.app.operands, strict=True)]
 
         def body(coords: Any, *args: Any) -> list[Any]:
-            return compat.bind(node.primitive, args, dict(node.params))
+            return core.bind(node.primitive, args, dict(node.params))
 
         self.program = self.program or self.app.programs.find(body, origin, *args)
         return tuple(map(to_numpy, self.program(origin, *args)))
@@ -228,7 +229,7 @@ class Search:
         if key not in self.claims:
             ins, outs = key
             made = Claim(self.app, [(s,) for s in ins], [(s,) for s in outs], (self.group,))
-            self.claims[key] = None if made.talks else made
+            self.claims[key] = None if made.communication else made
         return self.claims[key]
 
     def split(self, draw: Draw, operand: int, signature: Signature, extreme: bool) -> view.Shards:
@@ -305,7 +306,7 @@ class Search:
     def unseen(self, found: Sequence[Row]) -> list[Row]:
         """Listed rows that the search should have found, and has not; not sums that are rounded."""
         looked, op = set(self.operands()), self.op
-        rounded = compat.itemsize(op.result_dtypes[0]) < max(map(compat.itemsize, op.dtypes), default=0)
+        rounded = core.itemsize(op.result_dtypes[0]) < max(map(core.itemsize, op.dtypes), default=0)
 
         def silent(row: Row) -> bool:
             if P in row.operands and rounded:

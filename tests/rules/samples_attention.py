@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sbp.compat_ops import assumed_cudnn
+from sbp.compat.ops import assumed_cudnn
 from tests.rules import cudnn
 from tests.rules.claims import Sample, sample, whole
 

@@ -8,8 +8,8 @@ import numpy as np
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from sbp import compat
 from sbp.annotation import Pin, annotate_p, cotangent_p
+from sbp.compat import core
 from tests.rules.claims import Sample, sample, whole
 
 # Functions that share a rule run on one dim, once; the last samples take the rules apart.
@@ -169,7 +169,7 @@ SAMPLES = [
         A.astype(np.int8),
         label="wide",
     ),
-    sample("threefry2x32", compat.threefry, KEYWORD, KEYWORD, KEYWORD, KEYWORD + 1, **ONE),
+    sample("threefry2x32", core.threefry, KEYWORD, KEYWORD, KEYWORD, KEYWORD + 1, **ONE),
     sample("copy", jnp.array, A, **ONE),
     sample("optimization_barrier", lax.optimization_barrier, A, **ONE),
     sample("sbp_annotate", lambda x: annotate_p.bind(x, pin=Pin(None, None, None)), A, **ONE),

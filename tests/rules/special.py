@@ -9,7 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from sbp import compat, view
+from sbp import view
+from sbp.compat import core
 from sbp.rules import Row
 from sbp.signature import P, Partial
 
@@ -28,19 +29,19 @@ ZEROS_WITHOUT_SIGN = {
 
 def to_numpy(x: Any) -> Array:
     """The array in NumPy; a typed key as its words, in one more dim."""
-    return np.asarray(jax.random.key_data(x) if compat.is_key(x.dtype) else x)
+    return np.asarray(jax.random.key_data(x) if core.is_key(x.dtype) else x)
 
 
 def from_numpy(x: Array, like: Any) -> Any:
     """The opposite of `to_numpy`."""
-    if not compat.is_key(like.dtype):
+    if not core.is_key(like.dtype):
         return x
     return jax.random.wrap_key_data(jax.numpy.asarray(x), impl=jax.random.key_impl(like))
 
 
 def redrawn(value: Array, dtype: Any, extreme: bool, rng: np.random.Generator) -> Array:
     """Other values of the same kind: small numbers; integers, which may be indices, up to what there is."""
-    if compat.is_key(dtype):
+    if core.is_key(dtype):
         return np.asarray(rng.permutation(value.reshape(-1)).reshape(value.shape))
     if value.dtype.kind == "b":
         return np.asarray(rng.integers(0, 2, value.shape).astype(bool))
@@ -85,7 +86,7 @@ def special_draw(value: Array, dtype: Any, rng: np.random.Generator) -> Array:
     """Values of which many are special, by kind; of an empty tensor there is nothing to draw."""
     if not value.size:
         return value
-    if value.dtype.kind in "iu" and not compat.is_key(dtype):
+    if value.dtype.kind in "iu" and not core.is_key(dtype):
         return any_integers(value, rng)
     return redrawn(value, dtype, True, rng)
 

@@ -12,8 +12,8 @@ from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
 import sbp
 from sbp import AUTO, B, S
-from sbp.compat_ops import assumed_cudnn, has_cudnn
-from sbp.hardware import Hardware, Link
+from sbp.compat.ops import assumed_cudnn, has_cudnn
+from sbp.hardware.catalogue import Hardware, Link
 from sbp.passes.physical.program import Compute
 from sbp.rules import Op, lookup
 from sbp.rules.registry import valid_rows

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sbp import compat
+from sbp.compat import core
 from sbp.rules import REGISTRY, Rule, lookup
 from tests.rules.claims import Application, Array, Sample, applications, same, sample, whole
 from tests.rules.special import from_numpy, to_numpy
@@ -32,7 +32,7 @@ def bits(x: Any) -> Array:
 def run(app: Application, values: Sequence[Array]) -> list[Array]:
     """What one device makes of the operands."""
     args = [from_numpy(v, x) for v, x in zip(values, app.operands, strict=True)]
-    return [to_numpy(y) for y in compat.bind(app.node.primitive, args, dict(app.node.params))]
+    return [to_numpy(y) for y in core.bind(app.node.primitive, args, dict(app.node.params))]
 
 
 def not_identical(app: Application, _: float) -> Iterator[str]:
@@ -101,7 +101,7 @@ def not_layout(app: Application, _: float) -> Iterator[str]:
 def run_flat(app: Application, given: Array) -> Array:
     """Every element converted by itself, as a tensor of one element."""
     assert len(app.operands) == 1 and given.shape == app.operands[0].shape
-    each = [compat.bind(app.node.primitive, [v[None]], dict(app.node.params))[0] for v in given.reshape(-1)]
+    each = [core.bind(app.node.primitive, [v[None]], dict(app.node.params))[0] for v in given.reshape(-1)]
     return np.concatenate([to_numpy(y) for y in each])
 
 

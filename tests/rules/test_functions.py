@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import sbp
-from sbp import B, S, compat
+from sbp import B, S
+from sbp.compat import core
 from sbp.passes.program.graph import Node
 from sbp.passes.program.trace import trace
 from sbp.passes.program.views import op_of
@@ -41,7 +42,7 @@ APPLICATIONS = applications()
 
 
 def functions(node: Node) -> dict[str, Any]:
-    return {k: v for k, v in node.params.items() if compat.holds_function(v)}
+    return {k: v for k, v in node.params.items() if core.holds_function(v)}
 
 
 def test_rules_account_for_every_function() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 import sbp
 from sbp import AUTO, B, S
-from sbp.hardware import hardware_for
+from sbp.hardware.catalogue import hardware_for
 
 LINE, GRID = sbp.placement("cpu", shape=(4,)), sbp.placement("cpu", shape=(2, 2))
 # Memory so slow that even such small tensors are split, not gathered.

@@ -10,7 +10,7 @@ from jax.lax import GatherScatterMode
 
 import sbp
 from sbp import B, S
-from sbp.hardware import BYTES_ONLY
+from sbp.hardware.catalogue import BYTES_ONLY
 from sbp.rules import add_rows_p, lookup_p
 from sbp.runtime.hlo.meter import read_compiled
 from tests.rules import claims
@@ -75,7 +75,7 @@ def step(table: Any, ids: Any, **changed: Any) -> Any:
     return rows, after
 
 
-class Built:
+class CompiledProgram:
     """A program compiled in haste; tables, ids and results are split by dim 0 along every axis."""
 
     def __init__(self, fn: Any, place: sbp.Placement, *args: Any) -> None:
@@ -94,9 +94,9 @@ class Built:
 
 
 @cache
-def stepped(place: sbp.Placement, capacity: int | None) -> Built:
+def stepped(place: sbp.Placement, capacity: int | None) -> CompiledProgram:
     """`step`, compiled."""
-    return Built(lambda table, ids: step(table, ids, capacity=capacity), place, TABLE, IDS)
+    return CompiledProgram(lambda table, ids: step(table, ids, capacity=capacity), place, TABLE, IDS)
 
 
 @pytest.mark.some(1)
@@ -130,7 +130,7 @@ def test_keys_of_two_tables_travel_once() -> None:
         return [lookup_p.bind(t, ids, **how(capacity=8))[0] for t in (one, two)]
 
     args = TABLE, TABLE + 1, IDS
-    built = Built(both, LINE, *args)
+    built = CompiledProgram(both, LINE, *args)
     assert [(c.kind, c.tensor) for c in built.plan.collectives] == [
         ("all_to_all", "ids"),
         ("all_to_all", "one"),
@@ -143,7 +143,9 @@ def test_keys_of_two_tables_travel_once() -> None:
 
 def test_rows_travel_in_half_the_bytes() -> None:
     def bytes_of_rows(wire: str | None) -> tuple[float, Any]:
-        built = Built(lambda table, ids: lookup_p.bind(table, ids, **how(wire_dtype=wire)), LINE, table, IDS)
+        built = CompiledProgram(
+            lambda table, ids: lookup_p.bind(table, ids, **how(wire_dtype=wire)), LINE, table, IDS
+        )
         assert built.sent == pytest.approx(built.plan.wire_bytes, rel=1e-9)
         (sent,) = (c.wire_bytes for c in built.plan.collectives if c.tensor == "table")
         return sent, built(table, IDS)[0]

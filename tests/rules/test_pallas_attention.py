@@ -11,7 +11,7 @@ from jax.experimental import pallas as pl
 
 import sbp
 from sbp import AUTO, S
-from sbp.hardware import Hardware, Link
+from sbp.hardware.catalogue import Hardware, Link
 from sbp.passes.physical.program import Compute
 from sbp.rules import Matmul, Op, Row
 from sbp.signature import Split

@@ -16,7 +16,7 @@ import sbp
 import sbp.rules
 from sbp import B, S
 from sbp.errors import RuleError
-from sbp.hardware import Hardware, Link
+from sbp.hardware.catalogue import Hardware, Link
 from sbp.passes.physical.program import Compute
 
 pytestmark = pytest.mark.usefixtures("forgotten")

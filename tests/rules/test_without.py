@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from jax._src.interpreters import mlir
 
-from sbp import compat, compat_ops
+from sbp.compat import core, ops
 from sbp.passes.program.control import CONTROL
 from sbp.passes.program.expand import EXPANDED, PASSED
 from sbp.rules import REGISTRY
@@ -64,9 +64,9 @@ def home(rule: Any) -> str:
 
 def uncovered() -> set[str]:
     """The names that nothing but the table can account for."""
-    known = {*REGISTRY, *compat.CALLS, *CONTROL, *EXPANDED, *PASSED}
+    known = {*REGISTRY, *core.CALLS, *CONTROL, *EXPANDED, *PASSED}
     rest = {name: found for name, found in primitives().items() if name not in known}
-    return {name for name, found in rest.items() if not all(map(compat_ops.lowered_function, found))}
+    return {name for name, found in rest.items() if not all(map(ops.lowered_function, found))}
 
 
 def test_every_primitive_without_a_rule_has_its_reason() -> None:
@@ -75,10 +75,10 @@ def test_every_primitive_without_a_rule_has_its_reason() -> None:
 
 def test_no_reason_is_stale() -> None:
     """Each name is a primitive of this line of JAX that has nothing else, and stands in the table once."""
-    ops = Counter(op for group in WITHOUT for op in group.ops)
-    assert set(ops.values()) == {1}
+    counts = Counter(op for group in WITHOUT for op in group.ops)
+    assert set(counts.values()) == {1}
     of_the_other_line = ONLY_OLD if NEW else ONLY_NEW
-    assert set(ops) - uncovered() == of_the_other_line & set(ops)
+    assert set(counts) - uncovered() == of_the_other_line & set(counts)
     assert (ONLY_NEW if NEW else ONLY_OLD) - uncovered() == set()
 
 

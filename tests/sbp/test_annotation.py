@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sbp import compat
 from sbp.annotation import SCOPE, Pin, annotate, annotate_p, cotangent_p, on
+from sbp.compat import core
 from sbp.errors import PlacementError, SignatureError
 from sbp.placement import placement
 from sbp.signature import B, P, S, Signature
@@ -195,7 +195,7 @@ def scopes(fn: Any, *args: Any) -> dict[str, list[str]]:
     """Primitive -> the scopes that its equations carry."""
     out: dict[str, list[str]] = {}
     for eqn in equations(jax.make_jaxpr(fn)(*args)):
-        out.setdefault(eqn.primitive.name, []).append(compat.scope_of(eqn.source_info))
+        out.setdefault(eqn.primitive.name, []).append(core.scope_of(eqn.source_info))
     return out
 
 

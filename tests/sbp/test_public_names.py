@@ -44,7 +44,7 @@ def test_processes_join_with_the_arguments_of_jax() -> None:
     assert ours[:4] == theirs[:4] and {*ours[:-1]} <= {*theirs} and ours[-1] == "more"
 
 
-HEAVY = ("numba", "networkx", "scipy", "rich", "sbp.passes.chain", "sbp.passes.look", "sbp.rules")
+HEAVY = ("numba", "networkx", "scipy", "rich", "sbp.passes.chain", "sbp.passes.render", "sbp.rules")
 
 
 def test_what_takes_long_to_load_waits_until_it_is_needed() -> None:

@@ -11,8 +11,8 @@ from typing import Any
 
 from sbp.passes.program.graph import Graph, Node
 from sbp.passes.program.trace import trace
-from sbp.passes.program.views import op_of, talks_of
-from sbp.rules import Op, Row, Rule, Talk, lookup
+from sbp.passes.program.views import communication_of, op_of
+from sbp.rules import Communication, Op, Row, Rule, lookup
 from sbp.rules.registry import valid_rows
 from sbp.signature import NdSbp, Signature, Split
 
@@ -59,9 +59,9 @@ class Application:
         """Every valid signature, in the registry's order."""
         return valid_rows(self.rule, self.op)
 
-    def talks(self, row: Row) -> tuple[Talk, ...]:
+    def communication(self, row: Row) -> tuple[Communication, ...]:
         """What the body sends."""
-        return talks_of(self.graph, self.node, lying(row), (self.group,))
+        return communication_of(self.graph, self.node, lying(row), (self.group,))
 
     def uneven(self, row: Row) -> list[int]:
         """The sizes that the row splits and the axis does not divide."""
@@ -106,7 +106,9 @@ def chosen(names: Sequence[str]) -> list[Application]:
 
 def _shown(one: Application) -> set[Hashable]:
     rows = [_kinds(one, row) for row in one.rows]
-    padded = {("padding", _talks(one, row), bool(one.uneven(row))) for row in one.rows if has_split(row)}
+    padded = {
+        ("padding", _communication(one, row), bool(one.uneven(row))) for row in one.rows if has_split(row)
+    }
     return {*rows, *padded, *([frozenset(rows)] if one.group == GROUPS[0] else [])}
 
 
@@ -122,8 +124,8 @@ def has_split(row: Row) -> bool:
     return any(isinstance(s, Split) for s in (*row.operands, *row.results))
 
 
-def _talks(one: Application, row: Row) -> frozenset[str]:
-    return frozenset(t.kind for t in one.talks(row))
+def _communication(one: Application, row: Row) -> frozenset[str]:
+    return frozenset(t.kind for t in one.communication(row))
 
 
 def _kinds(one: Application, row: Row) -> Hashable:
@@ -133,4 +135,4 @@ def _kinds(one: Application, row: Row) -> Hashable:
         return "S" if isinstance(s, Split) else str(s)
 
     flags = row.moves, row.multiplies, row.owned, row.needs_finite(one.op), bool(row.fills)
-    return tuple(map(kind, row.operands)), tuple(map(kind, row.results)), flags, _talks(one, row)
+    return tuple(map(kind, row.operands)), tuple(map(kind, row.results)), flags, _communication(one, row)

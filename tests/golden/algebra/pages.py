@@ -69,7 +69,7 @@ def sections(family: str) -> list[list[Rule]]:
     found: dict[object, list[Rule]] = {}
     for r in REGISTRY.values():
         if r.family == family:
-            key = r.rows, r.local, r.flops, r.traffic, r.talks, r.fused, r.functions, r.note
+            key = r.rows, r.local, r.flops, r.traffic, r.communication, r.fused, r.functions, r.note
             found.setdefault(key, []).append(r)
     return list(found.values())
 

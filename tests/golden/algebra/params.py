@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from sbp import compat
+from sbp.compat import core
 
 # Said by the operands and results, without effect on signatures, or not there in every JAX that is supported.
 HIDDEN = frozenset(
@@ -75,6 +75,6 @@ def _plain(value: Any) -> str:
         return f"({inner},)" if len(value) == 1 else f"({inner})"
     if isinstance(value, int | float | str | np.generic):
         return str(value)
-    if compat.holds_function(value):
+    if core.holds_function(value):
         return "a function"
     return str(getattr(value, "name", value))

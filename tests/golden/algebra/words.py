@@ -14,12 +14,12 @@ from typing import Any
 import jax
 import numpy as np
 
+from sbp.communication.protocol import Local
 from sbp.layout import Layout, chunk, local_shape, valid_length
 from sbp.passes.boxing.moves import itemsize, moves_from, wire_bytes
 from sbp.passes.program.views import local_of, op_of
 from sbp.rules import Row
 from sbp.signature import B, P, Partial, Signature, Split
-from sbp.talk.local import Local
 from tests.golden.algebra.applications import Application, lying
 
 WIDTH = 110
@@ -105,12 +105,12 @@ def row_words(one: Application, row: Row) -> list[str]:
 
 def sent_bytes(one: Application, row: Row) -> float:
     """What one device sends inside the body."""
-    return sum(t.wire_bytes for t in one.talks(row))
+    return sum(t.wire_bytes for t in one.communication(row))
 
 
 def _sent(one: Application, row: Row) -> Iterator[str]:
     said: Counter[str] = Counter()
-    for talk in one.talks(row):
+    for talk in one.communication(row):
         kind = talk.kind.replace("_", "-")
         said[f"{kind} {bytes_text(talk.wire_bytes)}: {talk.reason.format(axes='the axis')}"] += 1
     yield from (f"{times} times {what}" if times > 1 else what for what, times in said.items())

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from sbp import view
-from sbp.hardware import hardware_for
+from sbp.communication.declarations import COLLECTIVES
+from sbp.hardware.catalogue import hardware_for
 from sbp.layout import is_even
 from sbp.passes.boxing.links import Network
 from sbp.passes.boxing.moves import (
@@ -28,7 +29,6 @@ from sbp.passes.boxing.moves import (
 from sbp.passes.boxing.paths import Boxing
 from sbp.placement import placement
 from sbp.signature import B, NdSbp, P, Partial, S, Signature, Split
-from sbp.talk.declared import COLLECTIVES
 from tests.passes.boxing.move_reference import interpret
 from tests.sbp.slicer import elements, rows_of
 

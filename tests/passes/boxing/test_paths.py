@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from sbp import view
-from sbp.hardware import Hardware, hardware_for
+from sbp.hardware.catalogue import Hardware, hardware_for
 from sbp.layout import is_even
 from sbp.passes.boxing.links import STEP_SECONDS, Network
 from sbp.passes.boxing.moves import Move, can_permute, moves_from, permute_targets, wire_bytes

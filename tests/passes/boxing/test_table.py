@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import sbp
-from sbp.hardware import hardware_for
+from sbp.hardware.catalogue import hardware_for
 from sbp.layout import is_even
 from sbp.passes.boxing.links import Network
 from sbp.passes.boxing.moves import can_permute, moves_from

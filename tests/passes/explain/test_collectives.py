@@ -9,9 +9,9 @@ import pytest
 
 import sbp
 from sbp import S
-from sbp.hardware import BYTES_ONLY, Hardware, Link
+from sbp.hardware.catalogue import BYTES_ONLY, Hardware, Link
 from sbp.passes.explain.why import select, why_text
-from sbp.passes.look.dot import dot_text
+from sbp.passes.render.dot import dot_text
 from sbp.runtime.hlo.meter import read_compiled
 
 LINE = sbp.placement("cpu", shape=(8,), axes=("seq",))

@@ -16,10 +16,10 @@ from jax import lax
 import sbp
 from sbp import B, S
 from sbp.errors import ArgumentError, MemoryLimitError
-from sbp.hardware import BYTES_ONLY, CATALOGUE
+from sbp.hardware.catalogue import BYTES_ONLY, CATALOGUE
 from sbp.options import UNITS, PipelineOptions, bytes_of
 from sbp.passes.explain.memory import live_at_rest
-from sbp.passes.look.diff import diff_text
+from sbp.passes.render.diff import diff_text
 from tests.golden import two_stages
 from tests.options import options_of
 

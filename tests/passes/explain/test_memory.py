@@ -9,11 +9,11 @@ import pytest
 
 import sbp
 from sbp import B, S
-from sbp.hardware import BYTES_ONLY
+from sbp.hardware.catalogue import BYTES_ONLY
 from sbp.passes.explain.memory import live_at_peak, over_limit
 from sbp.passes.physical.evaluate import HOLES
 from sbp.passes.physical.fit import SmallestPeak
-from sbp.units import bytes_text
+from sbp.text.units import bytes_text
 
 GRID = sbp.placement("cpu", shape=(2, 4))
 W = np.ones((16, 16), np.float32)

@@ -9,7 +9,7 @@ import pytest
 
 import sbp
 from sbp import AUTO, B, S
-from sbp.hardware import BYTES_ONLY, Hardware
+from sbp.hardware.catalogue import BYTES_ONLY, Hardware
 
 LINE = sbp.placement("h100", shape=(8,))
 GRID = sbp.placement("h100", shape=(2, 4))

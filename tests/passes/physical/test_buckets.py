@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 import sbp
 from sbp import S
-from sbp.hardware import Hardware, hardware_for
+from sbp.hardware.catalogue import Hardware, hardware_for
 from sbp.passes import spec
 from sbp.passes.physical.buckets import KINDS, bucket_collectives
 from sbp.passes.physical.program import Border, Box, Physical, Step

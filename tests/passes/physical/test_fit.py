@@ -13,7 +13,7 @@ import pytest
 
 import sbp
 from sbp import B, S
-from sbp.hardware import Hardware, Link, hardware_for
+from sbp.hardware.catalogue import Hardware, Link, hardware_for
 from sbp.passes.physical.evaluate import HOLES
 from sbp.passes.physical.fit import LimitedProblem
 from sbp.passes.physical.program import Box

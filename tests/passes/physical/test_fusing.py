@@ -2,9 +2,9 @@
 
 import pytest
 
+from sbp.communication.declarations import COLLECTIVES
 from sbp.passes.physical.fusing import COSTLY, IN_PLACE, KINDS, MOVES, PARTIAL, Fusing
 from sbp.rules import REGISTRY
-from sbp.talk.declared import COLLECTIVES
 
 
 @pytest.mark.parametrize("name", sorted({*KINDS, *PARTIAL, *COSTLY, *IN_PLACE}))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sbp.hardware import Hardware
+from sbp.hardware.catalogue import Hardware
 from sbp.passes.physical.exposure import Clock, Exposure
 from sbp.passes.physical.fit import LimitedProblem, LimitedStart
 from sbp.passes.physical.hidden_limited import _least_peak, _LimitedLooks, shortest_within

@@ -8,10 +8,10 @@ import pytest
 
 import sbp
 from sbp import B, S
+from sbp.compat.untyped import struct
 from sbp.passes.boxing.links import Network
 from sbp.passes.physical.evaluate import Evaluator
 from sbp.passes.physical.lone_collectives import lone_moves, sent_bytes
-from sbp.untyped import struct
 
 DEVICES = sbp.placement("h100", shape=(8,), axes=("data",))
 

@@ -12,7 +12,7 @@ from jax import lax
 
 import sbp
 from sbp import B, P, S
-from sbp.hardware import hardware_for
+from sbp.hardware.catalogue import hardware_for
 from sbp.passes.boxing.links import Network
 from sbp.passes.explain.memory import live_at_peak
 from sbp.passes.physical.evaluate import HOLES, Evaluator, donations

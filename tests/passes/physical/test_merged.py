@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import sbp
-from sbp.hardware import Hardware, Link
+from sbp.hardware.catalogue import Hardware, Link
 from sbp.passes.boxing.links import Network
 from sbp.passes.physical.evaluate import Evaluator
 from sbp.passes.physical.merged import Merged, merge_ops

@@ -11,7 +11,7 @@ from jax import lax
 
 import sbp
 from sbp import B, S
-from sbp.hardware import hardware_for
+from sbp.hardware.catalogue import hardware_for
 from sbp.passes.boxing.links import Network
 from sbp.passes.explain.plan import Collective, PlanData
 from sbp.passes.physical.evaluate import Evaluator, executed
@@ -48,7 +48,7 @@ def kernel_seconds(plan: PlanData) -> float:
     takes, total = evaluator(plan), 0.0
     for e in executed(takes.physical.steps):
         if isinstance(e.step, Compute):
-            sent = sum(seconds for _, seconds in takes.talk_times(e.step))
+            sent = sum(seconds for _, seconds in takes.communication_times(e.step))
             total += e.assumed * (takes.seconds_of(e.step) - sent)
         elif isinstance(e.step, Box) and not takes.box_bytes(e.step):
             total += e.assumed * takes.seconds_of(e.step)

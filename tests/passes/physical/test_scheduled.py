@@ -10,7 +10,7 @@ import pytest
 
 import sbp
 from sbp import B, S
-from sbp.hardware import Hardware
+from sbp.hardware.catalogue import Hardware
 from sbp.passes.boxing.links import Network
 from sbp.passes.physical.evaluate import Evaluator
 from tests.passes.physical.test_overlap import (

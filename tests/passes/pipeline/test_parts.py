@@ -14,17 +14,17 @@ from sbp.options import PipelineOptions
 from sbp.passes.pipeline.check import check_cuts
 from sbp.passes.pipeline.edges import edges_of
 from sbp.passes.pipeline.numbering import Item, StageFlow, collapsed
+from sbp.passes.pipeline.op_placement import OpPlacements, find_places, loop_of, placements_of
 from sbp.passes.pipeline.order import Order, find_order
 from sbp.passes.pipeline.slots import Cut, SlotKind
 from sbp.passes.pipeline.split import Splitter
 from sbp.passes.pipeline.stages import Stages
 from sbp.passes.pipeline.sums import split_sums, sums_of
-from sbp.passes.pipeline.where import Where, find_places, loop_of, placements_of
 from sbp.passes.program.graph import Graph, Node
 from sbp.passes.program.role import Part, Phase
 from sbp.passes.program.trace import trace
 from sbp.passes.schedule.dataflow import Edge
-from sbp.runtime.pipeline.program import BuiltPipeline
+from sbp.runtime.pipeline.program import CompiledPipeline
 
 WHOLE = sbp.placement("cpu", shape=(4, 2), axes=("stage", "data"))
 P = WHOLE.split("stage")
@@ -32,7 +32,7 @@ X = jax.ShapeDtypeStruct((8, 4), np.float32)
 M = jax.ShapeDtypeStruct((4, 4), np.float32)
 
 
-def parted(fn: Any, *args: Any, ranks: Any = None) -> tuple[Graph, Where, Order]:
+def parted(fn: Any, *args: Any, ranks: Any = None) -> tuple[Graph, OpPlacements, Order]:
     """A function with stages, placed and ordered."""
     graph = trace(fn, args, {}, []).graph
     placements = placements_of(graph)
@@ -69,7 +69,7 @@ def compiled(fn: Any, *args: Any, schedule: str | None = None) -> Stages:
     built = sbp.compile(fn, WHOLE, options=sbp.Options(pipeline=PipelineOptions(schedule=schedule)))._prepare(
         args, {}
     )[1]
-    assert isinstance(built, BuiltPipeline)
+    assert isinstance(built, CompiledPipeline)
     return built.stages
 
 

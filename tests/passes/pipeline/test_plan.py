@@ -15,11 +15,11 @@ import pytest
 import sbp
 from sbp.__main__ import main
 from sbp.passes.face import PipelinePlan
-from sbp.passes.look.pipeline_files import WRITERS
-from sbp.passes.look.pipeline_text import send_rows, stage_rows
 from sbp.passes.pipeline.figures import figures_of
+from sbp.passes.render.pipeline_files import WRITERS
+from sbp.passes.render.pipeline_text import send_rows, stage_rows
 from sbp.passes.schedule.orders import make
-from sbp.units import seconds_text
+from sbp.text.units import seconds_text
 from tests.golden import two_stages
 from tests.options import options_of
 

@@ -11,7 +11,7 @@ import pytest
 import sbp
 from models import resnet
 from sbp import B, S
-from sbp.hardware import CATALOGUE, Hardware, Link
+from sbp.hardware.catalogue import CATALOGUE, Hardware, Link
 from sbp.options import PipelineOptions
 from sbp.passes.face import PipelinePlan
 

@@ -7,9 +7,9 @@ import pytest
 
 import sbp
 from sbp import B, S
-from sbp.hardware import hardware_for
+from sbp.hardware.catalogue import hardware_for
 from sbp.options import PipelineOptions
-from sbp.passes.pipeline.room import room_of
+from sbp.passes.pipeline.memory_budget import room_of
 from tests.passes.pipeline.scanned import arguments, step_of
 
 GRID = sbp.placement("cpu", shape=(2, 4), axes=("stage", "data"))

@@ -9,9 +9,9 @@ from jax import lax
 
 import sbp
 from sbp.passes import spec
+from sbp.passes.pipeline.op_placement import loop_of
 from sbp.passes.pipeline.stacks import stacks_of
 from sbp.passes.pipeline.unstack import LeafPart, layers_of, unstacked
-from sbp.passes.pipeline.where import loop_of
 from sbp.passes.program.trace import trace
 from tests.passes.pipeline.scanned import LAYERS, arguments, step_of
 

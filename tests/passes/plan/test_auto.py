@@ -12,7 +12,7 @@ import pytest
 
 import sbp
 from models import gpt
-from sbp.hardware import BYTES_ONLY
+from sbp.hardware.catalogue import BYTES_ONLY
 
 OPTIMIZER = optax.adamw(1e-3)
 HANDS = {

@@ -10,7 +10,7 @@ from jax.experimental import pallas as pl
 
 import sbp
 from sbp import B
-from sbp.hardware import CATALOGUE
+from sbp.hardware.catalogue import CATALOGUE
 from sbp.passes.boxing.links import Network
 from sbp.passes.physical.evaluate import Evaluator
 from sbp.rules import Matmul

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 import sbp
-from sbp.hardware import hardware_for
+from sbp.hardware.catalogue import hardware_for
 from sbp.passes import choosing
 from sbp.passes.physical import hidden
 from sbp.passes.plan.grouped import axes_alike, axis_groups

@@ -11,7 +11,7 @@ import pytest
 import sbp
 from models import gpt
 from sbp import B, S
-from sbp.hardware import BYTES_ONLY
+from sbp.hardware.catalogue import BYTES_ONLY
 from sbp.signature import Split
 
 PyTree = Any

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
-from sbp import compat
+from sbp.compat import core
 from sbp.passes.program.graph import Body, Node
 
 Trip: TypeAlias = tuple[Body, list[Any]]
@@ -13,7 +13,7 @@ Trip: TypeAlias = tuple[Body, list[Any]]
 
 
 def _step_scan(node: Node, args: list[Any]) -> Iterator[Trip]:
-    n_const, n_carry = compat.scan_counts(node.params, len(args))
+    n_const, n_carry = core.scan_counts(node.params, len(args))
     consts, carry, xs = args[:n_const], args[n_const : n_const + n_carry], args[n_const + n_carry :]
     order = range(node.params["length"])
     for i in reversed(order) if node.params["reverse"] else order:

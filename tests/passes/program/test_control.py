@@ -11,7 +11,7 @@ from jax import lax
 
 import sbp
 from sbp import B, S
-from sbp.hardware import Hardware, Link
+from sbp.hardware.catalogue import Hardware, Link
 from sbp.passes.program.control import CONTROL, Port, ports, trips
 from sbp.passes.program.graph import Const, Graph, Node, Operand
 from sbp.passes.program.trace import trace

@@ -13,7 +13,8 @@ from jax.experimental.custom_partitioning import custom_partitioning
 from jax.experimental.xla_metadata import set_xla_metadata
 
 import sbp
-from sbp import S, compat
+from sbp import S
+from sbp.compat import core
 from sbp.passes.program.control import CONTROL
 from sbp.passes.program.trace import trace
 from sbp.rules import REGISTRY, register_rule
@@ -186,7 +187,7 @@ def test_a_composite_can_be_registered_by_its_name() -> None:
 
 def test_a_primitive_of_a_library_is_seen_through_where_it_is_lowered_as_a_function() -> None:
     """As those of equinox are; one of a kernel stays, and its author says how it splits."""
-    theirs = compat.make_op("test_not_jax", lambda x: [jnp.sin(x)])
+    theirs = core.make_op("test_not_jax", lambda x: [jnp.sin(x)])
     graph = trace(lambda x: theirs.bind(x)[0], (X,), {}).graph
     assert [n.op for n in graph.nodes] == ["sin"]
 

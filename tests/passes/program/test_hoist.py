@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 import sbp
 from sbp.passes import spec
-from sbp.passes.pipeline.where import loop_of
+from sbp.passes.pipeline.op_placement import loop_of
 from sbp.passes.program.graph import Graph
 from sbp.passes.program.hoist import hoist_casts, hoist_narrowing
 from sbp.passes.program.trace import trace

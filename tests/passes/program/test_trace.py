@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from sbp import compat
+from sbp.compat import core
 from sbp.passes.program.graph import Const, Graph
 from sbp.passes.program.trace import Traced, trace
 from sbp.passes.spec import check_graph
@@ -25,7 +25,7 @@ def evaluate(graph: Graph, *args: Any) -> list[Any]:
 
     for node in graph.nodes:
         ins = [read(x) for x in node.inputs]
-        outs = ins[:1] if node.barrier >= 0 else compat.bind(node.primitive, ins, dict(node.params))
+        outs = ins[:1] if node.barrier >= 0 else core.bind(node.primitive, ins, dict(node.params))
         env.update(zip(node.outputs, outs, strict=True))
     return [read(x) for x in graph.outputs]
 

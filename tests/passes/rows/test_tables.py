@@ -11,7 +11,7 @@ import pytest
 
 import sbp
 from sbp import B, S
-from sbp.hardware import BYTES_ONLY, Hardware, Link
+from sbp.hardware.catalogue import BYTES_ONLY, Hardware, Link
 from sbp.passes.physical.program import Compute
 from sbp.runtime.embedding.optimizers import ftrl, rowwise_adagrad
 

@@ -18,8 +18,7 @@ import pytest
 import sbp
 from sbp.checker.report import check_file
 from sbp.errors import ArgumentError, CheckpointError, ExecutableError
-from sbp.hardware_file import hardware_from
-from sbp.json_reader import json_of
+from sbp.hardware.file import hardware_from
 from sbp.passes import face
 from sbp.runtime.cache import trust
 from sbp.runtime.cache.plan_store import PlanFolder
@@ -28,6 +27,7 @@ from sbp.runtime.checkpoint.manifest import MANIFEST
 from sbp.runtime.processes.flight_recorder import left
 from sbp.runtime.saved import file as files
 from sbp.runtime.storage import lease
+from sbp.text.json_reader import json_of
 
 ROOT = Path(__file__).parents[3]
 LINE = sbp.placement("cpu", shape=(2,))
@@ -230,7 +230,7 @@ def test_what_is_no_json_is_said(text: str | bytes, why: str) -> None:
 def test_every_reader_of_json_is_known() -> None:
     """Whoever reads JSON in a new place adds it here, and to the readers above if a user's file is read."""
     known = {
-        "sbp/json_reader.py",
+        "sbp/text/json_reader.py",
         "runtime/checkpoint/manifest.py",  # the lease and the index too: NaN is legal in what they keep
         "runtime/storage/lease.py",
         "runtime/checkpoint/steps.py",

@@ -152,7 +152,7 @@ def test_who_keeps_plans(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     assert store_of(sbp.Options(cache=tmp_path)) == PlanFolder(tmp_path)
     assert store_of(sbp.Options(cache=False)) is None
     for leads in (True, False):  # of several processes the one that plans
-        monkeypatch.setattr(plan_store, "team", lambda leads=leads: SimpleNamespace(leads=leads))
+        monkeypatch.setattr(plan_store, "process_group", lambda leads=leads: SimpleNamespace(leads=leads))
         assert (store_of(sbp.Options()) is not None) == leads
 
 

@@ -8,8 +8,8 @@ import pytest
 import sbp
 from sbp.__main__ import main
 from sbp.errors import PlacementError
-from sbp.hardware import ANY
-from sbp.hardware_file import hardware_from
+from sbp.hardware.catalogue import ANY
+from sbp.hardware.file import hardware_from
 from sbp.rates.collectives import KINDS
 from sbp.rates.tables import CollectiveCurve
 from sbp.runtime.calibrate import measure as module

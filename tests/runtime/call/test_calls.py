@@ -16,7 +16,7 @@ from sbp import AUTO, B, S
 from sbp.errors import ArgumentError, DonationError, SignatureError
 from sbp.rules import REGISTRY
 from sbp.runtime.call.binding import Parameters, parameters
-from sbp.runtime.execute.build_cache import Builds
+from sbp.runtime.execute.build_cache import BuildCache
 
 LINE = sbp.placement("cpu", shape=(8,))
 X = np.arange(128, dtype=np.float32).reshape(16, 8)
@@ -290,7 +290,7 @@ def test_programs_that_plan_each_other_do_not_wait_for_ever() -> None:
 
 
 def test_a_build_that_fails_is_tried_again() -> None:
-    builds: Builds[int] = Builds()
+    builds: BuildCache[int] = BuildCache()
     made: list[int] = []
 
     def make() -> int:

@@ -16,7 +16,7 @@ import sbp
 from benchmarks import criteo_tables
 from sbp import S
 from sbp.errors import EmbeddingError
-from sbp.hardware import BYTES_ONLY, Hardware, Link
+from sbp.hardware.catalogue import BYTES_ONLY, Hardware, Link
 from sbp.runtime.embedding import (
     Choice,
     Collection,

@@ -12,16 +12,16 @@ import pytest
 
 import sbp
 from sbp import S
-from sbp.hardware import BYTES_ONLY
+from sbp.communication.extents import extent
+from sbp.communication.key_samples import Sample, with_planned_capacity
+from sbp.communication.legs import Exchange, default_capacity, legs
+from sbp.hardware.catalogue import BYTES_ONLY
 from sbp.layout import Layout
-from sbp.runtime.execute.compiled_program import Built
+from sbp.runtime.execute.compiled_program import CompiledProgram
 from sbp.runtime.hlo.meter import read_compiled
 from sbp.runtime.lower import key_counts, sampling
 from sbp.runtime.lower.key_counts import EVERY, FIRST_CALLS, Counting
 from sbp.runtime.lower.sampling import ids_of, is_known, whole
-from sbp.talk.extents import extent
-from sbp.talk.legs import Exchange, default_capacity, legs
-from sbp.talk.sample import Sample, with_planned_capacity
 from tests.options import options_of
 
 Array = np.ndarray[Any, Any]
@@ -164,7 +164,7 @@ def test_looking_at_rounds_costs_no_collective() -> None:
     program = program_of()
     args = program.place(TABLE, real())
     (built,) = program._built.values()
-    assert isinstance(built, Built)
+    assert isinstance(built, CompiledProgram)
     counting = built.counting
     assert isinstance(counting, Counting) and counting.watches
     plain, counted = (

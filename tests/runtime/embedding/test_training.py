@@ -17,7 +17,7 @@ import pytest
 
 import sbp
 from sbp import B, S
-from sbp.hardware import Hardware, Link
+from sbp.hardware.catalogue import Hardware, Link
 from sbp.options import ExchangeOptions
 from sbp.passes.physical.program import Compute
 from sbp.runtime.embedding.optimizers import ftrl, rowwise_adagrad

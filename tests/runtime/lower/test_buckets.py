@@ -13,7 +13,7 @@ from sbp.passes.boxing.moves import Move
 from sbp.passes.physical.buckets import KINDS
 from sbp.placement import placement
 from sbp.runtime.hlo.meter import read_compiled
-from sbp.runtime.lower.buckets import Parcel, apply_bucket
+from sbp.runtime.lower.buckets import FusedSend, apply_bucket
 from sbp.runtime.lower.collectives import apply_move
 from sbp.signature import Split
 from tests.runtime.lower.test_collectives import FAST, SHAPES, moves_of, stacked, table, tensor
@@ -54,9 +54,9 @@ def test_a_bucket_equals_its_moves(hierarchy: tuple[int, ...]) -> None:
         held = {key: x.reshape(x.shape[k:]) for key, x in zip(inputs, arrays, strict=True)}
         together, alone = [], []
         for bucket in buckets.values():
-            parcels = [Parcel(held[shape, move.before], move, shape) for shape, move in bucket]
-            together += apply_bucket(parcels, p.shape, p.axes)
-            alone += [apply_move(q.x, q.move, q.shape, p.shape, p.axes, at) for q in parcels]
+            sends = [FusedSend(held[shape, move.before], move, shape) for shape, move in bucket]
+            together += apply_bucket(sends, p.shape, p.axes)
+            alone += [apply_move(q.x, q.move, q.shape, p.shape, p.axes, at) for q in sends]
         return [[x.reshape((1,) * k + x.shape) for x in xs] for xs in (together, alone)]
 
     spec = PartitionSpec(*p.axes)
@@ -73,8 +73,8 @@ def test_a_bucket_is_one_collective() -> None:
     moves = [next(m for m in moves_of(table(s, p, ())) if m.kind == "all_gather") for s in shapes]
 
     def device(*xs: Any) -> list[Any]:
-        parcels = [Parcel(x, m, s) for x, m, s in zip(xs, moves, shapes, strict=True)]
-        return apply_bucket(parcels, p.shape, p.axes)
+        sends = [FusedSend(x, m, s) for x, m, s in zip(xs, moves, shapes, strict=True)]
+        return apply_bucket(sends, p.shape, p.axes)
 
     inputs = [
         np.zeros([8 * -(-n // 8) if d == 0 else n for d, n in enumerate(s)], np.float32) for s in shapes

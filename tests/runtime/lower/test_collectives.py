@@ -15,7 +15,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from sbp import view
-from sbp.hardware import hardware_for
+from sbp.hardware.catalogue import hardware_for
 from sbp.layout import local_shape
 from sbp.passes.boxing.links import Network
 from sbp.passes.boxing.moves import Move, wire_bytes

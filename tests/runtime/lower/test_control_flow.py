@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import sbp
-from sbp.hardware import Hardware, Link
+from sbp.hardware.catalogue import Hardware, Link
 from sbp.runtime.hlo.meter import read_compiled
 from sbp.signature import AUTO, B, S
 

@@ -9,7 +9,7 @@ import optax
 
 import sbp
 from sbp import B, S
-from sbp.hardware import BYTES_ONLY
+from sbp.hardware.catalogue import BYTES_ONLY
 from sbp.options import ExchangeOptions
 
 LINE = sbp.placement("cpu", shape=(8,))

@@ -13,7 +13,7 @@ from jax import lax
 import sbp
 from models import gpt
 from sbp import AUTO, B, S
-from sbp.compat import is_key
+from sbp.compat.core import is_key
 from sbp.passes.physical import sections as module
 from sbp.passes.physical.fusing import ShardSizes
 from sbp.passes.physical.kernels import program_kernels

@@ -14,7 +14,8 @@ from jax.sharding import PartitionSpec
 
 import sbp
 from sbp import B, P, S
-from sbp.hardware import Hardware, Link, hardware_for
+from sbp.communication import bits
+from sbp.hardware.catalogue import Hardware, Link, hardware_for
 from sbp.layout import local_shape
 from sbp.passes.boxing.links import Network
 from sbp.passes.boxing.moves import Move, itemsize, wire_bytes
@@ -23,7 +24,6 @@ from sbp.passes.physical.owners import mark_owners
 from sbp.passes.physical.program import Box
 from sbp.runtime.lower.collectives import apply_move
 from sbp.signature import Partial
-from sbp.talk import bits
 from tests.rules.special import special_parts, unlike
 
 LINE = sbp.placement("cpu", shape=(8,))

@@ -13,7 +13,7 @@ import numpy as np
 import sbp
 from sbp.options import PipelineOptions
 from sbp.runtime.pipeline.drivers import Drivers
-from sbp.runtime.pipeline.program import BuiltPipeline
+from sbp.runtime.pipeline.program import CompiledPipeline
 from tests.runtime.pipeline.programs import CASES, Case
 
 STEPS = 20
@@ -29,7 +29,7 @@ def _case(name: str, x64: bool) -> Case:
     return CASES[name]()
 
 
-def built(name: str, schedule: str, threads: bool = False) -> BuiltPipeline:
+def built(name: str, schedule: str, threads: bool = False) -> CompiledPipeline:
     """A program with a schedule; those that cut it alike share what is compiled."""
     case, x64 = case_of(name), bool(jax.config.jax_enable_x64)  # type: ignore[attr-defined]
     first = next(s for s in case.schedules if _cut(s) == _cut(schedule))
@@ -49,7 +49,7 @@ def _cut(schedule: str) -> tuple[bool, bool]:
 
 
 @functools.cache
-def _compiled(name: str, schedule: str, x64: bool) -> BuiltPipeline:
+def _compiled(name: str, schedule: str, x64: bool) -> CompiledPipeline:
     case = _case(name, x64)
     program = sbp.compile(
         case.step,
@@ -60,7 +60,7 @@ def _compiled(name: str, schedule: str, x64: bool) -> BuiltPipeline:
         options=sbp.Options(check=True, pipeline=PipelineOptions(schedule=schedule)),
     )
     found = program._prepare(case.args, {})[1]
-    assert isinstance(found, BuiltPipeline)
+    assert isinstance(found, CompiledPipeline)
     assert found.schedule is not None and found.schedule.splits == _cut(schedule)[0]
     return found
 
@@ -80,7 +80,7 @@ def leaves_of(case: Case, state: Any) -> list[Any]:
     ]
 
 
-def train(program: BuiltPipeline, case: Case, steps: int = STEPS) -> Run:
+def train(program: CompiledPipeline, case: Case, steps: int = STEPS) -> Run:
     """Some steps from the first state, which is copied: programs take its memory."""
     state, watched = jax.tree.map(lambda x: x.copy(), case.args[0]), []
     for _ in range(steps):

@@ -11,8 +11,8 @@ import pytest
 
 import sbp
 from sbp.runtime.pipeline.drivers import STEPS, Drivers, may_help
-from sbp.runtime.pipeline.pipeline_executor import Machine
-from sbp.runtime.pipeline.program import BuiltPipeline
+from sbp.runtime.pipeline.pipeline_executor import PipelineExecutor
+from sbp.runtime.pipeline.program import CompiledPipeline
 from tests.options import options_of
 from tests.runtime.pipeline.programs import chain_of, parts, training
 
@@ -61,22 +61,22 @@ def program_of(sleeps: bool, microbatches: int = 4, **options: Any) -> tuple[sbp
     return program, ((weights, step.tx.init(weights)), x, x[::-1])
 
 
-def built_of(program: sbp.Program) -> BuiltPipeline:
+def built_of(program: sbp.Program) -> CompiledPipeline:
     (built,) = program._built.values()
-    assert isinstance(built, BuiltPipeline)
+    assert isinstance(built, CompiledPipeline)
     return built
 
 
 def test_stages_that_wait_are_driven_by_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stages that sleep do so at the same time; steps of either kind give the same, bit for bit."""
     used: list[bool] = []
-    run = Machine.run
+    run = PipelineExecutor.run
 
-    def noted(self: Machine, placed: Any, threads: bool = False, **more: Any) -> list[Any]:
+    def noted(self: PipelineExecutor, placed: Any, threads: bool = False, **more: Any) -> list[Any]:
         used.append(threads)
         return run(self, placed, threads, **more)
 
-    monkeypatch.setattr(Machine, "run", noted)
+    monkeypatch.setattr(PipelineExecutor, "run", noted)
     program, args = program_of(True)
     ASLEEP.clear()
     results = [jax.tree.leaves(program(*args)) for _ in range(2 * STEPS + 1)]

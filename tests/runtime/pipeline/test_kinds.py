@@ -11,7 +11,7 @@ import pytest
 
 import sbp
 from sbp import AUTO, B, S
-from sbp.hardware import hardware_for
+from sbp.hardware.catalogue import hardware_for
 from sbp.passes.face import PipelinePlan
 from tests.runtime.pipeline.programs import Keys, parts
 from tests.runtime.pipeline.running import assert_close

@@ -10,24 +10,26 @@ import pytest
 import sbp
 from sbp.passes.schedule.memory import peaks, units
 from sbp.passes.schedule.orders import make
-from sbp.runtime.pipeline.pipeline_executor import Machine
-from sbp.runtime.pipeline.program import BuiltPipeline
-from sbp.runtime.pipeline.stage_executor import OUTSIDE, Shelf, Station
+from sbp.runtime.pipeline.pipeline_executor import PipelineExecutor
+from sbp.runtime.pipeline.program import CompiledPipeline
+from sbp.runtime.pipeline.stage_executor import OUTSIDE, BufferStore, StageExecutor
 from sbp.runtime.pipeline.stage_programs import Runnable
 from sbp.runtime.pipeline.step_record import Record
 from tests.runtime.pipeline.programs import dense_case
 from tests.runtime.pipeline.running import leaves_of
 
 
-def machines(microbatches: int) -> tuple[BuiltPipeline, list[Any]]:
+def machines(microbatches: int) -> tuple[CompiledPipeline, list[Any]]:
     """A program of two stages, and the leaves of a call."""
     case = dense_case((0, 1), 2, microbatches, ("1f1b",))
     built = sbp.compile(case.step, case.whole)._prepare(case.args, {})[1]
-    assert isinstance(built, BuiltPipeline)
+    assert isinstance(built, CompiledPipeline)
     return built, leaves_of(case, case.args[0])
 
 
-def measured(machine: Machine, built: BuiltPipeline, leaves: list[Any], threads: bool = False) -> Record:
+def measured(
+    machine: PipelineExecutor, built: CompiledPipeline, leaves: list[Any], threads: bool = False
+) -> Record:
     record = machine.new_record()
     jax.block_until_ready(machine.run(built.arguments(leaves), threads, record))
     return record
@@ -54,10 +56,10 @@ def test_one_forward_one_backward_holds_as_much_however_many_there_are() -> None
 def test_nothing_of_a_micro_batch_is_left_after_the_loop() -> None:
     built, leaves = machines(4)
     machine = built.machine
-    shelves = machine.begin(built.arguments(leaves))
-    machine.driven(shelves, None)
-    assert [shelf.kept for shelf in shelves] == [[], []]
-    assert all(at == OUTSIDE for shelf in shelves for _, at in shelf.arrays)
+    stores = machine.begin(built.arguments(leaves))
+    machine.driven(stores, None)
+    assert [store.kept for store in stores] == [[], []]
+    assert all(at == OUTSIDE for store in stores for _, at in store.arrays)
 
 
 def test_a_stage_that_fails_stops_the_others() -> None:
@@ -67,10 +69,10 @@ def test_a_stage_that_fails_stops_the_others() -> None:
     def fail(*args: Any) -> Any:
         raise ValueError("this stage is broken")
 
-    broken = built.machine.stations[1]
+    broken = built.machine.executors[1]
     runnables = {part: replace(r, run=fail) for part, r in broken.runnables.items()}
-    stations = built.machine.stations[0], replace(broken, runnables=runnables)
-    machine = replace(built.machine, stations=stations)
+    executors = built.machine.executors[0], replace(broken, runnables=runnables)
+    machine = replace(built.machine, executors=executors)
     for threads in (True, False):
         with pytest.raises(ValueError, match="this stage is broken"):
             machine.run(built.arguments(leaves), threads=threads)
@@ -78,24 +80,24 @@ def test_a_stage_that_fails_stops_the_others() -> None:
 
 def hoard_on_shelves(monkeypatch: pytest.MonkeyPatch) -> None:
     """What has been read by all is left on its shelf."""
-    take = Shelf.take
+    take = BufferStore.take
 
-    def forgetful(self: Shelf, wanted: Any, patient: bool) -> list[Any]:
-        return take(self, [(key, 0) for key, _ in wanted], patient)
+    def forgetful(self: BufferStore, wanted: Any, blocking: bool) -> list[Any]:
+        return take(self, [(key, 0) for key, _ in wanted], blocking)
 
-    monkeypatch.setattr(Shelf, "take", forgetful)
+    monkeypatch.setattr(BufferStore, "take", forgetful)
 
 
 def hoard_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shelves are emptied, but something else still has what was on them."""
-    run, kept = Station.run, list[Any]()
+    run, kept = StageExecutor.run, list[Any]()
 
-    def leaky(self: Station, shelf: Shelf, piece: Any, microbatch: int, given: Any) -> Any:
-        made = run(self, shelf, piece, microbatch, given)
+    def leaky(self: StageExecutor, store: BufferStore, piece: Any, microbatch: int, given: Any) -> Any:
+        made = run(self, store, piece, microbatch, given)
         kept.extend((given, made))
         return made
 
-    monkeypatch.setattr(Station, "run", leaky)
+    monkeypatch.setattr(StageExecutor, "run", leaky)
 
 
 @pytest.mark.some(1)
@@ -109,11 +111,11 @@ def test_a_machine_that_frees_nothing_is_seen(
     machine = built.machine
     assert machine.schedule is not None and machine.schedule.name == "1f1b"
     # Memory that a piece may write its results into is free, whoever still has the array.
-    stations = [
+    executors = [
         replace(s, runnables={part: without_donation(r) for part, r in s.runnables.items()})
-        for s in machine.stations
+        for s in machine.executors
     ]
-    machine = replace(machine, stations=tuple(stations))
+    machine = replace(machine, executors=tuple(executors))
     assert measured(machine, built, leaves, threads).live == [2, 1]
     hoard(monkeypatch)
     assert measured(machine, built, leaves, threads).live == [4, 4]

@@ -11,8 +11,8 @@ from jax.sharding import PartitionSpec
 import sbp
 from sbp import B, S
 from sbp.options import PipelineOptions
-from sbp.passes.pipeline.where import loop_of
-from sbp.runtime.pipeline.program import BuiltPipeline
+from sbp.passes.pipeline.op_placement import loop_of
+from sbp.runtime.pipeline.program import CompiledPipeline
 from tests.passes.pipeline.scanned import LAYERS, arguments, step_of
 
 GRID = sbp.placement("cpu", shape=(2, 2), axes=("stage", "data"))
@@ -114,7 +114,7 @@ def test_stages_that_are_planned_otherwise_give_one_array() -> None:
     step = program()
     step.plan(*arguments())
     (built,) = step._built.values()
-    assert isinstance(built, BuiltPipeline) and built.stacked is not None
+    assert isinstance(built, CompiledPipeline) and built.stacked is not None
     first, last = (p.mesh for p in GRID.split("stage"))
     parts = [
         jax.device_put(np.full((2, 4), i, np.float32), jax.NamedSharding(mesh, PartitionSpec(*spec)))

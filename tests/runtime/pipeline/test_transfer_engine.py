@@ -12,7 +12,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import sbp
 from sbp.runtime.pipeline.shared_executables import Executables
-from sbp.runtime.pipeline.transfer_engine import Cargo, Passage, Ways, passage_of
+from sbp.runtime.pipeline.transfer_engine import (
+    CompiledTransfer,
+    StageTransfer,
+    TransferEngine,
+    compiled_transfer,
+)
 from sbp.runtime.saved.pack import Programs, packed, unpacked
 from tests.runtime.program.starting import COMPILED, counted
 
@@ -30,10 +35,10 @@ CARGOS: dict[str, tuple[Any, Any, Any, Any, int]] = {
 """What is sent, how it lies, where to, how it is to lie there, and how many programs that takes."""
 
 
-def sent(name: str) -> tuple[Any, Cargo, int]:
+def sent(name: str) -> tuple[Any, StageTransfer, int]:
     value, leaves, there, comes, programs = CARGOS[name]
     x = jax.device_put(value, NamedSharding(FIRST.mesh, leaves))
-    return x, Cargo(x.shape, x.dtype, x.sharding, NamedSharding(there.mesh, comes)), programs
+    return x, StageTransfer(x.shape, x.dtype, x.sharding, NamedSharding(there.mesh, comes)), programs
 
 
 def numbers(x: Any) -> Any:
@@ -42,31 +47,34 @@ def numbers(x: Any) -> Any:
 
 @pytest.mark.parametrize("name", CARGOS)
 def test_what_comes_is_what_was_sent(name: str) -> None:
-    x, cargo, programs = sent(name)
+    x, transfer, programs = sent(name)
     executables = Executables()
-    passage = passage_of(cargo, executables)
-    come = passage.run(x)
-    assert come is not None and come.sharding.is_equivalent_to(cargo.comes, come.ndim)
+    compiled = compiled_transfer(transfer, executables)
+    come = compiled.run(x)
+    assert come is not None and come.sharding.is_equivalent_to(transfer.comes, come.ndim)
     np.testing.assert_array_equal(numbers(come), numbers(x))
-    assert len(list(passage.programs)) == programs
-    assert all(id(program) in executables.used for program, _ in passage.programs)
+    assert len(list(compiled.programs)) == programs
+    assert all(id(program) in executables.used for program, _ in compiled.programs)
 
 
 @pytest.mark.parametrize("name", CARGOS)
 def test_a_way_that_was_saved_compiles_nothing(name: str) -> None:
-    x, cargo, _ = sent(name)
-    ways = Ways()
-    ways.passage(cargo)
-    keys = {id(p): ways.executables.used[id(p)] for p, _ in ways.known[cargo].programs}
+    x, transfer, _ = sent(name)
+    ways = TransferEngine()
+    ways.compiled(transfer)
+    keys = {id(p): ways.executables.used[id(p)] for p, _ in ways.known[transfer].programs}
     serial = {key: ways.executables.known[key].serial for key in keys.values()}
-    names = {id(p): (keys[id(p)], tuple(d.id for d in at)) for p, at in ways.known[cargo].programs}
+    names = {id(p): (keys[id(p)], tuple(d.id for d in at)) for p, at in ways.known[transfer].programs}
     loaded = unpacked(packed(ways, Programs(serial, names)), jax.devices())
-    assert isinstance(loaded.known[cargo], Passage) and loaded.known[cargo] is not ways.known[cargo]
     assert (
-        loaded.known[cargo].crossing.room.keys() == ways.known[cargo].crossing.room.keys()
+        isinstance(loaded.known[transfer], CompiledTransfer)
+        and loaded.known[transfer] is not ways.known[transfer]
+    )
+    assert (
+        loaded.known[transfer].crossing.room.keys() == ways.known[transfer].crossing.room.keys()
     )  # zeros are put there
     with counted() as events:
-        come = loaded.known[cargo].run(x)
+        come = loaded.known[transfer].run(x)
     assert events.get(COMPILED, 0) == 0
     np.testing.assert_array_equal(numbers(come), numbers(x))
 
@@ -78,6 +86,8 @@ def test_ways_that_are_alike_are_compiled_once() -> None:
     x = np.arange(8.0, dtype=np.float32)
     for a, b in pairwise(line):
         sharding = NamedSharding(a.mesh, ROWS)
-        passage = passage_of(Cargo(x.shape, x.dtype, sharding, NamedSharding(b.mesh, ROWS)), executables)
-        np.testing.assert_array_equal(passage.run(jax.device_put(x, sharding)), x)
+        compiled = compiled_transfer(
+            StageTransfer(x.shape, x.dtype, sharding, NamedSharding(b.mesh, ROWS)), executables
+        )
+        np.testing.assert_array_equal(compiled.run(jax.device_put(x, sharding)), x)
     assert (executables.compiled, executables.loaded) == (1, 2)

@@ -15,7 +15,7 @@ import numpy as np
 import sbp
 from sbp import B, S
 from sbp.errors import ArgumentError, NonFiniteError
-from sbp.runtime.processes.process_group import team
+from sbp.runtime.processes.process_group import process_group
 from tests.runtime.program import starting
 from tests.runtime.program.starting import BATCH, COMPILED, FOUND, counted
 
@@ -124,7 +124,7 @@ def rows_of_its_own() -> list[str]:
 def host_batches() -> list[Any]:
     """The sums of batches that all give whole, in three types, and how often processes have met for them."""
     step = sbp.compile(lambda x: x.sum(), sbp.placement("cpu", shape=(8,)), in_sbp=([S(0)],))
-    others, met = team(), list[int]()
+    others, met = process_group(), list[int]()
     assert others is not None
     x = np.arange(32.0).reshape(8, 4).astype(np.float32)
     sums = []

@@ -14,13 +14,13 @@ import pytest
 from sbp.runtime.execute.program_check import needs_all
 from sbp.runtime.processes import call_order
 from sbp.runtime.processes.calls import Calls
-from sbp.runtime.processes.flight_recorder import RECENT, Shared, history_of, left
+from sbp.runtime.processes.flight_recorder import RECENT, SharedProgram, history_of, left
 from sbp.runtime.processes.launch import parted
-from sbp.runtime.processes.straggler_log import Waiting
+from sbp.runtime.processes.straggler_log import StragglerLog
 
-STEP = Shared("0" * 15 + "1", ("step", "batch: float32[16, 64]"))
-LAST = Shared("0" * 15 + "2", ("step", "batch: float32[13, 64]"))
-EVALUATE = Shared("0" * 15 + "3", ("evaluate", "batch: float32[16, 64]"))
+STEP = SharedProgram("0" * 15 + "1", ("step", "batch: float32[16, 64]"))
+LAST = SharedProgram("0" * 15 + "2", ("step", "batch: float32[13, 64]"))
+EVALUATE = SharedProgram("0" * 15 + "3", ("evaluate", "batch: float32[16, 64]"))
 
 
 @dataclass
@@ -43,20 +43,20 @@ class Dict:
         return self.words[key]
 
 
-def called(*programs: Shared) -> Calls:
+def called(*programs: SharedProgram) -> Calls:
     calls = Calls()
     for p in programs:
         calls.begins(p)
     return calls
 
 
-def heard(board: Dict, *others: Calls) -> str:
+def heard(kv_store: Dict, *others: Calls) -> str:
     """What process 1 says when it looks, and when the runtime has raised."""
     first, mine = others
-    call_order.parted(board, 0, first)
-    found = call_order.parted(board, 1, mine)
+    call_order.parted(kv_store, 0, first)
+    found = call_order.parted(kv_store, 1, mine)
     error = jax.errors.JaxRuntimeError("UNKNOWN: Gloo AllReduce failed")
-    again = call_order.explained(error, board, 1, 2, mine)
+    again = call_order.explained(error, kv_store, 1, 2, mine)
     assert str(found) == str(again)
     return str(found).splitlines()[0] if found else ""
 
@@ -64,11 +64,11 @@ def heard(board: Dict, *others: Calls) -> str:
 def test_who_calls_another_program_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     first = called(STEP, LAST, STEP)
     assert heard(Dict(), first, called(STEP, STEP)) == "call 2 of process 1, step(batch: float32[16, 64])"
-    board, more = Dict(), called(*[STEP] * 500, LAST)
-    problem = heard(board, more, called(*[STEP] * 500, EVALUATE, STEP))
+    kv_store, more = Dict(), called(*[STEP] * 500, LAST)
+    problem = heard(kv_store, more, called(*[STEP] * 500, EVALUATE, STEP))
     assert problem == "call 501 of process 1, evaluate(batch: float32[16, 64])"
     assert "step(batch: float32[13, 64]) in process 0" in str(
-        call_order.parted(board, 1, called(*[STEP] * 501))
+        call_order.parted(kv_store, 1, called(*[STEP] * 501))
     )
 
 
@@ -80,41 +80,45 @@ def test_who_is_slow_is_let_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_other_errors_are_let_alone() -> None:
-    board = Dict()
-    call_order.parted(board, 0, called(LAST))
-    assert call_order.explained(ValueError("other"), board, 1, 2, called(STEP)) is None
-    assert call_order.explained(jax.errors.JaxRuntimeError("gloo"), board, 1, 2, called(STEP)) is not None
+    kv_store = Dict()
+    call_order.parted(kv_store, 0, called(LAST))
+    assert call_order.explained(ValueError("other"), kv_store, 1, 2, called(STEP)) is None
+    assert call_order.explained(jax.errors.JaxRuntimeError("gloo"), kv_store, 1, 2, called(STEP)) is not None
 
 
 def test_process_0_hears_of_all_when_it_asks() -> None:
-    board = Dict()
-    called(STEP).say(board, 1)
-    called(LAST).say(board, 2)
-    found = call_order.explained(jax.errors.JaxRuntimeError("gloo"), board, 0, 3, called(STEP))
+    kv_store = Dict()
+    called(STEP).say(kv_store, 1)
+    called(LAST).say(kv_store, 2)
+    found = call_order.explained(jax.errors.JaxRuntimeError("gloo"), kv_store, 0, 3, called(STEP))
     assert "step(batch: float32[13, 64]) in process 2" in str(found)
 
 
 def test_what_was_forgotten_is_no_other_call() -> None:
     """The first of the calls that both remember is the same; those before it were not."""
-    board, later = Dict(), [STEP] * (RECENT + 1)
-    call_order.parted(board, 0, called(LAST, *later))
-    assert "other calls before it in process 0" in str(call_order.parted(board, 1, called(EVALUATE, *later)))
+    kv_store, later = Dict(), [STEP] * (RECENT + 1)
+    call_order.parted(kv_store, 0, called(LAST, *later))
+    assert "other calls before it in process 0" in str(
+        call_order.parted(kv_store, 1, called(EVALUATE, *later))
+    )
 
 
 def test_who_ends_without_a_call_that_others_make_is_named() -> None:
-    board = Dict()
-    assert call_order.at_the_end(board, 1, called(STEP)) is None
-    assert call_order.parted(board, 0, called(STEP)) is None
-    found = str(call_order.parted(board, 0, called(STEP, STEP)))
+    kv_store = Dict()
+    assert call_order.at_the_end(kv_store, 1, called(STEP)) is None
+    assert call_order.parted(kv_store, 0, called(STEP)) is None
+    found = str(call_order.parted(kv_store, 0, called(STEP, STEP)))
     assert found.startswith("call 2 of process 0") and "process 1 has come to its end after 1 calls" in found
 
 
 def test_at_the_end_all_have_made_the_same_calls() -> None:
-    board = Dict()
-    assert call_order.at_the_end(board, 1, called(STEP, LAST)) is None
-    assert call_order.at_the_end(board, 0, called(STEP, LAST)) is None
-    assert "process 2 has come to its end after 1 calls" in str(call_order.at_the_end(board, 2, called(STEP)))
-    assert "call 2 of process 3" in str(call_order.at_the_end(board, 3, called(STEP, EVALUATE)))
+    kv_store = Dict()
+    assert call_order.at_the_end(kv_store, 1, called(STEP, LAST)) is None
+    assert call_order.at_the_end(kv_store, 0, called(STEP, LAST)) is None
+    assert "process 2 has come to its end after 1 calls" in str(
+        call_order.at_the_end(kv_store, 2, called(STEP))
+    )
+    assert "call 2 of process 3" in str(call_order.at_the_end(kv_store, 3, called(STEP, EVALUATE)))
 
 
 def test_a_launcher_reads_what_is_left(tmp_path: Path) -> None:
@@ -165,20 +169,20 @@ def test_programs_that_no_other_process_takes_part_in_may_be_called_alone(
 
 def test_who_is_late_is_named_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     """Process 0 of three looks: process 1 has begun as much, 2 has not; and it is 2 that looks at 0."""
-    board, mine = Dict(), called(STEP, LAST)
-    waiting = Waiting(mine, 0, 3, since=0.0)
+    kv_store, mine = Dict(), called(STEP, LAST)
+    waiting = StragglerLog(mine, 0, 3, since=0.0)
     for index, calls in enumerate((mine, called(STEP, LAST), called(STEP))):
-        calls.say(board, index)
+        calls.say(kv_store, index)
     for now in (1.0, 59.0, 62.0, 70.0, 125.0):
-        waiting.look(board, now)
+        waiting.look(kv_store, now)
     late = "process 0 has begun call 2, step(batch: float32[13, 64]), {} s ago; process 2 has begun 1"
     assert caplog.messages == [late.format(61), late.format(124)]
     caplog.clear()
     mine.begins(STEP)  # it goes on, and begins to count anew
     for now in (130.0, 185.0):
-        waiting.look(board, now)
+        waiting.look(kv_store, now)
     assert not caplog.messages
-    behind = Waiting(called(STEP), 2, 3, since=0.0)
+    behind = StragglerLog(called(STEP), 2, 3, since=0.0)
     for now in (1.0, 100.0):
-        behind.look(board, now)
+        behind.look(kv_store, now)
     assert not caplog.messages

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from sbp.errors import ArgumentError
-from sbp.runtime.execute.host_input_check import Alike, digest
+from sbp.runtime.execute.host_input_check import HostInputCheck, digest
 
 
 class Asked:
@@ -31,25 +31,25 @@ def given(*xs: Any) -> list[tuple[Any, bool]]:
 
 
 def test_each_argument_is_compared_once() -> None:
-    alike, team = Alike(), Asked()
+    alike, process_group = HostInputCheck(), Asked()
     ones = np.ones(4)
     assert alike.lacks(())
-    alike.check(team, "f", "abc", [(ones, True), (ones, False), (2, True)])  # type: ignore[arg-type]
-    assert team.asked == [["0", "2"]]  # of the second this process has nothing, and does not know
+    alike.check(process_group, "f", "abc", [(ones, True), (ones, False), (2, True)])  # type: ignore[arg-type]
+    assert process_group.asked == [["0", "2"]]  # of the second this process has nothing, and does not know
     assert not alike.lacks((0, 1, 2))
-    alike.check(team, "f", "abc", given(ones, ones, 3))  # type: ignore[arg-type]
-    assert len(team.asked) == 1
+    alike.check(process_group, "f", "abc", given(ones, ones, 3))  # type: ignore[arg-type]
+    assert len(process_group.asked) == 1
 
 
 def test_alone_nothing_is_compared() -> None:
-    alike = Alike()
+    alike = HostInputCheck()
     alike.check(None, "f", "a", given(np.ones(4)))
     assert not alike.lacks((0,))
 
 
 def test_what_differs_is_named() -> None:
     with pytest.raises(ArgumentError, match=r"f: b\n.*other values in process 2 than in process 0"):
-        Alike().check(Asked(_1=(0, 2)), "f", "abc", given(1, 2, 3))  # type: ignore[arg-type]
+        HostInputCheck().check(Asked(_1=(0, 2)), "f", "abc", given(1, 2, 3))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

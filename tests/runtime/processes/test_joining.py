@@ -16,7 +16,7 @@ from sbp.runtime.processes import address
 from sbp.runtime.processes.address import HostRoute, own_address
 from sbp.runtime.processes.call_order import explained
 from sbp.runtime.processes.joining import joining, missing
-from sbp.runtime.processes.liveness import ENDED, QUIET_LOOKS, Silence
+from sbp.runtime.processes.liveness import ENDED, QUIET_LOOKS, LivenessWatch
 from tests.runtime.processes.test_call_order import LAST, STEP, Dict, called
 from tests.runtime.processes.test_two_processes import ROOT
 
@@ -91,26 +91,26 @@ ROUTES: dict[str, tuple[list[HostRoute], list[str]]] = {
 @pytest.mark.parametrize("name", ROUTES)
 def test_an_address_is_one_that_other_hosts_reach(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     routes, expected = ROUTES[name]
-    board: Any = Dict()
+    kv_store: Any = Dict()
     found = {}
     for index in [*range(1, len(routes)), 0, *range(len(routes))]:  # again, when all have left their words
         monkeypatch.setattr(address, "route_to", lambda _, route=routes[index]: route)
         try:
-            found[index] = own_address(board, index, len(routes), "host:1")
+            found[index] = own_address(kv_store, index, len(routes), "host:1")
         except jax.errors.JaxRuntimeError:  # it would wait
             continue
     assert [found[i] for i in range(len(routes))] == expected
 
 
 def test_where_nobody_can_tell_the_runtime_decides() -> None:
-    board: Any = Dict()
-    assert own_address(board, 1, 2, "unix:/tmp/socket") is None
-    assert own_address(board, 0, 2, "127.0.0.1:1") == "127.0.0.1"
+    kv_store: Any = Dict()
+    assert own_address(kv_store, 1, 2, "unix:/tmp/socket") is None
+    assert own_address(kv_store, 0, 2, "127.0.0.1:1") == "127.0.0.1"
 
 
 def test_who_is_not_heard_is_named_once_until_it_is_heard_again() -> None:
-    board: Any = Dict()
-    silence = Silence(board, 0, "host:1", 10.0)
+    kv_store: Any = Dict()
+    silence = LivenessWatch(kv_store, 0, "host:1", 10.0)
 
     def look(*beats: tuple[int, bytes]) -> list[str]:
         silence.looks += 1
@@ -136,8 +136,8 @@ def test_who_does_not_reach_process_0_names_it(caplog: pytest.LogCaptureFixture)
             if value == b"3":
                 cut.wait(20)
 
-    board: Any = Cut()
-    threads = Silence(board, 1, "10.0.0.1:4711", 1.0).watch(done)
+    kv_store: Any = Cut()
+    threads = LivenessWatch(kv_store, 1, "10.0.0.1:4711", 1.0).watch(done)
     with caplog.at_level(logging.WARNING):
         end = threading.Event()
         for _ in range(100):
@@ -152,7 +152,7 @@ def test_who_does_not_reach_process_0_names_it(caplog: pytest.LogCaptureFixture)
 
 def test_an_error_of_a_program_that_runs_at_once_is_explained_too() -> None:
     """JAX raises what a program has found as a ValueError, where it is run while it is called."""
-    board: Any = Dict()
-    called(LAST).say(board, 0)
+    kv_store: Any = Dict()
+    called(LAST).say(kv_store, 0)
     error = ValueError("UNKNOWN: Gloo all-reduce failed: received data size doesn't match")
-    assert "step(batch: float32[13, 64]) in process 0" in str(explained(error, board, 1, 2, called(STEP)))
+    assert "step(batch: float32[13, 64]) in process 0" in str(explained(error, kv_store, 1, 2, called(STEP)))

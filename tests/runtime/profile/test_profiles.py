@@ -20,13 +20,13 @@ from models.recommender.layers import Inputs
 from models.recommender.learner import LAYOUTS, OPTIMIZERS, Learner, collection
 from models.recommender.synthetic import Teacher
 from sbp import S
-from sbp.passes.explain.measured import BOXING, MADE_BY_XLA, group_times, numbered
+from sbp.passes.explain.measurement import BOXING, MADE_BY_XLA, group_times, numbered
 from sbp.passes.explain.plan import PlanData
 from sbp.passes.face import PipelinePlan, load_plan
-from sbp.passes.look.measured_text import ratio_text
-from sbp.passes.look.page_data import page_data
-from sbp.passes.look.program_data import program_data
-from sbp.passes.look.web_page import data_of
+from sbp.passes.render.measurement_text import ratio_text
+from sbp.passes.render.page_data import page_data
+from sbp.passes.render.program_data import program_data
+from sbp.passes.render.web_page import data_of
 from sbp.runtime.hlo.parser import parse
 from sbp.runtime.profile.profile import Profile
 from sbp.runtime.profile.trace_alignment import MARK

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sbp.runtime.profile.trace import OpEvent, TracedStep
-from sbp.runtime.profile.trace_attribution import KERNEL, SENDING, WAITING, StepAccount, account
+from sbp.runtime.profile.trace_attribution import KERNEL, SENDING, WAITING, StepAttribution, account
 
 
-def parts(found: StepAccount) -> float:
+def parts(found: StepAttribution) -> float:
     claimed = math.fsum(s for kind in found.claimed for s in kind.values())
     return claimed + found.before + found.between + found.after
 

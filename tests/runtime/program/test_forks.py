@@ -22,7 +22,7 @@ import pytest
 
 import sbp
 from sbp import S
-from sbp.compat_forks import FORK, Fork, check_not_forked
+from sbp.compat.forks import FORK, Fork, check_not_forked
 from sbp.errors import KINDS, Problem, ProcessError
 from sbp.runtime.processes import failure_propagation
 from sbp.runtime.storage import lease
@@ -257,9 +257,9 @@ def test_the_end_of_a_fork_tells_the_other_processes_nothing(monkeypatch: pytest
     monkeypatch.setattr(failure_propagation, "_listen", lambda *_: None)
     monkeypatch.setattr("atexit.register", ends.append)
     monkeypatch.setattr(sys, "excepthook", lambda *args: hooks.append(args))
-    board: Any = object()  # whoever touches it raises
+    kv_store: Any = object()  # whoever touches it raises
     silence: Any = SimpleNamespace(watch=lambda _: ())
-    failure_propagation.watch(board, 0, silence)
+    failure_propagation.watch(kv_store, 0, silence)
     monkeypatch.setattr(FORK, "parent", 1)
     (end,) = ends
     end()

@@ -18,7 +18,7 @@ import pytest
 import sbp
 from models import gpt
 from sbp import B, S
-from sbp.hardware import BYTES_ONLY
+from sbp.hardware.catalogue import BYTES_ONLY
 from sbp.passes.explain.plan import Collective, together
 from sbp.passes.face import Plan
 from sbp.runtime.hlo.meter import read_compiled

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as Spec
 
 import sbp
 from sbp import AUTO, B, S
-from sbp.compat import is_key
+from sbp.compat.core import is_key
 from sbp.errors import DonationError, SbpError
 
 GRID = sbp.placement("cpu", shape=(2, 4))

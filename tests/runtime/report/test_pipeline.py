@@ -15,7 +15,7 @@ import sbp
 from sbp import B, S
 from sbp.errors import ArgumentError
 from sbp.options import PipelineOptions
-from sbp.runtime.pipeline.memory import HeldWalk, PieceNeeds
+from sbp.runtime.pipeline.memory import MemoryWalk, PieceNeeds
 from sbp.runtime.pipeline.stage_programs import Slots
 from sbp.runtime.report.pipeline import PipelineReport
 from sbp.runtime.report.pipeline_text import report_text
@@ -104,10 +104,10 @@ def test_a_walk_counts_what_is_there(report: PipelineReport) -> None:
     nothing = {(k, p.part): PieceNeeds(0, 0) for k, c in enumerate(cuts) for p in c.pieces}
     orders = report.pipeline.schedule.orders
     one_by_one = [a for actions in zip(*orders, strict=True) for a in actions]
-    walk = HeldWalk(cuts, slots, apart.stages, one_by_one, MICRO, nothing)
+    walk = MemoryWalk(cuts, slots, apart.stages, one_by_one, MICRO, nothing)
     held = [p.bytes for p in walk.peaks() if p is not None]
     larger = {k: PieceNeeds(7, 5) if k[0] == 0 else n for k, n in nothing.items()}
-    more = [p.bytes for p in HeldWalk(cuts, slots, apart.stages, one_by_one, MICRO, larger).peaks() if p]
+    more = [p.bytes for p in MemoryWalk(cuts, slots, apart.stages, one_by_one, MICRO, larger).peaks() if p]
     assert more == [held[0] + 12, held[1]] and min(held) > 0
 
 

@@ -11,7 +11,7 @@ import pytest
 import sbp
 from sbp.__main__ import main
 from sbp.errors import ArgumentError
-from sbp.hardware import hardware_for
+from sbp.hardware.catalogue import hardware_for
 from sbp.options import PipelineOptions
 from sbp.passes.face import PipelinePlan
 from sbp.runtime.search import search as module

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import sbp
-from sbp.hardware import Hardware, Link
+from sbp.hardware.catalogue import Hardware, Link
 from sbp.placement import Placement
 
 # Ops cost, sending does not: what can run split, does.

@@ -17,8 +17,8 @@ from models import gpt, mlp
 from sbp import AUTO, B, S
 from sbp.__main__ import main
 from sbp.errors import ArgumentError
-from sbp.passes.look.source import ProgramSource
-from sbp.shards import bind, on_shards
+from sbp.passes.render.source import ProgramSource
+from sbp.rules.shards import bind, on_shards
 from tests.golden import two_layers
 from tests.models import test_recommenders as recommenders
 from tests.runtime import test_control_flow as loops

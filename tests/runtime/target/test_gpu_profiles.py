@@ -18,9 +18,10 @@ import pytest
 import sbp
 from benchmarks import cases
 from benchmarks.cases import Case
-from sbp.passes.explain.measured import kernel_estimate, numbered
-from sbp.passes.look.program_data import program_data
-from sbp.runtime.execute.compiled_program import Built
+from sbp.compat.untyped import struct
+from sbp.passes.explain.measurement import kernel_estimate, numbered
+from sbp.passes.render.program_data import program_data
+from sbp.runtime.execute.compiled_program import CompiledProgram
 from sbp.runtime.hlo.meter import COLLECTIVES, text_of
 from sbp.runtime.hlo.parser import Computation, Instruction, Module, parse
 from sbp.runtime.hlo.trip_counts import trip_count
@@ -29,7 +30,6 @@ from sbp.runtime.profile.trace import STEP, traced_steps
 from sbp.runtime.profile.trace_alignment import MARK, ProgramReader, measured_step
 from sbp.runtime.target.comparison import compared
 from sbp.runtime.target.devices import absent_mesh
-from sbp.untyped import struct
 from tests.runtime.profile.test_trace import Space, op
 from tests.runtime.target.plugin import needs_plugin
 
@@ -95,7 +95,7 @@ def traced(module: Module, devices: int) -> tuple[Any, float]:
     return space.read(), (kernels / STEPS + KERNEL_US) * 1e-6
 
 
-def abstract(built: Built) -> list[jax.ShapeDtypeStruct]:
+def abstract(built: CompiledProgram) -> list[jax.ShapeDtypeStruct]:
     """The arguments, and what is closed over."""
     assert built.plan.physical is not None
     graph = built.plan.physical.graph
@@ -116,7 +116,7 @@ def test_every_kernel_has_its_place(name: str) -> None:
     placement = sbp.placement("h100", shape=shape)
     program = sbp.compile(case.step, placement, in_sbp=case.in_sbp, donate_argnums=(0, 1))
     built = program._prepare(case.shapes(), {})[1]
-    assert isinstance(built, Built) and built.plan.physical is not None
+    assert isinstance(built, CompiledProgram) and built.plan.physical is not None
     plan, mesh = built.plan, absent_mesh(placement)
     marks = {id(step): f"{MARK}{k}" for k, (step, _) in enumerate(built.plan.physical.walk())}
     # As runtime/profile/step_breakdown.py compiles what is profiled, for devices that are not here.

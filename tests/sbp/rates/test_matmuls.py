@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from sbp.hardware import hardware_for
+from sbp.hardware.catalogue import hardware_for
 from sbp.rates.chips import CHIPS
 from sbp.rates.matmuls import (
     BELIEVED_SHARE,

@@ -1,0 +1,150 @@
+"""What a plan decides and constraints in JAX cannot say: for who runs it by `jax.jit`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from sbp.compat import core
+from sbp.layout import is_even
+from sbp.passes.boxing.links import Network
+from sbp.passes.boxing.moves import Move
+from sbp.passes.explain.plan import PlanData
+from sbp.passes.physical.program import Box, Compute, Physical, Step, reads, writes
+from sbp.passes.plan.cost import local_bytes
+from sbp.signature import B, Partial
+from sbp.text.units import bytes_text, seconds_text
+
+TimedSteps: TypeAlias = Sequence[tuple[Step, int]]
+"""Steps, with how often each is executed."""
+
+MOST_NAMES = 3
+"""Tensors that a decision names."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConstraintGap:
+    """A kind of decision.
+
+    Arguments:
+      what: that is decided.
+      tensors: of which, and where; the first ones.
+      count: how many there are.
+      cost: what it is worth, in words.
+    """
+
+    what: str
+    tensors: tuple[str, ...]
+    count: int
+    cost: str
+
+    def __str__(self) -> str:
+        more = f" and {self.count - len(self.tensors)} more" if self.count > len(self.tensors) else ""
+        return f"{self.what}: {', '.join(self.tensors)}{more}; {self.cost}"
+
+
+def unsaid(plan: PlanData) -> tuple[ConstraintGap, ...]:
+    """The decisions of a plan that constraints cannot say; none of a plan that was read from a file.
+
+    Arguments:
+      plan: of one placement.
+    """
+    physical = plan.physical
+    if physical is None:
+        return ()
+    network = Network(plan.placement, plan.hardware)
+    steps = list(physical.walk())
+    found = (
+        _waiting(physical, network, steps),
+        _together(network, steps),
+        _again(physical, steps),
+        _uneven(physical, steps),
+        _own(plan, steps),
+    )
+    return tuple(u for each in found for u in each)
+
+
+def _tensors(physical: Physical, at: Sequence[tuple[int, object]]) -> tuple[str, ...]:
+    names = dict.fromkeys(f"{physical.graph.values[v]} at {source}" for v, source in at)
+    return tuple(names)[:MOST_NAMES]
+
+
+def _waiting(physical: Physical, network: Network, steps: TimedSteps) -> Iterator[ConstraintGap]:
+    """Sums that ops compute with before shards of them are added up."""
+    found: dict[int, tuple[object, float]] = {}
+    for step, times in steps:
+        for v, nd in reads(step) if isinstance(step, Compute) else ():
+            axes = tuple(a for a, s in enumerate(nd) if isinstance(s, Partial))
+            if axes and isinstance(step, Compute):
+                value, whole = (
+                    physical.graph.values[v],
+                    tuple(B if a in axes else s for a, s in enumerate(nd)),
+                )
+                move = Move("all_reduce", axes, nd, whole, nd[axes[0]], B)
+                each = network.wire_bytes(move, value.shape, value.dtype) * times
+                found[v] = step.node.source, max(each, found.get(v, (None, 0.0))[1])
+    if found:
+        most = max(each for _, each in found.values())
+        tensors = _tensors(physical, [(v, source) for v, (source, _) in found.items()])
+        cost = (
+            "on automatic axes, or where JAX refuses it, jit adds each up where it is made: at most "
+            f"{bytes_text(most)} more per tensor"
+        )
+        yield ConstraintGap("sums that wait", tensors, len(found), cost)
+
+
+def _together(network: Network, steps: TimedSteps) -> Iterator[ConstraintGap]:
+    """Collectives that are sent as one."""
+    buckets: dict[int, list[Box]] = {}
+    for step, _ in steps:
+        if isinstance(step, Box) and step.bucket >= 0:
+            buckets.setdefault(step.bucket, []).append(step)
+    many = [boxes for boxes in buckets.values() if len(boxes) > 1]
+    if many:
+        count = sum(map(len, many))
+        seconds = sum(
+            (len(b) - 1) * network.collective_seconds(b[0].move.kind, b[0].move.axes, 0.0) for b in many
+        )
+        cost = f"XLA may combine them or not: up to {seconds_text(seconds)} more"
+        yield ConstraintGap("collectives in buckets", (f"{count} in {len(many)}",), 1, cost)
+
+
+def _again(physical: Physical, steps: TimedSteps) -> Iterator[ConstraintGap]:
+    """Tensors that are gathered a second time, so as not to be kept."""
+    found = [step for step, _ in steps if isinstance(step, Box) and step.after is not None]
+    if found:
+        values = [physical.graph.values[b.value] for b in found]
+        kept = sum(core.itemsize(v.dtype) * math.prod(v.shape) for v in values)
+        tensors = _tensors(physical, [(b.value, b.source) for b in found])
+        cost = f"jit may make them once and keep them: up to {bytes_text(kept)} at the peak"
+        yield ConstraintGap("tensors that are gathered again", tensors, len(found), cost)
+
+
+def _uneven(physical: Physical, steps: TimedSteps) -> Iterator[ConstraintGap]:
+    """Splits of tensors that they do not divide."""
+    found: dict[int, tuple[object, float]] = {}
+    hierarchy = physical.placement.shape
+    for step in (s for s, _ in steps if isinstance(s, Compute)):
+        for v, nd in writes(step):
+            value = physical.graph.values[v]
+            whole = math.prod(value.shape) * core.itemsize(value.dtype)
+            if not is_even(value.shape, nd, hierarchy):
+                found[v] = step.node.source, whole - local_bytes(value.shape, value.dtype, nd, hierarchy)
+    if found:
+        tensors = _tensors(physical, [(v, source) for v, (source, _) in found.items()])
+        most = max(each for _, each in found.values())
+        cost = f"on explicit axes such a dim is whole: at most {bytes_text(most)} more per tensor and device"
+        yield ConstraintGap("splits that do not divide", tensors, len(found), cost)
+
+
+def _own(plan: PlanData, steps: TimedSteps) -> Iterator[ConstraintGap]:
+    """Ops that send something themselves, such as halos and exchanges of rows."""
+    found = [s for s, _ in steps if isinstance(s, Compute) and s.rows]
+    if found:
+        names = {row for s in found for row in s.rows}
+        sent = sum(c.wire_bytes for c in plan.collectives if c.name in names)
+        tensors = tuple(dict.fromkeys(f"{s.node.op} at {s.node.source}" for s in found))
+        cost = f"jit sends what XLA thinks of; the plan {bytes_text(sent)}"
+        yield ConstraintGap("ops that send", tensors[:MOST_NAMES], len(tensors), cost)

@@ -1,0 +1,90 @@
+"""What a placement of a pipeline has room for, so that its plan can be made to fit.
+
+The plan of a placement holds what is sent and received for all micro-batches at once, and what its forward
+keeps for the backward of one: a schedule holds the former for some at a time, and the latter of several. So
+what a plan needs is counted from its pieces and the schedule, and where that is too much the plan is made
+again with a limit that is lower by as much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from sbp.errors import MemoryLimitError, SbpError
+from sbp.passes.explain.plan import PlanData
+from sbp.passes.pipeline.cut import cut
+from sbp.passes.pipeline.figures import Sizes
+from sbp.passes.pipeline.split import StageShare
+from sbp.passes.pipeline.stages import physical_of
+from sbp.passes.request import Request
+from sbp.passes.schedule.actions import Schedule
+from sbp.passes.schedule.memory import Footprint, peaks
+from sbp.passes.schedule.orders import GENERATORS, make
+
+TRIES = 3
+"""How often a placement is planned again because its plan needs too much."""
+FEWEST = "1f1b"
+"""The schedule that is reckoned with where another one is to be found."""
+
+
+@dataclass(frozen=True)
+class MemoryBudget:
+    """What the placements of a program with micro-batches may need.
+
+    Arguments:
+      schedule: in which order stages run, or one that holds about as much.
+      stages: per stage, the position of its placement.
+      limit_bytes: per device.
+    """
+
+    schedule: Schedule
+    stages: tuple[int, ...]
+    limit_bytes: float
+
+    def needed(self, share: StageShare, plan: PlanData) -> float:
+        """What a device of a placement needs at the peak with such a plan, bytes."""
+        sizes = Sizes(cut(share, physical_of(plan), False))
+        own = [s == share.place for s in self.stages]
+        kept = [sizes.residuals(s) if mine else (0.0, 0.0) for s, mine in enumerate(own)]
+        footprint = Footprint(tuple(k for k, _ in kept), tuple(late for _, late in kept))
+        held = peaks(self.schedule, footprint)[share.place]
+        place = sizes.place(plan.memory_bytes, self.schedule.microbatches)
+        return max(place.outside_bytes, place.steady_bytes + held)
+
+    def planned(
+        self, share: StageShare, request: Request, plan_one: Callable[[Request], PlanData]
+    ) -> PlanData:
+        """A plan of a placement that fits, if one is found; else what is nearest to it."""
+        plan = plan_one(request)
+        need, limit = self.needed(share, plan), plan.memory_bytes
+        for _ in range(TRIES):
+            limit -= need - self.limit_bytes
+            if need <= self.limit_bytes or limit <= 0:
+                break
+            try:
+                other = plan_one(replace(request, most_bytes=limit))
+            except MemoryLimitError:
+                break  # that it does not fit is said of the program as a whole
+            if (less := self.needed(share, other)) >= need:
+                break
+            plan, need = other, less
+        return plan
+
+
+def room_of(
+    stages: Sequence[int], microbatches: int, schedule: str | Schedule | None, limit_bytes: float
+) -> MemoryBudget | None:
+    """The room of a program; None without micro-batches, or with a schedule that does not suit its stages.
+
+    Arguments:
+      stages: per stage, the position of its placement.
+    """
+    if not microbatches:
+        return None
+    name = schedule if isinstance(schedule, str) and schedule in GENERATORS else FEWEST
+    try:
+        found = schedule if isinstance(schedule, Schedule) else make(name, stages, microbatches)
+    except SbpError:
+        return None
+    return MemoryBudget(found, tuple(stages), limit_bytes)

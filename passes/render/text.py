@@ -1,0 +1,173 @@
+"""A plan as text: the table that `print(plan)` shows."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich import box
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from sbp.passes.explain.plan import PlanData
+from sbp.passes.explain.words import (
+    MAX_ROWS,
+    TableRow,
+    kind_text,
+    misfit_text,
+    over_text,
+    rest_lines,
+    rest_text,
+    rows,
+    share_text,
+    tensor_text,
+    totals,
+    verdict_text,
+)
+from sbp.passes.render.width import MAX_WIDTH, drawn, fitted, terminal_width
+from sbp.signature import format_sbp
+from sbp.text.units import bytes_text, seconds_text
+
+MAX_TENSOR = 44
+MIN_REASON = 40
+HEADINGS = ("", "collective", "tensor", "before -> after", "over", "sent", "time", "why")
+FIGURES = ("", "sent", "time")
+
+
+@dataclass(frozen=True)
+class Shown:
+    """How a table is shown.
+
+    Arguments:
+      by_time: whether the costliest row comes first; else they are in order of execution.
+      rows: how many, at the most.
+    """
+
+    by_time: bool = True
+    rows: float = MAX_ROWS
+
+
+COSTLIEST = Shown()
+
+
+def plan_text(plan: PlanData, width: int | None = None, how: Shown = COSTLIEST) -> str:
+    """The plan as text, without colour.
+
+    Arguments:
+      width: columns of a line; by default those of the terminal. Without one only the table has a width.
+    """
+    width = terminal_width() if width is None else width
+    parts = [f"{plan.name} on {plan.placement}, planned for {plan.hardware.name}", *misfit_lines(plan), ""]
+    parts += [*table_lines(plan, width, how), *totals_lines(totals(plan))]
+    parts += [*signature_lines(plan), *note_lines(plan)]
+    return fitted("\n".join(parts), width)
+
+
+def plan_line(plan: PlanData) -> str:
+    """The plan in one line."""
+    return f"<Plan {plan.name} on {plan.placement}: {short_figures(plan)}>"
+
+
+def short_figures(plan: PlanData) -> str:
+    """The figures that one asks for first."""
+    figures = (
+        f"{sum(c.count for c in plan.collectives)} collectives",
+        f"{bytes_text(plan.wire_bytes)} sent per device",
+        f"{seconds_text(plan.step_seconds)} estimated",
+        f"{bytes_text(plan.memory_bytes)} at the peak",
+        verdict_text(plan),
+    )
+    return ", ".join(figures)
+
+
+def misfit_lines(plan: PlanData) -> list[str]:
+    """That the plan does not fit its device; nothing if it does."""
+    return [text] if (text := misfit_text(plan)) else []
+
+
+def table_lines(plan: PlanData, width: int | None = None, how: Shown = COSTLIEST) -> list[str]:
+    """The collectives and an empty line; nothing without collectives. Where a table is too wide, a list."""
+    shown, rest = rows(plan, how.rows, by_time=how.by_time)
+    if not shown:
+        return []
+    table = _table(plan, shown, width or MAX_WIDTH)
+    lines = [line for r in shown for line in _listed(plan, r)] if table is None else [_render(table)]
+    return [*lines, *([f"  {rest_text(rest)}"] if rest else []), ""]
+
+
+def _listed(plan: PlanData, r: TableRow) -> list[str]:
+    """A row without columns."""
+    c, times = r.collective, f"{r.times} x " if r.times > 1 else ""
+    share = f" ({part} of the step)" if (part := share_text(plan, c)) else ""
+    return [
+        f"  {times}{kind_text(c.kind)} of {c.tensor}, {tensor_text(c)}, at {c.source}",
+        f"    {format_sbp(c.before)} -> {format_sbp(c.after)} over {over_text(c)}, "
+        f"{bytes_text(c.wire_bytes)} sent, {seconds_text(c.seconds)}{share}",
+        f"    {c.reason}",
+    ]
+
+
+def totals_lines(figures: Sequence[tuple[str, str]]) -> list[str]:
+    """Figures with their names."""
+    width = max(len(name) for name, _ in figures)
+    return [f"{name:<{width}}  {text}" for name, text in figures]
+
+
+def signature_lines(plan: PlanData, whole: PlanData | None = None) -> list[str]:
+    """Signatures of arguments and results at rest; `whole` as of `rest_lines`."""
+    ins, outs = rest_lines(plan, whole)
+    titled = (("arguments", ins), ("results", outs))
+    return [x for title, lines in titled if lines for x in ("", f"{title} at rest", *_aligned(lines))]
+
+
+def note_lines(plan: PlanData) -> list[str]:
+    """Remarks."""
+    notes = [note.replace("\n", "\n    ") for note in plan.notes]
+    return ["", "notes", *(f"  - {note}" for note in notes)] if notes else []
+
+
+def _table(plan: PlanData, shown: Sequence[TableRow], most: int) -> Table | None:
+    """A cell has two lines: what, and how exactly; the reason takes as many as it needs. None: too narrow."""
+    lines = [_cells(plan, r) for r in shown]
+    columns = list(zip(HEADINGS[:-1], *lines, strict=True))
+    widths = [max(cell_len(part) for cell in column for part in cell.split("\n")) for column in columns]
+    widths[2] = min(widths[2], MAX_TENSOR)
+    left = most - sum(widths) - 2 * len(widths)
+    longest = max(len(r.collective.reason) for r in shown)
+    if left < min(MIN_REASON, longest):
+        return None
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    for heading, width in zip(HEADINGS[:-1], widths, strict=True):
+        table.add_column(heading, width=width, justify="right" if heading in FIGURES else "left")
+    table.add_column(HEADINGS[-1], width=min(longest, left))
+    for r, cells in zip(shown, lines, strict=True):
+        table.add_row(*map(Text, cells), Text(r.collective.reason))
+    return table
+
+
+def _cells(plan: PlanData, r: TableRow) -> tuple[str, ...]:
+    c = r.collective
+    return (
+        f"{r.times} x" if r.times > 1 else "",
+        f"{kind_text(c.kind)}\n{c.source}",
+        f"{c.tensor}\n{tensor_text(c)}",
+        f"{format_sbp(c.before)}\n-> {format_sbp(c.after)}",
+        over_text(c).replace(" (", "\n("),
+        bytes_text(c.wire_bytes),
+        f"{seconds_text(c.seconds)}\n{share_text(plan, c)}",
+    )
+
+
+def _render(table: Table) -> str:
+    console = Console(file=io.StringIO(), width=MAX_WIDTH, color_system=None, force_terminal=False)
+    with console.capture() as captured:
+        console.print(table)
+    return drawn("\n".join(line.rstrip() for line in captured.get().rstrip("\n").split("\n")))
+
+
+def _aligned(lines: Sequence[tuple[str, str, str]]) -> list[str]:
+    widths = [max(len(line[i]) for line in lines) for i in range(2)]
+    return [f"  {path:<{widths[0]}}  {nd:<{widths[1]}}  {remark}".rstrip() for path, nd, remark in lines]

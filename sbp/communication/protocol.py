@@ -1,0 +1,181 @@
+"""The protocol: `Local`, through which a body sends, and `Communication`, what a rule declares of it.
+
+docs/communication.md explains both, method by method.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.typing import ArrayLike
+
+from sbp.communication.declarations import communication_problems
+from sbp.compat import core
+from sbp.compat.untyped import DType, Position, PyTree, all_gather, all_to_all, pmax, pmin, ppermute, psum
+from sbp.errors import raise_all
+from sbp.layout import Layout, chunk_sizes
+
+
+@dataclass(frozen=True, slots=True)
+class Communication:
+    """A collective inside the body of an op, beyond what its operands' and results' signatures say.
+
+    Arguments:
+      kind: one of `COLLECTIVES`: "permute" for a halo, "all_gather" for a carry.
+      axes: the placement axes that take part, outer to inner.
+      wire_bytes: what one device sends.
+      operand: the operand that it is about.
+      reason: one sentence; `{axes}` stands for their names.
+      sent: what of the operand's shards is sent, if that is all there is to it: ops that send the same share
+        one collective. None if the op has computed what it sends.
+      result: the result that it is for, if for one alone: where nobody uses that, nothing is sent. None if
+        it is always sent.
+
+    Raises:
+      RuleError: if the kind is none, the bytes are negative, or the reason has another place than `{axes}`.
+    """
+
+    kind: str
+    axes: tuple[int, ...]
+    wire_bytes: float
+    operand: int
+    reason: str
+    sent: Hashable = None
+    result: int | None = None
+
+    def __post_init__(self) -> None:
+        raise_all(communication_problems(self.kind, self.wire_bytes, self.reason))
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """One op on one device, with the layouts of its operands and results.
+
+    Arguments:
+      primitive, params: the op, its parameters with logical shapes.
+      operands, results: where each lies.
+      coords: this device's traced position along each placement axis.
+      names: the placement axes' names, for bodies that talk to other devices.
+      dtypes: of the operands.
+      reports: where bodies leave what they have counted; None if nobody asks.
+      said: where it is noted which collectives the body runs: kind and axes; None if nobody asks.
+    """
+
+    primitive: core.Primitive
+    params: Mapping[str, Any]
+    operands: tuple[Layout, ...]
+    results: tuple[Layout, ...]
+    coords: Sequence[Position]
+    names: Sequence[str] = ()
+    dtypes: Sequence[DType] = ()
+    reports: list[PyTree] | None = None
+    said: list[tuple[str, tuple[int, ...]]] | None = None
+
+    def bind(self, *args: ArrayLike, **changed: Any) -> list[jax.Array]:
+        """The primitive on local arrays, with some parameters changed."""
+        return core.bind(self.primitive, args, {**self.params, **changed})
+
+    def report(self, counts: PyTree) -> None:
+        """Leaves some numbers of this device for whoever asks."""
+        if self.reports is not None:
+            self.reports.append(counts)
+
+    def _says(self, kind: str, axes: Sequence[int]) -> None:
+        """Notes a collective, for the comparison with what the rule declares."""
+        if self.said is not None:
+            self.said.append((kind, tuple(axes)))
+
+    def offset(self, layout: Layout, dim: int) -> Position:
+        """The logical position of this shard's first row along `dim`, an int32 scalar."""
+        axes = layout.axes(dim)
+        sizes = chunk_sizes(layout.shape[dim], axes, layout.hierarchy)
+        parts = [self.coords[a] * np.int32(c) for a, c in zip(axes, sizes, strict=True)]
+        return sum(parts, start=np.int32(0))
+
+    def length(self, layout: Layout, dim: int) -> Position:
+        """How many rows of this shard are real along `dim`, an int32 scalar."""
+        size: Position = np.int32(layout.shape[dim])
+        axes = layout.axes(dim)
+        for axis, c in zip(axes, chunk_sizes(layout.shape[dim], axes, layout.hierarchy), strict=True):
+            size = jnp.clip(size - self.coords[axis] * np.int32(c), np.int32(0), np.int32(c))
+        return size
+
+    def positions(self, layout: Layout, dim: int) -> jax.Array:
+        """The logical position of every row of this shard along `dim`, int32."""
+        return self.offset(layout, dim) + lax.iota(np.int32, layout.local[dim])
+
+    def mask(self, x: jax.Array, layout: Layout, dims: Sequence[int], fill: ArrayLike) -> jax.Array:
+        """`x` with the padding along `dims` replaced by `fill`; `x` itself where there is none."""
+        for dim in dims:
+            if layout.padded(dim):
+                rows = lax.broadcasted_iota(np.int32, x.shape, dim)
+                x = jnp.where(rows < self.length(layout, dim), x, jnp.asarray(fill, x.dtype))
+        return x
+
+    def first(self, axes: Sequence[int]) -> jax.Array | np.bool_:
+        """Whether this device is at position 0 along all of `axes`."""
+        out: jax.Array | np.bool_ = np.bool_(True)
+        for axis in axes:
+            out = jnp.logical_and(out, self.coords[axis] == 0)
+        return out
+
+    def group(self, axes: Sequence[int]) -> int:
+        """How many devices `axes` have together."""
+        return math.prod(self.operands[0].hierarchy[a] for a in axes)
+
+    def rank(self, axes: Sequence[int]) -> Position:
+        """This device's position along `axes` together, outer to inner, an int32 scalar."""
+        at: Position = np.int32(0)
+        for axis in axes:
+            at = at * np.int32(self.operands[0].hierarchy[axis]) + self.coords[axis]
+        return at
+
+    def gathered(self, x: jax.Array, axes: Sequence[int]) -> jax.Array:
+        """The `x` of every device along `axes`, outer to inner, in a new first dim."""
+        self._says("all_gather", axes)
+        whole = x[None]
+        for axis in reversed(axes):
+            whole = all_gather(whole, self.names[axis], axis=0, tiled=True)
+        return whole
+
+    def shifted(self, x: jax.Array, axes: Sequence[int], by: int) -> jax.Array:
+        """The `x` of the device `by` places before this one along `axes`; zeros where there is none."""
+        n = self.group(axes)
+        return self.permuted(x, axes, [(i, i + by) for i in range(n) if 0 <= i + by < n])
+
+    def permuted(self, x: jax.Array, axes: Sequence[int], pairs: Sequence[tuple[int, int]]) -> jax.Array:
+        """The `x` of the device that sends to this one; zeros where none does.
+
+        Arguments:
+          pairs: (sender, receiver) ranks along `axes`; each rank at most once on either side.
+        """
+        self._says("permute", axes)
+        names = tuple(self.names[a] for a in axes)
+        return ppermute(x, names if len(names) > 1 else names[0], pairs)
+
+    def all_to_all(self, x: jax.Array, axis: int) -> jax.Array:
+        """Row i of `x` to the device at position i along `axis`, whose row for this one becomes row i."""
+        self._says("all_to_all", (axis,))
+        return all_to_all(x, self.names[axis], split_axis=0, concat_axis=0, tiled=True)
+
+    def total(self, x: jax.Array, axes: Sequence[int]) -> jax.Array:
+        """The sum of what the devices along `axes` have."""
+        self._says("all_reduce", axes)
+        return psum(x, tuple(self.names[a] for a in axes))
+
+    def maximum(self, x: jax.Array, axes: Sequence[int]) -> jax.Array:
+        """The maximum over the devices along `axes`; NaN may be lost (`sbp.communication.bits`)."""
+        self._says("all_reduce", axes)
+        return pmax(x, tuple(self.names[a] for a in axes))
+
+    def minimum(self, x: jax.Array, axes: Sequence[int]) -> jax.Array:
+        """The minimum over the devices along `axes`; NaN may be lost (`sbp.communication.bits`)."""
+        self._says("all_reduce", axes)
+        return pmin(x, tuple(self.names[a] for a in axes))

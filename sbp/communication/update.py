@@ -1,0 +1,213 @@
+"""The body of a lazy optimizer's step: sums by key go to the owners of the rows, which update them in place.
+
+Operands: the table, the leaves of the optimizer's state, then ids and rows of each lookup. Results: the table
+and the state. docs/communication.md has an example of the exchange.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.lax import GatherScatterMode
+
+from sbp.communication.delivery import deliver_rows, may_add_one_by_one
+from sbp.communication.legs import Exchange, legs
+from sbp.communication.lookups import exchange_along, keys_of, kind_of_keys, row_bytes
+from sbp.communication.protocol import Communication, Local
+from sbp.communication.wire import deliver_communication, deliver_held
+from sbp.compat import core
+from sbp.compat.untyped import optimization_barrier
+from sbp.layout import Layout
+from sbp.lazy import by_row
+
+Each = TypeVar("Each")
+
+
+def parted(rest: Sequence[Each], lookups: int) -> tuple[Sequence[Each], Sequence[Each], Sequence[Each]]:
+    """Something of each operand of `sbp_update_rows` but the table: of the state, the ids and the rows.
+
+    Arguments:
+      lookups: how many there are: each has ids and rows.
+    """
+    n = len(rest) - 2 * lookups
+    return rest[:n], rest[n : n + lookups], rest[n + lookups :]
+
+
+@dataclass(frozen=True)
+class _Step:
+    """The optimizer's step on rows that a device has received.
+
+    Arguments:
+      ctx: the op.
+      old: the leaves of the state.
+      lines: which of those have a line per row of the table.
+    """
+
+    ctx: Local
+    old: Sequence[jax.Array]
+    lines: Sequence[bool]
+
+    def __call__(self, state: Sequence[jax.Array], at: jax.Array, grad: jax.Array) -> list[jax.Array]:
+        """Table and state with the rows `at` updated; the other leaves are as after one step.
+
+        Arguments:
+          state: the table's shard, then the leaves of the state.
+          at: numbers of rows in the shard, none twice; its size where there is no row, [m].
+          grad: their gradients, [m, ...].
+        """
+        table, update = state[0], self.ctx.params["update"]
+        size, adds = table.shape[0], may_add_one_by_one(table.dtype)
+        here = [
+            self.rows_of(x, at) if line else o
+            for x, o, line in zip(state[1:], self.old, self.lines, strict=True)
+        ]
+        param = [self.rows_of(table, at)] if update.has_param or not adds else []
+        added, *new = update(grad, *here, *(param if update.has_param else []))
+        # Rows that are left as they are have distinct numbers out of bounds: no two are ever written at once.
+        beyond = np.int32(size) + lax.iota(np.int32, at.shape[0])
+        written = jnp.where(self.touched(grad) & (at < size), at, beyond)
+        flags: dict[str, Any] = {"mode": "drop", "unique_indices": True, "wrap_negative_indices": False}
+
+        def put(x: jax.Array, rows: jax.Array) -> jax.Array:
+            return x.at[written].set(rows.astype(x.dtype), **flags)
+
+        added = added.astype(table.dtype)
+        # XLA widens a whole table of short floats to add to it.
+        table = table.at[written].add(added, **flags) if adds else put(table, param[0] + added)
+        kept = [put(x, n) if line else n for x, n, line in zip(state[1:], new, self.lines, strict=True)]
+        return [table, *kept]
+
+    def add(self, state: Sequence[jax.Array], at: jax.Array, grad: jax.Array) -> list[jax.Array]:
+        """Table and state with the steps of addends at rows `at`, which may occur more than once."""
+        update = self.ctx.params["update"]
+        # A step that adds up does not read the parameter.
+        param = [jnp.zeros(grad.shape, state[0].dtype)] if update.has_param else []
+        added, *new = update(grad, *self.old, *param)
+        return [state[0].at[at].add(added, mode="drop", wrap_negative_indices=False), *new]
+
+    def rows_of(self, x: jax.Array, at: jax.Array) -> jax.Array:
+        """The rows of a shard by number; zeros for its size."""
+        return x.at[at].get(mode="fill", fill_value=0)
+
+    def touched(self, grad: jax.Array) -> jax.Array:
+        """Which rows have a gradient that is not all zero, on any device that has some of their columns."""
+        flags = jnp.any(grad != 0, axis=tuple(range(1, grad.ndim)))
+        axes = _column_axes(self.ctx)
+        return self.ctx.maximum(flags.astype(np.int32), axes) > 0 if axes else flags
+
+
+def _column_axes(ctx: Local) -> tuple[int, ...]:
+    """The axes that split the table by columns."""
+    table = ctx.operands[0]
+    return tuple(sorted({a for d in range(1, len(table.shape)) for a in table.axes(d)}))
+
+
+def update_local(ctx: Local, table: jax.Array, *rest: jax.Array) -> list[jax.Array]:
+    """Sums by key go to the owners of the rows, which update them in place.
+
+    Where devices have the same rows but ids of their own, sums of the gradient make it the same on all of
+    them first: then it is as large as the shard, and every row takes its step.
+    """
+    modes = ctx.params["modes"]
+    state, ids, rows = parted(rest, len(modes))
+    lookups = zip(ids, ctx.operands[1 + len(state) :], rows, modes, strict=False)
+    found = [_keys_and_rows(ctx, i, at, r.reshape(-1, *table.shape[1:]), mode) for i, at, r, mode in lookups]
+    keys, flat = (jnp.concatenate([pair[k] for pair in found]) for k in (0, 1))
+    lines = [by_row(x.shape, ctx.operands[0].shape) for x in ctx.operands[1 : 1 + len(state)]]
+    step = _Step(ctx, state, lines)
+    if ctx.operands[0].axes(0):
+        # XLA of jax 0.10 reads through the slice that made a shard, without clamping to the shard first.
+        table, *state = optimization_barrier((table, *state))
+    if not _copied_axes(ctx):
+        additive = _additive(ctx)
+        apply = step.add if additive else step
+        return list(deliver_rows(ctx, _exchange(ctx), keys, flat, [table, *state], apply, additive))
+
+    def add(grad: jax.Array, at: jax.Array, sums: jax.Array) -> jax.Array:
+        return grad.at[at].add(sums, mode="drop")
+
+    grad = deliver_rows(ctx, _exchange(ctx), keys, flat, jnp.zeros(table.shape, flat.dtype), add)
+    grad = ctx.total(grad, _copied_axes(ctx))
+    return step([table, *state], lax.iota(np.int32, table.shape[0]), grad)
+
+
+def _keys_and_rows(
+    ctx: Local, ids: jax.Array, layout: Layout, rows: jax.Array, mode: GatherScatterMode
+) -> tuple[jax.Array, jax.Array]:
+    """The keys of a lookup, and its rows.
+
+    Where JAX was promised indices in bounds, reading clamps the others, and adding drops them. With the keys
+    that reading has, and zeros for what is dropped, XLA sorts them once for both.
+    """
+    keys, legal = keys_of(ctx, ids, layout, mode != GatherScatterMode.FILL_OR_DROP)
+    if mode == GatherScatterMode.PROMISE_IN_BOUNDS:
+        flags = legal.reshape(-1, *[1] * (rows.ndim - 1))
+        rows = jnp.where(flags, rows, jnp.zeros((), rows.dtype))
+    return keys.reshape(-1), rows
+
+
+def _split_axes(ctx: Local) -> set[int]:
+    """The axes that split ids of some lookup."""
+    n = len(ctx.params["modes"])
+    return {a for i in ctx.operands[-2 * n : -n] for d in range(len(i.shape)) for a in i.axes(d)}
+
+
+def _copied_axes(ctx: Local) -> tuple[int, ...]:
+    """The axes along which devices have the same rows, and ids of their own: they add up a gradient."""
+    return tuple(sorted(_split_axes(ctx) - set(ctx.operands[0].axes(0))))
+
+
+def _additive(ctx: Local) -> bool:
+    """Whether addends of a row may be applied one by one."""
+    apart = may_add_one_by_one(ctx.dtypes[0]) and may_add_one_by_one(ctx.dtypes[-1])
+    return bool(ctx.params["additive"]) and apart and not _copied_axes(ctx)
+
+
+def _exchange(ctx: Local) -> Exchange:
+    """How keys and rows of all lookups together travel."""
+    table, n = ctx.operands[0], len(ctx.params["modes"])
+    ids, split = ctx.operands[-2 * n : -n], _split_axes(ctx)
+    # Ids of groups lie where the rows of their groups do.
+    at_home = ctx.params["grouped"] and all(i.axes(0) == table.axes(0) and not i.padded(0) for i in ids)
+    return exchange_along(ctx, [] if at_home else [a for a in table.axes(0) if a in split], ids)
+
+
+def update_communication(ctx: Local) -> Iterable[Communication]:
+    """The exchange, and where the table is split by columns a flag per row."""
+    exchange, n = _exchange(ctx), len(ctx.params["modes"])
+    local, dtype = ctx.operands[0].local, ctx.dtypes[-1]
+    first = len(ctx.operands) - 2 * n
+    mode = ctx.params["modes"][0]
+    for communication in deliver_communication(
+        exchange, row_bytes(ctx, dtype), kind_of_keys(mode) if n == 1 else None
+    ):
+        operand = first + (0 if communication.operand == 1 else n)
+        yield replace(communication, operand=operand)
+    copied = _copied_axes(ctx)
+    if copied:
+        group = ctx.group(copied)
+        wire_bytes = 2 * (group - 1) / group * local[0] * math.prod(local[1:]) * core.itemsize(dtype)
+        why = "every device over {axes} has these rows, and a part of their gradient"
+        yield Communication("all_reduce", copied, wire_bytes, first + n, why)
+    axes = _column_axes(ctx)
+    if axes and not _additive(ctx):
+        group = ctx.group(axes)
+        flags = local[0] if copied else legs(exchange)[-1].received if legs(exchange) else exchange.keys
+        wire_bytes = 2 * (group - 1) / group * 4 * flags
+        why = "a row is touched if any of its columns is; the columns are split over {axes}"
+        yield Communication("all_reduce", axes, wire_bytes, first + n, why)
+
+
+def update_held(ctx: Local) -> float:
+    """What the exchange holds, and a gradient of the size of the shard where devices add up one."""
+    copied = _copied_axes(ctx)
+    grad = math.prod(ctx.operands[0].local) * core.itemsize(ctx.dtypes[-1]) if copied else 0
+    additive = _additive(ctx) or bool(copied)
+    return grad + deliver_held(_exchange(ctx), row_bytes(ctx, ctx.dtypes[-1]), additive)

@@ -1,0 +1,74 @@
+"""The board on which JAX lets processes leave words for each other."""
+
+from __future__ import annotations
+
+from typing import Protocol, cast
+
+from jax._src import distributed, xla_bridge
+from jax._src.lib import _jax  # type: ignore[attr-defined, unused-ignore]
+
+
+class KVStore(Protocol):
+    """The coordination service, which process 0 runs: values by keys, that every process can read."""
+
+    def key_value_set_bytes(self, key: str, value: bytes, allow_overwrite: bool = False) -> None:
+        """Leaves a value."""
+
+    def blocking_key_value_get_bytes(self, key: str, timeout_in_ms: int) -> bytes:
+        """A value, once it is there.
+
+        Raises:
+          JaxRuntimeError: when the time is over, and when a process or the service is gone.
+        """
+
+    def key_value_try_get_bytes(self, key: str) -> bytes:
+        """A value that is there.
+
+        Raises:
+          JaxRuntimeError: if it is not, and when a process or the service is gone.
+        """
+
+    def key_value_dir_get_bytes(self, key: str) -> list[tuple[str, bytes]]:
+        """All values whose keys begin with this one and a slash, with their keys.
+
+        Raises:
+          JaxRuntimeError: when the service is gone.
+        """
+
+    def key_value_delete(self, key: str) -> None:
+        """Deletes a value, and all whose keys begin with this one and a slash."""
+
+
+def kv_store() -> KVStore | None:
+    """The board of this process; None where it is the only one."""
+    return cast("KVStore | None", distributed.global_state.client)
+
+
+def coordinator() -> str:
+    """The "host:port" of process 0, as given or as JAX has found it; "" before that."""
+    return distributed.global_state.coordinator_address or ""
+
+
+def set_own_address(address: str) -> None:
+    """Has gloo listen at an address of this host, and tell it to the others; before JAX is asked for devices.
+
+    Raises:
+      RuntimeError: if it was asked before.
+    """
+
+    def client() -> object:
+        found = distributed.global_state.client
+        gloo = None if found is None else _jax.make_gloo_tcp_collectives(found, hostname=address)
+        return xla_bridge.make_cpu_client(gloo)
+
+    xla_bridge.register_backend_factory("cpu", client, priority=0, fail_quietly=False)
+
+
+def own_index() -> int:
+    """The number of this process, without a look at its devices."""
+    return int(distributed.global_state.process_id)
+
+
+def how_many() -> int:
+    """The number of processes, without a look at their devices."""
+    return int(distributed.global_state.num_processes)
