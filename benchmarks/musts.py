@@ -117,10 +117,10 @@ def traced(make: Make, shape: Sequence[int], layers: int) -> Logical:
     placement = sbp.placement("h100", shape=tuple(shape))
     options = sbp.Options(time_limit=math.inf, memory_limit=math.inf, cache=False)
     program = sbp.compile(case.step, placement, donate_argnums=(0, 1), options=options)
-    reading = program.reading(*case.shapes())
-    signatures = reading.signatures(program.in_sbp, program.out_sbp)
-    request = request_of(reading, signatures, placement, program.options)
-    return Logical(request, reading.traced, Boxings(Network(placement, request.hardware)))
+    traced_call = program.trace(*case.shapes())
+    signatures = traced_call.signatures(program.in_sbp, program.out_sbp)
+    request = request_of(traced_call, signatures, placement, program.options)
+    return Logical(request, traced_call.traced, Boxings(Network(placement, request.hardware)))
 
 
 def planning_cost(name: str) -> PlanningCost:

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec
 from sbp.errors import ArgumentError, Problem, SignatureError
 from sbp.notation.suggestions import meant
 from sbp.passes.explain.choices import RowChoices, TensorChoices
-from sbp.passes.explain.constraint_gaps import ConstraintGap, unsaid
+from sbp.passes.explain.constraint_gaps import ConstraintGap, constraint_gaps
 from sbp.passes.explain.internal_errors import public
 from sbp.passes.explain.plan import PlanData, Replans, Writes
 from sbp.passes.explain.words import MAX_ROWS
@@ -188,9 +188,9 @@ class Plan(PlanData):
         return shardings_of(self)
 
     @property
-    def unsaid(self) -> tuple[ConstraintGap, ...]:
+    def constraint_gaps(self) -> tuple[ConstraintGap, ...]:
         """What `sbp.constrain` cannot express in JAX, with its cost; empty for a plan from a file."""
-        return unsaid(self)
+        return constraint_gaps(self)
 
     def diff(self, other: Plan) -> str:
         """The differences from this plan to another one, as text."""

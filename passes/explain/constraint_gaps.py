@@ -45,7 +45,7 @@ class ConstraintGap:
         return f"{self.what}: {', '.join(self.tensors)}{more}; {self.cost}"
 
 
-def unsaid(plan: PlanData) -> tuple[ConstraintGap, ...]:
+def constraint_gaps(plan: PlanData) -> tuple[ConstraintGap, ...]:
     """The decisions of a plan that constraints cannot say; none of a plan that was read from a file.
 
     Arguments:

@@ -101,7 +101,7 @@ def _frames(error: Exception) -> Iterator[FrameType]:
 
 def _program(frame: FrameType) -> Callable[[str, str], str] | None:
     """What writes the program that a function works on."""
-    found: Callable[[str, str], str] | None = getattr(frame.f_locals.get("self"), "reproduction", None)
+    found: Callable[[str, str], str] | None = getattr(frame.f_locals.get("self"), "_reproduction", None)
     return found
 
 

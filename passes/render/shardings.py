@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from jax.sharding import PartitionSpec
 
 from sbp.notation.resolve import to_partition_spec
-from sbp.passes.explain.constraint_gaps import unsaid
+from sbp.passes.explain.constraint_gaps import constraint_gaps
 from sbp.passes.explain.plan import PlanData
 from sbp.passes.physical.program import Box, Compute
 from sbp.passes.program.graph import Node
@@ -35,7 +35,7 @@ def shardings_text(plan: PlanData) -> str:
             "",
             "Argument shardings alone do not make jax.jit follow it: what INSIDE has is to be said too, by",
             "jax.lax.with_sharding_constraint behind each line. sbp.constrain(fn, plan) does all of that.",
-            *(f"It cannot be said: {u}." for u in unsaid(plan)),
+            *(f"It cannot be said: {u}." for u in constraint_gaps(plan)),
             '"""',
             "",
             "import jax",

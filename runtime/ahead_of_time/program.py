@@ -1,4 +1,4 @@
-"""Programs lowered and compiled for the devices of a placement, whether these are here or not."""
+"""Lowers and compiles programs for the devices of a placement, present or absent."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def lowered_for(
     """The lowered program of one placement.
 
     Arguments:
-      machine: what `Options(topology=...)` says of it.
+      machine: `Options(topology=...)`.
       avals: of its arguments, closed-over arrays included.
     """
     try:
@@ -45,7 +45,7 @@ def lowered_for(
 
 
 def _lying(built: CompiledProgram, avals: Sequence[jax.ShapeDtypeStruct]) -> list[jax.ShapeDtypeStruct]:
-    """Arguments as they lie where the devices are here: where the mesh has explicit axes, types say that."""
+    """The shapes of arguments with their shardings; a mesh with explicit axes has them in its types."""
     physical = built.plan.physical
     assert physical is not None
     ins, _ = shardings(physical, physical.placement.mesh)
@@ -60,7 +60,7 @@ def report_of_stages(
     """The report of a program with stages.
 
     Raises:
-      PlacementError: if its devices are not here, and nothing can be compiled for them.
+      PlacementError: if its devices are absent and no compiler for them is installed.
     """
     chip, domain = chip_of(placement), domain_devices(placement, machine)
     try:
@@ -75,12 +75,12 @@ def report_of_stages(
 
 
 def domain_devices(placement: Placement, machine: Sequence[int] | None) -> int | None:
-    """Devices that NVLink connects, of a machine that was given; None for as many as usual."""
+    """How many devices NVLink connects on the given machine; None for the default."""
     if machine is None or chip_of(placement) is None:
         return None
     return math.prod(topology_of(placement, machine)[1:])
 
 
 def _platform(placement: Placement) -> str:
-    """What JAX calls the platform of a placement when it lowers for it."""
+    """The name that JAX has for the platform of a placement."""
     return {"gpu": "cuda"}.get(placement.platform, placement.platform)

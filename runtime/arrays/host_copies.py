@@ -32,14 +32,14 @@ def to_host(tree: PyTree) -> PyTree:
     {'n': 3, 'w': array([1., 1.], dtype=float32)}
     """
     check_not_forked("to_host(...)")
-    ways = TransferEngine()
-    return jax.tree.map(lambda x: _here(x, ways), tree)
+    engine = TransferEngine()
+    return jax.tree.map(lambda x: _here(x, engine), tree)
 
 
-def _here(x: Leaf, ways: TransferEngine) -> Leaf:
+def _here(x: Leaf, engine: TransferEngine) -> Leaf:
     if not isinstance(x, jax.Array) or is_key(x.dtype):
         return x
-    whole = _of_all(x, ways)
+    whole = _of_all(x, engine)
     if whole.is_fully_addressable:
         return np.asarray(whole)
     if whole.is_fully_replicated:
@@ -48,7 +48,7 @@ def _here(x: Leaf, ways: TransferEngine) -> Leaf:
     return found
 
 
-def _of_all(x: jax.Array, ways: TransferEngine) -> jax.Array:
+def _of_all(x: jax.Array, engine: TransferEngine) -> jax.Array:
     """An array of some processes only, such as a stage's, on devices of all."""
     lies = x.sharding
     if jax.process_count() == 1 or not isinstance(lies, NamedSharding):
@@ -56,6 +56,6 @@ def _of_all(x: jax.Array, ways: TransferEngine) -> jax.Array:
     if len({d.process_index for d in lies.mesh.devices.flat}) == jax.process_count():
         return x
     transfer = StageTransfer(x.shape, x.dtype, lies, spread_sharding(lies, x.shape))
-    found = ways.send(x if takes_part(lies) else None, transfer)
+    found = engine.send(x if takes_part(lies) else None, transfer)
     assert found is not None  # each process has devices there
     return found

@@ -39,16 +39,16 @@ def spread_sharding(sharding: NamedSharding, shape: tuple[int, ...]) -> NamedSha
     return NamedSharding(mesh, partition_spec())
 
 
-def spread(x: Leaf, ways: TransferEngine) -> Leaf:
+def spread(x: Leaf, engine: TransferEngine) -> Leaf:
     """A leaf as it is saved; all processes come here with all leaves in one order."""
     if not isinstance(x, jax.Array) or not is_of_one(x.sharding):
         return x
     transfer = StageTransfer(x.shape, x.dtype, x.sharding, spread_sharding(x.sharding, x.shape))
-    return ways.send(x if takes_part(x.sharding) else None, transfer)
+    return engine.send(x if takes_part(x.sharding) else None, transfer)
 
 
-def gathered(x: Leaf, sharding: NamedSharding, dtype: DType, ways: TransferEngine) -> jax.Array:
+def gathered(x: Leaf, sharding: NamedSharding, dtype: DType, engine: TransferEngine) -> jax.Array:
     """A leaf that was restored spread, where it was asked for."""
     transfer = StageTransfer(x.shape, dtype, x.sharding, sharding)
-    found = ways.send(x, transfer)
+    found = engine.send(x, transfer)
     return absent(x.shape, sharding, dtype) if found is None else found

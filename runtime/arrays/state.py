@@ -81,13 +81,13 @@ EMPTY = np.zeros(1, np.int8)
 """What is written for an array without elements, which orbax does not take."""
 
 
-def plain(state: PyTree, ways: TransferEngine) -> PyTree:
+def plain(state: PyTree, engine: TransferEngine) -> PyTree:
     """The state as orbax takes it: keys as words, nothing that only one process has, and no large replicas.
 
     Arrays of the host are copied, since the user may change them while they are written.
     """
     leaves, tree = jax.tree.flatten(state)
-    return jax.tree.unflatten(tree, without_replicas([_plain(spread(x, ways)) for x in leaves]))
+    return jax.tree.unflatten(tree, without_replicas([_plain(spread(x, engine)) for x in leaves]))
 
 
 def _plain(x: Leaf) -> Leaf:
@@ -131,7 +131,7 @@ def plain_like(x: Leaf) -> Leaf:
     )
 
 
-def as_asked(x: Leaf, like: Leaf, ways: TransferEngine) -> Leaf:
+def as_asked(x: Leaf, like: Leaf, engine: TransferEngine) -> Leaf:
     """What was restored as it was asked for."""
     sharding = getattr(like, "sharding", None)
     if _is_empty(like):
@@ -139,7 +139,7 @@ def as_asked(x: Leaf, like: Leaf, ways: TransferEngine) -> Leaf:
         return x if sharding is None else brought(x, sharding)
     if _has_keys(like):
         x = jax.random.wrap_key_data(x, impl=jax.random.key_impl(core.zeros((), like.dtype)))
-    return gathered(x, sharding, like.dtype, ways) if is_of_one(sharding) else x
+    return gathered(x, sharding, like.dtype, engine) if is_of_one(sharding) else x
 
 
 def wanted(like: object, saved: Sequence[tuple[str, str]], keys: Sequence[str | int] = ()) -> PyTree:

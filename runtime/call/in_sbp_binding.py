@@ -1,4 +1,4 @@
-"""`in_sbp` beside the arguments of a call: which part of it is which argument's."""
+"""Binds `in_sbp` to the arguments of a call: by position or by name."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from sbp.signature import AUTO, NdSbp
 
 @dataclass(frozen=True)
 class InSbpBinding:
-    """`in_sbp` as it is to be read for one call.
+    """`in_sbp`, bound to the arguments of one call.
 
     Arguments:
       args: a prefix of the positional arguments that are not static.
-      kwargs: a prefix for each argument that is given by keyword.
-      names: of the positional arguments, if `in_sbp` goes by name; () if it goes by position.
-      problems: why it could not be put beside the arguments.
+      kwargs: a prefix for each keyword argument.
+      names: of the positional arguments, if `in_sbp` is a dict by name; () if it goes by position.
+      problems: why it could not be bound.
     """
 
     args: Prefix
@@ -34,7 +34,7 @@ class InSbpBinding:
     problems: tuple[Problem, ...] = ()
 
     def parts(self, args: Sequence[PyTree], kwargs: Mapping[str, PyTree]) -> list[tuple[Prefix, PyTree]]:
-        """Prefixes and the trees that they are for, in the order of the leaves of the call."""
+        """Prefixes with the trees that they belong to, in the order of the leaves of the call."""
         if not self.names:
             return [(self.args, tuple(args)), (dict(self.kwargs), dict(kwargs))]
         ordered = [*zip(self.names, self.args, args, strict=True)]
@@ -45,7 +45,7 @@ class InSbpBinding:
     def resolve(
         self, args: Sequence[PyTree], kwargs: Mapping[str, PyTree], paths: Sequence[str], placement: Placement
     ) -> tuple[list[NdSbp | None], list[Problem]]:
-        """One signature (None: AUTO) per argument leaf, and what is wrong with them.
+        """One signature (None: AUTO) per argument leaf, and the problems.
 
         Arguments:
           args, kwargs: trees of arrays or `ShapeDtypeStruct`s.
@@ -60,7 +60,7 @@ class InSbpBinding:
         return out, problems
 
     def notes(self, args: Sequence[PyTree], kwargs: Mapping[str, PyTree], paths: Sequence[str]) -> list[str]:
-        """Remarks on scalars that have no dims to split; arguments as of `resolve`."""
+        """Remarks on signatures of scalars, which have no dims to split; arguments as in `resolve`."""
         out: list[str] = []
         start = 0
         for prefix, tree in self.parts(args, kwargs):
@@ -72,16 +72,16 @@ class InSbpBinding:
     def misread(
         self, args: Sequence[PyTree], kwargs: Mapping[str, PyTree], paths: Sequence[str], placement: Placement
     ) -> list[Problem]:
-        """What is wrong with signatures of a function that could not be traced, and may have stages."""
+        """The problems with signatures of a function that could not be traced and may have stages."""
         whole = [placement, *(placement.split(a)[0] for a in range(placement.ndim) if placement.ndim > 1)]
         return min((self.resolve(args, kwargs, paths, p)[1] for p in whole), key=len)
 
 
 def given(in_sbp: Prefix, call: Call, own: Parameters) -> InSbpBinding:
-    """Puts `in_sbp` beside the arguments of a call: by position, or by name if it is a dict.
+    """Binds `in_sbp` to the arguments of a call: by position, or by name if it is a dict.
 
     Arguments:
-      own: the parameters of the function. One that is given by keyword has its entry all the same.
+      own: the parameters of the function. A parameter that is passed by keyword keeps its entry.
     """
     names = own.positional or ()
     keywords = [k for k in call.kwargs if k not in call.static_names]
@@ -110,7 +110,7 @@ def given(in_sbp: Prefix, call: Call, own: Parameters) -> InSbpBinding:
 def _by_name(
     in_sbp: Mapping[str, Prefix], call: Call, own: Parameters, keywords: Sequence[str]
 ) -> InSbpBinding:
-    """As `given`, by the names of the parameters; one that is not named is AUTO."""
+    """Binds by the names of the parameters; a parameter without a name is AUTO."""
     names = own.positional or ()
     known = {*names, *own.others, *keywords}
     static = {names[i] for i in own.static.argnums if i < len(names)} | own.static.argnames
@@ -145,7 +145,7 @@ def _no_parameter(name: object, legal: Sequence[str], static: bool, own: Paramet
 def _other_number(
     in_sbp: Sequence[Prefix], call: Call, own: Parameters, dynamic: Sequence[int], least: int, most: int
 ) -> Problem:
-    """The problem with a sequence that has too few or too many entries."""
+    """The problem of a sequence with too few or too many entries."""
     names, n = own.positional or (), len(in_sbp)
     listed = [names[i] if i < len(names) else f"{own.rest or 'args'}[{i}]" for i in dynamic]
     bare = listed[n:least]

@@ -1,4 +1,4 @@
-"""What is wrong with asking a program for what it cannot say, or not here."""
+"""Problems of methods of a program that are called too early, or in the wrong process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sbp.errors import Problem
 
 
 def for_one_process(program: object, what: str) -> Problem:
-    """What is wrong with asking one of several processes for what takes all devices."""
+    """The problem of one process among several that calls a method which needs all devices."""
     return Problem(
         "process",
         f"{program}.{what}(...)",
@@ -20,7 +20,7 @@ def for_one_process(program: object, what: str) -> Problem:
 
 
 def not_planned(program: object, what: str) -> Problem:
-    """What is wrong with asking how arguments lie before a program knows what they are."""
+    """The problem of asking for layouts before the program has seen any arguments."""
     return Problem(
         "argument",
         f"{program}.{what}",

@@ -152,15 +152,15 @@ class Compilation(Generic[P, R]):
         """
         name, now = getattr(self.fn, "__name__", "program"), Shapes(call.paths(self.fn), tuple(avals))
         with said("traced", name, why_built(now, self._shapes)):
-            reading = self._read(call, avals)
+            traced_call = self._read(call, avals)
         for built in same:
-            if is_same_program(built.traced, reading.traced):
+            if is_same_program(built.traced, traced_call.traced):
                 return built
         self._shapes.append(now)
         with said("planned", name, f" for {self.placement}"):
-            return build(reading, placement, self.in_sbp, self.out_sbp, self.options, concrete)
+            return build(traced_call, placement, self.in_sbp, self.out_sbp, self.options, concrete)
 
-    def reproduction(self, failed: str, said: str) -> str:
+    def _reproduction(self, failed: str, said: str) -> str:
         """The program that was asked for last as Python that runs alone: what shows a fault again.
 
         Arguments:
@@ -171,10 +171,10 @@ class Compilation(Generic[P, R]):
             raise ArgumentError(not_planned(self, "reproduction(...)"))
         call, avals = self._asked
         call = call.with_leaves(list(map(arguments.struct, avals)))
-        reading = self._read(call, avals)
-        ins, outs, _ = reading.signatures(self.in_sbp, self.out_sbp).on(self.placement)
+        traced_call = self._read(call, avals)
+        ins, outs, _ = traced_call.signatures(self.in_sbp, self.out_sbp).on(self.placement)
         name, donated = getattr(self.fn, "__name__", "program"), call.donated(self.parameters.donate)
-        made = Reproduction(name, reading.traced, self.placement, ins, outs, self.options, donated)
+        made = Reproduction(name, traced_call.traced, self.placement, ins, outs, self.options, donated)
         return made.text(failed, said)
 
     def _read(self, call: Call, avals: Sequence[arguments.Abstract]) -> TracedCall:

@@ -1,4 +1,4 @@
-"""A plan of an earlier compilation in place of a search: `Options(plan=...)`."""
+"""Takes the plan of an earlier compilation instead of a search: `Options(plan=...)`."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ AGAIN = "make the plan again with Program.plan(...), or leave the option out"
 
 @dataclass(frozen=True)
 class ReusedPlan:
-    """What a plan says of arguments and results, where nothing was asked of them.
+    """The signatures that a plan gives to arguments and results which have none.
 
     Arguments:
       ins, outs: signatures of all leaves.
-      taken: what it says of everything else; None where other signatures are asked for than it has.
-      problems: why it cannot be taken.
+      taken: the plan's signatures of the ops; None if the user asks for other signatures than it has.
+      problems: why the plan cannot be taken.
     """
 
     ins: tuple[NdSbp | None, ...]
@@ -39,7 +39,7 @@ class ReusedPlan:
 
 
 def given_plan(plan: object) -> object:
-    """What was given as a plan, read where that is the name of a file.
+    """The plan in `Options(plan=...)`, loaded if it is the name of a file.
 
     Raises:
       ArgumentError: for a file that holds no plan.
@@ -48,11 +48,11 @@ def given_plan(plan: object) -> object:
 
 
 def adopt(plan: object, traced: Traced, ins: Leaves, outs: Leaves, placement: Placement) -> ReusedPlan:
-    """The signatures of a plan for every argument and result that has none, and why they do not fit.
+    """The signatures of a plan for every argument and result without one, and why they do not fit.
 
     Arguments:
-      plan: what was given as one.
-      ins, outs: what was asked of the leaves.
+      plan: a loaded plan.
+      ins, outs: the signatures that the user asks for.
     """
     asked = ReusedPlan(tuple(ins), tuple(outs))
     problems = tuple(_unfit(plan, traced, asked, placement))
@@ -71,7 +71,7 @@ def adopt(plan: object, traced: Traced, ins: Leaves, outs: Leaves, placement: Pl
 
 
 def _agrees(asked: Leaves, then: Leaves, chosen: Leaves) -> bool:
-    """Whether what is asked now was asked then, or chosen where nothing was."""
+    """Whether the plan has what the user asks for now."""
     return len(asked) == len(then) and all(
         now is None or now == (there if before is None else before)
         for now, before, there in zip(asked, then, chosen, strict=True)
@@ -83,7 +83,7 @@ def _filled(asked: Leaves, other: Leaves) -> tuple[NdSbp | None, ...]:
 
 
 def _unfit(plan: object, traced: Traced, asked: ReusedPlan, placement: Placement) -> Iterator[Problem]:
-    """Why a plan cannot be that of a call."""
+    """Why a plan cannot be the plan of a call."""
     if not isinstance(plan, Plan):
         legal, why = "a Plan, or the .json file that one was saved to", f"a {type(plan).__name__} is none"
         yield _problem(f"{plan!r:.60}", legal, why, "sbp.load_plan('plan.json')")
@@ -113,7 +113,7 @@ def _unfit(plan: object, traced: Traced, asked: ReusedPlan, placement: Placement
 
 
 def _misfit(nd: NdSbp, value: Value | Const, path: str, placement: Placement) -> Iterator[Problem]:
-    """Why a planned signature does not fit a tensor: of other dims, or of a size that does not divide."""
+    """Why a planned signature does not fit a tensor: another rank, or a size that does not divide."""
     where = f"{path}: {value.dtype}{list(value.shape)}, Options(plan=...)"
     found = list(check_fit(nd, value.shape, value.dtype, where, placement))
     yield from found

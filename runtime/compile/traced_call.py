@@ -159,7 +159,7 @@ def _traced_as(
 
 
 def build(
-    reading: TracedCall,
+    traced_call: TracedCall,
     placement: Placement,
     in_sbp: Prefix,
     out_sbp: Prefix,
@@ -174,12 +174,12 @@ def build(
     Raises:
       SbpError: for signatures, annotations or options that cannot be had, all problems of a kind at once.
     """
-    name, reading = getattr(reading.fn, "__name__", "program"), reading.keeping(options.scan_kept)
+    name, traced_call = getattr(traced_call.fn, "__name__", "program"), traced_call.keeping(options.scan_kept)
 
     def planned(
         follow: Callable[[Source], bool], progress: Progress | None = None
     ) -> tuple[CompiledProgram | CompiledPipeline, Sequence[Ignored]]:
-        plain, constrained = reading.constrained(placement, options, follow)
+        plain, constrained = traced_call.constrained(placement, options, follow)
         signatures = replace(plain.signatures(in_sbp, out_sbp), remarks=constrained.notes)
         return _build(plain, placement, signatures, options, concrete, progress), constrained.ignored
 
@@ -192,20 +192,20 @@ def build(
 
 
 def _build(
-    reading: TracedCall,
+    traced_call: TracedCall,
     placement: Placement,
     signatures: Signatures,
     options: Options,
     concrete: bool,
     progress: Progress | None,
 ) -> CompiledProgram | CompiledPipeline:
-    traced, call = reading.traced, reading.call
-    name, donate = getattr(reading.fn, "__name__", "program"), call.donated(reading.own.donate)
+    traced, call = traced_call.traced, traced_call.call
+    name, donate = getattr(traced_call.fn, "__name__", "program"), call.donated(traced_call.own.donate)
     if is_pipeline(traced.graph, placement) or options.pipeline.stages is not None:
-        return build_pipeline(signatures, placement, options, name, donate, reading.weak, progress)
+        return build_pipeline(signatures, placement, options, name, donate, traced_call.weak, progress)
     if options.pipeline.schedule is not None:
         raise ArgumentError(unstaged(options.pipeline.schedule))
-    request = request_of(reading, signatures, placement, options, progress)
+    request = request_of(traced_call, signatures, placement, options, progress)
     if not concrete and request.terms.peers is not None:
         request = replace(request, sampled=None)  # to bring a batch together takes all processes
     plan = with_writer(with_replanner(compile_plan(traced, request), traced, request), write_source)
@@ -214,7 +214,7 @@ def _build(
         traced,
         plan,
         donate,
-        reading.weak,
+        traced_call.weak,
         lacking,
         count,
         request,
@@ -224,7 +224,7 @@ def _build(
 
 
 def request_of(
-    reading: TracedCall,
+    traced_call: TracedCall,
     signatures: Signatures,
     placement: Placement,
     options: Options,
@@ -235,7 +235,7 @@ def request_of(
     Raises:
       SbpError: for signatures and annotations that cannot be had, all of them at once.
     """
-    traced, call = reading.traced, reading.call
+    traced, call = traced_call.traced, traced_call.call
     ins, outs, problems = signatures.on(placement)
     problems += check_annotations(traced.graph, placement)
     asked = ReusedPlan(tuple(ins), tuple(outs))
@@ -247,7 +247,7 @@ def request_of(
     if (limit := terms.memory_limit_bytes) is not None and limit < hardware.memory_bytes:
         hardware = replace(hardware, scheduled_bytes=limit)
     return Request(
-        name=getattr(reading.fn, "__name__", "program"),
+        name=getattr(traced_call.fn, "__name__", "program"),
         placement=placement,
         hardware=hardware,
         in_sbp=asked.ins,
@@ -255,7 +255,7 @@ def request_of(
         ties=tied.arguments,
         notes=(*signatures.notes, *tied.notes),
         terms=terms,
-        donated=call.donated(reading.own.donate),
+        donated=call.donated(traced_call.own.donate),
         sampled=functools.partial(with_samples, example=tuple(call.leaves)),
         taken=asked.taken,
     )

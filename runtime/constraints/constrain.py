@@ -27,8 +27,8 @@ R = TypeVar("R")
 def constrain(fn: Callable[P, R], plan: Plan, *, mesh: Mesh | None = None) -> Callable[P, R]:
     """The function with constraints on its tensors, so that `jax.jit` follows a plan.
 
-    `plan.unsaid` lists what JAX cannot express. The shardings of the arguments alone are not enough: with
-    only these, `jit` sent twelve times the plan's bytes for a Llama.
+    `plan.constraint_gaps` lists what JAX cannot express. The shardings of the arguments alone are not
+    enough: with only these, `jit` sent twelve times the plan's bytes for a Llama.
 
     Arguments:
       fn: the function that was planned.

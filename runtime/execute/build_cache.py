@@ -1,4 +1,4 @@
-"""What a program has built, by what it was built for: each once, whichever thread comes first."""
+"""Compiled signatures of a program by their keys; each is built once, by the thread that comes first."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ T = TypeVar("T")
 class BuildSlot(Generic[T]):
     """The place of one build.
 
-    It has a lock of its own: two programs whose traces call each other wait for each other's builds only
-    where the calls themselves would never end.
+    It has a lock of its own. Two programs whose traces call each other block each other only where the calls
+    themselves would never end.
     """
 
     def __init__(self) -> None:
@@ -24,12 +24,12 @@ class BuildSlot(Generic[T]):
 
     @property
     def made(self) -> T:
-        """What was built here."""
+        """The build in this slot."""
         assert self.built is not None
         return self.built
 
     def get(self, stale: Callable[[T], bool], make: Callable[[], T]) -> T:
-        """What is here, made now if nothing is, or if that is stale; who comes meanwhile waits.
+        """The build in this slot, made if there is none or if it is stale; other threads wait.
 
         >>> slot = BuildSlot()
         >>> slot.get(lambda built: built < 2, lambda: 1), slot.get(lambda built: built < 2, lambda: 2)
@@ -54,9 +54,9 @@ class BuildCache(Generic[T]):
             return self._slots.setdefault(key, BuildSlot())
 
     def beside(self, key: tuple[Hashable, ...]) -> list[T]:
-        """What has been built under keys that differ from `key` in their last part alone.
+        """The builds whose keys differ from `key` only in their last part.
 
-        >>> builds = Builds()
+        >>> builds = BuildCache()
         >>> builds.slot(("a", 1)).get(bool, lambda: "made")
         'made'
         >>> builds.beside(("a", 2)), builds.beside(("b", 1))
@@ -66,7 +66,7 @@ class BuildCache(Generic[T]):
         return [s.built for s in found if s.built is not None]
 
     def values(self) -> list[T]:
-        """All that has been built, the first one first."""
+        """All builds, in the order in which they were made."""
         return [s.built for s in list(self._slots.values()) if s.built is not None]
 
     def __len__(self) -> int:
@@ -78,11 +78,11 @@ class Locked(Protocol):
 
     @property
     def lock(self) -> AbstractContextManager[bool]:
-        """Held by the thread that works something out."""
+        """Held by the thread that computes a property."""
 
 
 class locked_property(functools.cached_property[T]):
-    """A `functools.cached_property` that is worked out by one thread; its object has a `lock`."""
+    """A `functools.cached_property` that only one thread computes; its object has a `lock`."""
 
     @overload
     def __get__(self, obj: None, owner: type[Any] | None = None) -> Self: ...

@@ -1,4 +1,4 @@
-"""What a program says in Python's log, under "sbp": what was traced, planned and compiled, and why again."""
+"""Logs tracing, planning and compiling, with the reason why a program is built again (logger "sbp")."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ LOG = logging.getLogger("sbp")
 
 @dataclass(frozen=True)
 class Shapes:
-    """The leaves of a call, as far as a program depends on them.
+    """The leaves of a call, as far as a build depends on them.
 
     Arguments:
       paths: a name per leaf.
-      avals: shape, dtype and weakness of each.
+      avals: shape, dtype and weak type of each.
     """
 
     paths: tuple[str, ...]
     avals: tuple[Abstract, ...]
 
     def since(self, before: Shapes) -> str:
-        """What is not as before, in words.
+        """The difference from earlier shapes, in words.
 
         >>> import numpy as np
         >>> def of(*shapes): return Shapes(("x", "y"), tuple((s, np.dtype("float32"), False) for s in shapes))
@@ -48,25 +48,25 @@ class Shapes:
 
 
 def words(a: Abstract) -> str:
-    """A shape, as a user knows it."""
+    """A shape as text, such as "float32[13, 64]"."""
     shape, dtype, weak = a
     return f"{dtype}{list(shape)}" + (" (a Python number)" if weak else "")
 
 
 def why_built(now: Shapes, before: Sequence[Shapes]) -> str:
-    """Why a program is built, in words; nearest to what was built last."""
+    """Why a program is built, compared with the nearest earlier build."""
     return f", again: {now.since(before[-1])}" if before else ""
 
 
 def progress_level() -> int:
-    """At which level this process says what it does: of several, process 0 speaks for all."""
+    """The log level of this process: process 0 logs for all."""
     others = process_group()
     return logging.INFO if others is None or others.leads else logging.DEBUG
 
 
 @contextmanager
 def said(what: str, name: str, more: str = "") -> Iterator[list[object]]:
-    """Logs what was done, and how long it took; gives a list for what is to be said behind that."""
+    """Logs an activity and its seconds; gives a list to which remarks can be added."""
     began = time.monotonic()
     words: list[object] = [more]
     yield words

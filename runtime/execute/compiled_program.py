@@ -40,7 +40,7 @@ from sbp.runtime.processes.process_group import process_group
 
 @dataclass
 class CompiledProgram:
-    """One compiled signature of a program: made on its first call, run on every later one."""
+    """One compiled signature of a program: compiled on its first call, run on every later one."""
 
     traced: Traced
     plan: Plan
@@ -61,7 +61,7 @@ class CompiledProgram:
 
     @functools.cached_property
     def owners(self) -> Owners:
-        """Who has the memory of what is donated."""
+        """The owners of the memory of donated arguments."""
         return Owners(self.donate)
 
     def jitted(
@@ -71,11 +71,11 @@ class CompiledProgram:
         marks: Mapping[int, str] = NO_MARKS,
         checked: bool = False,
     ) -> Jitted:
-        """The program over a mesh: flat arguments in, flat results out, and counts if something counts.
+        """The program over a mesh: flat arguments in, flat results out, and the counts of its exchanges.
 
         Arguments:
-          marks: names of steps, by their ids, which their instructions have too.
-          checked: whether it looks at what its ops make, if that was asked for.
+          marks: names of steps by their ids, which become names of instructions.
+          checked: whether it checks the results of its ops for NaN, if that was asked for.
         """
         physical = self.plan.physical
         assert physical is not None
@@ -137,13 +137,13 @@ class CompiledProgram:
         return jax.tree.unflatten(self.traced.out_tree, out)
 
     def _compiled(self, placed: Sequence[Leaf], cache: Watched) -> None:
-        """Compiles it for such arguments, if it was not loaded; a call finds what was compiled."""
+        """Compiles the program for such arguments, unless it was loaded; a call then finds it."""
         jitted, _, consts = self.executable
         if not self.loaded:
             cache.keep(jitted.lower(*placed, *consts).compile())
 
     def _look(self, flags: jax.Array) -> None:
-        """Raises if a result has what is refused."""
+        """Raises if a result has a NaN or an infinity that the user refuses."""
         physical, watch = self.plan.physical, self.watch
         assert physical is not None and watch is not None
         paths = self.traced.in_paths, self.traced.out_paths
@@ -151,7 +151,7 @@ class CompiledProgram:
 
     @property
     def ends(self) -> tuple[list[jax.ShapeDtypeStruct], list[jax.ShapeDtypeStruct]]:
-        """Arguments and results: shapes, types, and how they lie."""
+        """Shapes, dtypes and shardings of arguments and results."""
         physical = self.plan.physical
         assert physical is not None
         graph, n = physical.graph, len(self.traced.in_paths)
@@ -164,17 +164,17 @@ class CompiledProgram:
         )
 
     def place(self, leaves: Sequence[Leaf]) -> list[jax.Array]:
-        """The leaves as the program wants them: jit would compile once more for what it moves itself."""
+        """Moves the leaves to the shardings of the program; jit would compile again for its own moves."""
         return self._placed(leaves)[0]
 
     def _placed(self, leaves: Sequence[Leaf], told: bool = False) -> tuple[list[jax.Array], list[int]]:
-        """The leaves as the program wants them, and the positions of those that were moved.
+        """The leaves under the shardings of the program, and the positions of those that were moved.
 
         Arguments:
-          told: whether the user is told of what lay elsewhere.
+          told: whether the user is warned of moves.
 
         Raises:
-          DonationError: if the memory of a donated one is also that of another one.
+          DonationError: if a donated argument shares memory with another one.
         """
         _, ins, _ = self.executable
         if self.alike.lacks(()):  # all processes come here the first time, whatever they give
@@ -199,12 +199,12 @@ class CompiledProgram:
         return placed, away
 
     def _compare(self, leaves: Sequence[Leaf], ins: Sequence[NamedSharding]) -> None:
-        """Compares host arrays that were not given before with those of other processes."""
+        """Compares host arrays that are new with those of other processes."""
         given = [(x, takes_part(s)) for x, s in zip(leaves, ins, strict=True)]
         self.alike.check(process_group(), self.plan.name, self.traced.in_paths, given)
 
     def _note_move(self, i: int, x: Leaf, sharding: NamedSharding) -> None:
-        """Warns, once, of an argument that already lies on several devices, but otherwise."""
+        """Warns, once, of an argument that lies on several devices under another sharding."""
         if not isinstance(x, jax.Array) or not x.committed or len(x.sharding.device_set) == 1:
             return
         path = self.traced.in_paths[i]

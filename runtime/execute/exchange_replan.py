@@ -1,9 +1,9 @@
-"""Rooms of sparse exchanges that turned out too small: noticed while a program runs, and planned once more.
+"""Plans a program again if its sparse exchanges take many rounds.
 
-The room of an exchange is planned from the first batch. If others are not like it (it was a warm-up with
-zeros, say), every step takes many rounds. So programs count their rounds, which the host looks at now and
-then, once they are there, and a program whose exchanges took more than two is planned again from the batch
-at hand. Once: a batch now and then may take more.
+The capacity of an exchange is planned from the first batch. If later batches differ (the first was a warm-up
+with zeros, say), every step takes many rounds. So a program counts its rounds, and the host reads the counts
+now and then, when they are there. If an exchange took more than two rounds, the program is planned once more,
+with the batch at hand. It happens only once, since single batches may take more.
 
 Words: docs/glossary.md.
 """
@@ -29,11 +29,11 @@ from sbp.signature import NdSbp, Split
 
 
 def rooms_of(plan: Plan, concrete: bool, keys: bool) -> tuple[bool, Counting | None]:
-    """Whether a plan waits for a batch to plan rooms from, and what counts its exchanges, if anything does.
+    """Whether a plan waits for a batch to plan capacities from, and the counter of its exchanges or None.
 
     Arguments:
-      concrete: whether it was made for a call that will run.
-      keys: whether the user has asked for numbers of keys.
+      concrete: whether it was made for a call with values.
+      keys: whether the user asked for counts of keys.
     """
     physical = plan.physical
     assert physical is not None
@@ -43,17 +43,17 @@ def rooms_of(plan: Plan, concrete: bool, keys: bool) -> tuple[bool, Counting | N
 
 
 def _may_fill(step: Compute) -> bool:
-    """Whether an op is an exchange whose room the user has not fixed."""
+    """Whether an op is an exchange whose capacity the user has not fixed."""
     node = step.node
     is_lookup = bool(ids_of(node)) and Split(0) in step.strategy.operands[0]
     return is_lookup and node.params["capacity"] is None
 
 
 class ExchangeReplan(Protocol):
-    """What is built for one signature of a program, as far as it is planned again here.
+    """The part of a compiled signature that is needed to plan it again.
 
     Arguments:
-      kept: what the first run has found out of donated memory; None before it.
+      kept: what the first run found out about donated memory; None before it.
     """
 
     plan: Plan
@@ -67,12 +67,12 @@ class ExchangeReplan(Protocol):
 
 
 def give_room(built: ExchangeReplan, leaves: Sequence[Leaf]) -> None:
-    """Plans a program again, once, if its exchanges have had keys for too many rounds, and warns of it.
+    """Plans a program again, once, if its exchanges took many rounds, and warns.
 
-    State stays where it is: the signatures of arguments and results are those that there were.
+    The state stays where it is: arguments and results keep their signatures.
 
     Arguments:
-      built: with its plan, its request, its executable and what counts for it.
+      built: a compiled signature with its plan, request, executable and counter.
       leaves: the arguments at hand.
     """
     assert built.counting is not None
@@ -93,7 +93,7 @@ def give_room(built: ExchangeReplan, leaves: Sequence[Leaf]) -> None:
 
 
 def _plan_again(built: ExchangeReplan, leaves: Sequence[Leaf], note: str) -> None:
-    """Another plan for the same program, with the room for a batch."""
+    """Another plan of the same program, with capacities for a batch."""
     plan, asked, counting = built.plan, built.request, built.counting
     assert asked is not None and counting is not None
     built.request = replace(
@@ -111,5 +111,5 @@ def _plan_again(built: ExchangeReplan, leaves: Sequence[Leaf], note: str) -> Non
 
 
 def _filled(asked: Sequence[NdSbp | None], planned: Sequence[NdSbp]) -> tuple[NdSbp, ...]:
-    """What was asked for, and what was chosen where nothing was."""
+    """The requested signatures, and the planned ones where none was requested."""
     return tuple(p if a is None else a for a, p in zip(asked, planned, strict=True))

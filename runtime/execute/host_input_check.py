@@ -1,8 +1,8 @@
-"""Host arrays that every process gives whole: that all give the same is looked at when they are first placed.
+"""Compares host arrays between processes when they are first placed: each must give the same values.
 
-`jax.device_put` compares every host array with those of all other processes each time it puts one on their
-devices: a batch per step goes to all. Here each process tells its digest, once per argument of a program.
-That finds what is wrong every time, such as rows of their own in each process; then nothing is sent.
+`jax.device_put` compares every host array with those of all other processes each time, so a batch per step
+goes to all. Here each process sends a digest, once per argument of a program. That finds mistakes that occur
+every time, such as different rows in each process; later calls send nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class HostInputCheck:
     many: bool | None = None
 
     def lacks(self, positions: Iterable[int]) -> bool:
-        """Whether some arguments are to be compared, or the first ones are placed."""
+        """Whether an argument still has to be compared, or none was placed yet."""
         return self.many is None or (self.many and not self.known.issuperset(positions))
 
     def check(
@@ -43,17 +43,16 @@ class HostInputCheck:
         paths: Sequence[str],
         given: Sequence[tuple[Leaf, bool]],
     ) -> None:
-        """Compares the host arrays of all processes, of arguments that were not compared before; all
-        processes come here when they first place arguments of a program.
+        """Compares host arrays of arguments that were not compared before. All processes call it together.
 
         Arguments:
-          team: the processes; None where there is one.
+          process_group: the processes; None if there is one.
           name: of the program.
           paths: names of its arguments.
-          given: the arguments, and whether this process has devices that they lie on.
+          given: the arguments, and whether this process has devices on which they lie.
 
         Raises:
-          ArgumentError: if some differ, on all processes.
+          ArgumentError: if values differ; on all processes.
         """
         first, self.many = self.many is None, process_group is not None
         if process_group is None:
@@ -68,12 +67,12 @@ class HostInputCheck:
 
 
 def is_of_host(x: Leaf) -> bool:
-    """Whether a process has all of an array, of which the others have their own, alike."""
+    """Whether an array lies wholly in this process, and so may differ from those of other processes."""
     return not isinstance(x, jax.Array) or x.is_fully_addressable
 
 
 def digest(x: Leaf) -> str:
-    """Of the bytes of a host array.
+    """A digest of the bytes of a host array.
 
     >>> digest(np.arange(6).reshape(2, 3).T) == digest(np.array([[0, 3], [1, 4], [2, 5]]))
     True

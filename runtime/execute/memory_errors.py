@@ -1,4 +1,4 @@
-"""Out of memory: the runtime's error becomes one that says which tensors were alive, from the plan."""
+"""Out of memory: the runtime's error becomes one that names the tensors alive at the peak, from the plan."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sbp.passes.face import PipelinePlan, Plan
 
 
 def out_of_memory(error: BaseException, plan: Plan, donated: Sequence[int]) -> MemoryLimitError:
-    """The error of a program that found too little memory, when it was compiled or when it ran.
+    """The error of a program that ran out of memory, while it was compiled or while it ran.
 
     Arguments:
       donated: positions of arguments whose memory the results may take.
@@ -29,11 +29,11 @@ def out_of_memory(error: BaseException, plan: Plan, donated: Sequence[int]) -> M
 
 
 class HasPlan(Protocol):
-    """What is built for one signature of a program, as far as its plan goes."""
+    """A compiled signature of a program, with its plan."""
 
     @property
     def plan(self) -> Plan | PipelinePlan:
-        """What it does."""
+        """Its plan."""
 
     @property
     def donate(self) -> tuple[int, ...]:
@@ -41,7 +41,7 @@ class HasPlan(Protocol):
 
 
 def check_memory(error: BaseException, built: HasPlan) -> None:
-    """Says more of an error of the runtime, if that is too little memory.
+    """Raises a better error if an error of the runtime means that memory ran out.
 
     Raises:
       MemoryLimitError: with the tensors that are alive at the peak.
@@ -52,7 +52,7 @@ def check_memory(error: BaseException, built: HasPlan) -> None:
 
 @contextmanager
 def memory_explained(built: HasPlan) -> Iterator[None]:
-    """What runs in it raises what `check_memory` says.
+    """A context in which errors of memory are explained as in `check_memory`.
 
     Raises:
       MemoryLimitError: with the tensors that are alive at the peak.

@@ -1,4 +1,4 @@
-"""That all processes are about to run the same program: what each has lowered is compared first."""
+"""Checks that all processes are about to run the same program: the lowered programs are compared first."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ _NUMBER = re.compile(r"-?\d+")
 def check_same(
     jitted: Jitted, inputs: Sequence[Value], lies: Sequence[NamedSharding], plan: Plan
 ) -> SharedProgram | None:
-    """Compares a program with those of other processes, where there are any; nothing has been run or placed.
+    """Compares a lowered program with those of the other processes, before anything runs or is placed.
 
     Arguments:
-      inputs, lies: of the program, closed-over arrays included, and how they lie.
+      inputs, lies: the inputs, closed-over arrays included, and their shardings.
 
     Returns:
-      What all processes have to call in one order; None where no process needs another one to run it.
+      The call that all processes must make in one order; None if no process needs another one to run it.
 
     Raises:
-      ProcessError: if they differ, on all processes.
+      ProcessError: if the programs differ; on all processes.
     """
     others = process_group()
     if others is None:
@@ -53,11 +53,10 @@ def check_same(
 
 
 def check_same_pipeline(plan: PipelinePlan, graph: Graph, cuts: Sequence[Cut]) -> SharedProgram | None:
-    """The same for a program with stages, of which each process compiles its own only: what all have is its
-    plan, and the function that it was made of.
+    """The same for a program with stages: each process compiles its own, so plans and graphs are compared.
 
     Raises:
-      ProcessError: if they differ, on all processes.
+      ProcessError: if they differ; on all processes.
     """
     others = process_group()
     if others is None:
@@ -83,8 +82,8 @@ def needs_all(text: str, mesh: Mesh, count: int) -> bool:
     """Whether a program on devices of all processes has a collective between processes.
 
     Arguments:
-      text: of the lowered program: JAX lines differ in whether it names axes of a mesh or the devices.
-      count: of processes.
+      text: the lowered program; versions of JAX differ in whether it names mesh axes or devices.
+      count: the number of processes.
     """
     held = np.vectorize(lambda d: d.process_index, otypes=[int])(mesh.devices)
     if len({*held.flat}) < count:
@@ -96,7 +95,7 @@ def needs_all(text: str, mesh: Mesh, count: int) -> bool:
 
 
 def _groups(text: str) -> Iterator[list[int]]:
-    """The devices that collectives of a lowered program bring together, where it names devices.
+    """The groups of devices of the collectives in a lowered program that names devices.
 
     >>> [*_groups("replica_groups = dense<[[0, 1], [2, -1]]> : tensor<2x2xi64>")]
     [[0, 1], [2]]
@@ -113,11 +112,11 @@ def _groups(text: str) -> Iterator[list[int]]:
 def begin_together(plan: Plan | PipelinePlan, compiled: Callable[[], object]) -> None:
     """Waits until all processes have compiled a program, before any runs it.
 
-    A collective that somebody begins half a minute before the others is an error of gloo, the first time that
-    these devices meet; and a compilation may take as long as it likes.
+    Gloo fails if one process begins a first collective half a minute before the others, and compiling may
+    take any time.
 
     Arguments:
-      compiled: compiles it; called where there are other processes.
+      compiled: compiles it; called if there are other processes.
     """
     others = process_group()
     if others is not None:
@@ -126,10 +125,10 @@ def begin_together(plan: Plan | PipelinePlan, compiled: Callable[[], object]) ->
 
 
 def note_call(program: SharedProgram | None) -> None:
-    """Notes that a program is called: all processes have to call the same ones in the same order.
+    """Notes a call of a program: all processes must call the same programs in the same order.
 
     Arguments:
-      program: None where no other process takes part.
+      program: None if no other process takes part.
     """
     if program is not None:
         others = process_group()
@@ -138,7 +137,7 @@ def note_call(program: SharedProgram | None) -> None:
 
 
 def explain(error: BaseException) -> None:
-    """Says why the runtime has raised an error of collectives, if that can be proven.
+    """Raises the cause of an error of collectives, if it can be proven.
 
     Raises:
       ProcessError: if the processes run different programs.
@@ -150,5 +149,5 @@ def explain(error: BaseException) -> None:
 
 
 def comparable(lowered: jax.stages.Lowered) -> str:
-    """The text of a lowered program, without what is another in each process."""
+    """The text of a lowered program without addresses, which differ between processes."""
     return _CALLBACK.sub("callback", lowered.as_text())

@@ -1,9 +1,9 @@
-"""What XLA:GPU's scheduler is told of a limit on memory, so that it keeps what was planned.
+"""Tells XLA:GPU's scheduler the limit on memory that the plan was made for.
 
-Its scheduler hides collectives at the cost of memory as long as there is some, and it only knows of the
-device's. What the plan was given may be less: then it has to know. It may be more too, since XLA leaves a
-fifth of the device alone: beyond that it hides nothing, and computes and sends things again to save memory
-(rematerialization), though the plan fits.
+The scheduler hides collectives at the cost of memory while there is some, and it knows only the memory of the
+device. The plan's limit may be smaller: then the scheduler must know it. It may be larger too, since XLA
+leaves a fifth of the device alone: beyond that it hides nothing, and computes and sends things again to save
+memory (rematerialization), though the plan fits.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ little more for holes: a step of Llama 3 70B that is planned with 73 GB then nee
 def compiler_options(
     physical: Physical, hardware: Hardware, donated: Collection[int], needed_bytes: float
 ) -> Mapping[str, int]:
-    """The options for XLA where the limit on memory is another than it takes itself; none but on GPUs.
+    """The options for XLA if the memory limit differs from XLA's own; none except on GPUs.
 
     Arguments:
       donated: positions of the inputs whose memory the results may take.
@@ -49,7 +49,7 @@ def compiler_options(
 
 
 def _held_bytes(p: Physical, donated: Collection[int]) -> float:
-    """Arguments and results, which are there all the time."""
+    """Bytes of arguments and results, which live through the whole step."""
     sizes, taken = ShardSizes(p), donations(p, donated)
     results = ((x, nd) for x, nd in zip(p.graph.outputs, p.outputs, strict=True) if not isinstance(x, Const))
     held = sum(map(sizes.bytes, zip(p.graph.inputs, p.inputs, strict=True)))

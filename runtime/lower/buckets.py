@@ -25,7 +25,7 @@ class FusedSend:
     Arguments:
       x: the shard under `move.before`.
       move, shape: the move, and the logical shape.
-      owned: of a sum, whether of each element one device has it, and the others zeros.
+      owned: of a sum, whether each element is nonzero on one device only.
     """
 
     x: jax.Array
@@ -43,7 +43,7 @@ Unpack: TypeAlias = Callable[[jax.Array, FusedSend, Sequence[int], Sequence[int]
 def apply_bucket(
     sends: Sequence[FusedSend], hierarchy: Sequence[int], axes: Sequence[str]
 ) -> list[jax.Array]:
-    """Moves of one kind over the same axes; the shards under each `move.after`."""
+    """Runs moves of one kind over the same axes as one collective; the shards under each `move.after`."""
     first = sends[0].move
     names, groups = tuple(axes[a] for a in first.axes), [hierarchy[a] for a in first.axes]
     pack, send, unpack = _WAYS[first.kind]
@@ -64,7 +64,7 @@ def _whole(p: FusedSend, groups: Sequence[int]) -> jax.Array:
 
 
 def _parts(p: FusedSend, groups: Sequence[int]) -> jax.Array:
-    """One part for each device of the group, in front."""
+    """One part for each device of the group, along a new first dim."""
     assert isinstance(p.move.new, Split)
     d, g = p.move.new.dim, math.prod(groups)
     whole = explode(p.x, d, groups)
@@ -90,7 +90,7 @@ def _swap(x: jax.Array, names: Sequence[str]) -> jax.Array:
 
 
 def _joined(x: jax.Array, p: FusedSend, groups: Sequence[int], hierarchy: Sequence[int]) -> jax.Array:
-    """The parts of the group behind each other, along the dim that was split."""
+    """The parts of the group, joined along the dim that was split."""
     assert isinstance(p.move.old, Split)
     d = p.move.old.dim
     size, _ = frame(p.move, p.move.old, p.shape, hierarchy)

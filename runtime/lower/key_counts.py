@@ -1,4 +1,4 @@
-"""Counts of the keys that sparse exchanges were given and have served, kept over all calls of a program."""
+"""Counts the keys that sparse exchanges were given and have served, over all calls of a program."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ MOST_ROUNDS, FIRST_CALLS, EVERY = 2, 4, 16
 
 @dataclass(frozen=True, slots=True)
 class KeyCount:
-    """What one exchange has done so far.
+    """The counts of one exchange.
 
     Arguments:
       op: "sbp_lookup", "sbp_add_rows" or "sbp_update_rows"; the latter two count distinct keys of a device.
       source: the user's line.
       calls: how often it ran.
       given, served: keys of all devices, in all calls.
-      most_rounds: that any call took.
+      most_rounds: the most rounds of any call.
     """
 
     op: str
@@ -53,12 +53,12 @@ class KeyCount:
 
 
 def is_looked_at(call: int) -> bool:
-    """Whether the counts of a call are looked at: of the first ones, and then of every n-th."""
+    """Whether the counts of a call are read: of the first calls, and then of every n-th."""
     return call <= FIRST_CALLS or call % EVERY == 0
 
 
 def most_of_all(counts: jax.Array) -> jax.Array:
-    """The largest counts of all devices, on each of them: what all processes conclude from."""
+    """The largest counts of all devices, on each of them, so that all processes decide alike."""
     lies = counts.sharding
     assert isinstance(lies, jax.sharding.NamedSharding)
     found: jax.Array = _most(jax.sharding.NamedSharding(lies.mesh, partition_spec()))(counts)
@@ -75,10 +75,10 @@ class Counting:
     """The counts of one compiled program.
 
     Arguments:
-      keys: whether keys are counted, not only how often they would fill the room of a round.
-      watches: whether somebody wants to hear of exchanges that take many rounds.
+      keys: whether keys are counted, and not only the rounds.
+      watches: whether a program is planned again if its exchanges take many rounds.
       exchanges: the ops that count, in order.
-      waiting: the counts of a call that will be looked at once they are there.
+      waiting: counts of a call whose values are not there yet.
     """
 
     keys: bool = True
@@ -91,9 +91,9 @@ class Counting:
     rounds: NDArray[np.int64] | None = None
 
     def stacked(self, reports: Sequence[ExchangeReport]) -> jax.Array:
-        """What a device returns besides its results; called while it is traced.
+        """The counts that a device returns beside its results; called while it is traced.
 
-        "1 exchanges 4", the numbers of a `Tally`; without keys its last one, "1 exchanges 1".
+        "1 exchanges 4", the numbers of a `Tally`; without keys only its last one, "1 exchanges 1".
         """
         self.exchanges[:] = [node for node, _ in reports]
         width = 4 if self.keys else 1
@@ -101,7 +101,7 @@ class Counting:
         return jnp.stack(lines)[None] if lines else jnp.zeros((1, 0, width), np.int32)
 
     def add(self, counts: jax.Array) -> None:
-        """Takes the counts of one call, "devices exchanges 4" or "devices exchanges 1"."""
+        """Adds the counts of one call, "devices exchanges 4" or "devices exchanges 1"."""
         self.calls += 1
         looked_at = is_looked_at(self.calls)
         if self.watches and looked_at and self.waiting is None:
@@ -112,16 +112,15 @@ class Counting:
             self.fold()
 
     def onward(self) -> Counting:
-        """What counts for the same exchanges in another program, from here on."""
+        """A counter for the same exchanges in another program, which starts from these counts."""
         self.fold()
         return replace(self, watches=False, waiting=None, exchanges=[], pending=[])
 
     def crowded(self) -> list[tuple[Node, int]]:
-        """Exchanges with keys for too many rounds in a recent call, and for how many.
+        """Exchanges that took many rounds in a recent call, with the number of rounds.
 
-        It waits for no device. Of several processes all must come to the same conclusion before the same
-        call: there it waits for the counts of the call that was looked at before, which but for the first
-        calls are long there.
+        It waits for no device. Several processes must decide alike before the same call: there it reads the
+        counts of the call that was read before, which are long there except after the first calls.
         """
         if self.waiting is None:
             return []
@@ -138,7 +137,7 @@ class Counting:
         ]
 
     def fold(self) -> None:
-        """Adds up what waits."""
+        """Adds up the waiting counts."""
         if self.pending:
             new = np.stack([np.asarray(whole(x), np.int64) for x in self.pending])
             sums, most = new[..., :2].sum((0, 1)), new[..., 2].max((0, 1))

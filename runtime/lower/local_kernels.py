@@ -1,4 +1,4 @@
-"""Bodies of ops, run on the shards of one device, and what they must give: checked where they are traced."""
+"""Runs the body of an op on the shards of one device, and checks its results while it is traced."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ def run_body(
     """The results of an op on the shards of its operands.
 
     Arguments:
-      local: what the body knows; notes what it sends.
+      local: the layouts, and the way to other devices; it notes what the body sends.
       dtypes: of the results.
 
     Raises:
-      RuleError: if the body gives anything but a shard of every result, or sends what the rule does not
-        declare.
+      RuleError: if the body does not return a shard of every result, or sends what the rule does not declare.
     """
     own = node.rule.local if node.rule is not None else None
     results: Sequence[jax.Array] = local.bind(*operands) if own is None else own(local, *operands)
@@ -60,10 +59,10 @@ def _result_problems(node: Node, local: Local, results: object, dtypes: Sequence
 
 
 def undeclared(node: Node, local: Local) -> Iterator[Problem]:
-    """Collectives that the body runs, and the plan knows nothing of.
+    """Collectives that the body runs and the rule does not declare.
 
     Of rounds whose number depends on data the first is declared. The reductions by which devices agree on
-    another are allowed along axes on which anything is declared.
+    another round are allowed along axes on which anything is declared.
     """
     layouts = (*local.operands, *local.results)
     # Devices of which there is one send nothing.

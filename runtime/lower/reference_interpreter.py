@@ -1,4 +1,4 @@
-"""The logical graph as JAX runs it on one device, op by op: what distributed values are compared with."""
+"""Runs the logical graph op by op on one device: the reference for distributed values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Tensor: TypeAlias = jax.Array | NDArray[Any]
 
 
 def evaluate(nodes: Iterable[Node], known: Mapping[int, Tensor], wanted: Sequence[int]) -> list[Tensor]:
-    """Some values of a graph, computed from others by the ops between them."""
+    """The values of a graph that are asked for, computed from others by the ops between them."""
     env = dict(known)
     for node in nodes:
         args = [value_of(x, env) for x in node.inputs]
@@ -27,5 +27,5 @@ def evaluate(nodes: Iterable[Node], known: Mapping[int, Tensor], wanted: Sequenc
 
 
 def value_of(x: Operand, known: Mapping[int, Tensor]) -> Tensor:
-    """An operand: a scalar in its own type, or what is known of the value."""
+    """The value of an operand: a scalar in its own dtype, or a known value."""
     return np.asarray(x.value, x.dtype) if isinstance(x, Const) else known[x]

@@ -1,8 +1,8 @@
-"""Who drives the placements of a pipeline: one driver, or a thread for each, whichever is faster.
+"""Chooses how the placements of a pipeline are driven: by one driver, or by a thread each.
 
-One driver overlaps stages as far as JAX starts work without waiting for it. Where it waits (for the host, or
-for devices that are a part of it), a thread for each placement overlaps them; where it does not, threads cost
-more than they give. Results are the same bit for bit, so the first steps are run both ways and timed.
+One driver overlaps stages as far as JAX starts work without waiting for it. Where JAX waits (for the host, or
+for devices that are a part of it), a thread per placement overlaps them; elsewhere threads only cost time.
+The results are equal bit for bit, so the first steps are run both ways and timed.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ BETTER = 0.9
 
 
 def may_help(placements: Sequence[Placement], scheduled: bool) -> bool:
-    """Whether a thread for each placement can be faster than one driver.
+    """Whether a thread per placement can be faster than one driver.
 
-    XLA's CPU client runs one program of several devices at a time, whoever starts it.
+    XLA's CPU client runs one program of several devices at a time, whichever thread starts it.
 
     Arguments:
       scheduled: whether there are micro-batches.
@@ -39,10 +39,10 @@ def may_help(placements: Sequence[Placement], scheduled: bool) -> bool:
 
 @dataclass
 class Drivers:
-    """How a program is driven.
+    """The drivers of a program.
 
     Arguments:
-      threads: whether each placement has a thread of its own; None while that is being found out.
+      threads: whether each placement has a thread of its own; None while both are timed.
       seconds: the times of steps, with threads and with one driver.
     """
 
@@ -50,7 +50,7 @@ class Drivers:
     seconds: dict[bool, list[float]] = field(default_factory=lambda: {True: [], False: []})
 
     def run(self, step: Callable[[bool], T], given: Sequence[jax.Array]) -> T:
-        """One step: `step` runs it, with threads or with one driver, on what is given."""
+        """Runs one step: `step` runs it, with threads or with one driver."""
         if self.threads is not None:
             return step(self.threads)
         threads = len(self.seconds[True]) <= len(self.seconds[False])

@@ -1,7 +1,7 @@
-"""What a device of each placement holds over a step, in bytes, by what its compiled pieces need.
+"""The memory of a device of each placement over a step, in bytes, from the needs of its compiled pieces.
 
-The step is walked through as `PipelineExecutor` runs it, with bytes in place of arrays: what lies in the
-slots of a placement, and while a piece runs, what XLA has assigned to it besides.
+The step is simulated in the order of `PipelineExecutor`, with bytes in place of arrays: the arrays in the
+slots of a placement, and while a piece runs, XLA's temporary memory.
 
 Words: docs/glossary.md.
 """
@@ -17,7 +17,8 @@ from sbp.compat.core import itemsize
 from sbp.passes.pipeline.slots import Cut, How, Piece, Read, Slot, SlotKind
 from sbp.passes.program.role import Part, Phase
 from sbp.passes.schedule.actions import Action
-from sbp.runtime.pipeline.pipeline_executor import PHASES, routes
+from sbp.runtime.pipeline.pipeline_executor import PHASES
+from sbp.runtime.pipeline.send_buffers import routes
 from sbp.runtime.pipeline.stage_executor import OUTSIDE, Key
 from sbp.runtime.pipeline.stage_programs import Slots
 
@@ -27,12 +28,12 @@ NUMBER_BYTES = 8.0
 
 @dataclass(frozen=True, slots=True)
 class PieceNeeds:
-    """What a piece takes of a device while it runs, besides what it reads, in bytes.
+    """The memory of a device that a piece needs while it runs, besides the arrays that it reads, in bytes.
 
     Arguments:
       temporary: by XLA's buffer assignment.
-      fresh: results that lie in no argument's memory.
-      donated: slots whose arrays are gone afterwards.
+      fresh: results that do not take the memory of an argument.
+      donated: slots whose arrays are dropped afterwards.
     """
 
     temporary: float
@@ -42,13 +43,13 @@ class PieceNeeds:
 
 @dataclass(frozen=True, slots=True)
 class PeakMemory:
-    """The most that a device of a placement holds.
+    """The peak of a device of a placement.
 
     Arguments:
-      bytes: of all of it.
+      bytes: in all.
       part: the piece that runs then.
-      lying: what lies in slots then, what the piece reads included.
-      needs: what that piece takes besides.
+      lying: bytes in slots then, with those that the piece reads.
+      needs: what that piece needs besides.
     """
 
     bytes: float
@@ -59,21 +60,21 @@ class PeakMemory:
 
 @dataclass
 class _Ledger:
-    """The bytes in the slots of one placement, as a `BufferStore` has arrays."""
+    """The bytes in the slots of one placement, where a `BufferStore` has arrays."""
 
     lying: dict[Key, float] = field(default_factory=dict)
     left: dict[Key, int] = field(default_factory=dict)
     peak: PeakMemory | None = None
 
     def run(self, part: Part, needs: PieceNeeds) -> None:
-        """Notes what is held while a piece runs."""
+        """Adds the needs of a piece while it runs."""
         lying = math.fsum(self.lying.values())
         held = lying + needs.temporary + needs.fresh
         if self.peak is None or held > self.peak.bytes:
             self.peak = PeakMemory(held, part, lying, needs)
 
     def take(self, key: Key, readers: int) -> None:
-        """Takes away what the last reader reads; 0 readers leave it for ever."""
+        """Drops an array at its last reader; 0 readers keep it for ever."""
         if readers:
             self.left[key] = self.left.get(key, readers) - 1
             if not self.left[key]:
@@ -88,7 +89,7 @@ class MemoryWalk:
       cuts, slots: per placement.
       stages: per stage, the position of its placement.
       order: all actions of the loop, in one order; () without micro-batches.
-      microbatches: how many there are.
+      microbatches: their number.
       needs: of each piece, by placement and part.
     """
 
@@ -100,7 +101,7 @@ class MemoryWalk:
     needs: Mapping[tuple[int, Part], PieceNeeds]
 
     def peaks(self) -> list[PeakMemory | None]:
-        """The most that a device of each placement holds; None where nothing runs."""
+        """The peak of a device of each placement; None where nothing runs."""
         ledgers = [_Ledger() for _ in self.cuts]
         receivers, sources = routes(self.cuts)
         for place, (ledger, cut) in enumerate(zip(ledgers, self.cuts, strict=True)):
@@ -142,7 +143,7 @@ class MemoryWalk:
         pieces: Sequence[Piece],
         sources: Mapping[tuple[int, Slot], tuple[int, Slot]],
     ) -> None:
-        """What is sent once comes when somebody reads it."""
+        """Receives an array that is sent once when its first reader comes."""
         for slot in {r.slot for p in pieces for r in p.reads if (place, r.slot) in sources}:
             ledgers[place].lying[slot, OUTSIDE] = self.bytes(place, slot)
 
@@ -169,12 +170,12 @@ class MemoryWalk:
             yield read.slot, microbatch if read.slot.kind is SlotKind.EACH else OUTSIDE
 
     def bytes(self, place: int, slot: Slot) -> float:
-        """What one device has of the array in a slot."""
+        """The bytes of the array in a slot, on one device."""
         return slot_bytes(self.slots[place], slot)
 
 
 def slot_bytes(slots: Slots, slot: Slot) -> float:
-    """What one device has of the array in a slot."""
+    """The bytes of the array in a slot, on one device."""
     if slot.value < 0:
         return NUMBER_BYTES
     return math.prod(slots.sharding(slot).shard_shape(slots.shape(slot))) * itemsize(slots.dtype(slot))

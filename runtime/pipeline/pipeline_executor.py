@@ -1,8 +1,8 @@
-"""A pipeline that runs: its stations, driven in the order of a schedule.
+"""Runs a pipeline: its stage executors, driven in the order of a schedule.
 
-Arrays go to the placements that want them as soon as they are made. One driver issues everything in one
-global order, and devices overlap as far as JAX dispatches without waiting; or each rank has a thread of its
-own, which waits for what others send.
+Arrays go to the placements that want them as soon as they are made. Either one driver issues everything in
+one global order, and devices overlap as far as JAX dispatches without waiting; or each rank has a thread of
+its own, which waits for the arrays of the others.
 
 Words: docs/glossary.md.
 """
@@ -21,7 +21,7 @@ from jax.sharding import NamedSharding
 
 from sbp.compat.core import setting
 from sbp.compat.untyped import block_until_ready
-from sbp.passes.pipeline.slots import Cut, Slot, SlotKind
+from sbp.passes.pipeline.slots import Slot, SlotKind
 from sbp.passes.pipeline.stages import Stages
 from sbp.passes.program.role import Part, Phase
 from sbp.passes.schedule import actions
@@ -32,6 +32,7 @@ from sbp.passes.schedule.spans import Span
 from sbp.runtime.cache.cache_folder import Cache
 from sbp.runtime.lower.lowering import ProgramName
 from sbp.runtime.nan_checks.probe import NanProbe
+from sbp.runtime.pipeline.send_buffers import PlacedSlot, SendBuffers, routes
 from sbp.runtime.pipeline.shared_executables import Executables
 from sbp.runtime.pipeline.stage_executor import (
     OUTSIDE,
@@ -53,46 +54,24 @@ PHASES = {
 
 
 @dataclass(frozen=True)
-class SendBuffers:
-    """What a piece sends, in one go.
-
-    Arguments:
-      positions: of the arrays, among those that the piece writes.
-      to: per array, the placement and the slot that it is for.
-      peer: the nearest stage that lives on one of these placements.
-      cargos: per array, how it lies here and there.
-    """
-
-    positions: tuple[int, ...]
-    to: tuple[tuple[int, Slot], ...]
-    cargos: tuple[StageTransfer, ...]
-    peer: int
-
-    @functools.cached_property
-    def is_own(self) -> bool:
-        """Whether all of it is a matter of this process alone."""
-        return all(c.is_own for c in self.cargos)
-
-
-@dataclass(frozen=True)
 class PipelineExecutor:
     """A program of several placements on its devices.
 
     Arguments:
       receivers: per placement and slot, the placements and slots that an array is sent to.
-      sources: per placement and slot of what it is sent once, where that comes from.
-      executables: what has been compiled.
-      ways: how arrays come from placement to placement.
+      sources: per placement and slot that receives an array once, where it comes from.
+      executables: the compiled programs.
+      ways: the transfers between placements.
     """
 
     stages: Stages
     schedule: Schedule | None
     edges: tuple[Edge, ...]
     executors: tuple[StageExecutor, ...]
-    receivers: Mapping[tuple[int, Slot], tuple[tuple[int, Slot], ...]]
-    sources: Mapping[tuple[int, Slot], tuple[int, Slot]]
+    receivers: Mapping[PlacedSlot, tuple[PlacedSlot, ...]]
+    sources: Mapping[PlacedSlot, PlacedSlot]
     executables: Executables
-    ways: TransferEngine
+    engine: TransferEngine
 
     def run(
         self,
@@ -101,11 +80,11 @@ class PipelineExecutor:
         record: Record | None = None,
         seen: list[StageRecord] | None = None,
     ) -> list[jax.Array]:
-        """Runs one step; the results' leaves.
+        """Runs one step; gives the leaves of the results.
 
         Arguments:
           placed: per placement, its arguments and closed-over arrays.
-          seen: takes what pieces have looked at.
+          seen: collects the NaN checks of the pieces.
         """
         stores = self.begin(placed)
         if self.schedule is not None:
@@ -116,7 +95,7 @@ class PipelineExecutor:
         return out
 
     def begin(self, placed: Sequence[Mapping[Slot, jax.Array]]) -> list[BufferStore]:
-        """Runs what comes before the loop; everything that the loop needs is on its way then."""
+        """Runs the pieces before the loop, and starts all transfers that the loop needs."""
         stores = [BufferStore() for _ in self.executors]
         for store, arrays in zip(stores, placed, strict=True):
             store.put({(slot, OUTSIDE): x for slot, x in arrays.items()})
@@ -126,7 +105,7 @@ class PipelineExecutor:
         return stores
 
     def end(self, stores: Sequence[BufferStore]) -> list[jax.Array]:
-        """Runs what comes after the loop; the results' leaves."""
+        """Runs the pieces after the loop; gives the leaves of the results."""
         self.once(stores, Phase.AFTER)
         out: dict[int, jax.Array] = {}
         for s, store in zip(self.executors, stores, strict=True):
@@ -135,43 +114,43 @@ class PipelineExecutor:
         return [out[i] for i in range(len(out))]
 
     def once(self, stores: Sequence[BufferStore], phase: Phase) -> None:
-        """Runs what comes before or after the loop, level by level."""
+        """Runs the pieces before or after the loop, level by level."""
         todo = [(r.piece.part.at, p, r) for p, s in enumerate(self.executors) for r in s.outside(phase)]
         for _, p, r in sorted(todo, key=lambda x: x[:2]):
             for read in r.piece.reads:
                 self.bring(stores, p, read.slot)
-            station, store = self.executors[p], stores[p]
-            if station.is_here:
-                station.run(store, r, OUTSIDE, station.given(store, r, OUTSIDE))
+            executor, store = self.executors[p], stores[p]
+            if executor.is_here:
+                executor.run(store, r, OUTSIDE, executor.given(store, r, OUTSIDE))
 
     def bring(self, stores: Sequence[BufferStore], place: int, slot: Slot) -> None:
-        """Makes sure that what is sent once has come."""
+        """Receives the arrays of some slots that are sent once, unless they have arrived."""
         source = self.sources.get((place, slot))
         if source is None or (slot, OUTSIDE) in stores[place].come:
             return
         p, at = source
         stores[place].come.add((slot, OUTSIDE))
         x = stores[p].get(at) if self.executors[p].is_here else None
-        moved = self.ways.send(x, self.transfer(p, at, place, slot))
+        moved = self.engine.send(x, self.transfer(p, at, place, slot))
         if moved is not None:
             stores[place].put({(slot, OUTSIDE): moved})
 
     def transfer(self, p: int, slot: Slot, q: int, at: Slot) -> StageTransfer:
-        """What goes from one placement's slot to another's."""
+        """The transfer from one placement's slot to another's."""
         out = self.executors[p].slots.struct(slot)
         return StageTransfer(
             out.shape, out.dtype, self.executors[p].slots.sharding(slot), self.executors[q].slots.sharding(at)
         )
 
-    def cargos(self) -> Iterator[StageTransfer]:
-        """All that goes from placement to placement in a step, in one order in all processes."""
+    def transfers(self) -> Iterator[StageTransfer]:
+        """All transfers of a step, in one order that all processes share."""
         for works in self.works.values():
-            yield from (transfer for _, sends in works[1] for transfer in sends.cargos)
+            yield from (transfer for _, sends in works[1] for transfer in sends.transfers)
         for (place, slot), (p, at) in self.sources.items():
             yield self.transfer(p, at, place, slot)
 
     def fetch(self, stores: Sequence[BufferStore]) -> None:
-        """Brings what the loop reads of what was sent before it."""
+        """Receives the arrays that the loop reads and that were sent before it."""
         for p, s in enumerate(self.executors):
             for slot in {
                 read.slot for r in s.inside() for read in r.piece.reads if read.slot.kind is SlotKind.ONCE
@@ -180,9 +159,9 @@ class PipelineExecutor:
 
     @functools.cached_property
     def works(self) -> Mapping[tuple[actions.Kind, int], tuple[int, list[tuple[Runnable, SendBuffers]]]]:
-        """Per kind of action and stage, the placement, what it runs there, and what is sent then.
+        """Per kind of action and stage: the placement, its pieces, and what is sent after each.
 
-        A stage may have nothing to do for an action, as the first one for the gradient of its inputs.
+        A stage may have no piece for an action, such as the first stage for the gradient of its inputs.
         """
         return {
             (kind, stage): (place, list(self._works(kind, stage, place)))
@@ -200,12 +179,12 @@ class PipelineExecutor:
                     for to in self.receivers.get((place, w.slot), ())
                 ]
                 writes = run.piece.writes
-                cargos = tuple(self.transfer(place, writes[i].slot, *to) for i, to in found)
-                ways = tuple(i for i, _ in found), tuple(to for _, to in found)
-                yield run, SendBuffers(*ways, cargos, self._peer(stage, phase, {q for q, _ in ways[1]}))
+                transfers = tuple(self.transfer(place, writes[i].slot, *to) for i, to in found)
+                positions, to = tuple(i for i, _ in found), tuple(to for _, to in found)
+                yield run, SendBuffers(positions, to, transfers, self._peer(stage, phase, {q for q, _ in to}))
 
     def _peer(self, stage: int, phase: Phase, places: Collection[int]) -> int:
-        """The next stage on some placements: after a forward a later one, else an earlier one."""
+        """The next stage on some placements: a later one after a forward pass, else an earlier one."""
         there = [t for t, q in enumerate(self.stages.stages) if q in places]
         ahead = [t for t in there if (t > stage) == (phase is Phase.FORWARD) and t != stage]
         return min(ahead or there, key=lambda t: abs(t - stage), default=stage)
@@ -213,7 +192,7 @@ class PipelineExecutor:
     def act(
         self, stores: Sequence[BufferStore], action: Action, record: Record | None, blocking: bool
     ) -> None:
-        """Runs one action, and sends what it makes."""
+        """Runs one action, and sends its results."""
         self.work(stores, action, record, blocking)
         if record is not None:
             # What the work had at hand is let go of by now.
@@ -222,26 +201,26 @@ class PipelineExecutor:
     def work(
         self, stores: Sequence[BufferStore], action: Action, record: Record | None, blocking: bool
     ) -> None:
-        """What an action runs and sends."""
+        """Runs the pieces of an action, and sends their results."""
         place, works = self.works[action.kind, action.stage]
-        station, store, microbatch = self.executors[place], stores[place], action.microbatch
+        executor, store, microbatch = self.executors[place], stores[place], action.microbatch
         began, waited = 0.0, 0.0
         for run, sends in works:
-            if not station.is_here:
+            if not executor.is_here:
                 self.cross(stores, sends, microbatch, None)
                 continue
-            given = station.given(store, run, microbatch, blocking)
+            given = executor.given(store, run, microbatch, blocking)
             if record is not None:
                 block_until_ready(given)
                 began = began or time.perf_counter()
-            made = station.run(store, run, microbatch, given)
+            made = executor.run(store, run, microbatch, given)
             if record is not None:
                 block_until_ready(made)
             if sends.to and not sends.is_own:
                 self.cross(stores, sends, microbatch, made)
             elif sends.to:
                 left = time.perf_counter()
-                moved = _put([made[i] for i in sends.positions], [c.comes for c in sends.cargos])
+                moved = _put([made[i] for i in sends.positions], [c.comes for c in sends.transfers])
                 for (q, slot), x in zip(sends.to, moved, strict=True):
                     stores[q].put({(slot, microbatch): x})
                 if record is not None and not blocking:
@@ -258,30 +237,30 @@ class PipelineExecutor:
         microbatch: int,
         made: Sequence[jax.Array] | None,
     ) -> None:
-        """Sends what a piece has made between processes.
+        """Sends the results of a piece between processes.
 
         Arguments:
-          made: None where other processes have run the piece.
+          made: None if other processes have run the piece.
         """
-        for i, (q, slot), transfer in zip(sends.positions, sends.to, sends.cargos, strict=True):
-            x = self.ways.send(None if made is None else made[i], transfer)
+        for i, (q, slot), transfer in zip(sends.positions, sends.to, sends.transfers, strict=True):
+            x = self.engine.send(None if made is None else made[i], transfer)
             if x is not None:
                 stores[q].put({(slot, microbatch): x})
 
     def count(self, stores: Sequence[BufferStore], action: Action, record: Record) -> None:
-        """Notes what is kept."""
+        """Records the arrays that are kept."""
         place = self.stages.stages[action.stage]
         store = stores[place]
-        station, stage, microbatch = self.executors[place], action.stage, action.microbatch
-        own = station.residuals(stage)
-        others = {slot for s in station.stages - {stage} for slot in station.residuals(s)}
+        executor, stage, microbatch = self.executors[place], action.stage, action.microbatch
+        own = executor.residuals(stage)
+        others = {slot for s in executor.stages - {stage} for slot in executor.residuals(s)}
         left = own if action.kind is actions.Kind.F else ()
         shared = own & others if action.kind in (actions.Kind.B, actions.Kind.W) else ()
         record.count(place, action, store.there(left, microbatch), store.there(shared, microbatch))
         record.live_bytes[place] = max(record.live_bytes[place], sum(map(_device_bytes, store.kept)))
 
     def driven(self, stores: Sequence[BufferStore], record: Record | None) -> None:
-        """The loop, by one driver."""
+        """The loop with one driver."""
         assert self.schedule is not None
         for action in self.order:
             self.act(stores, action, record, False)
@@ -293,14 +272,14 @@ class PipelineExecutor:
         return issue_order(self.schedule, self.edges)
 
     def when(self, part: Part, microbatch: int) -> tuple[int, ...]:
-        """When a piece runs in a step, to be compared with others'; the same in all processes."""
+        """The place of a piece in a step, by which pieces of all processes can be ordered."""
         if part.phase in (Phase.BEFORE, Phase.AFTER):
             return (0 if part.phase is Phase.BEFORE else 2), part.at
         return 1, self.turns[part, microbatch]
 
     @functools.cached_property
     def turns(self) -> Mapping[tuple[Part, int], int]:
-        """The place of every piece in the one order of all actions."""
+        """The position of every piece in the one order of all actions."""
         return {
             (Part(phase, a.stage), a.microbatch): 2 * i + k
             for i, a in enumerate(self.order)
@@ -308,7 +287,7 @@ class PipelineExecutor:
         }
 
     def threaded(self, stores: Sequence[BufferStore], record: Record | None) -> None:
-        """The loop, by a thread per rank."""
+        """The loop with a thread per rank."""
         assert self.schedule is not None
         failures: list[BaseException] = []
         # A thread does not inherit it from `with jax.enable_x64(...)`, and would halve what it sends.
@@ -345,7 +324,7 @@ class PipelineExecutor:
 
 
 def _put(arrays: Sequence[jax.Array], shardings: Sequence[NamedSharding]) -> Sequence[jax.Array]:
-    """Arrays on other devices; one alone needs no pytree, which is a tenth of the time."""
+    """Arrays on other devices; a single one needs no pytree, which saves nine tenths of the time."""
     if len(arrays) == 1:
         return (jax.device_put(arrays[0], shardings[0]),)
     moved: Sequence[jax.Array] = jax.device_put(list(arrays), list(shardings))
@@ -353,11 +332,11 @@ def _put(arrays: Sequence[jax.Array], shardings: Sequence[NamedSharding]) -> Seq
 
 
 def _device_bytes(x: jax.Array) -> int:
-    """What one device has of an array."""
+    """The bytes of an array on one device."""
     return math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
 
 
-def make_machine(
+def make_executor(
     stages: Stages,
     schedule: Schedule | None,
     edges: tuple[Edge, ...],
@@ -366,13 +345,13 @@ def make_machine(
     cache: Cache | None = None,
     watch: NanProbe | None = None,
 ) -> PipelineExecutor:
-    """The machine of a program whose devices are there.
+    """The executor of a program whose devices are there.
 
     Arguments:
       merged: whether a backward pass is one piece.
       donate: positions of arguments whose memory the results may take.
-      cache: the folder of what earlier processes have compiled.
-      watch: what looks at what ops make.
+      cache: the folder of programs that earlier processes have compiled.
+      watch: the NaN probe.
     """
     cuts = stages.cuts(merged)
     executables = Executables(cache)
@@ -384,21 +363,3 @@ def make_machine(
     return PipelineExecutor(
         stages, schedule, edges, executors, receivers, sources, executables, TransferEngine(executables)
     )
-
-
-def routes(
-    cuts: Sequence[Cut],
-) -> tuple[
-    Mapping[tuple[int, Slot], tuple[tuple[int, Slot], ...]], Mapping[tuple[int, Slot], tuple[int, Slot]]
-]:
-    """The receivers of what is sent per micro-batch, and the sources of what is sent once."""
-    receivers: dict[tuple[int, Slot], list[tuple[int, Slot]]] = {}
-    sources: dict[tuple[int, Slot], tuple[int, Slot]] = {}
-    for q, c in enumerate(cuts):
-        for v, slot in c.fed.items():
-            p = next(p for p, other in enumerate(cuts) if v in other.passed)
-            receivers.setdefault((p, cuts[p].passed[v]), []).append((q, slot))
-        for v, slot in c.received.items():
-            p = next(p for p, other in enumerate(cuts) if v in other.sent)
-            sources[q, slot] = p, cuts[p].sent[v]
-    return {k: tuple(v) for k, v in receivers.items()}, sources

@@ -1,12 +1,12 @@
-"""A tensor's way from the devices of one placement to those of another, which other processes have.
+"""A transfer between placements whose devices belong to several processes.
 
-`jax.device_put` knows no way between processes. So a tensor crosses in a program of the devices of both
+`jax.device_put` cannot send between processes. So a tensor is sent by a program over the devices of both
 placements, in which each sender's shard goes to the receivers that want it: `ppermute`, which XLA sends
-from point to point. Where the two lie differently, the tensor is laid anew before or afterwards, on its own
-placement.
+from point to point. If the shardings of both sides differ, the tensor is resharded before or afterwards, on
+its own placement.
 
-All processes that have devices on either side run the crossing, in one order (that of the schedule's
-actions, or of what is sent once): whoever has none goes on.
+All processes that have devices on either side run the program, in one order (that of the schedule's actions,
+or of the transfers that happen once); other processes skip it.
 """
 
 from __future__ import annotations
@@ -46,10 +46,9 @@ def shards_of(sharding: NamedSharding, shape: Sequence[int]) -> list[Shard]:
 
 
 def rounds_of(have: Sequence[Shard], want: Sequence[Shard]) -> list[list[tuple[int, int]]] | None:
-    """Who sends to whom so that each has the shard that it wants, in as few rounds as can be; None if someone
-    wants what nobody has.
+    """Senders and receivers of each round, in as few rounds as possible; None if a wanted shard is missing.
 
-    In a round everybody sends to one at most. Positions of senders and of receivers count each from 0.
+    In one round a device sends to at most one other. Senders and receivers are numbered from 0 each.
 
     >>> a, b = ((0, 2),), ((2, 4),)
     >>> rounds_of([a, b], [b, a]), rounds_of([a, b], [a, a, b]), rounds_of([a], [b])
@@ -76,7 +75,7 @@ def _devices(sharding: NamedSharding) -> list[JaxDevice]:
 
 
 def _folded(like: NamedSharding, onto: NamedSharding) -> NamedSharding:
-    """The sharding of one placement on the devices of another, so many times as they go into these."""
+    """The sharding of one placement, repeated over the devices of a larger one."""
     copies = onto.mesh.size // like.mesh.size
     devices = onto.mesh.devices.reshape(copies, *like.mesh.devices.shape)
     return NamedSharding(Mesh(devices, ("copies", *like.mesh.axis_names)), like.spec)
@@ -84,12 +83,12 @@ def _folded(like: NamedSharding, onto: NamedSharding) -> NamedSharding:
 
 @dataclass(frozen=True)
 class ProcessTransfer:
-    """The way of tensors of one shape from one sharding to another.
+    """The transfer of tensors of one shape from one sharding to another.
 
     Arguments:
       shape: of the tensor, at least one dim.
-      dtype: no key's.
-      leaves, comes: how it lies on both sides.
+      dtype: any but those of keys.
+      leaves, comes: the sharding on both sides.
     """
 
     shape: tuple[int, ...]
@@ -99,7 +98,7 @@ class ProcessTransfer:
 
     @cached_property
     def middle(self) -> tuple[NamedSharding, NamedSharding]:
-        """How it lies when it is sent, and when it has come: so that every shard that is wanted is there."""
+        """The shardings in which it is sent and received, so that every wanted shard exists."""
         out, into = self.leaves, self.comes
         if rounds_of(shards_of(out, self.shape), shards_of(into, self.shape)) is not None:
             return out, into
@@ -111,12 +110,12 @@ class ProcessTransfer:
 
     @cached_property
     def devices(self) -> list[JaxDevice]:
-        """All that take part."""
+        """All devices that take part."""
         return list(dict.fromkeys([*_devices(self.middle[0]), *_devices(self.middle[1])]))
 
     @cached_property
     def rounds(self) -> list[Hops]:
-        """Who sends to whom, by positions among `devices`; who has what it wants gets nothing."""
+        """Senders and receivers by position in `devices`; a device that has its shard receives nothing."""
         out, into = self.middle
         found = rounds_of(shards_of(out, self.shape), shards_of(into, self.shape))
         assert found is not None, "every shard that is wanted is there"
@@ -127,7 +126,7 @@ class ProcessTransfer:
 
     @cached_property
     def sharding(self) -> NamedSharding:
-        """That of the array that crosses: the shards of all devices, one behind the other."""
+        """The sharding of the array that is sent: the shards of all devices, stacked."""
         return NamedSharding(Mesh(np.array(self.devices, dtype=object), (WAY,)), partition_spec(WAY))
 
     @cached_property
@@ -137,7 +136,7 @@ class ProcessTransfer:
 
     @cached_property
     def program(self) -> Jitted:
-        """The program that every process runs that has one of the devices; its only result is what came."""
+        """The program that every process with one of the devices runs; it gives the received array."""
         mapped = jax.shard_map(
             self._sent,
             mesh=self.sharding.mesh,
@@ -156,24 +155,24 @@ class ProcessTransfer:
 
     @property
     def given(self) -> jax.ShapeDtypeStruct:
-        """The array that crosses."""
+        """The array that is sent."""
         whole = len(self.devices) * self.local[0], *self.local[1:]
         return untyped.struct(whole, self.dtype, sharding=self.sharding)
 
     @cached_property
     def room(self) -> dict[JaxDevice, jax.Array]:
-        """What this process's receivers give the program, in place of a shard to send."""
+        """The buffers of this process's receivers, which have no shard to send."""
         there = [d for d in _devices(self.middle[1]) if is_here(d)]
         senders = set(_devices(self.middle[0]))
         zeros = np.zeros(self.local, self.dtype)
         return {d: jax.device_put(zeros, d) for d in there if d not in senders}
 
     def run(self, x: jax.Array | None, program: Executable) -> jax.Array | None:
-        """Sends and receives; what has come, where this process has devices that receive.
+        """Sends and receives; gives the received array, if this process has devices that receive.
 
         Arguments:
-          x: the tensor as it is sent, where this process has devices that send it.
-          program: what was compiled of `program`.
+          x: the tensor as it is sent, if this process has devices that send it.
+          program: the compiled `program`.
         """
         held = dict(self.room)
         if x is not None:
@@ -189,5 +188,5 @@ class ProcessTransfer:
         return jax.make_array_from_single_device_arrays(self.shape, self.middle[1], mine)
 
     def __reduce__(self) -> tuple[type[ProcessTransfer], tuple[object, ...]]:
-        """What was found of it is found again."""
+        """Only the arguments are pickled; cached properties are computed again."""
         return ProcessTransfer, (self.shape, self.dtype, self.leaves, self.comes)

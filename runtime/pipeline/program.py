@@ -34,7 +34,7 @@ from sbp.runtime.execute.program_check import begin_together, check_same_pipelin
 from sbp.runtime.nan_checks import findings
 from sbp.runtime.nan_checks.probe import NanProbe
 from sbp.runtime.pipeline.drivers import Drivers
-from sbp.runtime.pipeline.pipeline_executor import PipelineExecutor, make_machine
+from sbp.runtime.pipeline.pipeline_executor import PipelineExecutor, make_executor
 from sbp.runtime.pipeline.stacked_arguments import StackedLeaves
 from sbp.runtime.pipeline.stage_executor import StageRecord
 from sbp.runtime.pipeline.stage_programs import reads_given
@@ -92,7 +92,7 @@ class CompiledPipeline:
         return self.stages.traced if self.function is None else self.function
 
     @locked_property
-    def machine(self) -> PipelineExecutor:
+    def executor(self) -> PipelineExecutor:
         """The pipeline on its devices."""
         merged = self.schedule is None or not self.schedule.splits
         donate = self.donate if self.stacked is None else self.stacked.donated(self.donate)
@@ -100,19 +100,19 @@ class CompiledPipeline:
         self.shared = check_same_pipeline(self.plan, self.stages.traced.graph, cuts)
         with said("compiled", self.plan.name) as words:
             made = self.stages, self.schedule, edges_of(cuts), merged, donate, self.cache, self.watch
-            machine = make_machine(*made)
-            for transfer in self._cargos(machine):
+            executor = make_executor(*made)
+            for transfer in self._cargos(executor):
                 if not transfer.is_own and transfer.is_ours:
-                    machine.ways.compiled(transfer)
-            words.append(machine.executables)
-        return machine
+                    executor.engine.compiled(transfer)
+            words.append(executor.executables)
+        return executor
 
-    def _cargos(self, machine: PipelineExecutor) -> Iterator[StageTransfer]:
+    def _cargos(self, executor: PipelineExecutor) -> Iterator[StageTransfer]:
         """All that goes from placement to placement in a call whose state lies as results do: in the step,
         arguments that several placements read, and results that come to all."""
-        yield from machine.cargos()
-        ins, outs = self._own_ends(machine)
-        for s in machine.executors:
+        yield from executor.transfers()
+        ins, outs = self._own_ends(executor)
+        for s in executor.executors:
             for i, slot in zip(s.cut.share.arguments, s.cut.arguments, strict=True):
                 x, to = ins[i], s.slots.sharding(slot)
                 if x.sharding != to:
@@ -120,7 +120,7 @@ class CompiledPipeline:
         results = [outs[i] for i in sorted(outs)]
         if self.stacked is not None:
             results = self.stacked.ends([ins[i] for i in sorted(ins)], results)[1]
-        yield from self.results.cargos(results)
+        yield from self.results.transfers(results)
 
     @locked_property
     def closed(self) -> list[dict[Slot, jax.Array]]:
@@ -135,7 +135,7 @@ class CompiledPipeline:
                 for i, slot in zip(s.cut.share.closed, s.cut.closed, strict=True)
                 if s.is_here
             }
-            for s in self.machine.executors
+            for s in self.executor.executors
         ]
 
     def run(self, leaves: Sequence[Leaf]) -> PyTree:
@@ -145,17 +145,17 @@ class CompiledPipeline:
           DonationError: if the memory of a donated one is also that of another one.
         """
         raise_all(self.owners.check(leaves, layouts_of(leaves), lambda: self.traced.in_paths))
-        assert self.machine is not None  # once all processes have the same program
+        assert self.executor is not None  # once all processes have the same program
         note_call(self.shared)
         placed = self.arguments(leaves if self.stacked is None else self.stacked.given(leaves))
         given = [x for arrays in placed for x in arrays.values()]
         if not self.has_run:
-            begin_together(self.plan, lambda: self.machine)
+            begin_together(self.plan, lambda: self.executor)
             self.has_run = True
         seen = None if self.watch is None else list[StageRecord]()
-        out = self.drivers.run(lambda threads: self.machine.run(placed, threads, seen=seen), given)
+        out = self.drivers.run(lambda threads: self.executor.run(placed, threads, seen=seen), given)
         out = self.results.shared(
-            out if self.stacked is None else self.stacked.joined(out), self.machine.ways
+            out if self.stacked is None else self.stacked.joined(out), self.executor.engine
         )
         gone = [x for i in self.donate if isinstance(x := leaves[i], jax.Array)]
         # An argument that is a result too lives on as that.
@@ -179,7 +179,7 @@ class CompiledPipeline:
                 found.append(findings.unmade(path, bad))
         for s in seen if found or jax.process_count() > 1 else ():
             assert s.run.watch is not None
-            at = self.machine.when(s.run.piece.part, s.microbatch)
+            at = self.executor.when(s.run.piece.part, s.microbatch)
             rows = findings.rows_of(s.flags)
             came = self._words_of_given(s)
             found += filter(None, [findings.found(rows, s.run.watch, s.cut.physical, (came, ()), at)])
@@ -199,17 +199,17 @@ class CompiledPipeline:
     @property
     def ends(self) -> tuple[list[jax.ShapeDtypeStruct], list[jax.ShapeDtypeStruct]]:
         """Arguments and results: shapes, types, and how they lie; on the first of several placements."""
-        found = self._own_ends(self.machine)
+        found = self._own_ends(self.executor)
         ins, outs = ([x[i] for i in sorted(x)] for x in found)
         return (ins, outs) if self.stacked is None else self.stacked.ends(ins, outs)
 
     def _own_ends(
-        self, machine: PipelineExecutor
+        self, executor: PipelineExecutor
     ) -> tuple[dict[int, jax.ShapeDtypeStruct], dict[int, jax.ShapeDtypeStruct]]:
         """The same of the stages' own function, by position."""
         given: dict[int, jax.ShapeDtypeStruct] = {}
         made: dict[int, jax.ShapeDtypeStruct] = {}
-        for s in reversed(machine.executors):
+        for s in reversed(executor.executors):
             given.update(
                 (i, s.slots.struct(x)) for i, x in zip(s.cut.share.arguments, s.cut.arguments, strict=True)
             )
@@ -222,10 +222,10 @@ class CompiledPipeline:
         """The leaves where each placement wants them."""
         self._compare(leaves)
         placed: list[Mapping[Slot, jax.Array]] = []
-        for s, closed in zip(self.machine.executors, self.closed, strict=True):
+        for s, closed in zip(self.executor.executors, self.closed, strict=True):
             wanted = list(zip(s.cut.share.arguments, s.cut.arguments, strict=True))
             given, shardings = [leaves[i] for i, _ in wanted], [s.slots.sharding(slot) for _, slot in wanted]
-            arrays = self.machine.ways.bring_all(given, shardings)
+            arrays = self.executor.engine.bring_all(given, shardings)
             here = {slot: x for (_, slot), x in zip(wanted, arrays, strict=True) if x is not None}
             placed.append({**here, **closed})
         return placed
@@ -235,7 +235,7 @@ class CompiledPipeline:
         if self.alike.lacks(range(len(leaves))):
             here = {
                 i
-                for s in self.machine.executors
+                for s in self.executor.executors
                 for i, slot in zip(s.cut.share.arguments, s.cut.arguments, strict=True)
                 if takes_part(s.slots.sharding(slot))
             }
@@ -247,9 +247,9 @@ class CompiledPipeline:
         parts = leaves if self.stacked is None else self.stacked.given(leaves)
         self._compare(parts)
         out = list(parts)
-        for s in reversed(self.machine.executors):
+        for s in reversed(self.executor.executors):
             for i, slot in zip(s.cut.share.arguments, s.cut.arguments, strict=True):
-                x = self.machine.ways.bring(parts[i], s.slots.sharding(slot))
+                x = self.executor.engine.bring(parts[i], s.slots.sharding(slot))
                 out[i] = s.slots.absent(slot) if x is None else x
         return out if self.stacked is None else self.stacked.placed(out)
 
@@ -270,16 +270,16 @@ class Results:
     whole: Placement | None = None
     free: tuple[bool, ...] = ()
 
-    def shared(self, out: Sequence[jax.Array], ways: TransferEngine) -> list[jax.Array]:
+    def shared(self, out: Sequence[jax.Array], engine: TransferEngine) -> list[jax.Array]:
         """The results, small ones that are no state copied to all devices: every process may want to read
         them."""
         if self.copied is None:
             return list(out)
         pairs = zip(out, self._wanted(out), strict=True)
-        found = [ways.bring(x, self.copied) if wanted else None for x, wanted in pairs]
+        found = [engine.bring(x, self.copied) if wanted else None for x, wanted in pairs]
         return [x if y is None else y for x, y in zip(out, found, strict=True)]
 
-    def cargos(self, out: Sequence[jax.ShapeDtypeStruct]) -> Iterator[StageTransfer]:
+    def transfers(self, out: Sequence[jax.ShapeDtypeStruct]) -> Iterator[StageTransfer]:
         """How they come there, as results lie."""
         for x, wanted in zip(out, self._wanted(out), strict=True):
             if wanted and self.copied is not None and x.sharding != self.copied:

@@ -1,6 +1,6 @@
-"""Programs that differ in nothing but their devices are compiled once, and loaded onto the others.
+"""Compiles programs that differ only in their devices once, and loads them onto the other devices.
 
-So compile time goes with the number of different stages. Tracing and lowering are done for each.
+So compile time depends on the number of different stages. Each program is traced and lowered.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Executable(Protocol):
         """Runs it."""
 
     def as_text(self) -> str | None:
-        """What XLA has made of it."""
+        """Its HLO text."""
 
 
 @dataclass
@@ -38,8 +38,8 @@ class Compiled:
 
     Arguments:
       program: as JAX has it.
-      devices: that it was compiled for, in the order of the mesh.
-      found: XLA's bytes of it, if it was found in the cache.
+      devices: the devices that it was compiled for, in the order of the mesh.
+      found: its bytes, if it was found in the cache.
       calls_host: whether it calls a function of this process.
     """
 
@@ -50,19 +50,19 @@ class Compiled:
 
     @functools.cached_property
     def serial(self) -> SerialProgram | None:
-        """It as bytes; None if the backend cannot save it."""
+        """The program as bytes; None if the backend cannot save it."""
         return serialised(self.program, self.devices, self.found)
 
 
 @dataclass
 class Executables:
-    """What has been compiled, by the text of the lowered program.
+    """Compiled programs, by the text of the lowered program.
 
     Arguments:
-      cache: the folder with what earlier processes have compiled; None for none.
+      cache: the folder of programs that earlier processes have compiled; None for none.
       compiled: how many programs XLA has compiled, or the cache had.
       loaded: how many were taken from another stage.
-      used: of each program that somebody runs, the key.
+      used: the key of each program that is run.
     """
 
     cache: Cache | None = None
@@ -77,8 +77,8 @@ class Executables:
         """The executable of a lowered program on its devices.
 
         Arguments:
-          rows: the names of its collectives, in order: a shared executable brings along its own. The text
-            has neither them nor the user's lines, which are those of the stage that was compiled.
+          rows: the names of its collectives, in order; a shared executable brings its own. The text has
+            neither these nor the user's lines, which are those of the stage that was compiled.
         """
         text = lowered.as_text()
         key = hashlib.sha256(f"{lowered.args_info}{rows}{text}".encode()).hexdigest()
@@ -94,12 +94,12 @@ class Executables:
         return self.using(key, made)
 
     def __str__(self) -> str:
-        """What came from where, for the log."""
+        """How many programs were compiled, found and loaded, for the log."""
         found = sum(c.found is not None for c in self.known.values())
         cached = "" if self.cache is None else f", {found} of them found in the cache"
         return f": {self.compiled} programs{cached}, {self.loaded} shared by stages"
 
     def using(self, key: str, program: Executable) -> Executable:
-        """Notes which program it is that somebody runs."""
+        """Notes which program is run."""
         self.used[id(program)] = key
         return program

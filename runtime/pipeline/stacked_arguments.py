@@ -1,8 +1,8 @@
 """Arguments and results of a program whose scan over layers was cut: one array outside, parts inside.
 
 A stacked leaf lies on the devices of all stages, split by layers along the stages' axis. Every stage takes
-the shards of its own devices for its part, and what all stages give is the next such array: nothing is copied
-where stages have planned it alike.
+the shards of its own devices as its part, and the results of all stages form the next such array. Nothing is
+copied where all stages plan the same signature.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ AnyMesh: TypeAlias = jax.sharding.Mesh | jax.sharding.AbstractMesh
 
 @dataclass(frozen=True)
 class StackedLeaves:
-    """What stands for the leaves of a program in the one that was made of it.
+    """Maps the leaves of a program to the parts in the program that was made of it.
 
     Arguments:
       whole: the placement of all stages, which lie along its first axis.
@@ -39,21 +39,21 @@ class StackedLeaves:
     made: Unstacked
 
     def given(self, leaves: Sequence[Leaf]) -> list[Leaf]:
-        """The leaves of a call, those that are stacked in parts."""
+        """The leaves of a call, with stacked leaves cut into parts."""
         return [self._part(leaves[p.leaf], p) for p in self.made.ins]
 
     def joined(self, parts: Sequence[jax.Array]) -> list[jax.Array]:
-        """The results, those that are stacked as one array each."""
+        """The results, with parts joined to stacked leaves."""
         return self._together(self.made.outs, parts)
 
     def placed(self, parts: Sequence[jax.Array]) -> list[jax.Array]:
-        """The arguments as one array each, of those that are where they are wanted."""
+        """The arguments, with parts joined, of leaves that lie under the wanted shardings."""
         return self._together(self.made.ins, parts)
 
     def ends(
         self, ins: Sequence[jax.ShapeDtypeStruct], outs: Sequence[jax.ShapeDtypeStruct]
     ) -> tuple[list[jax.ShapeDtypeStruct], list[jax.ShapeDtypeStruct]]:
-        """Arguments and results, those that are stacked as one."""
+        """Shapes and shardings of arguments and results, with parts joined."""
 
         def joined(
             of: Sequence[LeafPart], parts: Sequence[jax.ShapeDtypeStruct]
@@ -67,14 +67,14 @@ class StackedLeaves:
         return joined(self.made.ins, ins), joined(self.made.outs, outs)
 
     def _stacked(self, parts: Sequence[jax.ShapeDtypeStruct]) -> jax.ShapeDtypeStruct:
-        """What `_stack` makes of such parts."""
+        """The stack of such parts, made by a compiled function."""
         first = parts[0].sharding
         assert isinstance(first, NamedSharding)
         shape = (sum(x.shape[0] for x in parts), *parts[0].shape[1:])
         return struct(shape, parts[0].dtype, sharding=self._whole(first))
 
     def _whole(self, first: NamedSharding) -> NamedSharding:
-        """How a stacked leaf lies on all stages, whose first part lies so."""
+        """The sharding of a stacked leaf on all stages, from that of its first part."""
         inside = _names(first.spec[0]) if len(first.spec) else []
         return _moved(first, self.whole.mesh, [self.whole.axes[0], *inside])
 
@@ -124,7 +124,7 @@ class StackedLeaves:
     # -- what was asked of the leaves
 
     def request(self, of_whole: StagesRequest) -> StagesRequest:
-        """What was asked of the program, of the one that was made of it."""
+        """The user's request, for the program that was made."""
         return replace(
             of_whole,
             layers=self.made.layers,
@@ -134,7 +134,7 @@ class StackedLeaves:
         )
 
     def asked(self, of_whole: Asked) -> Asked:
-        """What was asked of leaves, for their parts."""
+        """The user's signatures of leaves, for their parts."""
 
         def asked(placement: Placement, given: Sequence[int], back: Sequence[int]) -> tuple[Signed, Signed]:
             ins = [self.made.ins[i].leaf for i in given]
@@ -143,7 +143,7 @@ class StackedLeaves:
         return asked
 
     def ties(self, of_whole: Sequence[int | None]) -> tuple[int | None, ...]:
-        """The argument that each result comes back as: a part as the part of the same layers."""
+        """The argument that each result becomes: a part becomes the part of the same layers."""
         at = {p: i for i, p in enumerate(self.made.ins)}
         found = []
         for p in self.made.outs:
@@ -152,16 +152,15 @@ class StackedLeaves:
         return tuple(found)
 
     def donated(self, of_whole: Sequence[int]) -> tuple[int, ...]:
-        """The positions of the parts of leaves that are gone after a call."""
+        """The positions of the parts of donated leaves."""
         return tuple(i for i, p in enumerate(self.made.ins) if p.leaf in of_whole)
 
 
 def stacked_leaves(traced: Traced, placement: Placement, stages: int) -> StackedLeaves | None:
-    """A program cut for so many stages along the first axis; None if it has no scan over layers, or says
-    itself what its stages are.
+    """A program cut into stages along the first axis; None if it has no scan over layers, or marks stages.
 
     Raises:
-      AnnotationError: for layers that are no multiple of the stages, or several stages on a placement.
+      AnnotationError: if the layers are no multiple of the stages, or a placement has several stages.
     """
     layers = None if placements_of(traced.graph) else layers_of(traced.graph)
     if layers is None:
@@ -194,12 +193,12 @@ def any_of(numbers: Iterable[int]) -> str:
 
 
 def _names(entry: object) -> list[str]:
-    """The axes that one dim of an array is split over."""
+    """The axes that split one dim of an array."""
     if entry is None:
         return []
     return [entry] if isinstance(entry, str) else list(entry)  # type: ignore[call-overload]
 
 
 def _moved(sharding: NamedSharding, mesh: AnyMesh, first: Sequence[str]) -> NamedSharding:
-    """The same on another mesh, with dim 0 split over other axes."""
+    """The same sharding on another mesh, with dim 0 split over other axes."""
     return NamedSharding(mesh, partition_spec((tuple(first) or None), *sharding.spec[1:]))

@@ -1,4 +1,4 @@
-"""One placement of a pipeline at run time: its programs, and what lies between them.
+"""Runs the programs of one placement of a pipeline, and keeps the arrays between them.
 
 Words: docs/glossary.md.
 """
@@ -33,13 +33,13 @@ Key: TypeAlias = tuple[Slot, int]
 
 @dataclass(frozen=True)
 class StageRecord:
-    """What the devices of a piece have looked at.
+    """The NaN checks of one piece.
 
     Arguments:
       run: the piece.
-      cut: what it is a part of.
-      microbatch: of which; OUTSIDE for none.
-      flags: "devices 7", of runtime/nan_checks/probe.py.
+      cut: the placement's program that it belongs to.
+      microbatch: its micro-batch; OUTSIDE for a piece that runs once.
+      flags: "devices 7", as in runtime/nan_checks/probe.py.
     """
 
     run: Runnable
@@ -52,11 +52,11 @@ class StageRecord:
 class BufferStore:
     """The arrays of one placement during one step, by slot and micro-batch.
 
-    What is put here by another thread is waited for; what nobody will read any more is dropped.
+    A reader waits for an array that another thread puts here. An array without further readers is dropped.
 
     Arguments:
-      seen: what its pieces have looked at, if that was asked for.
-      come: what was sent once and has come, if to other processes that have devices here.
+      seen: the NaN checks of its pieces, if the user asked for them.
+      come: slots of arrays that are sent once and have arrived from other processes.
     """
 
     arrays: dict[Key, jax.Array] = field(default_factory=dict)
@@ -73,14 +73,14 @@ class BufferStore:
             self.arrived.notify_all()
 
     def get(self, slot: Slot) -> jax.Array:
-        """What does not belong to a micro-batch."""
+        """The array of a slot that does not belong to a micro-batch."""
         return self.take([((slot, OUTSIDE), 0)], False)[0]
 
     def take(self, wanted: Sequence[tuple[Key, int]], blocking: bool) -> list[jax.Array]:
-        """Arrays, each with how many read it; the last reader takes it away, and 0 leaves it for ever.
+        """The arrays of some slots, given the number of readers of each; the last one drops it (0: never).
 
         Arguments:
-          patient: waits for them to come.
+          blocking: whether to wait for them.
         """
         out = []
         with self.arrived:
@@ -97,19 +97,19 @@ class BufferStore:
         return out
 
     def fail(self, why: BaseException) -> None:
-        """Wakes up who waits: nothing will come."""
+        """Wakes the waiting threads after an error: no array will come."""
         with self.arrived:
             self.failed = why
             self.arrived.notify_all()
 
     def there(self, slots: Collection[Slot], microbatch: int) -> list[jax.Array]:
-        """The arrays of a micro-batch that are in some slots."""
+        """The arrays of a micro-batch that are in some slots now."""
         with self.arrived:
             return [self.arrays[key] for slot in slots if (key := (slot, microbatch)) in self.arrays]
 
     @property
     def kept(self) -> list[jax.Array]:
-        """What is kept for micro-batches."""
+        """The arrays that are kept for micro-batches."""
         with self.arrived:
             return [x for (slot, _), x in self.arrays.items() if slot.kind is SlotKind.EACH]
 
@@ -133,21 +133,21 @@ class StageExecutor:
 
     @functools.cached_property
     def is_here(self) -> bool:
-        """Whether this process has some of its devices, and so runs its programs."""
+        """Whether this process has some of the devices, and so runs the programs."""
         return any(map(is_here, self.slots.mesh.devices.flat))
 
     def outside(self, phase: Phase) -> list[Runnable]:
-        """What runs once, before or after the loop, in order."""
+        """The pieces that run once, before or after the loop, in order."""
         found = [r for p, r in self.runnables.items() if p.phase == phase]
         return sorted(found, key=lambda r: r.piece.part.at)
 
     def inside(self) -> list[Runnable]:
-        """What runs for every micro-batch."""
+        """The pieces that run for every micro-batch."""
         return [r for p, r in self.runnables.items() if p.phase not in (Phase.BEFORE, Phase.AFTER)]
 
     @functools.cached_property
     def reads(self) -> Mapping[Part, list[tuple[Slot, int | None, int]]]:
-        """Per part what it reads: the slot; the micro-batch, None for its own; how many pieces read it."""
+        """Per part its reads: the slot; the micro-batch, None for its own; how many pieces read it."""
         return {
             part: [x for r in run.piece.reads for x in self._read(r)] for part, run in self.runnables.items()
         }
@@ -162,7 +162,7 @@ class StageExecutor:
 
     @functools.cached_property
     def writes(self) -> Mapping[Part, list[tuple[int, Slot, bool]]]:
-        """Per part what it writes that is kept here: position, slot, whether it is the micro-batch's own."""
+        """Per part its writes that are kept here: position, slot, whether it belongs to the micro-batch."""
         return {
             part: [
                 (i, w.slot, w.slot.kind is SlotKind.EACH)
@@ -178,7 +178,7 @@ class StageExecutor:
         return {part.at for part in self.runnables}
 
     def residuals(self, stage: int) -> set[Slot]:
-        """What a stage's forward pass has or makes for a micro-batch and its backward pass reads."""
+        """Arrays of a micro-batch that the forward pass of a stage leaves for its backward pass."""
         pieces = [r.piece for part, r in self.runnables.items() if part.at == stage]
         forward = [p for p in pieces if p.part.phase is Phase.FORWARD]
         had = {r.slot for p in forward for r in p.reads} | {w.slot for p in forward for w in p.writes}
@@ -188,7 +188,7 @@ class StageExecutor:
     def given(
         self, store: BufferStore, run: Runnable, microbatch: int, blocking: bool = False
     ) -> list[jax.Array]:
-        """All that a piece reads; `blocking` waits for it to come."""
+        """The arrays that a piece reads; `blocking` waits for them."""
         wanted = [
             ((slot, microbatch if i is None else i), readers)
             for slot, i, readers in self.reads[run.piece.part]
@@ -198,7 +198,7 @@ class StageExecutor:
     def run(
         self, store: BufferStore, run: Runnable, microbatch: int, given: Sequence[jax.Array]
     ) -> Sequence[jax.Array]:
-        """Runs one piece; what it has made. What nobody here will read is not kept."""
+        """Runs one piece and keeps the results that somebody here will read."""
         index = self.indices[max(microbatch, 0)] if self.indices else np.int32(0)
         made: Sequence[jax.Array] = run.run(index, *given)
         if run.watch is not None:
@@ -217,13 +217,13 @@ def make_stage_executor(
     donate: Collection[int] = (),
     watch: NanProbe | None = None,
 ) -> StageExecutor:
-    """The station of a placement whose devices are there; its programs are compiled.
+    """The executor of a placement whose devices are there; its programs are compiled.
 
     Arguments:
       title: of the whole program.
-      executables: what other stations have compiled.
+      executables: programs that other placements have compiled.
       donate: positions of arguments whose memory the results may take.
-      watch: what looks at what ops make; each piece has one like it.
+      watch: the NaN probe; each piece gets one like it.
     """
     placement = cut.physical.placement
     slots = Slots(cut.physical, placement.mesh)

@@ -1,7 +1,7 @@
 """One piece of a pipeline as a jitted program over its placement's mesh.
 
-What lies as a `jax.Array` can is one; anything else (partial sums, uneven splits) is handed on *packed*: the
-shards of all devices stacked along a new dim 0.
+A tensor that a `jax.Array` can represent is one. Any other (partial sums, uneven splits) is handed on
+*packed*: the shards of all devices, stacked along a new dim 0.
 
 Words: docs/glossary.md.
 """
@@ -35,35 +35,35 @@ from sbp.runtime.processes.addressable import absent
 
 @dataclass(frozen=True)
 class SlotLayout:
-    """How tensors in the slots of a placement are held, whether its devices are here or not."""
+    """The form of the tensors in the slots of a placement, present or absent."""
 
     physical: Physical
 
     def packed(self, slot: Slot) -> bool:
-        """Whether no array can hold the tensor as it lies."""
+        """Whether no array can represent the tensor under its signature."""
         shape = slot.shape(self.physical.graph)
         return at_rest(shape, slot.nd, self.physical.placement.shape) != slot.nd
 
     def spec(self, slot: Slot) -> PartitionSpec:
-        """How the array lies that holds it."""
+        """The `PartitionSpec` of the array."""
         placement = self.physical.placement
         if self.packed(slot):
             return untyped.partition_spec(placement.axes)
         return to_partition_spec(slot.nd, len(slot.shape(self.physical.graph)), placement)
 
     def dtype(self, slot: Slot) -> DType:
-        """The dtype of what is in a slot that has a value."""
+        """The dtype of the array."""
         dtype: DType = self.physical.graph.values[slot.value].dtype
         return dtype
 
     def held(self, slot: Slot) -> Hashable:
-        """What two arrays have in common that can take each other's memory; None for a number."""
+        """A key that is equal for two arrays which can share memory; None for a number."""
         if slot.value < 0:
             return None
         return slot.shape(self.physical.graph), str(self.dtype(slot)), slot.nd
 
     def shape(self, slot: Slot) -> tuple[int, ...]:
-        """The shape of the array that holds what is in a slot."""
+        """The shape of the array."""
         hierarchy, shape = self.physical.placement.shape, slot.shape(self.physical.graph)
         if self.packed(slot):
             return math.prod(hierarchy), *local_shape(shape, slot.nd, hierarchy)
@@ -77,16 +77,16 @@ class Slots(SlotLayout):
     mesh: Mesh
 
     def sharding(self, slot: Slot) -> NamedSharding:
-        """How the array lies, as JAX has it."""
+        """The sharding of the array."""
         return NamedSharding(self.mesh, self.spec(slot))
 
     def absent(self, slot: Slot) -> jax.Array:
-        """The array that holds it, where other processes have all of it."""
+        """The array where all its shards are in other processes."""
         struct = self.struct(slot)
         return absent(struct.shape, self.sharding(slot), struct.dtype)
 
     def struct(self, slot: Slot) -> jax.ShapeDtypeStruct:
-        """The array that holds it."""
+        """The array as a `ShapeDtypeStruct`."""
         return untyped.struct(self.shape(slot), self.dtype(slot), sharding=self.sharding(slot))
 
 
@@ -95,9 +95,9 @@ class Runnable:
     """A piece that can be run.
 
     Arguments:
-      piece: what it is.
-      run: from the micro-batch's number and the arrays in its reads' slots to those of its writes.
-      watch: what looks at what its ops make; it then gives one result more.
+      piece: the steps.
+      run: from the number of the micro-batch and the arrays that it reads to the arrays that it writes.
+      watch: the NaN probe of its ops, which adds one result.
     """
 
     piece: Piece
@@ -106,14 +106,14 @@ class Runnable:
 
 
 class RemoteStage:
-    """Stands for a program that other processes run, and nobody calls in this one."""
+    """Stands for a program that other processes run; it is never called here."""
 
     def __call__(self, *args: ArrayLike) -> Sequence[jax.Array]:
-        """Nobody does."""
+        """Never called."""
         raise AssertionError("a program of another process")
 
     def as_text(self) -> str | None:
-        """Nothing: it was not compiled here."""
+        """An empty text: the program is not compiled here."""
         return None
 
 
@@ -127,11 +127,11 @@ def runnable(
     watch: NanProbe | None = None,
     given: Collection[Slot] = (),
 ) -> Runnable:
-    """Compiles the program of a piece: on the caller's thread, which has the user's settings of JAX.
+    """Compiles the program of a piece, on the caller's thread, which has the user's settings of JAX.
 
     Arguments:
-      executables: what other placements have compiled.
-      donated, title, watch, given: as of `traced_piece`.
+      executables: programs that other placements have compiled.
+      donated, title, watch, given: as in `traced_piece`.
     """
     lowered = traced_piece(slots, piece, microbatches, donated, title, watch, given).lower()
     found = executables.get(lowered, list(slots.mesh.devices.flat), rows_in(piece.steps))
@@ -150,10 +150,10 @@ def traced_piece(
     """The program of a piece, before it is lowered.
 
     Arguments:
-      donated: slots whose arrays are gone afterwards.
-      title: of the whole program; the piece is called by it and its phase. Its stage is not in the name, so
-        that stages that are alike can share it.
-      watch: what looks at what its ops make, and at what comes in with arguments.
+      donated: slots whose arrays are dropped afterwards.
+      title: of the whole program; the piece is named after it and its phase. The stage is not in the name, so
+        that equal stages can share a program.
+      watch: the NaN probe of its ops and of the program's arguments.
       given: slots of the program's arguments, and of the arrays that it closes over.
     """
     reads = arrays_read(piece, microbatches)
@@ -182,12 +182,12 @@ def traced_piece(
 
 
 def reads_given(piece: Piece, given: Collection[Slot]) -> list[Read]:
-    """What a piece reads of some slots, in order."""
+    """Which of some slots a piece reads, in order."""
     return [r for r in piece.reads if r.slot in given]
 
 
 def arrays_read(piece: Piece, microbatches: int) -> list[Read]:
-    """What a piece reads, once for each array."""
+    """The slots that a piece reads, each array once."""
     return [r for r in piece.reads for _ in range(microbatches if r.how is How.STACK else 1)]
 
 
@@ -201,8 +201,8 @@ def piece_function(
     """The piece on one device: the micro-batch's number and local shards in, local shards out.
 
     Arguments:
-      made: makes who executes its steps.
-      given: slots of arguments, which are looked at first.
+      made: makes the object that runs its steps.
+      given: slots of arguments, which the NaN probe checks first.
     """
     physical, entering = slots.physical, [r.version for r in reads_given(piece, given)]
 
@@ -226,7 +226,7 @@ def piece_function(
 def _taken(
     slots: SlotLayout, read: Read, given: Iterator[jax.Array], index: jax.Array, microbatches: int
 ) -> jax.Array:
-    """What a piece reads, as its steps want it."""
+    """The shards that a piece reads, as its steps want them."""
 
     def one() -> jax.Array:
         x = next(given)
@@ -241,11 +241,11 @@ def _taken(
 def donations(
     slots: Slots, pieces: Sequence[Piece], kept: Collection[Slot], free: Collection[Slot]
 ) -> dict[int, set[Slot]]:
-    """Per position of a piece, the slots whose arrays it can write its own into: nobody reads them after it.
+    """Per position of a piece, the slots whose arrays it can overwrite: nobody reads them after it.
 
     Arguments:
       kept: slots that are read by others, or that belong to the user.
-      free: of those, slots that belong to the user no more.
+      free: slots among these that the user has donated.
     """
     readers: dict[Slot, list[int]] = {}
     for i, piece in enumerate(pieces):
@@ -265,7 +265,7 @@ def donations(
 
 
 def given_away(slots: Slots, cut: Cut, donate: Collection[int]) -> dict[int, set[Slot]]:
-    """What `donations` finds for the pieces of a placement.
+    """The `donations` of the pieces of a placement.
 
     Arguments:
       donate: positions of arguments whose memory the results may take.
@@ -277,7 +277,7 @@ def given_away(slots: Slots, cut: Cut, donate: Collection[int]) -> dict[int, set
 
 
 def _used(slots: Slots, piece: Piece, given: Collection[Slot]) -> set[Slot]:
-    """Those slots that something of the same shape is written in place of: sums in place of themselves."""
+    """The slots in whose place a result of the same shape is written: sums in place of themselves."""
     room = Counter(slots.held(w.slot) for w in piece.writes if w.slot.value >= 0)
     out: set[Slot] = set()
     for slot in sorted(given, key=lambda s: (not _writes(piece, s), s.value)):

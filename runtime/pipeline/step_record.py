@@ -1,4 +1,4 @@
-"""What is measured of one step of a pipeline."""
+"""Measurements of one step of a pipeline."""
 
 from __future__ import annotations
 
@@ -16,16 +16,15 @@ from sbp.passes.schedule.spans import Span, Timeline
 
 @dataclass
 class Record:
-    """What was measured of one step.
+    """Measurements of one step.
 
     Arguments:
-      spans: per rank, when each action ran, in seconds; each was waited for. With one driver what is sent
-        was waited for too, and has spans of its own.
-      live: per rank, of the most micro-batches of a stage something was held for a backward pass, after an
-        action: arrays that anybody still had, and whose memory was not given away.
+      spans: per rank, when each action ran, in seconds; each was waited for. With one driver transfers were
+        waited for too, and have spans of their own.
+      live: per rank, the most micro-batches of a stage that held arrays for a backward pass after an action.
       live_bytes: per rank, the most bytes that one device kept for micro-batches after an action.
-      held: per rank, what the forward pass of a stage has left of a micro-batch; it may be gone by now. What
-        another stage there reads too counts for a stage until its own backward pass is done.
+      held: per rank, the arrays that the forward pass of a stage left of a micro-batch; they may be deleted
+        by now. An array that another stage reads too counts for a stage until its own backward pass is done.
     """
 
     spans: list[list[Span]]
@@ -36,11 +35,12 @@ class Record:
     def count(
         self, place: int, action: Action, left: Sequence[jax.Array], shared: Sequence[jax.Array]
     ) -> None:
-        """Notes what is still held after an action.
+        """Counts the arrays that are still held after an action.
 
         Arguments:
-          left: what the action has left for a backward pass, if it is a forward one.
-          shared: what other stages of the placement still read, if this one was the last of its stage.
+          left: the arrays that a forward action has left for the backward pass.
+          shared: arrays that other stages of the placement still read, if this was the last action of its
+            stage.
         """
         held, unit = self.held[place], (action.stage, action.microbatch)
         if left:
@@ -52,7 +52,7 @@ class Record:
         self.live[place] = max(self.live[place], len(held))
 
     def way(self, place: int, action: Action, peer: int, left: float) -> float:
-        """Notes when something that was sent has come, and how long that took."""
+        """Notes when a transfer was complete, and how long it took."""
         kind = actions.Kind.SEND_F if action.kind is actions.Kind.F else actions.Kind.SEND_B
         send = Action(kind, action.stage, action.microbatch, peer)
         self.spans[place].append(Span(place, send, left, come := time.perf_counter()))
@@ -64,6 +64,6 @@ class Record:
 
 
 def _is_held(ref: weakref.ref[jax.Array]) -> bool:
-    """Whether somebody has an array, and the array its memory."""
+    """Whether an array is referenced and has its memory."""
     array = ref()
     return array is not None and not array.is_deleted()

@@ -1,4 +1,4 @@
-"""Ways between placements: `jax.device_put` within a process, a crossing between processes."""
+"""Transfers between placements: `jax.device_put` within a process, a collective program between processes."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from sbp.runtime.processes.addressable import brought, is_alone, takes_part
 
 @dataclass(frozen=True, slots=True)
 class StageTransfer:
-    """A tensor that is sent.
+    """A tensor that is sent from one placement to another.
 
     Arguments:
       shape, dtype: of the tensor.
-      leaves, comes: how it lies on both sides.
+      leaves, comes: its sharding on both sides.
     """
 
     shape: tuple[int, ...]
@@ -32,7 +32,7 @@ class StageTransfer:
 
     @property
     def is_own(self) -> bool:
-        """Whether all of it is a matter of this process alone."""
+        """Whether both sides lie wholly in this process."""
         return is_alone(self.leaves, self.comes)
 
     @property
@@ -42,22 +42,22 @@ class StageTransfer:
 
     @property
     def is_packed(self) -> bool:
-        """Whether something else crosses: numbers have no dim to be cut, and keys go as their words."""
+        """Whether it is sent in another form: scalars get a dim, and keys go as their words."""
         return is_key(self.dtype) or not self.shape
 
     @property
     def crossing(self) -> ProcessTransfer:
-        """Its way between processes."""
+        """The collective program between processes."""
         example = jax.eval_shape(self.packed, struct(self.shape, self.dtype))
         return ProcessTransfer(example.shape, example.dtype, self.leaves, self.comes)
 
     def packed(self, x: jax.Array) -> jax.Array:
-        """As it crosses."""
+        """The tensor in the form in which it is sent."""
         words = jax.random.key_data(x) if is_key(self.dtype) else x
         return words if words.ndim else words[None]
 
     def unpacked(self, x: jax.Array) -> jax.Array:
-        """As it was."""
+        """The tensor in its own form again."""
         if not is_key(self.dtype):
             return x if self.shape else x[0]
         keys: jax.Array = jax.random.wrap_key_data(x, impl=jax.random.key_impl(core.zeros((), self.dtype)))
@@ -66,12 +66,12 @@ class StageTransfer:
 
 @dataclass(frozen=True)
 class CompiledTransfer:
-    """A tensor's way between processes, compiled.
+    """A transfer between processes, compiled.
 
     Arguments:
-      before: packs it, and lays it as it is sent; None if it lies so, or is not sent from here.
+      before: packs the tensor and moves it to the sharding in which it is sent; None if it needs neither.
       program: sends it.
-      afterwards: unpacks it, and lays it as it is wanted; None likewise.
+      afterwards: unpacks it and moves it to the wanted sharding; None likewise.
     """
 
     transfer: StageTransfer
@@ -91,23 +91,23 @@ class CompiledTransfer:
 
     @property
     def programs(self) -> Iterator[tuple[Executable, list[JaxDevice]]]:
-        """What this process runs of it, with the devices of each."""
+        """The programs of it that this process runs, with the devices of each."""
         sides = (self.before, self.transfer.leaves), (self.afterwards, self.transfer.comes)
         yield self.program, self.crossing.devices
         yield from ((p, list(at.mesh.devices.flat)) for p, at in sides if p is not None)
 
 
 def relays_of(transfer: StageTransfer, crossing: ProcessTransfer) -> tuple[bool, bool]:
-    """Whether a tensor is packed or laid anew before it crosses, and unpacked or laid anew afterwards."""
+    """Whether a tensor is packed or resharded before it is sent, and after it has arrived."""
     out, into = crossing.middle
     return transfer.is_packed or out is not transfer.leaves, transfer.is_packed or into is not transfer.comes
 
 
 def compiled_transfer(transfer: StageTransfer, executables: Executables) -> CompiledTransfer:
-    """The way of a tensor that this process sends or receives, compiled.
+    """The compiled transfer of a tensor that this process sends or receives.
 
     Arguments:
-      executables: what has been compiled.
+      executables: programs that were compiled before.
     """
     crossing = transfer.crossing
     (out, into), (packs, unpacks) = crossing.middle, relays_of(transfer, crossing)
@@ -133,41 +133,42 @@ def compiled_transfer(transfer: StageTransfer, executables: Executables) -> Comp
 
 @dataclass
 class TransferEngine:
-    """The ways that the arrays of a program take, each made when it is first taken.
+    """The transfers of a program, each compiled at its first use.
 
     Arguments:
-      executables: what has been compiled, of other ways too.
+      executables: programs that were compiled before, by other transfers too.
     """
 
     executables: Executables = field(default_factory=Executables)
     known: dict[StageTransfer, CompiledTransfer] = field(default_factory=dict)
 
     def compiled(self, transfer: StageTransfer) -> CompiledTransfer:
-        """The way of a tensor between processes, one of which is this."""
+        """The compiled transfer of a tensor between processes, of which this is one."""
         if transfer not in self.known:
             self.known[transfer] = compiled_transfer(transfer, self.executables)
         return self.known[transfer]
 
     def send(self, x: jax.Array | None, transfer: StageTransfer) -> jax.Array | None:
-        """A tensor on the other side, as far as this process has devices there; all that have some on either
-        side must come here in one order.
+        """The tensor on the other side, as far as this process has devices there.
+
+        All processes with devices on either side must call this in one order.
 
         Arguments:
-          x: where this process has devices that send it.
+          x: the tensor; anything where this process has no devices that send it.
         """
         if transfer.is_own:
             return None if x is None else jax.device_put(x, transfer.comes)
         return self.compiled(transfer).run(x) if transfer.is_ours else None
 
     def bring_all(self, xs: Sequence[Leaf], comes: Sequence[NamedSharding]) -> Sequence[jax.Array | None]:
-        """Arguments where a placement wants them, as `bring` does it."""
+        """Arguments under the shardings of a placement; see `bring`."""
         if is_alone(*comes) and jax.process_count() == 1:
             moved: Sequence[jax.Array] = jax.device_put(list(xs), list(comes))  # at once is cheaper
             return moved
         return [self.bring(x, to) for x, to in zip(xs, comes, strict=True)]
 
     def bring(self, x: Leaf, comes: NamedSharding) -> jax.Array | None:
-        """An argument where a placement wants it; all processes come here in one order."""
+        """An argument under the sharding of a placement. All processes call this in one order."""
         if isinstance(x, jax.Array) and isinstance(x.sharding, NamedSharding):
             # One array of all processes, such as a result: some may have nothing of it.
             if x.sharding == comes:

@@ -1,4 +1,4 @@
-"""What of a placement this process has, and arrays on devices of which it has some, or none."""
+"""The part of a placement that this process has, and arrays over devices of several processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sbp.compat.untyped import DType, JaxDevice, Leaf
 
 
 def is_here(device: JaxDevice) -> bool:
-    """Whether a device is of this process."""
+    """Whether a device belongs to this process."""
     return bool(device.process_index == jax.process_index())
 
 
@@ -31,18 +31,18 @@ def takes_part(sharding: Sharding) -> bool:
 def array_of(
     shape: tuple[int, ...], sharding: NamedSharding, shards: Sequence[jax.Array], dtype: DType
 ) -> jax.Array:
-    """An array of the shards that this process has of it, maybe none."""
+    """An array from the shards that this process has, which may be none."""
     make: Callable[..., jax.Array] = jax.make_array_from_single_device_arrays
     return make(shape, sharding, list(shards), dtype=dtype)
 
 
 def absent(shape: tuple[int, ...], sharding: NamedSharding, dtype: DType) -> jax.Array:
-    """An array of which this process has nothing: results of stages that other processes run."""
+    """An array without any shard in this process: a result of stages that other processes run."""
     return array_of(shape, sharding, [], dtype)
 
 
 def relaid(x: jax.Array, sharding: NamedSharding) -> jax.Array:
-    """An array laid anew on the devices that it is on, by the processes that have some of these."""
+    """An array under another sharding on its devices, moved by the processes that have some of them."""
     if not takes_part(sharding):
         return absent(x.shape, sharding, x.dtype)
     moved: jax.Array = jax.device_put(x, sharding)
@@ -50,8 +50,11 @@ def relaid(x: jax.Array, sharding: NamedSharding) -> jax.Array:
 
 
 def moved_to(xs: Sequence[Leaf], shardings: Sequence[Sharding]) -> Sequence[jax.Array]:
-    """Arrays where they are wanted. Of host arrays, and of those on devices of this process alone, each
-    process has its own, alike: each puts its part of them on its own devices, and nothing is sent."""
+    """Arrays under the wanted shardings.
+
+    Host arrays, and arrays on devices of this process alone, are equal in all processes: each process puts
+    its part on its own devices, and nothing is sent.
+    """
     if is_alone(*shardings):
         moved: Sequence[jax.Array] = jax.device_put(list(xs), list(shardings))
         return moved
@@ -62,7 +65,7 @@ def moved_to(xs: Sequence[Leaf], shardings: Sequence[Sharding]) -> Sequence[jax.
 
 
 def brought(x: Leaf, sharding: Sharding) -> jax.Array:
-    """A host array, the same in all processes that have devices there, on these devices; nothing is sent."""
+    """A host array, equal in all processes, on devices of several of them; nothing is sent."""
     if isinstance(x, jax.Array) and is_key(x.dtype):
         words = brought(jax.random.key_data(x), sharding)
         key: jax.Array = jax.random.wrap_key_data(words, impl=jax.random.key_impl(x))

@@ -1,10 +1,9 @@
-"""The end of a process that raises: the others hear of it, and end too.
+"""Ends all processes when one of them raises.
 
-The same thread says what was called here, and ends the process if that is not what the others call.
-
-Who waits for a collective hears nothing: the wait is in XLA. So a thread of each process waits for the word
-that some process has raised, says so, and ends its process. A process that is killed leaves no word; JAX's
-coordination service misses its heartbeat, and ends the others.
+A process that waits for a collective hears nothing: the wait is in XLA. So a thread of each process waits for
+the notice that some process has raised, prints it, and ends its process. A killed process leaves no notice;
+JAX's coordination service misses its heartbeat, and ends the others. The same thread publishes the calls of
+this process, and ends it if the others make other calls.
 """
 
 from __future__ import annotations
@@ -45,11 +44,11 @@ process 0 has the board."""
 
 
 def watch(kv_store: KVStore, index: int, silence: LivenessWatch) -> None:
-    """Ends this process when another one raises, and tells the others when this one does.
+    """Ends this process when another one raises, and notifies the others when this one does.
 
     Arguments:
       index: of this process.
-      silence: names those that are not heard any more.
+      silence: names the processes whose heartbeats stopped.
     """
     done = threading.Event()
     thread = threading.Thread(target=_listen, args=(kv_store, index, done), daemon=True, name="sbp processes")
@@ -71,7 +70,7 @@ def watch(kv_store: KVStore, index: int, silence: LivenessWatch) -> None:
 
 
 def tell(kv_store: KVStore, index: int, error: BaseException) -> None:
-    """Leaves the word that this process has raised, and ends it: JAX would wait for the others first."""
+    """Leaves the notice that this process has raised, and ends it; JAX would wait for the others first."""
     is_lost, calls = has_lost_another(error), calls_of(cast(Hashable, kv_store))
     said, code = f"has raised {type(error).__name__}: {error}", _code(error)
     if is_lost:
@@ -89,7 +88,7 @@ def tell(kv_store: KVStore, index: int, error: BaseException) -> None:
 
 
 def _code(error: BaseException) -> int:
-    """The exit code of a process that raises: its own, if it has one that says nothing else."""
+    """The exit code of a process that raises: its own, if it has one that means nothing else."""
     own = error.code if isinstance(error, SystemExit) else None
     return own if isinstance(own, int) and own not in (0, FOLLOWS) else 1
 
@@ -120,7 +119,7 @@ def _end(kv_store: KVStore, index: int, error: ProcessError) -> None:
 
 
 def _listen(kv_store: KVStore, index: int, done: threading.Event) -> None:
-    """Waits for the word of another process; says what this one calls, and compares it now and then."""
+    """Waits for the notice of another process; publishes and compares calls now and then."""
     word, calls, looked = None, calls_of(cast(Hashable, kv_store)), time.monotonic()
     waiting = StragglerLog(calls, index, how_many())
     while word is None:

@@ -32,7 +32,7 @@ class LivenessWatch:
     """What one process hears of the others.
 
     Arguments:
-      board: where they leave words.
+      kv_store: where processes leave values for each other.
       index: of this process.
       where: "host:port" of process 0.
       heartbeat_seconds: after which JAX takes a process for dead.

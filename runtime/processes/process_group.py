@@ -44,7 +44,7 @@ class ProcessGroup:
     Arguments:
       index: of this process.
       count: of processes.
-      board: where they leave words.
+      kv_store: where processes leave values for each other.
       calls: of programs that this process has begun.
       met: how often this process has met the others.
       asked: the last plan's question, in words.

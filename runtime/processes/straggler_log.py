@@ -1,7 +1,7 @@
 """Stragglers: processes that have not begun a call which this process began a minute ago.
 
 Such a process may read data, save, compute something else, or hang. These cannot be told apart, so it is
-named and not ended. A dead process is found by its heartbeats.
+named in a warning and goes on. A dead process is found by its heartbeats.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SAID_AGAIN_SECONDS = 60.0
 
 @dataclass
 class StragglerLog:
-    """How long this process has been in its last call, or behind it.
+    """How long this process has been in its last call or after it.
 
     Arguments:
       calls: its own.
@@ -28,7 +28,7 @@ class StragglerLog:
       count: of all processes.
       begun: the number of that call.
       since: when it was first seen, by the monotonic clock.
-      times: how often something was said of it.
+      times: how often a warning was logged.
     """
 
     calls: Calls
@@ -39,7 +39,7 @@ class StragglerLog:
     times: int = 0
 
     def look(self, kv_store: KVStore, now: float) -> None:
-        """Warns of those that are late, once in a minute: process 0 of all others, and they of process 0.
+        """Warns of stragglers once a minute: process 0 of all others, and the others of process 0.
 
         Arguments:
           now: by the monotonic clock, in seconds.

@@ -86,8 +86,8 @@ class _Measuring:
     fresh: Callable[[], list[Leaf]]
 
     @property
-    def machine(self) -> PipelineExecutor:
-        return self.built.machine
+    def executor(self) -> PipelineExecutor:
+        return self.built.executor
 
     def profile(self, whole: Profile) -> Profile:
         """The profile with the loop over micro-batches."""
@@ -115,19 +115,19 @@ class _Measuring:
 
     def recorded(self, threads: bool) -> Record:
         """One step, every action waited for: one by one, or with a thread for each placement."""
-        record = self.machine.new_record()
-        block_until_ready(self.machine.run(self.built.arguments(self.fresh()), threads, record))
+        record = self.executor.new_record()
+        block_until_ready(self.executor.run(self.built.arguments(self.fresh()), threads, record))
         return record
 
     def driver(self) -> float:
         """What it costs to issue an action. Time of the thread, so waiting is not in it."""
-        stores = self.machine.begin(self.built.arguments(self.fresh()))
+        stores = self.executor.begin(self.built.arguments(self.fresh()))
         block_until_ready([x for store in stores for x in store.arrays.values() if not x.is_deleted()])
         began = time.thread_time()
-        self.machine.driven(stores, None)
+        self.executor.driven(stores, None)
         spent = time.thread_time() - began
-        block_until_ready(self.machine.end(stores))
-        return spent / len(self.machine.order)
+        block_until_ready(self.executor.end(stores))
+        return spent / len(self.executor.order)
 
 
 def _from_zero(timeline: Timeline) -> Timeline:

@@ -47,7 +47,7 @@ def places_measured(built: CompiledPipeline, fresh: Callable[[], Sequence[Leaf]]
     Raises:
       NotDivided: where the profiler says nothing of ops.
     """
-    executors = built.machine.executors
+    executors = built.executor.executors
     pieces = list[list[_Piece]]()
     for s, plan in zip(executors, built.plan.stages, strict=True):
         program = program_data(plan)
@@ -103,10 +103,10 @@ def _steps(profile: HasPlanes, modules: Mapping[str, _Piece]) -> list[TracedStep
 
 
 def _placement(
-    step: TracedStep, station: StageExecutor, pieces: Sequence[_Piece], plan: Sequence[Collective]
+    step: TracedStep, executor: StageExecutor, pieces: Sequence[_Piece], plan: Sequence[Collective]
 ) -> MeasuredStep:
     """The step of one placement's devices."""
-    devices = local_devices(station.slots.mesh)
+    devices = local_devices(executor.slots.mesh)
     groups, rows = dict[str, Groups](), dict[str, tuple[str, ...]]()
     around = set[str]()
     for p in pieces:

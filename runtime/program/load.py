@@ -31,7 +31,7 @@ class LoadedProgram(Program[Any, Any]):
     """A compiled program that `sbp.load_executable` has read: a `Program` for one signature of its arguments.
 
     It can be called, and knows its plan and how arguments and results lie. The function itself is not in the
-    file, so there is nothing to trace: `lower`, `source`, `reading` and `report` are refused.
+    file, so there is nothing to trace: `lower`, `source`, `trace` and `report` are refused.
     """
 
     def __init__(self, signature: SavedSignature, built: CompiledProgram | CompiledPipeline) -> None:
@@ -61,7 +61,7 @@ class LoadedProgram(Program[Any, Any]):
         raise ExecutableError(_other_call(self, Shapes(call.paths(self.fn), tuple(avals)).since(mine)))
 
     def _read(self, call: Call, avals: Sequence[Abstract]) -> TracedCall:
-        raise ExecutableError(_no_function(self, "reading"))
+        raise ExecutableError(_no_function(self, "trace"))
 
     def lower(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refused: there is no function to trace."""

@@ -183,7 +183,7 @@ class Program(Compilation[P, R]):
         return self.plan(*args, **kwargs).source()
 
     @public
-    def reading(self, *args: PyTree, **kwargs: PyTree) -> TracedCall:
+    def trace(self, *args: PyTree, **kwargs: PyTree) -> TracedCall:
         """The function, traced for these arguments, to plan it for several placements.
 
         Raises:

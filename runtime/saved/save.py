@@ -123,14 +123,14 @@ def _of_pipeline(built: CompiledPipeline) -> Programs:
     """The programs of this process: those of its stages, and of its ways to the stages of others. Those that
     are alike have one."""
     built.closed  # noqa: B018  (the arrays that it closes over are a part of it)
-    machine = built.machine
+    executor = built.executor
     names: dict[int, tuple[str, tuple[int, ...]]] = {}
     serial: dict[str, SerialProgram] = {}
-    for program, devices in _used(machine):
-        key = machine.executables.used.get(id(program))
+    for program, devices in _used(executor):
+        key = executor.executables.used.get(id(program))
         if key is None:  # of another process
             continue
-        compiled = machine.executables.known[key]
+        compiled = executor.executables.known[key]
         if compiled.calls_host:
             raise ExecutableError(_calls_host(built.plan.name))
         serial[key] = _must(compiled.serial, built.plan.name)
@@ -138,12 +138,12 @@ def _of_pipeline(built: CompiledPipeline) -> Programs:
     return Programs(serial, names)
 
 
-def _used(machine: PipelineExecutor) -> Iterator[tuple[Executable, list[JaxDevice]]]:
+def _used(executor: PipelineExecutor) -> Iterator[tuple[Executable, list[JaxDevice]]]:
     """All programs of a pipeline, each with its devices."""
-    for station in machine.executors:
-        devices = list(station.slots.mesh.devices.flat)
-        yield from ((run.run, devices) for run in station.runnables.values())
-    for transfer in machine.ways.known.values():
+    for stage in executor.executors:
+        devices = list(stage.slots.mesh.devices.flat)
+        yield from ((run.run, devices) for run in stage.runnables.values())
+    for transfer in executor.engine.known.values():
         yield from transfer.programs
 
 

@@ -97,7 +97,7 @@ class PlanSearch:
             donate_argnums=self.donate_argnums,
             static_argnums=self.static_argnums,
             options=replace(self.options, check=False),
-        ).reading(*args, **kwargs)
+        ).trace(*args, **kwargs)
 
     def shapes(self, stages: int) -> tuple[tuple[int, ...], ...]:
         """Hierarchies, with stages along the first axis if there are any."""
@@ -133,15 +133,15 @@ class _Run:
     rows: list[Ranked] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
-    def plan_all(self, reading: TracedCall, microbatches: int) -> None:
+    def plan_all(self, traced_call: TracedCall, microbatches: int) -> None:
         """Plans every hierarchy, then pipelines with more and more stages while that is worth it."""
-        self.plan_shapes(reading, 0, microbatches)
-        if loop_of(reading.traced.graph) is None or placements_of(reading.traced.graph):
+        self.plan_shapes(traced_call, 0, microbatches)
+        if loop_of(traced_call.traced.graph) is None or placements_of(traced_call.traced.graph):
             return
         for stages, more in pairwise((*sorted(self.asked.stages), 0)):
             if not self.asked.shapes(stages):
                 continue
-            self.plan_shapes(reading, stages, microbatches)
+            self.plan_shapes(traced_call, stages, microbatches)
             if more and (self.over or not self.improves(stages, microbatches)):
                 few = f" with {microbatches} micro-batches" if microbatches else ""
                 why = "the search's time was over" if self.over else "fewer are faster"
@@ -160,7 +160,7 @@ class _Run:
         before = min((r.seconds for r in mine if r.stages < stages), default=None)
         return before is None or (now is not None and now < before)
 
-    def plan_shapes(self, reading: TracedCall, stages: int, microbatches: int) -> None:
+    def plan_shapes(self, traced_call: TracedCall, stages: int, microbatches: int) -> None:
         """Plans every hierarchy with a number of stages."""
         shapes = self.asked.shapes(stages)
         for i, shape in enumerate(shapes, 1):
@@ -172,31 +172,31 @@ class _Run:
                 self.rows.append(replace(row, trouble=taken))
                 continue
             self.asked.said(f"planning {row}, {i} of {len(shapes)}")
-            self.plan_kept(reading, row)
+            self.plan_kept(traced_call, row)
 
-    def plan_kept(self, reading: TracedCall, row: Ranked) -> None:
+    def plan_kept(self, traced_call: TracedCall, row: Ranked) -> None:
         """Plans a hierarchy, with scans that keep more and more while that fits and helps."""
         least = math.inf
-        for share in self.asked.kept if computes_twice(reading.traced.graph) else self.asked.kept[:1]:
+        for share in self.asked.kept if computes_twice(traced_call.traced.graph) else self.asked.kept[:1]:
             if math.isfinite(least) and self.over:
                 return
-            found = self.planned(reading, replace(row, kept=share))
+            found = self.planned(traced_call, replace(row, kept=share))
             self.rows.append(found)
             if not found.usable or found.seconds >= least:
                 return
             least = found.seconds
 
-    def planned(self, reading: TracedCall, row: Ranked) -> Ranked:
+    def planned(self, traced_call: TracedCall, row: Ranked) -> Ranked:
         """A row with its plan, or with the reason why it has none."""
         asked = self.asked
         in_sbp = for_placement(asked.in_sbp, row.placement)
         try:
             options = self.options(row.stages, row.kept)
-            plan = build(reading, row.placement, in_sbp, asked.out_sbp, options, False).plan
+            plan = build(traced_call, row.placement, in_sbp, asked.out_sbp, options, False).plan
         except SbpError as e:
             return replace(row, trouble="; ".join(dict.fromkeys(map(_reason, e.problems[:2]))))
         trouble = "" if plan.fits else "does not fit"
-        return replace(row, plan=plan, words=_words(reading, plan), trouble=trouble)
+        return replace(row, plan=plan, words=_words(traced_call, plan), trouble=trouble)
 
     def options(self, stages: int, kept: float) -> Options:
         """The options of one plan."""
@@ -218,10 +218,12 @@ def _axes(count: int) -> tuple[str, ...]:
     return {1: ("data",), 2: ("data", "model")}.get(count, tuple(f"x{i}" for i in range(count)))
 
 
-def _words(reading: TracedCall, plan: Plan) -> str:
+def _words(traced_call: TracedCall, plan: Plan) -> str:
     """What the plan does; of a pipeline, what most of its stages do."""
-    traced = reading.traced
-    ties = reading.signatures(AUTO, AUTO).ties([None] * len(traced.in_paths), [None] * len(traced.out_paths))
+    traced = traced_call.traced
+    ties = traced_call.signatures(AUTO, AUTO).ties(
+        [None] * len(traced.in_paths), [None] * len(traced.out_paths)
+    )
     state = set(named_state(traced.in_paths, ties.arguments))
     if not isinstance(plan, PipelinePlan):
         return parallelism_text(plan, state)

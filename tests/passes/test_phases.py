@@ -98,9 +98,9 @@ def small(memory_limit: float = math.inf) -> Logical:
     options = sbp.Options(memory_limit=memory_limit, cache=False)
     program = sbp.compile(products, GRID, donate_argnums=0, options=options)
     w = [jax.ShapeDtypeStruct((4096, 4096), jnp.float32)] * 2
-    reading = program.reading(w, jax.ShapeDtypeStruct((8192, 4096), jnp.float32))
-    request = request_of(reading, reading.signatures(program.in_sbp, program.out_sbp), GRID, options)
-    return Logical(request, reading.traced, Boxings(Network(GRID, request.hardware)))
+    traced_call = program.trace(w, jax.ShapeDtypeStruct((8192, 4096), jnp.float32))
+    request = request_of(traced_call, traced_call.signatures(program.in_sbp, program.out_sbp), GRID, options)
+    return Logical(request, traced_call.traced, Boxings(Network(GRID, request.hardware)))
 
 
 def planned(logical: Logical, limit: float, unit: float) -> tuple[PlanData, WorkPhases]:

@@ -126,10 +126,10 @@ def test_stages_send_what_their_plans_say(name: str) -> None:
     """Every piece is a program of its own, which runs once, or for every micro-batch."""
     pipeline = built(name, "1f1b")
     times = {Phase.BEFORE: 1, Phase.AFTER: 1}
-    for plan, station in zip(pipeline.plan.stages, pipeline.machine.stations, strict=True):
+    for plan, executor in zip(pipeline.plan.stages, pipeline.executor.executors, strict=True):
         sent: dict[str, float] = defaultdict(float)
         named: dict[str, int] = defaultdict(int)
-        for part, r in station.runnables.items():
+        for part, r in executor.runnables.items():
             n = times.get(part.phase, pipeline.stages.microbatches)
             for kind, (_, wire_bytes) in read_compiled(r.run).by_kind().items():
                 sent[kind] += n * wire_bytes

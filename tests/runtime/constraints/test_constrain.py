@@ -132,7 +132,7 @@ def test_jit_follows_the_plan(name: str, grid: str, types: AxisType) -> None:
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
     share = as_on_gpu(exe) / plan.wire_bytes
     if types is AxisType.Auto and (name, grid) in EXPLAINED:
-        assert "sums that wait" in {u.what for u in plan.unsaid}
+        assert "sums that wait" in {u.what for u in plan.constraint_gaps}
         assert 1.15 < share < EXPLAINED[name, grid]
     else:
         assert share <= 1.15
@@ -185,13 +185,13 @@ def test_a_plan_says_where_its_ends_lie(tmp_path: Path) -> None:
 def test_what_cannot_be_said_has_a_price(tmp_path: Path) -> None:
     step, args, signs = gpt_case((2, 4))
     plan = sbp.compile(step, PLAIN, in_sbp=signs).plan(*args)
-    sums, together = map(str, plan.unsaid)
+    sums, together = map(str, plan.constraint_gaps)
     assert sums.startswith("sums that wait: reduce_sum:float32[] at gpt.py:")
     assert sums.endswith("kB more per tensor")
     assert together.startswith("collectives in buckets: ")
     plan.save(tmp_path / "shardings.py")
     assert f"It cannot be said: {sums}." in (tmp_path / "shardings.py").read_text(encoding="utf-8")
-    assert not sbp.compile(jnp.sin, PLAIN).plan(X).unsaid
+    assert not sbp.compile(jnp.sin, PLAIN).plan(X).constraint_gaps
 
 
 def test_splits_that_do_not_divide() -> None:
@@ -203,7 +203,7 @@ def test_splits_that_do_not_divide() -> None:
     for types in AxisType.Auto, AxisType.Explicit:
         placement = sbp.placement("cpu", shape=(2, 4), axis_types=types)
         plan = sbp.compile(uneven, placement).plan(x, w)
-        assert "splits that do not divide: " in str([str(u) for u in plan.unsaid])
+        assert "splits that do not divide: " in str([str(u) for u in plan.constraint_gaps])
         with jax.set_mesh(placement.mesh):
             np.testing.assert_allclose(jax.jit(sbp.constrain(uneven, plan))(x, w), uneven(x, w), rtol=1e-5)
 

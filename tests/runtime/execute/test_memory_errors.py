@@ -137,11 +137,11 @@ def test_in_a_later_step_of_a_stage(threads: bool) -> None:
     params = starting.weights(4)
     program(params, starting.BATCH)
     built: Any = program._prepare((params, starting.BATCH), {})[1]
-    machine, built.drivers.threads = built.machine, threads
-    last = machine.stations[-1]
+    executor, built.drivers.threads = built.executor, threads
+    last = executor.executors[-1]
     runnables = {part: replace(r, run=exhausted) for part, r in last.runnables.items()}
-    stations = *machine.stations[:-1], replace(last, runnables=runnables)
-    built.__dict__["machine"] = replace(machine, stations=stations)
+    executors = *executor.executors[:-1], replace(last, runnables=runnables)
+    built.__dict__["executor"] = replace(executor, executors=executors)
     assert message(program, params, starting.BATCH).got == WORD
 
 

@@ -38,7 +38,7 @@ def built(name: str, schedule: str, threads: bool = False) -> CompiledPipeline:
         return shared
     asked = sbp.passes.schedule.orders.make(schedule, case.stages, shared.stages.microbatches)
     other = replace(shared, schedule=asked, drivers=Drivers(threads))
-    other.machine = replace(shared.machine, schedule=asked)
+    other.executor = replace(shared.executor, schedule=asked)
     return other
 
 

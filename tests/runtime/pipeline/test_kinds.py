@@ -130,8 +130,8 @@ def norms(w: Any, x: Any, y: Any) -> Any:
         size = jnp.sqrt(sum(jnp.sum(x * x) for x in jax.tree.leaves(g)))
         return {"g": jax.tree.map(lambda g: g * value, g), "each": jnp.full((1,), size), "size": size}
 
-    ways = {"g": "mean", "each": "rows", "size": "sum"}
-    out = sbp.microbatch(fn, 8, batch_args=(1, 2), reduce=ways)(w, x, y)
+    engine = {"g": "mean", "each": "rows", "size": "sum"}
+    out = sbp.microbatch(fn, 8, batch_args=(1, 2), reduce=engine)(w, x, y)
     return sgd(w, out["g"]), jnp.max(out["each"]), out["size"]
 
 

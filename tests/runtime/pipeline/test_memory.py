@@ -28,10 +28,10 @@ def machines(microbatches: int) -> tuple[CompiledPipeline, list[Any]]:
 
 
 def measured(
-    machine: PipelineExecutor, built: CompiledPipeline, leaves: list[Any], threads: bool = False
+    executor: PipelineExecutor, built: CompiledPipeline, leaves: list[Any], threads: bool = False
 ) -> Record:
-    record = machine.new_record()
-    jax.block_until_ready(machine.run(built.arguments(leaves), threads, record))
+    record = executor.new_record()
+    jax.block_until_ready(executor.run(built.arguments(leaves), threads, record))
     return record
 
 
@@ -41,10 +41,10 @@ def test_one_forward_one_backward_holds_as_much_however_many_there_are() -> None
     for m in (4, 8):
         built, leaves = machines(m)
         for name in ("1f1b", "gpipe"):
-            machine = replace(built.machine, schedule=make(name, (0, 1), m))
-            record = measured(machine, built, leaves)
-            assert machine.schedule is not None
-            assert tuple(record.live) == peaks(machine.schedule, units(2))
+            executor = replace(built.executor, schedule=make(name, (0, 1), m))
+            record = measured(executor, built, leaves)
+            assert executor.schedule is not None
+            assert tuple(record.live) == peaks(executor.schedule, units(2))
             found[name, m] = record
     assert found["1f1b", 4].live == found["1f1b", 8].live == [2, 1]
     assert found["1f1b", 4].live_bytes == found["1f1b", 8].live_bytes
@@ -55,9 +55,9 @@ def test_one_forward_one_backward_holds_as_much_however_many_there_are() -> None
 
 def test_nothing_of_a_micro_batch_is_left_after_the_loop() -> None:
     built, leaves = machines(4)
-    machine = built.machine
-    stores = machine.begin(built.arguments(leaves))
-    machine.driven(stores, None)
+    executor = built.executor
+    stores = executor.begin(built.arguments(leaves))
+    executor.driven(stores, None)
     assert [store.kept for store in stores] == [[], []]
     assert all(at == OUTSIDE for store in stores for _, at in store.arrays)
 
@@ -69,13 +69,13 @@ def test_a_stage_that_fails_stops_the_others() -> None:
     def fail(*args: Any) -> Any:
         raise ValueError("this stage is broken")
 
-    broken = built.machine.executors[1]
+    broken = built.executor.executors[1]
     runnables = {part: replace(r, run=fail) for part, r in broken.runnables.items()}
-    executors = built.machine.executors[0], replace(broken, runnables=runnables)
-    machine = replace(built.machine, executors=executors)
+    executors = built.executor.executors[0], replace(broken, runnables=runnables)
+    executor = replace(built.executor, executors=executors)
     for threads in (True, False):
         with pytest.raises(ValueError, match="this stage is broken"):
-            machine.run(built.arguments(leaves), threads=threads)
+            executor.run(built.arguments(leaves), threads=threads)
 
 
 def hoard_on_shelves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,17 +108,17 @@ def test_a_machine_that_frees_nothing_is_seen(
 ) -> None:
     """What is counted is held, not what the schedule says should be."""
     built, leaves = machines(4)
-    machine = built.machine
-    assert machine.schedule is not None and machine.schedule.name == "1f1b"
+    executor = built.executor
+    assert executor.schedule is not None and executor.schedule.name == "1f1b"
     # Memory that a piece may write its results into is free, whoever still has the array.
     executors = [
         replace(s, runnables={part: without_donation(r) for part, r in s.runnables.items()})
-        for s in machine.executors
+        for s in executor.executors
     ]
-    machine = replace(machine, executors=tuple(executors))
-    assert measured(machine, built, leaves, threads).live == [2, 1]
+    executor = replace(executor, executors=tuple(executors))
+    assert measured(executor, built, leaves, threads).live == [2, 1]
     hoard(monkeypatch)
-    assert measured(machine, built, leaves, threads).live == [4, 4]
+    assert measured(executor, built, leaves, threads).live == [4, 4]
 
 
 def without_donation(one: Runnable) -> Runnable:

@@ -74,5 +74,5 @@ def test_stages_that_are_alike_share_their_programs() -> None:
     program = sbp.compile(step, place)
     assert sbp.verify(program, weights, jnp.ones((4, 4))).largest < 1e-5
     built: Any = program._prepare((weights, jnp.ones((4, 4))), {})[1]
-    executables = built.machine.executables
+    executables = built.executor.executables
     assert (executables.compiled, executables.loaded) == (16, 16)

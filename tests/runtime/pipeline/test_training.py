@@ -70,8 +70,8 @@ def recorded(name: str, schedule: str) -> Any:
     """What was measured of a second step."""
     case, program = case_of(name), built(name, schedule)
     state = train(program, case, 1).state
-    record = program.machine.new_record()
-    program.machine.run(program.arguments(leaves_of(case, state)), record=record)
+    record = program.executor.new_record()
+    program.executor.run(program.arguments(leaves_of(case, state)), record=record)
     return record
 
 

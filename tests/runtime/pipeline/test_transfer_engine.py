@@ -60,18 +60,18 @@ def test_what_comes_is_what_was_sent(name: str) -> None:
 @pytest.mark.parametrize("name", CARGOS)
 def test_a_way_that_was_saved_compiles_nothing(name: str) -> None:
     x, transfer, _ = sent(name)
-    ways = TransferEngine()
-    ways.compiled(transfer)
-    keys = {id(p): ways.executables.used[id(p)] for p, _ in ways.known[transfer].programs}
-    serial = {key: ways.executables.known[key].serial for key in keys.values()}
-    names = {id(p): (keys[id(p)], tuple(d.id for d in at)) for p, at in ways.known[transfer].programs}
-    loaded = unpacked(packed(ways, Programs(serial, names)), jax.devices())
+    engine = TransferEngine()
+    engine.compiled(transfer)
+    keys = {id(p): engine.executables.used[id(p)] for p, _ in engine.known[transfer].programs}
+    serial = {key: engine.executables.known[key].serial for key in keys.values()}
+    names = {id(p): (keys[id(p)], tuple(d.id for d in at)) for p, at in engine.known[transfer].programs}
+    loaded = unpacked(packed(engine, Programs(serial, names)), jax.devices())
     assert (
         isinstance(loaded.known[transfer], CompiledTransfer)
-        and loaded.known[transfer] is not ways.known[transfer]
+        and loaded.known[transfer] is not engine.known[transfer]
     )
     assert (
-        loaded.known[transfer].crossing.room.keys() == ways.known[transfer].crossing.room.keys()
+        loaded.known[transfer].crossing.room.keys() == engine.known[transfer].crossing.room.keys()
     )  # zeros are put there
     with counted() as events:
         come = loaded.known[transfer].run(x)

@@ -249,10 +249,10 @@ def test_stages_are_called_by_function_and_phase_and_keep_their_rows() -> None:
     program = sbp.compile(train, place, in_sbp=([[S(0)]] * 4, sbp.AUTO))
     program(*args)
     built, plan = program._prepare(args, {})[1], program.plan(*args)
-    assert built.machine.executables.loaded > 0
-    for station, own in zip(built.machine.stations, plan.stages, strict=True):
+    assert built.executor.executables.loaded > 0
+    for executor, own in zip(built.executor.executors, plan.stages, strict=True):
         reached = set()
-        for part, runnable in station.runnables.items():
+        for part, runnable in executor.runnables.items():
             assert runnable.run.as_text().startswith(f"HloModule jit_train_{part.phase}")
             found = rows_of(runnable.run, own)
             assert all(found.values())

@@ -67,7 +67,7 @@ def test_other_arguments_are_refused(saved: Any) -> None:
         loaded(params, BATCH[:8])
     with pytest.raises(sbp.SbpError, match="x has no default"):
         loaded(params)
-    for call in (loaded.lower, loaded.reading, loaded.source, loaded.save_executable):
+    for call in (loaded.lower, loaded.trace, loaded.source, loaded.save_executable):
         with pytest.raises(sbp.SbpError):
             call("x") if call == loaded.save_executable else call(params, BATCH[:4])
 

@@ -166,7 +166,7 @@ def test_a_number_of_stages_among_the_options_is_the_only_one() -> None:
 def test_more_stages_only_while_they_help(monkeypatch: pytest.MonkeyPatch) -> None:
     planned: list[int] = []
 
-    def slower(self: Any, reading: Any, row: Any) -> Any:
+    def slower(self: Any, traced_call: Any, row: Any) -> Any:
         planned.append(row.stages)
         plan = sbp.compile(lambda x: x, row.placement).plan(jnp.ones(4))
         seconds = 1.0 + {0: 5, 2: 3, 4: 4, 8: 1}[row.stages]

@@ -57,7 +57,7 @@ def run(text: str) -> dict[str, Any]:
 def test_it_is_the_same_program() -> None:
     given = program(memory_limit="1GB", check=True)
     expected = given.plan(PARAMS, X)
-    text = given.reproduction("plan", "what was said\n  got    x")
+    text = given._reproduction("plan", "what was said\n  got    x")
     assert text.startswith("# what was said\n#   got    x\n# jax")
     assert "memory_limit='1GB'" in text and "check=True" in text
     code = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
@@ -91,7 +91,7 @@ def test_stages_are_kept(microbatches: int) -> None:
 
     given, params = sbp.compile(step, GRID), {"up": PARAMS["up"]}
     expected = given.plan(params, X)
-    module = run(given.reproduction("plan", ""))
+    module = run(given._reproduction("plan", ""))
     plan = module["program"].plan(*module["ARGUMENTS"])
     assert [s.placement for s in plan.stages] == [s.placement for s in expected.stages]
     assert plan.wire_bytes == expected.wire_bytes
