@@ -27,7 +27,7 @@ STEP_SECONDS = 0.25
 
 
 def parted(kv_store: KVStore, index: int, calls: Calls) -> ProcessError | None:
-    """Tells the others what this process has called, if that is new, and compares it with what they have.
+    """Publishes the calls of this process, if there are new ones, and compares them with those of others.
 
     Arguments:
       index: of this process.
@@ -41,7 +41,7 @@ def parted(kv_store: KVStore, index: int, calls: Calls) -> ProcessError | None:
 
 
 def at_the_end(kv_store: KVStore, index: int, calls: Calls) -> ProcessError | None:
-    """The same for a process that comes to its end, where it will call nothing more."""
+    """The same for a process at its end, which will make no more calls."""
     calls.say(kv_store, index)  # others may still wait for this one
     calls.say(kv_store, index, ENDED)  # where nobody has been here before
     with suppress(jax.errors.JaxRuntimeError):
@@ -52,7 +52,7 @@ def at_the_end(kv_store: KVStore, index: int, calls: Calls) -> ProcessError | No
 def explained(
     error: BaseException, kv_store: KVStore, index: int, count: int, calls: Calls
 ) -> ProcessError | None:
-    """Why the runtime has raised an error, if it is that another process runs another program.
+    """The cause of an error of the runtime, if another process runs another program.
 
     Asks the others, and waits some seconds for their answers.
 
@@ -76,7 +76,7 @@ def explained(
 def _compared(
     kv_store: KVStore, index: int, mine: History, others: Iterable[int], *, ends: bool = False
 ) -> ProcessError | None:
-    """What differs from the calls of other processes, and from those of the first that came to its end.
+    """The first difference from the calls of other processes, and of the first process that has ended.
 
     Arguments:
       ends: whether this process is at its end too.
@@ -98,6 +98,6 @@ def _compared(
 
 
 def _missed(kv_store: KVStore, index: int, longer: History, other: int, shorter: History) -> Problem:
-    """What is wrong where a process has made a call that another one, at its end, has not."""
+    """The problem of a process that has ended without a call which another one has made."""
     number = max(shorter.count + 1, longer.known.start)
     return no_such_call(number, index, words_of(kv_store, longer.at(number)[1]), other, shorter.count)

@@ -1,12 +1,12 @@
-"""The calls of programs that a process has begun, and what others can hear of them.
+"""The calls of programs that a process has begun, published for the others.
 
-A call costs a digest of some bytes and nothing else: a thread leaves words for others, now and then and when
+A call costs a digest of some bytes and nothing else. A thread publishes the calls now and then, and when
 somebody asks (runtime/processes/failure_propagation.py), and compares them (runtime/processes/call_order.py).
 
-A process that waits for another one to plan or to compile with it would wait for ever, if that one has gone
-on to run what both have compiled before. But all processes call the same programs in the same order. So who
-has begun more calls than the one that waits has begun another program than that one is about to: that proves
-it, and no clock is needed.
+A process that waits for another one to plan or to compile with it would wait for ever if that one has gone on
+to run a program that both compiled before. But all processes call the same programs in the same order. So a
+process that has begun more calls than the waiting one has begun another program: this is a proof, and needs
+no clock.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ ENDED = "sbp/ended"
 
 @dataclass
 class Calls:
-    """What this process has begun.
+    """The calls that this process has begun.
 
     Arguments:
-      count: how often it has called programs that all run together.
+      count: of calls of programs that all processes run together.
       chain: the digest of all these calls, in their order.
       ring: the last ones.
       programs: in words, by their digests.
       answered: the last question that was answered.
-      told: how many calls there were when others were last told of them; None before that.
-      named: the digests of programs whose words were left.
-      kept: writes the words down where the ring is kept too.
-      fails: writes down what this process raises, there.
+      told: the number of calls when they were last published; None before that.
+      named: the digests of programs whose words were published.
+      kept: writes the words to a file, if the ring is one.
+      fails: writes the exception of this process to a file.
     """
 
     count: int = 0
@@ -68,7 +68,7 @@ class Calls:
     lock: AbstractContextManager[bool] = field(default_factory=threading.Lock, repr=False)
 
     def keep_in(self, folder: Path, index: int) -> None:
-        """Keeps all of it in files, for who comes when this process is gone."""
+        """Keeps everything in files, for readers after the end of this process."""
         self.ring, self.kept = ring_of(folder, index), partial(write_words, folder, index)
         self.fails = partial(write_raised, folder, index)
 
@@ -91,12 +91,12 @@ class Calls:
 
     @property
     def history(self) -> History:
-        """What others hear of it."""
+        """The history that is published."""
         with self.lock:
             return history_of(self.ring)
 
     def answer(self, kv_store: KVStore, index: int) -> None:
-        """Leaves the word of what was begun, where somebody has asked since."""
+        """Publishes the calls, if somebody has asked since."""
         with suppress(jax.errors.JaxRuntimeError):  # nobody has, or the service is gone
             asked = kv_store.key_value_try_get_bytes(ASKED)
             if asked != self.answered:
@@ -104,7 +104,7 @@ class Calls:
                 self.answered = asked
 
     def say(self, kv_store: KVStore, index: int, key: str = "") -> None:
-        """Leaves the word of what was begun.
+        """Publishes the calls.
 
         Arguments:
           key: where, if not at the place of this process.
@@ -121,27 +121,27 @@ class Calls:
 
 
 def ask(kv_store: KVStore, question: str) -> None:
-    """Asks all processes which calls they have begun; their answers come within a second or so.
+    """Asks all processes for their calls; the answers come within about a second.
 
     Arguments:
-      question: another one each time.
+      question: a new text each time.
     """
     kv_store.key_value_set_bytes(ASKED, question.encode(), allow_overwrite=True)
 
 
 def begun(kv_store: KVStore, index: int) -> History:
-    """The calls that a process has begun, as it has last said."""
+    """The calls that a process has begun, as last published."""
     return _heard(kv_store, f"sbp/calls/{index}")[1]
 
 
 def ended(kv_store: KVStore) -> tuple[int, History] | None:
-    """The process that was the first to come to its end, and all that it had begun; None while none has."""
+    """The first process that came to its end, and its calls; None if none has."""
     index, history = _heard(kv_store, ENDED)
     return None if index is None else (index, history)
 
 
 def words_of(kv_store: KVStore, digest: str) -> tuple[str, ...]:
-    """A program that somebody has called, in words; none if nobody has said."""
+    """A program in words, by its digest; none if nobody has published it."""
     with suppress(jax.errors.JaxRuntimeError):
         return tuple(json.loads(kv_store.key_value_try_get_bytes(f"sbp/called/{digest}")))
     return ()
@@ -157,5 +157,5 @@ def _heard(kv_store: KVStore, key: str) -> tuple[int | None, History]:
 
 @lru_cache(maxsize=1)
 def calls_of(kv_store: Hashable) -> Calls:
-    """One for as long as the processes are connected."""
+    """One object for as long as the processes are connected."""
     return Calls()

@@ -1,7 +1,7 @@
-"""Which process is the reason that a run has failed: not the first that ended, and not the first by number.
+"""Finds the process that made a run fail: not simply the first that ended, nor the first by number.
 
-One that fails takes the others with it, and some of these may end before it does: a process that raises tells
-the others, and waits until they have heard. So what ended a process counts first, and when it ended second.
+A failing process ends the others too, and some of these may end before it: a process that raises notifies the
+others, and waits until they have the notice. So how a process ended counts first, and when it ended second.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ FOLLOWS = 3
 
 
 class Reason(IntEnum):
-    """What ended a process; the smaller, the more it is to blame."""
+    """How a process ended; a smaller value means more likely the cause."""
 
     KILLED = 0
     """By a signal, from outside or by its own fault. Who loses another process ends by SIGABRT or a code."""
@@ -34,13 +34,13 @@ class Reason(IntEnum):
 
 @dataclass(frozen=True)
 class Death:
-    """How a process has ended.
+    """The end of a process.
 
     Arguments:
       index: of the process.
       code: as Python has it: negative for a signal. None: it has not ended, but is stopped.
       at_seconds: when, by the monotonic clock.
-      has_lost_others: whether JAX has said that it ends it since others are gone.
+      has_lost_others: whether JAX has written that it ends it because others are gone.
       is_unheard: whether the coordination service has missed its heartbeats.
     """
 
@@ -52,7 +52,7 @@ class Death:
 
     @property
     def reason(self) -> Reason:
-        """What has ended it."""
+        """How it ended."""
         if self.code is None:
             return Reason.STOPPED
         if self.code < 0 and self.code != -signal.SIGABRT:
@@ -62,7 +62,7 @@ class Death:
         return Reason.FAILED if self.code else Reason.LEFT
 
     def text(self, processes: int) -> str:
-        """Which process it is, and how it has ended.
+        """The process and its end, in words.
 
         Arguments:
           processes: how many there were.
@@ -80,10 +80,10 @@ class Death:
 
 
 def blamed(deaths: Sequence[Death]) -> Death:
-    """The one that is to blame: by what ended it, then by when it ended.
+    """The cause among several ended processes: by how each ended, then by when.
 
     Arguments:
-      deaths: of all that have ended before anybody ended them for it; one of them at least was no success.
+      deaths: of all that ended by themselves; at least one without success.
     """
     failed_at = min(d.at_seconds for d in deaths if d.code != 0)
     return min(
@@ -93,7 +93,7 @@ def blamed(deaths: Sequence[Death]) -> Death:
 
 
 def code_text(code: int) -> str:
-    """How a process has ended, in words.
+    """An exit code in words.
 
     >>> code_text(1), code_text(-9), code_text(-40)
     ('ended with code 1', 'was killed by SIGKILL', 'was killed by signal 40')

@@ -1,8 +1,8 @@
-"""The last calls of a process, kept where others can read them when it can say nothing any more.
+"""The last calls of a process, kept in a file that others can read after the process has died.
 
-gloo ends a process that is sent more than it waits for, in a thread of its own and without a word to Python.
-So the calls of a process stand in some bytes of a fixed form, which under `python -m sbp launch` are a file
-that the launcher reads behind its end.
+Gloo ends a process that receives more than it waits for, in a thread of its own and without Python. So the
+calls of a process are kept in a ring of bytes, which under `python -m sbp launch` is a file that the launcher
+reads after the end of the process.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ Ring: TypeAlias = bytearray | mmap.mmap
 
 @dataclass(frozen=True, slots=True)
 class SharedProgram:
-    """A program in which all processes exchange data: none runs it without the others.
+    """A program in which all processes exchange data: none can run it alone.
 
     Arguments:
-      digest: of its text, the same in all processes: 16 hexadecimal digits.
+      digest: of its text, equal in all processes: 16 hexadecimal digits.
       words: its name, and its arguments.
     """
 
@@ -46,7 +46,7 @@ class History:
 
     Arguments:
       count: of all calls.
-      recent: of each of the last ones the digest of all calls up to it, and that of its program.
+      recent: for each of the last calls the digest of all calls up to it, and that of its program.
     """
 
     count: int = 0
@@ -62,7 +62,7 @@ class History:
         return range(self.count - len(self.recent) + 1, self.count + 1)
 
     def parts_from(self, other: History) -> int | None:
-        """The first call, of those that both remember, up to which not all calls were the same; None if none.
+        """The first remembered call at which two histories differ; None if there is none.
 
         >>> one = History(2, (("a", "f"), ("ab", "g")))
         >>> one.parts_from(History(1, (("a", "f"),))), one.parts_from(History(2, (("a", "f"), ("ac", "h"))))
@@ -73,13 +73,13 @@ class History:
 
 
 def note(ring: Ring, number: int, chain: bytes, program: bytes) -> None:
-    """Writes down a call: the digest of all up to it, and that of its program, 8 bytes each."""
+    """Writes a call: the digest of all calls up to it, and that of its program, 8 bytes each."""
     _CALL.pack_into(ring, _COUNT.size + number % RECENT * _CALL.size, chain, program)
     _COUNT.pack_into(ring, 0, number)  # last: whoever reads it finds the call
 
 
 def history_of(ring: Ring | bytes) -> History:
-    """What was written down.
+    """Reads a ring.
 
     >>> ring = bytearray(RING_BYTES)
     >>> for i in range(1, 4):
@@ -94,7 +94,7 @@ def history_of(ring: Ring | bytes) -> History:
 
 
 def ring_of(folder: Path, index: int) -> Ring:
-    """The bytes of a process in a folder of all."""
+    """The ring of a process in the folder of all."""
     file = folder / f"calls{index}"
     file.write_bytes(bytes(RING_BYTES))
     with file.open("r+b") as opened:
@@ -102,23 +102,23 @@ def ring_of(folder: Path, index: int) -> Ring:
 
 
 def write_words(folder: Path, index: int, words: Mapping[str, tuple[str, ...]]) -> None:
-    """Writes down what the programs of a process are, by their digests."""
+    """Writes the names of the programs of a process, by their digests."""
     (folder / f"words{index}").write_text(json.dumps(words))
 
 
 def write_raised(folder: Path, index: int, said: str) -> None:
-    """Writes down what a process has raised, in one line."""
+    """Writes the exception of a process, in one line."""
     (folder / f"raised{index}").write_text(said)
 
 
 def raised(folder: Path, index: int) -> str:
-    """What a process has raised; "" where it has not said."""
+    """The exception of a process; "" if it wrote none."""
     file = folder / f"raised{index}"
     return file.read_text() if file.exists() else ""
 
 
 def left(folder: Path, index: int) -> tuple[History, dict[str, tuple[str, ...]]]:
-    """What a process has called, and its programs in words; nothing where it has written nothing."""
+    """The calls of a process, and its programs in words; nothing if it wrote nothing."""
     ring, words = folder / f"calls{index}", folder / f"words{index}"
     if not ring.exists() or not words.exists():
         return History(), {}

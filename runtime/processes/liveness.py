@@ -1,9 +1,9 @@
-"""Who is not heard any more, said before JAX ends the others for it: its last words name no process.
+"""Names a process whose heartbeats stop, before JAX ends the others; JAX's last message names no process.
 
-JAX's heartbeats come from a thread of C++ and decide; here each process beats from Python, more often, and
-process 0 warns of those that do not. The others warn when they do not reach process 0: theirs is the log that
-is left where a network is cut. Seconds are counted in looks, so that a process that was stopped itself, or
-held back, does not take the others for silent.
+JAX's heartbeats come from a thread in C++ and decide. Here each process beats from Python, more often, and
+process 0 warns of missing beats. The others warn when they cannot reach process 0: if a network is cut, only
+their logs are left. Time is counted in looks, so that a process that was itself stopped or held back does not
+think the others silent.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ QUIET_LOOKS = 8
 
 @dataclass
 class LivenessWatch:
-    """What one process hears of the others.
+    """The heartbeats of other processes, as one process sees them.
 
     Arguments:
       kv_store: where processes leave values for each other.
       index: of this process.
       where: "host:port" of process 0.
-      heartbeat_seconds: after which JAX takes a process for dead.
+      heartbeat_seconds: the time after which JAX takes a process for dead.
       heard: the last beat of each process, and the look at which it was new.
-      looks: how often was looked.
-      said: who was named.
+      looks: the number of looks.
+      said: the processes that were named.
     """
 
     kv_store: KVStore
@@ -50,7 +50,7 @@ class LivenessWatch:
     said: set[int] = field(default_factory=set)
 
     def watch(self, done: threading.Event) -> Sequence[threading.Thread]:
-        """Beats and looks in threads of its own, until this process comes to its end.
+        """Beats and looks in threads of its own, until this process ends.
 
         Arguments:
           done: is set then.
@@ -62,7 +62,7 @@ class LivenessWatch:
         return threads
 
     def beat_on(self, done: threading.Event) -> None:
-        """Beats; where process 0 is not reached that waits, which is seen by who looks."""
+        """Beats again and again; a beat waits while process 0 cannot be reached, which `look_on` notices."""
         count = 0
         while not done.wait(self.heartbeat_seconds / LOOKS):
             count += 1
@@ -77,7 +77,7 @@ class LivenessWatch:
         self.kv_store.key_value_set_bytes(f"{BEATS}/{self.index}", value, allow_overwrite=True)
 
     def look_on(self, done: threading.Event) -> None:
-        """Looks who has beaten, and names who has not."""
+        """Looks for beats again and again, and names the processes without any."""
         while not done.wait(self.heartbeat_seconds / LOOKS):
             self.looks += 1
             if self.index == 0:
@@ -87,7 +87,7 @@ class LivenessWatch:
                 LOG.warning("%s", self.text(other))
 
     def hear(self, beats: Sequence[tuple[str, bytes]]) -> None:
-        """Takes the beats of all, by their keys."""
+        """Takes the beats of all processes, by their keys."""
         for key, value in beats:
             other = int(key.rsplit("/", 1)[1])
             if value == ENDED:
@@ -96,14 +96,14 @@ class LivenessWatch:
                 self.heard[other] = value, self.looks
 
     def silent(self) -> list[int]:
-        """Those that were not heard for a while, each once until it is heard again."""
+        """Processes without a beat for a while, each once until it beats again."""
         quiet = {i for i, (_, at) in self.heard.items() if self.looks - at >= QUIET_LOOKS}
         new = sorted(quiet - self.said)
         self.said = quiet
         return new
 
     def text(self, other: int) -> str:
-        """What is said of a process that is not heard."""
+        """The warning about a silent process."""
         seconds = f"{self.heartbeat_seconds * QUIET_LOOKS / LOOKS:.0f} s"
         if self.index:
             return (

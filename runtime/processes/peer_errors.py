@@ -1,4 +1,4 @@
-"""What an error of JAX's runtime says of the other processes: that one of them is gone."""
+"""Errors of JAX's runtime that mean that another process is gone."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _WHERE = re.compile(r"\[external/\S+\] ?")
 
 
 def in_one_line(error: BaseException) -> str:
-    """An error as the last line of a log names it.
+    """An error in one line, as the last line of a traceback.
 
-    >>> in_one_line(ValueError("of two lines:\\nthis one and that")), in_one_line(KeyboardInterrupt())
+    >>> in_one_line(ValueError("of two lines:\nthis one and that")), in_one_line(KeyboardInterrupt())
     ('ValueError: of two lines:', 'KeyboardInterrupt')
     """
     name, said = type(error).__name__, (str(error).splitlines() or [""])[0]
@@ -22,7 +22,7 @@ def in_one_line(error: BaseException) -> str:
 
 
 def loss_text(error: BaseException) -> str:
-    """What is said of it, in one line.
+    """The loss of another process, in one line.
 
     >>> import jax
     >>> gone = "UNKNOWN: Gloo AllGather failed: [external/pair.cc:547] Connection closed by peer [10.0.0.2]:4"

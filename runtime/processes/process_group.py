@@ -1,9 +1,9 @@
-"""The processes of one program, and what they tell each other before they run it.
+"""The processes of one program, and how they agree before they run it.
 
-Every process runs the user's script, and would plan what the script compiles by itself. But a search may be
-ended by a clock, and a batch may differ from process to process: so process 0 plans, tells the others what
-it has chosen, and all compare the lowered programs before any runs. Words go through JAX's coordination
-service, which is there before any device is used, and waits as long as a search takes.
+Every process runs the user's script, and could plan what it compiles by itself. But a time limit may end a
+search, and batches may differ between processes. So process 0 plans and sends its choice, and all processes
+compare the lowered programs before any runs. Values go through the key-value store of JAX's coordination
+service, which works before any device is used, and waits as long as a search takes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -46,9 +46,9 @@ class ProcessGroup:
       count: of processes.
       kv_store: where processes leave values for each other.
       calls: of programs that this process has begun.
-      met: how often this process has met the others.
-      asked: the last plan's question, in words.
-      turn: how often it has asked what others run.
+      met: how often all processes have met.
+      asked: the request of the last plan, in words.
+      turn: how often this process has asked for the calls of others.
     """
 
     index: int
@@ -67,7 +67,7 @@ class ProcessGroup:
     # -- one plan
 
     def tell(self, question: Question, record: ChoiceRecord) -> None:
-        """Tells the others what was chosen."""
+        """Sends a plan to the others."""
         self.asked = question.lines
         self._put(f"plan/{question.digest}", {"record": record_data(record)})
 
@@ -76,10 +76,10 @@ class ProcessGroup:
         self._put(f"plan/{question.digest}", {"error": str(error)})
 
     def hear(self, question: Question) -> ChoiceRecord:
-        """What process 0 has chosen.
+        """The plan of process 0.
 
         Raises:
-          ProcessError: if it found nothing, or waits itself for this process with another program.
+          ProcessError: if it found none, or waits itself for this process with another program.
         """
         self.asked = question.lines
         said = self._get(f"plan/{question.digest}", 0, f"process 0 to plan {question.name}", question)
@@ -90,70 +90,60 @@ class ProcessGroup:
     # -- one program
 
     def agree(self, name: str, text: str) -> str:
-        """Compares what this process is about to run with what all others are; the digest of the text.
+        """Compares the program of this process with those of all others; gives the digest of its text.
 
         Arguments:
           name: of the program.
           text: the lowered program.
 
         Raises:
-          ProcessError: if some process is about to run another program; on all of them.
+          ProcessError: if a process is about to run another program; on all of them.
         """
-        self.met += 1
-        mine = {"name": name, "digest": hashlib.sha256(text.encode()).hexdigest(), "lines": [*self.asked]}
-        at = f"program/{self.met}"
-        self._put(f"{at}/{self.index}", mine)
-        if self.leads:
-            others = {
-                p: self._get(f"{at}/{p}", p, f"process {p} to compile {name}") for p in range(1, self.count)
-            }
-            wrong = {str(p): other for p, other in others.items() if other["digest"] != mine["digest"]}
-            self._put(f"{at}/said", {"first": mine, "wrong": wrong})
-        said = self._get(f"{at}/said", 0, f"all processes to compile {name}")
-        if said["wrong"]:
-            raise ProcessError(_differ(said["first"], said["wrong"]))
-        return str(mine["digest"])
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        mine = {"name": name, "digest": digest, "lines": [*self.asked]}
+        first, wrong = self._meet("program", f" to compile {name}", mine, _other_programs)
+        if wrong:
+            raise ProcessError(_differ(first, wrong))
+        return digest
 
     def differing(self, name: str, mine: Mapping[str, str]) -> dict[str, tuple[int, int]]:
-        """What is not the same in all processes that have it: two of them, of each; all wait for all.
+        """The keys whose values differ, each with two processes that differ; all wait for all.
 
         Arguments:
-          name: of the program, for who waits.
+          name: of the program, for messages of those that wait.
           mine: the digests of what this process has.
         """
-        self.met += 1
-        at = f"alike/{self.met}"
-        self._put(f"{at}/{self.index}", mine)
-        if self.leads:
-            first = dict[str, tuple[int, str]]()
-            wrong = dict[str, tuple[int, int]]()
-            for p in range(self.count):
-                for key, found in self._get(f"{at}/{p}", p, f"process {p} to place {name}").items():
-                    before, held = first.setdefault(key, (p, found))
-                    if held != found:
-                        wrong.setdefault(key, (before, p))
-            self._put(f"{at}/said", wrong)
-        said = self._get(f"{at}/said", 0, f"all processes to place {name}")
-        return {key: (int(a), int(b)) for key, (a, b) in said.items()}
+        found: dict[str, list[int]] = self._meet("alike", f" to place {name}", {**mine}, _differing_keys)
+        return {key: (a, b) for key, (a, b) in found.items()}
 
     def explained(self, error: BaseException) -> ProcessError | None:
-        """Why the runtime has raised an error, if it is that the processes run different programs."""
+        """The cause of an error of the runtime, if the processes run different programs."""
         return explained(error, self.kv_store, self.index, self.count, self.calls)
 
     def gathered(self, name: str, value: Any) -> list[Any]:
-        """What each process has, by their numbers; all wait for all.
+        """The values of all processes, by their numbers; all wait for all.
 
         Arguments:
-          name: of what is gathered, for who waits.
-          value: what JSON can hold.
+          name: of the values, for messages of those that wait.
+          value: as JSON can hold it.
+        """
+        found: list[Any] = self._meet("gathered", f": {name}", value, list)
+        return found
+
+    def _meet(self, topic: str, waits: str, mine: Any, combine: Callable[[list[Any]], Any]) -> Any:
+        """Process 0 combines the values of all processes, and all get the result; all wait for all.
+
+        Arguments:
+          waits: what is done, for messages of those that wait.
+          mine: the value of this process, as JSON can hold it.
         """
         self.met += 1
-        at = f"gathered/{self.met}"
-        self._put(f"{at}/{self.index}", {"value": value})
+        at = f"{topic}/{self.met}"
+        self._put(f"{at}/{self.index}", {"value": mine})
         if self.leads:
-            every = [self._get(f"{at}/{p}", p, f"process {p}: {name}")["value"] for p in range(self.count)]
-            self._put(f"{at}/all", {"values": every})
-        return list(self._get(f"{at}/all", 0, f"all processes: {name}")["values"])
+            every = [self._get(f"{at}/{p}", p, f"process {p}{waits}")["value"] for p in range(self.count)]
+            self._put(f"{at}/all", {"value": combine(every)})
+        return self._get(f"{at}/all", 0, f"all processes{waits}")["value"]
 
     # -- words of a thread beside the program
 
@@ -162,14 +152,13 @@ class ProcessGroup:
         self._put(key, value)
 
     def awaited(self, key: str) -> dict[str, Any]:
-        """A value that a thread of another process leaves, however long that takes; if that process dies, JAX
-        ends this one, too."""
+        """Waits for a value from a thread of another process; if that process dies, JAX ends this one too."""
         while (found := self._look(key, SLICE_SECONDS)) is None:
             pass
         return found
 
     def forget(self, key: str) -> None:
-        """Deletes the values whose keys begin so; all processes have read them."""
+        """Deletes the values whose keys begin with this; all processes have read them."""
         self.kv_store.key_value_delete(f"sbp/{key}")
 
     # -- words
@@ -189,14 +178,14 @@ class ProcessGroup:
         return dict(json.loads(gzip.decompress(found)))
 
     def _get(self, key: str, whose: int, what: str, question: Question | None = None) -> dict[str, Any]:
-        """A value, once it is there; says now and then that it waits, and for what.
+        """Waits for a value, and logs now and then that it waits, and for what.
 
         Arguments:
           whose: the process that leaves it.
-          question: what is waited for is its answer.
+          question: the question that it answers, if it is a plan.
 
         Raises:
-          ProcessError: if that process has gone on to another program, and never comes.
+          ProcessError: if that process has gone on to another program, so that the value never comes.
         """
         began = said = time.monotonic()
         while (found := self._look(key, SLICE_SECONDS)) is None:
@@ -211,7 +200,7 @@ class ProcessGroup:
         return found
 
     def _check_that_it_comes(self, key: str, whose: int, what: str) -> None:
-        """Raises if the process that is waited for has begun calls which this one has not."""
+        """Raises if the other process has begun calls which this one has not."""
         if whose == self.index:
             return
         theirs = begun(self.kv_store, whose)
@@ -224,7 +213,7 @@ class ProcessGroup:
         ask(self.kv_store, f"{self.index}/{self.turn}")
 
     def _is_waited_for(self) -> bool:
-        """Whether process 0 waits for this process to come with its next program."""
+        """Whether process 0 waits for this process to compile its next program."""
         said = self._look(f"program/{self.met + 1}/0", 0)
         return said is not None
 
@@ -240,8 +229,30 @@ def _refused(name: str, error: str) -> Problem:
     )
 
 
+def _other_programs(every: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """The program of process 0, and those of the processes that have another one."""
+    first = every[0]
+    return first, {str(p): other for p, other in enumerate(every) if other["digest"] != first["digest"]}
+
+
+def _differing_keys(every: Sequence[Mapping[str, str]]) -> dict[str, tuple[int, int]]:
+    """Each key whose values differ, with the first process that has it, and the first that differs from that.
+
+    >>> _differing_keys([{"a": "x"}, {"a": "x", "b": "y"}, {"a": "z", "b": "y"}])
+    {'a': (0, 2)}
+    """
+    first: dict[str, tuple[int, str]] = {}
+    found: dict[str, tuple[int, int]] = {}
+    for p, values in enumerate(every):
+        for key, value in values.items():
+            before, held = first.setdefault(key, (p, value))
+            if held != value:
+                found.setdefault(key, (before, p))
+    return found
+
+
 def _differ(first: Mapping[str, Any], others: Mapping[str, Mapping[str, Any]]) -> Problem:
-    """What differs, and where."""
+    """The problem, with the first line that differs."""
     number, other = next(iter(others.items()))
     pairs = zip([first["name"], *first["lines"]], [other["name"], *other["lines"]], strict=False)
     here, there = next((pair for pair in pairs if pair[0] != pair[1]), ("", ""))
@@ -258,12 +269,12 @@ def _differ(first: Mapping[str, Any], others: Mapping[str, Mapping[str, Any]]) -
 
 
 def process_group() -> ProcessGroup | None:
-    """The team of this process; None where it is the only one."""
+    """The group of this process; None if it is the only one."""
     found = kv_store()
     return None if found is None or jax.process_count() == 1 else _group_of(cast(Hashable, found))
 
 
 @functools.lru_cache(maxsize=1)
 def _group_of(found: Hashable) -> ProcessGroup:
-    """One for as long as the processes are connected: it counts how often they have met."""
+    """One group for as long as the processes are connected: it counts how often they have met."""
     return ProcessGroup(jax.process_index(), jax.process_count(), cast(KVStore, found), calls_of(found))

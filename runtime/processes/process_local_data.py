@@ -1,4 +1,4 @@
-"""Arguments of which every process has its own rows, as each reads them from its own files."""
+"""Process-local data: arguments of which every process reads its own rows from its own files."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def with_own_rows(tree: PyTree, placement: Placement, where: str) -> PyTree:
     """One array of the rows of all processes, in the order of the processes, per leaf; nothing is sent.
 
     Arguments:
-      tree: "rows ..." in each process, of one shape in all; where there is one process, it is what is meant.
-      placement: on whose devices the rows of a process are brought: on its own ones there.
+      tree: "rows ..." in each process, of one shape in all. A single process has all rows.
+      placement: each process puts its rows on its own devices of it.
       where: the argument, for messages.
 
     Raises:
-      ArgumentError: for numbers, which have no rows, and placements that have not as many devices in each
+      ArgumentError: for scalars, which have no rows, and placements with different numbers of devices per
         process.
     """
     if jax.process_count() == 1:

@@ -1,7 +1,7 @@
-"""What JAX's C++ runtime writes when it ends a process that has lost another one: pages, from every process.
+"""Stack traces that JAX's C++ runtime prints when it ends a process because another one is gone.
 
-None of them says what went wrong: that is said by the one that failed, and by the launcher. They are held
-back until it is known who is to blame; where nobody else is, they are all that there is, and are shown.
+They are pages long, come from every process, and do not name the cause, which the failed process and the
+launcher print. So they are held back until the cause is known, and shown if there is no other.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _UNHEARD = "unhealthy (stopped sending heartbeats)"
 
 @dataclass
 class TraceFold:
-    """The lines of one process, as they come.
+    """The lines of one process.
 
     Arguments:
-      kept: those that were held back.
-      has_lost_others: whether JAX has said that it ends the process since others are gone.
-      unheard: processes whose heartbeats the coordination service has missed, which this process has.
+      kept: lines that were held back.
+      has_lost_others: whether JAX has written that it ends the process because others are gone.
+      unheard: processes whose heartbeats the coordination service of this process has missed.
     """
 
     kept: list[str] = field(default_factory=list)
@@ -39,7 +39,7 @@ class TraceFold:
     _names_tasks: bool = False
 
     def shown(self, line: str) -> bool:
-        """Whether a line goes on to the user; else it is held back."""
+        """Whether a line is shown to the user; else it is held back."""
         is_head = _HEAD.match(line) is not None
         is_filler = self._is_within and _FILLER.match(line) is not None
         self._is_within = is_head or is_filler or (bool(self.kept) and _NEXT.match(line) is not None)
@@ -58,7 +58,7 @@ class TraceFold:
 
 
 def left_out(folds: Iterable[tuple[int, TraceFold]]) -> str | None:
-    """One line in place of those that were held back; None where there are none.
+    """One line in place of those that were held back; None if there are none.
 
     >>> left_out([(0, TraceFold()), (2, TraceFold(["a", "b"]))])
     'left out: 2 lines of the C++ runtime of process 2, which has lost another process'

@@ -13,7 +13,7 @@ from sbp.runtime.processes.lifeline import end_with_launcher
 
 
 def main(argv: Sequence[str]) -> None:
-    """Runs "PIPE JOB MEETING PROCESSES INDEX DEVICES FOLDER", and what is run behind it."""
+    """Runs "PIPE JOB MEETING PROCESSES INDEX DEVICES FOLDER" with the command behind it."""
     pipe, job, *more = argv
     end_with_launcher(int(pipe))  # before JAX is imported, which may take some seconds
     set_launched(job)
@@ -33,9 +33,9 @@ def join(meeting: str, processes: str, index: str, devices: str, folder: str) ->
 
     Arguments:
       meeting: "host:port" of process 0.
-      processes, index: how many there are, and the number of this one.
-      devices: CPU devices of this process; "0" for what JAX finds.
-      folder: where it leaves what it calls.
+      processes, index: the number of processes, and the index of this one.
+      devices: CPU devices of this process; "0" for those that JAX finds.
+      folder: where it keeps its calls.
     """
     from sbp.compat.processes import kv_store
     from sbp.compat.untyped import set_jax
@@ -52,7 +52,7 @@ def join(meeting: str, processes: str, index: str, devices: str, folder: str) ->
 
 
 def leave(index: int, error: SystemExit) -> None:
-    """Tells the others that this process ends without success, and ends it."""
+    """Notifies the others that this process ends without success, and ends it."""
     from sbp.compat.processes import kv_store
     from sbp.runtime.processes.failure_propagation import tell
 

@@ -1,4 +1,4 @@
-"""The processes of a launch: each in a session of its own, with threads that hand on what it says."""
+"""The processes of a launch: each in a session of its own, with threads that forward its output."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Worker:
     Arguments:
       index: of the process.
       process: as Python has it.
-      fold: holds back what says nothing.
+      fold: holds back stack traces of the C++ runtime.
       is_asked: whether it was asked to end.
-      ended_seconds: when it has ended, by the monotonic clock; None while it runs.
-      threads: hand on its two streams, and wait for its end.
+      ended_seconds: when it ended, by the monotonic clock; None while it runs.
+      threads: forward its two streams, and wait for its end.
     """
 
     index: int
@@ -41,7 +41,7 @@ class Worker:
     threads: list[threading.Thread] = field(default_factory=list)
 
     def ask_to_end(self) -> None:
-        """Sends it SIGTERM, once, if it still runs: a second one may end it before it has saved."""
+        """Sends SIGTERM, once, if it still runs: a second signal may end it before it has saved."""
         if not self.is_asked:
             self.is_asked = True
             with suppress(ProcessLookupError):
@@ -54,12 +54,12 @@ class Worker:
 
     @property
     def has_failed(self) -> bool:
-        """Whether it has ended, and not with success."""
+        """Whether it ended without success."""
         return not self.runs and self.process.returncode != 0
 
     @property
     def is_stopped(self) -> bool:
-        """Whether it runs no more and has not ended, as SIGSTOP leaves it: then it hears no other signal."""
+        """Whether it is stopped, as SIGSTOP leaves it: then it takes no other signal."""
         if not self.runs:
             return False
         asked = ["ps", "-o", "stat=", "-p", str(self.process.pid)]
@@ -68,7 +68,7 @@ class Worker:
         return False
 
     def death(self, unheard: set[int]) -> Death:
-        """How it has ended, or that it is stopped.
+        """How it ended, or that it is stopped.
 
         Arguments:
           unheard: processes whose heartbeats were missed.
@@ -78,12 +78,12 @@ class Worker:
         return Death(self.index, code, at, self.fold.has_lost_others, self.index in unheard)
 
     def kill(self) -> None:
-        """Ends it and what it has started, at once."""
+        """Ends it and all processes that it has started, at once."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
 
     def join(self) -> None:
-        """Waits until all that it has said was handed on."""
+        """Waits until its whole output was forwarded."""
         until = time.monotonic() + DRAIN_SECONDS
         for thread in self.threads:
             thread.join(max(0.0, until - time.monotonic()))
@@ -93,7 +93,7 @@ def started(index: int, command: Sequence[str], pipe: int, out: LineWriter, err:
     """Starts a process.
 
     Arguments:
-      pipe: a descriptor that it gets.
+      pipe: a file descriptor that it inherits.
       out, err: take its lines.
 
     Raises:
@@ -130,7 +130,7 @@ def started(index: int, command: Sequence[str], pipe: int, out: LineWriter, err:
 
 
 def _pump(stream: IO[str] | None, to: LineWriter, name: str, fold: TraceFold | None) -> None:
-    """Hands on a stream, line by line; to its end, even if nobody reads them: who writes must not wait."""
+    """Forwards a stream line by line to its end, even if nobody reads it: the writer must not wait."""
     assert stream is not None
     with stream:
         for line in stream:
