@@ -69,7 +69,7 @@ def test_in_stages_the_fullest_one_speaks(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("sbp.runtime.pipeline.program.make_machine", exhausted)
     problem = message(program, np.ones(64, np.float32))
     assert "ranks [4, 5, 6, 7]" in problem.where or "ranks 4..7" in problem.where
-    assert " at test_exhausted.py:" in problem.why
+    assert " at test_memory_errors.py:" in problem.why
 
 
 def test_a_true_one() -> None:
@@ -82,7 +82,7 @@ def test_a_true_one() -> None:
     program = sbp.compile(huge, sbp.placement("cpu", shape=(1,)), options=options)
     problem = message(program, np.ones(1 << 20, np.float32), np.ones(1 << 22, np.float32))
     assert "RESOURCE_EXHAUSTED" in problem.got
-    assert "at test_exhausted.py:" in problem.why and "float32[1048576, 4194304]" in problem.why
+    assert "at test_memory_errors.py:" in problem.why and "float32[1048576, 4194304]" in problem.why
 
 
 def test_other_errors_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

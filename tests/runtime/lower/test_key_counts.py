@@ -47,7 +47,7 @@ def test_every_key_is_counted() -> None:
     # Eight keys of one owner with room for two; an update begins again once it is known that they do not fit.
     assert (looked_up.most_rounds, updated.most_rounds) == (4, 5)
     assert str(looked_up).endswith(": 160 keys in 3 calls, all served, in 4 rounds at most")
-    assert "test_counts.py" in looked_up.source
+    assert "test_key_counts.py" in looked_up.source
 
 
 def test_nothing_is_counted_unless_asked() -> None:

@@ -21,7 +21,7 @@ from sbp.passes.render.source import ProgramSource
 from sbp.rules.shards import bind, on_shards
 from tests.golden import two_layers
 from tests.models import test_recommenders as recommenders
-from tests.runtime import test_control_flow as loops
+from tests.runtime.lower import test_control_flow as loops
 from tests.runtime.lower.test_recompute import arguments, step
 from tests.runtime.source.equal import GRID, SPLITTING, checked
 
